@@ -27,7 +27,7 @@ from .errors import CacheError
 
 FORMAT = "pucache"
 VERSION = 1
-DTYPES = {"float16": np.dtype("<f2"), "float32": np.dtype("<f4")}
+DTYPES: dict[str, np.dtype] = {"float16": np.dtype("<f2"), "float32": np.dtype("<f4")}
 BLOCK_BYTES = 32 << 20  # how much of a column is in memory at once
 _ATTRIBUTES = ("encoder", "created", "pucache_version", "source", "checksum")
 _COLUMNS = ("embeddings", "keys", "digests", "size_mtime")
@@ -161,13 +161,10 @@ class CacheFile:
         dtype = self._layout["embeddings"][2]
         self._require(dtype in DTYPES.values(), f"embeddings are {dtype}, expected float16 or float32")
         self._require(self._layout["embeddings"][1] == (n, self.encoder.dim), "embeddings have the wrong shape")
-        self._require(self._layout["digests"][1:] == ((n, 32), np.dtype("u1")), "digests have the wrong shape or type")
-        self._require(
-            self._layout["size_mtime"][1:] == ((n, 2), np.dtype("<i8")), "size_mtime has the wrong shape or type"
-        )
-        self._require(
-            all(self._layout[name][2].kind == "S" for name in ("keys", *_FAILURES)), "keys are not UTF-8 text"
-        )
+        self._require(self._layout["digests"][1:] == ((n, 32), np.dtype("u1")), "digests have the wrong layout")
+        self._require(self._layout["size_mtime"][1:] == ((n, 2), np.dtype("<i8")), "size_mtime has the wrong layout")
+        kinds = [self._layout[name][2].kind for name in ("keys", *_FAILURES)]
+        self._require(kinds == ["S", "S", "S"], "keys or failures are not fixed-width text")
         self._require(self._layout[_FAILURES[0]][1] == self._layout[_FAILURES[1]][1], "failures do not pair up")
 
     def _require(self, condition: bool, problem: str) -> None:
@@ -239,7 +236,7 @@ class CacheFile:
         described = _describe({name: self._layout[name][1:] for name in sums}, sums)
         if _checksum(self.encoder, self.source, self.created, self.pucache_version, described) != self.checksum:
             raise CacheError(
-                f"{self.path} is damaged: its content does not match its checksum; restore it or embed again"
+                f"{self.path} is damaged: content and checksum disagree; restore it from a copy, or embed again"
             )
         keys = self.raw_keys
         self._require(bool(np.all(keys[1:] > keys[:-1])), "keys are not sorted and unique")

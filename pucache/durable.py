@@ -66,9 +66,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
         _publish(temporary, path)
         temporary = None
     except OSError as error:
-        raise OutputError(
-            f"cannot write {path}: {error.strerror or error}; what was there before is untouched"
-        ) from error
+        reason = error.strerror or error
+        raise OutputError(f"cannot write {path}: {reason}; what was there before is untouched") from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)

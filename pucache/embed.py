@@ -135,7 +135,7 @@ def embed(
         stored = DTYPES[dtype] if dtype else old.dtype if old else DTYPES["float16"]
         others = _open_reuse(reuse, encoder.spec)
         parts = _Parts(cache, encoder.spec, stored)
-        listing = _take_shard(source.list(), shard)
+        listing = _take_shard(source.scan(), shard)
         if not listing.keys and not listing.failures:
             raise SourceError(f"no image in {source.name}{_ignored_note(listing)}")
         kept, vanished = _split_old(old, listing)

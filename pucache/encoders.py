@@ -144,7 +144,7 @@ def _pooling(model: torch.nn.Module) -> str:
     return name or "model"
 
 
-def _bundled(weights: str | Path | None) -> torch.nn.Module:
+def _bundled(weights: str | Path | None) -> Any:
     """EfficientNet-Lite0 with the weights that an installed package carries.
 
     The package names its entries as its author's code does; order, shapes and roles agree one to
@@ -167,7 +167,7 @@ def _bundled(weights: str | Path | None) -> torch.nn.Module:
     return model
 
 
-def _from_timm(architecture: str, weights: str | Path | None) -> torch.nn.Module:
+def _from_timm(architecture: str, weights: str | Path | None) -> Any:
     if not timm.is_model(architecture.partition(".")[0]):
         near = difflib.get_close_matches(architecture, timm.list_models(), 3)
         hint = f"; did you mean {', '.join(near)}?" if near else "; timm.list_models() names them"
@@ -186,10 +186,10 @@ def _from_timm(architecture: str, weights: str | Path | None) -> torch.nn.Module
         ) from error
 
 
-def _load_weights(model: torch.nn.Module, architecture: str, path: Path) -> None:
+def _load_weights(model: Any, architecture: str, path: Path) -> None:
     state = _unwrap(_read_state(path))
     wanted = model.state_dict()
-    heads = model.pretrained_cfg.get("classifier") or ()  # type: ignore[union-attr]
+    heads = model.pretrained_cfg.get("classifier") or ()
     heads = (heads,) if isinstance(heads, str) else tuple(heads)
     state = {name: tensor for name, tensor in state.items() if not name.startswith(tuple(f"{head}." for head in heads))}
     missing = [name for name in wanted if name not in state and not name.endswith("num_batches_tracked")]

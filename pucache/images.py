@@ -65,7 +65,7 @@ class Source(Protocol):
 
     name: str
 
-    def list(self) -> Listing:
+    def scan(self) -> Listing:
         """List every image."""
 
     def read(self, key: str) -> bytes:
@@ -121,7 +121,8 @@ class LocalFolder:
     def __init__(self, root: str):
         self.name = root
 
-    def list(self) -> Listing:
+    def scan(self) -> Listing:
+        """Walk the folder; a directory that cannot be read becomes a failure."""
         found = _Found()
         self._walk(self.name, "", frozenset(), found)
         return found.listing()
@@ -154,6 +155,7 @@ class LocalFolder:
                 found.fail(key, f"cannot be read: {error.strerror}")
 
     def read(self, key: str) -> bytes:
+        """Read one file; raises `ImageError`."""
         return read_local(os.path.join(self.name, key))
 
 
@@ -163,7 +165,8 @@ class RemoteFolder:
     def __init__(self, url: str):
         self.name = url
 
-    def list(self) -> Listing:
+    def scan(self) -> Listing:
+        """List everything below the URL."""
         fs, root = _filesystem(self.name)
         with _remote_errors(self.name):
             entries = fs.find(root, detail=True)
@@ -177,6 +180,7 @@ class RemoteFolder:
         return found.listing()
 
     def read(self, key: str) -> bytes:
+        """Fetch one object; raises `ImageError`."""
         fs, root = _filesystem(self.name)
         return _read_remote(fs, f"{root.rstrip('/')}/{key}")
 
@@ -240,7 +244,8 @@ class ManifestSource:
         except csv.Error as error:
             raise SourceError(f"{self.name} line {table.line_num}: {error}") from error
 
-    def list(self) -> Listing:
+    def scan(self) -> Listing:
+        """Look up size and time of every named image; a missing one becomes a failure."""
         found = _Found()
 
         def examine(item: tuple[str, str]) -> tuple[str, tuple[int, int] | str]:
@@ -264,6 +269,7 @@ class ManifestSource:
         return found.listing()
 
     def read(self, key: str) -> bytes:
+        """Read the file or URL behind a key; raises `ImageError`."""
         path = self.paths[key]
         if "://" in path:
             return _read_remote(*_filesystem(path))
@@ -291,7 +297,8 @@ class TarSource:
         self.name = where
         self._members: dict[str, _Member] | None = None
 
-    def list(self) -> Listing:
+    def scan(self) -> Listing:
+        """Index the members of every shard; a damaged shard becomes a failure."""
         found = _Found()
         self._members = {}
         for shard, prefix in self._shards():
@@ -318,9 +325,8 @@ class TarSource:
                 for member in tar:
                     self._add(member, shard, prefix, found)
         except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-            if not prefix:
-                if not found.entries:
-                    raise SourceError(f"cannot read {shard} as tar: {_reason(error)}") from error
+            if not prefix and not found.entries:
+                raise SourceError(f"cannot read {shard} as tar: {_reason(error)}") from error
             found.fail(prefix.rstrip("/") or shard, f"tar shard is damaged or truncated: {_reason(error)}")
 
     def _add(self, member: tarfile.TarInfo, shard: str, prefix: str, found: _Found) -> None:
@@ -336,8 +342,9 @@ class TarSource:
         self._members[key] = _Member(shard, member.offset_data, member.size)
 
     def read(self, key: str) -> bytes:
+        """Read one member in place; raises `ImageError`."""
         if self._members is None:
-            self.list()
+            self.scan()
         assert self._members is not None
         member = self._members[key]
         _check_size(member.size)
@@ -455,7 +462,7 @@ def _remote_errors(name: str) -> Iterator[None]:
 def _size_mtime(info: dict[str, Any]) -> tuple[int, int]:
     size = int(info["size"]) if info.get("size") is not None else UNKNOWN
     for name in ("mtime", "LastModified", "last_modified", "updated", "created"):
-        value = info.get(name)
+        value: Any = info.get(name)
         if isinstance(value, int | float):
             return size, int(value * 1e9)
         if hasattr(value, "timestamp"):

@@ -25,9 +25,11 @@ class Progress(Protocol):
 class Silent:
     """Follows and says nothing."""
 
-    def start(self, total: int, what: str) -> None: ...
+    def start(self, total: int, what: str) -> None:
+        """Say nothing."""
 
-    def advance(self, steps: int) -> None: ...
+    def advance(self, steps: int) -> None:
+        """Say nothing."""
 
     def __enter__(self) -> Silent:
         return self

@@ -80,7 +80,8 @@ class Runtime:
             keep_freed_memory()
         self.device, self.precision, self.batch_size = device, precision, batch_size
         self._dtype = PRECISIONS[precision]
-        self._model = model.eval().requires_grad_(False).to(device, self._dtype, memory_format=torch.channels_last)
+        self._model = model.eval().requires_grad_(False).to(device, self._dtype)
+        self._model = self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         shape = (1, 3, 1, 1)
         self._mean = torch.tensor(mean, device=device).mul(255).view(shape)
         self._scale = torch.tensor(std, device=device).mul(255).reciprocal().view(shape)
