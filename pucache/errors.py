@@ -30,7 +30,7 @@ class CacheLockedError(CacheError):
     """A cache that another process is writing."""
 
 
-class LabelError(PUCacheError):
+class LabelError(PUCacheError, ValueError):
     """Positives or true labels that do not fit the cache they are meant for."""
 
 

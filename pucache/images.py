@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import fsspec
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image
 
 from .errors import ImageError, SourceError
 
@@ -90,18 +90,18 @@ def open_source(where: str | os.PathLike[str]) -> Source:
     remote = "://" in where
     name = where if remote else os.path.abspath(where)
     suffix = os.path.splitext(where.rstrip("/"))[1].lower()
+    if not remote and os.path.isdir(where):
+        return LocalFolder(name)
     if suffix == ".tar":
         return TarSource(name)
     if where.lower().endswith((".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")):
         raise SourceError(
             f"{where} is a compressed tar, which cannot be read at random; decompress it to .tar (images hardly shrink)"
         )
-    if suffix in _MANIFESTS and not os.path.isdir(where):
+    if suffix in _MANIFESTS:
         return ManifestSource(name)
     if remote:
         return RemoteFolder(name)
-    if os.path.isdir(where):
-        return LocalFolder(name)
     if not os.path.exists(where):
         raise SourceError(f"no such source: {where}; expected a folder, a manifest (.txt, .csv) or .tar shards")
     raise SourceError(f"{where} is not a source; expected a folder, a manifest (.txt, .csv, .tsv) or .tar shards")
@@ -172,10 +172,12 @@ class RemoteFolder:
             entries = fs.find(root, detail=True)
         if not entries:
             raise SourceError(f"no such source: {self.name} (nothing is there)")
+        if list(entries) == [root]:
+            raise SourceError(f"{self.name} is a file; expected a folder, a manifest (.txt, .csv, .tsv) or .tar shards")
         found = _Found()
         for path, info in entries.items():
-            key = path[len(root) :].lstrip("/") or path.rsplit("/", 1)[-1]
-            if not any(part.startswith(".") for part in key.split("/")) and found.wants(key):
+            key = path[len(root) :].lstrip("/")
+            if not _is_hidden(key) and found.wants(key):
                 found.add(key, *_size_mtime(info))
         return found.listing()
 
@@ -229,20 +231,22 @@ class ManifestSource:
             raise SourceError(f"{self.name} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
         delimiter = _MANIFESTS[os.path.splitext(self.name)[1].lower()]
         if delimiter is None:
-            yield from ((line, line) for line in text.splitlines() if line.strip())
+            lines = (line.rstrip("\n") for line in io.StringIO(text, newline=None))
+            yield from ((line, line) for line in lines if line.strip())
             return
         table = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-        columns = table.fieldnames or []
-        path_column = next((name for name in _PATH_COLUMNS if name in columns), None)
-        if path_column is None:
-            raise SourceError(f"{self.name} has columns {', '.join(columns) or '(none)'}; expected one called 'path'")
-        key_column = "key" if "key" in columns else path_column
         try:
+            columns = table.fieldnames or []
+            path_column = next((name for name in _PATH_COLUMNS if name in columns), None)
+            if path_column is None:
+                named = ", ".join(columns) or "(none)"
+                raise SourceError(f"{self.name} has columns {named}; expected one called 'path'")
+            key_column = "key" if "key" in columns else path_column
             for row in table:
                 if row[path_column]:
                     yield row[key_column] or row[path_column], row[path_column]
         except csv.Error as error:
-            raise SourceError(f"{self.name} line {table.line_num}: {error}") from error
+            raise SourceError(f"{self.name} line {table.reader.line_num}: {error}") from error
 
     def scan(self) -> Listing:
         """Look up size and time of every named image; a missing one becomes a failure."""
@@ -310,6 +314,8 @@ class TarSource:
         if not any(c in pattern for c in "*?["):
             return [(self.name, "")]
         with _remote_errors(self.name):
+            if fs.isfile(pattern):  # its own name holds the brackets
+                return [(self.name, "")]
             shards = sorted(str(path) for path in fs.glob(pattern))
         if not shards:
             raise SourceError(f"no such source: no shard matches {self.name}")
@@ -324,7 +330,10 @@ class TarSource:
             with fs.open(path, "rb") as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
                 for member in tar:
                     self._add(member, shard, prefix, found)
-        except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+                stream.seek(tar.offset)
+                if stream.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile takes a damaged header for the end
+                    raise tarfile.ReadError(f"bad header at byte {tar.offset}")
+        except Exception as error:  # remote file systems and damaged headers raise almost anything
             if not prefix and not found.entries:
                 raise SourceError(f"cannot read {shard} as tar: {_reason(error)}") from error
             found.fail(prefix.rstrip("/") or shard, f"tar shard is damaged or truncated: {_reason(error)}")
@@ -332,12 +341,12 @@ class TarSource:
     def _add(self, member: tarfile.TarInfo, shard: str, prefix: str, found: _Found) -> None:
         assert self._members is not None
         key = prefix + member.name.removeprefix("./")
-        if member.isdir() or os.path.basename(key).startswith(".") or not found.wants(key):
+        if member.isdir() or _is_hidden(member.name) or not found.wants(key):
             return
+        found.forget(key)
         if not member.isreg() or member.sparse is not None:
             found.fail(key, "a link or special file inside a tar; only plain members are read")
             return
-        found.entries.pop(key, None)
         found.add(key, member.size, int(member.mtime * 1e9))
         self._members[key] = _Member(shard, member.offset_data, member.size)
 
@@ -381,17 +390,33 @@ class _Found:
         if problem:
             self.fail(key, problem)
         else:
-            self.entries[key] = (size, mtime)
+            self.entries[key] = (_int64(size), _int64(mtime))
 
     def fail(self, key: str, reason: str) -> None:
-        raw = key.encode("utf-8", "surrogateescape")
-        printable = raw.decode("utf-8", "backslashreplace").replace("\0", "\\x00")
-        self.failures[printable.encode()[:MAX_KEY_BYTES].decode("utf-8", "ignore")] = reason
+        self.failures[_printable(key)] = reason
+
+    def forget(self, key: str) -> None:
+        self.entries.pop(key, None)
+        self.failures.pop(_printable(key), None)
 
     def listing(self) -> Listing:
         keys = sorted(self.entries)
         table = np.array([self.entries[key] for key in keys], np.int64).reshape(-1, 2)
         return Listing(keys, table, dict(sorted(self.failures.items())), self.ignored)
+
+
+def _int64(number: int) -> int:
+    return number if -(1 << 63) <= number < 1 << 63 else UNKNOWN
+
+
+def _is_hidden(key: str) -> bool:
+    return any(part.startswith(".") and part not in (".", "..") for part in key.split("/"))
+
+
+def _printable(key: str) -> str:
+    raw = key.encode("utf-8", "surrogateescape")
+    text = raw.decode("utf-8", "backslashreplace").replace("\0", "\\x00")
+    return text.encode()[:MAX_KEY_BYTES].decode("utf-8", "ignore")
 
 
 def _key_problem(key: str) -> str | None:
@@ -415,11 +440,11 @@ def read_local(path: str | Path) -> bytes:
         Missing, unreadable, not a regular file, or above `MAX_BYTES`.
     """
     try:
+        info = os.stat(path)  # before opening: a named pipe without a writer would block
+        if not stat.S_ISREG(info.st_mode):
+            raise ImageError("not a regular file")
+        _check_size(info.st_size)
         with open(path, "rb") as stream:
-            info = os.fstat(stream.fileno())
-            if not stat.S_ISREG(info.st_mode):
-                raise ImageError("not a regular file")
-            _check_size(info.st_size)
             return stream.read()
     except OSError as error:
         raise ImageError(f"cannot be read: {error.strerror}") from error
@@ -504,11 +529,13 @@ def decode(data: bytes) -> Image.Image:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's own size warning; the limit is checked below
             with Image.open(io.BytesIO(data)) as image:
+                if image.format == "EPS":
+                    raise ImageError("PostScript, which Pillow would hand to Ghostscript; convert it to PNG")
                 width, height = image.size
                 if width * height > MAX_PIXELS:
                     raise ImageError(f"{width} x {height} pixels; at most {MAX_PIXELS:,} are decoded")
                 image.load()
-                return _to_rgb(ImageOps.exif_transpose(image))
+                return _to_rgb(_upright(image))
     except ImageError:
         raise
     except Image.DecompressionBombError as error:
@@ -517,6 +544,25 @@ def decode(data: bytes) -> Image.Image:
         raise ImageError("not an image in a known format") from error
     except Exception as error:  # Pillow's plugins raise almost anything on damaged files
         raise ImageError(f"cannot be decoded: {_reason(error)}") from error
+
+
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        turn = _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # damaged EXIF tells no orientation, and the pixels are whole
+        return image
+    return image if turn is None else image.transpose(turn)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

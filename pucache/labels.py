@@ -1,0 +1,181 @@
+"""From keys to labels: positives, true labels, folds.
+
+`s` is 1 for labelled positives and 0 for unlabelled rows; `y` is the true class, which only
+evaluation ever sees.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from fsspec.utils import glob_translate
+
+from .cache import Keys
+from .errors import LabelError
+
+_SHOWN = 3
+
+
+def read_table(path: str | Path) -> list[dict[str, str]]:
+    """Read a CSV with a ``key`` column, or a text file of keys (one a line), as rows.
+
+    Raises
+    ------
+    LabelError
+        Missing, not UTF-8, or a table without a ``key`` column.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise LabelError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+    except OSError as error:
+        raise LabelError(f"cannot read {path}: {error.strerror}") from error
+    if path.suffix.lower() != ".csv":
+        return [{"key": line} for line in text.splitlines() if line.strip()]
+    table = csv.DictReader(text.splitlines(keepends=True), strict=True)
+    if "key" not in (table.fieldnames or []):
+        raise LabelError(f"{path} has columns {', '.join(table.fieldnames or ['(none)'])}; expected one called 'key'")
+    try:
+        return list(table)
+    except csv.Error as error:
+        raise LabelError(f"{path} line {table.line_num}: {error}") from error
+
+
+def find_keys(keys: Keys, wanted: str | Path) -> np.ndarray:
+    """Return the rows of the keys that a file lists or a glob matches.
+
+    Parameters
+    ----------
+    keys : Keys
+        Of the cache.
+    wanted : path or str
+        A text file of keys, a CSV with a ``key`` column, or a glob on keys such as
+        ``'positives/**'`` (``*`` stays within a folder, ``**`` does not).
+
+    Returns
+    -------
+    ndarray of int64
+        Sorted, unique.
+
+    Raises
+    ------
+    LabelError
+        Unreadable, empty, or keys that the cache does not hold.
+    """
+    if not Path(wanted).is_file() and any(character in str(wanted) for character in "*?["):
+        return _match(keys, str(wanted))
+    if not Path(wanted).exists():
+        raise LabelError(
+            f"no such file: {wanted}; expected a text file of keys, a CSV, or a glob such as 'positives/**'"
+        )
+    listed = [row["key"] for row in read_table(wanted)]
+    if not listed:
+        raise LabelError(f"{wanted} lists no keys")
+    rows = keys.rows(listed)
+    unknown = [key for key, row in zip(listed, rows, strict=True) if row < 0]
+    if unknown:
+        raise LabelError(
+            f"{len(unknown)} of {len(listed)} keys in {wanted} are not in the cache ({_some(unknown)}); "
+            f"keys are paths relative to the source, such as {keys[0]!r}"
+            if len(keys)
+            else f"the cache is empty; no key of {wanted} is in it"
+        )
+    return np.unique(rows)
+
+
+def _match(keys: Keys, pattern: str) -> np.ndarray:
+    import re
+
+    matches = re.compile(glob_translate(pattern)).match
+    rows = np.array([row for row, key in enumerate(keys) if matches(key)], np.int64)
+    if not len(rows):
+        example = f", such as {keys[0]!r}" if len(keys) else ""
+        raise LabelError(f"no key matches {pattern!r}; keys are paths relative to the source{example}")
+    return rows
+
+
+def label_vector(keys: Keys, positives: str | Path) -> np.ndarray:
+    """Return s, (n,) int8: 1 where `positives` names the row, else 0.
+
+    Raises
+    ------
+    LabelError
+        As `find_keys`; also when no row is left unlabelled.
+    """
+    s = np.zeros(len(keys), np.int8)
+    s[find_keys(keys, positives)] = 1
+    check_labels(s)
+    return s
+
+
+def check_labels(s: np.ndarray) -> None:
+    """Raise `LabelError` unless there is at least one labelled positive and one unlabelled row."""
+    if not s.any():
+        raise LabelError("no labelled positives; name at least one")
+    if s.all():
+        raise LabelError(
+            f"all {len(s)} rows are labelled positive; some must be unlabelled, or there is nothing to find"
+        )
+
+
+def folds(s: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
+    """Deal rows into folds at random, P and U each evenly.
+
+    Returns
+    -------
+    ndarray of int8, (n,)
+        The fold that each row is held out in, 0 .. count-1.
+    """
+    generator = np.random.default_rng(seed)
+    fold = np.empty(len(s), np.int8)
+    for value in (0, 1):
+        rows = np.flatnonzero(s == value)
+        fold[generator.permutation(rows)] = np.arange(len(rows)) % count
+    return fold
+
+
+def read_truth(path: str | Path, keys: Sequence[str]) -> np.ndarray:
+    """Return the true class of each key, (n,) int8: 1, 0, or -1 where the file does not say.
+
+    Parameters
+    ----------
+    path : path
+        A CSV ``key,label`` (1/0, true/false, yes/no, positive/negative), or a plain list of the
+        positive keys, in which case every other key is negative.
+
+    Raises
+    ------
+    LabelError
+        Unreadable, an unknown label, or no key in common.
+    """
+    table = read_table(path)
+    if table and "label" not in table[0]:
+        listed = {row["key"] for row in table}
+        y = np.array([key in listed for key in keys], np.int8)
+        if not y.any():
+            raise LabelError(f"none of the {len(listed)} keys in {path} has a score ({_some(listed)})")
+        return y
+    truth = {row["key"]: _truth(row["label"], path) for row in table}
+    y = np.array([truth.get(key, -1) for key in keys], np.int8)
+    if not (y >= 0).any():
+        raise LabelError(f"none of the {len(truth)} keys in {path} has a score ({_some(truth)})")
+    return y
+
+
+_TRUTH = {"1": 1, "true": 1, "yes": 1, "positive": 1, "0": 0, "-1": 0, "false": 0, "no": 0, "negative": 0}
+
+
+def _truth(label: str | None, path: str | Path) -> int:
+    try:
+        return _TRUTH[(label or "").strip().lower()]
+    except KeyError as error:
+        raise LabelError(f"{path} has the label {label!r}; expected 1 or 0 (or true/false, yes/no)") from error
+
+
+def _some(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(map(repr, names[:_SHOWN])) + (", ..." if len(names) > _SHOWN else "")

@@ -1,0 +1,147 @@
+"""Ranks the unlabelled images: by similarity to the labelled positives, or by a model.
+
+The only user of faiss. Vectors are centred on the cache's mean and normalised, so the inner product
+is a cosine; centring takes away what all images share (measured: AP .844 to .947 on CIFAR-10).
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import faiss
+import numpy as np
+
+from .cache import EmbeddingCache
+from .classifier import PULinearClassifier
+from .durable import check_writable, replacing
+from .labels import check_labels
+
+SIMILARITIES = ("centroid", "max")
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Unlabelled rows, best first.
+
+    Attributes
+    ----------
+    rows : ndarray of int64, (k,)
+        Row numbers in the cache.
+    keys : list of str
+    scores : ndarray of float32, (k,)
+        Cosines or margins, falling.
+    """
+
+    rows: np.ndarray
+    keys: list[str]
+    scores: np.ndarray
+
+    def save(self, path: str | Path) -> None:
+        """Write ``rank,key,score`` as CSV."""
+        with replacing(check_writable(path)) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.writer(stream, lineterminator="\n")
+            writer.writerow(["rank", "key", "score"])
+            for rank, (key, score) in enumerate(zip(self.keys, self.scores, strict=True), 1):
+                writer.writerow([rank, key, f"{score:.6g}"])
+
+
+def retrieve(
+    cache: EmbeddingCache,
+    s: np.ndarray,
+    *,
+    k: int = 100,
+    model: PULinearClassifier | None = None,
+    similarity: str = "centroid",
+) -> Ranking:
+    """Find the `k` unlabelled images that are most likely positive.
+
+    Parameters
+    ----------
+    cache : EmbeddingCache
+    s : ndarray of int8, (n,)
+        1 labelled positive (left out of the ranking), 0 unlabelled.
+    k : int
+        From 1; what exceeds the unlabelled rows is cut to them.
+    model : PULinearClassifier, optional
+        Rank by its margin instead of by similarity.
+    similarity : {"centroid", "max"}
+        Mean of the cosines to all positives, or the cosine to the nearest one.
+
+    Returns
+    -------
+    Ranking
+
+    Raises
+    ------
+    ModelError
+        The model is of another encoder.
+    ValueError
+        k < 1, an unknown similarity, or no labelled or no unlabelled row.
+    """
+    check_labels(s)
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
+    if similarity not in SIMILARITIES:
+        raise ValueError(f"unknown similarity {similarity!r}; use {' or '.join(SIMILARITIES)}")
+    k = min(k, int((s == 0).sum()))
+    if model is not None:
+        model.check_fits(cache)
+        best = _Best(k)
+        for rows, X in cache.blocks():
+            candidates = np.arange(rows.start, rows.stop)[s[rows] == 0]
+            best.offer(candidates, model.margins(X)[s[rows] == 0])
+    else:
+        best = _by_similarity(cache, s, k, similarity)
+    return Ranking(best.rows, [cache.keys[int(row)] for row in best.rows], best.scores)
+
+
+def _by_similarity(cache: EmbeddingCache, s: np.ndarray, k: int, similarity: str) -> _Best:
+    prepare = _centred(cache)
+    queries = np.concatenate([prepare(X[s[rows] == 1]) for rows, X in cache.blocks()])
+    if similarity == "centroid":  # the mean of the cosines to all queries is the product with their mean
+        queries = queries.mean(0, keepdims=True)
+    best = _Best(k)
+    for rows, X in cache.blocks():
+        candidates = np.arange(rows.start, rows.stop)[s[rows] == 0]
+        if len(candidates):
+            best.offer(*_search(prepare(X[s[rows] == 0]), queries, candidates, k))
+    return best
+
+
+def _search(vectors: np.ndarray, queries: np.ndarray, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """The best of one block: each row once, with its highest score over the queries."""
+    scores, found = faiss.knn(queries, vectors, min(k, len(vectors)), metric=faiss.METRIC_INNER_PRODUCT)
+    order = np.argsort(-scores, axis=None, kind="stable")
+    nearest, first = np.unique(found.ravel()[order], return_index=True)
+    return rows[nearest], scores.ravel()[order][first]
+
+
+def _centred(cache: EmbeddingCache) -> Callable[[np.ndarray], np.ndarray]:
+    total = np.zeros(cache.encoder.dim)
+    for _, X in cache.blocks():
+        total += X.sum(0, dtype=np.float64)
+    mean = (total / len(cache)).astype(np.float32)
+
+    def prepare(X: np.ndarray) -> np.ndarray:
+        vectors = X.astype(np.float32) - mean
+        faiss.normalize_L2(vectors)
+        return vectors
+
+    return prepare
+
+
+class _Best:
+    """The k highest scores seen so far, highest first; of equal scores the earlier row."""
+
+    def __init__(self, k: int):
+        self._k = k
+        self.rows = np.empty(0, np.int64)
+        self.scores = np.empty(0, np.float32)
+
+    def offer(self, rows: np.ndarray, scores: np.ndarray) -> None:
+        rows, scores = np.concatenate([self.rows, rows]), np.concatenate([self.scores, scores])
+        order = np.lexsort((rows, -scores))[: self._k]
+        self.rows, self.scores = rows[order], scores[order]

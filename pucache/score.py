@@ -1,0 +1,161 @@
+"""Scores every image of a cache with a model, block by block."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from .cache import EmbeddingCache
+from .classifier import PULinearClassifier
+from .durable import check_writable, replacing
+from .errors import LabelError, MissingExtraError
+
+COLUMNS = ("key", "margin", "posterior", "label")
+
+
+class _Table(Protocol):
+    def write(self, columns: dict[str, Any]) -> None: ...
+
+
+def score(cache: EmbeddingCache, model: PULinearClassifier, out: str | Path) -> dict[str, int]:
+    """Write key, margin, posterior and label of every row, in cache order.
+
+    Parameters
+    ----------
+    cache : EmbeddingCache
+    model : PULinearClassifier
+    out : path
+        ``.csv``, or ``.parquet`` (needs the extra ``parquet``).
+
+    Returns
+    -------
+    dict
+        Counts: rows, positives (label 1), failures (images of the cache that have no score).
+
+    Raises
+    ------
+    ModelError
+        The model is of another encoder.
+    OutputError, MissingExtraError
+        The output cannot be written.
+    """
+    out = check_output(out)
+    model.check_fits(cache)
+    positives = 0
+    with replacing(out) as temporary, _open_table(temporary, out.suffix.lower()) as table:
+        for rows, X in cache.blocks():
+            margins = model.margins(X)
+            labels = (margins > model.threshold).astype(np.int8)
+            positives += int(labels.sum())
+            values = (cache.keys[rows], margins, model.posterior_(margins), labels)
+            table.write(dict(zip(COLUMNS, values, strict=True)))
+    return {"rows": len(cache), "positives": positives, "failures": len(cache.failures)}
+
+
+def check_output(out: str | Path) -> Path:
+    """Make sure, before any work, that scores can be written to `out`.
+
+    Raises
+    ------
+    ValueError
+        Neither .csv nor .parquet.
+    OutputError, MissingExtraError
+        It cannot be written.
+    """
+    out = check_writable(out)
+    if out.suffix.lower() not in _TABLES:
+        raise ValueError(f"{out} must end in {' or '.join(_TABLES)}")
+    if out.suffix.lower() == ".parquet":
+        _pyarrow()
+    return out
+
+
+def read_scores(path: str | Path) -> dict[str, np.ndarray]:
+    """Read scores back: key (object), margin and posterior (float64), label (int64), each (n,).
+
+    Raises
+    ------
+    LabelError
+        Missing, or not a table with those columns.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise LabelError(f"no such scores: {path}; expected the CSV or Parquet that score writes")
+    try:
+        table = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
+        return {
+            "key": np.array(table["key"], object),
+            "margin": np.array(table["margin"], float),
+            "posterior": np.array(table["posterior"], float),
+            "label": np.array(table["label"], float).astype(int),
+        }
+    except (KeyError, ValueError, TypeError, OSError, csv.Error) as error:
+        raise LabelError(f"{path} is not a table of scores ({error}); expected columns {', '.join(COLUMNS)}") from error
+
+
+# --- the two kinds of table --------------------------------------------------------------------
+
+
+@contextmanager
+def _open_table(path: Path, suffix: str) -> Iterator[_Table]:
+    with _TABLES[suffix](path) as table:
+        yield table
+
+
+@contextmanager
+def _csv_table(path: Path) -> Iterator[_Table]:
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(COLUMNS)
+
+        class Table:
+            def write(self, columns: dict[str, Any]) -> None:
+                for key, margin, posterior, label in zip(*columns.values(), strict=True):
+                    writer.writerow([key, f"{margin:.6g}", f"{posterior:.6g}", label])
+
+        yield Table()
+
+
+@contextmanager
+def _parquet_table(path: Path) -> Iterator[_Table]:
+    arrow, parquet = _pyarrow()
+    types = (arrow.string(), arrow.float32(), arrow.float64(), arrow.int8())
+    schema = arrow.schema(list(zip(COLUMNS, types, strict=True)))
+    with parquet.ParquetWriter(path, schema) as writer:
+
+        class Table:
+            def write(self, columns: dict[str, Any]) -> None:
+                writer.write_table(arrow.table(columns, schema=schema))
+
+        yield Table()
+
+
+_TABLES = {".csv": _csv_table, ".parquet": _parquet_table}
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtraError("Parquet needs pyarrow; pip install 'pucache[parquet]', or write .csv") from error
+    return pyarrow, pyarrow.parquet
+
+
+def _read_csv(path: Path) -> dict[str, list[str]]:
+    with path.open(newline="", encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream, strict=True))
+    return {name: [row[name] for row in rows] for name in COLUMNS}
+
+
+def _read_parquet(path: Path) -> dict[str, list[Any]]:
+    arrow, parquet = _pyarrow()
+    try:
+        return parquet.read_table(path).to_pydict()
+    except arrow.ArrowInvalid as error:
+        raise ValueError(str(error)) from error
