@@ -42,6 +42,7 @@ def evaluate(
     table = read_scores(scores)
     y = read_truth(truth, table["key"].tolist())
     keep = y >= 0
+    without_truth = int((~keep).sum())
     if positives is not None:
         labelled = {row["key"] for row in read_table(positives)}
         keep &= np.array([key not in labelled for key in table["key"]], bool)
@@ -52,4 +53,4 @@ def evaluate(
     y, margins = y[keep], table["margin"][keep]
     result = with_labels(y, margins, table["label"][keep])
     result |= {f"precision@{k}": precision_at(y, margins, k) for k in at if k <= len(y)}
-    return result | {"without_truth": int((~keep).sum())}
+    return result | {"without_truth": without_truth}

@@ -6,19 +6,22 @@ import csv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+from typing import Protocol as Interface
 
 import numpy as np
 
 from .cache import EmbeddingCache
 from .classifier import PULinearClassifier
 from .durable import check_writable, replacing
-from .errors import LabelError, MissingExtraError
+from .errors import LabelError, MissingExtraError, ModelError
+from .images import Source
+from .progress import Progress
 
 COLUMNS = ("key", "margin", "posterior", "label")
 
 
-class _Table(Protocol):
+class _Table(Interface):
     def write(self, columns: dict[str, Any]) -> None: ...
 
 
@@ -55,6 +58,46 @@ def score(cache: EmbeddingCache, model: PULinearClassifier, out: str | Path) -> 
             values = (cache.keys[rows], margins, model.posterior_(margins), labels)
             table.write(dict(zip(COLUMNS, values, strict=True)))
     return {"rows": len(cache), "positives": positives, "failures": len(cache.failures)}
+
+
+def embed_for(
+    model: PULinearClassifier,
+    source: Source,
+    cache: str | Path,
+    *,
+    weights: str | Path | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    batch_size: int | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> EmbeddingCache:
+    """Embed images with the encoder that a model was trained on, into a cache that can be scored.
+
+    Parameters are those of `pucache.encoders.load_encoder` and `pucache.embed.embed`.
+
+    Raises
+    ------
+    ModelError
+        The model does not say which encoder it needs, or the one at hand differs.
+    """
+    from .embed import embed
+    from .encoders import load_encoder
+
+    wanted = model.encoder_
+    if wanted is None or wanted.name.startswith("imported:"):
+        raise ModelError(
+            f"the model was trained on {wanted or 'bare arrays'}, which pucache cannot make; score a cache"
+        )
+    encoder = load_encoder(wanted.name, weights=weights, device=device, precision=precision, batch_size=batch_size)
+    differing = wanted.differences(encoder.spec, ignoring=["precision"])
+    if differing:
+        raise ModelError(
+            f"the model expects {wanted}; the encoder at hand is {encoder.spec} (they differ in "
+            f"{', '.join(differing)}): pass the weights it was trained with as --weights FILE"
+        )
+    embed(source, cache, encoder, workers=workers, progress=progress)
+    return EmbeddingCache(cache)
 
 
 def check_output(out: str | Path) -> Path:

@@ -148,6 +148,7 @@ def test_a_writable_path_comes_back_and_only_its_folder_is_made(out, name):
         ("out.bin/below", "cannot write .*; choose another path"),
         ("out.bin/far/below", "cannot write .*Not a directory; choose another path"),
         ("/proc/pucache/out.bin", "cannot write .*; choose another path"),
+        ("/proc/out.bin", "cannot write .*; choose another path"),
         ("/dev/null", "/dev/null is not a regular file"),
         ("n" * 300, "cannot write .*; choose another path"),
     ],

@@ -1,0 +1,25 @@
+"""`pucache demo`."""
+
+from __future__ import annotations
+
+import click
+
+from . import options
+
+
+@click.command()
+@click.argument("folder", default="pucache-demo")
+@options.device
+@options.as_json
+def demo(folder: str, device: str, as_json: bool) -> None:
+    """Run everything on the images inside the package; FOLDER gets every output.
+
+    \b
+    pucache demo
+    """
+    from pucache.demo import demo as run
+
+    from .progress import follow
+
+    result, lines = run(folder, device=device, progress=follow())
+    options.show(result, lines, as_json)

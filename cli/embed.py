@@ -1,0 +1,84 @@
+"""`pucache embed`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from . import options
+
+
+@click.command()
+@click.argument("source")
+@click.argument("cache")
+@click.option("--encoder", default="bundled", show_default=True, metavar="bundled|timm:NAME", help="Frozen encoder.")
+@options.encoding
+@click.option("--shard", metavar="I/N", help="Embed only the I-th of N shares of the images.")
+@click.option("--reuse", multiple=True, metavar="CACHE", help="Copy rows of images whose bytes this cache knows.")
+@click.option("--prune", is_flag=True, help="Drop rows of images that are gone from the source.")
+@click.option(
+    "--dtype", type=click.Choice(["float16", "float32"]), help="Of the stored embeddings.  [default: float16]"
+)
+@options.strict
+@options.as_json
+def embed(source: str, cache: str, encoder: str, shard: str | None, strict: bool, as_json: bool, **rest: Any) -> None:
+    """Embed the images of SOURCE into the file CACHE.
+
+    SOURCE is a folder, a manifest (.txt, .csv, .tsv), .tar shards ('shards/*.tar'), or an fsspec URL
+    of any of these. Run it again to go on after an interruption or to take up new and changed
+    images; what is unchanged is not computed again. Images that cannot be read are listed by
+    `pucache info`.
+
+    \b
+    pucache embed photos/ cache.h5
+    pucache embed photos/ cache.h5 --encoder timm:resnet50 --weights resnet50.safetensors
+    """
+    from pucache.embed import embed as run
+    from pucache.encoders import load_encoder
+    from pucache.images import open_source
+
+    from .progress import follow
+
+    names = ("weights", "device", "precision", "batch_size")
+    part = _parse_shard(shard)
+    images = open_source(source)
+    model = load_encoder(encoder, **{name: rest.pop(name) for name in names})
+    report = run(images, cache, model, shard=part, progress=follow(), **rest)
+    result = {
+        "cache": str(report.cache),
+        "encoder": str(model.spec),
+        **{name: getattr(report, name) for name in ("rows", "computed", "reused", "kept", "vanished", "written")},
+        "failures": report.failures,
+        "ignored": dict(report.ignored),
+        "seconds": round(report.seconds, 3),
+    }
+    options.show(result, list(_lines(report, str(model.spec))), as_json)
+    options.finish(len(report.failures), strict)
+
+
+def _parse_shard(text: str | None) -> tuple[int, int]:
+    if text is None:
+        return 1, 1
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal()):
+        raise ValueError(f"--shard expects I/N such as 2/8, got {text!r}")
+    return int(number), int(count)
+
+
+def _lines(report: Any, encoder: str) -> Any:
+    rate = f", {report.computed / report.seconds:,.0f} images/s" if report.computed else ""
+    yield f"{report.cache}: {report.rows:,} rows of {encoder}{'' if report.written else '; nothing had changed'}"
+    yield (
+        f"computed {report.computed:,}, reused by content {report.reused:,}, unchanged {report.kept:,}, "
+        f"failed {len(report.failures):,}; {report.seconds:.1f} s{rate}"
+    )
+    for key, reason in list(report.failures.items())[:3]:
+        yield f"  failed: {key!r}: {reason}"
+    if len(report.failures) > 3:
+        yield f"  ... and {len(report.failures) - 3:,} more: pucache info {report.cache} --failures"
+    if report.vanished:
+        yield f"{report.vanished:,} rows belong to images no longer in the source (--prune drops them)"
+    if report.ignored:
+        kinds = ", ".join(f"{count:,} {ending}" for ending, count in report.ignored.most_common(4))
+        yield f"left out by their ending: {kinds}"

@@ -1,0 +1,38 @@
+"""`pucache evaluate`."""
+
+from __future__ import annotations
+
+import click
+
+from . import options
+
+
+@click.command()
+@click.argument("scores")
+@click.option(
+    "--truth", required=True, metavar="FILE", help="A CSV key,label (1 or 0), or a list of the positive keys."
+)
+@click.option("--positives", metavar="FILE", help="Labelled positives, to be left out of the count.")
+@click.option(
+    "--at",
+    multiple=True,
+    type=click.IntRange(min=1),
+    default=(100, 1000),
+    show_default=True,
+    help="Ranks at which to give the precision.",
+)
+@options.as_json
+def evaluate(scores: str, truth: str, positives: str | None, at: tuple[int, ...], as_json: bool) -> None:
+    """Hold SCORES against true labels.
+
+    \b
+    pucache evaluate scores.csv --truth truth.csv --positives found.txt
+    """
+    from pucache.evaluate import evaluate as run
+
+    result = run(scores, truth, positives=positives, at=at)
+    lines = [
+        f"{name:20s} {value:,}" if isinstance(value, int) else f"{name:20s} {value:.4f}"
+        for name, value in result.items()
+    ]
+    options.show(result, lines, as_json)

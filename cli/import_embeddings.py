@@ -1,0 +1,27 @@
+"""`pucache import-embeddings`."""
+
+from __future__ import annotations
+
+import click
+
+from . import options
+
+
+@click.command("import-embeddings")
+@click.argument("npy")
+@click.argument("cache")
+@click.option("--keys", required=True, metavar="FILE", help="A key per row: a text file, or a CSV with a 'key' column.")
+@click.option("--name", help="What to call the encoder.  [default: the name of NPY]")
+@click.option("--dtype", type=click.Choice(["float16", "float32"]), help="Of the stored rows.  [default: as in NPY]")
+@options.as_json
+def import_embeddings(npy: str, cache: str, keys: str, name: str | None, dtype: str | None, as_json: bool) -> None:
+    """Turn embeddings made elsewhere (a .npy array, one row per key) into the file CACHE.
+
+    \b
+    pucache import-embeddings clip.npy cache.h5 --keys files.txt --name clip-vit-b32
+    """
+    from pucache.cache import import_embeddings as run
+    from pucache.labels import read_table
+
+    rows = run(npy, [row["key"] for row in read_table(keys)], cache, name=name, dtype=dtype)
+    options.show({"cache": cache, "rows": rows}, [f"{cache}: {rows:,} rows"], as_json)

@@ -1,0 +1,92 @@
+"""The `pucache` command: its verbs, and the one place where errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from types import FrameType
+from typing import Any
+
+import click
+
+from pucache import __version__
+from pucache.errors import PUCacheError
+
+from .demo import demo
+from .embed import embed
+from .evaluate import evaluate
+from .import_embeddings import import_embeddings
+from .info import info
+from .pack import pack
+from .retrieve_positives import retrieve_positives
+from .score import score
+from .train_pu import train_pu
+from .verify import verify
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, treated as Ctrl-C is."""
+
+
+class Failure(click.ClickException):
+    """One line for the user, and an exit code."""
+
+    def __init__(self, message: str, exit_code: int):
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Verbs(click.Group):
+    """Turns the library's errors into one line each; PUCACHE_DEBUG=1 shows the traceback instead."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            click.echo("\ninterrupted; what was finished is kept: run the same command again to go on", err=True)
+            ctx.exit(128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT))
+        except (PUCacheError, ValueError, MemoryError) as error:
+            if os.environ.get("PUCACHE_DEBUG"):
+                raise
+            usage = isinstance(error, ValueError) and not isinstance(error, PUCacheError)
+            text = " ".join(str(error).split()) or "out of memory"
+            raise Failure(text, 2 if usage else 1) from error
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__)
+def main() -> None:
+    """Find the positives hidden among unlabelled images, from a few labelled ones.
+
+    \b
+    pucache embed photos/ cache.h5                      images -> embeddings, once
+    pucache train-pu cache.h5 --positives found.txt --prior 0.05
+    pucache retrieve-positives cache.h5 --positives found.txt
+    pucache score model.safetensors cache.h5
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 done with failures under --strict, 130 or 143
+    interrupted.
+    """
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    signal.signal(signal.SIGTERM, _terminate)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+for verb in (
+    embed,
+    import_embeddings,
+    train_pu,
+    retrieve_positives,
+    score,
+    evaluate,
+    info,
+    verify,
+    pack,
+    demo,
+):
+    main.add_command(verb)

@@ -1,0 +1,26 @@
+"""`pucache pack`."""
+
+from __future__ import annotations
+
+import click
+
+from . import options
+
+
+@click.command()
+@options.caches
+@click.option("--out", required=True, metavar="FILE", help="The merged cache.")
+@options.as_json
+def pack(cache: tuple[str, ...], out: str, as_json: bool) -> None:
+    """Merge cache files of one encoder (shards, say) into one.
+
+    Every file is verified on the way. Readers take several files as they are, so packing is for
+    tidiness.
+
+    \b
+    pucache pack shard-1.h5 shard-2.h5 --out cache.h5
+    """
+    from pucache.cache import pack as run
+
+    rows = run(cache, out)
+    options.show({"out": out, "rows": rows}, [f"{out}: {rows:,} rows"], as_json)

@@ -1,0 +1,70 @@
+"""Draws progress: a bar on a terminal, a plain line every few seconds elsewhere; always on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+EVERY_SECONDS = 10.0
+
+
+def follow() -> Bar | Lines:
+    """Return what suits where stderr goes."""
+    return Bar() if sys.stderr.isatty() else Lines()
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed or 0:,.0f}/s")
+
+
+class Bar:
+    """A rich progress bar."""
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=Console(stderr=True))
+
+    def start(self, total: int, what: str) -> None:
+        """Begin a stage."""
+        self._task = self._bar.add_task(what, total=total)
+
+    def advance(self, steps: int) -> None:
+        """Count steps."""
+        self._bar.advance(self._task, steps)
+
+    def __enter__(self) -> Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+
+class Lines:
+    """One line every `EVERY_SECONDS`, for logs."""
+
+    def start(self, total: int, what: str) -> None:
+        """Begin a stage."""
+        self._total, self._what, self._done = total, what, 0
+        self._began = self._said = time.monotonic()
+
+    def advance(self, steps: int) -> None:
+        """Count steps."""
+        self._done += steps
+        now = time.monotonic()
+        if now - self._said >= EVERY_SECONDS:
+            self._said = now
+            rate = self._done / (now - self._began)
+            left = (self._total - self._done) / rate
+            click.echo(f"{self._what} {self._done:,}/{self._total:,}  {rate:,.0f}/s  {left:,.0f} s left", err=True)
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...

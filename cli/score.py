@@ -1,0 +1,58 @@
+"""`pucache score`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import options
+
+
+@click.command()
+@click.argument("model")
+@click.argument("what", nargs=-1, required=True, metavar="SOURCE_OR_CACHE")
+@click.option("--out", default="scores.csv", show_default=True, metavar="FILE", help="A .csv or .parquet table.")
+@click.option("--cache", metavar="FILE", help="Where images are embedded to.  [default: beside --out, as NAME.h5]")
+@options.encoding
+@options.strict
+@options.as_json
+def score(
+    model: str, what: tuple[str, ...], out: str, cache: str | None, strict: bool, as_json: bool, **encoding: Any
+) -> None:
+    """Score every image of a cache, or of a source of images, with MODEL.
+
+    Images are embedded first, with the model's own encoder and into a cache, so that a run that was
+    interrupted goes on, and the next model scores them in seconds. Columns: key, margin, posterior
+    (probability of being positive, among the unlabelled), label (margin above the threshold).
+
+    \b
+    pucache score model.safetensors cache.h5
+    pucache score model.safetensors new-photos/ --out new.parquet
+    """
+    from pucache.cache import EmbeddingCache, is_cache
+    from pucache.classifier import PULinearClassifier
+    from pucache.images import open_source
+    from pucache.score import check_output, embed_for
+    from pucache.score import score as run
+
+    from .progress import follow
+
+    check_output(out)
+    classifier = PULinearClassifier.load(model)
+    if all(map(is_cache, what)):
+        opened = EmbeddingCache(*what)
+    elif len(what) == 1:
+        path = cache or str(Path(out).with_suffix(".h5"))
+        opened = embed_for(classifier, open_source(what[0]), path, progress=follow(), **encoding)
+    else:
+        raise ValueError("give one source of images, or any number of caches")
+    result = run(opened, classifier, out)
+    lines = [f"wrote {result['rows']:,} scores to {out}; {result['positives']:,} above the threshold"]
+    if result["failures"]:
+        lines.append(
+            f"{result['failures']:,} images could not be read and have no score: pucache info {opened.name} --failures"
+        )
+    options.show({"out": out, "cache": opened.name, **result}, lines, as_json)
+    options.finish(result["failures"], strict)
