@@ -43,9 +43,8 @@ def info(cache: tuple[str, ...], failures: bool, as_json: bool) -> None:
     }
     lines = [f"{len(opened):,} rows of {opened.encoder}, {len(failed):,} images that could not be read"]
     for file in opened.files:
-        lines.append(
-            f"{file.path}: {len(file):,} rows, {file.dtype}, made {file.created} by pucache {file.pucache_version} from {file.source or 'elsewhere'}"
-        )
+        origin = f"made {file.created} by pucache {file.pucache_version} from {file.source or 'elsewhere'}"
+        lines.append(f"{file.path}: {len(file):,} rows, {file.dtype}, {origin}")
     if failures:
         lines += [f"{key!r}: {reason}" for key, reason in failed.items()]
     options.show(result, lines, as_json)

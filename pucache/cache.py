@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import mmap
 import os
 import time
@@ -128,20 +129,21 @@ class CacheFile:
             raise CacheError(f"{self.path} is a directory, not a cache file") from error
         except PermissionError as error:
             raise CacheError(f"cannot read {self.path}: {error.strerror}") from error
-        except (OSError, KeyError, RuntimeError) as error:
+        except (OSError, KeyError, RuntimeError, ValueError, TypeError) as error:  # what h5py makes of damage
             raise CacheError(f"{self.path} {_hdf5_problem(error, self.path)}") from error
 
     def _read(self, file: h5py.File) -> None:
-        attributes = dict(file.attrs)
-        if attributes.get("format") != FORMAT:
+        if _attribute(file, "format") != FORMAT:
             raise CacheError(f"{self.path} is an HDF5 file but not a pucache cache (no format attribute 'pucache')")
-        version = attributes.get("version")
-        if version != VERSION:
+        version = _attribute(file, "version")
+        if version not in (VERSION, None):
             raise CacheError(
                 f"{self.path} is a pucache cache of format version {version}; this pucache {__version__} reads "
                 f"version {VERSION}: upgrade pucache, or embed again"
             )
-        self._require(all(isinstance(attributes.get(name), str) for name in _ATTRIBUTES), "lacks an attribute")
+        attributes = {name: _attribute(file, name) for name in _ATTRIBUTES}
+        for name, value in {"version": version, **attributes}.items():
+            self._require(value is not None, f"it lacks the attribute {name}")
         try:
             self.encoder = EncoderSpec.from_json(attributes["encoder"])
         except (ValueError, TypeError) as error:
@@ -154,17 +156,16 @@ class CacheFile:
     def _check_layout(self) -> None:
         size = self._identity[2]
         for name, (offset, shape, dtype) in self._layout.items():
-            count = int(np.prod(shape))
+            count = math.prod(shape)
             self._require(count == 0 or offset is not None, f"{name} is not contiguous")
             self._require(count == 0 or offset + count * dtype.itemsize <= size, f"{name} runs past the end")  # type: ignore[operator]
-        n = len(self)
-        dtype = self._layout["embeddings"][2]
+        texts = [(self._layout[name][2].kind, len(self._layout[name][1])) for name in ("keys", *_FAILURES)]
+        self._require(texts == [("S", 1)] * 3, "keys or failures are not fixed-width text")
+        n, dtype = len(self), self.dtype
         self._require(dtype in DTYPES.values(), f"embeddings are {dtype}, expected float16 or float32")
         self._require(self._layout["embeddings"][1] == (n, self.encoder.dim), "embeddings have the wrong shape")
         self._require(self._layout["digests"][1:] == ((n, 32), np.dtype("u1")), "digests have the wrong layout")
         self._require(self._layout["size_mtime"][1:] == ((n, 2), np.dtype("<i8")), "size_mtime has the wrong layout")
-        kinds = [self._layout[name][2].kind for name in ("keys", *_FAILURES)]
-        self._require(kinds == ["S", "S", "S"], "keys or failures are not fixed-width text")
         self._require(self._layout[_FAILURES[0]][1] == self._layout[_FAILURES[1]][1], "failures do not pair up")
 
     def _require(self, condition: bool, problem: str) -> None:
@@ -190,7 +191,7 @@ class CacheFile:
         offset, shape, dtype = self._layout[name]
         if 0 in shape:
             return np.empty(shape, dtype)
-        return np.frombuffer(self._map, dtype, int(np.prod(shape)), offset).reshape(shape)  # type: ignore[arg-type]
+        return np.frombuffer(self._map, dtype, math.prod(shape), offset).reshape(shape)  # type: ignore[arg-type]
 
     @property
     def X(self) -> np.ndarray:
@@ -250,7 +251,22 @@ def _identity(descriptor: int) -> tuple[int, int, int, int]:
 def _layout(dataset: Any) -> tuple[int | None, tuple[int, ...], np.dtype]:
     if not isinstance(dataset, h5py.Dataset):
         raise KeyError("not a dataset")
-    return dataset.id.get_offset(), dataset.shape, np.dtype(dataset.dtype.str)
+    return dataset.id.get_offset(), dataset.shape or (), np.dtype(dataset.dtype.str)
+
+
+def _attribute(file: h5py.File, name: str) -> str | int | None:
+    """Read one number or fixed-width text, or None where there is none.
+
+    Text of variable width is not even tried: it lies in HDF5's global heap, and damage there makes
+    the library loop or crash.
+    """
+    if name not in file.attrs:
+        return None
+    stored = file.attrs.get_id(name)
+    if stored.shape != () or stored.dtype.kind not in "iuS":
+        return None
+    value = file.attrs[name]
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else int(value)
 
 
 def _hdf5_problem(error: Exception, path: Path) -> str:
@@ -446,15 +462,11 @@ def write_file(
             described[name] = (values.shape, values.dtype)
         created = _now()
         checksum = _checksum(encoder, source, created, __version__, _describe(described, sums))
-        file.attrs.update(
-            format=FORMAT,
-            version=VERSION,
-            encoder=encoder.to_json(),
-            created=created,
-            pucache_version=__version__,
-            source=source,
-            checksum=checksum,
-        )
+        file.attrs["version"] = VERSION
+        values = (FORMAT, encoder.to_json(), created, __version__, source, checksum)
+        for name, text in zip(("format", *_ATTRIBUTES), values, strict=True):
+            encoded = text.encode("utf-8", "surrogateescape")
+            file.attrs.create(name, encoded, dtype=h5py.string_dtype("utf-8", max(1, len(encoded))))
 
 
 def _create(file: h5py.File, name: str, shape: tuple[int, ...], dtype: np.dtype) -> Any:
