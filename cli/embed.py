@@ -34,6 +34,7 @@ def embed(source: str, cache: str, encoder: str, shard: str | None, strict: bool
     pucache embed photos/ cache.h5
     pucache embed photos/ cache.h5 --encoder timm:resnet50 --weights resnet50.safetensors
     """
+    from pucache.durable import check_writable
     from pucache.embed import embed as run
     from pucache.encoders import load_encoder
     from pucache.images import open_source
@@ -42,6 +43,7 @@ def embed(source: str, cache: str, encoder: str, shard: str | None, strict: bool
 
     names = ("weights", "device", "precision", "batch_size")
     part = _parse_shard(shard)
+    check_writable(cache)
     images = open_source(source)
     model = load_encoder(encoder, **{name: rest.pop(name) for name in names})
     report = run(images, cache, model, shard=part, progress=follow(), **rest)

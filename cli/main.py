@@ -30,11 +30,13 @@ class Terminated(KeyboardInterrupt):
 
 
 class Failure(click.ClickException):
-    """One line for the user, and an exit code."""
+    """A file, a source or a machine would not do: one line, exit code 1."""
 
-    def __init__(self, message: str, exit_code: int):
-        super().__init__(message)
-        self.exit_code = exit_code
+
+class WrongUsage(click.ClickException):
+    """An argument outside its domain: one line, exit code 2."""
+
+    exit_code = 2
 
 
 class Verbs(click.Group):
@@ -50,9 +52,9 @@ class Verbs(click.Group):
         except (PUCacheError, ValueError, MemoryError) as error:
             if os.environ.get("PUCACHE_DEBUG"):
                 raise
-            usage = isinstance(error, ValueError) and not isinstance(error, PUCacheError)
+            wrong_usage = isinstance(error, ValueError) and not isinstance(error, PUCacheError)
             text = " ".join(str(error).split()) or "out of memory"
-            raise Failure(text, 2 if usage else 1) from error
+            raise (WrongUsage if wrong_usage else Failure)(text) from error
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,9 @@ positives = click.option(
     help="Labelled positives: a text file of keys, a CSV with a 'key' column, or a glob on keys ('positives/**').",
 )
 device = click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
-seed = click.option("--seed", default=0, show_default=True, help="Makes the result repeatable.")
+seed = click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Makes the result repeatable."
+)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 strict = click.option("--strict", is_flag=True, help="Exit with 3 when an image could not be read.")
 
@@ -50,7 +53,20 @@ def encoding(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def show(result: dict[str, Any], lines: list[str], as_json: bool) -> None:
     """Print `result` as JSON, or the lines that tell it to a person."""
-    click.echo(json.dumps(result, indent=2) if as_json else "\n".join(lines))
+    click.echo(to_json(result) if as_json else "\n".join(lines))
+
+
+def to_json(result: dict[str, Any]) -> str:
+    """Write `result` as JSON, with null for NaN and infinity, which JSON does not know."""
+    return json.dumps(_finite(result), indent=2, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def finish(failures: int, strict: bool) -> None:

@@ -19,10 +19,8 @@ from . import options
 @click.option("--model", metavar="FILE", help="Model to rank by, from train-pu.")
 @click.option(
     "--similarity",
-    default="centroid",
-    show_default=True,
     type=click.Choice(["centroid", "max"]),
-    help="Mean of the cosines to all positives, or the cosine to the nearest.",
+    help="Mean of the cosines to all positives, or the cosine to the nearest.  [default: centroid]",
 )
 @click.option("--out", default="ranked.csv", show_default=True, metavar="FILE", help="rank,key,score, best first.")
 @options.as_json
@@ -32,7 +30,7 @@ def retrieve_positives(
     k: int,
     by: str | None,
     model: str | None,
-    similarity: str,
+    similarity: str | None,
     out: str,
     as_json: bool,
 ) -> None:
@@ -54,11 +52,13 @@ def retrieve_positives(
         raise ValueError("--by classifier needs --model FILE (train one with pucache train-pu)")
     if by == "similarity" and model is not None:
         raise ValueError("--by similarity does not use --model; leave one of the two out")
+    if similarity is not None and model is not None:
+        raise ValueError("--similarity does nothing where --model ranks; leave one of the two out")
     check_writable(out)
     opened = EmbeddingCache(*cache)
     s = label_vector(opened.keys, positives)
     classifier = PULinearClassifier.load(model) if model else None
-    ranking = retrieve(opened, s, k=k, model=classifier, similarity=similarity)
+    ranking = retrieve(opened, s, k=k, model=classifier, similarity=similarity or "centroid")
     ranking.save(out)
     result = {"out": out, "by": "classifier" if model else "similarity", "retrieved": len(ranking.keys)}
     top = [

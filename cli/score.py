@@ -33,6 +33,7 @@ def score(
     """
     from pucache.cache import EmbeddingCache, is_cache
     from pucache.classifier import PULinearClassifier
+    from pucache.durable import check_writable
     from pucache.images import open_source
     from pucache.score import check_output, embed_for
     from pucache.score import score as run
@@ -42,9 +43,11 @@ def score(
     check_output(out)
     classifier = PULinearClassifier.load(model)
     if all(map(is_cache, what)):
+        if cache is not None:
+            raise ValueError("--cache says where images are embedded to, and none are given; leave it out")
         opened = EmbeddingCache(*what)
     elif len(what) == 1:
-        path = cache or str(Path(out).with_suffix(".h5"))
+        path = check_writable(cache or Path(out).with_suffix(".h5"))
         opened = embed_for(classifier, open_source(what[0]), path, progress=follow(), **encoding)
     else:
         raise ValueError("give one source of images, or any number of caches")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +39,15 @@ def train_pu(
 
     from .progress import follow
 
-    written = check_writable(metrics or Path(out).with_name("metrics.json"))
-    check_writable(out)
+    written = Path(metrics or check_writable(out).with_name("metrics.json"))
+    if written.resolve() == check_writable(out).resolve():
+        raise ValueError(f"--out and --metrics are one file, {out}; name two")
+    check_writable(written)
     model = run(EmbeddingCache(*cache), positives, progress=follow(), **parameters)
     model.save(out)
     result = summary(model)
     with replacing(written) as temporary:
-        temporary.write_text(json.dumps(result, indent=2) + "\n")
+        temporary.write_text(options.to_json(result) + "\n")
     options.show(result, [*_lines(result), f"wrote {out} and {written}"], as_json)
 
 

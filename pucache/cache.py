@@ -7,12 +7,14 @@ temporary name, and never changed; the arrays in it are contiguous, so readers m
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import mmap
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -182,10 +184,13 @@ class CacheFile:
 
     @cached_property
     def _map(self) -> mmap.mmap:
-        with open(self.path, "rb") as stream:
-            if _identity(stream.fileno()) != self._identity:
-                raise CacheError(f"{self.path} was replaced while it was open; open it again")
-            return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            with open(self.path, "rb") as stream:
+                if _identity(stream.fileno()) != self._identity:
+                    raise CacheError(f"{self.path} was replaced while it was open; open it again")
+                return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:  # removed meanwhile, or more files than `ulimit -n` allows
+            raise CacheError(f"cannot map {self.path}: {error.strerror}") from error
 
     def _array(self, name: str) -> np.ndarray:
         offset, shape, dtype = self._layout[name]
@@ -254,7 +259,7 @@ def _layout(dataset: Any) -> tuple[int | None, tuple[int, ...], np.dtype]:
     return dataset.id.get_offset(), dataset.shape or (), np.dtype(dataset.dtype.str)
 
 
-def _attribute(file: h5py.File, name: str) -> str | int | None:
+def _attribute(file: h5py.File, name: str) -> Any:
     """Read one number or fixed-width text, or None where there is none.
 
     Text of variable width is not even tried: it lies in HDF5's global heap, and damage there makes
@@ -444,7 +449,7 @@ def write_file(
         "size_mtime": ((n, 2), np.dtype("<i8")),
     }
     sums = {name: hashlib.sha256() for name in (*columns, *_FAILURES)}
-    with replacing(path) as temporary, h5py.File(temporary, "w", libver="earliest") as file:
+    with replacing(path) as temporary, _new_hdf5(temporary) as file:
         datasets = {name: _create(file, name, *column) for name, column in columns.items()}
         start = 0
         for rows in blocks:
@@ -462,11 +467,55 @@ def write_file(
             described[name] = (values.shape, values.dtype)
         created = _now()
         checksum = _checksum(encoder, source, created, __version__, _describe(described, sums))
-        file.attrs["version"] = VERSION
-        values = (FORMAT, encoder.to_json(), created, __version__, source, checksum)
-        for name, text in zip(("format", *_ATTRIBUTES), values, strict=True):
-            encoded = text.encode("utf-8", "surrogateescape")
-            file.attrs.create(name, encoded, dtype=h5py.string_dtype("utf-8", max(1, len(encoded))))
+        _write_attributes(
+            file,
+            format=FORMAT,
+            encoder=encoder.to_json(),
+            created=created,
+            pucache_version=__version__,
+            source=source,
+            checksum=checksum,
+        )
+
+
+def _write_attributes(file: h5py.File, **texts: str) -> None:
+    file.attrs["version"] = VERSION
+    for name, text in texts.items():
+        encoded = text.encode("utf-8", "surrogateescape")
+        file.attrs.create(name, encoded, dtype=h5py.string_dtype("utf-8", max(1, len(encoded))))
+
+
+@contextmanager
+def _new_hdf5(path: Path) -> Iterator[h5py.File]:
+    with _Output(path, "r+") as stream:
+        with h5py.File(stream, "w", libver="earliest") as file:
+            yield file
+        if stream.error is not None:
+            raise stream.error
+
+
+class _Output(io.FileIO):
+    """A file that keeps its first error for later: HDF5 crashes the process where a write fails in its close."""
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write all of `data`, or remember why not; never raises."""
+        rest = memoryview(data)
+        try:
+            while rest and self.error is None:
+                rest = rest[super().write(rest) :]
+        except OSError as error:
+            self.error = error
+        return len(data)
+
+    def truncate(self, size: int | None = None) -> int:
+        """Set the size, or remember why not; never raises."""
+        try:
+            return super().truncate(size)
+        except OSError as error:
+            self.error = self.error or error
+            return size or 0
 
 
 def _create(file: h5py.File, name: str, shape: tuple[int, ...], dtype: np.dtype) -> Any:
@@ -533,7 +582,10 @@ def merge(
     int
         Rows written.
     """
-    keys = [np.asarray(file.raw_keys[rows]) for file, rows in picks]
+    keys = []
+    for file, rows in picks:
+        keys.append(np.asarray(file.raw_keys[rows]))
+        file.release()  # there may be more files than file descriptors
     width = max((part.dtype.itemsize for part in keys), default=1)
     keys_all = np.concatenate([part.astype(f"S{width}") for part in keys]) if keys else np.empty(0, "S1")
     piece = np.repeat(np.arange(len(picks)), [len(rows) for _, rows in picks])
@@ -586,12 +638,16 @@ def pack(paths: Iterable[str | Path], out: str | Path) -> int:
     files = [CacheFile(path) for path in expand(paths)]
     for other in files[1:]:
         check_same_encoder(files[0], other)
+    failures: dict[str, str] = {}
     for file in files:
         file.verify()
+        failures.update(file.failures)
+        file.release()
+    for file in files:
+        rows = find(file.raw_keys, encode_keys(list(failures)))
+        failures = {key: reason for (key, reason), row in zip(failures.items(), rows, strict=True) if row < 0}
         file.release()
     picks = [(file, np.arange(len(file))) for file in files]
-    done = {key for file in files for key in Keys([file.raw_keys])}
-    failures = {key: reason for file in files for key, reason in file.failures.items() if key not in done}
     sources = sorted({file.source for file in files})
     source = sources[0] if len(sources) == 1 else ""
     return merge(out, picks, encoder=files[0].encoder, dtype=files[0].dtype, source=source, failures=failures)
@@ -645,7 +701,8 @@ def import_embeddings(
         step = rows_per_block(X)
         for start in range(0, len(X), step):
             rows = order[start : start + step]
-            block = X[rows].astype(stored)
+            with np.errstate(over="ignore"):
+                block = X[rows].astype(stored)
             bad = np.flatnonzero(~np.isfinite(block).all(1))
             if len(bad):
                 raise CacheError(

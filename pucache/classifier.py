@@ -119,7 +119,7 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
         X, s = np.asarray(rows), _as_pu_labels(np.asarray(labels))
         self.classes_ = np.array([0, 1])
         weights, held_out = _cross_fitting(s, self.n_folds, self.seed)
-        scale = RMS / max(_root_mean_square(X), 1e-12)
+        scale = RMS / max(_root_mean_square(X), 1e-30)
         heads = fit_heads(
             np.asarray(X, np.float32) * np.float32(scale),
             s,
@@ -146,6 +146,11 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
         self.encoder_ = None
         return self
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = False
+        return tags
+
     def _checked_parameters(self) -> tuple[PURisk, float]:
         if self.prior is None or not 0 < self.prior < 1:
             raise ValueError(
@@ -154,9 +159,9 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
             )
         if self.n_folds < 2:
             raise ValueError(f"n_folds must be at least 2, got {self.n_folds}")
-        if self.penalty < 0:
-            raise ValueError(f"penalty must be >= 0, got {self.penalty}")
-        return PURisk(self.loss, target_prior=self.target_prior), self.prior
+        if not 0 <= self.penalty < np.inf:
+            raise ValueError(f"penalty must be finite and >= 0, got {self.penalty}")
+        return PURisk(self.loss, target_prior=self.target_prior), float(self.prior)
 
     def decision_function(self, X: ArrayLike) -> np.ndarray:
         """Margins, float32 (n,)."""
@@ -173,7 +178,8 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Posterior among the unlabelled, float64 (n, 2): columns for classes 0 and 1."""
-        posterior = self.posterior_(self.decision_function(X))
+        margins = self.decision_function(X)
+        posterior = self.posterior_(margins)
         return np.column_stack([1 - posterior, posterior])
 
     def check_fits(self, cache: EmbeddingCache) -> None:
@@ -217,7 +223,7 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
             "version": str(VERSION),
             "pucache_version": __version__,
             "encoder": self.encoder_.to_json() if self.encoder_ else "",
-            "parameters": json.dumps(parameters, sort_keys=True),
+            "parameters": json.dumps(parameters, sort_keys=True, default=np.generic.item),
             "estimates": json.dumps(self.estimates_, sort_keys=True),
             "counts": json.dumps([self.n_labelled_, self.n_unlabelled_]),
         }
@@ -240,19 +246,13 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
         try:
             with safetensors.safe_open(path, "numpy") as file:
                 header = dict(file.metadata() or {})
+                _check_format(path, header)
                 names = set(file.keys())
                 tensors = {name: file.get_tensor(name) for name in _TENSORS if name in names}
-        except (safetensors.SafetensorError, OSError, ValueError) as error:
+        except (safetensors.SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
             raise ModelError(
                 f"{path} cannot be read as safetensors ({str(error)[:120]}); train the model again"
             ) from error
-        if header.get("format") != FORMAT:
-            raise ModelError(f"{path} is a safetensors file but not a pucache model; pass what train-pu wrote")
-        if header.get("version") != str(VERSION):
-            raise ModelError(
-                f"{path} is a model of format version {header.get('version')}; this pucache {__version__} reads "
-                f"version {VERSION}: upgrade pucache, or train again"
-            )
         stated = header.pop("checksum", "")
         if names != set(_TENSORS) or _checksum(tensors, header) != stated:
             raise ModelError(f"{path} is damaged: content and checksum disagree; train the model again")
@@ -271,6 +271,16 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
         model.encoder_ = EncoderSpec.from_json(header["encoder"]) if header["encoder"] else None
         model.classes_, model.n_features_in_ = np.array([0, 1]), len(model.coef_)
         return model
+
+
+def _check_format(path: Path, header: dict[str, str]) -> None:
+    if header.get("format") != FORMAT:
+        raise ModelError(f"{path} is a safetensors file but not a pucache model; pass what train-pu wrote")
+    if header.get("version") != str(VERSION):
+        raise ModelError(
+            f"{path} is a model of format version {header.get('version')}; this pucache {__version__} reads "
+            f"version {VERSION}: upgrade pucache, or train again"
+        )
 
 
 def _as_pu_labels(s: np.ndarray) -> np.ndarray:
@@ -292,7 +302,7 @@ def _cross_fitting(s: np.ndarray, n_folds: int, seed: int) -> tuple[np.ndarray, 
     count = min(n_folds, int(s.sum()), int((s == 0).sum()))
     if count < 2:
         return np.ones((len(s), 1), np.float32), np.zeros(len(s), np.intp)
-    held_out = folds(s, count, seed).astype(np.intp) + 1
+    held_out = folds(s, count, seed) + 1
     weights = np.ones((len(s), count + 1), np.float32)
     weights[np.arange(len(s)), held_out] = 0
     return weights, held_out
@@ -300,7 +310,7 @@ def _cross_fitting(s: np.ndarray, n_folds: int, seed: int) -> tuple[np.ndarray, 
 
 def _root_mean_square(X: np.ndarray) -> float:
     return float(
-        np.sqrt(np.mean([np.square(block, dtype=np.float32).mean() for block in np.array_split(X, 64) if len(block)]))
+        np.sqrt(np.mean([np.square(block, dtype=np.float64).mean() for block in np.array_split(X, 64) if len(block)]))
     )
 
 

@@ -84,9 +84,11 @@ def unpack(folder: Path) -> None:
     columns = sheet.width // _TILE
     with (_DATA / "fashion-mnist.csv").open(newline="") as stream:
         table = list(csv.DictReader(stream))
+    truth = "\n".join(["key,label", *(f"{row['key']},{int(row['class'] == POSITIVE)}" for row in table)]) + "\n"
     try:
+        _claim(folder, truth)
         for name in ("pile", "new"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
+            (folder / name).mkdir(exist_ok=True)
         for position, row in enumerate(table):
             top, left = (_TILE * part for part in divmod(position, columns))
             path = folder / ("new" if row["folder"] == "new" else "pile") / row["key"]
@@ -94,10 +96,17 @@ def unpack(folder: Path) -> None:
                 sheet.crop((left, top, left + _TILE, top + _TILE)).save(path)
         positives = [row["key"] for row in table if row["folder"] == "labelled"]
         (folder / "positives.txt").write_text("\n".join(positives) + "\n")
-        truth = [f"{row['key']},{int(row['class'] == POSITIVE)}" for row in table]
-        (folder / "truth.csv").write_text("\n".join(["key,label", *truth]) + "\n")
     except OSError as error:
         raise OutputError(f"cannot write into {folder}: {error.strerror or error}; name another folder") from error
+
+
+def _claim(folder: Path, truth: str) -> None:
+    """Make `folder` the demo's by writing ``truth.csv``; refuse one with other files, whose names might be ours."""
+    mark = folder / "truth.csv"
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()) and not (mark.is_file() and mark.read_bytes() == truth.encode()):
+        raise OutputError(f"{folder} holds files that are not the demo's; name a new or an empty folder")
+    mark.write_text(truth)
 
 
 def contact_sheet(path: Path, images: Path, ranking: Ranking, y: np.ndarray) -> None:

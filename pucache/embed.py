@@ -133,28 +133,32 @@ def embed(
         remove_partials(cache)
         old = _open_old(cache, encoder.spec, dtype)
         stored = DTYPES[dtype] if dtype else old.dtype if old else DTYPES["float16"]
-        others = _open_reuse(reuse, encoder.spec)
+        others = _open_reuse(reuse, encoder.spec, stored)
         parts = _Parts(cache, encoder.spec, stored)
         listing = _take_shard(source.scan(), shard)
         if not listing.keys and not listing.failures:
             raise SourceError(f"no image in {source.name}{_ignored_note(listing)}")
         kept, vanished = _split_old(old, listing)
-        plan = _plan(listing, old, kept, parts)
+        kept_keys = encode_keys([]) if old is None else np.asarray(old.raw_keys[kept])
+        plan = _plan(listing, kept_keys, parts)
         work = _Work(source, encoder, listing, plan, _Known([*filter(None, [old]), *others] if len(plan) else []))
         progress.start(len(plan), "embedding")
         for rows, failures in work.blocks(workers, stored):
             parts.add(rows, failures, source.name)
             progress.advance(len(rows.keys) + len(failures))
-        picks = parts.current(listing)
+        picks, failed = parts.current(listing, kept_keys)
+        failures = {**listing.failures, **failed}
+        fresh = len(picks) > 0
         if old is not None:
             picks.append((old, kept if prune else np.union1d(kept, vanished)))
-        failures = {**listing.failures, **parts.failures(listing)}
         total = sum(len(rows) for _, rows in picks)
         if not total:
             parts.remove()
             raise SourceError(_nothing_readable(source, failures))
-        changed = old is None or parts.rows > 0 or total != len(old) or failures != old.failures
+        changed = old is None or fresh or total != len(old) or failures != old.failures
         if changed:
+            if old is not None and not len(plan):  # else it was verified for the work
+                old.verify()
             merge(cache, picks, encoder=encoder.spec, dtype=stored, source=source.name, failures=failures)
         parts.remove()
     return EmbedReport(
@@ -200,10 +204,12 @@ def _open_old(cache: Path, spec: EncoderSpec, dtype: str | None) -> CacheFile | 
     return old
 
 
-def _open_reuse(paths: Iterable[str | Path], spec: EncoderSpec) -> list[CacheFile]:
+def _open_reuse(paths: Iterable[str | Path], spec: EncoderSpec, dtype: np.dtype) -> list[CacheFile]:
     files = [CacheFile(path) for path in expand(paths)] if paths else []
     for file in files:
         _require_encoder(file, spec)
+        if file.dtype.itemsize < dtype.itemsize:
+            raise CacheError(f"{file.path} holds {file.dtype}, too coarse to copy into {dtype}; leave out --reuse")
     return files
 
 
@@ -231,17 +237,16 @@ def _split_old(old: CacheFile | None, listing: Listing) -> tuple[np.ndarray, np.
     return rows[same], np.flatnonzero(gone)
 
 
-def _plan(listing: Listing, old: CacheFile | None, kept: np.ndarray, parts: _Parts) -> np.ndarray:
+def _plan(listing: Listing, kept: np.ndarray, parts: _Parts) -> np.ndarray:
     """Positions in the listing that are neither kept nor in a part."""
     keys = encode_keys(listing.keys)
+    picks, failed = parts.current(listing, kept)
     todo = np.ones(len(keys), bool)
-    if old is not None:
-        at = find(keys, np.asarray(old.raw_keys[kept]))
-        todo[at[at >= 0]] = False
-    for file, rows in parts.current(listing):
+    todo[find(keys, kept)] = False
+    todo[find(keys, encode_keys(list(failed)))] = False
+    for file, rows in picks:
         todo[find(keys, np.asarray(file.raw_keys[rows]))] = False
-    at = find(keys, encode_keys(list(parts.failures(listing))))
-    todo[at[at >= 0]] = False
+        file.release()
     return np.flatnonzero(todo)
 
 
@@ -274,10 +279,6 @@ class _Parts:
         part.release()
         self.files.append(part)
 
-    @property
-    def rows(self) -> int:
-        return sum(len(file) for file in self.files)
-
     def add(self, rows: Rows, failures: dict[str, str], source: str) -> None:
         """Write one block durably, under a name that says what it holds."""
         self.folder.mkdir(exist_ok=True)
@@ -288,23 +289,32 @@ class _Parts:
         write_file(path, self._spec, source, [rows], shape=shape, failures=failures)
         self.files.append(CacheFile(path))
 
-    def current(self, listing: Listing) -> list[tuple[CacheFile, np.ndarray]]:
-        """Rows of each part whose file is still as it was when it was embedded."""
-        keys, taken, picks = encode_keys(listing.keys), np.zeros(len(listing.keys), bool), []
+    def current(self, listing: Listing, kept: np.ndarray) -> tuple[list[tuple[CacheFile, np.ndarray]], dict[str, str]]:
+        """What of this run and the interrupted one still counts, beside the keys kept from the old cache.
+
+        Returns
+        -------
+        picks : list of (CacheFile, ndarray of int)
+            Rows of each part whose file is still as it was when it was embedded.
+        failures : dict of str to str
+            Listed images that could not be read and have no row.
+        """
+        keys, picks, failures = encode_keys(listing.keys), [], {}
+        taken = np.zeros(len(keys), bool)
+        taken[find(keys, kept)] = True
         for file in self.files:
             at = find(keys, file.raw_keys)
             good = at >= 0
             good[good] = (file.size_mtime[good] == listing.size_mtime[at[good]]).all(1) & ~taken[at[good]]
             taken[at[good]] = True
-            picks.append((file, np.flatnonzero(good)))
-            file.release()
-        return picks
-
-    def failures(self, listing: Listing) -> dict[str, str]:
-        """Images that failed in this run or the interrupted one, as far as they are still listed."""
-        found = {key: reason for file in self.files for key, reason in file.failures.items()}
-        listed = find(encode_keys(listing.keys), encode_keys(list(found))) >= 0
-        return {key: reason for (key, reason), there in zip(found.items(), listed, strict=True) if there}
+            if good.any():
+                picks.append((file, np.flatnonzero(good)))
+            failures.update(file.failures)
+            file.release()  # there may be more parts than file descriptors
+        at = find(keys, encode_keys(list(failures)))
+        counts = at >= 0
+        counts[counts] = ~taken[at[counts]]
+        return picks, {key: reason for (key, reason), here in zip(failures.items(), counts, strict=True) if here}
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -316,6 +326,8 @@ class _Known:
 
     def __init__(self, files: list[CacheFile]):
         self._files = files
+        for file in files:
+            file.verify()  # a damaged row must not be copied under a new checksum
         digests = [np.ascontiguousarray(file.digests).reshape(-1).view("S32") for file in files]
         everything = np.concatenate(digests) if digests else np.empty(0, "S32")
         self._order = np.argsort(everything)
@@ -374,7 +386,7 @@ class _Chunks(Dataset[_Chunk]):
 
     def _is_known(self, content: bytes) -> bool:
         at = np.searchsorted(self._known, np.bytes_(content))
-        return bool(at < len(self._known) and self._known[at] == np.bytes_(content))
+        return self._known[at : at + 1].tobytes() == content  # as bytes: numpy's text drops zero bytes at the end
 
 
 class _Work:

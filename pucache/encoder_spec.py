@@ -7,6 +7,14 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+_IN_JSON: dict[str, type | tuple[type, ...]] = {
+    "str": str,
+    "int": int,
+    "float": (int, float),
+    "tuple[int, ...]": list,
+    "tuple[float, ...]": list,
+}
+
 
 @dataclass(frozen=True)
 class EncoderSpec:
@@ -69,10 +77,12 @@ class EncoderSpec:
         names = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(fields, dict) or set(fields) != names:
             raise ValueError("not an encoder description")
-        for name in ("input_size", "mean", "std"):
-            fields[name] = tuple(fields[name])
-        if not isinstance(fields["dim"], int) or not isinstance(fields["name"], str):
-            raise ValueError("not an encoder description")
+        for field in dataclasses.fields(cls):
+            value = fields[field.name]
+            if not isinstance(value, _IN_JSON[str(field.type)]):
+                raise ValueError(f"not an encoder description: {field.name} is {value!r}")
+            if isinstance(value, list):
+                fields[field.name] = tuple(value)
         return cls(**fields)
 
     def differences(self, other: EncoderSpec, *, ignoring: Iterable[str] = ()) -> list[str]:

@@ -6,12 +6,14 @@ names, so a model always sees images as it was trained to.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import safetensors.torch
 import timm
@@ -168,15 +170,13 @@ def _bundled(weights: str | Path | None) -> Any:
 
 
 def _from_timm(architecture: str, weights: str | Path | None) -> Any:
-    if not timm.is_model(architecture.partition(".")[0]):
-        near = difflib.get_close_matches(architecture, timm.list_models(), 3)
-        hint = f"; did you mean {', '.join(near)}?" if near else "; timm.list_models() names them"
-        raise EncoderError(f"timm has no model called {architecture!r}{hint}")
+    _require_known(architecture)
     if weights is not None:
         model = timm.create_model(architecture, pretrained=False, num_classes=0)
         _load_weights(model, architecture, Path(weights))
         return model
     try:
+        _require_hub(architecture)
         return timm.create_model(architecture, pretrained=True, num_classes=0)
     except Exception as error:  # the hub client raises its own errors, and RuntimeError where timm has none
         reason = " ".join(str(error).split())[:160] or type(error).__name__
@@ -184,6 +184,27 @@ def _from_timm(architecture: str, weights: str | Path | None) -> Any:
             f"cannot fetch the pretrained weights of {architecture} ({reason}); "
             "download them where there is a network and pass --weights FILE, or use --encoder bundled"
         ) from error
+
+
+def _require_known(architecture: str) -> None:
+    name = architecture.partition(".")[0]
+    known = timm.list_models(f"{name}.*", pretrained=True) if timm.is_model(name) else timm.list_models()
+    if architecture in known or (architecture == name and timm.is_model(name)):
+        return
+    near = difflib.get_close_matches(architecture.lower(), known, 3)
+    hint = f"; did you mean {', '.join(near)}?" if near else "; timm.list_models() names them"
+    raise EncoderError(f"timm has no model called {architecture!r}{hint}")
+
+
+def _require_hub(architecture: str) -> None:
+    """Fail at once where neither the hub nor an earlier download is in reach: its client retries for a minute."""
+    repository = getattr(timm.get_pretrained_cfg(architecture), "hf_hub_id", None)
+    if not repository:
+        return
+    if Path(huggingface_hub.constants.HF_HUB_CACHE, f"models--{repository.replace('/', '--')}").is_dir():
+        return
+    with contextlib.suppress(huggingface_hub.errors.HfHubHTTPError):  # it answered: timm hears what it has to say
+        huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(repository, "config.json"), timeout=10)
 
 
 def _load_weights(model: Any, architecture: str, path: Path) -> None:
@@ -228,7 +249,7 @@ def _unwrap(state: dict[str, Any]) -> dict[str, torch.Tensor]:
         if isinstance(state.get(name), dict):
             state = state[name]
             break
-    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    tensors = {str(name): value for name, value in state.items() if isinstance(value, torch.Tensor)}
     for prefix in ("module.", "_orig_mod."):
         if tensors and all(name.startswith(prefix) for name in tensors):
             tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}

@@ -7,8 +7,10 @@ evaluation ever sees.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+import io
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 from fsspec.utils import glob_translate
@@ -25,24 +27,42 @@ def read_table(path: str | Path) -> list[dict[str, str]]:
     Raises
     ------
     LabelError
-        Missing, not UTF-8, or a table without a ``key`` column.
+        Missing, not UTF-8, not a table, or a table with no ``key`` column or a row without a key.
     """
     path = Path(path)
     try:
-        text = path.read_text("utf-8-sig")
+        text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise LabelError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
     except OSError as error:
         raise LabelError(f"cannot read {path}: {error.strerror}") from error
     if path.suffix.lower() != ".csv":
-        return [{"key": line} for line in text.splitlines() if line.strip()]
-    table = csv.DictReader(text.splitlines(keepends=True), strict=True)
-    if "key" not in (table.fieldnames or []):
-        raise LabelError(f"{path} has columns {', '.join(table.fieldnames or ['(none)'])}; expected one called 'key'")
+        # not str.splitlines: a key may hold U+2028 and its like, which only that takes for line ends
+        return [{"key": line.rstrip("\n")} for line in io.StringIO(text, newline=None) if line.strip()]
+    table = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
-        return list(table)
+        columns = table.fieldnames or ["(none)"]
+        rows = [row for row in table if any(row.values())]  # spreadsheets leave rows of commas
     except csv.Error as error:
-        raise LabelError(f"{path} line {table.line_num}: {error}") from error
+        raise LabelError(f"{path} line {table.reader.line_num}: {error}") from error
+    if "key" not in columns:
+        raise LabelError(f"{path} has columns {', '.join(columns)}; expected one called 'key'")
+    if not all(row["key"] for row in rows):
+        raise LabelError(f"{path} has a row without a key; complete or remove it")
+    return rows
+
+
+def table_writer(stream: TextIO) -> Callable[[Sequence[object]], object]:
+    """Return a function that writes one row of a CSV; `stream` must leave line ends alone (``newline=""``)."""
+    plain, quoting = (
+        csv.writer(stream, lineterminator="\n", quoting=how) for how in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
+    )
+
+    def write(row: Sequence[object]) -> object:
+        # csv itself quotes a lone carriage return only since Python 3.13
+        return (quoting if any(isinstance(cell, str) and "\r" in cell for cell in row) else plain).writerow(row)
+
+    return write
 
 
 def find_keys(keys: Keys, wanted: str | Path) -> np.ndarray:
@@ -127,11 +147,11 @@ def folds(s: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
 
     Returns
     -------
-    ndarray of int8, (n,)
+    ndarray of int64, (n,)
         The fold that each row is held out in, 0 .. count-1.
     """
     generator = np.random.default_rng(seed)
-    fold = np.empty(len(s), np.int8)
+    fold = np.empty(len(s), np.int64)
     for value in (0, 1):
         rows = np.flatnonzero(s == value)
         fold[generator.permutation(rows)] = np.arange(len(rows)) % count

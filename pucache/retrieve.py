@@ -6,7 +6,6 @@ is a cosine; centring takes away what all images share (measured: AP .844 to .94
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,11 @@ import numpy as np
 from .cache import EmbeddingCache
 from .classifier import PULinearClassifier
 from .durable import check_writable, replacing
-from .labels import check_labels
+from .labels import check_labels, table_writer
 
 SIMILARITIES = ("centroid", "max")
+# From k = 100 on faiss would collect in reservoirs, which drop any of equal scores; heaps keep the earlier row.
+faiss.cvar.distance_compute_min_k_reservoir = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,10 @@ class Ranking:
     def save(self, path: str | Path) -> None:
         """Write ``rank,key,score`` as CSV."""
         with replacing(check_writable(path)) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
-            writer = csv.writer(stream, lineterminator="\n")
-            writer.writerow(["rank", "key", "score"])
+            write = table_writer(stream)
+            write(["rank", "key", "score"])
             for rank, (key, score) in enumerate(zip(self.keys, self.scores, strict=True), 1):
-                writer.writerow([rank, key, f"{score:.6g}"])
+                write([rank, key, f"{score:.6g}"])
 
 
 def retrieve(
@@ -79,9 +80,11 @@ def retrieve(
     ModelError
         The model is of another encoder.
     ValueError
-        k < 1, an unknown similarity, or no labelled or no unlabelled row.
+        k < 1, an unknown similarity, `s` of another length, or no labelled or no unlabelled row.
     """
     check_labels(s)
+    if len(s) != len(cache):
+        raise ValueError(f"s has {len(s)} labels, but {cache.name} has {len(cache)} rows")
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
     if similarity not in SIMILARITIES:

@@ -78,7 +78,7 @@ class PURisk:
             raise ValueError(f"unknown loss {self.loss!r}; use {', '.join(LOSSES)}")
         if not 0 < self.target_prior < 1:
             raise ValueError(f"target_prior must lie strictly between 0 and 1, got {self.target_prior}")
-        if self.beta < 0 or not 0 <= self.gamma <= 1:
+        if not self.beta >= 0 or not 0 <= self.gamma <= 1:
             raise ValueError(f"beta must be >= 0 and gamma in [0, 1], got {self.beta} and {self.gamma}")
 
     def value_and_step(self, margins: Tensor, weights: Tensor, is_positive: Tensor, prior: Tensor) -> RiskStep:

@@ -31,8 +31,10 @@ def choose_device(device: str = "auto") -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f"unknown device {device!r}; use auto, cpu, cuda or cuda:N") from error
+    except RuntimeError:
+        chosen = None
+    if chosen is None or chosen.type not in ("cpu", "cuda"):
+        raise ValueError(f"unknown device {device!r}; use auto, cpu, cuda or cuda:N")
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise ValueError(
             f"device {device} is not there ({torch.cuda.device_count()} CUDA devices seen); use --device cpu"

@@ -16,6 +16,7 @@ from .classifier import PULinearClassifier
 from .durable import check_writable, replacing
 from .errors import LabelError, MissingExtraError, ModelError
 from .images import Source
+from .labels import table_writer
 from .progress import Progress
 
 COLUMNS = ("key", "margin", "posterior", "label")
@@ -153,13 +154,13 @@ def _open_table(path: Path, suffix: str) -> Iterator[_Table]:
 @contextmanager
 def _csv_table(path: Path) -> Iterator[_Table]:
     with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(COLUMNS)
+        write_row = table_writer(stream)
+        write_row(COLUMNS)
 
         class Table:
             def write(self, columns: dict[str, Any]) -> None:
                 for key, margin, posterior, label in zip(*columns.values(), strict=True):
-                    writer.writerow([key, f"{margin:.6g}", f"{posterior:.6g}", label])
+                    write_row([key, f"{margin:.6g}", f"{posterior:.6g}", label])
 
         yield Table()
 
@@ -191,7 +192,7 @@ def _pyarrow() -> tuple[Any, Any]:
 
 
 def _read_csv(path: Path) -> dict[str, list[str]]:
-    with path.open(newline="", encoding="utf-8") as stream:
+    with path.open(newline="", encoding="utf-8-sig") as stream:
         rows = list(csv.DictReader(stream, strict=True))
     return {name: [row[name] for row in rows] for name in COLUMNS}
 

@@ -63,9 +63,6 @@ def summary(model: PULinearClassifier) -> dict[str, Any]:
         "encoder": str(model.encoder_),
         "labelled_positives": model.n_labelled_,
         "unlabelled": model.n_unlabelled_,
-        "prior": model.prior,
-        "target_prior": model.target_prior,
-        "loss": model.loss,
-        "threshold": model.threshold,
+        **{name: np.asarray(getattr(model, name)).item() for name in ("prior", "target_prior", "loss", "threshold")},
         "estimates": model.estimates_,
     }

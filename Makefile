@@ -1,0 +1,36 @@
+# make demo: install into .venv and run the embedded default.   make test: lint, types, tests.
+PYTHON ?= python3
+PIP = .venv/bin/pip --disable-pip-version-check
+
+.PHONY: help demo test lint install clean
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 1
+
+demo: .venv/installed
+	.venv/bin/pucache demo
+
+test: .venv/installed-test lint
+	.venv/bin/pytest
+
+lint: .venv/installed-test
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy pucache cli
+
+install: .venv/installed
+
+.venv/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "pucache needs Python 3.11 or later: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv .venv
+
+.venv/installed: setup.py pyproject.toml | .venv/bin/pip
+	$(PIP) install -q -e .
+	touch $@
+
+.venv/installed-test: setup.py pyproject.toml | .venv/bin/pip
+	$(PIP) install -q -e '.[test]'
+	touch $@ .venv/installed
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis pucache-demo

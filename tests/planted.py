@@ -1,0 +1,32 @@
+"""Planted positives among unlabelled rows, and caches of bare arrays."""
+
+import numpy as np
+
+from pucache.cache import EmbeddingCache, Rows, encode_keys, write_file
+from pucache.encoder_spec import EncoderSpec
+from pucache.heads import Protocol
+
+QUICK = Protocol(epochs=1, min_steps=150, learning_rate=0.02)
+
+
+def planted(n=400, d=6, labelled=40, prior=0.3, seed=0, apart=1.0):
+    """Draw two blobs: X (n, d) float32, s, y; `labelled` rows of the positive one are named, in any place."""
+    draw = np.random.default_rng(seed)
+    hidden = round(prior * (n - labelled))
+    place = draw.permutation(n)
+    s, y = np.zeros(n, np.int8), np.zeros(n, np.int8)
+    s[place[:labelled]] = 1
+    y[place[: labelled + hidden]] = 1
+    X = draw.normal(size=(n, d)) + apart * (2 * y[:, None] - 1) + 0.3
+    return X.astype(np.float32), s, y
+
+
+def write_cache(path, X, keys=None, *, encoder=None, failures=None):
+    """Write rows as a cache, sorted by key, and open it; NaN is not minded."""
+    encoded = encode_keys(keys or [f"{row:05}.png" for row in range(len(X))])
+    order = np.argsort(encoded)
+    empty = np.zeros((len(X), 32), np.uint8), np.full((len(X), 2), -1)
+    encoder = encoder or EncoderSpec.imported("planted", X.shape[1])
+    shape = (len(X), encoded.itemsize, X.dtype)
+    write_file(path, encoder, "", [Rows(encoded[order], X[order], *empty)], shape=shape, failures=failures or {})
+    return EmbeddingCache(path)
