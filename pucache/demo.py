@@ -80,7 +80,8 @@ def demo(
 
 def unpack(folder: Path) -> None:
     """Write the packaged images as PNG files: ``pile/``, ``new/``, ``positives.txt``, ``truth.csv``."""
-    sheet = Image.open(_DATA / "fashion-mnist.png")
+    with Image.open(_DATA / "fashion-mnist.png") as sheet:
+        sheet.load()
     columns = sheet.width // _TILE
     with (_DATA / "fashion-mnist.csv").open(newline="") as stream:
         table = list(csv.DictReader(stream))

@@ -109,6 +109,8 @@ def load_encoder(
     config = timm.data.resolve_model_data_config(model)
     if config["input_size"][0] != 3:
         raise EncoderError(f"{name} takes {config['input_size'][0]} channels; only RGB models are supported")
+    height, width = config["input_size"][1:]
+    dim = _dim(model, name, height, width)
     weights_digest = _digest(model)  # before the runtime changes their type
     runtime = Runtime(
         model,
@@ -118,10 +120,6 @@ def load_encoder(
         precision=numbers,
         batch_size=batch_size or _DEFAULT_BATCH.get(where.type, 64),
     )
-    height, width = config["input_size"][1:]
-    probe = runtime(torch.zeros((1, 3, height, width), dtype=torch.uint8))
-    if probe.ndim != 2:
-        raise EncoderError(f"{name} gives {probe.ndim - 1}-d features, not one vector per image; choose a pooled model")
     spec = EncoderSpec(
         name=name,
         weights=weights_digest,
@@ -133,10 +131,19 @@ def load_encoder(
         crop_mode=config["crop_mode"],
         decoder=DECODER,
         pooling=_pooling(model),
-        dim=probe.shape[1],
+        dim=dim,
         precision=numbers,
     )
     return Encoder(spec, timm.data.create_transform(**config, is_training=False, normalize=False), runtime)
+
+
+def _dim(model: torch.nn.Module, name: str, height: int, width: int) -> int:
+    """Length of an embedding, from one black image: a whole batch would take a large model a minute on the CPU."""
+    with torch.inference_mode():
+        row = model.eval()(torch.zeros(1, 3, height, width))
+    if not isinstance(row, torch.Tensor) or row.ndim != 2:
+        raise EncoderError(f"{name} does not give one vector per image; choose a pooled model")
+    return row.shape[1]
 
 
 def _pooling(model: torch.nn.Module) -> str:

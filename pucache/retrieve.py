@@ -19,8 +19,6 @@ from .durable import check_writable, replacing
 from .labels import check_labels, table_writer
 
 SIMILARITIES = ("centroid", "max")
-# From k = 100 on faiss would collect in reservoirs, which drop any of equal scores; heaps keep the earlier row.
-faiss.cvar.distance_compute_min_k_reservoir = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -109,17 +107,10 @@ def _by_similarity(cache: EmbeddingCache, s: np.ndarray, k: int, similarity: str
     best = _Best(k)
     for rows, X in cache.blocks():
         candidates = np.arange(rows.start, rows.stop)[s[rows] == 0]
-        if len(candidates):
-            best.offer(*_search(prepare(X[s[rows] == 0]), queries, candidates, k))
+        if len(candidates):  # the nearest query of each row, not the nearest rows of each query: that would drop ties
+            scores, _ = faiss.knn(prepare(X[s[rows] == 0]), queries, 1, metric=faiss.METRIC_INNER_PRODUCT)
+            best.offer(candidates, scores[:, 0])
     return best
-
-
-def _search(vectors: np.ndarray, queries: np.ndarray, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The best of one block: each row once, with its highest score over the queries."""
-    scores, found = faiss.knn(queries, vectors, min(k, len(vectors)), metric=faiss.METRIC_INNER_PRODUCT)
-    order = np.argsort(-scores, axis=None, kind="stable")
-    nearest, first = np.unique(found.ravel()[order], return_index=True)
-    return rows[nearest], scores.ravel()[order][first]
 
 
 def _centred(cache: EmbeddingCache) -> Callable[[np.ndarray], np.ndarray]:

@@ -132,12 +132,10 @@ def read_scores(path: str | Path) -> dict[str, np.ndarray]:
         raise LabelError(f"no such scores: {path}; expected the CSV or Parquet that score writes")
     try:
         table = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
-        return {
-            "key": np.array(table["key"], object),
-            "margin": np.array(table["margin"], float),
-            "posterior": np.array(table["posterior"], float),
-            "label": np.array(table["label"], float).astype(int),
-        }
+        numbers = {name: np.array(table[name], float) for name in COLUMNS[1:]}
+        if None in table["key"] or not all(np.isfinite(column).all() for column in numbers.values()):
+            raise ValueError("a cell is empty or not a number")
+        return {"key": np.array(table["key"], object), **numbers, "label": numbers["label"].astype(int)}
     except (KeyError, ValueError, TypeError, OSError, csv.Error) as error:
         raise LabelError(f"{path} is not a table of scores ({error}); expected columns {', '.join(COLUMNS)}") from error
 
@@ -193,7 +191,10 @@ def _pyarrow() -> tuple[Any, Any]:
 
 def _read_csv(path: Path) -> dict[str, list[str]]:
     with path.open(newline="", encoding="utf-8-sig") as stream:
-        rows = list(csv.DictReader(stream, strict=True))
+        table = csv.DictReader(stream, strict=True)
+        rows = list(table)
+    if not set(COLUMNS) <= set(table.fieldnames or []):
+        raise ValueError(f"its columns are {', '.join(table.fieldnames or ['(none)'])}")
     return {name: [row[name] for row in rows] for name in COLUMNS}
 
 

@@ -16,7 +16,7 @@ from pucache import embed as module
 from pucache.cache import CacheFile, EmbeddingCache, pack
 from pucache.embed import embed, writer_lock
 from pucache.errors import CacheError, CacheLockedError, EncoderError, SourceError
-from pucache.images import LocalFolder, decode, digest, open_source
+from pucache.images import UNKNOWN, LocalFolder, decode, digest, open_source
 from pucache.progress import Silent
 
 BLOCK = 32
@@ -127,15 +127,40 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("change", "expected"), CHANGES.values(), ids=CHANGES)
-def test_only_what_has_changed_is_computed(image_folder, out, encoder, change, expected):
+def test_only_what_has_changed_is_computed(image_folder, out, encoder, change, expected, fixed_time):
     folder = image_folder(20)
+    gone = save_image(folder / "the longest name.png", 40)
     run(folder, out)
+    gone.unlink()
     change(folder)
     report = run(folder, out, encoder, prune=True)
     assert work(report) == expected
     assert encoder.forward.rows == report.computed
     check(out, folder)
     assert run(folder, out).written is False
+    run(folder, out.with_name("anew.h5"))
+    assert out.read_bytes() == out.with_name("anew.h5").read_bytes()
+
+
+class Timeless(LocalFolder):
+    """A folder that does not tell when its files were changed, as some remote stores do."""
+
+    def scan(self):
+        listing = super().scan()
+        listing.size_mtime[:, 1] = UNKNOWN
+        return listing
+
+
+def test_where_no_time_is_told_the_content_decides(image_folder, out, encoder):
+    folder = image_folder(20)
+    source = Timeless(str(folder))
+    embed(source, out, encoder, workers=0)
+    changed = folder / "003.png"
+    shutil.copy2(folder / "004.png", changed)
+    assert work(embed(source, out, encoder, workers=0)) == (0, 20, 0)
+    save_image(changed, 50)
+    assert work(embed(source, out, encoder, workers=0)) == (1, 19, 0)
+    np.testing.assert_array_equal(CacheFile(out).digests[3], np.frombuffer(digest(changed.read_bytes()), np.uint8))
 
 
 def test_a_known_image_is_found_in_another_cache_whatever_its_digest(image_folder, out, encoder):
@@ -221,10 +246,12 @@ def test_unreadable_files_become_failures_and_are_tried_again(image_folder, out,
     assert encoder.forward.rows == 21
 
 
-def test_an_embedded_file_that_breaks_loses_its_row_to_a_failure(image_folder, out):
+@pytest.mark.parametrize("breaks", [lambda path: path.write_text("broken"), lambda path: path.symlink_to("nowhere")])
+def test_an_embedded_file_that_breaks_loses_its_row_to_a_failure(image_folder, out, breaks):
     folder = image_folder(20)
     run(folder, out)
-    (folder / "003.png").write_text("broken")
+    (folder / "003.png").unlink()
+    breaks(folder / "003.png")
     report = run(folder, out)
     assert (report.rows, report.vanished, list(report.failures)) == (19, 0, ["003.png"])
     assert "003.png" not in list(check(out, folder).keys)
@@ -368,11 +395,13 @@ def test_a_second_writer_is_refused_while_the_first_one_works(image_folder, out,
 def test_shards_are_disjoint_and_together_the_whole(image_folder, out, fixed_time):
     folder = image_folder(60)
     (folder / "broken.png").write_text("no image")
+    (folder / "loose.png").symlink_to("nowhere")
     run(folder, out)
     shards = [out.with_name(f"{number}.h5") for number in (1, 2, 3)]
-    counts = [run(folder, shard, shard=(number, 3)).rows for number, shard in enumerate(shards, 1)]
-    assert sum(counts) == 60
-    assert min(counts) > 5
+    reports = [run(folder, shard, shard=(number, 3)) for number, shard in enumerate(shards, 1)]
+    assert sum(report.rows for report in reports) == 60
+    assert min(report.rows for report in reports) > 5
+    assert sorted(key for report in reports for key in report.failures) == ["broken.png", "loose.png"]
     pack(shards, out.with_name("packed.h5"))
     assert out.with_name("packed.h5").read_bytes() == out.read_bytes()
     save_image(folder / "new.png", 70)

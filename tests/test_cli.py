@@ -1,0 +1,552 @@
+import csv
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import h5py
+import numpy as np
+import pytest
+import safetensors.torch
+import timm
+import torch
+from click.testing import CliRunner
+from PIL import Image
+from planted import QUICK, planted, write_cache
+
+from pucache.cache import EmbeddingCache
+from pucache.classifier import PULinearClassifier
+from pucache.cli import progress
+from pucache.cli.main import main
+
+ENCODER = "test_convnext"
+SMALL = f" --encoder timm:{ENCODER} --weights {{w}}/weights.safetensors --device cpu "
+LABELLED, HIDDEN, REST = 8, 8, 44
+BROKEN = "rest/broken.jpg"
+README = Path(__file__).parents[1] / "README.md"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_the_process_was():
+    """One thread for tiny batches; and `main` takes SIGTERM for itself."""
+    threads, handler = torch.get_num_threads(), signal.getsignal(signal.SIGTERM)
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    signal.signal(signal.SIGTERM, handler)
+
+
+def run(command, code=0, **places):
+    """Run one command line; {name} in it stands for places[name]."""
+    arguments = [part.format(**places) for part in shlex.split(command)]
+    ended = CliRunner().invoke(main, arguments, prog_name="pucache")
+    if ended.exception is not None and not isinstance(ended.exception, SystemExit):
+        raise ended.exception
+    assert ended.exit_code == code, f"{arguments} gave {ended.exit_code}: {ended.stderr}"
+    return ended
+
+
+def run_json(command, **places):
+    """Run with --json; what stands on stdout must be JSON as any parser knows it."""
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(run(f"{command} --json", **places).stdout, parse_constant=refuse)
+
+
+def refused(command, code=1, **places):
+    """Run what must fail; gives the one line on stderr."""
+    ended = run(command, code, **places)
+    assert ended.stdout == "" and re.fullmatch(r"Error: .{10,800}\n", ended.stderr), ended.output
+    return ended.stderr
+
+
+def table(path):
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def snapshot(folder):
+    """Every file below a folder, by content; locks are left out, they come and stay."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def save_images(folder, count, colour, draw):
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        pixels = draw.normal(colour, 40, (12, 12, 3)).clip(0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number:03}.png")
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory):
+    """Red images hidden among blue ones, their cache, a model, and what each command said of them."""
+    world = tmp_path_factory.mktemp("world")
+    draw = np.random.default_rng(0)
+    save_images(world / "images" / "red", LABELLED + HIDDEN, (220, 40, 40), draw)
+    save_images(world / "images" / "rest", REST, (40, 60, 200), draw)
+    (world / "images" / BROKEN).write_bytes(b"no image")
+    (world / "images" / "notes.docx").write_bytes(b"")
+    torch.manual_seed(0)
+    safetensors.torch.save_file(timm.create_model(ENCODER).state_dict(), world / "weights.safetensors")
+    keys = [f"red/{number:03}.png" for number in range(LABELLED + HIDDEN)]
+    (world / "positives.txt").write_text("\n".join(keys[:LABELLED]) + "\n")
+    rest = [f"rest/{number:03}.png,0" for number in range(REST)]
+    (world / "truth.csv").write_text("\n".join(["key,label", *(f"{key},1" for key in keys), *rest]) + "\n")
+    return world
+
+
+@pytest.fixture(scope="session")
+def embedded(world):
+    return run_json("embed {w}/images {w}/cache.h5" + SMALL, w=world)
+
+
+@pytest.fixture(scope="session")
+def trained(world, embedded):
+    command = "train-pu {w}/cache.h5 --positives {w}/positives.txt --prior 0.15 --out {w}/model.safetensors"
+    return run_json(command + " --device cpu", w=world)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty working directory, so that default outputs go there."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# --- the whole way -----------------------------------------------------------------------------
+
+N = LABELLED + HIDDEN + REST
+
+
+def test_embed_tells_what_it_did_and_did_not(world, embedded):
+    assert (embedded["rows"], embedded["computed"], embedded["written"]) == (N, N, True)
+    assert list(embedded["failures"]) == [BROKEN] and embedded["ignored"] == {".docx": 1}
+    assert embedded["encoder"].startswith(f"timm:{ENCODER} (64-d, weights ")
+    again = run("embed {w}/images {w}/cache.h5" + SMALL, w=world).stdout
+    for words in (f"{N} rows", "nothing had changed", f"unchanged {N}", "failed 1", repr(BROKEN), "1 .docx"):
+        assert words in again
+
+
+def test_info_and_verify_tell_of_the_cache(world, embedded):
+    told = run_json("info {w}/cache.h5", w=world)
+    assert told["rows"] == N and told["failures"] == 1 and told["encoder"]["dim"] == 64
+    assert [file["rows"] for file in told["files"]] == [N]
+    assert BROKEN in run_json("info {w}/cache.h5 --failures", w=world)["failures"]
+    assert "not an image" in run("info {w}/cache.h5 --failures", w=world).stdout
+    assert run_json("verify {w}/cache.h5", w=world) == {"whole": True, "rows": N, "files": [f"{world}/cache.h5"]}
+    assert "whole" in run("verify {w}/cache.h5", w=world).stdout
+
+
+def test_train_writes_a_model_and_its_metrics(world, trained):
+    assert (trained["labelled_positives"], trained["unlabelled"], trained["prior"]) == (LABELLED, N - LABELLED, 0.15)
+    assert json.loads((world / "metrics.json").read_text()) == trained
+    assert trained["estimates"]["auc"] > 0.8
+    model = PULinearClassifier.load(world / "model.safetensors")
+    assert model.encoder_ == EmbeddingCache(world / "cache.h5").encoder
+
+
+@pytest.mark.parametrize("how", ["", "--similarity max", "--model {w}/model.safetensors", "--by similarity"])
+def test_retrieve_finds_the_hidden_positives_first(world, trained, here, how):
+    told = run_json("retrieve-positives {w}/cache.h5 --positives {w}/positives.txt -k 20 " + how, w=world)
+    assert told == {"out": "ranked.csv", "by": "classifier" if "--model" in how else "similarity", "retrieved": 20}
+    rows = table(here / "ranked.csv")
+    assert list(rows[0]) == ["rank", "key", "score"] and [row["rank"] for row in rows] == [str(n) for n in range(1, 21)]
+    scores = [float(row["score"]) for row in rows]
+    assert scores == sorted(scores, reverse=True)
+    assert {row["key"] for row in rows[:HIDDEN]} == {f"red/{LABELLED + number:03}.png" for number in range(HIDDEN)}
+
+
+def test_retrieve_prints_the_best_and_where_the_rest_is(world, embedded, here):
+    lines = run("retrieve-positives {w}/cache.h5 --positives 'red/00[0-7].png' --out o/r.csv", w=world).stdout.split(
+        "\n"
+    )
+    assert "red/" in lines[0] and lines[-2] == f"wrote {N - LABELLED} of {N - LABELLED} unlabelled to o/r.csv"
+
+
+def test_scores_of_a_cache_and_of_its_images_are_the_same(world, trained, here):
+    told = run_json("score {w}/model.safetensors {w}/cache.h5", w=world)
+    assert (told["out"], told["rows"], told["failures"]) == ("scores.csv", N, 1)
+    rows = table(here / "scores.csv")
+    assert list(rows[0]) == ["key", "margin", "posterior", "label"]
+    assert [row["key"] for row in rows] == list(EmbeddingCache(world / "cache.h5").keys)
+    assert all(0 <= float(row["posterior"]) <= 1 and int(row["label"]) == (float(row["margin"]) > 0) for row in rows)
+    assert told["positives"] == sum(int(row["label"]) for row in rows) > 0
+
+    images = "score {w}/model.safetensors {w}/images --out new.csv --weights {w}/weights.safetensors --device cpu"
+    assert "1 images could not be read and have no score" in run(images, w=world).stdout
+    assert (here / "new.csv").read_bytes() == (here / "scores.csv").read_bytes()
+    written = (here / "new.h5").stat()
+    assert run_json(images, w=world)["cache"] == "new.h5"
+    assert (here / "new.h5").stat() == written, "what is embedded is not embedded again"
+
+
+def test_evaluate_holds_scores_against_the_truth(world, trained, here):
+    run("score {w}/model.safetensors {w}/cache.h5", w=world)
+    told = run_json("evaluate scores.csv --truth {w}/truth.csv --at 5 --at 1000", w=world)
+    assert (told["n"], told["n_positive"], told["without_truth"]) == (N, LABELLED + HIDDEN, 0)
+    assert told["auc"] > 0.95 and told["precision@5"] == 1 and "precision@1000" not in told
+    hidden = "evaluate scores.csv --truth {w}/truth.csv --positives {w}/positives.txt"
+    assert run_json(hidden, w=world)["n_positive"] == HIDDEN
+    assert re.search(rf"^n_positive +{HIDDEN}$", run(hidden, w=world).stdout, re.MULTILINE)
+
+
+def test_a_figure_that_does_not_exist_is_null_in_json(world, trained, here):
+    run("score {w}/model.safetensors {w}/cache.h5", w=world)
+    Path("all.csv").write_text("key,label\n" + "".join(f"{row['key']},1\n" for row in table(here / "scores.csv")))
+    assert run_json("evaluate scores.csv --truth all.csv")["auc"] is None
+
+
+def test_shards_pack_into_what_one_run_gives(world, embedded, here):
+    rows = [run_json(f"embed {{w}}/images {n}.h5 --shard {n}/2" + SMALL, w=world)["rows"] for n in (1, 2)]
+    assert sum(rows) == N and min(rows) > 0
+    assert run_json("info 1.h5 2.h5")["rows"] == N
+    assert run_json("pack 1.h5 2.h5 --out packed.h5") == {"out": "packed.h5", "rows": N}
+    packed, whole = EmbeddingCache(here / "packed.h5"), EmbeddingCache(world / "cache.h5")
+    assert list(packed.keys) == list(whole.keys) and packed.failures == whole.failures
+    np.testing.assert_allclose(packed.X, whole.X, atol=1e-2)
+    assert "packed.h5: 60 rows, whole" in run("verify packed.h5").stdout
+
+
+def test_embeddings_made_elsewhere_go_all_the_way(here):
+    X, s, y = planted(80, labelled=10)
+    np.save("clip.npy", X.astype(np.float16))
+    Path("keys.csv").write_text("key,class\n" + "".join(f"{row:03}.png,x\n" for row in range(80)))
+    assert run_json("import-embeddings clip.npy c.h5 --keys keys.csv") == {"cache": "c.h5", "rows": 80}
+    told = run_json("info c.h5")
+    assert (told["encoder"]["name"], told["files"][0]["dtype"]) == ("imported:clip", "float16")
+    run("import-embeddings clip.npy c.h5 --keys keys.csv --name vit --dtype float32")
+    assert run_json("info c.h5")["encoder"]["name"] == "imported:vit"
+    Path("positives.csv").write_text("key\n" + "".join(f"{row:03}.png\n" for row in np.flatnonzero(s)))
+    Path("truth.csv").write_text("key,label\n" + "".join(f"{row:03}.png,{y[row]}\n" for row in range(80)))
+    assert (
+        "wrote m.safetensors and m.json"
+        in run(
+            "train-pu c.h5 --positives positives.csv --prior 0.3 --out m.safetensors --metrics m.json --device cpu"
+        ).stdout
+    )
+    run("score m.safetensors c.h5")
+    assert run_json("evaluate scores.csv --truth truth.csv")["auc"] > 0.9
+
+
+def test_progress_goes_to_stderr_and_leaves_json_alone(world, here, monkeypatch):
+    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.0)
+    ended = run("embed {w}/images c.h5 --json" + SMALL, w=world)
+    assert re.search(rf"^embedding {N + 1}/{N + 1}  \d+/s  0 s left$", ended.stderr, re.MULTILINE)
+    assert json.loads(ended.stdout)["rows"] == N
+
+
+def test_a_terminal_sees_a_bar(capsys):
+    with progress.Bar() as bar:
+        bar.start(10, "embedding")
+        bar.advance(10)
+    assert re.search("embedding.*10/10", capsys.readouterr().err)
+
+
+# --- what cannot be ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def bad(world, trained):
+    """Files that are wrong, each in its way."""
+    bad = world / "bad"
+    (bad / "nothing").mkdir(parents=True)
+    (bad / "unreadable").mkdir()
+    for name in ("a.jpg", "b.png"):
+        (bad / "unreadable" / name).write_bytes(b"no image")
+    (bad / "documents").mkdir()
+    (bad / "documents" / "a.docx").write_bytes(b"")
+    (bad / "unknown.txt").write_text("\n".join(["u/1.png", "u/2.png", "red/000.png", "u/3.png", "u/4.png"]))
+    (bad / "none.txt").write_text("\n")
+    (bad / "none.csv").write_text("key\n")
+    (bad / "nokey.csv").write_text("path\nred/000.png\n")
+    whole = (world / "cache.h5").read_bytes()
+    (bad / "truncated.h5").write_bytes(whole[: len(whole) // 2])
+    (bad / "empty.h5").write_bytes(b"")
+    (bad / "text.h5").write_text("no HDF5")
+    at = whole.index(EmbeddingCache(world / "cache.h5").X[3].tobytes())
+    (bad / "flipped.h5").write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    with h5py.File(bad / "foreign.h5", "w") as file:
+        file["embeddings"] = np.zeros((2, 2))
+    shutil.copy(world / "cache.h5", bad / "newer.h5")
+    with h5py.File(bad / "newer.h5", "r+") as file:
+        file.attrs["version"] = 2
+    X, s, _ = planted(60, d=6, labelled=10)
+    cache = write_cache(bad / "other.h5", X)
+    model = PULinearClassifier(prior=0.3, protocol=QUICK, device="cpu").fit(X, s)
+    model.save(bad / "bare.safetensors")
+    model.encoder_ = cache.encoder
+    model.save(bad / "other.safetensors")
+    (bad / "truncated.safetensors").write_bytes((world / "model.safetensors").read_bytes()[:-9])
+    (bad / "scores.csv").write_text("key,score\na,1\n")
+    np.save(bad / "X.npy", X)
+    return bad
+
+
+EMBED, TRAIN = "embed {w}/images", "train-pu {w}/cache.h5 --positives {w}/positives.txt"
+FIND, SCORE = "retrieve-positives {w}/cache.h5", "score {w}/model.safetensors"
+BAD = {  # command: (exit code, what the one line must tell)
+    "embed {b}/nowhere old.h5": (1, "no such source: .*nowhere; expected a folder, a manifest"),
+    "embed {b}/nothing old.h5" + SMALL: (1, "no image in .*nothing; expected files such as .jpg"),
+    "embed {b}/documents old.h5" + SMALL: (1, r"no image in .*\(1 files with other endings: 1 .docx\)"),
+    "embed {b}/unreadable old.h5" + SMALL: (1, "none of the 2 images in .*unreadable can be read.*nothing was written"),
+    EMBED + " {b}/other.h5" + SMALL: (
+        1,
+        "other.h5 holds embeddings of imported:planted .*, not of timm:.*another cache",
+    ),
+    EMBED + " {b}/truncated.h5" + SMALL: (1, "truncated.h5 is truncated; restore it from a copy, or embed again"),
+    EMBED + " old.h5 --reuse {b}/other.h5" + SMALL: (1, "other.h5 holds embeddings of imported:planted"),
+    EMBED + " old.h5 --reuse {b}/none.h5" + SMALL: (1, "no such cache: .*none.h5"),
+    EMBED + " old.h5 --encoder resnet50": (1, "unknown encoder 'resnet50'; use 'bundled' or 'timm:NAME'"),
+    EMBED + " old.h5 --encoder timm:resnt50": (1, "no model called 'resnt50'; did you mean resnet50"),
+    EMBED + " old.h5 --weights w.pth": (1, "the bundled encoder has its own weights; use --encoder"),
+    EMBED + " old.h5 --encoder timm:resnet50 --weights w.pth": (1, "no such weights file: w.pth"),
+    EMBED + " old.h5 --device tpu": (2, "unknown device 'tpu'; use auto, cpu"),
+    EMBED + " old.h5 --device cuda:99": (2, "cuda:99 is not there .*use --device cpu"),
+    EMBED + " old.h5 --device cpu --precision fp16": (2, "on the CPU use --precision fp32 or bf16"),
+    **{
+        f"{EMBED} old.h5{SMALL}--shard={shard}": (2, f"shard .*{expected}")
+        for shard, expected in {
+            "3/2": "is not one of 1/2 to 2/2",
+            "0/2": "is not one of 1/2",
+            "1/0": "is not one of",
+            "x": "expects I/N such as 2/8, got 'x'",
+            "1/2/3": "got '1/2/3'",
+            "-1/2": "got '-1/2'",
+        }.items()
+    },
+    **{
+        f"{TRAIN} --prior {prior}": (2, f"prior must lie strictly between 0 and 1, got {float(prior)}; it is the share")
+        for prior in ("0", "1", "-1", "2", "nan")
+    },
+    TRAIN + " --prior 0.1 --loss bce": (2, "unknown risk 'bce'; use upu, nnpu"),
+    TRAIN + " --prior 0.1 --target-prior 1": (2, "target_prior must lie strictly between 0 and 1, got 1.0"),
+    TRAIN + " --prior 0.1 --device tpu": (2, "unknown device 'tpu'; use auto, cpu"),
+    TRAIN + " --prior 0.1 --out old.json --metrics ./old.json": (2, "are one file, old.json; name two"),
+    "train-pu {b}/nowhere.h5 --positives red/** --prior 0.1": (1, "no such cache: .*nowhere.h5"),
+    "train-pu {w}/cache.h5 --positives '**' --prior 0.1": (
+        1,
+        "all 60 rows are labelled positive; some must be unlabelled",
+    ),
+    **{
+        FIND + f" --positives {{b}}/{name}": (1, expected)
+        for name, expected in {
+            "unknown.txt": r"4 of 5 keys in .*'u/1.png', 'u/2.png', 'u/3.png', \.\.\..*such as 'red/000.png'",
+            "none.txt": "none.txt lists no keys",
+            "none.csv": "none.csv lists no keys",
+            "nokey.csv": "nokey.csv has columns path; expected one called 'key'",
+            "nowhere.txt": "no such file: .*nowhere.txt; expected a text file of keys",
+            "other.h5": "not UTF-8 text",
+        }.items()
+    },
+    FIND + " --positives 'blue/*'": (1, r"no key matches 'blue/\*'; keys are paths relative to the source, such as"),
+    FIND + " --positives red/** -k 0": (2, "k must be at least 1, got 0"),
+    FIND + " --positives red/** --by classifier": (2, "--by classifier needs --model FILE .*pucache train-pu"),
+    FIND + " --positives red/** --by similarity --model m": (2, "--by similarity does not use --model"),
+    FIND + " --positives red/** --similarity max --model m": (2, "--similarity does nothing where --model ranks"),
+    FIND + " --positives red/** --model {b}/other.safetensors": (
+        1,
+        "cache.h5 holds .* of timm.* expects imported",
+    ),
+    SCORE + " {b}/other.h5": (1, "other.h5 holds embeddings of imported:planted.*expects timm:"),
+    SCORE + " {b}/nowhere": (1, "no such source: .*nowhere"),
+    SCORE + " {w}/images {w}/images": (2, "give one source of images, or any number of caches"),
+    SCORE + " {w}/cache.h5 --cache c.h5": (2, "--cache says where images are embedded to.*leave it out"),
+    SCORE + " {w}/cache.h5 --out old.txt": (2, "old.txt must end in .csv or .parquet"),
+    "score {b}/bare.safetensors {w}/cache.h5": (1, "expects 6-d rows; .*cache.h5 holds timm:"),
+    "score {b}/bare.safetensors {w}/images": (1, "trained on bare arrays, which pucache cannot make; score a cache"),
+    "score {b}/other.safetensors {w}/images": (1, "trained on imported:planted.* cannot make; score a cache"),
+    "score {b}/truncated.safetensors {w}/cache.h5": (1, "truncated.safetensors cannot be read as safetensors"),
+    "score {w}/weights.safetensors {w}/cache.h5": (1, "not a pucache model; pass what train-pu wrote"),
+    "score {b}/nowhere {w}/cache.h5": (1, "no such model: .*nowhere"),
+    "evaluate {b}/scores.csv --truth {w}/truth.csv": (1, "not a table of scores.*expected columns key, margin"),
+    "evaluate {b}/nowhere.csv --truth {w}/truth.csv": (1, "no such scores: .*nowhere.csv"),
+    "pack {w}/cache.h5 {b}/other.h5 --out old.h5": (1, "caches of different encoders cannot be mixed"),
+    "pack {w}/cache.h5 {w}/cache.h5 --out old.h5": (1, "60 keys stand .*'red/000.png'"),
+    "pack {b}/flipped.h5 --out old.h5": (1, "flipped.h5 is damaged: content and checksum disagree"),
+    "verify {b}/flipped.h5": (1, "flipped.h5 is damaged: content and checksum disagree; restore it"),
+    "import-embeddings {b}/X.npy old.h5 --keys {b}/unknown.txt": (1, "X.npy has 60 rows, but 5 keys were given"),
+    "import-embeddings {b}/text.h5 old.h5 --keys {b}/unknown.txt": (1, "text.h5 cannot be read as a .npy array"),
+    "demo {b}": (1, "bad holds files that are not the demo's; name a new or an empty folder"),
+    **{
+        f"info {{b}}/{name}": (1, expected)
+        for name, expected in {
+            "truncated.h5": "truncated.h5 is truncated; restore it from a copy, or embed again",
+            "empty.h5": r"empty.h5 is empty \(0 bytes\); embed again",
+            "text.h5": r"text.h5 is not a pucache cache \(not an HDF5 file\)",
+            "foreign.h5": "foreign.h5 is an HDF5 file but not a pucache cache",
+            "newer.h5": "newer.h5 is a pucache cache of format version 2; .* reads version 1: upgrade pucache",
+            "nothing": "no cache in folder .*nothing; expected",
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("command", BAD)
+def test_what_cannot_be_is_one_line_with_the_remedy_and_touches_nothing(world, bad, here, command):
+    code, expected = BAD[command]
+    for name in ("model.safetensors", "metrics.json", "ranked.csv", "scores.csv", "old.json"):
+        Path(name).write_text("precious")
+    shutil.copy(world / "cache.h5", "old.h5")
+    before = snapshot(world) | snapshot(here)
+    told = refused(command, code, w=world, b=bad)
+    assert re.search(expected, told), told
+    assert snapshot(world) | snapshot(here) == before
+
+
+OUTPUTS = {  # command: each has a second flaw, which shows if the output is looked at after the work
+    "embed {b}/nowhere {out}": "{out}",
+    "import-embeddings {b}/nowhere.npy {out} --keys {b}/unknown.txt": "{out}",
+    "train-pu {b}/nowhere.h5 --positives x --prior 0.1 --out {out}": "{out}",
+    "train-pu {b}/nowhere.h5 --positives x --prior 0.1 --metrics {out}": "{out}",
+    "retrieve-positives {b}/nowhere.h5 --positives x --out {out}": "{out}",
+    "score {b}/nowhere {b}/nowhere.h5 --out {out}.csv": "{out}.csv",
+    "score {w}/model.safetensors {w}/images --weights {b}/nowhere --cache {out}": "{out}",
+    "pack {b}/nowhere.h5 --out {out}": "{out}",
+    "demo {out} --device tpu": "{out}",
+}
+
+
+@pytest.mark.parametrize("out", ["taken", "/proc/pucache/out", "file/out"])
+@pytest.mark.parametrize("command", OUTPUTS)
+def test_an_output_that_cannot_be_written_is_found_before_the_work(world, bad, here, command, out):
+    for name in ("taken", "taken.csv"):
+        (here / name / "inside").mkdir(parents=True)
+    (here / "file").write_text("precious")
+    told = refused(command, w=world, b=bad, out=out)
+    assert OUTPUTS[command].format(out=out) in told and re.search("cannot write|is a directory|not the demo's", told), (
+        told
+    )
+    assert (here / "file").read_text() == "precious"
+
+
+def test_debugging_shows_the_error_itself(monkeypatch, here):
+    monkeypatch.setenv("PUCACHE_DEBUG", "1")
+    assert isinstance(CliRunner().invoke(main, ["info", "nowhere.h5"]).exception, Exception)
+    with pytest.raises(Exception, match="no such cache"):
+        run("info nowhere.h5")
+
+
+@pytest.mark.parametrize("strict, code", [("", 0), ("--strict", 3)])
+def test_strict_exits_with_3_when_an_image_failed_and_everything_is_written(world, trained, here, strict, code):
+    run("embed {w}/images c.h5" + SMALL + strict, code, w=world)
+    assert run_json("info c.h5")["rows"] == N
+    images = "score {w}/model.safetensors {w}/images --cache c.h5 --weights {w}/weights.safetensors --device cpu "
+    run(images + strict, code, w=world)
+    assert len(table(here / "scores.csv")) == N
+    (here / "good").mkdir()
+    shutil.copy(world / "images/red/000.png", here / "good")
+    run("embed good good.h5" + SMALL + strict, w=world)
+
+
+# --- interruptions, in a process of its own ----------------------------------------------------
+
+IN_SMALL_BLOCKS = """
+import pucache.embed
+pucache.embed.BLOCK_ROWS = 32
+from pucache.cli.main import main
+main(prog_name="pucache")
+"""
+
+
+@pytest.mark.parametrize("number, code, workers", [(signal.SIGINT, 130, 0), (signal.SIGTERM, 143, 2)])
+def test_an_interrupted_embed_says_how_to_go_on_and_does(world, here, number, code, workers):
+    save_images(here / "many", 320, (128, 128, 128), np.random.default_rng(0))
+    arguments = f"embed many cache.h5{SMALL}--batch-size 8 --workers {workers}".format(w=world).split()
+    command = [sys.executable, "-c", IN_SMALL_BLOCKS, *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
+    while process.poll() is None and not list(here.glob("cache.h5.parts/part-*.h5")):
+        time.sleep(0.005)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (code, ""), err
+    assert "interrupted" in err and "run the same command again to go on" in err and "Traceback" not in err
+    assert not (here / "cache.h5").exists()
+    told = run_json(shlex.join(arguments))
+    assert told["rows"] == 320 and 0 < told["computed"] < 320
+    assert run_json("verify cache.h5")["rows"] == 320 and not (here / "cache.h5.parts").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments, code", [("info nowhere.h5", 1), ("train-pu x.h5 --positives y", 2), ("--version", 0)]
+)
+def test_exit_codes_reach_the_shell(here, arguments, code):
+    command = [sys.executable, "-c", "from pucache.cli.main import main; main()", *shlex.split(arguments)]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == code and "Traceback" not in ended.stderr
+
+
+# --- help --------------------------------------------------------------------------------------
+
+COMMANDS = sorted(main.commands)
+
+
+def examples(text):
+    """The command lines in a text: lines that begin with `pucache`, less what stands behind # or a wide gap."""
+    return re.findall(r"^ *(pucache .+?)(?: {2,}.*| *#.*)?$", text, re.MULTILINE)
+
+
+def parse(example):
+    """Parse as the shell and click would; raises where a command or an option does not exist."""
+    _, verb, *arguments = shlex.split(example)
+    return main.commands[verb].make_context(verb, arguments)
+
+
+def test_help_loads_none_of_the_heavy_packages():
+    code = f"""
+import sys
+from pucache.cli.main import main
+for arguments in [["--help"], ["--version"], *([verb, "--help"] for verb in {COMMANDS})]:
+    main(arguments, standalone_mode=False)
+print("loaded:", *sorted({{"torch", "timm", "h5py", "faiss", "sklearn", "numpy", "PIL"}} & set(sys.modules)))
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "loaded:"
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_every_command_and_option_has_help(verb):
+    command = main.commands[verb]
+    assert command.help and command.get_short_help_str()
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help and len(parameter.help) > 5, parameter.name
+
+
+@pytest.mark.parametrize("verb", [None, *COMMANDS])
+def test_the_examples_in_the_help_parse(verb):
+    found = examples((main.commands[verb] if verb else main).help)
+    assert found and all(verb in (None, example.split()[1]) for example in found)
+    for example in found:
+        parse(example)
+    with pytest.raises(click.UsageError):
+        parse(f"{found[0]} --no-such-option")
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_the_readme_names_every_command(verb):
+    assert re.search(rf"\bpucache {verb}\b", README.read_text())
+
+
+def test_the_examples_in_the_readme_parse():
+    found = [
+        example
+        for block in re.findall(r"(?:^ {4}.*\n)+", README.read_text(), re.MULTILINE)
+        for example in examples(block)
+    ]
+    assert len(found) >= 4
+    for example in found:
+        parse(example)
