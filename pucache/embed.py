@@ -138,7 +138,7 @@ def embed(
         listing = _take_shard(source.scan(), shard)
         if not listing.keys and not listing.failures:
             raise SourceError(f"no image in {source.name}{_ignored_note(listing)}")
-        kept, vanished = _split_old(old, listing)
+        kept, unseen, vanished = _split_old(old, listing)
         kept_keys = encode_keys([]) if old is None else np.asarray(old.raw_keys[kept])
         plan = _plan(listing, kept_keys, parts)
         work = _Work(source, encoder, listing, plan, _Known([*filter(None, [old]), *others] if len(plan) else []))
@@ -150,7 +150,7 @@ def embed(
         failures = {**listing.failures, **failed}
         fresh = len(picks) > 0
         if old is not None:
-            picks.append((old, kept if prune else np.union1d(kept, vanished)))
+            picks.append((old, np.sort(np.concatenate([kept, unseen, *([] if prune else [vanished])]))))
         total = sum(len(rows) for _, rows in picks)
         if not total:
             parts.remove()
@@ -222,19 +222,23 @@ def _require_encoder(file: CacheFile, spec: EncoderSpec) -> None:
         )
 
 
-def _split_old(old: CacheFile | None, listing: Listing) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the old cache that still hold, and rows whose file is gone from the source."""
+def _split_old(old: CacheFile | None, listing: Listing) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows of the old cache that still hold, that lie in folders which cannot be listed now, and that are gone."""
     if old is None:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
+        return (np.empty(0, np.int64),) * 3
     rows = find(old.raw_keys, encode_keys(listing.keys))
     gone = np.ones(len(old), bool)
     gone[rows[rows >= 0]] = False
     gone[[row for row in find(old.raw_keys, encode_keys(list(listing.failures))) if row >= 0]] = False
+    unseen = np.zeros(len(old), bool)
+    for folder in (key.encode() for key in listing.failures if key.endswith("/")):
+        first, last = np.searchsorted(old.raw_keys, np.array([folder, folder[:-1] + b"0"]))  # "0" follows "/"
+        unseen[first:last] = gone[first:last]
     there = rows >= 0
     same = there.copy()
     same[there] = (old.size_mtime[rows[there]] == listing.size_mtime[there]).all(1)
     same &= (listing.size_mtime != UNKNOWN).all(1)  # no time, no proof: its content decides
-    return rows[same], np.flatnonzero(gone)
+    return rows[same], np.flatnonzero(unseen), np.flatnonzero(gone & ~unseen)
 
 
 def _plan(listing: Listing, kept: np.ndarray, parts: _Parts) -> np.ndarray:
@@ -419,6 +423,17 @@ class _Work:
             worker_init_fn=_ignore_interrupt if workers else None,
         )
 
+    def _next(self, chunks: Iterator[_Chunk], first: int) -> _Chunk:
+        try:
+            return next(chunks)
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise SourceError(
+                f"a worker process died while reading ahead of {self._keys[first]!r} (out of memory?); what was finished is "
+                "kept: run again, with fewer --workers if memory is short"
+            ) from error
+
     def _block(self, chunks: Iterator[_Chunk], start: int, stop: int, dtype: np.dtype) -> tuple[Rows, dict[str, str]]:
         n = stop - start
         X = np.empty((n, self._encoder.spec.dim), np.float32)
@@ -426,7 +441,7 @@ class _Work:
         failures: dict[str, str] = {}
         queue = _Batches(self._encoder, X)
         for first in range(start, stop, CHUNK_ROWS):
-            chunk = next(chunks)
+            chunk = self._next(chunks, first)
             for offset, outcome in enumerate(chunk.outcomes):
                 row = first - start + offset
                 if isinstance(outcome, str):
@@ -482,7 +497,9 @@ def _store(X: np.ndarray, keys: list[str], dtype: np.dtype) -> np.ndarray:
         stored = X.astype(dtype)
     overflow = np.flatnonzero(~np.isfinite(stored).all(1))
     if len(overflow):
-        raise EncoderError(f"the embedding of {keys[overflow[0]]!r} overflows {dtype}; embed with --dtype float32")
+        raise EncoderError(
+            f"the embedding of {keys[overflow[0]]!r} overflows {dtype}; remove the .parts folder and use --dtype float32"
+        )
     return stored
 
 

@@ -21,11 +21,12 @@ import torch
 from PIL import Image
 
 from .encoder_spec import EncoderSpec
-from .errors import EncoderError
+from .errors import EncoderError, ImageError
 from .images import DECODER
 from .runtime import Runtime, choose_device, choose_precision
 
 BUNDLED = "bundled"
+MAX_ASPECT = 500  # models resize the shorter side, so the longer one grows with this
 _BUNDLED_ARCHITECTURE = "tf_efficientnet_lite0"  # SAME padding, as the weights were trained
 _DEFAULT_BATCH = {"cpu": 64, "cuda": 256}
 
@@ -61,7 +62,10 @@ class Preprocess:
         self._transform = transform
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
-        """Return uint8 pixels, (3, H, W)."""
+        """Return uint8 pixels, (3, H, W); raise `ImageError` where resizing the short side would fill the memory."""
+        if max(image.size) > MAX_ASPECT * min(image.size):
+            width, height = image.size
+            raise ImageError(f"{width} x {height} pixels; one side is more than {MAX_ASPECT} times the other")
         pixels: torch.Tensor = self._transform(image)
         return pixels
 

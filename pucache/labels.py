@@ -186,7 +186,10 @@ def read_truth(path: str | Path, keys: Sequence[str]) -> np.ndarray:
     return y
 
 
-_TRUTH = {"1": 1, "true": 1, "yes": 1, "positive": 1, "0": 0, "-1": 0, "false": 0, "no": 0, "negative": 0}
+_TRUTH = {
+    **dict.fromkeys(("1", "1.0", "true", "yes", "positive"), 1),
+    **dict.fromkeys(("0", "0.0", "-1", "-1.0", "false", "no", "negative"), 0),
+}
 
 
 def _truth(label: str | None, path: str | Path) -> int:

@@ -87,7 +87,6 @@ def retrieve(
         raise ValueError(f"k must be at least 1, got {k}")
     if similarity not in SIMILARITIES:
         raise ValueError(f"unknown similarity {similarity!r}; use {' or '.join(SIMILARITIES)}")
-    k = min(k, int((s == 0).sum()))
     if model is not None:
         model.check_fits(cache)
         best = _Best(k)

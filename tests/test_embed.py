@@ -198,6 +198,27 @@ def test_rows_of_vanished_files_stay_unless_pruned(image_folder, out, encoder):
     assert encoder.forward.rows == 1
 
 
+def test_a_folder_that_cannot_be_listed_for_the_moment_keeps_its_rows(image_folder, out, encoder, monkeypatch):
+    where = image_folder(2)
+    for number in range(3):
+        save_image(where / "sub" / f"{number}.png", 10 + number)
+    save_image(where / "sub0.png", 20)  # sorts right behind everything in sub/
+    run(where, out, encoder)
+    (where / "sub0.png").unlink()
+    scandir = os.scandir
+
+    def refuse(path):
+        if os.fspath(path).endswith("sub"):
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    report = run(where, out, encoder, prune=True)
+    assert list(EmbeddingCache(out).keys) == ["000.png", "001.png", "sub/0.png", "sub/1.png", "sub/2.png"]
+    assert list(report.failures) == ["sub/"]
+    assert report.vanished == 1
+
+
 def test_an_update_does_not_hide_damage_under_a_new_checksum(image_folder, out):
     folder = image_folder(20)
     run(folder, out)
@@ -319,6 +340,23 @@ def test_an_image_that_the_encoder_cannot_take_is_a_failure(image_folder, out, o
     report = run(folder, out, odd_encoder(folder, value))
     assert report.failures == {"003.png": "the encoder gave NaN or infinite values"}
     assert len(check(out, folder)) == 19
+
+
+class DeadlySource(LocalFolder):
+    """Ends the process that reads a certain image, as the kernel does when memory is short."""
+
+    def read(self, key):
+        if key == "040.png":
+            os._exit(9)
+        return super().read(key)
+
+
+def test_a_worker_that_dies_is_one_line_that_names_the_place(image_folder, out, small_blocks):
+    source = DeadlySource(str(image_folder(64)))
+    with pytest.raises(SourceError, match=r"worker process died while reading ahead of '000.png'.*run again"):
+        embed(source, out, tiny_encoder(), workers=1)
+    assert run(source.name, out).kept == 0  # nothing had been merged
+    assert len(EmbeddingCache(out)) == 64
 
 
 def test_embeddings_beyond_float16_are_an_error_that_names_float32(image_folder, out, odd_encoder):

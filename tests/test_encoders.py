@@ -18,7 +18,7 @@ from sklearn.datasets import load_sample_images
 from pucache import encoders
 from pucache.encoder_spec import EncoderSpec
 from pucache.encoders import load_encoder
-from pucache.errors import EncoderError
+from pucache.errors import EncoderError, ImageError
 
 ARCHITECTURE = "tf_efficientnet_lite0"
 BATCH = 4
@@ -392,3 +392,8 @@ def test_unusable_arguments_are_refused_before_anything_is_loaded(options, expec
 def test_a_model_without_one_vector_an_image_is_refused():
     with pytest.raises(EncoderError, match="gapless does not give one vector per image; choose a pooled model"):
         encoders._dim(torch.nn.Conv2d(3, 4, 3), "gapless", 8, 8)
+
+
+def test_an_image_too_narrow_to_be_resized_is_refused_before_memory_is_taken(bundled):
+    with pytest.raises(ImageError, match="1 x 60000 pixels"):
+        bundled.preprocess(Image.new("RGB", (1, 60000)))

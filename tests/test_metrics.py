@@ -47,6 +47,8 @@ def test_metrics_with_labels_are_those_counted_by_hand(rows):
 def test_precision_at_breaks_ties_by_position():
     y, scores = np.array([0, 1, 1, 0, 1]), np.array([0.5, 0.5, 0.9, 0.5, 0.1], np.float32)
     assert [precision_at(y, scores, k) for k in (1, 2, 3, 4, 5)] == pytest.approx([1, 1 / 2, 2 / 3, 2 / 4, 3 / 5])
+    y, scores = np.arange(1000) < 30, np.arange(1000) % 2
+    assert [precision_at(y, scores, k) for k in (15, 30, 500)] == pytest.approx([1, 1 / 2, 15 / 500])
 
 
 def scar(prior, n=40000, seed=0):

@@ -23,7 +23,7 @@ KEYS = [*ODD, *(f"n/{row:03}.png" for row in range(len(ODD), len(X)))]
 
 @pytest.fixture(scope="module")
 def model():
-    return PULinearClassifier(prior=0.3, threshold=0.4, protocol=QUICK, device="cpu").fit(X, S)
+    return PULinearClassifier(prior=0.3, threshold=3.0, protocol=QUICK, device="cpu").fit(X, S)
 
 
 @pytest.fixture
@@ -49,13 +49,13 @@ def test_every_row_gets_margin_posterior_and_label_in_cache_order(cache, model, 
         assert len(list(cache.blocks())) > 3
     margins = model.decision_function(cache.X)
     counts = score(cache, model, out)
-    assert counts == {"rows": 200, "positives": int((margins > 0.4).sum()), "failures": 1}
+    assert counts == {"rows": 200, "positives": int((margins > 3).sum()), "failures": 1}
     json.dumps(counts)
     table = read_scores(out)
     assert table["key"].tolist() == list(cache.keys) and set(table["key"]) == set(KEYS)
     np.testing.assert_allclose(table["margin"], margins, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(table["posterior"], model.predict_proba(cache.X)[:, 1], rtol=1e-5, atol=1e-6)
-    assert table["label"].tolist() == (margins > 0.4).astype(int).tolist() == model.predict(cache.X).tolist()
+    assert table["label"].tolist() == (margins > 3).astype(int).tolist() == model.predict(cache.X).tolist()
     assert [column.dtype.kind for column in table.values()] == ["O", "f", "f", "i"]
 
 
@@ -82,6 +82,8 @@ def test_csv_and_parquet_agree(cache, model, tmp_path):
         assert tables[0][name].tolist() == tables[1][name].tolist()
     for name in ("margin", "posterior"):
         np.testing.assert_allclose(tables[0][name], tables[1][name], rtol=1e-5)
+    assert (tables[1]["margin"] == model.decision_function(cache.X)).all()
+    assert (tables[1]["posterior"] == model.predict_proba(cache.X)[:, 1]).all()
 
 
 def test_the_csv_is_plain_for_any_reader(model, tmp_path):
@@ -274,6 +276,7 @@ def test_metrics_are_those_of_scikit_learn_on_the_images_with_truth(scored, tabl
         labelled = of_keys(scores["key"], S) == 1
         keep = known & ~labelled
         options["positives"] = table("found.csv", ["key"], [[key] for key in scores["key"][labelled]])
+    assert ((scores["margin"] > 0) != scores["label"]).any()  # the label follows the model's threshold
     expected = expected_metrics(y, scores, keep) | {"without_truth": 50}
     result = evaluate(scored, truth, **options)
     assert result == pytest.approx(expected) and list(result) == list(expected)

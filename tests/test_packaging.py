@@ -1,0 +1,90 @@
+import ast
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from email import message_from_string
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NOT_OURS = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "*-demo", "*.h5")
+UNIMPORTED = {"torchvision"}  # timm's preprocessing needs it
+FAISS = {"faiss-gpu", "faiss-cpu"}  # one or the other, by platform
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel built from a copy, so that nothing is left behind in the repository."""
+    pytest.importorskip("setuptools", minversion="77")
+    folder = tmp_path_factory.mktemp("wheel")
+    shutil.copytree(ROOT, folder / "copy", ignore=NOT_OURS)
+    options = "--no-deps --no-build-isolation --no-index --quiet --wheel-dir".split()
+    subprocess.run([sys.executable, "-m", "pip", "wheel", folder / "copy", *options, folder], check=True)
+    (built,) = folder.glob("*.whl")
+    return zipfile.ZipFile(built)
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel):
+    (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    return message_from_string(wheel.read(name).decode())
+
+
+def names(requirements):
+    return {re.split(r"[^\w.-]", requirement)[0].lower() for requirement in requirements}
+
+
+def imported():
+    """Top-level packages that the library and its command line import, at module level or later."""
+    found = set()
+    for path in [*(ROOT / "pucache").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                found.add(node.module.split(".")[0])
+    return found - set(sys.stdlib_module_names) - {"pucache"}
+
+
+def test_the_wheel_holds_library_command_line_data_and_the_typing_mark(wheel):
+    expected = {f"pucache/{path.relative_to(ROOT / 'pucache')}" for path in (ROOT / "pucache").glob("*.py")}
+    expected |= {f"pucache/cli/{path.name}" for path in (ROOT / "cli").glob("*.py")}
+    expected |= {f"pucache/data/{path.name}" for path in (ROOT / "pucache" / "data").iterdir()}
+    assert len(expected) > 30 and "pucache/cli/main.py" in expected
+    inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert inside == expected | {"pucache/py.typed"}, "all of it, and no top-level cli, tests or tools"
+
+
+def test_the_wheel_carries_its_licence_its_notice_and_the_command(wheel):
+    ends = {name.split(".dist-info/")[1]: name for name in wheel.namelist() if ".dist-info/" in name}
+    assert {"licenses/LICENSE", "licenses/NOTICE"} <= set(ends)
+    assert "pucache = pucache.cli.main:main" in wheel.read(ends["entry_points.txt"]).decode()
+
+
+def test_the_version_is_the_librarys(metadata):
+    import pucache
+
+    assert metadata["Name"] == "pucache" and metadata["Version"] == pucache.__version__
+
+
+def test_every_import_is_a_requirement_and_every_requirement_is_imported(metadata):
+    required = metadata.get_all("Requires-Dist")
+    always = names(line for line in required if "extra ==" not in line)
+    optional = names(line for line in required if 'extra == "test"' not in line.replace("'", '"')) - always
+    homes = importlib.metadata.packages_distributions()
+    used = {module: {name.lower() for name in homes.get(module, [module])} for module in imported()}
+    unnamed = {module for module, home in used.items() if not home & (always | optional)}
+    assert not unnamed, "setup.py must name what these come from"
+    idle = always - set().union(*used.values()) - UNIMPORTED - FAISS
+    assert not idle, "setup.py names what nobody imports"
+
+
+def test_extras_that_the_messages_name_exist(metadata):
+    extras = set(metadata.get_all("Provides-Extra"))
+    text = "".join(path.read_text() for path in (ROOT / "pucache").glob("*.py"))
+    named = set(re.findall(r"pip install '?pucache\[(\w+)\]", text))
+    assert named and named <= extras
