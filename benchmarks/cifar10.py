@@ -153,8 +153,8 @@ def main(folder: Path, work: Path) -> str:
             "",
             f"`python benchmarks/cifar10.py DIR`: {s.sum()} labelled positives, {(s == 0).sum():,} unlabelled, of them "
             f"{y[s == 0].sum():,} positive (prior {prior:.4f}, given), {len(y_test):,} test images. "
-            f"Encoder {encoder.spec}. Seeds {SEEDS}, mean ± sd where several. Figures in %; accuracy, F1 and AUC on the "
-            "test set at threshold 0, precision at rank and average precision among the unlabelled.",
+            f"Encoder {encoder.spec}. Seeds {SEEDS}, mean ± sd where several. Figures in %; accuracy, F1 and AUC on "
+            "the test set at threshold 0, precision at rank and average precision among the unlabelled.",
             "",
             table.markdown(),
             "",

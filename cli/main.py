@@ -5,6 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -59,7 +63,8 @@ class Verbs(click.Group):
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__)
-def main() -> None:
+@click.pass_context
+def main(ctx: click.Context) -> None:
     """Find the positives hidden among unlabelled images, from a few labelled ones.
 
     \b
@@ -72,7 +77,27 @@ def main() -> None:
     interrupted.
     """
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    ctx.with_resource(_interruptible())
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C; send either again where it struck inside a `__del__`, in which Python drops it."""
+    terminate, report = signal.getsignal(signal.SIGTERM), sys.unraisablehook
+
+    def send_again(dropped: sys.UnraisableHookArgs) -> None:
+        if not isinstance(dropped.exc_value, KeyboardInterrupt):
+            return report(dropped)
+        number = signal.SIGTERM if isinstance(dropped.exc_value, Terminated) else signal.SIGINT
+        threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+
     signal.signal(signal.SIGTERM, _terminate)
+    sys.unraisablehook = send_again
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, terminate)
+        sys.unraisablehook = report
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

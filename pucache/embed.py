@@ -430,8 +430,8 @@ class _Work:
             if "DataLoader worker" not in str(error):
                 raise
             raise SourceError(
-                f"a worker process died while reading ahead of {self._keys[first]!r} (out of memory?); what was finished is "
-                "kept: run again, with fewer --workers if memory is short"
+                f"a worker process died while reading ahead of {self._keys[first]!r} (out of memory?); what was "
+                "finished is kept: run again, with fewer --workers if memory is short"
             ) from error
 
     def _block(self, chunks: Iterator[_Chunk], start: int, stop: int, dtype: np.dtype) -> tuple[Rows, dict[str, str]]:
@@ -498,7 +498,7 @@ def _store(X: np.ndarray, keys: list[str], dtype: np.dtype) -> np.ndarray:
     overflow = np.flatnonzero(~np.isfinite(stored).all(1))
     if len(overflow):
         raise EncoderError(
-            f"the embedding of {keys[overflow[0]]!r} overflows {dtype}; remove the .parts folder and use --dtype float32"
+            f"the embedding of {keys[overflow[0]]!r} overflows {dtype}; remove its .parts and use --dtype float32"
         )
     return stored
 

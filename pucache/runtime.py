@@ -116,15 +116,16 @@ class Runtime:
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Let glibc keep large freed blocks instead of returning them to the kernel (METHOD: 3x on the CPU).
+    """Let glibc keep large freed blocks instead of returning them to the kernel.
 
     Every activation above 128 KiB would otherwise be mapped, zeroed by the kernel and unmapped
-    again in each forward pass. Does nothing off glibc, or where the user set MALLOC_* themselves.
+    again in each forward pass: twice to three times the time of the computation itself. Does nothing
+    off glibc, or where the user set MALLOC_* themselves.
     """
     if not sys.platform.startswith("linux") or any(name.startswith("MALLOC_") for name in os.environ):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        m_trim_threshold, m_mmap_threshold, gigabyte = -1, -3, 1 << 30
-        mallopt(m_mmap_threshold, gigabyte)
-        mallopt(m_trim_threshold, gigabyte)
+        m_trim_threshold, m_mmap_threshold = -1, -3
+        mallopt(m_mmap_threshold, 1 << 30)
+        mallopt(m_trim_threshold, -1)  # never: one gibibyte helps or not by the luck of the heap's layout

@@ -316,7 +316,7 @@ def test_a_file_that_holds_no_weights_is_refused(tmp_path, state, kind):
     assert str(path) in told and ("no such weights file" if kind in KINDS[:2] else "cannot read weights") in told
 
 
-@pytest.mark.parametrize("save", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))])
+@pytest.mark.parametrize("save", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value, 2))])
 @pytest.mark.parametrize("wrap", [lambda evil: evil, lambda evil: {"state_dict": evil}])
 def test_code_in_a_pickle_is_refused_and_does_not_run(tmp_path, save, wrap):
     path, trace = tmp_path / "weights.pth", tmp_path / "trace"
