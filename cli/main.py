@@ -51,7 +51,7 @@ class Verbs(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
-            click.echo("\ninterrupted; what was finished is kept: run the same command again to go on", err=True)
+            click.echo("\ninterrupted; nothing is lost: run the same command again to go on", err=True)
             ctx.exit(128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT))
         except (PUCacheError, ValueError, MemoryError) as error:
             if os.environ.get("PUCACHE_DEBUG"):
@@ -76,8 +76,15 @@ def main(ctx: click.Context) -> None:
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 done with failures under --strict, 130 or 143
     interrupted.
     """
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    _say_what_the_library_logs()
     ctx.with_resource(_interruptible())
+
+
+def _say_what_the_library_logs() -> None:
+    log = logging.getLogger("pucache")
+    if not log.handlers:
+        log.addHandler(logging.StreamHandler())
+        log.propagate = False
 
 
 @contextmanager

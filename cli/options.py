@@ -16,7 +16,8 @@ positives = click.option(
     "--positives",
     required=True,
     metavar="FILE|GLOB",
-    help="Labelled positives: a text file of keys, a CSV with a 'key' column, or a glob on keys ('positives/**').",
+    help="Labelled positives: a text file of keys (paths within the source), a CSV with a 'key' column, "
+    "or a glob on keys ('positives/**').",
 )
 device = click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 seed = click.option(

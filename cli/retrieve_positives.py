@@ -54,7 +54,7 @@ def retrieve_positives(
         raise ValueError("--by similarity does not use --model; leave one of the two out")
     if similarity is not None and model is not None:
         raise ValueError("--similarity does nothing where --model ranks; leave one of the two out")
-    check_writable(out)
+    check_writable(out, inputs=[positives, *cache, *filter(None, [model])])
     opened = EmbeddingCache(*cache)
     s = label_vector(opened.keys, positives)
     classifier = PULinearClassifier.load(model) if model else None

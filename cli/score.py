@@ -40,7 +40,7 @@ def score(
 
     from .progress import follow
 
-    check_output(out)
+    check_output(out, inputs=[model, *what])
     classifier = PULinearClassifier.load(model)
     if all(map(is_cache, what)):
         if cache is not None:

@@ -13,11 +13,23 @@ from . import options
 @click.command("train-pu")
 @options.caches
 @options.positives
-@click.option("--prior", required=True, type=float, help="Share of positives among the unlabelled, in (0, 1).")
-@click.option("--loss", default="imbnnpu", show_default=True, help="imbnnpu, imbupu, nnpu or upu.")
+@click.option(
+    "--prior",
+    required=True,
+    type=float,
+    help="Share of positives among the unlabelled, in (0, 1). A guess within a factor of two will do for ranking; "
+    "precision, F1 and the posterior are in proportion to it.",
+)
+@click.option(
+    "--loss",
+    default="imbnnpu",
+    show_default=True,
+    help="Risk to minimise: imbnnpu, imbupu, nnpu or upu. imb weighs rare positives up, nn keeps the estimated "
+    "negative part from going below 0.",
+)
 @click.option("--target-prior", default=0.5, show_default=True, help="Weight of the positive part of the risk.")
 @click.option("--threshold", default=0.0, show_default=True, help="Margin above which an image is called positive.")
-@click.option("--out", default="model.safetensors", show_default=True, metavar="FILE", help="The model.")
+@click.option("--out", default="model.safetensors", show_default=True, metavar="FILE", help="Where to write the model.")
 @click.option("--metrics", metavar="FILE", help="Estimates as JSON.  [default: metrics.json beside the model]")
 @options.device
 @options.seed
@@ -42,7 +54,8 @@ def train_pu(
     written = Path(metrics or check_writable(out).with_name("metrics.json"))
     if written.resolve() == check_writable(out).resolve():
         raise ValueError(f"--out and --metrics are one file, {out}; name two")
-    check_writable(written)
+    for path in (out, written):
+        check_writable(path, inputs=[positives, *cache])
     model = run(EmbeddingCache(*cache), positives, progress=follow(), **parameters)
     model.save(out)
     result = summary(model)

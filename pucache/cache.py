@@ -388,9 +388,9 @@ def expand(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def is_cache(path: str | Path) -> bool:
-    """Whether `path` is meant as a cache rather than as images: an ``.h5`` file, or a folder of them."""
+    """Whether `path` is meant as a cache rather than as images: an HDF5 or ``.h5`` file, or a folder of these."""
     path = Path(path)
-    return path.suffix == ".h5" or (path.is_dir() and any(path.glob("*.h5")))
+    return path.suffix == ".h5" or (path.is_file() and h5py.is_hdf5(path)) or (path.is_dir() and any(path.glob("*.h5")))
 
 
 def check_same_encoder(expected: CacheFile, got: CacheFile) -> None:
@@ -723,7 +723,7 @@ def _open_npy(path: Path) -> np.ndarray:
     except FileNotFoundError as error:
         raise CacheError(f"no such file: {path}") from error
     except (OSError, ValueError, EOFError) as error:
-        raise CacheError(f"{path} cannot be read as a .npy array ({str(error)[:120]})") from error
+        raise CacheError(f"{path} is not a .npy array of numbers; save one with numpy.save") from error
     if not isinstance(X, np.ndarray) or X.ndim != 2 or X.dtype.kind != "f" or 0 in X.shape:
         got = f"{X.dtype} {X.shape}" if isinstance(X, np.ndarray) else "an archive of arrays"
         raise CacheError(f"{path} holds {got}; expected one array of floats with rows and columns")

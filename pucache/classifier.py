@@ -161,6 +161,8 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"n_folds must be at least 2, got {self.n_folds}")
         if not 0 <= self.penalty < np.inf:
             raise ValueError(f"penalty must be finite and >= 0, got {self.penalty}")
+        if not np.isfinite(self.threshold):
+            raise ValueError(f"threshold must be a finite margin, got {self.threshold}")
         return PURisk(self.loss, target_prior=self.target_prior), float(self.prior)
 
     def decision_function(self, X: ArrayLike) -> np.ndarray:
@@ -229,7 +231,8 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
         }
         header["checksum"] = _checksum(tensors, header)
         with replacing(check_writable(path)) as temporary:
-            safetensors.numpy.save_file(tensors, temporary, header)
+            # one entry, because safetensors writes several in random order
+            safetensors.numpy.save_file(tensors, temporary, {FORMAT: json.dumps(header, sort_keys=True)})
 
     @classmethod
     def load(cls, path: str | Path) -> PULinearClassifier:
@@ -245,7 +248,7 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
             raise ModelError(f"no such model: {path}")
         try:
             with safetensors.safe_open(path, "numpy") as file:
-                header = dict(file.metadata() or {})
+                header = json.loads((file.metadata() or {}).get(FORMAT, "{}"))
                 _check_format(path, header)
                 names = set(file.keys())
                 tensors = {name: file.get_tensor(name) for name in _TENSORS if name in names}

@@ -55,7 +55,7 @@ def demo(
     unpack(folder)
     encoder = load_encoder(device=device)
     for name in ("pile", "new"):
-        embed(open_source(folder / name), folder / f"{name}.h5", encoder, progress=progress)
+        embed(open_source(folder / name), folder / f"{name}.h5", encoder, moved=True, progress=progress)
     pile, new = EmbeddingCache(folder / "pile.h5"), EmbeddingCache(folder / "new.h5")
     s = label_vector(pile.keys, folder / "positives.txt")
     model = train_pu(pile, s, prior=PRIOR, device=device)

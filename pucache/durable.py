@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,15 +14,15 @@ from .errors import OutputError
 PARTIAL = ".partial"
 
 
-def check_writable(path: str | Path) -> Path:
+def check_writable(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Path:
     """Make sure, before any work is done, that `path` can be written later.
 
-    The parent directory is made when it is missing.
+    The parent directory is made when it is missing. `inputs` are files that must not be overwritten.
 
     Raises
     ------
     OutputError
-        `path` is a directory or a device, or its directory cannot be made or written to.
+        `path` is a directory, a device or an input, or its directory cannot be made or written to.
     """
     path = Path(path)
     try:
@@ -30,6 +30,8 @@ def check_writable(path: str | Path) -> Path:
             raise OutputError(f"{path} is a directory; name a file to write instead")
         if path.exists() and not path.is_file():  # a rename would put a file in the place of /dev/null
             raise OutputError(f"{path} is not a regular file; name a file to write instead")
+        if any(Path(other).exists() and path.exists() and path.samefile(other) for other in inputs):
+            raise OutputError(f"{path} is also an input, which would be overwritten; name another file to write")
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=_prefix(path), suffix=PARTIAL):
             pass

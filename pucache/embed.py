@@ -83,6 +83,7 @@ def embed(
     *,
     reuse: Sequence[str | Path] = (),
     prune: bool = False,
+    moved: bool = False,
     shard: tuple[int, int] = (1, 1),
     dtype: str | None = None,
     workers: int | None = None,
@@ -102,6 +103,9 @@ def embed(
         Other caches of the same encoder; an image whose bytes they know is copied.
     prune : bool
         Drop rows of files that are gone from the source.
+    moved : bool
+        The cache was made from this source under another path or URL; without it that is refused,
+        because the keys of two sources would mix.
     shard : (I, N)
         Take only the I-th of N shares of the keys, 1 <= I <= N.
     dtype : {"float16", "float32"}, optional
@@ -119,7 +123,7 @@ def embed(
     SourceError
         The source is empty, or none of its images can be read.
     CacheError
-        The cache, or one to reuse, is unusable, of another encoder, or being written by somebody else.
+        The cache, or one to reuse, is unusable, of another encoder or source, or being written by somebody else.
     EncoderError
         Embeddings overflow float16.
     OutputError
@@ -138,14 +142,15 @@ def embed(
         listing = _take_shard(source.scan(), shard)
         if not listing.keys and not listing.failures:
             raise SourceError(f"no image in {source.name}{_ignored_note(listing)}")
+        if not moved:
+            _require_source(source, [*filter(None, [old]), *parts.files])
         kept, unseen, vanished = _split_old(old, listing)
         kept_keys = encode_keys([]) if old is None else np.asarray(old.raw_keys[kept])
         plan = _plan(listing, kept_keys, parts)
         work = _Work(source, encoder, listing, plan, _Known([*filter(None, [old]), *others] if len(plan) else []))
         progress.start(len(plan), "embedding")
-        for rows, failures in work.blocks(workers, stored):
+        for rows, failures in work.blocks(workers, stored, progress):
             parts.add(rows, failures, source.name)
-            progress.advance(len(rows.keys) + len(failures))
         picks, failed = parts.current(listing, kept_keys)
         failures = {**listing.failures, **failed}
         fresh = len(picks) > 0
@@ -155,7 +160,7 @@ def embed(
         if not total:
             parts.remove()
             raise SourceError(_nothing_readable(source, failures))
-        changed = old is None or fresh or total != len(old) or failures != old.failures
+        changed = old is None or fresh or total != len(old) or failures != old.failures or old.source != source.name
         if changed:
             if old is not None and not len(plan):  # else it was verified for the work
                 old.verify()
@@ -220,6 +225,15 @@ def _require_encoder(file: CacheFile, spec: EncoderSpec) -> None:
             f"{file.path} holds embeddings of {file.encoder}, not of {spec} (they differ in {', '.join(differing)}); "
             "write another cache, or pass the encoder and precision it was made with"
         )
+
+
+def _require_source(source: Source, files: list[CacheFile]) -> None:
+    for file in files:
+        if file.source != source.name:
+            raise CacheError(
+                f"{file.path} holds images of {file.source or 'no source'}, not of {source.name}; write another cache, "
+                "or pass --moved if it is the same source under a new path"
+            )
 
 
 def _split_old(old: CacheFile | None, listing: Listing) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -402,11 +416,12 @@ class _Work:
         self._size_mtime = listing.size_mtime[plan]
         self.computed = self.reused = 0
 
-    def blocks(self, workers: int | None, dtype: np.dtype) -> Iterator[tuple[Rows, dict[str, str]]]:
+    def blocks(self, workers: int | None, dtype: np.dtype, progress: Progress) -> Iterator[tuple[Rows, dict[str, str]]]:
         chunks = iter(self._loader(workers))
         for start in range(0, len(self._keys), BLOCK_ROWS):
             stop = min(start + BLOCK_ROWS, len(self._keys))
-            yield self._block(chunks, start, stop, dtype)
+            yield self._block(chunks, start, stop, dtype, progress)
+            progress.advance((stop - start - 1) % CHUNK_ROWS + 1)  # the last chunk, now that the block is safe
 
     def _loader(self, workers: int | None) -> DataLoader[_Chunk]:
         sizes = self._size_mtime[:, 0].tolist()
@@ -434,7 +449,9 @@ class _Work:
                 "finished is kept: run again, with fewer --workers if memory is short"
             ) from error
 
-    def _block(self, chunks: Iterator[_Chunk], start: int, stop: int, dtype: np.dtype) -> tuple[Rows, dict[str, str]]:
+    def _block(
+        self, chunks: Iterator[_Chunk], start: int, stop: int, dtype: np.dtype, progress: Progress
+    ) -> tuple[Rows, dict[str, str]]:
         n = stop - start
         X = np.empty((n, self._encoder.spec.dim), np.float32)
         digests = np.zeros((n, 32), np.uint8)
@@ -453,6 +470,8 @@ class _Work:
                     self.reused += 1
             if chunk.pixels is not None:
                 queue.add(chunk.pixels, [first - start + offset for offset in chunk.to_embed])
+            if first + CHUNK_ROWS < stop:
+                progress.advance(CHUNK_ROWS)
         queue.flush()
         self.computed += queue.rows
         for row in queue.unusable:
@@ -504,7 +523,8 @@ def _store(X: np.ndarray, keys: list[str], dtype: np.dtype) -> np.ndarray:
 
 
 def _ignore_interrupt(worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends the workers
+    for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the parent ends the workers
+        signal.signal(number, signal.SIG_IGN)
 
 
 # --- messages ----------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -101,8 +101,8 @@ def embed_for(
     return EmbeddingCache(cache)
 
 
-def check_output(out: str | Path) -> Path:
-    """Make sure, before any work, that scores can be written to `out`.
+def check_output(out: str | Path, *, inputs: Iterable[str | Path] = ()) -> Path:
+    """Make sure, before any work, that scores can be written to `out`, which must not be one of `inputs`.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def check_output(out: str | Path) -> Path:
     OutputError, MissingExtraError
         It cannot be written.
     """
-    out = check_writable(out)
+    out = check_writable(out, inputs=inputs)
     if out.suffix.lower() not in _TABLES:
         raise ValueError(f"{out} must end in {' or '.join(_TABLES)}")
     if out.suffix.lower() == ".parquet":

@@ -467,7 +467,7 @@ def test_imported_rows_follow_their_keys(tmp_path, dtype, wanted, stored, monkey
         (np.array([[1.0], [1e39]]), ["b", "a"], "overflows float32"),
         (np.ones(2), ["a", "b"], r"holds float64 \(2,\); expected one array of floats"),
         (np.ones((2, 3), int), ["a", "b"], r"holds int64 \(2, 3\); expected one array of floats"),
-        (np.array([[{}], [{}]]), ["a", "b"], "cannot be read as a .npy array"),
+        (np.array([[{}], [{}]]), ["a", "b"], "is not a .npy array of numbers"),
     ],
 )
 def test_embeddings_that_cannot_be_imported_are_refused_and_nothing_is_written(tmp_path, X, keys, telling):

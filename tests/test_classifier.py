@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import pickle
 
 import numpy as np
@@ -298,8 +299,10 @@ def rewrite(saved):
 
     def make(tensors=None, **metadata):
         with safetensors.safe_open(saved, "numpy") as file:
-            kept, header = {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata())  # noqa: SIM118
-        safetensors.numpy.save_file(tensors if tensors is not None else kept, saved, header | metadata)
+            kept = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            header = json.loads(file.metadata()["pucache-model"])
+        entry = {"pucache-model": json.dumps(header | metadata)}
+        safetensors.numpy.save_file(tensors if tensors is not None else kept, saved, entry)
         return saved
 
     return make

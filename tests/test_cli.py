@@ -242,7 +242,7 @@ def test_embeddings_made_elsewhere_go_all_the_way(here):
 def test_progress_goes_to_stderr_and_leaves_json_alone(world, here, monkeypatch):
     monkeypatch.setattr(progress, "EVERY_SECONDS", 0.0)
     ended = run("embed {w}/images c.h5 --json" + SMALL, w=world)
-    assert re.search(rf"^embedding {N + 1}/{N + 1}  \d+/s  0 s left$", ended.stderr, re.MULTILINE)
+    assert re.search(rf"^embedding {N + 1}/{N + 1}  [\d,]+/s  0 s left$", ended.stderr, re.MULTILINE)
     assert json.loads(ended.stdout)["rows"] == N
 
 
@@ -297,6 +297,17 @@ EMBED, TRAIN = "embed {w}/images", "train-pu {w}/cache.h5 --positives {w}/positi
 FIND, SCORE = "retrieve-positives {w}/cache.h5", "score {w}/model.safetensors"
 BAD = {  # command: (exit code, what the one line must tell)
     "embed {b}/nowhere old.h5": (1, "no such source: .*nowhere; expected a folder, a manifest"),
+    "embed {b}/unreadable old.h5" + SMALL: (
+        1,
+        "old.h5 holds images of .*images, not of .*unreadable; write another cache, or pass --moved",
+    ),
+    TRAIN + " --prior 0.1 --out {w}/cache.h5": (1, "cache.h5 is also an input"),
+    TRAIN + " --prior 0.1 --metrics {w}/positives.txt": (1, "positives.txt is also an input"),
+    TRAIN + " --prior 0.1 --threshold nan": (2, "threshold must be a finite margin, got nan"),
+    FIND + " --positives {w}/positives.txt --out {w}/cache.h5": (1, "cache.h5 is also an input"),
+    SCORE + " {w}/cache.h5 --out {w}/model.safetensors": (1, "model.safetensors is also an input"),
+    "pack {w}/cache.h5 --out {w}/cache.h5": (1, "cache.h5 is also an input"),
+    "import-embeddings {b}/X.npy {b}/X.npy --keys {b}/unknown.txt": (1, "X.npy is also an input"),
     "embed {b}/nothing old.h5" + SMALL: (1, "no image in .*nothing; expected files such as .jpg"),
     "embed {b}/documents old.h5" + SMALL: (1, r"no image in .*\(1 files with other endings: 1 .docx\)"),
     "embed {b}/unreadable new.h5" + SMALL: (1, "none of the 2 images in .*unreadable can be read.*nothing was written"),
@@ -370,7 +381,7 @@ BAD = {  # command: (exit code, what the one line must tell)
     "pack {b}/flipped.h5 --out old.h5": (1, "flipped.h5 is damaged: content and checksum disagree"),
     "verify {b}/flipped.h5": (1, "flipped.h5 is damaged: content and checksum disagree; restore it"),
     "import-embeddings {b}/X.npy old.h5 --keys {b}/unknown.txt": (1, "X.npy has 60 rows, but 5 keys were given"),
-    "import-embeddings {b}/text.h5 old.h5 --keys {b}/unknown.txt": (1, "text.h5 cannot be read as a .npy array"),
+    "import-embeddings {b}/text.h5 old.h5 --keys {b}/unknown.txt": (1, "text.h5 is not a .npy array of numbers"),
     "demo {b}": (1, "bad holds files that are not the demo's; name a new or an empty folder"),
     **{
         f"info {{b}}/{name}": (1, expected)
