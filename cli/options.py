@@ -31,7 +31,9 @@ def encoding(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options of every verb that runs an encoder."""
     for option in (
         click.option(
-            "--workers", type=click.IntRange(min=0), help="Processes that read and decode.  [default: cores, up to 8]"
+            "--workers",
+            type=click.IntRange(min=0),
+            help="Processes that read and decode.  [default: with CUDA one per core, up to 8; else one per 4 cores]",
         ),
         click.option(
             "--batch-size",

@@ -407,6 +407,12 @@ class _Chunks(Dataset[_Chunk]):
         return self._known[at : at + 1].tobytes() == content  # as bytes: numpy's text drops zero bytes at the end
 
 
+def default_workers(encoder: Encoder) -> int:
+    """One per core up to 8 beside a GPU; on the CPU, where they take from the forward pass, one per four cores."""
+    cores = os.cpu_count() or 1
+    return cores // 4 if encoder.forward.device.type == "cpu" else min(8, cores)
+
+
 class _Work:
     """Turns the plan into blocks of rows, counting what was computed and what was known."""
 
@@ -427,7 +433,7 @@ class _Work:
         sizes = self._size_mtime[:, 0].tolist()
         chunks = _Chunks(self._source, self._encoder.preprocess, self._keys, sizes, self._known.sorted)
         if workers is None:
-            workers = min(8, os.cpu_count() or 1)
+            workers = default_workers(self._encoder)
         if len(self._keys) <= _FEW:
             workers = 0
         return DataLoader(
@@ -441,8 +447,8 @@ class _Work:
     def _next(self, chunks: Iterator[_Chunk], first: int) -> _Chunk:
         try:
             return next(chunks)
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
+        except (RuntimeError, OSError, EOFError) as error:  # the last two where it dies while handing over
+            if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
                 raise
             raise SourceError(
                 f"a worker process died while reading ahead of {self._keys[first]!r} (out of memory?); what was "
