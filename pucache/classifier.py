@@ -36,7 +36,7 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
 
     The objective is a risk of `pucache.risks` (imbalanced nnPU by default), minimised as Dorigatti
     et al. do: Adam, 100 epochs, batches of 256, on features that are scaled by one number but
-    neither centred nor standardised (measured: docs/results/cifar10-head-features.md). The
+    neither centred nor standardised (measured: docs/results/cifar10.md). The
     posterior comes from cross-fitted margins, see `pucache.calibration`.
 
     Parameters
