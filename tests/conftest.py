@@ -1,5 +1,6 @@
 import os
 import resource
+from contextlib import contextmanager
 
 import pytest
 from tiny import save_image, tiny_encoder
@@ -30,24 +31,27 @@ def fixed_time(monkeypatch):
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
 
 
-@pytest.fixture
-def limit():
-    """Lower a soft limit of this process for the rest of the test: limit("FSIZE", bytes)."""
-    before = {}
-
-    def lower(name, value):
-        kind = getattr(resource, f"RLIMIT_{name}")
-        soft, hard = resource.getrlimit(kind)
-        before.setdefault(kind, (soft, hard))
-        resource.setrlimit(kind, (value, hard))
-
-    yield lower
-    for kind, limits in before.items():
-        resource.setrlimit(kind, limits)
+@contextmanager
+def limited(name, value):
+    """Lower a soft limit of this process, such as FSIZE, for a while; not longer, as pytest writes files too."""
+    kind = getattr(resource, f"RLIMIT_{name}")
+    soft, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (value, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, (soft, hard))
 
 
 @pytest.fixture
-def few_descriptors(limit):
+def small_disk():
+    """Return a context manager within which no file can grow beyond so many bytes."""
+    return lambda room: limited("FSIZE", room)
+
+
+@pytest.fixture
+def few_descriptors():
     """Leave room for only a handful of further open files."""
     taken = set(map(int, os.listdir("/dev/fd")))
-    limit("NOFILE", [number for number in range(4096) if number not in taken][12])
+    with limited("NOFILE", [number for number in range(4096) if number not in taken][12]):
+        yield

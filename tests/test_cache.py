@@ -390,12 +390,11 @@ def test_a_failure_while_writing_leaves_no_file_and_the_old_one_alone(path):
 
 
 @pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.9, 0.97])
-def test_a_full_disk_is_an_output_error_and_leaves_no_file(tmp_path, limit, share):
+def test_a_full_disk_is_an_output_error_and_leaves_no_file(tmp_path, small_disk, share):
     keys = [f"{number:03}" for number in range(500)]
     room = int(write(tmp_path / "c.h5", keys).stat().st_size * share)
     (tmp_path / "c.h5").unlink()
-    limit("FSIZE", room)
-    with pytest.raises(OutputError, match=r"cannot write .*c\.h5: File too large"):
+    with small_disk(room), pytest.raises(OutputError, match=r"cannot write .*c\.h5: File too large"):
         write(tmp_path / "c.h5", keys)
     assert os.listdir(tmp_path) == []
 
