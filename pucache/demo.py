@@ -19,12 +19,13 @@ from sklearn.metrics import average_precision_score
 from sklearn.model_selection import cross_val_predict
 
 from .cache import EmbeddingCache
+from .decoding import decode
 from .durable import replacing
 from .embed import embed
 from .encoders import load_encoder
 from .errors import OutputError
 from .evaluate import evaluate
-from .images import decode, open_source
+from .images import open_source
 from .labels import label_vector, read_truth
 from .metrics import with_labels
 from .progress import Progress

@@ -20,9 +20,9 @@ import timm
 import torch
 from PIL import Image
 
+from .decoding import DECODER
 from .encoder_spec import EncoderSpec
 from .errors import EncoderError, ImageError
-from .images import DECODER
 from .runtime import Runtime, choose_device, choose_precision
 
 BUNDLED = "bundled"

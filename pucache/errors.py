@@ -44,3 +44,9 @@ class OutputError(PUCacheError):
 
 class MissingExtraError(PUCacheError):
     """An optional dependency that is not installed; the text holds the install line."""
+
+
+def one_line(error: BaseException) -> str:
+    """What another library's error says, on one line of bounded length."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(str(text).split())[:300]

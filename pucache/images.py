@@ -1,4 +1,4 @@
-"""Where images come from, and how their bytes become pixels.
+"""Where images come from.
 
 A *source* is a folder, a manifest (text or CSV) or tar shards, on this machine or behind any
 fsspec URL. It lists keys with size and modification time, and reads the bytes of one key.
@@ -13,7 +13,6 @@ import io
 import os
 import stat
 import tarfile
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,15 +23,12 @@ from typing import Any, Protocol
 
 import fsspec
 import numpy as np
-from PIL import ExifTags, Image
 
-from .errors import ImageError, SourceError
+from .errors import ImageError, SourceError, one_line
 
 EXTENSIONS = frozenset(".jpg .jpeg .jpe .jfif .png .webp .gif .tif .tiff .bmp .ppm .pgm".split())
-MAX_PIXELS = 178_956_970  # Pillow's own error limit: half a GiB of RGB
 MAX_BYTES = 1 << 30  # encoded bytes of one image
 MAX_KEY_BYTES = 4096
-DECODER = "pillow-1"  # names the recipe of `decode`; it is part of every encoder's identity
 UNKNOWN = -1
 
 
@@ -261,7 +257,7 @@ class ManifestSource:
                 info = os.stat(path)
                 return key, (info.st_size, info.st_mtime_ns)
             except Exception as error:  # whatever a remote file system raises is this key's failure
-                return key, f"cannot be read: {_reason(error)}"
+                return key, f"cannot be read: {one_line(error)}"
 
         remote = any("://" in path for path in self.paths.values())
         with ThreadPoolExecutor(16 if remote else 1) as pool:
@@ -335,8 +331,8 @@ class TarSource:
                     raise tarfile.ReadError(f"bad header at byte {tar.offset}")
         except Exception as error:  # remote file systems and damaged headers raise almost anything
             if not prefix and not found.entries:
-                raise SourceError(f"cannot read {shard} as tar: {_reason(error)}") from error
-            found.fail(prefix.rstrip("/") or shard, f"tar shard is damaged or truncated: {_reason(error)}")
+                raise SourceError(f"cannot read {shard} as tar: {one_line(error)}") from error
+            found.fail(prefix.rstrip("/") or shard, f"tar shard is damaged or truncated: {one_line(error)}")
 
     def _add(self, member: tarfile.TarInfo, shard: str, prefix: str, found: _Found) -> None:
         assert self._members is not None
@@ -361,7 +357,7 @@ class TarSource:
         try:
             data = fs.cat_file(path, start=member.offset, end=member.offset + member.size)
         except Exception as error:
-            raise ImageError(f"cannot be read: {_reason(error)}") from error
+            raise ImageError(f"cannot be read: {one_line(error)}") from error
         if len(data) != member.size:
             raise ImageError(f"truncated tar member: expected {member.size} bytes, got {len(data)}")
         return bytes(data)
@@ -457,7 +453,7 @@ def _read_remote(fs: Any, path: str) -> bytes:
     except ImageError:
         raise
     except Exception as error:  # every remote file system has exceptions of its own
-        raise ImageError(f"cannot be read: {_reason(error)}") from error
+        raise ImageError(f"cannot be read: {one_line(error)}") from error
 
 
 def _read_any(where: str) -> bytes:
@@ -469,7 +465,7 @@ def _filesystem(where: str) -> tuple[Any, str]:
     try:
         fs, path = fsspec.core.url_to_fs(where)
     except (ImportError, ValueError) as error:
-        raise SourceError(f"cannot open {where}: {_reason(error)}") from error
+        raise SourceError(f"cannot open {where}: {one_line(error)}") from error
     return fs, path
 
 
@@ -481,7 +477,7 @@ def _remote_errors(name: str) -> Iterator[None]:
     except SourceError:
         raise
     except Exception as error:
-        raise SourceError(f"cannot read {name}: {_reason(error)}") from error
+        raise SourceError(f"cannot read {name}: {one_line(error)}") from error
 
 
 def _size_mtime(info: dict[str, Any]) -> tuple[int, int]:
@@ -501,85 +497,3 @@ def _size_mtime(info: dict[str, Any]) -> tuple[int, int]:
 def _check_size(size: int) -> None:
     if size > MAX_BYTES:
         raise ImageError(f"file of {size:,} bytes; at most {MAX_BYTES:,} are read")
-
-
-def _reason(error: BaseException) -> str:
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return " ".join(str(text).split())[:300]
-
-
-# --- decoding ----------------------------------------------------------------------------------
-
-
-def decode(data: bytes) -> Image.Image:
-    """Decode encoded bytes into an upright 8-bit RGB image.
-
-    The first frame counts; EXIF orientation is applied; transparency is laid over white; 16-bit
-    greys are scaled linearly from 0-65535 to 0-255; CMYK, palette and grey become RGB.
-
-    Raises
-    ------
-    ImageError
-        Empty, truncated, not an image, over `MAX_PIXELS` (refused from the header, before any
-        pixel is allocated), or with 32-bit pixels, whose white level is not defined.
-    """
-    if not data:
-        raise ImageError("empty file (0 bytes)")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's own size warning; the limit is checked below
-            with Image.open(io.BytesIO(data)) as image:
-                if image.format == "EPS":
-                    raise ImageError("PostScript, which Pillow would hand to Ghostscript; convert it to PNG")
-                width, height = image.size
-                if width * height > MAX_PIXELS:
-                    raise ImageError(f"{width} x {height} pixels; at most {MAX_PIXELS:,} are decoded")
-                image.load()
-                return _to_rgb(_upright(image))
-    except ImageError:
-        raise
-    except Image.DecompressionBombError as error:
-        raise ImageError(f"more than {MAX_PIXELS:,} pixels") from error
-    except Image.UnidentifiedImageError as error:
-        raise ImageError("not an image in a known format") from error
-    except Exception as error:  # Pillow's plugins raise almost anything on damaged files
-        raise ImageError(f"cannot be decoded: {_reason(error)}") from error
-
-
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    try:
-        turn = _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # damaged EXIF tells no orientation, and the pixels are whole
-        return image
-    return image if turn is None else image.transpose(turn)
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode in ("I", "F"):
-        pixels = np.asarray(image)
-        if image.mode == "F" or pixels.min() < 0 or pixels.max() > 65535:
-            raise ImageError("32-bit pixels have no defined white level; convert the image to 8 or 16 bits")
-        return _from_16_bit(pixels)
-    if image.mode.startswith("I;16"):
-        return _from_16_bit(np.asarray(image))
-    if image.has_transparency_data:
-        rgba = image.convert("RGBA")
-        white = Image.new("RGBA", rgba.size, "white")
-        return Image.alpha_composite(white, rgba).convert("RGB")
-    return image.convert("RGB")
-
-
-def _from_16_bit(pixels: np.ndarray) -> Image.Image:
-    grey = ((pixels.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
-    return Image.fromarray(grey, "L").convert("RGB")

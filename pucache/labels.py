@@ -15,8 +15,8 @@ from typing import TextIO
 import numpy as np
 from fsspec.utils import glob_translate
 
-from .cache import Keys
 from .errors import LabelError
+from .keys import Keys
 
 _SHOWN = 3
 

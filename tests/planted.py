@@ -2,9 +2,11 @@
 
 import numpy as np
 
-from pucache.cache import EmbeddingCache, Rows, encode_keys, write_file
+from pucache.cache import EmbeddingCache
+from pucache.cache_file import Rows, write_file
 from pucache.encoder_spec import EncoderSpec
 from pucache.heads import Protocol
+from pucache.keys import encode_keys
 
 QUICK = Protocol(epochs=1, min_steps=150, learning_rate=0.02)
 

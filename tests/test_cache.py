@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import tiny_encoder
 
-from pucache import cache
-from pucache.cache import CacheFile, EmbeddingCache, Keys, Rows, encode_keys, import_embeddings, is_cache, pack
+from pucache import cache_file
+from pucache.cache import EmbeddingCache, import_embeddings, is_cache, pack
+from pucache.cache_file import CacheFile, Rows
 from pucache.encoder_spec import EncoderSpec
 from pucache.errors import CacheError, OutputError
+from pucache.keys import Keys, encode_keys
 
 SPEC = tiny_encoder().spec
 OTHER = tiny_encoder("other", seed=1).spec
@@ -37,7 +39,7 @@ def rows_of(keys, dtype="float16"):
 def write(path, keys, *, dtype="float16", spec=SPEC, source="photos", failures=None):
     rows = rows_of(keys, dtype)
     shape = (len(rows.keys), rows.keys.itemsize, np.dtype(dtype))
-    cache.write_file(path, spec, source, [rows], shape=shape, failures=failures or {})
+    cache_file.write_file(path, spec, source, [rows], shape=shape, failures=failures or {})
     return path
 
 
@@ -168,7 +170,7 @@ def test_a_row_that_is_not_there_is_an_index_error(row):
 
 
 def test_keys_are_walked_in_blocks_without_losing_one(monkeypatch):
-    monkeypatch.setattr(cache, "BLOCK_BYTES", 7)
+    monkeypatch.setattr(cache_file, "BLOCK_BYTES", 7)
     names = sorted(str(i) for i in range(50))
     assert list(Keys([encode_keys(names)])) == names
 
@@ -189,7 +191,7 @@ def shards(tmp_path):
 
 
 def test_several_files_or_a_folder_of_them_read_as_one(shards, monkeypatch):
-    monkeypatch.setattr(cache, "BLOCK_BYTES", 40)  # 2 rows of embeddings
+    monkeypatch.setattr(cache_file, "BLOCK_BYTES", 40)  # 2 rows of embeddings
     expected = [rows_of(["b", "d"]), rows_of([]), rows_of(["a", "c", "eee"])]
     for several in (EmbeddingCache(shards), EmbeddingCache(*(shards / f"{n}.h5" for n in range(3)))):
         several.verify()
@@ -369,7 +371,7 @@ def test_verify_sees_a_change_in_every_attribute(path, name):
 def test_verify_sees_keys_out_of_order_or_twice(tmp_path, keys):
     rows = rows_of(["x", "y"])
     rows.keys = encode_keys(keys)
-    cache.write_file(tmp_path / "c.h5", SPEC, "", [rows], shape=(2, 1, rows.X.dtype), failures={})
+    cache_file.write_file(tmp_path / "c.h5", SPEC, "", [rows], shape=(2, 1, rows.X.dtype), failures={})
     assert "keys are not sorted and unique" in refusal(CacheFile(tmp_path / "c.h5").verify)
 
 
@@ -384,7 +386,7 @@ def test_a_failure_while_writing_leaves_no_file_and_the_old_one_alone(path):
     before = path.read_bytes()
     for target in (path, path.with_name("new.h5")):
         with pytest.raises(KeyboardInterrupt):
-            cache.write_file(target, SPEC, "", blocks(), shape=(2, 1, np.dtype("f2")), failures={})
+            cache_file.write_file(target, SPEC, "", blocks(), shape=(2, 1, np.dtype("f2")), failures={})
     assert os.listdir(path.parent) == [path.name]
     assert path.read_bytes() == before
 
@@ -403,7 +405,7 @@ def test_a_full_disk_is_an_output_error_and_leaves_no_file(tmp_path, small_disk,
 
 
 def test_pack_equals_the_file_of_a_single_run_byte_for_byte(shards, fixed_time, monkeypatch):
-    monkeypatch.setattr(cache, "BLOCK_BYTES", 40)
+    monkeypatch.setattr(cache_file, "BLOCK_BYTES", 40)
     packed, whole = shards.parent / "packed.h5", shards.parent / "whole.h5"
     assert pack([shards], packed) == 5
     write(whole, ["a", "b", "c", "d", "eee"], failures={f"{n}.png": "gone" for n in range(3)})
@@ -445,7 +447,7 @@ def test_pack_takes_more_files_than_there_are_file_descriptors(tmp_path, few_des
     [("f2", None, "f2"), ("f4", None, "f4"), (">f8", None, "f4"), ("f4", "float16", "f2")],
 )
 def test_imported_rows_follow_their_keys(tmp_path, dtype, wanted, stored, monkeypatch):
-    monkeypatch.setattr(cache, "BLOCK_BYTES", 40)
+    monkeypatch.setattr(cache_file, "BLOCK_BYTES", 40)
     X = np.arange(21).reshape(7, 3).astype(dtype)
     keys = ["g", "é", "c", "a", "bb", "f\n", "d"]
     np.save(tmp_path / "clip.npy", X)

@@ -16,8 +16,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from tiny import tiny_encoder
 
-from pucache.cache import EncoderSpec
 from pucache.classifier import PULinearClassifier
+from pucache.encoder_spec import EncoderSpec
 from pucache.errors import LabelError, ModelError, OutputError
 from pucache.heads import Protocol
 

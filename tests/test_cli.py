@@ -456,8 +456,8 @@ def test_strict_exits_with_3_when_an_image_failed_and_everything_is_written(worl
 # --- interruptions, in a process of its own ----------------------------------------------------
 
 IN_SMALL_BLOCKS = """
-import pucache.embed
-pucache.embed.BLOCK_ROWS = 32
+import pucache.pipeline
+pucache.pipeline.BLOCK_ROWS = 32
 from pucache.cli.main import main
 main(prog_name="pucache")
 """

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from tiny import save_image, tiny_encoder, touch
 
-from pucache import embed as module
-from pucache.cache import CacheFile, EmbeddingCache, pack
+from pucache import pipeline
+from pucache.cache import EmbeddingCache, pack
+from pucache.cache_file import CacheFile
+from pucache.decoding import decode
 from pucache.embed import embed, writer_lock
 from pucache.errors import CacheError, CacheLockedError, EncoderError, SourceError
-from pucache.images import UNKNOWN, LocalFolder, decode, digest, open_source
+from pucache.images import UNKNOWN, LocalFolder, digest, open_source
 from pucache.progress import Silent
 
 BLOCK = 32
@@ -40,8 +42,8 @@ class StopAfter(Silent):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(module, "BLOCK_ROWS", BLOCK)
-    monkeypatch.setattr(module, "_FEW", 0)
+    monkeypatch.setattr(pipeline, "BLOCK_ROWS", BLOCK)
+    monkeypatch.setattr(pipeline, "_FEW", 0)
 
 
 @pytest.fixture
@@ -592,8 +594,8 @@ def test_a_damaged_part_is_set_aside_and_its_images_are_embedded_again(rough_fol
 
 
 def test_there_may_be_more_parts_than_file_descriptors(rough_folder, out, undisturbed, monkeypatch, few_descriptors):
-    monkeypatch.setattr(module, "BLOCK_ROWS", 4)
-    monkeypatch.setattr(module, "CHUNK_ROWS", 4)
+    monkeypatch.setattr(pipeline, "BLOCK_ROWS", 4)
+    monkeypatch.setattr(pipeline, "CHUNK_ROWS", 4)
     interrupt(rough_folder, out, 30)
     run(rough_folder, out)
     assert out.read_bytes() == undisturbed
@@ -606,13 +608,13 @@ import glob, os, shutil, signal, sys, time
 import torch
 from tiny import tiny_encoder
 
-from pucache import cache, embed
+from pucache import cache, cache_file, embed, pipeline
 from pucache.images import open_source
 
-embed.BLOCK_ROWS = 32
+pipeline.BLOCK_ROWS = 32
 PLACES = {
     "in a block": (torch.nn.Conv2d, "forward", 7),
-    "in a part": (cache, "_write", 10),
+    "in a part": (cache_file, "_write", 10),
     "before a part is named": (os, "replace", 3),
     "in the merge": (cache, "_gather", 1),
     "before the cache is named": (os, "replace", 6),
@@ -659,7 +661,7 @@ for place, where in PLACES.items():
 
 
 def test_a_killed_run_goes_on_to_the_same_bytes(rough_folder, out, undisturbed):
-    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(module.__file__).parents[1])])
+    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(pipeline.__file__).parents[1])])
     command = [sys.executable, "-c", KILLED, rough_folder, out.parent]
     told = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=100)
     ends = dict(line.split(":") for line in told.stdout.splitlines())

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image, ImageFile
 
 from pucache import images
+from pucache.decoding import decode
 from pucache.errors import ImageError, SourceError
-from pucache.images import MAX_KEY_BYTES, UNKNOWN, decode, digest, open_source
+from pucache.images import MAX_KEY_BYTES, UNKNOWN, digest, open_source
 
 BREAK = "line\r\nbreak.jpg"
 ODD_NAMES = ["a b.jpg", BREAK, "émoji 🦊.png", "quo\"te's.jpg", "back\\slash.gif", "UPPER.JPG", "%41*?[x].tif"]

@@ -21,7 +21,7 @@ ODD = ['a,"b".png', "c\nd.png", "e\r\nf.png", "g\rh.png", "i\u2028j.png", " k .p
 def opened(request, tmp_path, monkeypatch):
     """Open rows as a cache, in one block or in many."""
     if request.param != "one block":
-        monkeypatch.setattr("pucache.cache.BLOCK_BYTES", 1000)
+        monkeypatch.setattr("pucache.cache_file.BLOCK_BYTES", 1000)
 
     def make(X):
         parts = np.array_split(np.arange(len(X)), 3 if "files" in request.param else 1)

@@ -45,7 +45,7 @@ def out(request, tmp_path):
 @pytest.mark.parametrize("small", [False, True])
 def test_every_row_gets_margin_posterior_and_label_in_cache_order(cache, model, out, monkeypatch, small):
     if small:
-        monkeypatch.setattr("pucache.cache.BLOCK_BYTES", 500)
+        monkeypatch.setattr("pucache.cache_file.BLOCK_BYTES", 500)
         assert len(list(cache.blocks())) > 3
     margins = model.decision_function(cache.X)
     counts = score(cache, model, out)

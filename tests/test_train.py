@@ -41,7 +41,7 @@ def test_several_files_train_as_one(cache, tmp_path):
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
 def test_embeddings_that_are_not_finite_are_named(tmp_path, monkeypatch, value, dtype):
-    monkeypatch.setattr("pucache.cache.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("pucache.cache_file.BLOCK_BYTES", 1000)
     bad = X.astype(dtype)
     bad[[150, 151, 160, 170], 3] = value
     cache = write_cache(tmp_path / "cache.h5", bad)

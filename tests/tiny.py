@@ -7,9 +7,9 @@ import torch
 from PIL import Image
 from torchvision.transforms import Compose, PILToTensor, Resize
 
+from pucache.decoding import DECODER
 from pucache.encoder_spec import EncoderSpec
 from pucache.encoders import Encoder
-from pucache.images import DECODER
 from pucache.runtime import Runtime
 
 DIM, SIDE = 8, 32

@@ -1,0 +1,70 @@
+"""Keys: what joins images, rows and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+
+_DECODED_AT_ONCE = 1 << 16
+
+
+class Keys(Sequence[str]):
+    """Keys in cache order: a sequence of str over fixed-width UTF-8, decoded on demand.
+
+    Parameters
+    ----------
+    parts : list of ndarray of bytes (dtype S)
+        Each sorted and unique.
+    """
+
+    def __init__(self, parts: list[np.ndarray]):
+        self._parts = parts
+        self._starts = np.cumsum([0, *(len(part) for part in parts)])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @overload
+    def __getitem__(self, item: int) -> str: ...
+    @overload
+    def __getitem__(self, item: slice | np.ndarray) -> list[str]: ...  # type: ignore[override]
+    def __getitem__(self, item: Any) -> Any:
+        if isinstance(item, int | np.integer):
+            row = int(item) + (len(self) if item < 0 else 0)
+            if not 0 <= row < len(self):
+                raise IndexError(f"row {item} of {len(self)}")
+            part = int(np.searchsorted(self._starts, row, "right")) - 1
+            return bytes(self._parts[part][row - self._starts[part]]).decode()
+        rows = np.arange(len(self))[item]
+        return [self[int(row)] for row in rows]
+
+    def __iter__(self) -> Iterator[str]:
+        for part in self._parts:
+            for start in range(0, len(part), _DECODED_AT_ONCE):
+                yield from (key.decode() for key in part[start : start + _DECODED_AT_ONCE].tolist())
+
+    def rows(self, keys: Sequence[str]) -> np.ndarray:
+        """Return the row of each key by binary search, -1 where it is absent; int64, (len(keys),)."""
+        wanted = encode_keys(keys)
+        found = np.full(len(keys), -1, np.int64)
+        for part, start in zip(self._parts, self._starts[:-1], strict=True):
+            at = find(part, wanted)
+            found[at >= 0] = at[at >= 0] + start
+        return found
+
+
+def encode_keys(keys: Sequence[str]) -> np.ndarray:
+    """Encode keys as fixed-width UTF-8, (n,) of dtype S."""
+    return np.array([key.encode() for key in keys], dtype="S") if len(keys) else np.empty(0, "S1")
+
+
+def find(sorted_keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return the position of each wanted key among the sorted ones, -1 where it is absent; int64."""
+    if not len(sorted_keys) or not len(wanted):
+        return np.full(len(wanted), -1, np.int64)
+    fits = np.char.str_len(wanted) <= sorted_keys.itemsize  # a longer one would be cut, or widen a mapped array
+    narrow = wanted.astype(sorted_keys.dtype)
+    at = np.minimum(np.searchsorted(sorted_keys, narrow), len(sorted_keys) - 1)
+    return np.where(fits & (sorted_keys[at] == narrow), at, -1)

@@ -1,0 +1,109 @@
+"""The finished blocks of an unfinished cache, and embeddings known by content."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from .cache_file import CacheFile, Rows, write_file
+from .encoder_spec import EncoderSpec
+from .errors import CacheError
+from .images import Listing
+from .keys import encode_keys, find
+
+log = logging.getLogger("pucache")
+
+
+class Parts:
+    """The finished blocks of an unfinished cache: small cache files in ``CACHE.parts``."""
+
+    def __init__(self, cache: Path, spec: EncoderSpec, dtype: np.dtype):
+        self.folder = cache.with_name(cache.name + ".parts")
+        self._spec, self._dtype = spec, dtype
+        self.files: list[CacheFile] = []
+        for path in sorted(self.folder.glob("part-*.h5")):
+            self._adopt(path)
+        if self.files:
+            log.warning("going on from %d images in %s", sum(map(len, self.files)), self.folder)
+
+    def _adopt(self, path: Path) -> None:
+        try:
+            part = CacheFile(path)
+            part.verify()
+        except CacheError as error:
+            aside = path.with_suffix(".damaged")
+            path.replace(aside)
+            log.warning("%s; set aside as %s, its images are embedded again", error, aside.name)
+            return
+        if part.encoder.differences(self._spec) or part.dtype != self._dtype:
+            raise CacheError(
+                f"{self.folder} holds unfinished work of {part.encoder} in {part.dtype}, not of {self._spec} in "
+                f"{self._dtype}; finish it with the command it was begun with, or remove the folder"
+            )
+        part.release()
+        self.files.append(part)
+
+    def add(self, rows: Rows, failures: dict[str, str], source: str) -> None:
+        """Write one block durably, under a name that says what it holds."""
+        self.folder.mkdir(exist_ok=True)
+        content = hashlib.sha256(b"\0".join(rows.keys.tolist()) + rows.size_mtime.tobytes())
+        content.update("\0".join(failures).encode())
+        path = self.folder / f"part-{content.hexdigest()[:16]}.h5"
+        shape = (len(rows.keys), rows.keys.itemsize, self._dtype)
+        write_file(path, self._spec, source, [rows], shape=shape, failures=failures)
+        self.files.append(CacheFile(path))
+
+    def current(self, listing: Listing, kept: np.ndarray) -> tuple[list[tuple[CacheFile, np.ndarray]], dict[str, str]]:
+        """What of this run and the interrupted one still counts, beside the keys kept from the old cache.
+
+        Returns
+        -------
+        picks : list of (CacheFile, ndarray of int)
+            Rows of each part whose file is still as it was when it was embedded.
+        failures : dict of str to str
+            Listed images that could not be read and have no row.
+        """
+        keys, picks, failures = encode_keys(listing.keys), [], {}
+        taken = np.zeros(len(keys), bool)
+        taken[find(keys, kept)] = True
+        for file in self.files:
+            at = find(keys, file.raw_keys)
+            good = at >= 0
+            good[good] = (file.size_mtime[good] == listing.size_mtime[at[good]]).all(1) & ~taken[at[good]]
+            taken[at[good]] = True
+            if good.any():
+                picks.append((file, np.flatnonzero(good)))
+            failures.update(file.failures)
+            file.release()  # there may be more parts than file descriptors
+        at = find(keys, encode_keys(list(failures)))
+        counts = at >= 0
+        counts[counts] = ~taken[at[counts]]
+        return picks, {key: reason for (key, reason), here in zip(failures.items(), counts, strict=True) if here}
+
+    def remove(self) -> None:
+        """Remove the folder, once the cache holds everything."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.files = []
+
+
+class Known:
+    """Embeddings by content digest, over any number of cache files."""
+
+    def __init__(self, files: list[CacheFile]):
+        self._files = files
+        for file in files:
+            file.verify()  # a damaged row must not be copied under a new checksum
+        digests = [np.ascontiguousarray(file.digests).reshape(-1).view("S32") for file in files]
+        everything = np.concatenate(digests) if digests else np.empty(0, "S32")
+        self._order = np.argsort(everything)
+        self.sorted = everything[self._order]
+        self._starts = np.cumsum([0, *map(len, files)])
+
+    def __getitem__(self, content: bytes) -> np.ndarray:
+        row = self._order[np.searchsorted(self.sorted, np.bytes_(content))]
+        number = int(np.searchsorted(self._starts, row, "right")) - 1
+        return self._files[number].X[row - self._starts[number]]
