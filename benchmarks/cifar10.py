@@ -144,6 +144,9 @@ def main(folder: Path, work: Path) -> str:
         scores = np.empty(len(s))
         scores[ranking.rows] = ranking.scores
         table.add(f"similarity to the labelled positives: {similarity}", None, [scores[rows]], f"{seconds:.1f}")
+    unit = X / np.linalg.norm(X, axis=1, keepdims=True)
+    cosines, seconds = timed(lambda: unit[rows] @ unit[s == 1].mean(0))
+    table.add("mean cosine to the labelled positives, not centred", None, [cosines], f"{seconds:.1f}")
     computed = sum(report.computed for report in reports.values())
     took = sum(report.seconds for report in reports.values())
     embedding = (

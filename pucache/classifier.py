@@ -119,9 +119,10 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
         X, s = np.asarray(rows), _as_pu_labels(np.asarray(labels))
         self.classes_ = np.array([0, 1])
         weights, held_out = _cross_fitting(s, self.n_folds, self.seed)
-        scale = RMS / max(_root_mean_square(X), 1e-30)
+        scale = np.float32(RMS / max(_root_mean_square(X), 1e-30))
+        scaled = np.multiply(X, scale, dtype=np.float32)
         heads = fit_heads(
-            np.asarray(X, np.float32) * np.float32(scale),
+            scaled,
             s,
             prior=prior,
             weights=weights,
@@ -132,10 +133,8 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
             device=self.device,
             progress=progress,
         )
-        coef = heads.coef * np.float32(scale)
-        self.coef_, self.intercept_ = coef[0], float(heads.intercept[0])
-        margins = np.asarray(X, np.float32) @ coef.T + heads.intercept  # (n, K)
-        margins = margins[np.arange(len(s)), held_out]
+        self.coef_, self.intercept_ = heads.coef[0] * scale, float(heads.intercept[0])
+        margins = heads.margins(scaled)[np.arange(len(s)), held_out]
         self.posterior_ = fit_posterior(margins, s, prior)
         self.estimates_ = {
             "risk": float(heads.risk[0]),

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from typing import Protocol as Interface
 
 import numpy as np
 
@@ -20,10 +19,7 @@ from .labels import table_writer
 from .progress import Progress
 
 COLUMNS = ("key", "margin", "posterior", "label")
-
-
-class _Table(Interface):
-    def write(self, columns: dict[str, Any]) -> None: ...
+Write = Callable[[dict[str, Any]], None]  # takes a block of rows, as columns
 
 
 def score(cache: EmbeddingCache, model: PULinearClassifier, out: str | Path) -> dict[str, int]:
@@ -51,13 +47,13 @@ def score(cache: EmbeddingCache, model: PULinearClassifier, out: str | Path) -> 
     out = check_output(out)
     model.check_fits(cache)
     positives = 0
-    with replacing(out) as temporary, _open_table(temporary, out.suffix.lower()) as table:
+    with replacing(out) as temporary, _TABLES[out.suffix.lower()](temporary) as write:
         for rows, X in cache.blocks():
             margins = model.margins(X)
             labels = (margins > model.threshold).astype(np.int8)
             positives += int(labels.sum())
             values = (cache.keys[rows], margins, model.posterior_(margins), labels)
-            table.write(dict(zip(COLUMNS, values, strict=True)))
+            write(dict(zip(COLUMNS, values, strict=True)))
     return {"rows": len(cache), "positives": positives, "failures": len(cache.failures)}
 
 
@@ -144,37 +140,25 @@ def read_scores(path: str | Path) -> dict[str, np.ndarray]:
 
 
 @contextmanager
-def _open_table(path: Path, suffix: str) -> Iterator[_Table]:
-    with _TABLES[suffix](path) as table:
-        yield table
-
-
-@contextmanager
-def _csv_table(path: Path) -> Iterator[_Table]:
+def _csv_table(path: Path) -> Iterator[Write]:
     with path.open("w", newline="", encoding="utf-8") as stream:
         write_row = table_writer(stream)
         write_row(COLUMNS)
 
-        class Table:
-            def write(self, columns: dict[str, Any]) -> None:
-                for key, margin, posterior, label in zip(*columns.values(), strict=True):
-                    write_row([key, f"{margin:.6g}", f"{posterior:.6g}", label])
+        def write(columns: dict[str, Any]) -> None:
+            for key, margin, posterior, label in zip(*columns.values(), strict=True):
+                write_row([key, f"{margin:.6g}", f"{posterior:.6g}", label])
 
-        yield Table()
+        yield write
 
 
 @contextmanager
-def _parquet_table(path: Path) -> Iterator[_Table]:
+def _parquet_table(path: Path) -> Iterator[Write]:
     arrow, parquet = _pyarrow()
     types = (arrow.string(), arrow.float32(), arrow.float64(), arrow.int8())
     schema = arrow.schema(list(zip(COLUMNS, types, strict=True)))
     with parquet.ParquetWriter(path, schema) as writer:
-
-        class Table:
-            def write(self, columns: dict[str, Any]) -> None:
-                writer.write_table(arrow.table(columns, schema=schema))
-
-        yield Table()
+        yield lambda columns: writer.write_table(arrow.table(columns, schema=schema))
 
 
 _TABLES = {".csv": _csv_table, ".parquet": _parquet_table}

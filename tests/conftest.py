@@ -3,7 +3,17 @@ import resource
 from contextlib import contextmanager
 
 import pytest
+import torch
 from tiny import save_image, tiny_encoder
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Batches this small gain nothing from threads, which wait for each other on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -28,20 +28,14 @@ from pucache.cli import progress
 from pucache.cli.main import main
 from pucache.errors import CacheError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
 ENCODER = "test_convnext"
 SMALL = f" --encoder timm:{ENCODER} --weights {{w}}/weights.safetensors --device cpu "
 LABELLED, HIDDEN, REST = 8, 8, 44
 BROKEN = "rest/broken.jpg"
 README = Path(__file__).parents[1] / "README.md"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Use one thread: batches this small gain nothing from more, which wait for each other on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def run(command, code=0, **places):

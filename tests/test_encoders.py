@@ -20,6 +20,9 @@ from pucache.encoder_spec import EncoderSpec
 from pucache.encoders import load_encoder
 from pucache.errors import EncoderError, ImageError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
 ARCHITECTURE = "tf_efficientnet_lite0"
 BATCH = 4
 PALACE, DAISY = 698, 985  # ImageNet's classes of scikit-learn's two sample photos
@@ -40,15 +43,6 @@ def pictures(count, seed=0):
     sizes = draw.integers(20, 400, (count, 2))
     coarse = draw.integers(0, 256, (count, 6, 5, 3), np.uint8)
     return [Image.fromarray(pixels).resize(size) for pixels, size in zip(coarse, sizes.tolist(), strict=True)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Batches this small gain nothing from threads, which wait for each other on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
