@@ -131,11 +131,12 @@ def main(folder: Path, work: Path) -> str:
     ):
         heads, seconds = timed(lambda: fit_heads(prepare(X), s, prior=prior))  # noqa: B023
         table.add(name, [heads.margins(prepare(X_test))[:, 0]], [heads.margins(prepare(XU))[:, 0]], f"{seconds:.1f}")
-    for name, target, weight in (
-        ("logistic regression, P against U, balanced, C=1e-3", s, "balanced"),
-        ("supervised ceiling: logistic regression, true labels, balanced, C=1e-3", y, "balanced"),
+    against, ceiling = "logistic regression, P against U, balanced", "supervised ceiling: the same with true labels"
+    for name, target, C in (
+        *((f"{against}, C={C:g}", s, C) for C in (1e-3, 1e-4, 1e-5, 1e-6)),
+        (f"{ceiling}, C=0.001", y, 1e-3),
     ):
-        pipeline = make_pipeline(StandardScaler(), LogisticRegression(C=1e-3, class_weight=weight, max_iter=1000))
+        pipeline = make_pipeline(StandardScaler(), LogisticRegression(C=C, class_weight="balanced", max_iter=1000))
         _, seconds = timed(lambda: pipeline.fit(X, target))  # noqa: B023
         table.add(name, [pipeline.decision_function(X_test)], [pipeline.decision_function(XU)], f"{seconds:.1f}")
     rows = np.flatnonzero(s == 0)
