@@ -30,7 +30,7 @@ class Bar:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
         self._bar = Progress(*columns, console=Console(stderr=True))
 
-    def start(self, total: int, what: str) -> None:
+    def start(self, total: int | None, what: str) -> None:
         """Begin a stage."""
         self._task = self._bar.add_task(what, total=total)
 
@@ -49,7 +49,7 @@ class Bar:
 class Lines:
     """One line every `EVERY_SECONDS`, for logs."""
 
-    def start(self, total: int, what: str) -> None:
+    def start(self, total: int | None, what: str) -> None:
         """Begin a stage."""
         self._total, self._what, self._done = total, what, 0
         self._began = self._said = time.monotonic()
@@ -61,8 +61,9 @@ class Lines:
         if now - self._said >= EVERY_SECONDS:
             self._said = now
             rate = self._done / (now - self._began)
-            left = (self._total - self._done) / rate
-            click.echo(f"{self._what} {self._done:,}/{self._total:,}  {rate:,.0f}/s  {left:,.0f} s left", err=True)
+            ahead = "" if self._total is None else f"  {(self._total - self._done) / rate:,.0f} s left"
+            of = "" if self._total is None else f"/{self._total:,}"
+            click.echo(f"{self._what} {self._done:,}{of}  {rate:,.0f}/s{ahead}", err=True)
 
     def __enter__(self) -> Lines:
         return self

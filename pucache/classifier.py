@@ -1,60 +1,71 @@
-"""`PULinearClassifier`: a linear classifier from positive and unlabelled rows, and its file."""
+"""`PULinearClassifier`: a linear classifier from positive and unlabelled rows."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from . import __version__
+from . import model_file
+from .blocks import Moments
 from .cache import EmbeddingCache
-from .calibration import Posterior, fit_posterior
-from .durable import check_writable, replacing
+from .calibration import Tilt, choose_threshold, fit_tilt, parse_rule
+from .crossfit import PENALTIES, CrossFit, CrossFitter, deal
 from .encoder_spec import EncoderSpec
-from .errors import ModelError
-from .heads import Protocol, fit_heads
-from .labels import check_labels, folds
+from .errors import LabelError, ModelError
+from .heads import SOLVERS, FittedHeads, Protocol, fit_heads
 from .metrics import from_pu
-from .progress import Progress
+from .priors import PriorEstimate, estimate, interval
+from .progress import Progress, Silent
 from .risks import PURisk
 
-FORMAT, VERSION = "pucache-model", 1
-RMS = 0.5  # X is scaled to this root mean square: that of common encoders' raw features
-_TENSORS = ("coef", "intercept", "posterior_margin", "posterior_value")
+_STAGES = 4
 
 
 class PULinearClassifier(ClassifierMixin, BaseEstimator):
     """Linear classifier trained on labelled positives and unlabelled rows.
 
-    The objective is a risk of `pucache.risks` (imbalanced nnPU by default), minimised as Dorigatti
-    et al. do: Adam, 100 epochs, batches of 256, on features that are scaled by one number but
-    neither centred nor standardised (measured: docs/results/cifar10.md). The
-    posterior comes from cross-fitted margins, see `pucache.calibration`.
+    Nothing but the labels need be given: the penalty is chosen by how held-out positives rank
+    (`pucache.crossfit`), the prior is estimated with an interval (`pucache.priors`), and margins of
+    rows that a head did not see calibrate the posterior and the threshold (`pucache.calibration`).
+    The default risk, unclamped imbalanced uPU with the sigmoid loss, has the same minimiser
+    whatever the prior, so a wrong prior does no harm to the ranking (`pucache.risks`).
 
     Parameters
     ----------
-    prior : float
-        Share of positives among the unlabelled rows, in (0, 1).
+    prior : float, optional
+        Share of positives among the unlabelled rows, in (0, 1); estimated by default.
+    loss : {"imbupu", "imbnnpu", "upu", "nnpu", "weighted_bce", "bce"}
+        See `pucache.risks`. Losses that depend on a prior that is not given are trained with an
+        estimate of it.
+    surrogate : {"sigmoid", "logistic"}, optional
+        Sigmoid by default, logistic for the two ``bce``.
     target_prior : float
-        Weight of the positive part of the risk, in (0, 1).
-    loss : {"imbnnpu", "imbupu", "nnpu", "upu"}
-    threshold : float
-        A row is called positive where its margin is above it.
-    n_folds : int
-        For cross-fitting the posterior and the estimates; fewer where there are fewer positives.
-    penalty : float
-        L2 penalty.
+        Weight of the positive part of the imbalanced risks, in (0, 1).
+    penalty : float or "auto"
+        L2 penalty, relative to the spread of the rows, see `pucache.heads.fit_heads`. ``auto``
+        chooses it; with ``sgd`` it stands for the authors' 0.
+    solver : {"batch", "sgd"}
+        Convergence, or the protocol of Dorigatti et al.
     protocol : Protocol, optional
-        Epochs, batch size, learning rate.
+        Epochs, batch size and learning rate of ``sgd``.
+    threshold : float or str
+        A row is called positive where its margin is above: ``f1`` (greatest expected F1),
+        ``precision=P`` or ``recall=R`` (expected to be at least that), or a margin.
+    deploy_prior : float, optional
+        Share of positives where the classifier will be used, for the posterior and the threshold;
+        that among the unlabelled by default.
+    n_folds : int
+        For cross-fitting; fewer where there are fewer positives.
+    draws : int
+        Bootstrap draws for the interval of an estimated prior; 0 for none.
     seed : int
+        Of folds, initial coefficients and draws.
     device : str
 
     Attributes
@@ -62,11 +73,22 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
     coef_ : ndarray of float32, (d,)
         On X as given.
     intercept_ : float
-    classes_ : ndarray
-        [0, 1].
-    posterior_ : Posterior
+    threshold_ : float
+        The margin above which a row is called positive.
+    classes_ : ndarray, (2,)
+        Of the labels that were given; the second, larger one is the labelled positives'.
+    prior_ : float
+        Given or estimated.
+    prior_estimate_ : PriorEstimate or None
+        Where it was estimated.
+    share_ : float
+        Share of positives that posterior and threshold are for: `deploy_prior`, or else `prior_`;
+        where that means less than one hidden positive, the share among all rows trained on.
+    penalty_ : float
+    tilt_ : Tilt
+        Posterior as a function of the margin.
     estimates_ : dict
-        `pucache.metrics.from_pu` on cross-fitted margins, with the risk and the share of clamped steps.
+        `pucache.metrics.from_pu` on cross-fitted margins, with the risk and the clamp's activity.
     encoder_ : EncoderSpec or None
         Whose embeddings X are; set by `train_pu` and checked by `check_fits`.
     n_labelled_, n_unlabelled_ : int
@@ -79,108 +101,205 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
         self,
         prior: float | None = None,
         *,
+        loss: str = "imbupu",
+        surrogate: str | None = None,
         target_prior: float = 0.5,
-        loss: str = "imbnnpu",
-        threshold: float = 0.0,
-        n_folds: int = 5,
-        penalty: float = 0.0,
+        penalty: float | str = "auto",
+        solver: str = "batch",
         protocol: Protocol | None = None,
+        threshold: float | str = "f1",
+        deploy_prior: float | None = None,
+        n_folds: int = 5,
+        draws: int = 20,
         seed: int = 0,
         device: str = "auto",
     ):
         self.prior = prior
-        self.target_prior = target_prior
         self.loss = loss
-        self.threshold = threshold
-        self.n_folds = n_folds
+        self.surrogate = surrogate
+        self.target_prior = target_prior
         self.penalty = penalty
+        self.solver = solver
         self.protocol = protocol
+        self.threshold = threshold
+        self.deploy_prior = deploy_prior
+        self.n_folds = n_folds
+        self.draws = draws
         self.seed = seed
         self.device = device
 
-    def fit(self, X: ArrayLike, s: ArrayLike, progress: Progress | None = None) -> Self:
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
         """Train on embeddings and PU labels.
 
         Parameters
         ----------
         X : array of float16 or float32, (n, d)
-        s : array, (n,)
-            1 (or True) labelled positive; 0, -1 or False unlabelled.
+        y : array, (n,)
+            The PU labels s: 1 (or True) labelled positive; 0, -1 or False unlabelled. Any other two
+            values do too, the larger one for the positives.
+        sample_weight : array, (n,), optional
+            Row weights >= 0, normalised within the positives and within the unlabelled.
+        groups : array of int, (n,), optional
+            Rows of one group stay in one fold, such as `pucache.duplicates.groups`.
         progress : Progress, optional
 
         Raises
         ------
         ValueError
-            A parameter outside its domain; X with NaN, infinity or the wrong shape; labels of
-            neither convention; no labelled or no unlabelled row.
+            A parameter outside its domain; X with NaN, infinity or the wrong shape; other than two
+            classes of labels; no weight on P or on U.
         """
-        risk, prior = self._checked_parameters()
-        rows, labels = validate_data(self, X, s, dtype=[np.float32, np.float16])
-        X, s = np.asarray(rows), _as_pu_labels(np.asarray(labels))
-        self.classes_ = np.array([0, 1])
-        weights, held_out = _cross_fitting(s, self.n_folds, self.seed)
-        scale = np.float32(RMS / max(_root_mean_square(X), 1e-30))
-        scaled = np.multiply(X, scale, dtype=np.float32)
-        heads = fit_heads(
-            scaled,
-            s,
-            prior=prior,
-            weights=weights,
-            penalty=self.penalty,
-            seed=self.seed,
-            risk=risk,
-            protocol=self.protocol,
-            device=self.device,
-            progress=progress,
-        )
-        self.coef_, self.intercept_ = heads.coef[0] * scale, float(heads.intercept[0])
-        margins = heads.margins(scaled)[np.arange(len(s)), held_out]
-        self.posterior_ = fit_posterior(margins, s, prior)
+        risk = self._checked_parameters()
+        rows, labels = validate_data(self, X, y, dtype=[np.float32, np.float16])
+        X, s = np.asarray(rows), self._as_pu_labels(np.asarray(labels))
+        weights = _row_weights(sample_weight, X, s)
+        with progress or Silent() as progress:
+            progress.start(_STAGES, "training")
+            moments = Moments.of(X)
+            fold = deal(
+                s, self.n_folds, self.seed, None if groups is None else np.unique(groups, return_inverse=True)[1]
+            )
+            fitter = self._fitter(X, s, weights, fold, risk, moments)
+            progress.advance(1)
+            fitted = self._cross_fit(fitter)
+            progress.advance(1)
+            self._settle_prior(fitter, fitted, s, weights)
+            progress.advance(1)
+            head = fit_heads(
+                X,
+                s,
+                prior=fitter.prior,
+                weights=None if weights is None else weights[:, None],
+                penalty=fitted.penalty,
+                seed=self.seed,
+                risk=risk,
+                start=_mean_head(fitted.heads) if self.solver == "batch" else None,
+                moments=moments,
+                solver=self.solver,
+                protocol=self.protocol,
+                device=self.device,
+            )
+            progress.advance(1)
+        self.coef_, self.intercept_, self.penalty_ = head.coef[0], float(head.intercept[0]), fitted.penalty
+        self._calibrate(fitted, s, weights)
         self.estimates_ = {
-            "risk": float(heads.risk[0]),
-            "clamped": float(heads.clamped[0]),
-            **from_pu(margins, s, prior, self.threshold),
+            "risk": float(head.risk[0]),
+            "clamped": float(head.clamped[0]),
+            **from_pu(fitted.margins, s, self.prior_, self.threshold_),
         }
         self.n_labelled_, self.n_unlabelled_ = int(s.sum()), int((s == 0).sum())
         self.encoder_ = None
         return self
+
+    def _checked_parameters(self) -> PURisk:
+        for name in ("prior", "deploy_prior"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < 1:
+                raise ValueError(
+                    f"{name} must lie strictly between 0 and 1, got {value}; it is a share of positives"
+                    + (" among the unlabelled, or None to estimate it" if name == "prior" else "")
+                )
+        if self.n_folds < 2 or self.draws < 0:
+            raise ValueError(f"n_folds must be at least 2 and draws at least 0, got {self.n_folds} and {self.draws}")
+        if self.penalty != "auto" and not (isinstance(self.penalty, int | float) and 0 <= self.penalty < np.inf):
+            raise ValueError(f"penalty must be 'auto' or a finite number >= 0, got {self.penalty!r}")
+        if self.solver not in SOLVERS:
+            raise ValueError(f"unknown solver {self.solver!r}; use {' or '.join(SOLVERS)}")
+        if self.protocol is not None and self.solver != "sgd":
+            raise ValueError("a protocol is for solver='sgd'; leave it out or choose that solver")
+        parse_rule(self.threshold)
+        return PURisk(self.loss, self.surrogate, target_prior=self.target_prior)
+
+    def _as_pu_labels(self, y: np.ndarray) -> np.ndarray:
+        if y.ndim > 1:
+            y = y.ravel()
+        check_classification_targets(y)
+        self.classes_ = np.unique(y)
+        if len(self.classes_) > 2:
+            raise LabelError(
+                "Only binary classification is supported: labels are 1 (labelled positive) and 0 or -1 (unlabelled). "
+                f"The type of the target is {type_of_target(y)}, with {len(self.classes_)} values."
+            )
+        if len(self.classes_) < 2:
+            raise LabelError(
+                f"labels hold one class only, {self.classes_[0]}: some rows must be labelled positive (1) "
+                "and some unlabelled (0 or -1)"
+            )
+        return (y == self.classes_[1]).astype(np.int8)
+
+    def _fitter(
+        self, X: np.ndarray, s: np.ndarray, weights: np.ndarray | None, fold: np.ndarray, risk: PURisk, moments: Moments
+    ) -> CrossFitter:
+        common: dict[str, Any] = {"moments": moments, "seed": self.seed, "device": self.device}
+        prior = self.prior
+        if prior is None and risk.needs_prior:
+            free = CrossFitter(X, s, weights, fold, risk=PURisk(), prior=0.5, **common).choose()
+            prior = estimate(free.margins, s, weights=weights)
+        return CrossFitter(
+            X, s, weights, fold, risk=risk, prior=prior or 0.5, solver=self.solver, protocol=self.protocol, **common
+        )
+
+    def _cross_fit(self, fitter: CrossFitter) -> CrossFit:
+        if self.penalty != "auto" or self.solver == "sgd" or fitter.folds < 2:
+            fallback = 0.0 if self.solver == "sgd" else PENALTIES[len(PENALTIES) // 2]
+            return fitter.at((fallback if self.penalty == "auto" else float(self.penalty),), tolerance=1e-3)[0]
+        return fitter.choose()
+
+    def _settle_prior(self, fitter: CrossFitter, fitted: CrossFit, s: np.ndarray, weights: np.ndarray | None) -> None:
+        self.prior_estimate_: PriorEstimate | None = None
+        if self.prior is not None:
+            self.prior_ = float(self.prior)
+            return
+        self.prior_ = estimate(fitted.margins, s, weights=weights)
+        drawn = [
+            estimate(margins, s, weights=counts) for margins, counts in fitter.resampled(fitted, self.draws, self.seed)
+        ]
+        self.prior_estimate_ = interval("tilt", self.prior_, np.array(drawn))
+
+    def _calibrate(self, fitted: CrossFit, s: np.ndarray, weights: np.ndarray | None) -> None:
+        self.tilt_ = fit_tilt(fitted.margins, s, weights, self.prior_)
+        hidden = self.prior_ * (s == 0).sum()
+        labelled = float(s.mean())
+        # where not one positive is hidden, the unlabelled are negatives, and these rows are all there is
+        self.share_ = self.deploy_prior or (self.prior_ if hidden >= 1 else labelled + (1 - labelled) * self.prior_)
+        self.threshold_ = choose_threshold(self.tilt_, fitted.margins[s == 0], self.threshold, self.share_)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_class = False
         return tags
 
-    def _checked_parameters(self) -> tuple[PURisk, float]:
-        if self.prior is None or not 0 < self.prior < 1:
-            raise ValueError(
-                f"prior must lie strictly between 0 and 1, got {self.prior}; "
-                "it is the share of positives among the unlabelled"
-            )
-        if self.n_folds < 2:
-            raise ValueError(f"n_folds must be at least 2, got {self.n_folds}")
-        if not 0 <= self.penalty < np.inf:
-            raise ValueError(f"penalty must be finite and >= 0, got {self.penalty}")
-        if not np.isfinite(self.threshold):
-            raise ValueError(f"threshold must be a finite margin, got {self.threshold}")
-        return PURisk(self.loss, target_prior=self.target_prior), float(self.prior)
-
     def decision_function(self, X: ArrayLike) -> np.ndarray:
-        """Margins, float32 (n,)."""
+        """Margins less `threshold_`: rows above 0 are called positive; float32 (n,)."""
         check_is_fitted(self)
-        return self.margins(np.asarray(validate_data(self, X, dtype=[np.float32, np.float16], reset=False)))
+        return self.margins(
+            np.asarray(validate_data(self, X, dtype=[np.float32, np.float16], reset=False))
+        ) - np.float32(self.threshold_)
 
     def margins(self, X: np.ndarray) -> np.ndarray:
         """Margins of trusted embeddings, float32 (n,); nothing is checked."""
-        return np.asarray(X, np.float32) @ self.coef_ + np.float32(self.intercept_)
+        # row by row: a matrix product would round a row differently in different company
+        return np.vecdot(np.asarray(X, np.float32), self.coef_) + np.float32(self.intercept_)
+
+    def posterior(self, margins: np.ndarray) -> np.ndarray:
+        """Probability of being positive where a share of `share_` is, float64 (n,)."""
+        return self.tilt_.posterior(margins, self.share_)
 
     def predict(self, X: ArrayLike) -> np.ndarray:
-        """Call each row 1 or 0 by the threshold on its margin."""
-        return (self.decision_function(X) > self.threshold).astype(np.int64)
+        """Call each row one of `classes_`, by the threshold on its margin."""
+        called = self.decision_function(X) > 0
+        return self.classes_[called.astype(np.intp)]
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
-        """Posterior among the unlabelled, float64 (n, 2): columns for classes 0 and 1."""
-        margins = self.decision_function(X)
-        posterior = self.posterior_(margins)
+        """Probability of each of `classes_`, float64 (n, 2)."""
+        posterior = self.posterior(self.decision_function(X) + np.float32(self.threshold_))
         return np.column_stack([1 - posterior, posterior])
 
     def check_fits(self, cache: EmbeddingCache) -> None:
@@ -199,8 +318,6 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
                 f"{', '.join(differing)}): embed again with that encoder, or pass the matching model"
             )
 
-    # --- the file ------------------------------------------------------------------------------
-
     def save(self, path: str | Path) -> None:
         """Write the model as safetensors: numbers as tensors, the rest as JSON metadata; no pickle.
 
@@ -210,28 +327,28 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
             `path` cannot be written.
         """
         check_is_fitted(self)
-        tensors = {
-            "coef": self.coef_,
-            "intercept": np.array([self.intercept_]),
-            "posterior_margin": self.posterior_.margin,
-            "posterior_value": self.posterior_.value,
-        }
-        parameters = {name: value for name, value in self.get_params(deep=False).items() if name != "protocol"}
+        parameters = {name: value for name, value in self.get_params(deep=False).items() if value is not None}
         if self.protocol is not None:
             parameters["protocol"] = vars(self.protocol)
-        header = {
-            "format": FORMAT,
-            "version": str(VERSION),
-            "pucache_version": __version__,
+        estimated = None if self.prior_estimate_ is None else vars(self.prior_estimate_)
+        state = {
+            "parameters": parameters,
+            "estimates": self.estimates_,
+            "counts": [self.n_labelled_, self.n_unlabelled_],
+            "classes": self.classes_.tolist(),
+            "prior_estimate": estimated,
             "encoder": self.encoder_.to_json() if self.encoder_ else "",
-            "parameters": json.dumps(parameters, sort_keys=True, default=np.generic.item),
-            "estimates": json.dumps(self.estimates_, sort_keys=True),
-            "counts": json.dumps([self.n_labelled_, self.n_unlabelled_]),
         }
-        header["checksum"] = _checksum(tensors, header)
-        with replacing(check_writable(path)) as temporary:
-            # one entry, because safetensors writes several in random order
-            safetensors.numpy.save_file(tensors, temporary, {FORMAT: json.dumps(header, sort_keys=True)})
+        numbers = [
+            self.intercept_,
+            self.threshold_,
+            self.prior_,
+            self.share_,
+            self.penalty_,
+            self.tilt_.alpha,
+            self.tilt_.slope,
+        ]
+        model_file.write(path, {"coef": self.coef_, "numbers": np.array(numbers)}, state)
 
     @classmethod
     def load(cls, path: str | Path) -> PULinearClassifier:
@@ -240,86 +357,42 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
         Raises
         ------
         ModelError
-            Missing, not a pucache model, of a newer version, or damaged.
+            Missing, not a pucache model, of another format version, or damaged.
         """
-        path = Path(path)
-        if not path.is_file():
-            raise ModelError(f"no such model: {path}")
-        try:
-            with safetensors.safe_open(path, "numpy") as file:
-                header = json.loads((file.metadata() or {}).get(FORMAT, "{}"))
-                _check_format(path, header)
-                names = set(file.keys())
-                tensors = {name: file.get_tensor(name) for name in _TENSORS if name in names}
-        except (safetensors.SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
-            raise ModelError(
-                f"{path} cannot be read as safetensors ({str(error)[:120]}); train the model again"
-            ) from error
-        stated = header.pop("checksum", "")
-        if names != set(_TENSORS) or _checksum(tensors, header) != stated:
-            raise ModelError(f"{path} is damaged: content and checksum disagree; train the model again")
-        return cls._restore(tensors, header)
-
-    @classmethod
-    def _restore(cls, tensors: dict[str, np.ndarray], header: dict[str, Any]) -> PULinearClassifier:
-        parameters = json.loads(header["parameters"])
+        tensors, state = model_file.read(path, ("coef", "numbers"))
+        parameters = state["parameters"]
         if "protocol" in parameters:
             parameters["protocol"] = Protocol(**parameters["protocol"])
         model = cls(**parameters)
-        model.coef_, model.intercept_ = tensors["coef"], float(tensors["intercept"][0])
-        model.posterior_ = Posterior(tensors["posterior_margin"], tensors["posterior_value"])
-        model.estimates_ = json.loads(header["estimates"])
-        model.n_labelled_, model.n_unlabelled_ = json.loads(header["counts"])
-        model.encoder_ = EncoderSpec.from_json(header["encoder"]) if header["encoder"] else None
-        model.classes_, model.n_features_in_ = np.array([0, 1]), len(model.coef_)
+        intercept, threshold, prior, share, penalty, alpha, slope = tensors["numbers"].tolist()
+        model.coef_, model.intercept_, model.n_features_in_ = tensors["coef"], intercept, len(tensors["coef"])
+        model.threshold_, model.prior_, model.share_, model.penalty_ = threshold, prior, share, penalty
+        model.tilt_ = Tilt(alpha, slope, prior)
+        model.estimates_, model.classes_ = state["estimates"], np.array(state["classes"])
+        model.n_labelled_, model.n_unlabelled_ = state["counts"]
+        model.prior_estimate_ = PriorEstimate(**state["prior_estimate"]) if state["prior_estimate"] else None
+        model.encoder_ = EncoderSpec.from_json(state["encoder"]) if state["encoder"] else None
         return model
 
 
-def _check_format(path: Path, header: dict[str, str]) -> None:
-    if header.get("format") != FORMAT:
-        raise ModelError(f"{path} is a safetensors file but not a pucache model; pass what train-pu wrote")
-    if header.get("version") != str(VERSION):
-        raise ModelError(
-            f"{path} is a model of format version {header.get('version')}; this pucache {__version__} reads "
-            f"version {VERSION}: upgrade pucache, or train again"
+def _row_weights(sample_weight: ArrayLike | None, X: np.ndarray, s: np.ndarray) -> np.ndarray | None:
+    if sample_weight is None:
+        return None
+    weights = _check_sample_weight(sample_weight, X, dtype=np.float32, ensure_non_negative=True)
+    if not weights[s == 1].any() or not weights[s == 0].any():
+        raise ValueError(
+            "sample_weight leaves one class only: some labelled positives and some unlabelled rows need one"
         )
+    return None if np.ptp(weights) == 0 else np.asarray(weights)
 
 
-def _as_pu_labels(s: np.ndarray) -> np.ndarray:
-    values = set(np.unique(s).tolist())
-    if not (values <= {0, 1} or values <= {-1, 1}):
-        shown = ", ".join(map(str, sorted(values, key=str)[:5]))
-        raise ValueError(f"labels must be 1 (labelled positive) and 0 or -1 (unlabelled), got {shown}")
-    s = (s == 1).astype(np.int8)
-    check_labels(s)
-    return s
-
-
-def _cross_fitting(s: np.ndarray, n_folds: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row weights of head 0, which sees all rows, and of one head per fold, which does not see that fold.
-
-    Returns the weights, (n, 1 + folds), and for each row the head that did not see it. With a
-    single labelled positive there is nothing to hold out, and head 0 stands for all.
-    """
-    count = min(n_folds, int(s.sum()), int((s == 0).sum()))
-    if count < 2:
-        return np.ones((len(s), 1), np.float32), np.zeros(len(s), np.intp)
-    held_out = folds(s, count, seed) + 1
-    weights = np.ones((len(s), count + 1), np.float32)
-    weights[np.arange(len(s)), held_out] = 0
-    return weights, held_out
-
-
-def _root_mean_square(X: np.ndarray) -> float:
-    return float(
-        np.sqrt(np.mean([np.square(block, dtype=np.float64).mean() for block in np.array_split(X, 64) if len(block)]))
+def _mean_head(heads: FittedHeads) -> FittedHeads:
+    mean = heads.take([0])
+    return FittedHeads(
+        heads.coef.mean(0, keepdims=True),
+        heads.intercept.mean(0, keepdims=True),
+        mean.risk,
+        mean.clamped,
+        mean.residual,
+        heads.passes,
     )
-
-
-def _checksum(tensors: dict[str, np.ndarray], header: dict[str, str]) -> str:
-    state = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
-    for name in _TENSORS:
-        if name in tensors:
-            state.update(f"{name}{tensors[name].dtype}{tensors[name].shape}".encode())
-            state.update(np.ascontiguousarray(tensors[name]).tobytes())
-    return state.hexdigest()

@@ -1,8 +1,8 @@
 """Trains many linear heads at once.
 
-A head is a column: row weights, a prior, a penalty and a seed. One pass over X serves all K heads
-as two matrix products, margins = X @ coef.T and gradient = step.T @ X, so folds, priors and seeds
-cost little more than one fit.
+A head is a column of row weights with a prior, a penalty and a seed. One pass over X serves all K
+heads as two matrix products, margins = coef @ X.T and gradient = step @ X, so folds, priors,
+penalties, seeds and bootstrap draws cost little more than one fit.
 """
 
 from __future__ import annotations
@@ -14,124 +14,148 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from torch import Tensor
 
+from . import batch, sgd
+from .blocks import Moments, forget
+from .head_spec import HeadSpec
 from .progress import Progress, Silent
 from .risks import PURisk
 from .runtime import choose_device
+from .sgd import Protocol
 
-
-@dataclass(frozen=True)
-class Protocol:
-    """How the heads are trained; the defaults are those of Dorigatti et al. (ImPULSeS).
-
-    Attributes
-    ----------
-    epochs : int
-        Passes over X.
-    min_steps : int
-        Epochs are added until so many steps are made: few rows would otherwise end far from
-        converged.
-    batch_size : int
-        Rows a step.
-    learning_rate : float
-        Of Adam (betas 0.9, 0.999).
-    """
-
-    epochs: int = 100
-    min_steps: int = 3000
-    batch_size: int = 256
-    learning_rate: float = 3e-4
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch_size < 1 or self.min_steps < 0 or not self.learning_rate > 0:
-            raise ValueError(f"epochs, batch_size and learning_rate must be positive, got {self}")
-
-    def passes(self, n: int) -> int:
-        """Epochs for n rows."""
-        return max(self.epochs, -(-self.min_steps // -(-n // self.batch_size)))
+SOLVERS = ("batch", "sgd")
+_ROWS = 4096  # for which margins are computed at once
 
 
 @dataclass(frozen=True)
 class FittedHeads:
-    """Trained heads.
+    """Trained heads, on X as it was given.
 
     Attributes
     ----------
     coef : ndarray of float32, (K, d)
     intercept : ndarray of float32, (K,)
     risk : ndarray of float32, (K,)
-        Reported risk, mean over the last epoch.
+        Reported risk, without the penalty; with ``sgd`` the mean over the last epoch.
     clamped : ndarray of float32, (K,)
-        Share of the last epoch's steps in which the negative part was clamped.
+        How active the clamp of the negative part is: with ``sgd`` the share of the last epoch's
+        steps against it; with ``batch`` the share of its gradient that the clamp takes away.
+    residual : ndarray of float32, (K,)
+        With ``batch`` the norm of the gradient left over that at the start, both preconditioned;
+        NaN with ``sgd``.
+    passes : int
+        Over the data.
     """
 
     coef: np.ndarray
     intercept: np.ndarray
     risk: np.ndarray
     clamped: np.ndarray
+    residual: np.ndarray
+    passes: int
 
     def margins(self, X: np.ndarray) -> np.ndarray:
         """Margins of every head, (n, K) float32."""
-        return np.asarray(X, np.float32) @ self.coef.T + self.intercept
+        every = np.broadcast_to(np.arange(len(self.coef)), (len(X), len(self.coef)))
+        return self.margins_by(X, every)
+
+    def margins_by(self, X: np.ndarray, head: np.ndarray) -> np.ndarray:
+        """Margins of chosen heads for each row.
+
+        Parameters
+        ----------
+        X : ndarray, (n, d)
+        head : ndarray of int, (n, J)
+            J heads of each row.
+
+        Returns
+        -------
+        ndarray of float32, (n, J)
+        """
+        result = np.empty(head.shape, np.float32)
+        for begin in range(0, len(X), _ROWS):
+            rows = slice(begin, begin + _ROWS)
+            margins = np.asarray(X[rows], np.float32) @ self.coef.T + self.intercept
+            result[rows] = np.take_along_axis(margins, head[rows], axis=1)
+            forget(X)
+        return result
+
+    def take(self, heads: ArrayLike) -> FittedHeads:
+        """Some of the heads, in the order given."""
+        at = np.asarray(heads)
+        risk, clamped, residual = self.risk[at], self.clamped[at], self.residual[at]
+        return FittedHeads(self.coef[at], self.intercept[at], risk, clamped, residual, self.passes)
 
 
 def fit_heads(
     X: np.ndarray,
     s: np.ndarray,
     *,
-    prior: ArrayLike,
+    prior: ArrayLike = 0.5,
     weights: np.ndarray | None = None,
+    column: ArrayLike | None = None,
     penalty: ArrayLike = 0.0,
     seed: ArrayLike = 0,
     risk: PURisk | None = None,
+    solver: str = "batch",
     protocol: Protocol | None = None,
+    tolerance: float = batch.TOLERANCE,
+    start: FittedHeads | None = None,
+    moments: Moments | None = None,
     device: str = "auto",
     progress: Progress | None = None,
 ) -> FittedHeads:
-    """Train K linear heads by minibatch Adam on one shared stream of batches.
+    """Train K linear heads.
 
     Parameters
     ----------
     X : ndarray of float16 or float32, (n, d)
-        Used as it is; centre or scale it before, if at all.
+        May be a memory map; it is never copied as a whole where it is large.
     s : ndarray, (n,)
         1 labelled positive, 0 unlabelled.
-    prior, penalty, seed : float or int, or (K,)
-        Of each head; what is shorter is repeated. The penalty is that of 0.5 * penalty * |coef|^2.
-        The seed decides the initial coefficients; the order of batches is common to all heads.
-    weights : ndarray, (n, K), optional
-        Row weights of each head; 0 leaves a row out. All ones by default.
+    prior, penalty, seed, column : float or int, or (K,)
+        Of each head; a single one serves all. The penalty adds 0.5 * penalty * |coef|^2 to the
+        risk divided by the sum of its coefficients' magnitudes, for coef on X divided by the root
+        mean square distance of its rows from their mean: so it has no unit, suits any encoder, and
+        does not depend on the prior. The seed decides the initial
+        coefficients. `column` says which weights a head has; head k has those of column k by
+        default.
+    weights : ndarray, (n, C), optional
+        Row weights; 0 leaves a row out. All ones by default.
     risk : PURisk, optional
-        Imbalanced nnPU with the sigmoid loss by default.
+        Imbalanced uPU with the sigmoid loss by default.
+    solver : {"batch", "sgd"}
+        ``batch`` minimises the risk to convergence, see `pucache.batch`; ``sgd`` is the protocol
+        of Dorigatti et al., see `pucache.sgd`.
     protocol : Protocol, optional
+        Of ``sgd``.
+    tolerance : float
+        Of ``batch``: `FittedHeads.residual` at which a head is done.
+    start : FittedHeads, optional
+        Of ``batch``: begin at these K heads, not at small random ones.
+    moments : Moments, optional
+        Of X, where they are known.
     device : str
     progress : Progress, optional
 
     Returns
     -------
     FittedHeads
+
+    Raises
+    ------
+    ValueError
+        Unknown solver or device.
     """
-    risk, protocol = risk or PURisk(), protocol or Protocol()
-    columns = 1 if weights is None else weights.shape[1]
-    heads = np.broadcast_arrays(np.zeros(columns), *map(np.atleast_1d, (prior, penalty, seed)))
-    where = choose_device(device)
-    data = _Data(X, s, weights, len(heads[0]), where)
-    state = _Adam(
-        _initial(X.shape[1], heads[3], where),
-        torch.as_tensor(heads[2], dtype=torch.float32, device=where),
-        protocol.learning_rate,
-    )
-    priors = torch.as_tensor(heads[1], dtype=torch.float32, device=where)
-    order = torch.Generator().manual_seed(0)
-    passes = protocol.passes(len(X))
-    with progress or Silent() as progress, torch.inference_mode(), _flushed_denormals():
-        progress.start(passes, "training")
-        for _ in range(passes):
-            risks, clamps = _epoch(data, state, risk, priors, protocol.batch_size, order)
-            progress.advance(1)
-    coef = state.parameters.cpu().numpy()
-    return FittedHeads(coef[:, :-1].copy(), coef[:, -1].copy(), risks.cpu().numpy(), clamps.cpu().numpy())
+    if solver not in SOLVERS:
+        raise ValueError(f"unknown solver {solver!r}; use {' or '.join(SOLVERS)}")
+    each = {"prior": prior, "penalty": penalty, "seed": seed, "column": column}
+    spec = HeadSpec.of(X, s, weights, each, risk or PURisk(), moments, choose_device(device))
+    with progress or Silent() as shown, torch.inference_mode(), _flushed_denormals():
+        if solver == "sgd":
+            return FittedHeads(**sgd.train(spec, protocol or Protocol(), shown))
+        begin = None if start is None else np.column_stack([start.coef, start.intercept])
+        return FittedHeads(**batch.train(spec, begin, tolerance, shown))
 
 
 @contextmanager
@@ -142,63 +166,3 @@ def _flushed_denormals() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(False)
-
-
-class _Data:
-    """X, s and weights on the device; batches are gathered there and widened to float32 one at a time."""
-
-    def __init__(self, X: np.ndarray, s: np.ndarray, weights: np.ndarray | None, heads: int, device: torch.device):
-        self.X = torch.from_numpy(np.require(X, requirements=["C", "W"])).to(device)
-        self.is_positive = torch.as_tensor(np.asarray(s) == 1, device=device).float()[:, None]
-        self._weights = None if weights is None else torch.as_tensor(weights, dtype=torch.float32, device=device)
-        self._heads = heads
-
-    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        X = self.X[rows].float()  # (b, d)
-        weights = self._weights[rows] if self._weights is not None else X.new_ones(1).expand(len(rows), self._heads)
-        return X, self.is_positive[rows], weights
-
-
-class _Adam:
-    """Adam (Kingma and Ba 2015) on the (K, d + 1) matrix of coefficients and intercepts."""
-
-    def __init__(self, parameters: Tensor, penalty: Tensor, learning_rate: float):
-        self.parameters, self.gradient = parameters, torch.zeros_like(parameters)
-        self._penalty = penalty[:, None] if bool((penalty != 0).any()) else None
-        self._first, self._second = torch.zeros_like(parameters), torch.zeros_like(parameters)
-        self._rate, self._steps = learning_rate, 0
-
-    def step(self) -> None:
-        if self._penalty is not None:
-            self.gradient[:, :-1].addcmul_(self.parameters[:, :-1], self._penalty)
-        self._steps += 1
-        self._first.lerp_(self.gradient, 0.1)
-        self._second.mul_(0.999).addcmul_(self.gradient, self.gradient, value=0.001)
-        scale = (self._second / (1 - 0.999**self._steps)).sqrt_().add_(1e-8)
-        self.parameters.addcdiv_(self._first, scale, value=-self._rate / (1 - 0.9**self._steps))
-
-
-def _initial(d: int, seeds: np.ndarray, device: torch.device) -> Tensor:
-    """As torch.nn.Linear begins: uniform within 1/sqrt(d), a stream of its own for each head; (K, d + 1)."""
-    bound = d**-0.5
-    generators = (torch.Generator().manual_seed(int(seed)) for seed in seeds)
-    return torch.stack([torch.empty(d + 1).uniform_(-bound, bound, generator=g) for g in generators]).to(device)
-
-
-def _epoch(
-    data: _Data, state: _Adam, risk: PURisk, prior: Tensor, batch_size: int, order: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """One pass over the rows in a fresh order; returns mean reported risk and share of clamped steps, (K,)."""
-    device = state.parameters.device
-    risks, clamps, steps = torch.zeros_like(prior), torch.zeros_like(prior), 0
-    for rows in torch.randperm(len(data.X), generator=order).to(device).split(batch_size):
-        X, is_positive, weights = data.batch(rows)
-        margins = X @ state.parameters[:, :-1].T + state.parameters[:, -1]  # (b, K)
-        result = risk.value_and_step(margins, weights, is_positive, prior)
-        torch.mm(result.step.T, X, out=state.gradient[:, :-1])
-        state.gradient[:, -1] = result.step.sum(0)
-        state.step()
-        risks += result.value
-        clamps += result.clamped
-        steps += 1
-    return risks / steps, clamps / steps

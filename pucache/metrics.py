@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from sklearn import metrics as sk
 
+TINY = 0.01  # share of rows on the other side at which a classifier still calls everything the same
+
 
 def with_labels(y: np.ndarray, margins: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
     """Metrics against the truth.
@@ -42,37 +44,142 @@ def precision_at(y: np.ndarray, scores: np.ndarray, k: int) -> float:
     return float(y[top].mean())
 
 
-def from_pu(margins: np.ndarray, s: np.ndarray, prior: float, threshold: float = 0.0) -> dict[str, float]:
-    """Estimate the metrics among the unlabelled without any true label.
+def from_pu(margins: np.ndarray, s: np.ndarray, prior: float, threshold: float = 0.0) -> dict[str, float | str]:
+    r"""Estimate the metrics among the unlabelled without any true label.
 
-    With margins of rows that the head did not see: recall is that of the labelled positives,
-    precision = prior * recall / share of U above the threshold, and the AUC of P against U is
-    (1 - prior) * AUC + prior / 2 in expectation, solved for the AUC.
+    With P and U the rows of s = 1 and s = 0, l(m) = 1/(1 + exp m) and every mean unweighted:
+
+        pauc                = share of pairs of P x U in which P has the higher margin, ties one half
+        auc                 = (pauc - prior/2) / (1 - prior)
+        recall              = share of P above the threshold
+        precision           = prior * recall / share of U above
+        f1                  = 2 * precision * recall / (precision + recall)
+        false_positive_rate = (share of U above - prior * recall) / (1 - prior)
+        accuracy            = prior * recall + (1 - prior) * (1 - false_positive_rate)
+        upu_risk            = R+ + R-,  R+ = prior * mean_P l(m),  R- = mean_U l(-m) - prior * mean_P l(-m)
+        nnpu_risk           = R+ + max(0, R-)
+
+    The figures are those of the unlabelled rows, if the rows were not trained on and P was drawn
+    at random from the positives.
 
     Parameters
     ----------
     margins : ndarray, (n,)
-    s : ndarray, (n,)
+        Finite; higher is more positive. A margin equal to the threshold is not called positive.
+    s : ndarray of 0 and 1, (n,)
     prior : float
+        Share of positives among the unlabelled, in (0, 1).
     threshold : float
+        Has no part in pauc, auc and the risks.
 
     Returns
     -------
     dict
-        pauc, auc, recall, share_predicted_positive, precision, f1; every estimate is held
-        within [0, 1].
+        The figures above with `share_predicted_positive`, the share of U above the threshold, as
+        floats; all but the risks are held within [0, 1]. `collapsed` is "all-positive" or
+        "all-negative" where all but `TINY` of P, and all but the smaller of `TINY` and half the
+        share of the other class of U, lie on that side of the threshold; otherwise "".
+
+    Raises
+    ------
+    ValueError
+        Shapes that disagree, a margin that is not finite, an s other than 0 and 1, no P or no U,
+        a prior outside (0, 1), a threshold that is NaN.
+
+    Notes
+    -----
+    Constant margins: pauc is 1/2, auc too, and `collapsed` names their side. One labelled
+    positive: pauc is the share of U below it, recall 0 or 1. No U above the threshold: precision
+    and f1 are 0, whatever the recall. upu_risk lies in [-prior, 1 + prior].
+
+    References
+    ----------
+    Menon, van Rooyen, Ong, Williamson 2015, Learning from Corrupted Binary Labels via
+    Class-Probability Estimation: the AUC under label noise, here of U as negatives.
+    Jain, White, Radivojac 2017, Recovering True Classifier Performance in Positive-Unlabeled
+    Learning: AUC, recall, precision, false positive rate.
+    Kiryo, Niu, du Plessis, Sugiyama 2017, Positive-Unlabeled Learning with Non-Negative Risk
+    Estimator: the two risks.
     """
-    positive = s == 1
-    recall = float((margins[positive] > threshold).mean())
-    share = float((margins[~positive] > threshold).mean())
-    pauc = float(sk.roc_auc_score(positive, margins))
-    precision = min(1.0, prior * recall / share) if share > 0 else 0.0
-    total = precision + recall
+    margins, positive = _checked_rows(margins, s)
+    prior = _checked_prior(prior)
+    if np.isnan(threshold):
+        raise ValueError("threshold must be a number, got NaN")
+    called = margins > threshold
+    recall, share = float(called[positive].mean()), float(called[~positive].mean())
+    pauc = _pauc(margins[positive], margins[~positive])
     return {
         "pauc": pauc,
-        "auc": float(np.clip((pauc - prior / 2) / (1 - prior), 0.0, 1.0)),
+        "auc": _within_0_and_1((pauc - prior / 2) / (1 - prior)),
+        **_decisions(recall, share, prior),
+        **_risks(margins, positive, prior),
+        "collapsed": _collapsed(recall, share, prior),
+    }
+
+
+def _checked_rows(margins: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    margins, s = np.asarray(margins, np.float64), np.asarray(s)
+    if margins.ndim != 1 or margins.shape != s.shape:
+        raise ValueError(f"margins and s must be vectors of one length, got shapes {margins.shape} and {s.shape}")
+    infinite = np.flatnonzero(~np.isfinite(margins))
+    if len(infinite):
+        raise ValueError(f"margins must be finite, got {margins[infinite[0]]} in row {infinite[0]}")
+    if not np.isin(s, (0, 1)).all():
+        raise ValueError("s must be 1 for labelled positives and 0 for unlabelled rows, got other values")
+    positive = s == 1
+    if not 0 < positive.sum() < len(s):
+        kind = "unlabelled row (s = 0)" if positive.any() else "labelled positive (s = 1)"
+        raise ValueError(f"s must have both kinds of rows, got no {kind} in {len(s)}")
+    return margins, positive
+
+
+def _checked_prior(prior: float) -> float:
+    if not 0 < prior < 1:
+        raise ValueError(
+            f"prior must lie strictly between 0 and 1, got {prior}; it is the share of positives among the unlabelled"
+        )
+    return float(prior)
+
+
+def _pauc(labelled: np.ndarray, unlabelled: np.ndarray) -> float:
+    unlabelled = np.sort(unlabelled)
+    below = np.searchsorted(unlabelled, labelled, "left")
+    not_above = np.searchsorted(unlabelled, labelled, "right")
+    return float((below + not_above).mean() / (2 * len(unlabelled)))
+
+
+def _decisions(recall: float, share: float, prior: float) -> dict[str, float]:
+    hits = prior * recall  # as a share of U
+    precision = min(1.0, hits / share) if share > 0 else 0.0
+    false_positive_rate = _within_0_and_1((share - hits) / (1 - prior))
+    total = precision + recall
+    return {
         "recall": recall,
         "share_predicted_positive": share,
         "precision": precision,
         "f1": 2 * precision * recall / total if total else 0.0,
+        "false_positive_rate": false_positive_rate,
+        "accuracy": hits + (1 - prior) * (1 - false_positive_rate),
     }
+
+
+def _risks(margins: np.ndarray, positive: np.ndarray, prior: float) -> dict[str, float]:
+    as_negative = (1 + np.tanh(margins / 2)) / 2  # l(-m), without an exp that could overflow
+    of_P, of_U = float(as_negative[positive].mean()), float(as_negative[~positive].mean())
+    positive_part = prior * (1 - of_P)  # l(m) = 1 - l(-m)
+    negative_part = of_U - prior * of_P
+    return {"upu_risk": positive_part + negative_part, "nnpu_risk": positive_part + max(0.0, negative_part)}
+
+
+def _collapsed(recall: float, share: float, prior: float) -> str:
+    # With rare positives, nearly all of U is rightly below: only fewer than half of the expected
+    # positives count as none. Likewise for rare negatives.
+    if recall <= TINY and share <= min(TINY, prior / 2):
+        return "all-negative"
+    if recall >= 1 - TINY and share >= 1 - min(TINY, (1 - prior) / 2):
+        return "all-positive"
+    return ""
+
+
+def _within_0_and_1(value: float) -> float:
+    return min(1.0, max(0.0, value))

@@ -9,8 +9,8 @@ from typing import Protocol
 class Progress(Protocol):
     """Something that follows a long job; used as a context manager around the job."""
 
-    def start(self, total: int, what: str) -> None:
-        """A stage of `total` steps, called `what`, begins."""
+    def start(self, total: int | None, what: str) -> None:
+        """A stage of `total` steps (None: it is not known how many), called `what`, begins."""
 
     def advance(self, steps: int) -> None:
         """So many more steps are done."""
@@ -25,7 +25,7 @@ class Progress(Protocol):
 class Silent:
     """Follows and says nothing."""
 
-    def start(self, total: int, what: str) -> None:
+    def start(self, total: int | None, what: str) -> None:
         """Say nothing."""
 
     def advance(self, steps: int) -> None:

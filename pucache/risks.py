@@ -1,49 +1,69 @@
 r"""Risks of positive-unlabelled learning: value and gradient in the margins.
 
 With m a margin, s = 1 the labelled positives P, s = 0 the unlabelled U, prior = p(y=1 | s=0), and
-l(m) the loss of margin m under the positive label (l(-m) under the negative one):
+l(m) the loss of margin m under the positive label (l(-m) under the negative one), every risk is
 
     R+ = a * mean_P l(m)
-    R- = c * [ mean_U l(-m) - prior * mean_P l(m') ],   m' = -m
+    R- = u * mean_U l(-m) + p * mean_P l(-m)
 
-    upu, nnpu        a = prior,        c = 1                                  (Kiryo et al. 2017, eq. 6)
-    imbupu, imbnnpu  a = target_prior, c = (1 - target_prior) / (1 - prior)   (Su, Chen, Xu 2021)
+    name              a             u                      p             source
+    upu, nnpu         prior         1                      -prior        Kiryo et al. 2017, eq. 4 and 6
+    imbupu, imbnnpu   t             (1 - t) / (1 - prior)  -prior * u    Su, Chen, Xu 2021
+    weighted_bce      t             1 - t                  0             U taken for negative
+    bce               share of P    share of U             0             U taken for negative
 
-Every mean is a *weighted mean*: weights are normalised to sum to one over the P rows, and over the
-U rows, of each head. The non-negative ones (nn) follow Kiryo's algorithm 1: where R- < -beta, the
-reported value is R+ - beta and the step goes against R- alone, -gamma * dR-; value and stepped
-gradient are therefore two different things there. A P term over no rows counts as zero.
+with t = target_prior. Every mean is a *weighted mean*: weights are normalised to sum to one over
+the P rows, and over the U rows, of each head. A mean over no rows counts as zero. The supervised
+ceilings are `weighted_bce` and `bce` with the true classes in the place of s.
+
+The non-negative ones (nn) follow Kiryo's algorithm 1: where R- < -beta, the reported value is
+R+ - beta and the step goes against R- alone, -gamma * dR-; value and stepped gradient are
+therefore two different things there.
+
+With the sigmoid loss, l(m) + l(-m) = 1, and the imbalanced risk is, but for a constant, a weighting
+of two means whose ratio at target_prior = 1/2 is one for *every* prior: imbupu then has the same
+minimiser whatever prior it is told, and imbnnpu as long as its clamp does not act.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-
-def _sigmoid_loss(margins: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    negative = torch.sigmoid(margins)  # l(-m)
-    slope = negative * (1 - negative)
-    return 1 - negative, -slope, negative, slope
+SURROGATES = ("sigmoid", "logistic")
+RISKS = ("upu", "nnpu", "imbupu", "imbnnpu", "weighted_bce", "bce")
+_CLAMPED = ("nnpu", "imbnnpu")
 
 
-def _logistic_loss(margins: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    rising = torch.sigmoid(margins)
-    return softplus(-margins), rising - 1, softplus(margins), rising
+def rising(surrogate: str, margins: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss under the negative label, l(-m), and its derivative in m."""
+    sigmoid = torch.sigmoid(margins)
+    if surrogate == "sigmoid":
+        return sigmoid, sigmoid * (1 - sigmoid)
+    return softplus(margins), sigmoid
 
 
-# margins -> l(m), its derivative, l(-m), its derivative
-LOSSES: dict[str, Callable[[Tensor], tuple[Tensor, Tensor, Tensor, Tensor]]] = {
-    "sigmoid": _sigmoid_loss,
-    "logistic": _logistic_loss,
-}
-_IMBALANCED = {"upu": False, "nnpu": False, "imbupu": True, "imbnnpu": True}
-_CLAMPED = {"upu": False, "nnpu": True, "imbupu": False, "imbnnpu": True}
-RISKS = tuple(_IMBALANCED)
+def falling(surrogate: str, margins: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss under the positive label, l(m), and its derivative in m."""
+    value, slope = rising(surrogate, -margins)
+    return value, -slope
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """The weights a, u and p of the three means of a risk, (K,) each."""
+
+    a: Tensor
+    u: Tensor
+    p: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        """Sum of their magnitudes, (K,): the scale of the risk, which a penalty is relative to."""
+        return self.a + self.u + self.p.abs()
 
 
 @dataclass(frozen=True)
@@ -52,12 +72,13 @@ class PURisk:
 
     Parameters
     ----------
-    name : {"upu", "nnpu", "imbupu", "imbnnpu"}
-    loss : {"sigmoid", "logistic"}
+    name : {"upu", "nnpu", "imbupu", "imbnnpu", "weighted_bce", "bce"}
+    surrogate : {"sigmoid", "logistic"}, optional
+        Sigmoid by default; logistic (cross-entropy) for the two ``bce``, which allow no other.
     target_prior : float
-        Weight of the positive part in the imbalanced risks, in (0, 1).
+        Weight of the positive part in the imbalanced and weighted risks, in (0, 1).
     beta, gamma : float
-        Kiryo's slack and step size where the negative part is clamped.
+        Kiryo's slack, and step size where the negative part is clamped.
 
     Raises
     ------
@@ -65,54 +86,94 @@ class PURisk:
         A name is unknown or a number outside its domain.
     """
 
-    name: str = "imbnnpu"
-    loss: str = "sigmoid"
+    name: str = "imbupu"
+    surrogate: str | None = None
     target_prior: float = 0.5
     beta: float = 0.0
     gamma: float = 1.0
 
     def __post_init__(self) -> None:
         if self.name not in RISKS:
-            raise ValueError(f"unknown risk {self.name!r}; use {', '.join(RISKS)}")
-        if self.loss not in LOSSES:
-            raise ValueError(f"unknown loss {self.loss!r}; use {', '.join(LOSSES)}")
+            raise ValueError(f"unknown loss {self.name!r}; use {', '.join(RISKS)}")
+        cross_entropy = self.name.endswith("bce")
+        if self.surrogate is None:
+            object.__setattr__(self, "surrogate", "logistic" if cross_entropy else "sigmoid")
+        if self.surrogate not in SURROGATES:
+            raise ValueError(f"unknown surrogate {self.surrogate!r}; use {', '.join(SURROGATES)}")
+        if cross_entropy and self.surrogate != "logistic":
+            raise ValueError(f"{self.name} is cross-entropy: its surrogate is logistic, got {self.surrogate!r}")
         if not 0 < self.target_prior < 1:
             raise ValueError(f"target_prior must lie strictly between 0 and 1, got {self.target_prior}")
         if not self.beta >= 0 or not 0 <= self.gamma <= 1:
             raise ValueError(f"beta must be >= 0 and gamma in [0, 1], got {self.beta} and {self.gamma}")
+
+    @property
+    def clamped(self) -> bool:
+        """Whether the negative part is held above -beta."""
+        return self.name in _CLAMPED
+
+    @property
+    def needs_prior(self) -> bool:
+        """Whether the minimiser depends on the prior."""
+        free = self.name == "imbupu" and self.surrogate == "sigmoid" and self.target_prior == 0.5
+        return not free and not self.name.endswith("bce")
+
+    def coefficients(self, prior: Tensor, share_labelled: Tensor) -> Coefficients:
+        """Weights of the three means.
+
+        Parameters
+        ----------
+        prior : (K,) tensor
+        share_labelled : (K,) tensor
+            Weight of the P rows over that of all rows; only ``bce`` looks at it.
+        """
+        one, zero = torch.ones_like(prior), torch.zeros_like(prior)
+        if self.name in ("upu", "nnpu"):
+            return Coefficients(prior, one, -prior)
+        if self.name in ("imbupu", "imbnnpu"):
+            u = (1 - self.target_prior) / (1 - prior)
+            return Coefficients(self.target_prior * one, u, -prior * u)
+        if self.name == "weighted_bce":
+            return Coefficients(self.target_prior * one, (1 - self.target_prior) * one, zero)
+        return Coefficients(share_labelled, 1 - share_labelled, zero)
 
     def value_and_step(self, margins: Tensor, weights: Tensor, is_positive: Tensor, prior: Tensor) -> RiskStep:
         """Evaluate the risk of K heads on b rows.
 
         Parameters
         ----------
-        margins : (b, K) tensor
-        weights : (b, K) tensor
+        margins : (K, b) tensor
+        weights : (K, b) tensor
             Row weights of each head, >= 0; normalised here.
-        is_positive : (b, 1) tensor of 0 and 1
+        is_positive : (b,) tensor of 0 and 1
         prior : (K,) tensor
 
         Returns
         -------
         RiskStep
         """
-        w_pos = _normalised(weights * is_positive)  # (b, K)
-        w_unl = _normalised(weights * (1 - is_positive))
-        loss_pos, slope_pos, loss_neg, slope_neg = LOSSES[self.loss](margins)
-        imbalanced = _IMBALANCED[self.name]
-        a = torch.full_like(prior, self.target_prior) if imbalanced else prior
-        c = (1 - self.target_prior) / (1 - prior) if imbalanced else torch.ones_like(prior)
-        positive_part = a * (w_pos * loss_pos).sum(0)  # (K,)
-        balance = w_unl - prior * w_pos  # (b, K)
-        negative_part = c * (balance * loss_neg).sum(0)
-        step_negative = c * balance * slope_neg
-        value, step = positive_part + negative_part, a * w_pos * slope_pos + step_negative
-        clamped = torch.zeros_like(prior, dtype=torch.bool)
-        if _CLAMPED[self.name]:
+        w_pos, total_pos = _normalised(weights * is_positive)
+        w_unl, total_unl = _normalised(weights * (1 - is_positive))
+        share = total_pos / (total_pos + total_unl).clamp(min=torch.finfo(weights.dtype).tiny)
+        c = self.coefficients(prior, share)
+        loss_pos, slope_pos = falling(str(self.surrogate), margins)
+        loss_neg, slope_neg = rising(str(self.surrogate), margins)
+        positive_part = c.a * (w_pos * loss_pos).sum(1)  # (K,)
+        balance = c.u[:, None] * w_unl + c.p[:, None] * w_pos  # (K, b)
+        negative_part = (balance * loss_neg).sum(1)
+        value, factor, clamped = self.combine(positive_part, negative_part)
+        step = c.a[:, None] * w_pos * slope_pos * (~clamped)[:, None] + factor[:, None] * balance * slope_neg
+        return RiskStep(value, step, clamped)
+
+    def combine(self, positive_part: Tensor, negative_part: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Reported value, factor of the negative part's gradient in the step, and where the clamp acts."""
+        clamped = torch.zeros_like(negative_part, dtype=torch.bool)
+        value, factor = positive_part + negative_part, torch.ones_like(negative_part)
+        if self.clamped:
             clamped = negative_part < -self.beta
             value = torch.where(clamped, positive_part - self.beta, value)
-            step = torch.where(clamped, -self.gamma * step_negative, step)
-        return RiskStep(value, step, clamped)
+            factor = torch.where(clamped, torch.full_like(factor, -self.gamma), factor)
+        return value, factor, clamped
 
 
 @dataclass(frozen=True)
@@ -123,7 +184,7 @@ class RiskStep:
     ----------
     value : (K,) tensor
         The reported risk.
-    step : (b, K) tensor
+    step : (K, b) tensor
         The gradient to follow, in the margins; where `clamped`, not the gradient of `value`.
     clamped : (K,) bool tensor
         Heads whose negative part fell below -beta.
@@ -134,6 +195,6 @@ class RiskStep:
     clamped: Tensor
 
 
-def _normalised(weights: Tensor) -> Tensor:
-    total = weights.sum(0)
-    return weights / torch.where(total > 0, total, torch.ones_like(total))
+def _normalised(weights: Tensor) -> tuple[Tensor, Tensor]:
+    total = weights.sum(1)
+    return weights / torch.where(total > 0, total, torch.ones_like(total))[:, None], total

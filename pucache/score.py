@@ -50,9 +50,9 @@ def score(cache: EmbeddingCache, model: PULinearClassifier, out: str | Path) -> 
     with replacing(out) as temporary, _TABLES[out.suffix.lower()](temporary) as write:
         for rows, X in cache.blocks():
             margins = model.margins(X)
-            labels = (margins > model.threshold).astype(np.int8)
+            labels = (margins > np.float32(model.threshold_)).astype(np.int8)
             positives += int(labels.sum())
-            values = (cache.keys[rows], margins, model.posterior_(margins), labels)
+            values = (cache.keys[rows], margins, model.posterior(margins), labels)
             write(dict(zip(COLUMNS, values, strict=True)))
     return {"rows": len(cache), "positives": positives, "failures": len(cache.failures)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,56 @@ import numpy as np
 
 from .cache import EmbeddingCache
 from .classifier import PULinearClassifier
+from .duplicates import groups, unlabelled_twins
 from .errors import CacheError
 from .labels import label_vector
 from .progress import Progress
+
+TWINS = 0.999  # cosine from which on two images count as the same picture
+
+
+@dataclass(frozen=True)
+class PUData:
+    """A cache with PU labels and groups of twins.
+
+    Attributes
+    ----------
+    cache : EmbeddingCache
+    s : ndarray of int8, (n,)
+    group : ndarray of int64, (n,)
+        See `pucache.duplicates.groups`.
+    """
+
+    cache: EmbeddingCache
+    s: np.ndarray
+    group: np.ndarray
+
+    @classmethod
+    def of(cls, cache: EmbeddingCache, positives: str | Path | np.ndarray, twins: float | None = TWINS) -> PUData:
+        """Join a cache with labelled positives: a file of keys, a glob on keys, or s itself.
+
+        Raises
+        ------
+        LabelError
+            Unknown keys; no labelled or no unlabelled row.
+        CacheError
+            The cache holds embeddings that are not finite (it was not written by pucache).
+        """
+        s = positives if isinstance(positives, np.ndarray) else label_vector(cache.keys, positives)
+        require_finite(cache)
+        return cls(cache, s, groups(cache.X, cache.digests, cosine=twins))
+
+    def found(self) -> list[tuple[str, str]]:
+        """Unlabelled images that are twins of labelled positives: (key, key of the positive)."""
+        rows, labelled = unlabelled_twins(self.group, self.s)
+        return [(self.cache.keys[int(a)], self.cache.keys[int(b)]) for a, b in zip(rows, labelled, strict=True)]
 
 
 def train_pu(
     cache: EmbeddingCache,
     positives: str | Path | np.ndarray,
     *,
+    twins: float | None = TWINS,
     progress: Progress | None = None,
     **parameters: Any,
 ) -> PULinearClassifier:
@@ -28,23 +70,27 @@ def train_pu(
     cache : EmbeddingCache
     positives : path, str or ndarray of int8 (n,)
         A file of keys, a glob on keys, or s itself.
+    twins : float or None
+        Images with this cosine or more, or with equal bytes, stay in one fold; None: equal bytes
+        only.
     progress : Progress, optional
     **parameters
-        Of `PULinearClassifier`; ``prior`` is required.
+        Of `PULinearClassifier`.
 
     Raises
     ------
-    LabelError
-        Unknown keys; no labelled or no unlabelled row.
-    CacheError
-        The cache holds embeddings that are not finite (it was not written by pucache).
+    LabelError, CacheError
+        As `PUData.of`.
     ValueError
         A parameter outside its domain.
     """
-    s = positives if isinstance(positives, np.ndarray) else label_vector(cache.keys, positives)
-    require_finite(cache)
-    model = PULinearClassifier(**parameters).fit(cache.X, s, progress=progress)
-    model.encoder_ = cache.encoder
+    return train_on(PUData.of(cache, positives, twins), progress=progress, **parameters)
+
+
+def train_on(data: PUData, *, progress: Progress | None = None, **parameters: Any) -> PULinearClassifier:
+    """Train on data already joined; parameters are those of `PULinearClassifier`."""
+    model = PULinearClassifier(**parameters).fit(data.cache.X, data.s, groups=data.group, progress=progress)
+    model.encoder_ = data.cache.encoder
     return model
 
 
@@ -59,10 +105,16 @@ def require_finite(cache: EmbeddingCache) -> None:
 
 def summary(model: PULinearClassifier) -> dict[str, Any]:
     """What a model is and what is estimated of it, ready for JSON (``metrics.json``)."""
+    chosen = ("loss", "target_prior", "solver", "deploy_prior")
     return {
         "encoder": str(model.encoder_),
         "labelled_positives": model.n_labelled_,
         "unlabelled": model.n_unlabelled_,
-        **{name: np.asarray(getattr(model, name)).item() for name in ("prior", "target_prior", "loss", "threshold")},
+        "prior": model.prior_,
+        "prior_estimate": None if model.prior_estimate_ is None else vars(model.prior_estimate_),
+        "penalty": model.penalty_,
+        "threshold": model.threshold_,
+        "threshold_rule": str(model.threshold),
+        **{name: np.asarray(getattr(model, name)).item() for name in chosen},
         "estimates": model.estimates_,
     }

@@ -1,0 +1,154 @@
+"""Rows of X as a linear solver wants them: centred, scaled, float32, on the device, in blocks.
+
+What fits stays on the device; what does not is read and converted anew in every pass, so resident
+memory stays bounded whatever the size of the cache.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .runtime import multiplies_bfloat16
+
+CPU_RESIDENT = 1 << 29  # bytes of float32 rows kept in memory on the CPU; the cache itself is kept in no other form
+CUDA_RESIDENT = 0.5  # of the free memory of the device
+_BLOCK = 1 << 22  # numbers a block: small enough that a block's margins stay in the CPU's own memory
+_SAMPLE = 4096  # rows that the directions of greatest variance are estimated from
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Where the rows lie.
+
+    Attributes
+    ----------
+    centre : ndarray of float32, (d,)
+        Their mean.
+    spread : float
+        Their root mean square distance from it, at least 1e-12.
+    """
+
+    centre: np.ndarray
+    spread: float
+
+    @classmethod
+    def of(cls, X: np.ndarray) -> Moments:
+        """Accumulate in float64, block by block."""
+        total, squares = np.zeros(X.shape[1]), 0.0
+        origin = np.asarray(X[0], np.float32)  # against cancellation where the mean is far from zero
+        for rows in _slices(len(X), X.shape[1]):
+            block = np.asarray(X[rows], np.float32) - origin
+            total += block.sum(0, dtype=np.float64)
+            squares += float(np.vdot(block, block))
+            forget(X)
+        mean = total / len(X)
+        spread = np.sqrt(max(squares / len(X) - float(mean @ mean), 0.0))
+        return cls((mean + origin).astype(np.float32), max(float(spread), 1e-12))
+
+    @property
+    def root_mean_square(self) -> float:
+        """Of all numbers of X."""
+        centre = self.centre.astype(np.float64)
+        return float(np.sqrt((centre @ centre + self.spread**2) / len(centre)))
+
+
+class Blocks:
+    """Some rows of X as float32 blocks of (X - centre) / spread on the device.
+
+    Parameters
+    ----------
+    X : ndarray of float16 or float32, (n, d)
+        May be a memory map.
+    rows : ndarray of int, (m,)
+        Rising.
+    moments : Moments
+    device : torch.device
+    """
+
+    def __init__(self, X: np.ndarray, rows: np.ndarray, moments: Moments, device: torch.device):
+        self._X, self._rows, self._device = X, rows, device
+        self._centre, self._spread = moments.centre, np.float32(moments.spread)
+        self._slices = list(_slices(len(rows), X.shape[1]))
+        self._kept = [self._make(part) for part in self._slices] if self._fits() else None
+
+    def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the place of each block among `rows`, and the block, (b, d)."""
+        for number, part in enumerate(self._slices):
+            yield part, self._kept[number] if self._kept is not None else self._make(part)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def _fits(self) -> bool:
+        needed = 4 * len(self._rows) * self._X.shape[1]
+        if self._device.type == "cuda":
+            return needed <= CUDA_RESIDENT * torch.cuda.mem_get_info(self._device)[0]
+        return needed <= CPU_RESIDENT
+
+    def _make(self, part: slice) -> Tensor:
+        block = self._X[self._rows[part]].astype(np.float32)
+        forget(self._X)
+        block -= self._centre
+        block /= self._spread
+        return torch.from_numpy(block).to(self._device)
+
+
+def leading_directions(X: np.ndarray, moments: Moments, count: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """Directions of greatest variance of (X - centre) / spread, estimated on evenly spaced rows.
+
+    Returns
+    -------
+    directions : ndarray of float32, (d, q), orthonormal
+    variances : ndarray of float32, (q,)
+    rest : float
+        Mean variance of all other directions.
+    """
+    rows = np.linspace(0, len(X) - 1, min(len(X), _SAMPLE)).astype(np.int64)
+    sample = (np.asarray(X[np.unique(rows)], np.float32) - moments.centre) / np.float32(moments.spread)
+    forget(X)
+    d = X.shape[1]
+    count = min(count, len(sample), d)
+    basis = np.random.default_rng(0).normal(size=(d, count)).astype(np.float32)
+    for _ in range(3):  # subspace iteration
+        basis, _ = np.linalg.qr(sample.T @ (sample @ basis))
+    _, values, turn = np.linalg.svd(sample @ basis, full_matrices=False)
+    variances = values**2 / len(sample)
+    total = float(np.square(sample).sum() / len(sample))
+    rest = max(total - float(variances.sum()), 0.0) / max(d - count, 1)
+    return basis @ turn.T, variances, rest
+
+
+def forget(X: np.ndarray) -> None:
+    """Give the pages of a memory map back once they are read: they would count as resident memory."""
+    mapped = getattr(X, "_mmap", None)
+    if isinstance(mapped, mmap.mmap) and X.nbytes > CPU_RESIDENT:
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+
+@contextmanager
+def reduced_precision(device: torch.device) -> Iterator[None]:
+    """Let products of float32 matrices round to what the processor multiplies fastest; sums stay float32."""
+    backend: Any = torch.backends.cuda.matmul
+    fastest = "tf32"
+    if device.type == "cpu":
+        backend = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # the stubs lack it
+        fastest = "bf16" if multiplies_bfloat16(device) else "ieee"
+    before = backend.fp32_precision
+    backend.fp32_precision = fastest
+    try:
+        yield
+    finally:
+        backend.fp32_precision = before
+
+
+def _slices(n: int, d: int) -> Iterator[slice]:
+    step = max(256, _BLOCK // d)
+    return (slice(begin, min(begin + step, n)) for begin in range(0, n, step))

@@ -1,0 +1,194 @@
+"""Held-out margins: what chooses the penalty, tells the prior and calibrates, all without truth.
+
+Every head of this module leaves one fold out and is asked about that fold only. The penalty is the
+one whose held-out positives rank best among the unlabelled, by the mean over P of
+
+    -log(share of U above the margin + 0.03),
+
+which looks at the top of the ranking more than the area under the curve (PAUC) does; the score of
+a penalty is smoothed with those of its neighbours. Of penalties that do not differ from the best
+by more than the standard error of their paired difference, the weakest is taken: on few
+labels a strong one wins by chance more often than it is better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .blocks import Moments
+from .heads import FittedHeads, fit_heads
+from .labels import folds
+from .risks import PURisk
+
+PENALTIES = tuple(float(f"{10 ** (step / 2 - 6):.3g}") for step in range(9))  # 1e-6 to 1e-2
+_CHOOSING, _RESAMPLING = 2e-3, 0.01  # tolerances: heads that stop early would make a weak penalty look good
+_FLOOR = 0.03  # of the share of U above a positive
+_DRAWS_AT_ONCE = 20
+
+
+@dataclass(frozen=True)
+class CrossFit:
+    """The heads of a penalty, each leaving out one fold, and what they say of it.
+
+    Attributes
+    ----------
+    penalty : float
+    heads : FittedHeads
+        One a fold; a single head of all rows where there was nothing to leave out.
+    fold : ndarray of int64, (n,)
+        The head that did not see the row.
+    margins : ndarray of float32, (n,)
+        Its margin.
+    """
+
+    penalty: float
+    heads: FittedHeads
+    fold: np.ndarray
+    margins: np.ndarray
+
+
+class CrossFitter:
+    """Fits heads with folds left out, on one set of rows.
+
+    Parameters
+    ----------
+    X, s : ndarray, (n, d) and (n,)
+    weights : ndarray, (n,), optional
+        Row weights.
+    fold : ndarray of int64, (n,)
+        As `deal` gives it.
+    risk : PURisk
+    prior : float
+    moments : Moments
+    **training
+        For `fit_heads`: solver, protocol, seed, device.
+    """
+
+    def __init__(
+        self,
+        X: np.ndarray,
+        s: np.ndarray,
+        weights: np.ndarray | None,
+        fold: np.ndarray,
+        *,
+        risk: PURisk,
+        prior: float,
+        moments: Moments,
+        **training: Any,
+    ):
+        self._X, self._s, self.fold, self._weights = X, s, fold, weights
+        self.folds, self.prior = int(fold.max()) + 1, prior
+        self._common = {"risk": risk, "prior": prior, "moments": moments, **training}
+
+    def at(
+        self, penalties: tuple[float, ...], *, tolerance: float = _CHOOSING, start: FittedHeads | None = None
+    ) -> list[CrossFit]:
+        """Cross-fit at several penalties."""
+        heads = fit_heads(
+            self._X,
+            self._s,
+            weights=self._columns(),
+            column=np.tile(np.arange(self.folds), len(penalties)),
+            penalty=np.repeat(penalties, self.folds),
+            tolerance=tolerance,
+            start=start,
+            **self._common,
+        )
+        margins = heads.margins_by(self._X, self.fold[:, None] + self.folds * np.arange(len(penalties)))
+        every = np.arange(self.folds)
+        return [
+            CrossFit(penalty, heads.take(every + self.folds * number), self.fold, margins[:, number])
+            for number, penalty in enumerate(penalties)
+        ]
+
+    def choose(self, penalties: tuple[float, ...] = PENALTIES) -> CrossFit:
+        """Cross-fit at every penalty and keep the best; its heads are then trained to the end."""
+        tried = self.at(penalties)
+        ranks = np.stack([_rank_of_positives(one.margins, self._s) for one in tried])
+        chosen = tried[weakest_of_the_best(ranks)]
+        return self.at((chosen.penalty,), tolerance=1e-3, start=chosen.heads)[0]
+
+    def resampled(self, fitted: CrossFit, draws: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Refit on bootstrap draws of P and of U; yield held-out margins and row counts, (n,) each, a draw."""
+        generator = np.random.default_rng(seed)
+        for begin in range(0, draws, _DRAWS_AT_ONCE):
+            counts = np.stack(
+                [self._draw(generator) for _ in range(min(_DRAWS_AT_ONCE, draws - begin))], axis=1
+            )  # (n, B)
+            yield from self._refit(fitted, counts)
+
+    def _draw(self, generator: np.random.Generator) -> np.ndarray:
+        counts = np.zeros(len(self._s), np.uint8)
+        for value in (0, 1):
+            rows = np.flatnonzero(self._s == value)
+            drawn = np.bincount(generator.integers(len(rows), size=len(rows)), minlength=len(rows))
+            counts[rows] = np.minimum(drawn, 255)
+        return counts
+
+    def _refit(self, fitted: CrossFit, counts: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        B = counts.shape[1]
+        columns = (self._columns()[:, :, None] * counts[:, None, :]).reshape(len(counts), -1)  # (n, folds * B)
+        heads = fit_heads(
+            self._X,
+            self._s,
+            weights=columns,
+            penalty=fitted.penalty,
+            tolerance=_RESAMPLING,
+            start=fitted.heads.take(np.repeat(np.arange(self.folds), B)),
+            **self._common,
+        )
+        margins = heads.margins_by(self._X, self.fold[:, None] * B + np.arange(B))
+        for draw in range(B):
+            yield margins[:, draw], counts[:, draw]
+
+    def _columns(self) -> np.ndarray:
+        """Row weights of the head of each fold, (n, folds)."""
+        weights = np.ones(len(self._s), np.float32) if self._weights is None else self._weights
+        if self.folds == 1:
+            return weights[:, None]
+        return weights[:, None] * (self.fold[:, None] != np.arange(self.folds))
+
+
+def deal(s: np.ndarray, count: int, seed: int, group: np.ndarray | None) -> np.ndarray:
+    """Deal rows into at most `count` folds, every one with P and U; one fold where that cannot be.
+
+    Parameters
+    ----------
+    s : ndarray, (n,)
+    count, seed : int
+    group : ndarray of int64, (n,), or None
+        Rows of one group stay together.
+    """
+    of = np.arange(len(s)) if group is None else group
+    count = min(count, *(len(np.unique(of[s == value])) for value in (0, 1)))
+    if count < 2:
+        return np.zeros(len(s), np.int64)
+    fold = folds(s, count, seed, group)
+    held = [np.bincount(fold[s == value], minlength=count).min() for value in (0, 1)]
+    return fold if min(held) else np.zeros(len(s), np.int64)
+
+
+def weakest_of_the_best(score: np.ndarray) -> int:
+    """The first of several neighbouring candidates that is within one standard error of the best.
+
+    Parameters
+    ----------
+    score : ndarray, (J, p)
+        Score of each candidate on p cases; the differences to the best are paired.
+    """
+    around = np.pad(score, ((1, 1), (0, 0)), mode="edge")
+    smooth = around[:-2] / 4 + around[1:-1] / 2 + around[2:] / 4
+    behind = smooth[int(smooth.mean(1).argmax())] - smooth
+    error = behind.std(1) / np.sqrt(score.shape[1])
+    return int(np.flatnonzero(behind.mean(1) <= error)[0])
+
+
+def _rank_of_positives(margins: np.ndarray, s: np.ndarray) -> np.ndarray:
+    """-log(share of U above + 0.03) of each P."""
+    unlabelled = np.sort(margins[s == 0])
+    above = 1 - np.searchsorted(unlabelled, margins[s == 1], side="left") / len(unlabelled)
+    return -np.log(above + _FLOOR)
