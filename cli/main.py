@@ -19,12 +19,14 @@ from pucache.errors import PUCacheError
 
 from .demo import demo
 from .embed import embed
+from .estimate_prior import estimate_prior
 from .evaluate import evaluate
 from .import_embeddings import import_embeddings
 from .info import info
 from .pack import pack
 from .retrieve_positives import retrieve_positives
 from .score import score
+from .sweep_priors import sweep_priors
 from .train_pu import train_pu
 from .verify import verify
 
@@ -69,7 +71,7 @@ def main(ctx: click.Context) -> None:
 
     \b
     pucache embed photos/ cache.h5                      images -> embeddings, once
-    pucache train-pu cache.h5 --positives found.txt --prior 0.05
+    pucache train-pu cache.h5 --positives found.txt
     pucache retrieve-positives cache.h5 --positives found.txt
     pucache score model.safetensors cache.h5
 
@@ -115,6 +117,8 @@ for verb in (
     embed,
     import_embeddings,
     train_pu,
+    sweep_priors,
+    estimate_prior,
     retrieve_positives,
     score,
     evaluate,

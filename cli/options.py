@@ -54,6 +54,72 @@ def encoding(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+twins = click.option(
+    "--twins",
+    default=0.999,
+    show_default=True,
+    help="Images with this cosine or more, or with equal bytes, are the same picture and stay in one fold; "
+    "above 1: equal bytes only.",
+)
+folds = click.option(
+    "--n-folds", default=5, show_default=True, type=click.IntRange(min=2), help="Folds that margins are held out in."
+)
+
+
+def training(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of every verb that trains heads."""
+    for option in (
+        click.option(
+            "--epochs", type=click.IntRange(min=1), help="Of --solver sgd.  [default: 100, and at least 3000 steps]"
+        ),
+        click.option(
+            "--solver",
+            default="batch",
+            show_default=True,
+            help="batch trains to convergence; sgd is the published protocol (Adam, batches of 256, 100 epochs).",
+        ),
+        click.option(
+            "--penalty",
+            default="auto",
+            show_default=True,
+            metavar="FLOAT|auto",
+            help="L2 penalty relative to the spread of the embeddings; auto: by how held-out positives rank.",
+        ),
+        click.option("--target-prior", default=0.5, show_default=True, help="Weight of positives in the imb risks."),
+        click.option("--surrogate", help="sigmoid or logistic.  [default: sigmoid; logistic for the two bce]"),
+        click.option(
+            "--loss",
+            default="imbupu",
+            show_default=True,
+            help="Risk to minimise: imbupu, imbnnpu, upu, nnpu, weighted_bce or bce. imb weighs rare positives up; nn "
+            "keeps the estimated negative part from going below 0; bce takes the unlabelled for negatives.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def trained(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Bring the options of `training` to the form that the library takes."""
+    epochs, penalty = parameters.pop("epochs"), parameters.pop("penalty")
+    if epochs is not None:
+        from pucache.sgd import Protocol
+
+        if parameters["solver"] != "sgd":
+            raise ValueError("--epochs is for --solver sgd; leave it out or choose that solver")
+        parameters["protocol"] = Protocol(epochs=epochs, min_steps=0)
+    try:
+        parameters["penalty"] = penalty if penalty == "auto" else float(penalty)
+    except ValueError as error:
+        raise ValueError(f"--penalty must be a number >= 0 or auto, got {penalty!r}") from error
+    return parameters
+
+
+def twin_limit(cosine: float) -> float | None:
+    """The cosine as the library takes it."""
+    return None if cosine > 1 else cosine
+
+
 def show(result: dict[str, Any], lines: list[str], as_json: bool) -> None:
     """Print `result` as JSON, or the lines that tell it to a person."""
     click.echo(to_json(result) if as_json else "\n".join(lines))

@@ -15,39 +15,56 @@ from . import options
 @options.positives
 @click.option(
     "--prior",
-    required=True,
-    type=float,
-    help="Share of positives among the unlabelled, in (0, 1). A guess within a factor of two will do for ranking; "
-    "precision, F1 and the posterior are in proportion to it.",
+    default="auto",
+    show_default=True,
+    metavar="FLOAT|auto",
+    help="Share of positives among the unlabelled, in (0, 1); auto estimates it, with an interval.",
+)
+@options.training
+@click.option(
+    "--threshold",
+    default="f1",
+    show_default=True,
+    metavar="RULE",
+    help="When to call an image positive: f1 (greatest expected F1), precision=P or recall=R (expected to be at "
+    "least that), or a margin.",
 )
 @click.option(
-    "--loss",
-    default="imbnnpu",
-    show_default=True,
-    help="Risk to minimise: imbnnpu, imbupu, nnpu or upu. imb weighs rare positives up, nn keeps the estimated "
-    "negative part from going below 0.",
+    "--deploy-prior",
+    type=float,
+    help="Share of positives where the model will be used, for posterior and threshold.  [default: the prior]",
 )
-@click.option("--target-prior", default=0.5, show_default=True, help="Weight of the positive part of the risk.")
-@click.option("--threshold", default=0.0, show_default=True, help="Margin above which an image is called positive.")
+@click.option(
+    "--draws", default=20, show_default=True, type=click.IntRange(min=0), help="Bootstrap draws of an estimated prior."
+)
+@options.twins
+@options.folds
 @click.option("--out", default="model.safetensors", show_default=True, metavar="FILE", help="Where to write the model.")
 @click.option("--metrics", metavar="FILE", help="Estimates as JSON.  [default: metrics.json beside the model]")
 @options.device
 @options.seed
 @options.as_json
 def train_pu(
-    cache: tuple[str, ...], positives: str, out: str, metrics: str | None, as_json: bool, **parameters: Any
+    cache: tuple[str, ...],
+    positives: str,
+    prior: str,
+    twins: float,
+    out: str,
+    metrics: str | None,
+    as_json: bool,
+    **parameters: Any,
 ) -> None:
     """Train a classifier on labelled positives and the unlabelled rest of CACHE.
 
-    The estimates come from cross-fitted margins and need no negative label.
+    Penalty, prior and threshold are found on these data alone. The estimates come from cross-fitted
+    margins and need no negative label.
 
     \b
-    pucache train-pu cache.h5 --positives found.txt --prior 0.05
+    pucache train-pu cache.h5 --positives found.txt
     """
     from pucache.cache import EmbeddingCache
     from pucache.durable import check_writable, replacing
-    from pucache.train import summary
-    from pucache.train import train_pu as run
+    from pucache.train import PUData, summary, train_on
 
     from .progress import follow
 
@@ -56,7 +73,9 @@ def train_pu(
         raise ValueError(f"--out and --metrics are one file, {out}; name two")
     for path in (out, written):
         check_writable(path, inputs=[positives, *cache])
-    model = run(EmbeddingCache(*cache), positives, progress=follow(), **parameters)
+    data = PUData.of(EmbeddingCache(*cache), positives, options.twin_limit(twins))
+    _warn_of_twins(data.found())
+    model = train_on(data, prior=_prior(prior), progress=follow(), **options.trained(parameters))
     model.save(out)
     result = summary(model)
     with replacing(written) as temporary:
@@ -64,12 +83,39 @@ def train_pu(
     options.show(result, [*_lines(result), f"wrote {out} and {written}"], as_json)
 
 
+def _prior(text: str) -> float | None:
+    try:
+        return None if text == "auto" else float(text)
+    except ValueError as error:
+        raise ValueError(f"--prior must be a number in (0, 1) or auto, got {text!r}") from error
+
+
+def _warn_of_twins(found: list[tuple[str, str]]) -> None:
+    if found:
+        named = "; ".join(f"{key!r} (twin of {positive!r})" for key, positive in found[:5])
+        more = "; ..." if len(found) > 5 else ""
+        click.echo(
+            f"{len(found)} unlabelled images are the same picture as a labelled positive: found positives, to be "
+            f"added to the list: {named}{more}",
+            err=True,
+        )
+
+
 def _lines(result: dict[str, Any]) -> list[str]:
-    estimates = result["estimates"]
-    return [
-        f"{result['labelled_positives']:,} labelled positives, {result['unlabelled']:,} unlabelled, "
-        f"prior {result['prior']:.4g}",
+    estimates, interval = result["estimates"], result["prior_estimate"]
+    told = f"prior {result['prior']:.4g}"
+    if interval:
+        told += " (estimated" + (
+            f"; {interval['level']:.0%} interval {interval['low']:.4g} to {interval['high']:.4g})"
+            if interval["draws"]
+            else ")"
+        )
+    lines = [
+        f"{result['labelled_positives']:,} labelled positives, {result['unlabelled']:,} unlabelled, {told}",
         "estimated among the unlabelled, from held-out margins and without negative labels:",
         f"  AUC {estimates['auc']:.3f}   recall {estimates['recall']:.3f}   precision {estimates['precision']:.3f}   "
         f"F1 {estimates['f1']:.3f}   called positive {estimates['share_predicted_positive']:.3%}",
     ]
+    if estimates["collapsed"]:
+        lines.append(f"  warning: the classifier is {estimates['collapsed']} at this threshold; label more positives")
+    return lines

@@ -30,6 +30,7 @@ WIDTH = 2e-3  # of the smoothed kink, in units of the risk
 _PASSES = 300  # at most, over the data
 _START = 0.01  # bound of the initial coefficients
 _DIRECTIONS = 64  # that the preconditioner knows
+_LEAST = 0.01  # variance, over the mean of all directions, below which one is left to its penalty
 _CURVATURE = {"sigmoid": 0.1, "logistic": 0.25}  # greatest second derivatives of the losses
 
 
@@ -146,10 +147,11 @@ class _Preconditioner:
     def __init__(self, spec: HeadSpec, total: Tensor, penalty: Tensor):
         directions, variances, rest = leading_directions(spec.X, spec.moments, _DIRECTIONS)
         curvature = _CURVATURE[str(spec.risk.surrogate)] * total
+        least = _LEAST / spec.d  # rows have a variance of one in all; less is taken for rounding
         self._directions = spec.tensor(directions.astype(np.float32))  # (d, q)
-        self._rest = 1 / (curvature * max(rest, 1e-6) + penalty)  # (K,)
-        along = curvature[:, None] * spec.tensor(variances.astype(np.float32)) + penalty[:, None]
-        self._along = 1 / along.clamp(min=1e-12) - self._rest[:, None]  # (K, q)
+        self._rest = 1 / (curvature * max(rest, least) + penalty)  # (K,)
+        along = curvature[:, None] * spec.tensor(variances.clip(least).astype(np.float32)) + penalty[:, None]
+        self._along = 1 / along - self._rest[:, None]  # (K, q)
         self._intercept = 1 / curvature
 
     def __call__(self, vectors: Tensor, head: Tensor) -> Tensor:

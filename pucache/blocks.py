@@ -33,7 +33,7 @@ class Moments:
     centre : ndarray of float32, (d,)
         Their mean.
     spread : float
-        Their root mean square distance from it, at least 1e-12.
+        Their root mean square distance from it; 1 where all are the same.
     """
 
     centre: np.ndarray
@@ -51,7 +51,7 @@ class Moments:
             forget(X)
         mean = total / len(X)
         spread = np.sqrt(max(squares / len(X) - float(mean @ mean), 0.0))
-        return cls((mean + origin).astype(np.float32), max(float(spread), 1e-12))
+        return cls((mean + origin).astype(np.float32), float(spread) if spread > 1e-12 else 1.0)
 
     @property
     def root_mean_square(self) -> float:
@@ -109,7 +109,7 @@ def leading_directions(X: np.ndarray, moments: Moments, count: int) -> tuple[np.
     directions : ndarray of float32, (d, q), orthonormal
     variances : ndarray of float32, (q,)
     rest : float
-        Mean variance of all other directions.
+        Mean variance of all other directions; of all, where there are no others.
     """
     rows = np.linspace(0, len(X) - 1, min(len(X), _SAMPLE)).astype(np.int64)
     sample = (np.asarray(X[np.unique(rows)], np.float32) - moments.centre) / np.float32(moments.spread)
@@ -122,14 +122,14 @@ def leading_directions(X: np.ndarray, moments: Moments, count: int) -> tuple[np.
     _, values, turn = np.linalg.svd(sample @ basis, full_matrices=False)
     variances = values**2 / len(sample)
     total = float(np.square(sample).sum() / len(sample))
-    rest = max(total - float(variances.sum()), 0.0) / max(d - count, 1)
+    rest = max(total - float(variances.sum()), 0.0) / (d - count) if count < d else total / d
     return basis @ turn.T, variances, rest
 
 
 def forget(X: np.ndarray) -> None:
     """Give the pages of a memory map back once they are read: they would count as resident memory."""
-    mapped = getattr(X, "_mmap", None)
-    if isinstance(mapped, mmap.mmap) and X.nbytes > CPU_RESIDENT:
+    mapped, mode = getattr(X, "_mmap", None), getattr(X, "mode", None)
+    if isinstance(mapped, mmap.mmap) and mode != "c" and X.nbytes > CPU_RESIDENT:  # "c": changes live in the pages
         mapped.madvise(mmap.MADV_DONTNEED)
 
 

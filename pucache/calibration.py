@@ -85,12 +85,13 @@ def fit_tilt(margins: np.ndarray, s: np.ndarray, weights: np.ndarray | None = No
     )
     m = np.concatenate([positive[0], unlabelled[0]])
     w = np.concatenate([positive[1], unlabelled[1]])
-    middle, width = float(np.average(m, weights=w)), float(np.sqrt(np.cov(m, aweights=w))) if len(m) > 1 else 0.0
-    width = width if width > 1e-9 else 1.0
+    middle = float(np.average(m, weights=w))
+    width = float(np.sqrt(np.average((m - middle) ** 2, weights=w)))
+    width = width if width > 1e-9 * np.abs(m).max() else 1.0  # rounding alone has no slope
     likelihood = _Likelihood((m - middle) / width, w, len(positive[0]), prior)
     a, log_slope, logit_prior = likelihood.maximise()
-    slope = np.exp(log_slope) / width
-    return Tilt(a - slope * middle, slope, prior if prior is not None else float(expit(logit_prior)))
+    slope = float(np.exp(log_slope)) / width
+    return Tilt(float(a) - slope * middle, slope, prior if prior is not None else float(expit(logit_prior)))
 
 
 class _Likelihood:
@@ -104,8 +105,8 @@ class _Likelihood:
         self._prior = prior
 
     def maximise(self) -> np.ndarray:
-        bounds = [(-40.0, 40.0), (np.log(1e-3), np.log(_STEEPEST)), (logit(LEAST), logit(MOST))]
-        starts = _STARTS if self._prior is None else (self._prior,)
+        starts, (low, high) = (_STARTS, (LEAST, MOST)) if self._prior is None else ((self._prior,), [self._prior] * 2)
+        bounds = [(-40.0, 40.0), (np.log(1e-3), np.log(_STEEPEST)), (logit(low), logit(high))]
         found = [
             minimize(self, [-1.5, 0.5, logit(start)], jac=True, method="L-BFGS-B", bounds=bounds) for start in starts
         ]
@@ -148,9 +149,11 @@ def choose_threshold(tilt: Tilt, margins: np.ndarray, rule: str | float, share: 
     if kind == "margin":
         return target
     m = np.sort(margins)[::-1].astype(np.float64)
-    recall, precision = _expected(tilt, m, share)
+    last = np.append(np.flatnonzero(np.diff(m)), len(m) - 1)  # rows with equal margins are called together
+    recall, precision = (values[last] for values in _expected(tilt, m, share))
     if kind == "f1" and tilt.prior * len(m) < 1:  # less than one positive expected: nothing to balance
         return tilt.margin(0.5, share)
+    m = m[last]
     if kind == "f1":
         at = int(np.argmax(2 * precision * recall / np.maximum(precision + recall, 1e-300)))
     elif kind == "recall":
@@ -161,19 +164,19 @@ def choose_threshold(tilt: Tilt, margins: np.ndarray, rule: str | float, share: 
             return float(np.nextafter(np.float32(m[0]), np.float32(np.inf)))  # none is sure enough
         at = int(good[-1])
     at = min(at, len(m) - 1)
-    below = m[m < m[at]]
-    return float((m[at] + below[0]) / 2) if len(below) else float(np.nextafter(np.float32(m[at]), np.float32(-np.inf)))
+    just_below = np.nextafter(np.float32(m[at]), np.float32(-np.inf))  # margins are float32
+    return float(just_below if at == len(m) - 1 else min(just_below, np.float32((m[at] + m[at + 1]) / 2)))
 
 
 def parse_rule(rule: str | float) -> tuple[str, float]:
     """Take ``f1``, ``precision=P``, ``recall=R`` or a margin apart; ValueError for anything else."""
-    kind, _, target = str(rule).partition("=")
+    kind, equals, target = str(rule).partition("=")
     try:
-        if kind == "f1" and not target:
+        if kind == "f1" and not equals:
             return "f1", 0.0
         if kind in ("precision", "recall") and 0 < float(target) <= 1:
             return kind, float(target)
-        if not target and np.isfinite(float(kind)):
+        if not equals and np.isfinite(float(kind)):
             return "margin", float(kind)
     except ValueError:
         pass
@@ -185,4 +188,4 @@ def _expected(tilt: Tilt, margins: np.ndarray, share: float) -> tuple[np.ndarray
     here = tilt.posterior(margins)
     weights = here * (share / tilt.prior) + (1 - here) * ((1 - share) / (1 - tilt.prior))
     found = np.cumsum(weights * tilt.posterior(margins, share))
-    return found / found[-1], found / np.maximum(np.cumsum(weights), 1e-300)
+    return found / max(found[-1], 1e-300), found / np.maximum(np.cumsum(weights), 1e-300)

@@ -25,6 +25,8 @@ from .progress import Progress, Silent
 from .risks import PURisk
 
 _STAGES = 4
+_WHOLE = (int, np.integer)
+_NUMBER = (*_WHOLE, float, np.floating)
 
 
 class PULinearClassifier(ClassifierMixin, BaseEstimator):
@@ -89,6 +91,8 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
         Posterior as a function of the margin.
     estimates_ : dict
         `pucache.metrics.from_pu` on cross-fitted margins, with the risk and the clamp's activity.
+    held_out_margins_ : ndarray of float32, (n,)
+        Margin of each row trained on, by a head that did not see it; not saved.
     encoder_ : EncoderSpec or None
         Whose embeddings X are; set by `train_pu` and checked by `check_fits`.
     n_labelled_, n_unlabelled_ : int
@@ -188,6 +192,7 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
             )
             progress.advance(1)
         self.coef_, self.intercept_, self.penalty_ = head.coef[0], float(head.intercept[0]), fitted.penalty
+        self.held_out_margins_ = fitted.margins
         self._calibrate(fitted, s, weights)
         self.estimates_ = {
             "risk": float(head.risk[0]),
@@ -201,14 +206,16 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
     def _checked_parameters(self) -> PURisk:
         for name in ("prior", "deploy_prior"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < 1:
+            if value is not None and not (isinstance(value, _NUMBER) and 0 < value < 1):
                 raise ValueError(
-                    f"{name} must lie strictly between 0 and 1, got {value}; it is a share of positives"
+                    f"{name} must lie strictly between 0 and 1, got {value!r}; it is a share of positives"
                     + (" among the unlabelled, or None to estimate it" if name == "prior" else "")
                 )
-        if self.n_folds < 2 or self.draws < 0:
-            raise ValueError(f"n_folds must be at least 2 and draws at least 0, got {self.n_folds} and {self.draws}")
-        if self.penalty != "auto" and not (isinstance(self.penalty, int | float) and 0 <= self.penalty < np.inf):
+        for name, least in (("n_folds", 2), ("draws", 0), ("seed", 0)):
+            value = getattr(self, name)
+            if not (isinstance(value, _WHOLE) and value >= least):
+                raise ValueError(f"{name} must be a whole number, at least {least}, got {value!r}")
+        if self.penalty != "auto" and not (isinstance(self.penalty, _NUMBER) and 0 <= self.penalty < np.inf):
             raise ValueError(f"penalty must be 'auto' or a finite number >= 0, got {self.penalty!r}")
         if self.solver not in SOLVERS:
             raise ValueError(f"unknown solver {self.solver!r}; use {' or '.join(SOLVERS)}")
@@ -218,8 +225,6 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
         return PURisk(self.loss, self.surrogate, target_prior=self.target_prior)
 
     def _as_pu_labels(self, y: np.ndarray) -> np.ndarray:
-        if y.ndim > 1:
-            y = y.ravel()
         check_classification_targets(y)
         self.classes_ = np.unique(y)
         if len(self.classes_) > 2:
@@ -259,7 +264,8 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
             return
         self.prior_ = estimate(fitted.margins, s, weights=weights)
         drawn = [
-            estimate(margins, s, weights=counts) for margins, counts in fitter.resampled(fitted, self.draws, self.seed)
+            estimate(margins, s, weights=counts if weights is None else counts * weights)
+            for margins, counts in fitter.resampled(fitted, self.draws, self.seed)
         ]
         self.prior_estimate_ = interval("tilt", self.prior_, np.array(drawn))
 
@@ -335,7 +341,7 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
             "parameters": parameters,
             "estimates": self.estimates_,
             "counts": [self.n_labelled_, self.n_unlabelled_],
-            "classes": self.classes_.tolist(),
+            "classes": [self.classes_.tolist(), self.classes_.dtype.str],
             "prior_estimate": estimated,
             "encoder": self.encoder_.to_json() if self.encoder_ else "",
         }
@@ -368,7 +374,7 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
         model.coef_, model.intercept_, model.n_features_in_ = tensors["coef"], intercept, len(tensors["coef"])
         model.threshold_, model.prior_, model.share_, model.penalty_ = threshold, prior, share, penalty
         model.tilt_ = Tilt(alpha, slope, prior)
-        model.estimates_, model.classes_ = state["estimates"], np.array(state["classes"])
+        model.estimates_, model.classes_ = state["estimates"], np.array(*state["classes"])
         model.n_labelled_, model.n_unlabelled_ = state["counts"]
         model.prior_estimate_ = PriorEstimate(**state["prior_estimate"]) if state["prior_estimate"] else None
         model.encoder_ = EncoderSpec.from_json(state["encoder"]) if state["encoder"] else None

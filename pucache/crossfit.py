@@ -81,6 +81,7 @@ class CrossFitter:
         **training: Any,
     ):
         self._X, self._s, self.fold, self._weights = X, s, fold, weights
+        self.fallback = PENALTIES[len(PENALTIES) // 2]  # where there is nothing to choose it by
         self.folds, self.prior = int(fold.max()) + 1, prior
         self._common = {"risk": risk, "prior": prior, "moments": moments, **training}
 
@@ -113,7 +114,10 @@ class CrossFitter:
         return self.at((chosen.penalty,), tolerance=1e-3, start=chosen.heads)[0]
 
     def resampled(self, fitted: CrossFit, draws: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Refit on bootstrap draws of P and of U; yield held-out margins and row counts, (n,) each, a draw."""
+        """Refit on bootstrap draws of P and of U; yield held-out margins and row counts, (n,) each, a draw.
+
+        Rows without weight are never drawn; the counts do not include the weights of the others.
+        """
         generator = np.random.default_rng(seed)
         for begin in range(0, draws, _DRAWS_AT_ONCE):
             counts = np.stack(
@@ -123,8 +127,9 @@ class CrossFitter:
 
     def _draw(self, generator: np.random.Generator) -> np.ndarray:
         counts = np.zeros(len(self._s), np.uint8)
+        held = np.ones(len(self._s), bool) if self._weights is None else self._weights > 0
         for value in (0, 1):
-            rows = np.flatnonzero(self._s == value)
+            rows = np.flatnonzero((self._s == value) & held)
             drawn = np.bincount(generator.integers(len(rows), size=len(rows)), minlength=len(rows))
             counts[rows] = np.minimum(drawn, 255)
         return counts
@@ -162,7 +167,14 @@ def deal(s: np.ndarray, count: int, seed: int, group: np.ndarray | None) -> np.n
     count, seed : int
     group : ndarray of int64, (n,), or None
         Rows of one group stay together.
+
+    Raises
+    ------
+    ValueError
+        `group` has not one number a row.
     """
+    if group is not None and group.shape != s.shape:
+        raise ValueError(f"expected one group for each of {len(s)} rows, got groups {group.shape}")
     of = np.arange(len(s)) if group is None else group
     count = min(count, *(len(np.unique(of[s == value])) for value in (0, 1)))
     if count < 2:

@@ -36,10 +36,10 @@ class FittedHeads:
     coef : ndarray of float32, (K, d)
     intercept : ndarray of float32, (K,)
     risk : ndarray of float32, (K,)
-        Reported risk, without the penalty; with ``sgd`` the mean over the last epoch.
+        Reported risk, without the penalty; with ``sgd`` the mean over the batches of the last epoch.
     clamped : ndarray of float32, (K,)
         How active the clamp of the negative part is: with ``sgd`` the share of the last epoch's
-        steps against it; with ``batch`` the share of its gradient that the clamp takes away.
+        batches where it acts; with ``batch`` the share of its gradient that the clamp takes away.
     residual : ndarray of float32, (K,)
         With ``batch`` the norm of the gradient left over that at the start, both preconditioned;
         NaN with ``sgd``.

@@ -76,10 +76,11 @@ def minimise(
     used = 1
     while True:
         running = (norm > tolerance * reference[state.problem]) & (state.step >= _SHORTEST)
+        running &= norm > _ROUNDING * state.value.abs().sqrt()
         done.keep(state, norm)
         if not running.any() or used >= evaluations:
             break
-        if running.sum() <= 0.8 * len(running):
+        if not running.all():
             state.keep_only(running)
         value, gradient = objective(state.trial(), state.problem)
         used += 1
@@ -108,9 +109,9 @@ class _State:
         self.problem, self.parameters, self.value, self.gradient = problem, parameters, value, gradient
         self.direction, self.slope = torch.zeros_like(gradient), torch.zeros_like(value)
         self.step = torch.ones_like(value)
-        self._moves = torch.zeros((_MEMORY, *gradient.shape), device=gradient.device)
+        self._moves = gradient.new_zeros((_MEMORY, *gradient.shape))
         self._turns = torch.zeros_like(self._moves)
-        self._inverse = torch.zeros((_MEMORY, len(value)), device=gradient.device)  # 1 / (move . turn), 0: none
+        self._inverse = gradient.new_zeros((_MEMORY, len(value)))  # 1 / (move . turn), 0: none
         self._count = torch.zeros_like(problem)
 
     def trial(self) -> Tensor:

@@ -5,7 +5,7 @@ comes with the interval that they span.
 
     tilt      the exponential tilt of `pucache.calibration`; what ``auto`` stands for
     bbe       best-bin estimate (Garg et al. 2021, algorithm 1)
-    dedpul    EM on the monotone density ratio of P to U (Ivanov 2020, algorithm 1)
+    dedpul    EM on the monotone ratio of the kernel densities of P and U (Ivanov 2020)
     elkanoto  mean score of held-out P (Elkan and Noto 2008, estimator e1), the score being the
               monotone P(s = 1 | m)
     histogram least squares fit of U's histogram by those of P and of U's lower half's negatives
@@ -17,11 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.ndimage import gaussian_filter1d
+from scipy.optimize import nnls
 from sklearn.isotonic import IsotonicRegression
 
 from .calibration import LEAST, MOST, fit_tilt
 
 _DELTA, _GAMMA = 0.1, 0.01  # Garg's confidence and slack
+_GRID, _TOP = 512, 0.97  # points at which densities are compared, up to this quantile of P
 
 
 @dataclass(frozen=True)
@@ -63,15 +66,17 @@ def best_bin(margins: np.ndarray, s: np.ndarray, weights: np.ndarray) -> float:
 
 
 def density_ratio(margins: np.ndarray, s: np.ndarray, weights: np.ndarray) -> float:
-    """Fixed point of prior = mean over U of min(1, prior * f_P / f_U)."""
-    q = _monotone(margins, s, weights)[s == 0]
-    w = weights[s == 0] / weights[s == 0].sum()
-    ratio = q / np.maximum(1 - q, 1e-12)
-    ratio /= max(float(w @ ratio), 1e-12)  # a density ratio has mean one over U
+    """Fixed point of prior = mean over U of min(1, prior * f_P / f_U), the densities smoothed by kernels."""
+    low, high = np.quantile(margins, 0.0005), np.quantile(margins[s == 1], _TOP)  # beyond, a ratio of noises
+    if not high > low:
+        return 1.0
+    grid = np.linspace(low, high, _GRID)
+    f_p, f_u = (_density(np.clip(margins[s == value], low, high), weights[s == value], grid) for value in (1, 0))
+    ratio = np.maximum.accumulate(f_p / np.maximum(f_u, 1e-300))
     prior = 1.0
     for _ in range(2000):
-        before, prior = prior, float(w @ np.minimum(1, prior * ratio))
-        if before - prior < 1e-7:
+        before, prior = prior, float(f_u @ np.minimum(1, prior * ratio))
+        if before - prior < 1e-6:
             break
     return prior
 
@@ -165,12 +170,20 @@ def _above(
 def _monotone(margins: np.ndarray, s: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Isotonic P(s = 1 | m) with P and U of equal total weight, (n,)."""
     w = np.where(s == 1, weights / weights[s == 1].sum(), weights / weights[s == 0].sum())
-    return np.asarray(IsotonicRegression(y_min=0, y_max=1).fit_transform(margins, (s == 1).astype(float), w))
+    isotonic = IsotonicRegression(y_min=0, y_max=1).fit(margins, (s == 1).astype(float), sample_weight=w)
+    return np.asarray(isotonic.predict(margins))
+
+
+def _density(margins: np.ndarray, weights: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    """Kernel density estimate, Gaussian with Silverman's bandwidth, as masses at the grid's points."""
+    step = grid[1] - grid[0]
+    mass = np.histogram(margins, np.append(grid, grid[-1] + step) - step / 2, weights=weights)[0] / weights.sum()
+    middle = np.average(margins, weights=weights)
+    width = np.sqrt(np.average((margins - middle) ** 2, weights=weights)) * 1.06 * weights.sum() ** -0.2
+    return np.asarray(gaussian_filter1d(mass, max(float(width / step), 1e-3), mode="nearest"))
 
 
 def _fit_two(p: np.ndarray, u: np.ndarray, negative: np.ndarray) -> tuple[float, float]:
     """Non-negative least squares u = prior * p + c * negative; returns prior and squared error."""
-    from scipy.optimize import nnls
-
     coefficients, error = nnls(np.column_stack([p, negative]), u)
     return float(coefficients[0]), float(error)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from .blocks import CPU_RESIDENT, forget
 from .head_spec import HeadSpec
@@ -158,17 +159,17 @@ class _Weights:
     def gradient(self, number: int, parameters: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
         """Step in the margins, (K, b), and the rows it belongs to."""
         upper, lower = self._parts[number]
-        sigmoid = (parameters @ X.T).float().sigmoid_()  # (K, b)
+        margins = (parameters @ X.T).float()  # (K, b)
+        sigmoid = margins.sigmoid()
         if self._risk.clamped:
-            upper, lower = self._clamped(upper, lower, sigmoid)
+            upper, lower = self._clamped(upper, lower, softplus(margins) if self._logistic else sigmoid)
         if self._logistic:
             step = (upper + lower).mul(sigmoid).sub_(upper)
         else:
             step = torch.addcmul(sigmoid, sigmoid, sigmoid, value=-1).mul_(lower - upper)
         return step.to(X.dtype), X
 
-    def _clamped(self, upper: Tensor, lower: Tensor, sigmoid: Tensor) -> tuple[Tensor, Tensor]:
-        loss = -torch.log1p(-sigmoid) if self._logistic else sigmoid
+    def _clamped(self, upper: Tensor, lower: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
         _, factor, clamped = self._risk.combine(upper.sum(1), (lower * loss).sum(1))
         return upper * (~clamped)[:, None], lower * factor[:, None]
 

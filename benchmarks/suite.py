@@ -1,0 +1,327 @@
+"""Ten one-vs-rest tasks on CIFAR-10 embeddings: ranking, operating point, prior and its interval.
+
+    python benchmarks/suite.py DIR [--out docs/results/suite.md] [--peers]
+
+DIR holds train/<class>/*.png and test/<class>/*.png. For every class as the positives, a share of
+positives among the unlabelled of 1 % and 5 %, 20, 100 and 500 labelled, and three seeds: all 45,000
+images of the other classes, and as many hidden positives as the share asks for. pucache runs at
+its defaults, told only the share of positives of the test set (10 %). Every cell is appended to
+DIR/pucache-bench/suite.jsonl, so a run that is cut off goes on where it was.
+
+--peers runs the learners of benchmarks/peers.py, which take minutes a cell, on four classes and
+one seed, the slowest on one class.
+"""
+
+import argparse
+import json
+import time
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+from environment import environment
+from sklearn.metrics import average_precision_score, f1_score, precision_recall_curve
+
+from pucache import EmbeddingCache, PULinearClassifier, load_encoder, open_source
+from pucache.embed import embed
+from pucache.heads import fit_heads
+from pucache.labels import folds
+from pucache.priors import estimate
+from pucache.risks import PURisk
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+SHARES, LABELLED, SEEDS = (0.01, 0.05), (20, 100, 500), (0, 1, 2)
+CS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of the logistic regression, scikit-learn's scale
+CEILING = (1e-6, 3e-6, 1e-5, 3e-5)  # penalties of the supervised head
+PEER_CLASSES = ("airplane", "cat", "frog", "truck")
+LOGISTIC = PURisk("weighted_bce")
+
+
+class Cifar:
+    """Embeddings and classes of the training and the test images."""
+
+    def __init__(self, folder: Path, work: Path):
+        work.mkdir(parents=True, exist_ok=True)
+        for name in ("train", "test"):
+            embed(open_source(folder / name), work / f"suite-{name}.h5", load_encoder())
+        train, test = EmbeddingCache(work / "suite-train.h5"), EmbeddingCache(work / "suite-test.h5")
+        self.X, self.X_test = np.array(train.X), np.array(test.X)
+        self.label, self.label_test = (np.array([key.split("/")[0] for key in cache.keys]) for cache in (train, test))
+
+    def cell(self, name: str, share: float, labelled: int, seed: int):
+        """X, s, y of one task and the true classes of the test set."""
+        draw = np.random.default_rng([CLASSES.index(name), round(1000 * share), labelled, seed])
+        positive, rest = draw.permutation(np.flatnonzero(self.label == name)), np.flatnonzero(self.label != name)
+        hidden = round(share / (1 - share) * len(rest))
+        rows = np.sort(np.concatenate([positive[: labelled + hidden], rest]))
+        return self.X[rows], np.isin(rows, positive[:labelled]).astype(np.int8), self.label[rows] == name
+
+
+def best_f1(y, margins) -> float:
+    precision, recall, _ = precision_recall_curve(y, margins)
+    return float(np.max(2 * precision * recall / np.maximum(precision + recall, 1e-12)))
+
+
+def ours(X, s, y, X_test, y_test, share) -> dict:
+    began = time.perf_counter()
+    model = PULinearClassifier(deploy_prior=0.1).fit(X, s)
+    seconds = time.perf_counter() - began
+    margins, interval = model.margins(X_test), model.prior_estimate_
+    return {
+        "seconds": seconds,
+        "ap": average_precision_score(y[s == 0], model.margins(X[s == 0])),
+        "f1": f1_score(y_test, model.predict(X_test)),
+        "best_f1": best_f1(y_test, margins),
+        "f1_at_0": f1_score(y_test, margins > 0),
+        "penalty": model.penalty_,
+        "prior_error": abs(model.prior_ / share - 1),
+        "bbe_error": abs(estimate(model.held_out_margins_, s, "bbe") / share - 1),
+        "covered": bool(interval.low <= share <= interval.high),
+        "width": (interval.high - interval.low) / share,
+    }
+
+
+def logistic(X, s, y, X_test, y_test) -> dict:
+    """Balanced logistic regression of P against U on standardised X, at every C; heads of pucache, which equal
+    scikit-learn's (tests/test_batch.py)."""
+    scale, centre = X.std(0, dtype=np.float64) + 1e-6, X.mean(0, dtype=np.float64)
+    Z, Z_test = (((part - centre) / scale).astype(np.float32) for part in (X, X_test))
+    spread = np.square(Z, dtype=np.float64).sum(1).mean()  # the unit of penalties
+    heads = fit_heads(Z, s, risk=LOGISTIC, penalty=1 / (np.array(CS) * len(Z) * spread))
+    U, test = heads.margins(Z[s == 0]), heads.margins(Z_test)
+    return {
+        "ap": [average_precision_score(y[s == 0], margins) for margins in U.T],
+        "f1_at_0": [f1_score(y_test, margins > 0) for margins in test.T],
+        "best_f1": [best_f1(y_test, margins) for margins in test.T],
+    }
+
+
+def centroid(X, s, y, X_test, y_test) -> dict:
+    positive, unlabelled = (X[s == value].mean(0, dtype=np.float64) for value in (1, 0))
+    direction = positive - unlabelled
+    margins = X_test @ direction - (positive + unlabelled) @ direction / 2
+    return {
+        "ap": average_precision_score(y[s == 0], X[s == 0] @ direction),
+        "f1_at_0": f1_score(y_test, margins > 0),
+        "best_f1": best_f1(y_test, margins),
+    }
+
+
+def ceiling(X, s, y, X_test, y_test) -> dict:
+    """A head trained on the true labels: its best F1, and its AP among U when it has not seen the row."""
+    fold = folds(y.astype(int), 5)
+    weights = np.column_stack([np.ones(len(y)), fold[:, None] != np.arange(5)]).astype(np.float32)
+    heads = fit_heads(
+        X, y, risk=LOGISTIC, weights=weights, column=np.tile(np.arange(6), len(CEILING)), penalty=np.repeat(CEILING, 6)
+    )
+    held_out = heads.margins_by(X, fold[:, None] + 1 + 6 * np.arange(len(CEILING)))[s == 0]
+    test = heads.take(6 * np.arange(len(CEILING))).margins(X_test)
+    return {
+        "ap": max(average_precision_score(y[s == 0], margins) for margins in held_out.T),
+        "best_f1": max(best_f1(y_test, margins) for margins in test.T),
+    }
+
+
+def measure(data: Cifar, name: str, share: float, labelled: int, seed: int) -> dict:
+    X, s, y = data.cell(name, share, labelled, seed)
+    true_share, y_test = y[s == 0].mean(), data.label_test == name
+    common = (X, s, y, data.X_test, y_test)
+    return {
+        "class": name,
+        "share": share,
+        "labelled": labelled,
+        "seed": seed,
+        "pucache": ours(*common, true_share),
+        "logistic": logistic(*common),
+        "centroid": centroid(*common),
+        "supervised": ceiling(*common),
+    }
+
+
+def measure_peer(data: Cifar, peer: str, name: str, share: float, labelled: int) -> dict:
+    from peers import PEERS
+
+    X, s, y = data.cell(name, share, labelled, 0)
+    began = time.perf_counter()
+    row = {"class": name, "share": share, "labelled": labelled, "peer": peer}
+    try:
+        score = PEERS[peer](X.astype(np.float32), s, float(y[s == 0].mean()))
+        margins, _ = score(X[s == 0].astype(np.float32))
+        of_test, called = score(data.X_test.astype(np.float32))
+    except Exception as error:
+        return row | {"failed": f"{type(error).__name__}: {error}"[:200]}
+    y_test = data.label_test == name
+    return row | {
+        "seconds": time.perf_counter() - began,
+        "ap": average_precision_score(y[s == 0], margins),
+        "f1": f1_score(y_test, called),
+        "best_f1": best_f1(y_test, of_test),
+    }
+
+
+def kept(path: Path, identity: tuple[str, ...]) -> dict:
+    """What earlier runs measured, by identity."""
+    if not path.exists():
+        return {}
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return {tuple(row[name] for name in identity): row for row in rows}
+
+
+def append(path: Path, row: dict) -> None:
+    with path.open("a") as stream:
+        stream.write(json.dumps(row, default=float) + "\n")
+
+
+def run(data: Cifar, path: Path, limit: float) -> list[dict]:
+    identity = ("class", "share", "labelled", "seed")
+    began = time.monotonic()
+    for seed, name, share, labelled in product(SEEDS, CLASSES, SHARES, LABELLED):
+        if (name, share, labelled, seed) not in kept(path, identity) and time.monotonic() - began < limit:
+            append(path, measure(data, name, share, labelled, seed))
+    return list(kept(path, identity).values())
+
+
+def run_peers(data: Cifar, path: Path, limit: float) -> list[dict]:
+    from peers import PEERS, SLOW
+
+    identity = ("peer", "class", "share", "labelled")
+    began = time.monotonic()
+    for share, labelled, name, peer in product(SHARES, LABELLED, reversed(PEER_CLASSES), PEERS):
+        wanted = peer not in SLOW or name == PEER_CLASSES[-1]
+        if wanted and (peer, name, share, labelled) not in kept(path, identity) and time.monotonic() - began < limit:
+            append(path, measure_peer(data, peer, name, share, labelled))
+    return list(kept(path, identity).values())
+
+
+def table(head: list[str], rows: list[list]) -> str:
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in [head, ["---"] * len(head), *rows])
+
+
+def report(rows: list[dict]) -> str:
+    def mean(cells, *path):
+        values = [cell[path[0]][path[1]] for cell in cells]
+        return f"{np.mean(values):.3f}"
+
+    quality, priors = [], []
+    for labelled, share in product(LABELLED, SHARES):
+        cells = [row for row in rows if row["labelled"] == labelled and row["share"] == share]
+        if not cells:
+            continue
+        lr = {key: np.mean([cell["logistic"][key] for cell in cells], axis=0) for key in ("ap", "f1_at_0", "best_f1")}
+        ap, f1 = (np.mean([cell["pucache"][key] for cell in cells]) for key in ("ap", "f1"))
+        ratio = np.mean([cell["pucache"]["f1"] / cell["supervised"]["best_f1"] for cell in cells])
+        own = np.mean([max(cell["logistic"]["ap"]) for cell in cells])
+        quality.append(
+            [
+                f"{labelled}, {share:.0%}",
+                len(cells),
+                f"**{ap:.3f}**",
+                f"{lr['ap'].max():.3f} ({CS[lr['ap'].argmax()]:g})",
+                f"{own:.3f}",
+                mean(cells, "centroid", "ap"),
+                mean(cells, "supervised", "ap"),
+                f"**{f1:.3f}**",
+                mean(cells, "pucache", "best_f1"),
+                f"{lr['f1_at_0'].max():.3f} ({CS[lr['f1_at_0'].argmax()]:g})",
+                mean(cells, "centroid", "f1_at_0"),
+                mean(cells, "supervised", "best_f1"),
+                f"**{ratio:.3f}**",
+            ]
+        )
+        errors = [[cell["pucache"][key] for cell in cells] for key in ("prior_error", "bbe_error")]
+        priors.append(
+            [
+                f"{labelled}, {share:.0%}",
+                f"{np.median(errors[0]):.1%}",
+                f"{np.median(errors[1]):.1%}",
+                f"{np.mean([cell['pucache']['covered'] for cell in cells]):.0%}",
+                f"{np.median([cell['pucache']['width'] for cell in cells]):.0%}",
+                f"{np.median([cell['pucache']['seconds'] for cell in cells]):.1f}",
+            ]
+        )
+    return "\n".join(
+        [
+            "## Ranking and operating point",
+            "",
+            "Means over cells (classes and seeds). AP is among the unlabelled, F1 on the 10,000 test images at each "
+            "tool's own threshold. LR: balanced logistic regression of P against U on standardised embeddings, at the "
+            "C (in brackets) that is best for the row on the truth; in the next column at the C best for each cell on "
+            "the truth. Supervised: a head trained on the true labels at its best penalty; AP of rows it has not "
+            "seen, F1 at its best threshold.",
+            "",
+            table(
+                [
+                    "labelled, share",
+                    "cells",
+                    "AP pucache",
+                    "AP LR (C)",
+                    "AP LR, best C per cell",
+                    "AP centroid",
+                    "AP supervised",
+                    "F1 pucache",
+                    "best F1 pucache",
+                    "F1 LR at 0 (C)",
+                    "F1 centroid",
+                    "best F1 supervised",
+                    "F1 pucache / supervised",
+                ],
+                quality,
+            ),
+            "",
+            "## Prior",
+            "",
+            "Median relative error of the estimate, coverage and median width (relative to the truth) of its 90 % "
+            "interval from 20 draws, and median seconds of a whole fit.",
+            "",
+            table(["labelled, share", "error", "error of BBE", "coverage", "width", "seconds"], priors),
+        ]
+    )
+
+
+def peer_report(rows: list[dict], own: list[dict]) -> str:
+    lines = []
+    for peer in dict.fromkeys(row["peer"] for row in rows):
+        cells = [row for row in rows if row["peer"] == peer and "failed" not in row]
+        failed = sum(row["peer"] == peer and "failed" in row for row in rows)
+        where = {(row["class"], row["share"], row["labelled"]) for row in cells}
+        same = [
+            row["pucache"] for row in own if row["seed"] == 0 and (row["class"], row["share"], row["labelled"]) in where
+        ]
+        if not cells or len(same) < len(cells):
+            continue
+        values = [f"{np.mean([cell[key] for cell in group]):.3f}" for key in ("ap", "f1") for group in (cells, same)]
+        lines.append([peer, len(cells), failed, *values, f"{np.median([cell['seconds'] for cell in cells]):.1f}"])
+    lines.sort(key=lambda line: -float(line[3]))
+    return "\n".join(
+        [
+            "## Peers",
+            "",
+            "Seed 0, classes " + ", ".join(PEER_CLASSES) + f"; the slowest on {PEER_CLASSES[-1]} only. Each learner "
+            "gets standardised embeddings and the true prior where it takes one, and decides by its own threshold; "
+            "pucache's figures are of the same cells, without the prior. Seconds are of one cell, fit and scoring, "
+            "with other work on the machine.",
+            "",
+            table(["peer", "cells", "failed", "AP", "AP pucache", "F1", "F1 pucache", "seconds"], lines),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
+    parser.add_argument("--out", type=Path, help="write the report here too")
+    parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no further cell after so long")
+    arguments = parser.parse_args()
+    work = arguments.work or arguments.folder / "pucache-bench"
+    cifar = Cifar(arguments.folder, work)
+    if arguments.peers:
+        run_peers(cifar, work / "suite-peers.jsonl", 60 * arguments.minutes)
+    cells = run(cifar, work / "suite.jsonl", 0 if arguments.peers else 60 * arguments.minutes)
+    of_peers = list(kept(work / "suite-peers.jsonl", ("peer", "class", "share", "labelled")).values())
+    text = "# One-vs-rest suite\n\n" + report(cells)
+    text += ("\n\n" + peer_report(of_peers, cells) if of_peers else "") + f"\n\n{environment()}\n"
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text)

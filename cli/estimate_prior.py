@@ -1,0 +1,64 @@
+"""`pucache estimate-prior`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from . import options
+
+
+@click.command("estimate-prior")
+@options.caches
+@options.positives
+@click.option(
+    "--method", "methods", multiple=True, help="tilt, bbe, dedpul, elkanoto or histogram; repeatable.  [default: all]"
+)
+@click.option(
+    "--draws", default=40, show_default=True, type=click.IntRange(min=0), help="Bootstrap draws; 0: no interval."
+)
+@click.option("--level", default=0.9, show_default=True, help="Of the interval, in (0, 1).")
+@options.twins
+@options.folds
+@options.device
+@options.seed
+@options.as_json
+def estimate_prior(
+    cache: tuple[str, ...], positives: str, twins: float, methods: tuple[str, ...], as_json: bool, **parameters: Any
+) -> None:
+    """Estimate the share of positives among the unlabelled rows of CACHE.
+
+    tilt is what train-pu uses; the others are cross-checks, known to lean: bbe upwards, elkanoto
+    either way. Where they disagree widely, believe the interval of none. It takes the labelled
+    positives for a random sample of all positives.
+
+    \b
+    pucache estimate-prior cache.h5 --positives found.txt
+    """
+    from pucache.cache import EmbeddingCache
+    from pucache.estimate_prior import estimate_prior as run
+    from pucache.priors import METHODS
+    from pucache.train import PUData
+
+    from .progress import follow
+
+    data = PUData.of(EmbeddingCache(*cache), positives, options.twin_limit(twins))
+    found = run(data, methods=methods or tuple(METHODS), progress=follow(), **parameters)
+    labelled = int(data.s.sum())
+    result = {
+        "labelled_positives": labelled,
+        "unlabelled": len(data.s) - labelled,
+        "estimates": {one.method: vars(one) for one in found},
+    }
+    interval = f"{found[0].level:.0%} interval" if found[0].draws else "no interval"
+    lines = [
+        f"{labelled:,} labelled positives, {len(data.s) - labelled:,} unlabelled",
+        f"{'method':<10} {'prior':>8}   {interval}",
+        *(f"{one.method:<10} {one.prior:8.4f}   {_span(one)}" for one in found),
+    ]
+    options.show(result, lines, as_json)
+
+
+def _span(one: Any) -> str:
+    return f"{one.low:.4f} to {one.high:.4f}" if one.draws else ""

@@ -1,0 +1,114 @@
+"""`pucache sweep-priors`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import options
+
+
+@click.command("sweep-priors")
+@options.caches
+@options.positives
+@click.option("--priors", metavar="P,P,...", help="Priors to train at.  [default: 12 from 0.01 to 0.5]")
+@click.option("--seeds", default=3, show_default=True, type=click.IntRange(min=1), help="Trainings at each prior.")
+@options.training
+@options.twins
+@options.folds
+@click.option(
+    "--truth", metavar="FILE", help="True classes (CSV key,label, or the positive keys), for the real metrics."
+)
+@click.option("--out", default="sweep.csv", show_default=True, metavar="FILE", help="Table, a row per prior and seed.")
+@click.option("--plot", metavar="FILE", help="Picture.  [default: beside the table, as .png]")
+@click.option("--no-plot", is_flag=True, help="Write the table only.")
+@options.device
+@options.seed
+@options.as_json
+def sweep_priors(
+    cache: tuple[str, ...],
+    positives: str,
+    priors: str | None,
+    seeds: int,
+    seed: int,
+    twins: float,
+    truth: str | None,
+    out: str,
+    plot: str | None,
+    no_plot: bool,
+    as_json: bool,
+    **parameters: Any,
+) -> None:
+    """Train at many priors and seeds, all at once, and say what the prior changes.
+
+    Figures are of held-out margins: PU risk, PAUC, estimated F1, share called positive and how
+    often the clamp acts; with --truth the real metrics stand beside them.
+
+    \b
+    pucache sweep-priors cache.h5 --positives found.txt --loss imbnnpu
+    """
+    from pucache.cache import EmbeddingCache
+    from pucache.durable import check_writable
+    from pucache.labels import read_truth
+    from pucache.sweep import PRIORS, check_plot, sweep, write_table
+    from pucache.sweep import plot as draw
+    from pucache.train import PUData
+
+    from .progress import follow
+
+    inputs = [positives, *cache, *([truth] if truth else [])]
+    picture = None if no_plot else Path(plot or Path(out).with_suffix(".png"))
+    if no_plot and plot:
+        raise ValueError("--plot and --no-plot exclude each other")
+    if picture is not None:
+        check_plot()
+        check_writable(picture, inputs=[*inputs, out])
+    check_writable(out, inputs=inputs)
+    told = PRIORS if priors is None else _numbers(priors)
+    data = PUData.of(EmbeddingCache(*cache), positives, options.twin_limit(twins))
+    known = None if truth is None else read_truth(truth, data.cache.keys)
+    result = sweep(
+        data,
+        priors=told,
+        seeds=range(seed, seed + seeds),
+        truth=known,
+        progress=follow(),
+        **options.trained(parameters),
+    )
+    write_table(result, out)
+    if picture is not None:
+        draw(result, picture)
+    wrote = f"wrote {out}" + (f" and {picture}" if picture else "")
+    options.show(
+        {"verdict": result.verdict, "penalty": result.penalty, "rows": result.rows},
+        [*_lines(result.rows), result.verdict, wrote],
+        as_json,
+    )
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ValueError(f"--priors must be numbers with commas between, got {text!r}") from error
+
+
+def _lines(rows: list[dict[str, Any]]) -> list[str]:
+    """Means over the seeds, a line per prior."""
+    columns = {
+        "held_out_risk": "risk",
+        "pauc": "PAUC",
+        "f1": "F1",
+        "share_predicted_positive": "positive",
+        "clamped": "clamp",
+    }
+    columns |= {"true_f1": "true F1", "true_average_precision": "true AP"}
+    columns = {name: title for name, title in columns.items() if name in rows[0]}
+    lines = ["   prior " + "".join(f"{title:>10}" for title in columns.values())]
+    for prior in dict.fromkeys(row["prior"] for row in rows):
+        of_prior = [row for row in rows if row["prior"] == prior]
+        means = [sum(row[name] for row in of_prior) / len(of_prior) for name in columns]
+        lines.append(f"{prior:8.4g} " + "".join(f"{mean:10.4f}" for mean in means))
+    return lines
