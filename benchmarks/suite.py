@@ -87,7 +87,7 @@ def logistic(X, s, y, X_test, y_test) -> dict:
     scale, centre = X.std(0, dtype=np.float64) + 1e-6, X.mean(0, dtype=np.float64)
     Z, Z_test = (((part - centre) / scale).astype(np.float32) for part in (X, X_test))
     spread = np.square(Z, dtype=np.float64).sum(1).mean()  # the unit of penalties
-    heads = fit_heads(Z, s, risk=LOGISTIC, penalty=1 / (np.array(CS) * len(Z) * spread))
+    heads = fit_heads(Z, s, risk=LOGISTIC, penalty=1 / (np.array(CS) * len(Z) * spread), tolerance=2e-3)
     U, test = heads.margins(Z[s == 0]), heads.margins(Z_test)
     return {
         "ap": [average_precision_score(y[s == 0], margins) for margins in U.T],
@@ -112,7 +112,13 @@ def ceiling(X, s, y, X_test, y_test) -> dict:
     fold = folds(y.astype(int), 5)
     weights = np.column_stack([np.ones(len(y)), fold[:, None] != np.arange(5)]).astype(np.float32)
     heads = fit_heads(
-        X, y, risk=LOGISTIC, weights=weights, column=np.tile(np.arange(6), len(CEILING)), penalty=np.repeat(CEILING, 6)
+        X,
+        y,
+        risk=LOGISTIC,
+        weights=weights,
+        column=np.tile(np.arange(6), len(CEILING)),
+        penalty=np.repeat(CEILING, 6),
+        tolerance=2e-3,
     )
     held_out = heads.margins_by(X, fold[:, None] + 1 + 6 * np.arange(len(CEILING)))[s == 0]
     test = heads.take(6 * np.arange(len(CEILING))).margins(X_test)

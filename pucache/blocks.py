@@ -94,7 +94,13 @@ class Blocks:
         return needed <= CPU_RESIDENT
 
     def _make(self, part: slice) -> Tensor:
-        block = self._X[self._rows[part]].astype(np.float32)
+        rows = self._rows[part]
+        begin, end = rows[0], rows[-1] + 1
+        if end - begin < 2 * len(rows):  # one stretch of the file rather than row by row
+            block = self._X[begin:end].astype(np.float32)
+            block = block if len(block) == len(rows) else block[rows - begin]
+        else:
+            block = self._X[rows].astype(np.float32)
         forget(self._X)
         block -= self._centre
         block /= self._spread

@@ -263,10 +263,8 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
             self.prior_ = float(self.prior)
             return
         self.prior_ = estimate(fitted.margins, s, weights=weights)
-        drawn = [
-            estimate(margins, s, weights=counts if weights is None else counts * weights)
-            for margins, counts in fitter.resampled(fitted, self.draws, self.seed)
-        ]
+        draws = fitter.resampled(fitted, self.draws, self.seed)
+        drawn = [estimate(draw.margins, draw.s, weights=draw.weights) for draw in draws]
         self.prior_estimate_ = interval("tilt", self.prior_, np.array(drawn))
 
     def _calibrate(self, fitted: CrossFit, s: np.ndarray, weights: np.ndarray | None) -> None:

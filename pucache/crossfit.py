@@ -9,6 +9,10 @@ which looks at the top of the ranking more than the area under the curve (PAUC) 
 a penalty is smoothed with those of its neighbours. Of penalties that do not differ from the best
 by more than the standard error of their paired difference, the weakest is taken: on few
 labels a strong one wins by chance more often than it is better.
+
+Of a cache that is large, the penalty is chosen and bootstrap draws are made on all positives and as
+many unlabelled rows, evenly spaced, as fit into `SAMPLE` bytes: their number is not what limits
+either. The heads that count are trained on all rows.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ PENALTIES = tuple(float(f"{10 ** (step / 2 - 6):.3g}") for step in range(9))  # 
 _CHOOSING, _RESAMPLING = 2e-3, 0.01  # tolerances: heads that stop early would make a weak penalty look good
 _FLOOR = 0.03  # of the share of U above a positive
 _DRAWS_AT_ONCE = 20
+SAMPLE = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,15 @@ class CrossFit:
     heads: FittedHeads
     fold: np.ndarray
     margins: np.ndarray
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Rows drawn with replacement: held-out margins, s, and how often each was drawn times its weight, (m,) each."""
+
+    margins: np.ndarray
+    s: np.ndarray
+    weights: np.ndarray
 
 
 class CrossFitter:
@@ -84,6 +98,18 @@ class CrossFitter:
         self.fallback = PENALTIES[len(PENALTIES) // 2]  # where there is nothing to choose it by
         self.folds, self.prior = int(fold.max()) + 1, prior
         self._common = {"risk": risk, "prior": prior, "moments": moments, **training}
+        self._few = self._sample()
+
+    def _sample(self) -> CrossFitter:
+        """The same of fewer unlabelled rows where they are many, else this one."""
+        room = max(1, SAMPLE // max(1, self._X.itemsize * self._X.shape[1]))
+        unlabelled = np.flatnonzero(self._s == 0)
+        if len(unlabelled) <= room:
+            return self
+        kept = unlabelled[np.linspace(0, len(unlabelled) - 1, room).astype(np.int64)]
+        rows = np.union1d(kept, np.flatnonzero(self._s == 1))
+        weights = None if self._weights is None else self._weights[rows]
+        return CrossFitter(self._X[rows], self._s[rows], weights, self.fold[rows], **self._common)
 
     def at(
         self, penalties: tuple[float, ...], *, tolerance: float = _CHOOSING, start: FittedHeads | None = None
@@ -108,22 +134,21 @@ class CrossFitter:
 
     def choose(self, penalties: tuple[float, ...] = PENALTIES) -> CrossFit:
         """Cross-fit at every penalty and keep the best; its heads are then trained to the end."""
-        tried = self.at(penalties)
-        ranks = np.stack([_rank_of_positives(one.margins, self._s) for one in tried])
+        tried = self._few.at(penalties)
+        ranks = np.stack([_rank_of_positives(one.margins, self._few._s) for one in tried])
         chosen = tried[weakest_of_the_best(ranks)]
         return self.at((chosen.penalty,), tolerance=1e-3, start=chosen.heads)[0]
 
-    def resampled(self, fitted: CrossFit, draws: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Refit on bootstrap draws of P and of U; yield held-out margins and row counts, (n,) each, a draw.
+    def resampled(self, fitted: CrossFit, draws: int, seed: int) -> Iterator[Draw]:
+        """Refit on bootstrap draws of P and of U.
 
-        Rows without weight are never drawn; the counts do not include the weights of the others.
+        Rows without weight are never drawn.
         """
-        generator = np.random.default_rng(seed)
+        few, generator = self._few, np.random.default_rng(seed)
         for begin in range(0, draws, _DRAWS_AT_ONCE):
-            counts = np.stack(
-                [self._draw(generator) for _ in range(min(_DRAWS_AT_ONCE, draws - begin))], axis=1
-            )  # (n, B)
-            yield from self._refit(fitted, counts)
+            together = min(_DRAWS_AT_ONCE, draws - begin)
+            counts = np.stack([few._draw(generator) for _ in range(together)], axis=1)  # (n, B)
+            yield from few._refit(fitted, counts)
 
     def _draw(self, generator: np.random.Generator) -> np.ndarray:
         counts = np.zeros(len(self._s), np.uint8)
@@ -134,7 +159,7 @@ class CrossFitter:
             counts[rows] = np.minimum(drawn, 255)
         return counts
 
-    def _refit(self, fitted: CrossFit, counts: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _refit(self, fitted: CrossFit, counts: np.ndarray) -> Iterator[Draw]:
         B = counts.shape[1]
         columns = (self._columns()[:, :, None] * counts[:, None, :]).reshape(len(counts), -1)  # (n, folds * B)
         heads = fit_heads(
@@ -148,7 +173,8 @@ class CrossFitter:
         )
         margins = heads.margins_by(self._X, self.fold[:, None] * B + np.arange(B))
         for draw in range(B):
-            yield margins[:, draw], counts[:, draw]
+            times = counts[:, draw]
+            yield Draw(margins[:, draw], self._s, times if self._weights is None else times * self._weights)
 
     def _columns(self) -> np.ndarray:
         """Row weights of the head of each fold, (n, folds)."""

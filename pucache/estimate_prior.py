@@ -64,7 +64,7 @@ def estimate_prior(
         shown.start(draws + 1, "estimating")
         fitted = fitter.choose() if fitter.folds > 1 else fitter.at((fitter.fallback,))[0]
         shown.advance(1)
-        drawn = _resampled(fitter, fitted, s, methods, draws, seed, shown)
+        drawn = _resampled(fitter, fitted, methods, draws, seed, shown)
     return [
         interval(method, estimate(fitted.margins, s, method), drawn[:, column], level)
         for column, method in enumerate(methods)
@@ -72,11 +72,11 @@ def estimate_prior(
 
 
 def _resampled(
-    fitter: CrossFitter, fitted: CrossFit, s: np.ndarray, methods: Sequence[str], draws: int, seed: int, shown: Progress
+    fitter: CrossFitter, fitted: CrossFit, methods: Sequence[str], draws: int, seed: int, shown: Progress
 ) -> np.ndarray:
     """Estimates of each draw, (draws, methods)."""
     rows = []
-    for margins, counts in fitter.resampled(fitted, draws, seed):
-        rows.append([estimate(margins, s, method, counts) for method in methods])
+    for draw in fitter.resampled(fitted, draws, seed):
+        rows.append([estimate(draw.margins, draw.s, method, draw.weights) for method in methods])
         shown.advance(1)
     return np.array(rows).reshape(draws, len(methods))

@@ -67,7 +67,8 @@ def best_bin(margins: np.ndarray, s: np.ndarray, weights: np.ndarray) -> float:
 
 def density_ratio(margins: np.ndarray, s: np.ndarray, weights: np.ndarray) -> float:
     """Fixed point of prior = mean over U of min(1, prior * f_P / f_U), the densities smoothed by kernels."""
-    low, high = np.quantile(margins, 0.0005), np.quantile(margins[s == 1], _TOP)  # beyond, a ratio of noises
+    low = _quantile(margins, 0.0005, weights)
+    high = _quantile(margins[s == 1], _TOP, weights[s == 1])  # beyond, a ratio of noises
     if not high > low:
         return 1.0
     grid = np.linspace(low, high, _GRID)
@@ -174,13 +175,17 @@ def _monotone(margins: np.ndarray, s: np.ndarray, weights: np.ndarray) -> np.nda
     return np.asarray(isotonic.predict(margins))
 
 
+def _quantile(margins: np.ndarray, share: float, weights: np.ndarray) -> float:
+    return float(np.quantile(margins, share, weights=weights, method="inverted_cdf"))
+
+
 def _density(margins: np.ndarray, weights: np.ndarray, grid: np.ndarray) -> np.ndarray:
     """Kernel density estimate, Gaussian with Silverman's bandwidth, as masses at the grid's points."""
     step = grid[1] - grid[0]
     mass = np.histogram(margins, np.append(grid, grid[-1] + step) - step / 2, weights=weights)[0] / weights.sum()
     middle = np.average(margins, weights=weights)
     width = np.sqrt(np.average((margins - middle) ** 2, weights=weights)) * 1.06 * weights.sum() ** -0.2
-    return np.asarray(gaussian_filter1d(mass, max(float(width / step), 1e-3), mode="nearest"))
+    return np.asarray(gaussian_filter1d(mass, max(float(width / step), 1e-3), mode="reflect"))
 
 
 def _fit_two(p: np.ndarray, u: np.ndarray, negative: np.ndarray) -> tuple[float, float]:

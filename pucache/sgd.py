@@ -94,7 +94,7 @@ class _Batches:
     """Shuffled rows, a column of ones behind them, in batches; the positives come first in each."""
 
     def __init__(self, spec: HeadSpec, generator: torch.Generator, size: int, scale: float):
-        self._spec, self._scale, self._generator = spec, np.float32(scale), generator
+        self._spec, self._scale, self._generator = spec, scale, generator
         self.dtype = torch.bfloat16 if multiplies_bfloat16(spec.device) else torch.float32
         order = torch.randperm(len(spec.X), generator=generator).numpy()
         parts = [order[begin : begin + size] for begin in range(0, len(order), size)]
@@ -124,10 +124,10 @@ class _Batches:
         return batch
 
     def _make(self, rows: np.ndarray) -> Tensor:
-        block = np.ones((len(rows), self._spec.d + 1), np.float32)
-        np.multiply(self._spec.X[rows], self._scale, out=block[:, :-1], dtype=np.float32)
+        block = torch.ones((len(rows), self._spec.d + 1), dtype=self.dtype)
+        block[:, :-1] = torch.from_numpy(self._spec.X[rows]).float().mul_(self._scale)
         forget(self._spec.X)
-        return torch.from_numpy(block).to(self._spec.device, self.dtype)
+        return block.to(self._spec.device)
 
 
 class _Weights:
@@ -139,6 +139,9 @@ class _Weights:
         heads = slice(0, 1) if alike else slice(None)
         self._prior, self._column = spec.tensor(spec.prior[heads]), spec.tensor(spec.column[heads])
         self._parts: list[tuple[Tensor, Tensor]] = []
+        self._against, self._one = (
+            torch.tensor(factor, device=spec.device) for factor in (-float(spec.risk.gamma), 1.0)
+        )
         share = torch.full_like(self._prior, float(spec.s.mean()))
         self.total = spec.risk.coefficients(self._prior, share).total  # (K,) or (1,)
 
@@ -170,8 +173,9 @@ class _Weights:
         return step.to(X.dtype), X
 
     def _clamped(self, upper: Tensor, lower: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
-        _, factor, clamped = self._risk.combine(upper.sum(1), (lower * loss).sum(1))
-        return upper * (~clamped)[:, None], lower * factor[:, None]
+        """Kiryo's rule: where the negative part is below -beta, the step goes against it alone."""
+        kept = ((lower * loss).sum(1, keepdim=True) >= -self._risk.beta).to(lower.dtype)  # (K, 1) of 1 and 0
+        return upper * kept, lower * torch.lerp(self._against, self._one, kept)
 
     def report(self, batches: _Batches, parameters: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Mean over the batches of the reported risk and of the clamp's activity, (K,) each."""

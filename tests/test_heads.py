@@ -1,193 +1,169 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from planted import planted
 
 from pucache.heads import FittedHeads, Protocol, fit_heads
 from pucache.progress import Silent
-from pucache.risks import LOSSES, PURisk
+from pucache.risks import PURisk
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 N, D = 300, 6
 QUICK = Protocol(epochs=4, min_steps=0, batch_size=64, learning_rate=0.01)
-FULL = Protocol(epochs=30, min_steps=0, batch_size=N, learning_rate=0.01)
+EVERY = ["upu", "nnpu", "imbupu", "imbnnpu", "weighted_bce", "bce"]
+SOLVERS = pytest.mark.parametrize("solver", ["batch", "sgd"])
 
 
 @pytest.fixture(scope="module")
 def data():
-    """Two blobs; a tenth labelled, a third of the rest positive. X, s, y."""
-    draw = np.random.default_rng(0)
-    s = (np.arange(N) < N // 10).astype(np.int8)
-    y = np.maximum(s, draw.random(N) < 1 / 3)
-    X = draw.normal(size=(N, D)) + 1.5 * (2 * y[:, None] - 1)
+    X, s, y = planted(N, D, labelled=30, apart=1.5)
     return X.astype(np.float16).astype(np.float32), s, y
 
 
 def fit(X, s, **options):
-    options = {"prior": 1 / 3, "protocol": QUICK, "device": "cpu"} | options
+    options = {"prior": 0.3, "penalty": 0.01, "protocol": QUICK, "device": "cpu"} | options
     return fit_heads(X, s, **options)
 
 
-def assert_same(one, other, **tolerance):
-    for name in ("coef", "intercept", "risk", "clamped"):
+def same(one, other, **tolerance):
+    for name in ("coef", "intercept", "risk", "clamped", "residual"):
         np.testing.assert_allclose(getattr(one, name), getattr(other, name), **tolerance, err_msg=name)
+    assert one.passes == other.passes
 
 
-def pick(heads, k):
-    return FittedHeads(*(values[k] for values in (heads.coef, heads.intercept, heads.risk, heads.clamped)))
+# --- fitting -----------------------------------------------------------------------------------
 
 
-# --- what is learned ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["imbnnpu", "imbupu", "nnpu", "upu"])
-@pytest.mark.parametrize("loss", LOSSES)
-def test_separable_blobs_are_separated(data, name, loss):
+@SOLVERS
+@pytest.mark.parametrize("surrogate", ["sigmoid", "logistic"])
+@pytest.mark.parametrize("name", EVERY)
+def test_separable_blobs_are_separated(data, name, surrogate, solver):
     X, s, y = data
-    heads = fit(X, s, risk=PURisk(name, loss), protocol=Protocol(epochs=100, min_steps=0, learning_rate=0.05))
+    long = Protocol(epochs=100, min_steps=0, learning_rate=0.05)
+    risk = PURisk(name, None if "bce" in name else surrogate)
+    heads = fit(X, s, risk=risk, protocol=long, solver=solver)
     assert heads.coef.shape == (1, D) and heads.intercept.shape == (1,)
-    assert ((heads.margins(X)[:, 0] > 0) == y).mean() > 0.97
+    margins = heads.margins(X)[:, 0]
+    assert margins[y == 1].mean() > margins[y == 0].mean() + 1
+    assert ((margins > np.median(margins[y == 1]) / 2 + np.median(margins[y == 0]) / 2) == y).mean() > 0.97
 
 
-def reference_fit(X, s, weights, prior, penalty, seed, risk, protocol):
-    """One head by torch.nn, autograd and torch.optim.Adam, on the same beginning and the same batches."""
-    bound = D**-0.5
-    start = torch.empty(D + 1).uniform_(-bound, bound, generator=torch.Generator().manual_seed(seed))
-    layer = torch.nn.Linear(D, 1)
-    with torch.no_grad():
-        layer.weight.copy_(start[None, :-1])
-        layer.bias.copy_(start[-1:])
-    groups = [{"params": [layer.weight], "weight_decay": penalty}, {"params": [layer.bias]}]
-    adam, order = torch.optim.Adam(groups, lr=protocol.learning_rate), torch.Generator().manual_seed(0)
-    X, positive, weights = torch.from_numpy(X), torch.from_numpy(s) == 1, torch.from_numpy(weights)
-    clamped = 0
-    for _ in range(protocol.epochs):
-        for rows in torch.randperm(len(X), generator=order).split(protocol.batch_size):
-            margins = layer(X[rows])[:, 0]
-            P, U = ((weights * side)[rows] for side in (positive, ~positive))
-            of_P = (P * torch.sigmoid(-margins)).sum() / P.sum()
-            unlabelled, labelled = ((side * torch.sigmoid(margins)).sum() / side.sum() for side in (U, P))
-            negative = (1 - risk.target_prior) / (1 - prior) * (unlabelled - prior * labelled)
-            objective = -risk.gamma * negative if negative < -risk.beta else risk.target_prior * of_P + negative
-            clamped += int(negative < -risk.beta)
-            adam.zero_grad()
-            objective.backward()
-            adam.step()
-    return layer.weight.detach().numpy()[0], layer.bias.item(), clamped
-
-
-@pytest.mark.parametrize("prior, penalty", [(0.3, 0.0), (0.3, 0.2), (0.9, 0.05)])
-def test_training_is_that_of_torch_autograd_and_adam(data, prior, penalty):
+@SOLVERS
+def test_what_is_given_once_holds_for_every_head(data, solver):
     X, s, _ = data
-    weights = np.random.default_rng(1).uniform(0.5, 2, N).astype(np.float32)
-    risk = PURisk("imbnnpu", target_prior=0.4, gamma=0.7)
-    coef, intercept, clamped = reference_fit(X, s, weights, prior, penalty, 7, risk, QUICK)
-    heads = fit(X, s, weights=weights[:, None], prior=prior, penalty=penalty, seed=7, risk=risk)
-    assert (clamped > 0) == (prior == 0.9)
-    np.testing.assert_allclose(heads.coef[0], coef, atol=2e-5)
-    np.testing.assert_allclose(heads.intercept[0], intercept, atol=2e-5)
+    once = fit(X, s, prior=0.2, penalty=[0.1], seed=[0, 1, 2], solver=solver)
+    same(once, fit(X, s, prior=[0.2] * 3, penalty=[0.1] * 3, seed=[0, 1, 2], column=0, solver=solver), atol=0)
+    spelt_out = fit(X, s, weights=np.ones((N, 3)), prior=[0.2] * 3, penalty=0.1, seed=[0, 1, 2], solver=solver)
+    np.testing.assert_allclose(once.coef, spelt_out.coef, atol=1e-4)
 
 
-def test_risk_and_clamped_are_means_over_the_steps_of_the_last_epoch(data):
+@SOLVERS
+def test_a_head_has_the_weights_of_its_column(data, solver):
     X, s, _ = data
-    prior = [0.1, 0.6, 0.99]
-    still = Protocol(epochs=1, min_steps=0, batch_size=70, learning_rate=1e-12)
-    heads = fit(X, s, prior=prior, seed=[5, 5, 1], protocol=still)
-    margins, flags = torch.from_numpy(heads.margins(X)), torch.from_numpy(s)[:, None].float()
-    steps = [
-        PURisk().value_and_step(margins[rows], torch.ones(len(rows), 3), flags[rows], torch.tensor(prior))
-        for rows in torch.randperm(N, generator=torch.Generator().manual_seed(0)).split(70)
-    ]
-    np.testing.assert_allclose(heads.risk, torch.stack([step.value for step in steps]).mean(0), rtol=1e-4)
-    np.testing.assert_allclose(heads.clamped, torch.stack([step.clamped.float() for step in steps]).mean(0))
-    assert 0 == heads.clamped[0] < heads.clamped[2] < heads.clamped[1] < 1
+    weights = np.random.default_rng(0).exponential(size=(N, 3)).astype(np.float32)
+    each, turned = (fit(X, s, weights=weights, column=c, solver=solver) for c in (None, [2, 0, 2, 1]))
+    assert len(each.coef) == 3 and np.abs(np.diff(each.coef, axis=0)).max() > 5e-4
+    np.testing.assert_allclose(turned.coef, each.coef[[2, 0, 2, 1]], atol=1e-4)
+    penalties = fit(X, s, weights=weights, column=1, penalty=[0.01, 1.0], solver=solver)
+    np.testing.assert_allclose(penalties.coef[0], each.coef[1], atol=1e-4)
 
 
-def test_a_penalty_shrinks_the_coefficients(data):
+@SOLVERS
+def test_heads_whose_numbers_do_not_match_are_refused(data, solver):
     X, s, _ = data
-    longer = Protocol(epochs=300, min_steps=0, batch_size=N, learning_rate=0.02)
-    norms = np.linalg.norm(fit(X, s, penalty=[0.0, 0.1, 1.0, 10.0], protocol=longer).coef, axis=1)
-    assert (np.diff(norms) < 0).all() and norms[-1] < norms[0] / 10
+    with pytest.raises(ValueError):
+        fit(X, s, prior=[0.1, 0.2, 0.3], penalty=[0.1, 1], solver=solver)
 
 
-# --- many heads at once ------------------------------------------------------------------------
-
-
-def test_many_heads_together_are_as_each_alone(data):
+@SOLVERS
+def test_a_seed_gives_the_same_head_again_and_another_seed_another(data, solver):
     X, s, _ = data
-    weights = np.random.default_rng(1).uniform(0, 2, (N, 5)).astype(np.float32)
-    own = {"prior": [0.1, 0.2, 0.3, 0.5, 0.9], "penalty": [0, 0.1, 0, 1, 0.01], "seed": [0, 1, 2, 3, 0]}
-    together = fit(X, s, weights=weights, **own)
-    assert together.margins(X).shape == (N, 5)
-    for k in range(5):
-        alone = fit(X, s, weights=weights[:, k : k + 1], **{name: values[k] for name, values in own.items()})
-        assert_same(pick(together, k), pick(alone, 0), atol=1e-4)
-
-
-def test_what_is_given_once_holds_for_every_head(data):
-    X, s, _ = data
-    once = fit(X, s, prior=0.2, penalty=[0.1], seed=[0, 1, 2])
-    spelt_out = fit(X, s, weights=np.ones((N, 3)), prior=[0.2] * 3, penalty=[0.1] * 3, seed=[0, 1, 2])
-    assert_same(once, spelt_out, atol=0)
-
-
-def test_a_seed_gives_the_same_head_again_and_another_seed_another(data):
-    X, s, _ = data
-    heads, again = (fit(X, s, seed=[3, 4, 3]) for _ in range(2))
-    assert_same(heads, again, atol=0)
+    heads, again = (fit(X, s, seed=[3, 4, 3], solver=solver) for _ in range(2))
+    same(heads, again, atol=0)
     np.testing.assert_allclose(heads.coef[0], heads.coef[2], atol=1e-5)
-    assert np.abs(heads.coef[0] - heads.coef[1]).max() > 0.1
+    assert (heads.coef[0] != heads.coef[1]).all()
 
 
-def test_the_caller_s_own_random_state_is_left_alone(data):
+@SOLVERS
+def test_a_penalty_shrinks_the_coefficients_whatever_the_unit_of_x(data, solver):
     X, s, _ = data
+    long, penalties = Protocol(epochs=300, min_steps=0, batch_size=N, learning_rate=0.02), [0.0, 0.1, 1.0, 10.0]
+    heads, others = (fit(x, s, penalty=penalties, protocol=long, solver=solver) for x in (X, 8 * X))
+    norms = np.linalg.norm(heads.coef, axis=1)
+    assert (np.diff(norms) < 0).all() and norms[-1] < norms[0] / 10
+    np.testing.assert_allclose(8 * others.coef[1:], heads.coef[1:], rtol=0.02, atol=1e-3)
+
+
+@SOLVERS
+def test_the_solvers_agree_where_a_convex_risk_is_trained_long_enough(data, solver):
+    X, s, _ = data
+    long = Protocol(epochs=1500, min_steps=0, batch_size=N, learning_rate=0.01)
+    prior = {"risk": PURisk("weighted_bce"), "penalty": [0.3, 0.03]}
+    one, other = fit(X, s, **prior), fit(X, s, **prior, solver=solver, protocol=long)
+    np.testing.assert_allclose(other.coef, one.coef, atol=0.02)
+    np.testing.assert_allclose(other.intercept, one.intercept, atol=0.03)
+    np.testing.assert_allclose(other.risk, one.risk, atol=0.005)
+
+
+@pytest.mark.parametrize("bad, words", [({"solver": "adam"}, "unknown solver"), ({"device": "tpu"}, "unknown device")])
+def test_an_unknown_solver_or_device_is_refused(data, bad, words):
+    with pytest.raises(ValueError, match=words):
+        fit(*data[:2], **bad)
+
+
+# --- fitted heads ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def heads():
+    draw = np.random.default_rng(0)
+    vectors = draw.normal(size=(4, 3)).astype(np.float32)
+    return FittedHeads(draw.normal(size=(3, D)).astype(np.float32), vectors[0], *vectors[1:], 7)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_margins_are_products_plus_intercepts(data, heads, monkeypatch, dtype):
+    monkeypatch.setattr("pucache.heads._ROWS", 128)
+    X = data[0].astype(dtype)
+    margins = heads.margins(X)
+    assert margins.dtype == np.float32 and margins.shape == (N, 3)
+    np.testing.assert_allclose(margins, X.astype(np.float64) @ heads.coef.T + heads.intercept, atol=1e-5)
+
+
+def test_margins_of_chosen_heads(data, heads, monkeypatch):
+    monkeypatch.setattr("pucache.heads._ROWS", 128)
+    chosen = np.random.default_rng(1).integers(0, 3, (N, 2))
+    expected = np.take_along_axis(heads.margins(data[0]), chosen, axis=1)
+    np.testing.assert_array_equal(heads.margins_by(data[0], chosen), expected)
+
+
+def test_some_of_the_heads_can_be_taken(heads):
+    taken = heads.take([2, 0])
+    for name in ("coef", "intercept", "risk", "clamped", "residual"):
+        np.testing.assert_array_equal(getattr(taken, name), getattr(heads, name)[[2, 0]])
+    assert taken.passes == 7
+
+
+# --- what is left behind -----------------------------------------------------------------------
+
+
+@SOLVERS
+def test_the_caller_s_own_random_state_and_data_are_left_alone(data, solver):
+    X, s, _ = (part.copy() for part in data)
+    weights = np.random.default_rng(0).uniform(0.5, 1, (N, 2)).astype(np.float32)
+    kept = weights.copy()
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    fit(X, s)
+    fit(X, s, weights=weights, solver=solver)
     assert torch.rand(1) == expected
-
-
-def test_a_head_does_not_see_its_rows_of_weight_zero(data):
-    X, s, _ = data
-    weights = np.ones((N, 2), np.float32)
-    weights[::3, 0] = 0
-    other = X.copy()
-    other[::3] *= -7
-    before, after = (fit(values, s, weights=weights) for values in (X, other))
-    assert_same(pick(before, 0), pick(after, 0), atol=1e-5)
-    assert np.abs(before.coef[1] - after.coef[1]).max() > 0.05
-
-
-def test_with_one_batch_an_epoch_weight_zero_is_the_same_as_leaving_the_row_out(data):
-    X, s, _ = data  # with smaller batches it is not: the order of batches is drawn over all rows
-    kept = np.arange(N) % 3 > 0
-    whole = fit(X, s, weights=kept[:, None].astype(np.float32), protocol=FULL)
-    assert_same(whole, fit(X[kept], s[kept], protocol=FULL), atol=1e-5)
-
-
-# --- X, steps, denormals -----------------------------------------------------------------------
-
-
-def test_float16_rows_give_what_the_same_values_in_float32_give(data, tmp_path):
-    X, s, _ = data
-    np.save(tmp_path / "X.npy", X.astype(np.float16))
-    mapped = np.load(tmp_path / "X.npy", mmap_mode="r")
-    for same in (X.astype(np.float16), mapped, np.asfortranarray(X)):
-        assert_same(fit(X, s), fit(same, s), atol=0)
-
-
-@given(st.integers(1, 10**6), st.integers(1, 50), st.integers(0, 5000), st.integers(1, 999))
-def test_epochs_are_added_until_the_least_number_of_steps_is_made(n, epochs, min_steps, batch_size):
-    passes = Protocol(epochs, min_steps, batch_size).passes(n)
-    steps_a_pass = -(-n // batch_size)
-    assert passes >= epochs and passes * steps_a_pass >= min_steps
-    assert passes == epochs or (passes - 1) * steps_a_pass < min_steps
+    for now, before in ((X, data[0]), (s, data[1]), (weights, kept)):
+        np.testing.assert_array_equal(now, before)
 
 
 class Recorder(Silent):
     def __init__(self, at_each=lambda: None):
-        self.total, self.done, self.at_each = None, 0, at_each
+        self.total, self.done, self.at_each = "not started", 0, at_each
 
     def start(self, total, what):
         self.total = total
@@ -197,37 +173,29 @@ class Recorder(Silent):
         self.at_each()
 
 
-def test_every_pass_is_made_and_reported(data):
-    X, s, _ = data
-    progress = Recorder()
-    few = fit(X[:40], s[:40], protocol=Protocol(epochs=1, min_steps=57, batch_size=64), progress=progress)
-    assert progress.total == progress.done == 57
-    assert_same(few, fit(X[:40], s[:40], protocol=Protocol(epochs=57, min_steps=0, batch_size=64)), atol=0)
+def test_every_pass_is_reported(data):
+    for solver, total in (("sgd", QUICK.epochs), ("batch", None)):
+        progress = Recorder()
+        heads = fit(*data[:2], solver=solver, progress=progress)
+        assert progress.total == total and progress.done == heads.passes
 
 
 def denormals_live():
     return bool(torch.tensor([1e-40]).mul(1.0).ne(0))
 
 
-def test_denormals_are_back_after_training_and_after_a_failure(data):
-    X, s, _ = data
+@SOLVERS
+def test_denormals_and_precision_are_back_after_training_and_after_a_failure(data, solver):
+    precision = torch.backends.mkldnn.matmul.fp32_precision
     assert denormals_live()
     during = []
-    fit(X, s, progress=Recorder(lambda: during.append(denormals_live())))
-    assert len(during) == QUICK.epochs
-    assert denormals_live()
+    fit(*data[:2], solver=solver, progress=Recorder(lambda: during.append(denormals_live())))
+    assert during and not any(during)
+    assert denormals_live() and torch.backends.mkldnn.matmul.fp32_precision == precision
 
     def interrupt():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fit(X, s, progress=Recorder(interrupt))
-    assert denormals_live()
-
-
-@pytest.mark.parametrize(
-    "bad", [{"epochs": 0}, {"batch_size": 0}, {"min_steps": -1}, {"learning_rate": 0}, {"learning_rate": float("nan")}]
-)
-def test_a_protocol_that_trains_nothing_is_refused(bad):
-    with pytest.raises(ValueError, match="must be positive"):
-        Protocol(**bad)
+        fit(*data[:2], solver=solver, progress=Recorder(interrupt))
+    assert denormals_live() and torch.backends.mkldnn.matmul.fp32_precision == precision

@@ -3,14 +3,19 @@ import json
 import numpy as np
 import pytest
 from planted import QUICK, planted, write_cache
+from tiny import save_image, tiny_encoder
 
 from pucache.cache import EmbeddingCache
 from pucache.classifier import PULinearClassifier
+from pucache.crossfit import deal
+from pucache.embed import embed
 from pucache.errors import CacheError, LabelError
-from pucache.train import require_finite, summary, train_pu
+from pucache.images import open_source
+from pucache.train import PUData, require_finite, summary, train_on, train_pu
 
-X, S, _ = planted(200, labelled=30)
-OPTIONS = {"prior": 0.3, "protocol": QUICK, "device": "cpu"}
+pytestmark = pytest.mark.usefixtures("one_thread")
+X, S, _ = planted(120, labelled=30)
+OPTIONS = {"prior": 0.3, "penalty": 1e-3, "device": "cpu"}
 KEYS = [f"{'found' if label else 'rest'}/{row:03}.png" for row, label in enumerate(S)]
 
 
@@ -19,15 +24,20 @@ def cache(tmp_path):
     return write_cache(tmp_path / "cache.h5", X, KEYS)
 
 
-def test_a_glob_a_file_and_labels_give_the_model_that_fit_gives(cache, tmp_path):
+# --- joining -----------------------------------------------------------------------------------
+
+
+def test_a_glob_a_file_and_labels_give_the_same_data_and_the_model_that_fit_gives(cache, tmp_path):
     (tmp_path / "found.txt").write_text("\n".join(key for key, label in zip(KEYS, S, strict=True) if label))
     s = np.array([key.startswith("found/") for key in cache.keys], np.int8)
     expected = PULinearClassifier(**OPTIONS).fit(cache.X, s)
     for positives in ("found/**", tmp_path / "found.txt", s):
-        model = train_pu(cache, positives, **OPTIONS)
-        assert (model.coef_ == expected.coef_).all() and model.estimates_ == expected.estimates_
-        assert model.encoder_ == cache.encoder
-        model.check_fits(cache)
+        data = PUData.of(cache, positives)
+        assert data.cache is cache and (data.s == s).all() and (data.group == np.arange(120)).all()
+        for model in (train_pu(cache, positives, **OPTIONS), train_on(data, **OPTIONS)):
+            assert (model.coef_ == expected.coef_).all() and model.estimates_ == expected.estimates_
+            assert model.encoder_ == cache.encoder
+            model.check_fits(cache)
 
 
 def test_several_files_train_as_one(cache, tmp_path):
@@ -41,12 +51,13 @@ def test_several_files_train_as_one(cache, tmp_path):
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
 def test_embeddings_that_are_not_finite_are_named(tmp_path, monkeypatch, value, dtype):
-    monkeypatch.setattr("pucache.cache_file.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("pucache.cache_file.BLOCK_BYTES", 500)
     bad = X.astype(dtype)
-    bad[[150, 151, 160, 170], 3] = value
+    bad[[80, 81, 90, 100], 3] = value
     cache = write_cache(tmp_path / "cache.h5", bad)
-    with pytest.raises(CacheError, match=r"cache.h5 holds NaN or infinite embeddings \('00150.png', '00151.png'"):
-        train_pu(cache, "0000*.png", **OPTIONS)
+    for ask in (PUData.of, train_pu):
+        with pytest.raises(CacheError, match=r"cache.h5 holds NaN or infinite embeddings \('00080.png', '00081.png'"):
+            ask(cache, "0000*.png")
     require_finite(write_cache(tmp_path / "good.h5", X.astype(dtype)))
 
 
@@ -54,30 +65,102 @@ def test_embeddings_that_are_not_finite_are_named(tmp_path, monkeypatch, value, 
     "positives, parameters, error, message",
     [
         ("absent/**", {}, LabelError, "no key matches"),
-        ("**", {}, LabelError, "all 200 rows"),
+        ("**", {}, LabelError, "all 120 rows"),
+        (0 * S, {}, LabelError, "one class only|no labelled positives"),
+        (0 * S + 1, {}, LabelError, "one class only|all 120 rows"),
         ("found/**", {"prior": 1.5}, ValueError, "prior must lie strictly between 0 and 1"),
-        ("found/**", {"prior": None}, ValueError, "prior must lie strictly between 0 and 1"),
         (S[:-1], {}, ValueError, "inconsistent numbers of samples"),
+        ("found/**", {"twins": 0}, ValueError, "cosine"),
         ("found/**", {"priors": 1}, TypeError, "priors"),
     ],
+    ids=str,
 )
 def test_what_cannot_be_trained_on_is_refused(cache, positives, parameters, error, message):
     with pytest.raises(error, match=message):
         train_pu(cache, positives, **OPTIONS | parameters)
 
 
+# --- twins -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def twinned(tmp_path):
+    """A cache of tiny images: 12 labelled, 12 not, of which three are copies of labelled files, byte for byte."""
+    for number in range(24):
+        save_image(tmp_path / "images" / f"{'found' if number < 12 else 'rest'}/{number:02}.png", number)
+    for number in (2, 5, 7):
+        original = tmp_path / "images" / f"found/{number:02}.png"
+        (tmp_path / "images" / f"rest/copy{number}.png").write_bytes(original.read_bytes())
+    embed(open_source(tmp_path / "images"), tmp_path / "cache.h5", tiny_encoder())
+    return EmbeddingCache(tmp_path / "cache.h5")
+
+
+def test_copies_of_labelled_images_are_found_and_share_a_fold(twinned):
+    data = PUData.of(twinned, "found/**", twins=None)
+    pairs = [(f"rest/copy{number}.png", f"found/{number:02}.png") for number in (2, 5, 7)]
+    assert data.found() == pairs and len(np.unique(data.group)) == 24
+    for seed in range(5):
+        fold = deal(data.s, 5, seed, data.group)
+        assert fold.max() == 4
+        for pair in pairs:
+            assert len(set(fold[data.cache.keys.rows(pair)])) == 1
+
+
+def test_training_keeps_twins_together(twinned, monkeypatch):
+    dealt = []
+    monkeypatch.setattr("pucache.classifier.deal", lambda *given: dealt.append(deal(*given)) or dealt[-1])
+    train_pu(twinned, "found/**", twins=None, **OPTIONS)
+    ends = twinned.keys.rows(["rest/copy2.png", "found/02.png", "rest/copy5.png", "found/05.png"])
+    fold = dealt[0][ends]
+    assert fold[0] == fold[1] and fold[2] == fold[3] and dealt[0].max() == 4
+
+
+def test_embeddings_that_nearly_coincide_are_twins_at_the_cosine_asked_for(tmp_path):
+    rows = X.copy()
+    rows[50] = 2 * rows[49] + np.float32(0.01)
+    cache = write_cache(tmp_path / "cache.h5", rows)
+    s = (np.arange(120) == 49).astype(np.int8)
+    assert PUData.of(cache, s).found() == [("00050.png", "00049.png")]
+    assert PUData.of(cache, s, twins=None).found() == []
+    assert PUData.of(cache, s, twins=1.0).found() == []
+
+
+# --- the summary -------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("number", [float, np.float32, np.float64])
 def test_the_summary_is_plain_json_and_tells_what_was_done(cache, number):
-    told = summary(train_pu(cache, "found/**", **OPTIONS | {"prior": number(0.25), "threshold": number(0.5)}))
+    given = {"prior": number(0.25), "threshold": number(0.5), "deploy_prior": number(0.125)}
+    told = summary(train_pu(cache, "found/**", **OPTIONS | given))
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     estimates = told.pop("estimates")
     assert told == {
         "encoder": "imported:planted (6-d)",
         "labelled_positives": 30,
-        "unlabelled": 170,
+        "unlabelled": 90,
         "prior": 0.25,
-        "target_prior": 0.5,
-        "loss": "imbnnpu",
+        "prior_estimate": None,
+        "penalty": 1e-3,
         "threshold": 0.5,
+        "threshold_rule": "0.5",
+        "loss": "imbupu",
+        "target_prior": 0.5,
+        "solver": "batch",
+        "deploy_prior": 0.125,
     }
     assert {"risk", "clamped", "pauc", "auc", "recall", "precision", "f1"} <= set(estimates)
+
+
+def test_the_summary_holds_the_interval_of_an_estimated_prior(cache, tmp_path):
+    model = train_pu(cache, "found/**", draws=3, device="cpu")
+    told = summary(model)
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert told["prior_estimate"]["draws"] == 3 and told["deploy_prior"] is None and told["threshold_rule"] == "f1"
+    assert told["prior_estimate"]["low"] <= told["prior"] <= told["prior_estimate"]["high"]
+    model.save(tmp_path / "model.safetensors")
+    assert summary(PULinearClassifier.load(tmp_path / "model.safetensors")) == told
+
+
+def test_the_authors_protocol_trains_on_a_cache_too(cache):
+    model = train_pu(cache, "found/**", prior=0.3, solver="sgd", protocol=QUICK, device="cpu")
+    assert summary(model)["solver"] == "sgd" and model.penalty_ == 0
