@@ -289,8 +289,8 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
 
     def margins(self, X: np.ndarray) -> np.ndarray:
         """Margins of trusted embeddings, float32 (n,); nothing is checked."""
-        # row by row: a matrix product would round a row differently in different company
-        return np.vecdot(np.asarray(X, np.float32), self.coef_) + np.float32(self.intercept_)
+        # row by row: a matrix product would round a row differently in different company, or in other strides
+        return np.vecdot(np.ascontiguousarray(X, np.float32), self.coef_) + np.float32(self.intercept_)
 
     def posterior(self, margins: np.ndarray) -> np.ndarray:
         """Probability of being positive where a share of `share_` is, float64 (n,)."""

@@ -34,7 +34,6 @@ from .score import score
 from .train import train_pu
 
 POSITIVE = "dress"
-PRIOR = 0.1  # true by construction: 150 of 1,500
 SHOWN = 60
 _TILE, _DATA = 28, Path(__file__).parent / "data"
 
@@ -59,7 +58,7 @@ def demo(
         embed(open_source(folder / name), folder / f"{name}.h5", encoder, moved=True, progress=progress)
     pile, new = EmbeddingCache(folder / "pile.h5"), EmbeddingCache(folder / "new.h5")
     s = label_vector(pile.keys, folder / "positives.txt")
-    model = train_pu(pile, s, prior=PRIOR, device=device)
+    model = train_pu(pile, s, device=device)
     model.save(folder / "model.safetensors")
     ranking = retrieve(pile, s, k=int((s == 0).sum()), model=model)
     ranking.save(folder / "ranked.csv")
@@ -70,7 +69,8 @@ def demo(
     result = {
         "labelled_positives": int(s.sum()),
         "unlabelled": int((s == 0).sum()),
-        "prior": PRIOR,
+        "prior": model.prior_,
+        "prior_interval": _interval(model),
         "pucache": ours,
         "supervised": _ceiling(pile, new, s, folder / "truth.csv"),
         "estimates": model.estimates_,
@@ -146,7 +146,9 @@ def _ceiling(pile: EmbeddingCache, new: EmbeddingCache, s: np.ndarray, truth: Pa
 def _lines(result: dict[str, Any], folder: Path) -> Iterator[str]:
     names = {"accuracy": "accuracy", "f1": "F1", "auc": "AUC", "average_precision_hidden": "AP hidden"}
     counts = f"{result['labelled_positives']} labelled dresses, {result['unlabelled']:,} unlabelled images"
-    yield f"{counts}, prior {result['prior']} (given)"
+    low, high = result["prior_interval"]
+    yield counts
+    yield f"share of dresses among the unlabelled: estimated {result['prior']:.3f} ({low:.3f} to {high:.3f}), truly 0.100"
     yield ""
     yield f"{'':34s}" + "".join(f"{title:>11s}" for title in names.values())
     rows = {"pucache, no negative label": "pucache", "supervised, every label known": "supervised"}

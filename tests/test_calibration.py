@@ -108,7 +108,10 @@ def test_the_gradient_of_the_likelihood_is_its_slope(at, prior):
 def test_weights_count_rows(prior):
     margins, s = gaussians(0.3, 150, 400)
     counts = np.random.default_rng(1).integers(0, 4, len(s))
-    weighted, repeated = fit_tilt(margins, s, counts, prior), fit_tilt(margins.repeat(counts), s.repeat(counts), None, prior)
+    weighted, repeated = (
+        fit_tilt(margins, s, counts, prior),
+        fit_tilt(margins.repeat(counts), s.repeat(counts), None, prior),
+    )
     for name in ("alpha", "slope", "prior"):
         assert getattr(weighted, name) == pytest.approx(getattr(repeated, name), rel=1e-3, abs=1e-3)
     scaled = fit_tilt(margins, s, counts * 1e-9, prior)
@@ -268,7 +271,19 @@ def test_rules_are_taken_apart():
 @pytest.mark.parametrize(
     "rule",
     [
-        *("", "f2", "F1", "f1=", "f1=0.5", "precision", "precision=", "recall=", "recall=0", "recall=1.01", "recall=nan"),
+        *(
+            "",
+            "f2",
+            "F1",
+            "f1=",
+            "f1=0.5",
+            "precision",
+            "precision=",
+            "recall=",
+            "recall=0",
+            "recall=1.01",
+            "recall=nan",
+        ),
         *("precision=-1", "precision=high", "nan", "inf", "-inf", "0.5=", "=0.5", "1,5", None, True, [1], float("nan")),
     ],
     ids=repr,

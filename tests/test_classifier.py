@@ -14,7 +14,6 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from tiny import tiny_encoder
 
 from pucache import model_file
-from pucache.calibration import fit_tilt
 from pucache.classifier import PULinearClassifier
 from pucache.encoder_spec import EncoderSpec
 from pucache.errors import LabelError, ModelError
@@ -80,12 +79,14 @@ def test_it_works_in_a_pipeline_and_in_cross_validation():
     margins = cross_val_predict(pipeline, X, S, cv=3, method="decision_function")
     posterior = cross_val_predict(pipeline, X, S, cv=3, method="predict_proba")
     assert roc_auc_score(Y[S == 0], margins[S == 0]) > 0.95 and posterior.shape == (N, 2)
-    assert roc_auc_score(Y[S == 0], posterior[S == 0, 1]) > 0.95
+    assert roc_auc_score(Y[S == 0], posterior[S == 0, 1]) > 0.92  # of three models, each calibrated for itself
 
 
 def test_a_grid_search_finds_the_better_penalty():
-    search = GridSearchCV(classifier(), {"penalty": [1e-2, 1e6], "loss": ["imbupu"]}, scoring="roc_auc", cv=3).fit(X, S)
+    grid = {"penalty": [1e-7, 1e-2], "loss": ["imbupu", "weighted_bce"]}
+    search = GridSearchCV(classifier(), grid, scoring="roc_auc", cv=3, error_score="raise").fit(X, S)
     assert search.best_params_["penalty"] == 1e-2 and (search.predict(X) == Y).mean() > 0.85
+    assert np.ptp(search.cv_results_["mean_test_score"]) > 0.01
 
 
 # --- fit and predict ---------------------------------------------------------------------------
@@ -93,7 +94,7 @@ def test_a_grid_search_finds_the_better_penalty():
 
 def test_hidden_positives_are_found_with_nothing_given_but_the_labels(automatic):
     hidden = S == 0
-    assert roc_auc_score(Y[hidden], automatic.decision_function(X[hidden])) > 0.95
+    assert roc_auc_score(Y[hidden], automatic.decision_function(X[hidden])) > 0.9
     assert (automatic.predict(X) == Y).mean() > 0.85
     assert automatic.predict_proba(X[hidden])[:, 1].mean() == pytest.approx(0.3, abs=0.12)
     assert automatic.prior_ == pytest.approx(0.3, abs=0.12) == automatic.share_
@@ -121,14 +122,16 @@ def test_the_default_risk_has_one_minimiser_whatever_the_prior(fitted):
 @pytest.mark.parametrize("more", [{"prior": None}, {"solver": "sgd", "protocol": QUICK, "penalty": "auto"}], ids=str)
 def test_every_loss_ranks_the_planted_positives(loss, more):
     model = classifier(loss=loss, draws=0, **more).fit(X, S)
-    assert roc_auc_score(Y[S == 0], model.decision_function(X[S == 0])) > 0.93
+    assert roc_auc_score(Y[S == 0], model.decision_function(X[S == 0])) > 0.9
     assert 0.1 < model.prior_ < 0.5 and 0 < model.predict(X).sum() < N
     assert model.penalty_ == (0.0 if "solver" in more else 1e-3)
 
 
 @pytest.mark.parametrize("surrogate", ["sigmoid", "logistic"])
 def test_a_loss_that_needs_a_prior_that_is_not_given_is_trained_with_an_estimate(surrogate):
-    told = {prior: classifier(loss="nnpu", surrogate=surrogate, prior=prior, draws=0).fit(X, S) for prior in (None, 0.8)}
+    told = {
+        prior: classifier(loss="nnpu", surrogate=surrogate, prior=prior, draws=0).fit(X, S) for prior in (None, 0.8)
+    }
     assert (told[None].coef_ != told[0.8].coef_).any()
     assert told[None].decision_function(X).mean() < told[0.8].margins(X).mean()
 
@@ -150,16 +153,16 @@ def test_a_row_is_called_positive_where_its_margin_is_above_the_threshold(fitted
 
 
 def test_the_rules_of_the_threshold_hold_on_the_truth():
-    rows, s, y = planted(1000, labelled=100, apart=0.4)
+    rows, s, y = planted(3000, labelled=300, apart=0.4)
     u, thresholds = s == 0, {}
     for rule in ("precision=0.9", "recall=0.9", "recall=0.5", "f1"):
-        model = classifier(threshold=rule).fit(rows, s)
+        model = classifier(threshold=rule, penalty=1e-2).fit(rows, s)
         thresholds[rule] = model.threshold_
         called = model.predict(rows[u]) == 1
         reached = {"precision": y[u][called].mean(), "recall": called[y[u] == 1].mean()}
         kind, _, target = rule.partition("=")
         if target:
-            assert reached[kind] == pytest.approx(float(target), abs=0.08), rule
+            assert reached[kind] == pytest.approx(float(target), abs=0.05), rule
     assert thresholds["recall=0.9"] < thresholds["f1"] < thresholds["precision=0.9"]
     assert thresholds["recall=0.9"] < thresholds["recall=0.5"]
 
@@ -274,7 +277,8 @@ def test_a_parameter_outside_its_domain_is_refused_by_name_in_one_line(bad):
 )
 def test_numpy_s_numbers_are_numbers(good):
     model = classifier(**good).fit(X, S)
-    assert model.penalty_ == float(good["penalty"]) and (model.predict(X) == Y).mean() > 0.8
+    assert model.penalty_ == float(good["penalty"]) and roc_auc_score(Y, model.decision_function(X)) > 0.9
+    assert model.threshold_ == good.get("threshold", model.threshold_)
 
 
 @pytest.mark.parametrize("bad", [X[:, :-1], changed(np.nan), X[0], X[:0]], ids=["dims", "NaN", "1D", "none"])
@@ -375,7 +379,7 @@ def test_equal_weights_are_no_weights_and_their_scale_within_a_kind_does_not_tra
 
 def test_rows_without_weight_have_no_part_in_the_head_or_the_tilt():
     """They do in scaling X, dealing folds, the threshold and the estimates: these go by rows, not by weight."""
-    misled, y = X.copy(), S.copy()
+    y = S.copy()
     wrong = np.flatnonzero((Y == 0) & (S == 0))[:40]
     y[wrong] = 1
     weights = np.ones(N)
@@ -383,16 +387,14 @@ def test_rows_without_weight_have_no_part_in_the_head_or_the_tilt():
     options = {"threshold": 0.0, "prior": None, "draws": 0, "n_folds": 4}
     kept = np.delete(np.arange(N), wrong)
     clean = classifier(**options).fit(X[kept], y[kept])
-    weighted = classifier(**options).fit(misled, y, sample_weight=weights)
-    spoilt = classifier(**options).fit(misled, y)
+    weighted = classifier(**options).fit(X, y, sample_weight=weights)
+    spoilt = classifier(**options).fit(X, y)
 
     def cosine(model):
         return model.coef_ @ clean.coef_ / np.linalg.norm(model.coef_) / np.linalg.norm(clean.coef_)
 
     assert cosine(weighted) > 0.99 > cosine(spoilt)
     assert weighted.prior_ == pytest.approx(clean.prior_, abs=0.05)
-    junk, known = misled.copy(), fit_tilt
-    assert known is fit_tilt and (junk == misled).all()
 
 
 def test_bootstrap_draws_know_the_weights():
@@ -448,7 +450,9 @@ def test_a_saved_model_comes_back_the_same(tmp_path, parameters, encoder):
     assert (tmp_path / "again.safetensors").read_bytes() == path.read_bytes()
 
 
-@pytest.mark.parametrize("labels", [S, S.astype(bool), 2.0 * S - 1, np.array(["no", "yes"])[S]], ids=lambda s: str(s.dtype))
+@pytest.mark.parametrize(
+    "labels", [S, S.astype(bool), 2.0 * S - 1, np.array(["no", "yes"])[S]], ids=lambda s: str(s.dtype)
+)
 def test_the_labels_called_keep_their_type(tmp_path, labels):
     model = classifier().fit(X, labels)
     model.save(tmp_path / "model")

@@ -20,7 +20,7 @@ import timm
 import torch
 from click.testing import CliRunner
 from PIL import Image
-from planted import QUICK, planted, write_cache
+from planted import planted, write_cache
 
 from pucache.cache import EmbeddingCache
 from pucache.classifier import PULinearClassifier
@@ -140,6 +140,42 @@ def test_info_and_verify_tell_of_the_cache(world, embedded):
     assert "not an image" in run("info {w}/cache.h5 --failures", w=world).stdout
     assert run_json("verify {w}/cache.h5", w=world) == {"whole": True, "rows": N, "files": [f"{world}/cache.h5"]}
     assert "whole" in run("verify {w}/cache.h5", w=world).stdout
+
+
+def test_train_needs_no_prior_and_names_twins(world, embedded, here):
+    shutil.copy(world / "cache.h5", "c.h5")
+    keys = EmbeddingCache("c.h5").keys
+    Path("few.txt").write_text("".join(f"{key}\n" for key in keys if key.startswith("red/"))[: 8 * 12])
+    ended = run("train-pu c.h5 --positives few.txt --twins 0.99 --draws 3 --threshold recall=0.9 --json")
+    told = json.loads(ended.stdout)
+    interval = told["prior_estimate"]
+    assert 0 < interval["low"] <= told["prior"] <= interval["high"] < 1 and interval["draws"] == 3
+    assert told["threshold_rule"] == "recall=0.9" and told["loss"] == "imbupu"
+    shown = run("train-pu c.h5 --positives few.txt --draws 3").stdout
+    assert "(estimated; 90% interval " in shown
+
+
+def test_estimate_prior_tells_every_method_with_its_interval(world, embedded):
+    told = run_json("estimate-prior {w}/cache.h5 --positives {w}/positives.txt --draws 3", w=world)
+    assert list(told["estimates"]) == ["tilt", "bbe", "dedpul", "elkanoto", "histogram"]
+    assert all(0 < one["low"] <= one["prior"] <= one["high"] < 1 for one in told["estimates"].values())
+    one = run("estimate-prior {w}/cache.h5 --positives {w}/positives.txt --draws 0 --method bbe", w=world).stdout
+    assert "no interval" in one and "bbe" in one and "tilt" not in one
+
+
+def test_sweep_priors_writes_a_table_and_a_picture_and_says_what_it_means(world, embedded, here):
+    shutil.copy(world / "truth.csv", "truth.csv")
+    command = "sweep-priors {w}/cache.h5 --positives {w}/positives.txt --priors 0.1,0.2 --seeds 2"
+    told = run(command + " --truth truth.csv", w=world).stdout
+    assert "flat: the sigmoid loss at target prior 0.5" in told and "wrote sweep.csv and sweep.png" in told
+    with open("sweep.csv", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [(row["prior"], row["seed"]) for row in rows] == [("0.1", "0"), ("0.1", "1"), ("0.2", "0"), ("0.2", "1")]
+    assert float(rows[0]["true_auc"]) > 0.8
+    with Image.open("sweep.png") as picture:
+        assert picture.format == "PNG" and picture.width > 1000
+    other = run_json(command + " --loss nnpu --no-plot --out other.csv", w=world)
+    assert len(other["rows"]) == 4 and not Path("other.png").exists()
 
 
 def test_train_writes_a_model_and_its_metrics(world, trained):
@@ -277,7 +313,7 @@ def bad(world, trained):
         file.attrs["version"] = 2
     X, s, _ = planted(60, d=6, labelled=10)
     cache = write_cache(bad / "other.h5", X)
-    model = PULinearClassifier(prior=0.3, protocol=QUICK, device="cpu").fit(X, s)
+    model = PULinearClassifier(prior=0.3, device="cpu").fit(X, s)
     model.save(bad / "bare.safetensors")
     model.encoder_ = cache.encoder
     model.save(bad / "other.safetensors")
@@ -288,6 +324,8 @@ def bad(world, trained):
 
 
 EMBED, TRAIN = "embed {w}/images", "train-pu {w}/cache.h5 --positives {w}/positives.txt"
+PRIOR = "estimate-prior {w}/cache.h5 --positives {w}/positives.txt"
+SWEEP = "sweep-priors {w}/cache.h5 --positives {w}/positives.txt"
 FIND, SCORE = "retrieve-positives {w}/cache.h5", "score {w}/model.safetensors"
 BAD = {  # command: (exit code, what the one line must tell)
     "embed {b}/nowhere old.h5": (1, "no such source: .*nowhere; expected a folder, a manifest"),
@@ -297,7 +335,24 @@ BAD = {  # command: (exit code, what the one line must tell)
     ),
     TRAIN + " --prior 0.1 --out {w}/cache.h5": (1, "cache.h5 is also an input"),
     TRAIN + " --prior 0.1 --metrics {w}/positives.txt": (1, "positives.txt is also an input"),
-    TRAIN + " --prior 0.1 --threshold nan": (2, "threshold must be a finite margin, got nan"),
+    TRAIN + " --threshold nan": (2, "threshold must be f1, precision=P or recall=R .*or a margin; got 'nan'"),
+    TRAIN + " --threshold precision=2": (2, "threshold must be f1, precision=P or recall=R .*got 'precision=2'"),
+    TRAIN + " --prior some": (2, r"--prior must be a number in \(0, 1\) or auto, got 'some'"),
+    TRAIN + " --penalty much": (2, "--penalty must be a number >= 0 or auto, got 'much'"),
+    TRAIN + " --penalty -1": (2, "penalty must be 'auto' or a finite number >= 0, got -1.0"),
+    TRAIN + " --solver adam": (2, "unknown solver 'adam'; use batch or sgd"),
+    TRAIN + " --epochs 3": (2, "--epochs is for --solver sgd"),
+    TRAIN + " --deploy-prior 1": (2, "deploy_prior must lie strictly between 0 and 1, got 1.0"),
+    TRAIN + " --loss bce --surrogate sigmoid": (2, "bce is cross-entropy: its surrogate is logistic"),
+    TRAIN + " --twins 0": (2, "cosine must be in .0, 1., or None .*got 0"),
+    PRIOR + " --method best": (2, "unknown method 'best'; use tilt, bbe, dedpul, elkanoto, histogram"),
+    PRIOR + " --level 1": (2, "level in .0, 1."),
+    PRIOR + " --n-folds 1": (2, "n-folds"),
+    SWEEP + " --priors 0.1,much": (2, "--priors must be numbers with commas between, got '0.1,much'"),
+    SWEEP + " --priors 0.1,1": (2, "priors must lie strictly between 0 and 1"),
+    SWEEP + " --truth {b}/nowhere.csv": (1, "cannot read .*nowhere.csv"),
+    SWEEP + " --out old.csv --plot old.csv": (1, "old.csv is also an input"),
+    SWEEP + " --no-plot --plot a.png": (2, "--plot and --no-plot exclude each other"),
     FIND + " --positives {w}/positives.txt --out {w}/cache.h5": (1, "cache.h5 is also an input"),
     SCORE + " {w}/cache.h5 --out {w}/model.safetensors": (1, "model.safetensors is also an input"),
     "pack {w}/cache.h5 --out {w}/cache.h5": (1, "cache.h5 is also an input"),
@@ -331,7 +386,7 @@ BAD = {  # command: (exit code, what the one line must tell)
         f"{TRAIN} --prior {prior}": (2, f"prior must lie strictly between 0 and 1, got {float(prior)}; it is the share")
         for prior in ("0", "1", "-1", "2", "nan")
     },
-    TRAIN + " --prior 0.1 --loss bce": (2, "unknown risk 'bce'; use upu, nnpu"),
+    TRAIN + " --prior 0.1 --loss pu": (2, "unknown loss 'pu'; use upu, nnpu"),
     TRAIN + " --prior 0.1 --target-prior 1": (2, "target_prior must lie strictly between 0 and 1, got 1.0"),
     TRAIN + " --prior 0.1 --device tpu": (2, "unknown device 'tpu'; use auto, cpu"),
     TRAIN + " --prior 0.1 --out old.json --metrics ./old.json": (2, "are one file, old.json; name two"),

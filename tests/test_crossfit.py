@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted import QUICK, planted
 
+from pucache import crossfit
 from pucache.blocks import Moments
 from pucache.crossfit import PENALTIES, CrossFitter, _rank_of_positives, deal, weakest_of_the_best
 from pucache.heads import fit_heads
@@ -26,7 +27,7 @@ def fitter(X=X, S=S, weights=None, fold=FOLD, *, moments=None, risk=None, **trai
 @pytest.mark.parametrize("held", [0, 1, 2])
 def test_the_head_of_a_fold_is_blind_to_its_rows_and_to_their_labels(held, training):
     """The moments, which X alone decides and no label, are shared; they are held fixed here."""
-    moments, rows = Moments.of(X), FOLD == held
+    moments, rows = Moments.of(X), held == FOLD
     other_rows, other_labels = X.copy(), S.copy()
     other_labels[rows] = 1 - other_labels[rows]
     other_rows[rows] = 5 + np.arange(rows.sum() * X.shape[1], dtype=np.float32).reshape(-1, X.shape[1])
@@ -55,7 +56,7 @@ def test_each_head_is_the_one_that_training_without_its_fold_gives(weighted):
     weights = np.random.default_rng(0).uniform(0.2, 2, len(S)).astype(np.float32) if weighted else None
     together = fitter(weights=weights).at((1e-3, 1e-2), tolerance=1e-4)
     for number in range(3):
-        kept = FOLD != number
+        kept = number != FOLD
         alone = fit_heads(
             X[kept],
             S[kept],
@@ -194,13 +195,16 @@ def test_draws_are_of_as_many_rows_of_each_kind_and_repeat_by_seed(draws):
     fitted = several.at((1e-3,))[0]
     found = list(several.resampled(fitted, draws, 1))
     assert len(found) == draws
-    for margins, counts in found:
-        assert margins.shape == counts.shape == S.shape and np.isfinite(margins).all()
+    for draw in found:
+        counts = draw.weights
+        assert draw.margins.shape == counts.shape == S.shape and (draw.s == S).all()
+        assert np.isfinite(draw.margins).all()
         assert counts[S == 1].sum() == 30 and counts[S == 0].sum() == 120 and counts.max() > 1
     again, other = list(several.resampled(fitted, draws, 1)), list(several.resampled(fitted, draws, 2))
-    assert all((a[0] == b[0]).all() and (a[1] == b[1]).all() for a, b in zip(found, again, strict=True))
-    assert all((a[1] != b[1]).any() for a, b in zip(found, other, strict=True))
-    assert len({counts.tobytes() for _, counts in found}) == draws
+    for one, same, another in zip(found, again, other, strict=True):
+        assert (one.margins == same.margins).all() and (one.weights == same.weights).all()
+        assert (one.weights != another.weights).any()
+    assert len({draw.weights.tobytes() for draw in found}) == draws
 
 
 def test_no_draws_yield_nothing():
@@ -211,11 +215,12 @@ def test_no_draws_yield_nothing():
 def test_the_margins_of_a_draw_are_held_out_and_of_heads_trained_on_that_draw():
     several = fitter()
     fitted = several.at((1e-2,))[0]
-    margins, counts = next(several.resampled(fitted, 1, 0))
+    drawn = next(several.resampled(fitted, 1, 0))
+    margins, counts = drawn.margins, drawn.weights
     for number in range(3):
-        weights = (counts * (FOLD != number)).astype(np.float32)[:, None]
+        weights = (counts * (number != FOLD)).astype(np.float32)[:, None]
         alone = fit_heads(X, S, weights=weights, penalty=1e-2, prior=0.3, tolerance=1e-3, device="cpu")
-        held = FOLD == number
+        held = number == FOLD
         assert np.corrcoef(alone.margins(X[held])[:, 0], margins[held])[0, 1] > 0.999
         np.testing.assert_allclose(margins[held], alone.margins(X[held])[:, 0], atol=0.1 * margins.std())
 
@@ -223,9 +228,23 @@ def test_the_margins_of_a_draw_are_held_out_and_of_heads_trained_on_that_draw():
 def test_rows_without_weight_are_never_drawn():
     weights = np.where(np.arange(150) % 2, 2.0, 0.0).astype(np.float32)
     several = fitter(weights=weights)
-    for _, counts in several.resampled(several.at((1e-3,))[0], 5, 0):
-        assert not counts[weights == 0].any()
-        assert counts[S == 1].sum() == ((S == 1) & (weights > 0)).sum() and counts.sum() == (weights > 0).sum()
+    for draw in several.resampled(several.at((1e-3,))[0], 5, 0):
+        times = draw.weights / 2  # what is told is how often times the weight
+        assert not times[weights == 0].any() and times.max() > 1
+        assert times[S == 1].sum() == ((S == 1) & (weights > 0)).sum() and times.sum() == (weights > 0).sum()
+
+
+def test_of_many_unlabelled_rows_a_sample_chooses_and_is_drawn_from(monkeypatch):
+    whole = fitter()
+    monkeypatch.setattr(crossfit, "SAMPLE", 60 * X.itemsize * X.shape[1])
+    sampled = fitter()
+    chosen = sampled.choose((1e-4, 1e-2))
+    assert chosen.margins.shape == S.shape and (chosen.fold == FOLD).all()
+    np.testing.assert_allclose(chosen.margins, whole.at((chosen.penalty,), tolerance=1e-3)[0].margins, atol=0.2)
+    for draw in sampled.resampled(chosen, 2, 0):
+        assert draw.margins.shape == draw.s.shape == draw.weights.shape == (90,)
+        assert draw.s.sum() == draw.weights[draw.s == 1].sum() == 30 and draw.weights.sum() == 90
+        assert np.corrcoef(draw.margins, draw.s)[0, 1] > 0.3
 
 
 def test_the_same_again_is_the_same():

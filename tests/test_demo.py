@@ -62,11 +62,22 @@ def told(few_images, tmp_path_factory):
 def test_the_demo_beats_chance_clearly_and_says_by_how_much(told):
     _, (result, lines), _ = told
     assert set(result) == {
-        *("labelled_positives", "unlabelled", "prior", "pucache", "supervised", "estimates", "seconds")
+        *(
+            "labelled_positives",
+            "unlabelled",
+            "prior",
+            "prior_interval",
+            "pucache",
+            "supervised",
+            "estimates",
+            "seconds",
+        )
     }
     assert (result["labelled_positives"], result["unlabelled"], result["pucache"]["n"]) == (15, 115, 60)
     assert result["pucache"]["auc"] > 0.9 and result["supervised"]["auc"] > 0.9
-    assert result["pucache"]["average_precision_hidden"] > 0.5 > 4 * demo.PRIOR
+    assert result["pucache"]["average_precision_hidden"] > 0.5
+    low, high = result["prior_interval"]
+    assert 0 < low <= result["prior"] <= high < 1
     json.dumps(result, allow_nan=False)
     assert f"{result['pucache']['auc']:11.3f}" in next(line for line in lines if line.startswith("pucache"))
 
@@ -83,7 +94,7 @@ def test_every_file_that_the_demo_names_is_there_and_whole(told):
         cache = EmbeddingCache(folder / f"{name}.h5")
         cache.verify()
         assert len(cache) == rows and not cache.failures and cache.encoder.name == "bundled"
-    assert PULinearClassifier.load(folder / "model.safetensors").prior == demo.PRIOR
+    assert PULinearClassifier.load(folder / "model.safetensors").prior is None
 
 
 def test_a_second_demo_in_the_same_folder_tells_the_same(told):

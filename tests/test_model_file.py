@@ -61,7 +61,7 @@ def test_a_path_that_cannot_be_written_is_an_output_error(tmp_path):
 
 def test_a_truncated_file_is_refused_at_every_length(saved):
     whole = saved.read_bytes()
-    for length in range(0, len(whole), 7):
+    for length in [*range(0, len(whole), 11), len(whole) - 1]:
         saved.write_bytes(whole[:length])
         with pytest.raises(ModelError, match=r"model\.safetensors cannot be read as safetensors"):
             read(saved, NAMES)
@@ -71,7 +71,7 @@ def test_a_truncated_file_is_refused_at_every_length(saved):
 def test_damage_of_any_byte_is_refused_or_does_no_harm(saved, mask):
     whole, refused = saved.read_bytes(), 0
     tensors, state = read(saved, NAMES)
-    for position in range(len(whole)):
+    for position in range(mask % 2, len(whole), 2):
         damaged = bytearray(whole)
         damaged[position] ^= mask
         saved.write_bytes(damaged)
@@ -82,7 +82,7 @@ def test_damage_of_any_byte_is_refused_or_does_no_harm(saved, mask):
         except ModelError as error:
             assert "\n" not in str(error) and str(saved) in str(error)
             refused += 1
-    assert refused > 0.9 * len(whole)
+    assert refused > 0.45 * len(whole)
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_tensors_of_a_type_that_numpy_lacks_are_refused(saved):
 @pytest.mark.parametrize("content", [b"", b"key\na.png\n", b"\x80\x04}\x94.", b"\xff" * 64], ids=len)
 def test_what_is_no_safetensors_is_refused(tmp_path, content):
     (tmp_path / "model").write_bytes(content)
-    with pytest.raises(ModelError, match="cannot be read as safetensors.*train the model again"):
+    with pytest.raises(ModelError, match=r"cannot be read as safetensors.*train the model again"):
         read(tmp_path / "model", NAMES)
 
 

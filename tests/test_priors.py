@@ -36,7 +36,7 @@ def test_where_margins_overlap_the_tilt_is_still_right(prior):
 
 
 def best_bin_by_brute_force(labelled, unlabelled, delta=0.1, gamma=0.01):
-    """Algorithm 1 of Garg et al. 2021, at every margin: q_u / q_p where q_u / q_p + (1 + gamma) / q_p * slack is least."""
+    """Garg et al. 2021, algorithm 1, at every margin: q_u / q_p where that + (1 + gamma) / q_p * slack is least."""
     slack = sum(np.sqrt(np.log(4 / delta) / (2 * len(sample))) for sample in (labelled, unlabelled))
     bounds = []
     for threshold in np.unique(np.concatenate([labelled, unlabelled])):
@@ -108,7 +108,7 @@ def test_where_all_unlabelled_rows_are_like_the_positives_nearly_all_are_positiv
 
 
 def test_an_unknown_method_is_refused_and_the_known_ones_are_named():
-    with pytest.raises(ValueError, match="^unknown method 'guess'; use tilt, bbe, dedpul, elkanoto, histogram$"):
+    with pytest.raises(ValueError, match=r"^unknown method 'guess'; use tilt, bbe, dedpul, elkanoto, histogram$"):
         estimate(np.zeros(2), np.array([0, 1]), "guess")
 
 

@@ -3,7 +3,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from planted import QUICK, planted, write_cache
+from planted import planted, write_cache
 from tiny import tiny_encoder
 
 from pucache.cache import EmbeddingCache
@@ -93,7 +93,7 @@ def test_rows_without_a_direction_score_zero(opened, similarity):
 
 @pytest.fixture(scope="module")
 def model():
-    return PULinearClassifier(prior=0.3, protocol=QUICK, device="cpu").fit(X, S)
+    return PULinearClassifier(prior=0.3, device="cpu").fit(X, S)
 
 
 @pytest.mark.parametrize("k", [1, 50, 10**6])
@@ -107,7 +107,7 @@ def test_a_model_ranks_by_its_margins(opened, model, k):
 
 def test_a_model_of_another_encoder_is_refused(tmp_path, model):
     spec = dataclasses.replace(tiny_encoder().spec, dim=6)
-    other = PULinearClassifier(prior=0.3, protocol=QUICK, device="cpu").fit(X, S)
+    other = PULinearClassifier(prior=0.3, device="cpu").fit(X, S)
     other.encoder_ = spec
     with pytest.raises(ModelError, match="holds embeddings of imported:planted"):
         retrieve(write_cache(tmp_path / "cache.h5", X), S, model=other)

@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 import pytest
-from planted import QUICK, planted, write_cache
+from planted import planted, write_cache
 from sklearn import metrics as sk
 from tiny import tiny_encoder
 
@@ -23,7 +23,7 @@ KEYS = [*ODD, *(f"n/{row:03}.png" for row in range(len(ODD), len(X)))]
 
 @pytest.fixture(scope="module")
 def model():
-    return PULinearClassifier(prior=0.3, threshold=3.0, protocol=QUICK, device="cpu").fit(X, S)
+    return PULinearClassifier(prior=0.3, threshold=3.0, device="cpu").fit(X, S)
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_parquet_without_pyarrow_names_the_extra_before_any_work(tmp_path, monke
 
 
 def test_a_model_of_another_encoder_is_refused_and_leaves_no_output(cache, out):
-    other = PULinearClassifier(prior=0.3, protocol=QUICK, device="cpu").fit(X, S)
+    other = PULinearClassifier(prior=0.3, device="cpu").fit(X, S)
     other.encoder_ = EncoderSpec.imported("other", 6)
     with pytest.raises(ModelError, match=r"holds embeddings of imported:planted.* expects imported:other"):
         score(cache, other, out)
@@ -195,7 +195,7 @@ def asked(monkeypatch):
 @pytest.fixture
 def of_tiny():
     rows, s, _ = planted(60, d=8, labelled=20)
-    trained = PULinearClassifier(prior=0.3, protocol=QUICK, device="cpu").fit(rows, s)
+    trained = PULinearClassifier(prior=0.3, device="cpu").fit(rows, s)
     trained.encoder_ = tiny_encoder().spec
     return trained
 

@@ -13,7 +13,9 @@ MARGINS = arrays(np.float32, st.integers(1, 60), elements=st.floats(-1e6, 1e6, w
 @settings(deadline=None)
 @given(margins=MARGINS, data=st.data())
 def test_sums_are_preserved_order_and_limits_are_kept(margins, data):
-    weights = data.draw(arrays(np.float64, len(margins), elements=st.floats(0, 100).filter(lambda w: w == 0 or w > 1e-3)))
+    weights = data.draw(
+        arrays(np.float64, len(margins), elements=st.floats(0, 100).filter(lambda w: w == 0 or w > 1e-3))
+    )
     weights[data.draw(st.integers(0, len(margins) - 1))] = 1.0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(weighted, "_FINE", data.draw(st.integers(1, 30)))
