@@ -64,7 +64,8 @@ def sweep_priors(
         raise ValueError("--plot and --no-plot exclude each other")
     if picture is not None:
         check_plot()
-        check_writable(picture, inputs=[*inputs, out])
+        if check_writable(picture, inputs=inputs).resolve() == check_writable(out).resolve():
+            raise ValueError(f"--out and --plot are one file, {out}; name two")
     check_writable(out, inputs=inputs)
     told = PRIORS if priors is None else _numbers(priors)
     data = PUData.of(EmbeddingCache(*cache), positives, options.twin_limit(twins))

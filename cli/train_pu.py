@@ -74,13 +74,14 @@ def train_pu(
     for path in (out, written):
         check_writable(path, inputs=[positives, *cache])
     data = PUData.of(EmbeddingCache(*cache), positives, options.twin_limit(twins))
-    _warn_of_twins(data.found())
     model = train_on(data, prior=_prior(prior), progress=follow(), **options.trained(parameters))
     model.save(out)
-    result = summary(model)
+    found = data.found()
+    result = summary(model) | {"found_by_twins": [key for key, _ in found]}
     with replacing(written) as temporary:
         temporary.write_text(options.to_json(result) + "\n")
     options.show(result, [*_lines(result), f"wrote {out} and {written}"], as_json)
+    _warn_of_twins(found)
 
 
 def _prior(text: str) -> float | None:
@@ -95,8 +96,8 @@ def _warn_of_twins(found: list[tuple[str, str]]) -> None:
         named = "; ".join(f"{key!r} (twin of {positive!r})" for key, positive in found[:5])
         more = "; ..." if len(found) > 5 else ""
         click.echo(
-            f"{len(found)} unlabelled images are the same picture as a labelled positive: found positives, to be "
-            f"added to the list: {named}{more}",
+            f"found positives, to be added to the list: {len(found)} unlabelled, the same picture as a labelled one: "
+            f"{named}{more}",
             err=True,
         )
 

@@ -133,10 +133,19 @@ def leading_directions(X: np.ndarray, moments: Moments, count: int) -> tuple[np.
 
 
 def forget(X: np.ndarray) -> None:
-    """Give the pages of a memory map back once they are read: they would count as resident memory."""
-    mapped, mode = getattr(X, "_mmap", None), getattr(X, "mode", None)
-    if isinstance(mapped, mmap.mmap) and mode != "c" and X.nbytes > CPU_RESIDENT:  # "c": changes live in the pages
+    """Give the pages of a file mapped for reading back once they are read: they would count as resident memory."""
+    if X.nbytes > CPU_RESIDENT and (mapped := _mapping(X)) is not None:
         mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def _mapping(X: np.ndarray) -> mmap.mmap | None:
+    """The read-only map that an array is a view of."""
+    base: Any = X
+    while base is not None and not isinstance(base, mmap.mmap):
+        if isinstance(base, np.memmap) and base.mode == "c":  # changes live in the pages
+            return None
+        base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
+    return base
 
 
 @contextmanager

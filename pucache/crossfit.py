@@ -7,8 +7,8 @@ one whose held-out positives rank best among the unlabelled, by the mean over P 
 
 which looks at the top of the ranking more than the area under the curve (PAUC) does; the score of
 a penalty is smoothed with those of its neighbours. Of penalties that do not differ from the best
-by more than the standard error of their paired difference, the weakest is taken: on few
-labels a strong one wins by chance more often than it is better.
+by more than the standard error of their paired difference, the weakest is taken, within a factor
+of ten: on few labels a strong one wins by chance more often than it is better.
 
 Of a cache that is large, the penalty is chosen and bootstrap draws are made on all positives and as
 many unlabelled rows, evenly spaced, as fit into `SAMPLE` bytes: their number is not what limits
@@ -31,6 +31,7 @@ from .risks import PURisk
 PENALTIES = tuple(float(f"{10 ** (step / 2 - 6):.3g}") for step in range(9))  # 1e-6 to 1e-2
 _CHOOSING, _RESAMPLING = 2e-3, 0.01  # tolerances: heads that stop early would make a weak penalty look good
 _FLOOR = 0.03  # of the share of U above a positive
+_REACH = 2  # steps of the grid: a factor of ten in the penalty
 _DRAWS_AT_ONCE = 20
 SAMPLE = 1 << 28
 
@@ -211,18 +212,22 @@ def deal(s: np.ndarray, count: int, seed: int, group: np.ndarray | None) -> np.n
 
 
 def weakest_of_the_best(score: np.ndarray) -> int:
-    """The first of several neighbouring candidates that is within one standard error of the best.
+    """Of neighbouring candidates, the first that is within a standard error of the best, at most `_REACH` before it.
 
     Parameters
     ----------
     score : ndarray, (J, p)
-        Score of each candidate on p cases; the differences to the best are paired.
+        Score of each candidate on p cases; the differences to the best are paired. Of several best
+        the last counts: where all rank everything alike there is no reason to go far.
     """
     around = np.pad(score, ((1, 1), (0, 0)), mode="edge")
     smooth = around[:-2] / 4 + around[1:-1] / 2 + around[2:] / 4
-    behind = smooth[int(smooth.mean(1).argmax())] - smooth
+    mean = smooth.mean(1)
+    best = int(np.flatnonzero(mean >= mean.max() - 1e-9)[-1])
+    behind = smooth[best] - smooth
     error = behind.std(1) / np.sqrt(score.shape[1])
-    return int(np.flatnonzero(behind.mean(1) <= error)[0])
+    good = np.flatnonzero(behind.mean(1) <= error + 1e-9)
+    return int(good[good >= best - _REACH][0])
 
 
 def _rank_of_positives(margins: np.ndarray, s: np.ndarray) -> np.ndarray:

@@ -19,6 +19,7 @@ from sklearn.metrics import average_precision_score
 from sklearn.model_selection import cross_val_predict
 
 from .cache import EmbeddingCache
+from .classifier import PULinearClassifier
 from .decoding import decode
 from .durable import replacing
 from .embed import embed
@@ -62,21 +63,28 @@ def demo(
     model.save(folder / "model.safetensors")
     ranking = retrieve(pile, s, k=int((s == 0).sum()), model=model)
     ranking.save(folder / "ranked.csv")
-    contact_sheet(folder / "retrieved.png", folder / "pile", ranking, read_truth(folder / "truth.csv", ranking.keys))
+    hidden = read_truth(folder / "truth.csv", ranking.keys)
+    contact_sheet(folder / "retrieved.png", folder / "pile", ranking, hidden)
     score(new, model, folder / "scores.csv")
     ours = evaluate(folder / "scores.csv", folder / "truth.csv")
-    ours["average_precision_hidden"] = _average_precision(ranking, folder / "truth.csv")
+    ours["average_precision_hidden"] = float(average_precision_score(hidden, ranking.scores))
     result = {
         "labelled_positives": int(s.sum()),
         "unlabelled": int((s == 0).sum()),
         "prior": model.prior_,
         "prior_interval": _interval(model),
+        "true_prior": float(hidden.mean()),
         "pucache": ours,
         "supervised": _ceiling(pile, new, s, folder / "truth.csv"),
         "estimates": model.estimates_,
         "seconds": round(time.monotonic() - began, 1),
     }
     return result, list(_lines(result, folder))
+
+
+def _interval(model: PULinearClassifier) -> list[float] | None:
+    estimate = model.prior_estimate_
+    return None if estimate is None else [estimate.low, estimate.high]
 
 
 def unpack(folder: Path) -> None:
@@ -127,10 +135,6 @@ def contact_sheet(path: Path, images: Path, ranking: Ranking, y: np.ndarray) -> 
         sheet.save(temporary, "PNG")
 
 
-def _average_precision(ranking: Ranking, truth: Path) -> float:
-    return float(average_precision_score(read_truth(truth, ranking.keys), ranking.scores))
-
-
 def _ceiling(pile: EmbeddingCache, new: EmbeddingCache, s: np.ndarray, truth: Path) -> dict[str, float]:
     """The same figures with every true label of the pile known: logistic regression, penalty by cross-validation."""
     X, y = np.asarray(pile.X, np.float32), read_truth(truth, list(pile.keys))
@@ -148,7 +152,8 @@ def _lines(result: dict[str, Any], folder: Path) -> Iterator[str]:
     counts = f"{result['labelled_positives']} labelled dresses, {result['unlabelled']:,} unlabelled images"
     low, high = result["prior_interval"]
     yield counts
-    yield f"share of dresses among the unlabelled: estimated {result['prior']:.3f} ({low:.3f} to {high:.3f}), truly 0.100"
+    estimated = f"estimated {result['prior']:.3f} ({low:.3f} to {high:.3f})"
+    yield f"share of dresses among the unlabelled: {estimated}, truly {result['true_prior']:.3f}"
     yield ""
     yield f"{'':34s}" + "".join(f"{title:>11s}" for title in names.values())
     rows = {"pucache, no negative label": "pucache", "supervised, every label known": "supervised"}

@@ -19,10 +19,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.ndimage import gaussian_filter1d
 from scipy.optimize import nnls
+from scipy.special import expit, logit
+from scipy.stats import t as student
 from sklearn.isotonic import IsotonicRegression
 
 from .calibration import LEAST, MOST, fit_tilt
 
+MODEL_ERROR = 0.05  # relative; of about this size on the one-vs-rest suite where rows are many
 _DELTA, _GAMMA = 0.1, 0.01  # Garg's confidence and slack
 _GRID, _TOP = 512, 0.97  # points at which densities are compared, up to this quantile of P
 
@@ -148,11 +151,25 @@ def estimate(margins: np.ndarray, s: np.ndarray, method: str = "tilt", weights: 
 
 
 def interval(method: str, prior: float, draws: np.ndarray, level: float = 0.9) -> PriorEstimate:
-    """Interval from the estimates of bootstrap draws, (B,): their quantiles."""
+    """Interval around an estimate, on the scale of log odds.
+
+    Student's t over the bootstrap draws; their shift from the estimate counts as error as their
+    spread does, and so does `MODEL_ERROR`, which no draw shows.
+
+    Parameters
+    ----------
+    method : str
+    prior : float
+    draws : ndarray, (B,)
+        Estimates of bootstrap draws.
+    level : float
+    """
     if len(draws) < 2:
         return PriorEstimate(method, prior, 0.0, 1.0, level, len(draws))
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
-    return PriorEstimate(method, prior, float(min(low, prior)), float(max(high, prior)), level, len(draws))
+    middle, drawn = logit(prior), logit(draws)
+    error = np.sqrt(drawn.var(ddof=1) + (drawn.mean() - middle) ** 2 + MODEL_ERROR**2)
+    half = float(student.ppf((1 + level) / 2, len(draws) - 1)) * error
+    return PriorEstimate(method, prior, float(expit(middle - half)), float(expit(middle + half)), level, len(draws))
 
 
 def _above(

@@ -236,7 +236,7 @@ def check_plot() -> Any:
 
 def plot(result: Sweep, path: str | Path) -> None:
     """Draw ranking, operating point and training over the prior; a line is the mean over seeds, a dot a seed."""
-    sheet = check_plot().Figure(figsize=(11, 4.2), layout="constrained")
+    sheet = check_plot().Figure(figsize=(11, 4.8), layout="constrained")
     ranking = {"pauc": "PAUC", "auc": "AUC, estimated", "true_auc": "AUC, true", "true_average_precision": "AP, true"}
     point = {
         "f1": "F1, estimated",
@@ -251,7 +251,7 @@ def plot(result: Sweep, path: str | Path) -> None:
             if name in result.rows[0]:
                 _line(axes, result.rows, name, label)
         axes.set(title=title, xscale="log", xlabel="prior told to the training")
-        axes.legend(fontsize="small")
+        axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
         axes.grid(alpha=0.3)
     with replacing(Path(path)) as temporary:
         sheet.savefig(temporary, format="png", dpi=130)

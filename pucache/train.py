@@ -11,8 +11,8 @@ import numpy as np
 from .cache import EmbeddingCache
 from .classifier import PULinearClassifier
 from .duplicates import groups, unlabelled_twins
-from .errors import CacheError
-from .labels import label_vector
+from .errors import CacheError, LabelError
+from .labels import check_labels, label_vector
 from .progress import Progress
 
 TWINS = 0.999  # cosine from which on two images count as the same picture
@@ -41,11 +41,14 @@ class PUData:
         Raises
         ------
         LabelError
-            Unknown keys; no labelled or no unlabelled row.
+            Unknown keys; no labelled or no unlabelled row; an s of another length.
         CacheError
             The cache holds embeddings that are not finite (it was not written by pucache).
         """
         s = positives if isinstance(positives, np.ndarray) else label_vector(cache.keys, positives)
+        if s.shape != (len(cache),):
+            raise LabelError(f"expected a label for each of {len(cache):,} rows of {cache.name}, got shape {s.shape}")
+        check_labels(s == 1)
         require_finite(cache)
         return cls(cache, s, groups(cache.X, cache.digests, cosine=twins))
 

@@ -125,6 +125,19 @@ def test_at_the_end_the_gradient_of_the_whole_objective_is_nearly_nothing(data, 
         assert heads.clamped[k] == pytest.approx(float(share), abs=0.02)
 
 
+@pytest.mark.parametrize("passes", range(1, 12))
+def test_what_is_reported_is_of_where_a_head_ended_however_early(data, monkeypatch, passes):
+    X, s = data[0].copy(), data[1]
+    X[np.flatnonzero(s)[0]] *= 100  # many steps are too long and taken back
+    monkeypatch.setattr(batch, "_PASSES", passes)
+    heads = fit(X, s, PURisk("upu"), penalty=1e-4, prior=[0.01, 0.9], tolerance=1e-9)
+    assert heads.passes <= 2 * passes + 2
+    for k, prior in enumerate((0.01, 0.9)):
+        risk, coef = PURisk("upu"), torch.from_numpy(heads.coef[k]).double()
+        upper, lower, _ = by_formula(X, s, np.ones(N), prior, risk, coef, heads.intercept[k])
+        assert heads.risk[k] == pytest.approx((upper + lower).item(), abs=1e-5)
+
+
 @pytest.mark.parametrize("penalty", [1.0, 0.01, 1e-4])
 @pytest.mark.parametrize("name, balance", [("weighted_bce", "balanced"), ("bce", None)])
 def test_cross_entropy_heads_are_scikit_learn_s_logistic_regression(data, name, balance, penalty):

@@ -56,7 +56,7 @@ def expected_failures(_):
 
 
 @parametrize_with_checks(
-    [PULinearClassifier(device="cpu", draws=2)], expected_failed_checks=expected_failures, xfail_strict=True
+    [PULinearClassifier(device="cpu", draws=2, n_folds=3)], expected_failed_checks=expected_failures, xfail_strict=True
 )
 def test_scikit_learn_s_own_checks(estimator, check):
     check(estimator)

@@ -151,8 +151,10 @@ def test_train_needs_no_prior_and_names_twins(world, embedded, here):
     interval = told["prior_estimate"]
     assert 0 < interval["low"] <= told["prior"] <= interval["high"] < 1 and interval["draws"] == 3
     assert told["threshold_rule"] == "recall=0.9" and told["loss"] == "imbupu"
-    shown = run("train-pu c.h5 --positives few.txt --draws 3").stdout
-    assert "(estimated; 90% interval " in shown
+    shown = run("train-pu c.h5 --positives few.txt --draws 3 --twins 0.99")
+    assert "(estimated; 90% interval " in shown.stdout
+    twins = told["found_by_twins"]
+    assert twins and f"{len(twins)} unlabelled, the same picture as a labelled one: {twins[0]!r}" in shown.stderr
 
 
 def test_estimate_prior_tells_every_method_with_its_interval(world, embedded):
@@ -347,11 +349,10 @@ BAD = {  # command: (exit code, what the one line must tell)
     TRAIN + " --twins 0": (2, "cosine must be in .0, 1., or None .*got 0"),
     PRIOR + " --method best": (2, "unknown method 'best'; use tilt, bbe, dedpul, elkanoto, histogram"),
     PRIOR + " --level 1": (2, "level in .0, 1."),
-    PRIOR + " --n-folds 1": (2, "n-folds"),
     SWEEP + " --priors 0.1,much": (2, "--priors must be numbers with commas between, got '0.1,much'"),
     SWEEP + " --priors 0.1,1": (2, "priors must lie strictly between 0 and 1"),
     SWEEP + " --truth {b}/nowhere.csv": (1, "cannot read .*nowhere.csv"),
-    SWEEP + " --out old.csv --plot old.csv": (1, "old.csv is also an input"),
+    SWEEP + " --out old.csv --plot ./old.csv": (2, "--out and --plot are one file, old.csv; name two"),
     SWEEP + " --no-plot --plot a.png": (2, "--plot and --no-plot exclude each other"),
     FIND + " --positives {w}/positives.txt --out {w}/cache.h5": (1, "cache.h5 is also an input"),
     SCORE + " {w}/cache.h5 --out {w}/model.safetensors": (1, "model.safetensors is also an input"),
@@ -383,7 +384,7 @@ BAD = {  # command: (exit code, what the one line must tell)
         }.items()
     },
     **{
-        f"{TRAIN} --prior {prior}": (2, f"prior must lie strictly between 0 and 1, got {float(prior)}; it is the share")
+        f"{TRAIN} --prior {prior}": (2, f"prior must lie strictly between 0 and 1, got {float(prior)}; it is a share")
         for prior in ("0", "1", "-1", "2", "nan")
     },
     TRAIN + " --prior 0.1 --loss pu": (2, "unknown loss 'pu'; use upu, nnpu"),

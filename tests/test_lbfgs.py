@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 
@@ -83,10 +85,20 @@ def test_a_problem_ends_where_it_ends_alone_after_as_many_evaluations(kind):
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_problem_that_is_done_is_not_asked_about_again(kind):
-    family = kind()
-    minimise(family, family.start, plain, tolerance=1e-3, evaluations=LIMIT)
-    assert family.asked[0] == list(range(5)) and len(family.asked[-1]) < 5
-    for before, after in zip(family.asked, family.asked[1:], strict=False):
+    family, copies = kind(), torch.tensor([0] + 9 * [4])  # of ten only the first is of another kind, and pace
+    others = family.start[copies] + torch.linspace(0, 1e-3, 10, dtype=torch.float64)[:, None]
+    asked = []
+
+    def counting(parameters, problem):
+        asked.append(problem.tolist())
+        return family(parameters, copies[problem])
+
+    found = minimise(counting, others, plain, tolerance=1e-3, evaluations=LIMIT)
+    alone = minimise(only(family, 0), others[:1], plain, tolerance=1e-3, evaluations=LIMIT)
+    assert sum(0 in of_call for of_call in asked) == alone.evaluations
+    torch.testing.assert_close(found.parameters[0], alone.parameters[0], rtol=1e-7, atol=1e-9)
+    assert asked[0] == list(range(10)) and len(asked[-1]) < 10
+    for before, after in itertools.pairwise(asked):
         assert set(after) <= set(before)
 
 

@@ -6,11 +6,14 @@ from planted import QUICK, planted, write_cache
 from tiny import save_image, tiny_encoder
 
 from pucache.cache import EmbeddingCache
+from pucache.cache_file import Rows, write_file
 from pucache.classifier import PULinearClassifier
 from pucache.crossfit import deal
 from pucache.embed import embed
+from pucache.encoder_spec import EncoderSpec
 from pucache.errors import CacheError, LabelError
 from pucache.images import open_source
+from pucache.keys import encode_keys
 from pucache.train import PUData, require_finite, summary, train_on, train_pu
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -104,6 +107,17 @@ def test_copies_of_labelled_images_are_found_and_share_a_fold(twinned):
         assert fold.max() == 4
         for pair in pairs:
             assert len(set(fold[data.cache.keys.rows(pair)])) == 1
+
+
+def test_files_of_equal_bytes_are_twins_even_if_their_embeddings_are_not(tmp_path):
+    keys = encode_keys([f"{row:03}.png" for row in range(120)])
+    digests = np.arange(120, dtype=np.uint8)[:, None].repeat(32, axis=1)
+    digests[80] = digests[40]
+    rows = [Rows(keys, X, digests, np.full((120, 2), -1))]
+    spec = EncoderSpec.imported("planted", 6)
+    write_file(tmp_path / "cache.h5", spec, "", rows, shape=(120, keys.itemsize, X.dtype), failures={})
+    data = PUData.of(EmbeddingCache(tmp_path / "cache.h5"), (np.arange(120) == 40).astype(np.int8))
+    assert data.found() == [("080.png", "040.png")]
 
 
 def test_training_keeps_twins_together(twinned, monkeypatch):
