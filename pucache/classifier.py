@@ -282,10 +282,11 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
 
     def decision_function(self, X: ArrayLike) -> np.ndarray:
         """Margins less `threshold_`: rows above 0 are called positive; float32 (n,)."""
+        return self.margins(self._validated(X)) - np.float32(self.threshold_)
+
+    def _validated(self, X: ArrayLike) -> np.ndarray:
         check_is_fitted(self)
-        return self.margins(
-            np.asarray(validate_data(self, X, dtype=[np.float32, np.float16], reset=False))
-        ) - np.float32(self.threshold_)
+        return np.asarray(validate_data(self, X, dtype=[np.float32, np.float16], reset=False))
 
     def margins(self, X: np.ndarray) -> np.ndarray:
         """Margins of trusted embeddings, float32 (n,); nothing is checked."""
@@ -303,7 +304,7 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Probability of each of `classes_`, float64 (n, 2)."""
-        posterior = self.posterior(self.decision_function(X) + np.float32(self.threshold_))
+        posterior = self.posterior(self.margins(self._validated(X)))
         return np.column_stack([1 - posterior, posterior])
 
     def check_fits(self, cache: EmbeddingCache) -> None:

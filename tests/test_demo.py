@@ -67,6 +67,7 @@ def test_the_demo_beats_chance_clearly_and_says_by_how_much(told):
             "unlabelled",
             "prior",
             "prior_interval",
+            "true_prior",
             "pucache",
             "supervised",
             "estimates",

@@ -209,8 +209,8 @@ def test_a_prior_too_large_for_what_is_called_is_cut():
 @pytest.mark.parametrize("name", ["upu", "nnpu"])
 def test_the_risks_are_those_that_training_reports(name, P, U, prior):
     margins, s = pu(P, U)
-    columns = [torch.tensor(value, dtype=torch.float64)[:, None] for value in (margins, np.ones_like(margins), s)]
-    trained = PURisk(name).value_and_step(*columns, torch.tensor([prior], dtype=torch.float64)).value.item()
+    m, s_, w = (torch.tensor(value, dtype=torch.float64) for value in (margins, s, np.ones_like(margins)))
+    trained = PURisk(name).value_and_step(m[None], w[None], s_, torch.tensor([prior], dtype=torch.float64)).value.item()
     assert from_pu(margins, s, prior)[f"{name}_risk"] == pytest.approx(trained, abs=1e-9)
 
 
@@ -347,10 +347,10 @@ def test_few_labelled_rows_make_the_precision_of_pulearn_ours(pulearn):
 def test_the_risks_of_pulearn_have_our_clamp_but_the_logistic_loss(pulearn):
     margins, s = pu([3.0, 2.0, 4.0], [-3.0, -2.0, -4.0, -3.0])
     posterior, prior = 1 / (1 + np.exp(-margins)), torch.tensor([0.6], dtype=torch.float64)
-    columns = [torch.tensor(value, dtype=torch.float64)[:, None] for value in (margins, np.ones_like(margins), s)]
+    m, s_, w = (torch.tensor(value, dtype=torch.float64) for value in (margins, s, np.ones_like(margins)))
     ours = from_pu(margins, s, 0.6)
     for name, theirs in {"upu": pulearn.pu_unbiased_risk, "nnpu": pulearn.pu_non_negative_risk}.items():
-        logistic = PURisk(name, loss="logistic").value_and_step(*columns, prior).value.item()
+        logistic = PURisk(name, "logistic").value_and_step(m[None], w[None], s_, prior).value.item()
         assert theirs(s, posterior, 0.6) == pytest.approx(logistic)
         assert theirs(s, posterior, 0.6) != pytest.approx(ours[f"{name}_risk"], rel=0.02)
     assert ours["upu_risk"] < 0 <= ours["nnpu_risk"]

@@ -47,7 +47,7 @@ def test_every_row_gets_margin_posterior_and_label_in_cache_order(cache, model, 
     if small:
         monkeypatch.setattr("pucache.cache_file.BLOCK_BYTES", 500)
         assert len(list(cache.blocks())) > 3
-    margins = model.decision_function(cache.X)
+    margins = model.margins(cache.X)
     counts = score(cache, model, out)
     assert counts == {"rows": 200, "positives": int((margins > 3).sum()), "failures": 1}
     json.dumps(counts)
@@ -82,7 +82,7 @@ def test_csv_and_parquet_agree(cache, model, tmp_path):
         assert tables[0][name].tolist() == tables[1][name].tolist()
     for name in ("margin", "posterior"):
         np.testing.assert_allclose(tables[0][name], tables[1][name], rtol=1e-5)
-    assert (tables[1]["margin"] == model.decision_function(cache.X)).all()
+    assert (tables[1]["margin"] == model.margins(cache.X)).all()
     assert (tables[1]["posterior"] == model.predict_proba(cache.X)[:, 1]).all()
 
 
@@ -126,7 +126,7 @@ def test_an_interruption_leaves_the_old_scores_alone(cache, model, out, monkeypa
     def interrupt(margins):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(model, "posterior_", interrupt)
+    monkeypatch.setattr(model, "posterior", interrupt)
     with pytest.raises(KeyboardInterrupt):
         score(cache, model, out)
     assert out.read_bytes() == before and list(out.parent.iterdir()) == [out]
