@@ -53,7 +53,16 @@ setup(
     extras_require={
         "parquet": ["pyarrow>=16"],
         "report": ["matplotlib>=3.9"],
-        "test": ["pytest>=8", "hypothesis>=6.100", "ruff>=0.8", "mypy>=1.13", "pyarrow>=16", "matplotlib>=3.9", "pulearn==0.2.0", "setuptools>=77"],
+        "test": [
+            "pytest>=8",
+            "hypothesis>=6.100",
+            "ruff>=0.8",
+            "mypy>=1.13",
+            "pyarrow>=16",
+            "matplotlib>=3.9",
+            "pulearn==0.2.0",
+            "setuptools>=77",
+        ],
     },
     entry_points={"console_scripts": ["pucache = pucache.cli.main:main"]},
 )

@@ -11,20 +11,20 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from . import model_file
-from .blocks import Moments
+from . import fitting, model_file
+from .blocks import forget
 from .cache import EmbeddingCache
 from .calibration import Tilt, choose_threshold, fit_tilt, parse_rule
-from .crossfit import PENALTIES, CrossFit, CrossFitter, deal
 from .encoder_spec import EncoderSpec
 from .errors import LabelError, ModelError
-from .heads import SOLVERS, FittedHeads, Protocol, fit_heads
+from .fitting import Plan
+from .heads import SOLVERS, Protocol
 from .metrics import from_pu
-from .priors import PriorEstimate, estimate, interval
+from .priors import PriorEstimate
 from .progress import Progress, Silent
 from .risks import PURisk
 
-_STAGES = 4
+_ROWS = 8192
 _WHOLE = (int, np.integer)
 _NUMBER = (*_WHOLE, float, np.floating)
 
@@ -160,50 +160,29 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
             A parameter outside its domain; X with NaN, infinity or the wrong shape; other than two
             classes of labels; no weight on P or on U.
         """
-        risk = self._checked_parameters()
-        rows, labels = validate_data(self, X, y, dtype=[np.float32, np.float16])
+        plan = self._plan()
+        rows, labels = validate_data(self, X, y, dtype=[np.float32, np.float16], ensure_all_finite=False)
         X, s = np.asarray(rows), self._as_pu_labels(np.asarray(labels))
+        _require_finite(X)
         weights = _row_weights(sample_weight, X, s)
+        group = None if groups is None else np.unique(groups, return_inverse=True)[1]
         with progress or Silent() as progress:
-            progress.start(_STAGES, "training")
-            moments = Moments.of(X)
-            fold = deal(
-                s, self.n_folds, self.seed, None if groups is None else np.unique(groups, return_inverse=True)[1]
-            )
-            fitter = self._fitter(X, s, weights, fold, risk, moments)
-            progress.advance(1)
-            fitted = self._cross_fit(fitter)
-            progress.advance(1)
-            self._settle_prior(fitter, fitted, s, weights)
-            progress.advance(1)
-            head = fit_heads(
-                X,
-                s,
-                prior=fitter.prior,
-                weights=None if weights is None else weights[:, None],
-                penalty=fitted.penalty,
-                seed=self.seed,
-                risk=risk,
-                start=_mean_head(fitted.heads) if self.solver == "batch" else None,
-                moments=moments,
-                solver=self.solver,
-                protocol=self.protocol,
-                device=self.device,
-            )
-            progress.advance(1)
-        self.coef_, self.intercept_, self.penalty_ = head.coef[0], float(head.intercept[0]), fitted.penalty
-        self.held_out_margins_ = fitted.margins
-        self._calibrate(fitted, s, weights)
+            found = fitting.fit(X, s, weights, group, plan, progress)
+        self.coef_, self.intercept_ = found.head.coef[0], float(found.head.intercept[0])
+        self.penalty_, self.prior_, self.prior_estimate_ = found.penalty, found.prior, found.estimate
+        self.held_out_margins_ = found.held_out
+        self._calibrate(found.held_out, s, weights)
         self.estimates_ = {
-            "risk": float(head.risk[0]),
-            "clamped": float(head.clamped[0]),
-            **from_pu(fitted.margins, s, self.prior_, self.threshold_),
+            "risk": float(found.head.risk[0]),
+            "clamped": float(found.head.clamped[0]),
+            **from_pu(found.held_out, s, self.prior_, self.threshold_),
         }
         self.n_labelled_, self.n_unlabelled_ = int(s.sum()), int((s == 0).sum())
         self.encoder_ = None
         return self
 
-    def _checked_parameters(self) -> PURisk:
+    def _plan(self) -> Plan:
+        """Check the parameters."""
         for name in ("prior", "deploy_prior"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, _NUMBER) and 0 < value < 1):
@@ -222,7 +201,17 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
         if self.protocol is not None and self.solver != "sgd":
             raise ValueError("a protocol is for solver='sgd'; leave it out or choose that solver")
         parse_rule(self.threshold)
-        return PURisk(self.loss, self.surrogate, target_prior=self.target_prior)
+        return Plan(
+            PURisk(self.loss, self.surrogate, target_prior=self.target_prior),
+            None if self.prior is None else float(self.prior),
+            self.penalty,
+            self.solver,
+            self.protocol,
+            int(self.n_folds),
+            int(self.draws),
+            int(self.seed),
+            self.device,
+        )
 
     def _as_pu_labels(self, y: np.ndarray) -> np.ndarray:
         check_classification_targets(y)
@@ -239,41 +228,13 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
             )
         return (y == self.classes_[1]).astype(np.int8)
 
-    def _fitter(
-        self, X: np.ndarray, s: np.ndarray, weights: np.ndarray | None, fold: np.ndarray, risk: PURisk, moments: Moments
-    ) -> CrossFitter:
-        common: dict[str, Any] = {"moments": moments, "seed": self.seed, "device": self.device}
-        prior = self.prior
-        if prior is None and risk.needs_prior:
-            free = CrossFitter(X, s, weights, fold, risk=PURisk(), prior=0.5, **common).choose()
-            prior = estimate(free.margins, s, weights=weights)
-        return CrossFitter(
-            X, s, weights, fold, risk=risk, prior=prior or 0.5, solver=self.solver, protocol=self.protocol, **common
-        )
-
-    def _cross_fit(self, fitter: CrossFitter) -> CrossFit:
-        if self.penalty != "auto" or self.solver == "sgd" or fitter.folds < 2:
-            fallback = 0.0 if self.solver == "sgd" else PENALTIES[len(PENALTIES) // 2]
-            return fitter.at((fallback if self.penalty == "auto" else float(self.penalty),), tolerance=1e-3)[0]
-        return fitter.choose()
-
-    def _settle_prior(self, fitter: CrossFitter, fitted: CrossFit, s: np.ndarray, weights: np.ndarray | None) -> None:
-        self.prior_estimate_: PriorEstimate | None = None
-        if self.prior is not None:
-            self.prior_ = float(self.prior)
-            return
-        self.prior_ = estimate(fitted.margins, s, weights=weights)
-        draws = fitter.resampled(fitted, self.draws, self.seed)
-        drawn = [estimate(draw.margins, draw.s, weights=draw.weights) for draw in draws]
-        self.prior_estimate_ = interval("tilt", self.prior_, np.array(drawn))
-
-    def _calibrate(self, fitted: CrossFit, s: np.ndarray, weights: np.ndarray | None) -> None:
-        self.tilt_ = fit_tilt(fitted.margins, s, weights, self.prior_)
-        hidden = self.prior_ * (s == 0).sum()
+    def _calibrate(self, margins: np.ndarray, s: np.ndarray, weights: np.ndarray | None) -> None:
+        self.tilt_ = fit_tilt(margins, s, weights, self.prior_)
         labelled = float(s.mean())
+        hidden = self.prior_ * (s == 0).sum()
         # where not one positive is hidden, the unlabelled are negatives, and these rows are all there is
         self.share_ = self.deploy_prior or (self.prior_ if hidden >= 1 else labelled + (1 - labelled) * self.prior_)
-        self.threshold_ = choose_threshold(self.tilt_, fitted.margins[s == 0], self.threshold, self.share_)
+        self.threshold_ = choose_threshold(self.tilt_, margins[s == 0], self.threshold, self.share_)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -391,13 +352,10 @@ def _row_weights(sample_weight: ArrayLike | None, X: np.ndarray, s: np.ndarray) 
     return None if np.ptp(weights) == 0 else np.asarray(weights)
 
 
-def _mean_head(heads: FittedHeads) -> FittedHeads:
-    mean = heads.take([0])
-    return FittedHeads(
-        heads.coef.mean(0, keepdims=True),
-        heads.intercept.mean(0, keepdims=True),
-        mean.risk,
-        mean.clamped,
-        mean.residual,
-        heads.passes,
-    )
+def _require_finite(X: np.ndarray) -> None:
+    """As scikit-learn asks for, but in blocks: X may be larger than memory."""
+    for begin in range(0, len(X), _ROWS):
+        good = np.isfinite(X[begin : begin + _ROWS]).all(1)
+        if not good.all():
+            raise ValueError(f"Input X contains NaN or infinity, first in row {begin + int(np.argmin(good))}")
+        forget(X)

@@ -72,7 +72,7 @@ def test_embeddings_that_are_not_finite_are_named(tmp_path, monkeypatch, value, 
         (0 * S, {}, LabelError, "one class only|no labelled positives"),
         (0 * S + 1, {}, LabelError, "one class only|all 120 rows"),
         ("found/**", {"prior": 1.5}, ValueError, "prior must lie strictly between 0 and 1"),
-        (S[:-1], {}, ValueError, "inconsistent numbers of samples"),
+        (S[:-1], {}, ValueError, "expected a label for each of 120 rows"),
         ("found/**", {"twins": 0}, ValueError, "cosine"),
         ("found/**", {"priors": 1}, TypeError, "priors"),
     ],
@@ -122,7 +122,7 @@ def test_files_of_equal_bytes_are_twins_even_if_their_embeddings_are_not(tmp_pat
 
 def test_training_keeps_twins_together(twinned, monkeypatch):
     dealt = []
-    monkeypatch.setattr("pucache.classifier.deal", lambda *given: dealt.append(deal(*given)) or dealt[-1])
+    monkeypatch.setattr("pucache.fitting.deal", lambda *given: dealt.append(deal(*given)) or dealt[-1])
     train_pu(twinned, "found/**", twins=None, **OPTIONS)
     ends = twinned.keys.rows(["rest/copy2.png", "found/02.png", "rest/copy5.png", "found/05.png"])
     fold = dealt[0][ends]

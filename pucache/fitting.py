@@ -1,0 +1,116 @@
+"""How a classifier comes of positive and unlabelled rows: penalty, prior and head, in that order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .blocks import Moments
+from .crossfit import CrossFit, CrossFitter, deal
+from .heads import FittedHeads, Protocol, fit_heads
+from .priors import PriorEstimate, estimate, interval
+from .progress import Progress
+from .risks import PURisk
+
+_STAGES = 4
+_CONVERGED = 1e-3  # tolerance of heads that are kept
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to train; the fields are parameters of `pucache.PULinearClassifier`, the risk put together."""
+
+    risk: PURisk
+    prior: float | None
+    penalty: float | str
+    solver: str
+    protocol: Protocol | None
+    n_folds: int
+    draws: int
+    seed: int
+    device: str
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What came of a plan.
+
+    Attributes
+    ----------
+    head : FittedHeads
+        One head, of all rows.
+    held_out : ndarray of float32, (n,)
+        Margin of each row by a head that did not see it.
+    penalty, prior : float
+    estimate : PriorEstimate or None
+        None where the prior was given.
+    """
+
+    head: FittedHeads
+    held_out: np.ndarray
+    penalty: float
+    prior: float
+    estimate: PriorEstimate | None
+
+
+def fit(
+    X: np.ndarray,
+    s: np.ndarray,
+    weights: np.ndarray | None,
+    group: np.ndarray | None,
+    plan: Plan,
+    progress: Progress,
+) -> Fit:
+    """Carry out a plan on rows X, (n, d), with labels, weights and groups, (n,) each."""
+    progress.start(_STAGES, "training")
+    common: dict[str, Any] = {"moments": Moments.of(X), "seed": plan.seed, "device": plan.device}
+    fold = deal(s, plan.n_folds, plan.seed, group)
+    told = plan.prior
+    if told is None and plan.risk.needs_prior:
+        free = CrossFitter(X, s, weights, fold, risk=PURisk(), prior=0.5, **common).choose()
+        told = estimate(free.margins, s, weights=weights)
+    common |= {"risk": plan.risk, "prior": told or 0.5, "solver": plan.solver, "protocol": plan.protocol}
+    progress.advance(1)
+    fitter = CrossFitter(X, s, weights, fold, **common)
+    fitted = _at_the_penalty(fitter, plan)
+    progress.advance(1)
+    estimated = None if plan.prior is not None else _estimate(fitter, fitted, s, weights, plan)
+    progress.advance(1)
+    head = fit_heads(
+        X,
+        s,
+        weights=None if weights is None else weights[:, None],
+        penalty=fitted.penalty,
+        tolerance=_CONVERGED,
+        start=_mean(fitted.heads) if plan.solver == "batch" else None,
+        **common,
+    )
+    progress.advance(1)
+    prior = plan.prior if estimated is None else estimated.prior
+    return Fit(head, fitted.margins, fitted.penalty, float(prior or 0.0), estimated)
+
+
+def _at_the_penalty(fitter: CrossFitter, plan: Plan) -> CrossFit:
+    if plan.penalty == "auto" and plan.solver == "batch" and fitter.folds > 1:
+        return fitter.choose()
+    fallback = 0.0 if plan.solver == "sgd" else fitter.fallback
+    penalty = fallback if plan.penalty == "auto" else float(plan.penalty)
+    return fitter.at((penalty,), tolerance=_CONVERGED)[0]
+
+
+def _estimate(
+    fitter: CrossFitter, fitted: CrossFit, s: np.ndarray, weights: np.ndarray | None, plan: Plan
+) -> PriorEstimate:
+    prior = estimate(fitted.margins, s, weights=weights)
+    draws = fitter.resampled(fitted, plan.draws, plan.seed)
+    drawn = [estimate(draw.margins, draw.s, weights=draw.weights) for draw in draws]
+    return interval("tilt", prior, np.array(drawn))
+
+
+def _mean(heads: FittedHeads) -> FittedHeads:
+    """One head in the middle of several, to start from."""
+    first = heads.take([0])
+    coef, intercept = heads.coef.mean(0, keepdims=True), heads.intercept.mean(0, keepdims=True)
+    return FittedHeads(coef, intercept, first.risk, first.clamped, first.residual, heads.passes)
