@@ -132,6 +132,15 @@ def leading_directions(X: np.ndarray, moments: Moments, count: int) -> tuple[np.
     return basis @ turn.T, variances, rest
 
 
+def gather(X: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Copy rows of X, (m, d), without keeping what lies between them in memory."""
+    chosen = np.empty((len(rows), X.shape[1]), X.dtype)
+    for part in _slices(len(rows), X.shape[1]):
+        chosen[part] = X[rows[part]]
+        forget(X)
+    return chosen
+
+
 def forget(X: np.ndarray) -> None:
     """Give the pages of a file mapped for reading back once they are read: they would count as resident memory."""
     if X.nbytes > CPU_RESIDENT and (mapped := _mapping(X)) is not None:

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from .blocks import Moments
+from .blocks import Moments, gather
 from .heads import FittedHeads, fit_heads
 from .labels import folds
 from .risks import PURisk
@@ -110,7 +110,7 @@ class CrossFitter:
         kept = unlabelled[np.linspace(0, len(unlabelled) - 1, room).astype(np.int64)]
         rows = np.union1d(kept, np.flatnonzero(self._s == 1))
         weights = None if self._weights is None else self._weights[rows]
-        return CrossFitter(self._X[rows], self._s[rows], weights, self.fold[rows], **self._common)
+        return CrossFitter(gather(self._X, rows), self._s[rows], weights, self.fold[rows], **self._common)
 
     def at(
         self, penalties: tuple[float, ...], *, tolerance: float = _CHOOSING, start: FittedHeads | None = None

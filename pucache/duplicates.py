@@ -14,6 +14,8 @@ from itertools import chain
 import numpy as np
 from scipy.spatial import cKDTree
 
+from .blocks import forget
+
 _Pairs = tuple[np.ndarray, np.ndarray]
 _DIRECTIONS = 24  # to compare pairs in before all dimensions
 _TREE = 8  # to search in: trees are slow in more
@@ -117,7 +119,8 @@ def _scan(X: np.ndarray, basis: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
     content, norm, Z = np.empty(n, "S32"), np.empty(n), np.empty((n, basis.shape[1]), np.float32)
     step = max(1, _BLOCK // max(1, d))
     for start in range(0, n, step):
-        block = np.ascontiguousarray(X[start : start + step])
+        block = np.array(X[start : start + step])
+        forget(X)
         here = slice(start, start + len(block))
         content[here] = [hashlib.sha256(row).digest() for row in block]
         unit, norm[here] = _unit(block)
