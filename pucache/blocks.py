@@ -75,7 +75,7 @@ class Blocks:
 
     def __init__(self, X: np.ndarray, rows: np.ndarray, moments: Moments, device: torch.device):
         self._X, self._rows, self._device = X, rows, device
-        self._centre, self._spread = moments.centre, np.float32(moments.spread)
+        self._centre, self._spread = torch.from_numpy(moments.centre), moments.spread
         self._slices = list(_slices(len(rows), X.shape[1]))
         self._kept = [self._make(part) for part in self._slices] if self._fits() else None
 
@@ -95,16 +95,14 @@ class Blocks:
 
     def _make(self, part: slice) -> Tensor:
         rows = self._rows[part]
-        begin, end = rows[0], rows[-1] + 1
+        begin, end = int(rows[0]), int(rows[-1]) + 1
         if end - begin < 2 * len(rows):  # one stretch of the file rather than row by row
-            block = self._X[begin:end].astype(np.float32)
-            block = block if len(block) == len(rows) else block[rows - begin]
+            block = torch.tensor(self._X[begin:end], dtype=torch.float32)
+            block = block if len(block) == len(rows) else block[torch.from_numpy(rows - begin)]
         else:
-            block = self._X[rows].astype(np.float32)
+            block = torch.tensor(self._X[rows], dtype=torch.float32)
         forget(self._X)
-        block -= self._centre
-        block /= self._spread
-        return torch.from_numpy(block).to(self._device)
+        return block.sub_(self._centre).mul_(1 / self._spread).to(self._device)
 
 
 def leading_directions(X: np.ndarray, moments: Moments, count: int) -> tuple[np.ndarray, np.ndarray, float]:

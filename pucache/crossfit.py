@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from .batch import TOLERANCE
 from .blocks import Moments, gather
 from .heads import FittedHeads, fit_heads
 from .labels import folds
@@ -138,7 +139,7 @@ class CrossFitter:
         tried = self._few.at(penalties)
         ranks = np.stack([_rank_of_positives(one.margins, self._few._s) for one in tried])
         chosen = tried[weakest_of_the_best(ranks)]
-        return self.at((chosen.penalty,), tolerance=1e-3, start=chosen.heads)[0]
+        return self.at((chosen.penalty,), tolerance=TOLERANCE, start=chosen.heads)[0]
 
     def resampled(self, fitted: CrossFit, draws: int, seed: int) -> Iterator[Draw]:
         """Refit on bootstrap draws of P and of U.

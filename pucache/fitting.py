@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from .batch import TOLERANCE
 from .blocks import Moments
 from .crossfit import CrossFit, CrossFitter, deal
 from .heads import FittedHeads, Protocol, fit_heads
@@ -15,7 +16,6 @@ from .progress import Progress
 from .risks import PURisk
 
 _STAGES = 4
-_CONVERGED = 1e-3  # tolerance of heads that are kept
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,6 @@ def fit(
         s,
         weights=None if weights is None else weights[:, None],
         penalty=fitted.penalty,
-        tolerance=_CONVERGED,
         start=_mean(fitted.heads) if plan.solver == "batch" else None,
         **common,
     )
@@ -97,7 +96,7 @@ def _at_the_penalty(fitter: CrossFitter, plan: Plan) -> CrossFit:
         return fitter.choose()
     fallback = 0.0 if plan.solver == "sgd" else fitter.fallback
     penalty = fallback if plan.penalty == "auto" else float(plan.penalty)
-    return fitter.at((penalty,), tolerance=_CONVERGED)[0]
+    return fitter.at((penalty,), tolerance=TOLERANCE)[0]
 
 
 def _estimate(

@@ -139,9 +139,6 @@ class _Weights:
         heads = slice(0, 1) if alike else slice(None)
         self._prior, self._column = spec.tensor(spec.prior[heads]), spec.tensor(spec.column[heads])
         self._parts: list[tuple[Tensor, Tensor]] = []
-        self._against, self._one = (
-            torch.tensor(factor, device=spec.device) for factor in (-float(spec.risk.gamma), 1.0)
-        )
         share = torch.full_like(self._prior, float(spec.s.mean()))
         self.total = spec.risk.coefficients(self._prior, share).total  # (K,) or (1,)
 
@@ -149,6 +146,7 @@ class _Weights:
         """Weigh the rows that are now in the batches; without weights one positive is like another."""
         if not self._parts or self._spec.weights is not None:
             self._parts = [self._of_batch(rows) for rows in batches.rows]
+            self._steps = [self._step(*part) for part in self._parts]
 
     def _of_batch(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         spec, positive = self._spec, self._spec.s[rows]
@@ -161,21 +159,22 @@ class _Weights:
 
     def gradient(self, number: int, parameters: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
         """Step in the margins, (K, b), and the rows it belongs to."""
-        upper, lower = self._parts[number]
         margins = (parameters @ X.T).float()  # (K, b)
         sigmoid = margins.sigmoid()
-        if self._risk.clamped:
-            upper, lower = self._clamped(upper, lower, softplus(margins) if self._logistic else sigmoid)
-        if self._logistic:
-            step = (upper + lower).mul(sigmoid).sub_(upper)
-        else:
-            step = torch.addcmul(sigmoid, sigmoid, sigmoid, value=-1).mul_(lower - upper)
-        return step.to(X.dtype), X
+        loss = softplus(margins) if self._logistic else sigmoid
+        slope = sigmoid if self._logistic else torch.addcmul(sigmoid, sigmoid, sigmoid, value=-1)
+        lower, free, against, constant = self._steps[number]
+        if self._risk.clamped:  # Kiryo's rule: where the negative part is below -beta, step against it alone
+            held = torch.linalg.vecdot(lower, loss)[:, None] < -self._risk.beta  # (K, 1)
+            free = torch.where(held, against, free)
+            constant = None if constant is None else constant * ~held
+        step = slope * free
+        return (step if constant is None else step.sub_(constant)).to(X.dtype), X
 
-    def _clamped(self, upper: Tensor, lower: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
-        """Kiryo's rule: where the negative part is below -beta, the step goes against it alone."""
-        kept = ((lower * loss).sum(1, keepdim=True) >= -self._risk.beta).to(lower.dtype)  # (K, 1) of 1 and 0
-        return upper * kept, lower * torch.lerp(self._against, self._one, kept)
+    def _step(self, upper: Tensor, lower: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """The weights of the negative part, and step = slope * factor - constant, free and where the clamp acts."""
+        against = -self._risk.gamma * lower
+        return (lower, lower + upper, against, upper) if self._logistic else (lower, lower - upper, against, None)
 
     def report(self, batches: _Batches, parameters: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Mean over the batches of the reported risk and of the clamp's activity, (K,) each."""

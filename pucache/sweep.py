@@ -89,7 +89,7 @@ def sweep(
     ValueError
         A parameter outside its domain.
     """
-    if not priors or not seeds or not all(0 < prior < 1 for prior in priors):
+    if len(priors) == 0 or len(seeds) == 0 or not all(0 < prior < 1 for prior in priors):
         raise ValueError(f"priors must lie strictly between 0 and 1, and there must be seeds; got {list(priors)}")
     risk = PURisk(loss, surrogate, target_prior=target_prior)
     training: dict[str, Any] = {
