@@ -44,20 +44,19 @@ def train(spec: HeadSpec, start: np.ndarray | None, tolerance: float, progress: 
     """
     risk = _Risk(spec, progress)
     progress.start(None, "training")
-    begin = spec.initial(_START) if start is None else _scaled(spec, start)
-    # what remains to be done is measured from a common point, wherever the start is
     everything = torch.arange(len(spec), device=spec.device)
     preconditioner = _Preconditioner(spec, risk.coefficients.total, risk.penalty)
-    with reduced_precision(spec.device):
-        _, gradient = risk(spec.initial(_START), everything)
+    begin, reference = spec.initial(_START), None
+    if start is not None:  # what remains to be done is measured from a common point, wherever the start is
+        gradient = risk(begin, everything)[1]
         reference = (gradient * preconditioner(gradient, everything)).sum(1).clamp(min=0).sqrt()
-        found = minimise(
-            risk, begin, preconditioner, tolerance=max(tolerance, _ROUGH), evaluations=_PASSES, reference=reference
-        )
+        begin = _scaled(spec, start)
+    with reduced_precision(spec.device):
+        rough = max(tolerance, _ROUGH)
+        found = minimise(risk, begin, preconditioner, tolerance=rough, evaluations=_PASSES, reference=reference)
     if tolerance < _ROUGH:
-        found = minimise(
-            risk, found.parameters, preconditioner, tolerance=tolerance, evaluations=_PASSES, reference=reference
-        )
+        begin, reference = found.parameters, found.reference
+        found = minimise(risk, begin, preconditioner, tolerance=tolerance, evaluations=_PASSES, reference=reference)
     risk(found.parameters, everything)  # so that what is reported is of where each head ended
     return _on_X(spec, found, risk)
 

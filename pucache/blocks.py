@@ -41,17 +41,17 @@ class Moments:
 
     @classmethod
     def of(cls, X: np.ndarray) -> Moments:
-        """Accumulate in float64, block by block."""
+        """Sum up block by block, the sums of blocks in float64."""
         total, squares = np.zeros(X.shape[1]), 0.0
-        origin = np.asarray(X[0], np.float32)  # against cancellation where the mean is far from zero
+        origin = _floats(X[0])  # against cancellation where the mean is far from zero
         for rows in _slices(len(X), X.shape[1]):
-            block = np.asarray(X[rows], np.float32) - origin
-            total += block.sum(0, dtype=np.float64)
-            squares += float(np.vdot(block, block))
+            block = _floats(X[rows]).sub_(origin)
+            total += block.sum(0).double().numpy()
+            squares += float(block.square_().sum(1).double().sum())
             forget(X)
         mean = total / len(X)
         spread = np.sqrt(max(squares / len(X) - float(mean @ mean), 0.0))
-        return cls((mean + origin).astype(np.float32), float(spread) if spread > 1e-12 else 1.0)
+        return cls((mean + origin.numpy()).astype(np.float32), float(spread) if spread > 1e-12 else 1.0)
 
     @property
     def root_mean_square(self) -> float:
@@ -97,10 +97,10 @@ class Blocks:
         rows = self._rows[part]
         begin, end = int(rows[0]), int(rows[-1]) + 1
         if end - begin < 2 * len(rows):  # one stretch of the file rather than row by row
-            block = torch.tensor(self._X[begin:end], dtype=torch.float32)
+            block = _floats(self._X[begin:end])
             block = block if len(block) == len(rows) else block[torch.from_numpy(rows - begin)]
         else:
-            block = torch.tensor(self._X[rows], dtype=torch.float32)
+            block = _floats(self._X[rows])
         forget(self._X)
         return block.sub_(self._centre).mul_(1 / self._spread).to(self._device)
 
@@ -169,6 +169,11 @@ def reduced_precision(device: torch.device) -> Iterator[None]:
         yield
     finally:
         backend.fp32_precision = before
+
+
+def _floats(part: np.ndarray) -> Tensor:
+    """A float32 copy, in C order whatever the order of the original."""
+    return torch.tensor(np.ascontiguousarray(part), dtype=torch.float32)
 
 
 def _slices(n: int, d: int) -> Iterator[slice]:

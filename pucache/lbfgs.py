@@ -34,6 +34,8 @@ class Minimum:
     value : (K,) tensor
     decrement : (K,) tensor
         Norm of the preconditioned gradient there, over that at the reference point.
+    reference : (K,) tensor
+        That norm.
     evaluations : int
         Passes over the data.
     """
@@ -41,6 +43,7 @@ class Minimum:
     parameters: Tensor
     value: Tensor
     decrement: Tensor
+    reference: Tensor
     evaluations: int
 
 
@@ -87,7 +90,7 @@ def minimise(
         moved = state.judge(value, gradient)
         state.turn(preconditioner, moved)
         norm = _norm(state.gradient, preconditioner(state.gradient, state.problem))
-    return Minimum(done.parameters, done.value, done.norm / reference.clamp(min=1e-30), used)
+    return Minimum(done.parameters, done.value, done.norm / reference.clamp(min=1e-30), reference, used)
 
 
 class _Results:

@@ -24,6 +24,7 @@ from .train import PUData
 
 PRIORS = tuple(float(f"{prior:.3g}") for prior in np.geomspace(0.01, 0.5, 12))
 _AT_ONCE = 1 << 26  # margins held at once
+_TOLERANCE = 2e-3  # of heads that are only compared
 _FLAT = 0.005  # range of PAUC that is called flat
 _TRUE = ("accuracy", "precision", "recall", "f1", "auc", "average_precision")
 
@@ -155,6 +156,7 @@ class _Runs:
             prior=np.repeat(priors, C),
             seed=np.tile(np.repeat(self._seeds, self._counts), len(priors)),
             penalty=penalty,
+            tolerance=_TOLERANCE,
             **self._training,
         )
         asked = np.stack([fold + first for fold, first in zip(self._folds, self._first, strict=False)], axis=1)

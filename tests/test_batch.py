@@ -189,7 +189,8 @@ def test_many_heads_together_are_as_each_alone(data, name):
     for k in range(5):
         alone = fit(X, s, name, weights=weights[:, k : k + 1], **{key: values[k] for key, values in own.items()})
         np.testing.assert_allclose(alone.coef[0], together.coef[k], rtol=2e-4, atol=2e-4)
-        np.testing.assert_allclose(alone.intercept[0], together.intercept[k], rtol=2e-4, atol=2e-4)
+        # a head that calls everything negative has no intercept but a very low one
+        np.testing.assert_allclose(np.tanh(alone.intercept[0]), np.tanh(together.intercept[k]), rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("name", EVERY)
