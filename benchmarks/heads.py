@@ -119,7 +119,7 @@ def main(cache: EmbeddingCache, positives: Path, device: torch.device) -> str:
         )
         floor = EPOCHS * max(pass_bytes / read, 4 * n * d * K / rate)
         add(
-            f"sgd, {K} heads, 100 epochs",
+            f"sgd, {K} head{'s' * (K > 1)}, 100 epochs",
             seconds,
             f"limit {floor:.2f} s: {floor / seconds:.0%} of it",
             f"{loop * K / seconds:.1f}x slices, {loader * K / seconds:.1f}x DataLoader, per head",
@@ -153,7 +153,7 @@ def main(cache: EmbeddingCache, positives: Path, device: torch.device) -> str:
     data = PUData.of(cache, s)
     add("twins among the images", median(lambda: PUData.of(cache, s), device))
     whole = median(lambda: PULinearClassifier(device=name).fit(X, s, groups=data.group), device)
-    add("whole fit: penalty, prior with interval, calibration", whole, "66 kinds of heads in four trainings")
+    add("whole fit: penalty, prior with interval, calibration", whole, "151 heads in four trainings")
     for loss in ("imbupu", "imbnnpu"):
         settings = {"loss": loss, "penalty": 1e-5, "device": name}
         one = median(lambda: sweep(data, priors=[0.07], seeds=[0], **settings), device)  # noqa: B023

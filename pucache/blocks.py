@@ -10,6 +10,7 @@ import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from .runtime import multiplies_bfloat16
 CPU_RESIDENT = 1 << 29  # bytes of float32 rows kept in memory on the CPU; the cache itself is kept in no other form
 CUDA_RESIDENT = 0.5  # of the free memory of the device
 _BLOCK = 1 << 22  # numbers a block: small enough that a block's margins stay in the CPU's own memory
+_STRETCH = 1 << 26  # bytes of a file that scattered rows are read from at once
 _SAMPLE = 4096  # rows that the directions of greatest variance are estimated from
 
 
@@ -100,7 +102,7 @@ class Blocks:
             block = _floats(self._X[begin:end])
             block = block if len(block) == len(rows) else block[torch.from_numpy(rows - begin)]
         else:
-            block = _floats(self._X[rows])
+            block = _floats(gather(self._X, rows))
         forget(self._X)
         return block.sub_(self._centre).mul_(1 / self._spread).to(self._device)
 
@@ -116,8 +118,7 @@ def leading_directions(X: np.ndarray, moments: Moments, count: int) -> tuple[np.
         Mean variance of all other directions; of all, where there are no others.
     """
     rows = np.linspace(0, len(X) - 1, min(len(X), _SAMPLE)).astype(np.int64)
-    sample = (np.asarray(X[np.unique(rows)], np.float32) - moments.centre) / np.float32(moments.spread)
-    forget(X)
+    sample = (gather(X, np.unique(rows)).astype(np.float32) - moments.centre) / np.float32(moments.spread)
     d = X.shape[1]
     count = min(count, len(sample), d)
     basis = np.random.default_rng(0).normal(size=(d, count)).astype(np.float32)
@@ -131,11 +132,17 @@ def leading_directions(X: np.ndarray, moments: Moments, count: int) -> tuple[np.
 
 
 def gather(X: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Copy rows of X, (m, d), without keeping what lies between them in memory."""
+    """Copy rows of X, (m, d), rising, without keeping in memory what lies between them.
+
+    Stretch by stretch of the file: one row read may map the pages of hundreds around it.
+    """
     chosen = np.empty((len(rows), X.shape[1]), X.dtype)
-    for part in _slices(len(rows), X.shape[1]):
-        chosen[part] = X[rows[part]]
-        forget(X)
+    step = max(1, _STRETCH // max(1, X.itemsize * X.shape[1]))
+    ends = np.searchsorted(rows, np.arange(0, len(X) + step, step))
+    for begin, end in pairwise(ends):
+        if end > begin:
+            chosen[begin:end] = X[rows[begin:end]]
+            forget(X)
     return chosen
 
 

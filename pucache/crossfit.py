@@ -34,7 +34,7 @@ _CHOOSING, _RESAMPLING = 2e-3, 0.01  # tolerances: heads that stop early would m
 _FLOOR = 0.03  # of the share of U above a positive
 _REACH = 2  # steps of the grid: a factor of ten in the penalty
 _DRAWS_AT_ONCE = 20
-SAMPLE = 1 << 28
+SAMPLE = 1 << 27
 
 
 @dataclass(frozen=True)
