@@ -1,3 +1,6 @@
+import math
+import statistics
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -5,7 +8,7 @@ from hypothesis import strategies as st
 
 from pucache import priors
 from pucache.calibration import LEAST, MOST
-from pucache.priors import METHODS, best_bin, estimate, interval
+from pucache.priors import METHODS, MODEL_ERROR, best_bin, estimate, interval
 
 
 def margins_of(prior, n_p=800, n_u=3000, apart=2.0, seed=0):
@@ -135,12 +138,16 @@ def test_without_draws_the_interval_says_nothing(draws):
     assert (found.method, found.prior, found.low, found.high, found.draws) == ("tilt", 0.3, 0.0, 1.0, len(draws))
 
 
-@pytest.mark.parametrize("level, low, high", [(0.9, 0.05, 0.95), (0.5, 0.25, 0.75)])
-def test_the_interval_is_the_quantiles_of_the_draws(level, low, high):
-    draws = np.random.default_rng(0).permutation(np.linspace(0, 1, 101))
-    found = interval("bbe", 0.4, draws, level)
-    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high)) and found.level == level
-    assert (found.draws, found.method) == (101, "bbe")
+@pytest.mark.parametrize("level", [0.9, 0.5])
+def test_the_interval_is_student_t_on_log_odds_with_shift_and_model_error(level):
+    drawn = np.random.default_rng(0).normal(-2.0, 0.3, 15)
+    found = interval("bbe", 0.1, 1 / (1 + np.exp(-drawn)), level)
+    middle = math.log(0.1 / 0.9)
+    error = math.sqrt(statistics.variance(drawn) + (statistics.mean(drawn) - middle) ** 2 + MODEL_ERROR**2)
+    half = {0.9: 1.7613, 0.5: 0.6924}[level] * error  # Student's t with 14 degrees of freedom, from a table
+    ends = [1 / (1 + math.exp(-(middle + sign * half))) for sign in (-1, 1)]
+    assert [found.low, found.high] == pytest.approx(ends, rel=1e-3)
+    assert (found.draws, found.method, found.level) == (15, "bbe", level)
 
 
 @pytest.mark.parametrize("prior", [0.1, 0.9])
