@@ -187,13 +187,13 @@ def run(data: Cifar, path: Path, limit: float) -> list[dict]:
     return list(kept(path, identity).values())
 
 
-def run_peers(data: Cifar, path: Path, limit: float) -> list[dict]:
+def run_peers(data: Cifar, path: Path, limit: float, named: list[str]) -> list[dict]:
     from peers import PEERS, SLOW
 
     identity = ("peer", "class", "share", "labelled")
     began = time.monotonic()
     for share, labelled, name, peer in product(SHARES, LABELLED, reversed(PEER_CLASSES), PEERS):
-        wanted = peer not in SLOW or name == PEER_CLASSES[-1]
+        wanted = (peer not in SLOW or name == PEER_CLASSES[-1]) and (not named or peer in named)
         if wanted and (peer, name, share, labelled) not in kept(path, identity) and time.monotonic() - began < limit:
             append(path, measure_peer(data, peer, name, share, labelled))
     return list(kept(path, identity).values())
@@ -318,12 +318,13 @@ if __name__ == "__main__":
     parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
     parser.add_argument("--out", type=Path, help="write the report here too")
     parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--peer", action="append", default=[], help="with --peers: this one only; repeatable")
     parser.add_argument("--minutes", type=float, default=1e9, help="start no further cell after so long")
     arguments = parser.parse_args()
     work = arguments.work or arguments.folder / "pucache-bench"
     cifar = Cifar(arguments.folder, work)
     if arguments.peers:
-        run_peers(cifar, work / "suite-peers.jsonl", 60 * arguments.minutes)
+        run_peers(cifar, work / "suite-peers.jsonl", 60 * arguments.minutes, arguments.peer)
     cells = run(cifar, work / "suite.jsonl", 0 if arguments.peers else 60 * arguments.minutes)
     of_peers = list(kept(work / "suite-peers.jsonl", ("peer", "class", "share", "labelled")).values())
     text = "# One-vs-rest suite\n\n" + report(cells)
