@@ -305,8 +305,8 @@ def peer_report(rows: list[dict], own: list[dict]) -> str:
             "Seed 0, classes " + ", ".join(PEER_CLASSES) + f"; the slowest on {PEER_CLASSES[-1]} only. Each learner "
             "gets standardised embeddings and the true prior where it takes one, and decides by its own threshold; "
             "pucache's figures are of the same cells, without the prior. Seconds are of one cell, fit and scoring, "
-            "with other work on the machine. Cells differ from row to row: compare with pucache in the same row. Where a "
-            "C is named it was set on sight of the truth of one cell.",
+            "with other work on the machine. Cells differ from row to row: compare with pucache in the same row. "
+            "Where a C is named it was set on sight of the truth of one cell.",
             "",
             table(["peer", "cells", "failed", "AP", "AP pucache", "F1", "F1 pucache", "seconds"], lines),
         ]
