@@ -131,6 +131,15 @@ def leading_directions(X: np.ndarray, moments: Moments, count: int) -> tuple[np.
     return basis @ turn.T, variances, rest
 
 
+def rows_not_finite(X: np.ndarray) -> np.ndarray:
+    """Rows that hold NaN or infinity, (m,) rising; X is read in blocks."""
+    found = []
+    for part in _slices(len(X), X.shape[1]):
+        found.append(np.flatnonzero(~np.isfinite(X[part]).all(1)) + part.start)
+        forget(X)
+    return np.concatenate(found) if found else np.empty(0, np.int64)
+
+
 def gather(X: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Copy rows of X, (m, d), rising, without keeping in memory what lies between them.
 

@@ -12,7 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from . import fitting, model_file
-from .blocks import forget
+from .blocks import rows_not_finite
 from .cache import EmbeddingCache
 from .calibration import Tilt, choose_threshold, fit_tilt, parse_rule
 from .encoder_spec import EncoderSpec
@@ -24,7 +24,6 @@ from .priors import PriorEstimate
 from .progress import Progress, Silent
 from .risks import PURisk
 
-_ROWS = 8192
 _WHOLE = (int, np.integer)
 _NUMBER = (*_WHOLE, float, np.floating)
 
@@ -163,7 +162,9 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
         plan = self._plan()
         rows, labels = validate_data(self, X, y, dtype=[np.float32, np.float16], ensure_all_finite=False)
         X, s = np.asarray(rows), self._as_pu_labels(np.asarray(labels))
-        _require_finite(X)
+        bad = rows_not_finite(X)  # in blocks, as X may be larger than memory
+        if len(bad):
+            raise ValueError(f"Input X contains NaN or infinity, first in row {bad[0]}")
         weights = _row_weights(sample_weight, X, s)
         group = None if groups is None else np.unique(groups, return_inverse=True)[1]
         with progress or Silent() as progress:
@@ -350,12 +351,3 @@ def _row_weights(sample_weight: ArrayLike | None, X: np.ndarray, s: np.ndarray) 
             "sample_weight leaves one class only: some labelled positives and some unlabelled rows need one"
         )
     return None if np.ptp(weights) == 0 else np.asarray(weights)
-
-
-def _require_finite(X: np.ndarray) -> None:
-    """As scikit-learn asks for, but in blocks: X may be larger than memory."""
-    for begin in range(0, len(X), _ROWS):
-        good = np.isfinite(X[begin : begin + _ROWS]).all(1)
-        if not good.all():
-            raise ValueError(f"Input X contains NaN or infinity, first in row {begin + int(np.argmin(good))}")
-        forget(X)

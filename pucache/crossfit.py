@@ -97,7 +97,6 @@ class CrossFitter:
         **training: Any,
     ):
         self._X, self._s, self.fold, self._weights = X, s, fold, weights
-        self.fallback = PENALTIES[len(PENALTIES) // 2]  # where there is nothing to choose it by
         self.folds, self.prior = int(fold.max()) + 1, prior
         self._common = {"risk": risk, "prior": prior, "moments": moments, **training}
         self._few = self._sample()
@@ -135,7 +134,12 @@ class CrossFitter:
         ]
 
     def choose(self, penalties: tuple[float, ...] = PENALTIES) -> CrossFit:
-        """Cross-fit at every penalty and keep the best; its heads are then trained to the end."""
+        """Cross-fit at every penalty and keep the best; its heads are then trained to the end.
+
+        With a single fold nothing is held out to choose by: the middle one.
+        """
+        if self.folds < 2:
+            return self.at((penalties[len(penalties) // 2],), tolerance=TOLERANCE)[0]
         tried = self._few.at(penalties)
         ranks = np.stack([_rank_of_positives(one.margins, self._few._s) for one in tried])
         chosen = tried[weakest_of_the_best(ranks)]
@@ -207,9 +211,7 @@ def deal(s: np.ndarray, count: int, seed: int, group: np.ndarray | None) -> np.n
     count = min(count, *(len(np.unique(of[s == value])) for value in (0, 1)))
     if count < 2:
         return np.zeros(len(s), np.int64)
-    fold = folds(s, count, seed, group)
-    held = [np.bincount(fold[s == value], minlength=count).min() for value in (0, 1)]
-    return fold if min(held) else np.zeros(len(s), np.int64)
+    return folds(s, count, seed, group)
 
 
 def weakest_of_the_best(score: np.ndarray) -> int:

@@ -62,7 +62,7 @@ def estimate_prior(
     fitter = CrossFitter(X, s, None, fold, risk=PURisk(), prior=0.5, moments=Moments.of(X), seed=seed, device=device)
     with progress or Silent() as shown:
         shown.start(draws + 1, "estimating")
-        fitted = fitter.choose() if fitter.folds > 1 else fitter.at((fitter.fallback,))[0]
+        fitted = fitter.choose()
         shown.advance(1)
         drawn = _resampled(fitter, fitted, methods, draws, seed, shown)
     return [

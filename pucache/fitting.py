@@ -92,10 +92,9 @@ def fit(
 
 
 def _at_the_penalty(fitter: CrossFitter, plan: Plan) -> CrossFit:
-    if plan.penalty == "auto" and plan.solver == "batch" and fitter.folds > 1:
+    if plan.penalty == "auto" and plan.solver == "batch":
         return fitter.choose()
-    fallback = 0.0 if plan.solver == "sgd" else fitter.fallback
-    penalty = fallback if plan.penalty == "auto" else float(plan.penalty)
+    penalty = 0.0 if plan.penalty == "auto" else float(plan.penalty)  # the authors' protocol has none
     return fitter.at((penalty,), tolerance=TOLERANCE)[0]
 
 

@@ -92,6 +92,8 @@ def sweep(
     """
     if len(priors) == 0 or len(seeds) == 0 or not all(0 < prior < 1 for prior in priors):
         raise ValueError(f"priors must lie strictly between 0 and 1, and there must be seeds; got {list(priors)}")
+    if penalty != "auto" and not 0 <= float(penalty) < np.inf:
+        raise ValueError(f"penalty must be 'auto' or a finite number >= 0, got {penalty!r}")
     risk = PURisk(loss, surrogate, target_prior=target_prior)
     training: dict[str, Any] = {
         "risk": risk,
@@ -128,7 +130,7 @@ class _Runs:
 
     def penalty(self, prior: float) -> float:
         """Choose the penalty as `train-pu` does; none for ``sgd``."""
-        if self._training["solver"] == "sgd" or self._counts[0] < 2:
+        if self._training["solver"] == "sgd":
             return 0.0
         fitter = CrossFitter(self._X, self._s, None, self._folds[0], prior=prior, seed=self._seeds[0], **self._training)
         return fitter.choose().penalty
@@ -199,6 +201,11 @@ def _verdict(rows: list[dict[str, Any]], risk: PURisk) -> str:
     clamp = f"the clamp of the negative part acts from prior {min(clamped):.3g} on" if clamped else "no clamp acts"
     if pauc[best] - pauc[worst] < _FLAT:
         within = f"PAUC stays within {pauc[worst]:.4f} and {pauc[best]:.4f}"
+        if clamped:
+            return (
+                f"flat: {within}, although {clamp}, for PAUC sees little of what that does to the top of the ranking. "
+                "It does not tell the prior; see estimate-prior."
+            )
         return f"flat: {within}, as {clamp}; the ranking does not tell the prior. See estimate-prior."
     return (
         f"not flat: PAUC is {pauc[best]:.4f} at prior {best:.3g} and {pauc[worst]:.4f} at {worst:.3g}; {clamp}. "

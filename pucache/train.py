@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .blocks import forget
+from .blocks import rows_not_finite
 from .cache import EmbeddingCache
 from .classifier import PULinearClassifier
 from .duplicates import groups, unlabelled_twins
@@ -16,7 +16,6 @@ from .errors import CacheError, LabelError
 from .labels import check_labels, label_vector
 from .progress import Progress
 
-_ROWS = 8192
 TWINS = 0.999  # cosine from which on two images count as the same picture
 
 
@@ -101,13 +100,10 @@ def train_on(data: PUData, *, progress: Progress | None = None, **parameters: An
 
 def require_finite(cache: EmbeddingCache) -> None:
     """Raise `CacheError` naming the first rows whose embedding is NaN or infinite."""
-    X = cache.X
-    for begin in range(0, len(X), _ROWS):
-        bad = np.flatnonzero(~np.isfinite(X[begin : begin + _ROWS]).all(1)) + begin
-        if len(bad):
-            named = ", ".join(repr(cache.keys[int(row)]) for row in bad[:3])
-            raise CacheError(f"{cache.name} holds NaN or infinite embeddings ({named}); import or embed these anew")
-        forget(X)
+    bad = rows_not_finite(cache.X)
+    if len(bad):
+        named = ", ".join(repr(cache.keys[int(row)]) for row in bad[:3])
+        raise CacheError(f"{cache.name} holds NaN or infinite embeddings ({named}); import or embed these anew")
 
 
 def summary(model: PULinearClassifier) -> dict[str, Any]:

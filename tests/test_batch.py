@@ -185,12 +185,16 @@ def test_many_heads_together_are_as_each_alone(data, name):
     X, s = data
     weights = weights_of(5)
     own = {"prior": [0.1, 0.2, 0.3, 0.5, 0.4], "penalty": [1, 0.1, 0.03, 0.01, 0.1], "seed": [0, 1, 2, 3, 0]}
-    together = fit(X, s, name, weights=weights, **own)
+    together = fit(X, s, name, weights=weights, tolerance=TIGHT, **own)
     for k in range(5):
-        alone = fit(X, s, name, weights=weights[:, k : k + 1], **{key: values[k] for key, values in own.items()})
+        settings = {key: values[k] for key, values in own.items()}
+        alone = fit(X, s, name, weights=weights[:, k : k + 1], tolerance=TIGHT, **settings)
         np.testing.assert_allclose(alone.coef[0], together.coef[k], rtol=2e-4, atol=2e-4)
-        # a head that calls everything negative has no intercept but a very low one
-        np.testing.assert_allclose(np.tanh(alone.intercept[0]), np.tanh(together.intercept[k]), rtol=2e-4, atol=2e-4)
+        np.testing.assert_allclose(alone.risk[0], together.risk[k], rtol=0, atol=1e-5)
+        if together.intercept[k] < -10:  # calls everything negative: the lower the better, without end
+            assert alone.intercept[0] < -10
+        else:
+            np.testing.assert_allclose(alone.intercept[0], together.intercept[k], rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("name", EVERY)

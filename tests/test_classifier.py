@@ -82,11 +82,11 @@ def test_it_works_in_a_pipeline_and_in_cross_validation():
     assert roc_auc_score(Y[S == 0], posterior[S == 0, 1]) > 0.92  # of three models, each calibrated for itself
 
 
-def test_a_grid_search_runs_and_tells_settings_apart():
-    grid = {"penalty": [1e-7, 1e-2], "loss": ["imbupu", "weighted_bce"]}
+def test_a_grid_search_finds_the_better_penalty():
+    grid = {"penalty": [1e-7, 1e-2], "loss": ["upu", "imbupu"], "surrogate": ["logistic", "sigmoid"]}
     search = GridSearchCV(classifier(), grid, scoring="roc_auc", cv=3, error_score="raise").fit(X, S)
-    assert (search.predict(X) == Y).mean() > 0.85
-    assert np.ptp(search.cv_results_["mean_test_score"]) > 0.003
+    assert search.best_params_["penalty"] == 1e-2 and (search.predict(X) == Y).mean() > 0.85
+    assert np.ptp(search.cv_results_["mean_test_score"]) > 0.01
 
 
 # --- fit and predict ---------------------------------------------------------------------------

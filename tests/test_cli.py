@@ -350,6 +350,7 @@ BAD = {  # command: (exit code, what the one line must tell)
     PRIOR + " --method best": (2, "unknown method 'best'; use tilt, bbe, dedpul, elkanoto, histogram"),
     PRIOR + " --level 1": (2, "level in .0, 1."),
     SWEEP + " --priors 0.1,much": (2, "--priors must be numbers with commas between, got '0.1,much'"),
+    SWEEP + " --penalty -1": (2, "penalty must be 'auto' or a finite number >= 0, got -1.0"),
     SWEEP + " --priors 0.1,1": (2, "priors must lie strictly between 0 and 1"),
     SWEEP + " --truth {b}/nowhere.csv": (1, "cannot read .*nowhere.csv"),
     SWEEP + " --out old.csv --plot ./old.csv": (2, "--out and --plot are one file, old.csv; name two"),
