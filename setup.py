@@ -51,6 +51,7 @@ setup(
         "faiss-cpu>=1.12; sys_platform != 'linux' or platform_machine != 'x86_64'",
     ],
     extras_require={
+        "openvino": ["openvino>=2025.0"],
         "parquet": ["pyarrow>=16"],
         "report": ["matplotlib>=3.9"],
         "test": [
@@ -58,6 +59,7 @@ setup(
             "hypothesis>=6.100",
             "ruff>=0.8",
             "mypy>=1.13",
+            "openvino>=2025.0",
             "pyarrow>=16",
             "matplotlib>=3.9",
             "pulearn==0.2.0",

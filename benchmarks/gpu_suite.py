@@ -18,9 +18,9 @@ import torch
 from environment import environment
 
 from pucache import PULinearClassifier
+from pucache.devices import choose_device, multiplies_bfloat16
 from pucache.heads import fit_heads
 from pucache.risks import PURisk
-from pucache.runtime import choose_device, multiplies_bfloat16
 
 LABELLED, PRIOR, REPEATS = 600, 0.0741, 3
 

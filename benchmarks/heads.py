@@ -17,10 +17,10 @@ from sklearn.linear_model import LogisticRegression
 
 from pucache import EmbeddingCache, PULinearClassifier
 from pucache.blocks import Moments
+from pucache.devices import choose_device, multiplies_bfloat16
 from pucache.heads import fit_heads
 from pucache.labels import label_vector
 from pucache.risks import PURisk
-from pucache.runtime import choose_device, multiplies_bfloat16
 from pucache.sweep import sweep
 from pucache.train import PUData
 

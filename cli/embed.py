@@ -21,9 +21,19 @@ from . import options
 @click.option(
     "--dtype", type=click.Choice(["float16", "float32"]), help="Of the stored embeddings.  [default: float16]"
 )
+@click.option("--profile", is_flag=True, help="Say where the time went, and which stage is the limit.")
 @options.strict
 @options.as_json
-def embed(source: str, cache: str, encoder: str, shard: str | None, strict: bool, as_json: bool, **rest: Any) -> None:
+def embed(
+    source: str,
+    cache: str,
+    encoder: str,
+    shard: str | None,
+    profile: bool,
+    strict: bool,
+    as_json: bool,
+    **rest: Any,
+) -> None:
     """Embed the images of SOURCE into the file CACHE.
 
     SOURCE is a folder, a manifest (.txt, .csv, .tsv), .tar shards ('shards/*.tar'), or an fsspec URL
@@ -38,16 +48,17 @@ def embed(source: str, cache: str, encoder: str, shard: str | None, strict: bool
     """
     from pucache.durable import check_writable
     from pucache.embed import embed as run
+    from pucache.embed import made_with
     from pucache.encoders import load_encoder
     from pucache.images import open_source
 
     from .progress import follow
 
-    names = ("weights", "device", "precision", "batch_size")
+    names = ("weights", "device", "precision", "runtime", "batch_size")
     part = _parse_shard(shard)
     check_writable(cache)
     images = open_source(source)
-    model = load_encoder(encoder, **{name: rest.pop(name) for name in names})
+    model = load_encoder(encoder, like=made_with(cache), **{name: rest.pop(name) for name in names})
     report = run(images, cache, model, shard=part, progress=follow(), **rest)
     result = {
         "cache": str(report.cache),
@@ -56,8 +67,11 @@ def embed(source: str, cache: str, encoder: str, shard: str | None, strict: bool
         "failures": report.failures,
         "ignored": dict(report.ignored),
         "seconds": round(report.seconds, 3),
+        "cosine_to_fp32": report.cosine,
+        **({"profile": report.profile.summary()} if profile else {}),
     }
-    options.show(result, list(_lines(report, str(model.spec))), as_json)
+    lines = [*_lines(report, str(model.spec)), *(report.profile.lines() if profile else [])]
+    options.show(result, lines, as_json)
     options.finish(len(report.failures), strict)
 
 
@@ -77,6 +91,8 @@ def _lines(report: Any, encoder: str) -> Any:
         f"computed {report.computed:,}, reused by content {report.reused:,}, unchanged {report.kept:,}, "
         f"failed {len(report.failures):,}; {report.seconds:.1f} s{rate}"
     )
+    if report.cosine is not None:
+        yield f"cosine to fp32 at least {report.cosine:.4f} on the first images"
     for key, reason in list(report.failures.items())[:3]:
         yield f"  failed: {key!r}: {reason}"
     if len(report.failures) > 3:

@@ -33,19 +33,27 @@ def encoding(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--workers",
             type=click.IntRange(min=0),
-            help="Processes that read and decode.  [default: with CUDA one per core, up to 8; else one per 4 cores]",
+            help="Processes that read and decode.  [default: with CUDA one per core, up to 16; else 0, for threads]",
         ),
         click.option(
             "--batch-size",
             type=click.IntRange(min=1),
-            help="Images per forward pass.  [default: 64 on CPU, 256 on CUDA]",
+            help="Images per forward pass.  [default: 16 on CPU, 8 with openvino; with CUDA what fits]",
         ),
         click.option(
             "--precision",
             default="auto",
             show_default=True,
             type=click.Choice(["auto", "fp32", "bf16", "fp16"]),
-            help="Of the forward pass; auto is fp32 on the CPU and fp16 on CUDA.",
+            help="Of the forward pass; auto is fp16 on CUDA, bf16 on a CPU that has it, else fp32, and what CACHE has.",
+        ),
+        click.option(
+            "--runtime",
+            default="auto",
+            show_default=True,
+            type=click.Choice(["auto", "torch", "compile", "openvino"]),
+            help="What runs the encoder; auto is openvino on a CPU where it is installed, else torch. compile takes a "
+            "minute to start.",
         ),
         device,
         click.option("--weights", metavar="FILE", help="Weights of a timm encoder: safetensors or a state dict."),

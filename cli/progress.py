@@ -27,16 +27,22 @@ class Bar:
     """A rich progress bar."""
 
     def __init__(self) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
+        remark = TextColumn("{task.fields[remark]}")
+        left = TimeRemainingColumn()
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), left, remark)
         self._bar = Progress(*columns, console=Console(stderr=True))
 
     def start(self, total: int | None, what: str) -> None:
         """Begin a stage."""
-        self._task = self._bar.add_task(what, total=total)
+        self._task = self._bar.add_task(what, total=total, remark="")
 
     def advance(self, steps: int) -> None:
         """Count steps."""
         self._bar.advance(self._task, steps)
+
+    def remark(self, text: str) -> None:
+        """Show it behind the bar."""
+        self._bar.update(self._task, remark=text)
 
     def __enter__(self) -> Bar:
         self._bar.start()
@@ -51,7 +57,7 @@ class Lines:
 
     def start(self, total: int | None, what: str) -> None:
         """Begin a stage."""
-        self._total, self._what, self._done = total, what, 0
+        self._total, self._what, self._done, self._remark = total, what, 0, ""
         self._began = self._said = time.monotonic()
 
     def advance(self, steps: int) -> None:
@@ -63,7 +69,12 @@ class Lines:
             rate = self._done / (now - self._began)
             ahead = "" if self._total is None else f"  {(self._total - self._done) / rate:,.0f} s left"
             of = "" if self._total is None else f"/{self._total:,}"
-            click.echo(f"{self._what} {self._done:,}{of}  {rate:,.0f}/s{ahead}", err=True)
+            remark = self._remark and f"  {self._remark}"
+            click.echo(f"{self._what} {self._done:,}{of}  {rate:,.0f}/s{ahead}{remark}", err=True)
+
+    def remark(self, text: str) -> None:
+        """Add it to the lines to come."""
+        self._remark = text
 
     def __enter__(self) -> Lines:
         return self

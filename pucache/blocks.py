@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .runtime import multiplies_bfloat16
+from .devices import multiplies_bfloat16
 
 CPU_RESIDENT = 1 << 29  # bytes of float32 rows kept in memory on the CPU; the cache itself is kept in no other form
 CUDA_RESIDENT = 0.5  # of the free memory of the device

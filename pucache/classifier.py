@@ -15,7 +15,7 @@ from . import fitting, model_file
 from .blocks import rows_not_finite
 from .cache import EmbeddingCache
 from .calibration import Tilt, choose_threshold, fit_tilt, parse_rule
-from .encoder_spec import EncoderSpec
+from .encoder_spec import ROUNDING, EncoderSpec
 from .errors import LabelError, ModelError
 from .fitting import Plan
 from .heads import SOLVERS, Protocol
@@ -272,13 +272,13 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
     def check_fits(self, cache: EmbeddingCache) -> None:
         """Raise `ModelError` unless the model was trained on embeddings of the cache's encoder.
 
-        The precision of the forward pass may differ: a model trained on one machine scores on another.
+        Precision and runtime of the forward pass may differ: a model trained on one machine scores on another.
         """
         if self.encoder_ is None:
             if cache.encoder.dim != len(self.coef_):
                 raise ModelError(f"the model expects {len(self.coef_)}-d rows; {cache.name} holds {cache.encoder}")
             return
-        differing = self.encoder_.differences(cache.encoder, ignoring=["precision"])
+        differing = self.encoder_.differences(cache.encoder, ignoring=ROUNDING)
         if differing:
             raise ModelError(
                 f"{cache.name} holds embeddings of {cache.encoder}; the model expects {self.encoder_} (they differ in "

@@ -13,7 +13,8 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,15 +22,16 @@ import filelock
 import numpy as np
 
 from .cache import expand, merge
-from .cache_file import DTYPES, CacheFile
+from .cache_file import DTYPES, CacheFile, Rows
 from .durable import check_writable, remove_partials
 from .encoder_spec import EncoderSpec
 from .encoders import Encoder
 from .errors import CacheError, CacheLockedError, SourceError
 from .images import UNKNOWN, Listing, Source
 from .keys import encode_keys, find
-from .parts import Known, Parts
+from .parts import Known, Parts, parts_folder
 from .pipeline import Work
+from .profile import Profile
 from .progress import Progress, Silent
 
 
@@ -53,6 +55,11 @@ class EmbedReport:
     written : bool
         False where nothing had changed and the cache was left as it was.
     seconds : float
+    profile : Profile
+        Where they went.
+    cosine : float or None
+        Least cosine of the first embeddings with those of the same model in float32 by torch; None
+        where nothing was computed, or in just that way.
     """
 
     cache: Path
@@ -65,6 +72,8 @@ class EmbedReport:
     ignored: Counter[str]
     written: bool
     seconds: float
+    profile: Profile
+    cosine: float | None
 
 
 def embed(
@@ -120,7 +129,7 @@ def embed(
     OutputError
         The cache cannot be written.
     """
-    began = time.monotonic()
+    began, profile = time.monotonic(), Profile()
     cache = check_writable(cache)
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; use {' or '.join(DTYPES)}")
@@ -130,7 +139,8 @@ def embed(
         stored = DTYPES[dtype] if dtype else old.dtype if old else DTYPES["float16"]
         others = _open_reuse(reuse, encoder.spec, stored)
         parts = Parts(cache, encoder.spec, stored)
-        listing = _take_shard(source.scan(), shard)
+        with profile.stage("listing"):
+            listing = _take_shard(source.scan(), shard)
         if not listing.keys and not listing.failures:
             raise SourceError(f"no image in {source.name}{_ignored_note(listing)}")
         if not moved:
@@ -138,10 +148,11 @@ def embed(
         kept, unseen, vanished = _split_old(old, listing)
         kept_keys = encode_keys([]) if old is None else np.asarray(old.raw_keys[kept])
         plan = _plan(listing, kept_keys, parts)
-        work = Work(source, encoder, listing, plan, Known([*filter(None, [old]), *others] if len(plan) else []))
+        known = Known([*filter(None, [old]), *others] if len(plan) else [])
+        work = Work(source, encoder, listing, plan, known, profile)
         progress.start(len(plan), "embedding")
-        for rows, failures in work.blocks(workers, stored, progress):
-            parts.add(rows, failures, source.name)
+        if len(plan):
+            _write_blocks(work, parts, source.name, workers, stored, progress, profile)
         picks, failed = parts.current(listing, kept_keys)
         failures = {**listing.failures, **failed}
         fresh = len(picks) > 0
@@ -155,7 +166,8 @@ def embed(
         if changed:
             if old is not None and not len(plan):  # else it was verified for the work
                 old.verify()
-            merge(cache, picks, encoder=encoder.spec, dtype=stored, source=source.name, failures=failures)
+            with profile.stage("merging"):
+                merge(cache, picks, encoder=encoder.spec, dtype=stored, source=source.name, failures=failures)
         parts.remove()
     return EmbedReport(
         cache,
@@ -168,7 +180,49 @@ def embed(
         listing.ignored,
         changed,
         time.monotonic() - began,
+        profile,
+        encoder.runtime.cosine,
     )
+
+
+def _write_blocks(
+    work: Work,
+    parts: Parts,
+    source: str,
+    workers: int | None,
+    dtype: np.dtype,
+    progress: Progress,
+    profile: Profile,
+) -> None:
+    """Write each block while the next one is computed; an interruption waits for the one being written."""
+
+    def write(rows: Rows, failures: dict[str, str]) -> None:
+        with profile.stage("writing"):
+            parts.add(rows, failures, source)
+
+    def safe(writing: Future[None]) -> None:
+        writing.result()
+        progress.advance(1)
+
+    with ThreadPoolExecutor(1) as writer, closing(work.blocks(workers, dtype, progress)) as blocks:
+        writing = None
+        for rows, failures in blocks:
+            if writing:
+                safe(writing)
+            writing = writer.submit(write, rows, failures)
+        if writing:
+            safe(writing)
+
+
+def made_with(cache: str | Path) -> EncoderSpec | None:
+    """Return the encoder of a cache that is there already, or of its unfinished parts; None for a new one."""
+    cache = Path(cache)
+    for path in [cache, *sorted(parts_folder(cache).glob("part-*.h5"))]:
+        try:
+            return CacheFile(path).encoder
+        except CacheError:
+            continue  # `embed` says what is wrong with it
+    return None
 
 
 @contextmanager
@@ -214,7 +268,7 @@ def _require_encoder(file: CacheFile, spec: EncoderSpec) -> None:
     if differing:
         raise CacheError(
             f"{file.path} holds embeddings of {file.encoder}, not of {spec} (they differ in {', '.join(differing)}); "
-            "write another cache, or pass the encoder and precision it was made with"
+            "write another cache, or pass the encoder, precision and runtime it was made with"
         )
 
 

@@ -16,6 +16,9 @@ _IN_JSON: dict[str, type | tuple[type, ...]] = {
 }
 
 
+ROUNDING = ("precision", "runtime")  # fields that change an embedding by its rounding alone
+
+
 @dataclass(frozen=True)
 class EncoderSpec:
     """Everything that decides the numbers in a cache; two caches agree when their specs do.
@@ -38,8 +41,8 @@ class EncoderSpec:
         How the last feature map became one vector.
     dim : int
         d, the length of an embedding.
-    precision : str
-        Of the forward pass.
+    precision, runtime : str
+        Of the forward pass: ``fp32``, ``bf16`` or ``fp16``, by ``torch``, ``compile`` or ``openvino``.
     """
 
     name: str
@@ -54,11 +57,12 @@ class EncoderSpec:
     pooling: str
     dim: int
     precision: str
+    runtime: str
 
     @classmethod
     def imported(cls, name: str, dim: int) -> EncoderSpec:
         """Spec of embeddings that were made elsewhere, known by `name` and length alone."""
-        return cls(f"imported:{name}", "", (), (), (), "", 0.0, "", "", "", dim, "")
+        return cls(f"imported:{name}", "", (), (), (), "", 0.0, "", "", "", dim, "", "")
 
     def to_json(self) -> str:
         """Canonical JSON: sorted names, no spaces."""
@@ -74,6 +78,8 @@ class EncoderSpec:
             A field is missing, unknown or of another type.
         """
         fields = json.loads(text)
+        if isinstance(fields, dict) and "precision" in fields:  # before there was a choice
+            fields.setdefault("runtime", fields["precision"] and "torch")
         names = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(fields, dict) or set(fields) != names:
             raise ValueError("not an encoder description")
@@ -95,5 +101,5 @@ class EncoderSpec:
 
     def __str__(self) -> str:
         weights = f", weights {self.weights[:8]}" if self.weights else ""
-        precision = f", {self.precision}" if self.precision else ""
-        return f"{self.name} ({self.dim}-d{weights}{precision})"
+        numbers = f", {self.precision} {self.runtime}" if self.precision else ""
+        return f"{self.name} ({self.dim}-d{weights}{numbers})"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,14 @@ import torch
 from PIL import Image
 
 from .decoding import DECODER
+from .devices import choose_device, choose_precision, choose_runtime
 from .encoder_spec import EncoderSpec
-from .errors import EncoderError, ImageError
-from .runtime import Runtime, choose_device, choose_precision
+from .errors import EncoderError
+from .preprocess import Preprocess
+from .runtime import Runtime
 
 BUNDLED = "bundled"
-MAX_ASPECT = 500  # models resize the shorter side, so the longer one grows with this
 _BUNDLED_ARCHITECTURE = "tf_efficientnet_lite0"  # SAME padding, as the weights were trained
-_DEFAULT_BATCH = {"cpu": 64, "cuda": 256}
 
 
 class Encoder:
@@ -37,37 +37,24 @@ class Encoder:
     Attributes
     ----------
     spec : EncoderSpec
-    batch_size : int
-        Images per forward pass.
+    preprocess : Preprocess
+        PIL image to uint8 pixels, (H, W, 3).
+    runtime : Runtime
+        How it runs, and how many passes at once.
+    forward : callable
+        uint8 pixels (b, H, W, 3) to embeddings, float32 (b, d); the runtime itself.
     """
 
-    def __init__(self, spec: EncoderSpec, transform: Any, runtime: Runtime):
+    def __init__(self, spec: EncoderSpec, preprocess: Preprocess, runtime: Runtime):
         self.spec = spec
-        self.preprocess = Preprocess(transform)
-        self.batch_size = runtime.batch_size
-        self.forward = runtime
+        self.preprocess = preprocess
+        self.runtime = runtime
+        self.forward: Callable[[torch.Tensor], np.ndarray] = runtime
 
     def __call__(self, images: Iterable[Image.Image]) -> np.ndarray:
         """Embed PIL images; gives float32 (n, d)."""
         pixels = [self.preprocess(image) for image in images]
-        batches = [pixels[i : i + self.batch_size] for i in range(0, len(pixels), self.batch_size)]
-        rows = [self.forward(torch.stack(batch)) for batch in batches]
-        return np.concatenate(rows) if rows else np.empty((0, self.spec.dim), np.float32)
-
-
-class Preprocess:
-    """Bring an RGB image to the model's input size; picklable, so that worker processes can use it."""
-
-    def __init__(self, transform: Any):
-        self._transform = transform
-
-    def __call__(self, image: Image.Image) -> torch.Tensor:
-        """Return uint8 pixels, (3, H, W); raise `ImageError` where resizing the short side would fill the memory."""
-        if max(image.size) > MAX_ASPECT * min(image.size):
-            width, height = image.size
-            raise ImageError(f"{width} x {height} pixels; one side is more than {MAX_ASPECT} times the other")
-        pixels: torch.Tensor = self._transform(image)
-        return pixels
+        return self.forward(torch.stack(pixels)) if pixels else np.empty((0, self.spec.dim), np.float32)
 
 
 def load_encoder(
@@ -76,7 +63,9 @@ def load_encoder(
     weights: str | Path | None = None,
     device: str = "auto",
     precision: str = "auto",
+    runtime: str = "auto",
     batch_size: int | None = None,
+    like: EncoderSpec | None = None,
 ) -> Encoder:
     """Load a frozen encoder.
 
@@ -88,10 +77,13 @@ def load_encoder(
     weights : path, optional
         Safetensors, or a state dict as torch saves it; read without unpickling code. Without it
         timm fetches the pretrained weights from its hub.
-    device, precision : str
-        See `pucache.runtime`.
+    device, precision, runtime : str
+        See `pucache.devices`; ``auto`` is the fastest that is not measurably worse.
     batch_size : int, optional
-        64 on the CPU, 256 on CUDA.
+        By default 16 on the CPU, 8 with OpenVINO, and what fits on CUDA.
+    like : EncoderSpec, optional
+        Where precision and runtime are ``auto``, take those of an earlier encoder if they can be had
+        here: a cache that is taken up again stays one of its kind.
 
     Raises
     ------
@@ -103,7 +95,7 @@ def load_encoder(
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch size must be at least 1, got {batch_size}")
     where = choose_device(device)
-    numbers = choose_precision(precision, where)
+    numbers, engine = _settings(precision, runtime, where, like)
     if name == BUNDLED:
         model = _bundled(weights)
     elif name.startswith("timm:"):
@@ -115,15 +107,7 @@ def load_encoder(
         raise EncoderError(f"{name} takes {config['input_size'][0]} channels; only RGB models are supported")
     height, width = config["input_size"][1:]
     dim = _dim(model, name, height, width)
-    weights_digest = _digest(model)  # before the runtime changes their type
-    runtime = Runtime(
-        model,
-        config["mean"],
-        config["std"],
-        device=where,
-        precision=numbers,
-        batch_size=batch_size or _DEFAULT_BATCH.get(where.type, 64),
-    )
+    weights_digest = _digest(model)  # before the runtime folds and converts them
     spec = EncoderSpec(
         name=name,
         weights=weights_digest,
@@ -137,8 +121,33 @@ def load_encoder(
         pooling=_pooling(model),
         dim=dim,
         precision=numbers,
+        runtime=engine,
     )
-    return Encoder(spec, timm.data.create_transform(**config, is_training=False, normalize=False), runtime)
+    transform = timm.data.create_transform(**config, is_training=False, normalize=False)
+    forward = Runtime(
+        model,
+        spec.mean,
+        spec.std,
+        input_size=(height, width),
+        device=where,
+        precision=numbers,
+        runtime=engine,
+        batch_size=batch_size,
+    )
+    return Encoder(spec, Preprocess(config, transform), forward)
+
+
+def _settings(precision: str, runtime: str, device: torch.device, like: EncoderSpec | None) -> tuple[str, str]:
+    def choose(pick: Callable[[str, torch.device], str], asked: str, earlier: str | None) -> str:
+        if asked == "auto" and earlier:
+            with contextlib.suppress(ValueError):  # a GPU's precision, say, or an engine that is not installed
+                return pick(earlier, device)
+        return pick(asked, device)
+
+    return (
+        choose(choose_precision, precision, like.precision if like else None),
+        choose(choose_runtime, runtime, like.runtime if like else None),
+    )
 
 
 def _dim(model: torch.nn.Module, name: str, height: int, width: int) -> int:

@@ -17,10 +17,10 @@ from numpy.typing import ArrayLike
 
 from . import batch, sgd
 from .blocks import Moments, forget
+from .devices import choose_device
 from .head_spec import HeadSpec
 from .progress import Progress, Silent
 from .risks import PURisk
-from .runtime import choose_device
 from .sgd import Protocol
 
 SOLVERS = ("batch", "sgd")

@@ -18,11 +18,16 @@ from .keys import encode_keys, find
 log = logging.getLogger("pucache")
 
 
+def parts_folder(cache: Path) -> Path:
+    """Where the parts of an unfinished cache lie."""
+    return cache.with_name(cache.name + ".parts")
+
+
 class Parts:
     """The finished blocks of an unfinished cache: small cache files in ``CACHE.parts``."""
 
     def __init__(self, cache: Path, spec: EncoderSpec, dtype: np.dtype):
-        self.folder = cache.with_name(cache.name + ".parts")
+        self.folder = parts_folder(cache)
         self._spec, self._dtype = spec, dtype
         self.files: list[CacheFile] = []
         for path in sorted(self.folder.glob("part-*.h5")):

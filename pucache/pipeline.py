@@ -1,188 +1,269 @@
-"""Listed images -> blocks of rows: read, hash and decode in workers, embed in fixed batches.
+"""Listed images -> blocks of rows: prepared in threads or workers, embedded in fixed batches.
 
-A block's rows depend on the listing alone, never on timing or the number of workers.
+Images are prepared ahead of the encoder (`pucache.prepare`), a bounded number of them; batches are
+filled across chunks and blocks, so that none but the last is padded; forward passes run beside each
+other in threads. A block's rows depend on the listing alone, never on timing or the number of workers.
 """
 
 from __future__ import annotations
 
+import bisect
 import os
 import signal
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
+from .allocator import keep_freed_memory
 from .cache_file import Rows
-from .decoding import decode
-from .encoders import Encoder, Preprocess
-from .errors import EncoderError, ImageError, SourceError
-from .images import UNKNOWN, Listing, Source, digest
+from .encoders import Encoder
+from .errors import EncoderError, SourceError
+from .images import Listing, Source
 from .keys import encode_keys
 from .parts import Known
+from .prepare import STAGES, Chunk, Prepare
+from .profile import Profile
 from .progress import Progress
 
-BLOCK_ROWS = 2048  # images in one part: what a kill can cost
-CHUNK_ROWS = 16  # images that a worker hands over at once
-_FEW = 4 * CHUNK_ROWS  # below this, starting workers costs more than they save
-
-
-@dataclass
-class _Chunk:
-    """What a worker made of a few images: one outcome each, and the pixels of those to embed."""
-
-    outcomes: list[bytes | str]  # content digest, or the reason of a failure
-    to_embed: list[int]
-    pixels: torch.Tensor | None  # (len(to_embed), 3, H, W) uint8
-
-
-class _Chunks(Dataset[_Chunk]):
-    """Reads, hashes and decodes, a chunk at a time; runs in worker processes."""
-
-    def __init__(self, source: Source, preprocess: Preprocess, keys: list[str], sizes: list[int], known: np.ndarray):
-        self._source, self._preprocess = source, preprocess
-        self._keys, self._sizes, self._known = keys, sizes, known
-
-    def __len__(self) -> int:
-        return -(-len(self._keys) // CHUNK_ROWS)
-
-    def __getitem__(self, number: int) -> _Chunk:
-        chunk, pixels = _Chunk([], [], None), []
-        for position in range(number * CHUNK_ROWS, min(len(self._keys), (number + 1) * CHUNK_ROWS)):
-            try:
-                data = self._read(position)
-                content = digest(data)
-                if not self._is_known(content):
-                    pixels.append(self._preprocess(decode(data)))
-                    chunk.to_embed.append(len(chunk.outcomes))
-                chunk.outcomes.append(content)
-            except ImageError as error:
-                chunk.outcomes.append(str(error))
-        chunk.pixels = torch.stack(pixels) if pixels else None
-        return chunk
-
-    def _read(self, position: int) -> bytes:
-        data = self._source.read(self._keys[position])
-        listed = self._sizes[position]
-        if listed not in (UNKNOWN, len(data)):
-            raise ImageError(f"changed while it was read: {listed} bytes when listed, {len(data)} now; embed again")
-        return data
-
-    def _is_known(self, content: bytes) -> bool:
-        at = np.searchsorted(self._known, np.bytes_(content))
-        return self._known[at : at + 1].tobytes() == content  # as bytes: numpy's text drops zero bytes at the end
+BLOCK_ROWS = 2048  # images in one part: what a kill can cost, beside those in flight
+CHUNK_ROWS = 32  # images that a worker hands over at once
+_MOST_ROWS = 64  # in a chunk, however large the batches are
+_FEW = 64  # with fewer images, starting workers costs more than they save
 
 
 def default_workers(encoder: Encoder) -> int:
-    """One per core up to 8 beside a GPU; on the CPU, where they take from the forward pass, one per four cores."""
-    cores = os.cpu_count() or 1
-    return cores // 4 if encoder.forward.device.type == "cpu" else min(8, cores)
+    """One per core up to 16 beside a GPU; none on the CPU, where the threads of the encoder prepare images too."""
+    return min(16, os.cpu_count() or 1) if encoder.runtime.device.type == "cuda" else 0
 
 
 class Work:
     """Turns the plan into blocks of rows, counting what was computed and what was known."""
 
-    def __init__(self, source: Source, encoder: Encoder, listing: Listing, plan: np.ndarray, known: Known):
+    def __init__(
+        self, source: Source, encoder: Encoder, listing: Listing, plan: np.ndarray, known: Known, profile: Profile
+    ):
         self._source, self._encoder, self._known = source, encoder, known
         self._keys = [listing.keys[i] for i in plan]
         self._size_mtime = listing.size_mtime[plan]
-        self.computed = self.reused = 0
+        self._profile = profile
+        self._blocks: deque[_Block] = deque()
+        self.computed = self.reused = self.failed = 0
 
-    def blocks(self, workers: int | None, dtype: np.dtype, progress: Progress) -> Iterator[tuple[Rows, dict[str, str]]]:
-        """Yield rows and failures of one block after the other, in key order."""
-        chunks = iter(self._loader(workers))
-        for start in range(0, len(self._keys), BLOCK_ROWS):
-            stop = min(start + BLOCK_ROWS, len(self._keys))
-            yield self._block(chunks, start, stop, dtype, progress)
-            progress.advance((stop - start - 1) % CHUNK_ROWS + 1)  # the last chunk, now that the block is safe
+    def blocks(
+        self, workers: int | None, dtype: np.dtype, progress: Progress
+    ) -> Generator[tuple[Rows, dict[str, str]], None, None]:
+        """Yield rows and failures of one block after the other, in key order.
 
-    def _loader(self, workers: int | None) -> DataLoader[_Chunk]:
-        sizes = self._size_mtime[:, 0].tolist()
-        chunks = _Chunks(self._source, self._encoder.preprocess, self._keys, sizes, self._known.sorted)
+        All images of a block count as progress but the last, which the caller counts once the block is safe.
+        """
         if workers is None:
             workers = default_workers(self._encoder)
         if len(self._keys) <= _FEW:
             workers = 0
-        return DataLoader(
-            chunks,
-            batch_size=None,
-            num_workers=workers,
-            prefetch_factor=4 if workers else None,
-            worker_init_fn=_ignore_interrupt if workers else None,
+        threads = torch.get_num_threads()
+        runtime = self._encoder.runtime
+        on_cpu = runtime.device.type == "cpu"
+        self._profile.begin(hands=runtime.streams, workers=workers, passes=runtime.streams if on_cpu else 1)
+        with ExitStack() as stack:
+            stack.callback(torch.set_num_threads, threads)  # the threads below change what later ones begin with
+            hands = _threads(stack, runtime.streams, runtime.enter_thread)
+            if workers:
+                chunks = self._from_workers(workers)
+            else:
+                chunks = self._from_threads(hands if on_cpu else _threads(stack, os.cpu_count() or 1))
+            batches = _Batches(self._encoder, hands, self._profile)
+            for chunk in chunks:
+                self._take(chunk, batches, progress)
+                self._put(batches.finished(), progress)
+                yield from self._whole(dtype)
+            self._put(batches.rest(), progress)
+            yield from self._whole(dtype)
+            self._profile.end()
+
+    # --- chunks ----------------------------------------------------------------------------------
+
+    def _prepare(self, rows: int, workers: int = 0) -> Prepare:
+        sizes = self._size_mtime[:, 0].tolist()
+        known = self._known.sorted
+        return Prepare(self._source, self._encoder.preprocess, self._keys, sizes, known, rows=rows, workers=workers)
+
+    def _from_threads(self, hands: ThreadPoolExecutor) -> Iterator[Chunk]:
+        """Chunks of whole batches, so that these need no copying together."""
+        runtime = self._encoder.runtime
+        batch = runtime.batch_size or CHUNK_ROWS
+        prepare = self._prepare(min(batch * max(1, CHUNK_ROWS // batch), _MOST_ROWS))
+        ahead: deque[Future[Chunk]] = deque()
+        for number in range(len(prepare)):
+            ahead.append(hands.submit(prepare.__getitem__, number))
+            if len(ahead) > 2 * hands._max_workers:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+
+    def _from_workers(self, workers: int) -> Iterator[Chunk]:
+        prepare = self._prepare(CHUNK_ROWS, workers)
+        loader = DataLoader(
+            prepare, batch_size=None, num_workers=workers, prefetch_factor=4, worker_init_fn=_enter_worker
         )
+        chunks = iter(loader)  # starts the workers: before the encoder starts threads
+        for number in range(len(prepare)):
+            try:
+                yield next(chunks)
+            except (RuntimeError, OSError, EOFError) as error:  # the last two where it dies while handing over
+                if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
+                    raise
+                key = prepare.place_of(str(error))
+                where = f"with {key!r}" if key else f"while reading ahead of {self._keys[number * CHUNK_ROWS]!r}"
+                raise SourceError(
+                    f"a worker process died {where} (out of memory, or an image that its decoder cannot take); what "
+                    "was finished is kept: run again, with fewer --workers if memory is short"
+                ) from error
 
-    def _next(self, chunks: Iterator[_Chunk], first: int) -> _Chunk:
-        try:
-            return next(chunks)
-        except (RuntimeError, OSError, EOFError) as error:  # the last two where it dies while handing over
-            if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
-                raise
-            raise SourceError(
-                f"a worker process died while reading ahead of {self._keys[first]!r} (out of memory?); what was "
-                "finished is kept: run again, with fewer --workers if memory is short"
-            ) from error
+    # --- blocks ----------------------------------------------------------------------------------
 
-    def _block(
-        self, chunks: Iterator[_Chunk], start: int, stop: int, dtype: np.dtype, progress: Progress
-    ) -> tuple[Rows, dict[str, str]]:
-        n = stop - start
-        X = np.empty((n, self._encoder.spec.dim), np.float32)
-        digests = np.zeros((n, 32), np.uint8)
-        failures: dict[str, str] = {}
-        queue = _Batches(self._encoder, X)
-        for first in range(start, stop, CHUNK_ROWS):
-            chunk = self._next(chunks, first)
-            for offset, outcome in enumerate(chunk.outcomes):
-                row = first - start + offset
-                if isinstance(outcome, str):
-                    failures[self._keys[start + row]] = outcome
-                    continue
-                digests[row] = np.frombuffer(outcome, np.uint8)
-                if offset not in chunk.to_embed:
-                    X[row] = self._known[outcome]
-                    self.reused += 1
-            if chunk.pixels is not None:
-                queue.add(chunk.pixels, [first - start + offset for offset in chunk.to_embed])
-            if first + CHUNK_ROWS < stop:
-                progress.advance(CHUNK_ROWS)
-        queue.flush()
-        self.computed += queue.rows
-        for row in queue.unusable:
-            failures[self._keys[start + row]] = "the encoder gave NaN or infinite values"
-        good = np.array([row for row in range(n) if self._keys[start + row] not in failures], np.int64)
-        keys = [self._keys[start + row] for row in good]
-        rows = Rows(encode_keys(keys), _store(X[good], keys, dtype), digests[good], self._size_mtime[start:stop][good])
-        return rows, failures
+    def _take(self, chunk: Chunk, batches: _Batches, progress: Progress) -> None:
+        """Enter the outcomes of a chunk, and hand its pixels to the encoder."""
+        self._profile.seconds.update(dict(zip(STAGES, chunk.seconds, strict=True)))
+        to_embed, done = set(chunk.to_embed), 0
+        for position, outcome in enumerate(chunk.outcomes, chunk.first):
+            block = self._block_of(position)
+            row = position - block.start
+            if isinstance(outcome, str):
+                self.failed += 1
+                done += block.fail(row, outcome)
+                continue
+            block.digests[row] = outcome
+            if position not in to_embed:
+                self.reused += 1
+                done += block.put([row], self._known[outcome])
+        if done:
+            progress.advance(done)
+        if chunk.to_embed:
+            batches.add(chunk.pixels, chunk.to_embed)
+
+    def _put(self, batches: Iterator[tuple[list[int], np.ndarray]], progress: Progress) -> None:
+        """Enter what the encoder gave."""
+        for positions, X in batches:
+            self.computed += len(positions)
+            first, done = 0, 0
+            while first < len(positions):
+                block = self._block_of(positions[first])
+                last = bisect.bisect_left(positions, block.start + len(block.X), first)
+                done += block.put([position - block.start for position in positions[first:last]], X[first:last])
+                first = last
+            progress.advance(done)
+            progress.remark(f"encoder waited {self._profile.waited:.0%}, {self.failed:,} failed")
+
+    def _block_of(self, position: int) -> _Block:
+        number = position // BLOCK_ROWS
+        while not self._blocks or self._blocks[-1].start < number * BLOCK_ROWS:
+            start = self._blocks[-1].start + BLOCK_ROWS if self._blocks else number * BLOCK_ROWS
+            self._blocks.append(_Block(start, min(BLOCK_ROWS, len(self._keys) - start), self._encoder.spec.dim))
+        return self._blocks[number - self._blocks[0].start // BLOCK_ROWS]
+
+    def _whole(self, dtype: np.dtype) -> Iterator[tuple[Rows, dict[str, str]]]:
+        """Blocks at the front of which nothing is missing any more."""
+        while self._blocks and not self._blocks[0].missing:
+            block = self._blocks.popleft()
+            keys = self._keys[block.start : block.start + len(block.X)]
+            for row in np.flatnonzero(~np.isfinite(block.X).all(1)):
+                self.failed += 1
+                block.failures[int(row)] = "the encoder gave NaN or infinite values"
+            failures = {keys[row]: block.failures[row] for row in sorted(block.failures)}
+            good = np.array([row for row in range(len(keys)) if row not in block.failures], np.int64)
+            named = [keys[row] for row in good]
+            size_mtime = self._size_mtime[block.start : block.start + len(keys)][good]
+            X = _store(block.X[good], named, dtype)
+            digests = np.frombuffer(b"".join(block.digests[row] for row in good), np.uint8).reshape(-1, 32)
+            yield Rows(encode_keys(named), X, digests, size_mtime), failures
+
+
+class _Block:
+    """Rows that become one part."""
+
+    def __init__(self, start: int, rows: int, dim: int):
+        self.start, self.missing = start, rows
+        self.X = np.zeros((rows, dim), np.float32)
+        self.digests = [b""] * rows
+        self.failures: dict[int, str] = {}
+
+    def put(self, rows: list[int], X: np.ndarray) -> int:
+        self.X[rows] = X
+        return self._count(len(rows))
+
+    def fail(self, row: int, reason: str) -> int:
+        self.failures[row] = reason
+        return self._count(1)
+
+    def _count(self, rows: int) -> int:
+        """By how many images progress can be counted: not the last, which waits for the block to be safe."""
+        self.missing -= rows
+        return rows - (self.missing == 0)
 
 
 class _Batches:
-    """Packs pixels into the encoder's batch shape and scatters the embeddings into `out`."""
+    """Packs pixels into the encoder's batch shape and runs a bounded number of passes beside each other."""
 
-    def __init__(self, encoder: Encoder, out: np.ndarray):
-        self._encoder, self._out = encoder, out
-        self._pixels: list[torch.Tensor] = []
-        self._at: list[int] = []
-        self.rows = 0
-        self.unusable: list[int] = []
+    def __init__(self, encoder: Encoder, hands: ThreadPoolExecutor, profile: Profile):
+        self._encoder, self._hands, self._profile = encoder, hands, profile
+        self._pieces: deque[tuple[torch.Tensor, list[int]]] = deque()
+        self._waiting = 0
+        self._running: deque[tuple[list[int], Future[np.ndarray]]] = deque()
+        self._started = False
 
     def add(self, pixels: torch.Tensor, at: list[int]) -> None:
-        self._pixels += list(pixels)
-        self._at += at
-        while len(self._at) >= self._encoder.batch_size:
-            self._run(self._encoder.batch_size)
+        """Take pixels, (n, H, W, 3) uint8, of images at these positions; run what makes whole batches."""
+        if not self._started:
+            with self._profile.stage("starting"):
+                self._hands.submit(self._encoder.runtime.start).result()  # there, as its threads compile for themselves
+            self._started = True
+        self._pieces.append((pixels, at))
+        self._waiting += len(at)
+        while self._waiting >= self._encoder.runtime.batch_size:
+            self._submit(self._encoder.runtime.batch_size)
 
-    def flush(self) -> None:
-        if self._at:
-            self._run(len(self._at))
+    def finished(self) -> Iterator[tuple[list[int], np.ndarray]]:
+        """Positions and embeddings of what is done; waits where too much is under way."""
+        while self._running and (len(self._running) > 2 * self._encoder.runtime.streams or self._running[0][1].done()):
+            at, future = self._running.popleft()
+            yield at, future.result()
 
-    def _run(self, count: int) -> None:
-        at, self._at = self._at[:count], self._at[count:]
-        batch, self._pixels = torch.stack(self._pixels[:count]), self._pixels[count:]
-        embeddings = self._encoder.forward(batch)
-        self._out[at] = embeddings
-        self.unusable += [row for row, good in zip(at, np.isfinite(embeddings).all(1), strict=True) if not good]
-        self.rows += count
+    def rest(self) -> Iterator[tuple[list[int], np.ndarray]]:
+        """Run the last batch, and wait for all."""
+        if self._waiting:
+            self._submit(self._waiting)
+        while self._running:
+            at, future = self._running.popleft()
+            yield at, future.result()
+
+    def _submit(self, count: int) -> None:
+        pieces: list[torch.Tensor] = []
+        at: list[int] = []
+        while len(at) < count:
+            pixels, positions = self._pieces.popleft()
+            take = min(len(positions), count - len(at))
+            pieces.append(pixels[:take])
+            at += positions[:take]
+            if take < len(positions):
+                self._pieces.appendleft((pixels[take:], positions[take:]))
+        self._waiting -= count
+        self._running.append((at, self._hands.submit(self._forward, pieces)))
+
+    def _forward(self, pieces: list[torch.Tensor]) -> np.ndarray:
+        with self._profile.forward():
+            return self._encoder.forward(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
+
+
+def _threads(stack: ExitStack, count: int, enter: Callable[[], None] | None = None) -> ThreadPoolExecutor:
+    """Threads that end with the stack, dropping what they have not begun."""
+    pool = ThreadPoolExecutor(count, initializer=enter)
+    stack.callback(pool.shutdown, cancel_futures=True)
+    return pool
 
 
 def _store(X: np.ndarray, keys: list[str], dtype: np.dtype) -> np.ndarray:
@@ -196,6 +277,7 @@ def _store(X: np.ndarray, keys: list[str], dtype: np.dtype) -> np.ndarray:
     return stored
 
 
-def _ignore_interrupt(worker: int) -> None:
+def _enter_worker(worker: int) -> None:
+    keep_freed_memory()
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the parent ends the workers
         signal.signal(number, signal.SIG_IGN)

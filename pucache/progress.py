@@ -15,6 +15,9 @@ class Progress(Protocol):
     def advance(self, steps: int) -> None:
         """So many more steps are done."""
 
+    def remark(self, text: str) -> None:
+        """Say this beside the progress, instead of what was said before."""
+
     def __enter__(self) -> Progress: ...
 
     def __exit__(
@@ -29,6 +32,9 @@ class Silent:
         """Say nothing."""
 
     def advance(self, steps: int) -> None:
+        """Say nothing."""
+
+    def remark(self, text: str) -> None:
         """Say nothing."""
 
     def __enter__(self) -> Silent:

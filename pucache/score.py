@@ -13,6 +13,7 @@ import numpy as np
 from .cache import EmbeddingCache
 from .classifier import PULinearClassifier
 from .durable import check_writable, replacing
+from .encoder_spec import ROUNDING
 from .errors import LabelError, MissingExtraError, ModelError
 from .images import Source
 from .labels import table_writer
@@ -65,6 +66,7 @@ def embed_for(
     weights: str | Path | None = None,
     device: str = "auto",
     precision: str = "auto",
+    runtime: str = "auto",
     batch_size: int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -78,7 +80,7 @@ def embed_for(
     ModelError
         The model does not say which encoder it needs, or the one at hand differs.
     """
-    from .embed import embed
+    from .embed import embed, made_with
     from .encoders import load_encoder
 
     wanted = model.encoder_
@@ -86,8 +88,16 @@ def embed_for(
         raise ModelError(
             f"the model was trained on {wanted or 'bare arrays'}, which pucache cannot make; score a cache"
         )
-    encoder = load_encoder(wanted.name, weights=weights, device=device, precision=precision, batch_size=batch_size)
-    differing = wanted.differences(encoder.spec, ignoring=["precision"])
+    encoder = load_encoder(
+        wanted.name,
+        weights=weights,
+        device=device,
+        precision=precision,
+        runtime=runtime,
+        batch_size=batch_size,
+        like=made_with(cache) or wanted,
+    )
+    differing = wanted.differences(encoder.spec, ignoring=ROUNDING)
     if differing:
         raise ModelError(
             f"the model expects {wanted}; the encoder at hand is {encoder.spec} (they differ in "

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from .blocks import CPU_RESIDENT, forget
+from .devices import multiplies_bfloat16
 from .head_spec import HeadSpec
 from .progress import Progress
 from .risks import falling, rising
-from .runtime import multiplies_bfloat16
 
 RMS = 0.5  # of the features trained on: that of common encoders' raw features
 

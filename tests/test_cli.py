@@ -212,7 +212,9 @@ def test_scores_of_a_cache_and_of_its_images_are_the_same(world, trained, here):
     rows = table(here / "scores.csv")
     assert list(rows[0]) == ["key", "margin", "posterior", "label"]
     assert [row["key"] for row in rows] == list(EmbeddingCache(world / "cache.h5").keys)
-    assert all(0 <= float(row["posterior"]) <= 1 and int(row["label"]) == (float(row["margin"]) > 0) for row in rows)
+    threshold = PULinearClassifier.load(world / "model.safetensors").threshold_
+    for row in rows:
+        assert 0 <= float(row["posterior"]) <= 1 and int(row["label"]) == (float(row["margin"]) > threshold)
     assert told["positives"] == sum(int(row["label"]) for row in rows) > 0
 
     images = "score {w}/model.safetensors {w}/images --out new.csv --weights {w}/weights.safetensors --device cpu"
@@ -274,7 +276,9 @@ def test_embeddings_made_elsewhere_go_all_the_way(here):
 def test_progress_goes_to_stderr_and_leaves_json_alone(world, here, monkeypatch):
     monkeypatch.setattr(progress, "EVERY_SECONDS", 0.0)
     ended = run("embed {w}/images c.h5 --json" + SMALL, w=world)
-    assert re.search(rf"^embedding {N + 1}/{N + 1}  [\d,]+/s  0 s left$", ended.stderr, re.MULTILINE)
+    assert re.search(
+        rf"^embedding {N + 1}/{N + 1}  [\d,]+/s  0 s left  encoder waited \d+%, 1 failed$", ended.stderr, re.MULTILINE
+    )
     assert json.loads(ended.stdout)["rows"] == N
 
 
@@ -282,7 +286,8 @@ def test_a_terminal_sees_a_bar(capsys):
     with progress.Bar() as bar:
         bar.start(10, "embedding")
         bar.advance(10)
-    assert re.search("embedding.*10/10", capsys.readouterr().err)
+        bar.remark("2 failed")
+    assert re.search("embedding.*10/10.*2 failed", capsys.readouterr().err)
 
 
 # --- what cannot be ----------------------------------------------------------------------------

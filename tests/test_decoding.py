@@ -1,7 +1,8 @@
 import io
 import re
 import struct
-import warnings
+import subprocess
+import sys
 import zlib
 
 import numpy as np
@@ -160,11 +161,20 @@ def test_a_decompression_bomb_is_refused_from_its_header(monkeypatch, limit):
     assert re.search("pixels|178,956,970", refusal(decode, png_header(60_000, 60_000)))
 
 
-def test_a_large_image_within_the_limit_does_not_warn(monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 80)  # SAMPLE has 96: Pillow warns, and refuses from 160
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert decode(FORMATS["PNG"]).size == (8, 12)
+LARGE = """
+import sys
+from PIL import Image
+from pucache.decoding import decode
+
+Image.MAX_IMAGE_PIXELS = 80  # the image has 96: Pillow warns, and refuses from 160
+print(decode(sys.stdin.buffer.read()).size)
+"""
+
+
+def test_a_large_image_within_the_limit_does_not_warn():
+    command = [sys.executable, "-c", LARGE]  # a process of its own, as pytest resets the filters of warnings
+    told = subprocess.run(command, input=FORMATS["PNG"], capture_output=True, timeout=60)
+    assert (told.stdout.strip(), told.stderr) == (b"(8, 12)", b"")
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -25,19 +25,21 @@ BLOCK = 32
 
 
 class StopAfter(Silent):
-    """Ctrl-C after so many whole blocks, 0 being before the first."""
+    """Ctrl-C once so many blocks are safe, 0 being before the first."""
 
-    def __init__(self, blocks):
-        self._left = blocks * BLOCK
+    def __init__(self, cache, blocks):
+        self._parts, self._blocks = cache.with_name(f"{cache.name}.parts"), blocks
 
     def start(self, total, what):
-        self._left = min(self._left, total)
+        self._before = self._count()
         self.advance(0)
 
     def advance(self, steps):
-        self._left -= steps
-        if self._left <= 0:
+        if self._count() >= self._before + self._blocks:
             raise KeyboardInterrupt
+
+    def _count(self):
+        return len(list(self._parts.glob("part-*.h5")))
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def run(where, cache, encoder=None, *, workers=0, **options):
 
 def interrupt(where, cache, blocks, **options):
     with pytest.raises(KeyboardInterrupt):
-        run(where, cache, progress=StopAfter(blocks), **options)
+        run(where, cache, progress=StopAfter(cache, blocks), **options)
 
 
 def work(report):
@@ -356,7 +358,7 @@ class DeadlySource(LocalFolder):
 
 def test_a_worker_that_dies_is_one_line_that_names_the_place(image_folder, out, small_blocks):
     source = DeadlySource(str(image_folder(64)))
-    with pytest.raises(SourceError, match=r"worker process died while reading ahead of '0\d\d.png'.*run again"):
+    with pytest.raises(SourceError, match=r"worker process died with '040.png' .*run again"):
         embed(source, out, tiny_encoder(), workers=1)
     assert run(source.name, out).kept == 0  # nothing had been merged
     assert len(EmbeddingCache(out)) == 64
@@ -386,7 +388,7 @@ def test_another_encoder_is_refused_by_name(image_folder, out, role, small_block
         run(folder, target, other)
         options = {"reuse": [target]} if role == "reuse" else {}
     before = visible(out.parent)
-    with pytest.raises(CacheError, match=r"of other \(8-d, weights 1{8}, fp32\).* of tiny \(8-d, weights 0{8}, fp32\)"):
+    with pytest.raises(CacheError, match=r"of other \(.* 1{8}, fp32 torch\).* of tiny \(.* 0{8}, fp32 torch\)"):
         run(folder, out, **options)
     assert visible(out.parent) == before
 
@@ -530,7 +532,7 @@ def test_the_number_of_workers_changes_nothing(rough_folder, out, undisturbed, w
 def test_an_interrupted_run_goes_on_to_the_same_bytes(rough_folder, out, undisturbed, encoder, blocks, workers):
     interrupt(rough_folder, out, blocks, workers=workers)
     parts = [len(CacheFile(path)) for path in out.parent.glob("cache.h5.parts/*")]
-    assert len(parts) == blocks
+    assert blocks <= len(parts) <= blocks + 1  # the one being written is finished
     assert not out.exists()
     report = run(rough_folder, out, encoder)
     assert encoder.forward.rows == report.computed == 114 - sum(parts)
@@ -550,9 +552,10 @@ def test_an_update_interrupted_time_and_again_ends_in_the_same_bytes(rough_folde
     for _ in range(2):
         interrupt(rough_folder, out, 1, encoder=encoder, prune=True)
         assert identity(out) == old
-    run(rough_folder, out, encoder, prune=True)
+    done = sum(len(CacheFile(path)) for path in out.parent.glob("cache.h5.parts/*"))
+    report = run(rough_folder, out, encoder, prune=True)
+    assert report.computed + report.reused == 76 - done < 76  # one was only touched
     assert out.read_bytes() == out.with_name("other.h5").read_bytes()
-    assert encoder.forward.rows == 75
     check(out, rough_folder)
 
 
@@ -582,13 +585,14 @@ def test_an_image_restored_after_an_interruption_is_no_failure_beside_its_row(im
 def test_a_damaged_part_is_set_aside_and_its_images_are_embedded_again(rough_folder, out, undisturbed, damage, caplog):
     interrupt(rough_folder, out, 4)
     part = max(out.parent.glob("cache.h5.parts/*.h5"), key=lambda path: len(CacheFile(path)))
+    parts = [len(CacheFile(path)) for path in out.parent.glob("cache.h5.parts/*.h5")]
     lost = len(CacheFile(part))
     part.write_bytes(damage(part.read_bytes()))
     interrupt(rough_folder, out, 0)
     assert part.with_suffix(".damaged").exists()
     assert not part.exists()
     assert f"set aside as {part.with_suffix('.damaged').name}" in caplog.text
-    assert run(rough_folder, out).computed == lost + 21
+    assert run(rough_folder, out).computed == lost + 114 - sum(parts)
     assert out.read_bytes() == undisturbed
     assert visible(out.parent) == ["cache.h5"]
 
@@ -673,7 +677,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(rough_folder, out, undisturbed):
         assert done == (place in ("before the parts are removed", "while the parts are removed"))
         report = run(rough_folder, cache, encoder)
         assert cache.read_bytes() == undisturbed, place
-        assert report.computed == encoder.forward.rows < 114, place
+        assert report.computed == encoder.forward.rows < 114 + (place == "in a block"), place  # the first, maybe
         assert done is not report.written, place
         if done:
             assert report.computed == 0

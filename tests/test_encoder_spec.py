@@ -39,9 +39,17 @@ def test_json_without_a_field_or_with_null_for_it_is_refused(name):
     fields = json.loads(SPEC.to_json())
     with pytest.raises(ValueError):
         EncoderSpec.from_json(json.dumps({**fields, name: None}))
-    del fields[name]
-    with pytest.raises(ValueError):
-        EncoderSpec.from_json(json.dumps(fields))
+    if name != "runtime":  # which came later
+        del fields[name]
+        with pytest.raises(ValueError):
+            EncoderSpec.from_json(json.dumps(fields))
+
+
+def test_an_encoder_described_before_there_was_a_choice_of_runtime_ran_by_torch():
+    for spec, runtime in ((SPEC, "torch"), (EncoderSpec.imported("clip", 512), "")):
+        fields = json.loads(spec.to_json())
+        del fields["runtime"]
+        assert EncoderSpec.from_json(json.dumps(fields)) == dataclasses.replace(spec, runtime=runtime)
 
 
 @pytest.mark.parametrize("text", ["", "not json", "[]", "null", '"text"', "{}"])
@@ -56,5 +64,5 @@ def test_json_with_an_unknown_field_is_refused():
 
 
 def test_messages_show_name_length_weights_and_precision():
-    assert str(SPEC) == "tiny (8-d, weights 00000000, fp32)"
+    assert str(SPEC) == "tiny (8-d, weights 00000000, fp32 torch)"
     assert str(EncoderSpec.imported("clip", 512)) == "imported:clip (512-d)"

@@ -5,11 +5,11 @@ import os
 import numpy as np
 import torch
 from PIL import Image
-from torchvision.transforms import Compose, PILToTensor, Resize
 
 from pucache.decoding import DECODER
 from pucache.encoder_spec import EncoderSpec
 from pucache.encoders import Encoder
+from pucache.preprocess import Preprocess
 from pucache.runtime import Runtime
 
 DIM, SIDE = 8, 32
@@ -19,10 +19,16 @@ HALF = (0.5, 0.5, 0.5)
 class CountingRuntime(Runtime):
     """A runtime that knows how many images it has embedded."""
 
-    rows = 0
+    def __init__(self, *arguments, **settings):
+        super().__init__(*arguments, **settings)
+        self._counted = []  # appending is safe from several threads
+
+    @property
+    def rows(self):
+        return sum(self._counted)
 
     def __call__(self, pixels):
-        self.rows += len(pixels)
+        self._counted.append(len(pixels))
         return super().__call__(pixels)
 
 
@@ -32,11 +38,15 @@ def tiny_encoder(name="tiny", seed=0):
         torch.manual_seed(seed)
         convolution = torch.nn.Conv2d(3, DIM, 5, stride=4)
     model = torch.nn.Sequential(convolution, torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    runtime = CountingRuntime(model, HALF, HALF, device=torch.device("cpu"), precision="fp32", batch_size=8)
-    spec = EncoderSpec(
-        name, str(seed) * 64, (SIDE, SIDE), HALF, HALF, "bilinear", 1.0, "squash", DECODER, "avg", DIM, "fp32"
+    size = (SIDE, SIDE)
+    runtime = CountingRuntime(
+        model, HALF, HALF, input_size=size, device=torch.device("cpu"), precision="fp32", batch_size=8
     )
-    return Encoder(spec, Compose([Resize((SIDE, SIDE)), PILToTensor()]), runtime)
+    spec = EncoderSpec(
+        name, str(seed) * 64, size, HALF, HALF, "bilinear", 1.0, "squash", DECODER, "avg", DIM, "fp32", "torch"
+    )
+    config = {"input_size": (3, *size), "interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "squash"}
+    return Encoder(spec, Preprocess(config, None), runtime)
 
 
 def save_image(path, number):

@@ -1,0 +1,128 @@
+"""Where the time of an embedding run went, and which stage is the limit."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Profile:
+    """Seconds by stage, and how much of the time the encoder was at work.
+
+    Attributes
+    ----------
+    seconds : Counter
+        Stage to seconds, summed over the threads and processes that worked on it.
+    wall : float
+        Seconds from the first image to the last.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: Counter[str] = Counter()  # of floats, though its type says int
+        self.hands = self.workers = self.passes = 1
+        self.wall = 0.0
+        self._lock = threading.Lock()
+        self._running, self._since, self._busy = 0, 0.0, 0.0
+        self._began = 0.0
+
+    def begin(self, *, hands: int, workers: int, passes: int) -> None:
+        """Start the clock.
+
+        Parameters
+        ----------
+        hands : int
+            Threads that run the encoder and, where there are no workers, prepare images.
+        workers : int
+            Processes that prepare images.
+        passes : int
+            Forward passes at once that keep the device busy.
+        """
+        self.hands, self.workers, self.passes = hands, workers, passes
+        self._began = self._since = time.perf_counter()
+
+    def end(self) -> None:
+        """Stop the clock."""
+        self.wall = time.perf_counter() - self._began
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the time within as that of a stage."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.seconds.update({name: time.perf_counter() - began})  # type: ignore[dict-item]
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Count the time within as a forward pass; several may run at once."""
+        self._change(1)
+        try:
+            with self.stage("encoder"):
+                yield
+        finally:
+            self._change(-1)
+
+    def _change(self, by: int) -> None:
+        with self._lock:
+            now = time.perf_counter()
+            self._busy += (now - self._since) * min(self._running, self.passes) / self.passes
+            self._since, self._running = now, self._running + by
+
+    @property
+    def waited(self) -> float:
+        """Share of the time until now in which the device did not run the encoder."""
+        self._change(0)
+        wall = self.wall or time.perf_counter() - self._began
+        return max(0.0, 1 - self._busy / wall) if wall else 0.0
+
+    def shares(self) -> dict[str, float]:
+        """Share of the time that each stage kept those busy who do it; listing and merging are not among them."""
+        preparing = self.workers or self.hands
+        shares = {}
+        for name, seconds in self.seconds.items():
+            if name in ("listing", "merging"):
+                continue
+            those = {"encoder": self.hands, "writing": 1}.get(name, preparing)
+            shares[name] = seconds / (those * self.wall) if self.wall else 0.0
+        if "encoder" in shares:
+            shares["encoder"] = 1 - self.waited
+        return shares
+
+    def limit(self) -> str:
+        """Name what a faster run would need more of."""
+        shares = self.shares()
+        if "encoder" not in shares:
+            return "nothing was embedded"
+        preparing = {name: share for name, share in shares.items() if name not in ("encoder", "writing")}
+        loads = {"encoder": shares["encoder"], "writing": shares.get("writing", 0.0), "": sum(preparing.values())}
+        most = max(loads, key=lambda name: loads[name])
+        if most == "encoder":
+            return "the encoder; a faster --runtime, a lower --precision or another device would help"
+        if most == "writing":
+            return "writing; a faster disk would help"
+        slowest = max(preparing, key=lambda name: preparing[name])
+        help_ = "a faster disk or network" if slowest == "reading" else "smaller files"
+        return f"{slowest}; more --workers or {help_} would help"
+
+    def lines(self) -> Iterator[str]:
+        """Tell it as a table."""
+        shares = self.shares()
+        yield f"{'stage':12s}{'seconds':>10s}{'busy':>8s}   seconds are summed over those at work at the same time"
+        for name, seconds in self.seconds.items():
+            share = f"{shares[name]:8.0%}" if name in shares else f"{'':8s}"
+            yield f"{name:12s}{seconds:10.2f}{share}"
+        yield f"limit: {self.limit()}"
+
+    def summary(self) -> dict[str, object]:
+        """Give it as JSON takes it."""
+        return {
+            "seconds": {name: round(seconds, 4) for name, seconds in self.seconds.items()},
+            "busy": {name: round(share, 4) for name, share in self.shares().items()},
+            "device_waited": round(self.waited, 4),
+            "limit": self.limit(),
+        }
