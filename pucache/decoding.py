@@ -79,6 +79,8 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
     if image.mode in ("I", "F"):
         pixels = np.asarray(image)
         if image.mode == "F" or pixels.min() < 0 or pixels.max() > 65535:

@@ -436,14 +436,27 @@ def read_local(path: str | Path) -> bytes:
         Missing, unreadable, not a regular file, or above `MAX_BYTES`.
     """
     try:
-        info = os.stat(path)  # before opening: a named pipe without a writer would block
-        if not stat.S_ISREG(info.st_mode):
-            raise ImageError("not a regular file")
-        _check_size(info.st_size)
-        with open(path, "rb") as stream:
-            return stream.read()
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a named pipe without a writer would block
+        try:
+            info = os.fstat(file)
+            if not stat.S_ISREG(info.st_mode):
+                raise ImageError("not a regular file")
+            _check_size(info.st_size)
+            return _read_all(file, info.st_size)
+        finally:
+            os.close(file)
     except OSError as error:
         raise ImageError(f"cannot be read: {error.strerror}") from error
+
+
+def _read_all(file: int, size: int) -> bytes:
+    """Read to the end, in one go where the size is as told."""
+    pieces, total = [os.read(file, size + 1)], size
+    while more := os.read(file, 1 << 20):
+        pieces.append(more)
+        total += len(more)
+        _check_size(total)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def _read_remote(fs: Any, path: str) -> bytes:

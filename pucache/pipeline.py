@@ -31,8 +31,7 @@ from .profile import Profile
 from .progress import Progress
 
 BLOCK_ROWS = 2048  # images in one part: what a kill can cost, beside those in flight
-CHUNK_ROWS = 32  # images that a worker hands over at once
-_MOST_ROWS = 64  # in a chunk, however large the batches are
+CHUNK_ROWS = 64  # images that are handed over at once
 _FEW = 64  # with fewer images, starting workers costs more than they save
 
 
@@ -68,10 +67,10 @@ class Work:
         threads = torch.get_num_threads()
         runtime = self._encoder.runtime
         on_cpu = runtime.device.type == "cpu"
-        self._profile.begin(hands=runtime.streams, workers=workers, passes=runtime.streams if on_cpu else 1)
+        self._profile.begin(hands=runtime.hands, workers=workers, passes=runtime.streams if on_cpu else 1)
         with ExitStack() as stack:
             stack.callback(torch.set_num_threads, threads)  # the threads below change what later ones begin with
-            hands = _threads(stack, runtime.streams, runtime.enter_thread)
+            hands = _threads(stack, runtime.hands, runtime.enter_thread)
             if workers:
                 chunks = self._from_workers(workers)
             else:
@@ -95,8 +94,7 @@ class Work:
     def _from_threads(self, hands: ThreadPoolExecutor) -> Iterator[Chunk]:
         """Chunks of whole batches, so that these need no copying together."""
         runtime = self._encoder.runtime
-        batch = runtime.batch_size or CHUNK_ROWS
-        prepare = self._prepare(min(batch * max(1, CHUNK_ROWS // batch), _MOST_ROWS))
+        prepare = self._prepare(min(_whole_batches(runtime.batch_size or CHUNK_ROWS), CHUNK_ROWS))
         ahead: deque[Future[Chunk]] = deque()
         for number in range(len(prepare)):
             ahead.append(hands.submit(prepare.__getitem__, number))
@@ -224,8 +222,9 @@ class _Batches:
             self._started = True
         self._pieces.append((pixels, at))
         self._waiting += len(at)
-        while self._waiting >= self._encoder.runtime.batch_size:
-            self._submit(self._encoder.runtime.batch_size)
+        rows = _whole_batches(self._encoder.runtime.batch_size)
+        while self._waiting >= rows:
+            self._submit(rows)
 
     def finished(self) -> Iterator[tuple[list[int], np.ndarray]]:
         """Positions and embeddings of what is done; waits where too much is under way."""
@@ -257,6 +256,11 @@ class _Batches:
     def _forward(self, pieces: list[torch.Tensor]) -> np.ndarray:
         with self._profile.forward():
             return self._encoder.forward(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
+
+
+def _whole_batches(batch: int) -> int:
+    """Images to hand over at once: a batch, or several where they are small."""
+    return batch * max(1, CHUNK_ROWS // batch)
 
 
 def _threads(stack: ExitStack, count: int, enter: Callable[[], None] | None = None) -> ThreadPoolExecutor:

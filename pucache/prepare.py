@@ -112,6 +112,8 @@ class Prepare(Dataset[Chunk]):
         return data
 
     def _is_known(self, content: bytes) -> bool:
+        if not len(self._known):
+            return False
         at = np.searchsorted(self._known, np.bytes_(content))
         return self._known[at : at + 1].tobytes() == content  # as bytes: numpy's text drops zero bytes at the end
 

@@ -35,6 +35,8 @@ class Preprocess:
     ----------
     input_size : tuple of int
         (H, W).
+    fast : bool
+        Whether torch resamples, and not `transform`.
     sufficient : int
         Short side in pixels beyond which more detail of the original makes no difference: twice the
         size it is brought to.
@@ -48,7 +50,8 @@ class Preprocess:
         one_size = len(set(self._resized)) == 1
         crops = self._squash or (config["crop_mode"] == "center" and one_size)
         fast = self._mode in _FAST and crops and not config.get("crop_border_pixels")
-        self._slow = None if fast else transform
+        self._transform = transform
+        self.fast = fast
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
         """Return uint8 pixels, (H, W, 3), not always contiguous.
@@ -61,8 +64,8 @@ class Preprocess:
         width, height = image.size
         if max(image.size) > MAX_ASPECT * min(image.size):
             raise ImageError(f"{width} x {height} pixels; one side is more than {MAX_ASPECT} times the other")
-        if self._slow is not None:
-            return self._slow(image).permute(1, 2, 0)
+        if not self.fast:
+            return self._transform(image).permute(1, 2, 0)
         pixels = torch.from_numpy(np.array(image))[None].permute(0, 3, 1, 2)
         size = self._target(height, width)
         if size != (height, width):

@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,7 @@ from .folding import fold_batch_norm
 
 log = logging.getLogger("pucache")
 
-CPU_BATCH = {"torch": 16, "compile": 16, "openvino": 8}  # small ones stay in the caches
+CPU_BATCH = {"torch": 16, "compile": 16, "openvino": 4}  # small ones stay in the caches
 _MOST_STREAMS = 8  # on the CPU; with more cores each stream has several
 _LARGEST_BATCH = 512  # of those found on CUDA; beyond it nothing gets faster
 _CHECKED = 8  # images that a path other than fp32 is compared on
@@ -56,8 +57,8 @@ class Runtime:
 
     Attributes
     ----------
-    streams : int
-        Passes that may run at once.
+    streams, hands : int
+        Passes that run at once, and threads from which to call so that they do.
     cosine : float or None
         Least cosine between what this path and torch in float32 gave for the first images; None
         before them, and where this path is torch in float32.
@@ -82,6 +83,8 @@ class Runtime:
         self.batch_size = batch_size or (CPU_BATCH[runtime] if device.type == "cpu" else 0)  # 0: found at the start
         cores = os.cpu_count() or 1
         self.streams = min(cores, _MOST_STREAMS) if device.type == "cpu" else 2
+        # OpenVINO computes in threads of its own: while they are busy, one more of the caller's gets the next batch ready
+        self.hands = self.streams + (runtime == "openvino")
         self._threads = cores // self.streams
         self._exact: _FromPixels | None = _FromPixels(model.eval().requires_grad_(False), mean, std)
         self._run: Pass | None = None
@@ -274,7 +277,9 @@ def _openvino(model: _FromPixels, shape: tuple[int, ...], precision: str, stream
 
     model = model.with_numbers(torch.float32)  # it lowers the precision itself
     try:
-        graph = openvino.convert_model(model, example_input=torch.zeros(shape, dtype=torch.uint8))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on how it traces the model
+            graph = openvino.convert_model(model, example_input=torch.zeros(shape, dtype=torch.uint8))
         graph.reshape(list(shape))
         settings: dict[str, Any] = {
             "NUM_STREAMS": streams,
@@ -290,7 +295,9 @@ def _openvino(model: _FromPixels, shape: tuple[int, ...], precision: str, stream
     def run(pixels: torch.Tensor) -> torch.Tensor:
         if not hasattr(own, "request"):
             own.request = compiled.create_infer_request()
-        own.request.infer([pixels.numpy()], share_inputs=True)
+        own.request.set_input_tensor(openvino.Tensor(pixels.numpy(), shared_memory=True))
+        own.request.start_async()
+        own.request.wait()
         return torch.from_numpy(own.request.get_output_tensor(0).data.copy())
 
     return run
