@@ -46,6 +46,9 @@ def embed(
     pucache embed photos/ cache.h5 --encoder timm:resnet50 --weights resnet50.safetensors
     pucache embed photos/ shards/1.h5 --shard 1/4       # then train on shards/, or pucache pack
     """
+    from pucache.allocator import keep_freed_memory
+
+    keep_freed_memory()  # before the first thread, or large array
     from pucache.durable import check_writable
     from pucache.embed import embed as run
     from pucache.embed import made_with
@@ -54,7 +57,7 @@ def embed(
 
     from .progress import follow
 
-    names = ("weights", "device", "precision", "runtime", "batch_size")
+    names = ("weights", "device", "precision", "runtime", "decode", "batch_size")
     part = _parse_shard(shard)
     check_writable(cache)
     images = open_source(source)

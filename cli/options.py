@@ -38,7 +38,7 @@ def encoding(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--batch-size",
             type=click.IntRange(min=1),
-            help="Images per forward pass.  [default: 16 on CPU, 8 with openvino; with CUDA what fits]",
+            help="Images per forward pass.  [default: 16 on CPU, 4 with openvino; with CUDA what fits]",
         ),
         click.option(
             "--precision",
@@ -46,6 +46,13 @@ def encoding(command: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             type=click.Choice(["auto", "fp32", "bf16", "fp16"]),
             help="Of the forward pass; auto is fp16 on CUDA, bf16 on a CPU that has it, else fp32, and what CACHE has.",
+        ),
+        click.option(
+            "--decode",
+            default="auto",
+            show_default=True,
+            type=click.Choice(["auto", "host", "device"]),
+            help="Where JPEG files are decoded; device: where the encoder runs, a batch at a time. auto is host.",
         ),
         click.option(
             "--runtime",

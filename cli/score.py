@@ -31,6 +31,9 @@ def score(
     pucache score model.safetensors cache.h5
     pucache score model.safetensors new-photos/ --out new.parquet
     """
+    from pucache.allocator import keep_freed_memory
+
+    keep_freed_memory()  # before the first thread, or large array
     from pucache.cache import EmbeddingCache, is_cache
     from pucache.classifier import PULinearClassifier
     from pucache.durable import check_writable

@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 
 from .decoding import DECODER
+from .device_decoding import DEVICE_DECODER, DeviceDecoder
 from .devices import choose_device, choose_precision, choose_runtime
 from .encoder_spec import EncoderSpec
 from .errors import EncoderError
@@ -43,12 +44,17 @@ class Encoder:
         How it runs, and how many passes at once.
     forward : callable
         uint8 pixels (b, H, W, 3) to embeddings, float32 (b, d); the runtime itself.
+    decoder : DeviceDecoder, optional
+        Decodes JPEG files where the encoder runs.
     """
 
-    def __init__(self, spec: EncoderSpec, preprocess: Preprocess, runtime: Runtime):
+    def __init__(
+        self, spec: EncoderSpec, preprocess: Preprocess, runtime: Runtime, decoder: DeviceDecoder | None = None
+    ):
         self.spec = spec
         self.preprocess = preprocess
         self.runtime = runtime
+        self.decoder = decoder
         self.forward: Callable[[torch.Tensor], np.ndarray] = runtime
 
     def __call__(self, images: Iterable[Image.Image]) -> np.ndarray:
@@ -64,6 +70,7 @@ def load_encoder(
     device: str = "auto",
     precision: str = "auto",
     runtime: str = "auto",
+    decode: str = "auto",
     batch_size: int | None = None,
     like: EncoderSpec | None = None,
 ) -> Encoder:
@@ -79,11 +86,14 @@ def load_encoder(
         timm fetches the pretrained weights from its hub.
     device, precision, runtime : str
         See `pucache.devices`; ``auto`` is the fastest that is not measurably worse.
+    decode : {"auto", "host", "device"}
+        Where JPEG files are decoded: by Pillow, or by torchvision where the encoder runs, a batch at a
+        time; ``auto`` is ``host``. Everything else is always decoded by Pillow.
     batch_size : int, optional
-        By default 16 on the CPU, 8 with OpenVINO, and what fits on CUDA.
+        By default 16 on the CPU, 4 with OpenVINO, and what fits on CUDA.
     like : EncoderSpec, optional
-        Where precision and runtime are ``auto``, take those of an earlier encoder if they can be had
-        here: a cache that is taken up again stays one of its kind.
+        Where precision, runtime and decode are ``auto``, take those of an earlier encoder if they can
+        be had here: a cache that is taken up again stays one of its kind.
 
     Raises
     ------
@@ -96,6 +106,10 @@ def load_encoder(
         raise ValueError(f"batch size must be at least 1, got {batch_size}")
     where = choose_device(device)
     numbers, engine = _settings(precision, runtime, where, like)
+    if decode not in ("auto", "host", "device"):
+        raise ValueError(f"unknown place to decode {decode!r}; use auto, host or device")
+    if decode == "auto" and like is not None and like.decoder == DEVICE_DECODER:
+        decode = "device"
     if name == BUNDLED:
         model = _bundled(weights)
     elif name.startswith("timm:"):
@@ -117,7 +131,7 @@ def load_encoder(
         interpolation=config["interpolation"],
         crop_pct=config["crop_pct"],
         crop_mode=config["crop_mode"],
-        decoder=DECODER,
+        decoder=DEVICE_DECODER if decode == "device" else DECODER,
         pooling=_pooling(model),
         dim=dim,
         precision=numbers,
@@ -134,7 +148,10 @@ def load_encoder(
         runtime=engine,
         batch_size=batch_size,
     )
-    return Encoder(spec, Preprocess(config, transform), forward)
+    preprocess = Preprocess(config, transform)
+    if decode == "device" and not preprocess.fast:
+        raise ValueError(f"{name} resizes in a way that only the host can ({spec.interpolation}); use --decode host")
+    return Encoder(spec, preprocess, forward, DeviceDecoder(preprocess, where) if decode == "device" else None)
 
 
 def _settings(precision: str, runtime: str, device: torch.device, like: EncoderSpec | None) -> tuple[str, str]:

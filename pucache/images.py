@@ -111,6 +111,9 @@ def digest(data: bytes) -> bytes:
 # --- folders -----------------------------------------------------------------------------------
 
 
+_Directory = tuple[str, str, frozenset[tuple[int, int]]]  # path, prefix of its keys, directories above it
+
+
 class LocalFolder:
     """Every image file below a folder; symbolic links are followed, loops are not."""
 
@@ -120,10 +123,13 @@ class LocalFolder:
     def scan(self) -> Listing:
         """Walk the folder; a directory that cannot be read becomes a failure."""
         found = _Found()
-        self._walk(self.name, "", frozenset(), found)
+        below: list[_Directory] = [(self.name, "", frozenset())]
+        while below:
+            below += self._list(*below.pop(), found)
         return found.listing()
 
-    def _walk(self, directory: str, prefix: str, above: frozenset[tuple[int, int]], found: _Found) -> None:
+    def _list(self, directory: str, prefix: str, above: frozenset[tuple[int, int]], found: _Found) -> list[_Directory]:
+        """Enter the images of one directory, and return the directories in it."""
         try:
             here = os.stat(directory)
             with os.scandir(directory) as entries:
@@ -132,23 +138,25 @@ class LocalFolder:
             if not prefix:
                 raise SourceError(f"cannot list {directory}: {error.strerror}") from error
             found.fail(prefix, f"directory cannot be listed: {error.strerror}")
-            return
+            return []
         identity = (here.st_dev, here.st_ino)
         if identity in above:
             found.fail(prefix, "symbolic link back to a folder above it")
-            return
+            return []
+        below: list[_Directory] = []
         for entry in children:
             if entry.name.startswith("."):
                 continue
             key = prefix + entry.name
             try:
                 if entry.is_dir():
-                    self._walk(entry.path, key + "/", above | {identity}, found)
+                    below.append((entry.path, key + "/", above | {identity}))
                 elif found.wants(key):
                     info = entry.stat()
                     found.add(key, info.st_size, info.st_mtime_ns)
             except OSError as error:
                 found.fail(key, f"cannot be read: {error.strerror}")
+        return below
 
     def read(self, key: str) -> bytes:
         """Read one file; raises `ImageError`."""

@@ -21,13 +21,14 @@ from torch.utils.data import DataLoader
 
 from .allocator import keep_freed_memory
 from .cache_file import Rows
+from .device_decoding import suits_device
 from .encoders import Encoder
 from .errors import EncoderError, SourceError
 from .images import Listing, Source
 from .keys import encode_keys
 from .parts import Known
 from .prepare import STAGES, Chunk, Prepare
-from .profile import Profile
+from .profile import ON_DEVICE, Profile
 from .progress import Progress
 
 BLOCK_ROWS = 2048  # images in one part: what a kill can cost, beside those in flight
@@ -88,8 +89,16 @@ class Work:
 
     def _prepare(self, rows: int, workers: int = 0) -> Prepare:
         sizes = self._size_mtime[:, 0].tolist()
-        known = self._known.sorted
-        return Prepare(self._source, self._encoder.preprocess, self._keys, sizes, known, rows=rows, workers=workers)
+        return Prepare(
+            self._source,
+            self._encoder.preprocess,
+            self._keys,
+            sizes,
+            self._known.sorted,
+            rows=rows,
+            leave=suits_device if self._encoder.decoder else None,
+            workers=workers,
+        )
 
     def _from_threads(self, hands: ThreadPoolExecutor) -> Iterator[Chunk]:
         """Chunks of whole batches, so that these need no copying together."""
@@ -136,19 +145,28 @@ class Work:
                 done += block.fail(row, outcome)
                 continue
             block.digests[row] = outcome
-            if position not in to_embed:
+            if position not in to_embed and position not in chunk.undecoded:
                 self.reused += 1
                 done += block.put([row], self._known[outcome])
         if done:
             progress.advance(done)
         if chunk.to_embed:
             batches.add(chunk.pixels, chunk.to_embed)
+        if chunk.undecoded:
+            batches.add_undecoded(chunk.undecoded)
 
-    def _put(self, batches: Iterator[tuple[list[int], np.ndarray]], progress: Progress) -> None:
+    def _put(self, batches: Iterator[_Embedded], progress: Progress) -> None:
         """Enter what the encoder gave."""
-        for positions, X in batches:
-            self.computed += len(positions)
+        for positions, X, failures in batches:
             first, done = 0, 0
+            for position, reason in failures.items():
+                self.failed += 1
+                block = self._block_of(position)
+                done += block.fail(position - block.start, reason)
+            if failures:
+                X = X[[position not in failures for position in positions]]
+                positions = [position for position in positions if position not in failures]
+            self.computed += len(positions)
             while first < len(positions):
                 block = self._block_of(positions[first])
                 last = bisect.bisect_left(positions, block.start + len(block.X), first)
@@ -204,6 +222,9 @@ class _Block:
         return rows - (self.missing == 0)
 
 
+_Embedded = tuple[list[int], np.ndarray, dict[int, str]]  # positions, their embeddings, reasons of failures
+
+
 class _Batches:
     """Packs pixels into the encoder's batch shape and runs a bounded number of passes beside each other."""
 
@@ -211,34 +232,47 @@ class _Batches:
         self._encoder, self._hands, self._profile = encoder, hands, profile
         self._pieces: deque[tuple[torch.Tensor, list[int]]] = deque()
         self._waiting = 0
-        self._running: deque[tuple[list[int], Future[np.ndarray]]] = deque()
+        self._undecoded: dict[int, bytes] = {}
+        self._running: deque[Future[_Embedded]] = deque()
         self._started = False
 
     def add(self, pixels: torch.Tensor, at: list[int]) -> None:
         """Take pixels, (n, H, W, 3) uint8, of images at these positions; run what makes whole batches."""
-        if not self._started:
-            with self._profile.stage("starting"):
-                self._hands.submit(self._encoder.runtime.start).result()  # there, as its threads compile for themselves
-            self._started = True
+        self._start()
         self._pieces.append((pixels, at))
         self._waiting += len(at)
         rows = _whole_batches(self._encoder.runtime.batch_size)
         while self._waiting >= rows:
             self._submit(rows)
 
-    def finished(self) -> Iterator[tuple[list[int], np.ndarray]]:
-        """Positions and embeddings of what is done; waits where too much is under way."""
-        while self._running and (len(self._running) > 2 * self._encoder.runtime.streams or self._running[0][1].done()):
-            at, future = self._running.popleft()
-            yield at, future.result()
+    def add_undecoded(self, files: dict[int, bytes]) -> None:
+        """Take files that the device decodes, by position."""
+        self._start()
+        self._undecoded.update(files)
+        rows = _whole_batches(self._encoder.runtime.batch_size)
+        while len(self._undecoded) >= rows:
+            some = {position: self._undecoded.pop(position) for position in list(self._undecoded)[:rows]}
+            self._running.append(self._hands.submit(self._decode_and_embed, some))
 
-    def rest(self) -> Iterator[tuple[list[int], np.ndarray]]:
-        """Run the last batch, and wait for all."""
+    def _start(self) -> None:
+        if not self._started:
+            with self._profile.stage("starting"):
+                self._hands.submit(self._encoder.runtime.start).result()  # there, as its threads compile for themselves
+            self._started = True
+
+    def finished(self) -> Iterator[_Embedded]:
+        """Positions and embeddings of what is done; waits where too much is under way."""
+        while self._running and (len(self._running) > 2 * self._encoder.runtime.streams or self._running[0].done()):
+            yield self._running.popleft().result()
+
+    def rest(self) -> Iterator[_Embedded]:
+        """Run the last batches, and wait for all."""
         if self._waiting:
             self._submit(self._waiting)
+        if self._undecoded:
+            self._running.append(self._hands.submit(self._decode_and_embed, self._undecoded))
         while self._running:
-            at, future = self._running.popleft()
-            yield at, future.result()
+            yield self._running.popleft().result()
 
     def _submit(self, count: int) -> None:
         pieces: list[torch.Tensor] = []
@@ -251,11 +285,19 @@ class _Batches:
             if take < len(positions):
                 self._pieces.appendleft((pixels[take:], positions[take:]))
         self._waiting -= count
-        self._running.append((at, self._hands.submit(self._forward, pieces)))
+        self._running.append(self._hands.submit(self._embed, pieces, at))
 
-    def _forward(self, pieces: list[torch.Tensor]) -> np.ndarray:
+    def _embed(self, pieces: list[torch.Tensor], at: list[int]) -> _Embedded:
         with self._profile.forward():
-            return self._encoder.forward(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
+            return at, self._encoder.forward(pieces[0] if len(pieces) == 1 else torch.cat(pieces)), {}
+
+    def _decode_and_embed(self, files: dict[int, bytes]) -> _Embedded:
+        assert self._encoder.decoder is not None
+        at = list(files)
+        with self._profile.stage(ON_DEVICE):
+            pixels, failures = self._encoder.decoder(list(files.values()))
+        with self._profile.forward():
+            return at, self._encoder.forward(pixels), {at[number]: reason for number, reason in failures.items()}
 
 
 def _whole_batches(batch: int) -> int:

@@ -10,6 +10,7 @@ import itertools
 import os
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,7 @@ class Chunk:
     outcomes: list[bytes | str]  # content digest, or the reason of a failure
     to_embed: list[int]  # positions
     pixels: torch.Tensor  # (len(to_embed), H, W, 3) uint8
+    undecoded: dict[int, bytes]  # files that are left to the device to decode, by position
     seconds: list[float]  # spent in each of STAGES
 
 
@@ -49,6 +51,8 @@ class Prepare(Dataset[Chunk]):
         Sorted digests of images that need not be embedded.
     rows : int
         Images in a chunk.
+    leave : callable, optional
+        Tells from a file's bytes whether it is left to the device to decode.
     workers : int
         Processes that run this, for which it keeps where they are.
     """
@@ -62,10 +66,11 @@ class Prepare(Dataset[Chunk]):
         known: np.ndarray,
         *,
         rows: int,
+        leave: Callable[[bytes], bool] | None = None,
         workers: int = 0,
     ):
         self._source, self._preprocess = source, preprocess
-        self._keys, self._sizes, self._known, self._rows = keys, sizes, known, rows
+        self._keys, self._sizes, self._known, self._rows, self._leave = keys, sizes, known, rows, leave
         self._places = torch.full((workers, 2), -1, dtype=torch.int64).share_memory_() if workers else None
 
     def __len__(self) -> int:
@@ -75,7 +80,7 @@ class Prepare(Dataset[Chunk]):
         first = number * self._rows
         positions = range(first, min(len(self._keys), first + self._rows))
         pixels = torch.empty((len(positions), *self._preprocess.input_size, 3), dtype=torch.uint8)
-        chunk = Chunk(first, [], [], pixels, [0.0] * len(STAGES))
+        chunk = Chunk(first, [], [], pixels, {}, [0.0] * len(STAGES))
         for position in positions:
             self._say_where(position)
             try:
@@ -93,7 +98,11 @@ class Prepare(Dataset[Chunk]):
             times.append(time.perf_counter())
             content = digest(data)
             times.append(time.perf_counter())
-            if not self._is_known(content):
+            if self._is_known(content):
+                pass
+            elif self._leave is not None and self._leave(data):
+                chunk.undecoded[position] = data
+            else:
                 image = decode(data, self._preprocess.sufficient)
                 times.append(time.perf_counter())
                 chunk.pixels[len(chunk.to_embed)] = self._preprocess(image)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torch.nn.functional import interpolate
 
 from .errors import ImageError
 
@@ -66,10 +67,16 @@ class Preprocess:
             raise ImageError(f"{width} x {height} pixels; one side is more than {MAX_ASPECT} times the other")
         if not self.fast:
             return self._transform(image).permute(1, 2, 0)
-        pixels = torch.from_numpy(np.array(image))[None].permute(0, 3, 1, 2)
+        return self.resize(torch.from_numpy(np.array(image))[None].permute(0, 3, 1, 2))
+
+    def resize(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Bring uint8 pixels, (1, 3, h, w) on any device, to (H, W, 3); only where `fast`."""
+        height, width = pixels.shape[2:]
         size = self._target(height, width)
         if size != (height, width):
-            pixels = torch.nn.functional.interpolate(pixels, size, mode=self._mode, antialias=True)
+            on_cpu = pixels.device.type == "cpu"  # elsewhere the kernel knows no uint8
+            resized = interpolate(pixels if on_cpu else pixels.float(), size, mode=self._mode, antialias=True)
+            pixels = resized if on_cpu else resized.round_().clamp_(0, 255).to(torch.uint8)
         top, left = (round((have - want) / 2) for have, want in zip(size, self.input_size, strict=True))
         return pixels[0, :, top : top + self.input_size[0], left : left + self.input_size[1]].permute(1, 2, 0)
 

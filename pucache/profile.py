@@ -8,6 +8,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+ON_DEVICE = "decoding on the device"
+_HELP = {
+    "encoder": "a faster --runtime, a lower --precision or another device",
+    ON_DEVICE: "--decode host with more --workers",
+    "writing": "a faster disk",
+}
+
 
 class Profile:
     """Seconds by stage, and how much of the time the encoder was at work.
@@ -76,9 +83,10 @@ class Profile:
     @property
     def waited(self) -> float:
         """Share of the time until now in which the device did not run the encoder."""
+        if not self._began:
+            return 0.0
         self._change(0)
-        wall = self.wall or time.perf_counter() - self._began
-        return max(0.0, 1 - self._busy / wall) if wall else 0.0
+        return max(0.0, 1 - self._busy / (self.wall or time.perf_counter() - self._began))
 
     def shares(self) -> dict[str, float]:
         """Share of the time that each stage kept those busy who do it; listing and merging are not among them."""
@@ -87,7 +95,7 @@ class Profile:
         for name, seconds in self.seconds.items():
             if name in ("listing", "merging"):
                 continue
-            those = {"encoder": self.hands, "writing": 1}.get(name, preparing)
+            those = {"writing": 1, "starting": 1, ON_DEVICE: self.hands}.get(name, preparing)
             shares[name] = seconds / (those * self.wall) if self.wall else 0.0
         if "encoder" in shares:
             shares["encoder"] = 1 - self.waited
@@ -98,13 +106,12 @@ class Profile:
         shares = self.shares()
         if "encoder" not in shares:
             return "nothing was embedded"
-        preparing = {name: share for name, share in shares.items() if name not in ("encoder", "writing")}
-        loads = {"encoder": shares["encoder"], "writing": shares.get("writing", 0.0), "": sum(preparing.values())}
+        alone = {name: shares.get(name, 0.0) for name in _HELP}
+        preparing = {name: share for name, share in shares.items() if name not in (*_HELP, "starting")}
+        loads = {**alone, "": sum(preparing.values())}
         most = max(loads, key=lambda name: loads[name])
-        if most == "encoder":
-            return "the encoder; a faster --runtime, a lower --precision or another device would help"
-        if most == "writing":
-            return "writing; a faster disk would help"
+        if most:
+            return f"{most}; {_HELP[most]} would help"
         slowest = max(preparing, key=lambda name: preparing[name])
         help_ = "a faster disk or network" if slowest == "reading" else "smaller files"
         return f"{slowest}; more --workers or {help_} would help"

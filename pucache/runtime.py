@@ -83,7 +83,7 @@ class Runtime:
         self.batch_size = batch_size or (CPU_BATCH[runtime] if device.type == "cpu" else 0)  # 0: found at the start
         cores = os.cpu_count() or 1
         self.streams = min(cores, _MOST_STREAMS) if device.type == "cpu" else 2
-        # OpenVINO computes in threads of its own: while they are busy, one more of the caller's gets the next batch ready
+        # OpenVINO computes in threads of its own: while they are busy, one more of the caller's prepares what comes next
         self.hands = self.streams + (runtime == "openvino")
         self._threads = cores // self.streams
         self._exact: _FromPixels | None = _FromPixels(model.eval().requires_grad_(False), mean, std)
@@ -109,6 +109,7 @@ class Runtime:
         Parameters
         ----------
         pixels : uint8 tensor, (b, H, W, 3)
+            On the CPU, or on the runtime's own device.
 
         Returns
         -------
@@ -138,10 +139,14 @@ class Runtime:
                 pixels = torch.cat([pixels, pixels.new_zeros((size - count, *pixels.shape[1:]))])
             return self._run(pixels)[:count].numpy()
         stream, staged = self._stream(size)
-        staged[:count] = pixels
-        staged[count:] = 0
+        if pixels.is_cuda:  # decoded there
+            torch.cuda.current_stream(self.device).synchronize()
+            batch = torch.cat([pixels, pixels.new_zeros((size - count, *pixels.shape[1:]))])
+        else:
+            staged[:count], staged[count:] = pixels, 0
+            batch = staged
         with torch.cuda.stream(stream):
-            found = self._run(staged.to(self.device, non_blocking=True))
+            found = self._run(batch.to(self.device, non_blocking=True))
             back = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
             back.copy_(found, non_blocking=True)
             stream.synchronize()

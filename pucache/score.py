@@ -67,6 +67,7 @@ def embed_for(
     device: str = "auto",
     precision: str = "auto",
     runtime: str = "auto",
+    decode: str = "auto",
     batch_size: int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -94,6 +95,7 @@ def embed_for(
         device=device,
         precision=precision,
         runtime=runtime,
+        decode=decode,
         batch_size=batch_size,
         like=made_with(cache) or wanted,
     )
