@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from environment import environment
 
-JPEG_SIZE = (500, 375)
+JPEGS = 3000
 PATHS = (("torch", "fp32"), ("torch", "bf16"), ("compile", "bf16"), ("openvino", "fp32"), ("openvino", "bf16"))
 FORWARD_SECONDS = 5.0
 PEER_BATCH, PEER_IMAGES = 64, 768
@@ -257,7 +257,7 @@ def main(arguments: argparse.Namespace) -> str:
     arguments.work.mkdir(parents=True, exist_ok=True)
     png, jpeg = arguments.folder, arguments.work / "jpeg"
     if not jpeg.exists():
-        write_jpegs(jpeg, 3000)
+        write_jpegs(jpeg, JPEGS)
     bench, paths = Bench(arguments), [f"{runtime}-{precision}" for runtime, precision in PATHS]
     (arguments.work / "again.h5").unlink(missing_ok=True)
     for _ in range(arguments.rounds):
@@ -281,7 +281,8 @@ def report(bench: Bench, png: Path, jpeg: Path, paths: list[str], arguments: arg
         "# Embedding on the CPU",
         "",
         f"`python benchmarks/embed.py CIFAR_FOLDER WORK`: bundled encoder at 224 px, {arguments.images:,} CIFAR-10 PNG "
-        f"files and 3,000 JPEG files of 500 x 375, float16 cache; medians of {arguments.rounds} rounds, images a second.",
+        f"files and {JPEGS:,} JPEG files of 500 x 375, float16 cache; images a second, medians of {arguments.rounds} "
+        "rounds.",
     ]
     for name, folder in (("PNG files of 32 x 32", png), ("JPEG files of 500 x 375", jpeg)):
         plain = bench.median("peer", folder)["end to end"]
@@ -292,8 +293,8 @@ def report(bench: Bench, png: Path, jpeg: Path, paths: list[str], arguments: arg
             "",
             f"A plain `DataLoader` (batches of {PEER_BATCH}, other settings default) with timm's model: {plain:.0f}.",
             "",
-            "| path | forward alone | end to end | end to end / forward | of what sharing the cores allows | x DataLoader "
-            "| cosine to fp32, least of 8 | start, s | peak MB |",
+            "| path | forward alone | end to end | end to end / forward | of what sharing the cores allows "
+            "| x DataLoader | cosine to fp32, least of 8 | start, s | peak MB |",
             "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         ]
         for path in paths:

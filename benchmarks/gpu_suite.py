@@ -1,34 +1,52 @@
 """Everything worth measuring on a GPU, in slices of a few minutes that can be resumed.
 
-    python benchmarks/gpu_suite.py OUT [--device cuda] [--minutes 9] [--rows 33000] [--dim 2048]
+    python benchmarks/gpu_suite.py OUT [--device cuda] [--minutes 9] [--rows 33000] [--dim 2048] [--images 60000]
 
 Each slice prints and appends one JSON line to OUT/gpu_suite.jsonl; a slice that is there already is
 not run again, and none is begun after `--minutes`. Data are drawn here, so nothing need be carried
-along. `--device cpu` with few rows tries the script itself.
+along but the packages; the encoder is a ResNet-50 with random weights, which is as fast as any other,
+and JPEG files are crops of scikit-learn's sample photographs. `--device cpu` with few rows and images
+tries the script itself.
 """
 
 import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import timm
 import torch
+from embed import forward_alone, hands, pixels, write_jpegs
 from environment import environment
+from safetensors.torch import save_file
 
-from pucache import PULinearClassifier
+from pucache import EmbeddingCache, PULinearClassifier, load_encoder, open_source, prepare
+from pucache.cache_file import Rows, write_file
 from pucache.devices import choose_device, multiplies_bfloat16
+from pucache.embed import embed
+from pucache.encoder_spec import EncoderSpec
+from pucache.encoders import Encoder
+from pucache.errors import PUCacheError
 from pucache.heads import fit_heads
+from pucache.images import UNKNOWN, Listing, Source
+from pucache.keys import encode_keys
+from pucache.retrieve import retrieve
 from pucache.risks import PURisk
 
 LABELLED, PRIOR, REPEATS = 600, 0.0741, 3
+MOST_JPEGS = 20_000
+
+
+# --- heads and retrieval ---------------------------------------------------------------------------
 
 
 class Data:
     """Planted positives with a decaying spectrum, float16, and the device to work on."""
 
-    def __init__(self, n: int, d: int, device: str):
+    def __init__(self, out: Path, n: int, d: int, device: str):
         draw = np.random.default_rng(0)
         self.y = draw.random(n) < PRIOR
         spectrum = 1 / np.sqrt(1 + np.arange(d) / 8)
@@ -36,7 +54,8 @@ class Data:
         X[self.y, :64] += 0.35
         self.X, self.s = X.astype(np.float16), np.zeros(n, np.int8)
         self.s[np.flatnonzero(self.y)[: min(LABELLED, int(self.y.sum()) // 2)]] = 1
-        self.name, self.device = device, choose_device(device)
+        self.name, self.device, self.out = device, choose_device(device), out
+        self.scale = {"rows": n, "dim": d}
 
     def seconds(self, call: Callable[[], object]) -> float:
         """Median of several calls after one to warm up."""
@@ -94,20 +113,139 @@ def agreement(data: Data) -> dict:
     return {"greatest relative difference of margins": float(np.abs(a - b).max() / b.std())}
 
 
-SLICES = {"limits": limits, "sgd": sgd, "batch": batch, "whole": whole, "agreement": agreement}
+def retrieval(data: Data) -> dict:
+    """Ranking all unlabelled rows of a cache by similarity, and the first thousand."""
+    n, d = data.X.shape
+    path, keys = data.out / "planted.h5", encode_keys([f"{row:09}" for row in range(n)])
+    rows = Rows(keys, data.X, np.zeros((n, 32), np.uint8), np.full((n, 2), UNKNOWN))
+    shape = (n, keys.itemsize, np.dtype(np.float16))
+    write_file(path, EncoderSpec.imported("planted", d), "", [rows], shape=shape, failures={})
+    cache = EmbeddingCache(path)
+    return {
+        f"k = {k}, {similarity}": data.seconds(lambda: retrieve(cache, data.s, k=k, similarity=similarity))  # noqa: B023
+        for similarity in ("centroid", "max")
+        for k in (1000, n)
+    }
 
 
-def main(out: Path, data: Data, minutes: float) -> None:
-    out.mkdir(parents=True, exist_ok=True)
+# --- embedding -------------------------------------------------------------------------------------
+
+
+class Images:
+    """A ResNet-50 at 224 px and images for it: pixels in memory, and JPEG files of 500 x 375."""
+
+    def __init__(self, out: Path, count: int, device: str):
+        self.out, self.count, self.device = out, count, device
+        self._weights, self.jpeg = out / "resnet50.safetensors", out / "jpeg"
+        self.scale = {"images": count}
+        if not self._weights.exists():
+            torch.manual_seed(0)
+            save_file(timm.create_model("resnet50", num_classes=0).state_dict(), self._weights)
+        if not self.jpeg.exists():
+            write_jpegs(self.jpeg, min(count, MOST_JPEGS))
+
+    def encoder(self, runtime: str, precision: str = "auto", decode: str = "auto") -> Encoder:
+        settings = {"weights": self._weights, "device": self.device, "decode": decode}
+        return load_encoder("timm:resnet50", runtime=runtime, precision=precision, **settings)
+
+    def end_to_end(self, encoder: Encoder, source: Source) -> dict:
+        """Forward alone, and the whole of `embed` but for the listing."""
+        alone = forward(encoder)
+        cache = self.out / "suite.h5"
+        cache.unlink(missing_ok=True)
+        report = embed(source, cache, encoder)
+        rate = report.computed / (report.seconds - report.profile.seconds["listing"])
+        return {**alone, "end to end, images/s": rate, "ratio": rate / alone["images/s"], **report.profile.summary()}
+
+
+class Pixels:
+    """A source of images that are decoded already: `read` gives their pixels."""
+
+    name = "pixels in memory"
+
+    def __init__(self, count: int, size: tuple[int, int]):
+        draw = np.random.default_rng(0)
+        self._pool = [draw.integers(0, 256, (*size, 3), np.uint8).tobytes() for _ in range(64)]
+        self._count = count
+
+    def scan(self) -> Listing:
+        return Listing([f"{row:08}" for row in range(self._count)], np.full((self._count, 2), UNKNOWN))
+
+    def read(self, key: str) -> bytes:
+        row = int(key)
+        return self._pool[row % 64][:-8] + row.to_bytes(8, "big")  # no two alike
+
+
+class AsTheyAre:
+    """Stands for preprocessing where pixels are read."""
+
+    sufficient = None
+
+    def __init__(self, size: tuple[int, int]):
+        self.input_size = size
+
+    def __call__(self, data: bytes) -> torch.Tensor:
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(*self.input_size, 3)
+
+
+def forward(encoder: Encoder) -> dict:
+    """Batches in memory."""
+    began = time.perf_counter()
+    hands(encoder, lambda: encoder.forward(pixels(encoder, encoder.runtime.batch_size or 8)), 1)
+    started = time.perf_counter() - began
+    return {
+        "start, s": started,
+        "images/s": forward_alone(encoder),
+        "batch": encoder.runtime.batch_size,
+        "cosine to fp32": encoder.runtime.cosine,
+    }
+
+
+def from_pixels(images: Images, runtime: str) -> dict:
+    """End to end from pixels that are decoded already: reading, hashing, workers, copies, writing."""
+    encoder = images.encoder(runtime)
+    size = encoder.runtime.input_size
+    encoder.preprocess = AsTheyAre(size)
+    decode, prepare.decode = prepare.decode, lambda data, sufficient: data
+    try:
+        return images.end_to_end(encoder, Pixels(images.count, size))
+    finally:
+        prepare.decode = decode
+
+
+def from_jpeg(images: Images, decode: str) -> dict:
+    """End to end from JPEG files of 500 x 375, decoded by the workers or on the device."""
+    return images.end_to_end(images.encoder("torch", decode=decode), open_source(images.jpeg))
+
+
+HEADS = {"limits": limits, "sgd": sgd, "batch": batch, "whole": whole, "agreement": agreement, "retrieval": retrieval}
+EMBEDDING: dict[str, Callable[[Images], dict]] = {
+    "forward, torch fp32": lambda images: forward(images.encoder("torch", "fp32")),
+    "forward, torch bf16": lambda images: forward(images.encoder("torch", "bf16")),
+    "forward, torch": lambda images: forward(images.encoder("torch")),
+    "forward, compile": lambda images: forward(images.encoder("compile")),
+    "from pixels, torch": partial(from_pixels, runtime="torch"),
+    "from pixels, compile": partial(from_pixels, runtime="compile"),
+    "from JPEG, decoded on the host": partial(from_jpeg, decode="host"),
+    "from JPEG, decoded on the device": partial(from_jpeg, decode="device"),
+}
+
+
+def main(out: Path, data: Data, images: Images, minutes: float) -> None:
     path, began = out / "gpu_suite.jsonl", time.monotonic()
     done = {json.loads(line)["slice"] for line in path.read_text().splitlines()} if path.exists() else set()
-    for name, measure in SLICES.items():
-        if name in done or time.monotonic() - began > 60 * minutes:
-            continue
-        row = {"slice": name, "rows": len(data.X), "dim": data.X.shape[1], **measure(data), "where": environment()}
-        print(json.dumps(row, indent=1), flush=True)
-        with path.open("a") as stream:
-            stream.write(json.dumps(row) + "\n")
+    for kind, slices in ((data, HEADS), (images, EMBEDDING)):
+        for name, measure in slices.items():
+            if name in done or time.monotonic() - began > 60 * minutes:
+                continue
+            try:
+                row = {"slice": name, **kind.scale, **measure(kind), "where": environment()}
+            except (PUCacheError, ValueError, RuntimeError) as error:  # the next slices are worth having all the same
+                print(f"{name} failed: {error}", flush=True)
+                continue
+            print(json.dumps(row, indent=1), flush=True)
+            with path.open("a") as stream:
+                stream.write(json.dumps(row) + "\n")
 
 
 if __name__ == "__main__":
@@ -117,5 +255,12 @@ if __name__ == "__main__":
     parser.add_argument("--minutes", type=float, default=9)
     parser.add_argument("--rows", type=int, default=33_000)
     parser.add_argument("--dim", type=int, default=2048)
+    parser.add_argument("--images", type=int, default=60_000)
     arguments = parser.parse_args()
-    main(arguments.out, Data(arguments.rows, arguments.dim, arguments.device), arguments.minutes)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    main(
+        arguments.out,
+        Data(arguments.out, arguments.rows, arguments.dim, arguments.device),
+        Images(arguments.out, arguments.images, arguments.device),
+        arguments.minutes,
+    )

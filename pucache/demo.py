@@ -22,7 +22,7 @@ from .cache import EmbeddingCache
 from .classifier import PULinearClassifier
 from .decoding import decode
 from .durable import replacing
-from .embed import embed
+from .embed import embed, made_with
 from .encoders import load_encoder
 from .errors import OutputError
 from .evaluate import evaluate
@@ -54,7 +54,7 @@ def demo(
     began = time.monotonic()
     folder = Path(folder)
     unpack(folder)
-    encoder = load_encoder(device=device)
+    encoder = load_encoder(device=device, like=made_with(folder / "pile.h5"))
     for name in ("pile", "new"):
         embed(open_source(folder / name), folder / f"{name}.h5", encoder, moved=True, progress=progress)
     pile, new = EmbeddingCache(folder / "pile.h5"), EmbeddingCache(folder / "new.h5")

@@ -83,7 +83,7 @@ class Runtime:
         self.batch_size = batch_size or (CPU_BATCH[runtime] if device.type == "cpu" else 0)  # 0: found at the start
         cores = os.cpu_count() or 1
         self.streams = min(cores, _MOST_STREAMS) if device.type == "cpu" else 2
-        # OpenVINO computes in threads of its own: while they are busy, one more of the caller's prepares what comes next
+        # OpenVINO computes in threads of its own; one more of the caller's has the next batch ready for them
         self.hands = self.streams + (runtime == "openvino")
         self._threads = cores // self.streams
         self._exact: _FromPixels | None = _FromPixels(model.eval().requires_grad_(False), mean, std)
@@ -140,8 +140,8 @@ class Runtime:
             return self._run(pixels)[:count].numpy()
         stream, staged = self._stream(size)
         if pixels.is_cuda:  # decoded there
-            torch.cuda.current_stream(self.device).synchronize()
             batch = torch.cat([pixels, pixels.new_zeros((size - count, *pixels.shape[1:]))])
+            torch.cuda.current_stream(self.device).synchronize()
         else:
             staged[:count], staged[count:] = pixels, 0
             batch = staged
@@ -175,6 +175,8 @@ class Runtime:
         run = self._engine(fast.with_numbers(PRECISIONS[self.precision]))
         if not self.batch_size:
             self.batch_size = self._largest_batch(run)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # the streams of other threads do not wait for this one's
         return run
 
     def _engine(self, model: _FromPixels) -> Pass:
