@@ -13,6 +13,7 @@ _HELP = {
     "encoder": "a faster --runtime, a lower --precision or another device",
     ON_DEVICE: "--decode host with more --workers",
     "writing": "a faster disk",
+    "starting": "more images at a time, or --runtime torch",
 }
 
 
@@ -107,7 +108,7 @@ class Profile:
         if "encoder" not in shares:
             return "nothing was embedded"
         alone = {name: shares.get(name, 0.0) for name in _HELP}
-        preparing = {name: share for name, share in shares.items() if name not in (*_HELP, "starting")}
+        preparing = {name: share for name, share in shares.items() if name not in _HELP}
         loads = {**alone, "": sum(preparing.values())}
         most = max(loads, key=lambda name: loads[name])
         if most:
