@@ -10,11 +10,11 @@ import io
 from collections.abc import Sequence
 
 import torch
+import torchvision
 from PIL import ExifTags, Image
-from torchvision.io import ImageReadMode, decode_jpeg
 
 from .decoding import MAX_PIXELS, decode
-from .errors import ImageError
+from .errors import EncoderError, ImageError
 from .preprocess import MAX_ASPECT, Preprocess
 
 DEVICE_DECODER = "torchvision-1"  # names the recipe, as `pucache.decoding.DECODER` does
@@ -46,6 +46,8 @@ class DeviceDecoder:
     """
 
     def __init__(self, preprocess: Preprocess, device: torch.device):
+        if not hasattr(torchvision.io, "decode_jpeg"):
+            raise EncoderError(f"torchvision {torchvision.__version__} decodes no JPEG files; use --decode host")
         self._preprocess, self._device = preprocess, device
 
     def __call__(self, files: Sequence[bytes]) -> tuple[torch.Tensor, dict[int, str]]:
@@ -72,7 +74,7 @@ class DeviceDecoder:
 
     def _decode(self, files: Sequence[bytes]) -> list[torch.Tensor | None]:
         encoded = [torch.frombuffer(bytearray(file), dtype=torch.uint8) for file in files]
-        return list(decode_jpeg(encoded, mode=ImageReadMode.RGB, device=self._device))
+        return list(torchvision.io.decode_jpeg(encoded, mode=torchvision.io.ImageReadMode.RGB, device=self._device))
 
     def _by_pillow(self, file: bytes) -> torch.Tensor:
         return self._preprocess(decode(file, self._preprocess.sufficient))

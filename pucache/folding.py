@@ -7,6 +7,7 @@ import copy
 import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.nn.utils.parametrize import is_parametrized
 
 
 @torch.no_grad()
@@ -52,7 +53,7 @@ def _norms_after_convolutions(model: nn.Module, pixels: torch.Tensor) -> dict[nn
         elif id(inputs[0]) in made_by:
             after[module] = made_by[id(inputs[0])]
 
-    watched = [module for module in model.modules() if isinstance(module, nn.Conv2d | nn.BatchNorm2d)]
+    watched = [module for module in model.modules() if _plain_convolution(module) or _frozen_norm(module)]
     if not any(isinstance(module, nn.BatchNorm2d) for module in watched):
         return {}
     hooks = [module.register_forward_hook(watch) for module in watched]
@@ -62,6 +63,14 @@ def _norms_after_convolutions(model: nn.Module, pixels: torch.Tensor) -> dict[nn
         for hook in hooks:
             hook.remove()
     return after
+
+
+def _plain_convolution(module: nn.Module) -> bool:
+    return isinstance(module, nn.Conv2d) and not is_parametrized(module)
+
+
+def _frozen_norm(module: nn.Module) -> bool:
+    return isinstance(module, nn.BatchNorm2d) and module.running_mean is not None
 
 
 def _what_is_left(norm: nn.BatchNorm2d) -> nn.Module:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import os
-import signal
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,19 +16,18 @@ from contextlib import ExitStack
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
 
-from .allocator import keep_freed_memory
 from .cache_file import Rows
 from .device_decoding import suits_device
 from .encoders import Encoder
-from .errors import EncoderError, SourceError
+from .errors import EncoderError
 from .images import Listing, Source
 from .keys import encode_keys
 from .parts import Known
 from .prepare import STAGES, Chunk, Prepare
 from .profile import ON_DEVICE, Profile
 from .progress import Progress
+from .workers import Workers
 
 BLOCK_ROWS = 2048  # images in one part: what a kill can cost, beside those in flight
 CHUNK_ROWS = 64  # images that are handed over at once
@@ -72,10 +70,14 @@ class Work:
         with ExitStack() as stack:
             stack.callback(torch.set_num_threads, threads)  # the threads below change what later ones begin with
             hands = _threads(stack, runtime.hands, runtime.enter_thread)
-            if workers:
-                chunks = self._from_workers(workers)
+            if workers:  # forked before the encoder starts threads
+                chunks = stack.enter_context(Workers(self._prepare(CHUNK_ROWS), workers)).chunks()
+            elif on_cpu:  # chunks of whole batches, so that these need no copying together
+                rows = min(_whole_batches(runtime.batch_size), CHUNK_ROWS)
+                chunks = _in_threads(self._prepare(rows), hands, 2 * runtime.hands)
             else:
-                chunks = self._from_threads(hands if on_cpu else _threads(stack, os.cpu_count() or 1))
+                cores = os.cpu_count() or 1
+                chunks = _in_threads(self._prepare(CHUNK_ROWS), _threads(stack, cores), 2 * cores)
             batches = _Batches(self._encoder, hands, self._profile)
             for chunk in chunks:
                 self._take(chunk, batches, progress)
@@ -85,51 +87,11 @@ class Work:
             yield from self._whole(dtype)
             self._profile.end()
 
-    # --- chunks ----------------------------------------------------------------------------------
-
-    def _prepare(self, rows: int, workers: int = 0) -> Prepare:
+    def _prepare(self, rows: int) -> Prepare:
         sizes = self._size_mtime[:, 0].tolist()
-        return Prepare(
-            self._source,
-            self._encoder.preprocess,
-            self._keys,
-            sizes,
-            self._known.sorted,
-            rows=rows,
-            leave=suits_device if self._encoder.decoder else None,
-            workers=workers,
-        )
-
-    def _from_threads(self, hands: ThreadPoolExecutor) -> Iterator[Chunk]:
-        """Chunks of whole batches, so that these need no copying together."""
-        runtime = self._encoder.runtime
-        prepare = self._prepare(min(_whole_batches(runtime.batch_size or CHUNK_ROWS), CHUNK_ROWS))
-        ahead: deque[Future[Chunk]] = deque()
-        for number in range(len(prepare)):
-            ahead.append(hands.submit(prepare.__getitem__, number))
-            if len(ahead) > 2 * hands._max_workers:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
-
-    def _from_workers(self, workers: int) -> Iterator[Chunk]:
-        prepare = self._prepare(CHUNK_ROWS, workers)
-        loader = DataLoader(
-            prepare, batch_size=None, num_workers=workers, prefetch_factor=4, worker_init_fn=_enter_worker
-        )
-        chunks = iter(loader)  # starts the workers: before the encoder starts threads
-        for number in range(len(prepare)):
-            try:
-                yield next(chunks)
-            except (RuntimeError, OSError, EOFError) as error:  # the last two where it dies while handing over
-                if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
-                    raise
-                key = prepare.place_of(str(error))
-                where = f"with {key!r}" if key else f"while reading ahead of {self._keys[number * CHUNK_ROWS]!r}"
-                raise SourceError(
-                    f"a worker process died {where} (out of memory, or an image that its decoder cannot take); what "
-                    "was finished is kept: run again, with fewer --workers if memory is short"
-                ) from error
+        leave = suits_device if self._encoder.decoder else None
+        known = self._known.sorted
+        return Prepare(self._source, self._encoder.preprocess, self._keys, sizes, known, rows=rows, leave=leave)
 
     # --- blocks ----------------------------------------------------------------------------------
 
@@ -300,6 +262,17 @@ class _Batches:
             return at, self._encoder.forward(pixels), {at[number]: reason for number, reason in failures.items()}
 
 
+def _in_threads(prepare: Prepare, threads: ThreadPoolExecutor, ahead: int) -> Iterator[Chunk]:
+    """Yield every chunk, in order, so many being prepared ahead."""
+    coming: deque[Future[Chunk]] = deque()
+    for number in range(len(prepare)):
+        coming.append(threads.submit(prepare, number))
+        if len(coming) > ahead:
+            yield coming.popleft().result()
+    while coming:
+        yield coming.popleft().result()
+
+
 def _whole_batches(batch: int) -> int:
     """Images to hand over at once: a batch, or several where they are small."""
     return batch * max(1, CHUNK_ROWS // batch)
@@ -321,9 +294,3 @@ def _store(X: np.ndarray, keys: list[str], dtype: np.dtype) -> np.ndarray:
             f"the embedding of {keys[overflow[0]]!r} overflows {dtype}; remove its .parts and use --dtype float32"
         )
     return stored
-
-
-def _enter_worker(worker: int) -> None:
-    keep_freed_memory()
-    for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the parent ends the workers
-        signal.signal(number, signal.SIG_IGN)

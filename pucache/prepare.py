@@ -7,15 +7,12 @@ its own and costs the others nothing.
 from __future__ import annotations
 
 import itertools
-import os
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, get_worker_info
 
 from .decoding import decode
 from .errors import ImageError
@@ -37,7 +34,7 @@ class Chunk:
     seconds: list[float]  # spent in each of STAGES
 
 
-class Prepare(Dataset[Chunk]):
+class Prepare:
     """Prepares chunk after chunk of the images at hand.
 
     Parameters
@@ -53,8 +50,11 @@ class Prepare(Dataset[Chunk]):
         Images in a chunk.
     leave : callable, optional
         Tells from a file's bytes whether it is left to the device to decode.
-    workers : int
-        Processes that run this, for which it keeps where they are.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Of the pixels of a chunk: (rows, H, W, 3).
     """
 
     def __init__(
@@ -67,27 +67,40 @@ class Prepare(Dataset[Chunk]):
         *,
         rows: int,
         leave: Callable[[bytes], bool] | None = None,
-        workers: int = 0,
     ):
+        self.keys = keys
+        self.shape = (rows, *preprocess.input_size, 3)
         self._source, self._preprocess = source, preprocess
-        self._keys, self._sizes, self._known, self._rows, self._leave = keys, sizes, known, rows, leave
-        self._places = torch.full((workers, 2), -1, dtype=torch.int64).share_memory_() if workers else None
+        self._sizes, self._known, self._leave = sizes, known, leave
 
     def __len__(self) -> int:
-        return -(-len(self._keys) // self._rows)
+        return -(-len(self.keys) // self.shape[0])
 
-    def __getitem__(self, number: int) -> Chunk:
-        first = number * self._rows
-        positions = range(first, min(len(self._keys), first + self._rows))
-        pixels = torch.empty((len(positions), *self._preprocess.input_size, 3), dtype=torch.uint8)
+    def __call__(
+        self, number: int, pixels: torch.Tensor | None = None, at: Callable[[int], None] | None = None
+    ) -> Chunk:
+        """Prepare one chunk.
+
+        Parameters
+        ----------
+        number : int
+        pixels : uint8 tensor of `shape`, optional
+            Where to put the pixels; new memory by default.
+        at : callable, optional
+            Told the position of each image before it is read.
+        """
+        rows = self.shape[0]
+        first = number * rows
+        if pixels is None:
+            pixels = torch.empty(self.shape, dtype=torch.uint8)
         chunk = Chunk(first, [], [], pixels, {}, [0.0] * len(STAGES))
-        for position in positions:
-            self._say_where(position)
+        for position in range(first, min(len(self.keys), first + rows)):
+            if at is not None:
+                at(position)
             try:
                 chunk.outcomes.append(self._one(position, chunk))
             except ImageError as error:
                 chunk.outcomes.append(str(error))
-        self._say_where(-1)
         chunk.pixels = pixels[: len(chunk.to_embed)]
         return chunk
 
@@ -114,7 +127,7 @@ class Prepare(Dataset[Chunk]):
                 chunk.seconds[stage] += ended - began
 
     def _read(self, position: int) -> bytes:
-        data = self._source.read(self._keys[position])
+        data = self._source.read(self.keys[position])
         listed = self._sizes[position]
         if listed not in (UNKNOWN, len(data)):
             raise ImageError(f"changed while it was read: {listed} bytes when listed, {len(data)} now; embed again")
@@ -125,18 +138,3 @@ class Prepare(Dataset[Chunk]):
             return False
         at = np.searchsorted(self._known, np.bytes_(content))
         return self._known[at : at + 1].tobytes() == content  # as bytes: numpy's text drops zero bytes at the end
-
-    # --- where a worker is, for whom it may concern once it is dead ---------------------------------
-
-    def _say_where(self, position: int) -> None:
-        worker = get_worker_info()
-        if worker is not None and self._places is not None:
-            self._places[worker.id, 0], self._places[worker.id, 1] = os.getpid(), position
-
-    def place_of(self, message: str) -> str | None:
-        """Key at which a worker was whose process id `message` names."""
-        processes = re.findall(r"\d+", message)
-        for process, position in [] if self._places is None else self._places.tolist():
-            if position >= 0 and str(process) in processes:
-                return self._keys[position]
-        return None

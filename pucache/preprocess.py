@@ -1,8 +1,8 @@
 """Images -> uint8 pixels of the encoder's input size, as timm's configuration of the model names it.
 
 The geometry is timm's to the pixel. The resampling of bicubic and bilinear models is torch's
-antialiased uint8 kernel: the same filter as Pillow's and within two grey levels of it (equal in
-all but a few of a thousand pixels), at several times its speed. Every other model uses timm's own transform.
+antialiased uint8 kernel: the same filter as Pillow's, at several times its speed, and but for extreme
+squashing within two grey levels of it. Every other model uses timm's own transform.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Preprocess:
     fast : bool
         Whether torch resamples, and not `transform`.
     sufficient : int
-        Short side in pixels beyond which more detail of the original makes no difference: twice the
-        size it is brought to.
+        Short side in pixels beyond which more detail of the original hardly matters: twice the size
+        it is brought to.
     """
 
     def __init__(self, config: dict[str, Any], transform: Callable[[Image.Image], torch.Tensor]):
@@ -50,7 +50,8 @@ class Preprocess:
         self.sufficient = 2 * max(self._resized)
         one_size = len(set(self._resized)) == 1
         crops = self._squash or (config["crop_mode"] == "center" and one_size)
-        fast = self._mode in _FAST and crops and not config.get("crop_border_pixels")
+        inside = all(have >= want for have, want in zip(self._resized, self.input_size, strict=True))
+        fast = self._mode in _FAST and crops and inside and not config.get("crop_border_pixels")
         self._transform = transform
         self.fast = fast
 

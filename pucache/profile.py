@@ -120,10 +120,10 @@ class Profile:
     def lines(self) -> Iterator[str]:
         """Tell it as a table."""
         shares = self.shares()
-        yield f"{'stage':12s}{'seconds':>10s}{'busy':>8s}   seconds are summed over those at work at the same time"
+        yield f"{'stage':22s}{'seconds':>10s}{'busy':>8s}   seconds are summed over those at work at the same time"
         for name, seconds in self.seconds.items():
             share = f"{shares[name]:8.0%}" if name in shares else f"{'':8s}"
-            yield f"{name:12s}{seconds:10.2f}{share}"
+            yield f"{name:22s}{seconds:10.2f}{share}"
         yield f"limit: {self.limit()}"
 
     def summary(self) -> dict[str, object]:

@@ -302,7 +302,7 @@ def _openvino(model: _FromPixels, shape: tuple[int, ...], precision: str, stream
     def run(pixels: torch.Tensor) -> torch.Tensor:
         if not hasattr(own, "request"):
             own.request = compiled.create_infer_request()
-        own.request.set_input_tensor(openvino.Tensor(pixels.numpy(), shared_memory=True))
+        own.request.set_input_tensor(openvino.Tensor(pixels.contiguous().numpy(), shared_memory=True))
         own.request.start_async()
         own.request.wait()
         return torch.from_numpy(own.request.get_output_tensor(0).data.copy())

@@ -1,5 +1,6 @@
 import csv
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -634,3 +635,69 @@ def test_the_examples_in_the_readme_parse():
     assert len(found) >= 4
     for example in found:
         parse(example)
+
+
+# --- how the encoder is run --------------------------------------------------------------------
+
+STAGES = ("listing", "reading", "hashing", "decoding", "resizing", "encoder", "writing", "merging")
+
+
+@pytest.fixture
+def few(here):
+    """A folder of a few images, half of them JPEG files."""
+    save_images(here / "few", 6, (128, 128, 128), np.random.default_rng(0))
+    for number in range(6):
+        with Image.open(here / "few" / f"{number:03}.png") as image:
+            image.save(here / "few" / f"{number:03}.jpg")
+    return here / "few"
+
+
+def test_a_profile_says_where_the_time_went_and_what_is_the_limit(world, few):
+    shown = run("embed few c.h5 --runtime torch --profile" + SMALL, w=world).stdout.splitlines()
+    assert shown[-1].startswith("limit: ")
+    assert all(any(re.match(rf"{stage} +\d+\.\d\d", line) for line in shown) for stage in STAGES)
+    told = run_json("embed few d.h5 --runtime torch --profile" + SMALL, w=world)["profile"]
+    assert set(STAGES) <= set(told["seconds"]) and 0 <= told["device_waited"] <= 1 and told["limit"]
+    assert "profile" not in run_json("embed few d.h5" + SMALL, w=world)
+    assert "limit: nothing was embedded" in run("embed few d.h5 --profile" + SMALL, w=world).stdout
+
+
+@pytest.mark.parametrize("options", ["--runtime openvino", "--runtime torch --precision bf16", "--decode device"])
+def test_a_second_run_without_options_runs_the_encoder_as_the_first_did(world, few, options):
+    if "openvino" in options:
+        pytest.importorskip("openvino")
+    first = run_json("embed few c.h5 " + options + SMALL, w=world)
+    assert (first["rows"], first["computed"], first["failures"]) == (12, 12, {})
+    second = run_json("embed few c.h5" + SMALL, w=world)
+    assert (second["computed"], second["kept"], second["written"]) == (0, 12, False)
+    assert second["encoder"] == first["encoder"]
+    told = run_json("info c.h5", w=world)["encoder"]
+    if "--decode" in options:
+        assert told["decoder"] == "torchvision-1"
+    else:
+        assert options.split()[1] == told["runtime"] and told["decoder"].startswith("pillow")
+
+
+def test_openvino_that_is_not_installed_is_named_with_its_remedy(world, few, monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "openvino" else real(name, *rest)
+    )
+    told = refused("embed few c.h5 --runtime openvino" + SMALL, 2, w=world)
+    assert "openvino is not installed; pip install 'pucache[openvino]'" in told
+    assert "torch" in run_json("embed few c.h5" + SMALL, w=world)["encoder"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
+def test_cuda_that_is_not_there_is_one_line(world, few):
+    told = refused("embed few c.h5" + SMALL.replace("cpu", "cuda"), 2, w=world)
+    assert "device cuda is not there (0 CUDA devices seen); use --device cpu" in told
+
+
+def test_score_runs_the_encoder_as_the_model_had_it(world, here):
+    run("embed {w}/images c.h5 --runtime torch --precision bf16" + SMALL, w=world)
+    run("train-pu c.h5 --positives {w}/positives.txt --prior 0.15 --out m.safetensors --device cpu", w=world)
+    run("score m.safetensors {w}/images --out new.csv --weights {w}/weights.safetensors --device cpu", w=world)
+    assert EmbeddingCache("new.h5").encoder == EmbeddingCache("c.h5").encoder
+    told = run_json("info new.h5")["encoder"]
+    assert (told["precision"], told["runtime"]) == ("bf16", "torch")

@@ -1,3 +1,4 @@
+import dataclasses
 import os
 import shutil
 import signal
@@ -5,6 +6,7 @@ import subprocess
 import sys
 import tarfile
 import uuid
+from importlib.util import find_spec
 from pathlib import Path
 
 import fsspec
@@ -16,7 +18,9 @@ from pucache import pipeline
 from pucache.cache import EmbeddingCache, pack
 from pucache.cache_file import CacheFile
 from pucache.decoding import decode
-from pucache.embed import embed, writer_lock
+from pucache.embed import embed, made_with, writer_lock
+from pucache.encoder_spec import EncoderSpec
+from pucache.encoders import load_encoder
 from pucache.errors import CacheError, CacheLockedError, EncoderError, SourceError
 from pucache.images import UNKNOWN, LocalFolder, digest, open_source
 from pucache.progress import Silent
@@ -682,3 +686,49 @@ def test_a_killed_run_goes_on_to_the_same_bytes(rough_folder, out, undisturbed):
         if done:
             assert report.computed == 0
     assert visible(out.parent) == sorted(f"{place}.h5" for place in ends)
+
+
+# --- the encoder that a cache was made with ----------------------------------------------------
+
+
+def test_the_encoder_of_a_cache_or_of_its_unfinished_parts_is_told_and_of_nothing_else(image_folder, out, small_blocks):
+    folder, encoder = image_folder(40), tiny_encoder("mine", seed=3)
+    assert made_with(out) is None
+    interrupt(folder, out, 1, encoder=encoder)
+    assert not out.exists() and made_with(out) == encoder.spec
+    run(folder, out, encoder)
+    assert made_with(out) == made_with(str(out)) == encoder.spec
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage", b"\x89HDF\r\n\x1a\n" + bytes(3000)])
+def test_garbage_was_made_with_no_encoder(out, data):
+    out.write_bytes(data)
+    assert made_with(out) is None
+    parts = out.with_name("new.h5.parts")
+    parts.mkdir()
+    (parts / "part-0.h5").write_bytes(data)
+    assert made_with(out.with_name("new.h5")) is None
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("runtime", ["torch", "compile"])
+def test_what_is_left_open_follows_an_earlier_encoder(precision, runtime):
+    like = load_encoder(device="cpu", precision=precision, runtime=runtime).spec
+    assert (like.precision, like.runtime) == (precision, runtime)
+    assert load_encoder(device="cpu", like=like).spec == like
+    asked = load_encoder(device="cpu", precision="fp32", runtime="torch", like=like).spec
+    assert (asked.precision, asked.runtime) == ("fp32", "torch")
+
+
+def test_what_an_earlier_encoder_had_and_cannot_be_had_is_chosen_anew(monkeypatch):
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, real=find_spec: None if name == "openvino" else real(name)
+    )
+    free = load_encoder(device="cpu").spec
+    assert free.runtime == "torch" and free.precision in ("fp32", "bf16")
+    like = dataclasses.replace(free, precision="fp16", runtime="openvino")
+    assert load_encoder(device="cpu", like=like).spec == free
+    half = dataclasses.replace(free, precision="fp16", runtime="compile")
+    assert load_encoder(device="cpu", like=half).spec == dataclasses.replace(free, runtime="compile")
+    imported = EncoderSpec.imported("clip", 512)
+    assert load_encoder(device="cpu", like=imported).spec == free

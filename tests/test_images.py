@@ -3,6 +3,8 @@ import os
 import pickle
 import re
 import signal
+import stat
+import subprocess
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -17,7 +19,7 @@ from PIL import Image
 
 from pucache import images
 from pucache.errors import ImageError, SourceError
-from pucache.images import MAX_KEY_BYTES, UNKNOWN, open_source
+from pucache.images import MAX_KEY_BYTES, UNKNOWN, open_source, read_local
 
 BREAK = "line\r\nbreak.jpg"
 ODD_NAMES = ["a b.jpg", BREAK, "émoji 🦊.png", "quo\"te's.jpg", "back\\slash.gif", "UPPER.JPG", "%41*?[x].tif"]
@@ -515,3 +517,86 @@ def test_a_mutated_source_is_listed_or_refused_and_nothing_else(tmp_path, name, 
             assert isinstance(source.read(key), bytes)
         except ImageError as error:
             assert str(error)
+
+
+# --- as deep and as long as a file system allows ------------------------------------------------
+
+
+@pytest.fixture
+def nested(tmp_path, monkeypatch):
+    """Make folders one in the other in steps, as a path may be too long to name; gives the outermost."""
+    root = tmp_path / "nested"
+    root.mkdir()
+
+    def make(names, images):
+        monkeypatch.chdir(root)
+        for depth, name in enumerate([*names, None]):
+            if depth in images:
+                Path("x.png").write_bytes(b"%d" % depth)
+            if name is not None:
+                os.mkdir(name)
+                os.chdir(name)
+        os.chdir(root)
+        return root
+
+    yield make
+    subprocess.run(["rm", "-rf", root], check=True)  # Python's own removal recurses
+
+
+@pytest.mark.parametrize("levels", [1300, 2300])
+def test_the_depth_of_a_folder_has_no_limit_but_that_of_a_path(nested, levels):
+    depths = range(0, levels + 1, 100)
+    source = open_source(nested(["d"] * levels, depths))
+    listing = source.scan()
+    within = [depth for depth in depths if len(f"{source.name}/{'d/' * depth}x.png") < 4096]
+    assert sorted(listing.keys) == sorted("d/" * depth + "x.png" for depth in within)
+    assert [source.read("d/" * depth + "x.png") for depth in within] == [b"%d" % depth for depth in within]
+    assert all("File name too long" in reason for reason in listing.failures.values())
+    assert len(listing.failures) == (len(within) < len(depths))
+    assert not listing.ignored
+
+
+def test_a_key_may_be_as_long_as_a_path(nested, tmp_path):
+    room = 4095 - len(f"{tmp_path}/nested/") - len("x.png")
+    names = ["n" * 255] * (room // 256)
+    names += ["m" * (room % 256 - 1)] if room % 256 > 1 else []
+    source = open_source(nested(names, {len(names)}))
+    key = "/".join([*names, "x.png"])
+    listing = source.scan()
+    assert (listing.keys, listing.failures) == ([key], {})
+    assert len(key) > 3800 and source.read(key) == b"%d" % len(names)
+
+
+def test_names_of_any_kind_and_of_255_bytes_are_keys(tmp_path):
+    names = ["a b.png", "new\nline.png", "tab\t.png", "'\"`.png", "-rf.png", " .png", "n" * 251 + ".png"]
+    names += ["é" * 125 + "x.png", "$(x);&|.png", "x\x7f\x1b[31m.png"]
+    for name in names:
+        write(tmp_path / name, name.encode())
+    source = open_source(tmp_path)
+    listing = source.scan()
+    assert (listing.keys, listing.failures) == (sorted(names, key=str.encode), {})
+    assert all(source.read(name) == name.encode() for name in names)
+
+
+@pytest.mark.parametrize("told", [0, 1, 5, 9999, 10_000, 20_000])
+def test_all_bytes_of_a_file_are_read_whatever_size_was_told(tmp_path, monkeypatch, told):
+    data = bytes(range(250)) * 40
+    path = write(tmp_path / "a.png", data)
+    real = os.fstat
+
+    def fstat(file):
+        info = list(real(file))
+        info[stat.ST_SIZE] = told
+        return os.stat_result(info)
+
+    monkeypatch.setattr(os, "fstat", fstat)
+    assert read_local(path) == data
+
+
+def test_a_file_that_grows_beyond_the_limit_while_it_is_read_is_refused(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.png", bytes(5000))
+    info = list(os.stat(path))
+    info[stat.ST_SIZE] = 10
+    monkeypatch.setattr(os, "fstat", lambda file: os.stat_result(info))
+    monkeypatch.setattr(images, "MAX_BYTES", 1000)
+    assert re.fullmatch(r"file of [\d,]+ bytes; at most 1,000 are read", refusal(read_local, path))

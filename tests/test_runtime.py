@@ -1,7 +1,11 @@
 import ctypes
 import importlib.util
 import os
+import re
+import shutil
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,10 +13,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._inductor import config as inductor
 
 from pucache import devices
 from pucache.allocator import keep_freed_memory
 from pucache.devices import PRECISIONS, choose_device, choose_precision, choose_runtime
+from pucache.encoders import load_encoder
 from pucache.errors import EncoderError
 from pucache.runtime import Runtime
 
@@ -39,8 +45,9 @@ class Recorder(torch.nn.Module):
         return self.dropout(x.mean((2, 3)) * self.weight)
 
 
-def runtime(model=None, precision="fp32"):
-    return Runtime(model or Recorder(), MEAN, STD, input_size=SIZE, device=CPU, precision=precision, batch_size=BATCH)
+def runtime(model=None, precision="fp32", name="torch"):
+    settings = {"input_size": SIZE, "device": CPU, "precision": precision, "runtime": name, "batch_size": BATCH}
+    return Runtime(model or Recorder(), MEAN, STD, **settings)
 
 
 def pixels(count, seed=0):
@@ -113,6 +120,235 @@ def test_running_out_of_memory_halves_the_batch_and_loses_no_row(room, size, cap
 def test_no_memory_for_a_single_image_is_an_error():
     with pytest.raises(EncoderError, match=r"^out of memory on cpu with a single image; "):
         runtime(Greedy(0))(pixels(3))
+
+
+def test_threads_that_run_out_of_memory_together_halve_once(caplog):
+    together = threading.Barrier(2, timeout=60)
+
+    class GreedyTogether(Greedy):
+        def forward(self, x):
+            if len(x) > self.room:
+                together.wait()
+            return super().forward(x)
+
+    run, batches = runtime(GreedyTogether(2)), [pixels(BATCH, seed) for seed in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(run, batches))
+    np.testing.assert_array_equal(found, [runtime(Greedy(99))(batch) for batch in batches])
+    assert run.batch_size == 2 and len(caplog.records) == 1
+
+
+# --- several at once, and what a faster path costs ---------------------------------------------
+
+
+def network(seed=0):
+    """A convolution with its batch norm, and a vector of six."""
+    torch.manual_seed(seed)
+    norm = torch.nn.BatchNorm2d(6)
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 2)
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 6, 3), norm, torch.nn.Flatten(), torch.nn.Linear(6 * 3 * 5, 6)).eval()
+
+
+def cosines(a, b):
+    return (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+
+
+def plain(model, batch):
+    """What torch alone gives."""
+    x = (batch.permute(0, 3, 1, 2) / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+    with torch.inference_mode():
+        return model(x).numpy()
+
+
+@pytest.mark.parametrize("name", ["torch", "compile", "openvino"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_nothing_is_built_before_the_first_batch(name, precision):
+    model = Recorder()
+    run = runtime(model, precision, name)
+    assert not model.seen and run._run is None and run.cosine is None
+
+
+def test_starting_builds_once_and_runs_no_image():
+    model = Recorder()
+    run = runtime(model)
+    run.start()
+    built = run._run
+    run.start()
+    run(pixels(2))
+    assert run._run is built and len(model.seen) == 1
+
+
+@pytest.mark.parametrize("name", ["torch", "openvino"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_threads_at_once_get_the_rows_of_one_after_the_other(name, precision):
+    if name == "openvino":
+        pytest.importorskip("openvino")
+    batches = [pixels(1 + seed % (2 * BATCH), seed) for seed in range(24)]
+    alone = runtime(network(), precision, name)
+    expected = [alone(batch) for batch in batches]
+    shared, begin = runtime(network(), precision, name), threading.Barrier(4, timeout=60)
+
+    def work(number):
+        shared.enter_thread()
+        begin.wait()
+        return [shared(batch) for batch in batches[number::4]]
+
+    threads = torch.get_num_threads()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(work, range(4)))
+    torch.set_num_threads(threads)
+    for number, batch in enumerate(expected):
+        np.testing.assert_array_equal(found[number % 4][number // 4], batch)
+    assert (shared.cosine is None) == (alone.cosine is None)
+
+
+def test_fp32_by_torch_is_compared_with_nothing():
+    run = runtime(network())
+    run(pixels(BATCH))
+    assert run.cosine is None and run._exact is None
+
+
+def test_another_precision_tells_how_near_it_is(caplog):
+    run = runtime(network(), "bf16")
+    X = run(pixels(BATCH))
+    expected = cosines(X, plain(network(), pixels(BATCH))).min()
+    assert run.cosine == pytest.approx(expected, abs=1e-5) and 0.999 < run.cosine < 1.00001
+    assert run._exact is None and not caplog.records, "the weights in float32 are dropped after it"
+    kept = run.cosine
+    run(pixels(BATCH, seed=1))
+    assert run.cosine == kept
+
+
+class Cancelling(torch.nn.Module):
+    """Subtracts two numbers that are large and nearly equal."""
+
+    def __init__(self, offset):
+        super().__init__()
+        self.offset = offset
+
+    def forward(self, x):
+        return (x.mean((2, 3)) + self.offset) - self.offset
+
+
+@pytest.mark.parametrize("offset, cosine", [(500, "0.[0-9]{3}"), (1e6, "nan")])
+def test_an_encoder_that_a_precision_ruins_is_told_of(caplog, offset, cosine):
+    run = runtime(Cancelling(offset), "bf16")
+    run(pixels(BATCH))
+    run(pixels(BATCH))
+    assert not run.cosine > 0.95
+    (told,) = caplog.messages
+    assert re.fullmatch(
+        rf"torch in bf16 is far from fp32 with this encoder: cosine ({cosine}); use --precision fp32", told
+    ), told
+
+
+# --- engines -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def photographs():
+    """Smooth colour noise of the size of the bundled encoder's input."""
+    coarse = torch.rand((6, 3, 9, 9), generator=torch.Generator().manual_seed(0))
+    smooth = torch.nn.functional.interpolate(coarse, (224, 224), mode="bicubic").clamp(0, 1)
+    return (smooth * 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+
+
+@pytest.mark.parametrize("precision, least", [("fp32", 0.9999), ("bf16", 0.99)])
+def test_openvino_gives_the_embeddings_of_torch(photographs, precision, least):
+    pytest.importorskip("openvino")
+    settings = {"device": "cpu", "batch_size": 4}
+    expected = load_encoder(**settings, precision="fp32", runtime="torch").forward(photographs)
+    encoder = load_encoder(**settings, precision=precision, runtime="openvino")
+    found = encoder.forward(photographs)
+    assert found.dtype == np.float32 and found.shape == expected.shape
+    assert cosines(found, expected).min() > least
+    assert encoder.runtime.cosine == pytest.approx(cosines(found, expected)[:8].min(), abs=1e-4)
+    np.testing.assert_array_equal(encoder.forward(photographs[:1]), found[:1])
+
+
+def test_openvino_leaves_rows_of_one_batch_alone_when_the_next_is_run():
+    pytest.importorskip("openvino")
+    run = runtime(network(), name="openvino")
+    first = run(pixels(BATCH))
+    kept = first.copy()
+    run(pixels(BATCH, seed=1))
+    np.testing.assert_array_equal(first, kept)
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="torch.compile needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_network_gives_what_the_plain_one_does():
+    run = runtime(network(), name="compile")
+    for count in (BATCH, 1):
+        batch = pixels(count)
+        np.testing.assert_allclose(run(batch), plain(network(), batch), rtol=1e-4, atol=1e-4)
+    assert run.cosine == pytest.approx(1, abs=1e-5)
+
+
+class Singular(torch.nn.Module):
+    """Computes what no converter knows."""
+
+    def forward(self, x):
+        return torch.linalg.svdvals(x.mean(1))
+
+
+def test_what_openvino_cannot_convert_is_refused_with_the_way_out():
+    pytest.importorskip("openvino")
+    with pytest.raises(EncoderError, match=r"^OpenVINO cannot run this encoder \(.+\); use --runtime torch$"):
+        runtime(Singular(), name="openvino")(pixels(1))
+    assert runtime(Singular())(pixels(1)).shape == (1, 5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_cannot_be_compiled_is_refused_with_the_way_out(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    with (
+        inductor.patch({"force_disable_caches": True, "cpp.cxx": ("no-such-compiler",)}),
+        pytest.raises(EncoderError, match=r"^torch.compile failed \(.*no-such-compiler.*\); use --runtime torch$"),
+    ):
+        runtime(network(), name="compile")(pixels(1))
+
+
+# --- the largest batch on CUDA -----------------------------------------------------------------
+
+
+def largest_batch(free, an_image, *, fixed=1000, room=None):
+    """Batch size found on a device of which so many bytes are free, and the sizes that were tried."""
+    run, tried = runtime(), []
+
+    def forward(batch):
+        tried.append(len(batch))
+        if room is not None and len(batch) > room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10**12))
+        patch.setattr(torch.cuda, "memory_allocated", lambda device: 777)
+        patch.setattr(torch.cuda, "max_memory_allocated", lambda device: 777 + fixed + an_image * tried[-1])
+        patch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+        run.streams = 2
+        return run._largest_batch(forward), tried
+
+
+@given(free=st.integers(0, 10**11), an_image=st.integers(0, 10**9))
+def test_the_batch_found_is_the_largest_power_of_two_that_fits(free, an_image):
+    size, tried = largest_batch(free, an_image)
+    need = 2 * max(1, an_image)
+    assert size in [2**power for power in range(10)] and tried == [8, 16]
+    assert size == 1 or size * need <= 0.8 * free * (1 + 1e-9)
+    assert size == 512 or 2 * size * need >= 0.8 * free * (1 - 1e-9)
+
+
+def test_twice_the_memory_takes_twice_the_batch():
+    sizes = [largest_batch(2**power * 1000, 40)[0] for power in range(1, 9)]
+    assert sizes == [16, 32, 64, 128, 256, 512, 512, 512]
+
+
+@pytest.mark.parametrize("room, size", [(12, 8), (7, 4), (0, 4)])
+def test_a_device_too_small_to_measure_takes_half_of_what_failed(room, size):
+    assert largest_batch(10**9, 1, room=room)[0] == size
 
 
 @pytest.mark.parametrize("name", ["", "tpu", "mps", "xpu", "meta", "cuda:-1", "cuda:x", "cpu,cuda"])
