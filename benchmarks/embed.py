@@ -33,7 +33,7 @@ PEER_BATCH, PEER_IMAGES = 64, 384
 # --- cells: each in a process of its own -----------------------------------------------------------
 
 
-def end_to_end(folder: Path, work: Path, images: int, path: str, device: str, threads: int) -> dict:
+def end_to_end(folder: Path, work: Path, path: str, device: str, threads: int) -> dict:
     """Forward alone, end to end, forward alone again; ratios are to the mean of the two."""
     from pucache.embed import embed
     from pucache.encoders import load_encoder
@@ -47,7 +47,7 @@ def end_to_end(folder: Path, work: Path, images: int, path: str, device: str, th
     before = forward_alone(encoder)
     cache = work / "embed.h5"
     cache.unlink(missing_ok=True)
-    report = embed(Some(open_source(folder), images), cache, encoder)
+    report = embed(open_source(folder), cache, encoder)
     after = forward_alone(encoder)
     whole = report.computed / report.seconds
     cache.unlink()
@@ -94,20 +94,7 @@ def forward_alone(encoder) -> float:
     return len(done) * len(batch) / (last - first)
 
 
-class Some:
-    """The first so many images of a source."""
-
-    def __init__(self, source, images: int):
-        self._source, self._images = source, images
-        self.name, self.read = source.name, source.read
-
-    def scan(self):
-        listing = self._source.scan()
-        listing.keys, listing.size_mtime = listing.keys[: self._images], listing.size_mtime[: self._images]
-        return listing
-
-
-def stages(folder: Path, work: Path, images: int, path: str, device: str, threads: int) -> dict:
+def stages(folder: Path, work: Path, path: str, device: str, threads: int) -> dict:
     """Images a second of reading with hashing, decoding, resizing, and the three together, in so many threads."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -122,7 +109,7 @@ def stages(folder: Path, work: Path, images: int, path: str, device: str, thread
     keep_freed_memory()
     encoder = load_encoder(device=device, runtime="torch", precision="fp32")
     source = open_source(folder)
-    listing = Some(source, images).scan()
+    listing = source.scan()
     keys, sizes = listing.keys, listing.size_mtime[:, 0].tolist()
     prepare = Prepare(source, encoder.preprocess, keys, sizes, np.empty(0, "S32"), rows=32)
     data = [source.read(key) for key in keys]
@@ -143,7 +130,7 @@ def stages(folder: Path, work: Path, images: int, path: str, device: str, thread
     }
 
 
-def peer(folder: Path, work: Path, images: int, path: str, device: str, threads: int) -> dict:
+def peer(folder: Path, work: Path, path: str, device: str, threads: int) -> dict:
     """What people write first: a Dataset of PIL images, timm's transform, a DataLoader, the model as it comes."""
     import timm
     import torch
@@ -172,7 +159,7 @@ def peer(folder: Path, work: Path, images: int, path: str, device: str, threads:
     return {"end to end": (len(files) - PEER_BATCH) / (time.perf_counter() - began)}
 
 
-def allocator(folder: Path, work: Path, images: int, path: str, device: str, threads: int) -> dict:
+def allocator(folder: Path, work: Path, path: str, device: str, threads: int) -> dict:
     """The forward pass alone without and with `pucache.allocator`, for which MALLOC_ in the environment stands."""
     from pucache.encoders import load_encoder
 
@@ -182,7 +169,7 @@ def allocator(folder: Path, work: Path, images: int, path: str, device: str, thr
     return {"forward": forward_alone(encoder)}
 
 
-def again(folder: Path, work: Path, images: int, path: str, device: str, threads: int) -> dict:
+def again(folder: Path, work: Path, path: str, device: str, threads: int) -> dict:
     """Run once more on a folder that has not changed, as the command line does it, but for the imports."""
     from pucache.embed import embed, made_with
     from pucache.encoders import load_encoder
@@ -213,8 +200,8 @@ class Bench:
 
     def cell(self, name: str, folder: Path, path: str = "", threads: int = 2, **variables: str) -> None:
         a = self._arguments
-        command = [sys.executable, __file__, folder, a.work, "--cell", name, "--images", str(a.images)]
-        command += ["--path", path, "--device", a.device, "--threads", str(threads)]
+        command = [sys.executable, __file__, folder, a.work, "--cell", name, "--path", path]
+        command += ["--device", a.device, "--threads", str(threads)]
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables})
         if done.returncode:
             raise SystemExit(f"{name} {path} failed:\n{done.stderr}")
@@ -250,9 +237,19 @@ def write_jpegs(folder: Path, count: int) -> None:
         image.save(folder / f"{number:06}.jpg", quality=90)
 
 
+def copy_pngs(folder: Path, source: Path, count: int) -> None:
+    """So many PNG files, drawn from all of them, in a folder of their own."""
+    files = sorted(source.glob("**/*.png"))
+    folder.mkdir(parents=True)
+    for number in np.random.default_rng(0).permutation(len(files))[:count]:
+        shutil.copy2(files[number], folder / f"{number:06}.png")
+
+
 def main(arguments: argparse.Namespace) -> str:
     arguments.work.mkdir(parents=True, exist_ok=True)
-    png, jpeg = arguments.folder, arguments.work / "jpeg"
+    everything, png, jpeg = arguments.folder, arguments.work / "png", arguments.work / "jpeg"
+    if not png.exists():
+        copy_pngs(png, everything, arguments.images)
     if not jpeg.exists():
         write_jpegs(jpeg, JPEGS)
     bench, paths = Bench(arguments), [f"{runtime}-{precision}" for runtime, precision in PATHS]
@@ -270,7 +267,7 @@ def main(arguments: argparse.Namespace) -> str:
             bench.cell("allocator", png, path)
             bench.cell("allocator", png, path, MALLOC_PERTURB_="0")
     for _ in range(1 + arguments.rounds):
-        bench.cell("again", png)
+        bench.cell("again", everything)
     return report(bench, png, jpeg, paths, arguments)
 
 
@@ -310,7 +307,7 @@ def report(bench: Bench, png: Path, jpeg: Path, paths: list[str], arguments: arg
         with_it = bench.median("allocator", png, path)["forward"]
         without = bench.median("allocator", png, path, 2, "MALLOC_PERTURB_")["forward"]
         lines.append(f"| {path.replace('-', ' ')} | {without:.0f} | {with_it:.0f} | {with_it / without:.2f}x |")
-    first, *later = bench.figures["again", png, "", 2]
+    first, *later = bench.figures["again", arguments.folder, "", 2]
     seconds = statistics.median(row["seconds"] for row in later)
     lines += [
         "",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+from pathlib import Path
 
 import torch
 
@@ -61,6 +63,16 @@ def choose_runtime(runtime: str, device: torch.device) -> str:
     if runtime == "openvino" and not installed:
         raise ValueError("openvino is not installed; pip install 'pucache[openvino]', or use --runtime torch")
     return runtime
+
+
+def cores() -> int:
+    """Cores that this process may use: those it is bound to, and no more than a container's quota."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
+    except (OSError, ValueError):  # no such file, or "max"
+        return bound
+    return max(1, min(bound, round(quota / period)))
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:

@@ -8,7 +8,6 @@ other in threads. A block's rows depend on the listing alone, never on timing or
 from __future__ import annotations
 
 import bisect
-import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,24 +18,27 @@ import torch
 
 from .cache_file import Rows
 from .device_decoding import suits_device
+from .devices import cores
 from .encoders import Encoder
 from .errors import EncoderError
 from .images import Listing, Source
 from .keys import encode_keys
 from .parts import Known
+from .passes import Embedded, Passes, whole_batches
 from .prepare import STAGES, Chunk, Prepare
-from .profile import ON_DEVICE, Profile
+from .profile import Profile
 from .progress import Progress
 from .workers import Workers
 
 BLOCK_ROWS = 2048  # images in one part: what a kill can cost, beside those in flight
 CHUNK_ROWS = 64  # images that are handed over at once
+_MOST_BLOCKS = 4  # under way at once
 _FEW = 64  # with fewer images, starting workers costs more than they save
 
 
 def default_workers(encoder: Encoder) -> int:
     """One per core up to 16 beside a GPU; none on the CPU, where the threads of the encoder prepare images too."""
-    return min(16, os.cpu_count() or 1) if encoder.runtime.device.type == "cuda" else 0
+    return min(16, cores()) if encoder.runtime.device.type == "cuda" else 0
 
 
 class Work:
@@ -73,17 +75,18 @@ class Work:
             if workers:  # forked before the encoder starts threads
                 chunks = stack.enter_context(Workers(self._prepare(CHUNK_ROWS), workers)).chunks()
             elif on_cpu:  # chunks of whole batches, so that these need no copying together
-                rows = min(_whole_batches(runtime.batch_size), CHUNK_ROWS)
+                rows = min(whole_batches(runtime.batch_size, CHUNK_ROWS), CHUNK_ROWS)
                 chunks = _in_threads(self._prepare(rows), hands, 2 * runtime.hands)
             else:
-                cores = os.cpu_count() or 1
-                chunks = _in_threads(self._prepare(CHUNK_ROWS), _threads(stack, cores), 2 * cores)
-            batches = _Batches(self._encoder, hands, self._profile)
+                chunks = _in_threads(self._prepare(CHUNK_ROWS), _threads(stack, cores()), 2 * cores())
+            passes = Passes(self._encoder, hands, CHUNK_ROWS, self._profile)
             for chunk in chunks:
-                self._take(chunk, batches, progress)
-                self._put(batches.finished(), progress)
+                self._take(chunk, passes, progress)
+                if len(self._blocks) > _MOST_BLOCKS:
+                    passes.flush()  # an early one waits for images that are too few for a batch
+                self._put(passes.finished(), progress)
                 yield from self._whole(dtype)
-            self._put(batches.rest(), progress)
+            self._put(passes.rest(), progress)
             yield from self._whole(dtype)
             self._profile.end()
 
@@ -95,7 +98,7 @@ class Work:
 
     # --- blocks ----------------------------------------------------------------------------------
 
-    def _take(self, chunk: Chunk, batches: _Batches, progress: Progress) -> None:
+    def _take(self, chunk: Chunk, passes: Passes, progress: Progress) -> None:
         """Enter the outcomes of a chunk, and hand its pixels to the encoder."""
         self._profile.seconds.update(dict(zip(STAGES, chunk.seconds, strict=True)))
         to_embed, done = set(chunk.to_embed), 0
@@ -113,13 +116,13 @@ class Work:
         if done:
             progress.advance(done)
         if chunk.to_embed:
-            batches.add(chunk.pixels, chunk.to_embed)
+            passes.add(chunk.pixels, chunk.to_embed)
         if chunk.undecoded:
-            batches.add_undecoded(chunk.undecoded)
+            passes.add_undecoded(chunk.undecoded)
 
-    def _put(self, batches: Iterator[_Embedded], progress: Progress) -> None:
+    def _put(self, embedded: Iterator[Embedded], progress: Progress) -> None:
         """Enter what the encoder gave."""
-        for positions, X, failures in batches:
+        for positions, X, failures in embedded:
             first, done = 0, 0
             for position, reason in failures.items():
                 self.failed += 1
@@ -184,84 +187,6 @@ class _Block:
         return rows - (self.missing == 0)
 
 
-_Embedded = tuple[list[int], np.ndarray, dict[int, str]]  # positions, their embeddings, reasons of failures
-
-
-class _Batches:
-    """Packs pixels into the encoder's batch shape and runs a bounded number of passes beside each other."""
-
-    def __init__(self, encoder: Encoder, hands: ThreadPoolExecutor, profile: Profile):
-        self._encoder, self._hands, self._profile = encoder, hands, profile
-        self._pieces: deque[tuple[torch.Tensor, list[int]]] = deque()
-        self._waiting = 0
-        self._undecoded: dict[int, bytes] = {}
-        self._running: deque[Future[_Embedded]] = deque()
-        self._started = False
-
-    def add(self, pixels: torch.Tensor, at: list[int]) -> None:
-        """Take pixels, (n, H, W, 3) uint8, of images at these positions; run what makes whole batches."""
-        self._start()
-        self._pieces.append((pixels, at))
-        self._waiting += len(at)
-        rows = _whole_batches(self._encoder.runtime.batch_size)
-        while self._waiting >= rows:
-            self._submit(rows)
-
-    def add_undecoded(self, files: dict[int, bytes]) -> None:
-        """Take files that the device decodes, by position."""
-        self._start()
-        self._undecoded.update(files)
-        rows = _whole_batches(self._encoder.runtime.batch_size)
-        while len(self._undecoded) >= rows:
-            some = {position: self._undecoded.pop(position) for position in list(self._undecoded)[:rows]}
-            self._running.append(self._hands.submit(self._decode_and_embed, some))
-
-    def _start(self) -> None:
-        if not self._started:
-            with self._profile.stage("starting"):
-                self._hands.submit(self._encoder.runtime.start).result()  # there, as its threads compile for themselves
-            self._started = True
-
-    def finished(self) -> Iterator[_Embedded]:
-        """Positions and embeddings of what is done; waits where too much is under way."""
-        while self._running and (len(self._running) > 2 * self._encoder.runtime.streams or self._running[0].done()):
-            yield self._running.popleft().result()
-
-    def rest(self) -> Iterator[_Embedded]:
-        """Run the last batches, and wait for all."""
-        if self._waiting:
-            self._submit(self._waiting)
-        if self._undecoded:
-            self._running.append(self._hands.submit(self._decode_and_embed, self._undecoded))
-        while self._running:
-            yield self._running.popleft().result()
-
-    def _submit(self, count: int) -> None:
-        pieces: list[torch.Tensor] = []
-        at: list[int] = []
-        while len(at) < count:
-            pixels, positions = self._pieces.popleft()
-            take = min(len(positions), count - len(at))
-            pieces.append(pixels[:take])
-            at += positions[:take]
-            if take < len(positions):
-                self._pieces.appendleft((pixels[take:], positions[take:]))
-        self._waiting -= count
-        self._running.append(self._hands.submit(self._embed, pieces, at))
-
-    def _embed(self, pieces: list[torch.Tensor], at: list[int]) -> _Embedded:
-        with self._profile.forward():
-            return at, self._encoder.forward(pieces[0] if len(pieces) == 1 else torch.cat(pieces)), {}
-
-    def _decode_and_embed(self, files: dict[int, bytes]) -> _Embedded:
-        assert self._encoder.decoder is not None
-        at = list(files)
-        with self._profile.stage(ON_DEVICE):
-            pixels, failures = self._encoder.decoder(list(files.values()))
-        with self._profile.forward():
-            return at, self._encoder.forward(pixels), {at[number]: reason for number, reason in failures.items()}
-
-
 def _in_threads(prepare: Prepare, threads: ThreadPoolExecutor, ahead: int) -> Iterator[Chunk]:
     """Yield every chunk, in order, so many being prepared ahead."""
     coming: deque[Future[Chunk]] = deque()
@@ -271,11 +196,6 @@ def _in_threads(prepare: Prepare, threads: ThreadPoolExecutor, ahead: int) -> It
             yield coming.popleft().result()
     while coming:
         yield coming.popleft().result()
-
-
-def _whole_batches(batch: int) -> int:
-    """Images to hand over at once: a batch, or several where they are small."""
-    return batch * max(1, CHUNK_ROWS // batch)
 
 
 def _threads(stack: ExitStack, count: int, enter: Callable[[], None] | None = None) -> ThreadPoolExecutor:

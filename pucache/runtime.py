@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 import sys
 import threading
 import warnings
@@ -21,7 +20,7 @@ import numpy as np
 import torch
 
 from .allocator import keep_freed_memory
-from .devices import PRECISIONS
+from .devices import PRECISIONS, cores
 from .errors import EncoderError
 from .folding import fold_batch_norm
 
@@ -81,11 +80,10 @@ class Runtime:
         self.device, self.precision, self.name, self.input_size = device, precision, runtime, input_size
         self.cosine: float | None = None
         self.batch_size = batch_size or (CPU_BATCH[runtime] if device.type == "cpu" else 0)  # 0: found at the start
-        cores = os.cpu_count() or 1
-        self.streams = min(cores, _MOST_STREAMS) if device.type == "cpu" else 2
+        self.streams = min(cores(), _MOST_STREAMS) if device.type == "cpu" else 2
         # OpenVINO computes in threads of its own; one more of the caller's has the next batch ready for them
         self.hands = self.streams + (runtime == "openvino")
-        self._threads = cores // self.streams
+        self._threads = cores() // self.streams
         self._exact: _FromPixels | None = _FromPixels(model.eval().requires_grad_(False), mean, std)
         self._run: Pass | None = None
         self._lock = threading.RLock()
@@ -290,7 +288,7 @@ def _openvino(model: _FromPixels, shape: tuple[int, ...], precision: str, stream
         graph.reshape(list(shape))
         settings: dict[str, Any] = {
             "NUM_STREAMS": streams,
-            "INFERENCE_NUM_THREADS": os.cpu_count() or 1,
+            "INFERENCE_NUM_THREADS": cores(),
             "INFERENCE_PRECISION_HINT": {"fp32": "f32", "bf16": "bf16"}[precision],
         }
         compiled = openvino.Core().compile_model(graph, "CPU", settings)

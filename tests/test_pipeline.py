@@ -9,11 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from pictures import encode
+from PIL import Image
 from tiny import tiny_encoder
 
 from pucache import pipeline
 from pucache.cache import EmbeddingCache
 from pucache.cache_file import CacheFile
+from pucache.device_decoding import DeviceDecoder
 from pucache.embed import embed
 from pucache.errors import EncoderError, ImageError, SourceError
 from pucache.images import Listing
@@ -193,6 +196,28 @@ def test_reading_ahead_of_the_encoder_is_bounded(tmp_path, workers):
     # chunks: those under way (five for two threads, four a worker), five passes, and one or two in between
     assert BATCH <= ahead <= 16 * BATCH
     assert settled(log) == 300
+
+
+class Mixed(Memory):
+    """The first image is a JPEG file, the others are not."""
+
+    def _bytes(self, key):
+        if key != "0000.ppm":
+            return super()._bytes(key)
+        return encode(Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 12, 3), np.uint8)), "JPEG")
+
+
+def test_an_image_that_waits_for_a_batch_does_not_hold_up_the_blocks(tmp_path, monkeypatch):
+    encoder, under_way, take = tiny_encoder(), [], pipeline.Work._take
+    encoder.decoder = DeviceDecoder(encoder.preprocess, torch.device("cpu"))
+
+    def watched(work, *arguments):
+        take(work, *arguments)
+        under_way.append(len(work._blocks))
+
+    monkeypatch.setattr(pipeline.Work, "_take", watched)
+    assert embed(Mixed(1000), tmp_path / "c.h5", encoder, workers=0).rows == 1000
+    assert max(under_way) <= 10, "of 25 blocks"
 
 
 # --- what goes wrong ---------------------------------------------------------------------------

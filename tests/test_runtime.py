@@ -6,6 +6,7 @@ import shutil
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -415,3 +416,18 @@ def test_freed_memory_is_kept_unless_the_user_set_malloc(monkeypatch, settings, 
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=lambda *setting: asked.append(setting)))
     keep_freed_memory.__wrapped__()
     assert len(asked) == calls
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"),
+    [("max 100000", 6), ("200000 100000", 2), ("10000 100000", 1), ("900000 100000", 6), (None, 6)],
+)
+def test_cores_are_those_the_process_is_bound_to_within_the_quota_of_its_container(monkeypatch, quota, expected):
+    def read(path):
+        if quota is None:
+            raise FileNotFoundError(path)
+        return quota + "\n"
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)))
+    monkeypatch.setattr(Path, "read_text", read)
+    assert devices.cores() == expected
