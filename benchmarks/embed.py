@@ -336,7 +336,7 @@ if __name__ == "__main__":
     if given.cell:
         print(
             json.dumps(
-                CELLS[given.cell](given.folder, given.work, given.images, given.path, given.device, given.threads)
+                CELLS[given.cell](given.folder, given.work, given.path, given.device, given.threads)
             )
         )
     else:
