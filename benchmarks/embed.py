@@ -82,7 +82,7 @@ def forward_alone(encoder) -> float:
 
     def loop() -> None:
         encoder.forward(batch)
-        while not stop.is_set():
+        while not (stop.is_set() and done):
             began = time.perf_counter()
             encoder.forward(batch)
             done.append((began, time.perf_counter()))
@@ -334,11 +334,7 @@ if __name__ == "__main__":
     parser.add_argument("--threads", type=int, default=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.cell:
-        print(
-            json.dumps(
-                CELLS[given.cell](given.folder, given.work, given.path, given.device, given.threads)
-            )
-        )
+        print(json.dumps(CELLS[given.cell](given.folder, given.work, given.path, given.device, given.threads)))
     else:
         told = main(given)
         print(told)

@@ -22,14 +22,13 @@ def environment() -> str:
             versions.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             continue
-    git = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    try:
+        git = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True
+        ).stdout.strip()
+    except OSError:
+        git = ""
     return (
         f"Measured on {cpu}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {gpu}; "
-        f"Python {platform.python_version()}, {', '.join(versions)}; commit {git.stdout.strip() or 'unknown'}."
+        f"Python {platform.python_version()}, {', '.join(versions)}; commit {git or 'unknown'}."
     )

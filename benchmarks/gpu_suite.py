@@ -1,6 +1,6 @@
 """Everything worth measuring on a GPU, in slices of a few minutes that can be resumed.
 
-    python benchmarks/gpu_suite.py OUT [--device cuda] [--minutes 9] [--rows 33000] [--dim 2048] [--images 60000]
+    python benchmarks/gpu_suite.py OUT [--device cuda] [--minutes 7] [--rows 33000] [--dim 2048] [--images 60000]
 
 Each slice prints and appends one JSON line to OUT/gpu_suite.jsonl; a slice that is there already is
 not run again, and none is begun after `--minutes`. Data are drawn here, so nothing need be carried
@@ -11,6 +11,7 @@ tries the script itself.
 
 import argparse
 import json
+import shutil
 import time
 from collections.abc import Callable
 from functools import partial
@@ -29,10 +30,10 @@ from pucache.devices import choose_device, multiplies_bfloat16
 from pucache.embed import embed
 from pucache.encoder_spec import EncoderSpec
 from pucache.encoders import Encoder
-from pucache.errors import PUCacheError
 from pucache.heads import fit_heads
 from pucache.images import UNKNOWN, Listing, Source
 from pucache.keys import encode_keys
+from pucache.parts import parts_folder
 from pucache.retrieve import retrieve
 from pucache.risks import PURisk
 
@@ -140,9 +141,14 @@ class Images:
         self.scale = {"images": count}
         if not self._weights.exists():
             torch.manual_seed(0)
-            save_file(timm.create_model("resnet50", num_classes=0).state_dict(), self._weights)
+            save_file(timm.create_model("resnet50", num_classes=0, zero_init_last=False).state_dict(), self._weights)
+
+    def jpegs(self) -> Source:
         if not self.jpeg.exists():
-            write_jpegs(self.jpeg, min(count, MOST_JPEGS))
+            unfinished = self.jpeg.with_name("jpeg-unfinished")
+            write_jpegs(unfinished, min(self.count, MOST_JPEGS))
+            unfinished.rename(self.jpeg)
+        return open_source(self.jpeg)
 
     def encoder(self, runtime: str, precision: str = "auto", decode: str = "auto") -> Encoder:
         settings = {"weights": self._weights, "device": self.device, "decode": decode}
@@ -153,9 +159,17 @@ class Images:
         alone = forward(encoder)
         cache = self.out / "suite.h5"
         cache.unlink(missing_ok=True)
+        shutil.rmtree(parts_folder(cache), ignore_errors=True)
         report = embed(source, cache, encoder)
         rate = report.computed / (report.seconds - report.profile.seconds["listing"])
-        return {**alone, "end to end, images/s": rate, "ratio": rate / alone["images/s"], **report.profile.summary()}
+        told = {"embedded": report.computed, "failed": len(report.failures)}
+        return {
+            **told,
+            **alone,
+            "end to end, images/s": rate,
+            "ratio": rate / alone["images/s"],
+            **report.profile.summary(),
+        }
 
 
 class Pixels:
@@ -215,7 +229,7 @@ def from_pixels(images: Images, runtime: str) -> dict:
 
 def from_jpeg(images: Images, decode: str) -> dict:
     """End to end from JPEG files of 500 x 375, decoded by the workers or on the device."""
-    return images.end_to_end(images.encoder("torch", decode=decode), open_source(images.jpeg))
+    return images.end_to_end(images.encoder("torch", decode=decode), images.jpegs())
 
 
 HEADS = {"limits": limits, "sgd": sgd, "batch": batch, "whole": whole, "agreement": agreement, "retrieval": retrieval}
@@ -231,16 +245,16 @@ EMBEDDING: dict[str, Callable[[Images], dict]] = {
 }
 
 
-def main(out: Path, data: Data, images: Images, minutes: float) -> None:
-    path, began = out / "gpu_suite.jsonl", time.monotonic()
+def main(out: Path, data: Data, images: Images, until: float) -> None:
+    path = out / "gpu_suite.jsonl"
     done = {json.loads(line)["slice"] for line in path.read_text().splitlines()} if path.exists() else set()
     for kind, slices in ((data, HEADS), (images, EMBEDDING)):
         for name, measure in slices.items():
-            if name in done or time.monotonic() - began > 60 * minutes:
+            if name in done or time.monotonic() > until:
                 continue
             try:
                 row = {"slice": name, **kind.scale, **measure(kind), "where": environment()}
-            except (PUCacheError, ValueError, RuntimeError) as error:  # the next slices are worth having all the same
+            except Exception as error:  # the next slices are worth having all the same
                 print(f"{name} failed: {error}", flush=True)
                 continue
             print(json.dumps(row, indent=1), flush=True)
@@ -252,15 +266,16 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--minutes", type=float, default=9)
+    parser.add_argument("--minutes", type=float, default=7)
     parser.add_argument("--rows", type=int, default=33_000)
     parser.add_argument("--dim", type=int, default=2048)
     parser.add_argument("--images", type=int, default=60_000)
     arguments = parser.parse_args()
+    end = time.monotonic() + 60 * arguments.minutes
     arguments.out.mkdir(parents=True, exist_ok=True)
     main(
         arguments.out,
         Data(arguments.out, arguments.rows, arguments.dim, arguments.device),
         Images(arguments.out, arguments.images, arguments.device),
-        arguments.minutes,
+        end,
     )

@@ -64,7 +64,7 @@ class Lines:
         """Count steps."""
         self._done += steps
         now = time.monotonic()
-        if now - self._said >= EVERY_SECONDS:
+        if self._done and now - self._said >= EVERY_SECONDS:
             self._said = now
             rate = self._done / (now - self._began)
             ahead = "" if self._total is None else f"  {(self._total - self._done) / rate:,.0f} s left"

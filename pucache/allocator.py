@@ -31,5 +31,5 @@ def keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_ARENA_MAX, 1)
-        mallopt(_MMAP_THRESHOLD, 1 << 30)
+        mallopt(_MMAP_THRESHOLD, 1 << 30) or mallopt(_MMAP_THRESHOLD, 32 << 20)  # the most that glibc before 2.35 takes
         mallopt(_TRIM_THRESHOLD, -1)  # never: any finite size helps or not by the luck of the heap's layout

@@ -7,6 +7,8 @@ image, so that a damaged one costs the others nothing.
 from __future__ import annotations
 
 import io
+import logging
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -14,9 +16,12 @@ import torchvision
 from PIL import ExifTags, Image
 
 from .decoding import MAX_PIXELS, decode
-from .errors import EncoderError, ImageError
+from .errors import EncoderError, ImageError, one_line
 from .preprocess import MAX_ASPECT, Preprocess
 
+log = logging.getLogger("pucache")
+
+_AT_ONCE = 32  # files whose full-size pixels are in the device's memory together
 DEVICE_DECODER = "torchvision-1"  # names the recipe, as `pucache.decoding.DECODER` does
 
 
@@ -48,7 +53,9 @@ class DeviceDecoder:
     def __init__(self, preprocess: Preprocess, device: torch.device):
         if not hasattr(torchvision.io, "decode_jpeg"):
             raise EncoderError(f"torchvision {torchvision.__version__} decodes no JPEG files; use --decode host")
-        self._preprocess, self._device = preprocess, device
+        self._preprocess, self._device, self._told = preprocess, device, False
+        # torchvision decodes on a stream of its own, into memory that another thread's pending work may still read
+        self._lock = threading.Lock()
 
     def __call__(self, files: Sequence[bytes]) -> tuple[torch.Tensor, dict[int, str]]:
         """Decode a batch.
@@ -61,20 +68,42 @@ class DeviceDecoder:
         """
         failures: dict[int, str] = {}
         pixels = torch.zeros((len(files), *self._preprocess.input_size, 3), dtype=torch.uint8, device=self._device)
-        try:
-            decoded = self._decode(files)
-        except RuntimeError:
-            decoded = [None] * len(files)
-        for number, (file, image) in enumerate(zip(files, decoded, strict=True)):
-            try:
-                pixels[number] = self._by_pillow(file) if image is None else self._preprocess.resize(image[None])
-            except ImageError as error:
-                failures[number] = str(error)
+        with self._lock:
+            for first in range(0, len(files), _AT_ONCE):
+                some = files[first : first + _AT_ONCE]
+                for number, (file, image) in enumerate(zip(some, self._decode(some), strict=True), first):
+                    try:
+                        pixels[number] = self._resized(file, image)
+                    except ImageError as error:
+                        failures[number] = str(error)
+                self._wait()  # the next files may be put where these have been
         return pixels, failures
 
     def _decode(self, files: Sequence[bytes]) -> list[torch.Tensor | None]:
-        encoded = [torch.frombuffer(bytearray(file), dtype=torch.uint8) for file in files]
-        return list(torchvision.io.decode_jpeg(encoded, mode=torchvision.io.ImageReadMode.RGB, device=self._device))
+        """Decode on the device; None for what it cannot take."""
+        try:
+            return list(self._by_device(files))
+        except RuntimeError as error:
+            self._wait()
+            if len(files) > 1:  # each alone, so that one costs the others nothing
+                return [self._decode([file])[0] for file in files]
+            if not self._told:
+                self._told = True
+                log.warning("the device cannot decode every file; Pillow decodes what it cannot (%s)", one_line(error))
+            return [None]
 
-    def _by_pillow(self, file: bytes) -> torch.Tensor:
+    def _by_device(self, files: Sequence[bytes]) -> list[torch.Tensor]:
+        encoded = [torch.frombuffer(bytearray(file), dtype=torch.uint8) for file in files]
+        return torchvision.io.decode_jpeg(encoded, mode=torchvision.io.ImageReadMode.RGB, device=self._device)
+
+    def _resized(self, file: bytes, image: torch.Tensor | None) -> torch.Tensor:
+        if image is not None:
+            try:
+                return self._preprocess.resize(image[None])
+            except RuntimeError:  # too little memory, or more reduction than the device's kernel can do
+                self._wait()
         return self._preprocess(decode(file, self._preprocess.sufficient))
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)

@@ -268,7 +268,7 @@ def _require_encoder(file: CacheFile, spec: EncoderSpec) -> None:
     if differing:
         raise CacheError(
             f"{file.path} holds embeddings of {file.encoder}, not of {spec} (they differ in {', '.join(differing)}); "
-            "write another cache, or pass the encoder, precision and runtime it was made with"
+            "write another cache, or pass the encoder and options it was made with"
         )
 
 

@@ -64,16 +64,12 @@ class Passes:
         while self._running and (len(self._running) > 2 * self._encoder.runtime.streams or self._running[0].done()):
             yield self._running.popleft().result()
 
-    def flush(self) -> None:
-        """Run what has come, though it is less than a batch."""
+    def rest(self) -> Iterator[Embedded]:
+        """Run what is less than a batch too, and wait for all."""
         if self._waiting:
             self._submit(self._waiting)
         if self._undecoded:
             self._submit_undecoded(len(self._undecoded))
-
-    def rest(self) -> Iterator[Embedded]:
-        """Run the last batches, and wait for all."""
-        self.flush()
         while self._running:
             yield self._running.popleft().result()
 

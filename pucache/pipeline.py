@@ -62,9 +62,8 @@ class Work:
         All images of a block count as progress but the last, which the caller counts once the block is safe.
         """
         if workers is None:
-            workers = default_workers(self._encoder)
-        if len(self._keys) <= _FEW:
-            workers = 0
+            workers = default_workers(self._encoder) if len(self._keys) > _FEW else 0
+        workers = min(workers, -(-len(self._keys) // CHUNK_ROWS))
         threads = torch.get_num_threads()
         runtime = self._encoder.runtime
         on_cpu = runtime.device.type == "cpu"
@@ -78,13 +77,12 @@ class Work:
                 rows = min(whole_batches(runtime.batch_size, CHUNK_ROWS), CHUNK_ROWS)
                 chunks = _in_threads(self._prepare(rows), hands, 2 * runtime.hands)
             else:
-                chunks = _in_threads(self._prepare(CHUNK_ROWS), _threads(stack, cores()), 2 * cores())
+                chunks = _in_threads(self._prepare(CHUNK_ROWS), _threads(stack, cores(), _one_thread), 2 * cores())
             passes = Passes(self._encoder, hands, CHUNK_ROWS, self._profile)
             for chunk in chunks:
                 self._take(chunk, passes, progress)
-                if len(self._blocks) > _MOST_BLOCKS:
-                    passes.flush()  # an early one waits for images that are too few for a batch
-                self._put(passes.finished(), progress)
+                full = len(self._blocks) > _MOST_BLOCKS  # maybe an early one waits for images too few for a batch
+                self._put(passes.rest() if full else passes.finished(), progress)
                 yield from self._whole(dtype)
             self._put(passes.rest(), progress)
             yield from self._whole(dtype)
@@ -137,7 +135,8 @@ class Work:
                 last = bisect.bisect_left(positions, block.start + len(block.X), first)
                 done += block.put([position - block.start for position in positions[first:last]], X[first:last])
                 first = last
-            progress.advance(done)
+            if done:
+                progress.advance(done)
             progress.remark(f"encoder waited {self._profile.waited:.0%}, {self.failed:,} failed")
 
     def _block_of(self, position: int) -> _Block:
@@ -154,7 +153,7 @@ class Work:
             keys = self._keys[block.start : block.start + len(block.X)]
             for row in np.flatnonzero(~np.isfinite(block.X).all(1)):
                 self.failed += 1
-                block.failures[int(row)] = "the encoder gave NaN or infinite values"
+                block.failures[int(row)] = f"the encoder gave NaN or infinite values{self._remedy()}"
             failures = {keys[row]: block.failures[row] for row in sorted(block.failures)}
             good = np.array([row for row in range(len(keys)) if row not in block.failures], np.int64)
             named = [keys[row] for row in good]
@@ -162,6 +161,9 @@ class Work:
             X = _store(block.X[good], named, dtype)
             digests = np.frombuffer(b"".join(block.digests[row] for row in good), np.uint8).reshape(-1, 32)
             yield Rows(encode_keys(named), X, digests, size_mtime), failures
+
+    def _remedy(self) -> str:
+        return "" if self._encoder.runtime.precision == "fp32" else "; write another cache with --precision fp32"
 
 
 class _Block:
@@ -203,6 +205,10 @@ def _threads(stack: ExitStack, count: int, enter: Callable[[], None] | None = No
     pool = ThreadPoolExecutor(count, initializer=enter)
     stack.callback(pool.shutdown, cancel_futures=True)
     return pool
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
 
 
 def _store(X: np.ndarray, keys: list[str], dtype: np.dtype) -> np.ndarray:

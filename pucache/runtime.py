@@ -2,8 +2,9 @@
 
 Every batch that reaches the model has one fixed shape, the last one being padded, so a row does not
 depend on how many came with it. Several passes may run at once, in threads of the caller's: on the
-CPU one a core, each on one thread, so that none waits for another at a barrier and whoever decodes
-beside them takes no more than its time; on CUDA two, so that one copies while the other computes.
+CPU one a core, each on one thread (from nine cores on, on a few), so that none waits for another at a
+barrier and whoever decodes beside them takes no more than its time; on CUDA two, so that one copies
+while the other computes.
 """
 
 from __future__ import annotations
@@ -80,10 +81,10 @@ class Runtime:
         self.device, self.precision, self.name, self.input_size = device, precision, runtime, input_size
         self.cosine: float | None = None
         self.batch_size = batch_size or (CPU_BATCH[runtime] if device.type == "cpu" else 0)  # 0: found at the start
-        self.streams = min(cores(), _MOST_STREAMS) if device.type == "cpu" else 2
+        self._threads = -(-cores() // _MOST_STREAMS)  # of each
+        self.streams = cores() // self._threads if device.type == "cpu" else 2
         # OpenVINO computes in threads of its own; one more of the caller's has the next batch ready for them
         self.hands = self.streams + (runtime == "openvino")
-        self._threads = cores() // self.streams
         self._exact: _FromPixels | None = _FromPixels(model.eval().requires_grad_(False), mean, std)
         self._run: Pass | None = None
         self._lock = threading.RLock()
@@ -96,9 +97,14 @@ class Runtime:
 
     def start(self) -> None:
         """Build what runs, unless that is done; the first pass would do it otherwise."""
-        with self._lock:
+        with self._lock, torch.inference_mode(False), torch.no_grad():
             if self._run is None:
-                self._run = self._build()
+                try:
+                    self._run = self._build()
+                except torch.OutOfMemoryError as error:
+                    raise EncoderError(
+                        f"out of memory on {self.device} with the encoder itself; use --device cpu, or a smaller one"
+                    ) from error
 
     @torch.inference_mode()
     def __call__(self, pixels: torch.Tensor) -> np.ndarray:
@@ -163,16 +169,20 @@ class Runtime:
     def _build(self) -> Pass:
         assert self._exact is not None
         exact = self._exact
+        if self.device.type == "cuda":
+            torch.backends.cudnn.allow_tf32 = False  # fp32 says fp32
         sample = torch.rand((1, 3, *self.input_size), generator=torch.Generator().manual_seed(0))
         exact.model = fold_batch_norm(exact.model, sample)
         exact.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if (self.name, self.precision) == ("torch", "fp32"):
-            self._exact, fast = None, exact  # nothing to compare with
-        else:
-            fast = copy.deepcopy(exact)
-        run = self._engine(fast.with_numbers(PRECISIONS[self.precision]))
+        plain = (self.name, self.precision) == ("torch", "fp32")
+        fast = (exact if plain else copy.deepcopy(exact)).with_numbers(PRECISIONS[self.precision])
         if not self.batch_size:
-            self.batch_size = self._largest_batch(run)
+            self.batch_size = self._largest_batch(fast)
+        run = self._engine(fast)
+        if self.name == "compile":  # now, and not in several threads at once
+            run(torch.zeros((self.batch_size, *self.input_size, 3), dtype=torch.uint8, device=self.device))
+        if plain:
+            self._exact = None  # nothing to compare with
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the streams of other threads do not wait for this one's
         return run
@@ -184,12 +194,11 @@ class Runtime:
             return _compiled(model, freeze=self.device.type == "cpu")
         return model
 
-    @torch.inference_mode()
     def _largest_batch(self, run: Pass) -> int:
         """Largest power of two of which `streams` batches fit into what is free, from the need of two small ones."""
         free, _ = torch.cuda.mem_get_info(self.device)
         needs = {}
-        for size in (8, 16):
+        for size in (8, 8, 16):  # the first pass also takes what libraries keep
             before = torch.cuda.memory_allocated(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
             try:
@@ -224,6 +233,7 @@ class Runtime:
             try:
                 expected = exact(pixels.to(self.device)).cpu().numpy()
             except torch.OutOfMemoryError:
+                log.warning("too little memory on %s to compare with fp32", self.device)
                 return
             lengths = np.linalg.norm(expected, axis=1) * np.linalg.norm(X, axis=1)
             with np.errstate(invalid="ignore", divide="ignore"):

@@ -42,18 +42,24 @@ class Workers:
         self._pixels = torch.from_numpy(_shared(int(np.prod(shape)), np.dtype(np.uint8)).reshape(shape))
         self._places = _shared(count, np.dtype(np.int64))
         self._places[:] = -1
-        context = multiprocessing.get_context("fork")
         self._pipes: list[multiprocessing.connection.Connection] = []
-        self._processes = []
-        for number in range(count):
-            here, there = context.Pipe()
-            self._pipes.append(here)
-            process = context.Process(target=self._serve, args=(number, there), daemon=True)
-            process.start()
-            there.close()
-            self._processes.append(process)
+        self._processes: list[Any] = []
 
     def __enter__(self) -> Workers:
+        context = multiprocessing.get_context("fork")
+        try:
+            for number in range(len(self._places)):
+                here, there = context.Pipe()
+                self._pipes.append(here)
+                process = context.Process(target=self._serve, args=(number, there), daemon=True)
+                process.start()
+                there.close()
+                self._processes.append(process)
+        except BaseException as error:
+            self.__exit__()
+            if isinstance(error, OSError):
+                raise SourceError(f"cannot start worker processes: {error.strerror}; use fewer --workers") from error
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
