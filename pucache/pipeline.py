@@ -41,6 +41,11 @@ def default_workers(encoder: Encoder) -> int:
     return min(16, cores()) if encoder.runtime.device.type == "cuda" else 0
 
 
+def rows_at_once(images: int, hands: int) -> int:
+    """About how many images to hand over at once: few where there are few, so that every hand gets some."""
+    return max(1, min(CHUNK_ROWS, images // (4 * hands)))
+
+
 class Work:
     """Turns the plan into blocks of rows, counting what was computed and what was known."""
 
@@ -71,14 +76,15 @@ class Work:
         with ExitStack() as stack:
             stack.callback(torch.set_num_threads, threads)  # the threads below change what later ones begin with
             hands = _threads(stack, runtime.hands, runtime.enter_thread)
+            at_once = rows_at_once(len(self._keys), runtime.hands)
             if workers:  # forked before the encoder starts threads
                 chunks = stack.enter_context(Workers(self._prepare(CHUNK_ROWS), workers)).chunks()
             elif on_cpu:  # chunks of whole batches, so that these need no copying together
-                rows = min(whole_batches(runtime.batch_size, CHUNK_ROWS), CHUNK_ROWS)
+                rows = min(whole_batches(runtime.batch_size, at_once), CHUNK_ROWS)
                 chunks = _in_threads(self._prepare(rows), hands, 2 * runtime.hands)
             else:
                 chunks = _in_threads(self._prepare(CHUNK_ROWS), _threads(stack, cores(), _one_thread), 2 * cores())
-            passes = Passes(self._encoder, hands, CHUNK_ROWS, self._profile)
+            passes = Passes(self._encoder, hands, at_once, self._profile)
             for chunk in chunks:
                 self._take(chunk, passes, progress)
                 full = len(self._blocks) > _MOST_BLOCKS  # maybe an early one waits for images too few for a batch

@@ -112,7 +112,7 @@ def test_every_batch_is_full_but_the_last_across_blocks_failures_and_reused_rows
     source = Memory(150, broken, gone=[60, 61], name="other")
     report = embed(source, tmp_path / "c.h5", recording(tiny_encoder(), seen), reuse=[known], workers=workers)
     assert (report.computed, report.reused, len(report.failures)) == (56, 49, 45)
-    size = whole_batches(BATCH, pipeline.CHUNK_ROWS)
+    size = whole_batches(BATCH, pipeline.rows_at_once(150, tiny_encoder().runtime.hands))
     assert size % BATCH == 0 and sum(seen) == report.computed
     assert sorted(seen, reverse=True) == [*[size] * (56 // size), *[56 % size] * (56 % size > 0)]
 
