@@ -44,10 +44,12 @@ class Parts:
             path.replace(aside)
             log.warning("%s; set aside as %s, its images are embedded again", error, aside.name)
             return
-        if part.encoder.differences(self._spec) or part.dtype != self._dtype:
+        differing = part.encoder.differences(self._spec) + ["dtype"] * (part.dtype != self._dtype)
+        if differing:
             raise CacheError(
                 f"{self.folder} holds unfinished work of {part.encoder} in {part.dtype}, not of {self._spec} in "
-                f"{self._dtype}; finish it with the command it was begun with, or remove the folder"
+                f"{self._dtype} (they differ in {', '.join(differing)}); finish it with the command it was begun with, "
+                "or remove the folder"
             )
         part.release()
         self.files.append(part)

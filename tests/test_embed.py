@@ -732,3 +732,14 @@ def test_what_an_earlier_encoder_had_and_cannot_be_had_is_chosen_anew(monkeypatc
     assert load_encoder(device="cpu", like=half).spec == dataclasses.replace(free, runtime="compile")
     imported = EncoderSpec.imported("clip", 512)
     assert load_encoder(device="cpu", like=imported).spec == free
+
+
+def test_unfinished_work_with_another_decoder_is_refused_by_what_differs(image_folder, out, small_blocks):
+    folder = image_folder(40)
+    interrupt(folder, out, 1)
+    other = tiny_encoder()
+    other.spec = dataclasses.replace(other.spec, decoder="another")
+    with pytest.raises(
+        CacheError, match=r"cache.h5.parts holds unfinished work .* \(they differ in decoder\); finish it"
+    ):
+        run(folder, out, other)
