@@ -289,7 +289,7 @@ def report(bench: Bench, png: Path, jpeg: Path, paths: list[str], arguments: arg
             f"A plain `DataLoader` (batches of {PEER_BATCH}, other settings default) with timm's model: {plain:.0f}.",
             "",
             "| path | forward alone | end to end | end to end / forward | of what sharing the cores allows "
-            "| x DataLoader | cosine to fp32, least of 8 | start, s | peak MB |",
+            "| x DataLoader | cosine to fp32, least of 8 images of noise | start, s | peak MB |",
             "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         ]
         for path in paths:

@@ -211,7 +211,7 @@ def forward(encoder: Encoder) -> dict:
         "start, s": started,
         "images/s": forward_alone(encoder),
         "batch": encoder.runtime.batch_size,
-        "cosine to fp32": encoder.runtime.cosine,
+        "cosine to fp32, of noise": encoder.runtime.cosine,
     }
 
 

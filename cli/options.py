@@ -59,8 +59,8 @@ def encoding(command: Callable[..., Any]) -> Callable[..., Any]:
             default="auto",
             show_default=True,
             type=click.Choice(["auto", "torch", "compile", "openvino"]),
-            help="What runs the encoder; auto is openvino on a CPU where it is installed, else torch. compile takes a "
-            "minute to start.",
+            help="What runs the encoder; auto is openvino on a CPU where it is installed, else torch. compile takes up "
+            "to a minute to start.",
         ),
         device,
         click.option("--weights", metavar="FILE", help="Weights of a timm encoder: safetensors or a state dict."),

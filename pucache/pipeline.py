@@ -1,7 +1,7 @@
 """Listed images -> blocks of rows: prepared in threads or workers, embedded in fixed batches.
 
 Images are prepared ahead of the encoder (`pucache.prepare`), a bounded number of them; batches are
-filled across chunks and blocks, so that none but the last is padded; forward passes run beside each
+filled across chunks and blocks, so that hardly any is padded; forward passes run beside each
 other in threads. A block's rows depend on the listing alone, never on timing or the number of workers.
 """
 

@@ -7,9 +7,11 @@ mapping, made before the workers are forked: nothing is copied through pipes, an
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import multiprocessing
 import multiprocessing.connection
+import pickle
 import signal
 from collections import deque
 from collections.abc import Iterator
@@ -135,17 +137,14 @@ class Workers:
             inherited.close()
         keep_freed_memory()
         torch.set_num_threads(1)  # also as OpenMP's threads do not outlive a fork
-        try:
+        with contextlib.suppress(EOFError, OSError):  # of the pipe alone: the parent is gone
             while True:
                 number, slot = pipe.recv()
-                pipe.send((number, slot, self._chunk(worker, number, slot)))
-        except (EOFError, OSError):
-            pass  # the parent is gone
-        except Exception as error:  # a bug, in a source say: the parent raises it
-            try:
-                pipe.send(error)
-            except Exception:  # it cannot be pickled
-                pipe.send(RuntimeError(f"{type(error).__name__}: {error}"))
+                try:
+                    answer: Any = (number, slot, self._chunk(worker, number, slot))
+                except Exception as error:  # a bug, in a source say: the parent raises it
+                    answer = _picklable(error)
+                pipe.send(answer)
 
     def _chunk(self, worker: int, number: int, slot: int) -> Chunk:
         def at(position: int) -> None:
@@ -155,6 +154,14 @@ class Workers:
         chunk.pixels = chunk.pixels[:0].clone()  # they are in the slot
         at(-1)
         return chunk
+
+
+def _picklable(error: Exception) -> Exception:
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def _shared(count: int, dtype: np.dtype) -> np.ndarray:

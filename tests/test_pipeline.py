@@ -263,15 +263,19 @@ def test_an_interruption_leaves_nothing_running(tmp_path, left_behind, after, wo
 
 
 class Bug(Memory):
+    kind = RuntimeError
+
     def read(self, key):
         if key == "0070.ppm":
-            raise RuntimeError("a bug in a source")
+            raise self.kind("a bug in a source")
         return super().read(key)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_bug_while_preparing_is_told_as_it_is(tmp_path, left_behind, workers):
-    with pytest.raises(RuntimeError, match="a bug in a source"):
+@pytest.mark.parametrize("kind", [RuntimeError, OSError, EOFError])
+def test_a_bug_while_preparing_is_told_as_it_is(tmp_path, left_behind, monkeypatch, kind, workers):
+    monkeypatch.setattr(Bug, "kind", kind)
+    with pytest.raises(kind, match="a bug in a source"):
         embed(Bug(130), tmp_path / "c.h5", tiny_encoder(), workers=workers)
 
 
