@@ -18,6 +18,7 @@ from . import options
 @click.option("--reuse", multiple=True, metavar="CACHE", help="Copy rows of images whose bytes this cache knows.")
 @click.option("--moved", is_flag=True, help="SOURCE is the one that CACHE was made from, under a new path.")
 @click.option("--prune", is_flag=True, help="Drop rows of images that are gone from the source.")
+@click.option("--verify", is_flag=True, help="Check every byte of an existing CACHE, and embed damaged rows again.")
 @click.option(
     "--dtype", type=click.Choice(["float16", "float32"]), help="Of the stored embeddings.  [default: float16]"
 )
@@ -63,10 +64,11 @@ def embed(
     images = open_source(source)
     model = load_encoder(encoder, like=made_with(cache), **{name: rest.pop(name) for name in names})
     report = run(images, cache, model, shard=part, progress=follow(), **rest)
+    counts = ("rows", "computed", "reused", "kept", "vanished", "damaged", "written")
     result = {
         "cache": str(report.cache),
         "encoder": str(model.spec),
-        **{name: getattr(report, name) for name in ("rows", "computed", "reused", "kept", "vanished", "written")},
+        **{name: getattr(report, name) for name in counts},
         "failures": report.failures,
         "ignored": dict(report.ignored),
         "seconds": round(report.seconds, 3),

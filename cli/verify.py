@@ -8,19 +8,29 @@ from . import options
 
 
 @click.command()
-@options.caches
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @options.as_json
-def verify(cache: tuple[str, ...], as_json: bool) -> None:
-    """Read every byte of CACHE and hold it against its checksum; exits with 1 when it is damaged.
+def verify(files: tuple[str, ...], as_json: bool) -> None:
+    """Hold every byte of caches and models against what was written; exits with 1 where one is damaged.
+
+    FILE is a cache, a folder of caches, or a model. A file from a stranger is safe to verify: HDF5
+    sees it in a process of its own, with bounds on time and memory. To embed the damaged rows of a
+    cache again, run the `pucache embed` that wrote it with --verify.
 
     \b
-    pucache verify cache.h5
+    pucache verify cache.h5 model.safetensors
     """
-    from pucache.cache import EmbeddingCache
+    from pucache.errors import CacheError
+    from pucache.verify import verify as run
 
-    opened = EmbeddingCache(*cache)
-    opened.verify()
-    lines = [f"{file.path}: {len(file):,} rows, whole" for file in opened.files]
-    options.show(
-        {"whole": True, "rows": len(opened), "files": [str(file.path) for file in opened.files]}, lines, as_json
-    )
+    found = run(files)
+    whole = [file for file in found if not file.damage]
+    damage = [file.damage for file in found if file.damage]
+    lines = [f"{file.path}: {file.rows:,} {'rows' if file.kind == 'cache' else 'dimensions'}, whole" for file in whole]
+    rows = sum(file.rows for file in whole if file.kind == "cache")
+    result = {"whole": not damage, "rows": rows, "files": [str(file.path) for file in found], "damage": damage}
+    if lines or as_json:
+        options.show(result, lines, as_json)
+    if damage:
+        others = f" (and {len(damage) - 1} more of {len(found)} files)" if len(damage) > 1 else ""
+        raise CacheError(damage[0] + others)

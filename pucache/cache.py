@@ -10,15 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from .cache_file import DTYPES, CacheFile, Rows, is_hdf5, rows_per_block, write_file
+from .cache_file import DTYPES, CacheFile, Rows, rows_per_block, write_file
 from .durable import check_writable
 from .encoder_spec import EncoderSpec
 from .errors import CacheError
-from .keys import Keys, encode_keys, find
+from .hdf5 import begins_as_hdf5
+from .keys import Keys, duplicated, encode_keys, find
 
 
 class EmbeddingCache:
-    """One or more cache files of one encoder, read as one.
+    """One or more cache files of one encoder, read as one, and as they were when they were opened.
 
     Parameters
     ----------
@@ -39,7 +40,7 @@ class EmbeddingCache:
     """
 
     def __init__(self, *paths: str | Path):
-        self.files = [CacheFile(path) for path in expand(paths)]
+        self.files = [CacheFile(path, hold=True) for path in expand(paths)]
         first = self.files[0]
         for other in self.files[1:]:
             check_same_encoder(first, other)
@@ -48,14 +49,13 @@ class EmbeddingCache:
         self._check_disjoint()
 
     def _check_disjoint(self) -> None:
-        for position, file in enumerate(self.files[1:], 1):
-            for earlier in self.files[:position]:
-                twice = np.intersect1d(earlier.raw_keys, file.raw_keys, assume_unique=True)
-                if len(twice):
-                    raise CacheError(
-                        f"{len(twice)} keys stand both in {earlier.path} and in {file.path} "
-                        f"({twice[0].decode()!r}); open one of the two, or embed with --shard I/N"
-                    )
+        twice = duplicated([file.raw_keys for file in self.files]) if len(self.files) > 1 else None
+        if twice is not None:
+            here = [str(file.path) for file in self.files if find(file.raw_keys, np.array([twice]))[0] >= 0]
+            raise CacheError(
+                f"the key {twice.decode()!r} stands both in {here[0]} and in {here[1]}; open one of the two, or embed "
+                "with --shard I/N"
+            )
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -75,6 +75,8 @@ class EmbeddingCache:
     @property
     def digests(self) -> np.ndarray:
         """sha256 of each image's bytes, (n, 32) uint8."""
+        if len(self.files) == 1:
+            return self.files[0].digests
         return np.concatenate([file.digests for file in self.files])
 
     @property
@@ -82,19 +84,29 @@ class EmbeddingCache:
         """Key to reason of every image that could not be read."""
         return {key: reason for file in self.files for key, reason in file.failures.items()}
 
-    def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Go through the embeddings in row order without holding them: (row slice, (b, d)) pairs."""
+    def blocks(self, *, check: bool = False) -> Iterator[tuple[slice, np.ndarray]]:
+        """Go through the embeddings in row order, in bounded memory: (row slice, (b, d)), each valid until the next.
+
+        With `check`, what is read is held against the seal; damage raises `CacheError`.
+        """
         offset = 0
         for file in self.files:
-            X = file.X
-            step = rows_per_block(X)
-            for start in range(0, len(file), step):
-                block = X[start : start + step]
-                yield slice(offset + start, offset + start + len(block)), block
+            for rows, block in file.blocks(check=check):
+                yield slice(offset + rows.start, offset + rows.stop), block
             offset += len(file)
 
+    def not_finite(self, rows: np.ndarray) -> CacheError:
+        """What to raise where some rows are NaN or infinite, which pucache itself never writes."""
+        named = ", ".join(repr(self.keys[int(row)]) for row in rows[:3])
+        return CacheError(f"{self.name} holds NaN or infinite embeddings ({named}); import or embed these anew")
+
+    def check(self, *names: str) -> None:
+        """Hold some columns of every file (such as "keys") against its seal; damage raises `CacheError`."""
+        for file in self.files:
+            file.check(*names)
+
     def verify(self) -> None:
-        """Check every byte of every file against its checksum; raises `CacheError`."""
+        """Hold every byte of every file against its seal; damage raises `CacheError`."""
         for file in self.files:
             file.verify()
 
@@ -118,7 +130,7 @@ def expand(paths: Iterable[str | Path]) -> list[Path]:
 def is_cache(path: str | Path) -> bool:
     """Whether `path` is meant as a cache rather than as images: an HDF5 or ``.h5`` file, or a folder of these."""
     path = Path(path)
-    return path.suffix == ".h5" or is_hdf5(path) or (path.is_dir() and any(path.glob("*.h5")))
+    return path.suffix == ".h5" or begins_as_hdf5(path) or (path.is_dir() and any(path.glob("*.h5")))
 
 
 def check_same_encoder(expected: CacheFile, got: CacheFile) -> None:
@@ -157,10 +169,7 @@ def merge(
     int
         Rows written.
     """
-    keys = []
-    for file, rows in picks:
-        keys.append(np.asarray(file.raw_keys[rows]))
-        file.release()  # there may be more files than file descriptors
+    keys = [file.take("keys", rows) for file, rows in picks]
     width = max((part.dtype.itemsize for part in keys), default=1)
     keys_all = np.concatenate([part.astype(f"S{width}") for part in keys]) if keys else np.empty(0, "S1")
     piece = np.repeat(np.arange(len(picks)), [len(rows) for _, rows in picks])
@@ -196,8 +205,8 @@ def _gather(
     for number in np.unique(piece):
         here = np.flatnonzero(piece == number)
         file, at = picks[number][0], row[here]
-        rows.X[here], rows.digests[here], rows.size_mtime[here] = file.X[at], file.digests[at], file.size_mtime[at]
-        file.release()
+        rows.X[here], rows.digests[here] = file.take("embeddings", at), file.take("digests", at)
+        rows.size_mtime[here] = file.take("size_mtime", at)
     return rows
 
 

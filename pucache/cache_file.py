@@ -1,14 +1,11 @@
-"""One cache file: its HDF5 format, read and written.
+"""One cache file: rows of one encoder, read and written.
 
-The only user of h5py. docs/cache-format.md specifies the format. A file is written once, under a
-temporary name, and never changed; the arrays in it are contiguous, so readers map them.
+docs/cache-format.md specifies the format. A file is written once, under a temporary name, and never
+changed; the arrays in it are contiguous, so readers map them, and it ends in a seal (`pucache.seal`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
 import math
 import mmap
 import os
@@ -20,125 +17,164 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
-from . import __version__
+from . import __version__, hdf5, seal
 from .durable import replacing
 from .encoder_spec import EncoderSpec
 from .errors import CacheError
+from .hdf5 import Place
 from .keys import encode_keys
+from .seal import Seal
 
 FORMAT = "pucache"
-VERSION = 1
+VERSION = 2
 DTYPES: dict[str, np.dtype] = {"float16": np.dtype("<f2"), "float32": np.dtype("<f4")}
-BLOCK_BYTES = 32 << 20  # how much of a column is in memory at once
-_ATTRIBUTES = ("encoder", "created", "pucache_version", "source", "checksum")
+BLOCK_BYTES = 8 << 20  # how much of a column is in memory at once
+_TEXTS = ("encoder", "created", "pucache_version", "source")
 _COLUMNS = ("embeddings", "keys", "digests", "size_mtime")
 _FAILURES = ("failures/keys", "failures/reasons")
+_REMEDY = "restore it from a copy, or move it away and embed again"
 
 
 def rows_per_block(array: np.ndarray) -> int:
     """How many rows of `array` make a block of at most `BLOCK_BYTES`."""
-    return max(1, BLOCK_BYTES // max(1, array.itemsize * int(np.prod(array.shape[1:]))))
+    return max(1, BLOCK_BYTES // max(1, _row_bytes(array)))
 
 
-def is_hdf5(path: str | Path) -> bool:
-    """Whether a file begins as HDF5 files do."""
-    return Path(path).is_file() and bool(h5py.is_hdf5(path))
+def _row_bytes(of: np.ndarray | Place) -> int:
+    return of.dtype.itemsize * math.prod(of.shape[1:])
 
 
 # --- reading -----------------------------------------------------------------------------------
 
 
 class CacheFile:
-    """One cache file, opened for reading: attributes read, shapes checked, arrays mapped on use.
+    """One cache file, opened for reading: all but the columns checked, arrays mapped on use.
+
+    Parameters
+    ----------
+    path : str or path
+    hold : bool
+        Map the file at once, so that it can be read to the end even if another takes its name
+        meanwhile; costs a file descriptor, until `release`.
 
     Raises
     ------
     CacheError
-        Missing, not HDF5, truncated, not a pucache file, of a newer version, or inconsistent.
+        Missing, not HDF5, truncated, not a pucache file, of another version, or inconsistent.
     """
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, *, hold: bool = False):
         self.path = Path(path)
         try:
             with open(self.path, "rb") as stream:
                 self._identity = _identity(stream.fileno())
-                with h5py.File(stream, "r") as file:
-                    self._read(file)
+                self._seal = self._read_seal(stream.fileno())
+                attributes, self._layout = hdf5.read(stream, ("format", "version", *_TEXTS), (*_COLUMNS, *_FAILURES))
+                if hold:
+                    self._map = _mapped(stream.fileno())
         except FileNotFoundError as error:
             raise CacheError(f"no such cache: {self.path}") from error
         except IsADirectoryError as error:
             raise CacheError(f"{self.path} is a directory, not a cache file") from error
-        except PermissionError as error:
-            raise CacheError(f"cannot read {self.path}: {error.strerror}") from error
-        except (OSError, KeyError, RuntimeError, ValueError, TypeError) as error:  # what h5py makes of damage
-            raise CacheError(f"{self.path} {_hdf5_problem(error, self.path)}") from error
+        except KeyError as error:
+            raise CacheError(f"{self.path} is damaged or incomplete: a dataset is missing; {_REMEDY}") from error
+        except hdf5.DAMAGE as error:
+            if isinstance(error, OSError) and error.strerror:
+                raise CacheError(f"cannot read {self.path}: {error.strerror}") from error
+            raise CacheError(f"{self.path} cannot be read ({str(error)[:160]}); {_REMEDY}") from error
+        self._check_attributes(attributes)
+        self._check_layout()
 
-    def _read(self, file: h5py.File) -> None:
-        if _attribute(file, "format") != FORMAT:
+    def _read_seal(self, stream: int) -> Seal:
+        beginning = os.pread(stream, len(hdf5.SIGNATURE), 0)
+        if not beginning:
+            raise CacheError(f"{self.path} is empty (0 bytes); remove it and embed again")
+        if beginning != hdf5.SIGNATURE:
+            raise CacheError(f"{self.path} is not a pucache cache (not an HDF5 file)")
+        try:
+            return Seal.read(stream)
+        except seal.Unsealed as error:
+            raise CacheError(
+                f"{self.path} ends without pucache's seal: it is truncated, or an HDF5 file from elsewhere; {_REMEDY}"
+            ) from error
+        except seal.Broken as error:
+            raise CacheError(f"{self.path} is damaged: {error}; {_REMEDY}") from error
+
+    def _check_attributes(self, attributes: hdf5.Attributes) -> None:
+        version = attributes["version"]
+        if attributes["format"] != FORMAT:
             raise CacheError(f"{self.path} is an HDF5 file but not a pucache cache (no format attribute 'pucache')")
-        version = _attribute(file, "version")
-        if version not in (VERSION, None):
+        if version is not None and version != VERSION:
             raise CacheError(
                 f"{self.path} is a pucache cache of format version {version}; this pucache {__version__} reads "
                 f"version {VERSION}: upgrade pucache, or embed again"
             )
-        attributes = {name: _attribute(file, name) for name in _ATTRIBUTES}
-        for name, value in {"version": version, **attributes}.items():
+        for name, value in attributes.items():
             self._require(value is not None, f"it lacks the attribute {name}")
         try:
-            self.encoder = EncoderSpec.from_json(attributes["encoder"])
-        except (ValueError, TypeError) as error:
-            raise CacheError(f"{self.path} is damaged: its encoder attribute cannot be read") from error
-        self.created, self.pucache_version = attributes["created"], attributes["pucache_version"]
-        self.source, self.checksum = attributes["source"], attributes["checksum"]
-        self._layout = {name: _layout(file[name]) for name in (*_COLUMNS, *_FAILURES)}
-        self._check_layout()
+            self.encoder = EncoderSpec.from_json(str(attributes["encoder"]))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise CacheError(f"{self.path} is damaged: its encoder attribute cannot be read; {_REMEDY}") from error
+        self.created, self.pucache_version = str(attributes["created"]), str(attributes["pucache_version"])
+        self.source = str(attributes["source"])
 
     def _check_layout(self) -> None:
-        size = self._identity[2]
-        for name, (offset, shape, dtype) in self._layout.items():
-            count = math.prod(shape)
-            self._require(count == 0 or offset is not None, f"{name} is not contiguous")
-            self._require(count == 0 or offset + count * dtype.itemsize <= size, f"{name} runs past the end")  # type: ignore[operator]
-        texts = [(self._layout[name][2].kind, len(self._layout[name][1])) for name in ("keys", *_FAILURES)]
+        for name, place in self._layout.items():
+            count = math.prod(place.shape)
+            self._require(count == 0 or place.offset is not None, f"{name} is not contiguous")
+            sealed = self._seal.columns.get(name)
+            expected = (place.offset if count else 0, count * place.dtype.itemsize)
+            self._require(
+                sealed is not None and (sealed.offset, sealed.size) == expected, f"{name} is not where its seal says"
+            )
+        texts = [(self._layout[name].dtype.kind, len(self._layout[name].shape)) for name in ("keys", *_FAILURES)]
         self._require(texts == [("S", 1)] * 3, "keys or failures are not fixed-width text")
-        n, dtype = len(self), self.dtype
-        self._require(dtype in DTYPES.values(), f"embeddings are {dtype}, expected float16 or float32")
-        self._require(self._layout["embeddings"][1] == (n, self.encoder.dim), "embeddings have the wrong shape")
-        self._require(self._layout["digests"][1:] == ((n, 32), np.dtype("u1")), "digests have the wrong layout")
-        self._require(self._layout["size_mtime"][1:] == ((n, 2), np.dtype("<i8")), "size_mtime has the wrong layout")
-        self._require(self._layout[_FAILURES[0]][1] == self._layout[_FAILURES[1]][1], "failures do not pair up")
+        n = len(self)
+        of = {name: (place.shape, place.dtype) for name, place in self._layout.items()}
+        self._require(self.dtype in DTYPES.values(), f"embeddings are {self.dtype}, expected float16 or float32")
+        self._require(of["embeddings"][0] == (n, self.encoder.dim), "embeddings have the wrong shape")
+        self._require(of["digests"] == ((n, 32), np.dtype("u1")), "digests have the wrong layout")
+        self._require(of["size_mtime"] == ((n, 2), np.dtype("<i8")), "size_mtime has the wrong layout")
+        self._require(of[_FAILURES[0]][0] == of[_FAILURES[1]][0], "failures do not pair up")
+        blocks = {
+            self._seal.columns[name].block == seal.rows_per_block(n) * _row_bytes(self._layout[name])
+            for name in _COLUMNS
+        }
+        self._require(n == 0 or blocks == {True}, "its seal is for another number of rows")
 
     def _require(self, condition: bool, problem: str) -> None:
         if not condition:
-            raise CacheError(f"{self.path} is damaged: {problem}; restore it from a copy, or embed again")
+            raise CacheError(f"{self.path} is damaged: {problem}; {_REMEDY}")
 
     def __len__(self) -> int:
-        return int(self._layout["keys"][1][0])
+        return int(self._layout["keys"].shape[0])
 
     @property
     def dtype(self) -> np.dtype:
         """Type of the embeddings, float16 or float32."""
-        return self._layout["embeddings"][2]
+        return self._layout["embeddings"].dtype
+
+    @property
+    def checksum(self) -> str:
+        """sha256 of the seal, hexadecimal: equal for equal files, and for no others."""
+        return self._seal.checksum
+
+    # --- mapped arrays ---------------------------------------------------------------------------
 
     @cached_property
     def _map(self) -> mmap.mmap:
-        try:
-            with open(self.path, "rb") as stream:
-                if _identity(stream.fileno()) != self._identity:
-                    raise CacheError(f"{self.path} was replaced while it was open; open it again")
-                return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:  # removed meanwhile, or more files than `ulimit -n` allows
-            raise CacheError(f"cannot map {self.path}: {error.strerror}") from error
+        with self._reading() as stream:
+            if stream is None:
+                raise CacheError(f"{self.path} was replaced or removed while it was open; open it again")
+            return _mapped(stream)
 
     def _array(self, name: str) -> np.ndarray:
-        offset, shape, dtype = self._layout[name]
-        if 0 in shape:
-            return np.empty(shape, dtype)
-        return np.frombuffer(self._map, dtype, math.prod(shape), offset).reshape(shape)  # type: ignore[arg-type]
+        place = self._layout[name]
+        if 0 in place.shape:
+            return np.empty(place.shape, place.dtype)
+        return np.frombuffer(self._map, place.dtype, math.prod(place.shape), place.offset or 0).reshape(place.shape)
 
     @property
     def X(self) -> np.ndarray:
@@ -162,7 +198,8 @@ class CacheFile:
 
     @property
     def failures(self) -> dict[str, str]:
-        """Key to reason of every image that could not be read."""
+        """Key to reason of every image that could not be read; held against the seal."""
+        self.check(*_FAILURES)
         keys, reasons = (self._array(name).tolist() for name in _FAILURES)
         return {key.decode(): reason.decode() for key, reason in zip(keys, reasons, strict=True)}
 
@@ -170,24 +207,143 @@ class CacheFile:
         """Drop the mapping (and its file descriptor); the next access maps again."""
         self.__dict__.pop("_map", None)
 
-    def verify(self) -> None:
-        """Read everything and compare it with the checksum.
+    # --- copies, read without the map: bounded in memory, and an error of the disk is an exception ---
+
+    def blocks(self, *, check: bool = False) -> Iterator[tuple[slice, np.ndarray]]:
+        """Go through the embeddings in row order: (row slice, (b, d)) pairs, each valid until the next.
+
+        Parameters
+        ----------
+        check : bool
+            Hold what is read against the seal; damage raises `CacheError`, before the last pair at the latest.
+        """
+        place, sealed = self._layout["embeddings"], self._seal.columns["embeddings"]
+        step = max(1, BLOCK_BYTES // max(1, _row_bytes(place)))
+        buffer = np.empty((min(step, len(self)), *place.shape[1:]), place.dtype)
+        hasher = seal.Hasher(sealed.block, sealed.sha256)
+        with self._reading() as stream:
+            for start in range(0, len(self), step):
+                block = buffer[: min(step, len(self) - start)]
+                self._fill(block, stream, (place.offset or 0) + start * _row_bytes(place))
+                if check:
+                    self._hold(hasher, block, last=start + step >= len(self))
+                yield slice(start, start + len(block)), block
+
+    def _hold(self, hasher: seal.Hasher, block: np.ndarray, last: bool) -> None:
+        try:
+            hasher.update(_bytes(block))
+            if last:
+                hasher.finish()
+        except seal.Broken as error:
+            raise self._damaged(["embeddings"]) from error
+
+    def take(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Copy some rows of a column, (m, ...); `rows` rise. What lies between them is read too, stretch by stretch."""
+        place = self._layout[name]
+        size = _row_bytes(place)
+        taken = np.empty((len(rows), *place.shape[1:]), place.dtype)
+        step = max(1, BLOCK_BYTES // max(1, size))
+        with self._reading() as stream:
+            begin = 0
+            while begin < len(rows):
+                first = int(rows[begin])
+                end = int(np.searchsorted(rows, first + step))
+                stretch = np.empty((int(rows[end - 1]) + 1 - first, *place.shape[1:]), place.dtype)
+                self._fill(stretch, stream, (place.offset or 0) + first * size)
+                taken[begin:end] = stretch[rows[begin:end] - first]
+                begin = end
+        return taken
+
+    @contextmanager
+    def _reading(self) -> Iterator[int | None]:
+        """The file as it was opened, or None where another has its name now."""
+        try:
+            stream = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            yield None
+            return
+        except OSError as error:  # more files than `ulimit -n` allows, say
+            raise CacheError(f"cannot read {self.path}: {error.strerror}") from error
+        try:
+            yield stream if _identity(stream) == self._identity else None
+        except OSError as error:
+            raise CacheError(f"cannot read {self.path}: {error.strerror}") from error
+        finally:
+            os.close(stream)
+
+    def _read_map(self, offset: int, count: int) -> bytes:
+        return self._map[offset : offset + count]
+
+    def _fill(self, array: np.ndarray, stream: int | None, offset: int) -> None:
+        view = _bytes(array)
+        if stream is None:
+            view[:] = memoryview(self._map)[offset : offset + len(view)]
+            return
+        while view:
+            count = os.preadv(stream, [view], offset)
+            if not count:
+                raise CacheError(f"{self.path} was cut short while it was read; {_REMEDY}")
+            view, offset = view[count:], offset + count
+
+    # --- damage ----------------------------------------------------------------------------------
+
+    def damage(self, names: Iterable[str] = (*_COLUMNS, *_FAILURES)) -> tuple[np.ndarray, list[str]]:
+        """Read datasets and hold them against the seal.
+
+        Returns
+        -------
+        rows : ndarray of bool, (n,)
+            Of which some byte may differ from what was written.
+        datasets : list of str
+            In which that is.
 
         Raises
         ------
         CacheError
-            A byte of data or attributes differs from what was written.
+            The file cannot be read.
         """
-        sums = {name: hashlib.sha256() for name in self._layout}
-        for name, state in sums.items():
-            _hash(state, self._array(name))
-        described = _describe({name: self._layout[name][1:] for name in sums}, sums)
-        if _checksum(self.encoder, self.source, self.created, self.pucache_version, described) != self.checksum:
-            raise CacheError(
-                f"{self.path} is damaged: content and checksum disagree; restore it from a copy, or embed again"
-            )
+        with self._reading() as stream:
+            read = self._read_map if stream is None else seal.reader(stream)
+            found = self._seal.damage(read, names)
+        rows = np.zeros(len(self), bool)
+        step = seal.rows_per_block(len(self))
+        for number in {number for name in set(found) & set(_COLUMNS) for number in found[name]}:
+            rows[number * step : (number + 1) * step] = True
+        return rows, sorted(found)
+
+    def check(self, *names: str) -> None:
+        """Read whole datasets and hold them against the seal.
+
+        Raises
+        ------
+        CacheError
+            A byte differs from what was written, or the file cannot be read.
+        """
+        _, datasets = self.damage(names)
+        if datasets:
+            raise self._damaged(datasets)
+
+    def verify(self) -> None:
+        """Read everything and hold it against the seal.
+
+        Raises
+        ------
+        CacheError
+            A byte differs from what was written, the file cannot be read, or keys are out of order.
+        """
+        self.check(*_COLUMNS, *_FAILURES)
         keys = self.raw_keys
         self._require(bool(np.all(keys[1:] > keys[:-1])), "keys are not sorted and unique")
+
+    def _damaged(self, datasets: list[str]) -> CacheError:
+        return CacheError(
+            f"{self.path} is damaged: {', '.join(datasets)} are not as they were written; restore it from a copy, or "
+            "run embed with --verify to embed the damaged rows again"
+        )
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _identity(descriptor: int) -> tuple[int, int, int, int]:
@@ -195,37 +351,8 @@ def _identity(descriptor: int) -> tuple[int, int, int, int]:
     return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
 
 
-def _layout(dataset: Any) -> tuple[int | None, tuple[int, ...], np.dtype]:
-    if not isinstance(dataset, h5py.Dataset):
-        raise KeyError("not a dataset")
-    return dataset.id.get_offset(), dataset.shape or (), np.dtype(dataset.dtype.str)
-
-
-def _attribute(file: h5py.File, name: str) -> Any:
-    """Read one number or fixed-width text, or None where there is none.
-
-    Text of variable width is not even tried: it lies in HDF5's global heap, and damage there makes
-    the library loop or crash.
-    """
-    if name not in file.attrs:
-        return None
-    stored = file.attrs.get_id(name)
-    if stored.shape != () or stored.dtype.kind not in "iuS":
-        return None
-    value = file.attrs[name]
-    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else int(value)
-
-
-def _hdf5_problem(error: Exception, path: Path) -> str:
-    text = str(error)
-    if "signature not found" in text:
-        empty = path.stat().st_size == 0
-        return "is empty (0 bytes); embed again" if empty else "is not a pucache cache (not an HDF5 file)"
-    if "truncated" in text:
-        return "is truncated; restore it from a copy, or embed again"
-    if isinstance(error, KeyError):
-        return "is damaged or incomplete: a dataset is missing; restore it from a copy, or embed again"
-    return f"cannot be read ({text[:160]}); restore it from a copy, or embed again"
+def _mapped(stream: int) -> mmap.mmap:
+    return mmap.mmap(stream, 0, access=mmap.ACCESS_READ)
 
 
 # --- writing -----------------------------------------------------------------------------------
@@ -265,117 +392,52 @@ def write_file(
     shape : (n, key width in bytes, dtype of the embeddings)
     """
     n, width, dtype = shape
-    columns = {
+    columns: dict[str, tuple[tuple[int, ...], np.dtype]] = {
         "embeddings": ((n, encoder.dim), dtype),
         "keys": ((n,), np.dtype(f"S{max(width, 1)}")),
         "digests": ((n, 32), np.dtype("u1")),
         "size_mtime": ((n, 2), np.dtype("<i8")),
     }
-    sums = {name: hashlib.sha256() for name in (*columns, *_FAILURES)}
-    with replacing(path) as temporary, _new_hdf5(temporary) as file:
-        datasets = {name: _create(file, name, *column) for name, column in columns.items()}
-        start = 0
-        for rows in blocks:
-            for name, values in zip(columns, (rows.X, rows.keys, rows.digests, rows.size_mtime), strict=True):
-                values = np.ascontiguousarray(values, columns[name][1])
-                _write(datasets[name], start, values)
-                _hash(sums[name], values)
-            start += len(rows.keys)
-        assert start == n, f"{start} rows written, {n} announced"
-        described = {name: (shape, dtype) for name, (shape, dtype) in columns.items()}
-        for name, texts in zip(_FAILURES, (list(failures), list(failures.values())), strict=True):
-            values = encode_keys(texts)
-            _write(_create(file, name, values.shape, values.dtype), 0, values)
-            _hash(sums[name], values)
-            described[name] = (values.shape, values.dtype)
-        created = _now()
-        checksum = _checksum(encoder, source, created, __version__, _describe(described, sums))
-        _write_attributes(
-            file,
-            format=FORMAT,
-            encoder=encoder.to_json(),
-            created=created,
-            pucache_version=__version__,
-            source=source,
-            checksum=checksum,
-        )
+    texts = {name: encode_keys(list(said)) for name, said in zip(_FAILURES, (failures, failures.values()), strict=True)}
+    with replacing(path) as temporary:
+        with hdf5.new_file(temporary) as file:
+            sealed = {name: _Sealed(file, name, *column, seal.rows_per_block(n)) for name, column in columns.items()}
+            start = 0
+            for rows in blocks:
+                for name, values in zip(columns, (rows.X, rows.keys, rows.digests, rows.size_mtime), strict=True):
+                    sealed[name].write(start, np.ascontiguousarray(values, columns[name][1]))
+                start += len(rows.keys)
+            assert start == n, f"{start} rows written, {n} announced"
+            for name, values in texts.items():
+                sealed[name] = _Sealed(file, name, values.shape, values.dtype, len(values))
+                sealed[name].write(0, values)
+            described: dict[str, Any] = {"format": FORMAT, "version": VERSION, "encoder": encoder.to_json()}
+            file.describe({**described, "created": _now(), "pucache_version": __version__, "source": source})
+            found = {name: column.found() for name, column in sealed.items()}
+        seal.append(temporary, found)
 
 
-def _write_attributes(file: h5py.File, **texts: str) -> None:
-    file.attrs["version"] = VERSION
-    for name, text in texts.items():
-        encoded = text.encode("utf-8", "surrogateescape")
-        file.attrs.create(name, encoded, dtype=h5py.string_dtype("utf-8", max(1, len(encoded))))
+class _Sealed:
+    """A dataset that is hashed while it is written."""
 
+    def __init__(self, file: hdf5.Writer, name: str, shape: tuple[int, ...], dtype: np.dtype, rows: int):
+        self._file, self._name = file, name
+        file.create(name, shape, dtype)
+        self._hasher = seal.Hasher(rows * _row_bytes(Place(None, shape, dtype)))
 
-@contextmanager
-def _new_hdf5(path: Path) -> Iterator[h5py.File]:
-    with _Output(path, "r+") as stream:
-        with h5py.File(stream, "w", libver="earliest") as file:
-            yield file
-        if stream.error is not None:
-            raise stream.error
+    def write(self, start: int, values: np.ndarray) -> None:
+        self._file.write(self._name, start, values)
+        if values.size:
+            self._hasher.update(_bytes(values))
 
-
-class _Output(io.FileIO):
-    """A file that keeps its first error for later: HDF5 crashes the process where a write fails in its close."""
-
-    error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        """Write all of `data`, or remember why not; never raises."""
-        rest = memoryview(data)
-        try:
-            while rest and self.error is None:
-                rest = rest[super().write(rest) :]
-        except OSError as error:
-            self.error = error
-        return len(data)
-
-    def truncate(self, size: int | None = None) -> int:
-        """Set the size, or remember why not; never raises."""
-        try:
-            return super().truncate(size)
-        except OSError as error:
-            self.error = self.error or error
-            return size or 0
-
-
-def _create(file: h5py.File, name: str, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    stored = h5py.string_dtype("utf-8", dtype.itemsize) if dtype.kind == "S" else dtype
-    return file.create_dataset(name, shape, stored, fill_time="never")
-
-
-def _write(dataset: Any, start: int, values: np.ndarray) -> None:
-    if len(values):  # the view tells HDF5 that bytes are UTF-8
-        dataset[start : start + len(values)] = values.view(dataset.dtype) if values.dtype.kind == "S" else values
+    def found(self) -> seal.Column:
+        return self._hasher.column(self._file.offset(self._name))
 
 
 def _now() -> str:
     """UTC time, or SOURCE_DATE_EPOCH where it is set, so that two runs can give the same bytes."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(float(epoch) if epoch else None))
-
-
-def _hash(state: Any, array: np.ndarray) -> None:
-    step = rows_per_block(array)
-    for start in range(0, len(array), step):
-        block = np.ascontiguousarray(array[start : start + step])
-        state.update(block.reshape(-1).view(np.uint8))
-
-
-def _describe(layout: dict[str, Any], sums: dict[str, Any]) -> dict[str, list[Any]]:
-    return {name: [list(shape), np.dtype(dtype).str, sums[name].hexdigest()] for name, (shape, dtype) in layout.items()}
-
-
-def _checksum(encoder: EncoderSpec, source: str, created: str, writer: str, datasets: dict[str, list[Any]]) -> str:
-    content = {
-        "format": FORMAT,
-        "version": VERSION,
-        "encoder": encoder.to_json(),
-        "source": source,
-        "created": created,
-        "pucache_version": writer,
-        "datasets": datasets,
-    }
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    try:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(int(epoch) if epoch else None))
+    except (ValueError, OverflowError, OSError) as error:
+        raise ValueError(f"SOURCE_DATE_EPOCH is {epoch!r}; expected seconds since 1970, or leave it unset") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -255,6 +256,24 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
         # row by row: a matrix product would round a row differently in different company, or in other strides
         return np.vecdot(np.ascontiguousarray(X, np.float32), self.coef_) + np.float32(self.intercept_)
 
+    def margins_of(self, cache: EmbeddingCache) -> Iterator[tuple[slice, np.ndarray]]:
+        """Margins of every row of a cache, block by block, held against its seal: (row slice, float32 (b,)) pairs.
+
+        Raises
+        ------
+        ModelError
+            As `check_fits`.
+        CacheError
+            The cache is damaged, or holds embeddings that are not finite.
+        """
+        self.check_fits(cache)
+        for rows, X in cache.blocks(check=True):
+            margins = self.margins(X)
+            bad = np.flatnonzero(~np.isfinite(margins))
+            if len(bad):
+                raise cache.not_finite(bad + rows.start)
+            yield rows, margins
+
     def posterior(self, margins: np.ndarray) -> np.ndarray:
         """Probability of being positive where a share of `share_` is, float64 (n,)."""
         return self.tilt_.posterior(margins, self.share_)
@@ -327,12 +346,22 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
             Missing, not a pucache model, of another format version, or damaged.
         """
         tensors, state = model_file.read(path, ("coef", "numbers"))
+        try:
+            return cls._restored(tensors, state)
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:  # a stranger sealed it
+            raise ModelError(f"{path} holds no model of pucache ({error!r}); train the model again") from error
+
+    @classmethod
+    def _restored(cls, tensors: dict[str, np.ndarray], state: dict[str, Any]) -> PULinearClassifier:
+        coef, numbers = tensors["coef"], tensors["numbers"]
+        if coef.dtype != np.float32 or coef.ndim != 1 or not (np.isfinite(coef).all() and np.isfinite(numbers).all()):
+            raise ValueError("its numbers are not those of a linear head")
         parameters = state["parameters"]
         if "protocol" in parameters:
             parameters["protocol"] = Protocol(**parameters["protocol"])
         model = cls(**parameters)
-        intercept, threshold, prior, share, penalty, alpha, slope = tensors["numbers"].tolist()
-        model.coef_, model.intercept_, model.n_features_in_ = tensors["coef"], intercept, len(tensors["coef"])
+        intercept, threshold, prior, share, penalty, alpha, slope = numbers.tolist()
+        model.coef_, model.intercept_, model.n_features_in_ = coef, intercept, len(coef)
         model.threshold_, model.prior_, model.share_, model.penalty_ = threshold, prior, share, penalty
         model.tilt_ = Tilt(alpha, slope, prior)
         model.estimates_, model.classes_ = state["estimates"], np.array(*state["classes"])

@@ -1,7 +1,13 @@
-"""Files that are whole or absent: temporary name, fsync, rename."""
+"""Files that are whole or absent: temporary name, fsync, rename.
+
+A writer holds a lock on its temporary file, so that the next writer of the same output can tell what
+a killed one left behind from what another is writing just now.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import glob
 import os
 import tempfile
@@ -17,7 +23,8 @@ PARTIAL = ".partial"
 def check_writable(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Path:
     """Make sure, before any work is done, that `path` can be written later.
 
-    The parent directory is made when it is missing. `inputs` are files that must not be overwritten.
+    The parent directory is made when it is missing, and what killed writers of `path` left behind is
+    removed. `inputs` are files that must not be overwritten.
 
     Raises
     ------
@@ -32,12 +39,29 @@ def check_writable(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Pa
             raise OutputError(f"{path} is not a regular file; name a file to write instead")
         if any(Path(other).exists() and path.exists() and path.samefile(other) for other in inputs):
             raise OutputError(f"{path} is also an input, which would be overwritten; name another file to write")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=_prefix(path), suffix=PARTIAL):
-            pass
+        make_folder(path.parent)
+        with tempfile.TemporaryFile(dir=path.parent):  # nameless: nothing of it stays, whatever happens
+            remove_partials(path)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another path") from error
     return path
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it, that survive a power loss; does nothing where it is there.
+
+    Raises
+    ------
+    OSError
+        The file system refused.
+    """
+    missing = []
+    while not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    for made in reversed(missing):
+        made.mkdir(exist_ok=True)
+        fsync_directory(made.parent)
 
 
 def fsync_directory(path: Path) -> None:
@@ -61,20 +85,40 @@ def replacing(path: str | Path) -> Iterator[Path]:
         The file system refused (full, read-only, no permission).
     """
     path = Path(path)
-    temporary = None
     try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=_prefix(path), suffix=PARTIAL)
-        os.close(descriptor)
-        temporary = Path(name)
-        yield temporary
-        _publish(temporary, path)
-        temporary = None
+        with _temporary(path) as temporary:
+            yield temporary
+            _publish(temporary, path)
     except OSError as error:
         reason = error.strerror or error
         raise OutputError(f"cannot write {path}: {reason}; what was there before is untouched") from error
+
+
+@contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """A new empty file beside `path`, locked as long as it is in use; removed unless it was renamed."""
+    descriptor, name = _locked_file(path)
+    try:
+        yield Path(name)
     finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        os.close(descriptor)
+
+
+def _locked_file(path: Path) -> tuple[int, str]:
+    while True:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=_prefix(path), suffix=PARTIAL)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            taken = os.fstat(descriptor).st_nlink == 0
+        except BlockingIOError:
+            taken = True  # by `remove_partials`, for a leftover
+        except OSError:
+            taken = False  # no locks on this file system: nothing is taken for a leftover either
+        if not taken:
+            return descriptor, name
+        os.close(descriptor)
 
 
 def _publish(temporary: Path, path: Path) -> None:
@@ -88,10 +132,16 @@ def _publish(temporary: Path, path: Path) -> None:
 
 
 def remove_partials(path: Path) -> None:
-    """Remove what killed writers of `path` left behind; call it only under the writer's lock."""
+    """Remove what killed writers of `path` left behind, and nothing that is being written."""
     drawn = "?" * 8  # what tempfile draws; `*` would also match the partials of NAME.other
     for leftover in path.parent.glob(f"{glob.escape(_prefix(path))}{drawn}{PARTIAL}"):
-        leftover.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # locked by its writer, gone, or somebody else's
+            descriptor = os.open(leftover, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(leftover)
+            finally:
+                os.close(descriptor)
 
 
 def _prefix(path: Path) -> str:

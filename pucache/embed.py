@@ -23,12 +23,13 @@ import numpy as np
 
 from .cache import expand, merge
 from .cache_file import DTYPES, CacheFile, Rows
-from .durable import check_writable, remove_partials
+from .durable import check_writable
+from .earlier import Earlier, open_earlier, require_encoder
 from .encoder_spec import EncoderSpec
 from .encoders import Encoder
 from .errors import CacheError, CacheLockedError, SourceError
-from .images import UNKNOWN, Listing, Source
-from .keys import encode_keys, find
+from .images import Listing, Source
+from .outcome import Outcome
 from .parts import Known, Parts, parts_folder
 from .pipeline import Work
 from .profile import Profile
@@ -48,6 +49,8 @@ class EmbedReport:
         Embedded now; copied because the content was known; unchanged since the last run.
     vanished : int
         Rows of files that are no longer in the source: still there, or dropped with `prune`.
+    damaged : int
+        Rows of the earlier cache that were not as they had been written, and were given up.
     failures : dict of str to str
         Key to reason.
     ignored : Counter
@@ -68,6 +71,7 @@ class EmbedReport:
     reused: int
     kept: int
     vanished: int
+    damaged: int
     failures: dict[str, str]
     ignored: Counter[str]
     written: bool
@@ -84,6 +88,7 @@ def embed(
     reuse: Sequence[str | Path] = (),
     prune: bool = False,
     moved: bool = False,
+    verify: bool = False,
     shard: tuple[int, int] = (1, 1),
     dtype: str | None = None,
     workers: int | None = None,
@@ -106,6 +111,9 @@ def embed(
     moved : bool
         The cache was made from this source under another path or URL; without it that is refused,
         because the keys of two sources would mix.
+    verify : bool
+        Read every byte of an existing cache first, and embed anew what is damaged; without it that is
+        done only where the cache is written anew.
     shard : (I, N)
         Take only the I-th of N shares of the keys, 1 <= I <= N.
     dtype : {"float16", "float32"}, optional
@@ -134,8 +142,7 @@ def embed(
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; use {' or '.join(DTYPES)}")
     with writer_lock(cache), progress or Silent() as progress:
-        remove_partials(cache)
-        old = _open_old(cache, encoder.spec, dtype)
+        old = open_earlier(cache, encoder.spec, dtype)
         stored = DTYPES[dtype] if dtype else old.dtype if old else DTYPES["float16"]
         others = _open_reuse(reuse, encoder.spec, stored)
         parts = Parts(cache, encoder.spec, stored)
@@ -145,38 +152,36 @@ def embed(
             raise SourceError(f"no image in {source.name}{_ignored_note(listing)}")
         if not moved:
             _require_source(source, [*filter(None, [old]), *parts.files])
-        kept, unseen, vanished = _split_old(old, listing)
-        kept_keys = encode_keys([]) if old is None else np.asarray(old.raw_keys[kept])
-        plan = _plan(listing, kept_keys, parts)
-        known = Known([*filter(None, [old]), *others] if len(plan) else [])
-        work = Work(source, encoder, listing, plan, known, profile)
+        earlier = Earlier(old, listing)
+        if verify:
+            earlier.check()
+        outcome = Outcome.of(listing, earlier, parts, prune)
+        if (len(outcome.missing) or outcome.differs(source.name)) and earlier.check():
+            outcome = Outcome.of(listing, earlier, parts, prune)
+        plan = outcome.missing
+        work = Work(source, encoder, listing, plan, _known(earlier, others) if len(plan) else Known([]), profile)
         progress.start(len(plan), "embedding")
         if len(plan):
             _write_blocks(work, parts, source.name, workers, stored, progress, profile)
-        picks, failed = parts.current(listing, kept_keys)
-        failures = {**listing.failures, **failed}
-        fresh = len(picks) > 0
-        if old is not None:
-            picks.append((old, np.sort(np.concatenate([kept, unseen, *([] if prune else [vanished])]))))
-        total = sum(len(rows) for _, rows in picks)
-        if not total:
+            outcome = Outcome.of(listing, earlier, parts, prune)
+        if not outcome.rows:
             parts.remove()
-            raise SourceError(_nothing_readable(source, failures))
-        changed = old is None or fresh or total != len(old) or failures != old.failures or old.source != source.name
+            raise SourceError(_nothing_readable(source, outcome.failures))
+        changed = outcome.differs(source.name)
         if changed:
-            if old is not None and not len(plan):  # else it was verified for the work
-                old.verify()
             with profile.stage("merging"):
+                picks, failures = outcome.picks, outcome.failures
                 merge(cache, picks, encoder=encoder.spec, dtype=stored, source=source.name, failures=failures)
         parts.remove()
     return EmbedReport(
         cache,
-        total,
+        outcome.rows,
         work.computed,
         work.reused,
-        len(kept),
-        len(vanished),
-        failures,
+        len(earlier.kept),
+        len(earlier.vanished),
+        earlier.damaged,
+        outcome.failures,
         listing.ignored,
         changed,
         time.monotonic() - began,
@@ -244,32 +249,21 @@ def writer_lock(cache: Path) -> Iterator[None]:
 # --- what is there already ---------------------------------------------------------------------
 
 
-def _open_old(cache: Path, spec: EncoderSpec, dtype: str | None) -> CacheFile | None:
-    if not cache.exists():
-        return None
-    old = CacheFile(cache)
-    _require_encoder(old, spec)
-    if dtype is not None and old.dtype != DTYPES[dtype]:
-        raise CacheError(f"{cache} holds {old.dtype}, asked for {dtype}; leave out --dtype, or write another cache")
-    return old
+def _known(earlier: Earlier, others: list[CacheFile]) -> Known:
+    """What need not be computed because its content is known."""
+    for file in others:
+        file.verify()
+    picks = [(file, np.arange(len(file))) for file in others]
+    return Known(([] if earlier.file is None else [(earlier.file, earlier.good())]) + picks)
 
 
 def _open_reuse(paths: Iterable[str | Path], spec: EncoderSpec, dtype: np.dtype) -> list[CacheFile]:
     files = [CacheFile(path) for path in expand(paths)] if paths else []
     for file in files:
-        _require_encoder(file, spec)
+        require_encoder(file, spec)
         if file.dtype.itemsize < dtype.itemsize:
             raise CacheError(f"{file.path} holds {file.dtype}, too coarse to copy into {dtype}; leave out --reuse")
     return files
-
-
-def _require_encoder(file: CacheFile, spec: EncoderSpec) -> None:
-    differing = file.encoder.differences(spec)
-    if differing:
-        raise CacheError(
-            f"{file.path} holds embeddings of {file.encoder}, not of {spec} (they differ in {', '.join(differing)}); "
-            "write another cache, or pass the encoder and options it was made with"
-        )
 
 
 def _require_source(source: Source, files: list[CacheFile]) -> None:
@@ -279,38 +273,6 @@ def _require_source(source: Source, files: list[CacheFile]) -> None:
                 f"{file.path} holds images of {file.source or 'no source'}, not of {source.name}; write another cache, "
                 "or pass --moved if it is the same source under a new path"
             )
-
-
-def _split_old(old: CacheFile | None, listing: Listing) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows of the old cache that still hold, that lie in folders which cannot be listed now, and that are gone."""
-    if old is None:
-        return (np.empty(0, np.int64),) * 3
-    rows = find(old.raw_keys, encode_keys(listing.keys))
-    gone = np.ones(len(old), bool)
-    gone[rows[rows >= 0]] = False
-    gone[[row for row in find(old.raw_keys, encode_keys(list(listing.failures))) if row >= 0]] = False
-    unseen = np.zeros(len(old), bool)
-    for folder in (key.encode() for key in listing.failures if key.endswith("/")):
-        first, last = np.searchsorted(old.raw_keys, np.array([folder, folder[:-1] + b"0"]))  # "0" follows "/"
-        unseen[first:last] = gone[first:last]
-    there = rows >= 0
-    same = there.copy()
-    same[there] = (old.size_mtime[rows[there]] == listing.size_mtime[there]).all(1)
-    same &= (listing.size_mtime != UNKNOWN).all(1)  # no time, no proof: its content decides
-    return rows[same], np.flatnonzero(unseen), np.flatnonzero(gone & ~unseen)
-
-
-def _plan(listing: Listing, kept: np.ndarray, parts: Parts) -> np.ndarray:
-    """Positions in the listing that are neither kept nor in a part."""
-    keys = encode_keys(listing.keys)
-    picks, failed = parts.current(listing, kept)
-    todo = np.ones(len(keys), bool)
-    todo[find(keys, kept)] = False
-    todo[find(keys, encode_keys(list(failed)))] = False
-    for file, rows in picks:
-        todo[find(keys, np.asarray(file.raw_keys[rows]))] = False
-        file.release()
-    return np.flatnonzero(todo)
 
 
 # --- messages ----------------------------------------------------------------------------------

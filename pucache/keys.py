@@ -7,6 +7,8 @@ from typing import Any, overload
 
 import numpy as np
 
+from .errors import CacheError
+
 _DECODED_AT_ONCE = 1 << 16
 
 
@@ -36,14 +38,14 @@ class Keys(Sequence[str]):
             if not 0 <= row < len(self):
                 raise IndexError(f"row {item} of {len(self)}")
             part = int(np.searchsorted(self._starts, row, "right")) - 1
-            return bytes(self._parts[part][row - self._starts[part]]).decode()
+            return _text(bytes(self._parts[part][row - self._starts[part]]))
         rows = np.arange(len(self))[item]
         return [self[int(row)] for row in rows]
 
     def __iter__(self) -> Iterator[str]:
         for part in self._parts:
             for start in range(0, len(part), _DECODED_AT_ONCE):
-                yield from (key.decode() for key in part[start : start + _DECODED_AT_ONCE].tolist())
+                yield from (_text(key) for key in part[start : start + _DECODED_AT_ONCE].tolist())
 
     def rows(self, keys: Sequence[str]) -> np.ndarray:
         """Return the row of each key by binary search, -1 where it is absent; int64, (len(keys),)."""
@@ -55,9 +57,45 @@ class Keys(Sequence[str]):
         return found
 
 
+def _text(key: bytes) -> str:
+    try:
+        return key.decode()
+    except UnicodeDecodeError as error:
+        raise CacheError(f"the cache is damaged: the key {key!r} is not UTF-8; run pucache verify on it") from error
+
+
 def encode_keys(keys: Sequence[str]) -> np.ndarray:
     """Encode keys as fixed-width UTF-8, (n,) of dtype S."""
     return np.array([key.encode() for key in keys], dtype="S") if len(keys) else np.empty(0, "S1")
+
+
+def duplicated(parts: list[np.ndarray]) -> bytes | None:
+    """Return a key that stands in two of several arrays of keys, or None; in time n log n, and 16 bytes a key."""
+    hashes = np.concatenate([_hashes(part) for part in parts])
+    order = np.argsort(hashes)
+    same = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
+    if not len(same):
+        return None
+    keys, seen = Keys(parts), set()
+    for row in order[np.union1d(same, same + 1)]:  # equal in 64 bits, so almost surely equal
+        key = keys[int(row)].encode()
+        if key in seen:
+            return key
+        seen.add(key)
+    return None
+
+
+def _hashes(keys: np.ndarray) -> np.ndarray:
+    """64 bits of each key, whatever the width of the array; uint64, (n,)."""
+    width = -(-keys.itemsize // 8)
+    odd = np.random.default_rng(0).integers(1 << 63, size=(2, width), dtype=np.uint64) * 2 + 1
+    hashes = np.empty(len(keys), np.uint64)
+    for start in range(0, len(keys), _DECODED_AT_ONCE):
+        words = keys[start : start + _DECODED_AT_ONCE].astype(f"S{8 * width}").view(np.uint64).reshape(-1, width)
+        words = words * odd[0]  # words of padding stay zero, and add nothing
+        words ^= words >> np.uint64(32)
+        hashes[start : start + len(words)] = (words * odd[1]).sum(1)
+    return hashes
 
 
 def find(sorted_keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The file of a model: tensors and a JSON header in safetensors, with a checksum; no pickle."""
+"""The file of a model: tensors and a JSON header in safetensors, with a checksum over every byte; no pickle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from . import __version__
 from .durable import check_writable, replacing
 from .errors import ModelError
 
-FORMAT, VERSION = "pucache-model", 2
+FORMAT, VERSION = "pucache-model", 3
+MAX_BYTES = 1 << 30  # a model is a few numbers a dimension; what is larger is another file
+_BLANK = b"0" * 64  # stands for the checksum where the file is hashed
 
 
 def write(path: str | Path, tensors: dict[str, np.ndarray], state: dict[str, Any]) -> None:
@@ -27,15 +29,16 @@ def write(path: str | Path, tensors: dict[str, np.ndarray], state: dict[str, Any
         `path` cannot be written.
     """
     header = {
+        "checksum": _BLANK.decode(),
         "format": FORMAT,
         "version": str(VERSION),
         "pucache_version": __version__,
         "state": json.dumps(state, sort_keys=True, default=np.generic.item),
     }
-    header["checksum"] = _checksum(tensors, header)
+    # one entry, because safetensors writes several in random order
+    data = safetensors.numpy.save(tensors, {FORMAT: json.dumps(header, sort_keys=True)})
     with replacing(check_writable(path)) as temporary:
-        # one entry, because safetensors writes several in random order
-        safetensors.numpy.save_file(tensors, temporary, {FORMAT: json.dumps(header, sort_keys=True)})
+        temporary.write_bytes(data.replace(_BLANK, hashlib.sha256(data).hexdigest().encode(), 1))
 
 
 def read(path: str | Path, expected: tuple[str, ...]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -50,17 +53,36 @@ def read(path: str | Path, expected: tuple[str, ...]) -> tuple[dict[str, np.ndar
     if not path.is_file():
         raise ModelError(f"no such model: {path}")
     try:
-        with safetensors.safe_open(path, "numpy") as file:
-            header = json.loads((file.metadata() or {}).get(FORMAT, "{}"))
-            _check_format(path, header)
-            names = set(file.keys())
-            tensors = {name: file.get_tensor(name) for name in expected if name in names}
-    except (safetensors.SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
+        data = _bounded(path)
+        header = json.loads(_metadata(data).get(FORMAT, "{}"))
+        _check_format(path, header)
+        stated = str(header["checksum"]).encode()
+        whole = data.count(stated) == 1 and hashlib.sha256(data.replace(stated, _BLANK)).hexdigest().encode() == stated
+        if not whole:
+            raise ModelError(f"{path} is damaged: content and checksum disagree; train the model again")
+        tensors, state = safetensors.numpy.load(data), json.loads(header["state"])
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+    except (safetensors.SafetensorError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read as safetensors ({str(error)[:120]}); train the model again") from error
-    stated = header.pop("checksum", "")
-    if names != set(expected) or _checksum(tensors, header) != stated:
-        raise ModelError(f"{path} is damaged: content and checksum disagree; train the model again")
-    return tensors, json.loads(header["state"])
+    if set(tensors) != set(expected) or not isinstance(state, dict):
+        raise ModelError(f"{path} holds other tensors than a model of pucache {__version__}; train the model again")
+    return tensors, state
+
+
+def _bounded(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        data = stream.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ModelError(f"{path} is larger than any model ({MAX_BYTES:,} bytes); pass what train-pu wrote")
+    return data
+
+
+def _metadata(data: bytes) -> dict[str, str]:
+    length = int.from_bytes(data[:8], "little")
+    if not 0 < length <= len(data) - 8:
+        raise ValueError("no header")
+    return json.loads(data[8 : 8 + length]).get("__metadata__") or {}
 
 
 def _check_format(path: Path, header: dict[str, str]) -> None:
@@ -71,11 +93,3 @@ def _check_format(path: Path, header: dict[str, str]) -> None:
             f"{path} is a model of format version {header.get('version')}; this pucache {__version__} reads "
             f"version {VERSION}: upgrade pucache, or train again"
         )
-
-
-def _checksum(tensors: dict[str, np.ndarray], header: dict[str, str]) -> str:
-    state = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
-    for name in sorted(tensors):
-        state.update(f"{name}{tensors[name].dtype}{tensors[name].shape}".encode())
-        state.update(np.ascontiguousarray(tensors[name]).tobytes())
-    return state.hexdigest()

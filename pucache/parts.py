@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from .cache_file import CacheFile, Rows, write_file
+from .durable import make_folder
 from .encoder_spec import EncoderSpec
 from .errors import CacheError
 from .images import Listing
@@ -42,7 +43,7 @@ class Parts:
         except CacheError as error:
             aside = path.with_suffix(".damaged")
             path.replace(aside)
-            log.warning("%s; set aside as %s, its images are embedded again", error, aside.name)
+            log.warning("%s; set aside as %s, its images are embedded again", str(error).split(";")[0], aside.name)
             return
         differing = part.encoder.differences(self._spec) + ["dtype"] * (part.dtype != self._dtype)
         if differing:
@@ -56,7 +57,7 @@ class Parts:
 
     def add(self, rows: Rows, failures: dict[str, str], source: str) -> None:
         """Write one block durably, under a name that says what it holds."""
-        self.folder.mkdir(exist_ok=True)
+        make_folder(self.folder)
         content = hashlib.sha256(b"\0".join(rows.keys.tolist()) + rows.size_mtime.tobytes())
         content.update("\0".join(failures).encode())
         path = self.folder / f"part-{content.hexdigest()[:16]}.h5"
@@ -98,19 +99,24 @@ class Parts:
 
 
 class Known:
-    """Embeddings by content digest, over any number of cache files."""
+    """Embeddings by content digest, over any number of cache files.
 
-    def __init__(self, files: list[CacheFile]):
-        self._files = files
-        for file in files:
-            file.verify()  # a damaged row must not be copied under a new checksum
-        digests = [np.ascontiguousarray(file.digests).reshape(-1).view("S32") for file in files]
+    Parameters
+    ----------
+    picks : list of (CacheFile, ndarray of int)
+        Rows of each file that are as they were written; a damaged one must not be copied under a new seal.
+    """
+
+    def __init__(self, picks: list[tuple[CacheFile, np.ndarray]]):
+        self._files = [file for file, _ in picks]
+        digests = [file.take("digests", rows).reshape(-1).view("S32") for file, rows in picks]
         everything = np.concatenate(digests) if digests else np.empty(0, "S32")
         self._order = np.argsort(everything)
         self.sorted = everything[self._order]
-        self._starts = np.cumsum([0, *map(len, files)])
+        self._starts = np.cumsum([0, *(len(rows) for _, rows in picks)])
+        self._rows = np.concatenate([rows for _, rows in picks]) if picks else np.empty(0, np.int64)
 
     def __getitem__(self, content: bytes) -> np.ndarray:
-        row = self._order[np.searchsorted(self.sorted, np.bytes_(content))]
-        number = int(np.searchsorted(self._starts, row, "right")) - 1
-        return self._files[number].X[row - self._starts[number]]
+        position = self._order[np.searchsorted(self.sorted, np.bytes_(content))]
+        number = int(np.searchsorted(self._starts, position, "right")) - 1
+        return self._files[number].X[self._rows[position]]

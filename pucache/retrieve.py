@@ -78,6 +78,8 @@ def retrieve(
     ------
     ModelError
         The model is of another encoder.
+    CacheError
+        The cache is damaged, or holds embeddings that are not finite.
     ValueError
         k < 1, an unknown similarity, `s` of another length, or no labelled or no unlabelled row.
     """
@@ -88,12 +90,12 @@ def retrieve(
         raise ValueError(f"k must be at least 1, got {k}")
     if similarity not in SIMILARITIES:
         raise ValueError(f"unknown similarity {similarity!r}; use {' or '.join(SIMILARITIES)}")
+    cache.check("keys")
     if model is not None:
-        model.check_fits(cache)
         best = _Best(k)
-        for rows, X in cache.blocks():
+        for rows, margins in model.margins_of(cache):
             candidates = np.arange(rows.start, rows.stop)[s[rows] == 0]
-            best.offer(candidates, model.margins(X)[s[rows] == 0])
+            best.offer(candidates, margins[s[rows] == 0])
     else:
         best = _by_similarity(cache, s, k, similarity)
     return Ranking(best.rows, [cache.keys[int(row)] for row in best.rows], best.scores)
@@ -115,8 +117,11 @@ def _by_similarity(cache: EmbeddingCache, s: np.ndarray, k: int, similarity: str
 
 def _centred(cache: EmbeddingCache) -> Callable[[np.ndarray], np.ndarray]:
     total = np.zeros(cache.encoder.dim)
-    for _, X in cache.blocks():
-        total += X.sum(0, dtype=np.float64)
+    for rows, X in cache.blocks(check=True):
+        block = X.sum(0, dtype=np.float64)
+        if not np.isfinite(block).all():
+            raise cache.not_finite(rows.start + np.flatnonzero(~np.isfinite(X).all(1)))
+        total += block
     mean = (total / len(cache)).astype(np.float32)
 
     def prepare(X: np.ndarray) -> np.ndarray:

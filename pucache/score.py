@@ -42,15 +42,16 @@ def score(cache: EmbeddingCache, model: PULinearClassifier, out: str | Path) -> 
     ------
     ModelError
         The model is of another encoder.
+    CacheError
+        The cache is damaged, or holds embeddings that are not finite.
     OutputError, MissingExtraError
         The output cannot be written.
     """
     out = check_output(out)
-    model.check_fits(cache)
+    cache.check("keys")
     positives = 0
     with replacing(out) as temporary, _TABLES[out.suffix.lower()](temporary) as write:
-        for rows, X in cache.blocks():
-            margins = model.margins(X)
+        for rows, margins in model.margins_of(cache):
             labels = (margins > np.float32(model.threshold_)).astype(np.int8)
             positives += int(labels.sum())
             values = (cache.keys[rows], margins, model.posterior(margins), labels)

@@ -12,7 +12,7 @@ from .blocks import rows_not_finite
 from .cache import EmbeddingCache
 from .classifier import PULinearClassifier
 from .duplicates import groups, unlabelled_twins
-from .errors import CacheError, LabelError
+from .errors import LabelError
 from .labels import check_labels, label_vector
 from .progress import Progress
 
@@ -44,13 +44,16 @@ class PUData:
         LabelError
             Unknown keys; no labelled or no unlabelled row; an s of another length.
         CacheError
-            The cache holds embeddings that are not finite (it was not written by pucache).
+            The cache is damaged, or holds embeddings that are not finite.
         """
         s = positives if isinstance(positives, np.ndarray) else label_vector(cache.keys, positives)
         if s.shape != (len(cache),):
             raise LabelError(f"expected a label for each of {len(cache):,} rows of {cache.name}, got shape {s.shape}")
         check_labels(s == 1)
-        require_finite(cache)
+        cache.verify()
+        bad = rows_not_finite(cache.X)
+        if len(bad):
+            raise cache.not_finite(bad)
         return cls(cache, s, groups(cache.X, cache.digests, cosine=twins))
 
     def found(self) -> list[tuple[str, str]]:
@@ -96,14 +99,6 @@ def train_on(data: PUData, *, progress: Progress | None = None, **parameters: An
     model = PULinearClassifier(**parameters).fit(data.cache.X, data.s, groups=data.group, progress=progress)
     model.encoder_ = data.cache.encoder
     return model
-
-
-def require_finite(cache: EmbeddingCache) -> None:
-    """Raise `CacheError` naming the first rows whose embedding is NaN or infinite."""
-    bad = rows_not_finite(cache.X)
-    if len(bad):
-        named = ", ".join(repr(cache.keys[int(row)]) for row in bad[:3])
-        raise CacheError(f"{cache.name} holds NaN or infinite embeddings ({named}); import or embed these anew")
 
 
 def summary(model: PULinearClassifier) -> dict[str, Any]:

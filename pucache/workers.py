@@ -11,7 +11,6 @@ import contextlib
 import mmap
 import multiprocessing
 import multiprocessing.connection
-import pickle
 import signal
 from collections import deque
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ import numpy as np
 import torch
 
 from .allocator import keep_freed_memory
-from .errors import SourceError
+from .errors import PUCacheError, SourceError
 from .prepare import Chunk, Prepare
 
 _QUEUED = 2  # chunks at a worker: one at work, one to go on with
@@ -143,7 +142,7 @@ class Workers:
                 try:
                     answer: Any = (number, slot, self._chunk(worker, number, slot))
                 except Exception as error:  # a bug, in a source say: the parent raises it
-                    answer = _picklable(error)
+                    answer = _portable(error)
                 pipe.send(answer)
 
     def _chunk(self, worker: int, number: int, slot: int) -> Chunk:
@@ -156,12 +155,13 @@ class Workers:
         return chunk
 
 
-def _picklable(error: Exception) -> Exception:
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
+def _portable(error: Exception) -> Exception:
+    """The same error, made of nothing but text and numbers, for the way through a pipe."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return OSError(error.errno, error.strerror)
+    if isinstance(error, PUCacheError):
+        return type(error)(str(error))
+    return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _shared(count: int, dtype: np.dtype) -> np.ndarray:

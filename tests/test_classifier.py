@@ -69,7 +69,7 @@ def test_a_clone_is_unfitted_and_has_the_same_parameters(fitted):
 
 
 def test_a_pickled_model_is_the_same_model(automatic):
-    copy = pickle.loads(pickle.dumps(automatic))  # noqa: S301
+    copy = pickle.loads(pickle.dumps(automatic))
     assert state(copy) == state(automatic) and (copy.predict_proba(X) == automatic.predict_proba(X)).all()
 
 
@@ -504,7 +504,7 @@ SPEC = dataclasses.replace(tiny_encoder().spec, dim=6)
 
 @pytest.mark.parametrize("field, value", [("name", "other"), ("weights", "f" * 64), ("input_size", (64, 64))])
 def test_a_cache_of_another_encoder_is_refused_and_both_are_named(fitted, tmp_path, field, value):
-    model = pickle.loads(pickle.dumps(fitted))  # noqa: S301
+    model = pickle.loads(pickle.dumps(fitted))
     model.encoder_ = SPEC
     cache = write_cache(tmp_path / "cache.h5", X, encoder=dataclasses.replace(SPEC, **{field: value}))
     with pytest.raises(ModelError) as caught:
@@ -515,7 +515,7 @@ def test_a_cache_of_another_encoder_is_refused_and_both_are_named(fitted, tmp_pa
 
 @pytest.mark.parametrize("encoder", [SPEC, dataclasses.replace(SPEC, precision="bf16"), None], ids=str)
 def test_the_same_encoder_fits_in_any_precision_and_bare_arrays_fit_by_length(fitted, tmp_path, encoder):
-    model = pickle.loads(pickle.dumps(fitted))  # noqa: S301
+    model = pickle.loads(pickle.dumps(fitted))
     model.encoder_ = encoder and SPEC
     model.check_fits(write_cache(tmp_path / "cache.h5", X, encoder=encoder))
 

@@ -22,6 +22,7 @@ import torch
 from click.testing import CliRunner
 from PIL import Image
 from planted import planted, write_cache
+from sealing import edited
 
 from pucache.cache import EmbeddingCache
 from pucache.classifier import PULinearClassifier
@@ -139,7 +140,8 @@ def test_info_and_verify_tell_of_the_cache(world, embedded):
     assert [file["rows"] for file in told["files"]] == [N]
     assert BROKEN in run_json("info {w}/cache.h5 --failures", w=world)["failures"]
     assert "not an image" in run("info {w}/cache.h5 --failures", w=world).stdout
-    assert run_json("verify {w}/cache.h5", w=world) == {"whole": True, "rows": N, "files": [f"{world}/cache.h5"]}
+    verified = {"whole": True, "rows": N, "files": [f"{world}/cache.h5"], "damage": []}
+    assert run_json("verify {w}/cache.h5", w=world) == verified
     assert "whole" in run("verify {w}/cache.h5", w=world).stdout
 
 
@@ -317,8 +319,8 @@ def bad(world, trained):
     with h5py.File(bad / "foreign.h5", "w") as file:
         file["embeddings"] = np.zeros((2, 2))
     shutil.copy(world / "cache.h5", bad / "newer.h5")
-    with h5py.File(bad / "newer.h5", "r+") as file:
-        file.attrs["version"] = 2
+    with edited(bad / "newer.h5") as file:
+        file.attrs["version"] = 3
     X, s, _ = planted(60, d=6, labelled=10)
     cache = write_cache(bad / "other.h5", X)
     model = PULinearClassifier(prior=0.3, device="cpu").fit(X, s)
@@ -369,7 +371,10 @@ BAD = {  # command: (exit code, what the one line must tell)
     "embed {b}/documents old.h5" + SMALL: (1, r"no image in .*\(1 files with other endings: 1 .docx\)"),
     "embed {b}/unreadable new.h5" + SMALL: (1, "none of the 2 images in .*unreadable can be read.*nothing was written"),
     EMBED + " {b}/other.h5" + SMALL: (1, "other.h5 holds .* of imported:planted .*, not of timm:.*write another cache"),
-    EMBED + " {b}/truncated.h5" + SMALL: (1, "truncated.h5 is truncated; restore it from a copy, or embed again"),
+    EMBED + " {b}/truncated.h5" + SMALL: (
+        1,
+        "truncated.h5 ends without pucache's seal: it is truncated.*; restore it",
+    ),
     EMBED + " old.h5 --reuse {b}/other.h5" + SMALL: (1, "other.h5 holds embeddings of imported:planted"),
     EMBED + " old.h5 --reuse {b}/none.h5" + SMALL: (1, "no such cache: .*none.h5"),
     EMBED + " old.h5 --encoder resnet50": (1, "unknown encoder 'resnet50'; use 'bundled' or 'timm:NAME'"),
@@ -428,26 +433,42 @@ BAD = {  # command: (exit code, what the one line must tell)
     "score {b}/bare.safetensors {w}/cache.h5": (1, "expects 6-d rows; .*cache.h5 holds timm:"),
     "score {b}/bare.safetensors {w}/images": (1, "trained on bare arrays, which pucache cannot make; score a cache"),
     "score {b}/other.safetensors {w}/images": (1, "trained on imported:planted.* cannot make; score a cache"),
-    "score {b}/truncated.safetensors {w}/cache.h5": (1, "truncated.safetensors cannot be read as safetensors"),
+    "score {b}/truncated.safetensors {w}/cache.h5": (1, "truncated.safetensors is damaged"),
     "score {w}/weights.safetensors {w}/cache.h5": (1, "not a pucache model; pass what train-pu wrote"),
     "score {b}/nowhere {w}/cache.h5": (1, "no such model: .*nowhere"),
     "evaluate {b}/scores.csv --truth {w}/truth.csv": (1, "not a table of scores.*expected columns key, margin"),
     "evaluate {b}/nowhere.csv --truth {w}/truth.csv": (1, "no such scores: .*nowhere.csv"),
     "pack {w}/cache.h5 {b}/other.h5 --out old.h5": (1, "caches of different encoders cannot be mixed"),
     "pack {w}/cache.h5 {w}/cache.h5 --out old.h5": (1, "60 keys stand .*'red/000.png'"),
-    "pack {b}/flipped.h5 --out old.h5": (1, "flipped.h5 is damaged: content and checksum disagree"),
-    "verify {b}/flipped.h5": (1, "flipped.h5 is damaged: content and checksum disagree; restore it"),
+    "pack {b}/flipped.h5 --out old.h5": (1, "flipped.h5 is damaged: embeddings are not as they were written"),
+    **{
+        f"{command}": (1, "flipped.h5 is damaged: embeddings are not as they were written")
+        for command in (
+            SCORE + " {b}/flipped.h5",
+            "train-pu {b}/flipped.h5 --positives red/**",
+            "estimate-prior {b}/flipped.h5 --positives red/**",
+            "sweep-priors {b}/flipped.h5 --positives red/**",
+            "retrieve-positives {b}/flipped.h5 --positives red/**",
+            "retrieve-positives {b}/flipped.h5 --positives red/** --model {w}/model.safetensors",
+        )
+    },
+    "verify {b}/truncated.safetensors": (1, "truncated.safetensors is damaged"),
+    "verify {b}/nothing": (1, "no cache in folder .*nothing"),
+    "verify {b}/flipped.h5": (
+        1,
+        "flipped.h5 is damaged: embeddings .*; restore it .* embed with --verify",
+    ),
     "import-embeddings {b}/X.npy old.h5 --keys {b}/unknown.txt": (1, "X.npy has 60 rows, but 5 keys were given"),
     "import-embeddings {b}/text.h5 old.h5 --keys {b}/unknown.txt": (1, "text.h5 is not a .npy array of numbers"),
     "demo {b}": (1, "bad holds files that are not the demo's; name a new or an empty folder"),
     **{
         f"info {{b}}/{name}": (1, expected)
         for name, expected in {
-            "truncated.h5": "truncated.h5 is truncated; restore it from a copy, or embed again",
-            "empty.h5": r"empty.h5 is empty \(0 bytes\); embed again",
+            "truncated.h5": "truncated.h5 ends without pucache's seal: it is truncated.*; restore it",
+            "empty.h5": r"empty.h5 is empty \(0 bytes\); remove it and embed again",
             "text.h5": r"text.h5 is not a pucache cache \(not an HDF5 file\)",
-            "foreign.h5": "foreign.h5 is an HDF5 file but not a pucache cache",
-            "newer.h5": "newer.h5 is a pucache cache of format version 2; .* reads version 1: upgrade pucache",
+            "foreign.h5": "foreign.h5 ends without pucache's seal: .* an HDF5 file from elsewhere",
+            "newer.h5": "newer.h5 is a pucache cache of format version 3; .* reads version 2: upgrade pucache",
             "nothing": "no cache in folder .*nothing; expected",
         }.items()
     },

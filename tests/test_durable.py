@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pucache.durable import check_writable, remove_partials, replacing
+from pucache.durable import check_writable, make_folder, remove_partials, replacing
 from pucache.errors import OutputError
 
 LONG = "🦊" * 60 + ".h5"  # 243 bytes: a legal name that leaves no room for a longer temporary one
@@ -108,12 +109,69 @@ def test_a_killed_writer_leaves_the_old_file_and_one_partial_that_can_be_removed
 # --- remove_partials ---------------------------------------------------------------------------
 
 
+def abandon(path):
+    """What a writer of `path` leaves behind that ends without any of its own clearing up."""
+    before = set(path.parent.iterdir())
+    child = os.fork()
+    if not child:
+        writer = replacing(path)
+        writer.__enter__()
+        os._exit(0)
+    os.waitpid(child, 0)
+    (partial,) = set(path.parent.iterdir()) - before
+    return partial
+
+
+def test_what_another_writer_is_writing_stays_and_what_a_killed_one_left_goes_before_the_next_work(out):
+    partial = abandon(out)
+    with replacing(out) as first:
+        check_writable(out)
+        assert first.exists() and not partial.exists()
+        with replacing(out) as second:
+            second.write_bytes(b"second")
+        assert out.read_bytes() == b"second"
+        first.write_bytes(b"first")
+    assert out.read_bytes() == b"first" and names(out.parent) == ["out.bin"]
+
+
+def test_a_new_file_that_is_taken_for_a_leftover_is_made_again(out, monkeypatch):
+    def late(descriptor, operation, real=fcntl.flock):
+        monkeypatch.setattr(fcntl, "flock", real)
+        remove_partials(out)  # strikes between the making of the file and its lock
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with replacing(out) as temporary:
+        temporary.write_bytes(b"new")
+    assert out.read_bytes() == b"new" and names(out.parent) == ["out.bin"]
+
+
+def test_without_locks_nothing_is_taken_for_a_leftover(out, monkeypatch):
+    def none(descriptor, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    partial = abandon(out)
+    monkeypatch.setattr(fcntl, "flock", none)
+    with replacing(out) as temporary:
+        remove_partials(out)
+        temporary.write_bytes(b"new")
+    assert out.read_bytes() == b"new" and partial.exists()
+
+
+def test_new_folders_reach_the_disk_each_in_the_one_above(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("pucache.durable.fsync_directory", synced.append)
+    make_folder(tmp_path / "a" / "b" / "c")
+    assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"] and (tmp_path / "a/b/c").is_dir()
+    make_folder(tmp_path / "a" / "b")
+    assert len(synced) == 3
+
+
 @pytest.mark.parametrize("name", ["out", "a[1]*.h5", LONG])
 def test_partials_of_this_file_go_and_those_of_its_neighbours_stay(tmp_path, name):
     path = tmp_path / name
     neighbours = [tmp_path / neighbour for neighbour in (f"x{name[1:]}", f"{name[:40]}.h5", "a1x.h5")]
-    abandoned = replacing(path)  # held, for the end of its generator would clean up
-    partial = abandoned.__enter__()
+    partial = abandon(path)
     writing = [replacing(neighbour) for neighbour in neighbours]
     for writer in writing:
         writer.__enter__()

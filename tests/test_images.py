@@ -93,7 +93,7 @@ def test_a_source_lists_sorted_keys_and_reads_their_bytes_also_after_pickling(pl
     assert listing.size_mtime.dtype == np.int64 and listing.size_mtime.shape == (5, 2)
     assert listing.size_mtime[:, 0].tolist() == [len(content[key]) for key in listing.keys]
     assert (listing.size_mtime[:, 1] > 1e18).all(), "nanoseconds since 1970"
-    for one in (opened, pickle.loads(pickle.dumps(opened)), open_source(opened.name)):  # noqa: S301
+    for one in (opened, pickle.loads(pickle.dumps(opened)), open_source(opened.name)):
         assert {key: one.read(key) for key in listing.keys} == content
 
 

@@ -122,7 +122,7 @@ def test_an_image_of_the_right_size_is_left_as_it_is():
 @pytest.mark.parametrize("name", [*FAST, *OTHER])
 def test_it_travels_to_another_process(name):
     ours, image = made(name)[0], smooth(120, 90)
-    twin = pickle.loads(pickle.dumps(ours))  # noqa: S301
+    twin = pickle.loads(pickle.dumps(ours))
     assert torch.equal(twin(image), ours(image))
     assert (twin.fast, twin.input_size, twin.sufficient) == (ours.fast, ours.input_size, ours.sufficient)
 

@@ -1,0 +1,113 @@
+"""Whether files are as they were written: caches and models, also such as a stranger may have made.
+
+A file is first held against its seal, which takes no code but our own. Only then does the HDF5 library
+see a cache, in a process of its own with bounds on time and memory: a hostile file, sealed like any
+other, could make it loop, swell or crash.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .cache import expand
+from .cache_file import CacheFile
+from .errors import CacheError, PUCacheError
+from .hdf5 import begins_as_hdf5
+
+SECONDS, MEMORY = 60, 1 << 30  # for reading the structure of one cache, which takes milliseconds and kilobytes
+
+
+@dataclass(frozen=True)
+class Verified:
+    """One file.
+
+    Attributes
+    ----------
+    path : Path
+    kind : {"cache", "model"}
+    rows : int
+        Of a cache; the dimensions of a model.
+    damage : str
+        What is wrong with it; empty where it is whole.
+    """
+
+    path: Path
+    kind: str
+    rows: int
+    damage: str = ""
+
+
+def verify(paths: Iterable[str | Path]) -> list[Verified]:
+    """Read every byte of caches, folders of caches, and models.
+
+    Raises
+    ------
+    CacheError
+        Nothing is there to verify.
+    """
+    return [_verify(path) for path in expand(paths)]
+
+
+def _verify(path: Path) -> Verified:
+    kind = "cache" if begins_as_hdf5(path) or path.suffix == ".h5" else "model"
+    try:
+        return Verified(path, kind, _cache(path) if kind == "cache" else _model(path))
+    except PUCacheError as error:
+        return Verified(path, kind, 0, str(error))
+
+
+def _cache(path: Path) -> int:
+    _open_elsewhere(path)
+    file = CacheFile(path)
+    file.verify()
+    return len(file)
+
+
+def _model(path: Path) -> int:
+    from .classifier import PULinearClassifier
+
+    return int(PULinearClassifier.load(path).n_features_in_)
+
+
+def _open_elsewhere(path: Path) -> None:
+    """Open a cache in a process that may crash."""
+    command = [sys.executable, "-P", "-m", "pucache.verify", str(path)]  # -P: no code from the working directory
+    try:
+        ended = subprocess.run(  # noqa: S603 - our own module on a path; no shell
+            command, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired as error:
+        raise CacheError(
+            f"{path} is hostile or damaged: HDF5 does not come to an end with it; do not open it"
+        ) from error
+    if ended.returncode:
+        how = f"signal {-ended.returncode}" if ended.returncode < 0 else f"exit code {ended.returncode}"
+        raise CacheError(f"{path} is hostile or damaged: HDF5 ends with {how} on it; do not open it")
+    said = json.loads(ended.stdout)
+    if said:
+        raise CacheError(said)
+
+
+def _open_here(path: str) -> str:
+    """In that process: what is wrong with opening a cache; empty where nothing is."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    room = pages * resource.getpagesize() + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (room, room))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        CacheFile(path)
+    except CacheError as error:
+        return str(error)
+    except MemoryError:
+        return f"{path} is hostile or damaged: HDF5 asks for more than {MEMORY >> 20} MiB to open it; do not open it"
+    return ""
+
+
+if __name__ == "__main__":
+    print(json.dumps(_open_here(sys.argv[1])))

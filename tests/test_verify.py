@@ -1,0 +1,118 @@
+import os
+import subprocess
+
+import numpy as np
+import pytest
+from planted import planted, write_cache
+from sealing import edited, reseal_model
+
+from pucache import verify as room
+from pucache.classifier import PULinearClassifier
+from pucache.errors import CacheError
+from pucache.verify import verify
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return (
+        write_cache(tmp_path / "cache.h5", np.random.default_rng(0).normal(size=(20, 4)).astype(np.float16))
+        .files[0]
+        .path
+    )
+
+
+@pytest.fixture
+def model(tmp_path):
+    X, s, _ = planted()
+    PULinearClassifier(prior=0.2).fit(X, s).save(tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+def damage_of(path):
+    (found,) = verify([path])
+    assert "\n" not in found.damage
+    return found.damage
+
+
+def flip(path, at):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_caches_folders_of_them_and_models_are_verified_in_one_go(cache, model):
+    told = [(found.path, found.kind, found.rows, found.damage) for found in verify([cache, model, cache.parent])]
+    assert told == [
+        (cache, "cache", 20, ""),
+        (model, "model", PULinearClassifier.load(model).n_features_in_, ""),
+        told[0],
+    ]
+
+
+@pytest.mark.parametrize("at", [9, 1000, -200])
+def test_a_damaged_file_does_not_keep_the_others_from_being_verified(cache, model, at):
+    flip(cache, at)
+    flip(model, at)
+    found = verify([cache, model])
+    assert all(str(each.path) in each.damage for each in found) and len(found) == 2
+
+
+@pytest.mark.parametrize("name", ["gone.h5", "gone.safetensors", "notes.txt"])
+def test_what_is_no_file_of_pucache_is_damage_by_name(tmp_path, name):
+    (tmp_path / "notes.txt").write_text("key\n")
+    assert name in damage_of(tmp_path / name)
+
+
+def test_keys_out_of_order_under_a_right_seal_are_found(cache):
+    with edited(cache) as file:
+        file["keys"][:] = file["keys"][:][::-1]
+    assert "keys are not sorted and unique" in damage_of(cache)
+
+
+def test_a_model_without_sense_under_a_right_checksum_is_found(model):
+    data = model.read_bytes()
+    model.write_bytes(data.replace(b"parameters", b"parametres"))
+    reseal_model(model)
+    assert "holds no model of pucache" in damage_of(model)
+
+
+@pytest.mark.parametrize(
+    ("how", "telling"),
+    [
+        (
+            "import os; os.kill(os.getpid(), 11)",
+            "HDF5 ends with signal 11 on it",
+        ),
+        ("import sys; sys.exit(70)", "HDF5 ends with exit code 70 on it"),
+        ("import time; time.sleep(60)", "HDF5 does not come to an end with it"),
+    ],
+)
+def test_a_file_that_hdf5_dies_of_is_an_answer_and_no_death(cache, monkeypatch, how, telling):
+    """The process that opens it is replaced by one that ends as HDF5 has been seen to end."""
+
+    def start(command, real=subprocess.run, **options):
+        return real([command[0], "-c", how], **options)
+
+    monkeypatch.setattr(subprocess, "run", start)
+    monkeypatch.setattr(room, "SECONDS", 1)
+    assert telling in damage_of(cache)
+
+
+def test_no_module_of_the_working_directory_is_run(cache, tmp_path, monkeypatch):
+    for name in ("h5py", "json", "pucache", "numpy"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'trap')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    assert damage_of(cache) == "" and not (tmp_path / "trap").exists()
+
+
+def test_more_memory_than_a_structure_needs_is_refused(cache, monkeypatch):
+    monkeypatch.setattr(room, "CacheFile", lambda path: bytearray(room.MEMORY + (1 << 28)))
+    child = os.fork()
+    if not child:
+        os._exit(0 if "HDF5 asks for more than 1024 MiB" in room._open_here(str(cache)) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_nothing_to_verify_is_an_error(tmp_path):
+    with pytest.raises(CacheError, match="no cache in folder"):
+        verify([tmp_path])
