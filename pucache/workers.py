@@ -156,11 +156,10 @@ class Workers:
 
 
 def _portable(error: Exception) -> Exception:
-    """The same error, made of nothing but text and numbers, for the way through a pipe."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return OSError(error.errno, error.strerror)
-    if isinstance(error, PUCacheError):
-        return type(error)(str(error))
+    """The same error without its traceback; what cannot go through a pipe for certain, in words."""
+    known = isinstance(error, PUCacheError) or type(error).__module__ == "builtins"
+    if known and all(isinstance(argument, str | int | bytes) for argument in error.args):
+        return type(error)(*error.args)
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 
