@@ -10,6 +10,8 @@ from PIL import ExifTags, Image
 
 from .errors import ImageError, one_line
 
+# what photographs come in, and no more: Pillow's rarer decoders are where its holes are found (PSD, FITS, DDS, ...)
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "AVIF")
 MAX_PIXELS = 178_956_970  # Pillow's own error limit: half a GiB of RGB
 DECODER = "pillow-2"  # names the recipe from bytes to pixels, this and `preprocess`; part of every encoder's identity
 
@@ -39,9 +41,7 @@ def decode(data: bytes, sufficient: int | None = None) -> Image.Image:
     if not data:
         raise ImageError("empty file (0 bytes)")
     try:
-        with Image.open(io.BytesIO(data)) as image:
-            if image.format == "EPS":
-                raise ImageError("PostScript, which Pillow would hand to Ghostscript; convert it to PNG")
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             width, height = image.size
             if width * height > MAX_PIXELS:
                 raise ImageError(f"{width} x {height} pixels; at most {MAX_PIXELS:,} are decoded")
