@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
@@ -107,6 +108,14 @@ def _interruptible() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGTERM, terminate)
         sys.unraisablehook = report
+        atexit.unregister(_end_in_peace)
+        atexit.register(_end_in_peace)  # now, so that it runs before what the libraries have registered
+
+
+def _end_in_peace() -> None:
+    """Everything is done and said: a late Ctrl-C has nothing to interrupt but the libraries' clearing up."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

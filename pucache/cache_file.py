@@ -412,7 +412,7 @@ def write_file(
                 sealed[name] = _Sealed(file, name, values.shape, values.dtype, len(values))
                 sealed[name].write(0, values)
             described: dict[str, Any] = {"format": FORMAT, "version": VERSION, "encoder": encoder.to_json()}
-            file.describe({**described, "created": _now(), "pucache_version": __version__, "source": source})
+            file.describe({**described, "created": creation_time(), "pucache_version": __version__, "source": source})
             found = {name: column.found() for name, column in sealed.items()}
         seal.append(temporary, found)
 
@@ -434,8 +434,14 @@ class _Sealed:
         return self._hasher.column(self._file.offset(self._name))
 
 
-def _now() -> str:
-    """UTC time, or SOURCE_DATE_EPOCH where it is set, so that two runs can give the same bytes."""
+def creation_time() -> str:
+    """UTC time, or SOURCE_DATE_EPOCH where it is set, so that two runs can give the same bytes.
+
+    Raises
+    ------
+    ValueError
+        SOURCE_DATE_EPOCH is no time.
+    """
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     try:
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(int(epoch) if epoch else None))

@@ -77,7 +77,7 @@ def fsync_directory(path: Path) -> None:
 def replacing(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it becomes `path` at once and durably.
 
-    On any exception the temporary file is removed and `path` stays as it was.
+    The folder is made when it is missing. On any exception the temporary file is removed and `path` stays as it was.
 
     Raises
     ------
@@ -86,6 +86,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     try:
+        make_folder(path.parent)
         with _temporary(path) as temporary:
             yield temporary
             _publish(temporary, path)

@@ -22,7 +22,7 @@ import filelock
 import numpy as np
 
 from .cache import expand, merge
-from .cache_file import DTYPES, CacheFile, Rows
+from .cache_file import DTYPES, CacheFile, Rows, creation_time
 from .durable import check_writable
 from .earlier import Earlier, open_earlier, require_encoder
 from .encoder_spec import EncoderSpec
@@ -136,9 +136,12 @@ def embed(
         Embeddings overflow float16.
     OutputError
         The cache cannot be written.
+    ValueError
+        An unknown dtype, a shard that does not exist, or SOURCE_DATE_EPOCH is no time.
     """
     began, profile = time.monotonic(), Profile()
     cache = check_writable(cache)
+    creation_time()  # before any work
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; use {' or '.join(DTYPES)}")
     with writer_lock(cache), progress or Silent() as progress:

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from .cache_file import CacheFile, Rows, write_file
-from .durable import make_folder
 from .encoder_spec import EncoderSpec
 from .errors import CacheError
 from .images import Listing
@@ -57,7 +56,6 @@ class Parts:
 
     def add(self, rows: Rows, failures: dict[str, str], source: str) -> None:
         """Write one block durably, under a name that says what it holds."""
-        make_folder(self.folder)
         content = hashlib.sha256(b"\0".join(rows.keys.tolist()) + rows.size_mtime.tobytes())
         content.update("\0".join(failures).encode())
         path = self.folder / f"part-{content.hexdigest()[:16]}.h5"

@@ -37,6 +37,12 @@ def test_what_was_written_gets_its_name_and_nothing_else_stays(out, name):
     assert names(out.parent) == sorted({"out.bin", name})
 
 
+def test_the_folder_is_made_where_it_is_missing(out):
+    with replacing(out.parent / "new" / "one" / "out.bin") as temporary:
+        temporary.write_bytes(b"new")
+    assert (out.parent / "new/one/out.bin").read_bytes() == b"new"
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 def test_an_exception_passes_through_and_leaves_the_old_file_alone(out, error):
     with pytest.raises(error), replacing(out) as temporary:
@@ -54,7 +60,7 @@ def test_a_full_disk_is_an_output_error_that_names_the_file(out):
     assert names(out.parent) == ["out.bin"]
 
 
-@pytest.mark.parametrize("target", ["folder", "nowhere/out.bin", "out.bin/below"])
+@pytest.mark.parametrize("target", ["folder", "out.bin/below", "out.bin/far/below"])
 def test_a_name_that_cannot_be_taken_is_an_output_error(out, target):
     (out.parent / "folder").mkdir()
     with pytest.raises(OutputError, match="cannot write"), replacing(out.parent / target) as temporary:
