@@ -66,5 +66,5 @@ setup(
             "setuptools>=77",
         ],
     },
-    entry_points={"console_scripts": ["pucache = pucache.cli.main:main"]},
+    entry_points={"console_scripts": ["pucache = pucache.cli.main:run"]},
 )

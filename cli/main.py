@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import signal
@@ -24,6 +23,7 @@ from .estimate_prior import estimate_prior
 from .evaluate import evaluate
 from .import_embeddings import import_embeddings
 from .info import info
+from .options import printable
 from .pack import pack
 from .retrieve_positives import retrieve_positives
 from .score import score
@@ -60,7 +60,7 @@ class Verbs(click.Group):
             if os.environ.get("PUCACHE_DEBUG"):
                 raise
             wrong_usage = isinstance(error, ValueError) and not isinstance(error, PUCacheError)
-            text = " ".join(str(error).split()) or "out of memory"
+            text = printable(" ".join(str(error).split())) or "out of memory"
             raise (WrongUsage if wrong_usage else Failure)(text) from error
 
 
@@ -86,8 +86,17 @@ def main(ctx: click.Context) -> None:
 def _say_what_the_library_logs() -> None:
     log = logging.getLogger("pucache")
     if not log.handlers:
-        log.addHandler(logging.StreamHandler())
+        handler = logging.StreamHandler()
+        handler.setFormatter(_OneLine())
+        log.addHandler(handler)
         log.propagate = False
+
+
+class _OneLine(logging.Formatter):
+    """A message as it can be shown on a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 @contextmanager
@@ -108,14 +117,6 @@ def _interruptible() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGTERM, terminate)
         sys.unraisablehook = report
-        atexit.unregister(_end_in_peace)
-        atexit.register(_end_in_peace)  # now, so that it runs before what the libraries have registered
-
-
-def _end_in_peace() -> None:
-    """Everything is done and said: a late Ctrl-C has nothing to interrupt but the libraries' clearing up."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
@@ -137,3 +138,20 @@ for verb in (
     demo,
 ):
     main.add_command(verb)
+
+
+def run(arguments: list[str] | None = None) -> None:
+    """Be the program `pucache`: run the command, and let nothing interrupt the end.
+
+    Everything is written and said by then. A signal that comes later ends the process at once, with
+    the exit code there is, rather than with a traceback of some library that was clearing up.
+    """
+    code = 0
+    try:
+        main(arguments, prog_name="pucache")
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+        raise
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: os._exit(code))

@@ -137,7 +137,12 @@ def twin_limit(cosine: float) -> float | None:
 
 def show(result: dict[str, Any], lines: list[str], as_json: bool) -> None:
     """Print `result` as JSON, or the lines that tell it to a person."""
-    click.echo(to_json(result) if as_json else "\n".join(lines))
+    click.echo(to_json(result) if as_json else "\n".join(map(printable, lines)))
+
+
+def printable(text: str) -> str:
+    """Escape what a file's name or content could do to a terminal, or what cannot be printed at all."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def to_json(result: dict[str, Any]) -> str:

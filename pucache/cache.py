@@ -97,8 +97,9 @@ class EmbeddingCache:
 
     def not_finite(self, rows: np.ndarray) -> CacheError:
         """What to raise where some rows are NaN or infinite, which pucache itself never writes."""
-        named = ", ".join(repr(self.keys[int(row)]) for row in rows[:3])
-        return CacheError(f"{self.name} holds NaN or infinite embeddings ({named}); import or embed these anew")
+        starts = np.cumsum([0, *map(len, self.files)])
+        number = int(np.searchsorted(starts, rows[0], "right")) - 1
+        return self.files[number].not_finite(rows[rows < starts[number + 1]] - starts[number])
 
     def check(self, *names: str) -> None:
         """Hold some columns of every file (such as "keys") against its seal; damage raises `CacheError`."""
@@ -306,7 +307,7 @@ def _open_npy(path: Path) -> np.ndarray:
         X = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError as error:
         raise CacheError(f"no such file: {path}") from error
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # numpy parses the header as Python, and damage raises almost anything
         raise CacheError(f"{path} is not a .npy array of numbers; save one with numpy.save") from error
     if not isinstance(X, np.ndarray) or X.ndim != 2 or X.dtype.kind != "f" or 0 in X.shape:
         got = f"{X.dtype} {X.shape}" if isinstance(X, np.ndarray) else "an archive of arrays"

@@ -24,7 +24,7 @@ from .durable import replacing
 from .encoder_spec import EncoderSpec
 from .errors import CacheError
 from .hdf5 import Place
-from .keys import encode_keys
+from .keys import Keys, encode_keys, text
 from .seal import Seal
 
 FORMAT = "pucache"
@@ -201,7 +201,7 @@ class CacheFile:
         """Key to reason of every image that could not be read; held against the seal."""
         self.check(*_FAILURES)
         keys, reasons = (self._array(name).tolist() for name in _FAILURES)
-        return {key.decode(): reason.decode() for key, reason in zip(keys, reasons, strict=True)}
+        return {text(key): text(reason) for key, reason in zip(keys, reasons, strict=True)}
 
     def release(self) -> None:
         """Drop the mapping (and its file descriptor); the next access maps again."""
@@ -329,11 +329,23 @@ class CacheFile:
         Raises
         ------
         CacheError
-            A byte differs from what was written, the file cannot be read, or keys are out of order.
+            A byte differs from what was written, the file cannot be read, or a stranger wrote it: keys
+            out of order or not UTF-8, embeddings that are not finite.
         """
-        self.check(*_COLUMNS, *_FAILURES)
+        self.check(*set(_COLUMNS) - {"embeddings"}, *_FAILURES)
+        for rows, X in self.blocks(check=True):
+            bad = np.flatnonzero(~np.isfinite(X).all(1))
+            if len(bad):
+                raise self.not_finite(bad + rows.start)
         keys = self.raw_keys
         self._require(bool(np.all(keys[1:] > keys[:-1])), "keys are not sorted and unique")
+        for _ in (*self.failures, *Keys([keys])):
+            pass  # each is UTF-8, or an error
+
+    def not_finite(self, rows: np.ndarray) -> CacheError:
+        """What to raise where some rows are NaN or infinite, which pucache itself never writes."""
+        named = ", ".join(repr(text(bytes(key))) for key in self.raw_keys[rows[:3]])
+        return CacheError(f"{self.path} holds NaN or infinite embeddings ({named}); import or embed these anew")
 
     def _damaged(self, datasets: list[str]) -> CacheError:
         return CacheError(

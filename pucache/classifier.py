@@ -348,13 +348,25 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
         tensors, state = model_file.read(path, ("coef", "numbers"))
         try:
             return cls._restored(tensors, state)
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:  # a stranger sealed it
+        except (
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:  # a stranger's
             raise ModelError(f"{path} holds no model of pucache ({error!r}); train the model again") from error
 
     @classmethod
     def _restored(cls, tensors: dict[str, np.ndarray], state: dict[str, Any]) -> PULinearClassifier:
         coef, numbers = tensors["coef"], tensors["numbers"]
-        if coef.dtype != np.float32 or coef.ndim != 1 or not (np.isfinite(coef).all() and np.isfinite(numbers).all()):
+        if (
+            coef.dtype != np.float32
+            or coef.ndim != 1
+            or not len(coef)
+            or not (np.isfinite(coef).all() and np.isfinite(numbers).all())
+        ):
             raise ValueError("its numbers are not those of a linear head")
         parameters = state["parameters"]
         if "protocol" in parameters:
@@ -365,6 +377,8 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
         model.threshold_, model.prior_, model.share_, model.penalty_ = threshold, prior, share, penalty
         model.tilt_ = Tilt(alpha, slope, prior)
         model.estimates_, model.classes_ = state["estimates"], np.array(*state["classes"])
+        if model.classes_.shape != (2,):
+            raise ValueError("it knows other than two classes")
         model.n_labelled_, model.n_unlabelled_ = state["counts"]
         model.prior_estimate_ = PriorEstimate(**state["prior_estimate"]) if state["prior_estimate"] else None
         model.encoder_ = EncoderSpec.from_json(state["encoder"]) if state["encoder"] else None

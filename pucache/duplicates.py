@@ -64,11 +64,16 @@ def groups(X: np.ndarray, digests: np.ndarray | None = None, *, cosine: float | 
     _join_equal(parent, known, np.ascontiguousarray(digests[known]).view("S32").ravel())
     content, norm, Z = _scan(X, _directions(X, _DIRECTIONS if limit <= 1 else 0))
     distinct = _join_equal(parent, np.arange(len(X)), content)
+    del content
     if limit <= 1:
         zero = np.flatnonzero(norm == 0)  # not all equal in bytes, as there is -0.0
         _join(parent, zero, zero[:1].repeat(len(zero)))
         distinct = distinct[norm[distinct] > 0]
-        _join_near(parent, X, distinct, Z[distinct], max(float(np.sqrt(2 - 2 * limit)), _ROUNDING))
+        Z = Z[distinct]
+        if len(distinct):
+            order = cKDTree(Z[:, :_TREE]).indices  # neighbours in space become neighbours in number
+            distinct, Z = distinct[order], Z[order]
+        _join_near(parent, X, distinct, Z, max(float(np.sqrt(2 - 2 * limit)), _ROUNDING))
     return _roots(parent, np.arange(len(X)))
 
 
@@ -157,7 +162,7 @@ def _join_equal(parent: np.ndarray, rows: np.ndarray, content: np.ndarray) -> np
 
 
 def _join_near(parent: np.ndarray, X: np.ndarray, rows: np.ndarray, Z: np.ndarray, radius: float) -> None:
-    """Join the rows whose unit rows are within the radius; Z (m, k) holds projections of these."""
+    """Join the rows whose unit rows are within the radius; Z (m, k) holds projections of these, neighbours together."""
     step = max(1, _BLOCK // (2 * X.shape[1]) if len(rows) else 1)
     for one, other in _candidates(parent, rows, Z, radius + _SLACK):
         for start in range(0, len(one), step):
@@ -173,8 +178,6 @@ def _candidates(parent: np.ndarray, rows: np.ndarray, Z: np.ndarray, radius: flo
     """Yield pairs near in projection, a bounded number at a time; in a crowd, not those joined by then."""
     if not len(rows):
         return
-    order = cKDTree(Z[:, :_TREE]).indices  # neighbours in space become neighbours in number
-    rows, Z = rows[order], Z[order]
     tree = cKDTree(Z[:, :_TREE], leafsize=64)
     count = tree.query_ball_point(tree.data, radius, return_length=True, workers=-1)
     busy = np.flatnonzero(count > 1)  # each is near itself

@@ -24,7 +24,7 @@ from .decoding import DECODER
 from .device_decoding import DEVICE_DECODER, DeviceDecoder
 from .devices import choose_device, choose_precision, choose_runtime
 from .encoder_spec import EncoderSpec
-from .errors import EncoderError
+from .errors import EncoderError, one_line
 from .preprocess import Preprocess
 from .runtime import Runtime
 
@@ -259,7 +259,10 @@ def _load_weights(model: Any, architecture: str, path: Path) -> None:
                 f"{path} does not fit {architecture}: it {what} {len(names)} of {len(wanted)} tensors "
                 f"({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}); pass the weights of that model"
             )
-    model.load_state_dict(state, strict=False)
+    try:
+        model.load_state_dict(state, strict=False)
+    except RuntimeError as error:  # sparse or quantised tensors, say
+        raise EncoderError(f"{path} does not fit {architecture}: {one_line(error)}; pass plain tensors") from error
 
 
 def _read_state(path: str | Path) -> dict[str, torch.Tensor]:

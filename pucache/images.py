@@ -482,7 +482,13 @@ def _read_any(where: str) -> bytes:
     return bytes(fs.cat_file(path))
 
 
+_KEEPING = {"simplecache", "filecache", "blockcache", "cached"}  # of fsspec; they write copies into a folder of theirs
+
+
 def _filesystem(where: str) -> tuple[Any, str]:
+    kept = _KEEPING & {link.split("://")[0] for link in where.split("::")}
+    if kept:
+        raise SourceError(f"cannot open {where}: {kept.pop()} would keep copies of the files elsewhere; leave it out")
     try:
         fs, path = fsspec.core.url_to_fs(where)
     except (ImportError, ValueError) as error:

@@ -38,14 +38,18 @@ class Keys(Sequence[str]):
             if not 0 <= row < len(self):
                 raise IndexError(f"row {item} of {len(self)}")
             part = int(np.searchsorted(self._starts, row, "right")) - 1
-            return _text(bytes(self._parts[part][row - self._starts[part]]))
-        rows = np.arange(len(self))[item]
-        return [self[int(row)] for row in rows]
+            return text(bytes(self._parts[part][row - self._starts[part]]))
+        rows = np.arange(*item.indices(len(self))) if isinstance(item, slice) else np.arange(len(self))[item]
+        found, at = np.empty(len(rows), object), np.searchsorted(self._starts, rows, "right") - 1
+        for number in np.unique(at):
+            here = at == number
+            found[here] = [text(key) for key in self._parts[number][rows[here] - self._starts[number]].tolist()]
+        return found.tolist()
 
     def __iter__(self) -> Iterator[str]:
         for part in self._parts:
             for start in range(0, len(part), _DECODED_AT_ONCE):
-                yield from (_text(key) for key in part[start : start + _DECODED_AT_ONCE].tolist())
+                yield from (text(key) for key in part[start : start + _DECODED_AT_ONCE].tolist())
 
     def rows(self, keys: Sequence[str]) -> np.ndarray:
         """Return the row of each key by binary search, -1 where it is absent; int64, (len(keys),)."""
@@ -57,11 +61,14 @@ class Keys(Sequence[str]):
         return found
 
 
-def _text(key: bytes) -> str:
+def text(stored: bytes) -> str:
+    """Decode a key, or another text of a cache; raises `CacheError` where it is not UTF-8."""
     try:
-        return key.decode()
+        return stored.decode()
     except UnicodeDecodeError as error:
-        raise CacheError(f"the cache is damaged: the key {key!r} is not UTF-8; run pucache verify on it") from error
+        raise CacheError(
+            f"the cache is damaged: {stored[:80]!r} in it is not UTF-8; run pucache verify on it"
+        ) from error
 
 
 def encode_keys(keys: Sequence[str]) -> np.ndarray:

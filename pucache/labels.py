@@ -9,14 +9,15 @@ from __future__ import annotations
 import csv
 import heapq
 import io
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TextIO
 
 import numpy as np
-from fsspec.utils import glob_translate
 
 from .errors import LabelError
+from .globs import matcher
 from .keys import Keys
 
 _SHOWN = 3
@@ -87,9 +88,9 @@ def find_keys(keys: Keys, wanted: str | Path) -> np.ndarray:
     LabelError
         Unreadable, empty, or keys that the cache does not hold.
     """
-    if not Path(wanted).is_file() and any(character in str(wanted) for character in "*?["):
+    if not os.path.isfile(wanted) and any(character in str(wanted) for character in "*?["):
         return _match(keys, str(wanted))
-    if not Path(wanted).exists():
+    if not os.path.exists(wanted):  # os.path, unlike Path, takes a name that no file can have for no file
         raise LabelError(
             f"no such file: {wanted}; expected a text file of keys, a CSV, or a glob such as 'positives/**'"
         )
@@ -109,9 +110,10 @@ def find_keys(keys: Keys, wanted: str | Path) -> np.ndarray:
 
 
 def _match(keys: Keys, pattern: str) -> np.ndarray:
-    import re
-
-    matches = re.compile(glob_translate(pattern)).match
+    try:
+        matches = matcher(pattern)
+    except ValueError as error:
+        raise LabelError(str(error)) from error
     rows = np.array([row for row, key in enumerate(keys) if matches(key)], np.int64)
     if not len(rows):
         example = f", such as {keys[0]!r}" if len(keys) else ""

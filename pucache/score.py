@@ -14,7 +14,7 @@ from .cache import EmbeddingCache
 from .classifier import PULinearClassifier
 from .durable import check_writable, replacing
 from .encoder_spec import ROUNDING
-from .errors import LabelError, MissingExtraError, ModelError
+from .errors import LabelError, MissingExtraError, ModelError, one_line
 from .images import Source
 from .labels import table_writer
 from .progress import Progress
@@ -49,14 +49,14 @@ def score(cache: EmbeddingCache, model: PULinearClassifier, out: str | Path) -> 
     """
     out = check_output(out)
     cache.check("keys")
-    positives = 0
+    positives, failures = 0, len(cache.failures)  # what is damaged is found before anything is written
     with replacing(out) as temporary, _TABLES[out.suffix.lower()](temporary) as write:
         for rows, margins in model.margins_of(cache):
             labels = (margins > np.float32(model.threshold_)).astype(np.int8)
             positives += int(labels.sum())
             values = (cache.keys[rows], margins, model.posterior(margins), labels)
             write(dict(zip(COLUMNS, values, strict=True)))
-    return {"rows": len(cache), "positives": positives, "failures": len(cache.failures)}
+    return {"rows": len(cache), "positives": positives, "failures": failures}
 
 
 def embed_for(
@@ -146,7 +146,9 @@ def read_scores(path: str | Path) -> dict[str, np.ndarray]:
             raise ValueError("a cell is empty or not a number")
         return {"key": np.array(table["key"], object), **numbers, "label": numbers["label"].astype(int)}
     except (KeyError, ValueError, TypeError, OSError, csv.Error) as error:
-        raise LabelError(f"{path} is not a table of scores ({error}); expected columns {', '.join(COLUMNS)}") from error
+        raise LabelError(
+            f"{path} is not a table of scores ({one_line(error)}); expected columns {', '.join(COLUMNS)}"
+        ) from error
 
 
 # --- the two kinds of table --------------------------------------------------------------------

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from .blocks import rows_not_finite
 from .cache import EmbeddingCache
 from .classifier import PULinearClassifier
 from .duplicates import groups, unlabelled_twins
@@ -51,9 +50,6 @@ class PUData:
             raise LabelError(f"expected a label for each of {len(cache):,} rows of {cache.name}, got shape {s.shape}")
         check_labels(s == 1)
         cache.verify()
-        bad = rows_not_finite(cache.X)
-        if len(bad):
-            raise cache.not_finite(bad)
         return cls(cache, s, groups(cache.X, cache.digests, cosine=twins))
 
     def found(self) -> list[tuple[str, str]]:

@@ -536,8 +536,8 @@ def test_strict_exits_with_3_when_an_image_failed_and_everything_is_written(worl
 IN_SMALL_BLOCKS = """
 import pucache.pipeline
 pucache.pipeline.BLOCK_ROWS = 32
-from pucache.cli.main import main
-main(prog_name="pucache")
+from pucache.cli.main import run
+run()
 """
 
 
@@ -566,7 +566,7 @@ def test_an_interrupted_embed_says_how_to_go_on_and_does(world, here, number, co
 IN_A_DESTRUCTOR = """
 import signal, sys, time
 import pucache.cache
-from pucache.cli.main import main
+from pucache.cli.main import run
 
 class Struck:
     def __del__(self):
@@ -577,7 +577,7 @@ def slow(path):
     time.sleep(30)
 
 pucache.cache.EmbeddingCache = slow
-main(prog_name="pucache", args=["info", "cache.h5"])
+run(["info", "cache.h5"])
 """
 
 
@@ -590,7 +590,7 @@ def test_a_signal_is_not_lost_in_a_destructor(number, code):
 
 @pytest.mark.parametrize("arguments, code", [("info nowhere.h5", 1), ("train-pu x.h5", 2), ("--version", 0)])
 def test_exit_codes_reach_the_shell(here, arguments, code):
-    command = [sys.executable, "-c", "from pucache.cli.main import main; main()", *shlex.split(arguments)]
+    command = [sys.executable, "-c", "from pucache.cli.main import run; run()", *shlex.split(arguments)]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == code and "Traceback" not in ended.stderr
 

@@ -350,7 +350,7 @@ def test_an_unknown_encoder_suggests_what_was_meant(name, expected, weights):
 
 def test_no_hub_in_reach_is_one_line_soon_with_the_way_out(tmp_path):
     closed = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "TORCH_HOME": str(tmp_path)}
-    code = "from pucache.cli.main import main; main(prog_name='pucache')"
+    code = "from pucache.cli.main import run; run()"
     (tmp_path / "images").mkdir()
     command = [sys.executable, "-c", code, "embed", "images", "cache.h5", "--encoder", "timm:resnet18"]
     began = time.monotonic()

@@ -62,7 +62,7 @@ def test_the_wheel_holds_library_command_line_data_and_the_typing_mark(wheel):
 def test_the_wheel_carries_its_licence_its_notice_and_the_command(wheel):
     ends = {name.split(".dist-info/")[1]: name for name in wheel.namelist() if ".dist-info/" in name}
     assert {"licenses/LICENSE", "licenses/NOTICE"} <= set(ends)
-    assert "pucache = pucache.cli.main:main" in wheel.read(ends["entry_points.txt"]).decode()
+    assert "pucache = pucache.cli.main:run" in wheel.read(ends["entry_points.txt"]).decode()
 
 
 def test_the_version_is_the_librarys(metadata):
