@@ -25,7 +25,7 @@ from environment import environment
 from safetensors.torch import save_file
 
 from pucache import EmbeddingCache, PULinearClassifier, load_encoder, open_source, prepare
-from pucache.cache_file import Rows, write_file
+from pucache.cache_writer import Rows, write_file
 from pucache.devices import choose_device, multiplies_bfloat16
 from pucache.embed import embed
 from pucache.encoder_spec import EncoderSpec

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from environment import environment
 
-from pucache.cache_file import Rows, write_file
+from pucache.cache_writer import Rows, write_file
 from pucache.encoder_spec import EncoderSpec
 from pucache.keys import encode_keys
 

@@ -25,7 +25,8 @@ from pathlib import Path
 import numpy as np
 
 from pucache.cache import EmbeddingCache, merge, pack
-from pucache.cache_file import BLOCK_BYTES, VERSION, CacheFile, Rows, write_file
+from pucache.cache_file import BLOCK_BYTES, VERSION, CacheFile
+from pucache.cache_writer import Rows, write_file
 from pucache.encoder_spec import EncoderSpec
 from pucache.keys import encode_keys
 

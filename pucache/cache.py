@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .cache_file import DTYPES, CacheFile, Rows, rows_per_block, write_file
+from .cache_file import DTYPES, CacheFile, rows_per_block
+from .cache_writer import Rows, write_file
 from .durable import check_writable
 from .encoder_spec import EncoderSpec
 from .errors import CacheError

@@ -1,30 +1,23 @@
-"""One cache file: rows of one encoder, read and written.
+"""One cache file, opened for reading: rows of one encoder.
 
-docs/cache-format.md specifies the format. A file is written once, under a temporary name, and never
+docs/cache-format.md specifies the format. A file is written once (`pucache.cache_writer`), and never
 changed; the arrays in it are contiguous, so readers map them, and it ends in a seal (`pucache.seal`).
 """
 
 from __future__ import annotations
 
 import math
-import mmap
 import os
-import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from . import __version__, hdf5, seal
-from .durable import replacing
 from .encoder_spec import EncoderSpec
 from .errors import CacheError
-from .hdf5 import Place
-from .keys import Keys, encode_keys, text
+from .keys import Keys, text
+from .opened import Opened, as_bytes
 from .seal import Seal
 
 FORMAT = "pucache"
@@ -32,21 +25,14 @@ VERSION = 2
 DTYPES: dict[str, np.dtype] = {"float16": np.dtype("<f2"), "float32": np.dtype("<f4")}
 BLOCK_BYTES = 8 << 20  # how much of a column is in memory at once
 _TEXTS = ("encoder", "created", "pucache_version", "source")
-_COLUMNS = ("embeddings", "keys", "digests", "size_mtime")
-_FAILURES = ("failures/keys", "failures/reasons")
+COLUMNS = ("embeddings", "keys", "digests", "size_mtime")
+FAILURES = ("failures/keys", "failures/reasons")
 _REMEDY = "restore it from a copy, or move it away and embed again"
 
 
 def rows_per_block(array: np.ndarray) -> int:
     """How many rows of `array` make a block of at most `BLOCK_BYTES`."""
-    return max(1, BLOCK_BYTES // max(1, _row_bytes(array)))
-
-
-def _row_bytes(of: np.ndarray | Place) -> int:
-    return of.dtype.itemsize * math.prod(of.shape[1:])
-
-
-# --- reading -----------------------------------------------------------------------------------
+    return max(1, BLOCK_BYTES // max(1, array.itemsize * math.prod(array.shape[1:])))
 
 
 class CacheFile:
@@ -69,11 +55,9 @@ class CacheFile:
         self.path = Path(path)
         try:
             with open(self.path, "rb") as stream:
-                self._identity = _identity(stream.fileno())
                 self._seal = self._read_seal(stream.fileno())
-                attributes, self._layout = hdf5.read(stream, ("format", "version", *_TEXTS), (*_COLUMNS, *_FAILURES))
-                if hold:
-                    self._map = _mapped(stream.fileno())
+                attributes, self._layout = hdf5.read(stream, ("format", "version", *_TEXTS), (*COLUMNS, *FAILURES))
+                self._file = Opened(self.path, stream.fileno(), hold)
         except FileNotFoundError as error:
             raise CacheError(f"no such cache: {self.path}") from error
         except IsADirectoryError as error:
@@ -129,7 +113,7 @@ class CacheFile:
             self._require(
                 sealed is not None and (sealed.offset, sealed.size) == expected, f"{name} is not where its seal says"
             )
-        texts = [(self._layout[name].dtype.kind, len(self._layout[name].shape)) for name in ("keys", *_FAILURES)]
+        texts = [(self._layout[name].dtype.kind, len(self._layout[name].shape)) for name in ("keys", *FAILURES)]
         self._require(texts == [("S", 1)] * 3, "keys or failures are not fixed-width text")
         n = len(self)
         of = {name: (place.shape, place.dtype) for name, place in self._layout.items()}
@@ -137,10 +121,9 @@ class CacheFile:
         self._require(of["embeddings"][0] == (n, self.encoder.dim), "embeddings have the wrong shape")
         self._require(of["digests"] == ((n, 32), np.dtype("u1")), "digests have the wrong layout")
         self._require(of["size_mtime"] == ((n, 2), np.dtype("<i8")), "size_mtime has the wrong layout")
-        self._require(of[_FAILURES[0]][0] == of[_FAILURES[1]][0], "failures do not pair up")
+        self._require(of[FAILURES[0]][0] == of[FAILURES[1]][0], "failures do not pair up")
         blocks = {
-            self._seal.columns[name].block == seal.rows_per_block(n) * _row_bytes(self._layout[name])
-            for name in _COLUMNS
+            self._seal.columns[name].block == seal.rows_per_block(n) * self._layout[name].row_bytes for name in COLUMNS
         }
         self._require(n == 0 or blocks == {True}, "its seal is for another number of rows")
 
@@ -163,18 +146,13 @@ class CacheFile:
 
     # --- mapped arrays ---------------------------------------------------------------------------
 
-    @cached_property
-    def _map(self) -> mmap.mmap:
-        with self._reading() as stream:
-            if stream is None:
-                raise CacheError(f"{self.path} was replaced or removed while it was open; open it again")
-            return _mapped(stream)
-
     def _array(self, name: str) -> np.ndarray:
         place = self._layout[name]
         if 0 in place.shape:
             return np.empty(place.shape, place.dtype)
-        return np.frombuffer(self._map, place.dtype, math.prod(place.shape), place.offset or 0).reshape(place.shape)
+        return np.frombuffer(self._file.map, place.dtype, math.prod(place.shape), place.offset or 0).reshape(
+            place.shape
+        )
 
     @property
     def X(self) -> np.ndarray:
@@ -199,13 +177,13 @@ class CacheFile:
     @property
     def failures(self) -> dict[str, str]:
         """Key to reason of every image that could not be read; held against the seal."""
-        self.check(*_FAILURES)
-        keys, reasons = (self._array(name).tolist() for name in _FAILURES)
+        self.check(*FAILURES)
+        keys, reasons = (self._array(name).tolist() for name in FAILURES)
         return {text(key): text(reason) for key, reason in zip(keys, reasons, strict=True)}
 
     def release(self) -> None:
         """Drop the mapping (and its file descriptor); the next access maps again."""
-        self.__dict__.pop("_map", None)
+        self._file.release()
 
     # --- copies, read without the map: bounded in memory, and an error of the disk is an exception ---
 
@@ -218,20 +196,20 @@ class CacheFile:
             Hold what is read against the seal; damage raises `CacheError`, before the last pair at the latest.
         """
         place, sealed = self._layout["embeddings"], self._seal.columns["embeddings"]
-        step = max(1, BLOCK_BYTES // max(1, _row_bytes(place)))
+        step = max(1, BLOCK_BYTES // max(1, place.row_bytes))
         buffer = np.empty((min(step, len(self)), *place.shape[1:]), place.dtype)
         hasher = seal.Hasher(sealed.block, sealed.sha256)
-        with self._reading() as stream:
+        with self._file.filling() as fill:
             for start in range(0, len(self), step):
                 block = buffer[: min(step, len(self) - start)]
-                self._fill(block, stream, (place.offset or 0) + start * _row_bytes(place))
+                fill(block, (place.offset or 0) + start * place.row_bytes)
                 if check:
                     self._hold(hasher, block, last=start + step >= len(self))
                 yield slice(start, start + len(block)), block
 
     def _hold(self, hasher: seal.Hasher, block: np.ndarray, last: bool) -> None:
         try:
-            hasher.update(_bytes(block))
+            hasher.update(as_bytes(block))
             if last:
                 hasher.finish()
         except seal.Broken as error:
@@ -240,54 +218,23 @@ class CacheFile:
     def take(self, name: str, rows: np.ndarray) -> np.ndarray:
         """Copy some rows of a column, (m, ...); `rows` rise. What lies between them is read too, stretch by stretch."""
         place = self._layout[name]
-        size = _row_bytes(place)
+        size = place.row_bytes
         taken = np.empty((len(rows), *place.shape[1:]), place.dtype)
         step = max(1, BLOCK_BYTES // max(1, size))
-        with self._reading() as stream:
+        with self._file.filling() as fill:
             begin = 0
             while begin < len(rows):
                 first = int(rows[begin])
                 end = int(np.searchsorted(rows, first + step))
                 stretch = np.empty((int(rows[end - 1]) + 1 - first, *place.shape[1:]), place.dtype)
-                self._fill(stretch, stream, (place.offset or 0) + first * size)
+                fill(stretch, (place.offset or 0) + first * size)
                 taken[begin:end] = stretch[rows[begin:end] - first]
                 begin = end
         return taken
 
-    @contextmanager
-    def _reading(self) -> Iterator[int | None]:
-        """The file as it was opened, or None where another has its name now."""
-        try:
-            stream = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            yield None
-            return
-        except OSError as error:  # more files than `ulimit -n` allows, say
-            raise CacheError(f"cannot read {self.path}: {error.strerror}") from error
-        try:
-            yield stream if _identity(stream) == self._identity else None
-        except OSError as error:
-            raise CacheError(f"cannot read {self.path}: {error.strerror}") from error
-        finally:
-            os.close(stream)
-
-    def _read_map(self, offset: int, count: int) -> bytes:
-        return self._map[offset : offset + count]
-
-    def _fill(self, array: np.ndarray, stream: int | None, offset: int) -> None:
-        view = _bytes(array)
-        if stream is None:
-            view[:] = memoryview(self._map)[offset : offset + len(view)]
-            return
-        while view:
-            count = os.preadv(stream, [view], offset)
-            if not count:
-                raise CacheError(f"{self.path} was cut short while it was read; {_REMEDY}")
-            view, offset = view[count:], offset + count
-
     # --- damage ----------------------------------------------------------------------------------
 
-    def damage(self, names: Iterable[str] = (*_COLUMNS, *_FAILURES)) -> tuple[np.ndarray, list[str]]:
+    def damage(self, names: Iterable[str] = (*COLUMNS, *FAILURES)) -> tuple[np.ndarray, list[str]]:
         """Read datasets and hold them against the seal.
 
         Returns
@@ -302,12 +249,11 @@ class CacheFile:
         CacheError
             The file cannot be read.
         """
-        with self._reading() as stream:
-            read = self._read_map if stream is None else seal.reader(stream)
+        with self._file.reading() as read:
             found = self._seal.damage(read, names)
         rows = np.zeros(len(self), bool)
         step = seal.rows_per_block(len(self))
-        for number in {number for name in set(found) & set(_COLUMNS) for number in found[name]}:
+        for number in {number for name in set(found) & set(COLUMNS) for number in found[name]}:
             rows[number * step : (number + 1) * step] = True
         return rows, sorted(found)
 
@@ -332,7 +278,7 @@ class CacheFile:
             A byte differs from what was written, the file cannot be read, or a stranger wrote it: keys
             out of order or not UTF-8, embeddings that are not finite.
         """
-        self.check(*set(_COLUMNS) - {"embeddings"}, *_FAILURES)
+        self.check(*set(COLUMNS) - {"embeddings"}, *FAILURES)
         for rows, X in self.blocks(check=True):
             bad = np.flatnonzero(~np.isfinite(X).all(1))
             if len(bad):
@@ -352,110 +298,3 @@ class CacheFile:
             f"{self.path} is damaged: {', '.join(datasets)} are not as they were written; restore it from a copy, or "
             "run embed with --verify to embed the damaged rows again"
         )
-
-
-def _bytes(array: np.ndarray) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data
-
-
-def _identity(descriptor: int) -> tuple[int, int, int, int]:
-    info = os.fstat(descriptor)
-    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
-
-
-def _mapped(stream: int) -> mmap.mmap:
-    return mmap.mmap(stream, 0, access=mmap.ACCESS_READ)
-
-
-# --- writing -----------------------------------------------------------------------------------
-
-
-@dataclass
-class Rows:
-    """Rows of a cache file, sorted by key.
-
-    Attributes
-    ----------
-    keys : ndarray of bytes (dtype S), (n,)
-    X : ndarray of float16 or float32, (n, d)
-    digests : ndarray of uint8, (n, 32)
-    size_mtime : ndarray of int64, (n, 2)
-    """
-
-    keys: np.ndarray
-    X: np.ndarray
-    digests: np.ndarray
-    size_mtime: np.ndarray
-
-
-def write_file(
-    path: str | Path,
-    encoder: EncoderSpec,
-    source: str,
-    blocks: Iterable[Rows],
-    *,
-    shape: tuple[int, int, np.dtype],
-    failures: dict[str, str],
-) -> None:
-    """Write one cache file durably from blocks of rows in key order.
-
-    Parameters
-    ----------
-    shape : (n, key width in bytes, dtype of the embeddings)
-    """
-    n, width, dtype = shape
-    columns: dict[str, tuple[tuple[int, ...], np.dtype]] = {
-        "embeddings": ((n, encoder.dim), dtype),
-        "keys": ((n,), np.dtype(f"S{max(width, 1)}")),
-        "digests": ((n, 32), np.dtype("u1")),
-        "size_mtime": ((n, 2), np.dtype("<i8")),
-    }
-    texts = {name: encode_keys(list(said)) for name, said in zip(_FAILURES, (failures, failures.values()), strict=True)}
-    with replacing(path) as temporary:
-        with hdf5.new_file(temporary) as file:
-            sealed = {name: _Sealed(file, name, *column, seal.rows_per_block(n)) for name, column in columns.items()}
-            start = 0
-            for rows in blocks:
-                for name, values in zip(columns, (rows.X, rows.keys, rows.digests, rows.size_mtime), strict=True):
-                    sealed[name].write(start, np.ascontiguousarray(values, columns[name][1]))
-                start += len(rows.keys)
-            assert start == n, f"{start} rows written, {n} announced"
-            for name, values in texts.items():
-                sealed[name] = _Sealed(file, name, values.shape, values.dtype, len(values))
-                sealed[name].write(0, values)
-            described: dict[str, Any] = {"format": FORMAT, "version": VERSION, "encoder": encoder.to_json()}
-            file.describe({**described, "created": creation_time(), "pucache_version": __version__, "source": source})
-            found = {name: column.found() for name, column in sealed.items()}
-        seal.append(temporary, found)
-
-
-class _Sealed:
-    """A dataset that is hashed while it is written."""
-
-    def __init__(self, file: hdf5.Writer, name: str, shape: tuple[int, ...], dtype: np.dtype, rows: int):
-        self._file, self._name = file, name
-        file.create(name, shape, dtype)
-        self._hasher = seal.Hasher(rows * _row_bytes(Place(None, shape, dtype)))
-
-    def write(self, start: int, values: np.ndarray) -> None:
-        self._file.write(self._name, start, values)
-        if values.size:
-            self._hasher.update(_bytes(values))
-
-    def found(self) -> seal.Column:
-        return self._hasher.column(self._file.offset(self._name))
-
-
-def creation_time() -> str:
-    """UTC time, or SOURCE_DATE_EPOCH where it is set, so that two runs can give the same bytes.
-
-    Raises
-    ------
-    ValueError
-        SOURCE_DATE_EPOCH is no time.
-    """
-    epoch = os.environ.get("SOURCE_DATE_EPOCH")
-    try:
-        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(int(epoch) if epoch else None))
-    except (ValueError, OverflowError, OSError) as error:
-        raise ValueError(f"SOURCE_DATE_EPOCH is {epoch!r}; expected seconds since 1970, or leave it unset") from error

@@ -22,7 +22,8 @@ import filelock
 import numpy as np
 
 from .cache import expand, merge
-from .cache_file import DTYPES, CacheFile, Rows, creation_time
+from .cache_file import DTYPES, CacheFile
+from .cache_writer import Rows, creation_time
 from .durable import check_writable
 from .earlier import Earlier, open_earlier, require_encoder
 from .encoder_spec import EncoderSpec

@@ -6,6 +6,7 @@ The only user of h5py. Nothing here knows what the datasets mean.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +41,11 @@ class Place:
     offset: int | None
     shape: tuple[int, ...]
     dtype: np.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.dtype.itemsize * math.prod(self.shape[1:])
 
 
 Attributes = dict[str, str | int | None]

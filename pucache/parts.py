@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .cache_file import CacheFile, Rows, write_file
+from .cache_file import CacheFile
+from .cache_writer import Rows, write_file
 from .encoder_spec import EncoderSpec
 from .errors import CacheError
 from .images import Listing

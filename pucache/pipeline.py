@@ -16,7 +16,7 @@ from contextlib import ExitStack
 import numpy as np
 import torch
 
-from .cache_file import Rows
+from .cache_writer import Rows
 from .device_decoding import suits_device
 from .devices import cores
 from .encoders import Encoder

@@ -3,7 +3,7 @@
 import numpy as np
 
 from pucache.cache import EmbeddingCache
-from pucache.cache_file import Rows, write_file
+from pucache.cache_writer import Rows, write_file
 from pucache.encoder_spec import EncoderSpec
 from pucache.heads import Protocol
 from pucache.keys import encode_keys

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from sealing import edited, unseal
 from tiny import tiny_encoder
 
-from pucache import cache_file, hdf5, seal
+from pucache import cache_file, cache_writer, hdf5, seal
 from pucache.cache import EmbeddingCache, import_embeddings, is_cache, pack
-from pucache.cache_file import CacheFile, Rows
+from pucache.cache_file import CacheFile
+from pucache.cache_writer import Rows
 from pucache.encoder_spec import EncoderSpec
 from pucache.errors import CacheError, OutputError
 from pucache.keys import Keys, encode_keys
@@ -43,7 +44,7 @@ def rows_of(keys, dtype="float16"):
 def write(path, keys, *, dtype="float16", spec=SPEC, source="photos", failures=None):
     rows = rows_of(keys, dtype)
     shape = (len(rows.keys), rows.keys.itemsize, np.dtype(dtype))
-    cache_file.write_file(path, spec, source, [rows], shape=shape, failures=failures or {})
+    cache_writer.write_file(path, spec, source, [rows], shape=shape, failures=failures or {})
     return path
 
 
@@ -469,7 +470,7 @@ def test_an_error_of_the_disk_is_one_line_and_no_death(path, monkeypatch):
 def test_verify_sees_keys_out_of_order_or_twice(tmp_path, keys):
     rows = rows_of(["x", "y"])
     rows.keys = encode_keys(keys)
-    cache_file.write_file(tmp_path / "c.h5", SPEC, "", [rows], shape=(2, 1, rows.X.dtype), failures={})
+    cache_writer.write_file(tmp_path / "c.h5", SPEC, "", [rows], shape=(2, 1, rows.X.dtype), failures={})
     assert "keys are not sorted and unique" in refusal(CacheFile(tmp_path / "c.h5").verify)
 
 
@@ -484,7 +485,7 @@ def test_a_failure_while_writing_leaves_no_file_and_the_old_one_alone(path):
     before = path.read_bytes()
     for target in (path, path.with_name("new.h5")):
         with pytest.raises(KeyboardInterrupt):
-            cache_file.write_file(target, SPEC, "", blocks(), shape=(2, 1, np.dtype("f2")), failures={})
+            cache_writer.write_file(target, SPEC, "", blocks(), shape=(2, 1, np.dtype("f2")), failures={})
     assert os.listdir(path.parent) == [path.name]
     assert path.read_bytes() == before
 

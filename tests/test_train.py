@@ -6,7 +6,7 @@ from planted import QUICK, planted, write_cache
 from tiny import save_image, tiny_encoder
 
 from pucache.cache import EmbeddingCache
-from pucache.cache_file import Rows, write_file
+from pucache.cache_writer import Rows, write_file
 from pucache.classifier import PULinearClassifier
 from pucache.crossfit import deal
 from pucache.embed import embed

@@ -19,7 +19,8 @@ import numpy as np
 from mutators import mutate
 from tiny import tiny_encoder
 
-from pucache.cache_file import CacheFile, Rows, write_file
+from pucache.cache_file import CacheFile
+from pucache.cache_writer import Rows, write_file
 from pucache.keys import encode_keys
 
 SPEC = tiny_encoder().spec

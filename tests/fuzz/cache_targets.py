@@ -19,7 +19,8 @@ from planted import write_cache
 from target import Target
 
 from pucache.cache import EmbeddingCache
-from pucache.cache_file import DTYPES, CacheFile, Rows
+from pucache.cache_file import DTYPES, CacheFile
+from pucache.cache_writer import Rows
 from pucache.classifier import PULinearClassifier
 from pucache.embed import embed
 from pucache.errors import CacheError, LabelError, ModelError
