@@ -24,11 +24,12 @@ from pathlib import Path
 
 import numpy as np
 
-from pucache.cache import EmbeddingCache, merge, pack
+from pucache.cache import EmbeddingCache
 from pucache.cache_file import BLOCK_BYTES, VERSION, CacheFile
 from pucache.cache_writer import Rows, write_file
 from pucache.encoder_spec import EncoderSpec
 from pucache.keys import encode_keys
+from pucache.pack import merge, pack
 
 LABELLED, PRIOR, STEP = 1000, 0.02, 50_000
 LOOKED_UP, RETRIEVED = 10_000, 100

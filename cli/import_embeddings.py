@@ -25,8 +25,8 @@ def import_embeddings(npy: str, cache: str, keys: str, name: str | None, dtype: 
     \b
     pucache import-embeddings clip.npy cache.h5 --keys files.txt --name clip-vit-b32
     """
-    from pucache.cache import import_embeddings as run
     from pucache.durable import check_writable
+    from pucache.import_embeddings import import_embeddings as run
     from pucache.labels import read_table
 
     check_writable(cache, inputs=[npy, keys])

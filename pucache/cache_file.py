@@ -140,6 +140,11 @@ class CacheFile:
         return self._layout["embeddings"].dtype
 
     @property
+    def raw_key_bytes(self) -> int:
+        """Width of the keys as they are stored."""
+        return self._layout["keys"].dtype.itemsize
+
+    @property
     def checksum(self) -> str:
         """sha256 of the seal, hexadecimal: equal for equal files, and for no others."""
         return self._seal.checksum

@@ -21,7 +21,7 @@ from pathlib import Path
 import filelock
 import numpy as np
 
-from .cache import expand, merge
+from .cache import expand
 from .cache_file import DTYPES, CacheFile
 from .cache_writer import Rows, creation_time
 from .durable import check_writable
@@ -31,6 +31,7 @@ from .encoders import Encoder
 from .errors import CacheError, CacheLockedError, SourceError
 from .images import Listing, Source
 from .outcome import Outcome
+from .pack import merge
 from .parts import Known, Parts, parts_folder
 from .pipeline import Work
 from .profile import Profile

@@ -16,12 +16,14 @@ from sealing import edited, unseal
 from tiny import tiny_encoder
 
 from pucache import cache_file, cache_writer, hdf5, seal
-from pucache.cache import EmbeddingCache, import_embeddings, is_cache, pack
+from pucache.cache import EmbeddingCache, is_cache
 from pucache.cache_file import CacheFile
 from pucache.cache_writer import Rows
 from pucache.encoder_spec import EncoderSpec
 from pucache.errors import CacheError, OutputError
+from pucache.import_embeddings import import_embeddings
 from pucache.keys import Keys, encode_keys
+from pucache.pack import pack
 
 SPEC = tiny_encoder().spec
 OTHER = tiny_encoder("other", seed=1).spec

@@ -15,7 +15,7 @@ import pytest
 from tiny import save_image, tiny_encoder, touch
 
 from pucache import pipeline
-from pucache.cache import EmbeddingCache, pack
+from pucache.cache import EmbeddingCache
 from pucache.cache_file import CacheFile
 from pucache.decoding import decode
 from pucache.embed import embed, made_with, writer_lock
@@ -23,6 +23,7 @@ from pucache.encoder_spec import EncoderSpec
 from pucache.encoders import load_encoder
 from pucache.errors import CacheError, CacheLockedError, EncoderError, SourceError
 from pucache.images import UNKNOWN, LocalFolder, digest, open_source
+from pucache.pack import pack
 from pucache.progress import Silent
 
 BLOCK = 32
@@ -603,7 +604,7 @@ import glob, os, shutil, signal, sys, time
 import torch
 from tiny import tiny_encoder
 
-from pucache import cache, embed, hdf5, pipeline
+from pucache import embed, hdf5, pack, pipeline
 from pucache.images import open_source
 
 pipeline.BLOCK_ROWS = 32
@@ -611,7 +612,7 @@ PLACES = {
     "in a block": (torch.nn.Conv2d, "forward", 7),
     "in a part": (hdf5.Writer, "write", 10),
     "before a part is named": (os, "replace", 3),
-    "in the merge": (cache, "_gather", 1),
+    "in the merge": (pack, "_gather", 1),
     "before the cache is named": (os, "replace", 6),
     "before the parts are removed": (shutil, "rmtree", 1),
     "while the parts are removed": (os, "rmdir", 1),

@@ -20,9 +20,10 @@ from oracle import require
 from target import Target
 
 from pucache import model_file
-from pucache.cache import EmbeddingCache, import_embeddings
+from pucache.cache import EmbeddingCache
 from pucache.classifier import PULinearClassifier
 from pucache.errors import CacheError, EncoderError, ModelError
+from pucache.import_embeddings import import_embeddings
 
 MARKER = Path(tempfile.gettempdir(), "pucache-fuzz-code-was-run")
 
