@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import io
 import math
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, BinaryIO
 
 import h5py
@@ -70,7 +73,7 @@ def read(
     OSError, KeyError, RuntimeError, ValueError, TypeError
         As `DAMAGE`: whatever h5py makes of a file that is not what it says.
     """
-    with h5py.File(stream, "r") as file:
+    with _uninterrupted(), h5py.File(stream, "r") as file:
         return {name: _attribute(file, name) for name in attributes}, {name: _place(file[name]) for name in datasets}
 
 
@@ -104,13 +107,17 @@ class Writer:
     def create(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
         """Make room for a dataset."""
         stored = h5py.string_dtype("utf-8", dtype.itemsize) if dtype.kind == "S" else dtype
-        self._file.create_dataset(name, shape, stored, fill_time="never")
+        with _uninterrupted():
+            self._file.create_dataset(name, shape, stored, fill_time="never")
 
     def write(self, name: str, start: int, values: np.ndarray) -> None:
         """Fill rows from `start` on."""
         if len(values):  # the view tells HDF5 that bytes are UTF-8
-            dataset: Any = self._file[name]
-            dataset[start : start + len(values)] = values.view(dataset.dtype) if values.dtype.kind == "S" else values
+            with _uninterrupted():
+                dataset: Any = self._file[name]
+                dataset[start : start + len(values)] = (
+                    values.view(dataset.dtype) if values.dtype.kind == "S" else values
+                )
 
     def offset(self, name: str) -> int:
         """Where the bytes of a dataset begin; 0 where it has none."""
@@ -119,12 +126,13 @@ class Writer:
 
     def describe(self, attributes: Attributes) -> None:
         """Set attributes of the root; texts become fixed-width."""
-        for name, value in attributes.items():
-            if isinstance(value, str):
-                encoded = value.encode("utf-8", "surrogateescape")
-                self._file.attrs.create(name, encoded, dtype=h5py.string_dtype("utf-8", max(1, len(encoded))))
-            else:
-                self._file.attrs[name] = value
+        with _uninterrupted():
+            for name, value in attributes.items():
+                if isinstance(value, str):
+                    encoded = value.encode("utf-8", "surrogateescape")
+                    self._file.attrs.create(name, encoded, dtype=h5py.string_dtype("utf-8", max(1, len(encoded))))
+                else:
+                    self._file.attrs[name] = value
 
 
 @contextmanager
@@ -137,10 +145,35 @@ def new_file(path: Path) -> Iterator[Writer]:
         The file system refused.
     """
     with _Output(path, "r+") as stream:
-        with h5py.File(stream, "w", libver="earliest") as file:
+        with _uninterrupted():
+            file = h5py.File(stream, "w", libver="earliest")
+        try:
             yield Writer(file)
+        finally:
+            with _uninterrupted():
+                file.close()
         if stream.error is not None:
             raise stream.error
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait: raised within a call that HDF5 makes back to us, they would leave it in disorder."""
+    if threading.current_thread() is not threading.main_thread():  # where Python handles no signals
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: handler for number, handler in before.items() if callable(handler)}
+    for number in handlers:
+        signal.signal(number, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if came:
+            handlers[signal.Signals(came[0][0])](*came[0])
 
 
 class _Output(io.FileIO):

@@ -5,6 +5,7 @@ import json
 import mmap
 import os
 import re
+import signal
 import zlib
 
 import h5py
@@ -490,6 +491,28 @@ def test_a_failure_while_writing_leaves_no_file_and_the_old_one_alone(path):
             cache_writer.write_file(target, SPEC, "", blocks(), shape=(2, 1, np.dtype("f2")), failures={})
     assert os.listdir(path.parent) == [path.name]
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("call", range(0, 40, 3))
+def test_ctrl_c_within_hdf5_waits_until_it_is_out_of_it(path, monkeypatch, call):
+    """An exception in a call that HDF5 makes back has been seen to leave it in disorder, and other errors behind."""
+    calls = []
+
+    def write(self, data, real=hdf5._Output.write):
+        calls.append(len(calls))
+        if len(calls) == call + 1:
+            signal.raise_signal(signal.SIGINT)
+        return real(self, data)
+
+    before = path.read_bytes()
+    monkeypatch.setattr(hdf5._Output, "write", write)
+    try:
+        cache_writer.write_file(path, SPEC, "", [rows_of(["z"])], shape=(1, 1, np.dtype("f2")), failures={})
+        struck = False
+    except KeyboardInterrupt:
+        struck = True
+    assert struck == (len(calls) > call) and os.listdir(path.parent) == [path.name]
+    assert not struck or path.read_bytes() == before
 
 
 @pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.9, 0.97])
