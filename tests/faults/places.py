@@ -53,9 +53,12 @@ class Undisturbed:
 
 
 class World:
-    """Images, weights, caches, shards and a model in one folder; and the jobs."""
+    """Images, weights, caches, shards and a model in one folder; and the jobs.
 
-    def __init__(self, folder: Path, zygote: Zygote, encoder: str = ""):
+    `rows` says how many embeddings made elsewhere there are: the more, the longer does a job on them last.
+    """
+
+    def __init__(self, folder: Path, zygote: Zygote, encoder: str = "", rows: int = 500):
         self.folder, self.zygote = folder, zygote
         self._undisturbed: dict[str, Undisturbed] = {}
         self._count = 0
@@ -75,9 +78,20 @@ class World:
         for number in (1, 2, 3):
             self._make("embed", str(self.images), f"shard-{number}.h5", "--shard", f"{number}/3", *self.encoder)
         self._make("train-pu", "cache.h5", "--positives", "positives.txt", "--prior", "0.15", "--device", "cpu")
-        np.save(folder / "X.npy", np.random.default_rng(0).normal(size=(500, 16)).astype(np.float32))
-        (folder / "keys.txt").write_text("".join(f"{number:05}\n" for number in range(500)))
+        self._import(rows)
         self.jobs = {job.name: job for job in self._jobs()}
+
+    def _import(self, rows: int) -> None:
+        """Embeddings made elsewhere: an array and its keys, a cache of them, three shards, and a model."""
+        X = np.random.default_rng(0).normal(size=(rows, 16)).astype(np.float32)
+        keys = [f"{number:06}" for number in range(rows)]
+        for name, taken in {"": slice(None), **{f"-{n + 1}": slice(n, None, 3) for n in range(3)}}.items():
+            np.save(self.folder / f"X{name}.npy", X[taken])
+            (self.folder / f"keys{name}.txt").write_text("".join(f"{key}\n" for key in keys[taken]))
+            of = ["--keys", f"keys{name}.txt", "--name", "elsewhere"]
+            self._make("import-embeddings", f"X{name}.npy", f"rows{name}.h5", *of)
+        options = ["--prior", "0.15", "--out", "rows.safetensors", "--metrics", "rows.json", "--device", "cpu"]
+        self._make("train-pu", "rows.h5", "--positives", "0000[0-3]?", *options)
 
     def _make(self, *command: str) -> None:
         done = self.zygote.run(list(command), self.folder)
@@ -89,6 +103,7 @@ class World:
         model, cache, listed = ({name: name} for name in ("model.safetensors", "cache.h5", "positives.txt"))
         model_options = [*self.weights, *self._small, "--json"]
         shards = {f"shard-{number}.h5": f"shard-{number}.h5" for number in (1, 2, 3)}
+        parts = {f"rows-{number}.h5": f"rows-{number}.h5" for number in (1, 2, 3)}
         positives = ["--positives", "positives.txt"]
         return [
             Job("embed", [*embed, "--workers", "0", "--json"], {}, ("cache.h5",), True),
@@ -97,7 +112,14 @@ class World:
             Job("update, workers, prune", [*embed, *workers, "--prune"], {"cache.h5": "old.h5"}, ("cache.h5",), True),
             Job("reuse", [*embed, "--json", "--reuse", "old.h5"], {"old.h5": "old.h5"}, ("cache.h5",), True),
             Job("pack", ["pack", *shards, "--out", "packed.h5", "--json"], shards, ("packed.h5",)),
+            Job("pack, rows", ["pack", *parts, "--out", "packed.h5", "--json"], parts, ("packed.h5",)),
             Job("score", ["score", "model.safetensors", "cache.h5"], model | cache, ("scores.csv",)),
+            Job(
+                "score, rows",
+                ["score", "rows.safetensors", "rows.h5"],
+                {name: name for name in ("rows.safetensors", "rows.h5")},
+                ("scores.csv",),
+            ),
             Job(
                 "score, Parquet",
                 ["score", "model.safetensors", "cache.h5", "--out", "new/folder/scores.parquet"],

@@ -25,6 +25,8 @@ def kill_often(
 ) -> Iterator[tuple[Job, str]]:
     """Kill a job at random moments, some of them one after the other, and let it finish; yields where each struck.
 
+    A kill that comes after the end is checked like the others, and not counted.
+
     Parameters
     ----------
     plain_every : int
@@ -36,8 +38,7 @@ def kill_often(
     while done < kills:
         folder, safe = world.place(job), 0
         for _ in range(min(kills - done, draw.choice([1, 1, 1, 2, CHAIN]))):
-            done += 1
-            if plain_every and done % plain_every == 0:
+            if plain_every and (done + 1) % plain_every == 0:
                 command = world.zygote.plain(job.command, folder)
                 command.begun()
                 time.sleep(draw.uniform(0, 2 * whole.seconds))
@@ -46,6 +47,7 @@ def kill_often(
                 time.sleep(draw.uniform(0, whole.seconds))
             ended = command.kill()
             assert ended.code in (-signal.SIGKILL, 0), ended.stderr
+            done += ended.code != 0
             yield job, where(job, whole.after, folder, ended)
             world.check_interrupted(job, folder)
             safe += ended.acknowledged
