@@ -1,11 +1,11 @@
-"""How time and memory grow with the rows of a cache; opening a large one, and reading all of it.
+"""How time and memory grow with the rows of a cache.
 
     python benchmarks/scale.py FOLDER [--sizes 625000 1250000 2500000 5000000] [--dim 256] [--rounds 3]
-                               [--only scale|open] [--out docs/results/scale.md] [--plot docs/images/scale.png]
+                               [--out docs/results/scale.md] [--plot docs/images/scale.png]
 
 Caches of planted positives are written into FOLDER, and found there by name the next time (15 GB at
 the default sizes). Every figure comes from a process of its own, on Linux; memory is what the
-process grew by at its peak, after the imports. Files lie in the page cache, where nothing else is said.
+process grew by at its peak, after the imports. Files lie in the page cache.
 """
 
 import argparse
@@ -14,136 +14,20 @@ import json
 import math
 import os
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from planted_cache import LABELLED, PRIOR, Planted, asked_for_a_cell, cell, keep, key, make, memory, prepare
 
 from pucache.cache import EmbeddingCache
-from pucache.cache_file import BLOCK_BYTES, VERSION, CacheFile
-from pucache.cache_writer import Rows, write_file
-from pucache.encoder_spec import EncoderSpec
-from pucache.keys import encode_keys
-from pucache.pack import merge, pack
+from pucache.cache_file import CacheFile
+from pucache.pack import pack
 
-LABELLED, PRIOR, STEP = 1000, 0.02, 50_000
 LOOKED_UP, RETRIEVED = 10_000, 100
-LARGE = (1_000_000, 512)  # the cache that is opened and read
-OPENINGS, COLD_OPENINGS, READINGS = 20, 5, 5
 SAMPLED = 0.01  # seconds between two looks at where the memory lies
-PIECE = 1 << 20  # a buffer that stays in the processor's own memory
-MB = 1e6
-
-
-# --- the caches ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Planted:
-    """The files of one size."""
-
-    folder: Path
-    n: int
-    d: int
-
-    @property
-    def name(self) -> str:
-        return f"scale-v{VERSION}-{self.n}x{self.d}"
-
-    @property
-    def cache(self) -> Path:
-        return self.folder / f"{self.name}.h5"
-
-    @property
-    def shards(self) -> list[Path]:
-        return [self.folder / f"{self.name}-shard-{number}.h5" for number in (1, 2)]
-
-    @property
-    def positives(self) -> Path:
-        return self.folder / f"{self.name}.txt"
-
-    @property
-    def truth(self) -> Path:
-        return self.folder / f"{self.name}.npy"
-
-    @property
-    def plain(self) -> Path:
-        return self.folder / f"{self.name}.bin"
-
-    @property
-    def model(self) -> Path:
-        return self.folder / f"scale-v{VERSION}-{self.d}.safetensors"
-
-
-def key(row: int) -> str:
-    return f"folder-{row // 1000:04}/image-{row:08}.jpg"
-
-
-def write(at: Planted) -> None:
-    """Positives are shifted along a few directions; the first `LABELLED` of them are labelled."""
-    if not 2 * LABELLED / PRIOR <= at.n <= 10_000_000:
-        raise SystemExit("sizes from 100,000, for enough hidden positives, to 10,000,000, for keys in order")
-    draw, n, d = np.random.default_rng(0), at.n, at.d
-    shift = np.zeros(d, np.float32)
-    shift[:32] = 0.5
-    positive = draw.random(n) < PRIOR
-    # as of CIFAR-10 by the bundled encoder: variance falls as 1 / number, the mean has 0.42 of the mean square
-    spectrum = (1 / np.sqrt(1 + np.arange(d))).astype(np.float32)
-    mean = np.float32(np.sqrt(0.42 / 0.58 * np.square(spectrum).sum() / d))
-
-    def blocks():
-        for begin in range(0, n, STEP):
-            size = min(STEP, n - begin)
-            X = draw.standard_normal((size, d), np.float32) * spectrum + positive[begin : begin + size, None] * shift
-            X += mean
-            digests = draw.integers(0, 256, (size, 32), np.uint8)
-            sizes = np.stack([draw.integers(20_000, 200_000, size), draw.integers(1 << 60, 1 << 61, size)], 1)
-            yield Rows(encode_keys([key(row) for row in range(begin, begin + size)]), X.astype("<f2"), digests, sizes)
-
-    failures = {f"unreadable/{number:06}.jpg": "truncated" for number in range(n // 100_000)}
-    np.save(at.truth, positive)
-    at.positives.write_text("".join(f"{key(row)}\n" for row in np.flatnonzero(positive)[:LABELLED]))
-    encoder, shape = EncoderSpec.imported("planted", d), (n, len(key(0)), np.dtype("<f2"))
-    write_file(at.cache, encoder, "", blocks(), shape=shape, failures=failures)
-
-
-def split(at: Planted) -> None:
-    """Deal the rows to two shards in turn, as `embed --shard` deals them in no order."""
-    whole = CacheFile(at.cache)
-    for number, path in enumerate(at.shards):
-        picks = [(whole, np.arange(number, at.n, 2))]
-        failures = {} if number else whole.failures
-        merge(path, picks, encoder=whole.encoder, dtype=whole.dtype, source=whole.source, failures=failures)
-
-
-def write_plain(at: Planted) -> None:
-    """The embeddings' bytes alone."""
-    with at.plain.open("wb") as stream:
-        for _, X in EmbeddingCache(at.cache).blocks():
-            stream.write(np.ascontiguousarray(X))
-
-
-def train_model(at: Planted) -> None:
-    from pucache.train import train_pu
-
-    train_pu(EmbeddingCache(at.cache), at.positives, prior=PRIOR, draws=0).save(at.model)
-
-
-MAKERS = {call.__name__: call for call in (write, split, write_plain, train_model)}
-
-
-# --- what is measured ------------------------------------------------------------------------------
-
-
-def memory() -> dict[str, float]:
-    """What /proc tells of this process, in MB."""
-    lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
-    return {words[0].rstrip(":"): int(words[1]) * 1024 / MB for words in lines if words[-1] == "kB"}
 
 
 class Measured:
@@ -319,113 +203,8 @@ OPERATIONS: dict[str, Callable[[Planted, Measured], None]] = {
 }
 
 
-# --- opening and reading -----------------------------------------------------------------------------
-
-
-def opening(at: Planted) -> dict[str, float]:
-    """Milliseconds; how many MB resident memory had grown by, at the peak, by then and after a first key."""
-    cache_at, wanted = at.cache, [key(at.n // 3)]
-    Path("/proc/self/clear_refs").write_text("5")
-    before = memory()
-    began = time.perf_counter()
-    cache = EmbeddingCache(cache_at)
-    opened = time.perf_counter()
-    at_opening = memory()
-    looking = time.perf_counter()
-    assert cache.keys.rows(wanted)[0] == at.n // 3
-    found = time.perf_counter()
-    return {
-        "open": 1000 * (opened - began),
-        "first key": 1000 * (found - looking),
-        "MB at opening": at_opening["VmHWM"] - before["VmRSS"],
-        "MB after the first key": memory()["VmHWM"] - before["VmRSS"],
-    }
-
-
-def read_cache(at: Planted) -> dict[str, float]:
-    began, total = time.perf_counter(), 0
-    for _, X in EmbeddingCache(at.cache).blocks():
-        total ^= xor(X)
-    return {"seconds": time.perf_counter() - began, "xor": total}
-
-
-def read_plain(at: Planted, size: int = BLOCK_BYTES) -> dict[str, float]:
-    began, total = time.perf_counter(), 0
-    for block in file_blocks(at.plain, size):
-        total ^= xor(block)
-    return {"seconds": time.perf_counter() - began, "xor": total}
-
-
-def read_pieces(at: Planted) -> dict[str, float]:
-    return read_plain(at, PIECE)
-
-
-def xor_alone(at: Planted) -> dict[str, float]:
-    """The consumer of both, on one block that is in memory already."""
-    block = np.random.default_rng(0).integers(0, 256, BLOCK_BYTES, np.uint8)
-    began, total = time.perf_counter(), 0
-    for _ in range(count := max(1, 2 * at.n * at.d // BLOCK_BYTES)):
-        total ^= xor(block)
-    return {"seconds": (time.perf_counter() - began) * (2 * at.n * at.d) / (count * BLOCK_BYTES), "xor": total}
-
-
-def xor(block: np.ndarray) -> int:
-    """Touch every byte, as cheaply as NumPy can."""
-    return int(np.bitwise_xor.reduce(block.reshape(-1).view(np.uint64)))
-
-
-def file_blocks(path: Path, size: int = BLOCK_BYTES):
-    buffer = np.empty(size, np.uint8)
-    with path.open("rb", buffering=0) as stream:
-        while read := stream.readinto(buffer):
-            yield buffer[:read]
-
-
-PROBES = {call.__name__: call for call in (opening, read_cache, read_plain, read_pieces, xor_alone)}
-
-
-def keep(path: Path) -> None:
-    """Read a file into the page cache, anew: pages that were written lie there otherwise, and are read faster."""
-    drop(path)
-    for _ in file_blocks(path):
-        pass
-
-
-def drop(path: Path) -> None:
-    """Take a file out of the page cache; only clean pages go."""
-    with path.open("rb") as stream:
-        os.fsync(stream.fileno())
-        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        for offset in np.linspace(0, path.stat().st_size - 1, 32).astype(int).tolist():
-            try:
-                os.preadv(stream.fileno(), [bytearray(1)], offset, os.RWF_NOWAIT)
-            except BlockingIOError:
-                continue
-            raise SystemExit(f"{path} could not be dropped from the page cache: byte {offset} is still there")
-
-
-# --- the report --------------------------------------------------------------------------------------
-
-
-def cell(name: str, at: Planted) -> dict[str, float]:
-    """Run one measurement in a process of its own."""
-    command = [sys.executable, __file__, at.folder, "--cell", name, "--sizes", str(at.n), "--dim", str(at.d)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{name} at {at.n:,} x {at.d} failed:\n{done.stderr}")
-    figures = json.loads(done.stdout.splitlines()[-1])
-    told = ", ".join(f"{what} {value:.4g}" for what, value in figures.items())
-    print(f"{at.n:>10,} x {at.d}  {name:32s} {told}", file=sys.stderr, flush=True)
-    return figures
-
-
 def run_cell(name: str, at: Planted) -> dict[str, float]:
     """In that process."""
-    if name in MAKERS:  # here, so that no map of a file outlives its making
-        MAKERS[name](at)
-        return {}
-    if name in PROBES:
-        return PROBES[name](at)
     for module in ("retrieve", "score", "train"):  # so that the imports are behind us
         importlib.import_module(f"pucache.{module}")
     if has_pyarrow():
@@ -435,21 +214,15 @@ def run_cell(name: str, at: Planted) -> dict[str, float]:
     return measured.figures
 
 
-def prepare(at: Planted) -> None:
-    at.folder.mkdir(parents=True, exist_ok=True)
-    if not at.cache.exists():
-        cell("write", at)
-
-
 def scale(folder: Path, sizes: list[int], d: int, rounds: int, plot: Path) -> list[str]:
     """Every operation at every size."""
     planted = [Planted(folder, n, d) for n in sorted(sizes)]
     for at in planted:
         prepare(at)
         if not all(path.exists() for path in at.shards):
-            cell("split", at)
+            make("split", at)
     if not planted[0].model.exists():
-        cell("train_model", planted[0])
+        make("train_model", planted[0])
     names = [name for name in OPERATIONS if "Parquet" not in name or has_pyarrow()]
     figures: dict[tuple[str, int], list[dict[str, float]]] = {}
     for _ in range(rounds):
@@ -457,11 +230,9 @@ def scale(folder: Path, sizes: list[int], d: int, rounds: int, plot: Path) -> li
             for path in (at.cache, *at.shards):
                 keep(path)
             for name in names:
-                figures.setdefault((name, at.n), []).append(cell(name, at))
+                figures.setdefault((name, at.n), []).append(cell(__file__, name, at))
     draw_plot(plot, names, [at.n for at in planted], figures)
     return [
-        "## Operations",
-        "",
         f"`python benchmarks/scale.py FOLDER --sizes {' '.join(map(str, sizes))} --dim {d} --rounds {rounds}`: "
         f"float16, {d} numbers a row, {LABELLED:,} labelled, prior {PRIOR}; a process for each figure, medians of "
         f"{rounds} rounds. The shards hold every other row each. A straight line is fitted to the sizes; *off* is how "
@@ -541,97 +312,26 @@ def draw_plot(path: Path, names: list[str], sizes: list[int], figures: dict) -> 
     figure.savefig(path, dpi=110)
 
 
-def open_and_read(folder: Path, n: int, d: int) -> list[str]:
-    """A large cache opened, and read from end to end beside a plain file of its embeddings."""
-    at = Planted(folder, n, d)
-    prepare(at)
-    if not at.plain.exists():
-        cell("write_plain", at)
-    keep(at.cache)
-    warm = [cell("opening", at) for _ in range(OPENINGS)]
-    cold = []
-    for _ in range(COLD_OPENINGS):
-        drop(at.cache)
-        cold.append(cell("opening", at))
-    lines = [
-        f"## Opening {n:,} x {d} float16 ({at.cache.stat().st_size / 1e9:.2f} GB)",
-        "",
-        f"`python benchmarks/scale.py FOLDER --only open`: in {OPENINGS} processes of their own, the file in the page "
-        f"cache, and in {COLD_OPENINGS} with its pages dropped before; medians (smallest to largest). Memory is what "
-        "the process grew by at its peak. Goal: under 50 ms and 20 MB.",
-        "",
-        "| | open, ms | first key, ms | MB at opening | MB after the first key |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for name, rows in (("in the page cache", warm), ("pages dropped", cold)):
-        lines.append(f"| {name} | {' | '.join(spread([row[what] for row in rows]) for what in rows[0])} |")
-    return [*lines, "", *reading(at)]
-
-
-def spread(values: list[float]) -> str:
-    return f"{statistics.median(values):.3g} ({min(values):.3g} to {max(values):.3g})"
-
-
-def reading(at: Planted) -> list[str]:
-    """The cache and the plain file in turn, so that neither has the better hour."""
-    size = at.plain.stat().st_size
-    arms = {"read_cache": at.cache, "read_plain": at.plain, "read_pieces": at.plain}
-    lines = [
-        f"## Reading {size / 1e9:.2f} GB of embeddings in order",
-        "",
-        f"`EmbeddingCache.blocks()` beside `readinto` of a plain file of the same bytes, into a buffer of the blocks' "
-        f"{BLOCK_BYTES >> 20} MiB, and into one of {PIECE >> 20} MiB, which stays in the processor's own memory. Each "
-        f"XORs all 64-bit words together, to the same result; {READINGS} turns, every other one backwards, each in a "
-        "process of its own, medians (smallest to largest) in GB/s, and ratios within a turn. Goal: at least 0.8 of "
-        "the plain file.",
-        "",
-        "| | cache | plain file | plain file, small buffer | cache / plain | cache / small buffer |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for name, make_ready in (("in the page cache", keep), ("pages dropped", drop)):
-        rates: dict[str, list[float]] = {arm: [] for arm in arms}
-        for turn in range(READINGS):
-            results = set()
-            for arm, path in list(arms.items())[:: -1 if turn % 2 else 1]:
-                make_ready(path)
-                told = cell(arm, at)
-                results.add(told["xor"])
-                rates[arm].append(size / told["seconds"] / 1e9)
-            assert len(results) == 1, "the cache and the plain file differ"
-        cache, *plain = rates.values()
-        ratios = [[one / other for one, other in zip(cache, others, strict=True)] for others in plain]
-        lines.append(f"| {name} | {' | '.join(map(spread, (*rates.values(), *ratios)))} |")
-    alone = size / cell("xor_alone", at)["seconds"] / 1e9
-    return [*lines, "", f"The XOR alone, of a block in memory: {alone:.3g} GB/s."]
-
-
-def main(arguments: argparse.Namespace) -> str:
+def main(given: argparse.Namespace) -> str:
     from environment import environment
 
-    sections = []
-    if arguments.only != "open":
-        sections += [*scale(arguments.folder, arguments.sizes, arguments.dim, arguments.rounds, arguments.plot), ""]
-    if arguments.only != "scale":
-        sections += [*open_and_read(arguments.folder, *arguments.large), ""]
-    return "\n".join(["# Scale", "", *sections, environment()]) + "\n"
+    lines = scale(given.folder, given.sizes, given.dim, given.rounds, given.plot)
+    return "\n".join(["# Scale", "", *lines, "", environment()]) + "\n"
 
 
 if __name__ == "__main__":
+    if asked := asked_for_a_cell():
+        print(json.dumps(run_cell(*asked)))
+        raise SystemExit
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--sizes", type=int, nargs="+", default=[625_000, 1_250_000, 2_500_000, 5_000_000])
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--large", type=int, nargs=2, default=LARGE, metavar=("ROWS", "DIM"), help="opened and read")
-    parser.add_argument("--only", choices=["scale", "open"])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plot", type=Path, default=Path(__file__).parents[1] / "docs/images/scale.png")
-    parser.add_argument("--cell", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.cell:
-        print(json.dumps(run_cell(given.cell, Planted(given.folder, given.sizes[0], given.dim))))
-    else:
-        report = main(given)
-        print(report)
-        if given.out:
-            given.out.write_text(report)
+    report = main(given)
+    print(report)
+    if given.out:
+        given.out.write_text(report)

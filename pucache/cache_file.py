@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -290,7 +291,7 @@ class CacheFile:
                 raise self.not_finite(bad + rows.start)
         keys = self.raw_keys
         self._require(bool(np.all(keys[1:] > keys[:-1])), "keys are not sorted and unique")
-        for _ in (*self.failures, *Keys([keys])):
+        for _ in chain(self.failures, Keys([keys])):
             pass  # each is UTF-8, or an error
 
     def not_finite(self, rows: np.ndarray) -> CacheError:
