@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-_BLOCK_ROWS, _MOST_BLOCKS = 4096, 1024
+_BLOCK_ROWS, _MOST_BLOCKS = 256, 1024
 _MOST_BYTES = 1 << 24  # of a seal; four columns in 1024 blocks need a fiftieth of that
 _FOOTER = re.compile(rb"\npucache-seal (\d{12}) ([0-9a-f]{64})\n")
 FOOTER_BYTES = len("\npucache-seal \n") + 12 + 1 + 64
