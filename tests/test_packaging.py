@@ -88,3 +88,18 @@ def test_extras_that_the_messages_name_exist(metadata):
     text = "".join(path.read_text() for path in (ROOT / "pucache").glob("*.py"))
     named = set(re.findall(r"pip install '?pucache\[(\w+)\]", text))
     assert named and named <= extras
+
+
+@pytest.mark.parametrize(
+    "path", sorted([*ROOT.glob("pucache/*.py"), *ROOT.glob("cli/*.py")]), ids=lambda path: path.name
+)
+def test_nothing_unpickles_evaluates_or_asks_a_shell(path):
+    """What the linter's security rules do not see: an import alone, or a flag."""
+    tree = ast.parse(path.read_text())
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    assert not names & {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    assert not [c for c in calls if isinstance(c.func, ast.Name) and c.func.id in ("eval", "exec", "compile")]
+    flags = {(k.arg, k.value.value) for c in calls for k in c.keywords if isinstance(k.value, ast.Constant)}
+    assert not flags & {("shell", True), ("allow_pickle", True), ("weights_only", False)}
