@@ -361,12 +361,9 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
     @classmethod
     def _restored(cls, tensors: dict[str, np.ndarray], state: dict[str, Any]) -> PULinearClassifier:
         coef, numbers = tensors["coef"], tensors["numbers"]
-        if (
-            coef.dtype != np.float32
-            or coef.ndim != 1
-            or not len(coef)
-            or not (np.isfinite(coef).all() and np.isfinite(numbers).all())
-        ):
+        largest = np.abs(coef, dtype=np.float64).sum() * np.finfo(np.float16).max + np.abs(numbers).max()
+        types = [(tensor.dtype.str, tensor.ndim) for tensor in (coef, numbers)]
+        if types != [("<f4", 1), ("<f8", 1)] or not len(coef) or not largest < np.finfo(np.float32).max:
             raise ValueError("its numbers are not those of a linear head")
         parameters = state["parameters"]
         if "protocol" in parameters:
@@ -374,6 +371,8 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
         model = cls(**parameters)
         intercept, threshold, prior, share, penalty, alpha, slope = numbers.tolist()
         model.coef_, model.intercept_, model.n_features_in_ = coef, intercept, len(coef)
+        if not (0 < prior < 1 and 0 < share < 1 and penalty >= 0):
+            raise ValueError(f"its prior is {prior}, its share {share}, its penalty {penalty}")
         model.threshold_, model.prior_, model.share_, model.penalty_ = threshold, prior, share, penalty
         model.tilt_ = Tilt(alpha, slope, prior)
         model.estimates_, model.classes_ = state["estimates"], np.array(*state["classes"])

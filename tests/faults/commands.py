@@ -166,6 +166,7 @@ class Zygote:
         self._socket.sendall((json.dumps(request) + "\n").encode())
         while "started" not in (answer := self._next(60)):
             self._codes[answer["ended"]] = answer["code"]
+        self._codes.pop(answer["started"], None)  # of an earlier process: numbers are used again
         return _Forked(self, answer["started"], log, pipes)
 
     def plain(self, command: list[str], folder: Path, **environ: str) -> Command:
