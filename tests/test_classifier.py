@@ -496,6 +496,49 @@ def test_a_model_of_version_1_is_refused_with_the_remedy(fitted, tmp_path, monke
         PULinearClassifier.load(tmp_path / "old.safetensors")
 
 
+def numbers(**changed):
+    """Change single ones of the seven numbers of a head."""
+    names = ("intercept", "threshold", "prior", "share", "penalty", "alpha", "slope")
+
+    def change(tensors, state):
+        for name, value in changed.items():
+            tensors["numbers"][names.index(name)] = value
+
+    return change
+
+
+STRANGE = {
+    "no coefficients": lambda tensors, state: tensors.update(coef=tensors["coef"][:0]),
+    "wide coefficients": lambda tensors, state: tensors.update(coef=tensors["coef"].astype(np.float64)),
+    "square coefficients": lambda tensors, state: tensors.update(coef=tensors["coef"].reshape(2, 3)),
+    "coefficients that overflow": lambda tensors, state: tensors["coef"].__imul__(np.float32(1e35)),
+    "a coefficient that is not a number": lambda tensors, state: tensors["coef"].__setitem__(0, np.nan),
+    "whole numbers": lambda tensors, state: tensors.update(numbers=np.full(7, np.iinfo(np.int64).min)),
+    "six numbers": lambda tensors, state: tensors.update(numbers=tensors["numbers"][:6]),
+    "an infinite threshold": numbers(threshold=np.inf),
+    "a prior of 1": numbers(prior=1),
+    "a share below 0": numbers(share=-0.1),
+    "a negative penalty": numbers(penalty=-1),
+    "one class": lambda tensors, state: state.update(classes=[[1], "<i8"]),
+    "classes of no type": lambda tensors, state: state.update(classes=[[0, 1], "pickle"]),
+    "no parameters": lambda tensors, state: state.pop("parameters"),
+    "a parameter from elsewhere": lambda tensors, state: state["parameters"].update(kernel="rbf"),
+    "an encoder without sense": lambda tensors, state: state.update(encoder="[]"),
+    "a list for a state": lambda tensors, state: state.update(counts=7),
+}
+
+
+@pytest.mark.parametrize("change", STRANGE.values(), ids=STRANGE)
+def test_a_model_that_a_stranger_made_and_sealed_is_refused_where_it_is_no_head(fitted, tmp_path, change):
+    fitted.save(tmp_path / "model.safetensors")
+    tensors, state = model_file.read(tmp_path / "model.safetensors", ("coef", "numbers"))
+    tensors = {name: values.copy() for name, values in tensors.items()}
+    change(tensors, state)
+    model_file.write(tmp_path / "strange.safetensors", tensors, state)
+    with pytest.raises(ModelError, match=r"strange.safetensors holds no model of pucache .*; train the model again"):
+        PULinearClassifier.load(tmp_path / "strange.safetensors")
+
+
 # --- whose embeddings --------------------------------------------------------------------------
 
 
