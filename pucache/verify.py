@@ -8,6 +8,7 @@ other, could make it loop, swell or crash.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -78,17 +79,23 @@ def _model(path: Path) -> int:
 def _open_elsewhere(path: Path) -> None:
     """Open a cache in a process that may crash."""
     command = [sys.executable, "-P", "-m", "pucache.verify", str(path)]  # -P: no code from the working directory
+    places = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]  # but from where ours is
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
     try:
         ended = subprocess.run(  # noqa: S603 - our own module on a path; no shell
-            command, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL
+            command, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL, env=environ
         )
     except subprocess.TimeoutExpired as error:
         raise CacheError(
             f"{path} is hostile or damaged: HDF5 does not come to an end with it; do not open it"
         ) from error
+    if ended.returncode < 0:
+        raise CacheError(
+            f"{path} is hostile or damaged: HDF5 ends with signal {-ended.returncode} on it; do not open it"
+        )
     if ended.returncode:
-        how = f"signal {-ended.returncode}" if ended.returncode < 0 else f"exit code {ended.returncode}"
-        raise CacheError(f"{path} is hostile or damaged: HDF5 ends with {how} on it; do not open it")
+        said = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
+        raise CacheError(f"{path} could not be opened in a process of its own ({said[-1][:200]}); do not open it")
     said = json.loads(ended.stdout)
     if said:
         raise CacheError(said)

@@ -83,7 +83,8 @@ def test_a_model_without_sense_under_a_right_checksum_is_found(model):
             "import os; os.kill(os.getpid(), 11)",
             "HDF5 ends with signal 11 on it",
         ),
-        ("import sys; sys.exit(70)", "HDF5 ends with exit code 70 on it"),
+        ("import sys; sys.exit(70)", "could not be opened in a process of its own (exit code 70)"),
+        ("raise ImportError('no h5py')", "could not be opened in a process of its own (ImportError: no h5py)"),
         ("import time; time.sleep(60)", "HDF5 does not come to an end with it"),
     ],
 )
