@@ -9,7 +9,7 @@ import io
 import math
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +73,7 @@ def read(
     OSError, KeyError, RuntimeError, ValueError, TypeError
         As `DAMAGE`: whatever h5py makes of a file that is not what it says.
     """
-    with _uninterrupted(), h5py.File(stream, "r") as file:
+    with _deferred(), h5py.File(stream, "r") as file:
         return {name: _attribute(file, name) for name in attributes}, {name: _place(file[name]) for name in datasets}
 
 
@@ -101,23 +101,20 @@ def _attribute(file: h5py.File, name: str) -> str | int | None:
 class Writer:
     """A new file whose datasets are made, filled and located one by one."""
 
-    def __init__(self, file: h5py.File):
-        self._file = file
+    def __init__(self, file: h5py.File, let_through: Callable[[], None]):
+        self._file, self._let_through = file, let_through
 
     def create(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
         """Make room for a dataset."""
         stored = h5py.string_dtype("utf-8", dtype.itemsize) if dtype.kind == "S" else dtype
-        with _uninterrupted():
-            self._file.create_dataset(name, shape, stored, fill_time="never")
+        self._file.create_dataset(name, shape, stored, fill_time="never")
 
     def write(self, name: str, start: int, values: np.ndarray) -> None:
         """Fill rows from `start` on."""
+        self._let_through()
         if len(values):  # the view tells HDF5 that bytes are UTF-8
-            with _uninterrupted():
-                dataset: Any = self._file[name]
-                dataset[start : start + len(values)] = (
-                    values.view(dataset.dtype) if values.dtype.kind == "S" else values
-                )
+            dataset: Any = self._file[name]
+            dataset[start : start + len(values)] = values.view(dataset.dtype) if values.dtype.kind == "S" else values
 
     def offset(self, name: str) -> int:
         """Where the bytes of a dataset begin; 0 where it has none."""
@@ -126,13 +123,12 @@ class Writer:
 
     def describe(self, attributes: Attributes) -> None:
         """Set attributes of the root; texts become fixed-width."""
-        with _uninterrupted():
-            for name, value in attributes.items():
-                if isinstance(value, str):
-                    encoded = value.encode("utf-8", "surrogateescape")
-                    self._file.attrs.create(name, encoded, dtype=h5py.string_dtype("utf-8", max(1, len(encoded))))
-                else:
-                    self._file.attrs[name] = value
+        for name, value in attributes.items():
+            if isinstance(value, str):
+                encoded = value.encode("utf-8", "surrogateescape")
+                self._file.attrs.create(name, encoded, dtype=h5py.string_dtype("utf-8", max(1, len(encoded))))
+            else:
+                self._file.attrs[name] = value
 
 
 @contextmanager
@@ -145,35 +141,38 @@ def new_file(path: Path) -> Iterator[Writer]:
         The file system refused.
     """
     with _Output(path, "r+") as stream:
-        with _uninterrupted():
-            file = h5py.File(stream, "w", libver="earliest")
-        try:
-            yield Writer(file)
-        finally:
-            with _uninterrupted():
-                file.close()
+        with _deferred() as let_through, h5py.File(stream, "w", libver="earliest") as file:
+            yield Writer(file, let_through)
         if stream.error is not None:
             raise stream.error
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait: raised within a call that HDF5 makes back to us, they would leave it in disorder."""
+def _deferred() -> Iterator[Callable[[], None]]:
+    """Let Ctrl-C and SIGTERM wait; yields what lets them through, to be called where HDF5 is not at work.
+
+    Raised within a call that HDF5 makes back to us, an exception leaves it in disorder, and other errors behind.
+    """
     if threading.current_thread() is not threading.main_thread():  # where Python handles no signals
-        yield
+        yield lambda: None
         return
     came: list[tuple[int, FrameType | None]] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     handlers = {number: handler for number, handler in before.items() if callable(handler)}
+
+    def let_through() -> None:
+        if came:
+            number, frame = came.pop()
+            handlers[signal.Signals(number)](number, frame)
+
     for number in handlers:
         signal.signal(number, lambda number, frame: came.append((number, frame)))
     try:
-        yield
+        yield let_through
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        if came:
-            handlers[signal.Signals(came[0][0])](*came[0])
+        let_through()
 
 
 class _Output(io.FileIO):
