@@ -57,7 +57,7 @@ class Trials:
         try:
             kind, problem = run() or kind, ""
         except AssertionError as error:
-            problem = (str(error).strip().splitlines() or ["an assertion without a word"])[-1][:200]
+            problem = " / ".join(str(error).split("\n"))[:1500] or "an assertion without a word"
         shutil.rmtree(self.world.folder / "places", ignore_errors=True)
         return job.name, kind, problem
 
