@@ -32,7 +32,7 @@ from .errors import CacheError, CacheLockedError, SourceError
 from .images import Listing, Source
 from .outcome import Outcome
 from .pack import merge
-from .parts import Known, Parts, parts_folder
+from .parts import Known, Parts, part_files
 from .pipeline import Work
 from .profile import Profile
 from .progress import Progress, Silent
@@ -227,7 +227,7 @@ def _write_blocks(
 def made_with(cache: str | Path) -> EncoderSpec | None:
     """Return the encoder of a cache that is there already, or of its unfinished parts; None for a new one."""
     cache = Path(cache)
-    for path in [cache, *sorted(parts_folder(cache).glob("part-*.h5"))]:
+    for path in [cache, *part_files(cache)]:
         try:
             return CacheFile(path).encoder
         except CacheError:

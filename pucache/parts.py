@@ -24,6 +24,14 @@ def parts_folder(cache: Path) -> Path:
     return cache.with_name(cache.name + ".parts")
 
 
+def part_files(cache: Path) -> list[Path]:
+    """The parts that lie there now, in the order of their names."""
+    try:
+        return sorted(parts_folder(cache).glob("part-*.h5"))
+    except FileNotFoundError:  # another writer has just removed the folder
+        return []
+
+
 class Parts:
     """The finished blocks of an unfinished cache: small cache files in ``CACHE.parts``."""
 
@@ -31,7 +39,7 @@ class Parts:
         self.folder = parts_folder(cache)
         self._spec, self._dtype = spec, dtype
         self.files: list[CacheFile] = []
-        for path in sorted(self.folder.glob("part-*.h5")):
+        for path in part_files(cache):
             self._adopt(path)
         if self.files:
             log.warning("going on from %d images in %s", sum(map(len, self.files)), self.folder)

@@ -23,6 +23,7 @@ from .allocator import keep_freed_memory
 from .errors import PUCacheError, SourceError
 from .prepare import Chunk, Prepare
 
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _QUEUED = 2  # chunks at a worker: one at work, one to go on with
 _SLOTS = 3  # chunks of pixels a worker: those, and one that waits for its turn
 
@@ -53,7 +54,11 @@ class Workers:
                 here, there = context.Pipe()
                 self._pipes.append(here)
                 process = context.Process(target=self._serve, args=(number, there), daemon=True)
-                process.start()
+                before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until the worker has its own handlers
+                try:
+                    process.start()
+                finally:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, before)
                 there.close()
                 self._processes.append(process)
         except BaseException as error:
@@ -132,6 +137,7 @@ class Workers:
     def _serve(self, worker: int, pipe: Any) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends the workers
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         for inherited in self._pipes:  # else nobody would see the parent's end of a pipe close
             inherited.close()
         keep_freed_memory()

@@ -13,7 +13,7 @@ from pictures import encode
 from PIL import Image
 from tiny import tiny_encoder
 
-from pucache import pipeline
+from pucache import pipeline, workers
 from pucache.cache import EmbeddingCache
 from pucache.cache_file import CacheFile
 from pucache.device_decoding import DeviceDecoder
@@ -389,3 +389,28 @@ def test_pixels_are_let_go_as_soon_as_they_are_embedded(tmp_path, monkeypatch):
     assert report.rows + len(report.failures) == 2000
     assert alive == set()
     assert 0 < most[0] <= 16, "of 250 chunks"
+
+
+def test_a_worker_that_is_ended_before_it_has_begun_says_nothing(tmp_path, capfd, monkeypatch):
+    """The handler of SIGTERM that the program has would raise in the worker, and show a traceback."""
+
+    class Ended(BaseException):
+        pass
+
+    def end(number, frame):
+        raise Ended
+
+    def slow(self, *arguments, real=workers.Workers._serve):
+        time.sleep(0.2)
+        real(self, *arguments)
+
+    monkeypatch.setattr(workers.Workers, "_serve", slow)
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        encoder = tiny_encoder()
+        prepare = Prepare(Memory(130), encoder.preprocess, [], [], np.empty(0, "S32"), rows=8)
+        with workers.Workers(prepare, 2):
+            pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert capfd.readouterr().err == ""
