@@ -11,6 +11,16 @@ import torch
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "scikit-learn", "h5py", "faiss-gpu", "faiss-cpu", "pillow")
 
 
+def commit() -> str:
+    """What git calls the state of the code; empty where there is no git."""
+    try:
+        return subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True
+        ).stdout.strip()
+    except OSError:
+        return ""
+
+
 def environment() -> str:
     """One markdown paragraph."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
@@ -22,13 +32,7 @@ def environment() -> str:
             versions.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             continue
-    try:
-        git = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True
-        ).stdout.strip()
-    except OSError:
-        git = ""
     return (
         f"Measured on {cpu}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {gpu}; "
-        f"Python {platform.python_version()}, {', '.join(versions)}; commit {git or 'unknown'}."
+        f"Python {platform.python_version()}, {', '.join(versions)}; commit {commit() or 'unknown'}."
     )

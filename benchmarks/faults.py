@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-from environment import environment
+from environment import commit, environment
 
 FAULTS = Path(__file__).parents[1] / "tests" / "faults"
 sys.path.insert(0, str(FAULTS))
@@ -225,7 +225,7 @@ def run_section(name: str, strikes: Iterator[Strike], work: Path) -> None:
             said = time.monotonic()
             bad = sum(bool(problem) for _, _, problem in seen)
             print(f"{name}: {len(seen)} faults, {bad} bad  {strike[2]}", file=sys.stderr, flush=True)
-    result = {"strikes": seen, "seconds": time.monotonic() - began}
+    result = {"strikes": seen, "seconds": time.monotonic() - began, "commit": commit()}
     (work / f"{name}.json").write_text(json.dumps(result))
 
 
@@ -243,13 +243,14 @@ def report(work: Path, seed: int, kills: int) -> str:
         "",
     ]
     lines += ["| fault | job | n | bad | where it struck |", "|---|---|---:|---:|---|"]
-    notes, total, wrong, seconds = [], 0, 0, 0.0
+    notes, total, wrong, seconds, commits = [], 0, 0, 0.0, {}
     for name, title in TITLES.items():
         path = work / f"{name}.json"
         if not path.exists():
             continue
         result = json.loads(path.read_text())
         seconds += result["seconds"]
+        commits.setdefault(result["commit"], []).append(name)
         for job in dict.fromkeys(strike[0] for strike in result["strikes"]):
             mine = [strike for strike in result["strikes"] if strike[0] == job]
             bad = [problem for _, _, problem in mine if problem]
@@ -258,7 +259,8 @@ def report(work: Path, seed: int, kills: int) -> str:
             notes += [f"- {title}, {job}, {count} times: {text}" for text, count in Counter(bad).most_common()]
             total, wrong = total + len(mine), wrong + len(bad)
     lines += ["", f"**{total:,} faults, {wrong:,} bad**, in {seconds / 60:.0f} minutes.", ""]
-    return "\n".join([*lines, *notes, *([""] if notes else []), environment(), ""])
+    measured = "; ".join(f"{', '.join(names)} at commit {at}" for at, names in commits.items())
+    return "\n".join([*lines, *notes, *([""] if notes else []), environment(), f"Sections: {measured}.", ""])
 
 
 def main(work: Path, only: list[str], kills: int, seed: int) -> None:
