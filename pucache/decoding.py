@@ -91,7 +91,9 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         white = Image.new("RGBA", rgba.size, "white")
-        return Image.alpha_composite(white, rgba).convert("RGB")
+        laid = Image.alpha_composite(white, rgba)
+        del white, rgba  # each may be most of a gigabyte
+        return laid.convert("RGB")
     return image.convert("RGB")
 
 

@@ -243,7 +243,7 @@ class ManifestSource:
             columns = table.fieldnames or []
             path_column = next((name for name in _PATH_COLUMNS if name in columns), None)
             if path_column is None:
-                named = ", ".join(columns) or "(none)"
+                named = " ".join(", ".join(columns).split()) or "(none)"
                 raise SourceError(f"{self.name} has columns {named}; expected one called 'path'")
             key_column = "key" if "key" in columns else path_column
             for row in table:

@@ -58,6 +58,7 @@ class Keys(Sequence[str]):
         for part, start in zip(self._parts, self._starts[:-1], strict=True):
             at = find(part, wanted)
             found[at >= 0] = at[at >= 0] + start
+        found[["\0" in key for key in keys]] = -1  # no key has one, and at its end it would not count
         return found
 
 

@@ -48,7 +48,7 @@ def read_table(path: str | Path) -> list[dict[str, str]]:
     except csv.Error as error:
         raise LabelError(f"{path} line {table.reader.line_num}: {error}") from error
     if "key" not in columns:
-        raise LabelError(f"{path} has columns {', '.join(columns)}; expected one called 'key'")
+        raise LabelError(f"{path} has columns {' '.join(', '.join(columns).split())}; expected one called 'key'")
     if not all(row["key"] for row in rows):
         raise LabelError(f"{path} has a row without a key; complete or remove it")
     return rows

@@ -144,6 +144,8 @@ def read_scores(path: str | Path) -> dict[str, np.ndarray]:
         numbers = {name: np.array(table[name], float) for name in COLUMNS[1:]}
         if None in table["key"] or not all(np.isfinite(column).all() for column in numbers.values()):
             raise ValueError("a cell is empty or not a number")
+        if not np.isin(numbers["label"], (0, 1)).all():
+            raise ValueError("a label is neither 0 nor 1")
         return {"key": np.array(table["key"], object), **numbers, "label": numbers["label"].astype(int)}
     except (KeyError, ValueError, TypeError, OSError, csv.Error) as error:
         raise LabelError(

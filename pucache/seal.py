@@ -120,7 +120,7 @@ class Seal:
                 for name, c in said["columns"].items()
             }
             seal = cls(int(said["size"]), columns, str(said["rest"]), checksum)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise Broken("its seal makes no sense") from error
         here = 0
         for column in sorted(columns.values(), key=lambda column: column.offset):

@@ -191,6 +191,11 @@ def test_keys_take_arrays_of_rows_and_masks():
     assert keys[np.int64(-1)] == "ccc"
 
 
+def test_a_key_that_ends_in_nul_is_not_the_one_without():
+    keys = Keys([encode_keys(["a", "b"])])
+    assert keys.rows(["a", "a\0", "\0", "b"]).tolist() == [0, -1, -1, 1] and keys.rows([]).tolist() == []
+
+
 @pytest.mark.parametrize("row", [3, -4])
 def test_a_row_that_is_not_there_is_an_index_error(row):
     with pytest.raises(IndexError, match=f"row {row} of 3"):
@@ -425,6 +430,7 @@ SENSELESS = [
     b"{}",
     b"[" * 100_000,
     b'{"columns":{"keys":7},"rest":"","size":1}',
+    b'{"columns":{},"rest":"","size":Infinity}',
     *(
         json.dumps(
             {"columns": {"keys": {"offset": 0, "size": 1, "block": 1, "sha256": [""], **odd}}, "rest": "", "size": 9}

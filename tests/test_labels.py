@@ -70,6 +70,7 @@ def test_any_key_survives_being_written_and_read(tmp_path_factory, keys):
     "name, content, message",
     [
         ("keys.csv", "path,label\na,1\n", "has columns path, label; expected one called 'key'"),
+        ("keys.csv", '"a\nb",c\n1,2\n', "has columns a b, c; expected one called 'key'"),
         ("keys.csv", "", r"has columns \(none\); expected one called 'key'"),
         ("keys.csv", 'key\na\n"b\n', "keys.csv line 3: unexpected end of data"),
         ("keys.csv", '"key\n', "keys.csv line 1: unexpected end of data"),

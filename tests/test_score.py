@@ -144,6 +144,7 @@ def test_an_interruption_leaves_the_old_scores_alone(cache, model, out, monkeypa
         ("scores.csv", b"key,margin,posterior,label\na,1,0.5\n"),
         ("scores.csv", b"key,margin,posterior,label\na,nan,0.5,1\n"),
         ("scores.csv", b"label,margin,posterior,key\n1,1,0.5\n"),
+        ("scores.csv", b"key,margin,posterior,label\na,1,0.5,2\n"),
         ("scores.csv", b"rank,key,score\n"),
         ("scores.csv", b'key,margin,posterior,label\n"a,1,0.5,1\n'),
         ("scores.csv", b"\xff\xfe\x00"),
