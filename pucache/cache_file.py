@@ -156,9 +156,8 @@ class CacheFile:
         place = self._layout[name]
         if 0 in place.shape:
             return np.empty(place.shape, place.dtype)
-        return np.frombuffer(self._file.map, place.dtype, math.prod(place.shape), place.offset or 0).reshape(
-            place.shape
-        )
+        flat = np.frombuffer(self._file.map, place.dtype, math.prod(place.shape), place.offset or 0)
+        return flat.reshape(place.shape)
 
     @property
     def X(self) -> np.ndarray:

@@ -72,7 +72,12 @@ class Earlier:
     def differs(self, failures: dict[str, str], rows: int, source: str) -> bool:
         """Whether a cache of these failures, so many rows and this source would be another one."""
         old = self.file
-        return old is None or self._mended or rows != len(old) or source != old.source or failures != old.failures
+        if old is None or self._mended or rows != len(old) or source != old.source:
+            return True
+        try:
+            return failures != old.failures
+        except CacheError:  # damaged, as `check` will say
+            return True
 
     def check(self) -> bool:
         """Read every byte, and give up the rows that are damaged; returns whether there are any.

@@ -1,5 +1,6 @@
 """A damaged cache is mended by the next `embed`: what is whole is kept, the rest is embedded again."""
 
+import dataclasses
 import errno
 import os
 import shutil
@@ -14,7 +15,7 @@ from pucache.cache import EmbeddingCache
 from pucache.cache_file import CacheFile
 from pucache.embed import embed
 from pucache.errors import CacheError, OutputError
-from pucache.images import open_source
+from pucache.images import LocalFolder, open_source
 from pucache.progress import Silent
 
 N, BLOCK = 40, 8
@@ -84,6 +85,23 @@ def test_damaged_failures_are_found_again(folder, cache, name):
     report = run(folder, cache, verify=True)
     assert cache.read_bytes() == whole and (report.computed, report.damaged) == (0, 0)
     assert list(report.failures) == ["broken.png"]
+
+
+def test_damaged_failures_are_found_where_nothing_else_is_to_be_done(image_folder, tmp_path):
+    class Half(LocalFolder):
+        """Lists a folder of it as one that cannot be read, which is a failure that is not tried again."""
+
+        def scan(self):
+            listing = super().scan()
+            return dataclasses.replace(listing, failures={"gone/": "directory cannot be listed"})
+
+    source, cache = Half(str(image_folder(3))), tmp_path / "cache.h5"
+    embed(source, cache, tiny_encoder(), workers=0)
+    damage(cache, "failures/reasons")
+    report = embed(source, cache, tiny_encoder(), workers=0)
+    assert report.written and report.computed == 0 and report.failures == {"gone/": "directory cannot be listed"}
+    EmbeddingCache(cache).verify()
+    assert EmbeddingCache(cache).failures == report.failures
 
 
 @pytest.mark.parametrize("change", [lambda folder: save_image(folder / "new.png", 99), lambda folder: None])
