@@ -26,7 +26,7 @@ setup(
         "Programming Language :: Python :: 3.12",
         "Topic :: Scientific/Engineering :: Image Recognition",
     ],
-    packages=["pucache", "pucache.cli"],
+    packages=["pucache", "pucache.simclr", "pucache.cli"],
     package_dir={"pucache": "pucache", "pucache.cli": "cli"},
     package_data={"pucache": ["py.typed", "data/*"]},
     install_requires=[
@@ -54,6 +54,7 @@ setup(
         "openvino": ["openvino>=2025.0"],
         "parquet": ["pyarrow>=16"],
         "report": ["matplotlib>=3.9"],
+        "tensorboard": ["tensorboard>=2.17"],
         "test": [
             "pytest>=8",
             "hypothesis>=6.100",
@@ -62,6 +63,7 @@ setup(
             "openvino>=2025.0",
             "pyarrow>=16",
             "matplotlib>=3.9",
+            "tensorboard>=2.17",
             "pulearn==0.2.0",
             "setuptools>=77",
         ],

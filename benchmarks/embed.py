@@ -137,9 +137,9 @@ def peer(folder: Path, work: Path, path: str, device: str, threads: int) -> dict
     from PIL import Image
     from torch.utils.data import DataLoader, Dataset
 
-    from pucache.encoders import _bundled
+    from pucache.backbones import bundled
 
-    model = _bundled(None).eval()
+    model = bundled().eval()
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
     files = sorted(file for file in folder.rglob("*") if file.suffix in (".png", ".jpg"))[: PEER_IMAGES + PEER_BATCH]
 

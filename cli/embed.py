@@ -12,7 +12,9 @@ from . import options
 @click.command()
 @click.argument("source")
 @click.argument("cache")
-@click.option("--encoder", default="bundled", show_default=True, metavar="bundled|timm:NAME", help="Frozen encoder.")
+@click.option(
+    "--encoder", default="bundled", show_default=True, metavar="bundled|timm:NAME|RUN_DIR", help="Frozen encoder."
+)
 @options.encoding
 @click.option("--shard", metavar="I/N", help="Embed only the I-th of N shares of the images.")
 @click.option("--reuse", multiple=True, metavar="CACHE", help="Copy rows of images whose bytes this cache knows.")

@@ -25,6 +25,7 @@ from .import_embeddings import import_embeddings
 from .info import info
 from .options import printable
 from .pack import pack
+from .pretrain import pretrain
 from .retrieve_positives import retrieve_positives
 from .score import score
 from .sweep_priors import sweep_priors
@@ -126,6 +127,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 for verb in (
     embed,
     import_embeddings,
+    pretrain,
     train_pu,
     sweep_priors,
     estimate_prior,

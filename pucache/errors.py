@@ -38,6 +38,10 @@ class ModelError(PUCacheError):
     """A model file that is missing, foreign, damaged, or does not fit the cache."""
 
 
+class RunError(PUCacheError):
+    """A folder of a training run that is of another configuration, damaged or in use, or a training that failed."""
+
+
 class OutputError(PUCacheError):
     """An output path that cannot be written."""
 

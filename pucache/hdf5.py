@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import io
 import math
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, BinaryIO
 
 import h5py
 import numpy as np
+
+from .signals import deferred
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 DAMAGE = (
@@ -73,7 +72,7 @@ def read(
     OSError, KeyError, RuntimeError, ValueError, TypeError
         As `DAMAGE`: whatever h5py makes of a file that is not what it says.
     """
-    with _deferred(), h5py.File(stream, "r") as file:
+    with deferred(), h5py.File(stream, "r") as file:
         return {name: _attribute(file, name) for name in attributes}, {name: _place(file[name]) for name in datasets}
 
 
@@ -141,38 +140,10 @@ def new_file(path: Path) -> Iterator[Writer]:
         The file system refused.
     """
     with _Output(path, "r+") as stream:
-        with _deferred() as let_through, h5py.File(stream, "w", libver="earliest") as file:
+        with deferred() as let_through, h5py.File(stream, "w", libver="earliest") as file:
             yield Writer(file, let_through)
         if stream.error is not None:
             raise stream.error
-
-
-@contextmanager
-def _deferred() -> Iterator[Callable[[], None]]:
-    """Let Ctrl-C and SIGTERM wait; yields what lets them through, to be called where HDF5 is not at work.
-
-    Raised within a call that HDF5 makes back to us, an exception leaves it in disorder, and other errors behind.
-    """
-    if threading.current_thread() is not threading.main_thread():  # where Python handles no signals
-        yield lambda: None
-        return
-    came: list[tuple[int, FrameType | None]] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    handlers = {number: handler for number, handler in before.items() if callable(handler)}
-
-    def let_through() -> None:
-        if came:
-            number, frame = came.pop()
-            handlers[signal.Signals(number)](number, frame)
-
-    for number in handlers:
-        signal.signal(number, lambda number, frame: came.append((number, frame)))
-    try:
-        yield let_through
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        let_through()
 
 
 class _Output(io.FileIO):

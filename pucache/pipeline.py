@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import numpy as np
@@ -25,7 +25,7 @@ from .images import Listing, Source
 from .keys import encode_keys
 from .parts import Known
 from .passes import Embedded, Passes, whole_batches
-from .prepare import STAGES, Chunk, Prepare
+from .prepare import STAGES, Chunk, Prepare, in_threads
 from .profile import Profile
 from .progress import Progress
 from .workers import Workers
@@ -81,9 +81,9 @@ class Work:
                 chunks = stack.enter_context(Workers(self._prepare(CHUNK_ROWS), workers)).chunks()
             elif on_cpu:  # chunks of whole batches, so that these need no copying together
                 rows = min(whole_batches(runtime.batch_size, at_once), CHUNK_ROWS)
-                chunks = _in_threads(self._prepare(rows), hands, 2 * runtime.hands)
+                chunks = in_threads(self._prepare(rows), hands, 2 * runtime.hands)
             else:
-                chunks = _in_threads(self._prepare(CHUNK_ROWS), _threads(stack, cores(), _one_thread), 2 * cores())
+                chunks = in_threads(self._prepare(CHUNK_ROWS), _threads(stack, cores(), _one_thread), 2 * cores())
             passes = Passes(self._encoder, hands, at_once, self._profile)
             for chunk in chunks:
                 self._take(chunk, passes, progress)
@@ -193,17 +193,6 @@ class _Block:
         """By how many images progress can be counted: not the last, which waits for the block to be safe."""
         self.missing -= rows
         return rows - (self.missing == 0)
-
-
-def _in_threads(prepare: Prepare, threads: ThreadPoolExecutor, ahead: int) -> Iterator[Chunk]:
-    """Yield every chunk, in order, so many being prepared ahead."""
-    coming: deque[Future[Chunk]] = deque()
-    for number in range(len(prepare)):
-        coming.append(threads.submit(prepare, number))
-        if len(coming) > ahead:
-            yield coming.popleft().result()
-    while coming:
-        yield coming.popleft().result()
 
 
 def _threads(stack: ExitStack, count: int, enter: Callable[[], None] | None = None) -> ThreadPoolExecutor:

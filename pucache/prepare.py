@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
+from PIL import Image
 
 from .decoding import decode
 from .errors import ImageError
 from .images import UNKNOWN, Source, digest
-from .preprocess import Preprocess
 
 STAGES = ("reading", "hashing", "decoding", "resizing")
 
@@ -34,13 +37,28 @@ class Chunk:
     seconds: list[float]  # spent in each of STAGES
 
 
+class Resize(Protocol):
+    """Brings an image to the size that is wanted; picklable."""
+
+    @property
+    def input_size(self) -> tuple[int, int]:
+        """(H, W)."""
+
+    @property
+    def sufficient(self) -> int:
+        """Short side in pixels beyond which more detail of the original hardly matters."""
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        """Return uint8 pixels, (H, W, 3); raise `ImageError` where that cannot be."""
+
+
 class Prepare:
     """Prepares chunk after chunk of the images at hand.
 
     Parameters
     ----------
     source : Source
-    preprocess : Preprocess
+    preprocess : Resize
     keys : list of str
     sizes : list of int
         Bytes of each image when it was listed, or `UNKNOWN`.
@@ -60,7 +78,7 @@ class Prepare:
     def __init__(
         self,
         source: Source,
-        preprocess: Preprocess,
+        preprocess: Resize,
         keys: list[str],
         sizes: list[int],
         known: np.ndarray,
@@ -138,3 +156,14 @@ class Prepare:
             return False
         at = np.searchsorted(self._known, np.bytes_(content))
         return self._known[at : at + 1].tobytes() == content  # as bytes: numpy's text drops zero bytes at the end
+
+
+def in_threads(prepare: Prepare, threads: ThreadPoolExecutor, ahead: int) -> Iterator[Chunk]:
+    """Yield every chunk, in order, so many being prepared ahead."""
+    coming: deque[Future[Chunk]] = deque()
+    for number in range(len(prepare)):
+        coming.append(threads.submit(prepare, number))
+        if len(coming) > ahead:
+            yield coming.popleft().result()
+    while coming:
+        yield coming.popleft().result()

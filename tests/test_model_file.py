@@ -100,7 +100,7 @@ DAMAGED = "is damaged: content and checksum disagree; train the model again"
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"version": "2"}, "a model of format version 2; this pucache .* reads version 3: .*train again"),
+        ({"version": "2"}, "a model of format version 2; this pucache .* reads version 3: .*train the model again"),
         ({"version": "4"}, "a model of format version 4; this pucache .* reads version 3: upgrade pucache"),
         ({"version": None}, "format version None"),
         ({"format": "other"}, "a safetensors file but not a pucache model; pass what train-pu wrote"),

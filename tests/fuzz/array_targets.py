@@ -333,7 +333,7 @@ def _header(told: dict[str, Any]) -> bytes:
 
 def check_weights(sample: str, data: bytes, folder: Path) -> str:
     """Refused, or a network of numbers of the right shapes; for safetensors the very numbers of the file."""
-    from pucache import encoders
+    from pucache import backbones
 
     path = folder / ("weights.safetensors" if sample.endswith(".safetensors") else "weights.pth")
     path.write_bytes(data)
@@ -341,7 +341,7 @@ def check_weights(sample: str, data: bytes, folder: Path) -> str:
     blank = {name: torch.full_like(tensor, 7) for name, tensor in model.state_dict().items()}
     model.load_state_dict(blank)
     try:
-        encoders._load_weights(model, ARCHITECTURE, path)
+        backbones.load_weights(model, ARCHITECTURE, path)
     finally:
         require_no_code_was_run()
     loaded = model.state_dict()

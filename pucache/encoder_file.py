@@ -1,0 +1,122 @@
+"""The file of an encoder that was learned here: its weights, and how images are brought to it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import sealed_tensors
+from .backbones import untrained
+from .errors import EncoderError
+
+NAME = "encoder.safetensors"  # within the folder of a run
+PREFIX = "pretrained:"  # of the names by which caches know such encoders
+KIND = sealed_tensors.Kind(
+    "pucache-encoder", 1, "encoder", EncoderError, "a folder that pretrain wrote", "run pretrain again"
+)
+MAX_BYTES = 1 << 34
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a network is, but for its weights.
+
+    Attributes
+    ----------
+    architecture : str
+        Of timm.
+    stem : {"standard", "small"}
+    size : int
+        Side of the images it takes, in pixels.
+    mean, std : list of float
+        Per channel, of pixels in [0, 1].
+    interpolation : str
+        Images are squashed to `size` by it.
+    steps : int
+        Of training.
+    """
+
+    architecture: str
+    stem: str
+    size: int
+    mean: list[float]
+    std: list[float]
+    interpolation: str
+    steps: int
+
+
+def write(path: str | Path, model: torch.nn.Module, description: Description) -> None:
+    """Write an encoder.
+
+    Raises
+    ------
+    OutputError
+        `path` cannot be written.
+    """
+    tensors = {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in model.state_dict().items()}
+    sealed_tensors.write(path, KIND, tensors, dataclasses.asdict(description))
+
+
+def read(where: str | Path) -> tuple[dict[str, np.ndarray], Description]:
+    """Read the weights and the description, from a file or from the folder that it lies in.
+
+    Raises
+    ------
+    EncoderError
+        Missing, foreign or damaged.
+    """
+    path = Path(where)
+    if path.is_dir():
+        path = path / NAME
+        if not path.exists():
+            raise EncoderError(f"{where} holds no {NAME}; expected a folder that pretrain wrote")
+    tensors, state = sealed_tensors.read(path, KIND, most=MAX_BYTES)
+    try:
+        return tensors, _checked(Description(**state))
+    except (TypeError, ValueError) as error:
+        raise EncoderError(f"{path} does not describe an encoder ({str(error)[:120]}); run pretrain again") from error
+
+
+def load(where: str | Path) -> tuple[Any, dict[str, Any], str]:
+    """Load a network, how images are brought to it (in timm's terms), and what caches call it.
+
+    Raises
+    ------
+    EncoderError
+        Missing, foreign, damaged, or of an architecture that timm does not have (any more).
+    """
+    tensors, told = read(where)
+    model = untrained(told.architecture, stem=told.stem)
+    try:
+        model.load_state_dict({name: torch.from_numpy(values) for name, values in tensors.items()})
+    except RuntimeError as error:
+        raise EncoderError(
+            f"{where} does not fit {told.architecture} as this timm builds it; run pretrain again"
+        ) from error
+    config = {
+        "input_size": (3, told.size, told.size),
+        "mean": tuple(told.mean),
+        "std": tuple(told.std),
+        "interpolation": told.interpolation,
+        "crop_pct": 1.0,
+        "crop_mode": "squash",
+    }
+    return model, config, PREFIX + told.architecture + ("-small" if told.stem == "small" else "")
+
+
+def _checked(told: Description) -> Description:
+    numbers = [*told.mean, *told.std]
+    if len(told.mean) != 3 or len(told.std) != 3 or not all(isinstance(x, float | int) for x in numbers):
+        raise ValueError("mean and std are not three numbers each")
+    if not (isinstance(told.size, int) and 0 < told.size <= 4096 and all(x > 0 for x in told.std)):
+        raise ValueError("a size or a spread is not positive")
+    if told.stem not in ("standard", "small") or told.interpolation not in ("bilinear", "bicubic"):
+        raise ValueError("an unknown stem or interpolation")
+    if not isinstance(told.architecture, str):
+        raise ValueError("the architecture is no name")
+    return told

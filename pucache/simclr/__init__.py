@@ -1,0 +1,1 @@
+"""Debiased SimCLR: an encoder learned from unlabelled images. `pucache.pretrain` is the verb."""

@@ -1,0 +1,115 @@
+"""The state of a training, on disk: the last two, each whole or absent, so that a damaged one costs a little work."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import sealed_tensors
+from ..durable import fsync_directory, make_folder
+from ..errors import RunError
+
+log = logging.getLogger("pucache")
+
+KIND = sealed_tensors.Kind(
+    "pucache-checkpoint", 1, "checkpoint", RunError, "one that pretrain wrote", "begin another run"
+)
+MAX_BYTES = 1 << 36
+_KEPT = 2
+
+
+def save(
+    folder: Path, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
+) -> None:
+    """Write the state after so many steps, and remove all but the last two.
+
+    Parameters
+    ----------
+    folder : Path
+    step : int
+    model, optimizer
+    state : dict
+        JSON-able; comes back from `load`.
+
+    Raises
+    ------
+    OutputError
+        It cannot be written.
+    """
+    tensors = {f"model.{name}": _array(tensor) for name, tensor in model.state_dict().items()}
+    for number, values in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{number}.{name}": _array(value) for name, value in values.items() if value is not None}
+    make_folder(folder)
+    sealed_tensors.write(folder / f"{step:010}.safetensors", KIND, tensors, {**state, "step": step})
+    for _, path in _found(folder)[:-_KEPT]:
+        path.unlink(missing_ok=True)
+    fsync_directory(folder)
+
+
+def load(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+    """Bring model and optimiser to the last state that is whole; returns what was saved beside it, with `step`.
+
+    None where there is no checkpoint.
+
+    Raises
+    ------
+    RunError
+        There are some, and none is whole.
+    """
+    found = _found(folder)
+    for step, path in reversed(found):
+        try:
+            tensors, state = sealed_tensors.read(path, KIND, most=MAX_BYTES)
+            _restore(path, tensors, model, optimizer)
+        except RunError as error:
+            log.warning("%s; going back to the checkpoint before it", error)
+            continue
+        if state.get("step") == step:
+            return state
+        log.warning("%s is the checkpoint of another step; going back to the one before it", path)
+    if found:
+        raise RunError(f"no checkpoint in {folder} is whole; remove that folder to begin anew, or copy one back")
+    return None
+
+
+def set_aside_after(folder: Path, step: int) -> None:
+    """Rename checkpoints later than a step, which were found damaged, lest they be taken for the last good ones."""
+    for later, path in _found(folder):
+        if later > step:
+            with contextlib.suppress(OSError):
+                path.rename(path.with_suffix(".damaged"))
+
+
+def _found(folder: Path) -> list[tuple[int, Path]]:
+    if not folder.is_dir():
+        return []
+    names = [path for path in folder.iterdir() if re.fullmatch(r"\d{10}\.safetensors", path.name)]
+    return sorted((int(path.stem), path) for path in names)
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().cpu().contiguous().numpy()
+
+
+def _restore(
+    path: Path, tensors: dict[str, np.ndarray], model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    parts: dict[str, dict[str, torch.Tensor]] = {"model": {}, "optimizer": {}}
+    for name, values in tensors.items():
+        part, _, rest = name.partition(".")
+        parts.setdefault(part, {})[rest] = torch.from_numpy(values)
+    states: dict[int, dict[str, torch.Tensor]] = {}
+    for name, tensor in parts["optimizer"].items():
+        number, _, field = name.partition(".")
+        states.setdefault(int(number), {})[field] = tensor
+    try:
+        model.load_state_dict(parts["model"])
+        optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise RunError(f"{path} is of another network or optimiser") from error

@@ -1,0 +1,253 @@
+"""The images of a run, brought to one size: decoded once into a file that is mapped, or again in every epoch.
+
+Sides are squashed to a square, in training and later in embedding alike, so nothing of an image is lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import shutil
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+
+from ..decoding import decode
+from ..devices import cores
+from ..durable import replacing
+from ..errors import ImageError, SourceError
+from ..images import Listing, Source
+from ..prepare import Chunk, Prepare, in_threads
+from ..preprocess import Preprocess
+from ..progress import Progress
+from ..workers import Workers
+from .augment import View
+
+log = logging.getLogger("pucache")
+
+_LEAST = 4  # pixels a side, of the original, in the smallest crop
+_CHUNK = 64
+_SPARE = 1 << 30  # bytes of disk that are left alone
+_ON_DEVICE = 0.25  # share of what is free on a GPU that the images may take
+_AHEAD = 3  # batches under way
+
+
+class Pixels(Protocol):
+    """Images by their row, uint8 (D, D, 3) each."""
+
+    keys: list[str]
+    failures: dict[str, str]
+
+    def batches(self, plan: Iterable[np.ndarray]) -> Iterator[torch.Tensor]:
+        """Yield the images of one array of rows after the other, (b, D, D, 3) uint8, prepared ahead."""
+
+
+class Squash:
+    """Bring an image to D x D pixels; picklable, so that worker processes can use it.
+
+    Parameters
+    ----------
+    side : int
+        D.
+    interpolation : {"bilinear", "bicubic"}
+    views : sequence of View
+        What will be cropped: an image of which that would leave nearly nothing is refused.
+    """
+
+    def __init__(self, side: int, interpolation: str, views: Sequence[View]):
+        config = {"input_size": (3, side, side), "interpolation": interpolation, "crop_pct": 1.0, "crop_mode": "squash"}
+        self._resize = Preprocess(config, _no_transform)
+        self.input_size, self.sufficient = self._resize.input_size, self._resize.sufficient
+        self._least = min(side, math.ceil(_LEAST / math.sqrt(min(v.area[0] / v.ratio for v in views))))
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        """Return uint8 (D, D, 3)."""
+        if min(image.size) < self._least:
+            raise ImageError(
+                f"{image.width} x {image.height} pixels, too small for the crop: the smallest one would be under "
+                f"{_LEAST} pixels (each side must have {self._least})"
+            )
+        return self._resize(image)
+
+
+def _no_transform(image: Image.Image) -> torch.Tensor:
+    raise AssertionError("squashing is fast")
+
+
+def identity(listing: Listing) -> str:
+    """Hash of what is listed: keys and sizes."""
+    state = hashlib.sha256()
+    for key, size in zip(listing.keys, listing.size_mtime[:, 0].tolist(), strict=True):
+        state.update(f"{key}\0{size}\n".encode())
+    return state.hexdigest()
+
+
+def fits(folder: Path, images: int, side: int) -> bool:
+    """Whether there is room on the disk of `folder` for so many images."""
+    return images * side * side * 3 + _SPARE <= shutil.disk_usage(folder).free
+
+
+# --- decoded once ------------------------------------------------------------------------------
+
+
+class Mapped:
+    """Images in a file of the run's folder, shared by all processes; on a GPU where they fit there.
+
+    Parameters
+    ----------
+    folder : path
+        Where `decode_all` put them.
+    listing : Listing
+    side : int
+        D.
+    device : torch.device
+    """
+
+    def __init__(self, folder: Path, listing: Listing, side: int, device: torch.device):
+        told = json.loads((folder / _TOLD).read_text())
+        self.failures: dict[str, str] = told["failures"]
+        self.keys = [key for key in listing.keys if key not in self.failures]
+        stored = np.memmap(folder / _FILE, np.uint8, "r", shape=(len(self.keys), side, side, 3))
+        self._stored: np.ndarray | torch.Tensor = stored
+        self._device = device
+        if device.type == "cuda" and stored.nbytes < _ON_DEVICE * torch.cuda.mem_get_info(device)[0]:
+            self._stored = torch.tensor(stored, device=device)
+
+    def batches(self, plan: Iterable[np.ndarray]) -> Iterator[torch.Tensor]:
+        """Yield batches; the next one is gathered while one is used."""
+        with ThreadPoolExecutor(1) as thread:
+            coming: deque[Future[torch.Tensor]] = deque()
+            for rows in plan:
+                coming.append(thread.submit(self._take, rows))
+                if len(coming) > 1:
+                    yield coming.popleft().result()
+            while coming:
+                yield coming.popleft().result()
+
+    def _take(self, rows: np.ndarray) -> torch.Tensor:
+        if isinstance(self._stored, torch.Tensor):
+            return self._stored[torch.from_numpy(rows).to(self._device)]
+        batch = torch.from_numpy(self._stored[rows])
+        return batch.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else batch
+
+
+_FILE, _TOLD = "images.u8", "images.json"
+
+
+def decode_all(
+    source: Source, listing: Listing, folder: Path, squash: Squash, *, workers: int, progress: Progress
+) -> None:
+    """Decode every image into the folder, unless they are there.
+
+    Raises
+    ------
+    SourceError
+        Not one could be read.
+    OutputError
+        The disk is full, or the folder cannot be written.
+    """
+    side = squash.input_size[0]
+    told = {"images": identity(listing), "side": side}
+    if _are_there(folder, told, len(listing.keys)):
+        return
+    failures: dict[str, str] = {}
+    prepare = Prepare(source, squash, listing.keys, listing.size_mtime[:, 0].tolist(), np.empty(0, "S32"), rows=_CHUNK)
+    progress.start(len(listing.keys), "decoding")
+    with replacing(folder / _FILE) as temporary, temporary.open("wb") as stream:
+        for chunk in _chunks(prepare, workers):
+            for position, outcome in enumerate(chunk.outcomes, chunk.first):
+                if isinstance(outcome, str):
+                    failures[listing.keys[position]] = outcome
+            stream.write(chunk.pixels.contiguous().numpy().data)
+            progress.advance(len(chunk.outcomes))
+            if failures:
+                progress.remark(f"{len(failures):,} failed")
+        if len(failures) == len(listing.keys):
+            key, reason = next(iter(failures.items()))
+            raise SourceError(f"none of the {len(failures)} images in {source.name} can be used ({key!r}: {reason})")
+    with replacing(folder / _TOLD) as temporary:
+        temporary.write_text(json.dumps({**told, "failures": failures}))
+
+
+def remove(folder: Path) -> None:
+    """Remove the decoded images, once they are of no more use."""
+    for name in (_TOLD, _FILE):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _are_there(folder: Path, told: dict[str, object], images: int) -> bool:
+    try:
+        found = json.loads((folder / _TOLD).read_text())
+        size = (folder / _FILE).stat().st_size
+        rows = images - len(found["failures"])
+        return {**told, "failures": found["failures"]} == found and size == rows * int(found["side"]) ** 2 * 3
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _chunks(prepare: Prepare, workers: int) -> Iterator[Chunk]:
+    workers = min(workers, len(prepare))
+    if workers:
+        with Workers(prepare, workers) as processes:
+            yield from processes.chunks()
+    else:
+        with ThreadPoolExecutor(cores()) as threads:
+            yield from in_threads(prepare, threads, 2 * cores())
+
+
+# --- decoded in every epoch ----------------------------------------------------------------------
+
+
+class Streamed:
+    """Images that are read and decoded whenever they are needed, in threads; one that fails is left black.
+
+    Parameters
+    ----------
+    source : Source
+    listing : Listing
+    squash : Squash
+    """
+
+    def __init__(self, source: Source, listing: Listing, squash: Squash):
+        self.keys = listing.keys
+        self.failures: dict[str, str] = {}
+        self._source, self._squash = source, squash
+
+    def batches(self, plan: Iterable[np.ndarray]) -> Iterator[torch.Tensor]:
+        """Yield batches; a few are under way at once."""
+        with ThreadPoolExecutor(cores()) as threads:
+            coming: deque[list[Future[torch.Tensor]]] = deque()
+            try:
+                for rows in plan:
+                    coming.append([threads.submit(self._one, int(row)) for row in rows])
+                    if len(coming) >= _AHEAD:
+                        yield self._stacked(coming.popleft())
+                while coming:
+                    yield self._stacked(coming.popleft())
+            finally:
+                threads.shutdown(wait=False, cancel_futures=True)
+
+    def _one(self, row: int) -> torch.Tensor:
+        key = self.keys[row]
+        try:
+            return self._squash(decode(self._source.read(key), self._squash.sufficient)).contiguous()
+        except ImageError as error:
+            if key not in self.failures:
+                self.failures[key] = str(error)
+                log.warning("%r is left black: %s", key, error)
+            return torch.zeros(*self._squash.input_size, 3, dtype=torch.uint8)
+
+    def _stacked(self, images: list[Future[torch.Tensor]]) -> torch.Tensor:
+        batch = torch.stack([image.result() for image in images])
+        if 2 * len(self.failures) > max(len(batch), len(self.keys)):
+            key, reason = next(iter(self.failures.items()))
+            raise SourceError(f"most images of {self._source.name} cannot be used ({key!r}: {reason})")
+        return batch
