@@ -49,7 +49,7 @@ _OF_RECIPE = ("epochs", "batch_size", "accumulate", "optimizer", "lr", "temperat
     type=click.IntRange(min=1),
     help="Parts in which a batch passes the network, to save memory; its images stay each other's negatives.",
 )
-@click.option("--optimizer", type=click.Choice(["adam", "sgd"]))
+@click.option("--optimizer", type=click.Choice(["adam", "sgd"]), help="Adam, or descent with momentum 0.9.")
 @click.option("--lr", type=float, help="Learning rate; of sgd for batches of 256, else it grows with their root.")
 @click.option("--temperature", type=float, help="tau of the loss.  [default: 0.5]")
 @click.option("--tau-plus", type=float, help="Debiasing; 0 is plain SimCLR.  [default: 0.1]")
@@ -99,14 +99,14 @@ def pretrain(
 
     By debiased SimCLR: views of one image are drawn together, those of different images apart. For
     images unlike those that a ready-made encoder knows. Run it again to go on after an interruption.
-    RUN_DIR then is an encoder; log.csv in it says how training went.
+    RUN_DIR then is an encoder, for `pucache embed --encoder RUN_DIR`; log.csv in it says how training
+    went.
 
     \b
     pucache pretrain photos/ run --preview views.png
     pucache pretrain photos/ run --backbone resnet18 --positives found.txt
     pucache pretrain tiles/ run --backbone resnet18 --stem small --size 64 --views overhead
     torchrun --nproc-per-node 8 -m pucache pretrain photos/ run       # all processes share each batch
-    pucache embed photos/ cache.h5 --encoder run
     """
     from pucache.allocator import keep_freed_memory
 

@@ -51,7 +51,7 @@ def imported():
 
 
 def test_the_wheel_holds_library_command_line_data_and_the_typing_mark(wheel):
-    expected = {f"pucache/{path.relative_to(ROOT / 'pucache')}" for path in (ROOT / "pucache").glob("*.py")}
+    expected = {f"pucache/{path.relative_to(ROOT / 'pucache')}" for path in (ROOT / "pucache").rglob("*.py")}
     expected |= {f"pucache/cli/{path.name}" for path in (ROOT / "cli").glob("*.py")}
     expected |= {f"pucache/data/{path.name}" for path in (ROOT / "pucache" / "data").iterdir()}
     assert len(expected) > 30 and "pucache/cli/main.py" in expected
