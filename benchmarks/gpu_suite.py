@@ -1,17 +1,20 @@
 """Everything worth measuring on a GPU, in slices of a few minutes that can be resumed.
 
     python benchmarks/gpu_suite.py OUT [--device cuda] [--minutes 7] [--rows 33000] [--dim 2048] [--images 60000]
+                                   [--cifar DIR] [--epochs 100]
 
 Each slice prints and appends one JSON line to OUT/gpu_suite.jsonl; a slice that is there already is
 not run again, and none is begun after `--minutes`. Data are drawn here, so nothing need be carried
 along but the packages; the encoder is a ResNet-50 with random weights, which is as fast as any other,
-and JPEG files are crops of scikit-learn's sample photographs. `--device cpu` with few rows and images
-tries the script itself.
+and JPEG files are crops of scikit-learn's sample photographs. `--cifar DIR` (train/ and test/, or tar
+shards of them) adds the authors' pretraining, each of whose slices goes on where it was until it is
+finished. `--device cpu` with few rows and images tries the script itself.
 """
 
 import argparse
 import json
 import shutil
+import tarfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +25,8 @@ import timm
 import torch
 from embed import forward_alone, hands, pixels, write_jpegs
 from environment import environment
+from pretrain import others_views, step_speed
+from pretrain import whole as authors_task
 from safetensors.torch import save_file
 
 from pucache import EmbeddingCache, PULinearClassifier, load_encoder, open_source, prepare
@@ -232,6 +237,50 @@ def from_jpeg(images: Images, decode: str) -> dict:
     return images.end_to_end(images.encoder("torch", decode=decode), images.jpegs())
 
 
+# --- pretraining -----------------------------------------------------------------------------------
+
+
+class Pretraining:
+    """Networks at 32 px on images in memory, and CIFAR-10 where it was carried along."""
+
+    def __init__(self, out: Path, device: str, cifar: Path | None, epochs: int, until: float):
+        self.out, self.device, self.epochs, self.until = out, device, epochs, until
+        self.batch = 512 if choose_device(device).type == "cuda" else 32
+        self.cifar = cifar and _unpacked(cifar, out / "cifar")
+        self.scale = {"batch": self.batch}
+
+    def step(self, backbone: str, compiled: bool) -> dict:
+        """A step of training, its views, and the matrix rate."""
+        return step_speed(backbone, self.device, batch=self.batch, compiled=compiled)
+
+    def views(self) -> dict:
+        """Views per second, ours and others'."""
+        return {f"{size} px": others_views(self.device, size, self.batch) for size in (32, 224)}
+
+    def authors(self, backbone: str) -> dict:
+        """Contrastive and debiased pretraining, heads, test figures; raises while it is not finished."""
+        if self.cifar is None:
+            raise RuntimeError("left out: it needs --cifar DIR")
+        minutes = (self.until - time.monotonic()) / 60
+        page = authors_task(self.cifar, self.out, self.device, [backbone], self.epochs, minutes)
+        finished = [name for name in ("debiased", "contrastive") if f"{backbone}-{name}-{self.epochs} |" in page]
+        if len(finished) < 2:
+            raise RuntimeError("not finished; run again to go on")
+        return {"page": page}
+
+
+def _unpacked(folder: Path, to: Path) -> Path:
+    """The folder, or what its tar shards hold."""
+    shards = sorted(folder.glob("*.tar"))
+    if shards and not to.exists():
+        unfinished = to.with_name("cifar-unfinished")
+        for shard in shards:
+            with tarfile.open(shard) as tar:
+                tar.extractall(unfinished, filter="data")
+        unfinished.rename(to)
+    return to if shards else folder
+
+
 HEADS = {"limits": limits, "sgd": sgd, "batch": batch, "whole": whole, "agreement": agreement, "retrieval": retrieval}
 EMBEDDING: dict[str, Callable[[Images], dict]] = {
     "forward, torch fp32": lambda images: forward(images.encoder("torch", "fp32")),
@@ -245,10 +294,22 @@ EMBEDDING: dict[str, Callable[[Images], dict]] = {
 }
 
 
-def main(out: Path, data: Data, images: Images, until: float) -> None:
+PRETRAINING: dict[str, Callable[[Pretraining], dict]] = {
+    **{
+        f"pretrain step, {name}{', compiled' * compiled}": partial(Pretraining.step, backbone=name, compiled=compiled)
+        for name in ("resnet18", "resnet50")
+        for compiled in (False, True)
+    },
+    "pretrain views": Pretraining.views,
+    "pretrain resnet18 on CIFAR-10": partial(Pretraining.authors, backbone="resnet18"),
+    "pretrain resnet50 on CIFAR-10": partial(Pretraining.authors, backbone="resnet50"),
+}
+
+
+def main(out: Path, data: Data, images: Images, pretraining: Pretraining, until: float) -> None:
     path = out / "gpu_suite.jsonl"
     done = {json.loads(line)["slice"] for line in path.read_text().splitlines()} if path.exists() else set()
-    for kind, slices in ((data, HEADS), (images, EMBEDDING)):
+    for kind, slices in ((data, HEADS), (images, EMBEDDING), (pretraining, PRETRAINING)):
         for name, measure in slices.items():
             if name in done or time.monotonic() > until:
                 continue
@@ -270,6 +331,8 @@ if __name__ == "__main__":
     parser.add_argument("--rows", type=int, default=33_000)
     parser.add_argument("--dim", type=int, default=2048)
     parser.add_argument("--images", type=int, default=60_000)
+    parser.add_argument("--cifar", type=Path)
+    parser.add_argument("--epochs", type=int, default=100)
     arguments = parser.parse_args()
     end = time.monotonic() + 60 * arguments.minutes
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -277,5 +340,6 @@ if __name__ == "__main__":
         arguments.out,
         Data(arguments.out, arguments.rows, arguments.dim, arguments.device),
         Images(arguments.out, arguments.images, arguments.device),
+        Pretraining(arguments.out, arguments.device, arguments.cifar, arguments.epochs, end),
         end,
     )

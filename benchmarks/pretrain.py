@@ -379,9 +379,9 @@ def speed(folder: Path, device: str) -> str:
             "# Speed of pretraining",
             "",
             "`python benchmarks/pretrain.py DIR WORK --speed`: 32 px, small stem, two views, modern recipe; medians; "
-            "*views of it* and *gathering of it* are the two halves of the input as shares of the step; the gathering goes "
-            "on beside it, in a thread. *Share of it*: multiplications of the network (three times the forward pass) "
-            "a second, over those of a large square product in the same run.",
+            "*views of it* and *gathering of it* are the two halves of the input as shares of the step; the gathering "
+            "goes on beside it, in a thread. *Share of it*: the multiplications of the network, thrice those forward, "
+            "per second, over those of a large square product in the same run.",
             "",
             *lines,
             "",
