@@ -8,11 +8,13 @@ Crop, resize, flips and blur are linear along each axis, so together they are on
 and one for the columns of each image; the colour operations are affine in the three channels, so
 together they are one 3 x 4 matrix for each image. A view therefore costs three small matrix products,
 whatever is in it. Colours leave [0, 1] only between the operations and are clipped once, at the end;
-hue is turned in YIQ, not in HSV.
+hue is turned in YIQ, not in HSV. So brightness, contrast, saturation and hue commute, and no order of
+them is drawn.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,16 +27,15 @@ from PIL import Image, ImageDraw
 from ..durable import check_writable, replacing
 
 _NAMES = (
-    "area ratio left top flip turn_over transpose jitter brightness contrast saturation hue order grey blur sigma "
+    "area ratio left top flip turn_over transpose jitter brightness contrast saturation hue grey blur sigma "
     "solarize".split()
 )
 DRAWN = len(_NAMES)
 _GREY = (0.299, 0.587, 0.114)  # luma of ITU-R BT.601
-_TO_YIQ = ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))
-_ORDERS = tuple(
-    (a, b, c, 6 - a - b - c) for a in range(4) for b in range(4) for c in range(4) if len({a, b, c, 6 - a - b - c}) == 4
-)
+_TO_YIQ = (_GREY, (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))
+_FROM_YIQ = tuple(map(tuple, np.linalg.inv(_TO_YIQ).tolist()))
 _SIDE = 224  # pixels in which the width of a blur is told
+_VIEWS = 1  # keeps the draws of a step apart from the order of the images in the epoch of that number
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ class View:
     blur : float
         Probability of a Gaussian blur.
     sigma : tuple of float
-        Its least and greatest width, in pixels of an image of 224; it grows with the image.
+        Its least and greatest width, in pixels of a view of 224; it grows with the view. One so small that
+        the greatest is under 0.35 of its own pixels (2.0 in a view under 40) is never blurred.
     solarize : float
         Probability that what is brighter than one half is inverted.
     """
@@ -99,8 +101,8 @@ VIEWS: dict[str, tuple[View, ...]] = {
 
 def draw(seed: int, step: int, images: int, views: int) -> torch.Tensor:
     """Numbers for the views of one batch, float32 (images, views, DRAWN) in [0, 1)."""
-    state = int(np.random.SeedSequence((seed, step)).generate_state(1, np.uint64)[0] >> np.uint64(1))
-    return torch.rand(images, views, DRAWN, generator=torch.Generator().manual_seed(state))
+    # not by torch.Generator, of whose seed only 32 bits count: among 100,000 steps some would draw the same
+    return torch.from_numpy(np.random.default_rng((seed, step, _VIEWS)).random((images, views, DRAWN), np.float32))
 
 
 class Augment:
@@ -165,7 +167,6 @@ class Augment:
         centre = (start[:, None] + length[:, None] * at) * D - 0.5
         reach = (length * D / self.size).clamp_min(1)
         pixel = torch.arange(D, device=start.device)
-        centre = centre.clamp(0, D - 1)
         weights = (1 - (pixel - centre[:, :, None]).abs() / reach[:, None, None]).clamp_min(0)
         weights = weights / weights.sum(2, keepdim=True)
         return weights if blur is None else torch.bmm(blur, weights)
@@ -186,14 +187,14 @@ def _coloured(x: torch.Tensor, view: View, u: dict[str, torch.Tensor]) -> torch.
     b, _, *size = x.shape
     colour = _jitter(x.mean((2, 3)), view, u)
     if view.grey:
-        grey = colour.new_tensor(_GREY).expand(3, 3) @ colour
+        grey = _constant(_GREY, x.device).expand(3, 3) @ colour
         colour = torch.where((u["grey"] < view.grey)[:, None, None], grey, colour)
     x = torch.baddbmm(colour[:, :, 3:], colour[:, :, :3], x.flatten(2))
     return x.clamp_(0, 1).view(b, 3, *size)
 
 
 def _jitter(mean: torch.Tensor, view: View, u: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Brightness, contrast, saturation and hue in an order of each image's own: (b, 3, 4), last column a constant.
+    """Brightness, contrast, saturation and hue, in any order: (b, 3, 4), last column a constant.
 
     Parameters
     ----------
@@ -204,32 +205,28 @@ def _jitter(mean: torch.Tensor, view: View, u: dict[str, torch.Tensor]) -> torch
     same = torch.eye(3, 4, device=mean.device).expand(b, 3, 4)
     if not view.jitter:
         return same
-    factor = {name: 1 + getattr(view, name) * (2 * u[name] - 1) for name in ("brightness", "contrast", "saturation")}
-    grey = mean.new_tensor(_GREY)
-    brightness = factor["brightness"][:, None, None] * torch.eye(3, device=mean.device)
-    keep = factor["saturation"][:, None, None]
-    saturation = keep * torch.eye(3, device=mean.device) + (1 - keep) * grey.expand(3, 3)
-    hue = _turned(2 * math.pi * view.hue * (2 * u["hue"] - 1))
-    linear = torch.stack(
-        [brightness, saturation, hue, factor["contrast"][:, None, None] * torch.eye(3, device=mean.device)]
+    brightness, contrast, saturation = (
+        1 + getattr(view, name) * (2 * u[name] - 1) for name in ("brightness", "contrast", "saturation")
     )
-    order = torch.tensor(_ORDERS, device=mean.device)[(u["order"] * len(_ORDERS)).long()]  # (b, 4)
-    colour, picture = same, torch.arange(b, device=mean.device)
-    for place in range(4):
-        which = order[:, place]
-        contrast = (which == 3)[:, None, None] * (1 - factor["contrast"])[:, None, None]
-        level = (torch.bmm(colour[:, :, :3], mean[:, :, None]) + colour[:, :, 3:]).transpose(1, 2) @ grey[:, None]
-        colour = torch.bmm(linear[which, picture], colour)
-        colour = torch.cat([colour[:, :, :3], colour[:, :, 3:] + contrast * level], 2)
+    level = brightness * (1 - contrast) * (mean @ _constant(_GREY, mean.device))
+    chroma = _chroma(saturation, 2 * math.pi * view.hue * (2 * u["hue"] - 1))
+    colour = (brightness * contrast)[:, None, None] * chroma
+    colour = torch.cat([colour, level[:, None, None].expand(b, 3, 1)], 2)
     return torch.where((u["jitter"] < view.jitter)[:, None, None], colour, same)
 
 
-def _turned(angle: torch.Tensor) -> torch.Tensor:
-    """Matrices that turn the hue, (b, 3, 3): a rotation of the chroma plane of YIQ."""
-    to_yiq = torch.tensor(_TO_YIQ, device=angle.device)
-    cos, sin, one, none = angle.cos(), angle.sin(), torch.ones_like(angle), torch.zeros_like(angle)
+def _chroma(factor: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
+    """Matrices that multiply the saturation and turn the hue, (b, 3, 3): they stretch and turn the IQ plane of YIQ."""
+    to_yiq, from_yiq = _constant(_TO_YIQ, angle.device), _constant(_FROM_YIQ, angle.device)
+    cos, sin, one, none = factor * angle.cos(), factor * angle.sin(), torch.ones_like(angle), torch.zeros_like(angle)
     turn = torch.stack([one, none, none, none, cos, -sin, none, sin, cos], 1).view(-1, 3, 3)
-    return torch.linalg.inv(to_yiq) @ turn @ to_yiq
+    return from_yiq @ turn @ to_yiq
+
+
+@functools.cache
+def _constant(values: tuple, device: torch.device) -> torch.Tensor:
+    """A tensor, made once: to bring one to a GPU waits for everything that is under way there."""
+    return torch.tensor(values, device=device)
 
 
 def preview(path: str | Path, images: torch.Tensor, augment: Augment, drawn: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ z are L2-normalised projections of B images; for an anchor (one view of one imag
 which is the debiased contrastive loss of Chuang et al. (2020), eq. 7 and 8, for one image drawn as its
 own class with probability tau_plus, and with tau_plus = 0 the NT-Xent loss of SimCLR (Chen et al.
 2020, eq. 1; with M > 2 the mean of the positives stands in the place of the one). Everything is
-computed in the logarithm, so that no temperature overflows.
+computed in the logarithm, so that exp(1 / temperature) overflows at no temperature.
 """
 
 from __future__ import annotations
@@ -49,9 +49,11 @@ def contrastive_loss(z: torch.Tensor, *, temperature: float = 0.5, tau_plus: flo
     Raises
     ------
     ValueError
-        Fewer than two images or views, or a parameter outside its domain.
+        Not three axes, fewer than two images or views, or a parameter outside its domain.
     """
     check_parameters(temperature, tau_plus)
+    if z.ndim != 3:
+        raise ValueError(f"a contrastive loss takes projections (images, views, dimensions), got {tuple(z.shape)}")
     z = normalize(z.to(torch.promote_types(z.dtype, torch.float32)), dim=2)
     everybody, first = gather(z)
     b, M, d = z.shape
@@ -97,14 +99,13 @@ def alignment(z: torch.Tensor) -> torch.Tensor:
     z : tensor, (b, M, d)
     """
     z = normalize(z.float(), dim=2)
-    M = z.shape[1]
-    return 2 - 2 * (z.sum(1).square().sum(1) - M).mean() / (M * (M - 1))
+    return 2 * z.var(1).sum(1).mean()  # two draws differ, squared, by twice the variance
 
 
 def uniformity(z: torch.Tensor) -> torch.Tensor:
     """Logarithm of the mean of exp(-2 distance²) over pairs of different images (Wang & Isola 2020, eq. 5).
 
-    0 where all images fall on one point, about -4 where they fill the sphere.
+    0 where all images fall on one point, about -4 where they fill the sphere, NaN where there is only one.
 
     Parameters
     ----------
@@ -114,4 +115,4 @@ def uniformity(z: torch.Tensor) -> torch.Tensor:
     first = normalize(z[:, 0].float(), dim=1)
     squared = 2 - 2 * (first @ first.T)
     pairs = torch.triu_indices(len(first), len(first), 1, device=z.device)
-    return (-2 * squared[pairs[0], pairs[1]]).logsumexp(0) - math.log(pairs.shape[1])
+    return torch.exp(-2 * squared[pairs[0], pairs[1]]).mean().log()

@@ -13,7 +13,7 @@ from torch.nn.functional import interpolate, normalize
 
 from ..blocks import Moments
 from ..crossfit import CrossFitter, deal
-from ..errors import LabelError
+from ..errors import LabelError, RunError
 from ..keys import Keys, encode_keys
 from ..labels import find_keys, read_table
 from ..risks import PURisk
@@ -36,8 +36,7 @@ class Figures:
         Area under the curve of labelled positives against the rest by held-out linear heads (PAUC), or
         accuracy of a vote of the nearest neighbours among labelled images; NaN with neither.
     rank : float
-        Dimensions that the features effectively fill: exp of the entropy of their singular values
-        (Garrido et al. 2023, eq. 1).
+        Dimensions that the features effectively fill, see `effective_rank`.
     """
 
     probe: float
@@ -53,14 +52,17 @@ class Probe:
     positives : path or glob, optional
         Labelled positives.
     labels : path, optional
-        A CSV ``key,label`` with any classes.
+        A CSV ``key,label`` with any classes; images that it does not name, or with no label, are left out.
     seed : int
         Of which images are taken.
 
     Raises
     ------
     LabelError
-        Unreadable, or keys that are not among the images.
+        Unreadable; positives that are not among the images, or all of them; labels of fewer than two classes
+        among the images.
+    ValueError
+        Both positives and labels.
     """
 
     def __init__(
@@ -76,10 +78,11 @@ class Probe:
         if positives is not None:
             self.name = "PAUC of held-out linear heads"
             found = find_keys(_sorted(pixels.keys), positives)
-            found = generator.permutation(found)[: _MOST // 2]
-            others = generator.permutation(np.setdiff1d(every, found))[: _MOST - len(found)]
+            others = np.setdiff1d(every, found)
             if not len(others):
                 raise LabelError("every image is a labelled positive; some must be unlabelled")
+            found = generator.permutation(found)[: _MOST // 2]
+            others = generator.permutation(others)[: _MOST - len(found)]
             self._rows = np.sort(np.concatenate([found, others]))
             self._s = np.isin(self._rows, found).astype(np.int8)
         elif labels is not None:
@@ -87,13 +90,23 @@ class Probe:
             classes = _classes(labels, pixels.keys)
             known = np.flatnonzero(classes >= 0)
             self._rows = np.sort(generator.permutation(known)[:_MOST])
-            self._classes = classes[self._rows]
+            self._classes = np.unique(classes[self._rows], return_inverse=True)[1]
         else:
             self._rows = np.sort(generator.permutation(every)[:_MOST])
 
     def __call__(self, network: Network, device: torch.device, numbers: torch.dtype) -> Figures:
-        """Look at the features as they are now."""
+        """Look at the features as they are now.
+
+        Raises
+        ------
+        RunError
+            Not all are finite, though every weight may be.
+        """
         X = features(network, self._pixels, self._rows, device, numbers)
+        if not X.isfinite().all():
+            raise RunError(
+                "the features are not finite numbers; begin another folder with a lower --lr or --precision fp32"
+            )
         found = float("nan")
         if self._s is not None:
             found = held_out_auc(X.numpy(), self._s)
@@ -123,7 +136,10 @@ def features(
 
 
 def held_out_auc(X: np.ndarray, s: np.ndarray) -> float:
-    """Area under the curve of s = 1 against s = 0 by linear heads that have not seen the row."""
+    """Area under the curve of s = 1 against s = 0 by linear heads that have not seen the row.
+
+    NaN where one of them has fewer than two rows, so that none can be held out.
+    """
     fold = deal(s, _FOLDS, 0, None)
     if fold.max() < 1:
         return float("nan")
@@ -150,10 +166,10 @@ def neighbours_agree(X: torch.Tensor, classes: torch.Tensor) -> float:
 
 
 def effective_rank(X: torch.Tensor) -> float:
-    """exp of the entropy of the singular values of the centred features."""
+    """exp of the entropy of the singular values (Garrido et al. 2023, eq. 1), of the centred features."""
     singular = torch.linalg.svdvals((X - X.mean(0)).float())
-    share = singular / singular.sum().clamp_min(1e-12)
-    return float(torch.exp(-(share * share.clamp_min(1e-12).log()).sum()))
+    share = singular / singular.sum().clamp_min(torch.finfo(torch.float32).tiny)
+    return float(torch.special.entr(share).sum().exp())
 
 
 def _sorted(keys: Sequence[str]) -> Keys:
@@ -165,7 +181,7 @@ def _classes(path: str | Path, keys: Sequence[str]) -> np.ndarray:
     table = read_table(path)
     if not table or "label" not in table[0]:
         raise LabelError(f"{path} has no column 'label'; expected a CSV key,label")
-    told = {row["key"]: row["label"] for row in table}
+    told = {row["key"]: row["label"] for row in table if row["label"]}
     names = {name: number for number, name in enumerate(sorted(set(told.values())))}
     classes = np.array([names[told[key]] if key in told else -1 for key in keys], np.int64)
     if len(np.unique(classes[classes >= 0])) < 2:
