@@ -50,7 +50,12 @@ _OF_RECIPE = ("epochs", "batch_size", "accumulate", "optimizer", "lr", "temperat
     help="Parts in which a batch passes the network, to save memory; its images stay each other's negatives.",
 )
 @click.option("--optimizer", type=click.Choice(["adam", "sgd"]), help="Adam, or descent with momentum 0.9.")
-@click.option("--lr", type=float, help="Learning rate; of sgd for batches of 256, else it grows with their root.")
+@click.option(
+    "--lr",
+    type=float,
+    help="Learning rate; of sgd for batches of 256, else it grows with their root.  [default: 0.06 of sgd, 0.0003 of "
+    "adam]",
+)
 @click.option("--temperature", type=float, help="tau of the loss.  [default: 0.5]")
 @click.option("--tau-plus", type=float, help="Debiasing; 0 is plain SimCLR.  [default: 0.1]")
 @click.option("--n-views", type=click.IntRange(min=2), help="Views of each image.  [default: 2]")
@@ -114,13 +119,11 @@ def pretrain(
     from pucache.images import open_source
     from pucache.pretrain import Start, show_views
     from pucache.pretrain import pretrain as run
-    from pucache.simclr.recipes import RECIPES
+    from pucache.simclr import processes
 
     from .progress import follow
 
-    changed = {name: rest.pop(name) for name in _OF_RECIPE}
-    changed = {name: value for name, value in changed.items() if value is not None}
-    how = dataclasses.replace(RECIPES[recipe], **changed)
+    how = _recipe(recipe, {name: rest.pop(name) for name in _OF_RECIPE})
     start = Start(**{name: rest.pop(name) for name in ("backbone", "stem", "size", "weights")}, seed=seed)
     images = open_source(source)
     if preview is not None:
@@ -129,13 +132,30 @@ def pretrain(
             {"preview": preview, "images": shown}, [f"drew {shown} images and their views: {preview}"], as_json
         )
         return
-    report = run(images, run_dir, start, how, progress=follow(), **rest)
+    try:
+        report = run(images, run_dir, start, how, progress=follow(), **rest)
+    except processes.FailedElsewhereError as error:
+        raise click.exceptions.Exit(1) from error  # that process has said it
+    if not processes.speaks():
+        return
     result = {
         **{name: value for name, value in dataclasses.asdict(report).items() if name != "folder"},
         "run_dir": run_dir,
     }
     options.show(result, list(_lines(report, run_dir)), as_json)
     options.finish(len(report.failures), strict)
+
+
+def _recipe(name: str, changes: dict[str, Any]) -> Any:
+    """The recipe of that name, with what is given of the rest."""
+    from pucache.simclr.recipes import RECIPES, USUAL_RATES
+
+    recipe = RECIPES[name]
+    changes = {name: value for name, value in changes.items() if value is not None}
+    optimizer = changes.get("optimizer", recipe.optimizer)
+    if optimizer != recipe.optimizer:  # whose rate would be hundreds of times too high or low
+        changes = {"lr": USUAL_RATES[optimizer], **changes}
+    return dataclasses.replace(recipe, **changes)
 
 
 def _lines(report: Any, run_dir: str) -> Any:
@@ -157,6 +177,8 @@ def _lines(report: Any, run_dir: str) -> Any:
         yield f"  failed: {key!r}: {reason}"
     if len(report.failures) > 3:
         yield f"  ... and {len(report.failures) - 3:,} more"
+    if report.steps == report.total and not math.isfinite(report.images_per_second):
+        yield "it was finished before; nothing was left to do"
     if report.steps < report.total:
         yield "not finished; run the same command again to go on"
     else:

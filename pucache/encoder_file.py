@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ KIND = sealed_tensors.Kind(
     "pucache-encoder", 1, "encoder", EncoderError, "a folder that pretrain wrote", "run pretrain again"
 )
 MAX_BYTES = 1 << 34
+LARGEST = 2048  # side of images, in pixels
+_FAR = 1e6  # beyond any mean or spread of pixels in [0, 1]; NaN is not within it
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,11 @@ def write(path: str | Path, model: torch.nn.Module, description: Description) ->
     sealed_tensors.write(path, KIND, tensors, dataclasses.asdict(description))
 
 
+def is_one(where: str | Path) -> bool:
+    """Whether `where` is such a file by its first bytes, or the folder of one."""
+    return KIND.format in (sealed_tensors.format_of(where), sealed_tensors.format_of(Path(where, NAME)))
+
+
 def read(where: str | Path) -> tuple[dict[str, np.ndarray], Description]:
     """Read the weights and the description, from a file or from the folder that it lies in.
 
@@ -71,7 +80,7 @@ def read(where: str | Path) -> tuple[dict[str, np.ndarray], Description]:
         Missing, foreign or damaged.
     """
     path = Path(where)
-    if path.is_dir():
+    if os.path.isdir(path):
         path = path / NAME
         if not path.exists():
             raise EncoderError(f"{where} holds no {NAME}; expected a folder that pretrain wrote")
@@ -91,13 +100,13 @@ def load(where: str | Path) -> tuple[Any, dict[str, Any], str]:
         Missing, foreign, damaged, or of an architecture that timm does not have (any more).
     """
     tensors, told = read(where)
+    state = {name: torch.from_numpy(values) for name, values in tensors.items()}
+    with torch.device("meta"):  # without memory: a stranger's file may name a network of many gigabytes
+        expected = untrained(told.architecture, stem=told.stem).state_dict()
+    if _shapes(state) != _shapes(expected):
+        raise EncoderError(f"{where} does not fit {told.architecture} as this timm builds it; run pretrain again")
     model = untrained(told.architecture, stem=told.stem)
-    try:
-        model.load_state_dict({name: torch.from_numpy(values) for name, values in tensors.items()})
-    except RuntimeError as error:
-        raise EncoderError(
-            f"{where} does not fit {told.architecture} as this timm builds it; run pretrain again"
-        ) from error
+    model.load_state_dict(state)
     config = {
         "input_size": (3, told.size, told.size),
         "mean": tuple(told.mean),
@@ -109,14 +118,22 @@ def load(where: str | Path) -> tuple[Any, dict[str, Any], str]:
     return model, config, PREFIX + told.architecture + ("-small" if told.stem == "small" else "")
 
 
+def _shapes(state: dict[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
+
+
 def _checked(told: Description) -> Description:
-    numbers = [*told.mean, *told.std]
-    if len(told.mean) != 3 or len(told.std) != 3 or not all(isinstance(x, float | int) for x in numbers):
-        raise ValueError("mean and std are not three numbers each")
-    if not (isinstance(told.size, int) and 0 < told.size <= 4096 and all(x > 0 for x in told.std)):
-        raise ValueError("a size or a spread is not positive")
+    for numbers in (told.mean, told.std):
+        if not isinstance(numbers, list) or len(numbers) != 3 or not all(type(x) in (float, int) for x in numbers):
+            raise ValueError("mean and std are not three numbers each")
+    if not all(abs(x) <= _FAR for x in told.mean) or not all(1 / _FAR <= x <= _FAR for x in told.std):
+        raise ValueError("mean and std are not those of pixels in [0, 1]")
+    if type(told.size) is not int or not 0 < told.size <= LARGEST:
+        raise ValueError(f"the size is not between 1 and {LARGEST} pixels")
+    if type(told.steps) is not int or told.steps < 0:
+        raise ValueError("the steps are no count")
     if told.stem not in ("standard", "small") or told.interpolation not in ("bilinear", "bicubic"):
         raise ValueError("an unknown stem or interpolation")
-    if not isinstance(told.architecture, str):
+    if not isinstance(told.architecture, str) or not re.fullmatch(r"[A-Za-z0-9_.]{1,100}", told.architecture):
         raise ValueError("the architecture is no name")
     return told

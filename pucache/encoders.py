@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ class Encoder:
 
 
 def load_encoder(
-    name: str = BUNDLED,
+    name: str | Path = BUNDLED,
     *,
     weights: str | Path | None = None,
     device: str = "auto",
@@ -73,7 +74,7 @@ def load_encoder(
 
     Parameters
     ----------
-    name : str
+    name : str or path
         ``bundled`` (ImageNet EfficientNet-Lite0 from an installed package, no network), ``timm:NAME``
         (any model of timm), or the folder that `pucache.pretrain.pretrain` wrote.
     weights : path, optional
@@ -106,7 +107,7 @@ def load_encoder(
         raise ValueError(f"unknown place to decode {decode!r}; use auto, host or device")
     if decode == "auto" and like is not None and like.decoder == DEVICE_DECODER:
         decode = "device"
-    model, config, name = _network(name, weights)
+    model, config, name = _network(os.fspath(name), weights)
     if config["input_size"][0] != 3:
         raise EncoderError(f"{name} takes {config['input_size'][0]} channels; only RGB models are supported")
     height, width = config["input_size"][1:]
@@ -149,15 +150,22 @@ def _network(name: str, weights: str | Path | None) -> tuple[Any, dict[str, Any]
         model = bundled(weights)
         return model, configuration(model), name
     if name.startswith("timm:"):
+        if weights is not None and encoder_file.is_one(weights):
+            raise EncoderError(f"{weights} is an encoder that pretrain wrote; pass it as --encoder, without --weights")
         model = from_timm(name.removeprefix("timm:"), weights)
         return model, configuration(model), name
     own = name.startswith(encoder_file.PREFIX)
     if own and weights is None:
         raise EncoderError(f"{name} lies in the folder that pretrain wrote; pass that folder as --weights")
-    if own or (name and Path(name).exists()):
-        if weights is not None and not own:
+    if own and weights is not None:
+        model, config, called = encoder_file.load(weights)
+        if called != name:
+            raise EncoderError(f"{weights} holds {called}, not {name}; pass the folder of {name} as --weights")
+        return model, config, called
+    if os.path.lexists(name):
+        if weights is not None:
             raise EncoderError(f"{name} has its own weights; leave out --weights")
-        return encoder_file.load(weights if weights is not None else name)
+        return encoder_file.load(name)
     raise EncoderError(
         f"unknown encoder {name!r}; use 'bundled', 'timm:NAME' such as timm:resnet50, or a folder that pretrain wrote"
     )

@@ -67,7 +67,7 @@ def table_writer(stream: TextIO) -> Callable[[Sequence[object]], object]:
     return write
 
 
-def find_keys(keys: Keys, wanted: str | Path) -> np.ndarray:
+def find_keys(keys: Keys, wanted: str | Path, *, place: str = "the cache") -> np.ndarray:
     """Return the rows of the keys that a file lists or a glob matches.
 
     Parameters
@@ -77,6 +77,8 @@ def find_keys(keys: Keys, wanted: str | Path) -> np.ndarray:
     wanted : path or str
         A text file of keys, a CSV with a ``key`` column, or a glob on keys such as
         ``'positives/**'`` (``*`` stays within a folder, ``**`` does not).
+    place : str
+        What errors call the holder of the keys.
 
     Returns
     -------
@@ -101,10 +103,10 @@ def find_keys(keys: Keys, wanted: str | Path) -> np.ndarray:
     unknown = [key for key, row in zip(listed, rows, strict=True) if row < 0]
     if unknown:
         raise LabelError(
-            f"{len(unknown)} of {len(listed)} keys in {wanted} are not in the cache ({_some(unknown)}); "
+            f"{len(unknown)} of {len(listed)} keys in {wanted} are not in {place} ({_some(unknown)}); "
             f"keys are paths relative to the source, such as {keys[0]!r}"
             if len(keys)
-            else f"the cache is empty; no key of {wanted} is in it"
+            else f"{place} is empty; no key of {wanted} is in it"
         )
     return np.unique(rows)
 

@@ -11,10 +11,10 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,25 +24,24 @@ from .allocator import keep_freed_memory
 from .decoding import decode
 from .devices import PRECISIONS, choose_device, choose_precision, cores
 from .durable import check_writable
-from .errors import ImageError, RunError, SourceError
+from .encoder_file import Description
+from .errors import EncoderError, ImageError, SourceError
 from .images import Listing, Source
 from .progress import Progress, Silent
-from .signals import deferred
-from .simclr import checkpoints, pixels, processes, run_folder
+from .simclr import pixels, processes, run_folder
 from .simclr.augment import VIEWS, Augment, draw, preview
-from .simclr.history import History
+from .simclr.history import History, require_tensorboard
+from .simclr.loop import Loop, restore
 from .simclr.network import Network, build
-from .simclr.probe import Figures, Probe
+from .simclr.probe import Probe
 from .simclr.recipes import RECIPES, Recipe
-from .simclr.training import Geometry, Training, geometry
+from .simclr.training import Geometry, Training, check_batch
 
 log = logging.getLogger("pucache")
 
-_LOOK = 50  # steps after which the losses are looked at, at the latest
-_LOOKS = 10  # at the features, over a run
-_COLLAPSED = 0.1  # spread of the projections under which they tell no images apart
 _SHOWN = 8  # images in a preview
 _FEW = 1000  # images for which worker processes are not worth their start
+_SEEDS = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,12 @@ class Start:
     size: int | None = None
     weights: str | None = None
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.stem not in ("standard", "small"):
+            raise ValueError(f"unknown stem {self.stem!r}; use standard or small")
+        if not 0 <= self.seed < _SEEDS:
+            raise ValueError(f"the seed must be at least 0 and below 2 to the 63rd, got {self.seed}")
 
 
 @dataclass(frozen=True)
@@ -189,41 +194,27 @@ def pretrain(
         Fewer images than a batch, or an argument outside its domain.
     """
     began = time.monotonic()
+    _check(precision, decoded, minutes, save_every, tensorboard)
     keep_freed_memory()
-    if decoded not in ("auto", "once", "always"):
-        raise ValueError(f"decoded is auto, once or always, got {decoded!r}")
-    if not minutes > 0 or not save_every >= 0:
-        raise ValueError("minutes must be above 0, and those between checkpoints not below")
-    if precision == "fp16":
-        raise ValueError("fp16 is not for training; use bf16 or fp32")
     folder, start = Path(folder), start or Start()
-    with ExitStack() as stack:
-        where = choose_device(stack.enter_context(processes.joined(device)))
-        first = processes.rank() == 0
+    with processes.joined(device) as own, ExitStack() as stack:
+        where, first = choose_device(own), processes.rank() == 0
         followed = stack.enter_context(progress if first and progress else Silent())
         if first:
             stack.enter_context(run_folder.locked(folder))
+        network = _network(start, recipe)
         numbers = _numbers(precision, where)
-        network = build(
-            start.backbone,
-            stem=start.stem,
-            size=start.size,
-            weights=start.weights,
-            norm=recipe.projector_norm,
-            seed=start.seed,
-        )
         listing = processes.from_first(_listing(source) if first else None)
-        settings = {
-            **{name: getattr(network.description, name) for name in ("architecture", "stem", "size")},
-            "weights": start.weights or "random",
-            "seed": start.seed,
-            "precision": numbers,
-            "images": pixels.identity(listing),
-        }
+        squash = _squash(network.description, recipe)
+        # what is wrong is said before hours of decoding
+        check_batch(len(listing.keys), recipe)
+        Probe(pixels.Streamed(source, listing, squash), positives=positives, labels=labels)
         if first:
-            provenance = {"source": source.name, "listed": len(listing.keys), "processes": processes.world()}
-            run_folder.claim(folder, recipe, settings, provenance)
-        images = _opened(source, listing, folder, network, recipe, where, workers, decoded, followed)
+            _claim(folder, recipe, start, network.description, numbers, source, listing)
+        done = processes.from_first(_finished(folder, recipe) if first else None)
+        if done is not None:
+            return dataclasses.replace(done, seconds=time.monotonic() - began)
+        images = _opened(source, listing, folder, squash, where, workers, decoded, followed)
         training = Training(
             network,
             recipe,
@@ -234,13 +225,37 @@ def pretrain(
             compiled=compiled,
         )
         probe = Probe(images, positives=positives, labels=labels, seed=start.seed)
-        at, losses = _restored(folder, training)
-        history = stack.enter_context(History(folder, at, tensorboard=tensorboard)) if first else None
-        run = _Run(folder, training, images, probe, history, where, PRECISIONS[numbers], followed)
-        run.go(at, losses, until=began + 60 * minutes, save_every=60 * save_every)
-        if first and run.step == training.steps:
-            pixels.remove(folder)
-        return run.report(listing, time.monotonic() - began)
+        step, losses = restore(folder, training, len(images.keys))
+        history = stack.enter_context(History(folder, step, tensorboard=tensorboard)) if first else None
+        loop = Loop(folder, training, images, probe, history, followed, step=step, losses=losses)
+        loop.run(until=began + 60 * minutes, save_every=60 * save_every)
+        judged = positives is not None or labels is not None
+        report = _report(loop, listing, probe.name, judged, began)
+        if first and loop.step == training.steps:
+            _finish(folder, recipe, report)
+        return report
+
+
+def _check(precision: str, decoded: str, minutes: float, save_every: float, tensorboard: bool) -> None:
+    if decoded not in ("auto", "once", "always"):
+        raise ValueError(f"decoded is auto, once or always, got {decoded!r}")
+    if not minutes > 0 or not save_every >= 0:
+        raise ValueError("minutes must be above 0, and those between checkpoints not below")
+    if precision == "fp16":
+        raise ValueError("fp16 is not for training; use bf16 or fp32")
+    if tensorboard:
+        require_tensorboard()
+
+
+def _network(start: Start, recipe: Recipe) -> Network:
+    return build(
+        start.backbone,
+        stem=start.stem,
+        size=start.size,
+        weights=start.weights,
+        norm=recipe.projector_norm,
+        seed=start.seed,
+    )
 
 
 def _numbers(precision: str, device: torch.device) -> str:
@@ -255,22 +270,46 @@ def _listing(source: Source) -> Listing:
     return listing
 
 
+def _squash(description: Description, recipe: Recipe) -> pixels.Squash:
+    """How images are kept: crops of larger ones than the views have detail to spare."""
+    size = description.size
+    side = size if size <= 64 else round(size * 8 / 7)
+    return pixels.Squash(side, description.interpolation, VIEWS[recipe.views])
+
+
+def _claim(
+    folder: Path,
+    recipe: Recipe,
+    start: Start,
+    description: Description,
+    numbers: str,
+    source: Source,
+    listing: Listing,
+) -> None:
+    settings = {
+        **{name: getattr(description, name) for name in ("architecture", "stem", "size")},
+        "weights": start.weights or "random",
+        "seed": start.seed,
+        "precision": numbers,
+        "images": pixels.identity(listing),
+    }
+    provenance = {"source": source.name, "listed": len(listing.keys), "processes": processes.world()}
+    if not run_folder.claim(folder, recipe, settings, provenance):
+        pixels.remove(folder)  # they may have been decoded in another way
+
+
 def _opened(
     source: Source,
     listing: Listing,
     folder: Path,
-    network: Network,
-    recipe: Recipe,
+    squash: pixels.Squash,
     device: torch.device,
     workers: int | None,
     decoded: str,
     progress: Progress,
 ) -> pixels.Pixels:
     """The images, decoded once if that is wanted or there is room."""
-    size = network.description.size
-    side = _side(size)
-    squash = pixels.Squash(side, network.description.interpolation, VIEWS[recipe.views])
-    first = processes.rank() == 0
+    first, side = processes.rank() == 0, squash.input_size[0]
     if decoded == "auto":
         decoded = processes.from_first(
             "once" if not first or pixels.fits(folder, len(listing.keys), side) else "always"
@@ -287,214 +326,55 @@ def _opened(
     return pixels.Mapped(folder, listing, side, device)
 
 
-def _side(size: int) -> int:
-    """Side of the decoded images, for views of `size` pixels: crops of larger ones have detail to spare."""
-    return size if size <= 64 else round(size * 8 / 7)
+# --- what has come of it -------------------------------------------------------------------------
 
 
-def _restored(folder: Path, training: Training) -> tuple[int, list[float]]:
-    """Bring the training to its last checkpoint; returns the steps taken by then, and the losses not yet logged."""
-    state = None
-    for turn in (True, False):  # the first process sets damaged checkpoints aside before the others look
-        if (processes.rank() == 0) == turn:
-            state = checkpoints.load(folder / "checkpoints", training.network, training.optimizer)
-            if turn and state is not None:
-                checkpoints.set_aside_after(folder / "checkpoints", state["step"])
-        processes.wait()
-    return (0, []) if state is None else (int(state["step"]), list(map(float, state["losses"])))
+def _report(loop: Loop, listing: Listing, probe_name: str, judged: bool, began: float) -> PretrainReport:
+    speed, history = loop.speed, loop.history
+    probes = history.column("probe") if history and judged else {}
+    ranks = history.column("rank") if history else {}
+    return PretrainReport(
+        folder=loop.folder,
+        images=len(loop.images.keys),
+        failures={**listing.failures, **loop.images.failures},
+        steps=loop.step,
+        total=loop.training.steps,
+        loss=loop.loss,
+        geometry=loop.geometry,
+        probe_name=probe_name,
+        probe_before=probes.get(0, float("nan")),
+        probe=_last(probes),
+        rank=_last(ranks),
+        collapsed=loop.collapsed,
+        seconds=time.monotonic() - began,
+        images_per_second=speed.images / speed.seconds if speed.seconds else float("nan"),
+        waited=speed.waited / speed.seconds if speed.seconds else 0.0,
+    )
 
 
-class _Run:
-    """Training from a step on, with what is seen and kept on the way."""
+def _last(figures: dict[int, float]) -> float:
+    return figures[max(figures)] if figures else float("nan")
 
-    def __init__(
-        self,
-        folder: Path,
-        training: Training,
-        images: pixels.Pixels,
-        probe: Probe,
-        history: History | None,
-        device: torch.device,
-        numbers: torch.dtype,
-        progress: Progress,
-    ):
-        self._folder, self._training, self._images, self._probe = folder, training, images, probe
-        self._history, self._device, self._numbers, self._progress = history, device, numbers, progress
-        self._losses: list[torch.Tensor] = []  # not yet fetched from the device
-        self._seen: list[float] = []  # not yet logged
-        self._z: torch.Tensor | None = None
-        self._saved = self.step = 0
-        self._loss = float("nan")
-        self._geometry = Geometry(*[float("nan")] * 3)
-        self._figures = Figures(float("nan"), float("nan"))
-        self._seconds = self._waited = 0.0
-        self._trained = 0
-        self._told = False
 
-    def go(self, first: int, losses: list[float], *, until: float, save_every: float) -> None:
-        """Train until the end, or that time; save at the end, on Ctrl-C and every so many seconds."""
-        training, B = self._training, self._training.recipe.batch_size
-        self.step = self._saved = first
-        self._seen = losses
-        self._progress.start((training.steps - first) * B, "pretraining")
-        if first == 0:
-            self._look_at_features(log_it=True)
-        saved_at = time.monotonic()
-        with deferred() as let_through:
-            batches = self._images.batches(training.rows(first))
-            self._clock = time.monotonic()
-            for step in range(first, training.steps):
-                asked = time.monotonic()
-                images = next(batches)
-                self._waited += time.monotonic() - asked
-                loss, self._z = training.step(step, images)
-                self._losses.append(loss)
-                self.step = step + 1
-                self._progress.advance(B)
-                self._let(let_through)
-                if self.step % _LOOK and self.step % training.an_epoch:
-                    continue
-                self._look()
-                out_of_time = processes.from_first(time.monotonic() > until)
-                if out_of_time or time.monotonic() - saved_at > save_every:
-                    self._save()
-                    saved_at = time.monotonic()
-                    self._clock = time.monotonic()
-                if out_of_time:
-                    break
-            batches.close() if hasattr(batches, "close") else None
-        self._save()
+def _finish(folder: Path, recipe: Recipe, report: PretrainReport) -> None:
+    """Write the report down, and remove what is of no more use."""
+    told = {name: value for name, value in dataclasses.asdict(report).items() if name != "folder"}
+    run_folder.finish(folder, recipe, told)
+    pixels.remove(folder)
 
-    def _let(self, through: Callable[[], None]) -> None:
-        """Let Ctrl-C through between two steps, with everything saved."""
-        try:
-            through()
-        except KeyboardInterrupt:
-            self._save()
-            raise
 
-    # --- looking -----------------------------------------------------------------------------------
-
-    def _look(self) -> None:
-        """Look at the losses since the last time, and at the features when it is their turn."""
-        training = self._training
-        count = len(self._losses)
-        self._fetch_losses()
-        self._loss = sum(self._seen) / len(self._seen)
-        self._seen = []
-        now = time.monotonic()
-        self._seconds += now - self._clock
-        rate = count * training.recipe.batch_size / (now - self._clock)
-        self._trained += count * training.recipe.batch_size
-        assert self._z is not None
-        self._geometry = geometry(self._z)
-        epoch = self.step / training.an_epoch
-        every = max(1, training.recipe.epochs // _LOOKS) * training.an_epoch
-        features = self.step % every == 0 or self.step == training.steps
-        if self._history is not None:
-            if features:
-                self._look_at_features()
-            known = {"probe": self._figures.probe, "rank": self._figures.rank} if features else {}
-            self._history.add(
-                step=self.step,
-                epoch=epoch,
-                loss=self._loss,
-                rate=training.recipe.rate(self.step - 1, training.steps),
-                **dataclasses.asdict(self._geometry),
-                **{name: value for name, value in known.items() if math.isfinite(value)},
-                images_per_second=rate,
-            )
-        told = f", probe {self._figures.probe:.4f}" if math.isfinite(self._figures.probe) else ""
-        self._progress.remark(f"epoch {epoch:.1f}/{training.recipe.epochs}, loss {self._loss:.3f}{told}")
-        self._warn_of_collapse()
-        self._clock = time.monotonic()
-
-    def _fetch_losses(self) -> None:
-        """Fetch the losses of the last steps; raise where one is not finite."""
-        if not self._losses:
-            return
-        losses = torch.stack(self._losses).float().cpu()
-        bad = torch.nonzero(~losses.isfinite()).flatten()
-        if len(bad):
-            self._fail(f"the loss is {losses[bad[0]]}", self.step - len(losses) + int(bad[0]) + 1)
-        self._seen += losses.tolist()
-        self._losses = []
-
-    def _fail(self, what: str, step: int) -> None:
-        kept = f"the state after step {self._saved} is kept" if self._saved else "nothing had been saved yet"
-        raise RunError(
-            f"{what} at step {step} of {self._training.steps}; {kept}. Begin another folder with a lower --lr"
-            f"{'' if self._numbers == torch.float32 else ', with --precision fp32'} or a higher --temperature"
-        )
-
-    def _look_at_features(self, *, log_it: bool = False) -> None:
-        if self._history is None:
-            return
-        self._figures = self._probe(self._training.network, self._device, self._numbers)
-        if log_it:
-            self._history.add(step=0, epoch=0, rank=self._figures.rank, **self._finite_probe())
-
-    def _finite_probe(self) -> dict[str, float]:
-        return {"probe": self._figures.probe} if math.isfinite(self._figures.probe) else {}
-
-    def _warn_of_collapse(self) -> None:
-        if self.collapsed and not self._told and self._history is not None:
-            self._told = True
-            log.warning(
-                "the projections have collapsed (spread %.3f of 1 after step %d): the network tells no images apart; "
-                "use a lower --lr, a larger --batch-size, or other --views",
-                self._geometry.spread,
-                self.step,
-            )
-
-    @property
-    def collapsed(self) -> bool:
-        """Whether the projections tell no images apart."""
-        return self._geometry.spread < _COLLAPSED
-
-    # --- keeping -----------------------------------------------------------------------------------
-
-    def _save(self) -> None:
-        """Write checkpoint and encoder, unless that is done."""
-        if self._history is None or (self.step == self._saved and self._saved):
-            return
-        self._fetch_losses()
-        if not self._training.is_finite():
-            self._fail("a weight of the network is not finite", self.step)
-        network = self._training.network
-        checkpoints.save(
-            self._folder / "checkpoints", self.step, network, self._training.optimizer, {"losses": self._seen}
-        )
-        description = dataclasses.replace(network.description, steps=self.step)
-        encoder_file.write(self._folder / encoder_file.NAME, network.backbone, description)
-        self._saved = self.step
-
-    def report(self, listing: Listing, seconds: float) -> PretrainReport:
-        """What has come of it."""
-        history = self._history
-        probes = history.column("probe") if history else []
-        last = history.rows[-1] if history and history.rows else {}
-        if history and math.isnan(self._loss) and last.get("loss"):  # nothing was left to do
-            self._loss = float(last["loss"])
-            self._geometry = Geometry(*[float(last[name]) for name in ("alignment", "uniformity", "spread")])
-        ranks = history.column("rank") if history else []
-        return PretrainReport(
-            folder=self._folder,
-            images=len(self._images.keys),
-            failures={**listing.failures, **self._images.failures},
-            steps=self.step,
-            total=self._training.steps,
-            loss=self._loss,
-            geometry=self._geometry,
-            probe_name=self._probe.name,
-            probe_before=probes[0] if probes else float("nan"),
-            probe=probes[-1] if probes else float("nan"),
-            rank=ranks[-1] if ranks else float("nan"),
-            collapsed=self.collapsed,
-            seconds=seconds,
-            images_per_second=self._trained / self._seconds if self._seconds else float("nan"),
-            waited=self._waited / self._seconds if self._seconds else 0.0,
-        )
+def _finished(folder: Path, recipe: Recipe) -> PretrainReport | None:
+    """The report of a run that is done, and whose encoder is there."""
+    told: dict[str, Any] | None = run_folder.finished(folder, recipe)
+    try:
+        if told is None or encoder_file.read(folder)[1].steps != told["total"]:
+            return None
+        told["geometry"] = Geometry(**told["geometry"])
+        unknown = dict.fromkeys(("probe_before", "probe", "rank", "loss"), float("nan"))
+        told |= {"folder": folder, "images_per_second": float("nan"), "waited": 0.0}
+        return PretrainReport(**{**unknown, **told})
+    except (EncoderError, KeyError, TypeError):
+        return None
 
 
 def show_views(source: Source, path: str | Path, start: Start, recipe: Recipe) -> int:
@@ -510,8 +390,7 @@ def show_views(source: Source, path: str | Path, start: Start, recipe: Recipe) -
     check_writable(path)
     listing = _listing(source)
     network = build(start.backbone, stem=start.stem, size=start.size, weights=None, norm=False, seed=start.seed)
-    size = network.description.size
-    squash = pixels.Squash(_side(size), network.description.interpolation, VIEWS[recipe.views])
+    squash = _squash(network.description, recipe)
     order = np.random.default_rng(start.seed).permutation(len(listing.keys))
     shown: list[torch.Tensor] = []
     for row in order[: 20 * _SHOWN]:
@@ -521,5 +400,10 @@ def show_views(source: Source, path: str | Path, start: Start, recipe: Recipe) -
             break
     if not shown:
         raise SourceError(f"none of {min(len(order), 20 * _SHOWN)} images of {source.name} can be used")
-    preview(path, torch.stack(shown), Augment(VIEWS[recipe.views], size), draw(start.seed, 0, len(shown), 6))
+    preview(
+        path,
+        torch.stack(shown),
+        Augment(VIEWS[recipe.views], network.description.size),
+        draw(start.seed, 0, len(shown), 6),
+    )
     return len(shown)

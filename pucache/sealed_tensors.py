@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from .durable import check_writable, replacing
 from .errors import PUCacheError
 
 _BLANK = b"0" * 64  # stands for the checksum where the file is hashed
+_LONGEST_HEADER = 1 << 24  # bytes; as Python's objects it takes many times that
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def read(path: str | Path, kind: Kind, *, most: int) -> tuple[dict[str, np.ndarr
         `kind.error`: missing, of another kind or version, too large, or damaged.
     """
     path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):  # unlike that of a Path, it takes names of any length
         raise kind.error(f"no such {kind.noun}: {path}")
     try:
         data = _bounded(path, kind, most)
@@ -99,6 +102,18 @@ def read(path: str | Path, kind: Kind, *, most: int) -> tuple[dict[str, np.ndarr
     return tensors, state
 
 
+def format_of(path: str | Path) -> str:
+    """The format by which a file of this kind begins, before any of it is checked; empty where it is another file."""
+    if not os.path.isfile(path):
+        return ""
+    try:
+        with open(path, "rb") as stream:
+            found = re.match(rb'.{8}\{"__metadata__":\{"(pucache-[a-z]+)":', stream.read(64), re.DOTALL)
+    except OSError:  # whoever reads all of it will say so
+        return ""
+    return found[1].decode() if found else ""
+
+
 def _checksum(data: bytes, place: int) -> bytes:
     """Hash of everything, with blanks where the checksum stands; 64 hexadecimal digits."""
     state = hashlib.sha256(memoryview(data)[:place])
@@ -108,16 +123,16 @@ def _checksum(data: bytes, place: int) -> bytes:
 
 
 def _bounded(path: Path, kind: Kind, most: int) -> bytes:
-    with path.open("rb") as stream:
-        data = stream.read(most + 1)
-    if len(data) > most:
+    size = path.stat().st_size
+    if size > most:
         raise kind.error(f"{path} is larger than any {kind.noun} ({most:,} bytes); pass {kind.maker}")
-    return data
+    with path.open("rb") as stream:
+        return stream.read(size)  # Python takes the memory for as many bytes as it is asked for, there or not
 
 
 def _header_length(data: bytes) -> int:
     length = int.from_bytes(data[:8], "little")
-    if not 0 < length <= len(data) - 8:
+    if not 0 < length <= min(len(data) - 8, _LONGEST_HEADER):
         raise ValueError("no header")
     return length
 

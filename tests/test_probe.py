@@ -324,3 +324,19 @@ def test_labels_that_do_not_fit_are_a_label_error(folder, tmp_path, text, told):
 def test_a_file_that_is_not_there_is_a_label_error(folder, tmp_path, kind):
     with pytest.raises(LabelError, match=r"none\.csv"):
         Probe(images(folder), **{kind: tmp_path / "none.csv"})
+
+
+def test_positives_that_could_not_be_decoded_are_left_out_and_are_no_mistake(network, folder, tmp_path):
+    listed = tmp_path / "positives.txt"
+    listed.write_text("".join(f"{number:02}.png\n" for number in range(0, 40, 4)))
+    some = images(folder)
+    some.keys = some.keys[1:]  # as where it was decoded beforehand
+    some.failures = {"00.png": "cannot be decoded"}
+    probe = Probe(some, positives=listed)
+    assert probe._s.sum() == 9
+    listed.write_text("00.png\n")
+    with pytest.raises(LabelError, match="none of the 1 positives in .*positives.txt could be decoded"):
+        Probe(some, positives=listed)
+    listed.write_text("absent.png\n")
+    with pytest.raises(LabelError, match="are not in the source"):
+        Probe(some, positives=listed)

@@ -3,12 +3,18 @@ import subprocess
 
 import numpy as np
 import pytest
+import torch
+from click.testing import CliRunner
+from learned import network, write_run
 from planted import planted, write_cache
 from sealing import edited, reseal_model
 
+from pucache import sealed_tensors
 from pucache import verify as room
 from pucache.classifier import PULinearClassifier
+from pucache.cli.main import main
 from pucache.errors import CacheError
+from pucache.simclr import checkpoints
 from pucache.verify import verify
 
 
@@ -117,3 +123,80 @@ def test_more_memory_than_a_structure_needs_is_refused(cache, monkeypatch):
 def test_nothing_to_verify_is_an_error(tmp_path):
     with pytest.raises(CacheError, match="no cache in folder"):
         verify([tmp_path])
+
+
+# --- what pretrain writes ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """As after 7 steps of a training, the last checkpoints of which are of steps 5 and 7."""
+    write_run(tmp_path / "run", steps=7)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for step in (5, 7):
+        checkpoints.save(tmp_path / "run/checkpoints", step, model, optimizer, {"losses": [0.5]})
+    (tmp_path / "run/checkpoints/0000000009.damaged").write_text("set aside")
+    (tmp_path / "run/log.csv").write_text("step\n")
+    return tmp_path / "run"
+
+
+def test_the_folder_of_a_run_is_its_encoder_and_its_checkpoints(run_folder, cache):
+    files = [
+        run_folder / name
+        for name in ("encoder.safetensors", *(f"checkpoints/000000000{n}.safetensors" for n in (5, 7)))
+    ]
+    for paths in ([run_folder], files):
+        told = [(found.path, found.kind, found.rows, found.damage) for found in verify(paths)]
+        assert told == [
+            (files[0], "encoder", 7, ""),
+            (files[1], "checkpoint", 5, ""),
+            (files[2], "checkpoint", 7, ""),
+        ]
+    assert [found.kind for found in verify([cache, run_folder])] == ["cache", "encoder", "checkpoint", "checkpoint"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "remedy"),
+    [
+        ("encoder.safetensors", "encoder", "run pretrain again"),
+        ("checkpoints/0000000007.safetensors", "checkpoint", checkpoints.KIND.remedy),
+    ],
+)
+@pytest.mark.parametrize("at", [100, 5000, -1])
+def test_any_byte_of_what_pretrain_wrote_counts(run_folder, name, kind, remedy, at):
+    flip(run_folder / name, at)
+    found = [file for file in verify([run_folder]) if file.damage]
+    assert [(file.path, file.kind) for file in found] == [(run_folder / name, kind)]
+    assert str(run_folder / name) in found[0].damage and found[0].damage.endswith(remedy)
+
+
+def test_a_cut_encoder_is_still_called_one(run_folder):
+    path = run_folder / "encoder.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    assert [(file.kind, bool(file.damage)) for file in verify([path])] == [("encoder", True)]
+
+
+def test_descriptions_without_sense_under_a_right_checksum_are_found(run_folder):
+    write_run(run_folder, size=5000)
+    assert "does not describe an encoder" in damage_of(run_folder / "encoder.safetensors")
+    path = run_folder / "checkpoints/0000000007.safetensors"
+    for step in ({}, {"step": "7"}, {"step": -1}, {"step": True}):
+        sealed_tensors.write(path, checkpoints.KIND, {}, step)
+        assert "does not say after which step it was written" in damage_of(path)
+
+
+def test_a_file_that_is_of_no_kind_we_know_is_held_against_that_of_a_model(tmp_path):
+    kind = sealed_tensors.Kind("pucache-news", 1, "thing", CacheError, "", "")
+    sealed_tensors.write(tmp_path / "new", kind, {}, {})
+    assert "is a safetensors file but not a pucache model" in damage_of(tmp_path / "new")
+
+
+def test_the_command_tells_which_is_what(run_folder, cache):
+    ended = CliRunner().invoke(main, ["verify", str(cache), str(run_folder)])
+    assert ended.exit_code == 0 and ended.stdout.splitlines() == [
+        f"{cache}: 20 rows, whole",
+        f"{run_folder}/encoder.safetensors: an encoder after 7 steps, whole",
+        f"{run_folder}/checkpoints/0000000005.safetensors: a checkpoint after 5 steps, whole",
+        f"{run_folder}/checkpoints/0000000007.safetensors: a checkpoint after 7 steps, whole",
+    ]

@@ -13,12 +13,12 @@ import torch
 
 from .. import sealed_tensors
 from ..durable import fsync_directory, make_folder
-from ..errors import RunError
+from ..errors import OutputError, RunError, one_line
 
 log = logging.getLogger("pucache")
 
 KIND = sealed_tensors.Kind(
-    "pucache-checkpoint", 1, "checkpoint", RunError, "one that pretrain wrote", "begin another run"
+    "pucache-checkpoint", 1, "checkpoint", RunError, "one that pretrain wrote", "an earlier one is needed"
 )
 MAX_BYTES = 1 << 36
 _KEPT = 2
@@ -45,11 +45,15 @@ def save(
     tensors = {f"model.{name}": _array(tensor) for name, tensor in model.state_dict().items()}
     for number, values in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{number}.{name}": _array(value) for name, value in values.items() if value is not None}
-    make_folder(folder)
-    sealed_tensors.write(folder / f"{step:010}.safetensors", KIND, tensors, {**state, "step": step})
-    for _, path in _found(folder)[:-_KEPT]:
-        path.unlink(missing_ok=True)
-    fsync_directory(folder)
+    path = folder / f"{step:010}.safetensors"
+    try:
+        make_folder(folder)
+        sealed_tensors.write(path, KIND, tensors, {**state, "step": step})
+        for _, older in _found(folder)[:-_KEPT]:
+            older.unlink(missing_ok=True)
+        fsync_directory(folder)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {one_line(error)}; the one before it is untouched") from error
 
 
 def load(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
@@ -68,14 +72,21 @@ def load(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer)
             tensors, state = sealed_tensors.read(path, KIND, most=MAX_BYTES)
             _restore(path, tensors, model, optimizer)
         except RunError as error:
-            log.warning("%s; going back to the checkpoint before it", error)
+            log.warning("%s", error)
             continue
         if state.get("step") == step:
+            if step < found[-1][0]:
+                log.warning("going back to the state after step %d", step)
             return state
-        log.warning("%s is the checkpoint of another step; going back to the one before it", path)
+        log.warning("%s is the checkpoint of another step; an earlier one is needed", path)
     if found:
         raise RunError(f"no checkpoint in {folder} is whole; remove that folder to begin anew, or copy one back")
     return None
+
+
+def exist(folder: Path) -> bool:
+    """Whether there is a checkpoint, whole or not."""
+    return bool(_found(folder))
 
 
 def set_aside_after(folder: Path, step: int) -> None:

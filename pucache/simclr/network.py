@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import Any
 
 import torch
 
 from .. import encoder_file
-from ..backbones import BUNDLED, bundled, configuration, from_timm, make_stem_small, untrained
-from ..encoder_file import Description
-from ..errors import EncoderError
+from ..backbones import (
+    BUNDLED,
+    BUNDLED_ARCHITECTURE,
+    bundled,
+    configuration,
+    from_timm,
+    make_stem_small,
+    untrained,
+)
+from ..encoder_file import LARGEST, Description
+from ..errors import EncoderError, one_line
 
 _OUT = 128  # dimensions in which views are compared
 _WIDEST = 2048  # of the projector's hidden layer
+_SMALL = 32  # pixels a side, by default, with a small stem
 
 
 class Network(torch.nn.Module):
@@ -68,7 +77,8 @@ def build(architecture: str, *, stem: str, size: int | None, weights: str | None
         Of timm, or ``bundled``.
     stem : {"standard", "small"}
     size : int, optional
-        Side of the views in pixels; by default what timm's configuration says, or 32 with a small stem.
+        Side of the views in pixels; by default that of the earlier run, else what timm's configuration says,
+        or 32 with a small stem.
     weights : str, optional
         A file, the folder of an earlier run, or ``hub`` for timm's pretrained ones; random ones by default.
     norm : bool
@@ -83,12 +93,13 @@ def build(architecture: str, *, stem: str, size: int | None, weights: str | None
         A size that it cannot take.
     """
     torch.manual_seed(seed)
-    backbone = _backbone(architecture, stem, weights)
-    config = configuration(backbone)
+    backbone, config = _backbone(architecture, stem, weights)
     if config["input_size"][0] != 3:
         raise EncoderError(f"{architecture} takes {config['input_size'][0]} channels; only RGB models are supported")
     if size is None:
-        size = 32 if stem == "small" else max(config["input_size"][1:])
+        size = max(config["input_size"][1:])
+    if not 0 < size <= LARGEST:
+        raise ValueError(f"images of {size} pixels; use a --size from 1 to {LARGEST}")
     name = getattr(backbone, "default_cfg", {}).get("architecture", architecture)
     interpolation = config["interpolation"] if config["interpolation"] in ("bilinear", "bicubic") else "bicubic"
     told = Description(name, stem, size, list(config["mean"]), list(config["std"]), interpolation, 0)
@@ -96,28 +107,37 @@ def build(architecture: str, *, stem: str, size: int | None, weights: str | None
         return Network(backbone, told, norm=norm)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(
-            f"{architecture} cannot take images of {size} pixels ({str(error)[:100]}); use another --size"
+            f"{architecture} cannot take images of {size} pixels ({one_line(error)[:100]}); use another --size"
         ) from error
 
 
-def _backbone(architecture: str, stem: str, weights: str | None) -> Any:
+def _backbone(architecture: str, stem: str, weights: str | None) -> tuple[Any, dict[str, Any]]:
+    """The network, and how images are brought to it, in timm's terms."""
+    if weights not in (None, "hub") and (os.path.isdir(weights) or encoder_file.is_one(weights)):
+        return _earlier(architecture, stem, weights)
     if architecture == BUNDLED:
-        model = bundled(weights)
-    elif weights == "hub":
-        model = from_timm(architecture, None)
-    elif weights is not None and (Path(weights).is_dir() or Path(weights).name == encoder_file.NAME):
-        model, _, _ = encoder_file.load(weights)
-        _, told = encoder_file.read(weights)
-        if (told.architecture, told.stem) != (architecture, stem):
-            raise EncoderError(
-                f"{weights} holds {told.architecture} with a {told.stem} stem; "
-                f"pass --backbone {told.architecture} --stem {told.stem}"
-            )
-        return model
+        if weights is not None:
+            raise EncoderError("the bundled network has its own weights; leave out --weights, or name a --backbone")
+        model = bundled()
     elif weights is not None:
-        model = from_timm(architecture, weights)
+        model = from_timm(architecture, None if weights == "hub" else weights)
     else:
-        return untrained(architecture, stem=stem)
+        model = untrained(architecture)
+    config = configuration(model)
     if stem == "small":
         make_stem_small(model, architecture)
-    return model
+        config["input_size"] = (config["input_size"][0], _SMALL, _SMALL)
+    return model, config
+
+
+def _earlier(architecture: str, stem: str, weights: str) -> tuple[Any, dict[str, Any]]:
+    """What an earlier run learned, if it is of that architecture."""
+    _, told = encoder_file.read(weights)
+    wanted = BUNDLED_ARCHITECTURE if architecture == BUNDLED else architecture.partition(".")[0]
+    if (told.architecture, told.stem) != (wanted, stem):
+        raise EncoderError(
+            f"{weights} holds {told.architecture} with a {told.stem} stem; "
+            f"pass --backbone {told.architecture} --stem {told.stem}"
+        )
+    model, config, _ = encoder_file.load(weights)
+    return model, config

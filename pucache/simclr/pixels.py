@@ -22,7 +22,7 @@ from PIL import Image
 
 from ..decoding import decode
 from ..devices import cores
-from ..durable import replacing
+from ..durable import check_writable, replacing
 from ..errors import ImageError, SourceError
 from ..images import Listing, Source
 from ..prepare import Chunk, Prepare, in_threads
@@ -33,11 +33,13 @@ from .augment import View
 
 log = logging.getLogger("pucache")
 
+_FILE, _TOLD = "images.u8", "images.json"
 _LEAST = 4  # pixels a side, of the original, in the smallest crop
 _CHUNK = 64
 _SPARE = 1 << 30  # bytes of disk that are left alone
 _ON_DEVICE = 0.25  # share of what is free on a GPU that the images may take
 _AHEAD = 3  # batches under way
+_FEW = 1000  # images after which it is clear whether most fail
 
 
 class Pixels(Protocol):
@@ -91,8 +93,10 @@ def identity(listing: Listing) -> str:
 
 
 def fits(folder: Path, images: int, side: int) -> bool:
-    """Whether there is room on the disk of `folder` for so many images."""
-    return images * side * side * 3 + _SPARE <= shutil.disk_usage(folder).free
+    """Whether there is room on the disk of `folder` for so many images, or they are there already."""
+    path = check_writable(folder / _FILE)  # which clears away what a killed run left behind
+    there = path.stat().st_size if path.exists() else 0
+    return images * side * side * 3 + _SPARE <= shutil.disk_usage(folder).free + there
 
 
 # --- decoded once ------------------------------------------------------------------------------
@@ -134,12 +138,9 @@ class Mapped:
 
     def _take(self, rows: np.ndarray) -> torch.Tensor:
         if isinstance(self._stored, torch.Tensor):
-            return self._stored[torch.from_numpy(rows).to(self._device)]
+            return self._stored[torch.from_numpy(rows).pin_memory().to(self._device, non_blocking=True)]
         batch = torch.from_numpy(self._stored[rows])
         return batch.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else batch
-
-
-_FILE, _TOLD = "images.u8", "images.json"
 
 
 def decode_all(
@@ -161,7 +162,9 @@ def decode_all(
     failures: dict[str, str] = {}
     prepare = Prepare(source, squash, listing.keys, listing.size_mtime[:, 0].tolist(), np.empty(0, "S32"), rows=_CHUNK)
     progress.start(len(listing.keys), "decoding")
-    with replacing(folder / _FILE) as temporary, temporary.open("wb") as stream:
+    path = check_writable(folder / _FILE)
+    (folder / _TOLD).unlink(missing_ok=True)  # it tells of other images than those that come
+    with replacing(path) as temporary, temporary.open("wb") as stream:
         for chunk in _chunks(prepare, workers):
             for position, outcome in enumerate(chunk.outcomes, chunk.first):
                 if isinstance(outcome, str):
@@ -220,6 +223,7 @@ class Streamed:
         self.keys = listing.keys
         self.failures: dict[str, str] = {}
         self._source, self._squash = source, squash
+        self._seen = 0
 
     def batches(self, plan: Iterable[np.ndarray]) -> Iterator[torch.Tensor]:
         """Yield batches; a few are under way at once."""
@@ -247,7 +251,8 @@ class Streamed:
 
     def _stacked(self, images: list[Future[torch.Tensor]]) -> torch.Tensor:
         batch = torch.stack([image.result() for image in images])
-        if 2 * len(self.failures) > max(len(batch), len(self.keys)):
+        self._seen += len(batch)
+        if 2 * len(self.failures) > min(len(self.keys), max(self._seen, _FEW)):
             key, reason = next(iter(self.failures.items()))
             raise SourceError(f"most images of {self._source.name} cannot be used ({key!r}: {reason})")
         return batch

@@ -77,7 +77,7 @@ class Probe:
         self._s = self._classes = None
         if positives is not None:
             self.name = "PAUC of held-out linear heads"
-            found = find_keys(_sorted(pixels.keys), positives)
+            found = _rows_of(positives, pixels)
             others = np.setdiff1d(every, found)
             if not len(others):
                 raise LabelError("every image is a labelled positive; some must be unlabelled")
@@ -172,8 +172,14 @@ def effective_rank(X: torch.Tensor) -> float:
     return float(torch.special.entr(share).sum().exp())
 
 
-def _sorted(keys: Sequence[str]) -> Keys:
-    return Keys([encode_keys(keys)])
+def _rows_of(positives: str | Path, pixels: Pixels) -> np.ndarray:
+    """Rows of the positives, sorted; one that could not be decoded has none."""
+    listed = sorted({*pixels.keys, *pixels.failures})
+    named = {listed[row] for row in find_keys(Keys([encode_keys(listed)]), positives, place="the source")}
+    rows = np.array([row for row, key in enumerate(pixels.keys) if key in named], np.int64)
+    if not len(rows):
+        raise LabelError(f"none of the {len(named)} positives in {positives} could be decoded")
+    return rows
 
 
 def _classes(path: str | Path, keys: Sequence[str]) -> np.ndarray:

@@ -15,13 +15,23 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from ..errors import RunError, one_line
 
 _PATIENCE = datetime.timedelta(days=1)  # others wait while one decodes the images
+_FAILED = "pucache/failed"  # counts the processes that did
+
+
+class FailedElsewhereError(RunError):
+    """Another process failed first, and says why."""
 
 
 @contextlib.contextmanager
 def joined(device: str) -> Iterator[str]:
     """Join the processes that torchrun started, for a while; yields the device of this one.
+
+    Of several that fail, the first raises what it was, the others what comes of it.
 
     Parameters
     ----------
@@ -32,6 +42,8 @@ def joined(device: str) -> Iterator[str]:
     ------
     ValueError
         Processes beyond the GPUs of this machine.
+    FailedElsewhereError
+        Of the processes this was not the first to fail, or to be interrupted.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
         yield device
@@ -44,11 +56,30 @@ def joined(device: str) -> Iterator[str]:
                 f"process {mine} of this machine has no GPU ({torch.cuda.device_count()} seen); start fewer"
             )
         torch.cuda.set_device(mine)
-    dist.init_process_group("nccl" if on_cuda else "gloo", timeout=_PATIENCE)
+    store, number, count = next(rendezvous("env://"))
+    # what is on the host goes its own way, so that it does not wait for the GPU
+    backends = "cpu:gloo,cuda:nccl" if on_cuda else "gloo"
+    dist.init_process_group(backends, store=store, rank=number, world_size=count, timeout=_PATIENCE)
     try:
         yield f"cuda:{mine}" if on_cuda else device
+    except BaseException as error:
+        if not _is_first_to_fail(store):
+            raise FailedElsewhereError("another process failed or was interrupted first, and says why") from error
+        raise
     finally:
         dist.destroy_process_group()
+
+
+def _is_first_to_fail(store: Any) -> bool:
+    try:
+        return bool(store.add(_FAILED, 1) == 1)
+    except RuntimeError:  # it went with the process that kept it
+        return False
+
+
+def speaks() -> bool:
+    """Whether this process tells of the result; known also before it joins the others, and after it left them."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def rank() -> int:
@@ -63,8 +94,16 @@ def world() -> int:
 
 def wait() -> None:
     """Wait until all processes are here."""
-    if world() > 1:
-        dist.barrier()
+    anywhere(False)
+
+
+def anywhere(here: bool) -> bool:
+    """Whether something is so at any of the processes."""
+    if world() == 1:
+        return here
+    on_host = "cpu:" in dist.get_backend_config()
+    told = torch.tensor(float(here), device="cpu" if on_host else "cuda")
+    return bool(add_up(told) > 0)
 
 
 def from_first(value: Any) -> Any:
@@ -72,8 +111,30 @@ def from_first(value: Any) -> Any:
     if world() == 1:
         return value
     box = [value]
-    dist.broadcast_object_list(box)
+    with _company():
+        dist.broadcast_object_list(box)
     return box[0]
+
+
+def add_up(x: torch.Tensor) -> torch.Tensor:
+    """Sum over the processes, in place.
+
+    Raises
+    ------
+    RunError
+        Another process is gone.
+    """
+    with _company():
+        dist.all_reduce(x)
+    return x
+
+
+@contextlib.contextmanager
+def _company() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise RunError(f"process {rank()} has lost the others ({one_line(error)[:160]}); start them again") from error
 
 
 def gather(z: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -91,15 +152,15 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, z: torch.Tensor) -> torch.Tensor:
         """Concatenate."""
         ctx.rows = len(z)
-        pieces = [torch.empty_like(z) for _ in range(world())]
-        dist.all_gather(pieces, z.contiguous())
+        pieces = [torch.empty_like(z, memory_format=torch.contiguous_format) for _ in range(world())]
+        with _company():
+            dist.all_gather(pieces, z.contiguous())
         return torch.cat(pieces)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
         """Sum over the processes, and take what belongs to this one."""
-        gradient = gradients[0].contiguous()
-        dist.all_reduce(gradient)
+        gradient = add_up(gradients[0].clone(memory_format=torch.contiguous_format))
         return gradient[rank() * ctx.rows : (rank() + 1) * ctx.rows]
 
 
@@ -107,16 +168,12 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         """Sum over the processes."""
-        x = x.clone()
-        dist.all_reduce(x)
-        return x
+        return add_up(x.clone())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
         """The same."""
-        gradient = gradients[0].clone()
-        dist.all_reduce(gradient)
-        return gradient
+        return add_up(gradients[0].clone(memory_format=torch.contiguous_format))
 
 
 def share_batch_norm(model: torch.nn.Module) -> torch.nn.Module:
@@ -133,18 +190,16 @@ def share_batch_norm(model: torch.nn.Module) -> torch.nn.Module:
 class _Shared(torch.nn.modules.batchnorm._BatchNorm):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise (b, C, ...) by the mean and variance over all processes; then timm's activation, if any."""
-        if not self.training:
+        if not self.training:  # by one process alone, it may be
             return super().forward(x)
         over = [axis for axis in range(x.ndim) if axis != 1]
         shape = (1, -1, *[1] * (x.ndim - 2))
         count = x.numel() // x.shape[1] * world()
-        mean = _Sum.apply(x.float().sum(over)) / count
-        centred = x.float() - mean.view(shape)
+        exact = x.to(torch.promote_types(x.dtype, torch.float32))
+        mean = _Sum.apply(exact.sum(over)) / count
+        centred = exact - mean.view(shape)
         variance = _Sum.apply(centred.square().sum(over)) / count
-        with torch.no_grad():
-            if self.running_mean is not None and self.running_var is not None and self.momentum is not None:
-                self.running_mean.lerp_(mean, self.momentum)
-                self.running_var.lerp_(variance * (count / max(1, count - 1)), self.momentum)
+        self._keep(mean.detach(), variance.detach() * (count / max(1, count - 1)))
         scale = (variance + self.eps).rsqrt() * (1 if self.weight is None else self.weight)
         shift = 0 if self.bias is None else self.bias.view(shape)
         x = (centred * scale.view(shape) + shift).to(x.dtype)
@@ -152,3 +207,13 @@ class _Shared(torch.nn.modules.batchnorm._BatchNorm):
             follows = getattr(self, name, None)
             x = x if follows is None else follows(x)
         return x
+
+    def _keep(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+        """Move the running statistics, as torch does."""
+        if not self.track_running_stats or self.running_mean is None or self.running_var is None:
+            return
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean, share)
+        self.running_var.lerp_(variance, share)

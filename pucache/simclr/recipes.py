@@ -69,6 +69,8 @@ class Recipe:
             raise ValueError(f"unknown views {self.views!r}; use {', '.join(VIEWS)}")
         if not 0 < self.lr < math.inf:
             raise ValueError(f"the learning rate must be above 0, got {self.lr:g}")
+        if not 0 <= self.weight_decay < math.inf or not 0 <= self.warmup <= 1:
+            raise ValueError("the weight decay must not be below 0, nor the warm-up beyond 0 to 1")
         if self.batch_size < 2:
             raise ValueError(
                 f"batch size {self.batch_size}: an image is compared with others, so at least 2; 256 is usual"
@@ -82,26 +84,25 @@ class Recipe:
 
     def rate(self, step: int, steps: int) -> float:
         """Learning rate of a step, 0 <= step < steps."""
-        if self.constant:
-            return self.lr
         peak = self.lr * math.sqrt(self.batch_size / 256) if self.optimizer == "sgd" else self.lr
+        if self.constant:
+            return peak
         rising = max(1, round(self.warmup * steps))
         if step < rising:
             return peak * (step + 1) / rising
         return peak * 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
 
-    def differences(self, other: Recipe) -> list[str]:
-        """Name the fields in which two recipes differ, with both values."""
-        return [
-            f"{field.name} {getattr(self, field.name)} (now {getattr(other, field.name)})"
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) != getattr(other, field.name)
-        ]
+    def goes_on_as(self, other: Recipe) -> bool:
+        """Whether a training by this recipe can be gone on with by another: more epochs, of a constant rate."""
+        return other == self or (
+            self.constant and self.epochs < other.epochs and dataclasses.replace(self, epochs=other.epochs) == other
+        )
 
 
+USUAL_RATES = {"adam": 3e-4, "sgd": 0.06}
 RECIPES = {
-    "impulses": Recipe("adam", 3e-4, 0.0, 0.0, True, 128, 100, "impulses", False),
-    "modern": Recipe("sgd", 0.06, 5e-4, 0.1, False, 256, 200, "natural", True),
+    "impulses": Recipe("adam", USUAL_RATES["adam"], 0.0, 0.0, True, 128, 100, "impulses", False),
+    "modern": Recipe("sgd", USUAL_RATES["sgd"], 5e-4, 0.1, False, 256, 200, "natural", True),
 }
 
 

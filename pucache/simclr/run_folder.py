@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import filelock
 
-from .. import __version__
+from .. import __version__, encoder_file
 from ..durable import check_writable, replacing
-from ..errors import RunError
+from ..errors import OutputError, RunError, one_line
+from . import checkpoints
 from .recipes import Recipe
 
-_RUN = "run.json"
+_RUN, _RESULT = "run.json", "finished.json"
+CHECKPOINTS = "checkpoints"
+_SHOWN = 40  # characters of a setting that an error tells
 FORMAT, VERSION = "pucache-run", 1
 
 
@@ -37,16 +41,19 @@ def locked(folder: Path) -> Iterator[None]:
         raise RunError(
             f"{folder} is being trained in by another process; wait for it, or name another folder"
         ) from error
+    except (OSError, NotImplementedError) as error:
+        raise OutputError(f"cannot lock {folder / '.lock'}: {one_line(error)}; name another folder") from error
     try:
         yield
     finally:
         lock.release()
 
 
-def claim(folder: Path, recipe: Recipe, settings: dict[str, Any], provenance: dict[str, Any]) -> None:
+def claim(folder: Path, recipe: Recipe, settings: dict[str, Any], provenance: dict[str, Any]) -> bool:
     """Write down the configuration of a new run, or make sure that it is that of the run that is there.
 
-    More epochs than before are taken where the learning rate does not depend on them.
+    More epochs than before are taken where the learning rate does not depend on them. What has learned
+    nothing yet is no run: it gives way to one of another configuration.
 
     Parameters
     ----------
@@ -57,27 +64,26 @@ def claim(folder: Path, recipe: Recipe, settings: dict[str, Any], provenance: di
     provenance : dict
         What does not, and is good to know.
 
+    Returns
+    -------
+    bool
+        Whether the folder was of the same configuration before.
+
     Raises
     ------
     RunError
         Of another configuration, or unreadable.
     """
-    path = folder / _RUN
-    if path.exists():
-        before, earlier = read(folder)
-        differing = [
-            f"{name} {before.get(name)} (now {value})" for name, value in settings.items() if before.get(name) != value
-        ]
-        differing += [
-            text
-            for text in earlier.differences(recipe)
-            if not (text.startswith("epochs ") and _goes_on(earlier, recipe))
-        ]
-        if differing:
-            raise RunError(
-                f"{folder} holds a run of another configuration: {'; '.join(differing)}; "
-                "name another folder, or give the same options to go on"
-            )
+    differing = ["nothing yet"]
+    if (folder / _RUN).exists():
+        differing = _differing(*read(folder), recipe, settings)
+    elif _has_learned(folder):
+        raise RunError(f"{folder} holds an encoder or checkpoints, and no {_RUN} beside them; name another folder")
+    if differing and _has_learned(folder):
+        raise RunError(
+            f"{folder} holds a run of another configuration: {'; '.join(differing)}; "
+            "name another folder, or give the same options to go on"
+        )
     told = {
         "format": FORMAT,
         "version": VERSION,
@@ -85,6 +91,49 @@ def claim(folder: Path, recipe: Recipe, settings: dict[str, Any], provenance: di
         "settings": settings,
         "provenance": {**provenance, "pucache": __version__},
     }
+    _write(folder / _RUN, told)
+    return not differing
+
+
+def _differing(before: dict[str, Any], earlier: Recipe, recipe: Recipe, settings: dict[str, Any]) -> list[str]:
+    """What was otherwise in an earlier configuration, as text."""
+    pairs = [(name, before.get(name), value) for name, value in settings.items()]
+    if not earlier.goes_on_as(recipe):
+        pairs += [(name, getattr(earlier, name), value) for name, value in vars(recipe).items()]
+    return [f"{name} {_short(was)} (now {_short(now)})" for name, was, now in pairs if was != now]
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN // 2] + "..."
+
+
+def _has_learned(folder: Path) -> bool:
+    return (folder / encoder_file.NAME).exists() or checkpoints.exist(folder / CHECKPOINTS)
+
+
+def finish(folder: Path, recipe: Recipe, result: dict[str, Any]) -> None:
+    """Write down what a run has come to at its end; a number that is not known is no part of it.
+
+    Raises
+    ------
+    OutputError
+        It cannot be written.
+    """
+    known = {name: value for name, value in result.items() if not (isinstance(value, float) and math.isnan(value))}
+    _write(folder / _RESULT, {"recipe": vars(recipe), "result": known})
+
+
+def finished(folder: Path, recipe: Recipe) -> dict[str, Any] | None:
+    """What `finish` wrote, where that was of this recipe; for a folder that is claimed."""
+    try:
+        told = json.loads((folder / _RESULT).read_text())
+        return dict(told["result"]) if told["recipe"] == vars(recipe) else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _write(path: Path, told: dict[str, Any]) -> None:
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(told, indent=1) + "\n")
 
@@ -105,9 +154,7 @@ def read(folder: Path) -> tuple[dict[str, Any], Recipe]:
         return dict(told["settings"]), Recipe(**told["recipe"])
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror}; expected a folder that pretrain wrote") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{path} is not the configuration of a run ({str(error)[:120]}); name another folder") from error
-
-
-def _goes_on(before: Recipe, now: Recipe) -> bool:
-    return before.constant and now.epochs >= before.epochs
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RunError(
+            f"{path} is not the configuration of a run ({one_line(error)[:120]}); name another folder"
+        ) from error

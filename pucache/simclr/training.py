@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from ..backbones import share_batch_norm_on_gpus
 from ..errors import RunError, one_line
@@ -37,6 +36,23 @@ class Geometry:
     spread: float
 
 
+def check_batch(images: int, recipe: Recipe) -> None:
+    """Raise `ValueError` where there are fewer images than a batch, or the processes cannot share one evenly."""
+    if images < 2:
+        raise ValueError("there is one image only, and images are compared with each other; pass a folder of more")
+    if images < recipe.batch_size:
+        raise ValueError(
+            f"{images:,} images are fewer than a batch of {recipe.batch_size:,}; "
+            f"use --batch-size {max(2, images // 4)} or less"
+        )
+    parts = processes.world() * recipe.accumulate
+    if recipe.batch_size % parts:
+        raise ValueError(
+            f"a batch of {recipe.batch_size} does not divide evenly among {processes.world()} processes x "
+            f"{recipe.accumulate} parts; choose a multiple of {parts}"
+        )
+
+
 class Training:
     """A network, its optimiser and the steps that change them.
 
@@ -58,6 +74,10 @@ class Training:
     ----------
     steps, an_epoch : int
         In all, and in an epoch; what does not fill a batch is left out, another part each time.
+    network, optimizer
+        As they are by now.
+    recipe, device, numbers
+        As given.
 
     Raises
     ------
@@ -76,18 +96,9 @@ class Training:
         numbers: torch.dtype,
         compiled: bool = False,
     ):
-        if images < recipe.batch_size:
-            raise ValueError(
-                f"{images:,} images are fewer than a batch of {recipe.batch_size:,}; "
-                f"use --batch-size {max(2, images // 4)} or less"
-            )
-        if recipe.batch_size % (processes.world() * recipe.accumulate):
-            raise ValueError(
-                f"a batch of {recipe.batch_size} does not divide evenly among {processes.world()} processes x "
-                f"{recipe.accumulate} parts; choose a multiple of {processes.world() * recipe.accumulate}"
-            )
+        check_batch(images, recipe)
         self.recipe, self._seed, self._images = recipe, seed, images
-        self._device, self._numbers = device, numbers
+        self.device, self.numbers = device, numbers
         network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         if processes.world() > 1:
             shared = share_batch_norm_on_gpus if device.type == "cuda" else processes.share_batch_norm
@@ -111,7 +122,7 @@ class Training:
             first = (epoch + 1) * self.an_epoch
 
     def step(self, number: int, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take a step; returns the loss of this process's anchors, (), and its projections, (b, M, 128).
+        """Take a step; returns the loss of the batch, (), and this process's projections, (b, M, 128).
 
         Parameters
         ----------
@@ -131,17 +142,17 @@ class Training:
         drawn = drawn[processes.rank() * len(images) : (processes.rank() + 1) * len(images)]
         try:
             self.optimizer.zero_grad()
-            loss, z = self._backward(number, images.to(self._device, non_blocking=True), drawn.to(self._device))
+            loss, z = self._backward(number, images.to(self.device, non_blocking=True), drawn.to(self.device))
         except torch.OutOfMemoryError as error:
             raise RunError(
-                f"out of memory on {self._device} at step {number + 1}; use --accumulate {2 * self.recipe.accumulate}, "
+                f"out of memory on {self.device} at step {number + 1}; use --accumulate {2 * self.recipe.accumulate}, "
                 "which keeps the negatives, or a smaller --batch-size"
             ) from error
         except torch._dynamo.exc.TorchDynamoException as error:
             raise RunError(f"torch.compile failed ({one_line(error)[:160]}); leave out --compile") from error
-        self._average_gradients()
+        loss = self._averaged(loss.detach())
         self.optimizer.step()
-        return loss.detach(), z.detach()
+        return loss, z.detach()
 
     def _backward(self, number: int, images: torch.Tensor, drawn: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss, and its gradient, by the whole batch at once or by parts.
@@ -167,26 +178,27 @@ class Training:
 
     def _project(self, number: int, place: int, images: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
         """Projections of the views of some images, float32 (b, M, 128)."""
-        torch.manual_seed(
-            _mixed(self._seed, number, place, processes.rank())
-        )  # for a network that draws, as in dropout
+        # for a network that draws, as in dropout
+        torch.manual_seed(_mixed(self._seed, number, place, processes.rank()))
         views = self._augment(images, drawn).flatten(0, 1)
-        with torch.autocast(self._device.type, self._numbers, enabled=self._numbers != torch.float32):
+        with torch.autocast(self.device.type, self.numbers, enabled=self.numbers != torch.float32):
             z = self._forward(views)
         return z.float().view(drawn.shape[1], len(images), -1).transpose(0, 1)
 
     def _loss(self, z: torch.Tensor) -> torch.Tensor:
         return contrastive_loss(z, temperature=self.recipe.temperature, tau_plus=self.recipe.tau_plus)
 
-    def _average_gradients(self) -> None:
+    def _averaged(self, loss: torch.Tensor) -> torch.Tensor:
+        """Average the gradients over the processes, in place, and the loss, which is returned."""
         if processes.world() == 1:
-            return
+            return loss
         gradients = [p.grad for p in self.network.parameters() if p.grad is not None]
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        dist.all_reduce(flat)
-        flat /= processes.world()
-        for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        flat = torch.cat([gradient.reshape(-1) for gradient in [*gradients, loss]])
+        processes.add_up(flat).div_(processes.world())
+        *means, loss = flat.split([gradient.numel() for gradient in [*gradients, loss]])
+        for gradient, mean in zip(gradients, means, strict=True):
             gradient.copy_(mean.view_as(gradient))
+        return loss.view(())
 
     def is_finite(self) -> bool:
         """Whether every parameter and every statistic of the network is."""

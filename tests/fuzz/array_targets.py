@@ -129,21 +129,21 @@ def mutate_state(data: bytes, other: bytes, draw: random.Random) -> bytes:
         tensors, state = model_file.read(path, ("coef", "numbers"))
         for _ in range(draw.choice((1, 1, 2))):
             if draw.random() < 0.7:
-                _change(state, draw)
+                change(state, draw)
             else:
-                _change_tensor(tensors, draw)
+                change_tensor(tensors, draw)
         model_file.write(path, tensors, state)
         return path.read_bytes()
 
 
-def _change(node: Any, draw: random.Random) -> None:
+def change(node: Any, draw: random.Random) -> None:
     """Drop, add or replace something in nested dicts and lists."""
     places = list(node) if isinstance(node, dict) else list(range(len(node)))
     if not places:
         return
     at = draw.choice(places)
     if isinstance(node[at], dict | list) and node[at] and draw.random() < 0.7:
-        return _change(node[at], draw)
+        return change(node[at], draw)
     what = draw.random()
     if what < 0.25:
         del node[at]
@@ -153,9 +153,10 @@ def _change(node: Any, draw: random.Random) -> None:
         node[at] = copy.deepcopy(draw.choice(ODD))  # a later change must not reach the next input
 
 
-def _change_tensor(tensors: dict[str, np.ndarray], draw: random.Random) -> None:
+def change_tensor(tensors: dict[str, np.ndarray], draw: random.Random) -> None:
+    """Give a tensor another shape, type or content."""
     name = draw.choice(sorted(tensors))  # safetensors reads them in any order
-    values = tensors[name]
+    values = tensors[name] if tensors[name].ndim else tensors[name][None]
     changed = [
         values[:-1], values[:0], np.append(values, 1).astype(values.dtype), values.astype(np.int64), values[None],
         values * np.nan, values * np.inf, values.astype(np.float16), np.float32(1).reshape(()), values.astype(bool),

@@ -1,0 +1,166 @@
+"""Encoders and checkpoints that pretrain wrote."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import learned
+import torch
+from array_targets import change, change_tensor
+from oracle import require
+from target import Target
+
+from pucache import encoder_file, sealed_tensors
+from pucache.errors import EncoderError, RunError
+from pucache.simclr import checkpoints
+
+STEP = 3
+ELSEWHERE = ["hf-hub:timm/resnet18", "local-dir:.", "../outside", "eva_giant_patch14_224", "test_vit", "test_resnet.x"]
+NAMES = ["model.0", "model.x", "optimizer.0", "optimizer.x", "optimizer.0.x", "optimizer.7.exp_avg", "x", ""]
+
+
+def _layer(seed: int) -> torch.nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+
+
+@cache
+def encoders() -> dict[str, bytes]:
+    """Of a few bytes: reading one does not ask whether there is such a network."""
+    return {f"{stem}.safetensors": _written(_layer(0), stem=stem) for stem in ("small", "standard")}
+
+
+@cache
+def networks() -> dict[str, bytes]:
+    return {"network.safetensors": _written(learned.network())}
+
+
+def _written(model: torch.nn.Module, **changed: Any) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, encoder_file.NAME)
+        encoder_file.write(path, model, learned.description(**changed))
+        return path.read_bytes()
+
+
+def check_encoder(sample: str, data: bytes, folder: Path) -> str:
+    """Weights and description are those that were saved."""
+    (folder / encoder_file.NAME).write_bytes(data)
+    tensors, told = encoder_file.read(folder)
+    found = {name: values.tobytes() for name, values in tensors.items()}
+    require(told in [learned.description(stem=stem) for stem in ("small", "standard")], f"read as {told}")
+    wanted = {name: tensor.numpy().tobytes() for name, tensor in _layer(0).state_dict().items()}
+    require(found == wanted, "read, and the weights are others than were written")
+    return "equal"
+
+
+def mutate_encoder(data: bytes, other: bytes, draw: random.Random) -> bytes:
+    """Change the description or the tensors, and seal them as pucache does."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, encoder_file.NAME)
+        path.write_bytes(data)
+        tensors, state = sealed_tensors.read(path, encoder_file.KIND, most=encoder_file.MAX_BYTES)
+        how = draw.random()
+        if how < 0.2:
+            state["architecture"] = draw.choice(ELSEWHERE)
+        elif how < 0.7:
+            change(state, draw)
+        else:
+            change_tensor(tensors, draw)
+        sealed_tensors.write(path, encoder_file.KIND, tensors, state)
+        return path.read_bytes()
+
+
+def check_network(sample: str, data: bytes, folder: Path) -> str:
+    """Sealed by somebody who means harm: refused, or a network that can be asked."""
+    (folder / encoder_file.NAME).write_bytes(data)
+    model, config, name = encoder_file.load(folder)
+    try:
+        with torch.inference_mode():
+            rows = model.eval()(torch.zeros(1, *config["input_size"]))
+    except Exception as error:
+        require(False, f"loaded, and then fails with {type(error).__name__}: {error}")
+    require(rows.shape == (1, model.num_features), f"{tuple(rows.shape)}")
+    require(name == "pretrained:test_resnet-small", f"loaded as {name}")
+    return "loaded"
+
+
+# --- checkpoints -------------------------------------------------------------------------------
+
+
+def _training(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = _layer(seed)
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    model(torch.eye(3)).square().sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+@cache
+def saved() -> dict[str, bytes]:
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(2):
+            checkpoints.save(Path(folder, str(seed)), STEP, *_training(seed), {"losses": [0.5, seed]})
+            found[f"{seed}.safetensors"] = next(Path(folder, str(seed)).iterdir()).read_bytes()
+    return found
+
+
+def check_checkpoint(sample: str, data: bytes, folder: Path) -> str:
+    """The training that was saved, to the bit."""
+    (folder / f"{STEP:010}.safetensors").write_bytes(data)
+    model, optimizer = _training(9)
+    state = checkpoints.load(folder, model, optimizer)
+    require(state in [{"losses": [0.5, seed], "step": STEP} for seed in range(2)], f"loaded as {state}")
+    assert state is not None
+    wanted, moments = _training(state["losses"][1])
+    for name, tensor in wanted.state_dict().items():
+        require(torch.equal(model.state_dict()[name], tensor), f"{name} is not as it was saved")
+    for number, values in moments.state_dict()["state"].items():
+        for name, tensor in values.items():
+            found = optimizer.state_dict()["state"][number][name]
+            require(torch.equal(found, tensor), f"{name} of parameter {number} is not as it was saved")
+    return "equal"
+
+
+def mutate_checkpoint(data: bytes, other: bytes, draw: random.Random) -> bytes:
+    """Change the state, or the names or the numbers of tensors, and seal them as pucache does."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "checkpoint")
+        path.write_bytes(data)
+        tensors, state = sealed_tensors.read(path, checkpoints.KIND, most=checkpoints.MAX_BYTES)
+        how = draw.random()
+        if how < 0.3:
+            change(state, draw)
+        elif how < 0.6:
+            tensors[draw.choice(NAMES)] = tensors.pop(draw.choice(sorted(tensors)))
+        else:
+            change_tensor(tensors, draw)
+        sealed_tensors.write(path, checkpoints.KIND, tensors, state)
+        return path.read_bytes()
+
+
+def check_resealed(sample: str, data: bytes, folder: Path) -> str:
+    """Refused by name, or taken; what it says of its step is what its name says."""
+    (folder / f"{STEP:010}.safetensors").write_bytes(data)
+    state = checkpoints.load(folder, *_training(9))
+    require(state is not None and state["step"] == STEP, f"taken for {state}")
+    return "loaded"
+
+
+def prepare() -> None:
+    """Make all samples once, and the first network, which takes timm a while."""
+    for make in (encoders, networks, saved):
+        make()
+
+
+TARGETS = [
+    Target("encoder", encoders, check_encoder, (EncoderError,), 60),
+    Target("encoder resealed", networks, check_network, (EncoderError,), 25, mutate=mutate_encoder),
+    Target("checkpoint", saved, check_checkpoint, (RunError,), 40),
+    Target("checkpoint resealed", saved, check_resealed, (RunError,), 20, mutate=mutate_checkpoint),
+]
