@@ -1,9 +1,8 @@
 import os
-import resource
-from contextlib import contextmanager
 
 import pytest
 import torch
+from limits import limited
 from tiny import save_image, tiny_encoder
 
 
@@ -39,18 +38,6 @@ def image_folder(tmp_path):
 def fixed_time(monkeypatch):
     """Let every cache be created at one time, so that equal content means equal bytes."""
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
-
-
-@contextmanager
-def limited(name, value):
-    """Lower a soft limit of this process, such as FSIZE, for a while; not longer, as pytest writes files too."""
-    kind = getattr(resource, f"RLIMIT_{name}")
-    soft, hard = resource.getrlimit(kind)
-    resource.setrlimit(kind, (value, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(kind, (soft, hard))
 
 
 @pytest.fixture

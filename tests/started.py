@@ -2,9 +2,9 @@
 
 import multiprocessing
 import os
+import pickle
 import signal
 import socket
-from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -65,9 +65,26 @@ class Started:
 def in_two(work, *arguments):
     """What a function returns in each of two processes that know of each other as torchrun tells them."""
     _begin()
-    with ProcessPoolExecutor(2, mp_context=_context) as pool:
-        places = torchrun_says(2)
-        return [ended.result(60) for ended in [pool.submit(_told, place, work, *arguments) for place in places]]
+    pipes = [_context.Pipe(duplex=False) for _ in range(2)]
+    both = [
+        _context.Process(target=_tell, args=(pipe[1], place, work, *arguments))
+        for pipe, place in zip(pipes, torchrun_says(2), strict=True)
+    ]
+    try:
+        for process, (_, there) in zip(both, pipes, strict=True):
+            process.start()
+            there.close()  # so that its end is seen here
+        return [_heard(here) for here, _ in pipes]
+    finally:
+        for process, (here, _) in zip(both, pipes, strict=True):
+            here.close()
+            process.kill()
+            process.join()
+
+
+def _heard(pipe):
+    assert pipe.poll(60), "it did not end within a minute"
+    return pickle.loads(pipe.recv_bytes())
 
 
 def torchrun_says(count):
@@ -78,10 +95,10 @@ def torchrun_says(count):
     return [{**shared, "RANK": str(number), "LOCAL_RANK": str(number)} for number in range(count)]
 
 
-def _told(environ, work, *arguments):
+def _tell(pipe, environ, work, *arguments):
     os.environ.update(environ)
     torch.set_num_threads(1)
-    return work(*arguments)
+    pipe.send_bytes(pickle.dumps(work(*arguments)))  # tensors by value: they outlive this process
 
 
 def _be_pucache(arguments, log, environ):

@@ -1,9 +1,11 @@
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from training_parts import recipe, state, train, training, with_norms, without_norms
 
+from pucache import sealed_tensors
 from pucache.errors import OutputError, RunError
 from pucache.simclr import checkpoints
 
@@ -113,3 +115,15 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OutputError, match="cannot write"):
         checkpoints.save(tmp_path / "file" / "below", 1, run.network, run.optimizer, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("optimizer.x", np.zeros(1)), ("optimizer.99.exp_avg", np.zeros(2)), ("optimizer.0.momentum_buffer", np.zeros(7))],
+)
+def test_an_optimiser_that_does_not_fit_is_not_taken(name, values, tmp_path):
+    saved(tmp_path)
+    last = tmp_path / "0000000004.safetensors"
+    tensors, told = sealed_tensors.read(last, checkpoints.KIND, most=1 << 30)
+    sealed_tensors.write(last, checkpoints.KIND, tensors | {name: values}, told)
+    assert load(tmp_path)[0]["step"] == 2

@@ -9,8 +9,8 @@ import safetensors
 import safetensors.torch
 import timm
 import torch
-from conftest import limited
 from learned import MEAN, STD, description, network, write_run
+from limits import limited
 from sealing import reseal_model
 
 from pucache import encoder_file, sealed_tensors

@@ -326,7 +326,7 @@ def test_a_folder_in_use_is_refused(photos, tmp_path):
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_good(photos, tmp_path):
     # the penalty on the weights, times such a rate, makes them grow at each step
-    how = (*NETWORK, "--batch-size", 32, "--epochs", 40, "--precision", "fp32", "--lr", 1e5, "--save-every", 0)
+    how = (*NETWORK, "--batch-size", 32, "--epochs", 40, "--precision", "fp32", "--lr", 5e5, "--save-every", 0)
     told = refused("pretrain", photos, tmp_path / "run", *how)
     kept = int(re.search(r"not finite|is (nan|inf)", told) and re.search(r"after step (\d+) is kept", told)[1])
     assert int(re.search(r"at step (\d+) of 40", told)[1]) > kept > 0 and "lower --lr" in told

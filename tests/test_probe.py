@@ -335,7 +335,7 @@ def test_positives_that_could_not_be_decoded_are_left_out_and_are_no_mistake(net
     probe = Probe(some, positives=listed)
     assert probe._s.sum() == 9
     listed.write_text("00.png\n")
-    with pytest.raises(LabelError, match="none of the 1 positives in .*positives.txt could be decoded"):
+    with pytest.raises(LabelError, match=r"none of the 1 positives in .*positives\.txt could be decoded"):
         Probe(some, positives=listed)
     listed.write_text("absent.png\n")
     with pytest.raises(LabelError, match="are not in the source"):

@@ -22,16 +22,19 @@ NORMS = {
 
 def everything():
     """What one process finds, alone or as one of two."""
-    return {
-        "gathered": gathered(),
-        "norms": {name: normed(*NORMS[name]) for name in NORMS},
-        "modern": trained(with_two_norms().double(), recipe()),
-        "impulses": trained(with_two_norms().double(), recipe("impulses", projector_norm=True), steps=5),
-        "modern, float32": trained(with_two_norms(), recipe()),
-        "impulses, float32": trained(with_two_norms(), recipe("impulses", projector_norm=True), steps=5),
-        "parts": trained(without_norms(), recipe(projector_norm=False, accumulate=2 if "RANK" in os.environ else 1), 5),
-        "parts with norms": trained(with_two_norms(), recipe(accumulate=2), steps=3),
-    }
+    with processes.joined("cpu"):  # once, and not in each part: a process may find what another is just leaving
+        return {
+            "gathered": gathered(),
+            "norms": {name: normed(*NORMS[name]) for name in NORMS},
+            "modern": trained(with_two_norms().double(), recipe()),
+            "impulses": trained(with_two_norms().double(), recipe("impulses", projector_norm=True), steps=5),
+            "modern, float32": trained(with_two_norms(), recipe()),
+            "impulses, float32": trained(with_two_norms(), recipe("impulses", projector_norm=True), steps=5),
+            "parts": trained(
+                without_norms(), recipe(projector_norm=False, accumulate=2 if "RANK" in os.environ else 1), 5
+            ),
+            "parts with norms": trained(with_two_norms(), recipe(accumulate=2), steps=3),
+        }
 
 
 def mine(x):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
-from conftest import limited
+from limits import limited
 from sealing import reseal_model
 
 from pucache.errors import EncoderError, RunError

@@ -66,7 +66,7 @@ def test_modern_steps_are_those_of_a_loop_written_out():
     weights = [p for p in plain.parameters() if p.ndim > 1]
     rest = [p for p in plain.parameters() if p.ndim <= 1]
     optimizer = torch.optim.SGD(
-        [{"params": weights, "weight_decay": 5e-4}, {"params": rest, "weight_decay": 0}], 1.0, momentum=0.9
+        [{"params": weights, "weight_decay": 1e-4}, {"params": rest, "weight_decay": 0}], 1.0, momentum=0.9
     )
     wanted = by_hand(plain, optimizer, warm_and_fall, views="natural")
     assert train(run, steps=5) == pytest.approx(wanted, abs=1e-5)

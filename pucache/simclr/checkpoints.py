@@ -116,11 +116,21 @@ def _restore(
         part, _, rest = name.partition(".")
         parts.setdefault(part, {})[rest] = torch.from_numpy(values)
     states: dict[int, dict[str, torch.Tensor]] = {}
-    for name, tensor in parts["optimizer"].items():
-        number, _, field = name.partition(".")
-        states.setdefault(int(number), {})[field] = tensor
     try:
+        for name, tensor in parts["optimizer"].items():
+            number, _, field = name.partition(".")
+            states.setdefault(int(number), {})[field] = tensor
+        _require_shapes(states, optimizer)
         model.load_state_dict(parts["model"])
         optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
-    except (RuntimeError, ValueError, KeyError) as error:
+    except (RuntimeError, ValueError, KeyError, IndexError) as error:
         raise RunError(f"{path} is of another network or optimiser") from error
+
+
+def _require_shapes(states: dict[int, dict[str, torch.Tensor]], optimizer: torch.optim.Optimizer) -> None:
+    """Raise `ValueError` where a state is not of the shape of its parameter, or a single number; torch takes any."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, fields in states.items():
+        for name, tensor in fields.items():
+            if tensor.ndim and tensor.shape != parameters[number].shape:
+                raise ValueError(f"{name} of parameter {number} has another shape")

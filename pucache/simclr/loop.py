@@ -68,12 +68,16 @@ def restore(folder: Path, training: Training, images: int) -> tuple[int, list[fl
         processes.wait()
     if state is None:
         return 0, []
-    if state["images"] != images:
+    try:
+        told, losses = int(state["images"]), list(map(float, state["losses"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"the last checkpoint in {folder} lacks what pretrain writes; name another folder") from error
+    if told != images:
         raise RunError(
-            f"{folder} was trained with {state['images']:,} images, and {images:,} can be used now; give the same "
+            f"{folder} was trained with {told:,} images, and {images:,} can be used now; give the same "
             "images and the same --decode to go on, or name another folder"
         )
-    return int(state["step"]), list(state["losses"])
+    return int(state["step"]), losses
 
 
 class Loop:

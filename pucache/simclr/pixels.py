@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..decoding import decode
+from ..decoding import DECODER, decode
 from ..devices import cores
 from ..durable import check_writable, replacing
 from ..errors import ImageError, SourceError
@@ -62,6 +62,11 @@ class Squash:
     interpolation : {"bilinear", "bicubic"}
     views : sequence of View
         What will be cropped: an image of which that would leave nearly nothing is refused.
+
+    Attributes
+    ----------
+    told : dict
+        What decides the pixels, JSON-able.
     """
 
     def __init__(self, side: int, interpolation: str, views: Sequence[View]):
@@ -69,6 +74,7 @@ class Squash:
         self._resize = Preprocess(config, _no_transform)
         self.input_size, self.sufficient = self._resize.input_size, self._resize.sufficient
         self._least = min(side, math.ceil(_LEAST / math.sqrt(min(v.area[0] / v.ratio for v in views))))
+        self.told = {"side": side, "interpolation": interpolation, "least": self._least, "decoder": DECODER}
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
         """Return uint8 (D, D, 3)."""
@@ -155,8 +161,7 @@ def decode_all(
     OutputError
         The disk is full, or the folder cannot be written.
     """
-    side = squash.input_size[0]
-    told = {"images": identity(listing), "side": side}
+    told = {"images": identity(listing), **squash.told}
     if _are_there(folder, told, len(listing.keys)):
         return
     failures: dict[str, str] = {}

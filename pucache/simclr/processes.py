@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +21,8 @@ from torch.distributed.rendezvous import rendezvous
 from ..errors import RunError, one_line
 
 _PATIENCE = datetime.timedelta(days=1)  # others wait while one decodes the images
-_FAILED = "pucache/failed"  # counts the processes that did
+_FAILED = "failed"  # counts the processes that did
+_times = itertools.count()
 
 
 class FailedElsewhereError(RunError):
@@ -57,6 +59,7 @@ def joined(device: str) -> Iterator[str]:
             )
         torch.cuda.set_device(mine)
     store, number, count = next(rendezvous("env://"))
+    store = dist.PrefixStore(f"pucache/{next(_times)}", store)  # torchrun's outlives us: nothing of an earlier time
     # what is on the host goes its own way, so that it does not wait for the GPU
     backends = "cpu:gloo,cuda:nccl" if on_cuda else "gloo"
     dist.init_process_group(backends, store=store, rank=number, world_size=count, timeout=_PATIENCE)

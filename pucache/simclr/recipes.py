@@ -102,7 +102,7 @@ class Recipe:
 USUAL_RATES = {"adam": 3e-4, "sgd": 0.06}
 RECIPES = {
     "impulses": Recipe("adam", USUAL_RATES["adam"], 0.0, 0.0, True, 128, 100, "impulses", False),
-    "modern": Recipe("sgd", USUAL_RATES["sgd"], 5e-4, 0.1, False, 256, 200, "natural", True),
+    "modern": Recipe("sgd", USUAL_RATES["sgd"], 1e-4, 0.1, False, 256, 200, "natural", True),
 }
 
 

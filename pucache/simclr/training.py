@@ -99,6 +99,7 @@ class Training:
         check_batch(images, recipe)
         self.recipe, self._seed, self._images = recipe, seed, images
         self.device, self.numbers = device, numbers
+        torch.backends.cudnn.benchmark = True  # all batches are of one shape
         network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         if processes.world() > 1:
             shared = share_batch_norm_on_gpus if device.type == "cuda" else processes.share_batch_norm
@@ -140,16 +141,21 @@ class Training:
             group["lr"] = self.recipe.rate(number, self.steps)
         drawn = draw(self._seed, number, self.recipe.batch_size, self.recipe.n_views)
         drawn = drawn[processes.rank() * len(images) : (processes.rank() + 1) * len(images)]
+        if self.device.type == "cuda":
+            drawn = drawn.pin_memory()  # else the copy would wait for all that the GPU has to do
         try:
             self.optimizer.zero_grad()
-            loss, z = self._backward(number, images.to(self.device, non_blocking=True), drawn.to(self.device))
-        except torch.OutOfMemoryError as error:
+            placed = (tensor.to(self.device, non_blocking=True) for tensor in (images, drawn))
+            loss, z = self._backward(number, *placed)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            raise RunError(f"torch.compile failed ({one_line(error)[:160]}); leave out --compile") from error
+        except RuntimeError as error:
+            if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+                raise
             raise RunError(
                 f"out of memory on {self.device} at step {number + 1}; use --accumulate {2 * self.recipe.accumulate}, "
                 "which keeps the negatives, or a smaller --batch-size"
             ) from error
-        except torch._dynamo.exc.TorchDynamoException as error:
-            raise RunError(f"torch.compile failed ({one_line(error)[:160]}); leave out --compile") from error
         loss = self._averaged(loss.detach())
         self.optimizer.step()
         return loss, z.detach()
