@@ -1,14 +1,14 @@
 """Everything worth measuring on a GPU, in slices of a few minutes that can be resumed.
 
     python benchmarks/gpu_suite.py OUT [--device cuda] [--minutes 7] [--rows 33000] [--dim 2048] [--images 60000]
-                                   [--cifar DIR] [--epochs 100]
+                                   [--cifar DIR] [--epochs 100] [--only WORD]
 
 Each slice prints and appends one JSON line to OUT/gpu_suite.jsonl; a slice that is there already is
 not run again, and none is begun after `--minutes`. Data are drawn here, so nothing need be carried
 along but the packages; the encoder is a ResNet-50 with random weights, which is as fast as any other,
 and JPEG files are crops of scikit-learn's sample photographs. `--cifar DIR` (train/ and test/, or tar
 shards of them) adds the authors' pretraining, each of whose slices goes on where it was until it is
-finished. `--device cpu` with few rows and images tries the script itself.
+finished. `--only pretrain` runs the slices with that word in their name. `--device cpu` with few rows and images tries the script itself.
 """
 
 import argparse
@@ -306,12 +306,12 @@ PRETRAINING: dict[str, Callable[[Pretraining], dict]] = {
 }
 
 
-def main(out: Path, data: Data, images: Images, pretraining: Pretraining, until: float) -> None:
+def main(out: Path, data: Data, images: Images, pretraining: Pretraining, until: float, only: str) -> None:
     path = out / "gpu_suite.jsonl"
     done = {json.loads(line)["slice"] for line in path.read_text().splitlines()} if path.exists() else set()
     for kind, slices in ((data, HEADS), (images, EMBEDDING), (pretraining, PRETRAINING)):
         for name, measure in slices.items():
-            if name in done or time.monotonic() > until:
+            if name in done or only not in name or time.monotonic() > until:
                 continue
             try:
                 row = {"slice": name, **kind.scale, **measure(kind), "where": environment()}
@@ -333,6 +333,7 @@ if __name__ == "__main__":
     parser.add_argument("--images", type=int, default=60_000)
     parser.add_argument("--cifar", type=Path)
     parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--only", default="", metavar="WORD")
     arguments = parser.parse_args()
     end = time.monotonic() + 60 * arguments.minutes
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -342,4 +343,5 @@ if __name__ == "__main__":
         Images(arguments.out, arguments.images, arguments.device),
         Pretraining(arguments.out, arguments.device, arguments.cifar, arguments.epochs, end),
         end,
+        arguments.only,
     )

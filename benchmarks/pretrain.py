@@ -13,6 +13,7 @@ input against the step, and both against what people would write.
 """
 
 import argparse
+import csv
 import dataclasses
 import json
 import time
@@ -27,7 +28,7 @@ from sklearn.metrics import average_precision_score
 
 from pucache import EmbeddingCache, encoder_file, load_encoder, open_source
 from pucache.allocator import keep_freed_memory
-from pucache.devices import PRECISIONS, choose_device, choose_precision
+from pucache.devices import PRECISIONS, choose_device, choose_training_precision
 from pucache.embed import embed
 from pucache.labels import label_vector
 from pucache.metrics import with_labels
@@ -196,10 +197,11 @@ def whole(folder: Path, work: Path, device: str, backbones: list[str], epochs: i
                 "nnpu": {"loss": "nnpu", **authors},
                 "default": {},
             }
+            rate = usual_rate(work / name)
             row = {
                 "name": name,
-                "images/s": report.images_per_second,
-                "minutes": report.total * recipe.batch_size / report.images_per_second / 60,
+                "images/s": rate,
+                "minutes": report.total * recipe.batch_size / rate / 60,
                 "probe": [report.probe_before, report.probe],
                 "heads": task.heads(name, work / name, heads, device),
                 "where": environment(),
@@ -208,6 +210,13 @@ def whole(folder: Path, work: Path, device: str, backbones: list[str], epochs: i
             with path.open("a") as stream:
                 stream.write(json.dumps(row) + "\n")
     return _whole_table(task, done)
+
+
+def usual_rate(run: Path) -> float:
+    """Median images per second over the rows of a log; the first holds compiling and tuning, the last may be short."""
+    with (run / "log.csv").open(newline="") as stream:
+        rates = [float(row["images_per_second"]) for row in csv.DictReader(stream) if row["images_per_second"]]
+    return float(np.median(rates))
 
 
 def _whole_table(task: Task, done: list[dict]) -> str:
@@ -225,15 +234,21 @@ def _whole_table(task: Task, done: list[dict]) -> str:
 
 
 def timed(call: Callable[[], object], device: torch.device, least: float = 2.0) -> float:
-    """Median seconds of a call, over at least three and about so many seconds, after two to warm up."""
+    """Median seconds of a call, over at least five times about so many seconds, after a few to warm up.
+
+    On a GPU ten calls stand between two waits for it, as training does not wait either.
+    """
+    on_gpu = device.type == "cuda"
+    together = 10 if on_gpu else 1
     took: list[float] = []
-    for number in range(2, 200):
+    for _ in range(200):
         began = time.perf_counter()
-        call()
-        if device.type == "cuda":
+        for _ in range(together):
+            call()
+        if on_gpu:
             torch.cuda.synchronize(device)
-        took.append(time.perf_counter() - began)
-        if number >= 6 and sum(took[2:]) > least:
+        took.append((time.perf_counter() - began) / together)
+        if len(took) >= 7 and together * sum(took[2:]) > least:
             break
     return float(np.median(took[2:]))
 
@@ -241,7 +256,7 @@ def timed(call: Callable[[], object], device: torch.device, least: float = 2.0) 
 def step_speed(backbone: str, device: str, *, batch: int, size: int = 32, compiled: bool = False) -> dict:
     """A step against the matrix rate of the device, and the input against the step."""
     where = choose_device(device)
-    numbers = PRECISIONS["bf16" if (chosen := choose_precision("auto", where)) == "fp16" else chosen]
+    numbers = PRECISIONS[choose_training_precision("auto", where)]
     recipe: Recipe = dataclasses.replace(RECIPES["modern"], batch_size=batch)
     network = build(backbone, stem="small", size=size, weights=None, norm=True, seed=0)
     flops = 3 * recipe.n_views * batch * forward_flops(network, size)  # backward costs twice the forward pass
@@ -252,7 +267,7 @@ def step_speed(backbone: str, device: str, *, batch: int, size: int = 32, compil
     views = timed(lambda: augment(images, draw(0, 0, batch, 2).to(where)), where)
     store = np.random.default_rng(0).integers(0, 256, (33_000, size, size, 3), np.uint8)
     rows = np.random.default_rng(1).permutation(33_000)[:batch]
-    gather = timed(lambda: torch.from_numpy(store[rows]).to(where), where)
+    gather = timed(lambda: torch.from_numpy(store[rows]), where)
     side = 8192 if where.type == "cuda" else 2048
     A = torch.randn(side, side, device=where).to(numbers)
     rate = 2 * side**3 / timed(lambda: A @ A, where)
@@ -347,6 +362,8 @@ def plain_loop(folder: Path, backbone: str, device: str, *, batch: int, images: 
     began, seen = 0.0, 0
     for number, (first, second) in enumerate(loader):
         if number == 2:
+            if where.type == "cuda":
+                torch.cuda.synchronize(where)
             began = time.perf_counter()
         z = torch.nn.functional.normalize(network(torch.cat([first, second]).to(where)))
         logits = (z @ z.T / 0.5).fill_diagonal_(-torch.inf)

@@ -51,6 +51,15 @@ def choose_precision(precision: str, device: torch.device) -> str:
     return precision
 
 
+def choose_training_precision(precision: str, device: torch.device) -> str:
+    """Return ``fp32`` or ``bf16``; ``auto`` is bf16 where the processor multiplies it natively."""
+    if precision == "fp16":
+        raise ValueError("fp16 is not for training; use --precision bf16 or fp32")
+    if precision == "auto":
+        return "bf16" if multiplies_bfloat16(device) else "fp32"
+    return choose_precision(precision, device)
+
+
 def choose_runtime(runtime: str, device: torch.device) -> str:
     """Return ``torch``, ``compile`` or ``openvino``; ``auto`` is OpenVINO where it is installed and the CPU is used."""
     installed = importlib.util.find_spec("openvino") is not None

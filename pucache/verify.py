@@ -53,8 +53,14 @@ def verify(paths: Iterable[str | Path]) -> list[Verified]:
     CacheError
         Nothing is there to verify.
     """
-    found = [file for path in map(Path, paths) for file in _of_run(path) or expand([path])]
+    found = [file for path in map(Path, paths) for file in _files(path)]
     return [_verify(path) for path in found or expand(())]
+
+
+def _files(path: Path) -> list[Path]:
+    """What pretrain wrote into a folder, and the caches beside it; or the file, or the caches of a folder."""
+    run = _of_run(path)
+    return [*run, *sorted(path.glob("*.h5"))] if run else expand([path])
 
 
 def _of_run(folder: Path) -> list[Path]:

@@ -120,17 +120,30 @@ def _restore(
         for name, tensor in parts["optimizer"].items():
             number, _, field = name.partition(".")
             states.setdefault(int(number), {})[field] = tensor
-        _require_shapes(states, optimizer)
+        fitting = _as_parameters(states, optimizer)
         model.load_state_dict(parts["model"])
-        optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+        optimizer.load_state_dict({"state": fitting, "param_groups": optimizer.state_dict()["param_groups"]})
     except (RuntimeError, ValueError, KeyError, IndexError) as error:
         raise RunError(f"{path} is of another network or optimiser") from error
 
 
-def _require_shapes(states: dict[int, dict[str, torch.Tensor]], optimizer: torch.optim.Optimizer) -> None:
-    """Raise `ValueError` where a state is not of the shape of its parameter, or a single number; torch takes any."""
+def _as_parameters(
+    states: dict[int, dict[str, torch.Tensor]], optimizer: torch.optim.Optimizer
+) -> dict[int, dict[str, torch.Tensor]]:
+    """The same states, laid out in memory as their parameters are, which fused optimisers rely on; torch does not look.
+
+    Raises `ValueError` where one is neither of the shape of its parameter nor a single number.
+    """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for number, fields in states.items():
-        for name, tensor in fields.items():
-            if tensor.ndim and tensor.shape != parameters[number].shape:
-                raise ValueError(f"{name} of parameter {number} has another shape")
+    return {
+        number: {name: _laid_out_as(parameters[number], tensor) for name, tensor in fields.items()}
+        for number, fields in states.items()
+    }
+
+
+def _laid_out_as(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.ndim:
+        return tensor
+    if tensor.shape != parameter.shape:
+        raise ValueError("a state has another shape than its parameter")
+    return torch.empty_like(parameter, dtype=tensor.dtype, device="cpu").copy_(tensor)

@@ -57,7 +57,7 @@ def restore(folder: Path, training: Training, images: int) -> tuple[int, list[fl
     Raises
     ------
     RunError
-        No checkpoint is whole, or it was trained with another number of images.
+        No checkpoint is whole, processes find different ones, or it was trained with another number of images.
     """
     state = None
     for turn in (True, False):  # the first process sets damaged checkpoints aside before the others look
@@ -66,6 +66,12 @@ def restore(folder: Path, training: Training, images: int) -> tuple[int, list[fl
             if turn and state is not None:
                 checkpoints.set_aside_after(folder / CHECKPOINTS, state["step"])
         processes.wait()
+    at = None if state is None else state["step"]
+    if processes.from_first(at) != at:
+        raise RunError(
+            f"process {processes.rank()} finds the state after step {at} in {folder}, and the first process another; "
+            "all need the same files"
+        )
     if state is None:
         return 0, []
     try:
@@ -128,6 +134,7 @@ class Loop:
         self.figures, self.speed = Figures(float("nan"), float("nan")), Speed()
         self._losses = losses  # of the steps since the last row of the log
         self._coming: list[torch.Tensor] = []  # the last of them, still on the device
+        self._unseen = 0  # steps since the last look
         self._z: torch.Tensor | None = None
         self._warned = False
         self._recall()
@@ -161,11 +168,12 @@ class Loop:
                 self._take_step(batches)
                 if self.step % _LOOK == 0 or self.step % training.an_epoch == 0:
                     self._look()
-                    over = processes.from_first(time.monotonic() > until)
-                    if time.monotonic() - saved > save_every:
-                        self._save()
-                        self._clock = saved = time.monotonic()
-                self._let(let_through)  # after the look, or the log would lack it
+                over = self._let(let_through, until)  # after the look, or the log would lack it
+                if time.monotonic() - saved > save_every:
+                    began = time.monotonic()
+                    self._save()
+                    saved = time.monotonic()
+                    self._clock += saved - began  # training alone counts
             self._save()
 
     def _begin(self) -> None:
@@ -182,26 +190,37 @@ class Loop:
         loss, self._z = self.training.step(self.step, images)
         self._coming.append(loss)
         self.step += 1
+        self._unseen += 1
         self._progress.advance(self.training.recipe.batch_size)
 
-    def _let(self, through: Callable[[], None]) -> None:
-        """Let Ctrl-C through between two steps, with everything saved; all processes stop after the same one."""
+    def _let(self, through: Callable[[], None], until: float) -> bool:
+        """Let Ctrl-C through between two steps, with everything saved; returns whether the time is up.
+
+        All processes stop after the same step.
+        """
         stop = None
         try:
             through()
         except BaseException as raised:  # whatever a signal makes of itself
             stop = raised
+        late = self.history is not None and time.monotonic() > until
+        if not processes.anywhere(stop is not None or late):
+            return False
         if processes.anywhere(stop is not None):
             self._save()
+            processes.wait()  # else torchrun ends the one that saves when the first of the others is gone
             raise stop or KeyboardInterrupt
+        return True
 
     # --- looking -----------------------------------------------------------------------------------
 
     def _look(self) -> None:
         """Look at the losses since the last time, and at the features when it is their turn."""
         recipe, an_epoch = self.training.recipe, self.training.an_epoch
-        images, seconds = len(self._coming) * recipe.batch_size, time.monotonic() - self._clock
-        self._fetch_losses()
+        images = self._unseen * recipe.batch_size
+        self._fetch_losses()  # waits for the device
+        seconds = time.monotonic() - self._clock
+        self._unseen = 0
         self.loss = sum(self._losses) / len(self._losses)
         self._losses = []
         self.speed.images += images

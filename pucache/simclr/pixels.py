@@ -23,12 +23,14 @@ from PIL import Image
 from ..decoding import DECODER, decode
 from ..devices import cores
 from ..durable import check_writable, replacing
+from ..encoder_file import Description
 from ..errors import ImageError, SourceError
 from ..images import Listing, Source
 from ..prepare import Chunk, Prepare, in_threads
 from ..preprocess import Preprocess
 from ..progress import Progress
 from ..workers import Workers
+from . import processes
 from .augment import View
 
 log = logging.getLogger("pucache")
@@ -39,6 +41,7 @@ _CHUNK = 64
 _SPARE = 1 << 30  # bytes of disk that are left alone
 _ON_DEVICE = 0.25  # share of what is free on a GPU that the images may take
 _AHEAD = 3  # batches under way
+_FEW = 1000  # images for which worker processes are not worth their start
 _FEW = 1000  # images after which it is clear whether most fail
 
 
@@ -261,3 +264,46 @@ class Streamed:
             key, reason = next(iter(self.failures.items()))
             raise SourceError(f"most images of {self._source.name} cannot be used ({key!r}: {reason})")
         return batch
+
+
+def squash_for(description: Description, views: Sequence[View]) -> Squash:
+    """How the images of a network are kept: of those larger than its views some detail to spare, for the crops."""
+    size = description.size
+    side = size if size <= 64 else round(size * 8 / 7)
+    return Squash(side, description.interpolation, views)
+
+
+def opened(
+    source: Source,
+    listing: Listing,
+    folder: Path,
+    squash: Squash,
+    *,
+    device: torch.device,
+    decoded: str,
+    workers: int | None,
+    progress: Progress,
+) -> Pixels:
+    """The images of a run, the same for all its processes, of which the first decodes them.
+
+    Parameters
+    ----------
+    decoded : {"auto", "once", "always"}
+        ``auto`` is ``once`` where the disk of `folder` has room.
+    workers : int, optional
+        By default one a core, up to 16, where there are many images.
+    """
+    first, side = processes.rank() == 0, squash.input_size[0]
+    if decoded == "auto":
+        room = processes.from_first(first and fits(folder, len(listing.keys), side))
+        decoded = "once" if room else "always"
+        if first and not room:
+            log.warning("%s has no room for the decoded images; they are decoded in every epoch", folder)
+    if decoded == "always":
+        return Streamed(source, listing, squash)
+    if first:
+        if workers is None:
+            workers = min(16, cores()) if len(listing.keys) > _FEW else 0
+        decode_all(source, listing, folder, squash, workers=workers, progress=progress)
+    processes.wait()
+    return Mapped(folder, listing, side, device)

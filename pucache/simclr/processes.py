@@ -43,7 +43,7 @@ def joined(device: str) -> Iterator[str]:
     Raises
     ------
     ValueError
-        Processes beyond the GPUs of this machine.
+        Processes beyond the GPUs of this machine, or one GPU named for all.
     FailedElsewhereError
         Of the processes this was not the first to fail, or to be interrupted.
     """
@@ -53,6 +53,8 @@ def joined(device: str) -> Iterator[str]:
     mine = int(os.environ.get("LOCAL_RANK", "0"))
     on_cuda = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     if on_cuda:
+        if ":" in device:
+            raise ValueError(f"--device {device}, but each of several processes has a GPU of its own; use cuda")
         if mine >= torch.cuda.device_count():
             raise ValueError(
                 f"process {mine} of this machine has no GPU ({torch.cuda.device_count()} seen); start fewer"
@@ -63,14 +65,17 @@ def joined(device: str) -> Iterator[str]:
     # what is on the host goes its own way, so that it does not wait for the GPU
     backends = "cpu:gloo,cuda:nccl" if on_cuda else "gloo"
     dist.init_process_group(backends, store=store, rank=number, world_size=count, timeout=_PATIENCE)
+    failed = False
     try:
         yield f"cuda:{mine}" if on_cuda else device
     except BaseException as error:
+        failed = True
         if not _is_first_to_fail(store):
             raise FailedElsewhereError("another process failed or was interrupted first, and says why") from error
         raise
     finally:
-        dist.destroy_process_group()
+        if not (failed and on_cuda):  # NCCL would wait there for what the others will never do
+            dist.destroy_process_group()
 
 
 def _is_first_to_fail(store: Any) -> bool:

@@ -49,7 +49,7 @@ def locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def claim(folder: Path, recipe: Recipe, settings: dict[str, Any], provenance: dict[str, Any]) -> bool:
+def claim(folder: Path, recipe: Recipe, settings: dict[str, Any], provenance: dict[str, Any]) -> None:
     """Write down the configuration of a new run, or make sure that it is that of the run that is there.
 
     More epochs than before are taken where the learning rate does not depend on them. What has learned
@@ -64,17 +64,12 @@ def claim(folder: Path, recipe: Recipe, settings: dict[str, Any], provenance: di
     provenance : dict
         What does not, and is good to know.
 
-    Returns
-    -------
-    bool
-        Whether the folder was of the same configuration before.
-
     Raises
     ------
     RunError
         Of another configuration, or unreadable.
     """
-    differing = ["nothing yet"]
+    differing: list[str] = []
     if (folder / _RUN).exists():
         differing = _differing(*read(folder), recipe, settings)
     elif _has_learned(folder):
@@ -92,7 +87,6 @@ def claim(folder: Path, recipe: Recipe, settings: dict[str, Any], provenance: di
         "provenance": {**provenance, "pucache": __version__},
     }
     _write(folder / _RUN, told)
-    return not differing
 
 
 def _differing(before: dict[str, Any], earlier: Recipe, recipe: Recipe, settings: dict[str, Any]) -> list[str]:

@@ -97,10 +97,15 @@ class Training:
         compiled: bool = False,
     ):
         check_batch(images, recipe)
+        if compiled and processes.world() > 1:
+            raise ValueError("--compile is for one process: batch norm over several breaks its graph; leave it out")
         self.recipe, self._seed, self._images = recipe, seed, images
         self.device, self.numbers = device, numbers
         torch.backends.cudnn.benchmark = True  # all batches are of one shape
-        network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        try:
+            network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        except torch.OutOfMemoryError as error:
+            raise RunError(f"out of memory on {device} with the network itself; use a smaller --backbone") from error
         if processes.world() > 1:
             shared = share_batch_norm_on_gpus if device.type == "cuda" else processes.share_batch_norm
             network = shared(network)  # type: ignore[assignment]
@@ -141,12 +146,11 @@ class Training:
             group["lr"] = self.recipe.rate(number, self.steps)
         drawn = draw(self._seed, number, self.recipe.batch_size, self.recipe.n_views)
         drawn = drawn[processes.rank() * len(images) : (processes.rank() + 1) * len(images)]
-        if self.device.type == "cuda":
-            drawn = drawn.pin_memory()  # else the copy would wait for all that the GPU has to do
         try:
             self.optimizer.zero_grad()
-            placed = (tensor.to(self.device, non_blocking=True) for tensor in (images, drawn))
-            loss, z = self._backward(number, *placed)
+            loss, z = self._backward(number, self._placed(images), self._placed(drawn))
+            loss = self._averaged(loss.detach())
+            self.optimizer.step()
         except torch._dynamo.exc.TorchDynamoException as error:
             raise RunError(f"torch.compile failed ({one_line(error)[:160]}); leave out --compile") from error
         except RuntimeError as error:
@@ -156,9 +160,13 @@ class Training:
                 f"out of memory on {self.device} at step {number + 1}; use --accumulate {2 * self.recipe.accumulate}, "
                 "which keeps the negatives, or a smaller --batch-size"
             ) from error
-        loss = self._averaged(loss.detach())
-        self.optimizer.step()
         return loss, z.detach()
+
+    def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor on the device; what is not pinned would be copied only after all that a GPU has to do."""
+        if self.device.type == "cuda" and not tensor.is_cuda:
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=True)
 
     def _backward(self, number: int, images: torch.Tensor, drawn: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss, and its gradient, by the whole batch at once or by parts.
@@ -202,8 +210,7 @@ class Training:
         flat = torch.cat([gradient.reshape(-1) for gradient in [*gradients, loss]])
         processes.add_up(flat).div_(processes.world())
         *means, loss = flat.split([gradient.numel() for gradient in [*gradients, loss]])
-        for gradient, mean in zip(gradients, means, strict=True):
-            gradient.copy_(mean.view_as(gradient))
+        torch._foreach_copy_(gradients, [m.view_as(g) for g, m in zip(gradients, means, strict=True)])
         return loss.view(())
 
     def is_finite(self) -> bool:
