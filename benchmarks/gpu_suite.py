@@ -8,7 +8,8 @@ not run again, and none is begun after `--minutes`. Data are drawn here, so noth
 along but the packages; the encoder is a ResNet-50 with random weights, which is as fast as any other,
 and JPEG files are crops of scikit-learn's sample photographs. `--cifar DIR` (train/ and test/, or tar
 shards of them) adds the authors' pretraining, each of whose slices goes on where it was until it is
-finished. `--only pretrain` runs the slices with that word in their name. `--device cpu` with few rows and images tries the script itself.
+finished. `--only pretrain` runs the slices with that word in their name. `--device cpu` with few rows
+and images tries the script itself.
 """
 
 import argparse
