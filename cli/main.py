@@ -90,6 +90,7 @@ def _say_what_the_library_logs() -> None:
         handler = logging.StreamHandler()
         handler.setFormatter(_OneLine())
         log.addHandler(handler)
+        log.setLevel(logging.INFO)
         log.propagate = False
 
 

@@ -140,6 +140,7 @@ def pretrain(
         return
     result = {
         **{name: value for name, value in dataclasses.asdict(report).items() if name != "folder"},
+        "finished": report.steps == report.total,
         "run_dir": run_dir,
     }
     options.show(result, list(_lines(report, run_dir)), as_json)
@@ -161,7 +162,8 @@ def _recipe(name: str, changes: dict[str, Any]) -> Any:
 def _lines(report: Any, run_dir: str) -> Any:
     yield f"{run_dir}: {report.steps:,} of {report.total:,} steps on {report.images:,} images, loss {report.loss:.3f}"
     if math.isfinite(report.probe):
-        yield f"{report.probe_name}: {report.probe:.4f}, and {report.probe_before:.4f} before training"
+        before = f"{report.probe_before:.4f}" if math.isfinite(report.probe_before) else "not measured"
+        yield f"probe: {report.probe:.4f}, before training {before} ({report.probe_name})"
     yield (
         f"alignment {report.geometry.alignment:.3f}, uniformity {report.geometry.uniformity:.2f}, "
         f"features fill {report.rank:.0f} dimensions"
@@ -171,7 +173,7 @@ def _lines(report: Any, run_dir: str) -> Any:
     if math.isfinite(report.images_per_second):
         yield (
             f"{report.images_per_second:,.0f} images/s, {report.waited:.1%} of the time waiting for images; "
-            f"{report.seconds:.0f} s in all"
+            f"{report.seconds:.0f} s"
         )
     for key, reason in list(report.failures.items())[:3]:
         yield f"  failed: {key!r}: {reason}"

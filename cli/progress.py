@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 EVERY_SECONDS = 10.0
+_ROOMY = 120  # columns of a terminal that has room for a bar
 
 
 def follow() -> Bar | Lines:
@@ -29,8 +30,10 @@ class Bar:
     def __init__(self) -> None:
         remark = TextColumn("{task.fields[remark]}")
         left = TimeRemainingColumn()
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), left, remark)
-        self._bar = Progress(*columns, console=Console(stderr=True))
+        console = Console(stderr=True)
+        bar = [BarColumn()] if console.width >= _ROOMY else []  # what it tells, the numbers tell too
+        columns = (TextColumn("{task.description}"), *bar, MofNCompleteColumn(), _Rate(), left, remark)
+        self._bar = Progress(*columns, console=console)
 
     def start(self, total: int | None, what: str) -> None:
         """Begin a stage."""

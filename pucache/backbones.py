@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def from_timm(architecture: str, weights: str | Path | None) -> Any:
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         raise EncoderError(
             f"cannot fetch the pretrained weights of {architecture} ({reason}); "
-            "download them where there is a network and pass --weights FILE, or use --encoder bundled"
+            "download them where there is a network and pass --weights FILE, or use the bundled one"
         ) from error
 
 
@@ -218,3 +219,15 @@ def share_batch_norm_on_gpus(model: torch.nn.Module) -> torch.nn.Module:
     """Let every batch norm use the statistics of all processes, by torch's own on GPUs."""
     shared: torch.nn.Module = timm.layers.convert_sync_batchnorm(model)
     return shared
+
+
+def digest(model: torch.nn.Module) -> str:
+    """Hash names, shapes, types and bytes of all tensors, whatever file format they came from."""
+    state = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        if name.endswith("num_batches_tracked"):
+            continue
+        tensor = tensor.detach().cpu().contiguous()
+        state.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        state.update(tensor.view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    return state.hexdigest()

@@ -7,7 +7,6 @@ pretrained with here, so a network always sees images as it was trained to.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 from PIL import Image
 
 from . import encoder_file
-from .backbones import BUNDLED, bundled, configuration, from_timm, transform
+from .backbones import BUNDLED, bundled, configuration, digest, from_timm, transform
 from .decoding import DECODER
 from .device_decoding import DEVICE_DECODER, DeviceDecoder
 from .devices import choose_device, choose_precision, choose_runtime
@@ -112,7 +111,7 @@ def load_encoder(
         raise EncoderError(f"{name} takes {config['input_size'][0]} channels; only RGB models are supported")
     height, width = config["input_size"][1:]
     dim = _dim(model, name, height, width)
-    weights_digest = _digest(model)  # before the runtime folds and converts them
+    weights_digest = digest(model)  # before the runtime folds and converts them
     spec = EncoderSpec(
         name=name,
         weights=weights_digest,
@@ -198,15 +197,3 @@ def _pooling(model: torch.nn.Module) -> str:
     pool = getattr(model, "global_pool", None)
     name = pool if isinstance(pool, str) else getattr(pool, "pool_type", None)
     return name or "model"
-
-
-def _digest(model: torch.nn.Module) -> str:
-    """Hash names, shapes, types and bytes of all tensors, whatever file format they came from."""
-    state = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        if name.endswith("num_batches_tracked"):
-            continue
-        tensor = tensor.detach().cpu().contiguous()
-        state.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        state.update(tensor.view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
-    return state.hexdigest()

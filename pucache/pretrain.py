@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import math
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +20,11 @@ import numpy as np
 import torch
 
 from .allocator import keep_freed_memory
+from .backbones import digest
 from .decoding import decode
 from .devices import PRECISIONS, choose_device, choose_training_precision
 from .durable import check_writable
+from .encoder_file import Description
 from .errors import ImageError, SourceError
 from .images import Listing, Source
 from .progress import Progress, Silent
@@ -34,7 +38,10 @@ from .simclr.recipes import RECIPES, Recipe
 from .simclr.report import PretrainReport
 from .simclr.training import Training, check_batch
 
+log = logging.getLogger("pucache")
+
 _SHOWN = 8  # images in a preview
+_LOOKED_AT = 9  # images whose size is looked at
 _SEEDS = 1 << 63
 
 
@@ -151,13 +158,15 @@ def pretrain(
         numbers = choose_training_precision(precision, where)
         listing = processes.from_first(_listing(source) if first else None)
         squash = pixels.squash_for(network.description, VIEWS[recipe.views])
+        if first:
+            _compare_sizes(source, listing, network.description)
         # what is wrong is said before hours of decoding
         check_batch(len(listing.keys), recipe)
         Probe(pixels.Streamed(source, listing, squash), positives=positives, labels=labels)
         if first:
             settings = {
                 **{name: getattr(network.description, name) for name in ("architecture", "stem", "size")},
-                "weights": start.weights or "random",
+                "weights": digest(network.backbone) if start.weights else "random",
                 "seed": start.seed,
                 "precision": numbers,
                 "images": pixels.identity(listing),
@@ -182,6 +191,8 @@ def pretrain(
         )
         probe = Probe(images, positives=positives, labels=labels, seed=start.seed)
         step, losses = restore(folder, training, len(images.keys))
+        if first:
+            log.info("%s", "; ".join(_plan(training, numbers, start, len(images.keys), step)))
         history = stack.enter_context(History(folder, step, tensorboard=tensorboard)) if first else None
         loop = Loop(folder, training, images, probe, history, followed, step=step, losses=losses)
         loop.run(until=began + 60 * minutes, save_every=60 * save_every)
@@ -195,8 +206,10 @@ def pretrain(
 def _check(precision: str, decoded: str, minutes: float, save_every: float, tensorboard: bool) -> None:
     if decoded not in ("auto", "once", "always"):
         raise ValueError(f"decoded is auto, once or always, got {decoded!r}")
-    if not minutes > 0 or not save_every >= 0:
-        raise ValueError("minutes must be above 0, and those between checkpoints not below")
+    if not minutes > 0:
+        raise ValueError(f"--minutes must be above 0, got {minutes:g}")
+    if not save_every >= 0:
+        raise ValueError(f"--save-every must be 0 or more minutes, got {save_every:g}")
     if tensorboard:
         require_tensorboard()
 
@@ -210,6 +223,36 @@ def _network(start: Start, recipe: Recipe) -> Network:
         norm=recipe.projector_norm,
         seed=start.seed,
     )
+
+
+def _plan(training: Training, numbers: str, start: Start, images: int, step: int) -> Iterator[str]:
+    """What is about to be done, for the user."""
+    told, recipe = training.network.description, training.recipe
+    begun = f"weights of {start.weights}" if start.weights else "random weights"
+    yield f"{images:,} images"
+    yield f"{told.architecture}, {told.stem} stem, {begun}, views of {told.size} px"
+    yield f"batches of {recipe.batch_size:,}, {recipe.epochs:,} epochs, {training.steps:,} steps"
+    yield f"{training.device} in {numbers}"
+    if step:
+        yield f"going on after step {step:,}"
+
+
+def _compare_sizes(source: Source, listing: Listing, told: Description) -> None:
+    """Say so where the images are far larger or smaller than what the network would see of them."""
+    sides = []
+    for row in np.linspace(0, len(listing.keys) - 1, _LOOKED_AT).astype(int):
+        with contextlib.suppress(ImageError):
+            sides.append(min(decode(source.read(listing.keys[row])).size))
+    side = int(np.median(sides)) if sides else told.size
+    if 2 * side < told.size:
+        log.warning(
+            "the images are of about %d px and would be enlarged to %d; --stem small --size %d is many times as fast",
+            side,
+            told.size,
+            max(32, side),
+        )
+    elif told.stem == "small" and side > 4 * told.size:
+        log.warning("the images are of about %d px and would be shrunk to %d; --size says to what", side, told.size)
 
 
 def _listing(source: Source) -> Listing:

@@ -226,7 +226,7 @@ def test_a_temperature_outside_its_domain_is_a_value_error(temperature):
 
 @pytest.mark.parametrize("tau_plus", [-0.1, 1, 1.5, math.inf, math.nan])
 def test_a_tau_plus_outside_its_domain_is_a_value_error(tau_plus):
-    with pytest.raises(ValueError, match=r"^tau-plus is a probability below 1, got [^\n]*$"):
+    with pytest.raises(ValueError, match=r"^tau-plus is a probability from 0 to below 1, got [^\n]*$"):
         contrastive_loss(torch.ones(2, 2, 2), tau_plus=tau_plus)
 
 

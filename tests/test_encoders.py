@@ -367,7 +367,7 @@ def test_no_hub_in_reach_is_one_line_soon_with_the_way_out(tmp_path):
     ended = subprocess.run(command, env={**os.environ, **closed}, cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 1 and ended.stderr.count("\n") == 1 and ended.stdout == ""
     assert ended.stderr.startswith("Error: cannot fetch the pretrained weights of resnet18 (")
-    assert "--weights FILE" in ended.stderr and "--encoder bundled" in ended.stderr
+    assert "--weights FILE" in ended.stderr and "use the bundled one" in ended.stderr
     assert time.monotonic() - began < 40, "the hub's client retries for 45 s on top of the start"
     assert not (tmp_path / "cache.h5").exists()
 
@@ -438,7 +438,7 @@ def test_the_spec_of_a_learned_encoder_tells_what_decides_its_numbers_and_not_wh
     assert spec.name == "pretrained:test_resnet-small" and str(run_folder.parent) not in spec.to_json()
     assert (spec.input_size, spec.mean, spec.std) == ((24, 24), tuple(MEAN), tuple(STD))
     assert (spec.interpolation, spec.crop_pct, spec.crop_mode) == ("bilinear", 1.0, "squash")
-    assert spec.weights == encoders._digest(learned_network())
+    assert spec.weights == backbones.digest(learned_network())
     assert EncoderSpec.from_json(spec.to_json()) == spec
 
 

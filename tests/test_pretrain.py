@@ -1,3 +1,4 @@
+import contextlib
 import csv
 import json
 import math
@@ -6,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import filelock
 import numpy as np
@@ -16,7 +16,8 @@ import timm
 import torch
 from click.testing import CliRunner
 from PIL import Image
-from started import Started, torchrun_says
+from started import Started, Strike, torchrun_says
+from training_parts import recipe, train, training, with_norms
 
 from pucache import encoder_file
 from pucache.cli.main import main
@@ -168,54 +169,107 @@ def test_a_preview_is_drawn_and_nothing_trained(photos, tmp_path):
 # --- going on ----------------------------------------------------------------------------------
 
 
-def run_until_done(photos, folder, log, disturb, *how):
-    """Start a command again and again, and disturb it each time it has come further; gives the exit codes."""
-    codes, seen = [], 0
-    while not codes or codes[-1] != 0:
-        assert len(codes) < 30, "it never ends"
-        command = Started(["pretrain", photos, folder, *how], log / str(len(codes)))
-        while command.running() and seen < STEPS - 4:
-            lines = (folder / "log.csv").read_text().count("\n") if (folder / "log.csv").exists() else 0
-            if lines > seen + 1:
-                seen = lines
-                disturb(command)
-                break
-            time.sleep(0.001)
-        codes.append(command.wait())
-    return codes
+STEP, SAVE, ADD = (
+    f"pucache.simclr.{name}" for name in ("training.Training.step", "checkpoints.save", "history.History.add")
+)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_run_that_is_killed_ends_in_the_same_bytes(precision, photos, undisturbed, tmp_path):
-    how = (*SMALL, "--precision", precision, "--save-every", 0)
-    codes = run_until_done(photos, tmp_path / "run", tmp_path, lambda c: c.signal(signal.SIGKILL), *how)
-    assert codes.count(-signal.SIGKILL) >= 2 and set(codes) == {0, -signal.SIGKILL}
-    assert outcome(tmp_path / "run") == outcome(undisturbed(precision))
+def newest(folder):
+    """Number of the last checkpoint, 0 without one."""
+    return max((int(path.stem) for path in (folder / "checkpoints").glob("*.safetensors")), default=0)
+
+
+def run_struck(photos, folder, log, struck, code, *how):
+    """Run a command that one signal strikes; gives it, ended."""
+    with Started(["pretrain", photos, folder, *SMALL, *how], log, strike=struck) as command:
+        assert command.wait() == code, command.stderr
+    return command
+
+
+# where it is killed, and the step from which it then has to go on
+KILLS = {
+    "as the images are decoded": (("os.replace", 1, "images.u8"), 0),
+    "in the first step": ((STEP, 1), 0),
+    "before the first checkpoint has its name": (("os.replace", 1, "0000000001."), 0),
+    "between encoder and checkpoint": ((SAVE, 3), 2),
+    "before the encoder has its name": (("os.replace", 3, "encoder."), 4),
+    "with a checkpoint just begun": (("pathlib.Path.open", 1, ".0000000006."), 5),
+    "with a checkpoint too many": (("os.replace", 1, "0000000008."), 8),
+    "with a row of the log too many": ((ADD, 1), 11),
+}
+
+
+@pytest.mark.parametrize(
+    ("precision", "places"), [("fp32", KILLS), ("bf16", ["in the first step", "between encoder and checkpoint"])]
+)
+def test_a_run_that_is_killed_ends_in_the_same_bytes(precision, places, photos, undisturbed, tmp_path):
+    how, folder, step = ("--precision", precision, "--save-every", 0), tmp_path / "run", 0
+    for number, place in enumerate(places):
+        (function, *call), kept = KILLS[place]
+        after = place.endswith(("just begun", "too many"))
+        struck = Strike(signal.SIGKILL, function, *call, after=after)
+        command = run_struck(photos, folder, tmp_path / str(number), struck, -signal.SIGKILL, *how)
+        assert command.steps[:1] in ([], [step]) and newest(folder) == kept, place
+        step = kept
+    assert run_struck(photos, folder, tmp_path / "last", None, 0, *how).steps == list(range(step, STEPS))
+    assert outcome(folder) == outcome(undisturbed(precision))
+    assert {path.name for path in folder.rglob("*")} == {path.name for path in undisturbed(precision).rglob("*")} | {
+        f"{STEPS - 1:010}.safetensors"
+    }
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_run_that_is_interrupted_loses_nothing(number, code, photos, undisturbed, tmp_path):
-    steps = []
-
-    def disturb(command):
-        command.signal(number)
-        if command.wait() == code:
-            newest = max((tmp_path / "run" / "checkpoints").glob("*.safetensors"), default=None)
-            steps.append(int(newest.stem) if newest else 0)
-            assert "nothing is lost" in command.stderr and "Traceback" not in command.stderr
-
-    codes = run_until_done(photos, tmp_path / "run", tmp_path, disturb, *SMALL, "--save-every", 1000)
-    assert codes.count(code) >= 2 and set(codes) == {0, code}
-    assert steps == sorted(steps) and steps[-1] >= 4  # though nothing is saved between
-    assert outcome(tmp_path / "run") == outcome(undisturbed())
+    # though nothing is saved between: as images are decoded, in a step, in a look at the losses, in the last save
+    places = [(("os.replace", 1, "images.u8"), 0), ((STEP, 1), 1), ((STEP, 5), 6), ((ADD, 1), 8), ((SAVE, 1), STEPS)]
+    taken = []
+    for turn, (place, step) in enumerate(places):
+        struck = Strike(number, *place)
+        command = run_struck(photos, tmp_path / "run", tmp_path / str(turn), struck, code, "--save-every", 1000)
+        assert "nothing is lost" in command.stderr and "Traceback" not in command.stderr
+        assert newest(tmp_path / "run") == step
+        taken += command.steps
+    run("pretrain", photos, tmp_path / "run", *SMALL)
+    assert taken == list(range(STEPS)) and outcome(tmp_path / "run") == outcome(undisturbed())
 
 
-def test_a_run_in_slices_of_time_is_one_run(photos, undisturbed, tmp_path):
-    told, slices = {"steps": 0, "total": STEPS}, 0
-    while told["steps"] < told["total"]:
-        told, slices = run_json("pretrain", photos, tmp_path / "run", *SMALL, "--minutes", 1e-9), slices + 1
-        assert told["steps"] == 4 * slices
-    assert outcome(tmp_path / "run") == outcome(undisturbed())
+def test_a_run_that_is_killed_as_it_cleans_up_leaves_no_decoded_images(photos, tmp_path):
+    struck = Strike(signal.SIGKILL, "os.replace", 1, "finished.json", after=True)
+    how = ("--epochs", 1)
+    run_struck(photos, tmp_path / "run", tmp_path / "log", struck, -signal.SIGKILL, *how)
+    assert (tmp_path / "run" / "images.u8").exists()
+    said = run("pretrain", photos, tmp_path / "run", *SMALL, *how).stdout
+    assert "nothing was left to do" in said and not list((tmp_path / "run").glob("images.*"))
+
+
+def test_a_run_in_slices_of_a_step_is_one_run(photos, tmp_path):
+    how = (*SMALL, "--epochs", 2)
+    run("pretrain", photos, tmp_path / "whole", *how)
+    for step in range(1, 9):
+        assert run_json("pretrain", photos, tmp_path / "run", *how, "--minutes", 1e-9)["steps"] == step
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+def layout(tensor):
+    """Strides, but for those along which there is nothing to stride."""
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
+@pytest.mark.parametrize("name", ["modern", "impulses"])
+def test_what_the_optimiser_remembers_lies_as_its_parameters_do(name, tmp_path):
+    first, second = (training(with_norms(), recipe(name)) for _ in range(2))
+    train(first, steps=2)
+    checkpoints.save(tmp_path, 2, first.network, first.optimizer, {})
+    checkpoints.load(tmp_path, second.network, second.optimizer)
+    parameters = list(second.network.parameters())
+    strided = {tuple(p.shape[2:]) for p in parameters if p.ndim == 4 and layout(p) != layout(p.contiguous())}
+    assert strided == {(3, 3)} and any(p.shape[2:] == (1, 1) for p in parameters)
+    for parameter, earlier in zip(parameters, first.network.parameters(), strict=True):
+        found, wanted = second.optimizer.state[parameter], first.optimizer.state[earlier]
+        assert found.keys() == wanted.keys() != set()
+        for field, tensor in found.items():
+            assert torch.equal(tensor, wanted[field])
+            assert not tensor.ndim or layout(tensor) == layout(parameter)
 
 
 def sliced(photos, folder, count=1, *how):
@@ -236,9 +290,9 @@ def damage(path):
 
 def test_a_damaged_checkpoint_costs_only_time(photos, undisturbed, tmp_path, caplog):
     sliced(photos, tmp_path / "run", 2)
-    damage(tmp_path / "run" / "checkpoints" / "0000000008.safetensors")
+    damage(tmp_path / "run" / "checkpoints" / "0000000002.safetensors")
     run("pretrain", photos, tmp_path / "run", *SMALL)
-    assert "0000000008" in caplog.text and "going back to the state after step 4" in caplog.text
+    assert "0000000002" in caplog.text and "going back to the state after step 1" in caplog.text
     assert outcome(tmp_path / "run") == outcome(undisturbed())
 
 
@@ -283,9 +337,17 @@ def test_a_constant_rate_goes_on_for_more_epochs_and_not_for_fewer(photos, tmp_p
 
 
 def test_a_run_that_learned_nothing_gives_way_to_another(photos, undisturbed, tmp_path):
+    refused("pretrain", photos, tmp_path / "run", *SMALL, "--lr", 1e38, "--size", 24)
+    run("pretrain", photos, tmp_path / "run", *SMALL)
+    assert outcome(tmp_path / "run") == outcome(undisturbed())
+
+
+def test_another_rate_before_the_first_checkpoint_costs_no_decoding(photos, undisturbed, tmp_path):
     refused("pretrain", photos, tmp_path / "run", *SMALL, "--lr", 1e38)
-    decoded = tmp_path / "run" / "images.u8"
-    decoded.write_bytes(bytes(decoded.stat().st_size))  # as another configuration may have had them
+    decoded = (tmp_path / "run" / "images.u8").stat()
+    sliced(photos, tmp_path / "run")
+    now = (tmp_path / "run" / "images.u8").stat()
+    assert (now.st_ino, now.st_mtime_ns) == (decoded.st_ino, decoded.st_mtime_ns)
     run("pretrain", photos, tmp_path / "run", *SMALL)
     assert outcome(tmp_path / "run") == outcome(undisturbed())
 
@@ -355,7 +417,7 @@ WRONG = {
     "a negative probability": (("--tau-plus", -0.1), 2, "below 1"),
     "a probability that is no number": (("--tau-plus", "nan"), 2, "below 1"),
     "no time": (("--minutes", 0), 2, "above 0"),
-    "a time that is no number": (("--save-every", "nan"), 2, "not below"),
+    "a time that is no number": (("--save-every", "nan"), 2, "--save-every must be 0 or more"),
     "parts that are not equal": (("--accumulate", 3), 2, "3 equal parts"),
     "a rate of nothing": (("--lr", 0), 2, "above 0"),
     "a seed beyond all": (("--seed", 2**70), 2, "below 2 to the 63rd"),
@@ -384,9 +446,9 @@ def test_weights_of_another_network_are_refused(photos, tmp_path):
 
 
 def test_another_optimizer_comes_with_its_own_rate(photos, tmp_path):
-    for recipe, optimizer, rate in (("modern", "adam", 3e-4), ("impulses", "sgd", 0.06)):
-        run("pretrain", photos, tmp_path / recipe, *SMALL, "--epochs", 1, "--recipe", recipe, "--optimizer", optimizer)
-        assert json.loads((tmp_path / recipe / "run.json").read_text())["recipe"]["lr"] == rate
+    for name, optimizer, rate in (("modern", "adam", 3e-4), ("impulses", "sgd", 0.06)):
+        run("pretrain", photos, tmp_path / name, *SMALL, "--epochs", 1, "--recipe", name, "--optimizer", optimizer)
+        assert json.loads((tmp_path / name / "run.json").read_text())["recipe"]["lr"] == rate
 
 
 def test_sources_without_images_are_refused(tmp_path):
@@ -425,7 +487,7 @@ def test_a_run_goes_on_with_the_images_it_began_with(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_refused(photos, tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    assert "cannot write" in refused("pretrain", photos, tmp_path / "file", *SMALL)
+    assert "is a file; RUN_DIR is a folder" in refused("pretrain", photos, tmp_path / "file", *SMALL)
     assert "cannot write" in refused("pretrain", photos, "/proc/run", *SMALL)
     (tmp_path / "run" / "log.csv").mkdir(parents=True)
     assert "log.csv" in refused("pretrain", photos, tmp_path / "run", *SMALL)
@@ -438,12 +500,12 @@ def test_a_disk_that_is_full_of_images_is_one_line(photos, undisturbed, tmp_path
     assert outcome(tmp_path / "run") == outcome(undisturbed())
 
 
-@pytest.mark.parametrize(("room", "which"), [(1 << 20, "encoder.safetensors"), (2 << 20, "0000000008.safetensors")])
+@pytest.mark.parametrize(("room", "which"), [(1 << 20, "encoder.safetensors"), (2 << 20, "0000000002.safetensors")])
 def test_a_disk_that_is_full_when_saving_costs_only_time(room, which, photos, undisturbed, tmp_path, small_disk):
     sliced(photos, tmp_path / "run")
     with small_disk(room):
         assert which in refused("pretrain", photos, tmp_path / "run", *SMALL, "--save-every", 0)
-    assert [path.stem for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["0000000004"]
+    assert [path.stem for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["0000000001"]
     run("pretrain", photos, tmp_path / "run", *SMALL)
     assert outcome(tmp_path / "run") == outcome(undisturbed())
 
@@ -506,53 +568,77 @@ def test_torchrun_trains_as_one_process_does(photos, tmp_path):
         assert found == pytest.approx(expected, abs=1e-3)
 
 
-def start_two(photos, run_dir, log, *how):
-    return [
-        Started(["pretrain", photos, run_dir, *SMALL, *how], log / told["RANK"], **told) for told in torchrun_says(2)
-    ]
+@contextlib.contextmanager
+def start_two(photos, run_dir, log, *how, strike=None, struck=None):
+    """Two processes as torchrun starts them, one of which a signal may strike."""
+    with torchrun_says(2) as told, contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                Started(
+                    ["pretrain", photos, run_dir, *SMALL, *how],
+                    log / str(rank),
+                    strike=strike if rank == struck else None,
+                    **environ,
+                )
+            )
+            for rank, environ in enumerate(told)
+        ]
 
 
 def errors(commands):
     return [line for command in commands for line in command.stderr.splitlines() if line.startswith("Error: ")]
 
 
-def test_processes_that_cannot_share_a_batch_say_so_once(photos, tmp_path):
-    two = start_two(photos, tmp_path / "run", tmp_path, "--batch-size", 9)
-    assert sorted(command.wait() for command in two) == [1, 2]
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [(("--batch-size", 9), "9 does not divide evenly among 2 processes"), (("--compile",), "leave it out")],
+)
+def test_what_two_processes_cannot_do_is_said_once(how, words, photos, tmp_path):
+    with start_two(photos, tmp_path / "run", tmp_path, *how) as two:
+        assert sorted(command.wait() for command in two) == [1, 2]
     (line,) = errors(two)
-    assert "9 does not divide evenly among 2 processes" in line
-    assert "Traceback" not in two[0].stderr + two[1].stderr
+    assert words in line and "Traceback" not in two[0].stderr + two[1].stderr
+
+
+def test_a_numbered_gpu_is_refused_to_several_processes(photos, tmp_path, monkeypatch):
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    told = refused("pretrain", photos, tmp_path / "run", *SMALL, "--device", "cuda:3", code=2)
+    assert "--device cuda:3" in told and "use cuda" in told and not (tmp_path / "run").exists()
 
 
 def test_an_error_of_the_first_of_two_ends_both_with_one_line(photos, tmp_path):
     (tmp_path / "empty").mkdir()
-    two = start_two(tmp_path / "empty", tmp_path / "run", tmp_path)
-    assert [command.wait() for command in two] == [1, 1]
+    with start_two(tmp_path / "empty", tmp_path / "run", tmp_path) as two:
+        assert [command.wait() for command in two] == [1, 1]
     (line,) = errors(two)
     assert "no image" in line and "Traceback" not in two[0].stderr + two[1].stderr
 
 
-@pytest.mark.parametrize("told", [0, 1])
-def test_two_processes_stop_after_the_same_step_whoever_is_told(told, photos, tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("struck", [0, 1])
+def test_two_processes_stop_after_the_same_step_whoever_is_told(struck, number, code, photos, tmp_path):
     how = ("--epochs", 4000, "--save-every", 1000)
-    two = start_two(photos, tmp_path / "run", tmp_path, *how)
-    while not (tmp_path / "run" / "log.csv").exists() or (tmp_path / "run" / "log.csv").read_text().count("\n") < 4:
-        assert all(command.running() for command in two), two[0].stderr + two[1].stderr
-        time.sleep(0.01)
-    two[told].signal(signal.SIGTERM)
-    codes = [command.wait() for command in two]
-    assert set(codes) <= {1, 130, 143} and "Traceback" not in two[0].stderr + two[1].stderr
+    told = Strike(number, STEP, 6)
+    with start_two(photos, tmp_path / "run", tmp_path, *how, strike=told, struck=struck) as two:
+        codes = [command.wait() for command in two]
+    # whichever is first to leave says it; of a companion's signal it knows only that there was one
+    assert (codes[struck], codes[1 - struck]) in [(code, 1), (1, 130)]
     assert "".join(command.stderr for command in two).count("nothing is lost") == 1
-    newest = max((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
-    assert int(newest.stem) >= 8 and checkpoints.exist(newest.parent)
+    assert "Traceback" not in two[0].stderr + two[1].stderr and errors(two) == []
+    assert two[0].steps == two[1].steps == list(range(6)) and newest(tmp_path / "run") == 6
+
+
+def test_two_processes_stop_after_the_same_step_when_the_time_is_up(photos, tmp_path):
+    with start_two(photos, tmp_path / "run", tmp_path, "--minutes", 1e-9) as two:
+        assert [command.wait() for command in two] == [0, 0]
+    assert two[0].steps == two[1].steps == [0] and newest(tmp_path / "run") == 1
+    assert "not finished" in two[0].stdout and two[1].stdout == ""
 
 
 def test_a_process_whose_companion_is_killed_says_so(photos, tmp_path):
-    two = start_two(photos, tmp_path / "run", tmp_path, "--epochs", 4000)
-    while not (tmp_path / "run" / "log.csv").exists() or (tmp_path / "run" / "log.csv").read_text().count("\n") < 3:
-        assert all(command.running() for command in two), two[0].stderr + two[1].stderr
-        time.sleep(0.01)
-    two[1].signal(signal.SIGKILL)
-    assert [command.wait() for command in two] == [1, -signal.SIGKILL]
+    how, killed = ("--epochs", 4000), Strike(signal.SIGKILL, STEP, 6)
+    with start_two(photos, tmp_path / "run", tmp_path, *how, strike=killed, struck=1) as two:
+        assert [command.wait() for command in two] == [1, -signal.SIGKILL]
     (line,) = errors(two)
     assert "process 0 has lost the others" in line and "Traceback" not in two[0].stderr

@@ -42,8 +42,8 @@ def _toy(*layers, norm):
     return Network(torch.nn.Sequential(*layers, torch.nn.Flatten()), told, norm=norm)
 
 
-def training(network, how, *, seed=3, images=N, numbers=torch.float32):
-    return Training(network, how, images=images, seed=seed, device=CPU, numbers=numbers)
+def training(network, how, *, seed=3, images=N, numbers=torch.float32, device=CPU, compiled=False):
+    return Training(network, how, images=images, seed=seed, device=device, numbers=numbers, compiled=compiled)
 
 
 def train(trained, first=0, steps=10):

@@ -88,7 +88,7 @@ def check_parameters(temperature: float, tau_plus: float) -> None:
     if not 0 < temperature < math.inf:
         raise ValueError(f"the temperature must be above 0, got {temperature:g}; 0.5 is usual, 0.1 to 1 sensible")
     if not 0 <= tau_plus < 1:
-        raise ValueError(f"tau-plus is a probability below 1, got {tau_plus:g}; 0.1 is usual, 0 is plain SimCLR")
+        raise ValueError(f"tau-plus is a probability from 0 to below 1, got {tau_plus:g}; 0.1 is usual, 0 plain SimCLR")
 
 
 def alignment(z: torch.Tensor) -> torch.Tensor:

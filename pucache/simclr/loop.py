@@ -174,11 +174,13 @@ class Loop:
                     self._save()
                     saved = time.monotonic()
                     self._clock += saved - began  # training alone counts
+            self._take_in()
             self._save()
 
     def _begin(self) -> None:
         if self.step == self.training.steps and self.history is not None:
             self._write_encoder()  # it may have been lost
+            log.info("nothing is left to train; the encoder is written anew")
         if self.step == 0 and self.history is not None:
             self.figures = self._probe(self.training.network, self.training.device, self.training.numbers)
             self.history.add(step=0, epoch=0, **dataclasses.asdict(self.figures))
@@ -231,6 +233,17 @@ class Loop:
         if self.history is not None:
             self._log(self.step % every == 0 or self.step == self.training.steps, images / seconds)
         self._clock = time.monotonic()
+
+    def _take_in(self) -> None:
+        """Know the figures of the last steps, where training stops before they are logged."""
+        if not self._unseen:
+            return
+        self.speed.images += self._unseen * self.training.recipe.batch_size
+        self._fetch_losses()
+        self.speed.seconds += time.monotonic() - self._clock
+        self.loss = sum(self._losses) / len(self._losses)
+        assert self._z is not None
+        self.geometry = geometry(processes.gather(self._z)[0])
 
     def _log(self, features: bool, images_per_second: float) -> None:
         """Add a row to the log, with or without a look at the features, and tell the user."""

@@ -92,6 +92,7 @@ def build(architecture: str, *, stem: str, size: int | None, weights: str | None
     ValueError
         A size that it cannot take.
     """
+    architecture = architecture.removeprefix("timm:")
     torch.manual_seed(seed)
     backbone, config = _backbone(architecture, stem, weights)
     if config["input_size"][0] != 3:

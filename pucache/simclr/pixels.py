@@ -172,12 +172,15 @@ def decode_all(
     progress.start(len(listing.keys), "decoding")
     path = check_writable(folder / _FILE)
     (folder / _TOLD).unlink(missing_ok=True)  # it tells of other images than those that come
+    content = hashlib.sha256()
     with replacing(path) as temporary, temporary.open("wb") as stream:
         for chunk in _chunks(prepare, workers):
             for position, outcome in enumerate(chunk.outcomes, chunk.first):
                 if isinstance(outcome, str):
                     failures[listing.keys[position]] = outcome
-            stream.write(chunk.pixels.contiguous().numpy().data)
+            pixels = chunk.pixels.contiguous().numpy().data
+            stream.write(pixels)
+            content.update(pixels)
             progress.advance(len(chunk.outcomes))
             if failures:
                 progress.remark(f"{len(failures):,} failed")
@@ -185,7 +188,7 @@ def decode_all(
             key, reason = next(iter(failures.items()))
             raise SourceError(f"none of the {len(failures)} images in {source.name} can be used ({key!r}: {reason})")
     with replacing(folder / _TOLD) as temporary:
-        temporary.write_text(json.dumps({**told, "failures": failures}))
+        temporary.write_text(json.dumps({**told, "failures": failures, "sha256": content.hexdigest()}))
 
 
 def remove(folder: Path) -> None:
@@ -197,18 +200,24 @@ def remove(folder: Path) -> None:
 def _are_there(folder: Path, told: dict[str, object], images: int) -> bool:
     try:
         found = json.loads((folder / _TOLD).read_text())
-        size = (folder / _FILE).stat().st_size
-        rows = images - len(found["failures"])
-        return {**told, "failures": found["failures"]} == found and size == rows * int(found["side"]) ** 2 * 3
+        size = (images - len(found["failures"])) * int(found["side"]) ** 2 * 3
+        same = {**told, "failures": found["failures"], "sha256": found["sha256"]} == found
+        if not same or (folder / _FILE).stat().st_size != size:
+            return False
+        with (folder / _FILE).open("rb") as stream:
+            whole = hashlib.file_digest(stream, "sha256").hexdigest() == found["sha256"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
+    if not whole:
+        log.warning("%s is damaged; the images are decoded again", folder / _FILE)
+    return whole
 
 
 def _chunks(prepare: Prepare, workers: int) -> Iterator[Chunk]:
     workers = min(workers, len(prepare))
     if workers:
-        with Workers(prepare, workers) as processes:
-            yield from processes.chunks()
+        with Workers(prepare, workers) as at_work:
+            yield from at_work.chunks()
     else:
         with ThreadPoolExecutor(cores()) as threads:
             yield from in_threads(prepare, threads, 2 * cores())

@@ -83,6 +83,10 @@ class Probe:
                 raise LabelError("every image is a labelled positive; some must be unlabelled")
             found = generator.permutation(found)[: _MOST // 2]
             others = generator.permutation(others)[: _MOST - len(found)]
+            if min(len(found), len(others)) < 2:
+                raise LabelError(
+                    f"{len(found)} positive and {len(others)} others are too few to hold any out; at least 2"
+                )
             self._rows = np.sort(np.concatenate([found, others]))
             self._s = np.isin(self._rows, found).astype(np.int8)
         elif labels is not None:

@@ -34,6 +34,7 @@ def locked(folder: Path) -> Iterator[None]:
     OutputError
         The folder cannot be made or written.
     """
+    _require_own(folder)
     lock = filelock.FileLock(check_writable(folder / ".lock"))
     try:
         lock.acquire(timeout=0)
@@ -47,6 +48,17 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def _require_own(folder: Path) -> None:
+    """Refuse a folder of other things, such as the images."""
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"{folder} is a file; RUN_DIR is a folder, new or empty or of an earlier run")
+    if not folder.is_dir() or (folder / _RUN).exists() or _has_learned(folder):
+        return
+    others = sorted(path.name for path in folder.iterdir() if not path.name.startswith((".", "images.")))
+    if others:
+        raise RunError(f"{folder} holds other files ({', '.join(map(repr, others[:3]))}); name a new or empty folder")
 
 
 def claim(folder: Path, recipe: Recipe, settings: dict[str, Any], provenance: dict[str, Any]) -> None:
@@ -94,7 +106,13 @@ def _differing(before: dict[str, Any], earlier: Recipe, recipe: Recipe, settings
     pairs = [(name, before.get(name), value) for name, value in settings.items()]
     if not earlier.goes_on_as(recipe):
         pairs += [(name, getattr(earlier, name), value) for name, value in vars(recipe).items()]
-    return [f"{name} {_short(was)} (now {_short(now)})" for name, was, now in pairs if was != now]
+    found = [f"{name} {_short(was)} (now {_short(now)})" for name, was, now in pairs if was != now]
+    if before.get("images") != settings.get("images"):
+        found = [text for text in found if not text.startswith("images ")]
+        found.append(
+            "other images than those it was begun with (--weights takes what it has learned to another folder)"
+        )
+    return found
 
 
 def _short(value: Any) -> str:

@@ -43,7 +43,7 @@ def check_batch(images: int, recipe: Recipe) -> None:
     if images < recipe.batch_size:
         raise ValueError(
             f"{images:,} images are fewer than a batch of {recipe.batch_size:,}; "
-            f"use --batch-size {max(2, images // 4)} or less"
+            f"use --batch-size {min(images, 256)} or less"
         )
     parts = processes.world() * recipe.accumulate
     if recipe.batch_size % parts:
