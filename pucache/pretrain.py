@@ -36,7 +36,7 @@ from .simclr.network import Network, build
 from .simclr.probe import Probe
 from .simclr.recipes import RECIPES, Recipe
 from .simclr.report import PretrainReport
-from .simclr.training import Training, check_batch
+from .simclr.training import Training, check_batch, check_compiled
 
 log = logging.getLogger("pucache")
 
@@ -162,6 +162,7 @@ def pretrain(
             _compare_sizes(source, listing, network.description)
         # what is wrong is said before hours of decoding
         check_batch(len(listing.keys), recipe)
+        check_compiled(compiled)
         Probe(pixels.Streamed(source, listing, squash), positives=positives, labels=labels)
         if first:
             settings = {

@@ -36,6 +36,12 @@ class Geometry:
     spread: float
 
 
+def check_compiled(compiled: bool) -> None:
+    """Raise `ValueError` where several processes were to train by torch.compile."""
+    if compiled and processes.world() > 1:
+        raise ValueError("--compile is for one process: batch norm over several breaks its graph; leave it out")
+
+
 def check_batch(images: int, recipe: Recipe) -> None:
     """Raise `ValueError` where there are fewer images than a batch, or the processes cannot share one evenly."""
     if images < 2:
@@ -97,8 +103,7 @@ class Training:
         compiled: bool = False,
     ):
         check_batch(images, recipe)
-        if compiled and processes.world() > 1:
-            raise ValueError("--compile is for one process: batch norm over several breaks its graph; leave it out")
+        check_compiled(compiled)
         self.recipe, self._seed, self._images = recipe, seed, images
         self.device, self.numbers = device, numbers
         torch.backends.cudnn.benchmark = True  # all batches are of one shape
