@@ -20,10 +20,10 @@ _TOLD = {
 def verify(files: tuple[str, ...], as_json: bool) -> None:
     """Hold every byte of files of pucache against what was written; exits with 1 where one is damaged.
 
-    FILE is a cache, a folder of caches, a model, or what pretrain wrote: the folder of a run, an encoder, a
-    checkpoint. A file from a stranger is safe to verify: HDF5
-    sees it in a process of its own, with bounds on time and memory. To embed the damaged rows of a
-    cache again, run the `pucache embed` that wrote it with --verify.
+    FILE is a cache, a folder of caches, a model, or what pretrain wrote: the folder of a run, an
+    encoder, a checkpoint. A file from a stranger is safe to verify: HDF5 sees it in a process of its
+    own, with bounds on time and memory. To embed the damaged rows of a cache again, run the
+    `pucache embed` that wrote it with --verify.
 
     \b
     pucache verify cache.h5 model.safetensors

@@ -155,6 +155,10 @@ def spoil(run, how):
             os.truncate(stored, stored.stat().st_size + 1)
         case "gone":
             stored.unlink()
+        case "flipped":
+            data = bytearray(stored.read_bytes())
+            data[len(data) // 2] ^= 1
+            stored.write_bytes(data)
         case "no description":
             told.unlink()
         case "half a description":
@@ -166,7 +170,8 @@ def spoil(run, how):
 
 
 @pytest.mark.parametrize(
-    "how", ["cut short", "longer", "gone", "no description", "half a description", "of other images", "a list"]
+    "how",
+    ["cut short", "longer", "gone", "flipped", "no description", "half a description", "of other images", "a list"],
 )
 def test_what_is_not_whole_is_decoded_again(image_folder, tmp_path, how):
     folder = image_folder(5)

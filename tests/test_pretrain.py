@@ -642,3 +642,54 @@ def test_a_process_whose_companion_is_killed_says_so(photos, tmp_path):
         assert [command.wait() for command in two] == [1, -signal.SIGKILL]
     (line,) = errors(two)
     assert "process 0 has lost the others" in line and "Traceback" not in two[0].stderr
+
+
+# --- what a newcomer does ------------------------------------------------------------------------
+
+
+def test_a_folder_of_other_things_is_refused_and_left_as_it_was(photos):
+    before = sorted(path.name for path in photos.iterdir())
+    told = refused("pretrain", photos, photos, *SMALL)
+    assert "holds other files ('red', 'rest'); name a new or empty folder" in told
+    assert sorted(path.name for path in photos.iterdir()) == before
+
+
+def test_weights_are_known_by_what_they_are_and_not_by_their_path(photos, undisturbed, tmp_path):
+    begin = ("pretrain", photos, tmp_path / "run", *SMALL, "--weights")
+    run(*begin, undisturbed(), "--minutes", 1e-9)
+    run(*begin, f"{undisturbed()}/", "--minutes", 1e-9)
+    run(*begin, undisturbed() / "encoder.safetensors", "--minutes", 1e-9)
+    run("pretrain", photos, tmp_path / "other", *SMALL, "--epochs", 1)
+    assert "another configuration: weights" in refused(*begin, tmp_path / "other")
+
+
+def test_what_will_be_done_and_where_it_goes_on_is_said(photos, tmp_path, caplog):
+    caplog.set_level("INFO", "pucache")
+    pretrain = ("pretrain", photos, tmp_path / "run", *SMALL, "--backbone", "timm:test_resnet", "--minutes", 1e-9)
+    first = json.loads(run(*pretrain, "--json").stdout)
+    assert math.isfinite(first["loss"]) and math.isfinite(first["geometry"]["spread"]) and first["finished"] is False
+    run(*pretrain)
+    plans = [record.getMessage() for record in caplog.records if "images;" in record.getMessage()]
+    assert plans[0].startswith("33 images; test_resnet, small stem, random weights, views of 16 px; batches of 8, 6 ")
+    assert "going on" not in plans[0] and plans[1].endswith("cpu in fp32; going on after step 1")
+
+
+@pytest.mark.parametrize(
+    ("side", "options", "words"),
+    [
+        (16, ("--stem", "standard", "--size", 96), "about 16 px and would be enlarged to 96; --stem small --size 32"),
+        (96, (), "about 96 px and would be shrunk to 16"),
+        (30, (), ""),
+    ],
+)
+def test_images_far_from_the_size_of_the_views_are_remarked_on(side, options, words, tmp_path, caplog):
+    save_images(tmp_path / "images", 10, (90, 90, 90), side)
+    run("pretrain", tmp_path / "images", tmp_path / "run", *SMALL, *options, "--minutes", 1e-9)
+    said = [record.getMessage() for record in caplog.records if "the images are of about" in record.getMessage()]
+    assert len(said) == bool(words) and all(words in text for text in said)
+
+
+def test_a_single_positive_is_too_few_for_a_probe(photos, tmp_path):
+    (tmp_path / "one.txt").write_text("red/000.png\n")
+    told = refused("pretrain", photos, tmp_path / "run", *SMALL, "--positives", tmp_path / "one.txt")
+    assert "1 positive and 32 others are too few" in told
