@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from .allocator import keep_freed_memory
-from .backbones import digest
+from .backbones import BUNDLED, digest
 from .decoding import decode
 from .devices import PRECISIONS, choose_device, choose_training_precision
 from .durable import check_writable
@@ -58,7 +58,7 @@ class Start:
     size : int, optional
         Side of the views, in pixels; by default what timm says, or 32 with a small stem.
     weights : str, optional
-        A file, the folder of an earlier run, or ``hub``; random ones by default.
+        A file, the folder of an earlier run, or ``hub``; random ones by default, and of ``bundled`` its own.
     seed : int
     """
 
@@ -67,6 +67,11 @@ class Start:
     size: int | None = None
     weights: str | None = None
     seed: int = 0
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the weights are drawn."""
+        return self.weights is None and self.backbone != BUNDLED
 
     def __post_init__(self) -> None:
         if self.stem not in ("standard", "small"):
@@ -167,7 +172,7 @@ def pretrain(
         if first:
             settings = {
                 **{name: getattr(network.description, name) for name in ("architecture", "stem", "size")},
-                "weights": digest(network.backbone) if start.weights else "random",
+                "weights": "random" if start.is_random else digest(network.backbone),
                 "seed": start.seed,
                 "precision": numbers,
                 "images": pixels.identity(listing),
@@ -229,7 +234,7 @@ def _network(start: Start, recipe: Recipe) -> Network:
 def _plan(training: Training, numbers: str, start: Start, images: int, step: int) -> Iterator[str]:
     """What is about to be done, for the user."""
     told, recipe = training.network.description, training.recipe
-    begun = f"weights of {start.weights}" if start.weights else "random weights"
+    begun = "random weights" if start.is_random else f"weights of {start.weights or start.backbone}"
     yield f"{images:,} images"
     yield f"{told.architecture}, {told.stem} stem, {begun}, views of {told.size} px"
     yield f"batches of {recipe.batch_size:,}, {recipe.epochs:,} epochs, {training.steps:,} steps"
