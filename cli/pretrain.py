@@ -27,7 +27,9 @@ _OF_RECIPE = ("epochs", "batch_size", "accumulate", "optimizer", "lr", "temperat
     help="small: a first convolution of 3 x 3 that skips no pixel, for images of some 32 to 64 pixels.",
 )
 @click.option(
-    "--size", type=click.IntRange(8, 2048), help="Side of the views.  [default: timm's; 32 with a small stem]"
+    "--size",
+    type=click.IntRange(8, 2048),
+    help="Side of the views.  [default: that of the RUN_DIR in --weights, else timm's; 32 with a small stem]",
 )
 @click.option(
     "--weights",

@@ -15,7 +15,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .errors import OutputError
+import filelock
+
+from .errors import OutputError, PUCacheError, one_line
 
 PARTIAL = ".partial"
 
@@ -71,6 +73,35 @@ def fsync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def only_writer(lock: Path, taken: PUCacheError) -> Iterator[None]:
+    """Keep a second writer away; the lock dies with the process that holds it.
+
+    Parameters
+    ----------
+    lock : Path
+        File to lock.
+    taken : PUCacheError
+        Raised where another process holds it.
+
+    Raises
+    ------
+    OutputError
+        It cannot be locked.
+    """
+    held = filelock.FileLock(lock)
+    try:
+        held.acquire(timeout=0)
+    except filelock.Timeout as error:
+        raise taken from error
+    except (OSError, NotImplementedError) as error:
+        raise OutputError(f"cannot lock {lock}: {one_line(error)}; write to another folder") from error
+    try:
+        yield
+    finally:
+        held.release()
 
 
 @contextmanager

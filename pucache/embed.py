@@ -18,13 +18,12 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import filelock
 import numpy as np
 
 from .cache import expand
 from .cache_file import DTYPES, CacheFile
 from .cache_writer import Rows, creation_time
-from .durable import check_writable
+from .durable import check_writable, only_writer
 from .earlier import Earlier, open_earlier, require_encoder
 from .encoder_spec import EncoderSpec
 from .encoders import Encoder
@@ -238,17 +237,10 @@ def made_with(cache: str | Path) -> EncoderSpec | None:
 @contextmanager
 def writer_lock(cache: Path) -> Iterator[None]:
     """Keep a second writer of `cache` away; the lock dies with the process that holds it."""
-    lock = filelock.FileLock(cache.with_name(f".{cache.name}.lock"))
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout as error:
-        raise CacheLockedError(
-            f"{cache} is being written by another process (lock {lock.lock_file}); wait for it"
-        ) from error
-    try:
+    lock = cache.with_name(f".{cache.name}.lock")
+    taken = CacheLockedError(f"{cache} is being written by another process (lock {lock}); wait for it")
+    with only_writer(lock, taken):
         yield
-    finally:
-        lock.release()
 
 
 # --- what is there already ---------------------------------------------------------------------

@@ -99,7 +99,11 @@ def load(where: str | Path) -> tuple[Any, dict[str, Any], str]:
     EncoderError
         Missing, foreign, damaged, or of an architecture that timm does not have (any more).
     """
-    tensors, told = read(where)
+    return assemble(where, *read(where))
+
+
+def assemble(where: str | Path, tensors: dict[str, np.ndarray], told: Description) -> tuple[Any, dict[str, Any], str]:
+    """What `load` returns, of what `read` has read there."""
     state = {name: torch.from_numpy(values) for name, values in tensors.items()}
     with torch.device("meta"):  # without memory: a stranger's file may name a network of many gigabytes
         expected = untrained(told.architecture, stem=told.stem).state_dict()

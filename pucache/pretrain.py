@@ -280,7 +280,7 @@ def show_views(source: Source, path: str | Path, start: Start, recipe: Recipe) -
     """
     check_writable(path)
     listing = _listing(source)
-    network = build(start.backbone, stem=start.stem, size=start.size, weights=None, norm=False, seed=start.seed)
+    network = _network(start, recipe)
     squash = pixels.squash_for(network.description, VIEWS[recipe.views])
     order = np.random.default_rng(start.seed).permutation(len(listing.keys))
     shown: list[torch.Tensor] = []

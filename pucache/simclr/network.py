@@ -133,12 +133,12 @@ def _backbone(architecture: str, stem: str, weights: str | None) -> tuple[Any, d
 
 def _earlier(architecture: str, stem: str, weights: str) -> tuple[Any, dict[str, Any]]:
     """What an earlier run learned, if it is of that architecture."""
-    _, told = encoder_file.read(weights)
+    tensors, told = encoder_file.read(weights)
     wanted = BUNDLED_ARCHITECTURE if architecture == BUNDLED else architecture.partition(".")[0]
     if (told.architecture, told.stem) != (wanted, stem):
         raise EncoderError(
             f"{weights} holds {told.architecture} with a {told.stem} stem; "
             f"pass --backbone {told.architecture} --stem {told.stem}"
         )
-    model, config, _ = encoder_file.load(weights)
+    model, config, _ = encoder_file.assemble(weights, tensors, told)
     return model, config

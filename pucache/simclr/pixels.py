@@ -42,7 +42,7 @@ _SPARE = 1 << 30  # bytes of disk that are left alone
 _ON_DEVICE = 0.25  # share of what is free on a GPU that the images may take
 _AHEAD = 3  # batches under way
 _FEW = 1000  # images for which worker processes are not worth their start
-_FEW = 1000  # images after which it is clear whether most fail
+_TELLING = 1000  # images after which it is clear whether most fail
 
 
 class Pixels(Protocol):
@@ -269,7 +269,7 @@ class Streamed:
     def _stacked(self, images: list[Future[torch.Tensor]]) -> torch.Tensor:
         batch = torch.stack([image.result() for image in images])
         self._seen += len(batch)
-        if 2 * len(self.failures) > min(len(self.keys), max(self._seen, _FEW)):
+        if 2 * len(self.failures) > min(len(self.keys), max(self._seen, _TELLING)):
             key, reason = next(iter(self.failures.items()))
             raise SourceError(f"most images of {self._source.name} cannot be used ({key!r}: {reason})")
         return batch

@@ -9,10 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import filelock
-
 from .. import __version__, encoder_file
-from ..durable import check_writable, replacing
+from ..durable import check_writable, only_writer, replacing
 from ..errors import OutputError, RunError, one_line
 from . import checkpoints
 from .recipes import Recipe
@@ -35,19 +33,9 @@ def locked(folder: Path) -> Iterator[None]:
         The folder cannot be made or written.
     """
     _require_own(folder)
-    lock = filelock.FileLock(check_writable(folder / ".lock"))
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout as error:
-        raise RunError(
-            f"{folder} is being trained in by another process; wait for it, or name another folder"
-        ) from error
-    except (OSError, NotImplementedError) as error:
-        raise OutputError(f"cannot lock {folder / '.lock'}: {one_line(error)}; name another folder") from error
-    try:
+    taken = RunError(f"{folder} is being trained in by another process; wait for it, or name another folder")
+    with only_writer(check_writable(folder / ".lock"), taken):
         yield
-    finally:
-        lock.release()
 
 
 def _require_own(folder: Path) -> None:
