@@ -26,9 +26,9 @@ setup(
         "Programming Language :: Python :: 3.12",
         "Topic :: Scientific/Engineering :: Image Recognition",
     ],
-    packages=["pucache", "pucache.simclr", "pucache.cli"],
+    packages=["pucache", "pucache.simclr", "pucache.retrieval", "pucache.pages", "pucache.cli"],
     package_dir={"pucache": "pucache", "pucache.cli": "cli"},
-    package_data={"pucache": ["py.typed", "data/*"]},
+    package_data={"pucache": ["py.typed", "data/*"], "pucache.pages": ["assets/*"]},
     install_requires=[
         # 2.13.0 is left out: on some indexes it resolves to a build that torchvision cannot be imported with
         "torch>=2.9,!=2.13.0",
@@ -46,6 +46,8 @@ setup(
         "scipy>=1.11",
         "fsspec>=2024.6",
         "filelock>=3.20.3",
+        "jinja2>=3.1.6",
+        "matplotlib>=3.9",
         # runs without a GPU too
         "faiss-gpu>=1.12; sys_platform == 'linux' and platform_machine == 'x86_64'",
         "faiss-cpu>=1.12; sys_platform != 'linux' or platform_machine != 'x86_64'",
@@ -53,7 +55,6 @@ setup(
     extras_require={
         "openvino": ["openvino>=2025.0"],
         "parquet": ["pyarrow>=16"],
-        "report": ["matplotlib>=3.9"],
         "tensorboard": ["tensorboard>=2.17"],
         "test": [
             "pytest>=8",
@@ -62,9 +63,12 @@ setup(
             "mypy>=1.13",
             "openvino>=2025.0",
             "pyarrow>=16",
-            "matplotlib>=3.9",
             "tensorboard>=2.17",
             "pulearn==0.2.0",
+            "playwright>=1.49",
+            "axe-playwright-python>=0.1.4",
+            "nbclient>=0.10",
+            "ipykernel>=6.29",
             "setuptools>=77",
         ],
     },

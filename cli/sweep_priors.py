@@ -52,7 +52,7 @@ def sweep_priors(
     from pucache.cache import EmbeddingCache
     from pucache.durable import check_writable
     from pucache.labels import read_truth
-    from pucache.sweep import PRIORS, check_plot, sweep, write_table
+    from pucache.sweep import PRIORS, sweep, write_table
     from pucache.sweep import plot as draw
     from pucache.train import PUData
 
@@ -63,7 +63,6 @@ def sweep_priors(
     if no_plot and plot:
         raise ValueError("--plot and --no-plot exclude each other")
     if picture is not None:
-        check_plot()
         if check_writable(picture, inputs=inputs).resolve() == check_writable(out).resolve():
             raise ValueError(f"--out and --plot are one file, {out}; name two")
     check_writable(out, inputs=inputs)

@@ -8,44 +8,16 @@ is a cosine; centring takes away what all images share, without which the mean c
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 import faiss
 import numpy as np
 
 from .cache import EmbeddingCache
 from .classifier import PULinearClassifier
-from .durable import check_writable, replacing
-from .labels import check_labels, table_writer
+from .labels import check_labels
+from .retrieval.ranking import Ranking
 
 SIMILARITIES = ("centroid", "max")
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """Unlabelled rows, best first.
-
-    Attributes
-    ----------
-    rows : ndarray of int64, (k,)
-        Row numbers in the cache.
-    keys : list of str
-    scores : ndarray of float32, (k,)
-        Cosines or margins, falling.
-    """
-
-    rows: np.ndarray
-    keys: list[str]
-    scores: np.ndarray
-
-    def save(self, path: str | Path) -> None:
-        """Write ``rank,key,score`` as CSV."""
-        with replacing(check_writable(path)) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
-            write = table_writer(stream)
-            write(["rank", "key", "score"])
-            for rank, (key, score) in enumerate(zip(self.keys, self.scores, strict=True), 1):
-                write([rank, key, f"{score:.6g}"])
 
 
 def retrieve(

@@ -1,0 +1,40 @@
+"""What retrieval finds: rows in order, and the file of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..durable import check_writable, replacing
+from ..labels import table_writer
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Unlabelled rows, best first.
+
+    Attributes
+    ----------
+    rows : ndarray of int64, (k,)
+        Row numbers in the cache.
+    keys : list of str
+    scores : ndarray of float32, (k,)
+        Cosines, margins, or what they were fused to; falling, but for a selection that is spread out.
+    posterior : ndarray of float64, (k,), or None
+        Probability of being positive, where a model took part.
+    """
+
+    rows: np.ndarray
+    keys: list[str]
+    scores: np.ndarray
+    posterior: np.ndarray | None = None
+
+    def save(self, path: str | Path) -> None:
+        """Write ``rank,key,score`` as CSV."""
+        with replacing(check_writable(path)) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+            write = table_writer(stream)
+            write(["rank", "key", "score"])
+            for rank, (key, score) in enumerate(zip(self.keys, self.scores, strict=True), 1):
+                write([rank, key, f"{score:.6g}"])
