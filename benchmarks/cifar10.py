@@ -22,9 +22,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from pucache import EmbeddingCache, load_encoder, open_source
+from pucache.deal import folds
 from pucache.embed import embed
 from pucache.heads import fit_heads
-from pucache.labels import folds, label_vector
+from pucache.labels import label_vector
 from pucache.metrics import precision_at, with_labels
 from pucache.retrieve import retrieve
 from pucache.risks import PURisk

@@ -23,9 +23,9 @@ from environment import environment
 from sklearn.metrics import average_precision_score, f1_score, precision_recall_curve
 
 from pucache import EmbeddingCache, PULinearClassifier, load_encoder, open_source
+from pucache.deal import folds
 from pucache.embed import embed
 from pucache.heads import fit_heads
-from pucache.labels import folds
 from pucache.priors import estimate
 from pucache.risks import PURisk
 

@@ -12,6 +12,7 @@ from . import options
 @click.command("estimate-prior")
 @options.caches
 @options.positives
+@options.negatives
 @click.option(
     "--method", "methods", multiple=True, help="tilt, bbe, dedpul, elkanoto or histogram; repeatable.  [default: all]"
 )
@@ -25,7 +26,13 @@ from . import options
 @options.seed
 @options.as_json
 def estimate_prior(
-    cache: tuple[str, ...], positives: str, twins: float, methods: tuple[str, ...], as_json: bool, **parameters: Any
+    cache: tuple[str, ...],
+    positives: str,
+    negatives: str | None,
+    twins: float,
+    methods: tuple[str, ...],
+    as_json: bool,
+    **parameters: Any,
 ) -> None:
     """Estimate the share of positives among the unlabelled rows of CACHE.
 
@@ -43,7 +50,7 @@ def estimate_prior(
 
     from .progress import follow
 
-    data = PUData.of(EmbeddingCache(*cache), positives, options.twin_limit(twins))
+    data = PUData.of(EmbeddingCache(*cache), positives, options.twin_limit(twins), negatives=negatives)
     found = run(data, methods=methods or tuple(METHODS), progress=follow(), **parameters)
     labelled = int(data.s.sum())
     result = {

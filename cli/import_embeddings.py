@@ -27,7 +27,7 @@ def import_embeddings(npy: str, cache: str, keys: str, name: str | None, dtype: 
     """
     from pucache.durable import check_writable
     from pucache.import_embeddings import import_embeddings as run
-    from pucache.labels import read_table
+    from pucache.tables import read_table
 
     check_writable(cache, inputs=[npy, keys])
     rows = run(npy, [row["key"] for row in read_table(keys)], cache, name=name, dtype=dtype)

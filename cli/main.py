@@ -26,6 +26,7 @@ from .info import info
 from .options import printable
 from .pack import pack
 from .pretrain import pretrain
+from .report import report
 from .retrieve_positives import retrieve_positives
 from .score import score
 from .sweep_priors import sweep_priors
@@ -135,6 +136,7 @@ for verb in (
     retrieve_positives,
     score,
     evaluate,
+    report,
     info,
     verify,
     pack,

@@ -16,8 +16,16 @@ positives = click.option(
     "--positives",
     required=True,
     metavar="FILE|GLOB",
-    help="Labelled positives: a text file of keys (paths within the source), a CSV with a 'key' column, "
-    "or a glob on keys ('positives/**').",
+    help="Labelled positives: a text file of keys (paths within the source), a CSV with a 'key' column (and, where it "
+    "has a 'label' column, those labelled 1), or a glob on keys ('positives/**').",
+)
+negatives = click.option(
+    "--negatives",
+    metavar="FILE|GLOB",
+    help="Known negatives, such as what a review rejected: as --positives, but those labelled 0.",
+)
+images = click.option(
+    "--images", metavar="SOURCE", help="Where the images are now, if not where they were when CACHE was made."
 )
 device = click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 seed = click.option(

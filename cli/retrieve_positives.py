@@ -2,67 +2,168 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from . import options
+
+if TYPE_CHECKING:
+    from pucache.retrieval.scores import Scorer
 
 
 @click.command("retrieve-positives")
 @options.caches
 @options.positives
-@click.option("-k", default=100, show_default=True, help="How many to retrieve.")
+@options.negatives
+@click.option("-k", default="100", show_default=True, metavar="N|all", help="How many to retrieve.")
 @click.option(
     "--by",
-    type=click.Choice(["similarity", "classifier"]),
-    help="Rank by likeness to the positives, or by a model.  [default: classifier with --model, else similarity]",
+    type=click.Choice(["similarity", "classifier", "fused"]),
+    help="Rank by likeness to the positives, by a model, or by a model and what it says of the nearest images.  "
+    "[default: fused with --model, else similarity]",
 )
 @click.option("--model", metavar="FILE", help="Model to rank by, from train-pu.")
 @click.option(
     "--similarity",
-    type=click.Choice(["centroid", "max"]),
-    help="Mean of the cosines to all positives, or the cosine to the nearest.  [default: centroid]",
+    type=click.Choice(["whitened", "centroid", "topk", "max"]),
+    help="whitened: cosine to the mean of the positives, where directions that vary much in all images count less; "
+    "centroid: mean of the cosines to all positives; topk: to the 50 nearest; max: to the nearest.  "
+    "[default: whitened]",
 )
+@click.option(
+    "--index",
+    default="exact",
+    show_default=True,
+    type=click.Choice(["exact", "ivf", "hnsw"]),
+    help="Compare with every image, or look up in an index kept beside CACHE, for --similarity topk or max on large "
+    "caches; it is built where there is none, and how much it finds is measured and said.",
+)
+@click.option(
+    "--memory", type=float, metavar="GB", help="That building an index may take.  [default: half of what is free]"
+)
+@click.option(
+    "--diverse",
+    type=float,
+    is_flag=False,
+    flag_value=0.5,
+    default=0.0,
+    metavar="[WEIGHT]",
+    help="Spread the selection out; from 0 (rank alone) to 1 (difference alone), 0.5 where no number follows.",
+)
+@options.twins
 @click.option("--out", default="ranked.csv", show_default=True, metavar="FILE", help="rank,key,score, best first.")
+@click.option(
+    "--review", metavar="FILE.html", help="Also write a page to look through them, accept or reject, and export labels."
+)
+@options.images
+@options.device
 @options.as_json
 def retrieve_positives(
     cache: tuple[str, ...],
     positives: str,
-    k: int,
-    by: str | None,
-    model: str | None,
-    similarity: str | None,
+    negatives: str | None,
+    k: str,
     out: str,
+    review: str | None,
+    images: str | None,
+    diverse: float,
+    twins: float,
     as_json: bool,
+    **how: Any,
 ) -> None:
     """Rank the unlabelled images of CACHE, likely positives first.
 
-    Labelled positives are left out. Cosines are of embeddings centred on the cache's mean.
+    Known positives, known negatives and what shows the same pictures are left out. The review page is
+    one file that needs no network; what it exports is the next --positives and --negatives.
 
     \b
-    pucache retrieve-positives cache.h5 --positives found.txt -k 200
+    pucache retrieve-positives cache.h5 --positives found.txt -k 200 --review review.html
     pucache retrieve-positives cache.h5 --positives found.txt --model model.safetensors
     """
     from pucache.cache import EmbeddingCache
-    from pucache.classifier import PULinearClassifier
     from pucache.durable import check_writable
-    from pucache.labels import label_vector
+    from pucache.labels import Labels
     from pucache.retrieve import retrieve
+    from pucache.review import review as write_review
 
-    if by == "classifier" and model is None:
-        raise ValueError("--by classifier needs --model FILE (train one with pucache train-pu)")
-    if by == "similarity" and model is not None:
-        raise ValueError("--by similarity does not use --model; leave one of the two out")
-    if similarity is not None and model is not None:
-        raise ValueError("--similarity does nothing where --model ranks; leave one of the two out")
-    check_writable(out, inputs=[positives, *cache, *filter(None, [model])])
+    from .progress import follow
+
+    count = _count(k)
+    inputs = [path for path in (positives, negatives, how["model"], *cache) if path]
+    for path in filter(None, (out, review)):
+        check_writable(path, inputs=inputs)
+    if review and check_writable(review).resolve() == check_writable(out).resolve():
+        raise ValueError(f"--out and --review are one file, {out}; name two")
+    if images and not review:
+        raise ValueError("--images is for --review; leave it out, or name a page to write")
+    scorer = _scorer(count, **how)
     opened = EmbeddingCache(*cache)
-    s = label_vector(opened.keys, positives)
-    classifier = PULinearClassifier.load(model) if model else None
-    ranking = retrieve(opened, s, k=k, model=classifier, similarity=similarity or "centroid")
+    labels = Labels.read(opened, positives, negatives)
+    ranking = retrieve(opened, labels, k=count, by=scorer, diverse=diverse, twins=options.twin_limit(twins))
     ranking.save(out)
-    result = {"out": out, "by": "classifier" if model else "similarity", "retrieved": len(ranking.keys)}
-    top = [
+    unlabelled = int(labels.unlabelled.sum())
+    result: dict[str, Any] = {"out": out, "by": scorer.name, "retrieved": len(ranking.keys), "unlabelled": unlabelled}
+    lines = [
         f"{rank:4d}  {score:8.4f}  {key}"
         for rank, (key, score) in enumerate(zip(ranking.keys[:5], ranking.scores, strict=False), 1)
     ]
-    options.show(result, [*top, f"wrote {len(ranking.keys):,} of {int((s == 0).sum()):,} unlabelled to {out}"], as_json)
+    lines.append(f"wrote {len(ranking.keys):,} of {unlabelled:,} unlabelled to {out}, by {scorer.name}")
+    if review:
+        shown = write_review(review, opened, ranking, labels, by=scorer.name, images=images, progress=follow())
+        result |= {"review": review, **shown}
+        lines.append(f"wrote {review}: open it in a browser; {shown['without_picture']:,} images have no picture")
+    options.show(result, lines, as_json)
+
+
+def _count(k: str) -> int | None:
+    if k == "all":
+        return None
+    if not (k.isdecimal() and int(k) >= 1):
+        raise ValueError(f"-k must be a whole number of at least 1, or all; got {k!r}")
+    return int(k)
+
+
+def _scorer(
+    k: int | None,
+    *,
+    by: str | None,
+    model: str | None,
+    similarity: str | None,
+    index: str,
+    memory: float | None,
+    device: str,
+) -> Scorer:
+    """What the options ask to rank by."""
+    by = by or ("fused" if model else "similarity")
+    if by != "similarity" and model is None:
+        raise ValueError(f"--by {by} needs --model FILE (train one with pucache train-pu)")
+    if by == "similarity" and model is not None:
+        raise ValueError("--by similarity does not use --model; leave one of the two out")
+    if by != "similarity" and (similarity is not None or index != "exact"):
+        raise ValueError("--similarity and --index do nothing where --model ranks; leave them out, or --model")
+    if memory is not None and (index == "exact" or not memory > 0):
+        raise ValueError("--memory is for --index ivf or hnsw, and a number of GB above 0")
+    if index != "exact" and k is None:
+        raise ValueError(f"-k all scores every image, which --index {index} is not for; name a number, or use exact")
+    return _ranker(by, model, similarity or "whitened", index, k, memory, device)
+
+
+def _ranker(
+    by: str, model: str | None, similarity: str, index: str, k: int | None, memory: float | None, device: str
+) -> Scorer:
+    from pucache.classifier import PULinearClassifier
+    from pucache.retrieval.by_model import Fused, Margins
+    from pucache.retrieval.indexed import IndexedSimilarity
+    from pucache.retrieval.similarity import Similarity
+
+    from .progress import follow
+
+    if model is not None:
+        classifier = PULinearClassifier.load(model)
+        return Margins(classifier) if by == "classifier" else Fused(classifier, device)
+    exact = Similarity(similarity, device)
+    if index == "exact" or k is None:
+        return exact
+    room = None if memory is None else int(memory * 1e9)
+    return IndexedSimilarity(exact, index, k, memory=room, progress=follow())

@@ -13,6 +13,7 @@ from . import options
 @click.command("sweep-priors")
 @options.caches
 @options.positives
+@options.negatives
 @click.option("--priors", metavar="P,P,...", help="Priors to train at.  [default: 12 from 0.01 to 0.5]")
 @click.option("--seeds", default=3, show_default=True, type=click.IntRange(min=1), help="Trainings at each prior.")
 @options.training
@@ -30,6 +31,7 @@ from . import options
 def sweep_priors(
     cache: tuple[str, ...],
     positives: str,
+    negatives: str | None,
     priors: str | None,
     seeds: int,
     seed: int,
@@ -58,16 +60,15 @@ def sweep_priors(
 
     from .progress import follow
 
-    inputs = [positives, *cache, *([truth] if truth else [])]
+    inputs = [positives, *cache, *filter(None, [negatives, truth])]
     picture = None if no_plot else Path(plot or Path(out).with_suffix(".png"))
     if no_plot and plot:
         raise ValueError("--plot and --no-plot exclude each other")
-    if picture is not None:
-        if check_writable(picture, inputs=inputs).resolve() == check_writable(out).resolve():
-            raise ValueError(f"--out and --plot are one file, {out}; name two")
+    if picture is not None and check_writable(picture, inputs=inputs).resolve() == check_writable(out).resolve():
+        raise ValueError(f"--out and --plot are one file, {out}; name two")
     check_writable(out, inputs=inputs)
     told = PRIORS if priors is None else _numbers(priors)
-    data = PUData.of(EmbeddingCache(*cache), positives, options.twin_limit(twins))
+    data = PUData.of(EmbeddingCache(*cache), positives, options.twin_limit(twins), negatives=negatives)
     known = None if truth is None else read_truth(truth, data.cache.keys)
     result = sweep(
         data,

@@ -13,6 +13,7 @@ from . import options
 @click.command("train-pu")
 @options.caches
 @options.positives
+@options.negatives
 @click.option(
     "--prior",
     default="auto",
@@ -47,6 +48,7 @@ from . import options
 def train_pu(
     cache: tuple[str, ...],
     positives: str,
+    negatives: str | None,
     prior: str,
     twins: float,
     out: str,
@@ -72,8 +74,8 @@ def train_pu(
     if written.resolve() == check_writable(out).resolve():
         raise ValueError(f"--out and --metrics are one file, {out}; name two")
     for path in (out, written):
-        check_writable(path, inputs=[positives, *cache])
-    data = PUData.of(EmbeddingCache(*cache), positives, options.twin_limit(twins))
+        check_writable(path, inputs=[positives, *cache, *filter(None, [negatives])])
+    data = PUData.of(EmbeddingCache(*cache), positives, options.twin_limit(twins), negatives=negatives)
     model = train_on(data, prior=_prior(prior), progress=follow(), **options.trained(parameters))
     model.save(out)
     found = data.found()
@@ -111,8 +113,10 @@ def _lines(result: dict[str, Any]) -> list[str]:
             if interval["draws"]
             else ")"
         )
+    reviewed = [result["confirmed_positives"], result["known_negatives"]]
+    among = f" (of them reviewed: {reviewed[0]:,} positive, {reviewed[1]:,} negative)" if any(reviewed) else ""
     lines = [
-        f"{result['labelled_positives']:,} labelled positives, {result['unlabelled']:,} unlabelled, {told}",
+        f"{result['labelled_positives']:,} labelled positives, {result['unlabelled']:,} unlabelled{among}, {told}",
         "estimated among the unlabelled, from held-out margins and without negative labels:",
         f"  AUC {estimates['auc']:.3f}   recall {estimates['recall']:.3f}   precision {estimates['precision']:.3f}   "
         f"F1 {estimates['f1']:.3f}   called positive {estimates['share_predicted_positive']:.3%}",

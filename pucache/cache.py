@@ -93,6 +93,15 @@ class EmbeddingCache:
                 yield slice(offset + rows.start, offset + rows.stop), block
             offset += len(file)
 
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """Copy the embeddings of some rows, (m, d); `rows` rise."""
+        starts = np.cumsum([0, *map(len, self.files)])
+        parts = [
+            file.take("embeddings", rows[slice(*np.searchsorted(rows, (start, start + len(file))))] - start)
+            for file, start in zip(self.files, starts.tolist(), strict=False)
+        ]
+        return np.concatenate(parts)
+
     def not_finite(self, rows: np.ndarray) -> CacheError:
         """What to raise where some rows are NaN or infinite, which pucache itself never writes."""
         starts = np.cumsum([0, *map(len, self.files)])

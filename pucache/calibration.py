@@ -150,7 +150,7 @@ def choose_threshold(tilt: Tilt, margins: np.ndarray, rule: str | float, share: 
         return target
     m = np.sort(margins)[::-1].astype(np.float64)
     last = np.append(np.flatnonzero(np.diff(m)), len(m) - 1)  # rows with equal margins are called together
-    recall, precision = (values[last] for values in _expected(tilt, m, share))
+    recall, precision = (values[last] for values in expected(tilt, m, share))
     if kind == "f1" and tilt.prior * len(m) < 1:  # less than one positive expected: nothing to balance
         return tilt.margin(0.5, share)
     m = m[last]
@@ -183,8 +183,8 @@ def parse_rule(rule: str | float) -> tuple[str, float]:
     raise ValueError(f"threshold must be f1, precision=P or recall=R with P, R in (0, 1], or a margin; got {rule!r}")
 
 
-def _expected(tilt: Tilt, margins: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Recall and precision when all rows down to each are called positive; margins fall."""
+def expected(tilt: Tilt, margins: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """Recall and precision, (u,) each, when all rows down to each are called positive; margins (u,) fall."""
     here = tilt.posterior(margins)
     weights = here * (share / tilt.prior) + (1 - here) * ((1 - share) / (1 - tilt.prior))
     found = np.cumsum(weights * tilt.posterior(margins, share))

@@ -20,6 +20,7 @@ from .encoder_spec import ROUNDING, EncoderSpec
 from .errors import LabelError, ModelError
 from .fitting import Plan
 from .heads import SOLVERS, Protocol
+from .known import Known
 from .metrics import from_pu
 from .priors import PriorEstimate
 from .progress import Progress, Silent
@@ -96,6 +97,9 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
     encoder_ : EncoderSpec or None
         Whose embeddings X are; set by `train_pu` and checked by `check_fits`.
     n_labelled_, n_unlabelled_ : int
+        Of the labels that figures rest on; rows that were reviewed are among the unlabelled.
+    n_confirmed_, n_negatives_ : int
+        Of the rows that were reviewed.
     n_features_in_ : int
     """
 
@@ -138,6 +142,7 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
         y: ArrayLike,
         sample_weight: ArrayLike | None = None,
         groups: ArrayLike | None = None,
+        reviewed: ArrayLike | None = None,
         progress: Progress | None = None,
     ) -> Self:
         """Train on embeddings and PU labels.
@@ -152,6 +157,9 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
             Row weights >= 0, normalised within the positives and within the unlabelled.
         groups : array of int, (n,), optional
             Rows of one group stay in one fold, such as `pucache.duplicates.groups`.
+        reviewed : array of int, (n,), optional
+            Of rows that `y` calls unlabelled: 1 confirmed positive, -1 known negative, 0 not looked
+            at. Heads are trained on them, but no figure rests on them, see `pucache.known`.
         progress : Progress, optional
 
         Raises
@@ -167,9 +175,10 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
         if len(bad):
             raise ValueError(f"Input X contains NaN or infinity, first in row {bad[0]}")
         weights = _row_weights(sample_weight, X, s)
+        known = Known.of(s, None if reviewed is None else _review(reviewed, s), weights)
         group = None if groups is None else np.unique(groups, return_inverse=True)[1]
         with progress or Silent() as progress:
-            found = fitting.fit(X, s, weights, group, plan, progress)
+            found = fitting.fit(X, known, group, plan, progress)
         self.coef_, self.intercept_ = found.head.coef[0], float(found.head.intercept[0])
         self.penalty_, self.prior_, self.prior_estimate_ = found.penalty, found.prior, found.estimate
         self.held_out_margins_ = found.held_out
@@ -180,6 +189,8 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
             **from_pu(found.held_out, s, self.prior_, self.threshold_),
         }
         self.n_labelled_, self.n_unlabelled_ = int(s.sum()), int((s == 0).sum())
+        self.n_confirmed_ = int((known.trained > s).sum())
+        self.n_negatives_ = 0 if reviewed is None else int((np.asarray(reviewed) == -1).sum())
         self.encoder_ = None
         return self
 
@@ -321,6 +332,7 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
             "parameters": parameters,
             "estimates": self.estimates_,
             "counts": [self.n_labelled_, self.n_unlabelled_],
+            "reviewed": [self.n_confirmed_, self.n_negatives_],
             "classes": [self.classes_.tolist(), self.classes_.dtype.str],
             "prior_estimate": estimated,
             "encoder": self.encoder_.to_json() if self.encoder_ else "",
@@ -379,9 +391,21 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
         if model.classes_.shape != (2,):
             raise ValueError("it knows other than two classes")
         model.n_labelled_, model.n_unlabelled_ = state["counts"]
+        model.n_confirmed_, model.n_negatives_ = state.get("reviewed", (0, 0))
         model.prior_estimate_ = PriorEstimate(**state["prior_estimate"]) if state["prior_estimate"] else None
         model.encoder_ = EncoderSpec.from_json(state["encoder"]) if state["encoder"] else None
         return model
+
+
+def _review(reviewed: ArrayLike, s: np.ndarray) -> np.ndarray:
+    told = np.asarray(reviewed)
+    if told.shape != s.shape:
+        raise ValueError(f"expected a decision for each of {len(s)} rows, got reviewed {told.shape}")
+    if not np.isin(told, (-1, 0, 1)).all():
+        raise ValueError("reviewed must be 1 (confirmed positive), -1 (known negative) or 0, got other values")
+    if (told[s == 1] == -1).any():
+        raise ValueError("rows that are labelled positive are known negatives in `reviewed`; decide which")
+    return np.where(s == 1, 0, told).astype(np.int8)
 
 
 def _row_weights(sample_weight: ArrayLike | None, X: np.ndarray, s: np.ndarray) -> np.ndarray | None:

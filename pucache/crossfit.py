@@ -26,7 +26,7 @@ import numpy as np
 from .batch import TOLERANCE
 from .blocks import Moments, gather
 from .heads import FittedHeads, fit_heads
-from .labels import folds
+from .known import Known
 from .risks import PURisk
 
 PENALTIES = tuple(float(f"{10 ** (step / 2 - 6):.3g}") for step in range(9))  # 1e-6 to 1e-2
@@ -60,7 +60,10 @@ class CrossFit:
 
 @dataclass(frozen=True)
 class Draw:
-    """Rows drawn with replacement: held-out margins, s, and how often each was drawn times its weight, (m,) each."""
+    """Rows drawn with replacement: held-out margins, s, and how often each was drawn times its weight, (m,) each.
+
+    s and weight are those that figures rest on (`Known.s`).
+    """
 
     margins: np.ndarray
     s: np.ndarray
@@ -72,9 +75,8 @@ class CrossFitter:
 
     Parameters
     ----------
-    X, s : ndarray, (n, d) and (n,)
-    weights : ndarray, (n,), optional
-        Row weights.
+    X : ndarray, (n, d)
+    known : Known
     fold : ndarray of int64, (n,)
         As `deal` gives it.
     risk : PURisk
@@ -87,8 +89,7 @@ class CrossFitter:
     def __init__(
         self,
         X: np.ndarray,
-        s: np.ndarray,
-        weights: np.ndarray | None,
+        known: Known,
         fold: np.ndarray,
         *,
         risk: PURisk,
@@ -96,7 +97,7 @@ class CrossFitter:
         moments: Moments,
         **training: Any,
     ):
-        self._X, self._s, self.fold, self._weights = X, s, fold, weights
+        self._X, self._known, self._s, self.fold, self._weights = X, known, known.trained, fold, known.training_weights
         self.folds, self.prior = int(fold.max()) + 1, prior
         self._common = {"risk": risk, "prior": prior, "moments": moments, **training}
         self._few = self._sample()
@@ -109,8 +110,9 @@ class CrossFitter:
             return self
         kept = unlabelled[np.linspace(0, len(unlabelled) - 1, room).astype(np.int64)]
         rows = np.union1d(kept, np.flatnonzero(self._s == 1))
-        weights = None if self._weights is None else self._weights[rows]
-        return CrossFitter(gather(self._X, rows), self._s[rows], weights, self.fold[rows], **self._common)
+        return CrossFitter(
+            gather(self._X, rows), self._known.take(rows, len(kept) / len(unlabelled)), self.fold[rows], **self._common
+        )
 
     def at(
         self, penalties: tuple[float, ...], *, tolerance: float = _CHOOSING, start: FittedHeads | None = None
@@ -180,7 +182,8 @@ class CrossFitter:
         margins = heads.margins_by(self._X, self.fold[:, None] * B + np.arange(B))
         for draw in range(B):
             times = counts[:, draw]
-            yield Draw(margins[:, draw], self._s, times if self._weights is None else times * self._weights)
+            weights = self._known.weights
+            yield Draw(margins[:, draw], self._known.s, times if weights is None else times * weights)
 
     def _columns(self) -> np.ndarray:
         """Row weights of the head of each fold, (n, folds)."""
@@ -188,30 +191,6 @@ class CrossFitter:
         if self.folds == 1:
             return weights[:, None]
         return weights[:, None] * (self.fold[:, None] != np.arange(self.folds))
-
-
-def deal(s: np.ndarray, count: int, seed: int, group: np.ndarray | None) -> np.ndarray:
-    """Deal rows into at most `count` folds, every one with P and U; one fold where that cannot be.
-
-    Parameters
-    ----------
-    s : ndarray, (n,)
-    count, seed : int
-    group : ndarray of int64, (n,), or None
-        Rows of one group stay together.
-
-    Raises
-    ------
-    ValueError
-        `group` has not one number a row.
-    """
-    if group is not None and group.shape != s.shape:
-        raise ValueError(f"expected one group for each of {len(s)} rows, got groups {group.shape}")
-    of = np.arange(len(s)) if group is None else group
-    count = min(count, *(len(np.unique(of[s == value])) for value in (0, 1)))
-    if count < 2:
-        return np.zeros(len(s), np.int64)
-    return folds(s, count, seed, group)
 
 
 def weakest_of_the_best(score: np.ndarray) -> int:

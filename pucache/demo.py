@@ -30,7 +30,9 @@ from .images import open_source
 from .labels import label_vector, read_truth
 from .metrics import with_labels
 from .progress import Progress
-from .retrieve import Ranking, retrieve
+from .retrieval.by_model import Fused
+from .retrieval.ranking import Ranking
+from .retrieve import retrieve
 from .score import score
 from .train import train_pu
 
@@ -61,7 +63,7 @@ def demo(
     s = label_vector(pile.keys, folder / "positives.txt")
     model = train_pu(pile, s, device=device)
     model.save(folder / "model.safetensors")
-    ranking = retrieve(pile, s, k=int((s == 0).sum()), model=model)
+    ranking = retrieve(pile, s, k=None, by=Fused(model, device))
     ranking.save(folder / "ranked.csv")
     hidden = read_truth(folder / "truth.csv", ranking.keys)
     contact_sheet(folder / "retrieved.png", folder / "pile", ranking, hidden)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from .blocks import Moments
-from .crossfit import CrossFit, CrossFitter, deal
+from .crossfit import CrossFit, CrossFitter
+from .deal import deal
 from .priors import METHODS, PriorEstimate, estimate, interval
 from .progress import Progress, Silent
 from .risks import PURisk
@@ -57,9 +58,9 @@ def estimate_prior(
         raise ValueError(
             f"draws must be at least 0, level in (0, 1), n_folds at least 2; got {draws}, {level}, {n_folds}"
         )
-    X, s = data.cache.X, data.s
-    fold = deal(s, n_folds, seed, data.group)
-    fitter = CrossFitter(X, s, None, fold, risk=PURisk(), prior=0.5, moments=Moments.of(X), seed=seed, device=device)
+    X, s, known = data.cache.X, data.s, data.known
+    fold = deal(known.trained, n_folds, seed, data.group)
+    fitter = CrossFitter(X, known, fold, risk=PURisk(), prior=0.5, moments=Moments.of(X), seed=seed, device=device)
     with progress or Silent() as shown:
         shown.start(draws + 1, "estimating")
         fitted = fitter.choose()

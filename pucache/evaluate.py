@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from .errors import LabelError
-from .labels import read_table, read_truth
+from .labels import read_truth
 from .metrics import precision_at, with_labels
 from .score import read_scores
+from .tables import read_table
 
 
 def evaluate(

@@ -9,8 +9,10 @@ import numpy as np
 
 from .batch import TOLERANCE
 from .blocks import Moments
-from .crossfit import CrossFit, CrossFitter, deal
+from .crossfit import CrossFit, CrossFitter
+from .deal import deal
 from .heads import FittedHeads, Protocol, fit_heads
+from .known import Known
 from .priors import PriorEstimate, estimate, interval
 from .progress import Progress
 from .risks import PURisk
@@ -57,38 +59,38 @@ class Fit:
 
 def fit(
     X: np.ndarray,
-    s: np.ndarray,
-    weights: np.ndarray | None,
+    known: Known,
     group: np.ndarray | None,
     plan: Plan,
     progress: Progress,
 ) -> Fit:
-    """Carry out a plan on rows X, (n, d), with labels, weights and groups, (n,) each."""
+    """Carry out a plan on rows X, (n, d), with what is known of them, and groups, (n,)."""
     progress.start(_STAGES, "training")
     common: dict[str, Any] = {"moments": Moments.of(X), "seed": plan.seed, "device": plan.device}
-    fold = deal(s, plan.n_folds, plan.seed, group)
+    fold = deal(known.trained, plan.n_folds, plan.seed, group)
     told = plan.prior
     if told is None and plan.risk.needs_prior:
-        free = CrossFitter(X, s, weights, fold, risk=PURisk(), prior=0.5, **common).choose()
-        told = estimate(free.margins, s, weights=weights)
-    common |= {"risk": plan.risk, "prior": told or 0.5, "solver": plan.solver, "protocol": plan.protocol}
+        free = CrossFitter(X, known, fold, risk=PURisk(), prior=0.5, **common).choose()
+        told = estimate(free.margins, known.s, weights=known.weights)
+    prior = known.training_prior(told) if told else 0.5
+    common |= {"risk": plan.risk, "prior": prior, "solver": plan.solver, "protocol": plan.protocol}
     progress.advance(1)
-    fitter = CrossFitter(X, s, weights, fold, **common)
+    fitter = CrossFitter(X, known, fold, **common)
     fitted = _at_the_penalty(fitter, plan)
     progress.advance(1)
-    estimated = None if plan.prior is not None else _estimate(fitter, fitted, s, weights, plan)
+    estimated = None if plan.prior is not None else _estimate(fitter, fitted, known, plan)
     progress.advance(1)
     head = fit_heads(
         X,
-        s,
-        weights=None if weights is None else weights[:, None],
+        known.trained,
+        weights=None if known.training_weights is None else known.training_weights[:, None],
         penalty=fitted.penalty,
         start=_mean(fitted.heads) if plan.solver == "batch" else None,
         **common,
     )
     progress.advance(1)
-    prior = plan.prior if estimated is None else estimated.prior
-    return Fit(head, fitted.margins, fitted.penalty, float(prior or 0.0), estimated)
+    found = plan.prior if estimated is None else estimated.prior
+    return Fit(head, fitted.margins, fitted.penalty, float(found or 0.0), estimated)
 
 
 def _at_the_penalty(fitter: CrossFitter, plan: Plan) -> CrossFit:
@@ -98,10 +100,8 @@ def _at_the_penalty(fitter: CrossFitter, plan: Plan) -> CrossFit:
     return fitter.at((penalty,), tolerance=TOLERANCE)[0]
 
 
-def _estimate(
-    fitter: CrossFitter, fitted: CrossFit, s: np.ndarray, weights: np.ndarray | None, plan: Plan
-) -> PriorEstimate:
-    prior = estimate(fitted.margins, s, weights=weights)
+def _estimate(fitter: CrossFitter, fitted: CrossFit, known: Known, plan: Plan) -> PriorEstimate:
+    prior = estimate(fitted.margins, known.s, weights=known.weights)
     draws = fitter.resampled(fitted, plan.draws, plan.seed)
     drawn = [estimate(draw.margins, draw.s, weights=draw.weights) for draw in draws]
     return interval("tilt", prior, np.array(drawn))

@@ -1,4 +1,4 @@
-"""From keys to labels: positives, true labels, folds.
+"""From keys to labels: positives, what a review decided, true labels.
 
 `s` is 1 for labelled positives and 0 for unlabelled rows; `y` is the true class, which only
 evaluation ever sees.
@@ -6,69 +6,26 @@ evaluation ever sees.
 
 from __future__ import annotations
 
-import csv
-import heapq
-import io
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 
+from .cache import EmbeddingCache
 from .errors import LabelError
 from .globs import matcher
 from .keys import Keys
+from .tables import read_table
 
 _SHOWN = 3
-
-
-def read_table(path: str | Path) -> list[dict[str, str]]:
-    """Read a CSV with a ``key`` column, or a text file of keys (one a line), as rows.
-
-    Raises
-    ------
-    LabelError
-        Missing, not UTF-8, not a table, or a table with no ``key`` column or a row without a key.
-    """
-    path = Path(path)
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise LabelError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
-    except OSError as error:
-        raise LabelError(f"cannot read {path}: {error.strerror}") from error
-    if path.suffix.lower() != ".csv":
-        # not str.splitlines: a key may hold U+2028 and its like, which only that takes for line ends
-        return [{"key": line.rstrip("\n")} for line in io.StringIO(text, newline=None) if line.strip()]
-    table = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    try:
-        columns = table.fieldnames or ["(none)"]
-        rows = [row for row in table if any(row.values())]  # spreadsheets leave rows of commas
-    except csv.Error as error:
-        raise LabelError(f"{path} line {table.reader.line_num}: {error}") from error
-    if "key" not in columns:
-        raise LabelError(f"{path} has columns {' '.join(', '.join(columns).split())}; expected one called 'key'")
-    if not all(row["key"] for row in rows):
-        raise LabelError(f"{path} has a row without a key; complete or remove it")
-    return rows
-
-
-def table_writer(stream: TextIO) -> Callable[[Sequence[object]], object]:
-    """Return a function that writes one row of a CSV; `stream` must leave line ends alone (``newline=""``)."""
-    plain, quoting = (
-        csv.writer(stream, lineterminator="\n", quoting=how) for how in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
-    )
-
-    def write(row: Sequence[object]) -> object:
-        # csv itself quotes a lone carriage return only since Python 3.13
-        return (quoting if any(isinstance(cell, str) and "\r" in cell for cell in row) else plain).writerow(row)
-
-    return write
+_DIGITS = 16  # of an image's sha256, in hexadecimal, that a review sheet writes down
+REVIEWED = ("key", "label", "reviewed", "digest")  # columns of what a review sheet exports
 
 
 def find_keys(keys: Keys, wanted: str | Path, *, place: str = "the cache") -> np.ndarray:
-    """Return the rows of the keys that a file lists or a glob matches.
+    """Return the rows of the positives that a file lists or a glob matches.
 
     Parameters
     ----------
@@ -76,7 +33,8 @@ def find_keys(keys: Keys, wanted: str | Path, *, place: str = "the cache") -> np
         Of the cache.
     wanted : path or str
         A text file of keys, a CSV with a ``key`` column, or a glob on keys such as
-        ``'positives/**'`` (``*`` stays within a folder, ``**`` does not).
+        ``'positives/**'`` (``*`` stays within a folder, ``**`` does not). Of a CSV that has a
+        ``label`` column too, the rows whose label is positive.
     place : str
         What errors call the holder of the keys.
 
@@ -90,25 +48,47 @@ def find_keys(keys: Keys, wanted: str | Path, *, place: str = "the cache") -> np
     LabelError
         Unreadable, empty, or keys that the cache does not hold.
     """
-    if not os.path.isfile(wanted) and any(character in str(wanted) for character in "*?["):
+    listed = _listed(wanted)
+    if listed is None:
         return _match(keys, str(wanted))
+    return np.unique(_rows(keys, _with_label(listed, 1, wanted), wanted, place))
+
+
+def _listed(wanted: str | Path) -> list[dict[str, str]] | None:
+    """Rows of a file; None where `wanted` is a glob."""
+    if not os.path.isfile(wanted) and any(character in str(wanted) for character in "*?["):
+        return None
     if not os.path.exists(wanted):  # os.path, unlike Path, takes a name that no file can have for no file
         raise LabelError(
             f"no such file: {wanted}; expected a text file of keys, a CSV, or a glob such as 'positives/**'"
         )
-    listed = [row["key"] for row in read_table(wanted)]
-    if not listed:
-        raise LabelError(f"{wanted} lists no keys")
+    return read_table(wanted)
+
+
+def _with_label(table: list[dict[str, str]], label: int, path: str | Path) -> list[dict[str, str]]:
+    """Rows that have the label, or are of a list of such keys; a row without one is not decided."""
+    if not table:
+        raise LabelError(f"{path} lists no keys")
+    if "label" not in table[0]:
+        return table
+    labelled = [row for row in table if row["label"] and _label(row["label"], path) == label]
+    if not labelled and label == 1:
+        raise LabelError(f"{path} lists no keys with the label 1")
+    return labelled
+
+
+def _rows(keys: Keys, table: list[dict[str, str]], path: str | Path, place: str) -> np.ndarray:
+    listed = [row["key"] for row in table]
     rows = keys.rows(listed)
     unknown = [key for key, row in zip(listed, rows, strict=True) if row < 0]
     if unknown:
         raise LabelError(
-            f"{len(unknown)} of {len(listed)} keys in {wanted} are not in {place} ({_some(unknown)}); "
+            f"{len(unknown)} of {len(listed)} keys in {path} are not in {place} ({_some(unknown)}); "
             f"keys are paths relative to the source, such as {keys[0]!r}"
             if len(keys)
-            else f"{place} is empty; no key of {wanted} is in it"
+            else f"{place} is empty; no key of {path} is in it"
         )
-    return np.unique(rows)
+    return rows
 
 
 def _match(keys: Keys, pattern: str) -> np.ndarray:
@@ -121,6 +101,119 @@ def _match(keys: Keys, pattern: str) -> np.ndarray:
         example = f", such as {keys[0]!r}" if len(keys) else ""
         raise LabelError(f"no key matches {pattern!r}; keys are paths relative to the source{example}")
     return rows
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What is known of the rows of a cache.
+
+    Attributes
+    ----------
+    s : ndarray of int8, (n,)
+        1 labelled positive, 0 not. These stand for all positives (SCAR): figures rest on them.
+    reviewed : ndarray of int8, (n,)
+        Of the others: 1 confirmed positive, -1 known negative, 0 unlabelled. Most were looked at
+        because they rank high, so they say nothing of how often that is right.
+    """
+
+    s: np.ndarray
+    reviewed: np.ndarray
+
+    @property
+    def positive(self) -> np.ndarray:
+        """Known positives, bool (n,)."""
+        return (self.s == 1) | (self.reviewed == 1)
+
+    @property
+    def negative(self) -> np.ndarray:
+        """Known negatives, bool (n,)."""
+        return np.asarray(self.reviewed == -1)
+
+    @property
+    def unlabelled(self) -> np.ndarray:
+        """Rows of which nothing is known, bool (n,)."""
+        return (self.s == 0) & (self.reviewed == 0)
+
+    @classmethod
+    def of(cls, s: np.ndarray) -> Labels:
+        """Labels without a review."""
+        return cls(np.asarray(s, np.int8), np.zeros(len(s), np.int8))
+
+    @classmethod
+    def read(cls, cache: EmbeddingCache, positives: str | Path, negatives: str | Path | None = None) -> Labels:
+        """Read positives, and negatives where they are named, from files of keys or globs on keys.
+
+        Parameters
+        ----------
+        cache : EmbeddingCache
+        positives : path or str
+            As `find_keys` takes it. Of a CSV with a ``reviewed`` column, the rows with 1 in it are
+            positives that a review confirmed; the others are the labelled ones.
+        negatives : path or str, optional
+            The same for known negatives: of a CSV with a ``label`` column the rows with 0.
+
+        Raises
+        ------
+        LabelError
+            As `find_keys`; also a key that is both, a review of other images than the cache holds,
+            or no row that is left unlabelled.
+        """
+        s, reviewed = np.zeros(len(cache), np.int8), np.zeros(len(cache), np.int8)
+        rows, confirmed = _decided(cache, positives, 1)
+        s[rows], reviewed[rows[confirmed]] = 1, 1
+        s[(reviewed == 1) & (s == 1)] = 0
+        if not s.any():  # nothing else is there to rest figures on
+            s, reviewed = reviewed, s
+        if negatives is not None:
+            rows, _ = _decided(cache, negatives, 0)
+            both = rows[(s[rows] == 1) | (reviewed[rows] == 1)]
+            if len(both):
+                named = _some([cache.keys[int(row)] for row in both])
+                raise LabelError(f"{len(both)} keys are both in {positives} and in {negatives} ({named}); decide which")
+            reviewed[rows] = -1
+        check_labels(s == 1)
+        if not ((s == 0) & (reviewed == 0)).any():
+            raise LabelError(f"all {len(s)} rows are labelled; some must be unlabelled, or there is nothing to find")
+        return cls(s, reviewed)
+
+
+def _decided(cache: EmbeddingCache, wanted: str | Path, label: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows with a label, unique, and which of them a review gave it to."""
+    listed = _listed(wanted)
+    if listed is None:
+        rows = _match(cache.keys, str(wanted))
+        return rows, np.zeros(len(rows), bool)
+    table = _with_label(listed, label, wanted)
+    rows = _rows(cache.keys, table, wanted, "the cache")
+    _check_digests(cache, rows, table, wanted)
+    rows, first = np.unique(rows, return_index=True)
+    confirmed = np.array([(row.get("reviewed") or "0").strip() == "1" for row in table], bool)
+    return rows, confirmed[first] if len(first) else confirmed
+
+
+def _check_digests(cache: EmbeddingCache, rows: np.ndarray, table: list[dict[str, str]], path: str | Path) -> None:
+    """Hold the digests that a review sheet wrote down against the cache's."""
+    told = [(row.get("digest") or "").strip().lower() for row in table]
+    if not any(told):
+        return
+    digests = cache.digests[rows]
+    known = digests.any(1).tolist()
+    held = [digest.tobytes().hex()[:_DIGITS] for digest in digests]
+    other = [
+        row["key"]
+        for row, here, there, some in zip(table, told, held, known, strict=True)
+        if here and some and not there.startswith(here[:_DIGITS])
+    ]
+    if other:
+        raise LabelError(
+            f"{len(other)} of {len(table)} keys in {path} are other images in {cache.name} ({_some(other)}): it is of "
+            "another cache, or the images have changed since; review them again, or remove the digest column"
+        )
+
+
+def short_digest(digest: np.ndarray) -> str:
+    """What a review sheet writes down of an image's sha256, (32,) uint8; nothing where it is not known."""
+    return digest.tobytes().hex()[:_DIGITS] if digest.any() else ""
 
 
 def label_vector(keys: Keys, positives: str | Path) -> np.ndarray:
@@ -147,88 +240,6 @@ def check_labels(s: np.ndarray) -> None:
         )
 
 
-def folds(s: np.ndarray, count: int, seed: int = 0, groups: np.ndarray | None = None) -> np.ndarray:
-    """Deal rows into folds at random, P and U each evenly, and every group whole into one fold.
-
-    Groups of several rows go one by one, the largest first, to the fold with the fewest P (groups
-    of U alone: the fewest U): groups of both first, as they give a fold both, then those of P
-    alone, then those of U alone. All other rows fill up the folds at random. So every fold holds P
-    and U if that is possible at all. It is not where P, or U, is in fewer than `count` groups: then
-    so many folds hold some and the others none; are all P twins, one fold holds every P.
-
-    Parameters
-    ----------
-    s : ndarray of 0 and 1, (n,)
-    count : int
-        Of folds.
-    seed : int
-        Of the order in which rows, and groups that are alike, are dealt.
-    groups : ndarray of int, (n,), optional
-        Equal numbers mark rows to be kept together, such as `pucache.duplicates.groups`.
-
-    Returns
-    -------
-    ndarray of int64, (n,)
-        The fold that each row is held out in, 0 .. count-1.
-
-    Raises
-    ------
-    ValueError
-        `groups` has not one number a row.
-    """
-    generator = np.random.default_rng(seed)
-    fold = np.full(len(s), -1)
-    held = np.zeros((2, count), np.int64)  # rows of U and of P in each fold
-    if groups is not None:
-        _deal_groups(fold, held, s, groups, generator)
-    for value in (0, 1):
-        rows = np.flatnonzero((s == value) & (fold < 0))
-        fold[generator.permutation(rows)] = _fill(held[value], len(rows))
-    return fold
-
-
-def _deal_groups(
-    fold: np.ndarray, held: np.ndarray, s: np.ndarray, groups: np.ndarray, generator: np.random.Generator
-) -> None:
-    """Deal the groups of several rows; writes into `fold`, (n,), and `held`, (2, count)."""
-    if groups.shape != s.shape:
-        raise ValueError(f"expected one group for each of {len(s)} rows, got groups {groups.shape}")
-    _, group, size = np.unique(groups, return_inverse=True, return_counts=True)
-    several = np.flatnonzero(size[group] > 1)
-    _, group = np.unique(group[several], return_inverse=True)
-    p, u = (np.bincount(group[s[several] == value], minlength=(size > 1).sum()) for value in (1, 0))
-    order = generator.permutation(len(p))
-    order = order[np.lexsort((-u[order], -p[order], u[order] == 0, p[order] == 0))]
-    with_p, without = np.split(order, [np.count_nonzero(p)])
-    to = np.empty(len(p), np.int64)
-    to[with_p] = _greedily(p[with_p], u[with_p], held[::-1])
-    to[without] = _greedily(u[without], p[without], held)
-    fold[several] = to[group]
-
-
-def _greedily(first: np.ndarray, second: np.ndarray, held: np.ndarray) -> list[int]:
-    """Deal groups one by one to the fold with the least in held[0], then held[1]; adds to `held`, (2, count)."""
-    heap = [(a, b, number) for number, (a, b) in enumerate(held.T.tolist())]
-    heapq.heapify(heap)
-    to = []
-    for more_a, more_b in zip(first.tolist(), second.tolist(), strict=True):
-        a, b, number = heap[0]
-        heapq.heapreplace(heap, (a + more_a, b + more_b, number))
-        to.append(number)
-    for a, b, number in heap:
-        held[:, number] = a, b
-    return to
-
-
-def _fill(held: np.ndarray, more: int) -> np.ndarray:
-    """The folds (more,) that further rows go to, each the one with the fewest rows by then."""
-    top, every = held.max(), np.arange(len(held))
-    behind = np.repeat(every, top - held)
-    level = np.concatenate([np.arange(rows, top) for rows in held])
-    even = np.tile(every, max(0, more - len(behind)) // len(held) + 1)
-    return np.concatenate([behind[np.argsort(level, kind="stable")], even])[:more]
-
-
 def read_truth(path: str | Path, keys: Sequence[str]) -> np.ndarray:
     """Return the true class of each key, (n,) int8: 1, 0, or -1 where the file does not say.
 
@@ -250,22 +261,22 @@ def read_truth(path: str | Path, keys: Sequence[str]) -> np.ndarray:
         if not y.any():
             raise LabelError(f"none of the {len(listed)} keys in {path} has a score ({_some(listed)})")
         return y
-    truth = {row["key"]: _truth(row["label"], path) for row in table}
+    truth = {row["key"]: _label(row["label"], path) for row in table}
     y = np.array([truth.get(key, -1) for key in keys], np.int8)
     if not (y >= 0).any():
         raise LabelError(f"none of the {len(truth)} keys in {path} has a score ({_some(truth)})")
     return y
 
 
-_TRUTH = {
+_LABELS = {
     **dict.fromkeys(("1", "1.0", "true", "yes", "positive"), 1),
     **dict.fromkeys(("0", "0.0", "-1", "-1.0", "false", "no", "negative"), 0),
 }
 
 
-def _truth(label: str | None, path: str | Path) -> int:
+def _label(label: str | None, path: str | Path) -> int:
     try:
-        return _TRUTH[(label or "").strip().lower()]
+        return _LABELS[(label or "").strip().lower()]
     except KeyError as error:
         raise LabelError(f"{path} has the label {label!r}; expected 1 or 0 (or true/false, yes/no)") from error
 

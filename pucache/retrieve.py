@@ -1,46 +1,49 @@
-"""Ranks the unlabelled images: by similarity to the labelled positives, or by a model.
-
-The only user of faiss. Vectors are centred on the cache's mean and normalised, so the inner product
-is a cosine; centring takes away what all images share, without which the mean cosine ranks far worse
-(docs/results/cifar10.md has both).
-"""
+"""Ranks the unlabelled images: by similarity to the known positives, by a model, or by both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import faiss
 import numpy as np
 
 from .cache import EmbeddingCache
-from .classifier import PULinearClassifier
-from .labels import check_labels
+from .labels import Labels, check_labels
+from .retrieval import diverse as selection
 from .retrieval.ranking import Ranking
+from .retrieval.scores import Scorer, Scores
+from .retrieval.similarity import Similarity
+from .retrieval.space import Space
+from .retrieval.twins import twins_of
+from .train import TWINS
 
-SIMILARITIES = ("centroid", "max")
+_SPARE = 1 << 12  # rows ranked beyond those wanted, as some may be twins of known ones
 
 
 def retrieve(
     cache: EmbeddingCache,
-    s: np.ndarray,
+    labels: Labels | np.ndarray,
     *,
-    k: int = 100,
-    model: PULinearClassifier | None = None,
-    similarity: str = "centroid",
+    k: int | None = 100,
+    by: Scorer | None = None,
+    diverse: float = 0.0,
+    twins: float | None = TWINS,
 ) -> Ranking:
     """Find the `k` unlabelled images that are most likely positive.
+
+    Known positives, known negatives and their twins are left out.
 
     Parameters
     ----------
     cache : EmbeddingCache
-    s : ndarray of int8, (n,)
-        1 labelled positive (left out of the ranking), 0 unlabelled.
-    k : int
-        From 1; what exceeds the unlabelled rows is cut to them.
-    model : PULinearClassifier, optional
-        Rank by its margin instead of by similarity.
-    similarity : {"centroid", "max"}
-        Mean of the cosines to all positives, or the cosine to the nearest one.
+    labels : Labels, or ndarray of int8, (n,)
+        Or s: 1 labelled positive, 0 unlabelled.
+    k : int or None
+        None for all; what exceeds the unlabelled rows is cut to them.
+    by : Scorer, optional
+        Such as `Similarity`, `Margins`, `Fused` or `IndexedSimilarity`; similarity by default.
+    diverse : float
+        In [0, 1]: how much more it counts that those found differ from each other than that they rank
+        high, see `pucache.retrieval.diverse`.
+    twins : float or None
+        Cosine from which on an image is the same picture as a known one; None: equal bytes only.
 
     Returns
     -------
@@ -49,70 +52,50 @@ def retrieve(
     Raises
     ------
     ModelError
-        The model is of another encoder.
+        A model is of another encoder.
     CacheError
         The cache is damaged, or holds embeddings that are not finite.
     ValueError
-        k < 1, an unknown similarity, `s` of another length, or no labelled or no unlabelled row.
+        k < 1, `diverse` outside its domain, labels of another length, no labelled or no unlabelled row.
     """
-    check_labels(s)
-    if len(s) != len(cache):
-        raise ValueError(f"s has {len(s)} labels, but {cache.name} has {len(cache)} rows")
-    if k < 1:
+    labels = labels if isinstance(labels, Labels) else Labels.of(labels)
+    check_labels(labels.s)
+    if len(labels.s) != len(cache):
+        raise ValueError(f"s has {len(labels.s)} labels, but {cache.name} has {len(cache)} rows")
+    if k is not None and k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
-    if similarity not in SIMILARITIES:
-        raise ValueError(f"unknown similarity {similarity!r}; use {' or '.join(SIMILARITIES)}")
-    cache.check("keys")
-    if model is not None:
-        best = _Best(k)
-        for rows, margins in model.margins_of(cache):
-            candidates = np.arange(rows.start, rows.stop)[s[rows] == 0]
-            best.offer(candidates, margins[s[rows] == 0])
-    else:
-        best = _by_similarity(cache, s, k, similarity)
-    return Ranking(best.rows, [cache.keys[int(row)] for row in best.rows], best.scores)
+    wanted = len(cache) if k is None else min(k, len(cache))
+    selection.check(diverse, wanted)
+    cache.check("keys", "digests")
+    scores = (by or Similarity())(cache, labels)
+    rows = _best(cache, labels, scores, wanted * (selection.POOL if diverse else 1), twins)
+    if diverse and len(rows):
+        rows = rows[selection.spread_out(_units(cache, rows), wanted, diverse)]
+    posterior = None if scores.posterior is None else scores.posterior(rows)
+    return Ranking(rows, cache.keys[rows], scores.values[rows], posterior)
 
 
-def _by_similarity(cache: EmbeddingCache, s: np.ndarray, k: int, similarity: str) -> _Best:
-    prepare = _centred(cache)
-    queries = np.concatenate([prepare(X[s[rows] == 1]) for rows, X in cache.blocks()])
-    if similarity == "centroid":  # the mean of the cosines to all queries is the product with their mean
-        queries = queries.mean(0, keepdims=True)
-    best = _Best(k)
-    for rows, X in cache.blocks():
-        candidates = np.arange(rows.start, rows.stop)[s[rows] == 0]
-        if len(candidates):  # the nearest query of each row, not the nearest rows of each query: that would drop ties
-            scores, _ = faiss.knn(prepare(X[s[rows] == 0]), queries, 1, metric=faiss.METRIC_INNER_PRODUCT)
-            best.offer(candidates, scores[:, 0])
-    return best
+def _best(cache: EmbeddingCache, labels: Labels, scores: Scores, count: int, twins: float | None) -> np.ndarray:
+    """The rows of highest score that are not known in any form, best first; of equal scores the earlier row."""
+    known = np.flatnonzero(~labels.unlabelled)
+    candidates = np.flatnonzero(labels.unlabelled & (scores.values > -np.inf))
+    top = _top(scores.values, candidates, count + _SPARE)
+    new = top[~twins_of(cache, top, known, twins)]
+    if len(new) < count and len(top) < len(candidates):
+        new = candidates[~twins_of(cache, candidates, known, twins)]
+    return new[np.lexsort((new, -scores.values[new]))][:count]
 
 
-def _centred(cache: EmbeddingCache) -> Callable[[np.ndarray], np.ndarray]:
-    total = np.zeros(cache.encoder.dim)
-    for rows, X in cache.blocks(check=True):
-        block = X.sum(0, dtype=np.float64)
-        if not np.isfinite(block).all():
-            raise cache.not_finite(rows.start + np.flatnonzero(~np.isfinite(X).all(1)))
-        total += block
-    mean = (total / len(cache)).astype(np.float32)
-
-    def prepare(X: np.ndarray) -> np.ndarray:
-        vectors = X.astype(np.float32) - mean
-        faiss.normalize_L2(vectors)
-        return vectors
-
-    return prepare
+def _top(values: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
+    """The rows of the highest values, rising, and all that equal the last of them."""
+    if count >= len(rows):
+        return rows
+    return rows[values[rows] >= np.partition(values[rows], len(rows) - count)[len(rows) - count]]
 
 
-class _Best:
-    """The k highest scores seen so far, highest first; of equal scores the earlier row."""
-
-    def __init__(self, k: int):
-        self._k = k
-        self.rows = np.empty(0, np.int64)
-        self.scores = np.empty(0, np.float32)
-
-    def offer(self, rows: np.ndarray, scores: np.ndarray) -> None:
-        rows, scores = np.concatenate([self.rows, rows]), np.concatenate([self.scores, scores])
-        order = np.lexsort((rows, -scores))[: self._k]
-        self.rows, self.scores = rows[order], scores[order]
+def _units(cache: EmbeddingCache, rows: np.ndarray) -> np.ndarray:
+    """Rows in the space of similarity, in the order given."""
+    order = np.argsort(rows)
+    Z = np.empty((len(rows), cache.encoder.dim), np.float32)
+    Z[order] = Space.of(cache).unit(cache.take(rows[order]))
+    return Z

@@ -16,8 +16,8 @@ from .durable import check_writable, replacing
 from .encoder_spec import ROUNDING
 from .errors import LabelError, MissingExtraError, ModelError, one_line
 from .images import Source
-from .labels import table_writer
 from .progress import Progress
+from .tables import table_writer
 
 COLUMNS = ("key", "margin", "posterior", "label")
 Write = Callable[[dict[str, Any]], None]  # takes a block of rows, as columns

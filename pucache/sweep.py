@@ -12,13 +12,14 @@ import numpy as np
 
 from .blocks import Moments
 from .calibration import choose_threshold, fit_tilt
-from .crossfit import CrossFitter, deal
+from .crossfit import CrossFitter
+from .deal import deal
 from .durable import replacing
 from .heads import Protocol, fit_heads
-from .labels import table_writer
 from .metrics import from_pu, with_labels
 from .progress import Progress, Silent
 from .risks import PURisk
+from .tables import table_writer
 from .train import PUData
 
 PRIORS = tuple(float(f"{prior:.3g}") for prior in np.geomspace(0.01, 0.5, 12))
@@ -101,7 +102,7 @@ def sweep(
         "protocol": protocol,
         "device": device,
     }
-    runs = _Runs(data, [deal(data.s, n_folds, seed, data.group) for seed in seeds], list(seeds), training)
+    runs = _Runs(data, [deal(data.known.trained, n_folds, seed, data.group) for seed in seeds], list(seeds), training)
     with progress or Silent() as shown:
         shown.start(len(priors) * len(seeds), "training")
         chosen = runs.penalty(priors[0]) if penalty == "auto" else float(penalty)
@@ -116,7 +117,13 @@ class _Runs:
     """Cross-fitted heads for every seed, which has folds of its own."""
 
     def __init__(self, data: PUData, folds: list[np.ndarray], seeds: list[int], training: dict[str, Any]):
-        self._X, self._s, self._folds, self._seeds, self._training = data.cache.X, data.s, folds, seeds, training
+        self._X, self._known, self._folds, self._seeds, self._training = (
+            data.cache.X,
+            data.known,
+            folds,
+            seeds,
+            training,
+        )
         self._counts = [int(fold.max()) + 1 for fold in folds]
         self._first = np.cumsum([0, *self._counts])  # column of each seed's first fold
         self._weights = np.concatenate(
@@ -126,12 +133,14 @@ class _Runs:
             ],
             axis=1,
         )  # (n, C)
+        if data.known.training_weights is not None:
+            self._weights = self._weights * data.known.training_weights[:, None]
 
     def penalty(self, prior: float) -> float:
         """Choose the penalty as `train-pu` does; none for ``sgd``."""
         if self._training["solver"] == "sgd":
             return 0.0
-        fitter = CrossFitter(self._X, self._s, None, self._folds[0], prior=prior, seed=self._seeds[0], **self._training)
+        fitter = CrossFitter(self._X, self._known, self._folds[0], prior=prior, seed=self._seeds[0], **self._training)
         return fitter.choose().penalty
 
     def at(self, priors: list[float], penalty: float) -> Iterator[tuple[float, int, np.ndarray, dict[str, float]]]:
@@ -141,7 +150,7 @@ class _Runs:
             for prior, (_, seed, margins, figures) in product(priors, trained):
                 yield prior, seed, margins, figures
             return
-        step = max(1, _AT_ONCE // (len(self._s) * len(self._seeds)))
+        step = max(1, _AT_ONCE // (len(self._known.s) * len(self._seeds)))
         for begin in range(0, len(priors), step):
             yield from self._together(priors[begin : begin + step], penalty)
 
@@ -151,10 +160,10 @@ class _Runs:
         C, columns = self._weights.shape[1], np.arange(self._weights.shape[1])
         heads = fit_heads(
             self._X,
-            self._s,
+            self._known.trained,
             weights=self._weights,
             column=np.tile(columns, len(priors)),
-            prior=np.repeat(priors, C),
+            prior=np.repeat([self._known.training_prior(prior) for prior in priors], C),
             seed=np.tile(np.repeat(self._seeds, self._counts), len(priors)),
             penalty=penalty,
             tolerance=_TOLERANCE,

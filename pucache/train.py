@@ -12,7 +12,8 @@ from .cache import EmbeddingCache
 from .classifier import PULinearClassifier
 from .duplicates import groups, unlabelled_twins
 from .errors import LabelError
-from .labels import check_labels, label_vector
+from .known import Known
+from .labels import Labels, check_labels
 from .progress import Progress
 
 TWINS = 0.999  # cosine from which on two images count as the same picture
@@ -25,36 +26,60 @@ class PUData:
     Attributes
     ----------
     cache : EmbeddingCache
-    s : ndarray of int8, (n,)
+    labels : Labels
     group : ndarray of int64, (n,)
         See `pucache.duplicates.groups`.
     """
 
     cache: EmbeddingCache
-    s: np.ndarray
+    labels: Labels
     group: np.ndarray
 
+    @property
+    def s(self) -> np.ndarray:
+        """Labels that figures rest on, int8 (n,): 1 labelled positive, 0 all others, reviewed ones too."""
+        return self.labels.s
+
+    @property
+    def known(self) -> Known:
+        """What heads are trained on."""
+        return Known.of(self.labels.s, self.labels.reviewed)
+
     @classmethod
-    def of(cls, cache: EmbeddingCache, positives: str | Path | np.ndarray, twins: float | None = TWINS) -> PUData:
-        """Join a cache with labelled positives: a file of keys, a glob on keys, or s itself.
+    def of(
+        cls,
+        cache: EmbeddingCache,
+        positives: str | Path | np.ndarray | Labels,
+        twins: float | None = TWINS,
+        *,
+        negatives: str | Path | None = None,
+    ) -> PUData:
+        """Join a cache with labels: files of keys, globs on keys, s itself, or labels that were read.
 
         Raises
         ------
         LabelError
-            Unknown keys; no labelled or no unlabelled row; an s of another length.
+            As `Labels.read`; no labelled or no unlabelled row; an s of another length.
         CacheError
             The cache is damaged, or holds embeddings that are not finite.
         """
-        s = positives if isinstance(positives, np.ndarray) else label_vector(cache.keys, positives)
-        if s.shape != (len(cache),):
-            raise LabelError(f"expected a label for each of {len(cache):,} rows of {cache.name}, got shape {s.shape}")
-        check_labels(s == 1)
+        if isinstance(positives, str | Path):
+            labels = Labels.read(cache, positives, negatives)
+        else:
+            labels = positives if isinstance(positives, Labels) else Labels.of(positives)
+        if labels.s.shape != (len(cache),):
+            raise LabelError(
+                f"expected a label for each of {len(cache):,} rows of {cache.name}, got shape {labels.s.shape}"
+            )
+        check_labels(labels.s == 1)
         cache.verify()
-        return cls(cache, s, groups(cache.X, cache.digests, cosine=twins))
+        return cls(cache, labels, groups(cache.X, cache.digests, cosine=twins))
 
     def found(self) -> list[tuple[str, str]]:
         """Unlabelled images that are twins of labelled positives: (key, key of the positive)."""
-        rows, labelled = unlabelled_twins(self.group, self.s)
+        rows, labelled = unlabelled_twins(self.group, self.labels.positive.astype(np.int8))
+        new = self.labels.unlabelled[rows]
+        rows, labelled = rows[new], labelled[new]
         return [(self.cache.keys[int(a)], self.cache.keys[int(b)]) for a, b in zip(rows, labelled, strict=True)]
 
 
@@ -62,6 +87,7 @@ def train_pu(
     cache: EmbeddingCache,
     positives: str | Path | np.ndarray,
     *,
+    negatives: str | Path | None = None,
     twins: float | None = TWINS,
     progress: Progress | None = None,
     **parameters: Any,
@@ -71,8 +97,10 @@ def train_pu(
     Parameters
     ----------
     cache : EmbeddingCache
-    positives : path, str or ndarray of int8 (n,)
-        A file of keys, a glob on keys, or s itself.
+    positives : path, str, ndarray of int8 (n,) or Labels
+        A file of keys, a glob on keys, s itself, or all labels.
+    negatives : path or str, optional
+        A file of keys or a glob on keys of known negatives.
     twins : float or None
         Images with this cosine or more, or with equal bytes, stay in one fold; None: equal bytes
         only.
@@ -87,12 +115,13 @@ def train_pu(
     ValueError
         A parameter outside its domain.
     """
-    return train_on(PUData.of(cache, positives, twins), progress=progress, **parameters)
+    return train_on(PUData.of(cache, positives, twins, negatives=negatives), progress=progress, **parameters)
 
 
 def train_on(data: PUData, *, progress: Progress | None = None, **parameters: Any) -> PULinearClassifier:
     """Train on data already joined; parameters are those of `PULinearClassifier`."""
-    model = PULinearClassifier(**parameters).fit(data.cache.X, data.s, groups=data.group, progress=progress)
+    model = PULinearClassifier(**parameters)
+    model.fit(data.cache.X, data.s, groups=data.group, reviewed=data.labels.reviewed, progress=progress)
     model.encoder_ = data.cache.encoder
     return model
 
@@ -104,6 +133,8 @@ def summary(model: PULinearClassifier) -> dict[str, Any]:
         "encoder": str(model.encoder_),
         "labelled_positives": model.n_labelled_,
         "unlabelled": model.n_unlabelled_,
+        "confirmed_positives": model.n_confirmed_,
+        "known_negatives": model.n_negatives_,
         "prior": model.prior_,
         "prior_estimate": None if model.prior_estimate_ is None else vars(model.prior_estimate_),
         "penalty": model.penalty_,

@@ -2,6 +2,7 @@ import os
 
 import pytest
 import torch
+from browser import chromium
 from limits import limited
 from tiny import save_image, tiny_encoder
 
@@ -52,3 +53,10 @@ def few_descriptors():
     taken = set(map(int, os.listdir("/dev/fd")))
     with limited("NOFILE", [number for number in range(4096) if number not in taken][12]):
         yield
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Headless Chromium, with an event loop that no other module's tests shall meet."""
+    with chromium() as started:
+        yield started

@@ -6,8 +6,10 @@ from planted import QUICK, planted
 
 from pucache import crossfit
 from pucache.blocks import Moments
-from pucache.crossfit import PENALTIES, CrossFitter, _rank_of_positives, deal, weakest_of_the_best
+from pucache.crossfit import PENALTIES, CrossFitter, _rank_of_positives, weakest_of_the_best
+from pucache.deal import deal
 from pucache.heads import fit_heads
+from pucache.known import Known
 from pucache.risks import PURisk
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -17,7 +19,7 @@ FOLD = deal(S, 3, 0, None)
 
 def fitter(X=X, S=S, weights=None, fold=FOLD, *, moments=None, risk=None, **training):
     training = {"risk": risk or PURisk(), "prior": 0.3, "moments": moments or Moments.of(X), "device": "cpu"} | training
-    return CrossFitter(X, S, weights, fold, **training)
+    return CrossFitter(X, Known.of(S, weights=weights), fold, **training)
 
 
 # --- held out ----------------------------------------------------------------------------------

@@ -3,9 +3,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pucache.deal import folds
 from pucache.errors import LabelError
 from pucache.keys import Keys, encode_keys
-from pucache.labels import check_labels, find_keys, folds, label_vector, read_table, read_truth, table_writer
+from pucache.labels import check_labels, find_keys, label_vector, read_truth
+from pucache.tables import read_table, table_writer
 
 NAMES = ["a.png", "b.jpg", "n/[1].png", "p/1.png", "p/2.jpg", "p/deep/1.png", "p/deep/er/2.png", "q/1.png", "é.png"]
 KEYS = Keys([encode_keys(NAMES[:4]), encode_keys(NAMES[4:])])

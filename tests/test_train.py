@@ -8,7 +8,7 @@ from tiny import save_image, tiny_encoder
 from pucache.cache import EmbeddingCache
 from pucache.cache_writer import Rows, write_file
 from pucache.classifier import PULinearClassifier
-from pucache.crossfit import deal
+from pucache.deal import deal
 from pucache.embed import embed
 from pucache.encoder_spec import EncoderSpec
 from pucache.errors import CacheError, LabelError

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ..durable import check_writable, replacing
-from ..labels import table_writer
+from ..tables import table_writer
 
 
 @dataclass(frozen=True)

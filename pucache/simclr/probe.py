@@ -12,11 +12,14 @@ from sklearn.metrics import roc_auc_score
 from torch.nn.functional import interpolate, normalize
 
 from ..blocks import Moments
-from ..crossfit import CrossFitter, deal
+from ..crossfit import CrossFitter
+from ..deal import deal
+from ..known import Known
 from ..errors import LabelError, RunError
 from ..keys import Keys, encode_keys
-from ..labels import find_keys, read_table
+from ..labels import find_keys
 from ..risks import PURisk
+from ..tables import read_table
 from .network import Network
 from .pixels import Pixels
 
@@ -147,7 +150,7 @@ def held_out_auc(X: np.ndarray, s: np.ndarray) -> float:
     fold = deal(s, _FOLDS, 0, None)
     if fold.max() < 1:
         return float("nan")
-    heads = CrossFitter(X, s, None, fold, risk=PURisk(), prior=0.1, moments=Moments.of(X), device="cpu")
+    heads = CrossFitter(X, Known.of(s), fold, risk=PURisk(), prior=0.1, moments=Moments.of(X), device="cpu")
     return float(roc_auc_score(s, heads.choose().margins))
 
 

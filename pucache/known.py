@@ -1,0 +1,81 @@
+"""How rows whose class a review told enter training, and why no figure rests on them.
+
+A review looks at what ranks high. Training takes what it found: confirmed positives join P, and known
+negatives weigh more than an unlabelled row does, as each stands for itself. With N of them, the mean over
+U in the risk becomes (1 - t) * mean_U + t * mean_N: the PNU risk of Sakai et al. 2017, eq. 8, for the part
+of the negatives.
+
+Prior, calibration and every estimated figure need positives drawn at random from all positives. So
+they go by `s` as it was before the review, where confirmed positives and known negatives are
+unlabelled rows like any other; margins of all are held out, so none has trained the head that judges it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .calibration import LEAST, MOST
+
+_MOST = 0.5  # share of the negatives' weight that known ones take, however many they are
+
+
+@dataclass(frozen=True)
+class Known:
+    """What heads are trained on, and what figures are estimated on.
+
+    Attributes
+    ----------
+    s : ndarray of int8, (n,)
+        Labels that figures rest on: 1 labelled positive before any review, 0 all others.
+    weights : ndarray of float32, (n,), or None
+        Row weights as they were given.
+    trained : ndarray of int8, (n,)
+        Labels to train on: 1 positive, labelled or confirmed, 0 all others.
+    training_weights : ndarray of float32, (n,), or None
+        Row weights to train with.
+    share : float
+        Of the weight of `trained` = 0 that known negatives have.
+    confirmed : float
+        Weight of the confirmed positives.
+    """
+
+    s: np.ndarray
+    weights: np.ndarray | None
+    trained: np.ndarray
+    training_weights: np.ndarray | None
+    share: float
+    confirmed: float
+
+    @classmethod
+    def of(cls, s: np.ndarray, reviewed: np.ndarray | None = None, weights: np.ndarray | None = None) -> Known:
+        """Put together labels, a review (1 confirmed, -1 known negative, 0 not looked at) and row weights."""
+        if reviewed is None or not reviewed.any():
+            return cls(s, weights, s, weights, 0.0, 0.0)
+        each = np.ones(len(s), np.float32) if weights is None else weights
+        positive, negative = (s == 1) | (reviewed == 1), reviewed == -1
+        unlabelled = ~positive & ~negative
+        share, training = 0.0, weights
+        if each[negative].any() and each[unlabelled].any():
+            share = min(_MOST, negative.sum() / (negative.sum() + positive.sum()))
+            training = each.copy()
+            training[negative] *= share / (1 - share) * each[unlabelled].sum() / each[negative].sum()
+        confirmed = float(each[(reviewed == 1) & (s == 0)].sum())
+        return cls(s, weights, positive.astype(np.int8), training, float(share), confirmed)
+
+    def take(self, rows: np.ndarray, kept: float) -> Known:
+        """The same of all rows to be trained on as positives and a share `kept` of the others."""
+        s, trained = self.s[rows], self.trained[rows]
+        weights, training = (None if w is None else w[rows] for w in (self.weights, self.training_weights))
+        if self.confirmed:  # of the rows that count as unlabelled, these alone were not thinned out
+            weights = np.ones(len(rows), np.float32) if weights is None else weights
+            weights = np.where((s == 0) & (trained == 1), kept * weights, weights).astype(np.float32)
+        return Known(s, weights, trained, training, self.share, self.confirmed)
+
+    def training_prior(self, prior: float) -> float:
+        """Share of positives in what training takes for unlabelled, given that among all but the labelled."""
+        each = np.ones(len(self.s)) if self.weights is None else self.weights
+        among, left = each[self.s == 0].sum(), each[self.trained == 0].sum()
+        hidden = (prior * among - self.confirmed) / left if self.confirmed else prior
+        return float(np.clip((1 - self.share) * hidden, LEAST, MOST)) if self.share or self.confirmed else prior

@@ -1,0 +1,558 @@
+"use strict";
+/* The review sheet. What a person decides is kept in `decisions`, one word for each candidate; everything
+   on the screen is drawn from it. A candidate's number is its place in `candidates` (its rank less one), its
+   position is its place in `order`, the list as it is filtered and sorted at the moment. */
+
+/* ---- What the page is about -------------------------------------------------------------------- */
+
+const byId = (name) => document.getElementById(name);
+const { id, base, candidates, known, command } = JSON.parse(byId("data").textContent);
+const MARKS = { "": "", accepted: "✓ accepted", rejected: "✗ rejected", skipped: "– skipped" };
+const LABELS = { accepted: 1, rejected: 0 };
+const zoomDialog = byId("zoom");
+const helpDialog = byId("help");
+const grid = byId("grid");
+
+/* Characters that have no shape of their own, or that turn the text around them, are shown by name. The
+   joiners U+200C and U+200D stay: emoji and some scripts are made of them. */
+function visible(text) {
+  return text
+    .replace(/[\u0000-\u001f]/g, (character) => String.fromCharCode(0x2400 + character.charCodeAt(0)))
+    .replace(/[\u007f-\u009f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g, (character) => {
+      return `⟨U+${character.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
+    });
+}
+
+/* A screen reader hears nothing from outside an open dialog, so the dialog has a line of its own. */
+function say(text) {
+  byId(zoomDialog.open ? "zoom-said" : "said").textContent = text;
+}
+
+function tell(text) {
+  byId("notice").textContent = text;
+}
+
+/* ---- Decisions, and taking them back ----------------------------------------------------------- */
+
+const decisions = candidates.map(() => "");
+const undoable = []; // groups of [number, decision before]
+let unexported = false;
+
+function change(pairs) {
+  const changed = pairs.filter(([number, decision]) => decisions[number] !== decision);
+  if (changed.length) undoable.push(changed.map(([number]) => [number, decisions[number]]));
+  apply(changed);
+  return changed.length;
+}
+
+function apply(pairs) {
+  for (const [number, decision] of pairs) decisions[number] = decision;
+  unexported = unexported || pairs.length > 0;
+  save();
+  drawDecisions(pairs.map(([number]) => number));
+}
+
+function decide(decision) {
+  if (!order.length) return;
+  const number = order[current];
+  change([[number, decision]]);
+  say(`${decision}, rank ${number + 1}, ${progressText()}`);
+  goToUndecided();
+}
+
+/* The button of a decision that is there already takes it back. */
+function toggle(number, decision) {
+  change([[number, decisions[number] === decision ? "" : decision]]);
+  say(`${decisions[number] || "undecided"}, rank ${number + 1}, ${progressText()}`);
+}
+
+function decideRest(decision) {
+  const rest = pageNumbers().filter((number) => !decisions[number]);
+  change(rest.map((number) => [number, decision]));
+  say(`${rest.length} of this page ${decision}, ${progressText()}`);
+  goToUndecided();
+}
+
+function undo() {
+  const group = undoable.pop();
+  if (!group) return say("nothing to undo");
+  apply(group);
+  const [number, decision] = group[0];
+  const what = group.length > 1 ? `${group.length} decisions` : `rank ${number + 1} is ${decision || "undecided"} again`;
+  say(`undone: ${what}, ${progressText()}`);
+  const position = order.indexOf(number);
+  if (position >= 0) moveTo(position);
+}
+
+function reset() {
+  const decided = [...decisions.keys()].filter((number) => decisions[number]);
+  if (!decided.length) return tell("There is no decision to take back.");
+  if (!confirm(`Take back all ${decided.length} decisions? Undo would bring them back.`)) return;
+  change(decided.map((number) => [number, ""]));
+  tell(`Took back ${decided.length} decisions. Undo (U) brings them back.`);
+}
+
+function counts() {
+  const found = { all: decisions.length, "": 0, accepted: 0, rejected: 0, skipped: 0 };
+  for (const decision of decisions) found[decision] += 1;
+  return found;
+}
+
+function progressText() {
+  const { accepted, rejected } = counts();
+  return `${accepted + rejected} of ${candidates.length} decided`;
+}
+
+/* ---- Keeping them in the browser --------------------------------------------------------------- */
+
+const STORE = `pucache review ${id}`;
+const LETTERS = { "": ".", accepted: "a", rejected: "r", skipped: "s" };
+let kept = true;
+
+function save() {
+  try {
+    localStorage.setItem(STORE, decisions.map((decision) => LETTERS[decision]).join(""));
+    kept = true;
+  } catch {
+    kept = false; // switched off, or full
+  }
+  byId("unkept").hidden = kept;
+}
+
+function restore() {
+  let stored = null;
+  try {
+    stored = localStorage.getItem(STORE);
+  } catch {
+    kept = false;
+    byId("unkept").hidden = false;
+  }
+  if (stored === null || stored.length !== decisions.length) return;
+  const words = Object.fromEntries(Object.entries(LETTERS).map(([word, letter]) => [letter, word]));
+  for (const number of decisions.keys()) decisions[number] = words[stored[number]] ?? "";
+}
+
+/* The same page in another tab has changed something. */
+function follow(event) {
+  if (event.key !== STORE) return;
+  restore();
+  undoable.length = 0;
+  drawDecisions(pageNumbers());
+}
+
+function guard(event) {
+  if (!kept && unexported) event.preventDefault();
+}
+
+/* ---- Which candidates are listed, and which is in turn ----------------------------------------- */
+
+let order = [];
+let current = 0; // position of the candidate in turn; its page is the one that is drawn
+let size = 60;
+
+const COMPARE = {
+  rank: (a, b) => a - b,
+  doubt: (a, b) => Math.abs(candidates[a].p - 0.5) - Math.abs(candidates[b].p - 0.5) || a - b,
+  key: (a, b) => (candidates[a].key < candidates[b].key ? -1 : 1),
+};
+
+const pageStart = () => current - (current % size);
+const pageNumbers = () => order.slice(pageStart(), pageStart() + size);
+const lastPage = () => Math.max(0, Math.ceil(order.length / size) - 1);
+
+function chosen() {
+  const wanted = document.querySelector("input[name=filter]:checked").value;
+  const part = byId("search").value.toLowerCase();
+  return (number) =>
+    (wanted === "all" || decisions[number] === wanted) &&
+    (!part || visible(candidates[number].key).toLowerCase().includes(part) ||
+      candidates[number].key.toLowerCase().includes(part));
+}
+
+/* Made anew only when somebody asks for it: a list that shrank with each decision would run away under
+   the hands of whoever decides. */
+function arrange() {
+  const before = order[current];
+  order = [...candidates.keys()].filter(chosen()).sort(COMPARE[byId("sort").value]);
+  current = Math.max(0, order.indexOf(before));
+  drawPage();
+  say(`${order.length} candidates listed`);
+}
+
+function resize() {
+  size = Number(byId("size").value);
+  drawPage();
+}
+
+function goToUndecided() {
+  const open = (position) => !decisions[order[position]];
+  const positions = [...order.keys()];
+  const next = positions.slice(current + 1).find(open) ?? positions.find(open);
+  if (next === undefined) say(`every candidate of this list is seen, ${progressText()}`);
+  moveTo(next ?? current);
+}
+
+function moveTo(position) {
+  const page = pageStart();
+  current = position;
+  if (pageStart() !== page) drawPage();
+  drawTurn();
+  if (zoomDialog.open) drawZoom();
+  else cells()[current - pageStart()]?.focus();
+}
+
+function step(by) {
+  const position = current + by;
+  if (position < 0 || position >= order.length) return;
+  moveTo(position);
+  if (zoomDialog.open) say(spoken(order[current]));
+}
+
+function stepRow(by) {
+  const across = columns();
+  const position = current + by * across;
+  if (position >= pageStart() && position < Math.min(order.length, pageStart() + size)) moveTo(position);
+}
+
+function columns() {
+  const tops = cells().map((cell) => cell.parentElement.offsetTop);
+  return tops.filter((top) => top === tops[0]).length;
+}
+
+function turn(by) {
+  const page = Math.min(lastPage(), Math.max(0, pageStart() / size + by));
+  if (page * size === pageStart()) return;
+  moveTo(page * size);
+  say(whereText());
+}
+
+function whereText() {
+  return `page ${pageStart() / size + 1} of ${lastPage() + 1}`;
+}
+
+/* ---- Cards ------------------------------------------------------------------------------------- */
+
+const cells = () => [...grid.querySelectorAll(".cell")];
+const cellOf = (number) => grid.querySelector(`[data-number="${number}"]`);
+const percent = (p) => `${(100 * p).toFixed(p > 0.99 || p < 0.01 ? 1 : 0)} %`;
+
+function facts(number) {
+  const { score, p } = candidates[number];
+  return [`score ${score.toFixed(3)}`, ...(p === null ? [] : [`probability ${percent(p)}`])];
+}
+
+function spoken(number) {
+  const { key, problem } = candidates[number];
+  const parts = [`rank ${number + 1}`, decisions[number] || "undecided", ...facts(number), visible(key), problem];
+  return parts.filter(Boolean).join(", ");
+}
+
+function drawPage() {
+  grid.replaceChildren(...pageNumbers().map((number, at) => card(number, pageStart() + at)));
+  grid.setAttribute("aria-rowcount", order.length);
+  grid.hidden = !order.length;
+  byId("nothing").hidden = order.length > 0;
+  for (const place of document.querySelectorAll(".where")) place.textContent = whereText();
+  for (const button of document.querySelectorAll("[data-turn]")) {
+    const end = button.dataset.turn === "1" ? lastPage() * size : 0;
+    button.setAttribute("aria-disabled", pageStart() === end); // `disabled` would throw the focus away
+  }
+  drawDecisions(pageNumbers());
+}
+
+function card(number, position) {
+  const { key, score, p, uri, problem } = candidates[number];
+  const row = byId("card").content.firstElementChild.cloneNode(true);
+  const part = (name) => row.querySelector(name);
+  row.setAttribute("aria-rowindex", position + 1);
+  part(".cell").dataset.number = number;
+  picture(part("img"), part(".absent"), uri, problem);
+  part(".rank").textContent = number + 1;
+  part(".score").textContent = score.toFixed(3);
+  part(".probability").textContent = p === null ? "" : percent(p);
+  part(".key").textContent = visible(key);
+  part(".name").title = visible(key);
+  return row;
+}
+
+function picture(image, absent, uri, problem) {
+  image.hidden = !uri;
+  if (uri) image.src = uri;
+  else image.removeAttribute("src");
+  absent.textContent = uri ? "" : `No picture: ${problem}`;
+}
+
+/* Of these candidates, as far as they are on the page, and all that is counted. */
+function drawDecisions(numbers) {
+  for (const number of numbers) {
+    const cell = cellOf(number);
+    if (!cell) continue;
+    cell.parentElement.className = `card ${decisions[number]}`;
+    cell.querySelector(".badge").textContent = MARKS[decisions[number]];
+    cell.setAttribute("aria-label", spoken(number));
+    press(cell.querySelectorAll("[data-decision]"), (button) => button.dataset.decision === decisions[number]);
+  }
+  drawTurn();
+  drawCounts();
+  if (zoomDialog.open) drawZoom();
+}
+
+function press(buttons, isPressed) {
+  for (const button of buttons) button.setAttribute("aria-pressed", isPressed(button));
+}
+
+/* One candidate is in turn: it alone, with its buttons, is reached by the tab key. */
+function drawTurn() {
+  for (const cell of cells()) {
+    const inTurn = Number(cell.dataset.number) === order[current];
+    cell.classList.toggle("turn", inTurn);
+    for (const element of [cell, ...cell.querySelectorAll("button")]) element.tabIndex = inTurn ? 0 : -1;
+  }
+}
+
+function drawCounts() {
+  const found = counts();
+  const decided = found.accepted + found.rejected;
+  const share = decided ? ` · accepted ${found.accepted} of ${decided}, ${percent(found.accepted / decided)}` : "";
+  byId("tally").textContent = `${progressText()}${found.skipped ? `, ${found.skipped} skipped` : ""}${share}`;
+  byId("progress").value = decided + found.skipped;
+  for (const place of document.querySelectorAll("[data-count]")) place.textContent = found[place.dataset.count];
+  byId("undo").setAttribute("aria-disabled", !undoable.length);
+  const fits = chosen();
+  const gone = order.filter((number) => !fits(number)).length;
+  byId("outdated").hidden = !gone;
+  byId("outdated").firstElementChild.textContent = `${gone} of this list no longer fit${gone === 1 ? "s" : ""} the filter.`;
+}
+
+/* ---- One candidate, large ---------------------------------------------------------------------- */
+
+function zoom() {
+  if (!order.length || zoomDialog.open) return;
+  document.activeElement.blur(); // or closing gave the focus back to this candidate, whichever is in turn by then
+  zoomDialog.showModal();
+  drawZoom();
+}
+
+function drawZoom() {
+  const number = order[current];
+  const { key, width, height, uri, problem } = candidates[number];
+  byId("zoom-title").textContent = `Rank ${number + 1}`;
+  byId("zoom-badge").textContent = MARKS[decisions[number]];
+  byId("zoom-badge").className = `badge ${decisions[number]}`;
+  byId("zoom-key").textContent = visible(key);
+  const pixels = width ? [`${width} × ${height} pixels`] : [];
+  byId("zoom-facts").textContent = [...facts(number), ...pixels].join(" · ");
+  byId("zoom-problem").textContent = uri ? problem : "";
+  byId("zoom-picture").alt = visible(key);
+  press(zoomDialog.querySelectorAll("[data-zoom$=ed]"), (button) => button.dataset.zoom === decisions[number]);
+  drawLarge(number);
+}
+
+/* The thumbnail at once, and the original in its place when the browser could load it. */
+function drawLarge(number) {
+  const { file, uri, problem } = candidates[number];
+  const large = byId("zoom-picture");
+  if (large.dataset.number === String(number)) return;
+  large.dataset.number = number;
+  picture(large, byId("zoom-absent"), uri, problem);
+  if (!file) return;
+  const original = new Image();
+  original.onload = () => {
+    if (large.dataset.number === String(number)) picture(large, byId("zoom-absent"), original.src, "");
+  };
+  original.src = base + file;
+}
+
+const ZOOM = {
+  close: () => zoomDialog.close(),
+  previous: () => step(-1),
+  next: () => step(1),
+  accepted: () => decide("accepted"),
+  rejected: () => decide("rejected"),
+  skipped: () => decide("skipped"),
+  undo,
+};
+
+/* ---- Out and in again: CSV as RFC 4180 has it -------------------------------------------------- */
+
+function quoted(text) {
+  return /[",\r\n]|^\s|\s$/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
+
+function csv() {
+  const before = known.map(({ key, label, digest }) => [key, label, digest]);
+  const labelled = [...candidates.keys()].filter((number) => decisions[number] in LABELS);
+  const now = labelled.map((number) => [candidates[number].key, LABELS[decisions[number]], candidates[number].digest]);
+  const lines = [...before, ...now].map(([key, label, digest]) => `${quoted(key)},${label},${digest}\n`);
+  return ["key,label,digest\n", ...lines].join("");
+}
+
+function exportFile() {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([csv()], { type: "text/csv" }));
+  link.download = "reviewed.csv";
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000); // the download reads it meanwhile
+  unexported = false;
+  const { accepted, rejected } = counts();
+  tell(`Exported ${accepted} accepted and ${rejected} rejected, after ${known.length} labelled before.`);
+  byId("next").hidden = false;
+}
+
+function parseCsv(text) {
+  const cell = /(?:"([^"]*(?:""[^"]*)*)"|([^",\r\n]*))(,|\r\n|\n|\r|$)/y;
+  const rows = [[]];
+  for (let end = ","; end; ) {
+    const found = cell.exec(text);
+    if (!found) throw new Error(`it is not CSV (line ${rows.length}); choose a file that this page exported`);
+    rows.at(-1).push(found[1] === undefined ? found[2] : found[1].replaceAll('""', '"'));
+    end = found[3];
+    if (end && end !== ",") rows.push([]);
+  }
+  return rows.filter((row) => row.some(Boolean));
+}
+
+/* [key, decision, digest] of each row; raises for a file that is no review. */
+function readReview(text) {
+  const [header = [], ...rows] = parseCsv(text);
+  const [key, label, digest] = ["key", "label", "digest"].map((name) => header.indexOf(name));
+  if (key < 0 || label < 0) throw new Error("it has no columns key and label; choose a file that this page exported");
+  return rows.map((row) => {
+    const decision = Object.keys(LABELS).find((name) => String(LABELS[name]) === row[label]);
+    if (!decision) throw new Error(`the label of ${visible(row[key] ?? "")} is ${row[label]}; expected 1 or 0`);
+    return [row[key], decision, row[digest] ?? ""];
+  });
+}
+
+/* A digest is of an image's content: where one differs, the file tells of other images. */
+function checkDigests(rows) {
+  const digests = new Map([...known, ...candidates].map(({ key, digest }) => [key, digest]));
+  for (const [key, , digest] of rows) {
+    const ours = digests.get(key);
+    if (ours && digest && ours !== digest) {
+      throw new Error(`it is of another cache (the image ${visible(key)} has other content there); nothing was taken`);
+    }
+  }
+}
+
+function takeReview(rows) {
+  checkDigests(rows);
+  const numbers = new Map(candidates.map(({ key }, number) => [key, number]));
+  const before = new Set(known.map(({ key }) => key));
+  const here = rows.filter(([key]) => numbers.has(key));
+  const labelled = rows.filter(([key]) => before.has(key) && !numbers.has(key)).length;
+  change(here.map(([key, decision]) => [numbers.get(key), decision]));
+  const rest = rows.length - here.length - labelled;
+  return `took ${here.length} decision${here.length === 1 ? "" : "s"}; labelled before: ${labelled}, not on this page: ${rest}.`;
+}
+
+async function importFile(event) {
+  const [file] = event.target.files;
+  if (!file) return;
+  try {
+    const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+    tell(`${file.name}: ${takeReview(readReview(text))}`);
+  } catch (error) {
+    const reason = error instanceof TypeError ? "it is not UTF-8 text; choose a file that this page exported" : error.message;
+    tell(`${file.name} was refused: ${reason}`);
+  }
+  event.target.value = ""; // so that the same file can be chosen again
+}
+
+/* ---- Keys -------------------------------------------------------------------------------------- */
+
+const ANYWHERE = {
+  a: () => decide("accepted"),
+  r: () => decide("rejected"),
+  s: () => decide("skipped"),
+  u: undo,
+  "Ctrl+z": undo,
+};
+const ON_THE_PAGE = {
+  ...ANYWHERE,
+  "Shift+a": () => decideRest("accepted"),
+  "Shift+r": () => decideRest("rejected"),
+  n: () => turn(1),
+  p: () => turn(-1),
+  z: zoom,
+  "?": () => helpDialog.showModal(),
+};
+const IN_THE_GRID = {
+  ...ON_THE_PAGE,
+  ArrowRight: () => step(1),
+  ArrowLeft: () => step(-1),
+  ArrowDown: () => stepRow(1),
+  ArrowUp: () => stepRow(-1),
+  Home: () => moveTo(pageStart()),
+  End: () => moveTo(Math.min(order.length, pageStart() + size) - 1),
+};
+const IN_THE_ZOOM = { ...ANYWHERE, ArrowRight: () => step(1), ArrowLeft: () => step(-1), z: ZOOM.close };
+
+function keysFor(target) {
+  if (helpDialog.open) return {};
+  if (target.id === "search") return { Enter: () => moveTo(current) };
+  if (target.matches("input:not([type=radio]), select")) return {};
+  if (zoomDialog.open) return IN_THE_ZOOM;
+  if (!order.length) return ON_THE_PAGE;
+  if (target.matches(".cell, body")) return { ...IN_THE_GRID, Enter: zoom };
+  return grid.contains(target) ? IN_THE_GRID : ON_THE_PAGE;
+}
+
+function onKey(event) {
+  if (event.altKey || event.metaKey) return;
+  const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+  const shift = event.shiftKey && key !== "?" ? "Shift+" : "";
+  const action = keysFor(event.target)[(event.ctrlKey ? "Ctrl+" : "") + shift + key];
+  if (!action) return;
+  event.preventDefault();
+  if (!event.repeat || key.startsWith("Arrow")) action(); // a key held down must not decide a hundred images
+}
+
+/* ---- Mouse, touch and forms -------------------------------------------------------------------- */
+
+function onGridClick({ target }) {
+  const cell = target.closest(".cell");
+  if (!cell) return;
+  const number = Number(cell.dataset.number);
+  const button = target.closest("[data-decision]");
+  if (button) return toggle(number, button.dataset.decision);
+  moveTo(order.indexOf(number));
+  if (target.closest(".frame")) zoom();
+}
+
+function onGridFocus({ target }) {
+  const cell = target.closest(".cell");
+  if (!cell) return;
+  current = order.indexOf(Number(cell.dataset.number));
+  drawTurn();
+}
+
+const onEach = (selector, type, handler) => {
+  for (const element of document.querySelectorAll(selector)) element.addEventListener(type, () => handler(element));
+};
+
+function start() {
+  byId("command").textContent = command;
+  document.addEventListener("keydown", onKey);
+  grid.addEventListener("click", onGridClick);
+  grid.addEventListener("focusin", onGridFocus);
+  onEach("[data-turn]", "click", (button) => turn(Number(button.dataset.turn)));
+  onEach("[data-rest]", "click", (button) => decideRest(button.dataset.rest));
+  onEach("[data-zoom]", "click", (button) => ZOOM[button.dataset.zoom]());
+  onEach("input[name=filter], #sort", "change", arrange);
+  onEach("#search", "input", arrange);
+  onEach("#size", "change", resize);
+  onEach("#update", "click", arrange);
+  onEach("#undo", "click", undo);
+  onEach("#keys", "click", () => helpDialog.showModal());
+  onEach("#export", "click", exportFile);
+  onEach("#reset", "click", reset);
+  byId("import").addEventListener("change", importFile);
+  zoomDialog.addEventListener("close", () => moveTo(current));
+  addEventListener("storage", follow);
+  addEventListener("beforeunload", guard);
+  restore();
+  arrange();
+}
+
+if (candidates.length) start();

@@ -1,0 +1,208 @@
+"""One page to look at: what is in a cache, what its labelled positives tell, and how far to believe it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import binomtest
+
+from .cache import EmbeddingCache
+from .classifier import PULinearClassifier
+from .durable import check_writable, replacing
+from .errors import LabelError
+from .metrics import with_labels
+from .pages import wording
+from .pages.evidence import Evidence, gather
+from .pages.exhibits import exhibits, measured
+from .pages.galleries import Galleries, visible
+from .pages.page import render
+from .pages.provenance import provenance
+from .progress import Progress
+from .train import TWINS, PUData
+
+_FAILURES = 10  # named on the page
+_TRUE = ("precision", "recall", "f1", "auc", "accuracy")
+
+
+def report(
+    cache: EmbeddingCache,
+    positives: str | Path | np.ndarray,
+    path: str | Path,
+    *,
+    model: PULinearClassifier | None = None,
+    truth: np.ndarray | None = None,
+    images: str | Path | None = None,
+    draws: int = 20,
+    sample: int = 1500,
+    seed: int = 0,
+    device: str = "auto",
+    twins: float | None = TWINS,
+    command: str = "",
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Write a self-contained HTML page about a cache and its labelled positives.
+
+    A model file holds no held-out margins, so the page trains again, with the parameters of `model`
+    where it is given. All estimates are of that training. Unlabelled images are ranked by `model`.
+
+    Parameters
+    ----------
+    cache : EmbeddingCache
+    positives : path, str or ndarray of int8 (n,)
+        As for `pucache.train.train_pu`.
+    path : path
+        Of the page.
+    model : PULinearClassifier, optional
+        Of the cache's encoder.
+    truth : ndarray of int8, (n,), optional
+        True classes, 1 or 0, and -1 where it is not known: real figures stand beside the estimates.
+    images : str or path, optional
+        Where the images are by now; else where the cache says.
+    draws : int
+        Bootstrap draws of the prior's intervals; fewer than 2: none.
+    sample : int
+        Points of the map, at least 3.
+    seed : int
+        Of samples and map, and of the training where no model is given.
+    device : str
+    twins : float or None
+        As for `pucache.train.train_pu`.
+    command : str
+        What was typed, for the page's last section.
+    progress : Progress, optional
+
+    Returns
+    -------
+    dict
+        The numbers on the page.
+
+    Raises
+    ------
+    LabelError, CacheError
+        As `PUData.of`; a truth of another length.
+    ModelError
+        The model is of another encoder.
+    SourceError
+        `images` cannot be opened.
+    OutputError
+        `path` cannot be written.
+    ValueError
+        A number outside its domain.
+    """
+    _check(cache, truth, draws, sample)
+    path = check_writable(path, inputs=_inputs(cache, positives))
+    if model is not None:
+        model.check_fits(cache)
+    data = PUData.of(cache, positives, twins)
+    evidence = gather(data, model, truth=truth, draws=draws, seed=seed, device=device, progress=progress)
+    galleries = Galleries(evidence, images=images, seed=seed, progress=progress)
+    laid, points = galleries.points(sample, seed)
+    near, everywhere = galleries.company(laid)
+    settings = {"draws": draws, "sample": sample, "seed": seed, "device": device, "twins": twins, "images": images}
+    numbers = _numbers(evidence) | {
+        "pictures": galleries.pictures(),
+        "map": {"shown": len(laid.rows), "explained": laid.explained, "near_labelled": near, "everywhere": everywhere},
+        "provenance": provenance(cache, positives, evidence.trained, **settings, command=command),
+    }
+    numbers["warnings"] = wording.warnings(numbers, evidence.estimates)
+    page = render(
+        "report", points, **_content(evidence, numbers), galleries=galleries.cards(), groups=galleries.copies()
+    )
+    with replacing(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+    return numbers
+
+
+def _check(cache: EmbeddingCache, truth: np.ndarray | None, draws: int, sample: int) -> None:
+    if draws < 0 or sample < 3:
+        raise ValueError(f"draws must be at least 0 and sample at least 3; got {draws} and {sample}")
+    if truth is not None and truth.shape != (len(cache),):
+        raise LabelError(f"expected a class for each of {len(cache):,} rows of {cache.name}, got shape {truth.shape}")
+
+
+def _inputs(cache: EmbeddingCache, positives: Any) -> list[Path]:
+    files = [file.path for file in cache.files]
+    return files if isinstance(positives, np.ndarray) else [*files, Path(positives)]
+
+
+def _numbers(evidence: Evidence) -> dict[str, Any]:
+    """What is told of the data and the training, ready for JSON."""
+    data, trained = evidence.data, evidence.trained
+    failures, true, reviewed = data.cache.failures, evidence.held.true(), data.labels.reviewed
+    _, sizes = np.unique(data.group, return_counts=True)
+    return {
+        "images": len(data.s),
+        "labelled": len(evidence.labelled),
+        "unlabelled": len(evidence.unlabelled),
+        "failures": {"count": len(failures), "reasons": dict(Counter(failures.values()).most_common(_FAILURES))},
+        "duplicates": {"groups": int((sizes > 1).sum()), "copies": int((sizes - 1).sum())},
+        "reviewed": {"confirmed": int((reviewed == 1).sum()), "negative": int((reviewed == -1).sum())},
+        "twins_found": len(evidence.twins[0]),
+        "doubted": int((evidence.held.positive <= evidence.held.threshold).sum()),
+        "prior": trained.prior_,
+        "prior_told": trained.prior is not None,
+        "prior_estimates": {one.method: vars(one) for one in evidence.estimates},
+        "hidden_positives": _hidden(evidence),
+        "held_out": evidence.held_out,
+        "intervals": _intervals(evidence),
+        "true_prior": None if true is None else true["n_positive"] / true["n"],
+        "estimates": trained.estimates_,
+        "true": true,
+        "true_by_model": _true_by_model(evidence),
+        "model": {
+            "threshold": trained.threshold_,
+            "penalty": trained.penalty_,
+            "trained_on_other_labels": evidence.other_labels,
+        },
+        "sweep_verdict": evidence.swept.verdict,
+        "figures": measured(evidence),
+    }
+
+
+def _hidden(evidence: Evidence) -> dict[str, float | None]:
+    """Positives expected among the unlabelled, with the ends of the prior's interval where there is one."""
+    count, ends = len(evidence.unlabelled), evidence.interval or (None, None)
+    low, high = (None if end is None else end * count for end in ends)
+    return {"expected": evidence.trained.prior_ * count, "low": low, "high": high}
+
+
+def _intervals(evidence: Evidence) -> dict[str, list[float] | None]:
+    """Of recall, a count on P: Clopper and Pearson's; of precision: that of the prior, to which it is proportional."""
+    positive, figures = evidence.held.positive, evidence.trained.estimates_
+    found, level = int((positive > evidence.held.threshold).sum()), evidence.estimates[0].level
+    recall = binomtest(found, len(positive)).proportion_ci(level, method="exact")
+    share, called = float(figures["recall"]), float(figures["share_predicted_positive"])
+    precision = [min(1.0, end * share / called) for end in evidence.interval or ()] if called else []
+    return {"recall": [recall.low, recall.high], "precision": precision or None}
+
+
+def _true_by_model(evidence: Evidence) -> dict[str, float] | None:
+    """True figures of the model given, where it is not the one that was trained here."""
+    if evidence.truth is None or not evidence.other_labels:
+        return None
+    rows = evidence.unlabelled[evidence.truth[evidence.unlabelled] >= 0]
+    if not len(rows):
+        return None
+    margins = evidence.margins[rows]
+    return with_labels(evidence.truth[rows], margins, (margins > evidence.ranker.threshold_).astype(int))
+
+
+def _content(evidence: Evidence, numbers: dict[str, Any]) -> dict[str, Any]:
+    """What the template puts into words."""
+    failures = evidence.data.cache.failures
+    return {
+        "title": "pucache report",
+        "numbers": numbers,
+        "words": wording,
+        "hidden": wording.hidden(numbers),
+        "decisions": wording.decisions(numbers),
+        "next_steps": wording.next_steps(numbers),
+        "exhibits": exhibits(evidence, numbers),
+        "encoder": str(evidence.data.cache.encoder),
+        "failures": [(visible(key), reason) for key, reason in sorted(failures.items())[:_FAILURES]],
+        "compared": [name for name in _TRUE if numbers["true"]],
+        "with_truth": evidence.truth is not None,
+    }

@@ -1,0 +1,39 @@
+"""What rows are ranked by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ..cache import EmbeddingCache
+from ..labels import Labels
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A score for every row.
+
+    Attributes
+    ----------
+    values : ndarray of float32, (n,)
+        Higher is more likely positive; -inf for rows that were not reached.
+    posterior : callable or None
+        Row numbers -> probability of being positive, where a model took part.
+    """
+
+    values: np.ndarray
+    posterior: Callable[[np.ndarray], np.ndarray] | None = None
+
+
+class Scorer(Protocol):
+    """Scores the rows of a cache, given what is known of some."""
+
+    @property
+    def name(self) -> str:
+        """What to call it."""
+
+    def __call__(self, cache: EmbeddingCache, labels: Labels) -> Scores:
+        """Score every row."""

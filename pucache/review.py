@@ -1,0 +1,190 @@
+"""Writes the review sheet: one HTML page on which a person accepts or rejects what was retrieved.
+
+What they decide they export as a CSV ``key,label,digest``, which `train-pu` reads as positives and as
+known negatives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from .cache import EmbeddingCache
+from .durable import replacing
+from .pages import page
+from .pages.thumbnails import Thumbnail, thumbnails
+from .progress import Progress
+from .retrieval.ranking import Ranking
+
+EXPORT = "reviewed.csv"
+_DIGEST_BYTES = 8  # of sha256, which tell one image from another of the same key
+_REASONS = 3
+
+
+def review(
+    path: str | Path,
+    cache: EmbeddingCache,
+    ranking: Ranking,
+    s: np.ndarray,
+    *,
+    negatives: np.ndarray | None = None,
+    by: str,
+    images: str | Path | None = None,
+    side: int = 160,
+    progress: Progress | None = None,
+) -> dict[str, int]:
+    """Write the candidates of a ranking as a page to review them on.
+
+    Parameters
+    ----------
+    path : str or path
+        Of the page.
+    cache : EmbeddingCache
+        That the ranking is of.
+    ranking : Ranking
+        The candidates, best first; may be empty.
+    s : ndarray of int8, (n,)
+        1 labelled positive. These, with label 1, begin what the page exports.
+    negatives : ndarray of int64, optional
+        Rows of known negatives, exported with label 0.
+    by : str
+        What ranked, such as "similarity (centroid)"; said at the top.
+    images, side, progress
+        As for `pucache.pages.thumbnails.thumbnails`.
+
+    Returns
+    -------
+    dict of str to int
+        "shown" candidates, how many of them are "without_picture", and how many have "changed" since they
+        were embedded.
+
+    Raises
+    ------
+    SourceError
+        `images` cannot be opened.
+    OutputError
+        The page cannot be written.
+    ValueError
+        `s` has not one label a row.
+    """
+    if len(s) != len(cache):
+        raise ValueError(f"s has {len(s)} labels, but {cache.name} has {len(cache)} rows")
+    known = {1: np.flatnonzero(s == 1), 0: np.empty(0, np.int64) if negatives is None else np.asarray(negatives)}
+    pictures = thumbnails(cache, ranking.rows, images=images, side=side, progress=progress)
+    count = {
+        "shown": len(pictures),
+        "without_picture": sum(not picture.uri for picture in pictures),
+        "changed": sum(bool(picture.uri and picture.problem) for picture in pictures),
+    }
+    html = page.render(
+        "review",
+        _data(cache, ranking, pictures, known),
+        local_images=True,
+        title=f"Review of {len(pictures):,} candidate{'' if len(pictures) == 1 else 's'}",
+        by=by,
+        warnings=_warnings(pictures, count),
+        **_numbers(cache, ranking, known),
+    )
+    with replacing(path) as temporary:
+        temporary.write_bytes(html.encode("utf-8", "replace"))  # a cache's path need not be UTF-8
+    return count
+
+
+def _numbers(cache: EmbeddingCache, ranking: Ranking, known: dict[int, np.ndarray]) -> dict[str, Any]:
+    return {
+        "caches": [file.path.name for file in cache.files],
+        "positives": len(known[1]),
+        "negatives": len(known[0]),
+        "shown": len(ranking.rows),
+        "has_posterior": ranking.posterior is not None,
+    }
+
+
+def _data(
+    cache: EmbeddingCache, ranking: Ranking, pictures: list[Thumbnail], known: dict[int, np.ndarray]
+) -> dict[str, Any]:
+    """What the page's script works on; see the top of review.js."""
+    base, files = _addresses([picture.place for picture in pictures])
+    scores = ranking.scores.tolist()
+    posterior = [None] * len(scores) if ranking.posterior is None else ranking.posterior.tolist()
+    columns = zip(ranking.keys, _digests(cache, ranking.rows), scores, posterior, pictures, files, strict=True)
+    candidates = [
+        {"key": key, "digest": digest, "score": score, "p": p, "file": file, **_picture(picture)}
+        for key, digest, score, p, picture, file in columns
+    ]
+    before = [
+        {"key": key, "label": label, "digest": digest}
+        for label, rows in known.items()
+        for key, digest in zip(cache.keys[rows], _digests(cache, rows), strict=True)
+    ]
+    return {
+        "id": _identity(cache, ranking),
+        "base": base,
+        "candidates": candidates,
+        "known": before,
+        "command": _command(cache),
+    }
+
+
+def _picture(picture: Thumbnail) -> dict[str, Any]:
+    return {
+        "uri": picture.uri,
+        "width": picture.width,
+        "height": picture.height,
+        "problem": picture.problem,
+    }
+
+
+def _addresses(places: list[str]) -> tuple[str, list[str]]:
+    """URL of the folder that all files lie below, and each file's address there; "" where there is no file."""
+    folder = os.path.join(os.path.commonpath([os.path.dirname(place) for place in places if place] or ["/"]), "")
+    return "file://" + _quoted(folder), [_quoted(place[len(folder) :]) for place in places]
+
+
+def _quoted(path: str) -> str:
+    return quote(os.fsencode(path))
+
+
+def _digests(cache: EmbeddingCache, rows: np.ndarray) -> list[str]:
+    """The beginning of each image's digest, hexadecimal; "" where it is not known."""
+    starts = np.cumsum([0, *map(len, cache.files)])
+    numbers = np.searchsorted(starts, rows, "right") - 1
+    whole = (cache.files[number].digests[row - starts[number]] for row, number in zip(rows, numbers, strict=True))
+    return [digest[:_DIGEST_BYTES].tobytes().hex() if digest.any() else "" for digest in whole]
+
+
+def _identity(cache: EmbeddingCache, ranking: Ranking) -> str:
+    """What the decisions are kept under in the browser: the same candidates of the same cache find them again."""
+    parts = [*(file.checksum for file in cache.files), *ranking.keys]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def _command(cache: EmbeddingCache) -> str:
+    paths = " ".join(shlex.quote(str(file.path)) for file in cache.files)
+    return f"pucache train-pu {paths} --positives {EXPORT} --negatives {EXPORT}"
+
+
+def _warnings(pictures: list[Thumbnail], count: dict[str, int]) -> list[str]:
+    """What the person should know before beginning, one line each."""
+    lines = []
+    if count["without_picture"]:
+        reasons = Counter(picture.problem for picture in pictures if not picture.uri).most_common()
+        named = "; ".join(f"{reason} ({times:,})" for reason, times in reasons[:_REASONS])
+        more = f"; and {len(reasons) - _REASONS} more reasons" if len(reasons) > _REASONS else ""
+        lines.append(
+            f"{count['without_picture']:,} of {len(pictures):,} have no picture: {named}{more}. If the images lie "
+            "elsewhere by now, write this page again with --images SOURCE."
+        )
+    if count["changed"]:
+        lines.append(
+            f"{count['changed']:,} of {len(pictures):,} files have changed since they were embedded: you see what they "
+            "hold now, the ranking is of what they held then. Run pucache embed again."
+        )
+    return lines

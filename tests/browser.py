@@ -1,0 +1,69 @@
+"""Pages in headless Chromium: what a person would see, and whether anything went wrong meanwhile."""
+
+import shutil
+from contextlib import contextmanager
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+needs_chromium = pytest.mark.skipif(
+    not CHROMIUM, reason="no chromium on PATH; install it with apt-get install chromium"
+)
+QUIET = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync"
+LOCAL = ("file:", "data:", "blob:", "about:")
+
+
+@contextmanager
+def chromium():
+    """Start a browser and end it, and the event loop that Playwright runs for it."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[*QUIET.split(), "--no-first-run"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextmanager
+def opened(browser, path, *, init=None, **context):
+    """Open a file as a page and watch it; leaving fails if it erred or asked the network for anything.
+
+    Parameters
+    ----------
+    init : str, optional
+        Script to run before the page's own.
+    **context
+        Of Playwright's ``new_context``: ``color_scheme``, ``viewport``, ...
+    """
+    with browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **context}) as holder:
+        page = holder.new_page()
+        page.set_default_timeout(10_000)
+        wrong = watch(page)
+        if init:
+            page.add_init_script(init)
+        page.goto(path.absolute().as_uri())
+        yield page
+    assert not wrong, "\n".join(wrong)
+
+
+def watch(page):
+    """Return a list that grows with every console error, script error and request beyond this machine."""
+    wrong = []
+    page.on("pageerror", lambda error: wrong.append(f"script error: {error}"))
+    page.on("console", lambda said: said.type in ("error", "warning") and wrong.append(f"console: {said.text}"))
+    page.on("request", lambda asked: asked.url.startswith(LOCAL) or wrong.append(f"request: {asked.url[:200]}"))
+    return wrong
+
+
+def violations(page):
+    """Serious and critical violations that axe-core finds, as lines."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{one['id']} ({one['impact']}): {one['help']}: {[node['html'][:200] for node in one['nodes'][:3]]}"
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    ]
