@@ -14,13 +14,14 @@ from . import options
 @click.command("report")
 @options.caches
 @options.positives
+@options.negatives
 @click.option(
     "--model",
     metavar="FILE",
     help="Model from train-pu: its parameters are trained with, and it ranks.  [default: train at the defaults]",
 )
 @click.option("--truth", metavar="FILE", help="True classes (CSV key,label, or the positive keys), shown beside.")
-@click.option("--images", metavar="SOURCE", help="Where the images are by now.  [default: where they were embedded]")
+@options.images
 @click.option(
     "--draws", default=20, show_default=True, type=click.IntRange(min=0), help="Bootstrap draws; 0: no interval."
 )
@@ -35,6 +36,7 @@ from . import options
 def report(
     cache: tuple[str, ...],
     positives: str,
+    negatives: str | None,
     model: str | None,
     truth: str | None,
     twins: float,
@@ -58,12 +60,13 @@ def report(
 
     from .progress import follow
 
-    check_writable(out, inputs=[positives, *cache, *filter(None, [model, truth])])
+    check_writable(out, inputs=[positives, *cache, *filter(None, [negatives, model, truth])])
     opened = EmbeddingCache(*cache)
     numbers = run(
         opened,
         positives,
         out,
+        negatives=negatives,
         model=PULinearClassifier.load(model) if model else None,
         truth=read_truth(truth, opened.keys) if truth else None,
         twins=options.twin_limit(twins),

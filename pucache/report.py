@@ -13,6 +13,7 @@ from .cache import EmbeddingCache
 from .classifier import PULinearClassifier
 from .durable import check_writable, replacing
 from .errors import LabelError
+from .images import open_source
 from .metrics import with_labels
 from .pages import wording
 from .pages.evidence import Evidence, gather
@@ -33,6 +34,7 @@ def report(
     path: str | Path,
     *,
     model: PULinearClassifier | None = None,
+    negatives: str | Path | None = None,
     truth: np.ndarray | None = None,
     images: str | Path | None = None,
     draws: int = 20,
@@ -57,6 +59,8 @@ def report(
         Of the page.
     model : PULinearClassifier, optional
         Of the cache's encoder.
+    negatives : path or str, optional
+        Known negatives, as for `pucache.train.train_pu`.
     truth : ndarray of int8, (n,), optional
         True classes, 1 or 0, and -1 where it is not known: real figures stand beside the estimates.
     images : str or path, optional
@@ -93,10 +97,12 @@ def report(
         A number outside its domain.
     """
     _check(cache, truth, draws, sample)
-    path = check_writable(path, inputs=_inputs(cache, positives))
+    path = check_writable(path, inputs=_inputs(cache, positives, negatives))
     if model is not None:
         model.check_fits(cache)
-    data = PUData.of(cache, positives, twins)
+    if images is not None:
+        open_source(images)  # it would be a pity to learn after the training that nothing is there
+    data = PUData.of(cache, positives, twins, negatives=negatives)
     evidence = gather(data, model, truth=truth, draws=draws, seed=seed, device=device, progress=progress)
     galleries = Galleries(evidence, images=images, seed=seed, progress=progress)
     laid, points = galleries.points(sample, seed)
@@ -105,7 +111,7 @@ def report(
     numbers = _numbers(evidence) | {
         "pictures": galleries.pictures(),
         "map": {"shown": len(laid.rows), "explained": laid.explained, "near_labelled": near, "everywhere": everywhere},
-        "provenance": provenance(cache, positives, evidence.trained, **settings, command=command),
+        "provenance": provenance(cache, (positives, negatives), evidence.trained, **settings, command=command),
     }
     numbers["warnings"] = wording.warnings(numbers, evidence.estimates)
     page = render(
@@ -123,9 +129,8 @@ def _check(cache: EmbeddingCache, truth: np.ndarray | None, draws: int, sample: 
         raise LabelError(f"expected a class for each of {len(cache):,} rows of {cache.name}, got shape {truth.shape}")
 
 
-def _inputs(cache: EmbeddingCache, positives: Any) -> list[Path]:
-    files = [file.path for file in cache.files]
-    return files if isinstance(positives, np.ndarray) else [*files, Path(positives)]
+def _inputs(cache: EmbeddingCache, *labels: str | Path | np.ndarray | None) -> list[Path]:
+    return [*(file.path for file in cache.files), *(Path(one) for one in labels if isinstance(one, str | Path))]
 
 
 def _numbers(evidence: Evidence) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Writes the review sheet: one HTML page on which a person accepts or rejects what was retrieved.
 
-What they decide they export as a CSV ``key,label,digest``, which `train-pu` reads as positives and as
-known negatives.
+What they decide they export as a CSV ``key,label,reviewed,digest``, which `pucache.labels.Labels` reads as
+positives and as known negatives: all that was labelled before, and this review.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import numpy as np
 
 from .cache import EmbeddingCache
 from .durable import replacing
+from .labels import Labels, short_digest
 from .pages import page
 from .pages.thumbnails import Thumbnail, thumbnails
 from .progress import Progress
 from .retrieval.ranking import Ranking
 
 EXPORT = "reviewed.csv"
-_DIGEST_BYTES = 8  # of sha256, which tell one image from another of the same key
 _REASONS = 3
 
 
@@ -32,9 +32,8 @@ def review(
     path: str | Path,
     cache: EmbeddingCache,
     ranking: Ranking,
-    s: np.ndarray,
+    labels: Labels,
     *,
-    negatives: np.ndarray | None = None,
     by: str,
     images: str | Path | None = None,
     side: int = 160,
@@ -50,10 +49,8 @@ def review(
         That the ranking is of.
     ranking : Ranking
         The candidates, best first; may be empty.
-    s : ndarray of int8, (n,)
-        1 labelled positive. These, with label 1, begin what the page exports.
-    negatives : ndarray of int64, optional
-        Rows of known negatives, exported with label 0.
+    labels : Labels
+        What was known before, which begins what the page exports.
     by : str
         What ranked, such as "similarity (centroid)"; said at the top.
     images, side, progress
@@ -72,11 +69,10 @@ def review(
     OutputError
         The page cannot be written.
     ValueError
-        `s` has not one label a row.
+        There is not one label a row.
     """
-    if len(s) != len(cache):
-        raise ValueError(f"s has {len(s)} labels, but {cache.name} has {len(cache)} rows")
-    known = {1: np.flatnonzero(s == 1), 0: np.empty(0, np.int64) if negatives is None else np.asarray(negatives)}
+    if len(labels.s) != len(cache):
+        raise ValueError(f"there are {len(labels.s)} labels, but {cache.name} has {len(cache)} rows")
     pictures = thumbnails(cache, ranking.rows, images=images, side=side, progress=progress)
     count = {
         "shown": len(pictures),
@@ -85,31 +81,23 @@ def review(
     }
     html = page.render(
         "review",
-        _data(cache, ranking, pictures, known),
+        _data(cache, ranking, pictures, labels),
         local_images=True,
         title=f"Review of {len(pictures):,} candidate{'' if len(pictures) == 1 else 's'}",
         by=by,
         warnings=_warnings(pictures, count),
-        **_numbers(cache, ranking, known),
+        caches=[file.path.name for file in cache.files],
+        positives=int(labels.positive.sum()),
+        negatives=int(labels.negative.sum()),
+        shown=len(pictures),
+        has_posterior=ranking.posterior is not None,
     )
     with replacing(path) as temporary:
         temporary.write_bytes(html.encode("utf-8", "replace"))  # a cache's path need not be UTF-8
     return count
 
 
-def _numbers(cache: EmbeddingCache, ranking: Ranking, known: dict[int, np.ndarray]) -> dict[str, Any]:
-    return {
-        "caches": [file.path.name for file in cache.files],
-        "positives": len(known[1]),
-        "negatives": len(known[0]),
-        "shown": len(ranking.rows),
-        "has_posterior": ranking.posterior is not None,
-    }
-
-
-def _data(
-    cache: EmbeddingCache, ranking: Ranking, pictures: list[Thumbnail], known: dict[int, np.ndarray]
-) -> dict[str, Any]:
+def _data(cache: EmbeddingCache, ranking: Ranking, pictures: list[Thumbnail], labels: Labels) -> dict[str, Any]:
     """What the page's script works on; see the top of review.js."""
     base, files = _addresses([picture.place for picture in pictures])
     scores = ranking.scores.tolist()
@@ -119,16 +107,22 @@ def _data(
         {"key": key, "digest": digest, "score": score, "p": p, "file": file, **_picture(picture)}
         for key, digest, score, p, picture, file in columns
     ]
-    before = [
-        {"key": key, "label": label, "digest": digest}
-        for label, rows in known.items()
-        for key, digest in zip(cache.keys[rows], _digests(cache, rows), strict=True)
+    before = np.flatnonzero(~labels.unlabelled)
+    known = [
+        {"key": key, "label": int(label), "reviewed": int(reviewed != 0), "digest": digest}
+        for key, label, reviewed, digest in zip(
+            cache.keys[before],
+            labels.positive[before],
+            labels.reviewed[before],
+            _digests(cache, before),
+            strict=True,
+        )
     ]
     return {
         "id": _identity(cache, ranking),
         "base": base,
         "candidates": candidates,
-        "known": before,
+        "known": known,
         "command": _command(cache),
     }
 
@@ -153,11 +147,7 @@ def _quoted(path: str) -> str:
 
 
 def _digests(cache: EmbeddingCache, rows: np.ndarray) -> list[str]:
-    """The beginning of each image's digest, hexadecimal; "" where it is not known."""
-    starts = np.cumsum([0, *map(len, cache.files)])
-    numbers = np.searchsorted(starts, rows, "right") - 1
-    whole = (cache.files[number].digests[row - starts[number]] for row, number in zip(rows, numbers, strict=True))
-    return [digest[:_DIGEST_BYTES].tobytes().hex() if digest.any() else "" for digest in whole]
+    return [short_digest(digest) for digest in cache.digests[rows]]
 
 
 def _identity(cache: EmbeddingCache, ranking: Ranking) -> str:

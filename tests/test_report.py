@@ -1,6 +1,7 @@
 import hashlib
 import json
 import re
+from html import unescape
 
 import numpy as np
 import pytest
@@ -18,10 +19,11 @@ from pucache.encoder_spec import EncoderSpec
 from pucache.errors import LabelError, ModelError, OutputError, SourceError
 from pucache.keys import encode_keys
 from pucache.pages import wording
+from pucache.pages.evidence import gather
 from pucache.pages.galleries import probability, visible
 from pucache.priors import PriorEstimate
 from pucache.report import report
-from pucache.train import train_pu
+from pucache.train import PUData, train_pu
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -33,7 +35,7 @@ ODD = [
     "emoji 🦜 👩‍👩‍👧.png",
     "שלום/\u202egnp.exe.png",
 ]
-FAST = {"draws": 3, "sample": 60, "device": "cpu"}
+FAST = {"draws": 2, "sample": 60, "device": "cpu"}
 
 
 def pictured_cache(folder, n=160, *, seed=0, **how):
@@ -66,10 +68,25 @@ def made(tmp_path_factory):
     return folder / "report.html", numbers, cache, s, y
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A page without truth, pictures and intervals, and its numbers."""
+    folder = tmp_path_factory.mktemp("plain")
+    cache, s = bare(folder, 90, 20)
+    numbers = report(cache, s, folder / "r.html", **FAST | {"draws": 0})
+    return (folder / "r.html").read_text(), numbers
+
+
 def bare(folder, n, labelled, **how):
     """A cache without pictures, and s."""
     X, s, _ = planted(n=n, labelled=labelled, **how)
     return write_cache(folder / "bare.h5", X), s
+
+
+def evidence(cache, s, model, truth=None):
+    """What the page would be made of."""
+    data = PUData.of(cache, s)
+    return gather(data, model, truth=truth, draws=0, seed=0, device="cpu", progress=None)
 
 
 def sections(html):
@@ -81,7 +98,7 @@ def sections(html):
 
 def test_the_estimates_are_those_of_training_at_the_defaults(made):
     _, numbers, cache, s, _ = made
-    model = train_pu(cache, s, device="cpu", draws=3)
+    model = train_pu(cache, s, device="cpu", draws=2)
     assert numbers["estimates"] == pytest.approx(model.estimates_, nan_ok=True)
     assert numbers["prior"] == model.prior_ == numbers["prior_estimates"]["tilt"]["prior"]
     found = numbers["prior_estimates"]["tilt"]
@@ -91,7 +108,7 @@ def test_the_estimates_are_those_of_training_at_the_defaults(made):
 
 
 def test_counts_tell_failures_copies_and_what_is_found_already(made):
-    _, numbers, cache, s, y = made
+    _, numbers, _, s, y = made
     assert (numbers["images"], numbers["labelled"], numbers["unlabelled"]) == (160, 30, 130)
     assert numbers["failures"] == {"count": 1, "reasons": {"cannot be decoded: no image": 1}}
     assert numbers["duplicates"] == {"groups": 1, "copies": 1} and numbers["twins_found"] == 1
@@ -115,12 +132,13 @@ def test_a_model_of_these_labels_is_recognised_and_ranks(made, tmp_path):
     model = train_pu(cache, s, device="cpu", draws=2)
     model.save(tmp_path / "model.safetensors")
     loaded = PULinearClassifier.load(tmp_path / "model.safetensors")
-    told = report(cache, s, tmp_path / "r.html", model=loaded, **FAST)
-    assert not told["model"]["trained_on_other_labels"] and told["estimates"] == numbers["estimates"]
+    found = evidence(cache, s, loaded)
+    assert not found.other_labels and found.trained.estimates_ == numbers["estimates"]
+    assert np.array_equal(found.margins, loaded.margins(cache.X))
 
 
 def test_a_model_of_other_labels_is_said_and_ranks_all_the_same(made, tmp_path):
-    _, numbers, cache, s, y = made
+    _, _, cache, s, y = made
     fewer = s.copy()
     fewer[np.flatnonzero(s)[::2]] = 0
     other = train_pu(cache, fewer, device="cpu", penalty=0.05, draws=0)
@@ -130,7 +148,7 @@ def test_a_model_of_other_labels_is_said_and_ranks_all_the_same(made, tmp_path):
     html = (tmp_path / "r.html").read_text()
     top = html[html.index("The highest-ranked unlabelled images") :]
     first = [cache.keys[int(row)] for row in np.argsort(-margins)[:8]]
-    shown = re.findall(r'class="key" title="([^"]+)"', top)
+    shown = re.findall(r'class="key" title="([^"]+)"', unescape(top))
     found_already = shown_in(html, "Copies of labelled positives")
     assert shown[:5] == [key for key in first if key not in found_already][:5]
     assert told["true_by_model"]["n"] == 130 and "true, of the model given" in html
@@ -149,11 +167,29 @@ def test_a_prior_that_was_told_is_used_and_said(made, tmp_path):
     assert "as the model was told" in (tmp_path / "r.html").read_text()
 
 
-def test_another_loss_trains_sweeps_and_draws(made, tmp_path):
+def test_another_loss_trains_and_sweeps(made):
     _, _, cache, s, y = made
     model = train_pu(cache, s, device="cpu", loss="imbnnpu", draws=0, penalty=1e-3)
-    told = report(cache, s, tmp_path / "r.html", model=model, truth=y, **FAST)
-    assert len({row["pauc"] for row in told["figures"]["sweep"]}) > 1
+    found = evidence(cache, s, model, y)
+    assert found.trained.loss == "imbnnpu" and not found.other_labels
+    assert len({row["pauc"] for row in found.swept.rows}) > 1 and "true_f1" in found.swept.rows[0]
+
+
+def test_reviewed_images_are_trained_on_and_not_shown_as_candidates(made, tmp_path):
+    _, _, cache, s, y = made
+    plain = [row for row in range(len(s)) if not set(cache.keys[row]) & set('\n"')]
+    rejected = [row for row in plain if y[row] == 0][:40]
+    positives = "".join(f"{cache.keys[row]}\n" for row in plain if s[row])
+    (tmp_path / "positives.txt").write_text(positives)
+    (tmp_path / "negatives.txt").write_text("".join(f"{cache.keys[row]}\n" for row in rejected))
+    names = {"positives": tmp_path / "positives.txt", "negatives": tmp_path / "negatives.txt"}
+    numbers = report(cache, path=tmp_path / "r.html", **names, **FAST)
+    assert numbers["reviewed"] == {"confirmed": 0, "negative": 40}
+    assert "negatives: sha256" in numbers["provenance"]["labels"]
+    html = (tmp_path / "r.html").read_text()
+    shown = {unescape(key) for key in shown_in(html, "The highest-ranked") + shown_in(html, "The most doubtful")}
+    assert shown and not shown & {visible(cache.keys[row]) for row in rejected}
+    assert "rejected\n  40 images" in html
 
 
 # --- the page ----------------------------------------------------------------------------------
@@ -168,17 +204,15 @@ def test_the_page_has_its_sections_in_order_and_names_no_address(made):
     assert html.count("How to read it.") >= 9 and html.count("<summary>The numbers") == 5
 
 
-def test_without_truth_nothing_is_said_of_it(tmp_path):
-    cache, s = bare(tmp_path, 90, 20)
-    report(cache, s, tmp_path / "r.html", **FAST)
-    html = (tmp_path / "r.html").read_text()
+def test_without_truth_nothing_is_said_of_it(plain):
+    html = plain[0][: plain[0].index("<script")]
     assert "truth" not in sections(html) and "truly" not in html and "In truth" not in html
 
 
 def test_equal_input_gives_equal_bytes(made, tmp_path, fixed_time):
     _, _, cache, s, y = made
     for name in ("a.html", "b.html"):
-        report(cache, s, tmp_path / name, truth=y, **FAST)
+        report(cache, s, tmp_path / name, truth=y, **FAST | {"sample": 12})
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
     assert "2023-11-14T22:13:20Z" in (tmp_path / "a.html").read_text()
 
@@ -188,11 +222,11 @@ def test_provenance_names_files_hashes_parameters_and_versions(made, tmp_path):
     positives = tmp_path / "positives.csv"
     positives.write_text("key\n" + "".join(f"{cache.keys[int(row)]}\n" for row in np.flatnonzero(s) if row > 20))
     told = report(cache, positives, tmp_path / "r.html", command="pucache report ...", **FAST)["provenance"]
-    assert told["positives"]["sha256"] == hashlib.sha256(positives.read_bytes()).hexdigest()
+    assert told["labels"]["positives: sha256"] == hashlib.sha256(positives.read_bytes()).hexdigest()
     assert told["cache"][0]["checksum"] == cache.files[0].checksum and told["cache"][0]["source"]
     assert told["versions"]["numpy"] == np.__version__ and told["report"]["command"] == "pucache report ..."
     html = (tmp_path / "r.html").read_text()
-    for text in (told["positives"]["sha256"], cache.files[0].checksum, told["versions"]["torch"]):
+    for text in (told["labels"]["positives: sha256"], cache.files[0].checksum, told["versions"]["torch"]):
         assert text in html
 
 
@@ -206,7 +240,7 @@ def test_few_positives_make_a_page_that_warns(tmp_path, labelled):
     assert len(sections((tmp_path / "r.html").read_text())) == 11
 
 
-@pytest.mark.parametrize("n", [2, 3, 6])
+@pytest.mark.parametrize("n", [2, 3])
 def test_a_tiny_cache_makes_a_page(tmp_path, n):
     X = np.random.default_rng(0).normal(size=(n, 4)).astype(np.float32)
     s = np.zeros(n, np.int8)
@@ -223,19 +257,17 @@ def test_rows_that_are_all_alike_make_a_page(tmp_path):
     assert "No unlabelled image is left to rank." in (tmp_path / "r.html").read_text()
 
 
-def test_no_draws_no_interval(tmp_path):
-    cache, s = bare(tmp_path, 90, 20)
-    numbers = report(cache, s, tmp_path / "r.html", **FAST | {"draws": 0})
+def test_no_draws_no_interval(plain):
+    html, numbers = plain
     assert numbers["hidden_positives"]["low"] is None and numbers["intervals"]["precision"] is None
-    assert "there is no interval" in (tmp_path / "r.html").read_text()
+    assert "there is no interval" in html
 
 
-def test_a_cache_without_a_source_is_shown_without_pictures_and_says_so(tmp_path):
-    cache, s = bare(tmp_path, 60, 20)
-    numbers = report(cache, s, tmp_path / "r.html", **FAST)
+def test_a_cache_without_a_source_is_shown_without_pictures_and_says_so(plain):
+    html, numbers = plain
     assert numbers["pictures"]["missing"] == numbers["pictures"]["asked"] > 0
     assert any("--images SOURCE" in warning for warning in numbers["warnings"])
-    assert "no picture: the cache does not say where its images are" in (tmp_path / "r.html").read_text()
+    assert "no picture: the cache does not say where its images are" in html
 
 
 def test_truth_that_is_known_of_one_class_only_or_of_none_makes_a_page(made, tmp_path):

@@ -17,9 +17,10 @@ from playwright.sync_api import expect
 
 from pucache.cache import EmbeddingCache
 from pucache.errors import OutputError, SourceError
-from pucache.labels import read_table
+from pucache.labels import Labels
 from pucache.retrieval.ranking import Ranking
 from pucache.review import review
+from pucache.tables import read_table
 
 ODD = [
     "photos/<script>document.title = 'ran'</script>.png",
@@ -42,11 +43,12 @@ def ranked(cache, rows, posterior=True):
     return Ranking(rows, cache.keys[rows], scores, 1 / (1 + np.exp(-2.0 * scores)) if posterior else None)
 
 
-def sheet(path, cache, rows, *, positives=(), posterior=True, **options):
+def sheet(path, cache, rows, *, positives=(), confirmed=(), negatives=(), posterior=True, **options):
     """Write a review sheet of these rows and return its path and what `review` said."""
-    s = np.zeros(len(cache), np.int8)
-    s[list(positives)] = 1
-    return path, review(path, cache, ranked(cache, rows, posterior), s, **{"by": "similarity (centroid)", **options})
+    s, reviewed = np.zeros((2, len(cache)), np.int8)
+    s[list(positives)], reviewed[list(confirmed)], reviewed[list(negatives)] = 1, 1, -1
+    options = {"by": "similarity (centroid)", **options}
+    return path, review(path, cache, ranked(cache, rows, posterior), Labels(s, reviewed), **options)
 
 
 def bare(folder, n, keys=None):
@@ -103,10 +105,10 @@ def visible(key):
 
 @pytest.fixture(scope="module")
 def pile(tmp_path_factory):
-    """200 candidates with pictures: a sheet with 4 positives and 2 known negatives, and its cache."""
+    """200 candidates with pictures: a sheet with 3 positives, one confirmed, 2 known negatives; and its cache."""
     folder = tmp_path_factory.mktemp("pile")
     cache = folder_of(folder, {f"{row:03}.png": encode(shaded(24 + row % 7, 20, 55 + row)) for row in range(206)})
-    path, _ = sheet(folder / "review.html", cache, range(206)[6:], positives=range(4), negatives=np.array([4, 5]))
+    path, _ = sheet(folder / "review.html", cache, range(206)[6:], positives=range(3), confirmed=[3], negatives=[4, 5])
     return path, cache
 
 
@@ -136,10 +138,11 @@ def test_data_tell_digest_address_and_what_was_labelled_before(pile):
     assert len(data["candidates"]) == 200 and data["candidates"][0]["key"] == "006.png"
     assert data["candidates"][0]["digest"] == cache.digests[6].tobytes().hex()[:16]
     assert data["base"] + data["candidates"][0]["file"] == (path.parent / "images/006.png").as_uri()
-    assert [(one["key"], one["label"]) for one in data["known"]] == [
-        *((f"{row:03}.png", 1) for row in range(4)),
-        ("004.png", 0),
-        ("005.png", 0),
+    assert [(one["key"], one["label"], one["reviewed"]) for one in data["known"]] == [
+        *((f"{row:03}.png", 1, 0) for row in range(3)),
+        ("003.png", 1, 1),
+        ("004.png", 0, 1),
+        ("005.png", 0, 1),
     ]
 
 
@@ -183,8 +186,8 @@ def test_the_command_of_the_next_round_quotes_the_cache(tmp_path):
 
 def test_labels_of_another_length_are_refused(tmp_path):
     cache = bare(tmp_path, 3)
-    with pytest.raises(ValueError, match=r"s has 2 labels, but .* has 3 rows"):
-        review(tmp_path / "r.html", cache, ranked(cache, [1]), np.zeros(2, np.int8), by="x")
+    with pytest.raises(ValueError, match=r"there are 2 labels, but .* has 3 rows"):
+        review(tmp_path / "r.html", cache, ranked(cache, [1]), Labels.of(np.zeros(2)), by="x")
 
 
 def test_a_source_or_a_folder_that_will_not_do_leaves_the_earlier_sheet_as_it_was(tmp_path):
@@ -221,13 +224,15 @@ def test_two_hundred_candidates_are_reviewed_by_keyboard_exported_and_imported_a
         assert page.is_visible("#command")
     (tmp_path / "reviewed.csv").write_bytes(data)
     header, *rows = table(data)
-    assert header == ["key", "label", "digest"] and data.endswith(b"\n") and b"\r" not in data
-    before = [[f"{row:03}.png", "1" if row < 4 else "0"] for row in range(6)]
+    assert header == ["key", "label", "reviewed", "digest"] and data.endswith(b"\n") and b"\r" not in data
+    before = [[f"{row:03}.png", "1" if row < 4 else "0", "1" if row > 2 else "0"] for row in range(6)]
     labels = {"a": "1", "r": "0"}
-    now = [[f"{row + 6:03}.png", labels[key]] for row, key in enumerate(wanted) if key in labels]
-    assert [row[:2] for row in rows] == before + now
-    assert all(cache.digests[cache.keys.rows([key])[0]].tobytes().hex()[:16] == digest for key, _, digest in rows)
-    assert [row["key"] for row in read_table(tmp_path / "reviewed.csv")] == [row[0] for row in rows]
+    now = [[f"{row + 6:03}.png", labels[key], "1"] for row, key in enumerate(wanted) if key in labels]
+    assert [row[:3] for row in rows] == before + now
+    assert all(cache.digests[cache.keys.rows([key])[0]].tobytes().hex()[:16] == row[2] for key, *row in rows)
+    read = Labels.read(cache, tmp_path / "reviewed.csv", tmp_path / "reviewed.csv")
+    assert np.flatnonzero(read.s).tolist() == [0, 1, 2], "what figures rest on stays what it was"
+    assert read.reviewed[3:].tolist() == [1, -1, -1, *({"a": 1, "r": -1}.get(key, 0) for key in wanted)]
     with opened(browser, path) as page:
         page.set_input_files("#import", tmp_path / "reviewed.csv")
         expect(page.locator("#notice")).not_to_be_empty()
@@ -538,7 +543,7 @@ def test_odd_keys_are_shown_and_exported_intact(tmp_path, browser):
         press(page, ["Escape"])
         data = exported(page)
         (tmp_path / "reviewed.csv").write_bytes(data)
-    assert table(data)[1:] == [["zzz", "1", ""], *([key, "1", ""] for key in ODD)]
+    assert table(data)[1:] == [["zzz", "1", "0", ""], *([key, "1", "1", ""] for key in ODD)]
     assert [row["key"] for row in read_table(tmp_path / "reviewed.csv")] == ["zzz", *ODD]
 
 

@@ -17,14 +17,16 @@ _PACKAGES = ("numpy", "torch", "scikit-learn", "scipy", "matplotlib")
 _FAISS = ("faiss-gpu", "faiss-cpu")
 
 
-def provenance(cache: EmbeddingCache, positives: Any, model: PULinearClassifier, **settings: Any) -> dict[str, Any]:
+def provenance(
+    cache: EmbeddingCache, labels: tuple[Any, Any], model: PULinearClassifier, **settings: Any
+) -> dict[str, Any]:
     """Collect what is needed to make the page again.
 
     Parameters
     ----------
     cache : EmbeddingCache
-    positives : path, str or ndarray
-        As given to `report`.
+    labels : tuple
+        Positives and negatives, as given to `report`.
     model : PULinearClassifier
         Whose parameters were trained with.
     **settings
@@ -43,7 +45,12 @@ def provenance(cache: EmbeddingCache, positives: Any, model: PULinearClassifier,
             for file in cache.files
         ],
         "encoder": {name: str(value) for name, value in asdict(cache.encoder).items() if value not in ("", ())},
-        "positives": _labels(positives),
+        "labels": {
+            f"{name}: {what}": value
+            for name, given in zip(("positives", "negatives"), labels, strict=True)
+            if given is not None
+            for what, value in _labels(given).items()
+        },
         "training": _parameters(model),
         "report": {name: str(value) for name, value in settings.items() if value not in (None, "")},
         "versions": {"pucache": __version__, **{name: _version(name) for name in _PACKAGES}, "faiss": _faiss()},
@@ -57,10 +64,10 @@ def _parameters(model: PULinearClassifier) -> dict[str, str]:
     return {name: str(value) for name, value in sorted(known.items()) if value is not None}
 
 
-def _labels(positives: Any) -> dict[str, str]:
-    if isinstance(positives, str | Path) and Path(positives).is_file():
-        return {"file": str(positives), "sha256": hashlib.sha256(Path(positives).read_bytes()).hexdigest()}
-    return {"given as": f"glob {positives}" if isinstance(positives, str | Path) else "an array of labels"}
+def _labels(given: Any) -> dict[str, str]:
+    if isinstance(given, str | Path) and Path(given).is_file():
+        return {"file": str(given), "sha256": hashlib.sha256(Path(given).read_bytes()).hexdigest()}
+    return {"given as": f"glob {given}" if isinstance(given, str | Path) else "an array of labels"}
 
 
 def _version(package: str) -> str:

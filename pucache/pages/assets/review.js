@@ -380,11 +380,12 @@ function quoted(text) {
 }
 
 function csv() {
-  const before = known.map(({ key, label, digest }) => [key, label, digest]);
   const labelled = [...candidates.keys()].filter((number) => decisions[number] in LABELS);
-  const now = labelled.map((number) => [candidates[number].key, LABELS[decisions[number]], candidates[number].digest]);
-  const lines = [...before, ...now].map(([key, label, digest]) => `${quoted(key)},${label},${digest}\n`);
-  return ["key,label,digest\n", ...lines].join("");
+  const now = labelled.map((number) => ({ ...candidates[number], label: LABELS[decisions[number]], reviewed: 1 }));
+  const lines = [...known, ...now].map(({ key, label, reviewed, digest }) => {
+    return `${quoted(key)},${label},${reviewed},${digest}\n`;
+  });
+  return ["key,label,reviewed,digest\n", ...lines].join("");
 }
 
 function exportFile() {
