@@ -44,9 +44,11 @@ setup(
         "safetensors>=0.5",
         "scikit-learn>=1.6",
         "scipy>=1.11",
+        "threadpoolctl>=3.5",
         "fsspec>=2024.6",
         "filelock>=3.20.3",
         "jinja2>=3.1.6",
+        "markupsafe>=2.1",
         "matplotlib>=3.9",
         # runs without a GPU too
         "faiss-gpu>=1.12; sys_platform == 'linux' and platform_machine == 'x86_64'",

@@ -84,6 +84,7 @@ def retrieve_positives(
     from pucache.cache import EmbeddingCache
     from pucache.durable import check_writable
     from pucache.labels import Labels
+    from pucache.retrieval.diverse import POOL
     from pucache.retrieve import retrieve
     from pucache.review import review as write_review
 
@@ -97,7 +98,7 @@ def retrieve_positives(
         raise ValueError(f"--out and --review are one file, {out}; name two")
     if images and not review:
         raise ValueError("--images is for --review; leave it out, or name a page to write")
-    scorer = _scorer(count, **how)
+    scorer = _scorer(count and count * (POOL if diverse else 1), **how)
     opened = EmbeddingCache(*cache)
     labels = Labels.read(opened, positives, negatives)
     ranking = retrieve(opened, labels, k=count, by=scorer, diverse=diverse, twins=options.twin_limit(twins))
@@ -142,7 +143,7 @@ def _scorer(
         raise ValueError("--by similarity does not use --model; leave one of the two out")
     if by != "similarity" and (similarity is not None or index != "exact"):
         raise ValueError("--similarity and --index do nothing where --model ranks; leave them out, or --model")
-    if memory is not None and (index == "exact" or not memory > 0):
+    if memory is not None and (index == "exact" or not 0 < memory < float("inf")):
         raise ValueError("--memory is for --index ivf or hnsw, and a number of GB above 0")
     if index != "exact" and k is None:
         raise ValueError(f"-k all scores every image, which --index {index} is not for; name a number, or use exact")

@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 _HOME = {
     "EmbeddingCache": "cache",
     "EncoderSpec": "encoder_spec",
+    "Labels": "labels",
     "PULinearClassifier": "classifier",
     "load_encoder": "encoders",
     "open_source": "images",
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .encoder_spec import EncoderSpec as EncoderSpec
     from .encoders import load_encoder as load_encoder
     from .images import open_source as open_source
+    from .labels import Labels as Labels
 
 
 def __getattr__(name: str) -> Any:

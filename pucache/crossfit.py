@@ -161,8 +161,9 @@ class CrossFitter:
     def _draw(self, generator: np.random.Generator) -> np.ndarray:
         counts = np.zeros(len(self._s), np.uint8)
         held = np.ones(len(self._s), bool) if self._weights is None else self._weights > 0
-        for value in (0, 1):
-            rows = np.flatnonzero((self._s == value) & held)
+        told = self._known.s + self._known.trained  # 2 labelled, without which there is no figure; 1 confirmed; 0 others
+        for value in np.unique(told[held]):
+            rows = np.flatnonzero((told == value) & held)
             drawn = np.bincount(generator.integers(len(rows), size=len(rows)), minlength=len(rows))
             counts[rows] = np.minimum(drawn, 255)
         return counts

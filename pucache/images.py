@@ -2,7 +2,7 @@
 
 A *source* is a folder, a manifest (text or CSV) or tar shards, on this machine or behind any
 fsspec URL. It lists keys with size and modification time, and reads the bytes of one key.
-Nothing here knows about encoders; nothing downstream of the cache uses this module.
+Nothing here knows about encoders; downstream of the cache only the pages use this module, to show images.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Known:
         unlabelled = ~positive & ~negative
         share, training = 0.0, weights
         if each[negative].any() and each[unlabelled].any():
-            share = min(_MOST, negative.sum() / (negative.sum() + positive.sum()))
+            share = min(_MOST, each[negative].sum() / (each[negative].sum() + each[positive].sum()))
             training = each.copy()
             training[negative] *= share / (1 - share) * each[unlabelled].sum() / each[negative].sum()
         confirmed = float(each[(reviewed == 1) & (s == 0)].sum())
@@ -71,11 +71,14 @@ class Known:
         if self.confirmed:  # of the rows that count as unlabelled, these alone were not thinned out
             weights = np.ones(len(rows), np.float32) if weights is None else weights
             weights = np.where((s == 0) & (trained == 1), kept * weights, weights).astype(np.float32)
-        return Known(s, weights, trained, training, self.share, self.confirmed)
+        return Known(s, weights, trained, training, self.share, kept * self.confirmed)
 
     def training_prior(self, prior: float) -> float:
         """Share of positives in what training takes for unlabelled, given that among all but the labelled."""
-        each = np.ones(len(self.s)) if self.weights is None else self.weights
-        among, left = each[self.s == 0].sum(), each[self.trained == 0].sum()
-        hidden = (prior * among - self.confirmed) / left if self.confirmed else prior
-        return float(np.clip((1 - self.share) * hidden, LEAST, MOST)) if self.share or self.confirmed else prior
+        if not self.share and not self.confirmed:
+            return prior
+        among, trained = (
+            float((s == 0).sum() if weights is None else weights[s == 0].sum(dtype=np.float64))
+            for s, weights in ((self.s, self.weights), (self.trained, self.training_weights))
+        )
+        return float(np.clip((prior * among - self.confirmed) / trained, LEAST, MOST))

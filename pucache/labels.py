@@ -186,9 +186,9 @@ def _decided(cache: EmbeddingCache, wanted: str | Path, label: int) -> tuple[np.
     table = _with_label(listed, label, wanted)
     rows = _rows(cache.keys, table, wanted, "the cache")
     _check_digests(cache, rows, table, wanted)
-    rows, first = np.unique(rows, return_index=True)
-    confirmed = np.array([(row.get("reviewed") or "0").strip() == "1" for row in table], bool)
-    return rows, confirmed[first] if len(first) else confirmed
+    every = np.unique(rows)
+    labelled = [row for row, told in zip(rows, table, strict=True) if (told.get("reviewed") or "").strip() != "1"]
+    return every, ~np.isin(every, labelled)  # what is listed as labelled too is labelled
 
 
 def _check_digests(cache: EmbeddingCache, rows: np.ndarray, table: list[dict[str, str]], path: str | Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .cache import EmbeddingCache
+from .errors import LabelError
 from .labels import Labels, check_labels
 from .retrieval import diverse as selection
 from .retrieval.ranking import Ranking
@@ -56,12 +57,16 @@ def retrieve(
     CacheError
         The cache is damaged, or holds embeddings that are not finite.
     ValueError
-        k < 1, `diverse` outside its domain, labels of another length, no labelled or no unlabelled row.
+        k < 1, `diverse` or `twins` outside its domain, labels of another length, no labelled or no unlabelled row.
     """
     labels = labels if isinstance(labels, Labels) else Labels.of(labels)
     check_labels(labels.s)
     if len(labels.s) != len(cache):
         raise ValueError(f"s has {len(labels.s)} labels, but {cache.name} has {len(cache)} rows")
+    if not labels.unlabelled.any():
+        raise LabelError(f"all {len(cache)} rows are known; there is nothing to find")
+    if twins is not None and not twins > 0:
+        raise ValueError(f"twins must be a cosine above 0, or None for equal bytes only; got {twins}")
     if k is not None and k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
     wanted = len(cache) if k is None else min(k, len(cache))

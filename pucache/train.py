@@ -63,6 +63,8 @@ class PUData:
         CacheError
             The cache is damaged, or holds embeddings that are not finite.
         """
+        if negatives is not None and not isinstance(positives, str | Path):
+            raise ValueError("negatives go with a file or a glob of positives; give Labels that hold both instead")
         if isinstance(positives, str | Path):
             labels = Labels.read(cache, positives, negatives)
         else:

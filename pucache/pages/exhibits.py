@@ -135,13 +135,13 @@ def _reliability(evidence: Evidence, numbers: dict[str, Any]) -> Exhibit:
     ends = list(zip(bins["counted_low"], bins["counted_high"], strict=True))
     inside = sum(low <= mean <= high for mean, (low, high) in zip(bins["posterior"], ends, strict=True))
     finding = f"In {inside} of {plural(len(ends), 'bin')} the diagonal lies within the error bars of the count."
-    table = [["posterior", "unlabelled", "labelled", "mean posterior", "counted", "two errors"]] + [
+    table = [["posterior", "unlabelled", "labelled", "mean posterior", "counted", "within"]] + [
         [
-            f"{percent(bins['low'][at])} to {percent(bins['high'][at])}",
+            f"{100 * bins['low'][at]:.0f} to {100 * bins['high'][at]:.0f} %",
             number(bins["n"][at]),
             number(bins["labelled"][at]),
             *(percent(bins[name][at]) for name in ("posterior", "counted")),
-            f"{percent(low)} to {percent(high)}",
+            f"{percent(low)} to {percent(min(high, 1))}",
         ]
         for at, (low, high) in enumerate(ends)
     ]

@@ -1,8 +1,9 @@
 """Approximate search: an index of a cache, kept in a file beside it.
 
 The file is faiss's own, followed by a trailer: JSON (what the index is of, how it is searched, how much
-it finds, a hash of the bytes before), its length, and `_MAGIC`. faiss reads the beginning and stops. An
-index is tied to the seals of the cache files and rebuilt when these differ.
+it finds), its length, the sha256 of all bytes before, and `_MAGIC`. faiss reads the beginning and stops,
+and nothing is believed before the hash is right. An index is tied to the seals of the cache files and
+rebuilt when these differ.
 
     ivf    cells around centroids, of which a query visits some (inverted file)
     hnsw   a graph of neighbours (Malkov and Yashunin 2016); finds more in less time, and takes long to build
@@ -37,6 +38,7 @@ from .space import Space
 KINDS = ("ivf", "hnsw")
 RECALL, AT = 0.99, 100  # of the AT true neighbours of a row, the share to be found
 _MAGIC = b"PUINDEX1"
+_LENGTH, _END = 8, 8 + 32 + len(_MAGIC)  # bytes of the length; of it, the hash and the magic
 _SAMPLE = 256  # rows whose true neighbours are sought, to measure the recall
 _PER_CELL = 64  # rows that a centroid is learned from
 _LINKS, _EFFORT = 32, 80  # of a graph: neighbours kept per row, candidates looked at while it is built
@@ -63,8 +65,6 @@ class Trailer:
     sample : int
     space : str
         `Space.to_text`.
-    sha256 : str
-        Of the bytes of the index.
     faiss : str
         Version that wrote it.
     """
@@ -78,7 +78,6 @@ class Trailer:
     recall: float
     sample: int
     space: str
-    sha256: str
     faiss: str
 
 
@@ -160,36 +159,38 @@ def _read(path: Path) -> Index | None:
     """Read an index whose bytes are as they were written; None where there is none."""
     try:
         with path.open("rb") as stream:
-            trailer, size = _trailer(stream, path)
-            if _hash(stream, size) != trailer.sha256:
-                raise CacheError(f"{path} is damaged: its bytes are not as they were written")
+            trailer = _trailer(stream, path)
         return Index(faiss.read_index(str(path)), trailer)
     except FileNotFoundError:
         return None
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise CacheError(f"cannot read {path}: {str(error).splitlines()[0][:200]}") from error
 
 
-def _trailer(stream: Any, path: Path) -> tuple[Trailer, int]:
-    """What the file says of its index, and the size of this."""
-    size = os.fstat(stream.fileno()).st_size
-    with contextlib.suppress(ValueError, TypeError, KeyError, OSError):
-        stream.seek(size - 16)
-        end = stream.read(16)
-        length = int.from_bytes(end[:8], "little")
-        if end[8:] == _MAGIC and 0 < length <= size - 16:
-            stream.seek(size - 16 - length)
-            return Trailer(**json.loads(stream.read(length))), size - 16 - length
-    raise CacheError(f"{path} is no index of pucache, or is truncated")
+def _trailer(stream: Any, path: Path) -> Trailer:
+    """What the file says of its index, where every byte is as it was written."""
+    before = os.fstat(stream.fileno()).st_size - _END
+    stream.seek(max(before, 0))
+    end = stream.read(_END)
+    length = int.from_bytes(end[:_LENGTH], "little")
+    if end[-len(_MAGIC) :] != _MAGIC or not 0 < length <= before:
+        raise CacheError(f"{path} is no index of pucache, or is truncated")
+    if _hash(stream, before + _LENGTH) != end[_LENGTH : -len(_MAGIC)]:
+        raise CacheError(f"{path} is damaged: its bytes are not as they were written")
+    stream.seek(before - length)
+    try:
+        return Trailer(**json.loads(stream.read(length)))
+    except (TypeError, ValueError) as error:
+        raise CacheError(f"{path} is an index of another version of pucache") from error
 
 
-def _hash(stream: Any, size: int) -> str:
+def _hash(stream: Any, size: int) -> bytes:
     digest, left = hashlib.sha256(), size
     stream.seek(0)
     while left and (block := stream.read(min(left, _HASHED_AT_ONCE))):
         digest.update(block)
         left -= len(block)
-    return digest.hexdigest()
+    return digest.digest()
 
 
 def _write(index: Any, path: Path, told: dict[str, Any]) -> Trailer:
@@ -199,10 +200,12 @@ def _write(index: Any, path: Path, told: dict[str, Any]) -> Trailer:
         except RuntimeError as error:  # faiss does not say why
             raise OSError(f"faiss could not write it ({str(error).splitlines()[-1][:120]})") from error
         with temporary.open("rb+") as stream:
-            trailer = Trailer(**told, sha256=_hash(stream, os.fstat(stream.fileno()).st_size), faiss=faiss.__version__)
+            trailer = Trailer(**told, faiss=faiss.__version__)
             text = json.dumps(asdict(trailer)).encode()
-            stream.seek(0, os.SEEK_END)
-            stream.write(text + len(text).to_bytes(8, "little") + _MAGIC)
+            size = stream.seek(0, os.SEEK_END) + stream.write(text + len(text).to_bytes(_LENGTH, "little"))
+            digest = _hash(stream, size)
+            stream.seek(size)
+            stream.write(digest + _MAGIC)
     return trailer
 
 
