@@ -161,7 +161,7 @@ class CrossFitter:
     def _draw(self, generator: np.random.Generator) -> np.ndarray:
         counts = np.zeros(len(self._s), np.uint8)
         held = np.ones(len(self._s), bool) if self._weights is None else self._weights > 0
-        told = self._known.s + self._known.trained  # 2 labelled, without which there is no figure; 1 confirmed; 0 others
+        told = self._known.s + self._known.trained  # 2: labelled, which figures cannot be without; 1: confirmed
         for value in np.unique(told[held]):
             rows = np.flatnonzero((told == value) & held)
             drawn = np.bincount(generator.integers(len(rows), size=len(rows)), minlength=len(rows))

@@ -27,17 +27,19 @@ from .encoders import load_encoder
 from .errors import OutputError
 from .evaluate import evaluate
 from .images import open_source
-from .labels import label_vector, read_truth
+from .labels import Labels, label_vector, read_truth
 from .metrics import with_labels
 from .progress import Progress
+from .report import report
 from .retrieval.by_model import Fused
 from .retrieval.ranking import Ranking
 from .retrieve import retrieve
+from .review import review
 from .score import score
 from .train import train_pu
 
 POSITIVE = "dress"
-SHOWN = 60
+SHOWN, REVIEWED = 60, 200
 _TILE, _DATA = 28, Path(__file__).parent / "data"
 
 
@@ -67,6 +69,7 @@ def demo(
     ranking.save(folder / "ranked.csv")
     hidden = read_truth(folder / "truth.csv", ranking.keys)
     contact_sheet(folder / "retrieved.png", folder / "pile", ranking, hidden)
+    _write_pages(folder, pile, ranking, model, device, progress)
     score(new, model, folder / "scores.csv")
     ours = evaluate(folder / "scores.csv", folder / "truth.csv")
     ours["average_precision_hidden"] = float(average_precision_score(hidden, ranking.scores))
@@ -82,6 +85,21 @@ def demo(
         "seconds": round(time.monotonic() - began, 1),
     }
     return result, list(_lines(result, folder))
+
+
+def _write_pages(
+    folder: Path,
+    pile: EmbeddingCache,
+    ranking: Ranking,
+    model: PULinearClassifier,
+    device: str,
+    progress: Progress | None,
+) -> None:
+    positives = folder / "positives.txt"
+    labels = Labels.read(pile, positives)
+    review(folder / "review.html", pile, ranking.first(REVIEWED), labels, by=Fused(model).name, progress=progress)
+    truth = read_truth(folder / "truth.csv", list(pile.keys))
+    report(pile, positives, folder / "report.html", model=model, truth=truth, device=device, progress=progress)
 
 
 def _interval(model: PULinearClassifier) -> list[float] | None:
@@ -171,5 +189,7 @@ def _lines(result: dict[str, Any], folder: Path) -> Iterator[str]:
         ("scores.csv", "the new images, scored"),
         ("pile.h5, new.h5", "the caches of embeddings; pucache info tells about them"),
         ("positives.txt, truth.csv", "what was labelled, and the hidden truth"),
+        ("report.html", "open in a browser: what the labels tell, how good the classifier is, a map of the images"),
+        ("review.html", f"open in a browser: the first {REVIEWED} candidates, to accept or reject"),
     ):
         yield f"  {name:26s}{what}"

@@ -71,7 +71,7 @@ def _with_label(table: list[dict[str, str]], label: int, path: str | Path) -> li
         raise LabelError(f"{path} lists no keys")
     if "label" not in table[0]:
         return table
-    labelled = [row for row in table if row["label"] and _label(row["label"], path) == label]
+    labelled = [row for row in table if (row["label"] or "").strip() and _label(row["label"], path) == label]
     if not labelled and label == 1:
         raise LabelError(f"{path} lists no keys with the label 1")
     return labelled

@@ -23,12 +23,19 @@ def planted(n=400, d=6, labelled=40, prior=0.3, seed=0, apart=1.0):
     return X.astype(np.float32), s, y
 
 
-def write_cache(path, X, keys=None, *, encoder=None, failures=None):
+def write_cache(path, X, keys=None, *, encoder=None, failures=None, digests=None):
     """Write rows as a cache, sorted by key, and open it; NaN is not minded."""
     encoded = encode_keys(keys or [f"{row:05}.png" for row in range(len(X))])
     order = np.argsort(encoded)
-    empty = np.zeros((len(X), 32), np.uint8), np.full((len(X), 2), -1)
+    digests = np.zeros((len(X), 32), np.uint8) if digests is None else digests[order]
     encoder = encoder or EncoderSpec.imported("planted", X.shape[1])
     shape = (len(X), encoded.itemsize, X.dtype)
-    write_file(path, encoder, "", [Rows(encoded[order], X[order], *empty)], shape=shape, failures=failures or {})
+    write_file(
+        path,
+        encoder,
+        "",
+        [Rows(encoded[order], X[order], digests, np.full((len(X), 2), -1))],
+        shape=shape,
+        failures=failures or {},
+    )
     return EmbeddingCache(path)

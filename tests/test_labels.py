@@ -1,13 +1,15 @@
+import csv
+import hashlib
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from planted import write_cache
 
-from pucache.deal import folds
 from pucache.errors import LabelError
 from pucache.keys import Keys, encode_keys
-from pucache.labels import check_labels, find_keys, label_vector, read_truth
-from pucache.tables import read_table, table_writer
+from pucache.labels import REVIEWED, Labels, check_labels, find_keys, label_vector, read_truth, short_digest
 
 NAMES = ["a.png", "b.jpg", "n/[1].png", "p/1.png", "p/2.jpg", "p/deep/1.png", "p/deep/er/2.png", "q/1.png", "é.png"]
 KEYS = Keys([encode_keys(NAMES[:4]), encode_keys(NAMES[4:])])
@@ -24,74 +26,6 @@ def write(tmp_path):
         return path
 
     return make
-
-
-def read_keys(path):
-    return [row["key"] for row in read_table(path)]
-
-
-# --- tables ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("bom", ["", "\ufeff"], ids=["plain", "BOM"])
-@pytest.mark.parametrize(
-    "name, content, expected",
-    [
-        ("keys.txt", "b.png\n\n a b.png\n   \nc,d.png", ["b.png", " a b.png", "c,d.png"]),
-        ("keys", "b.png\r\na.png\r\n", ["b.png", "a.png"]),
-        ("keys.txt", "a\u2028b.png\nc\x85\x0cd.png\n", ["a\u2028b.png", "c\x85\x0cd.png"]),
-        ("keys.CSV", "key\nb.png\n\na.png\n", ["b.png", "a.png"]),
-        ("keys.csv", "rank,key,score\r\n1,b.png,3\r\n2,a.png,1\r\n", ["b.png", "a.png"]),
-        ("keys.csv", 'key\n"a\nb.png"\n"c\r\nd.png"\n"e""f,g"\n', ["a\nb.png", "c\r\nd.png", 'e"f,g']),
-        ("keys.csv", "key\na\u2028b.png\nc\x85\x0cd.png\n", ["a\u2028b.png", "c\x85\x0cd.png"]),
-        ("keys.csv", "key,label\na.png,1\n,\n,\n", ["a.png"]),
-        ("keys.csv", "key\n", []),
-        ("keys.txt", "", []),
-    ],
-)
-def test_a_table_gives_the_keys_as_they_are(write, name, content, expected, bom):
-    assert read_keys(write(name, bom + content)) == expected
-
-
-def test_a_csv_keeps_its_other_columns(write):
-    path = write("truth.csv", 'label,key\n1,"a,b"\n0,c\n')
-    assert read_table(path) == [{"label": "1", "key": "a,b"}, {"label": "0", "key": "c"}]
-
-
-@given(keys=st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1)))
-def test_any_key_survives_being_written_and_read(tmp_path_factory, keys):
-    path = tmp_path_factory.getbasetemp() / "any.csv"
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        write = table_writer(stream)
-        for row in [["rank", "key"], *enumerate(keys)]:
-            write(row)
-    assert read_keys(path) == keys
-
-
-@pytest.mark.parametrize(
-    "name, content, message",
-    [
-        ("keys.csv", "path,label\na,1\n", "has columns path, label; expected one called 'key'"),
-        ("keys.csv", '"a\nb",c\n1,2\n', "has columns a b, c; expected one called 'key'"),
-        ("keys.csv", "", r"has columns \(none\); expected one called 'key'"),
-        ("keys.csv", 'key\na\n"b\n', "keys.csv line 3: unexpected end of data"),
-        ("keys.csv", '"key\n', "keys.csv line 1: unexpected end of data"),
-        ("keys.csv", 'key\n"a"b\n', "keys.csv line 2: "),
-        ("keys.csv", "label,key\n1,a\n1\n", "has a row without a key"),
-        ("keys.csv", "key,label\na,1\n,1\n", "has a row without a key"),
-        ("keys.txt", b"a.png\n\xe9.png\n", r"not UTF-8 text \(byte 6\)"),
-    ],
-)
-def test_what_is_no_table_is_refused_and_the_place_named(write, name, content, message):
-    with pytest.raises(LabelError, match=message) as caught:
-        read_table(write(name, content))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["missing.csv", "."])
-def test_a_table_that_cannot_be_opened_is_named(tmp_path, name):
-    with pytest.raises(LabelError, match=f"cannot read {tmp_path}"):
-        read_table(tmp_path / name)
 
 
 # --- keys --------------------------------------------------------------------------------------
@@ -156,7 +90,7 @@ def test_an_empty_file_and_an_empty_cache_are_named(write, keys, content, messag
         find_keys(keys, write("found.txt", content))
 
 
-# --- labels and folds --------------------------------------------------------------------------
+# --- labels ------------------------------------------------------------------------------------
 
 
 def test_labels_are_one_where_named_and_zero_elsewhere():
@@ -171,81 +105,166 @@ def test_all_positive_or_none_leaves_nothing_to_learn():
         check_labels(np.zeros(3))
 
 
-@given(st.integers(0, 40), st.integers(0, 400), st.integers(2, 300), st.integers(0, 9))
-def test_folds_deal_labelled_and_unlabelled_rows_evenly(labelled, unlabelled, count, seed):
-    s = np.random.default_rng(seed).permutation([1] * labelled + [0] * unlabelled)
-    fold = folds(s, count, seed)
-    for side in (fold[s == 1], fold[s == 0]):
-        sizes = np.bincount(side, minlength=count)
-        assert len(sizes) == count and sizes.max() - sizes.min() <= 1
+# --- what a review decided ---------------------------------------------------------------------
+
+ODD = ['a,"b".png', "c\nd.png", "e\r\nf.png", "g\rh.png", "i\u2028j.png", " k .png", "é🦊.png", "'l'.png", "=m.png"]
+DIGESTS = np.array([list(hashlib.sha256(key.encode()).digest()) for key in ODD], np.uint8)
 
 
-def test_folds_depend_on_the_seed_and_on_nothing_else():
-    s = np.arange(200) < 20
-    assert (folds(s, 5, 1) == folds(s, 5, 1)).all()
-    assert (folds(s, 5, 1) != folds(s, 5, 2)).any()
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory):
+    """A cache of odd keys, the last image without a digest."""
+    digests = DIGESTS.copy()
+    digests[-1] = 0
+    return write_cache(tmp_path_factory.mktemp("odd") / "odd.h5", np.eye(9, 2, dtype=np.float32), ODD, digests=digests)
 
 
-def test_without_groups_and_with_single_ones_folds_are_the_same():
-    s = np.random.default_rng(0).permutation(np.arange(200) < 23).astype(np.int8)
-    alone = folds(s, 5, 3)
-    generator = np.random.default_rng(3)
-    for value in (0, 1):
-        rows = generator.permutation(np.flatnonzero(s == value))
-        assert (alone[rows] == np.arange(len(rows)) % 5).all()
-    assert (folds(s, 5, 3, groups=np.arange(200)) == alone).all()
-    assert (folds(s, 5, 3, groups=7 * np.arange(200)[::-1]) == alone).all()
+def digest_of(key):
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
-grouped = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 1)), min_size=1, max_size=60)
+def sheet(path, rows, columns=REVIEWED, *, bom="", end="\n", quoting=csv.QUOTE_ALL):
+    """Write rows as a review sheet exports them: dicts by column."""
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        stream.write(bom)
+        writer = csv.DictWriter(stream, columns, extrasaction="ignore", lineterminator=end, quoting=quoting)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
 
 
-@given(grouped, st.integers(2, 6), st.integers(0, 9))
-def test_groups_stay_whole_and_every_fold_holds_both_where_possible(rows, count, seed):
-    groups, s = np.array(rows).T
-    fold = folds(s, count, seed, groups=groups)
-    assert (fold == folds(s, count, seed, groups=groups)).all()
-    assert fold.min() >= 0 and fold.max() < count
-    assert all(len(np.unique(fold[groups == number])) == 1 for number in groups)
-    with_p, with_u = set(groups[s == 1].tolist()), set(groups[s == 0].tolist())
-    assert len(np.unique(fold[s == 1])) == min(count, len(with_p))
-    assert len(np.unique(fold[s == 0])) == min(count, len(with_u))
-    if len(with_p & with_u) + min(len(with_p - with_u), len(with_u - with_p)) >= count:
-        assert all({0, 1} == set(s[fold == number].tolist()) for number in range(count))
+def decided(key, label, reviewed=0, digest=""):
+    return {"key": key, "label": label, "reviewed": reviewed, "digest": digest}
 
 
-@given(grouped, st.integers(2, 6), st.integers(0, 9))
-def test_rows_on_their_own_even_out_what_groups_left_uneven(rows, count, seed):
-    groups, s = np.array(rows).T
-    groups = np.concatenate([groups, 100 + np.arange(700)])
-    s = np.concatenate([s, np.arange(700) % 2])
-    fold = folds(s, count, seed, groups=groups)
-    for value in (0, 1):
-        sizes = np.bincount(fold[s == value], minlength=count)
-        assert sizes.max() - sizes.min() <= 1
+def told(cache, labels):
+    """What is known of each key."""
+    return {key: (int(s), int(r)) for key, s, r in zip(cache.keys, labels.s, labels.reviewed, strict=True)}
 
 
-def test_groups_of_one_kind_differ_by_at_most_the_largest():
-    sizes = np.random.default_rng(0).integers(2, 9, 300)
-    groups = np.repeat(np.arange(300), sizes)
-    s = (groups < 60).astype(np.int8)
-    fold = folds(s, 5, groups=groups)
-    for value in (0, 1):
-        held = np.bincount(fold[s == value], minlength=5)
-        assert held.max() - held.min() <= 8
-    assert (fold != folds(s, 5, 1, groups=groups)).any()
+KINDS = {"labelled": (1, 0), "confirmed": (1, 1), "rejected": (0, 1), "undecided": ("", ""), "open": ("", 1)}
+AS_READ = {"labelled": (1, 0), "confirmed": (0, 1), "rejected": (0, -1), "undecided": (0, 0), "open": (0, 0)}
 
 
-def test_positives_that_are_all_twins_leave_the_other_folds_without_any():
-    s = np.array([1, 1, 1, 0, 0, 0, 0, 0, 0], np.int8)
-    fold = folds(s, 3, groups=np.array([4, 4, 4, 4, 5, 6, 7, 8, 9]))
-    assert np.bincount(fold[s == 1], minlength=3).tolist() == [3, 0, 0]
-    assert np.bincount(fold[s == 0], minlength=3).tolist() == [2, 2, 2]
+@settings(deadline=None)
+@given(
+    kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=6, max_size=6),
+    columns=st.permutations([*REVIEWED, "note"]),
+    keys=st.permutations(ODD),
+    bom=st.sampled_from(["", "\ufeff"]),
+    end=st.sampled_from(["\n", "\r\n"]),
+)
+def test_a_review_is_read_whatever_its_columns_order_and_line_ends(
+    tmp_path_factory, odd, kinds, columns, keys, bom, end
+):
+    every = dict(zip(keys, [*kinds, "labelled", "rejected"], strict=False))  # one key is not in the file
+    rows = [decided(key, *KINDS[kind], digest_of(key)) | {"note": "x,y"} for key, kind in every.items()]
+    path = sheet(tmp_path_factory.getbasetemp() / "review.csv", rows, columns, bom=bom, end=end)
+    expected = {key: AS_READ[every.get(key, "undecided")] for key in ODD}
+    assert told(odd, Labels.read(odd, path, path)) == expected
+    alone = {key: (s, r if r > 0 else 0) for key, (s, r) in expected.items()}
+    assert told(odd, Labels.read(odd, path)) == alone
 
 
-def test_folds_want_one_group_a_row():
-    with pytest.raises(ValueError, match="expected one group for each of 3 rows, got groups \\(2,\\)"):
-        folds(np.array([1, 0, 0]), 2, groups=np.arange(2))
+def test_what_is_known_sorts_every_row_into_one_kind(odd, tmp_path):
+    rows = [decided(ODD[0], 1), decided(ODD[1], 1, 1), decided(ODD[2], 0, 1)]
+    labels = Labels.read(odd, *[sheet(tmp_path / "r.csv", rows)] * 2)
+    named = [{key for key, told in zip(odd.keys, kind, strict=True) if told} for kind in
+             (labels.positive, labels.negative, labels.unlabelled)]  # fmt: skip
+    assert named == [set(ODD[:2]), {ODD[2]}, set(ODD[3:])]
+    assert labels.s.dtype == labels.reviewed.dtype == np.int8
+
+
+def test_what_a_review_confirmed_does_not_count_as_labelled(odd, tmp_path):
+    before = Labels.read(odd, sheet(tmp_path / "before.csv", [decided(ODD[0], 1), decided(ODD[4], 1)]))
+    rows = [decided(ODD[0], 1), decided(ODD[4], 1), decided(ODD[6], 1, 1), decided(ODD[7], 0, 1)]
+    after = Labels.read(odd, *[sheet(tmp_path / "after.csv", rows)] * 2)
+    assert (after.s == before.s).all() and after.positive.sum() == 3 and not before.reviewed.any()
+
+
+def test_where_all_positives_are_confirmed_ones_they_are_the_labels(odd, tmp_path):
+    labels = Labels.read(odd, sheet(tmp_path / "r.csv", [decided(ODD[0], 1, 1), decided(ODD[1], 0, 1)]))
+    assert [odd.keys[int(row)] for row in np.flatnonzero(labels.s)] == [ODD[0]] and not labels.reviewed.any()
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_key_listed_as_labelled_and_as_confirmed_is_labelled(odd, tmp_path, order):
+    rows = [decided(ODD[0], 1), decided(ODD[3], 1, 1), decided(ODD[3], 1, 0)][::order]
+    labels = Labels.read(odd, sheet(tmp_path / "r.csv", rows))
+    assert [odd.keys[int(row)] for row in np.flatnonzero(labels.s)] == sorted([ODD[0], ODD[3]], key=str.encode)
+
+
+def test_negatives_may_be_a_list_or_a_glob_and_none_may_be_labelled_so(odd, tmp_path):
+    (tmp_path / "no.txt").write_text(f"{ODD[8]}\n{ODD[5]}\n", encoding="utf-8")
+    found = sheet(tmp_path / "found.csv", [decided(ODD[0], 1), decided(ODD[1], "")])
+    assert Labels.read(odd, found, tmp_path / "no.txt").negative.sum() == 2
+    assert Labels.read(odd, found, "*[kl]*").negative.sum() == 2
+    assert not Labels.read(odd, found, found).negative.any()
+
+
+@pytest.mark.parametrize("digest", [digest_of(ODD[2]), digest_of(ODD[2]).upper(), f" {digest_of(ODD[2])} ", "", "  "])
+def test_a_digest_is_held_against_the_image_where_there_is_one(odd, tmp_path, digest):
+    rows = [decided(ODD[2], 1, 0, digest), decided(ODD[8], 1, 0, "0123456789abcdef")]  # that one is not known here
+    assert Labels.read(odd, sheet(tmp_path / "r.csv", rows)).s.sum() == 2
+
+
+def test_a_full_digest_and_the_one_a_sheet_writes_down_are_both_taken(odd, tmp_path):
+    assert short_digest(DIGESTS[0]) == digest_of(ODD[0]) and short_digest(0 * DIGESTS[0]) == ""
+    rows = [decided(ODD[0], 1, 0, hashlib.sha256(ODD[0].encode()).hexdigest())]
+    assert Labels.read(odd, sheet(tmp_path / "r.csv", rows)).s.sum() == 1
+
+
+def refusal(cache, positives, negatives=None):
+    with pytest.raises(LabelError) as caught:
+        Labels.read(cache, positives, negatives)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("side", ["positives", "negatives"])
+def test_a_review_of_other_images_is_one_line_that_names_them(odd, tmp_path, side):
+    found = sheet(tmp_path / "found.csv", [decided(ODD[0], 1)])
+    wrong = [decided(key, int(side == "positives"), 1, digest_of("other" + key)) for key in ODD[4:8]]
+    path = sheet(tmp_path / "r.csv", wrong)
+    said = refusal(odd, *((path,) if side == "positives" else (found, path)))
+    assert f"4 of 4 keys in {path} are other images in {odd.name}" in said
+    assert repr(ODD[4]) in said and "..." in said and "remove the digest column" in said
+
+
+def test_a_key_that_is_positive_and_negative_is_one_line(odd, tmp_path):
+    found, no = sheet(tmp_path / "f.csv", [decided(ODD[0], 1), decided(ODD[3], 1, 1)]), tmp_path / "no.txt"
+    for key in (ODD[0], ODD[3]):
+        other = sheet(no.with_suffix(".csv"), [decided(key, 0), decided(ODD[5], 0)])
+        said = refusal(odd, found, other)
+        assert f"1 keys are both in {found} and in {other} ({key!r}); decide which" in said
+    both = sheet(tmp_path / "both.csv", [decided(ODD[0], 1), decided(ODD[0], 0, 1)])
+    assert f"1 keys are both in {both} and in {both}" in refusal(odd, both, both)
+
+
+@pytest.mark.parametrize("label", ["cat", "2", "maybe", "Trouser/Pants"])
+def test_class_names_in_the_label_column_are_one_line_and_told_what_to_write(odd, tmp_path, label):
+    path = sheet(tmp_path / "r.csv", [decided(ODD[0], label), decided(ODD[1], 1)])
+    assert f"{path} has the label {label!r}; expected 1 or 0" in refusal(odd, path)
+    fine = sheet(tmp_path / "fine.csv", [decided(ODD[0], 1)])
+    assert f"{path} has the label {label!r}; expected 1 or 0" in refusal(odd, fine, path)
+
+
+@pytest.mark.parametrize("label", ["0", ""])
+def test_a_label_column_without_any_positive_names_the_lack(odd, tmp_path, label):
+    path = sheet(tmp_path / "r.csv", [decided(ODD[0], label)])
+    assert f"{path} lists no keys with the label 1" in refusal(odd, path)
+
+
+def test_reviewing_every_row_leaves_nothing_to_find(odd, tmp_path):
+    rows = [decided(key, int(number < 3), int(number > 0)) for number, key in enumerate(ODD)]
+    path = sheet(tmp_path / "r.csv", rows)
+    assert "all 9 rows are labelled; some must be unlabelled" in refusal(odd, path, path)
+    assert Labels.read(odd, path).unlabelled.sum() == 6
+
+
+def test_a_blank_label_is_undecided(odd, tmp_path):
+    path = sheet(tmp_path / "r.csv", [decided(ODD[0], " 1 "), decided(ODD[1], "  ")])
+    assert Labels.read(odd, path, path).positive.sum() == 1
 
 
 # --- truth -------------------------------------------------------------------------------------

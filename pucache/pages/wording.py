@@ -181,8 +181,8 @@ def next_steps(numbers: dict[str, Any]) -> list[str]:
             "learned."
         )
     steps.append(
-        "Look at the highest-ranked and the most doubtful images (section 10), confirm those that are positive, add "
-        "them to the positives file and train again. The doubtful ones teach the most."
+        "Review the highest-ranked and the most doubtful images (section 10 shows the first of them; pucache "
+        "retrieve-positives --review makes a page to accept and reject them on), and train again with what it exports."
     )
     if numbers["labelled"] < FEW:
         steps.append(f"Go on until there are at least {FEW} labelled positives; then the estimates begin to hold.")

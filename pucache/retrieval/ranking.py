@@ -31,6 +31,11 @@ class Ranking:
     scores: np.ndarray
     posterior: np.ndarray | None = None
 
+    def first(self, k: int) -> Ranking:
+        """The best k."""
+        posterior = None if self.posterior is None else self.posterior[:k]
+        return Ranking(self.rows[:k], self.keys[:k], self.scores[:k], posterior)
+
     def save(self, path: str | Path) -> None:
         """Write ``rank,key,score`` as CSV."""
         with replacing(check_writable(path)) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:

@@ -14,9 +14,9 @@ from torch.nn.functional import interpolate, normalize
 from ..blocks import Moments
 from ..crossfit import CrossFitter
 from ..deal import deal
-from ..known import Known
 from ..errors import LabelError, RunError
 from ..keys import Keys, encode_keys
+from ..known import Known
 from ..labels import find_keys
 from ..risks import PURisk
 from ..tables import read_table
