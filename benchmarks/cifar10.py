@@ -27,6 +27,8 @@ from pucache.embed import embed
 from pucache.heads import fit_heads
 from pucache.labels import label_vector
 from pucache.metrics import precision_at, with_labels
+from pucache.retrieval.by_model import Fused
+from pucache.retrieval.similarity import SIMILARITIES, Similarity
 from pucache.retrieve import retrieve
 from pucache.risks import PURisk
 from pucache.train import train_pu
@@ -182,11 +184,13 @@ def main(folder: Path, work: Path) -> str:
     name = "supervised ceiling for rows it has not seen (5 folds)"
     table.add(name, [heads.margins(X_test).mean(1)], [unseen[s == 0]], f"{seconds:.1f}")
     rows = np.flatnonzero(s == 0)
-    for similarity in ("centroid", "max"):
-        ranking, seconds = timed(lambda: retrieve(pile, s, k=len(rows), similarity=similarity))  # noqa: B023
+    ways = {"classifier and neighbours, fused": Fused(models[0])}
+    ways |= {f"similarity to the labelled positives: {kind}": Similarity(kind) for kind in SIMILARITIES}
+    for name, by in ways.items():
+        ranking, seconds = timed(lambda: retrieve(pile, s, k=None, by=by, twins=None))  # noqa: B023
         scores = np.empty(len(s))
         scores[ranking.rows] = ranking.scores
-        table.add(f"similarity to the labelled positives: {similarity}", None, [scores[rows]], f"{seconds:.1f}")
+        table.add(name, None, [scores[rows]], f"{seconds:.1f}")
     unit = X / np.linalg.norm(X, axis=1, keepdims=True)
     cosines, seconds = timed(lambda: unit[rows] @ unit[s == 1].mean(0))
     table.add("mean cosine to the labelled positives, not centred", None, [cosines], f"{seconds:.1f}")

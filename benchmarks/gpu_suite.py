@@ -40,6 +40,8 @@ from pucache.heads import fit_heads
 from pucache.images import UNKNOWN, Listing, Source
 from pucache.keys import encode_keys
 from pucache.parts import parts_folder
+from pucache.retrieval.by_model import Fused
+from pucache.retrieval.similarity import Similarity
 from pucache.retrieve import retrieve
 from pucache.risks import PURisk
 
@@ -121,16 +123,21 @@ def agreement(data: Data) -> dict:
 
 
 def retrieval(data: Data) -> dict:
-    """Ranking all unlabelled rows of a cache by similarity, and the first thousand."""
+    """Ranking all unlabelled rows of a cache, and the first thousand, on this device and on the CPU."""
     n, d = data.X.shape
     path, keys = data.out / "planted.h5", encode_keys([f"{row:09}" for row in range(n)])
     rows = Rows(keys, data.X, np.zeros((n, 32), np.uint8), np.full((n, 2), UNKNOWN))
     shape = (n, keys.itemsize, np.dtype(np.float16))
     write_file(path, EncoderSpec.imported("planted", d), "", [rows], shape=shape, failures={})
     cache = EmbeddingCache(path)
+    model = PULinearClassifier(draws=0, device=data.name).fit(cache.X, data.s)
+    ways = {
+        f"{kind}, {device}": Similarity(kind, device) for kind in ("whitened", "max") for device in (data.name, "cpu")
+    }
+    ways |= {f"fused, {device}": Fused(model, device) for device in (data.name, "cpu")}
     return {
-        f"k = {k}, {similarity}": data.seconds(lambda: retrieve(cache, data.s, k=k, similarity=similarity))  # noqa: B023
-        for similarity in ("centroid", "max")
+        f"k = {k}, {name}": data.seconds(lambda: retrieve(cache, data.s, k=k, by=by))  # noqa: B023
+        for name, by in ways.items()
         for k in (1000, n)
     }
 

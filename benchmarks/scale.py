@@ -142,13 +142,15 @@ def retrieve_by_model(at: Planted, measured: Measured) -> None:
 def retrieve_by(at: Planted, measured: Measured, path: Path | None) -> None:
     from pucache.classifier import PULinearClassifier
     from pucache.labels import label_vector
+    from pucache.retrieval.by_model import Margins
+    from pucache.retrieval.similarity import Similarity
     from pucache.retrieve import retrieve
 
     with measured:
         cache = EmbeddingCache(at.cache)
         s = label_vector(cache.keys, at.positives)
-        model = PULinearClassifier.load(path) if path else None
-        ranking = retrieve(cache, s, k=RETRIEVED, model=model)
+        by = Margins(PULinearClassifier.load(path)) if path else Similarity()
+        ranking = retrieve(cache, s, k=RETRIEVED, by=by)
     assert len(ranking.rows) == RETRIEVED and not s[ranking.rows].any() and (np.diff(ranking.scores) <= 0).all()
     assert ranking.keys == [key(int(row)) for row in ranking.rows]
     assert np.load(at.truth)[ranking.rows].mean() > 0.9
@@ -205,7 +207,7 @@ OPERATIONS: dict[str, Callable[[Planted, Measured], None]] = {
 
 def run_cell(name: str, at: Planted) -> dict[str, float]:
     """In that process."""
-    for module in ("retrieve", "score", "train"):  # so that the imports are behind us
+    for module in ("retrieve", "retrieval.by_model", "score", "train"):  # so that the imports are behind us
         importlib.import_module(f"pucache.{module}")
     if has_pyarrow():
         importlib.import_module("pyarrow.parquet")

@@ -85,8 +85,7 @@ twins = click.option(
     "--twins",
     default=0.999,
     show_default=True,
-    help="Images with this cosine or more, or with equal bytes, are the same picture and stay in one fold; "
-    "above 1: equal bytes only.",
+    help="Images with this cosine or more, or with equal bytes, count as the same picture; above 1: equal bytes only.",
 )
 folds = click.option(
     "--n-folds", default=5, show_default=True, type=click.IntRange(min=2), help="Folds that margins are held out in."

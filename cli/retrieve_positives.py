@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.option(
     "--similarity",
     type=click.Choice(["whitened", "centroid", "topk", "max"]),
-    help="whitened: cosine to the mean of the positives, where directions that vary much in all images count less; "
+    help="whitened: likeness to the mean of the positives, where directions that vary much in all images count less; "
     "centroid: mean of the cosines to all positives; topk: to the 50 nearest; max: to the nearest.  "
     "[default: whitened]",
 )

@@ -121,6 +121,8 @@ def _lines(result: dict[str, Any]) -> list[str]:
         f"  AUC {estimates['auc']:.3f}   recall {estimates['recall']:.3f}   precision {estimates['precision']:.3f}   "
         f"F1 {estimates['f1']:.3f}   called positive {estimates['share_predicted_positive']:.3%}",
     ]
+    if any(reviewed):
+        lines.append("  after a review these are upper bounds: what was confirmed lies around the labelled positives")
     if estimates["collapsed"]:
         lines.append(f"  warning: the classifier is {estimates['collapsed']} at this threshold; label more positives")
     return lines

@@ -1,10 +1,14 @@
 import os
 
+import numpy as np
 import pytest
 import torch
 from browser import chromium
 from limits import limited
+from planted import write_cache
 from tiny import save_image, tiny_encoder
+
+from pucache.cache import EmbeddingCache
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +35,24 @@ def image_folder(tmp_path):
         for number in range(n):
             save_image(folder / f"{number:03}.png", number)
         return folder
+
+    return make
+
+
+@pytest.fixture(params=["one block", "small blocks", "small blocks of three files"])
+def opened(request, tmp_path, monkeypatch):
+    """Open rows as a cache, in one block or in many; digests may be given."""
+    if request.param != "one block":
+        monkeypatch.setattr("pucache.cache_file.BLOCK_BYTES", 1000)
+
+    def make(X, digests=None):
+        parts = np.array_split(np.arange(len(X)), 3 if "files" in request.param else 1)
+        for number, rows in enumerate(parts):
+            keys = [f"{row:04}.png" for row in rows]
+            write_cache(tmp_path / f"{number}.h5", X[rows], keys, digests=None if digests is None else digests[rows])
+        cache = EmbeddingCache(tmp_path)
+        assert (len(list(cache.blocks())) > 3) == (request.param != "one block")
+        return cache
 
     return make
 

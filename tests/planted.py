@@ -30,12 +30,6 @@ def write_cache(path, X, keys=None, *, encoder=None, failures=None, digests=None
     digests = np.zeros((len(X), 32), np.uint8) if digests is None else digests[order]
     encoder = encoder or EncoderSpec.imported("planted", X.shape[1])
     shape = (len(X), encoded.itemsize, X.dtype)
-    write_file(
-        path,
-        encoder,
-        "",
-        [Rows(encoded[order], X[order], digests, np.full((len(X), 2), -1))],
-        shape=shape,
-        failures=failures or {},
-    )
+    rows = Rows(encoded[order], X[order], digests, np.full((len(X), 2), -1))
+    write_file(path, encoder, "", [rows], shape=shape, failures=failures or {})
     return EmbeddingCache(path)

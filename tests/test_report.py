@@ -531,7 +531,7 @@ def test_sentences_tell_ranges_and_a_wide_one_alone():
     assert wording.headline(told()) == "100 labelled, about 90 hidden"
     assert "about 90 (70 to 100) are expected to be right" in wording.decisions(told())
     wide = told(hidden_positives={"expected": 90.0, "low": 5.0, "high": 700.0})
-    assert wording.headline(wide) == "100 labelled, 5 to 700 hidden"
+    assert wording.headline(wide) == "100 labelled, perhaps 90 hidden"
     assert "cannot be told yet: anything from 5 to 700" in wording.hidden(wide)
     unsure = told(intervals={"precision": [0.01, 1.0], "recall": [0.7, 0.9]})
     assert "Of 100 such images 1 to 100 are expected" in wording.decisions(unsure)

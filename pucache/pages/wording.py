@@ -39,17 +39,13 @@ def plural(count: float, one: str, many: str | None = None) -> str:
 
 
 def headline(numbers: dict[str, Any]) -> str:
-    """Say the most important number, as a range where no single number could be believed."""
-    found = numbers["hidden_positives"]
-    return f"{number(numbers['labelled'])} labelled, " + (
-        f"{about(found['low'])} to {about(found['high'])} hidden"
-        if wide(numbers)
-        else f"about {about(found['expected'])} hidden"
-    )
+    """Say the most important number, and how it is to be taken."""
+    how = "perhaps" if wide(numbers) else "about"
+    return f"{number(numbers['labelled'])} labelled, {how} {about(numbers['hidden_positives']['expected'])} hidden"
 
 
 def wide(numbers: dict[str, Any]) -> bool:
-    """Whether the number of hidden positives is known so badly that only a range should be told."""
+    """Whether the number of hidden positives is known so badly that it is a guess."""
     found = numbers["hidden_positives"]
     return found["low"] is not None and found["high"] > _WIDE * found["low"]
 
