@@ -43,7 +43,7 @@ def image_folder(tmp_path):
 def opened(request, tmp_path, monkeypatch):
     """Open rows as a cache, in one block or in many; digests may be given."""
     if request.param != "one block":
-        monkeypatch.setattr("pucache.cache_file.BLOCK_BYTES", 1000)
+        monkeypatch.setattr("pucache.cache_file.BLOCK_BYTES", 300)
 
     def make(X, digests=None):
         parts = np.array_split(np.arange(len(X)), 3 if "files" in request.param else 1)

@@ -1,4 +1,4 @@
-"""Pretraining on a GPU: what it finds is what the CPU finds, and it never waits for what it need not."""
+"""Pretraining and retrieval on a GPU: it finds what the CPU finds, and training never waits for what it need not."""
 
 import csv
 import gc
@@ -7,11 +7,13 @@ import json
 import math
 import signal
 
+import faiss
 import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
 from PIL import Image
+from planted import planted, write_cache
 from started import Started, Strike
 from training_parts import BATCH, IMAGES, SIDE, N, recipe, train, training, with_norms
 
@@ -19,6 +21,10 @@ from pucache.cache import EmbeddingCache
 from pucache.cli.main import main
 from pucache.images import open_source
 from pucache.progress import Silent
+from pucache.retrieval.index import open_or_build
+from pucache.retrieval.nearest import nearest
+from pucache.retrieval.similarity import Similarity
+from pucache.retrieve import retrieve
 from pucache.simclr import checkpoints, pixels
 from pucache.simclr.augment import VIEWS, Augment, draw
 from pucache.simclr.contrastive import contrastive_loss
@@ -223,3 +229,32 @@ def test_the_encoder_of_a_run_embeds_there_and_on_the_cpu_alike(photos, tmp_path
     here, there = rows
     assert here.shape == there.shape and len(here) == N
     assert np.linalg.norm(here - there) < 1e-2 * np.linalg.norm(here)
+
+
+# --- retrieval ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [1, 30, 2048, 2100])
+def test_the_nearest_rows_are_those_that_the_cpu_finds(k):
+    if faiss.get_num_gpus() == 0:
+        pytest.skip("this faiss sees no GPU")
+    rows, among = np.random.default_rng(0).normal(size=(2, 3000, 64)).astype(np.float32)
+    here, there = (nearest(rows[:50], among, k, device=device) for device in ("cuda", "cpu"))
+    np.testing.assert_allclose(here[0], there[0], rtol=1e-3, atol=1e-2)
+    assert np.mean([len(np.intersect1d(a, b)) / k for a, b in zip(here[1], there[1], strict=True)]) > 0.99
+
+
+@pytest.mark.parametrize("kind", ["whitened", "max", "topk"])
+def test_similarity_ranks_alike(tmp_path, kind):
+    X, s, _ = planted(n=3000, d=32)
+    cache = write_cache(tmp_path / "cache.h5", X)
+    here, there = (retrieve(cache, s, k=200, by=Similarity(kind, device)) for device in ("cuda", "cpu"))
+    assert len(np.intersect1d(here.rows, there.rows)) > 195
+
+
+def test_an_index_of_cells_finds_alike(tmp_path):
+    X, _, _ = planted(n=5000, d=32)
+    index = open_or_build(write_cache(tmp_path / "cache.h5", X), "ivf")
+    queries = index.space.unit(X[:40])
+    here, there = (index.search(queries, 100, device=device) for device in ("cuda", "cpu"))
+    assert np.mean([len(np.intersect1d(a, b)) / 100 for a, b in zip(here, there, strict=True)]) > 0.97
