@@ -51,6 +51,12 @@ class WrongUsage(click.ClickException):
 class Verbs(click.Group):
     """Turns the library's errors into one line each; PUCACHE_DEBUG=1 shows the traceback instead."""
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the first sentence of each verb's help to its end, which click would cut off."""
+        rows = [(name, verb.get_short_help_str(limit=200)) for name, verb in sorted(self.commands.items())]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb."""
         try:

@@ -80,9 +80,11 @@ def report(
 def _lines(numbers: dict[str, Any]) -> list[str]:
     estimates, hidden = numbers["estimates"], numbers["hidden_positives"]
     span = "" if hidden["low"] is None else f" ({hidden['low']:,.0f} to {hidden['high']:,.0f})"
+    confirmed = numbers["reviewed"]["confirmed"]
+    known = f" (of them {confirmed:,} confirmed)" if confirmed else ""
     return [
-        f"{numbers['labelled']:,} labelled positives, {numbers['unlabelled']:,} unlabelled, about "
-        f"{hidden['expected']:,.0f} of them positive{span}",
+        f"{numbers['labelled']:,} labelled positives, {numbers['unlabelled']:,} unlabelled{known}, about "
+        f"{hidden['expected']:,.0f} more positives{span}",
         f"estimated: precision {estimates['precision']:.3f}   recall {estimates['recall']:.3f}   "
         f"F1 {estimates['f1']:.3f}   AUC {estimates['auc']:.3f}",
         *(f"note: {warning}" for warning in numbers["warnings"]),

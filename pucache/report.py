@@ -168,10 +168,13 @@ def _numbers(evidence: Evidence) -> dict[str, Any]:
 
 
 def _hidden(evidence: Evidence) -> dict[str, float | None]:
-    """Positives expected among the unlabelled, with the ends of the prior's interval where there is one."""
-    count, ends = len(evidence.unlabelled), evidence.interval or (None, None)
-    low, high = (None if end is None else end * count for end in ends)
-    return {"expected": evidence.trained.prior_ * count, "low": low, "high": high}
+    """Positives expected beyond those known, and the ends of the interval where there is one."""
+    count, confirmed = len(evidence.unlabelled), int((evidence.data.labels.reviewed == 1).sum())
+    shares = {
+        "expected": evidence.trained.prior_,
+        **dict(zip(("low", "high"), evidence.interval or (None, None), strict=True)),
+    }
+    return {name: None if share is None else max(0.0, share * count - confirmed) for name, share in shares.items()}
 
 
 def _intervals(evidence: Evidence) -> dict[str, list[float] | None]:

@@ -157,8 +157,11 @@ def _identity(cache: EmbeddingCache, ranking: Ranking) -> str:
 
 
 def _command(cache: EmbeddingCache) -> str:
+    """The next round."""
     paths = " ".join(shlex.quote(str(file.path)) for file in cache.files)
-    return f"pucache train-pu {paths} --positives {EXPORT} --negatives {EXPORT}"
+    labels = f"--positives {EXPORT} --negatives {EXPORT}"
+    retrieve = f"pucache retrieve-positives {paths} {labels} --model model.safetensors --review review.html"
+    return f"pucache train-pu {paths} {labels}\n{retrieve}"
 
 
 def _warnings(pictures: list[Thumbnail], count: dict[str, int]) -> list[str]:

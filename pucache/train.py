@@ -87,7 +87,7 @@ class PUData:
 
 def train_pu(
     cache: EmbeddingCache,
-    positives: str | Path | np.ndarray,
+    positives: str | Path | np.ndarray | Labels,
     *,
     negatives: str | Path | None = None,
     twins: float | None = TWINS,

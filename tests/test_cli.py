@@ -191,22 +191,130 @@ def test_train_writes_a_model_and_its_metrics(world, trained):
     assert model.encoder_ == EmbeddingCache(world / "cache.h5").encoder
 
 
-@pytest.mark.parametrize("how", ["", "--similarity max", "--model {w}/model.safetensors", "--by similarity"])
-def test_retrieve_finds_the_hidden_positives_first(world, trained, here, how):
-    told = run_json("retrieve-positives {w}/cache.h5 --positives {w}/positives.txt -k 20 " + how, w=world)
-    assert told == {"out": "ranked.csv", "by": "classifier" if "--model" in how else "similarity", "retrieved": 20}
+FOUND = "retrieve-positives {w}/cache.h5 --positives {w}/positives.txt --twins 2 "
+WAYS = {
+    "": "similarity (whitened)",
+    "--by similarity": "similarity (whitened)",
+    "--similarity centroid": "similarity (centroid)",
+    "--similarity topk": "similarity (topk)",
+    "--similarity max": "similarity (max)",
+    "--model {w}/model.safetensors": "classifier and neighbours, fused",
+    "--model {w}/model.safetensors --by fused": "classifier and neighbours, fused",
+    "--model {w}/model.safetensors --by classifier": "classifier",
+    "--index ivf": "similarity (whitened), ivf index",
+    "--index hnsw --similarity max": "similarity (max), hnsw index",
+    "--index ivf --similarity topk --memory 0.5": "similarity (topk), ivf index",
+}
+
+
+@pytest.fixture
+def indexed(world, embedded, here):
+    """A copy of the world's cache, so that an index beside it stays here."""
+    shutil.copytree(world, here / "w", ignore=shutil.ignore_patterns("images", "bad"))
+    return here / "w"
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_retrieve_finds_the_hidden_positives_first(trained, indexed, here, how):
+    told = run_json(FOUND + "-k 20 --device cpu " + how, w=indexed)
+    assert told == {"out": "ranked.csv", "by": WAYS[how], "retrieved": 20, "unlabelled": N - LABELLED}
     rows = table(here / "ranked.csv")
     assert list(rows[0]) == ["rank", "key", "score"] and [row["rank"] for row in rows] == [str(n) for n in range(1, 21)]
     scores = [float(row["score"]) for row in rows]
     assert scores == sorted(scores, reverse=True)
     assert {row["key"] for row in rows[:HIDDEN]} == {f"red/{LABELLED + number:03}.png" for number in range(HIDDEN)}
+    kept = sorted(path.name for path in indexed.glob("cache.h5.*"))
+    assert kept == ([f"cache.h5.{WAYS[how].split()[-2]}"] if "--index" in how else [])
 
 
 def test_retrieve_prints_the_best_and_where_the_rest_is(world, embedded, here):
-    lines = run("retrieve-positives {w}/cache.h5 --positives 'red/00[0-7].png' --out o/r.csv", w=world).stdout.split(
-        "\n"
+    lines = run("retrieve-positives {w}/cache.h5 --positives 'red/00[0-7].png' --out o/r.csv --twins 2", w=world).stdout
+    lines = lines.splitlines()
+    assert len(lines) == 6 and all(f"{n}  " in line and "red/" in line for n, line in enumerate(lines[:5], 1))
+    left = N - LABELLED
+    assert lines[-1] == f"wrote {left} of {left} unlabelled to o/r.csv, by similarity (whitened)"
+
+
+@pytest.mark.parametrize("k, count", [("1", 1), ("7", 7), ("52", 52), ("1000", 52), ("all", 52)])
+def test_k_says_how_many_are_retrieved(world, embedded, here, k, count):
+    assert run_json(FOUND + f"-k {k}", w=world)["retrieved"] == count == len(table(here / "ranked.csv"))
+
+
+def test_a_spread_out_selection_differs_and_half_is_the_default_weight(world, embedded, here):
+    keys = {}
+    for how in ("", "--diverse 0", "--diverse", "--diverse 0.5", "--diverse=1"):
+        run(FOUND + f"-k 20 --device cpu {how} --out r.csv", w=world)
+        keys[how] = [row["key"] for row in table(here / "r.csv")]
+    assert keys[""] == keys["--diverse 0"] != keys["--diverse"] == keys["--diverse 0.5"] != keys["--diverse=1"]
+    assert all(len(set(some)) == 20 for some in keys.values())
+
+
+def test_an_index_is_asked_for_as_many_as_are_spread_out(trained, indexed, here):
+    """Of one direction it finds k rows; to choose among them takes more."""
+    for index in ("exact", "ivf"):
+        run(FOUND + f"-k 3 --diverse 0.9 --index {index} --out {index}.csv --device cpu", w=indexed)
+    assert table(here / "ivf.csv") == table(here / "exact.csv")
+
+
+def test_twins_of_labelled_images_are_retrieved_only_where_they_are_no_twins(world, embedded, here):
+    told = [run_json(FOUND + f"-k all --twins {limit}", w=world)["retrieved"] for limit in (0.5, 0.98, 1, 2)]
+    assert told == sorted(told) and told[0] < told[-1] == N - LABELLED
+
+
+def test_known_negatives_and_what_was_confirmed_are_not_retrieved_again(world, embedded, here):
+    rows = [f"red/{n:03}.png,1,0" for n in range(LABELLED)] + ["red/008.png,1,1"]
+    rows += [f"rest/{n:03}.png,0,1" for n in range(5)] + ["rest/005.png,,"]
+    Path("review.csv").write_text("\n".join(["key,label,reviewed", *rows]))
+    asked = "retrieve-positives {w}/cache.h5 --positives review.csv --twins 2 -k all "
+    assert run_json(asked, w=world)["unlabelled"] == N - LABELLED - 1
+    assert run_json(asked + "--negatives review.csv", w=world)["retrieved"] == N - LABELLED - 6
+    kept = {row["key"] for row in table(here / "ranked.csv")}
+    assert not kept & {row.split(",")[0] for row in rows[:-1]} and "rest/005.png" in kept
+    assert run_json(asked + "--negatives 'rest/**'", w=world)["retrieved"] == HIDDEN - 1
+
+
+def test_a_review_sheet_is_written_beside_the_ranking(world, embedded, here):
+    told = run_json(FOUND + "-k 5 --review review.html --images {w}/images", w=world)
+    assert told["review"] == "review.html" and told["shown"] == 5 and told["without_picture"] == 0
+    page = Path("review.html").read_text()
+    assert all(row["key"] in page for row in table(here / "ranked.csv"))
+    said = run(FOUND + "-k 5 --review again.html", w=world).stdout.splitlines()
+    assert said[-1].startswith("wrote again.html: open it in a browser")
+
+
+REVIEW = "key,label,reviewed\n" + "".join(f"red/{n:03}.png,1,0\n" for n in range(LABELLED))
+REVIEW += "".join(f"red/{n:03}.png,1,1\n" for n in (8, 9, 10)) + "".join(f"rest/{n:03}.png,0,1\n" for n in range(12))
+
+
+def test_known_negatives_change_training_and_are_told(world, embedded, here):
+    Path("review.csv").write_text(REVIEW)
+    asked = "train-pu {w}/cache.h5 --positives review.csv --prior 0.15 --device cpu "
+    without, told = (run_json(asked + more, w=world) for more in ("", "--negatives review.csv"))
+    assert (without["confirmed_positives"], without["known_negatives"]) == (3, 0)
+    assert (told["confirmed_positives"], told["known_negatives"]) == (3, 12)
+    assert (told["labelled_positives"], told["unlabelled"]) == (LABELLED, N - LABELLED)
+    assert told["estimates"]["risk"] != without["estimates"]["risk"]
+    shown = run(asked + "--negatives review.csv", w=world).stdout
+    assert (
+        f"{LABELLED} labelled positives, {N - LABELLED} unlabelled (of them reviewed: 3 positive, 12 negative)" in shown
     )
-    assert "red/" in lines[0] and lines[-2] == f"wrote {N - LABELLED} of {N - LABELLED} unlabelled to o/r.csv"
+    assert "reviewed" not in run(TRAIN + " --prior 0.15 --device cpu", w=world).stdout
+    assert PULinearClassifier.load("model.safetensors").n_negatives_ == 0
+
+
+def test_known_negatives_change_the_margins_that_the_prior_rests_on_but_not_its_labels(world, embedded, here):
+    Path("review.csv").write_text(REVIEW)
+    asked = "estimate-prior {w}/cache.h5 --positives review.csv --draws 0 --method tilt --device cpu "
+    without, told = (run_json(asked + more, w=world) for more in ("", "--negatives review.csv"))
+    assert (told["labelled_positives"], told["unlabelled"]) == (LABELLED, N - LABELLED)
+    assert told["estimates"]["tilt"]["prior"] != without["estimates"]["tilt"]["prior"]
+
+
+def test_known_negatives_change_a_sweep(world, embedded, here):
+    Path("review.csv").write_text(REVIEW)
+    asked = "sweep-priors {w}/cache.h5 --positives review.csv --priors 0.15 --seeds 1 --penalty 0.001 --no-plot "
+    without, told = (run_json(asked + more, w=world) for more in ("", "--negatives review.csv"))
+    assert told["rows"][0]["risk"] != without["rows"][0]["risk"] and len(table(here / "sweep.csv")) == 1
 
 
 def test_scores_of_a_cache_and_of_its_images_are_the_same(world, trained, here):
@@ -309,6 +417,8 @@ def bad(world, trained):
     (bad / "unknown.txt").write_text("\n".join(["u/1.png", "u/2.png", "red/000.png", "u/3.png", "u/4.png"]))
     (bad / "none.txt").write_text("\n")
     (bad / "none.csv").write_text("key\n")
+    (bad / "classes.csv").write_text("key,label\nred/000.png,Dress\n")
+    (bad / "other_images.csv").write_text("key,label,reviewed,digest\nred/000.png,1,1,0123456789abcdef\n")
     (bad / "nokey.csv").write_text("path\nred/000.png\n")
     whole = (world / "cache.h5").read_bytes()
     (bad / "truncated.h5").write_bytes(whole[: len(whole) // 2])
@@ -417,10 +527,44 @@ BAD = {  # command: (exit code, what the one line must tell)
         }.items()
     },
     FIND + " --positives 'blue/*'": (1, r"no key matches 'blue/\*'; keys are paths relative to the source, such as"),
-    FIND + " --positives red/** -k 0": (2, "k must be at least 1, got 0"),
+    **{
+        FIND + f" --positives red/** -k {k}": (2, f"-k must be a whole number of at least 1, or all; got '{k}'")
+        for k in ("0", "-1", "1.5", "some")
+    },
+    FIND + " --positives red/** --by fused": (2, "--by fused needs --model FILE .*pucache train-pu"),
+    FIND + " --positives red/** --index ivf --model m": (2, "--similarity and --index do nothing where --model ranks"),
+    FIND + " --positives red/** --index ivf -k all": (2, "-k all scores every image, which --index ivf is not for"),
+    **{
+        FIND + f" --positives red/** {more}": (2, "--memory is for --index ivf or hnsw, and a number of GB above 0")
+        for more in ("--memory 1", "--index ivf --memory 0", "--index ivf --memory nan", "--index ivf --memory inf")
+    },
+    FIND + " --positives red/** --index ivf --memory 1e-6": (2, "an ivf index of .* allow more with --memory, or use"),
+    FIND + " --positives red/** --diverse 1.5": (2, "diverse must lie between 0 and 1, got 1.5"),
+    FIND + " --positives red/** --diverse nan": (2, "diverse must lie between 0 and 1, got nan"),
+    FIND + " --positives red/** --twins 0": (2, "twins must be a cosine above 0, .*got 0"),
+    FIND + " --positives red/** --images {w}/images": (2, "--images is for --review; leave it out, or name a page"),
+    FIND + " --positives red/** --out old.csv --review ./old.csv": (2, "--out and --review are one file, old.csv"),
+    FIND + " --positives {w}/truth.csv --review {w}/truth.csv": (1, "truth.csv is also an input"),
+    FIND + " --positives red/** --negatives {w}/positives.txt": (
+        1,
+        "8 keys are both in red/.. and in .*positives.txt .*; decide which",
+    ),
+    FIND + " --positives red/** --negatives 'blue/*'": (1, r"no key matches 'blue/\*'"),
+    FIND + " --positives red/** --negatives 'rest/**'": (1, "all 60 rows are labelled; some must be unlabelled"),
+    FIND + " --positives red/** --negatives {w}/positives.txt --out {w}/positives.txt": (1, "txt is also an input"),
+    TRAIN + " --negatives {w}/truth.csv --out {w}/truth.csv": (1, "truth.csv is also an input"),
+    **{
+        command + " --negatives {b}/nowhere.txt": (1, "no such file: .*nowhere.txt; expected a text file of keys")
+        for command in (TRAIN, PRIOR, SWEEP, FIND + " --positives red/**")
+    },
+    FIND + " --positives {b}/classes.csv": (1, "classes.csv has the label 'Dress'; expected 1 or 0"),
+    FIND + " --positives {b}/other_images.csv": (1, "1 of 1 keys in .* are other images in .*remove the digest column"),
     FIND + " --positives red/** --by classifier": (2, "--by classifier needs --model FILE .*pucache train-pu"),
     FIND + " --positives red/** --by similarity --model m": (2, "--by similarity does not use --model"),
-    FIND + " --positives red/** --similarity max --model m": (2, "--similarity does nothing where --model ranks"),
+    FIND + " --positives red/** --similarity max --model m": (
+        2,
+        "--similarity and --index do nothing where --model ranks; leave them out, or --model",
+    ),
     FIND + " --positives red/** --model {b}/other.safetensors": (
         1,
         "cache.h5 holds .* of timm.* expects imported",
@@ -493,6 +637,7 @@ OUTPUTS = {  # command: each has a second flaw, which shows if the output is loo
     "train-pu {b}/nowhere.h5 --positives x --prior 0.1 --out {out}": "{out}",
     "train-pu {b}/nowhere.h5 --positives x --prior 0.1 --metrics {out}": "{out}",
     "retrieve-positives {b}/nowhere.h5 --positives x --out {out}": "{out}",
+    "retrieve-positives {b}/nowhere.h5 --positives x --review {out}": "{out}",
     "score {b}/nowhere {b}/nowhere.h5 --out {out}.csv": "{out}.csv",
     "score {w}/model.safetensors {w}/images --weights {b}/nowhere --cache {out}": "{out}",
     "pack {b}/nowhere.h5 --out {out}": "{out}",

@@ -14,7 +14,10 @@ from pucache.classifier import PULinearClassifier
 from pucache.cli.main import main
 
 SHARES = {("labelled", True): 15, ("hidden", True): 12, ("rest", False): 103, ("new", True): 12, ("new", False): 48}
-FILES = "retrieved.png ranked.csv model.safetensors scores.csv pile.h5 new.h5 positives.txt truth.csv".split()
+FILES = (
+    "retrieved.png ranked.csv model.safetensors scores.csv pile.h5 new.h5 positives.txt truth.csv review.html "
+    "report.html"
+).split()
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +105,7 @@ def test_every_file_that_the_demo_names_is_there_and_whole(told):
         cache.verify()
         assert len(cache) == rows and not cache.failures and cache.encoder.name == "bundled"
     assert PULinearClassifier.load(folder / "model.safetensors").prior is None
+    assert all("</html>" in (folder / name).read_text()[-50:] for name in FILES if name.endswith(".html"))
 
 
 def test_a_second_demo_in_the_same_folder_tells_the_same(told):

@@ -1,3 +1,4 @@
+import hashlib
 import logging
 import signal
 
@@ -5,7 +6,7 @@ import faiss
 import numpy as np
 import plain
 import pytest
-from planted import planted, write_cache
+from planted import write_cache
 from started import Started, Strike
 
 from pucache.cache import EmbeddingCache
@@ -53,23 +54,20 @@ def said(caplog):
 # --- what it finds -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("memory", [None, 250_000, 950_000])
+@pytest.mark.parametrize("storage", ["float16", "8 bit"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_index_finds_the_neighbours_that_brute_force_finds(cache, kind, memory):
-    needs = N * (2 * 16 + (272 if kind == "hnsw" else 16))
-    if memory is not None and memory < needs - N * 16:
-        pytest.skip("does not fit at all, which another test looks at")
-    index = open_or_build(cache, kind, memory=memory)
-    assert index.trailer.storage == ("float16" if memory is None or memory >= needs else "8 bit")
+def test_an_index_finds_the_neighbours_that_brute_force_finds(cache, kind, storage):
+    room = N * ((32 if storage == "float16" else 31) + {"ivf": 16, "hnsw": 272}[kind])  # one byte a row too few
+    index = open_or_build(cache, kind, memory=room)
+    assert index.trailer.storage == storage
     Z = plain.unit(X)
     queries = np.arange(0, N, 60)
     true = np.argsort(-Z[queries] @ Z.T, axis=1)[:, :AT]
     found = index.search(Z[queries].astype(np.float32), AT)
     recall = np.mean([len(np.intersect1d(a, b)) / AT for a, b in zip(found, true, strict=True)])
-    assert recall > (0.97 if index.trailer.storage == "float16" else 0.9)
+    assert recall > (0.97 if storage == "float16" else 0.9)
     assert recall == pytest.approx(index.trailer.recall, abs=0.03), "what it says of itself"
-    if index.trailer.storage == "float16":
-        assert index.trailer.recall >= RECALL
+    assert index.trailer.recall >= RECALL or storage == "8 bit"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -129,7 +127,7 @@ def test_where_an_index_returns_fewer_rows_those_are_ranked(cache, monkeypatch):
 
 def test_what_the_index_finds_is_told(cache, said):
     IndexedSimilarity(Similarity("max", "cpu"), "hnsw", 5)(cache, Labels.of(S))
-    assert any(line.startswith("hnsw index: recall@100 ") and line.endswith(" on 256 rows") for line in said())
+    assert any(line.startswith("hnsw index: recall@100 ") and line.endswith(" on 250 rows") for line in said())
 
 
 # --- a GPU -------------------------------------------------------------------------------------
@@ -215,7 +213,7 @@ def test_no_truncated_index_reaches_faiss(small, kind, no_faiss):
     whole = path.read_bytes()
     for length in [*range(0, len(whole), 7), *range(len(whole) - 60, len(whole))]:
         path.write_bytes(whole[:length])
-        with pytest.raises(CacheError, match="is no index of pucache, or is truncated|is damaged"):
+        with pytest.raises(CacheError, match=r"is no index of pucache, or is truncated|is damaged"):
             module._read(path)
 
 
@@ -229,7 +227,7 @@ def test_no_index_with_a_flipped_bit_reaches_faiss(small, kind, no_faiss):
         data = bytearray(whole)
         data[place] ^= 1 << draw.integers(8)
         path.write_bytes(data)
-        with pytest.raises(CacheError, match="is no index of pucache, or is truncated|is damaged"):
+        with pytest.raises(CacheError, match=r"is no index of pucache, or is truncated|is damaged"):
             module._read(path)
 
 
@@ -263,7 +261,7 @@ def test_a_whole_file_whose_trailer_is_another_versions_is_built_anew(small, tex
     open_or_build(small, "ivf")
     path = path_of(small, "ivf")
     data = text + len(text).to_bytes(8, "little")
-    path.write_bytes(data + __import__("hashlib").sha256(data).digest() + module._MAGIC)
+    path.write_bytes(data + hashlib.sha256(data).digest() + module._MAGIC)
     open_or_build(small, "ivf")
     assert len(built) == 2 and said() == [f"{path} is an index of another version of pucache; building it anew"]
 
@@ -284,7 +282,7 @@ def test_an_index_that_faiss_cannot_read_is_built_anew(small, built, said, monke
 
 def test_a_folder_in_the_place_of_the_index_is_an_output_error(small):
     path_of(small, "ivf").mkdir()
-    with pytest.raises(OutputError, match="small.h5.ivf is a directory"):
+    with pytest.raises(OutputError, match=r"small.h5.ivf is a directory"):
         open_or_build(small, "ivf")
 
 
@@ -294,7 +292,7 @@ def test_a_folder_that_cannot_be_written_to_is_an_output_error_before_the_work(s
 
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
     monkeypatch.setattr(module.Space, "of", lambda cache: pytest.fail("it has begun to work"))
-    with pytest.raises(OutputError, match="cannot write .*small.h5.ivf: Permission denied"):
+    with pytest.raises(OutputError, match=r"cannot write .*small.h5.ivf: Permission denied"):
         open_or_build(small, "ivf")
 
 
@@ -315,21 +313,39 @@ def test_too_little_memory_means_eight_bits_and_then_a_line_that_names_the_optio
     path_of(cache, "ivf").unlink()
     assert open_or_build(cache, "ivf", memory=N * 32).trailer.storage == "8 bit"
     path_of(cache, "ivf").unlink()
-    with pytest.raises(ValueError, match="an ivf index of .*cache.h5 takes 0.0 GB .*--memory, or use --index exact"):
+    with pytest.raises(ValueError, match=r"an ivf index of .*cache.h5 takes 0.0 GB .*--memory, or use --index exact"):
         open_or_build(cache, "ivf", memory=N * 32 - 1)
     assert not path_of(cache, "ivf").exists()
 
 
 def test_no_memory_at_all_is_not_the_default(cache):
-    with pytest.raises(ValueError, match="--memory"):
+    with pytest.raises(ValueError, match=r"--memory"):
         open_or_build(cache, "ivf", memory=0)
 
 
 def test_an_unknown_kind_is_refused(small):
-    with pytest.raises(ValueError, match="unknown index 'flat'; use exact, ivf or hnsw"):
+    with pytest.raises(ValueError, match=r"unknown index 'flat'; use exact, ivf or hnsw"):
         open_or_build(small, "flat")
 
 
-@pytest.mark.parametrize("function", ["faiss.write_index", "os.replace"])
-def test_killed_while_it_is_written_it_leaves_what_was_there(small, tmp_path, function):
-    path, (tmp_path / "p.txt").write_text("00000.png\n") and path_of(small, "ivf")
+@pytest.mark.parametrize("before", [None, b"the index of an earlier state"])
+@pytest.mark.parametrize(
+    "strike",
+    [Strike(signal.SIGKILL, "faiss.write_index", after=True), Strike(signal.SIGKILL, "os.replace", of=".ivf")],
+    ids=["written", "renamed"],
+)
+def test_killed_while_it_is_written_it_leaves_what_was_there(small, tmp_path, strike, before):
+    (tmp_path / "found.txt").write_text("00000.png\n")
+    path = path_of(small, "ivf")
+    if before is not None:
+        path.write_bytes(before)
+    command = ["retrieve-positives", small.files[0].path, "--positives", tmp_path / "found.txt", "-k", 3, "--index",
+               "ivf", "--similarity", "max", "--out", tmp_path / "ranked.csv", "--device", "cpu"]  # fmt: skip
+    with Started(command, tmp_path / "killed", strike=strike) as process:
+        assert process.wait() == -signal.SIGKILL
+    assert (path.read_bytes() if path.exists() else None) == before and not (tmp_path / "ranked.csv").exists()
+    assert list(tmp_path.glob(".small.h5.ivf*"))
+    with Started(command, tmp_path / "again") as process:
+        assert process.wait() == 0, process.stderr
+    assert module._read(path).trailer.n == 40 and not list(tmp_path.glob(".small.h5.ivf*"))
+    assert (tmp_path / "ranked.csv").read_text().count("\n") == 4

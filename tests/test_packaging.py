@@ -53,8 +53,9 @@ def imported():
 def test_the_wheel_holds_library_command_line_data_and_the_typing_mark(wheel):
     expected = {f"pucache/{path.relative_to(ROOT / 'pucache')}" for path in (ROOT / "pucache").rglob("*.py")}
     expected |= {f"pucache/cli/{path.name}" for path in (ROOT / "cli").glob("*.py")}
-    expected |= {f"pucache/data/{path.name}" for path in (ROOT / "pucache" / "data").iterdir()}
-    assert len(expected) > 30 and "pucache/cli/main.py" in expected
+    for folder in ("pucache/data", "pucache/pages/assets"):
+        expected |= {f"{folder}/{path.name}" for path in (ROOT / folder).iterdir()}
+    assert len(expected) > 60 and {"pucache/cli/main.py", "pucache/pages/assets/review.html"} < expected
     inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert inside == expected | {"pucache/py.typed"}, "all of it, and no top-level cli, tests or tools"
 
@@ -85,14 +86,15 @@ def test_every_import_is_a_requirement_and_every_requirement_is_imported(metadat
 
 def test_extras_that_the_messages_name_exist(metadata):
     extras = set(metadata.get_all("Provides-Extra"))
-    text = "".join(path.read_text() for path in (ROOT / "pucache").glob("*.py"))
+    text = "".join(path.read_text() for path in (ROOT / "pucache").rglob("*.py"))
     named = set(re.findall(r"pip install '?pucache\[(\w+)\]", text))
     assert named and named <= extras
 
 
-@pytest.mark.parametrize(
-    "path", sorted([*ROOT.glob("pucache/*.py"), *ROOT.glob("cli/*.py")]), ids=lambda path: path.name
-)
+OURS = sorted([*ROOT.glob("pucache/**/*.py"), *ROOT.glob("cli/*.py")])
+
+
+@pytest.mark.parametrize("path", OURS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_unpickles_evaluates_or_asks_a_shell(path):
     """What the linter's security rules do not see: an import alone, or a flag."""
     tree = ast.parse(path.read_text())

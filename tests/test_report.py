@@ -486,6 +486,7 @@ def told(**changed):
         "model": {"trained_on_other_labels": False},
         "failures": {"count": 0, "reasons": {}},
         "duplicates": {"groups": 0, "copies": 0},
+        "reviewed": {"confirmed": 0, "negative": 0},
         "twins_found": 0,
         "pictures": {"asked": 10, "missing": 0, "problems": {}},
     }
@@ -505,6 +506,7 @@ def test_a_good_training_gets_no_warning():
     [
         ({"labelled": 12}, methods(0.1, 0.1), "only 12 labelled positives"),
         ({"held_out": False}, methods(0.1, 0.1), "nothing could be held out"),
+        ({"reviewed": {"confirmed": 5, "negative": 1}}, methods(0.1, 0.1), "5 positives and rejected 1 image. These"),
         ({"twins_found": 3}, methods(0.1, 0.1), "3 unlabelled images show the same picture"),
         ({}, methods(0.1, 0.1, low=0.02, high=0.4), "anything from 2.00 % to 40.0 %"),
         ({}, methods(0.1, 0.4, 0.5, 0.01), "disagree widely"),
@@ -530,6 +532,9 @@ def test_a_collapsed_classifier_is_said():
 def test_sentences_tell_ranges_and_a_wide_one_alone():
     assert wording.headline(told()) == "100 labelled, about 90 hidden"
     assert "about 90 (70 to 100) are expected to be right" in wording.decisions(told())
+    reviewed = told(reviewed={"confirmed": 7, "negative": 2})
+    assert wording.headline(reviewed) == "100 labelled, 7 confirmed, about 90 hidden"
+    assert "of the unlabelled images, 7 of which are confirmed by now" in wording.hidden(reviewed)
     wide = told(hidden_positives={"expected": 90.0, "low": 5.0, "high": 700.0})
     assert wording.headline(wide) == "100 labelled, perhaps 90 hidden"
     assert "cannot be told yet: anything from 5 to 700" in wording.hidden(wide)

@@ -1,132 +1,197 @@
 import csv
-import dataclasses
 
 import numpy as np
+import plain
 import pytest
 from planted import planted, write_cache
-from tiny import tiny_encoder
 
 from pucache.cache import EmbeddingCache
 from pucache.classifier import PULinearClassifier
-from pucache.errors import ModelError, OutputError
-from pucache.labels import find_keys
-from pucache.retrieve import SIMILARITIES, Ranking, retrieve
+from pucache.errors import CacheError, LabelError, OutputError
+from pucache.labels import Labels, find_keys
+from pucache.retrieval.by_model import Fused, Margins
+from pucache.retrieval.diverse import spread_out
+from pucache.retrieval.indexed import IndexedSimilarity
+from pucache.retrieval.ranking import Ranking
+from pucache.retrieval.similarity import SIMILARITIES, Similarity
+from pucache.retrieve import retrieve
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 N = 300
 X, S, Y = planted(N, labelled=30)
 ODD = ['a,"b".png', "c\nd.png", "e\r\nf.png", "g\rh.png", "i\u2028j.png", " k .png", "é🦊.png", "'l'.png", '"m".png']
 
 
-@pytest.fixture(params=["one block", "small blocks", "small blocks of three files"])
-def opened(request, tmp_path, monkeypatch):
-    """Open rows as a cache, in one block or in many."""
-    if request.param != "one block":
-        monkeypatch.setattr("pucache.cache_file.BLOCK_BYTES", 1000)
-
-    def make(X):
-        parts = np.array_split(np.arange(len(X)), 3 if "files" in request.param else 1)
-        for number, rows in enumerate(parts):
-            write_cache(tmp_path / f"{number}.h5", X[rows], [f"{row:04}.png" for row in rows])
-        cache = EmbeddingCache(tmp_path)
-        assert (len(list(cache.blocks())) > 3) == (request.param != "one block")
-        return cache
-
-    return make
+@pytest.fixture(scope="module")
+def model():
+    return PULinearClassifier(prior=0.3, penalty=1e-3, device="cpu").fit(X, S)
 
 
-def cosines(X, s):
-    """Of each row to each labelled one, centred, in float64."""
-    centred = X.astype(float) - X.astype(float).mean(0)
-    centred /= np.linalg.norm(centred, axis=1, keepdims=True)
-    return centred @ centred[s == 1].T
+# --- the order ---------------------------------------------------------------------------------
 
 
-def ranked(scores, s, k):
-    """Unlabelled rows by falling score, ties by row."""
-    rows = np.lexsort((np.arange(len(s)), -scores))
-    return rows[s[rows] == 0][:k]
-
-
-# --- by similarity -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-@pytest.mark.parametrize("k", [1, 50, 10**6])
-@pytest.mark.parametrize("similarity", SIMILARITIES)
-def test_the_ranking_is_that_of_all_cosines(opened, similarity, k, dtype):
-    rows = X.astype(dtype)
-    scores = getattr(cosines(rows, S), "mean" if similarity == "centroid" else "max")(1)
-    result = retrieve(opened(rows), S, k=k, similarity=similarity)
-    np.testing.assert_allclose(result.scores, scores[ranked(scores, S, k)], atol=1e-5)
-    np.testing.assert_allclose(result.scores, scores[result.rows], atol=1e-5)
-    assert len(set(result.rows)) == len(result.rows) == min(k, N - 30) and (S[result.rows] == 0).all()
-    assert (np.diff(result.scores) <= 0).all()
+@pytest.mark.parametrize("k", [1, 50, 10**6, None])
+@pytest.mark.parametrize("kind", SIMILARITIES)
+def test_the_best_unlabelled_rows_come_in_order(opened, kind, k):
+    scores = plain.similarity(kind, X, S == 1)
+    result = retrieve(opened(X), S, k=k, by=Similarity(kind, "cpu"))
+    expected = plain.ranked(scores, S == 0, k)
+    np.testing.assert_allclose(result.scores, scores[expected], atol=2e-4)
+    np.testing.assert_allclose(result.scores, scores[result.rows], atol=2e-4)
+    assert len(set(result.rows)) == len(result.rows) == len(expected) and (S[result.rows] == 0).all()
+    assert (np.diff(result.scores) <= 0).all() and result.posterior is None
     assert result.keys == [f"{row:04}.png" for row in result.rows]
 
 
-def test_hidden_positives_come_first(opened):
-    result = retrieve(opened(X), S, k=50)
-    assert Y[result.rows].mean() > 0.95
+def test_hidden_positives_come_first_by_default(opened):
+    assert Y[retrieve(opened(X), S, k=50).rows].mean() > 0.95
+    assert len(retrieve(opened(X), S).rows) == 100
 
 
 @pytest.mark.parametrize("labelled", [1, 3, 40])
 @pytest.mark.parametrize("k", [1, 5, 130, 250])
-@pytest.mark.parametrize("similarity", SIMILARITIES)
-def test_of_equal_scores_the_earlier_row_comes_first(opened, similarity, k, labelled):
+@pytest.mark.parametrize("kind", SIMILARITIES)
+def test_of_equal_scores_the_earlier_row_comes_first(opened, kind, k, labelled):
     kinds = np.array([[3, 0, 0], [0, 2, 0], [1, 1, 1]], np.float32)
     of_kind = np.arange(N) % 3
-    s = (np.arange(N) % 3 == 0) & (np.arange(N) >= N - 3 * labelled)
-    scores = cosines(kinds[of_kind], s).max(1).round(6)
-    result = retrieve(opened(kinds[of_kind]), s.astype(np.int8), k=k, similarity=similarity)
-    assert result.rows.tolist() == ranked(scores, s, k).tolist()
+    positive = (np.arange(N) % 3 == 0) & (np.arange(N) >= N - 3 * labelled)
+    scores = plain.similarity(kind, kinds[of_kind], positive).round(6)
+    result = retrieve(opened(kinds[of_kind]), positive.astype(np.int8), k=k, by=Similarity(kind, "cpu"), twins=None)
+    assert result.rows.tolist() == plain.ranked(scores, ~positive, k).tolist()
 
 
-@pytest.mark.parametrize("similarity", SIMILARITIES)
-def test_rows_without_a_direction_score_zero(opened, similarity):
-    s = (np.arange(N) == 7).astype(np.int8)
-    result = retrieve(opened(np.ones((N, 4), np.float32)), s, k=120, similarity=similarity)
-    assert (result.scores == 0).all() and result.rows.tolist() == [row for row in range(121) if row != 7]
-
-
-# --- by a model --------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def model():
-    return PULinearClassifier(prior=0.3, device="cpu").fit(X, S)
-
-
-@pytest.mark.parametrize("k", [1, 50, 10**6])
-def test_a_model_ranks_by_its_margins(opened, model, k):
+@pytest.mark.parametrize("k", [1, 50, None])
+def test_a_model_ranks_by_its_margins_and_tells_the_posterior(opened, model, k):
     rows = np.repeat(X[:100], 3, axis=0)  # with ties
-    result, margins = retrieve(opened(rows), S, k=k, model=model), model.margins(rows)
-    expected = ranked(margins, S, k)
-    np.testing.assert_allclose(result.scores, margins[expected], rtol=1e-5, atol=1e-5)
-    assert (S[result.rows] == 0).all() and len(set(result.rows)) == len(expected)
+    result, margins = retrieve(opened(rows), S, k=k, by=Margins(model), twins=None), model.margins(rows)
+    assert result.rows.tolist() == plain.ranked(margins, S == 0, k).tolist()
+    assert (result.scores == margins[result.rows]).all()
+    assert (result.posterior == model.posterior(margins)[result.rows]).all()
 
 
-def test_a_model_of_another_encoder_is_refused(tmp_path, model):
-    spec = dataclasses.replace(tiny_encoder().spec, dim=6)
-    other = PULinearClassifier(prior=0.3, device="cpu").fit(X, S)
-    other.encoder_ = spec
-    with pytest.raises(ModelError, match="holds embeddings of imported:planted"):
-        retrieve(write_cache(tmp_path / "cache.h5", X), S, model=other)
+# --- what is left out --------------------------------------------------------------------------
+
+
+def scorers(model):
+    similar = Similarity("max", "cpu")
+    return [similar, Margins(model), Fused(model, "cpu"), IndexedSimilarity(similar, "hnsw", N)]
+
+
+def test_labelled_and_reviewed_rows_are_left_out_by_every_scorer(opened, model):
+    reviewed = np.zeros(N, np.int8)
+    reviewed[np.flatnonzero(S == 0)[:20]] = np.tile([1, -1], 10)
+    cache, labels = opened(X), Labels(S, reviewed)
+    for scorer in scorers(model):
+        rows = retrieve(cache, labels, k=None, by=scorer, twins=None).rows
+        assert sorted(rows) == np.flatnonzero(labels.unlabelled).tolist(), scorer.name
+
+
+def test_twins_of_what_is_known_are_left_out_by_every_scorer(opened, model):
+    digests = np.random.default_rng(0).integers(0, 256, (N, 32), np.uint8)
+    labelled, confirmed, negative = np.flatnonzero(S)[0], *np.flatnonzero(S == 0)[:2]
+    reviewed = np.zeros(N, np.int8)
+    reviewed[[confirmed, negative]] = 1, -1
+    a, b, c, d, e, f = np.flatnonzero((S == 0) & (reviewed == 0))[:6]
+    rows = X.copy()
+    rows[a], rows[b], rows[c] = rows[labelled], 2 * rows[confirmed], 3 * rows[negative]
+    for twin, of in ((d, labelled), (e, confirmed), (f, negative)):
+        digests[twin] = digests[of]
+    cache, labels = opened(rows, digests), Labels(S, reviewed)
+    for scorer in scorers(model):
+        everything = set(np.flatnonzero(labels.unlabelled))
+        assert set(retrieve(cache, labels, k=None, by=scorer).rows) == everything - {a, b, c, d, e, f}
+        for limit in (None, 1.5):
+            assert set(retrieve(cache, labels, k=None, by=scorer, twins=limit).rows) == everything - {d, e, f}
+
+
+@pytest.mark.parametrize("spare", [0, 3, 1 << 12])
+def test_twins_in_the_first_places_make_room_for_what_comes_next(opened, monkeypatch, spare):
+    monkeypatch.setattr("pucache.retrieve._SPARE", spare)
+    rows = X.copy()
+    copies = np.flatnonzero(S == 0)[:60]
+    rows[copies] = rows[np.flatnonzero(S)[0]] * np.linspace(1, 2, 60, dtype=np.float32)[:, None]
+    s = (np.arange(N) == np.flatnonzero(S)[0]).astype(np.int8)
+    for k in (1, 20, 250):
+        result = retrieve(opened(rows), s, k=k, by=Similarity("max", "cpu"))
+        new = (s == 0) & ~np.isin(np.arange(N), copies)
+        scores = plain.similarity("max", rows, s == 1)
+        assert len(result.rows) == min(k, new.sum()) and new[result.rows].all()
+        np.testing.assert_allclose(result.scores, scores[plain.ranked(scores, new, k)], atol=1e-5)
+
+
+def test_where_all_others_are_twins_nothing_is_found(opened):
+    s = (np.arange(N) == 0).astype(np.int8)
+    for diverse in (0, 0.5):
+        result = retrieve(opened(X[:1].repeat(N, 0)), s, diverse=diverse)
+        assert len(result.rows) == len(result.keys) == len(result.scores) == 0
+
+
+# --- spread out --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k, weight", [(5, 0.5), (20, 0.9), (20, 1.0), (300, 0.3)])
+def test_a_spread_out_selection_is_made_of_ten_times_as_many_best(opened, k, weight):
+    cache, by = opened(X), Similarity("centroid", "cpu")
+    pool = retrieve(cache, S, k=10 * min(k, N), by=by)
+    expected = pool.rows[spread_out(plain.unit(X)[pool.rows].astype(np.float32), k, weight)]
+    result = retrieve(cache, S, k=k, by=by, diverse=weight)
+    assert result.rows.tolist() == expected.tolist()
+    of = dict(zip(pool.rows.tolist(), pool.scores, strict=True))
+    assert [of[row] for row in result.rows.tolist()] == result.scores.tolist()
+    assert result.keys == [cache.keys[int(row)] for row in result.rows]
+
+
+def test_the_posterior_stays_with_its_row_when_spread_out(opened, model):
+    result = retrieve(opened(X), S, k=20, by=Margins(model), diverse=0.7)
+    assert (result.scores == model.margins(X)[result.rows]).all()
+    assert (result.posterior == model.posterior(model.margins(X))[result.rows]).all()
+    assert (np.diff(result.scores) > 0).any()
+
+
+# --- what cannot be ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "bad, message",
     [
         ({"k": 0}, "k must be at least 1, got 0"),
-        ({"similarity": "cosine"}, "unknown similarity 'cosine'; use centroid or max"),
-        ({"s": 0 * S}, "no labelled positives"),
-        ({"s": 0 * S + 1}, "all 300 rows"),
-        ({"s": S[:-1]}, "299 labels, but .* has 300 rows"),
-        ({"s": np.append(S, 1)}, "301 labels, but .* has 300 rows"),
+        ({"k": -3}, "k must be at least 1, got -3"),
+        ({"diverse": 1.1}, "diverse must lie between 0 and 1, got 1.1"),
+        ({"diverse": float("nan")}, "diverse must lie between 0 and 1"),
+        ({"twins": 0}, "twins must be a cosine above 0, or None for equal bytes only; got 0"),
+        ({"twins": float("nan")}, "twins must be a cosine above 0"),
+        ({"labels": 0 * S}, "no labelled positives"),
+        ({"labels": 0 * S + 1}, "all 300 rows"),
+        ({"labels": Labels(S, np.where(S == 1, 0, -1).astype(np.int8))}, "all 300 rows are known"),
+        ({"labels": S[:-1]}, "299 labels, but .* has 300 rows"),
+        ({"labels": np.append(S, 1)}, "301 labels, but .* has 300 rows"),
     ],
 )
 def test_a_question_that_makes_no_sense_is_refused(tmp_path, bad, message):
-    with pytest.raises(ValueError, match=message):
-        retrieve(write_cache(tmp_path / "cache.h5", X), **{"s": S} | bad)
+    with pytest.raises((ValueError, LabelError), match=message) as caught:
+        retrieve(write_cache(tmp_path / "cache.h5", X), **{"labels": S} | bad)
+    assert "\n" not in str(caught.value)
+
+
+def test_more_than_can_be_spread_out_is_refused_only_where_there_are_so_many(tmp_path, monkeypatch):
+    monkeypatch.setattr("pucache.retrieval.diverse.MOST", 299)
+    cache = write_cache(tmp_path / "cache.h5", X)
+    with pytest.raises(ValueError, match="at most 299 rows can be made, got k = 300; use a smaller k"):
+        retrieve(cache, S, k=None, diverse=0.5)
+    monkeypatch.setattr("pucache.retrieval.diverse.MOST", 300)
+    assert len(retrieve(cache, S, k=10**9, diverse=0.5).rows) == 270
+
+
+@pytest.mark.parametrize("column", ["embeddings", "keys", "digests"])
+def test_a_damaged_cache_is_named_whatever_is_damaged(tmp_path, column):
+    digests = np.random.default_rng(0).integers(0, 256, (N, 32), np.uint8)
+    cache = write_cache(tmp_path / "cache.h5", X, digests=digests)
+    data = bytearray((tmp_path / "cache.h5").read_bytes())
+    place = {"embeddings": X[7].tobytes(), "keys": b"00250.png", "digests": digests[7].tobytes()}[column]
+    data[data.index(place)] ^= 1
+    (tmp_path / "cache.h5").write_bytes(data)
+    with pytest.raises(CacheError, match=f"{cache.name} is damaged: {column} are not as they were written"):
+        retrieve(EmbeddingCache(tmp_path / "cache.h5"), S)
 
 
 # --- the file ----------------------------------------------------------------------------------

@@ -178,10 +178,11 @@ def test_the_command_of_the_next_round_quotes_the_cache(tmp_path):
     (tmp_path / "my images").mkdir()
     cache = bare(tmp_path / "my images", 3)
     command = data_of(sheet(tmp_path / "r.html", cache, [1])[0])["command"]
-    assert shlex.split(command) == [
-        *("pucache", "train-pu", str(tmp_path / "my images/bare.h5")),
-        *("--positives", "reviewed.csv", "--negatives", "reviewed.csv"),
-    ]
+    train, retrieve = map(shlex.split, command.splitlines())
+    labels = ["--positives", "reviewed.csv", "--negatives", "reviewed.csv"]
+    assert train == ["pucache", "train-pu", str(tmp_path / "my images/bare.h5"), *labels]
+    assert retrieve[:7] == ["pucache", "retrieve-positives", str(tmp_path / "my images/bare.h5"), *labels]
+    assert retrieve[7:] == ["--model", "model.safetensors", "--review", "review.html"]
 
 
 def test_labels_of_another_length_are_refused(tmp_path):

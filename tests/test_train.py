@@ -14,6 +14,7 @@ from pucache.encoder_spec import EncoderSpec
 from pucache.errors import CacheError, LabelError
 from pucache.images import open_source
 from pucache.keys import encode_keys
+from pucache.labels import Labels
 from pucache.train import PUData, summary, train_on, train_pu
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -81,6 +82,56 @@ def test_embeddings_that_are_not_finite_are_named(tmp_path, monkeypatch, value, 
 def test_what_cannot_be_trained_on_is_refused(cache, positives, parameters, error, message):
     with pytest.raises(error, match=message):
         train_pu(cache, positives, **OPTIONS | parameters)
+
+
+# --- a review ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def review(tmp_path):
+    """What a review sheet exports: all labelled, five confirmed, ten rejected, one undecided."""
+    rest = [key for key, label in zip(KEYS, S, strict=True) if not label]
+    rows = [f"{key},1," for key, label in zip(KEYS, S, strict=True) if label]
+    rows += [f"{key},1,1" for key in rest[:5]] + [f"{key},0,1" for key in rest[5:15]] + [f"{rest[15]},,"]
+    (tmp_path / "review.csv").write_text("\n".join(["key,label,reviewed", *rows]))
+    return tmp_path / "review.csv", rest
+
+
+def test_a_review_serves_as_positives_and_as_negatives(cache, review):
+    path, rest = review
+    data = PUData.of(cache, path, negatives=path)
+    keys = np.array(list(cache.keys))
+    assert data.s.sum() == 30 and set(keys[data.labels.reviewed == 1]) == set(rest[:5])
+    assert set(keys[data.labels.negative]) == set(rest[5:15]) and data.labels.unlabelled.sum() == 75
+    expected = PULinearClassifier(**OPTIONS).fit(cache.X, data.s, reviewed=data.labels.reviewed)
+    for model in (train_pu(cache, path, negatives=path, **OPTIONS), train_pu(cache, data.labels, **OPTIONS)):
+        assert (model.coef_ == expected.coef_).all() and model.estimates_ == expected.estimates_
+        told = summary(model)
+        assert (told["labelled_positives"], told["unlabelled"]) == (30, 90)
+        assert (told["confirmed_positives"], told["known_negatives"]) == (5, 10)
+    assert (train_pu(cache, path, **OPTIONS).coef_ != expected.coef_).any(), "negatives have a part in it"
+    assert summary(train_pu(cache, path, **OPTIONS))["known_negatives"] == 0
+
+
+def test_negatives_beside_labels_that_hold_them_already_are_not_passed_over(cache):
+    for positives in (
+        np.array([key.startswith("found/") for key in cache.keys], np.int8),
+        Labels.read(cache, "found/**"),
+    ):
+        with pytest.raises(ValueError, match="negatives go with a file or a glob of positives"):
+            train_pu(cache, positives, negatives="rest/00*", **OPTIONS)
+
+
+def test_twins_of_what_was_reviewed_are_not_found_again(tmp_path):
+    rows = X.copy()
+    a, b, c, d, twin = np.flatnonzero(S == 0)[:5]
+    labelled = np.flatnonzero(S)[0]
+    rows[a] = rows[b] = rows[c] = 2 * rows[labelled]
+    reviewed = np.zeros(120, np.int8)
+    reviewed[[a, b, d]] = 1, -1, 1
+    rows[twin] = rows[d]
+    found = PUData.of(write_cache(tmp_path / "cache.h5", rows), Labels(S, reviewed)).found()
+    assert found == sorted([(f"{c:05}.png", f"{min(labelled, a):05}.png"), (f"{twin:05}.png", f"{d:05}.png")])
 
 
 # --- twins -------------------------------------------------------------------------------------
@@ -152,6 +203,8 @@ def test_the_summary_is_plain_json_and_tells_what_was_done(cache, number):
         "encoder": "imported:planted (6-d)",
         "labelled_positives": 30,
         "unlabelled": 90,
+        "confirmed_positives": 0,
+        "known_negatives": 0,
         "prior": 0.25,
         "prior_estimate": None,
         "penalty": 1e-3,

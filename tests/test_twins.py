@@ -57,6 +57,13 @@ def test_a_cosine_of_one_takes_the_same_direction_only(opened):
     assert found(opened(rows), 1.0) == [7]
 
 
+def test_rounding_keeps_no_row_from_the_direction_of_its_multiple(opened):
+    rows = X.copy()
+    known = np.arange(0, N, 2)
+    rows[1::2] = np.float32(3.3) * X[known]
+    assert found(opened(rows), 1.0, np.arange(1, N, 2), known) == list(range(1, N, 2))
+
+
 def test_embeddings_are_compared_as_they_are_and_not_centred(opened):
     far = X + 100  # all alike before their mean is taken away
     assert found(opened(far), 0.99) == OTHERS.tolist()

@@ -119,7 +119,8 @@ def margins(bins: dict[str, list[float]], threshold: float) -> Callable[[Figure]
         below.stairs(bins["expected"], edges, fill=True, color=_POSITIVE, label="of these expected positive")
         if "hidden" in bins:
             below.stairs(bins["hidden"], edges, color=_TRUTH, lw=1.8, label="truly positive")
-        below.set(yscale="log", ylim=(0.5, None), ylabel="images (log)", xlabel="margin: the higher, the more positive")
+        below.set(yscale="log", ylim=(0.5, 2 * max(bins["unlabelled"])), ylabel="images (log)")
+        below.set(xlabel="margin: the higher, the more positive")
         below.yaxis.set_major_formatter(_count)
         above.set(ylabel="images")
         above.yaxis.set_major_locator(MaxNLocator(4, integer=True))

@@ -40,8 +40,9 @@ def plural(count: float, one: str, many: str | None = None) -> str:
 
 def headline(numbers: dict[str, Any]) -> str:
     """Say the most important number, and how it is to be taken."""
-    how = "perhaps" if wide(numbers) else "about"
-    return f"{number(numbers['labelled'])} labelled, {how} {about(numbers['hidden_positives']['expected'])} hidden"
+    how, confirmed = "perhaps" if wide(numbers) else "about", numbers["reviewed"]["confirmed"]
+    known = f"{number(numbers['labelled'])} labelled, " + (f"{number(confirmed)} confirmed, " if confirmed else "")
+    return f"{known}{how} {about(numbers['hidden_positives']['expected'])} hidden"
 
 
 def wide(numbers: dict[str, Any]) -> bool:
@@ -53,7 +54,9 @@ def wide(numbers: dict[str, Any]) -> bool:
 def hidden(numbers: dict[str, Any]) -> str:
     """Say how many positives are expected among the unlabelled."""
     found = numbers["hidden_positives"]
-    share = f"{percent(numbers['prior'])} of the unlabelled images"
+    confirmed = numbers["reviewed"]["confirmed"]
+    of_them = f", {number(confirmed)} of which are confirmed by now" if confirmed else ""
+    share = f"positives are {percent(numbers['prior'])} of the unlabelled images{of_them}"
     if wide(numbers):
         return (
             f"How many more positives are hidden cannot be told yet: anything from {about(found['low'])} to "
@@ -119,6 +122,13 @@ def _of_labels(numbers: dict[str, Any]) -> list[str]:
     if numbers["labelled"] < FEW:
         few = plural(numbers["labelled"], "labelled positive")
         found.append(f"There {'is' if numbers['labelled'] == 1 else 'are'} only {few}: take every estimate as rough.")
+    reviewed = numbers["reviewed"]
+    if reviewed["confirmed"] or reviewed["negative"]:
+        found.append(
+            f"A review has confirmed {plural(reviewed['confirmed'], 'positive')} and rejected "
+            f"{plural(reviewed['negative'], 'image')}. These lie around the labelled positives, on which the estimates "
+            "rest: precision, recall, F1 and AUC are upper bounds, and may be far too good."
+        )
     if numbers["twins_found"]:
         found.append(
             f"{plural(numbers['twins_found'], 'unlabelled image')} show the same picture as a labelled positive; add "
@@ -133,7 +143,8 @@ def _of_the_prior(numbers: dict[str, Any], estimates: Sequence[PriorEstimate]) -
     if tilt.draws > 1 and tilt.high > _WIDE * tilt.low:
         found.append(
             f"How many positives are hidden is uncertain: anything from {percent(tilt.low)} to {percent(tilt.high)} of "
-            "the unlabelled. Precision and the probabilities are as uncertain; recall and the ranking are not affected."
+            "the unlabelled. Precision and the probabilities are as uncertain; recall and the ranking do not depend on "
+            "it."
         )
     ratio = median(one.prior for one in others) / tilt.prior
     if max(ratio, 1 / ratio) > _APART:
@@ -181,7 +192,10 @@ def next_steps(numbers: dict[str, Any]) -> list[str]:
         "retrieve-positives --review makes a page to accept and reject them on), and train again with what it exports."
     )
     if numbers["labelled"] < FEW:
-        steps.append(f"Go on until there are at least {FEW} labelled positives; then the estimates begin to hold.")
+        steps.append(
+            f"Label at least {FEW} positives that no ranking has found, such as those in a random sample; then the "
+            "estimates begin to hold. What a review confirms is trained on, but no estimate rests on it."
+        )
     else:
         steps.append(
             "When new rounds find few positives, score everything (pucache score) and use what is called positive, or "

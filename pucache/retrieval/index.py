@@ -149,7 +149,8 @@ def open_or_build(
         return found
     if found is not None:
         _log.info("%s is of another state of the cache; building it anew", path)
-    return _build(cache, kind, path, memory or _free_memory() // 2, progress or Silent())
+    memory = _free_memory() // 2 if memory is None else memory
+    return _build(cache, kind, path, memory, progress or Silent())
 
 
 # --- the file ----------------------------------------------------------------------------------

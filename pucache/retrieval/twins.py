@@ -28,7 +28,7 @@ def twins_of(cache: EmbeddingCache, rows: np.ndarray, known: np.ndarray, cosine:
     digests = cache.digests
     told = np.asarray(digests.any(1))
     of_known = _as_text(digests[known[told[known]]])
-    twin = np.asarray(told[rows] & np.isin(_as_text(digests[rows]), of_known))
+    twin = np.asarray(np.isin(_as_text(digests[rows]), of_known))
     if cosine is None or cosine > 1:
         return twin
     pictures = _unit(cache.take(known))

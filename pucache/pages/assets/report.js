@@ -25,7 +25,7 @@ const drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": "
 const dots = data.key.map((_, at) => {
   const step = Math.min(9, Math.floor(data.posterior[at] * 10));
   const labelled = data.labelled[at] ? " labelled" : "";
-  return svg("circle", { r: labelled ? 5.5 : 4.5, class: `dot q${step}${labelled}` });
+  return svg("circle", { r: labelled ? 7 : 4.5, class: `dot q${step}${labelled}` });
 });
 const here = svg("circle", { r: 9, class: "here", visibility: "hidden" });
 // likely images are drawn last, and labelled ones after them, so that none of these is covered
