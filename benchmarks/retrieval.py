@@ -217,7 +217,7 @@ def with_index(at: Planted, kind: str) -> dict[str, float]:
     opened, built = timed(lambda: index_file.open_or_build(cache, kind))
     peak = memory()["VmHWM"]
     labels = labels_of(at, cache)
-    by = IndexedSimilarity(Similarity("max"), kind, K)
+    by = IndexedSimilarity(Similarity("max"), kind)
     ranking, whole = timed(lambda: retrieve(cache, labels, k=K, by=by, twins=None))
     exact = retrieve(cache, labels, k=K, by=Similarity("max"), twins=None)
     flat = faiss.IndexFlatIP(at.d)

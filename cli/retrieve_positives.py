@@ -84,7 +84,6 @@ def retrieve_positives(
     from pucache.cache import EmbeddingCache
     from pucache.durable import check_writable
     from pucache.labels import Labels
-    from pucache.retrieval.diverse import POOL
     from pucache.retrieve import retrieve
     from pucache.review import review as write_review
 
@@ -98,10 +97,11 @@ def retrieve_positives(
         raise ValueError(f"--out and --review are one file, {out}; name two")
     if images and not review:
         raise ValueError("--images is for --review; leave it out, or name a page to write")
-    scorer = _scorer(count and count * (POOL if diverse else 1), **how)
+    scorer = _scorer(count, **how)
     opened = EmbeddingCache(*cache)
     labels = Labels.read(opened, positives, negatives)
-    ranking = retrieve(opened, labels, k=count, by=scorer, diverse=diverse, twins=options.twin_limit(twins))
+    limit = options.twin_limit(twins)
+    ranking = retrieve(opened, labels, k=count, by=scorer, diverse=diverse, twins=limit, progress=follow())
     ranking.save(out)
     unlabelled = int(labels.unlabelled.sum())
     result: dict[str, Any] = {"out": out, "by": scorer.name, "retrieved": len(ranking.keys), "unlabelled": unlabelled}
@@ -147,24 +147,21 @@ def _scorer(
         raise ValueError("--memory is for --index ivf or hnsw, and a number of GB above 0")
     if index != "exact" and k is None:
         raise ValueError(f"-k all scores every image, which --index {index} is not for; name a number, or use exact")
-    return _ranker(by, model, similarity or "whitened", index, k, memory, device)
+    return _ranker(by, model, similarity or "whitened", index, memory, device)
 
 
-def _ranker(
-    by: str, model: str | None, similarity: str, index: str, k: int | None, memory: float | None, device: str
-) -> Scorer:
+def _ranker(by: str, model: str | None, similarity: str, index: str, memory: float | None, device: str) -> Scorer:
     from pucache.classifier import PULinearClassifier
+    from pucache.devices import choose_device
     from pucache.retrieval.by_model import Fused, Margins
     from pucache.retrieval.indexed import IndexedSimilarity
     from pucache.retrieval.similarity import Similarity
 
-    from .progress import follow
-
+    choose_device(device)  # an error where it is not there, whether this way of ranking would use it or not
     if model is not None:
         classifier = PULinearClassifier.load(model)
         return Margins(classifier) if by == "classifier" else Fused(classifier, device)
     exact = Similarity(similarity, device)
-    if index == "exact" or k is None:
+    if index == "exact":
         return exact
-    room = None if memory is None else int(memory * 1e9)
-    return IndexedSimilarity(exact, index, k, memory=room, progress=follow())
+    return IndexedSimilarity(exact, index, None if memory is None else int(memory * 1e9))

@@ -122,7 +122,9 @@ def _lines(result: dict[str, Any]) -> list[str]:
         f"F1 {estimates['f1']:.3f}   called positive {estimates['share_predicted_positive']:.3%}",
     ]
     if any(reviewed):
-        lines.append("  after a review these are upper bounds: what was confirmed lies around the labelled positives")
+        lines.append(
+            "  after a review these lean upwards, recall most: what was confirmed lies around the labelled positives"
+        )
     if estimates["collapsed"]:
         lines.append(f"  warning: the classifier is {estimates['collapsed']} at this threshold; label more positives")
     return lines

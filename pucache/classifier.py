@@ -405,6 +405,8 @@ def _review(reviewed: ArrayLike, s: np.ndarray) -> np.ndarray:
         raise ValueError("reviewed must be 1 (confirmed positive), -1 (known negative) or 0, got other values")
     if (told[s == 1] == -1).any():
         raise ValueError("rows that are labelled positive are known negatives in `reviewed`; decide which")
+    if not (s[told == 0] == 0).any():
+        raise ValueError("every row is labelled or reviewed; some must be unlabelled, or there is nothing to find")
     return np.where(s == 1, 0, told).astype(np.int8)
 
 

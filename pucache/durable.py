@@ -39,7 +39,9 @@ def check_writable(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Pa
             raise OutputError(f"{path} is a directory; name a file to write instead")
         if path.exists() and not path.is_file():  # a rename would put a file in the place of /dev/null
             raise OutputError(f"{path} is not a regular file; name a file to write instead")
-        if any(Path(other).exists() and path.exists() and path.samefile(other) for other in inputs):
+        if any(
+            os.path.exists(other) and path.exists() and path.samefile(other) for other in inputs
+        ):  # a glob may be long
             raise OutputError(f"{path} is also an input, which would be overwritten; name another file to write")
         make_folder(path.parent)
         with tempfile.TemporaryFile(dir=path.parent):  # nameless: nothing of it stays, whatever happens

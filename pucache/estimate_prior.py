@@ -66,8 +66,15 @@ def estimate_prior(
         fitted = fitter.choose()
         shown.advance(1)
         drawn = _resampled(fitter, fitted, methods, draws, seed, shown)
+    drawn = np.clip(drawn, *known.bounds)
     return [
-        interval(method, estimate(fitted.margins, s, method), drawn[:, column], level)
+        interval(
+            method,
+            estimate(fitted.margins, s, method, bounds=known.bounds),
+            drawn[:, column],
+            level,
+            bounds=known.bounds,
+        )
         for column, method in enumerate(methods)
     ]
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from .errors import LabelError
-from .labels import read_truth
+from .labels import listed_positives, read_truth
 from .metrics import precision_at, with_labels
 from .score import read_scores
-from .tables import read_table
 
 
 def evaluate(
@@ -45,7 +44,7 @@ def evaluate(
     keep = y >= 0
     without_truth = int((~keep).sum())
     if positives is not None:
-        labelled = {row["key"] for row in read_table(positives)}
+        labelled = listed_positives(positives)
         keep &= np.array([key not in labelled for key in table["key"]], bool)
     if not keep.any():
         raise LabelError(

@@ -69,9 +69,11 @@ def fit(
     common: dict[str, Any] = {"moments": Moments.of(X), "seed": plan.seed, "device": plan.device}
     fold = deal(known.trained, plan.n_folds, plan.seed, group)
     told = plan.prior
+    if told is not None:
+        known.check(told)
     if told is None and plan.risk.needs_prior:
         free = CrossFitter(X, known, fold, risk=PURisk(), prior=0.5, **common).choose()
-        told = estimate(free.margins, known.s, weights=known.weights)
+        told = estimate(free.margins, known.s, weights=known.weights, bounds=known.bounds)
     prior = known.training_prior(told) if told else 0.5
     common |= {"risk": plan.risk, "prior": prior, "solver": plan.solver, "protocol": plan.protocol}
     progress.advance(1)
@@ -101,10 +103,11 @@ def _at_the_penalty(fitter: CrossFitter, plan: Plan) -> CrossFit:
 
 
 def _estimate(fitter: CrossFitter, fitted: CrossFit, known: Known, plan: Plan) -> PriorEstimate:
-    prior = estimate(fitted.margins, known.s, weights=known.weights)
+    bounds = known.bounds
+    prior = estimate(fitted.margins, known.s, weights=known.weights, bounds=bounds)
     draws = fitter.resampled(fitted, plan.draws, plan.seed)
-    drawn = [estimate(draw.margins, draw.s, weights=draw.weights) for draw in draws]
-    return interval("tilt", prior, np.array(drawn))
+    drawn = [estimate(draw.margins, draw.s, weights=draw.weights, bounds=bounds) for draw in draws]
+    return interval("tilt", prior, np.array(drawn), bounds=bounds)
 
 
 def _mean(heads: FittedHeads) -> FittedHeads:

@@ -37,22 +37,23 @@ class Known:
         Row weights to train with.
     share : float
         Of the weight of `trained` = 0 that known negatives have.
-    confirmed : float
-        Weight of the confirmed positives.
+    confirmed, rejected : float
+        Weight of the confirmed positives, and of the known negatives.
     """
 
     s: np.ndarray
     weights: np.ndarray | None
     trained: np.ndarray
     training_weights: np.ndarray | None
-    share: float
-    confirmed: float
+    share: float = 0.0
+    confirmed: float = 0.0
+    rejected: float = 0.0
 
     @classmethod
     def of(cls, s: np.ndarray, reviewed: np.ndarray | None = None, weights: np.ndarray | None = None) -> Known:
         """Put together labels, a review (1 confirmed, -1 known negative, 0 not looked at) and row weights."""
         if reviewed is None or not reviewed.any():
-            return cls(s, weights, s, weights, 0.0, 0.0)
+            return cls(s, weights, s, weights)
         each = np.ones(len(s), np.float32) if weights is None else weights
         positive, negative = (s == 1) | (reviewed == 1), reviewed == -1
         unlabelled = ~positive & ~negative
@@ -62,7 +63,8 @@ class Known:
             training = each.copy()
             training[negative] *= share / (1 - share) * each[unlabelled].sum() / each[negative].sum()
         confirmed = float(each[(reviewed == 1) & (s == 0)].sum())
-        return cls(s, weights, positive.astype(np.int8), training, float(share), confirmed)
+        rejected = float(each[negative].sum())
+        return cls(s, weights, positive.astype(np.int8), training, float(share), confirmed, rejected)
 
     def take(self, rows: np.ndarray, kept: float) -> Known:
         """The same of all rows to be trained on as positives and a share `kept` of the others."""
@@ -71,14 +73,33 @@ class Known:
         if self.confirmed:  # of the rows that count as unlabelled, these alone were not thinned out
             weights = np.ones(len(rows), np.float32) if weights is None else weights
             weights = np.where((s == 0) & (trained == 1), kept * weights, weights).astype(np.float32)
-        return Known(s, weights, trained, training, self.share, kept * self.confirmed)
+        return Known(s, weights, trained, training, self.share, kept * self.confirmed, kept * self.rejected)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Least and greatest prior that there can be: so many are confirmed, and so many known negatives."""
+        among = self._weight_of_unlabelled
+        return max(LEAST, self.confirmed / among), min(MOST, 1 - self.rejected / among)
+
+    def check(self, prior: float) -> None:
+        """Raise `ValueError` for a prior that a review has shown to be wrong."""
+        low, high = self.bounds
+        if (self.confirmed or self.rejected) and not low <= prior <= high:
+            raise ValueError(
+                f"the prior cannot be {prior:.4g}: by the review, between {low:.4g} and {high:.4g} of the images that "
+                "were unlabelled before it are positive"
+            )
+
+    @property
+    def _weight_of_unlabelled(self) -> float:
+        """Of all rows but the labelled positives."""
+        unlabelled = self.s == 0
+        return float(unlabelled.sum() if self.weights is None else self.weights[unlabelled].sum(dtype=np.float64))
 
     def training_prior(self, prior: float) -> float:
         """Share of positives in what training takes for unlabelled, given that among all but the labelled."""
         if not self.share and not self.confirmed:
             return prior
-        among, trained = (
-            float((s == 0).sum() if weights is None else weights[s == 0].sum(dtype=np.float64))
-            for s, weights in ((self.s, self.weights), (self.trained, self.training_weights))
-        )
-        return float(np.clip((prior * among - self.confirmed) / trained, LEAST, MOST))
+        left, weights = self.trained == 0, self.training_weights
+        trained = float(left.sum() if weights is None else weights[left].sum(dtype=np.float64))
+        return float(np.clip((prior * self._weight_of_unlabelled - self.confirmed) / trained, LEAST, MOST))

@@ -21,7 +21,8 @@ from .tables import read_table
 
 _SHOWN = 3
 _DIGITS = 16  # of an image's sha256, in hexadecimal, that a review sheet writes down
-REVIEWED = ("key", "label", "reviewed", "digest")  # columns of what a review sheet exports
+_ALGORITHM = "sha256:"  # before them: a spreadsheet would take 12345678e9012345 for a number
+_OF_SCORES = {"margin", "posterior"}  # columns of a table whose labels are a model's own
 
 
 def find_keys(keys: Keys, wanted: str | Path, *, place: str = "the cache") -> np.ndarray:
@@ -54,6 +55,17 @@ def find_keys(keys: Keys, wanted: str | Path, *, place: str = "the cache") -> np
     return np.unique(_rows(keys, _with_label(listed, 1, wanted), wanted, place))
 
 
+def listed_positives(path: str | Path) -> set[str]:
+    """Keys that a file lists as positive, whatever they are keys of.
+
+    Raises
+    ------
+    LabelError
+        Unreadable or empty.
+    """
+    return {row["key"] for row in _with_label(read_table(path), 1, path)}
+
+
 def _listed(wanted: str | Path) -> list[dict[str, str]] | None:
     """Rows of a file; None where `wanted` is a glob."""
     if not os.path.isfile(wanted) and any(character in str(wanted) for character in "*?["):
@@ -71,7 +83,15 @@ def _with_label(table: list[dict[str, str]], label: int, path: str | Path) -> li
         raise LabelError(f"{path} lists no keys")
     if "label" not in table[0]:
         return table
-    labelled = [row for row in table if (row["label"] or "").strip() and _label(row["label"], path) == label]
+    if set(table[0]) >= _OF_SCORES:
+        raise LabelError(
+            f"{path} is a table of scores, whose labels are the model's own; list keys that a person decided"
+        )
+    decided = [(row, _label(row["label"], path)) for row in table if (row["label"] or "").strip()]
+    both = {row["key"] for row, told in decided if told} & {row["key"] for row, told in decided if not told}
+    if both:
+        raise LabelError(f"{len(both)} keys in {path} have both labels, 1 and 0 ({_some(sorted(both))}); decide which")
+    labelled = [row for row, told in decided if told == label]
     if not labelled and label == 1:
         raise LabelError(f"{path} lists no keys with the label 1")
     return labelled
@@ -119,6 +139,22 @@ class Labels:
     s: np.ndarray
     reviewed: np.ndarray
 
+    def __post_init__(self) -> None:
+        if self.s.ndim != 1 or self.s.shape != self.reviewed.shape:
+            raise LabelError(f"expected a label and a decision a row, got {self.s.shape} and {self.reviewed.shape}")
+        if not (np.isin(self.s, (0, 1)).all() and np.isin(self.reviewed, (-1, 0, 1)).all()):
+            raise LabelError("expected s of 0 and 1, and reviewed of -1, 0 and 1; got other values")
+        if self.reviewed[self.s == 1].any():
+            raise LabelError("rows that are labelled positive are reviewed too; decide which")
+
+    def check(self) -> None:
+        """Raise `LabelError` unless there is at least one labelled positive and one row of which nothing is known."""
+        check_labels(self.s == 1)
+        if not self.unlabelled.any():
+            raise LabelError(
+                f"all {len(self.s)} rows are labelled; some must be unlabelled, or there is nothing to find"
+            )
+
     @property
     def positive(self) -> np.ndarray:
         """Known positives, bool (n,)."""
@@ -161,9 +197,12 @@ class Labels:
         s, reviewed = np.zeros(len(cache), np.int8), np.zeros(len(cache), np.int8)
         rows, confirmed = _decided(cache, positives, 1)
         s[rows], reviewed[rows[confirmed]] = 1, 1
-        s[(reviewed == 1) & (s == 1)] = 0
-        if not s.any():  # nothing else is there to rest figures on
-            s, reviewed = reviewed, s
+        s[reviewed == 1] = 0
+        if not s.any():
+            raise LabelError(
+                f"{positives} holds only positives that a review confirmed; figures rest on those labelled before it: "
+                "give all that the page exported, or remove the column 'reviewed' to count these as labelled"
+            )
         if negatives is not None:
             rows, _ = _decided(cache, negatives, 0)
             both = rows[(s[rows] == 1) | (reviewed[rows] == 1)]
@@ -171,10 +210,9 @@ class Labels:
                 named = _some([cache.keys[int(row)] for row in both])
                 raise LabelError(f"{len(both)} keys are both in {positives} and in {negatives} ({named}); decide which")
             reviewed[rows] = -1
-        check_labels(s == 1)
-        if not ((s == 0) & (reviewed == 0)).any():
-            raise LabelError(f"all {len(s)} rows are labelled; some must be unlabelled, or there is nothing to find")
-        return cls(s, reviewed)
+        labels = cls(s, reviewed)
+        labels.check()
+        return labels
 
 
 def _decided(cache: EmbeddingCache, wanted: str | Path, label: int) -> tuple[np.ndarray, np.ndarray]:
@@ -187,13 +225,18 @@ def _decided(cache: EmbeddingCache, wanted: str | Path, label: int) -> tuple[np.
     rows = _rows(cache.keys, table, wanted, "the cache")
     _check_digests(cache, rows, table, wanted)
     every = np.unique(rows)
-    labelled = [row for row, told in zip(rows, table, strict=True) if (told.get("reviewed") or "").strip() != "1"]
+    labelled = [row for row, told in zip(rows, table, strict=True) if not _is_reviewed(told, wanted)]
     return every, ~np.isin(every, labelled)  # what is listed as labelled too is labelled
+
+
+def _is_reviewed(row: dict[str, str], path: str | Path) -> bool:
+    told = (row.get("reviewed") or "").strip()
+    return bool(told) and _label(told, path, "value of 'reviewed'") == 1
 
 
 def _check_digests(cache: EmbeddingCache, rows: np.ndarray, table: list[dict[str, str]], path: str | Path) -> None:
     """Hold the digests that a review sheet wrote down against the cache's."""
-    told = [(row.get("digest") or "").strip().lower() for row in table]
+    told = [(row.get("digest") or "").strip().lower().removeprefix(_ALGORITHM) for row in table]
     if not any(told):
         return
     digests = cache.digests[rows]
@@ -213,7 +256,7 @@ def _check_digests(cache: EmbeddingCache, rows: np.ndarray, table: list[dict[str
 
 def short_digest(digest: np.ndarray) -> str:
     """What a review sheet writes down of an image's sha256, (32,) uint8; nothing where it is not known."""
-    return digest.tobytes().hex()[:_DIGITS] if digest.any() else ""
+    return _ALGORITHM + digest.tobytes().hex()[:_DIGITS] if digest.any() else ""
 
 
 def label_vector(keys: Keys, positives: str | Path) -> np.ndarray:
@@ -274,11 +317,11 @@ _LABELS = {
 }
 
 
-def _label(label: str | None, path: str | Path) -> int:
+def _label(label: str | None, path: str | Path, what: str = "label") -> int:
     try:
         return _LABELS[(label or "").strip().lower()]
     except KeyError as error:
-        raise LabelError(f"{path} has the label {label!r}; expected 1 or 0 (or true/false, yes/no)") from error
+        raise LabelError(f"{path} has the {what} {label!r}; expected 1 or 0 (or true/false, yes/no)") from error
 
 
 def _some(names: Iterable[str]) -> str:

@@ -120,7 +120,14 @@ METHODS: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], float]] = {
 }
 
 
-def estimate(margins: np.ndarray, s: np.ndarray, method: str = "tilt", weights: np.ndarray | None = None) -> float:
+def estimate(
+    margins: np.ndarray,
+    s: np.ndarray,
+    method: str = "tilt",
+    weights: np.ndarray | None = None,
+    *,
+    bounds: tuple[float, float] = (LEAST, MOST),
+) -> float:
     """Estimate the prior.
 
     Parameters
@@ -132,11 +139,13 @@ def estimate(margins: np.ndarray, s: np.ndarray, method: str = "tilt", weights: 
         One of `METHODS`.
     weights : ndarray, (n,), optional
         Counts of a bootstrap draw.
+    bounds : (float, float)
+        Least and greatest prior that there can be; 1e-5 and 0.999 where nothing is known.
 
     Returns
     -------
     float
-        In [1e-5, 0.999].
+        Within the bounds.
 
     Raises
     ------
@@ -147,10 +156,17 @@ def estimate(margins: np.ndarray, s: np.ndarray, method: str = "tilt", weights: 
         raise ValueError(f"unknown method {method!r}; use {', '.join(METHODS)}")
     weights = np.ones(len(s)) if weights is None else np.asarray(weights, np.float64)
     held = weights > 0
-    return float(np.clip(METHODS[method](margins[held], s[held], weights[held]), LEAST, MOST))
+    return float(np.clip(METHODS[method](margins[held], s[held], weights[held]), *bounds))
 
 
-def interval(method: str, prior: float, draws: np.ndarray, level: float = 0.9) -> PriorEstimate:
+def interval(
+    method: str,
+    prior: float,
+    draws: np.ndarray,
+    level: float = 0.9,
+    *,
+    bounds: tuple[float, float] = (0.0, 1.0),
+) -> PriorEstimate:
     """Interval around an estimate, on the scale of log odds.
 
     Student's t over the bootstrap draws; their shift from the estimate counts as error as their
@@ -163,13 +179,16 @@ def interval(method: str, prior: float, draws: np.ndarray, level: float = 0.9) -
     draws : ndarray, (B,)
         Estimates of bootstrap draws.
     level : float
+    bounds : (float, float)
+        Least and greatest prior that there can be.
     """
     if len(draws) < 2:
         return PriorEstimate(method, prior, 0.0, 1.0, level, len(draws))
     middle, drawn = logit(prior), logit(draws)
     error = np.sqrt(drawn.var(ddof=1) + (drawn.mean() - middle) ** 2 + MODEL_ERROR**2)
     half = float(student.ppf((1 + level) / 2, len(draws) - 1)) * error
-    return PriorEstimate(method, prior, float(expit(middle - half)), float(expit(middle + half)), level, len(draws))
+    low, high = np.clip(expit([middle - half, middle + half]), *bounds).tolist()
+    return PriorEstimate(method, prior, low, high, level, len(draws))
 
 
 def _above(

@@ -8,21 +8,24 @@ from typing import Any
 
 import numpy as np
 from scipy.stats import binomtest
+from sklearn.base import clone
 
 from .cache import EmbeddingCache
 from .classifier import PULinearClassifier
-from .durable import check_writable, replacing
+from .durable import check_writable
 from .errors import LabelError
+from .estimate_prior import estimate_prior
 from .images import open_source
 from .metrics import with_labels
 from .pages import wording
-from .pages.evidence import Evidence, gather
+from .pages.evidence import Evidence
 from .pages.exhibits import exhibits, measured
 from .pages.galleries import Galleries, visible
-from .pages.page import render
+from .pages.page import render, write
 from .pages.provenance import provenance
 from .progress import Progress
-from .train import TWINS, PUData
+from .sweep import sweep
+from .train import TWINS, PUData, train_on
 
 _FAILURES = 10  # named on the page
 _TRUE = ("precision", "recall", "f1", "auc", "accuracy")
@@ -114,12 +117,54 @@ def report(
         "provenance": provenance(cache, (positives, negatives), evidence.trained, **settings, command=command),
     }
     numbers["warnings"] = wording.warnings(numbers, evidence.estimates)
-    page = render(
+    html = render(
         "report", points, **_content(evidence, numbers), galleries=galleries.cards(), groups=galleries.copies()
     )
-    with replacing(path) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+    write(path, html)
     return numbers
+
+
+def gather(
+    data: PUData,
+    model: PULinearClassifier | None,
+    *,
+    truth: np.ndarray | None,
+    draws: int,
+    seed: int,
+    device: str,
+    progress: Progress | None,
+) -> Evidence:
+    """Train with the model's parameters, estimate the prior by each method, sweep over priors."""
+    recipe = PULinearClassifier(seed=seed) if model is None else clone(model)
+    parameters = {**recipe.get_params(deep=False), "device": device, "draws": 0}  # draws are made below
+    trained = train_on(data, progress=progress, **parameters)
+    estimates = estimate_prior(
+        data, draws=draws, n_folds=recipe.n_folds, seed=recipe.seed, device=device, progress=progress
+    )
+    told = ("loss", "surrogate", "target_prior", "solver", "protocol", "n_folds", "device")
+    swept = sweep(
+        data,
+        seeds=(recipe.seed,),
+        truth=truth if truth is not None and _both_known(truth, data.s) else None,
+        penalty=trained.penalty_,
+        progress=progress,
+        **{name: parameters[name] for name in told},
+    )
+    ranker = model or trained
+    return Evidence(data, trained, ranker, _margins(ranker, data.cache), estimates, swept, truth)
+
+
+def _both_known(truth: np.ndarray, s: np.ndarray) -> bool:
+    """Whether both classes occur among the unlabelled rows, without which there is no true curve."""
+    known = truth[s == 0]
+    return bool((known == 1).any() and (known == 0).any())
+
+
+def _margins(model: PULinearClassifier, cache: EmbeddingCache) -> np.ndarray:
+    margins = np.empty(len(cache), np.float32)
+    for rows, block in model.margins_of(cache):
+        margins[rows] = block
+    return margins
 
 
 def _check(cache: EmbeddingCache, truth: np.ndarray | None, draws: int, sample: int) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from .cache import EmbeddingCache
-from .errors import LabelError
-from .labels import Labels, check_labels
+from .labels import Labels
+from .progress import Progress, Silent
 from .retrieval import diverse as selection
 from .retrieval.ranking import Ranking
 from .retrieval.scores import Scorer, Scores
@@ -15,6 +15,7 @@ from .retrieval.space import Space
 from .retrieval.twins import twins_of
 from .train import TWINS
 
+_MORE = 4  # times as many, where too few were reached
 _SPARE = 1 << 12  # rows ranked beyond those wanted, as some may be twins of known ones
 
 
@@ -26,6 +27,7 @@ def retrieve(
     by: Scorer | None = None,
     diverse: float = 0.0,
     twins: float | None = TWINS,
+    progress: Progress | None = None,
 ) -> Ranking:
     """Find the `k` unlabelled images that are most likely positive.
 
@@ -45,6 +47,7 @@ def retrieve(
         high, see `pucache.retrieval.diverse`.
     twins : float or None
         Cosine from which on an image is the same picture as a known one; None: equal bytes only.
+    progress : Progress, optional
 
     Returns
     -------
@@ -56,15 +59,17 @@ def retrieve(
         A model is of another encoder.
     CacheError
         The cache is damaged, or holds embeddings that are not finite.
+    OutputError
+        An index cannot be written.
+    LabelError
+        No known positive, or no unlabelled row.
     ValueError
-        k < 1, `diverse` or `twins` outside its domain, labels of another length, no labelled or no unlabelled row.
+        k < 1, `diverse` or `twins` outside its domain, labels of another length.
     """
     labels = labels if isinstance(labels, Labels) else Labels.of(labels)
-    check_labels(labels.s)
     if len(labels.s) != len(cache):
         raise ValueError(f"s has {len(labels.s)} labels, but {cache.name} has {len(cache)} rows")
-    if not labels.unlabelled.any():
-        raise LabelError(f"all {len(cache)} rows are known; there is nothing to find")
+    labels.check()
     if twins is not None and not twins > 0:
         raise ValueError(f"twins must be a cosine above 0, or None for equal bytes only; got {twins}")
     if k is not None and k < 1:
@@ -72,12 +77,26 @@ def retrieve(
     wanted = len(cache) if k is None else min(k, len(cache))
     selection.check(diverse, wanted)
     cache.check("keys", "digests")
-    scores = (by or Similarity())(cache, labels)
-    rows = _best(cache, labels, scores, wanted * (selection.POOL if diverse else 1), twins)
+    count = selection.pool_of(wanted) if diverse else wanted
+    with progress or Silent() as shown:
+        scores, rows = _scored(cache, labels, by or Similarity(), count, twins, shown)
     if diverse and len(rows):
         rows = rows[selection.spread_out(_units(cache, rows), wanted, diverse)]
     posterior = None if scores.posterior is None else scores.posterior(rows)
     return Ranking(rows, cache.keys[rows], scores.values[rows], posterior)
+
+
+def _scored(
+    cache: EmbeddingCache, labels: Labels, by: Scorer, count: int, twins: float | None, progress: Progress
+) -> tuple[Scores, np.ndarray]:
+    """Scores, and the best rows; asks for more where those that a scorer reached were mostly known, or their twins."""
+    asked = count
+    while True:
+        scores = by(cache, labels, asked, progress)
+        rows = _best(cache, labels, scores, count, twins)
+        if len(rows) >= count or scores.complete or asked >= len(cache):
+            return scores, rows
+        asked = min(_MORE * asked, len(cache))
 
 
 def _best(cache: EmbeddingCache, labels: Labels, scores: Scores, count: int, twins: float | None) -> np.ndarray:

@@ -17,7 +17,6 @@ from urllib.parse import quote
 import numpy as np
 
 from .cache import EmbeddingCache
-from .durable import replacing
 from .labels import Labels, short_digest
 from .pages import page
 from .pages.thumbnails import Thumbnail, thumbnails
@@ -25,6 +24,7 @@ from .progress import Progress
 from .retrieval.ranking import Ranking
 
 EXPORT = "reviewed.csv"
+MOST = 20_000  # candidates on one page, which takes about 5 kB for each
 _REASONS = 3
 
 
@@ -69,8 +69,12 @@ def review(
     OutputError
         The page cannot be written.
     ValueError
-        There is not one label a row.
+        There is not one label a row, or more than `MOST` candidates.
     """
+    if len(ranking.rows) > MOST:
+        raise ValueError(
+            f"a review sheet holds at most {MOST:,} candidates, got {len(ranking.rows):,}; retrieve fewer with -k"
+        )
     if len(labels.s) != len(cache):
         raise ValueError(f"there are {len(labels.s)} labels, but {cache.name} has {len(cache)} rows")
     pictures = thumbnails(cache, ranking.rows, images=images, side=side, progress=progress)
@@ -92,8 +96,7 @@ def review(
         shown=len(pictures),
         has_posterior=ranking.posterior is not None,
     )
-    with replacing(path) as temporary:
-        temporary.write_bytes(html.encode("utf-8", "replace"))  # a cache's path need not be UTF-8
+    page.write(path, html)
     return count
 
 

@@ -73,6 +73,7 @@ def sweep(
     ----------
     data : PUData
     priors : sequence of float, in (0, 1)
+        Those that a review has shown to be too small or too great are left out.
     seeds : sequence of int
         Of folds and initial coefficients.
     truth : ndarray of int8, (n,), optional
@@ -92,6 +93,10 @@ def sweep(
     """
     if len(priors) == 0 or len(seeds) == 0 or not all(0 < prior < 1 for prior in priors):
         raise ValueError(f"priors must lie strictly between 0 and 1, and there must be seeds; got {list(priors)}")
+    low, high = data.known.bounds
+    left = [prior for prior in priors if low <= prior <= high]
+    if not left:
+        data.known.check(priors[0])
     if penalty != "auto" and not 0 <= float(penalty) < np.inf:
         raise ValueError(f"penalty must be 'auto' or a finite number >= 0, got {penalty!r}")
     risk = PURisk(loss, surrogate, target_prior=target_prior)
@@ -104,13 +109,18 @@ def sweep(
     }
     runs = _Runs(data, [deal(data.known.trained, n_folds, seed, data.group) for seed in seeds], list(seeds), training)
     with progress or Silent() as shown:
-        shown.start(len(priors) * len(seeds), "training")
-        chosen = runs.penalty(priors[0]) if penalty == "auto" else float(penalty)
+        shown.start(len(left) * len(seeds), "training")
+        chosen = runs.penalty(left[0]) if penalty == "auto" else float(penalty)
         rows = []
-        for prior, seed, margins, figures in runs.at(list(priors), chosen):
+        for prior, seed, margins, figures in runs.at(left, chosen):
             rows.append({"prior": prior, "seed": seed, **figures, **_figures(margins, data.s, prior, truth)})
             shown.advance(1)
-    return Sweep(rows, chosen, _verdict(rows, risk))
+    out = (
+        f" Left out, as a review has shown them to be wrong: {len(priors) - len(left)} priors."
+        if len(left) < len(priors)
+        else ""
+    )
+    return Sweep(rows, chosen, _verdict(rows, risk) + out)
 
 
 class _Runs:

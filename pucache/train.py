@@ -13,7 +13,7 @@ from .classifier import PULinearClassifier
 from .duplicates import groups, unlabelled_twins
 from .errors import LabelError
 from .known import Known
-from .labels import Labels, check_labels
+from .labels import Labels
 from .progress import Progress
 
 TWINS = 0.999  # cosine from which on two images count as the same picture
@@ -73,7 +73,7 @@ class PUData:
             raise LabelError(
                 f"expected a label for each of {len(cache):,} rows of {cache.name}, got shape {labels.s.shape}"
             )
-        check_labels(labels.s == 1)
+        labels.check()
         cache.verify()
         return cls(cache, labels, groups(cache.X, cache.digests, cosine=twins))
 

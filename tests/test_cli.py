@@ -343,6 +343,8 @@ def test_evaluate_holds_scores_against_the_truth(world, trained, here):
     assert told["auc"] > 0.95 and told["precision@5"] == 1 and "precision@1000" not in told
     hidden = "evaluate scores.csv --truth {w}/truth.csv --positives {w}/positives.txt"
     assert run_json(hidden, w=world)["n_positive"] == HIDDEN
+    Path("reviewed.csv").write_text("key,label\nred/000.png,1\nrest/000.png,0\n")
+    assert run_json("evaluate scores.csv --truth {w}/truth.csv --positives reviewed.csv", w=world)["n"] == N - 1
     assert re.search(rf"^n_positive +{HIDDEN}$", run(hidden, w=world).stdout, re.MULTILINE)
 
 
@@ -561,6 +563,8 @@ BAD = {  # command: (exit code, what the one line must tell)
     FIND + " --positives {b}/other_images.csv": (1, "1 of 1 keys in .* are other images in .*remove the digest column"),
     FIND + " --positives red/** --by classifier": (2, "--by classifier needs --model FILE .*pucache train-pu"),
     FIND + " --positives red/** --by similarity --model m": (2, "--by similarity does not use --model"),
+    FIND + " --positives red/** --device bogus": (2, "bogus"),
+    FIND + f" --positives '*{'x' * 300}'": (1, "no key matches"),
     FIND + " --positives red/** --similarity max --model m": (
         2,
         "--similarity and --index do nothing where --model ranks; leave them out, or --model",

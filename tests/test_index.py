@@ -51,14 +51,23 @@ def said(caplog):
     return lambda: [record.getMessage() for record in caplog.records]
 
 
+def enough(size):
+    """Memory that an index of this size can be built in: a quarter of it goes to the rows that it learns from."""
+    return -(-4 * size // 3)
+
+
+def too_little(size):
+    return 4 * (size - 8 * X.shape[1] - 1) // 3
+
+
 # --- what it finds -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("storage", ["float16", "8 bit"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_index_finds_the_neighbours_that_brute_force_finds(cache, kind, storage):
-    room = N * ((32 if storage == "float16" else 31) + {"ivf": 16, "hnsw": 272}[kind])  # one byte a row too few
-    index = open_or_build(cache, kind, memory=room)
+    size = N * (32 + {"ivf": 16, "hnsw": 272}[kind])
+    index = open_or_build(cache, kind, memory=enough(size) if storage == "float16" else too_little(size))
     assert index.trailer.storage == storage
     Z = plain.unit(X)
     queries = np.arange(0, N, 60)
@@ -84,7 +93,7 @@ def test_retrieval_by_an_index_is_nearly_that_of_all_rows_and_its_scores_are_exa
     rows, s = X[:600], S[:600]
     cache = opened(rows)
     exact = Similarity(similarity, "cpu")
-    result = retrieve(cache, s, k=20, by=IndexedSimilarity(exact, kind, 20))
+    result = retrieve(cache, s, k=20, by=IndexedSimilarity(exact, kind))
     full = retrieve(cache, s, k=None, by=exact)
     assert len(np.intersect1d(result.rows, full.rows[:20])) >= 18
     scores = dict(zip(full.rows.tolist(), full.scores, strict=True))
@@ -97,7 +106,7 @@ def test_retrieval_by_an_index_is_nearly_that_of_all_rows_and_its_scores_are_exa
 def test_small_caches_are_found_whole(tmp_path, kind, n):
     cache = write_cache(tmp_path / "cache.h5", X[:n])
     s = (np.arange(n) == 1).astype(np.int8)
-    result = retrieve(cache, s, k=10**6, by=IndexedSimilarity(Similarity("max", "cpu"), kind, 10**6), twins=None)
+    result = retrieve(cache, s, k=10**6, by=IndexedSimilarity(Similarity("max", "cpu"), kind), twins=None)
     assert sorted(result.rows) == [row for row in range(n) if row != 1]
 
 
@@ -118,7 +127,7 @@ def test_where_an_index_returns_fewer_rows_those_are_ranked(cache, monkeypatch):
         return found
 
     monkeypatch.setattr(module.Index, "search", few)
-    by = IndexedSimilarity(Similarity("centroid", "cpu"), "ivf", 50)
+    by = IndexedSimilarity(Similarity("centroid", "cpu"), "ivf")
     s = np.zeros(N, np.int8)
     s[0] = 1
     result = retrieve(cache, s, k=50, by=by, twins=None)
@@ -126,7 +135,7 @@ def test_where_an_index_returns_fewer_rows_those_are_ranked(cache, monkeypatch):
 
 
 def test_what_the_index_finds_is_told(cache, said):
-    IndexedSimilarity(Similarity("max", "cpu"), "hnsw", 5)(cache, Labels.of(S))
+    IndexedSimilarity(Similarity("max", "cpu"), "hnsw")(cache, Labels.of(S), 5)
     assert any(line.startswith("hnsw index: recall@100 ") and line.endswith(" on 250 rows") for line in said())
 
 
@@ -307,14 +316,14 @@ def test_a_full_disk_is_an_output_error_and_leaves_the_index_that_was_there(cach
 
 
 def test_too_little_memory_means_eight_bits_and_then_a_line_that_names_the_option(cache):
-    assert open_or_build(cache, "ivf", memory=N * 48).trailer.storage == "float16"
+    assert open_or_build(cache, "ivf", memory=enough(N * 48)).trailer.storage == "float16"
     path_of(cache, "ivf").unlink()
-    assert open_or_build(cache, "ivf", memory=N * 48 - 1).trailer.storage == "8 bit"
+    assert open_or_build(cache, "ivf", memory=too_little(N * 48)).trailer.storage == "8 bit"
     path_of(cache, "ivf").unlink()
-    assert open_or_build(cache, "ivf", memory=N * 32).trailer.storage == "8 bit"
+    assert open_or_build(cache, "ivf", memory=enough(N * 32)).trailer.storage == "8 bit"
     path_of(cache, "ivf").unlink()
     with pytest.raises(ValueError, match=r"an ivf index of .*cache.h5 takes 0.0 GB .*--memory, or use --index exact"):
-        open_or_build(cache, "ivf", memory=N * 32 - 1)
+        open_or_build(cache, "ivf", memory=too_little(N * 32))
     assert not path_of(cache, "ivf").exists()
 
 
@@ -349,3 +358,38 @@ def test_killed_while_it_is_written_it_leaves_what_was_there(small, tmp_path, st
         assert process.wait() == 0, process.stderr
     assert module._read(path).trailer.n == 40 and not list(tmp_path.glob(".small.h5.ivf*"))
     assert (tmp_path / "ranked.csv").read_text().count("\n") == 4
+
+
+def test_what_is_read_is_what_was_hashed_whatever_takes_its_name_meanwhile(cache, tmp_path, monkeypatch):
+    open_or_build(cache, "ivf")
+    smaller = write_cache(tmp_path / "smaller.h5", X[: N // 2])
+    other = open_or_build(smaller, "ivf") and path_of(smaller, "ivf").read_bytes()
+    genuine = module._trailer
+
+    def replaced(stream, path):
+        trailer = genuine(stream, path)
+        path.unlink()
+        path.write_bytes(other)
+        return trailer
+
+    monkeypatch.setattr(module, "_trailer", replaced)
+    index = open_or_build(cache, "ivf")
+    assert index.trailer.n == N and index.search(index.space.unit(X[N // 2 :]), 1).max() >= N // 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blank_pictures_do_not_make_an_index_search_without_end(tmp_path, kind):
+    rows = np.random.default_rng(0).normal(size=(3000, 16)).astype(np.float32)
+    rows[::20] = rows[0]
+    index = open_or_build(write_cache(tmp_path / "blank.h5", rows), kind)
+    assert index.trailer.recall >= RECALL and index.trailer.effort < 1000
+
+
+def test_in_a_container_its_memory_counts(tmp_path, monkeypatch):
+    (tmp_path / "memory.max").write_text("3000000\n")
+    (tmp_path / "memory.current").write_text("1000000\n")
+    free = module._free_memory()
+    monkeypatch.setattr(module, "_CGROUP", tmp_path)
+    assert module._free_memory() == 2_000_000 < free
+    (tmp_path / "memory.max").write_text("max\n")
+    assert module._free_memory() > 2_000_000

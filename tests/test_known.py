@@ -309,3 +309,36 @@ def test_a_model_from_before_there_were_reviews_still_loads(tmp_path):
     model_file.write(path, tensors, state)
     again = PULinearClassifier.load(path)
     assert (again.n_confirmed_, again.n_negatives_) == (0, 0) and (again.margins(X) == model.margins(X)).all()
+
+
+# --- what a review makes certain -----------------------------------------------------------------
+
+
+def test_the_prior_stays_within_what_a_review_has_shown():
+    s, reviewed = np.zeros(100, np.int8), np.zeros(100, np.int8)
+    s[:20], reviewed[20:36], reviewed[36:60] = 1, 1, -1
+    known = Known.of(s, reviewed)
+    assert known.bounds == (16 / 80, 1 - 24 / 80)
+    known.check(0.2)
+    for wrong in (0.19, 0.71):
+        with pytest.raises(ValueError, match=r"cannot be 0\.(19|71): by the review, between 0\.2 and 0\.7 of"):
+            known.check(wrong)
+    Known.of(s).check(1e-9)
+
+
+def test_a_told_prior_that_a_review_has_shown_to_be_wrong_is_refused_and_an_estimate_is_never_one():
+    X, s, y = planted(n=600, labelled=30, prior=0.2, seed=4)
+    reviewed = np.where((y == 1) & (s == 0), 1, 0).astype(np.int8)  # every hidden one is found
+    reviewed[np.flatnonzero(reviewed)[:5]] = 0
+    share = reviewed.sum() / (s == 0).sum()
+    with pytest.raises(ValueError, match=r"the prior cannot be 0\.05"):
+        PULinearClassifier(prior=0.05, device="cpu").fit(X, s, reviewed=reviewed)
+    model = PULinearClassifier(draws=8, device="cpu").fit(X, s, reviewed=reviewed)
+    told = model.prior_estimate_
+    assert share <= told.low <= told.prior <= told.high
+
+
+def test_a_review_of_every_row_leaves_nothing_to_learn_from():
+    X, s, _ = planted(n=60, labelled=10)
+    with pytest.raises(ValueError, match="every row is labelled or reviewed"):
+        PULinearClassifier(prior=0.3, device="cpu").fit(X, s, reviewed=np.where(s == 1, 0, -1))

@@ -9,7 +9,7 @@ from planted import write_cache
 
 from pucache.errors import LabelError
 from pucache.keys import Keys, encode_keys
-from pucache.labels import REVIEWED, Labels, check_labels, find_keys, label_vector, read_truth, short_digest
+from pucache.labels import Labels, check_labels, find_keys, label_vector, read_truth, short_digest
 
 NAMES = ["a.png", "b.jpg", "n/[1].png", "p/1.png", "p/2.jpg", "p/deep/1.png", "p/deep/er/2.png", "q/1.png", "é.png"]
 KEYS = Keys([encode_keys(NAMES[:4]), encode_keys(NAMES[4:])])
@@ -123,6 +123,9 @@ def digest_of(key):
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
+REVIEWED = ("key", "label", "reviewed", "digest")  # what a review sheet exports
+
+
 def sheet(path, rows, columns=REVIEWED, *, bom="", end="\n", quoting=csv.QUOTE_ALL):
     """Write rows as a review sheet exports them: dicts by column."""
     with path.open("w", newline="", encoding="utf-8") as stream:
@@ -182,9 +185,35 @@ def test_what_a_review_confirmed_does_not_count_as_labelled(odd, tmp_path):
     assert (after.s == before.s).all() and after.positive.sum() == 3 and not before.reviewed.any()
 
 
-def test_where_all_positives_are_confirmed_ones_they_are_the_labels(odd, tmp_path):
-    labels = Labels.read(odd, sheet(tmp_path / "r.csv", [decided(ODD[0], 1, 1), decided(ODD[1], 0, 1)]))
-    assert [odd.keys[int(row)] for row in np.flatnonzero(labels.s)] == [ODD[0]] and not labels.reviewed.any()
+def test_confirmed_positives_alone_are_nothing_to_rest_figures_on(odd, tmp_path):
+    path = sheet(tmp_path / "r.csv", [decided(ODD[0], 1, 1), decided(ODD[1], 0, 1)])
+    assert f"{path} holds only positives that a review confirmed" in refusal(odd, path)
+
+
+@pytest.mark.parametrize("told, counts", [("1.0", True), ("true", True), (" 1 ", True), ("0.0", False), ("", False)])
+def test_what_counts_as_reviewed_is_what_counts_as_a_label(odd, tmp_path, told, counts):
+    labels = Labels.read(odd, sheet(tmp_path / "r.csv", [decided(ODD[0], 1), decided(ODD[1], 1, told)]))
+    assert (labels.s.sum(), labels.reviewed.sum()) == ((1, 1) if counts else (2, 0))
+
+
+def test_a_word_in_the_reviewed_column_is_one_line(odd, tmp_path):
+    path = sheet(tmp_path / "r.csv", [decided(ODD[0], 1), decided(ODD[1], 1, "banana")])
+    assert f"{path} has the value of 'reviewed' 'banana'; expected 1 or 0" in refusal(odd, path)
+
+
+def test_scores_of_a_model_are_not_what_a_person_decided(odd, tmp_path):
+    path = tmp_path / "scores.csv"
+    path.write_text(f'key,margin,posterior,label\n"{ODD[1]}",1.5,0.9,1\n', encoding="utf-8")
+    assert f"{path} is a table of scores, whose labels are the model's own" in refusal(odd, path)
+
+
+def test_labels_that_contradict_themselves_are_refused():
+    s = np.array([1, 0, 0], np.int8)
+    for bad in ([-1, 0, 0], [1, 0, 0], [0, 7, 0], [0, 0]):
+        with pytest.raises(LabelError):
+            Labels(s, np.array(bad, np.int8))
+    with pytest.raises(LabelError, match="got other values"):
+        Labels.of(2 * s)
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -209,9 +238,9 @@ def test_a_digest_is_held_against_the_image_where_there_is_one(odd, tmp_path, di
 
 
 def test_a_full_digest_and_the_one_a_sheet_writes_down_are_both_taken(odd, tmp_path):
-    assert short_digest(DIGESTS[0]) == digest_of(ODD[0]) and short_digest(0 * DIGESTS[0]) == ""
-    rows = [decided(ODD[0], 1, 0, hashlib.sha256(ODD[0].encode()).hexdigest())]
-    assert Labels.read(odd, sheet(tmp_path / "r.csv", rows)).s.sum() == 1
+    assert short_digest(DIGESTS[0]) == f"sha256:{digest_of(ODD[0])}" and short_digest(0 * DIGESTS[0]) == ""
+    for digest in (hashlib.sha256(ODD[0].encode()).hexdigest(), short_digest(DIGESTS[0]), digest_of(ODD[0])):
+        assert Labels.read(odd, sheet(tmp_path / "r.csv", [decided(ODD[0], 1, 0, digest)])).s.sum() == 1
 
 
 def refusal(cache, positives, negatives=None):
@@ -238,7 +267,8 @@ def test_a_key_that_is_positive_and_negative_is_one_line(odd, tmp_path):
         said = refusal(odd, found, other)
         assert f"1 keys are both in {found} and in {other} ({key!r}); decide which" in said
     both = sheet(tmp_path / "both.csv", [decided(ODD[0], 1), decided(ODD[0], 0, 1)])
-    assert f"1 keys are both in {both} and in {both}" in refusal(odd, both, both)
+    for negatives in (both, None):
+        assert f"1 keys in {both} have both labels, 1 and 0" in refusal(odd, both, negatives)
 
 
 @pytest.mark.parametrize("label", ["cat", "2", "maybe", "Trouser/Pants"])

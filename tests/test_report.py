@@ -19,10 +19,9 @@ from pucache.encoder_spec import EncoderSpec
 from pucache.errors import LabelError, ModelError, OutputError, SourceError
 from pucache.keys import encode_keys
 from pucache.pages import wording
-from pucache.pages.evidence import gather
 from pucache.pages.galleries import probability, visible
 from pucache.priors import PriorEstimate
-from pucache.report import report
+from pucache.report import gather, report
 from pucache.train import PUData, train_pu
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -9,6 +9,7 @@ from pucache.cache import EmbeddingCache
 from pucache.classifier import PULinearClassifier
 from pucache.errors import CacheError, LabelError, OutputError
 from pucache.labels import Labels, find_keys
+from pucache.progress import Silent
 from pucache.retrieval.by_model import Fused, Margins
 from pucache.retrieval.diverse import spread_out
 from pucache.retrieval.indexed import IndexedSimilarity
@@ -74,7 +75,7 @@ def test_a_model_ranks_by_its_margins_and_tells_the_posterior(opened, model, k):
 
 def scorers(model):
     similar = Similarity("max", "cpu")
-    return [similar, Margins(model), Fused(model, "cpu"), IndexedSimilarity(similar, "hnsw", N)]
+    return [similar, Margins(model), Fused(model, "cpu"), IndexedSimilarity(similar, "hnsw")]
 
 
 def test_labelled_and_reviewed_rows_are_left_out_by_every_scorer(opened, model):
@@ -162,7 +163,7 @@ def test_the_posterior_stays_with_its_row_when_spread_out(opened, model):
         ({"twins": float("nan")}, "twins must be a cosine above 0"),
         ({"labels": 0 * S}, "no labelled positives"),
         ({"labels": 0 * S + 1}, "all 300 rows"),
-        ({"labels": Labels(S, np.where(S == 1, 0, -1).astype(np.int8))}, "all 300 rows are known"),
+        ({"labels": Labels(S, np.where(S == 1, 0, -1).astype(np.int8))}, "all 300 rows are labelled"),
         ({"labels": S[:-1]}, "299 labels, but .* has 300 rows"),
         ({"labels": np.append(S, 1)}, "301 labels, but .* has 300 rows"),
     ],
@@ -220,3 +221,54 @@ def test_plain_keys_are_written_plainly(tmp_path):
 def test_a_ranking_that_cannot_be_written_is_an_output_error(tmp_path):
     with pytest.raises(OutputError, match="is a directory"):
         Ranking(np.array([0]), ["a"], np.array([1.0])).save(tmp_path)
+
+
+# --- an index that reaches known rows first ------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+@pytest.mark.parametrize("similarity", ["max", "whitened"])
+def test_copies_of_a_positive_do_not_use_up_what_an_index_finds(tmp_path, kind, similarity):
+    rows = np.random.default_rng(3).normal(size=(1500, 8)).astype(np.float32)
+    rows[1:301] = rows[0]
+    s = (np.arange(1500) == 0).astype(np.int8)
+    cache = write_cache(tmp_path / "cache.h5", rows)
+    found = retrieve(cache, s, k=100, by=IndexedSimilarity(Similarity(similarity, "cpu"), kind))
+    assert len(found.rows) == 100 and found.rows.min() > 300
+    exact = retrieve(cache, s, k=100, by=Similarity(similarity, "cpu"))
+    least = 95 if kind == "ivf" else 60  # a graph's links all lead from copy to copy
+    assert len(np.intersect1d(found.rows, exact.rows)) > least
+
+
+@pytest.mark.parametrize("scale", [1e20, 1e-25])
+def test_embeddings_of_any_scale_rank_alike(tmp_path, scale):
+    usual, scaled = (write_cache(tmp_path / f"{name}.h5", X * np.float32(by)) for name, by in (("a", 1), ("b", scale)))
+    for kind in ("whitened", "max"):
+        one, other = (retrieve(cache, S, k=50, by=Similarity(kind, "cpu")) for cache in (usual, scaled))
+        assert len(np.intersect1d(one.rows, other.rows)) >= 49
+
+
+def test_where_the_model_will_be_used_does_not_change_the_ranking(tmp_path):
+    cache = write_cache(tmp_path / "cache.h5", X)
+    rankings = []
+    for share in (None, 0.9):
+        model = PULinearClassifier(prior=0.3, deploy_prior=share, device="cpu").fit(X, S)
+        rankings.append(retrieve(cache, S, k=100, by=Fused(model, "cpu")))
+    assert rankings[0].rows.tolist() == rankings[1].rows.tolist()
+    np.testing.assert_array_equal(rankings[0].posterior, rankings[1].posterior)
+
+
+def test_a_long_job_shows_how_far_it_is(tmp_path, model):
+    said = []
+
+    class Told(Silent):
+        def start(self, total, what):
+            said.append([what, total, 0])
+
+        def advance(self, steps):
+            said[-1][2] += steps
+
+    cache = write_cache(tmp_path / "cache.h5", X)
+    retrieve(cache, S, by=Fused(model, "cpu"), progress=Told())
+    retrieve(cache, S, by=Similarity("max", "cpu"), progress=Told())
+    assert said == [[what, len(X), len(X)] for what in ("scoring", "finding neighbours", "comparing")]

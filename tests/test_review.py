@@ -17,7 +17,7 @@ from playwright.sync_api import expect
 
 from pucache.cache import EmbeddingCache
 from pucache.errors import OutputError, SourceError
-from pucache.labels import Labels
+from pucache.labels import Labels, short_digest
 from pucache.retrieval.ranking import Ranking
 from pucache.review import review
 from pucache.tables import read_table
@@ -136,7 +136,7 @@ def test_data_tell_digest_address_and_what_was_labelled_before(pile):
     path, cache = pile
     data = data_of(path)
     assert len(data["candidates"]) == 200 and data["candidates"][0]["key"] == "006.png"
-    assert data["candidates"][0]["digest"] == cache.digests[6].tobytes().hex()[:16]
+    assert data["candidates"][0]["digest"] == short_digest(cache.digests[6])
     assert data["base"] + data["candidates"][0]["file"] == (path.parent / "images/006.png").as_uri()
     assert [(one["key"], one["label"], one["reviewed"]) for one in data["known"]] == [
         *((f"{row:03}.png", 1, 0) for row in range(3)),
@@ -157,7 +157,7 @@ def test_digests_and_pictures_are_of_the_file_that_a_row_stands_in(tmp_path):
     cache = EmbeddingCache(tmp_path / "one.h5", tmp_path / "two.h5")
     data = data_of(sheet(tmp_path / "r.html", cache, [4, 1], positives=[5])[0])
     assert [one["key"] for one in data["candidates"]] == ["two/1.png", "one/1.png"]
-    digests = [cache.digests[row].tobytes().hex()[:16] for row in (4, 1, 5)]
+    digests = [short_digest(cache.digests[row]) for row in (4, 1, 5)]
     assert [one["digest"] for one in data["candidates"] + data["known"]] == digests
     assert data["base"] + data["candidates"][0]["file"] == (tmp_path / "two/two/1.png").as_uri()
     assert shlex.split(data["command"])[2:4] == [str(tmp_path / "one.h5"), str(tmp_path / "two.h5")]
@@ -230,7 +230,7 @@ def test_two_hundred_candidates_are_reviewed_by_keyboard_exported_and_imported_a
     labels = {"a": "1", "r": "0"}
     now = [[f"{row + 6:03}.png", labels[key], "1"] for row, key in enumerate(wanted) if key in labels]
     assert [row[:3] for row in rows] == before + now
-    assert all(cache.digests[cache.keys.rows([key])[0]].tobytes().hex()[:16] == row[2] for key, *row in rows)
+    assert all(short_digest(cache.digests[cache.keys.rows([key])[0]]) == row[2] for key, *row in rows)
     read = Labels.read(cache, tmp_path / "reviewed.csv", tmp_path / "reviewed.csv")
     assert np.flatnonzero(read.s).tolist() == [0, 1, 2], "what figures rest on stays what it was"
     assert read.reviewed[3:].tolist() == [1, -1, -1, *({"a": 1, "r": -1}.get(key, 0) for key in wanted)]
@@ -500,7 +500,7 @@ def test_a_browser_that_keeps_nothing_is_told_of_and_guards_what_is_not_exported
 
 @needs_chromium
 def test_files_that_are_no_review_of_this_cache_are_refused_and_change_nothing(pile, tmp_path, browser):
-    digest = pile[1].digests[6].tobytes().hex()[:16]
+    digest = short_digest(pile[1].digests[6])
     files = {
         "is of another cache": f"key,label,digest\n007.png,1,\n006.png,1,{digest[::-1]}\n".encode(),
         "no columns key and label": b"rank,key,score\n1,006.png,0.5\n",
@@ -698,3 +698,9 @@ def test_the_skip_link_is_the_first_stop_and_leads_to_the_candidates(pile, brows
     with opened(browser, pile[0]) as page:
         press(page, ["Tab", "Enter", "Tab"])
         assert in_turn(page) == 1
+
+
+def test_more_candidates_than_a_page_can_hold_are_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("pucache.review.MOST", 2)
+    with pytest.raises(ValueError, match="at most 2 candidates, got 3; retrieve fewer with -k"):
+        sheet(tmp_path / "r.html", bare(tmp_path, 4), [1, 2, 3])

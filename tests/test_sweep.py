@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from planted import planted, write_cache
 
+from pucache.labels import Labels
 from pucache.sweep import sweep
 from pucache.train import PUData
 
@@ -64,3 +65,15 @@ def test_the_authors_solver_can_be_swept(data):
 def test_priors_outside_their_domain_are_refused(data, bad):
     with pytest.raises(ValueError, match="priors must lie strictly between 0 and 1"):
         sweep(data[0], **bad)
+
+
+def test_priors_that_a_review_has_shown_to_be_wrong_are_left_out(tmp_path):
+    X, s, y = planted(n=300, labelled=20, prior=0.3)
+    reviewed = np.where((y == 1) & (s == 0), 1, 0).astype(np.int8)
+    data = PUData.of(write_cache(tmp_path / "c.h5", X), Labels(s, reviewed))
+    share = reviewed.sum() / (s == 0).sum()
+    result = sweep(data, priors=(0.01, 0.1, 0.5), seeds=(0,), device="cpu", penalty=1e-3)
+    assert share > 0.1 and [row["prior"] for row in result.rows] == [0.5]
+    assert "Left out, as a review has shown them to be wrong: 2 priors." in result.verdict
+    with pytest.raises(ValueError, match=r"the prior cannot be 0\.01"):
+        sweep(data, priors=(0.01, 0.1), seeds=(0,), device="cpu", penalty=1e-3)

@@ -6,16 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from sklearn.base import clone
 
-from ..cache import EmbeddingCache
 from ..classifier import PULinearClassifier
 from ..duplicates import unlabelled_twins
-from ..estimate_prior import estimate_prior
 from ..priors import PriorEstimate
-from ..progress import Progress
-from ..sweep import Sweep, sweep
-from ..train import PUData, train_on
+from ..sweep import Sweep
+from ..train import PUData
 from .findings import HeldOut
 
 _SAME = 5e-3  # relative distance of coefficients; another processor rounds otherwise
@@ -105,46 +101,3 @@ class Evidence:
         """Rows that nobody has decided on, but for twins of positives, from the highest margin down; int64."""
         candidates = np.setdiff1d(np.flatnonzero(self.data.labels.unlabelled), self.twins[0], assume_unique=True)
         return candidates[np.argsort(-self.margins[candidates], kind="stable")]
-
-
-def gather(
-    data: PUData,
-    model: PULinearClassifier | None,
-    *,
-    truth: np.ndarray | None,
-    draws: int,
-    seed: int,
-    device: str,
-    progress: Progress | None,
-) -> Evidence:
-    """Train with the model's parameters, estimate the prior by each method, sweep over priors."""
-    recipe = PULinearClassifier(seed=seed) if model is None else clone(model)
-    parameters = {**recipe.get_params(deep=False), "device": device, "draws": 0}  # draws are made below
-    trained = train_on(data, progress=progress, **parameters)
-    estimates = estimate_prior(
-        data, draws=draws, n_folds=recipe.n_folds, seed=recipe.seed, device=device, progress=progress
-    )
-    told = ("loss", "surrogate", "target_prior", "solver", "protocol", "n_folds", "device")
-    swept = sweep(
-        data,
-        seeds=(recipe.seed,),
-        truth=truth if truth is not None and _both_known(truth, data.s) else None,
-        penalty=trained.penalty_,
-        progress=progress,
-        **{name: parameters[name] for name in told},
-    )
-    ranker = model or trained
-    return Evidence(data, trained, ranker, _margins(ranker, data.cache), estimates, swept, truth)
-
-
-def _both_known(truth: np.ndarray, s: np.ndarray) -> bool:
-    """Whether both classes occur among the unlabelled rows, without which there is no true curve."""
-    known = truth[s == 0]
-    return bool((known == 1).any() and (known == 0).any())
-
-
-def _margins(model: PULinearClassifier, cache: EmbeddingCache) -> np.ndarray:
-    margins = np.empty(len(cache), np.float32)
-    for rows, block in model.margins_of(cache):
-        margins[rows] = block
-    return margins

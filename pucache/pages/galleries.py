@@ -24,10 +24,11 @@ _CLASSES = {1: "positive", 0: "negative", -1: "not known"}
 
 @dataclass(frozen=True)
 class Card:
-    """An image of a gallery; `posterior` in words, `truth` "" where none was given."""
+    """An image of a gallery; `posterior` is its chance in words, `truth` "" where none was given."""
 
     key: str
     picture: Thumbnail
+    chance: float
     posterior: str
     note: str
     truth: str
@@ -82,6 +83,7 @@ class Galleries:
             Card(
                 visible(self._key(row)),
                 self._pictures[row],
+                float(posterior),
                 probability(float(posterior)),
                 notes[at] if notes else "",
                 "" if truth is None else _CLASSES[int(truth[at])],
@@ -100,7 +102,7 @@ class Galleries:
             "tsne": None if laid.tsne is None else laid.tsne.tolist(),
             "posterior": np.round(evidence.posterior(rows), 3).tolist(),
             "likely": [probability(float(posterior)) for posterior in evidence.posterior(rows)],
-            "labelled": evidence.data.s[rows].tolist(),
+            "labelled": evidence.data.labels.positive[rows].astype(int).tolist(),
             "key": [visible(key) for key in evidence.data.cache.keys[rows]],
             "picture": [one.uri for one in pictures],
             "problem": [one.problem for one in pictures],

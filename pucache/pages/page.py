@@ -15,6 +15,8 @@ from typing import Any
 
 import jinja2
 
+from ..durable import replacing
+
 ASSETS = Path(__file__).parent / "assets"
 
 
@@ -49,6 +51,18 @@ def render(name: str, data: Any, *, local_images: bool = False, **context: Any) 
     return environment.get_template(f"{name}.html").render(
         policy=_policy(script, local_images), style=style, script=script, data=_json(data), **context
     )
+
+
+def write(path: str | Path, html: str) -> None:
+    """Write a page, whole or not at all.
+
+    Raises
+    ------
+    OutputError
+        The file system refused.
+    """
+    with replacing(path) as temporary:
+        temporary.write_bytes(html.encode("utf-8", "replace"))  # a path that it names need not be UTF-8
 
 
 def _asset(file: str) -> str:

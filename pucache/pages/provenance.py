@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -65,7 +66,7 @@ def _parameters(model: PULinearClassifier) -> dict[str, str]:
 
 
 def _labels(given: Any) -> dict[str, str]:
-    if isinstance(given, str | Path) and Path(given).is_file():
+    if isinstance(given, str | Path) and os.path.isfile(given):
         return {"file": str(given), "sha256": hashlib.sha256(Path(given).read_bytes()).hexdigest()}
     return {"given as": f"glob {given}" if isinstance(given, str | Path) else "an array of labels"}
 

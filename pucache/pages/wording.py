@@ -96,6 +96,11 @@ def _of_100(numbers: dict[str, Any], figure: str) -> str:
     return ends if interval[1] > _WIDE * interval[0] else f"{told} ({ends})"
 
 
+def expected_among(cards: Sequence[Any]) -> str:
+    """Say how many of some images should be positive, by their probabilities."""
+    return f"of these {len(cards)}, about {sum(card.chance for card in cards):.0f} should be"
+
+
 def warnings(numbers: dict[str, Any], estimates: Sequence[PriorEstimate]) -> list[str]:
     """List what a reader should know before believing the page."""
     found = [*_of_labels(numbers), *_of_the_prior(numbers, estimates), *_of_the_cache(numbers)]
@@ -127,7 +132,7 @@ def _of_labels(numbers: dict[str, Any]) -> list[str]:
         found.append(
             f"A review has confirmed {plural(reviewed['confirmed'], 'positive')} and rejected "
             f"{plural(reviewed['negative'], 'image')}. These lie around the labelled positives, on which the estimates "
-            "rest: precision, recall, F1 and AUC are upper bounds, and may be far too good."
+            "rest: precision, F1, AUC and most of all recall lean upwards, and may be far too good."
         )
     if numbers["twins_found"]:
         found.append(

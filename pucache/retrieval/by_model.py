@@ -24,6 +24,7 @@ from scipy.special import logit
 from ..cache import EmbeddingCache
 from ..classifier import PULinearClassifier
 from ..labels import Labels
+from ..progress import Progress, Silent
 from .nearest import nearest
 from .scores import Scores
 from .space import Space
@@ -46,12 +47,17 @@ class Margins:
         """What to call it."""
         return "classifier"
 
-    def __call__(self, cache: EmbeddingCache, labels: Labels) -> Scores:
+    def __call__(
+        self, cache: EmbeddingCache, labels: Labels, count: int | None = None, progress: Progress | None = None
+    ) -> Scores:
         """Score every row, in blocks."""
         margins = np.empty(len(cache), np.float32)
+        shown = progress or Silent()
+        shown.start(len(cache), "scoring")
         for rows, values in self.model.margins_of(cache):
             margins[rows] = values
-        return Scores(margins, lambda rows: self.model.posterior(margins[rows]))
+            shown.advance(len(values))
+        return Scores(margins, lambda rows: self.model.tilt_.posterior(margins[rows]))
 
 
 @dataclass(frozen=True)
@@ -72,13 +78,15 @@ class Fused:
         """What to call it."""
         return "classifier and neighbours, fused"
 
-    def __call__(self, cache: EmbeddingCache, labels: Labels) -> Scores:
+    def __call__(
+        self, cache: EmbeddingCache, labels: Labels, count: int | None = None, progress: Progress | None = None
+    ) -> Scores:
         """Score every row; those far down by the margin and the least that neighbours can say."""
-        scored = Margins(self.model)(cache, labels)
+        scored = Margins(self.model)(cache, labels, count, progress)
         margins = scored.values
         opinion = np.full(len(cache), logit(_SURE))
         pool = self._pool(margins, labels)
-        opinion[pool] = logit(self._of_neighbours(cache, labels, margins, pool).clip(_SURE, 1 - _SURE))
+        opinion[pool] = logit(self._of_neighbours(cache, labels, margins, pool, progress).clip(_SURE, 1 - _SURE))
         values = self.model.tilt_.log_ratio(margins) + _WEIGHT * opinion
         return Scores(values.astype(np.float32), scored.posterior)
 
@@ -92,18 +100,18 @@ class Fused:
         return np.sort(unlabelled[np.argpartition(-margins[unlabelled], size)[:size]])
 
     def _of_neighbours(
-        self, cache: EmbeddingCache, labels: Labels, margins: np.ndarray, pool: np.ndarray
+        self, cache: EmbeddingCache, labels: Labels, margins: np.ndarray, pool: np.ndarray, progress: Progress | None
     ) -> np.ndarray:
         """Share of positives around each row of the pool, (m,)."""
-        cosines, rows = neighbours(cache, pool, _NEIGHBOURS, device=self.device)
-        told = self.model.posterior(margins)
+        cosines, rows = neighbours(cache, pool, _NEIGHBOURS, device=self.device, progress=progress)
+        told = self.model.tilt_.posterior(margins)
         told[labels.positive], told[labels.negative] = 1, 0
         weights = np.where(rows < 0, 0, np.exp(cosines / _TEMPERATURE))
         return (weights * told[rows]).sum(1) / np.maximum(weights.sum(1), 1e-300)
 
 
 def neighbours(
-    cache: EmbeddingCache, wanted: np.ndarray, k: int, *, device: str = "auto"
+    cache: EmbeddingCache, wanted: np.ndarray, k: int, *, device: str = "auto", progress: Progress | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find the k rows of greatest whitened cosine to each wanted row, itself left out.
 
@@ -113,6 +121,7 @@ def neighbours(
     wanted : ndarray of int64, (m,), rising
     k : int
     device : str
+    progress : Progress, optional
 
     Returns
     -------
@@ -123,10 +132,13 @@ def neighbours(
     space = Space.of(cache)
     asked = space.whitened(space.unit(cache.take(wanted)))
     best = np.full((len(wanted), k), -np.inf, np.float32), np.full((len(wanted), k), -1, np.int64)
+    shown = progress or Silent()
+    shown.start(len(cache), "finding neighbours")
     for first, among in _stretches(cache, space):
         cosines, places = nearest(asked, among, k + 1, device=device)
         cosines[places + first == wanted[:, None]] = -np.inf
         best = _merged(*best, cosines, places + first)
+        shown.advance(len(among))
     return best
 
 

@@ -11,8 +11,13 @@ from __future__ import annotations
 
 import numpy as np
 
-POOL = 10  # rows of the pool for one that is taken
+_POOL, _MOST_IN_POOL = 10, 20_000  # rows of the pool for one that is taken; but where twice as many are taken
 MOST = 10_000  # rows that can be taken
+
+
+def pool_of(k: int) -> int:
+    """How many of the best rows to take k from."""
+    return min(_POOL * k, max(2 * k, _MOST_IN_POOL))
 
 
 def check(weight: float, k: int) -> None:

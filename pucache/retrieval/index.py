@@ -42,7 +42,9 @@ _LENGTH, _END = 8, 8 + 32 + len(_MAGIC)  # bytes of the length; of it, the hash 
 _SAMPLE = 256  # rows whose true neighbours are sought, to measure the recall
 _PER_CELL = 64  # rows that a centroid is learned from
 _LINKS, _EFFORT = 32, 80  # of a graph: neighbours kept per row, candidates looked at while it is built
+_EQUAL = 1e-6  # of inner products in float32
 _HASHED_AT_ONCE = 1 << 24
+_CGROUP = Path("/sys/fs/cgroup")
 _log = logging.getLogger(__name__)
 
 
@@ -161,7 +163,9 @@ def _read(path: Path) -> Index | None:
     try:
         with path.open("rb") as stream:
             trailer = _trailer(stream, path)
-        return Index(faiss.read_index(str(path)), trailer)
+            stream.seek(0)  # the same file, whatever has taken its name since
+            reader = faiss.PyCallbackIOReader(stream.read)  # type: ignore[attr-defined]  # the stubs lack it
+            return Index(faiss.read_index(reader), trailer)
     except FileNotFoundError:
         return None
     except (OSError, RuntimeError, ValueError) as error:
@@ -220,11 +224,12 @@ def _checksums(cache: EmbeddingCache) -> list[str]:
 def _build(cache: EmbeddingCache, kind: str, path: Path, memory: int, progress: Progress) -> Index:
     check_writable(path)
     space = Space.of(cache)
-    storage, bits = _storage(cache, kind, memory)
+    learned_from = _to_learn_from(cache, kind, memory)
+    storage, bits = _storage(cache, kind, memory - 2 * 4 * learned_from * cache.encoder.dim)
     with progress:
         progress.start(2 * len(cache), f"building the {kind} index")
-        index = _empty(cache, space, kind, bits)
-        for rows, X in cache.blocks():
+        index = _empty(cache, space, kind, bits, learned_from)
+        for rows, X in cache.blocks(check=True):
             index.add(space.unit(X))
             progress.advance(rows.stop - rows.start)
         sample, truth = _true_neighbours(cache, space, progress)
@@ -243,6 +248,16 @@ def _build(cache: EmbeddingCache, kind: str, path: Path, memory: int, progress: 
     return Index(index, _write(index, path, told))
 
 
+def _to_learn_from(cache: EmbeddingCache, kind: str, memory: int) -> int:
+    """Rows that the index learns cells or bounds from; their copies take at most a quarter of the memory."""
+    wanted = _cells(len(cache)) * _PER_CELL if kind == "ivf" else 1 << 15
+    return max(1, min(wanted, len(cache), memory // (4 * 2 * 4 * cache.encoder.dim)))
+
+
+def _cells(n: int) -> int:
+    return max(1, min(round(4 * n**0.5), n // _PER_CELL))
+
+
 def _storage(cache: EmbeddingCache, kind: str, memory: int) -> tuple[str, Any]:
     """The finest storage of the rows that fits."""
     types = {"float16": faiss.ScalarQuantizer.QT_fp16, "8 bit": faiss.ScalarQuantizer.QT_8bit}
@@ -257,20 +272,18 @@ def _storage(cache: EmbeddingCache, kind: str, memory: int) -> tuple[str, Any]:
     )
 
 
-def _empty(cache: EmbeddingCache, space: Space, kind: str, bits: Any) -> Any:
+def _empty(cache: EmbeddingCache, space: Space, kind: str, bits: Any, learned_from: int) -> Any:
     """An index that has learned what it must, and holds no row."""
     d, metric = cache.encoder.dim, faiss.METRIC_INNER_PRODUCT
     index: Any  # faiss's classes have little in common that its stubs know of
     if kind == "hnsw":
         index = faiss.IndexHNSWSQ(d, bits, _LINKS, metric)
         index.hnsw.efConstruction = _EFFORT
-        learned_from = 1 << 15
     else:
-        cells = max(1, min(round(4 * len(cache) ** 0.5), len(cache) // _PER_CELL))
+        cells = min(_cells(len(cache)), learned_from)
         index = faiss.IndexIVFScalarQuantizer(faiss.IndexFlatIP(d), d, cells, bits, metric)
         index.by_residual = False
         index.cp.min_points_per_centroid = 1  # a small cache has few, and is told nothing for it
-        learned_from = cells * _PER_CELL
     index.train(_evenly(cache, space, learned_from))
     return index
 
@@ -278,13 +291,22 @@ def _empty(cache: EmbeddingCache, space: Space, kind: str, bits: Any) -> Any:
 def _evenly(cache: EmbeddingCache, space: Space, count: int) -> np.ndarray:
     """At most `count` rows in the space, evenly spaced, float32 (m, d)."""
     step = -(-len(cache) // count)
-    return np.concatenate([space.unit(X[-rows.start % step :: step]) for rows, X in cache.blocks()])
+    taken = np.empty((-(-len(cache) // step), cache.encoder.dim), np.float32)
+    for rows, X in cache.blocks():
+        first = -(-rows.start // step)
+        part = space.unit(X[first * step - rows.start :: step])
+        taken[first : first + len(part)] = part
+    return taken
 
 
 def _true_neighbours(cache: EmbeddingCache, space: Space, progress: Progress) -> tuple[np.ndarray, np.ndarray]:
-    """Some rows, (m, d), and the numbers of their nearest, (m, AT), by brute force."""
+    """Some rows, (m, d), and the numbers of their nearest, (m, AT), by brute force.
+
+    Rows of which others are just as near as the last of these, such as those of blank pictures, are left
+    out: which of equals is found is no matter.
+    """
     sample = _evenly(cache, space, _SAMPLE)
-    k = min(AT, len(cache))
+    k = min(AT + 1, len(cache))
     best = np.full((len(sample), k), -np.inf, np.float32), np.zeros((len(sample), k), np.int64)
     for rows, X in cache.blocks():
         products, places = nearest(sample, space.unit(X), k, device="cpu")
@@ -292,7 +314,9 @@ def _true_neighbours(cache: EmbeddingCache, space: Space, progress: Progress) ->
         order = np.argsort(-every, axis=1, kind="stable")[:, :k]
         best = np.take_along_axis(every, order, 1), np.take_along_axis(of, order, 1)
         progress.advance(rows.stop - rows.start)
-    return sample, best[1]
+    clear = best[0][:, -2] - best[0][:, -1] > _EQUAL if k > AT else np.ones(len(sample), bool)
+    clear |= not clear.any()
+    return sample[clear], best[1][clear, :AT]
 
 
 def _least_effort(index: Any, kind: str, sample: np.ndarray, truth: np.ndarray) -> tuple[int, float]:
@@ -324,7 +348,11 @@ def _set_effort(index: Any, kind: str, effort: int) -> None:
 
 def _free_memory() -> int:
     """Bytes that can be had without swapping; 4 GiB where the system does not tell."""
+    told = [4 << 30]
     with contextlib.suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        return 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
-    return 4 << 30
+        told = [1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])]
+    with contextlib.suppress(OSError, ValueError):  # of a container
+        most, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        told.append(max(0, most - used))
+    return min(told)

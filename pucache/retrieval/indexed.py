@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,26 +26,24 @@ class IndexedSimilarity:
     ----------
     similarity : Similarity
     kind : {"ivf", "hnsw"}
-    k : int
-        Unlabelled rows sought for each query.
     memory : int, optional
         Bytes that building the index may take.
     """
 
     similarity: Similarity
     kind: str
-    k: int
     memory: int | None = None
-    progress: Progress | None = field(default=None, compare=False)
 
     @property
     def name(self) -> str:
         """What to call it."""
         return f"{self.similarity.name}, {self.kind} index"
 
-    def __call__(self, cache: EmbeddingCache, labels: Labels) -> Scores:
-        """Score what is found."""
-        index = open_or_build(cache, self.kind, memory=self.memory, progress=self.progress)
+    def __call__(
+        self, cache: EmbeddingCache, labels: Labels, count: int | None = None, progress: Progress | None = None
+    ) -> Scores:
+        """Score what is found: for each query as many rows as are wanted, and as are known."""
+        index = open_or_build(cache, self.kind, memory=self.memory, progress=progress)
         told = index.trailer
         _log.info(
             "%s index: recall@%d %.3f on %d rows%s",
@@ -53,10 +51,10 @@ class IndexedSimilarity:
         )  # fmt: skip
         cache.check("embeddings")
         queries = self.similarity.queries(cache, labels, index.space)
-        known = int((~labels.unlabelled).sum())
-        rows = np.unique(index.search(queries, min(self.k + known, len(cache)), device=self.similarity.device))
+        sought = len(cache) if count is None else min(count + int((~labels.unlabelled).sum()), len(cache))
+        rows = np.unique(index.search(queries, sought, device=self.similarity.device))
         rows = rows[rows >= 0]
         values = np.full(len(cache), -np.inf, np.float32)
         for part in np.array_split(rows, 1 + len(rows) // _AT_ONCE):
             values[part] = self.similarity.of(index.space.unit(cache.take(part)), queries)
-        return Scores(values)
+        return Scores(values, complete=sought == len(cache))

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..cache import EmbeddingCache
 from ..labels import Labels
+from ..progress import Progress
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,14 @@ class Scores:
     values : ndarray of float32, (n,)
         Higher is more likely positive; -inf for rows that were not reached.
     posterior : callable or None
-        Row numbers -> probability of being positive, where a model took part.
+        Row numbers -> probability of being positive among the unlabelled, where a model took part.
+    complete : bool
+        Whether every row was reached.
     """
 
     values: np.ndarray
     posterior: Callable[[np.ndarray], np.ndarray] | None = None
+    complete: bool = True
 
 
 class Scorer(Protocol):
@@ -35,5 +39,7 @@ class Scorer(Protocol):
     def name(self) -> str:
         """What to call it."""
 
-    def __call__(self, cache: EmbeddingCache, labels: Labels) -> Scores:
-        """Score every row."""
+    def __call__(
+        self, cache: EmbeddingCache, labels: Labels, count: int | None = None, progress: Progress | None = None
+    ) -> Scores:
+        """Score every row, or at least `count` unlabelled ones of the highest scores."""

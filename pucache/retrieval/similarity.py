@@ -18,6 +18,7 @@ import numpy as np
 
 from ..cache import EmbeddingCache
 from ..labels import Labels
+from ..progress import Progress, Silent
 from .nearest import nearest
 from .scores import Scores
 from .space import Space
@@ -53,13 +54,18 @@ class Similarity:
         """What to call it."""
         return f"similarity ({self.kind})"
 
-    def __call__(self, cache: EmbeddingCache, labels: Labels) -> Scores:
+    def __call__(
+        self, cache: EmbeddingCache, labels: Labels, count: int | None = None, progress: Progress | None = None
+    ) -> Scores:
         """Score every row, in blocks."""
         space = Space.of(cache)
         queries = self.queries(cache, labels, space)
         scores = np.empty(len(cache), np.float32)
+        shown = progress or Silent()
+        shown.start(len(cache), "comparing")
         for rows, X in cache.blocks():
             scores[rows] = self.of(space.unit(X), queries)
+            shown.advance(rows.stop - rows.start)
         return Scores(scores)
 
     def queries(self, cache: EmbeddingCache, labels: Labels, space: Space) -> np.ndarray:

@@ -103,7 +103,11 @@ class Space:
 
 def unit(X: np.ndarray, mean: np.ndarray) -> np.ndarray:
     """Rows less the mean, at length 1, float32; zero where they equal it."""
-    return _at_length_1(np.subtract(X, mean, dtype=np.float32))
+    rows = np.subtract(X, mean, dtype=np.float32)
+    if X.dtype == np.float32:  # whose squares may overflow, or vanish
+        greatest = np.abs(rows).max(1, keepdims=True, initial=0)
+        rows /= np.where(greatest > 0, greatest, 1)
+    return _at_length_1(rows)
 
 
 def _at_length_1(rows: np.ndarray) -> np.ndarray:

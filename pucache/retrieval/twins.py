@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..cache import EmbeddingCache
+from .space import unit
 
 _ROUNDING = 1e-6  # of a cosine in float32
 _AT_ONCE = 1 << 12  # known rows that a block is held against
@@ -31,10 +32,11 @@ def twins_of(cache: EmbeddingCache, rows: np.ndarray, known: np.ndarray, cosine:
     twin = np.asarray(np.isin(_as_text(digests[rows]), of_known))
     if cosine is None or cosine > 1:
         return twin
-    pictures = _unit(cache.take(known))
+    as_they_are = np.zeros(cache.encoder.dim, np.float32)
+    pictures = unit(cache.take(known), as_they_are)
     for block, X in cache.blocks():
         here = slice(*np.searchsorted(rows, (block.start, block.stop)))
-        asked = _unit(X[rows[here] - block.start])
+        asked = unit(X[rows[here] - block.start], as_they_are)
         for begin in range(0, len(pictures), _AT_ONCE):
             likest = (asked @ pictures[begin : begin + _AT_ONCE].T).max(1, initial=-1)
             twin[here] |= likest >= cosine - _ROUNDING
@@ -43,9 +45,3 @@ def twins_of(cache: EmbeddingCache, rows: np.ndarray, known: np.ndarray, cosine:
 
 def _as_text(digests: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(digests).view("V32").ravel()
-
-
-def _unit(X: np.ndarray) -> np.ndarray:
-    rows = X.astype(np.float32)
-    length = np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / np.where(length > 0, length, 1)
