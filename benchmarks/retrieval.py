@@ -1,13 +1,15 @@
 """How well each way of ranking finds hidden positives, and how fast, against bare faiss.
 
     python benchmarks/retrieval.py DIR [--out docs/results/retrieval.md]
-    python benchmarks/retrieval.py --speed WORK [--out docs/results/retrieval-speed.md]
+    python benchmarks/retrieval.py --speed WORK --like CACHE [--out docs/results/retrieval-speed.md]
 
 DIR holds train/<class>/*.png of CIFAR-10. The first measures the 1:10 task of the paper (three seeds of the
 classifier) and ten one-vs-rest tasks in six settings, a seed each; every cell is appended to
 DIR/pucache-bench/retrieval.jsonl, so a run that is cut off goes on where it was. The second needs no images: it
-makes a cache of planted positives, 1,000,000 x 512, in WORK (2 GB, and 1 GB for an index), and searches with 600
-of them, every measurement in a process of its own.
+makes a cache of planted positives, 1,000,000 x 512, in WORK (2 GB), and searches with 600 of them, every measurement
+in a process of its own. The approximate part is measured on CACHE, real embeddings such as the suite's, and on
+400,000 rows made from it: each is between a real one, turned into 512 dimensions, and one of its neighbours, for
+neighbourhoods decide what an index has to do.
 """
 
 import argparse
@@ -28,6 +30,7 @@ from suite import CLASSES, LABELLED, SHARES, Cifar, append, kept, table
 
 from pucache import EmbeddingCache, PULinearClassifier
 from pucache.cache_writer import Rows, write_file
+from pucache.encoder_spec import EncoderSpec
 from pucache.keys import encode_keys
 from pucache.labels import Labels, label_vector
 from pucache.metrics import precision_at
@@ -44,11 +47,12 @@ POSITIVES, K, REPEATS = 600, 100, 3
 # --- quality -----------------------------------------------------------------------------------
 
 
-def write_rows(path: Path, like: EmbeddingCache, X: np.ndarray) -> EmbeddingCache:
-    """A cache of bare rows."""
+def write_rows(path: Path, like: EmbeddingCache, X: np.ndarray, *, imported: bool = False) -> EmbeddingCache:
+    """A cache of bare rows, of the same encoder or of none."""
+    encoder = EncoderSpec.imported("made", X.shape[1]) if imported else like.encoder
     keys = encode_keys([f"{row:06}.png" for row in range(len(X))])
     empty = np.zeros((len(X), 32), np.uint8), np.full((len(X), 2), -1)
-    write_file(path, like.encoder, "", [Rows(keys, X, *empty)], shape=(len(X), keys.itemsize, X.dtype), failures={})
+    write_file(path, encoder, "", [Rows(keys, X, *empty)], shape=(len(X), keys.itemsize, X.dtype), failures={})
     return EmbeddingCache(path)
 
 
@@ -253,13 +257,63 @@ def with_hnsw(at: Planted) -> dict[str, float]:
     return with_index(at, "hnsw")
 
 
-SPEED = {call.__name__: call for call in (ours_exact, ours_whitened, bare_exact, with_ivf, with_hnsw)}
+class Real(Planted):
+    """Rows made from a cache that lies in the folder as ``like.h5``; the first of its classes is positive."""
+
+    @property
+    def name(self) -> str:
+        return f"real-{self.n}x{self.d}"
+
+    def prepare(self) -> None:
+        if self.cache.exists():
+            return
+        like = EmbeddingCache(self.folder / "like.h5")
+        draw, X = np.random.default_rng(0), np.asarray(like.X, np.float32)
+        names = np.array([key.split("/")[0] for key in like.keys])
+        positive = names == names[0]
+        if self.n != len(X):
+            Z = X - X.mean(0)
+            Z /= np.linalg.norm(Z, axis=1, keepdims=True)
+            _, near = faiss.knn(Z, Z, 11, metric=faiss.METRIC_INNER_PRODUCT)
+            turn, _ = np.linalg.qr(draw.standard_normal((X.shape[1], self.d)).astype(np.float32))
+            X = X @ turn
+            one = np.arange(self.n) % len(X)
+            other = near[one, draw.integers(1, 11, self.n)]
+            way = draw.uniform(0, 0.5, (self.n, 1)).astype(np.float32)
+            X, positive = X[one] * (1 - way) + X[other] * way, positive[one]
+        cache = write_rows(self.cache, like, X.astype(np.float16), imported=True)
+        keys = cache.keys[np.flatnonzero(positive)[:POSITIVES]]
+        self.positives.write_text("".join(f"{key}\n" for key in keys))
 
 
-def run_speed(work: Path, n: int, d: int, graph: int) -> str:
-    at, smaller = Planted(work, n, d), Planted(work, graph, d)
-    for one in (at, smaller):
-        prepare(one)
+def real_with_ivf(at: Planted) -> dict[str, float]:
+    return with_index(Real(at.folder, at.n, at.d), "ivf")
+
+
+def real_with_hnsw(at: Planted) -> dict[str, float]:
+    return with_index(Real(at.folder, at.n, at.d), "hnsw")
+
+
+def make_real(at: Planted) -> dict[str, float]:
+    Real(at.folder, at.n, at.d).prepare()
+    return {}
+
+
+SPEED = {
+    call.__name__: call
+    for call in (ours_exact, ours_whitened, bare_exact, with_ivf, with_hnsw, make_real, real_with_ivf, real_with_hnsw)
+}
+
+
+def run_speed(work: Path, like: Path, n: int, d: int, made: int) -> str:
+    at = Planted(work, n, d)
+    prepare(at)
+    (work / "like.h5").unlink(missing_ok=True)
+    (work / "like.h5").symlink_to(like.resolve())
+    of_like = EmbeddingCache(work / "like.h5")
+    reals = [Planted(work, len(of_like), of_like.encoder.dim), Planted(work, made, d)]
+    for real in reals:
+        cell(__file__, "make_real", real)
     exact = [
         {name: cell(__file__, name, at) for name in ("bare_exact", "ours_exact", "ours_whitened")}
         for _ in range(REPEATS)
@@ -274,16 +328,20 @@ def run_speed(work: Path, n: int, d: int, graph: int) -> str:
             ("ours_whitened", "pucache, the default (`whitened`)"),
         )
     ]
-    indexed = {name: cell(__file__, name, of) for name, of in (("with_ivf", at), ("with_hnsw", smaller))}
-    names = list(indexed["with_ivf"])
+    indexed = [
+        (f"{kind}, {real.n:,} x {real.d}", cell(__file__, f"real_with_{kind}", real))
+        for real in reals
+        for kind in index_file.KINDS
+    ]
+    names = list(indexed[0][1])
     return "\n".join(
         [
             "# Speed of retrieval",
             "",
-            f"`python benchmarks/retrieval.py --speed WORK`: planted positives, {POSITIVES} of them labelled, the "
-            f"{K} nearest wanted. Each measurement in a process of its own, the cache in the page cache.",
+            f"`python benchmarks/retrieval.py --speed WORK --like CACHE`: {POSITIVES} labelled positives, the {K} "
+            "nearest wanted. Each measurement in a process of its own, the cache in the page cache.",
             "",
-            f"## Exact, {n:,} x {d}",
+            f"## Exact, {n:,} x {d}, planted",
             "",
             f"Whole runs from the file to the ranking, medians of {REPEATS} turns; memory in MB is what the run added. "
             f"Bare faiss over pucache: {', '.join(f'{one:.2f}' for one in ratio)} (above 1: pucache is faster); of "
@@ -293,17 +351,12 @@ def run_speed(work: Path, n: int, d: int, graph: int) -> str:
             "",
             "## Approximate",
             "",
-            f"ivf on {n:,} rows, hnsw on {graph:,}. Seconds, MB; ratio: `IndexFlatIP.search` over the index's search, "
-            "same queries in the same process; whole: a retrieval with the index built, reading it and checking all "
-            "hashes included.",
+            f"{of_like.encoder.name} embeddings of {len(of_like):,} real images, and rows made from them, each between "
+            "a real one and one of its ten neighbours. Seconds, MB; ratio: `IndexFlatIP.search` over the index's "
+            f"search, same queries in the same process, median of {REPEATS}; whole: a retrieval with the index built, "
+            "reading it and checking all hashes included.",
             "",
-            table(
-                ["", *names],
-                [
-                    [kind.removeprefix("with_"), *(f"{found[name]:,.3f}" for name in names)]
-                    for kind, found in indexed.items()
-                ],
-            ),
+            table(["", *names], [[title, *(f"{found[name]:,.3f}" for name in names)] for title, found in indexed]),
             "",
             environment(),
             "",
@@ -319,15 +372,14 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--rows", type=int, default=1_000_000, help="with --speed")
-    parser.add_argument(
-        "--graph-rows", type=int, default=200_000, help="with --speed: of the cache that hnsw is built on"
-    )
+    parser.add_argument("--like", type=Path, help="with --speed: real embeddings")
+    parser.add_argument("--made", type=int, default=400_000, help="with --speed: rows made from these")
     parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
     parser.add_argument("--minutes", type=float, default=1e9, help="start no further cell after so long")
     parser.add_argument("--out", type=Path, help="write the report here too")
     arguments = parser.parse_args()
     text = (
-        run_speed(arguments.folder, arguments.rows, 512, arguments.graph_rows)
+        run_speed(arguments.folder, arguments.like, arguments.rows, 512, arguments.made)
         if arguments.speed
         else report(
             run(arguments.folder.resolve(), arguments.work or arguments.folder / "pucache-bench", arguments.minutes)

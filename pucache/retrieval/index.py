@@ -163,13 +163,20 @@ def _read(path: Path) -> Index | None:
     try:
         with path.open("rb") as stream:
             trailer = _trailer(stream, path)
-            stream.seek(0)  # the same file, whatever has taken its name since
-            reader = faiss.PyCallbackIOReader(stream.read)  # type: ignore[attr-defined]  # the stubs lack it
-            return Index(faiss.read_index(reader), trailer)
+            return Index(_read_open(stream), trailer)
     except FileNotFoundError:
         return None
     except (OSError, RuntimeError, ValueError) as error:
         raise CacheError(f"cannot read {path}: {str(error).splitlines()[0][:200]}") from error
+
+
+def _read_open(stream: Any) -> Any:
+    """Read an index from an open file, whatever has taken its name since."""
+    same = f"/proc/self/fd/{stream.fileno()}"
+    if os.path.exists(same):
+        return faiss.read_index(same)
+    stream.seek(0)
+    return faiss.read_index(faiss.PyCallbackIOReader(stream.read))  # type: ignore[attr-defined]  # the stubs lack it
 
 
 def _trailer(stream: Any, path: Path) -> Trailer:
