@@ -21,7 +21,7 @@ def number(value: float) -> str:
 
 def about(value: float) -> str:
     """Write an estimated count with two digits, which is more than is known of it."""
-    return number(float(f"{value:.2g}"))
+    return number(round(float(f"{value:.2g}")))
 
 
 def percent(share: float) -> str:
@@ -40,9 +40,11 @@ def plural(count: float, one: str, many: str | None = None) -> str:
 
 def headline(numbers: dict[str, Any]) -> str:
     """Say the most important number, and how it is to be taken."""
-    how, confirmed = "perhaps" if wide(numbers) else "about", numbers["reviewed"]["confirmed"]
-    known = f"{number(numbers['labelled'])} labelled, " + (f"{number(confirmed)} confirmed, " if confirmed else "")
-    return f"{known}{how} {about(numbers['hidden_positives']['expected'])} hidden"
+    labelled, confirmed = f"{number(numbers['labelled'])} labelled", numbers["reviewed"]["confirmed"]
+    if confirmed:  # the number of those still hidden leans downwards by then
+        return f"{labelled}, {number(confirmed)} confirmed"
+    how = "perhaps" if wide(numbers) else "about"
+    return f"{labelled}, {how} {about(numbers['hidden_positives']['expected'])} hidden"
 
 
 def wide(numbers: dict[str, Any]) -> bool:
@@ -88,12 +90,17 @@ def ends(interval: Sequence[float]) -> str:
     return f"{100 * interval[0]:.0f} to {100 * interval[1]:.0f} %"
 
 
+def unsure(interval: Sequence[float] | None) -> bool:
+    """Whether an interval is so wide that no single number should be told."""
+    return interval is not None and interval[1] > _WIDE * interval[0]
+
+
 def _of_100(numbers: dict[str, Any], figure: str) -> str:
     interval, told = numbers["intervals"][figure], f"about {100 * numbers['estimates'][figure]:.0f}"
     if interval is None:
         return told
     ends = f"{100 * interval[0]:.0f} to {100 * interval[1]:.0f}"
-    return ends if interval[1] > _WIDE * interval[0] else f"{told} ({ends})"
+    return ends if unsure(interval) else f"{told} ({ends})"
 
 
 def expected_among(cards: Sequence[Any]) -> str:
@@ -132,7 +139,7 @@ def _of_labels(numbers: dict[str, Any]) -> list[str]:
         found.append(
             f"A review has confirmed {plural(reviewed['confirmed'], 'positive')} and rejected "
             f"{plural(reviewed['negative'], 'image')}. These lie around the labelled positives, on which the estimates "
-            "rest: precision, F1, AUC and most of all recall lean upwards, and may be far too good."
+            "rest: precision, F1, AUC and most of all recall lean upwards, and the number of hidden positives downwards."
         )
     if numbers["twins_found"]:
         found.append(
