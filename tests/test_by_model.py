@@ -150,3 +150,18 @@ def test_a_row_is_not_its_own_neighbour_among_its_copies(opened):
     _, rows = neighbours(opened(copies), np.arange(N), 30, device="cpu")
     assert not (rows == np.arange(N)[:, None]).any() and (rows % 3 == np.arange(N)[:, None] % 3).all()
     assert all(len(set(some)) == 30 for some in rows.tolist())
+
+
+def test_neighbours_are_sought_for_so_many_rows_as_the_wanted_ones_ask_for(tmp_path, monkeypatch, model):
+    monkeypatch.setattr("pucache.retrieval.by_model._LEAST", 1)
+    monkeypatch.setattr("pucache.retrieval.by_model._FOR_EACH", 3)
+    cache, sought = write_cache(tmp_path / "cache.h5", X), []
+    genuine = by_model.neighbours
+    monkeypatch.setattr(
+        by_model,
+        "neighbours",
+        lambda cache, wanted, *a, **k: sought.append(len(wanted)) or genuine(cache, wanted, *a, **k),
+    )
+    for count in (10, None):
+        Fused(model, "cpu")(cache, LABELS, count)
+    assert sought == [30, LABELS.unlabelled.sum()]

@@ -139,7 +139,8 @@ def _of_labels(numbers: dict[str, Any]) -> list[str]:
         found.append(
             f"A review has confirmed {plural(reviewed['confirmed'], 'positive')} and rejected "
             f"{plural(reviewed['negative'], 'image')}. These lie around the labelled positives, on which the estimates "
-            "rest: precision, F1, AUC and most of all recall lean upwards, and the number of hidden positives downwards."
+            "rest: precision, F1, AUC and most of all recall lean upwards, and the number of hidden positives "
+            "downwards."
         )
     if numbers["twins_found"]:
         found.append(

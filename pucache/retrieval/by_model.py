@@ -9,8 +9,9 @@ negative, and else the classifier's posterior. So a row is lifted that the linea
 whose like it is sure of. Number, temperature and weight are those of the best mean over one-vs-rest tasks
 (docs/results/retrieval.md).
 
-Neighbours are sought for as many of the highest margins as can be compared with all rows in about a
-minute on two cores; the others come after them, in the order of their margins.
+Neighbours are sought for the rows of the highest margins: 50 for each that is wanted, but no more than can be
+compared with all rows in about a minute on two cores. The others come after them, in the order of their
+margins.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from .space import Space
 _NEIGHBOURS, _TEMPERATURE, _WEIGHT = 30, 0.1, 2.0
 _SURE = 1e-3  # no neighbourhood says more than this, or less than 1 minus it
 _PAIRS = 1 << 34  # of rows compared, at most
-_LEAST = 2000  # rows whose neighbours are sought, at least
+_LEAST, _FOR_EACH = 2000, 50  # rows whose neighbours are sought: at least, and for each that is wanted
 _AT_ONCE = 1 << 16  # rows to compare with
 
 
@@ -85,16 +86,17 @@ class Fused:
         scored = Margins(self.model)(cache, labels, count, progress)
         margins = scored.values
         opinion = np.full(len(cache), logit(_SURE))
-        pool = self._pool(margins, labels)
+        pool = self._pool(margins, labels, count)
         opinion[pool] = logit(self._of_neighbours(cache, labels, margins, pool, progress).clip(_SURE, 1 - _SURE))
         values = self.model.tilt_.log_ratio(margins) + _WEIGHT * opinion
         return Scores(values.astype(np.float32), scored.posterior)
 
     @staticmethod
-    def _pool(margins: np.ndarray, labels: Labels) -> np.ndarray:
+    def _pool(margins: np.ndarray, labels: Labels, count: int | None) -> np.ndarray:
         """The unlabelled rows of the highest margins, rising."""
         unlabelled = np.flatnonzero(labels.unlabelled)
-        size = max(_LEAST, _PAIRS // len(margins))
+        enough = len(margins) if count is None else _FOR_EACH * count
+        size = max(_LEAST, min(enough, _PAIRS // len(margins)))
         if size >= len(unlabelled):
             return unlabelled
         return np.sort(unlabelled[np.argpartition(-margins[unlabelled], size)[:size]])

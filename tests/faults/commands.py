@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 EPOCH = "1700000000"
 BLOCK_ROWS = 16  # images in one part, so that a small source has several
-SHOWN = re.compile(r"(embedding|training) ([\d,]+)(/[\d,]+)?  .*/s.*")
+SHOWN = re.compile(r"[a-z ]+ ([\d,]+)(/[\d,]+)?  .*/s.*")
 GOING_ON = re.compile(r"going on from [\d,]+ images in .*")
 PLAIN = "from pucache.cli.main import run; run()"
 Twists = list[tuple[str, dict[str, Any]]]

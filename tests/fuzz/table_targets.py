@@ -57,7 +57,7 @@ def check_positives(sample: str, data: bytes, folder: Path) -> str:
     path = folder / sample
     path.write_bytes(data)
     try:
-        expected = listed(sample, data)
+        expected = _decided(sample, data)
     except Malformed:
         expected = []
     known = bool(expected) and set(expected) <= set(KEYS)
@@ -68,6 +68,25 @@ def check_positives(sample: str, data: bytes, folder: Path) -> str:
         raise
     require(known and [KEYS[row] for row in rows] == sorted(set(expected), key=str.encode), f"{rows} for {expected}")
     return "read"
+
+
+def _decided(sample: str, data: bytes) -> list[str]:
+    """The keys that are listed, but of a table with labels those whose label is positive."""
+    named = listed(sample, data)
+    header, rows = table(data) if sample.endswith(".csv") else ([], [])
+    if "label" not in header:
+        return named
+    if {"margin", "posterior"} <= set(header):
+        raise Malformed("labels of a model")
+    words = [(row["label"] or "").strip().lower() for row in rows if any(row.values())]
+    if not set(words) <= {*POSITIVE, *NEGATIVE, ""}:
+        raise Malformed(f"labels {words}")
+    positive, negative = (
+        [key for key, word in zip(named, words, strict=True) if word in of] for of in (POSITIVE, NEGATIVE)
+    )
+    if set(positive) & set(negative):
+        raise Malformed("both labels of a key")
+    return positive
 
 
 @cache
