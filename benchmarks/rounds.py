@@ -100,7 +100,7 @@ def draw(rows: list[dict], path: Path) -> None:
 
 
 def report(rows: list[dict]) -> str:
-    lines = []
+    lines, classes = [], list(dict.fromkeys(row["class"] for row in rows))
     for share, loop in product(SHARES, LOOPS):
         cells = [row for row in rows if row["share"] == share and row["loop"] == loop]
         each = [f"{np.mean([row['found'][at] for row in cells]):.0f}" for at in range(ROUNDS)]
@@ -112,7 +112,7 @@ def report(rows: list[dict]) -> str:
         [
             "# Rounds of review",
             "",
-            f"`python benchmarks/rounds.py DIR`: CIFAR-10, one class ({', '.join(TASKS)}) against nine, {LABELLED} "
+            f"`python benchmarks/rounds.py DIR`: CIFAR-10, one class ({', '.join(classes)}) against nine, {LABELLED} "
             f"labelled positives, {SHOWN} images reviewed a round, the truth answering. Positives found after each "
             f"round, mean over classes and seeds; beside them what {RANDOM_ROUNDS} rounds of random images are "
             "expected to find, and the least ratio of three rounds to those over the tasks.",

@@ -157,11 +157,12 @@ def test_neighbours_are_sought_for_so_many_rows_as_the_wanted_ones_ask_for(tmp_p
     monkeypatch.setattr("pucache.retrieval.by_model._FOR_EACH", 3)
     cache, sought = write_cache(tmp_path / "cache.h5", X), []
     genuine = by_model.neighbours
-    monkeypatch.setattr(
-        by_model,
-        "neighbours",
-        lambda cache, wanted, *a, **k: sought.append(len(wanted)) or genuine(cache, wanted, *a, **k),
-    )
+
+    def counted(cache, wanted, *given, **named):
+        sought.append(len(wanted))
+        return genuine(cache, wanted, *given, **named)
+
+    monkeypatch.setattr(by_model, "neighbours", counted)
     for count in (10, None):
         Fused(model, "cpu")(cache, LABELS, count)
     assert sought == [30, LABELS.unlabelled.sum()]
