@@ -356,6 +356,8 @@ def test_the_original_is_shown_large_and_the_focus_comes_back(pile, browser):
         assert "25 × 20 pixels" in page.text_content("#zoom-facts")
         assert page.evaluate("document.activeElement.id") == "zoom-title"
         press(page, ["a", "ArrowRight", "Escape"])
+        expect(page.locator("#zoom")).not_to_have_attribute("open", "")
+        expect(page.locator(".cell:focus")).to_have_count(1)  # the dialog tells that it is closed a little later
         assert in_turn(page) == 5 and badges(page)[2] == "accepted"
 
 
