@@ -82,3 +82,15 @@ def browser():
     """Headless Chromium, with an event loop that no other module's tests shall meet."""
     with chromium() as started:
         yield started
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write content (bytes, or text as it is) to a file of this name."""
+
+    def make(name, content):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return make

@@ -16,18 +16,6 @@ KEYS = Keys([encode_keys(NAMES[:4]), encode_keys(NAMES[4:])])
 NOTHING = Keys([encode_keys([])])
 
 
-@pytest.fixture
-def write(tmp_path):
-    """Write content (bytes, or text as it is) to a file of this name."""
-
-    def make(name, content):
-        path = tmp_path / name
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return path
-
-    return make
-
-
 # --- keys --------------------------------------------------------------------------------------
 
 

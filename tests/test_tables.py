@@ -6,18 +6,6 @@ from pucache.errors import LabelError
 from pucache.tables import read_table, table_writer
 
 
-@pytest.fixture
-def write(tmp_path):
-    """Write content (bytes, or text as it is) to a file of this name."""
-
-    def make(name, content):
-        path = tmp_path / name
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return path
-
-    return make
-
-
 def read_keys(path):
     return [row["key"] for row in read_table(path)]
 
