@@ -57,6 +57,8 @@ setup(
     extras_require={
         "openvino": ["openvino>=2025.0"],
         "parquet": ["pyarrow>=16"],
+        "ray": ["ray[data]>=2.50"],
+        "s3": ["s3fs>=2024.6"],
         "tensorboard": ["tensorboard>=2.17"],
         "test": [
             "pytest>=8",
@@ -65,6 +67,9 @@ setup(
             "mypy>=1.13",
             "openvino>=2025.0",
             "pyarrow>=16",
+            "ray[data]>=2.50",
+            "s3fs>=2024.6",
+            "moto[server]>=5",
             "tensorboard>=2.17",
             "pulearn==0.2.0",
             "playwright>=1.49",
