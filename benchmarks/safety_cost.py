@@ -55,8 +55,10 @@ def no_fsync(source, encoder, work: Path) -> dict:
 
 
 def bare(source, encoder, work: Path) -> dict:
+    from pucache.assembly import Assembly
+    from pucache.job import Job
     from pucache.parts import Known
-    from pucache.pipeline import Work
+    from pucache.pipeline import Local
     from pucache.profile import Profile
     from pucache.progress import Silent
 
@@ -64,8 +66,9 @@ def bare(source, encoder, work: Path) -> dict:
     out.unlink(missing_ok=True)
     began = time.perf_counter()
     listing = source.scan()
-    task = Work(source, encoder, listing, np.arange(len(listing.keys)), Known([]), Profile())
-    blocks = [rows.X for rows, _ in task.blocks(None, DTYPE, Silent())]
+    job, profile = Job(source, encoder, listing.keys, listing.size_mtime, Known([])), Profile()
+    task = Assembly(job, profile)
+    blocks = [rows.X for rows, _ in task.blocks(Local()(job, profile), DTYPE, Silent())]
     np.save(out, np.concatenate(blocks))
     seconds = time.perf_counter() - began
     assert not task.failed and task.computed == len(listing.keys)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .assembly import Assembly
 from .cache import expand
 from .cache_file import DTYPES, CacheFile
 from .cache_writer import Rows, creation_time
@@ -29,10 +30,11 @@ from .encoder_spec import EncoderSpec
 from .encoders import Encoder
 from .errors import CacheError, CacheLockedError, SourceError
 from .images import Listing, Source
+from .job import Engine, Job
 from .outcome import Outcome
 from .pack import merge
 from .parts import Known, Parts, part_files
-from .pipeline import Work
+from .pipeline import Local
 from .profile import Profile
 from .progress import Progress, Silent
 
@@ -93,6 +95,7 @@ def embed(
     shard: tuple[int, int] = (1, 1),
     dtype: str | None = None,
     workers: int | None = None,
+    engine: Engine | None = None,
     progress: Progress | None = None,
 ) -> EmbedReport:
     """Embed every image of a source into a cache file; run it again to go on or to update.
@@ -121,6 +124,8 @@ def embed(
         Of the stored embeddings; by default what the cache has, or float16.
     workers : int, optional
         Processes that read and decode; 0 does it in this one.
+    engine : callable, optional
+        Does the work elsewhere, such as `pucache.distributed.RayEngine`; by default this machine does it.
     progress : Progress, optional
 
     Returns
@@ -163,10 +168,15 @@ def embed(
         if (len(outcome.missing) or outcome.differs(source.name)) and earlier.check():
             outcome = Outcome.of(listing, earlier, parts, prune)
         plan = outcome.missing
-        work = Work(source, encoder, listing, plan, _known(earlier, others) if len(plan) else Known([]), profile)
+        keys = [listing.keys[i] for i in plan]
+        known = _known(earlier, others) if len(plan) else Known([])
+        job = Job(source, encoder, keys, listing.size_mtime[plan], known)
+        work = Assembly(job, profile)
         progress.start(len(plan), "embedding")
         if len(plan):
-            _write_blocks(work, parts, source.name, workers, stored, progress, profile)
+            results = (engine or Local(workers))(job, profile)
+            with closing(results), closing(work.blocks(results, stored, progress)) as blocks:
+                _write_blocks(blocks, parts, source.name, progress, profile)
             outcome = Outcome.of(listing, earlier, parts, prune)
         if not outcome.rows:
             parts.remove()
@@ -195,13 +205,7 @@ def embed(
 
 
 def _write_blocks(
-    work: Work,
-    parts: Parts,
-    source: str,
-    workers: int | None,
-    dtype: np.dtype,
-    progress: Progress,
-    profile: Profile,
+    blocks: Iterator[tuple[Rows, dict[str, str]]], parts: Parts, source: str, progress: Progress, profile: Profile
 ) -> None:
     """Write each block while the next one is computed; an interruption waits for the one being written."""
 
@@ -213,7 +217,7 @@ def _write_blocks(
         writing.result()
         progress.advance(1)
 
-    with ThreadPoolExecutor(1) as writer, closing(work.blocks(workers, dtype, progress)) as blocks:
+    with ThreadPoolExecutor(1) as writer:
         writing = None
         for rows, failures in blocks:
             if writing:

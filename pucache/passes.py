@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from .encoders import Encoder
+from .prepare import Chunk
 from .profile import ON_DEVICE, Profile
 
-Embedded = tuple[list[int], np.ndarray, dict[int, str]]  # positions, their embeddings, reasons of failures
+
+@dataclass
+class Embedded:
+    """What a forward pass gave."""
+
+    positions: list[int]  # of the images, rising
+    X: np.ndarray  # (len(positions), d) float32
+    failures: dict[int, str]  # position to the reason; its row means nothing
 
 
 class Passes:
@@ -36,22 +45,23 @@ class Passes:
         self._running: deque[Future[Embedded]] = deque()
         self._started = False
 
-    def add(self, pixels: torch.Tensor, at: list[int]) -> None:
-        """Take pixels, (n, H, W, 3) uint8, of images at these positions; run what makes whole batches."""
-        self._start()
-        self._pieces.append((pixels, at))
-        self._waiting += len(at)
+    def add(self, chunk: Chunk) -> None:
+        """Take the pixels of a chunk, and the files in it that the device decodes; run what makes whole batches."""
+        if chunk.to_embed or chunk.undecoded:
+            self._start()
         rows = whole_batches(self._encoder.runtime.batch_size, self._rows)
+        if chunk.to_embed:
+            self._pieces.append((chunk.pixels, chunk.to_embed))
+            self._waiting += len(chunk.to_embed)
         while self._waiting >= rows:
             self._submit(rows)
-
-    def add_undecoded(self, files: dict[int, bytes]) -> None:
-        """Take files that the device decodes, by position."""
-        self._start()
-        self._undecoded.update(files)
-        rows = whole_batches(self._encoder.runtime.batch_size, self._rows)
+        self._undecoded.update(chunk.undecoded)
         while len(self._undecoded) >= rows:
             self._submit_undecoded(rows)
+
+    def waiting_since(self, now: int) -> int:
+        """Position of the first image that waits for others to fill a batch; `now` where none does."""
+        return min([now, *(at[0] for _, at in self._pieces), *self._undecoded])
 
     def _start(self) -> None:
         if not self._started:
@@ -92,7 +102,7 @@ class Passes:
 
     def _embed(self, pieces: list[torch.Tensor], at: list[int]) -> Embedded:
         with self._profile.forward():
-            return at, self._encoder.forward(pieces[0] if len(pieces) == 1 else torch.cat(pieces)), {}
+            return Embedded(at, self._encoder.forward(pieces[0] if len(pieces) == 1 else torch.cat(pieces)), {})
 
     def _decode_and_embed(self, files: dict[int, bytes]) -> Embedded:
         assert self._encoder.decoder is not None
@@ -100,7 +110,8 @@ class Passes:
         with self._profile.stage(ON_DEVICE):
             pixels, failures = self._encoder.decoder(list(files.values()))
         with self._profile.forward():
-            return at, self._encoder.forward(pixels), {at[number]: reason for number, reason in failures.items()}
+            X = self._encoder.forward(pixels)
+            return Embedded(at, X, {at[number]: reason for number, reason in failures.items()})
 
 
 def whole_batches(batch: int, rows: int) -> int:

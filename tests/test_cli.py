@@ -686,8 +686,8 @@ def test_strict_exits_with_3_when_an_image_failed_and_everything_is_written(worl
 # --- interruptions, in a process of its own ----------------------------------------------------
 
 IN_SMALL_BLOCKS = """
-import pucache.pipeline
-pucache.pipeline.BLOCK_ROWS = 32
+import pucache.assembly
+pucache.assembly.BLOCK_ROWS = 32
 from pucache.cli.main import run
 run()
 """

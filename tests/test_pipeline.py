@@ -13,7 +13,7 @@ from pictures import encode
 from PIL import Image
 from tiny import tiny_encoder
 
-from pucache import pipeline, workers
+from pucache import assembly, pipeline, workers
 from pucache.cache import EmbeddingCache
 from pucache.cache_file import CacheFile
 from pucache.device_decoding import DeviceDecoder
@@ -74,7 +74,7 @@ class Follow(Silent):
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(pipeline, "BLOCK_ROWS", 40)
+    monkeypatch.setattr(assembly, "BLOCK_ROWS", 40)
     monkeypatch.setattr(pipeline, "CHUNK_ROWS", BATCH)
     monkeypatch.setattr(pipeline, "_FEW", 0)
 
@@ -209,14 +209,15 @@ class Mixed(Memory):
 
 
 def test_an_image_that_waits_for_a_batch_does_not_hold_up_the_blocks(tmp_path, monkeypatch):
-    encoder, under_way, take = tiny_encoder(), [], pipeline.Work._take
+    encoder, under_way, take = tiny_encoder(), [], assembly.Assembly._take
     encoder.decoder = DeviceDecoder(encoder.preprocess, torch.device("cpu"))
 
     def watched(work, *arguments):
-        take(work, *arguments)
+        done = take(work, *arguments)
         under_way.append(len(work._blocks))
+        return done
 
-    monkeypatch.setattr(pipeline.Work, "_take", watched)
+    monkeypatch.setattr(assembly.Assembly, "_take", watched)
     assert embed(Mixed(1000), tmp_path / "c.h5", encoder, workers=0).rows == 1000
     assert max(under_way) <= 10, "of 25 blocks"
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tiny import save_image, tiny_encoder
 
-from pucache import pipeline, seal
+from pucache import assembly, seal
 from pucache.cache import EmbeddingCache
 from pucache.cache_file import CacheFile
 from pucache.embed import embed
@@ -25,7 +25,7 @@ COLUMNS = ["embeddings", "keys", "digests", "size_mtime"]
 @pytest.fixture
 def folder(image_folder, monkeypatch, fixed_time):
     monkeypatch.setattr(seal, "_BLOCK_ROWS", BLOCK)
-    monkeypatch.setattr(pipeline, "BLOCK_ROWS", BLOCK)
+    monkeypatch.setattr(assembly, "BLOCK_ROWS", BLOCK)
     folder = image_folder(N)
     (folder / "broken.png").write_text("no image")
     return folder

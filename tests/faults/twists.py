@@ -36,10 +36,10 @@ def warm() -> None:
         importlib.import_module(name)
     for path in (Path(__file__).parents[2] / "pucache").glob("*.py"):
         importlib.import_module(f"pucache.{path.stem}")
-    from pucache import pipeline
+    from pucache import assembly, pipeline
     from pucache.cli import progress
 
-    pipeline.BLOCK_ROWS, pipeline.CHUNK_ROWS = BLOCK_ROWS, BLOCK_ROWS // 2
+    assembly.BLOCK_ROWS, pipeline.CHUNK_ROWS = BLOCK_ROWS, BLOCK_ROWS // 2
     progress.EVERY_SECONDS = 0
 
 

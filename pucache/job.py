@@ -1,0 +1,52 @@
+"""What is to be embedded, and what an engine gives back: the seam between `embed` and where the work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+import numpy as np
+
+from .device_decoding import suits_device
+from .encoders import Encoder
+from .images import Source
+from .parts import Known
+from .passes import Embedded
+from .prepare import Chunk, Prepare
+from .profile import Profile
+
+
+@dataclass(frozen=True)
+class Job:
+    """Images that have no row yet.
+
+    Attributes
+    ----------
+    source : Source
+    encoder : Encoder
+    keys : list of str
+        In the order of the listing.
+    size_mtime : ndarray of int64, (n, 2)
+    known : Known
+        Embeddings that are looked up by content instead.
+    """
+
+    source: Source
+    encoder: Encoder
+    keys: list[str]
+    size_mtime: np.ndarray
+    known: Known
+
+    def prepare(self, rows: int) -> Prepare:
+        """Everything that happens to the images before the encoder, in chunks of so many."""
+        leave = suits_device if self.encoder.decoder else None
+        sizes = self.size_mtime[:, 0].tolist()
+        known = self.known.sorted
+        return Prepare(self.source, self.encoder.preprocess, self.keys, sizes, known, rows=rows, leave=leave)
+
+
+Results = Generator[Chunk | Embedded, None, None]
+"""What became of the images: every chunk, and beside or after it the embeddings of what is in it."""
+
+Engine = Callable[[Job, Profile], Results]
+"""Does a job somewhere; `pucache.pipeline.Local` on this machine."""
