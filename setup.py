@@ -26,7 +26,15 @@ setup(
         "Programming Language :: Python :: 3.12",
         "Topic :: Scientific/Engineering :: Image Recognition",
     ],
-    packages=["pucache", "pucache.simclr", "pucache.retrieval", "pucache.pages", "pucache.cli"],
+    packages=[
+        "pucache",
+        "pucache.simclr",
+        "pucache.retrieval",
+        "pucache.pages",
+        "pucache.sources",
+        "pucache.distributed",
+        "pucache.cli",
+    ],
     package_dir={"pucache": "pucache", "pucache.cli": "cli"},
     package_data={"pucache": ["py.typed", "data/*"], "pucache.pages": ["assets/*"]},
     install_requires=[

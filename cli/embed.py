@@ -16,7 +16,6 @@ from . import options
     "--encoder", default="bundled", show_default=True, metavar="bundled|timm:NAME|RUN_DIR", help="Frozen encoder."
 )
 @options.encoding
-@click.option("--shard", metavar="I/N", help="Embed only the I-th of N shares of the images.")
 @click.option("--reuse", multiple=True, metavar="CACHE", help="Copy rows of images whose bytes this cache knows.")
 @click.option("--moved", is_flag=True, help="SOURCE is the one that CACHE was made from, under a new path.")
 @click.option("--prune", is_flag=True, help="Drop rows of images that are gone from the source.")
@@ -32,6 +31,9 @@ def embed(
     cache: str,
     encoder: str,
     shard: str | None,
+    engine: str,
+    address: str | None,
+    workers: int | None,
     profile: bool,
     strict: bool,
     as_json: bool,
@@ -52,23 +54,25 @@ def embed(
     from pucache.allocator import keep_freed_memory
 
     keep_freed_memory()  # before the first thread, or large array
-    from pucache.durable import check_writable
     from pucache.embed import embed as run
     from pucache.embed import made_with
     from pucache.encoders import load_encoder
     from pucache.images import open_source
+    from pucache.place import place_of
 
     from .progress import follow
 
-    names = ("weights", "device", "precision", "runtime", "decode", "batch_size")
-    part = _parse_shard(shard)
-    check_writable(cache)
+    names = ("weights", "precision", "runtime", "decode", "batch_size")
+    part = options.parse_shard(shard)
+    place_of(cache).check_writable()
     images = open_source(source)
-    model = load_encoder(encoder, like=made_with(cache), **{name: rest.pop(name) for name in names})
-    report = run(images, cache, model, shard=part, progress=follow(), **rest)
+    with options.opened_engine(engine, address, workers) as does:
+        device = does.device(rest.pop("device"))
+        model = load_encoder(encoder, device=device, like=made_with(cache), **{name: rest.pop(name) for name in names})
+        report = run(images, cache, model, shard=part, engine=does, progress=follow(), **rest)
     counts = ("rows", "computed", "reused", "kept", "vanished", "damaged", "written")
     result = {
-        "cache": str(report.cache),
+        "cache": report.name,
         "encoder": str(model.spec),
         **{name: getattr(report, name) for name in counts},
         "failures": report.failures,
@@ -82,18 +86,9 @@ def embed(
     options.finish(len(report.failures), strict)
 
 
-def _parse_shard(text: str | None) -> tuple[int, int]:
-    if text is None:
-        return 1, 1
-    number, _, count = text.partition("/")
-    if not (number.isdecimal() and count.isdecimal()):
-        raise ValueError(f"--shard expects I/N such as 2/8, got {text!r}")
-    return int(number), int(count)
-
-
 def _lines(report: Any, encoder: str) -> Any:
     rate = f", {report.computed / report.seconds:,.0f} images/s" if report.computed else ""
-    yield f"{report.cache}: {report.rows:,} rows of {encoder}{'' if report.written else '; nothing had changed'}"
+    yield f"{report.name}: {report.rows:,} rows of {encoder}{'' if report.written else '; nothing had changed'}"
     yield (
         f"computed {report.computed:,}, reused by content {report.reused:,}, unchanged {report.kept:,}, "
         f"failed {len(report.failures):,}; {report.seconds:.1f} s{rate}"
@@ -103,7 +98,7 @@ def _lines(report: Any, encoder: str) -> Any:
     for key, reason in list(report.failures.items())[:3]:
         yield f"  failed: {key!r}: {reason}"
     if len(report.failures) > 3:
-        yield f"  ... and {len(report.failures) - 3:,} more: pucache info {report.cache} --failures"
+        yield f"  ... and {len(report.failures) - 3:,} more: pucache info {report.name} --failures"
     if report.vanished:
         yield f"{report.vanished:,} rows belong to images no longer in the source (--prune drops them)"
     if report.ignored:

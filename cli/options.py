@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -38,10 +39,24 @@ strict = click.option("--strict", is_flag=True, help="Exit with 3 when an image 
 def encoding(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options of every verb that runs an encoder."""
     for option in (
+        click.option("--shard", metavar="I/N", help="Embed only the I-th of N shares of the images."),
+        click.option(
+            "--address",
+            metavar="HOST:PORT|auto",
+            help="Ray cluster to join.  [default: RAY_ADDRESS; without it Ray is started on this machine]",
+        ),
+        click.option(
+            "--engine",
+            default="local",
+            show_default=True,
+            type=click.Choice(["local", "ray"]),
+            help="What does the work: this machine, or Ray (pip install 'pucache[ray]').",
+        ),
         click.option(
             "--workers",
             type=click.IntRange(min=0),
-            help="Processes that read and decode.  [default: with CUDA one per core, up to 16; else 0, for threads]",
+            help="Processes that read and decode, or encoders of Ray.  [default: with CUDA one per core, up to 16, "
+            "else 0, for threads; Ray: one per GPU, or per core without]",
         ),
         click.option(
             "--batch-size",
@@ -79,6 +94,32 @@ def encoding(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         command = option(command)
     return command
+
+
+@contextmanager
+def opened_engine(kind: str, address: str | None, workers: int | None) -> Iterator[Any]:
+    """The engine that the options of `encoding` ask for."""
+    if kind == "ray":
+        from pucache.distributed.engine import RayEngine
+
+        with RayEngine(address, workers=workers) as engine:
+            yield engine
+        return
+    if address is not None:
+        raise ValueError("--address is that of a Ray cluster; add --engine ray, or leave it out")
+    from pucache.pipeline import Local
+
+    yield Local(workers)
+
+
+def parse_shard(text: str | None) -> tuple[int, int]:
+    """Read I/N."""
+    if text is None:
+        return 1, 1
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal()):
+        raise ValueError(f"--shard expects I/N such as 2/8, got {text!r}")
+    return int(number), int(count)
 
 
 twins = click.option(

@@ -19,7 +19,17 @@ from . import options
 @options.strict
 @options.as_json
 def score(
-    model: str, what: tuple[str, ...], out: str, cache: str | None, strict: bool, as_json: bool, **encoding: Any
+    model: str,
+    what: tuple[str, ...],
+    out: str,
+    cache: str | None,
+    shard: str | None,
+    engine: str,
+    address: str | None,
+    workers: int | None,
+    strict: bool,
+    as_json: bool,
+    **encoding: Any,
 ) -> None:
     """Score every image of a cache, or of a source of images, with MODEL.
 
@@ -46,12 +56,14 @@ def score(
     check_output(out, inputs=[model, *what])
     classifier = PULinearClassifier.load(model)
     if all(map(is_cache, what)):
-        if cache is not None:
-            raise ValueError("--cache says where images are embedded to, and none are given; leave it out")
+        _refuse_embedding(cache=cache, shard=shard, address=address, workers=workers, engine=engine != "local")
         opened = EmbeddingCache(*what)
     elif len(what) == 1:
         path = check_writable(cache or Path(out).with_suffix(".h5"))
-        opened = embed_for(classifier, open_source(what[0]), path, progress=follow(), **encoding)
+        part = options.parse_shard(shard)
+        with options.opened_engine(engine, address, workers) as does:
+            images = open_source(what[0])
+            opened = embed_for(classifier, images, path, engine=does, shard=part, progress=follow(), **encoding)
     else:
         raise ValueError("give one source of images, or any number of caches")
     result = run(opened, classifier, out)
@@ -62,3 +74,9 @@ def score(
         )
     options.show({"out": out, "cache": opened.name, **result}, lines, as_json)
     options.finish(result["failures"], strict)
+
+
+def _refuse_embedding(**given: Any) -> None:
+    for name, value in given.items():
+        if value:
+            raise ValueError(f"--{name} says how images are embedded, and a cache has them; leave it out")

@@ -5,6 +5,7 @@ docs/cache-format.md specifies the files, `pucache.cache_file` reads one of them
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from .cache_file import CacheFile
 from .errors import CacheError
 from .hdf5 import begins_as_hdf5
 from .keys import Keys, duplicated, find
+from .remote import is_url, local_copy
 
 
 class EmbeddingCache:
@@ -22,7 +24,7 @@ class EmbeddingCache:
     Parameters
     ----------
     *paths : str or path
-        Cache files, or folders of them (``*.h5``).
+        Cache files, folders of them (``*.h5``), or URLs of either, which are fetched first.
 
     Attributes
     ----------
@@ -120,9 +122,9 @@ class EmbeddingCache:
 
 
 def expand(paths: Iterable[str | Path]) -> list[Path]:
-    """Replace folders by the cache files in them, in name order."""
+    """Replace folders by the cache files in them, in name order, and URLs by copies on this machine."""
     found: list[Path] = []
-    for path in map(Path, paths):
+    for path in (local_copy(os.fspath(path)) if is_url(path) else Path(path) for path in paths):
         if path.is_dir():
             inside = sorted(child for child in path.glob("*.h5") if not child.name.startswith("."))
             if not inside:
@@ -137,6 +139,8 @@ def expand(paths: Iterable[str | Path]) -> list[Path]:
 
 def is_cache(path: str | Path) -> bool:
     """Whether `path` is meant as a cache rather than as images: an HDF5 or ``.h5`` file, or a folder of these."""
+    if is_url(path):
+        return os.fspath(path).endswith(".h5")
     path = Path(path)
     return path.suffix == ".h5" or begins_as_hdf5(path) or (path.is_dir() and any(path.glob("*.h5")))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 from pathlib import Path
@@ -12,14 +13,18 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 RUNTIMES = ("torch", "compile", "openvino")
 
 
-def choose_device(device: str = "auto") -> torch.device:
+def choose_device(device: str | torch.device = "auto") -> torch.device:
     """Return the device called `device`; ``auto`` is CUDA where there is one, else the CPU.
+
+    A `torch.device` is returned as it is: it may be one of another machine.
 
     Raises
     ------
     ValueError
         The device has no such name or is not there.
     """
+    if isinstance(device, torch.device):
+        return device
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -77,11 +82,19 @@ def choose_runtime(runtime: str, device: torch.device) -> str:
 def cores() -> int:
     """Cores that this process may use: those it is bound to, and no more than a container's quota."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
-    except (OSError, ValueError):  # no such file, or "max"
-        return bound
-    return max(1, min(bound, round(quota / period)))
+    quota = _quota()
+    return bound if quota is None else max(1, min(bound, round(quota)))
+
+
+def _quota() -> float | None:
+    """Cores that a container's cgroup, of version 2 or 1, grants; None where it sets no limit."""
+    cgroup = Path("/sys/fs/cgroup")
+    for files in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+            quota, period = map(int, " ".join((cgroup / file).read_text() for file in files).split())
+            if quota > 0:
+                return quota / period
+    return None
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:

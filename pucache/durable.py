@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import glob
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ import filelock
 from .errors import OutputError, PUCacheError, one_line
 
 PARTIAL = ".partial"
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # of two slashes a `Path` keeps one
 
 
 def check_writable(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Path:
@@ -31,8 +33,11 @@ def check_writable(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Pa
     Raises
     ------
     OutputError
-        `path` is a directory, a device or an input, or its directory cannot be made or written to.
+        `path` is a URL, a directory, a device or an input, or its directory cannot be made or written to.
     """
+    if _URL.match(os.fspath(path)):
+        shown = re.sub("/[^/@]*@", "/", str(path).partition("?")[0])  # without what only its owner may know
+        raise OutputError(f"{shown} is a URL; expected a file of this machine: write one, and copy it there")
     path = Path(path)
     try:
         if path.is_dir():

@@ -24,7 +24,7 @@ from .assembly import Assembly
 from .cache import expand
 from .cache_file import DTYPES, CacheFile
 from .cache_writer import Rows, creation_time
-from .durable import check_writable, only_writer
+from .durable import only_writer
 from .earlier import Earlier, open_earlier, require_encoder
 from .encoder_spec import EncoderSpec
 from .encoders import Encoder
@@ -35,8 +35,10 @@ from .outcome import Outcome
 from .pack import merge
 from .parts import Known, Parts, part_files
 from .pipeline import Local
+from .place import place_of
 from .profile import Profile
 from .progress import Progress, Silent
+from .remote import is_url
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,9 @@ class EmbedReport:
     Attributes
     ----------
     cache : Path
+        The file on this machine.
+    name : str
+        Its path, or the URL that it was sent to.
     rows : int
         Rows in the finished cache.
     computed, reused, kept : int
@@ -69,6 +74,7 @@ class EmbedReport:
     """
 
     cache: Path
+    name: str
     rows: int
     computed: int
     reused: int
@@ -104,8 +110,8 @@ def embed(
     ----------
     source : Source
         See `pucache.images.open_source`.
-    cache : path
-        Cache file to write or update.
+    cache : path or URL
+        Cache file to write or update; at a URL, see `pucache.remote.RemoteCache`.
     encoder : Encoder
         See `pucache.encoders.load_encoder`.
     reuse : sequence of paths
@@ -125,7 +131,7 @@ def embed(
     workers : int, optional
         Processes that read and decode; 0 does it in this one.
     engine : callable, optional
-        Does the work elsewhere, such as `pucache.distributed.RayEngine`; by default this machine does it.
+        Does the work elsewhere, such as `pucache.distributed.engine.RayEngine`; by default this machine does it.
     progress : Progress, optional
 
     Returns
@@ -143,18 +149,23 @@ def embed(
     OutputError
         The cache cannot be written.
     ValueError
-        An unknown dtype, a shard that does not exist, or SOURCE_DATE_EPOCH is no time.
+        An unknown dtype, a shard that does not exist, both workers and an engine, or SOURCE_DATE_EPOCH is no time.
     """
     began, profile = time.monotonic(), Profile()
-    cache = check_writable(cache)
+    if engine is not None and workers is not None:
+        raise ValueError("workers are those of the engine of this machine; give the other engine its own")
+    place = place_of(cache)
+    place.check_writable()
     creation_time()  # before any work
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; use {' or '.join(DTYPES)}")
+    cache = place.local
     with writer_lock(cache), progress or Silent() as progress:
+        place.fetch()
         old = open_earlier(cache, encoder.spec, dtype)
         stored = DTYPES[dtype] if dtype else old.dtype if old else DTYPES["float16"]
         others = _open_reuse(reuse, encoder.spec, stored)
-        parts = Parts(cache, encoder.spec, stored)
+        parts = Parts(cache, encoder.spec, stored, safe=place.keep)
         with profile.stage("listing"):
             listing = _take_shard(source.scan(), shard)
         if not listing.keys and not listing.failures:
@@ -179,6 +190,7 @@ def embed(
                 _write_blocks(blocks, parts, source.name, progress, profile)
             outcome = Outcome.of(listing, earlier, parts, prune)
         if not outcome.rows:
+            place.drop_parts()
             parts.remove()
             raise SourceError(_nothing_readable(source, outcome.failures))
         changed = outcome.differs(source.name)
@@ -186,9 +198,11 @@ def embed(
             with profile.stage("merging"):
                 picks, failures = outcome.picks, outcome.failures
                 merge(cache, picks, encoder=encoder.spec, dtype=stored, source=source.name, failures=failures)
+        place.publish()
         parts.remove()
     return EmbedReport(
         cache,
+        place.name,
         outcome.rows,
         work.computed,
         work.reused,
@@ -229,7 +243,11 @@ def _write_blocks(
 
 def made_with(cache: str | Path) -> EncoderSpec | None:
     """Return the encoder of a cache that is there already, or of its unfinished parts; None for a new one."""
-    cache = Path(cache)
+    place = place_of(cache)
+    cache = place.local
+    if is_url(place.name):
+        with writer_lock(cache):
+            place.fetch()
     for path in [cache, *part_files(cache)]:
         try:
             return CacheFile(path).encoder

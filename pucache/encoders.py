@@ -62,7 +62,7 @@ def load_encoder(
     name: str | Path = BUNDLED,
     *,
     weights: str | Path | None = None,
-    device: str = "auto",
+    device: str | torch.device = "auto",
     precision: str = "auto",
     runtime: str = "auto",
     decode: str = "auto",
@@ -81,7 +81,8 @@ def load_encoder(
         timm fetches the pretrained weights from its hub. For an encoder that a cache calls
         ``pretrained:NAME``: the folder that it lies in.
     device, precision, runtime : str
-        See `pucache.devices`; ``auto`` is the fastest that is not measurably worse.
+        See `pucache.devices`; ``auto`` is the fastest that is not measurably worse. A `torch.device` is taken
+        as it is: it may be one of another machine, on which the encoder will run.
     decode : {"auto", "host", "device"}
         Where JPEG files are decoded: by Pillow, or by torchvision where the encoder runs, a batch at a
         time; ``auto`` is ``host``. Everything else is always decoded by Pillow.

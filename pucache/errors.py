@@ -42,6 +42,10 @@ class RunError(PUCacheError):
     """A folder of a training run that is of another configuration, damaged or in use, or a training that failed."""
 
 
+class EngineError(PUCacheError):
+    """A cluster that cannot be reached, does not fit, or gave up."""
+
+
 class OutputError(PUCacheError):
     """An output path that cannot be written."""
 

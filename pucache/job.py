@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+import torch
 
 from .device_decoding import suits_device
 from .encoders import Encoder
@@ -48,5 +50,12 @@ class Job:
 Results = Generator[Chunk | Embedded, None, None]
 """What became of the images: every chunk, and beside or after it the embeddings of what is in it."""
 
-Engine = Callable[[Job, Profile], Results]
-"""Does a job somewhere; `pucache.pipeline.Local` on this machine."""
+
+class Engine(Protocol):
+    """Does jobs somewhere: `pucache.pipeline.Local` on this machine, `pucache.distributed.engine.RayEngine` on many."""
+
+    def device(self, asked: str = "auto") -> torch.device:
+        """Device that encoders will run on; raise `ValueError` where there is none of that name."""
+
+    def __call__(self, job: Job, profile: Profile) -> Results:
+        """Do a job."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -33,11 +34,21 @@ def part_files(cache: Path) -> list[Path]:
 
 
 class Parts:
-    """The finished blocks of an unfinished cache: small cache files in ``CACHE.parts``."""
+    """The finished blocks of an unfinished cache: small cache files in ``CACHE.parts``.
 
-    def __init__(self, cache: Path, spec: EncoderSpec, dtype: np.dtype):
+    Parameters
+    ----------
+    cache : Path
+    spec : EncoderSpec
+    dtype : dtype
+        Of the stored embeddings.
+    safe : callable, optional
+        Told the path of each part once it is written.
+    """
+
+    def __init__(self, cache: Path, spec: EncoderSpec, dtype: np.dtype, safe: Callable[[Path], None] | None = None):
         self.folder = parts_folder(cache)
-        self._spec, self._dtype = spec, dtype
+        self._spec, self._dtype, self._safe = spec, dtype, safe
         self.files: list[CacheFile] = []
         for path in part_files(cache):
             self._adopt(path)
@@ -71,6 +82,8 @@ class Parts:
         shape = (len(rows.keys), rows.keys.itemsize, self._dtype)
         write_file(path, self._spec, source, [rows], shape=shape, failures=failures)
         self.files.append(CacheFile(path))
+        if self._safe:
+            self._safe(path)
 
     def current(self, listing: Listing, kept: np.ndarray) -> tuple[list[tuple[CacheFile, np.ndarray]], dict[str, str]]:
         """What of this run and the interrupted one still counts, beside the keys kept from the old cache.

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 import torch
 
 from . import assembly
-from .devices import cores
+from .devices import choose_device, cores
 from .encoders import Encoder
 from .job import Job, Results
 from .passes import Passes, whole_batches
@@ -48,6 +48,10 @@ class Local:
 
     def __init__(self, workers: int | None = None):
         self._workers = workers
+
+    def device(self, asked: str = "auto") -> torch.device:
+        """See `pucache.devices.choose_device`."""
+        return choose_device(asked)
 
     def __call__(self, job: Job, profile: Profile) -> Results:
         """Do it: chunks in order, embeddings as they come."""

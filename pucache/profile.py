@@ -81,6 +81,12 @@ class Profile:
             self._busy += (now - self._since) * min(self._running, self.passes) / self.passes
             self._since, self._running = now, self._running + by
 
+    def add(self, seconds: dict[str, float]) -> None:
+        """Count the time that a pass took elsewhere, by stage."""
+        with self._lock:
+            self.seconds.update(seconds)  # type: ignore[arg-type]
+            self._busy += seconds.get("encoder", 0.0) / self.passes
+
     @property
     def waited(self) -> float:
         """Share of the time until now in which the device did not run the encoder."""

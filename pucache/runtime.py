@@ -10,6 +10,7 @@ while the other computes.
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import sys
 import threading
@@ -78,17 +79,32 @@ class Runtime:
     ):
         if device.type == "cpu":
             keep_freed_memory()
+        self._made_of: tuple[Any, ...] | None = (model, mean, std)
         self.device, self.precision, self.name, self.input_size = device, precision, runtime, input_size
         self.cosine: float | None = None
+        self._asked = batch_size
         self.batch_size = batch_size or (CPU_BATCH[runtime] if device.type == "cpu" else 0)  # 0: found at the start
-        self._threads = -(-cores() // _MOST_STREAMS)  # of each
-        self.streams = cores() // self._threads if device.type == "cpu" else 2
-        # OpenVINO computes in threads of its own; one more of the caller's has the next batch ready for them
-        self.hands = self.streams + (runtime == "openvino")
+        self.bind(cores())
         self._exact: _FromPixels | None = _FromPixels(model.eval().requires_grad_(False), mean, std)
         self._run: Pass | None = None
         self._lock = threading.RLock()
         self._own = threading.local()
+
+    def bind(self, count: int) -> None:
+        """Use no more than so many cores; before the first pass."""
+        self._cores = count
+        self._threads = -(-count // _MOST_STREAMS)  # of each
+        self.streams = count // self._threads if self.device.type == "cpu" else 2
+        # OpenVINO computes in threads of its own; one more of the caller's has the next batch ready for them
+        self.hands = self.streams + (self.name == "openvino")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let it be sent to another process, for whose machine it is made anew."""
+        if self._made_of is None:
+            raise TypeError("an encoder that has run cannot be sent to another process; load it anew")
+        settings: dict[str, Any] = {"input_size": self.input_size, "device": self.device, "precision": self.precision}
+        settings.update(runtime=self.name, batch_size=self._asked)
+        return functools.partial(type(self), *self._made_of, **settings), ()
 
     def enter_thread(self) -> None:
         """Make the calling thread one of those that run passes beside each other."""
@@ -100,7 +116,7 @@ class Runtime:
         with self._lock, torch.inference_mode(False), torch.no_grad():
             if self._run is None:
                 try:
-                    self._run = self._build()
+                    self._run, self._made_of = self._build(), None
                 except torch.OutOfMemoryError as error:
                     raise EncoderError(
                         f"out of memory on {self.device} with the encoder itself; use --device cpu, or a smaller one"
@@ -189,7 +205,8 @@ class Runtime:
 
     def _engine(self, model: _FromPixels) -> Pass:
         if self.name == "openvino":
-            return _openvino(model, (self.batch_size, *self.input_size, 3), self.precision, self.streams)
+            shape = (self.batch_size, *self.input_size, 3)
+            return _openvino(model, shape, self.precision, streams=self.streams, threads=self._cores)
         if self.name == "compile":
             return _compiled(model, freeze=self.device.type == "cpu")
         return model
@@ -237,14 +254,20 @@ class Runtime:
                 return
             lengths = np.linalg.norm(expected, axis=1) * np.linalg.norm(X, axis=1)
             with np.errstate(invalid="ignore", divide="ignore"):
-                self.cosine = float(np.min(np.einsum("ij,ij->i", expected, X) / lengths))
-            if not self.cosine > 0.95:  # also where it is NaN
-                log.warning(
-                    "%s in %s is far from fp32 with this encoder: cosine %.3f; use --precision fp32",
-                    self.name,
-                    self.precision,
-                    self.cosine,
-                )
+                self.compared(float(np.min(np.einsum("ij,ij->i", expected, X) / lengths)))
+
+    def compared(self, cosine: float) -> None:
+        """Note how near to float32 the first embeddings are, found here or by another process; warn if far."""
+        if self.cosine is not None and not cosine < self.cosine:
+            return
+        self.cosine = cosine
+        if not cosine > 0.95:  # also where it is NaN
+            log.warning(
+                "%s in %s is far from fp32 with this encoder: cosine %.3f; use --precision fp32",
+                self.name,
+                self.precision,
+                cosine,
+            )
 
 
 class _FromPixels(torch.nn.Module):
@@ -285,7 +308,7 @@ def _compiled(model: torch.nn.Module, *, freeze: bool) -> Pass:
     return run
 
 
-def _openvino(model: _FromPixels, shape: tuple[int, ...], precision: str, streams: int) -> Pass:
+def _openvino(model: _FromPixels, shape: tuple[int, ...], precision: str, *, streams: int, threads: int) -> Pass:
     """Compile for the CPU with OpenVINO: it does its own folding, fusing and laying out of weights."""
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # which would report to its maker
     import openvino
@@ -298,7 +321,7 @@ def _openvino(model: _FromPixels, shape: tuple[int, ...], precision: str, stream
         graph.reshape(list(shape))
         settings: dict[str, Any] = {
             "NUM_STREAMS": streams,
-            "INFERENCE_NUM_THREADS": cores(),
+            "INFERENCE_NUM_THREADS": threads,
             "INFERENCE_PRECISION_HINT": {"fp32": "f32", "bf16": "bf16"}[precision],
         }
         compiled = openvino.Core().compile_model(graph, "CPU", settings)

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from .errors import LabelError, MissingExtraError, ModelError, one_line
 from .images import Source
 from .progress import Progress
 from .tables import table_writer
+
+if TYPE_CHECKING:
+    from .job import Engine
 
 COLUMNS = ("key", "margin", "posterior", "label")
 Write = Callable[[dict[str, Any]], None]  # takes a block of rows, as columns
@@ -70,7 +73,8 @@ def embed_for(
     runtime: str = "auto",
     decode: str = "auto",
     batch_size: int | None = None,
-    workers: int | None = None,
+    engine: Engine | None = None,
+    shard: tuple[int, int] = (1, 1),
     progress: Progress | None = None,
 ) -> EmbeddingCache:
     """Embed images with the encoder that a model was trained on, into a cache that can be scored.
@@ -84,7 +88,9 @@ def embed_for(
     """
     from .embed import embed, made_with
     from .encoders import load_encoder
+    from .pipeline import Local
 
+    engine = engine or Local()
     wanted = model.encoder_
     if wanted is None or wanted.name.startswith("imported:"):
         raise ModelError(
@@ -93,7 +99,7 @@ def embed_for(
     encoder = load_encoder(
         wanted.name,
         weights=weights,
-        device=device,
+        device=engine.device(device),
         precision=precision,
         runtime=runtime,
         decode=decode,
@@ -106,7 +112,7 @@ def embed_for(
             f"the model expects {wanted}; the encoder at hand is {encoder.spec} (they differ in "
             f"{', '.join(differing)}): pass the weights it was trained with as --weights FILE"
         )
-    embed(source, cache, encoder, workers=workers, progress=progress)
+    embed(source, cache, encoder, engine=engine, shard=shard, progress=progress)
     return EmbeddingCache(cache)
 
 

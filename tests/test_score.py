@@ -207,7 +207,7 @@ def test_images_are_embedded_with_the_model_s_encoder_and_scored(image_folder, a
     assert score(cache, of_tiny, tmp_path / "scores.csv")["rows"] == 3
     assert read_scores(tmp_path / "scores.csv")["key"].tolist() == ["000.png", "001.png", "002.png"]
     ((name, options),) = asked
-    assert name == "tiny" and (options["batch_size"], options["device"]) == (2, "cpu")
+    assert name == "tiny" and (options["batch_size"], str(options["device"])) == (2, "cpu")
 
 
 def test_an_encoder_with_other_weights_is_refused_before_embedding(image_folder, asked, of_tiny, tmp_path):

@@ -1,0 +1,68 @@
+"""Where a cache is written: a file of this machine, or one behind a URL that is worked on here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+from .durable import check_writable
+from .remote import RemoteCache, is_url
+
+
+class Place(Protocol):
+    """Where a cache is written, and what is to be done there and when.
+
+    Attributes
+    ----------
+    name : str
+        As users know it.
+    local : Path
+        The file of this machine that is worked on.
+    """
+
+    name: str
+    local: Path
+
+    def check_writable(self) -> None:
+        """Before any work: raise `OutputError` where the cache cannot be written."""
+
+    def fetch(self) -> None:
+        """Within the writer's lock: bring what is there already."""
+
+    def keep(self, part: Path) -> None:
+        """Once a part is safe on this machine."""
+
+    def publish(self) -> None:
+        """Once the cache is whole."""
+
+    def drop_parts(self) -> None:
+        """Once nothing came of the work."""
+
+
+class Here:
+    """A file of this machine: nothing is to be brought or sent."""
+
+    def __init__(self, path: Path):
+        self.name, self.local = str(path), path
+
+    def check_writable(self) -> None:
+        """See `pucache.durable.check_writable`."""
+        check_writable(self.local)
+
+    def fetch(self) -> None:
+        """It is here."""
+
+    def keep(self, part: Path) -> None:
+        """It is kept."""
+
+    def publish(self) -> None:
+        """It is there."""
+
+    def drop_parts(self) -> None:
+        """The caller removes them."""
+
+
+def place_of(cache: str | Path) -> Place:
+    """Where a cache of this path or URL is written."""
+    return RemoteCache(os.fspath(cache)) if is_url(cache) else Here(Path(cache))

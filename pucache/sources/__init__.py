@@ -1,0 +1,1 @@
+"""The kinds of sources of images, one a module; `pucache.images` opens them."""
