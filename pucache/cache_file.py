@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, cycle
 from pathlib import Path
 
 import numpy as np
@@ -195,6 +196,8 @@ class CacheFile:
     def blocks(self, *, check: bool = False) -> Iterator[tuple[slice, np.ndarray]]:
         """Go through the embeddings in row order: (row slice, (b, d)) pairs, each valid until the next.
 
+        A block is read and hashed while the caller works on the one before.
+
         Parameters
         ----------
         check : bool
@@ -202,15 +205,23 @@ class CacheFile:
         """
         place, sealed = self._layout["embeddings"], self._seal.columns["embeddings"]
         step = max(1, BLOCK_BYTES // max(1, place.row_bytes))
-        buffer = np.empty((min(step, len(self)), *place.shape[1:]), place.dtype)
+        buffers = cycle(np.empty((2, min(step, len(self)), *place.shape[1:]), place.dtype))
         hasher = seal.Hasher(sealed.block, sealed.sha256)
-        with self._file.filling() as fill:
+
+        def read(start: int) -> np.ndarray:
+            block = next(buffers)[: min(step, len(self) - start)]
+            fill(block, (place.offset or 0) + start * place.row_bytes)
+            if check:
+                self._hold(hasher, block, last=start + step >= len(self))
+            return block
+
+        with self._file.filling() as fill, ThreadPoolExecutor(1) as ahead:
+            block = read(0) if len(self) else None
             for start in range(0, len(self), step):
-                block = buffer[: min(step, len(self) - start)]
-                fill(block, (place.offset or 0) + start * place.row_bytes)
-                if check:
-                    self._hold(hasher, block, last=start + step >= len(self))
+                assert block is not None
+                coming = ahead.submit(read, start + step) if start + step < len(self) else None
                 yield slice(start, start + len(block)), block
+                block = coming.result() if coming else None
 
     def _hold(self, hasher: seal.Hasher, block: np.ndarray, last: bool) -> None:
         try:

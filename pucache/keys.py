@@ -39,17 +39,19 @@ class Keys(Sequence[str]):
                 raise IndexError(f"row {item} of {len(self)}")
             part = int(np.searchsorted(self._starts, row, "right")) - 1
             return text(bytes(self._parts[part][row - self._starts[part]]))
+        if isinstance(item, slice) and len(self._parts) == 1:
+            return texts(self._parts[0][item].tolist())
         rows = np.arange(*item.indices(len(self))) if isinstance(item, slice) else np.arange(len(self))[item]
         found, at = np.empty(len(rows), object), np.searchsorted(self._starts, rows, "right") - 1
         for number in np.unique(at):
             here = at == number
-            found[here] = [text(key) for key in self._parts[number][rows[here] - self._starts[number]].tolist()]
+            found[here] = texts(self._parts[number][rows[here] - self._starts[number]].tolist())
         return found.tolist()
 
     def __iter__(self) -> Iterator[str]:
         for part in self._parts:
             for start in range(0, len(part), _DECODED_AT_ONCE):
-                yield from (text(key) for key in part[start : start + _DECODED_AT_ONCE].tolist())
+                yield from texts(part[start : start + _DECODED_AT_ONCE].tolist())
 
     def rows(self, keys: Sequence[str]) -> np.ndarray:
         """Return the row of each key by binary search, -1 where it is absent; int64, (len(keys),)."""
@@ -60,6 +62,14 @@ class Keys(Sequence[str]):
             found[at >= 0] = at[at >= 0] + start
         found[["\0" in key for key in keys]] = -1  # no key has one, and at its end it would not count
         return found
+
+
+def texts(stored: list[bytes]) -> list[str]:
+    """Decode many as `text` does, all at once: none holds a NUL."""
+    try:
+        return b"\0".join(stored).decode().split("\0") if stored else []
+    except UnicodeDecodeError:
+        return [text(key) for key in stored]
 
 
 def text(stored: bytes) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,8 @@ from .tables import table_writer
 if TYPE_CHECKING:
     from .job import Engine
 
+_NEEDS_QUOTES = re.compile('[,"\r\n]')
+_ROW_GROUP = 1 << 16  # rows, at least, of a Parquet file
 COLUMNS = ("key", "margin", "posterior", "label")
 Write = Callable[[dict[str, Any]], None]  # takes a block of rows, as columns
 
@@ -169,8 +172,15 @@ def _csv_table(path: Path) -> Iterator[Write]:
         write_row(COLUMNS)
 
         def write(columns: dict[str, Any]) -> None:
-            for key, margin, posterior, label in zip(*columns.values(), strict=True):
-                write_row([key, f"{margin:.6g}", f"{posterior:.6g}", label])
+            keys, *numbers = columns.values()
+            rows = zip(keys, *(column.tolist() for column in numbers), strict=True)
+            if _NEEDS_QUOTES.search("".join(keys)):
+                for key, margin, posterior, label in rows:
+                    write_row([key, f"{margin:.6g}", f"{posterior:.6g}", label])
+            else:  # the same text, three times as fast
+                stream.writelines(
+                    [f"{key},{margin:.6g},{posterior:.6g},{label}\n" for key, margin, posterior, label in rows]
+                )
 
         yield write
 
@@ -180,8 +190,21 @@ def _parquet_table(path: Path) -> Iterator[Write]:
     arrow, parquet = _pyarrow()
     types = (arrow.string(), arrow.float32(), arrow.float64(), arrow.int8())
     schema = arrow.schema(list(zip(COLUMNS, types, strict=True)))
-    with parquet.ParquetWriter(path, schema) as writer:
-        yield lambda columns: writer.write_table(arrow.table(columns, schema=schema))
+    waiting: list[Any] = []
+
+    def flush() -> None:
+        if waiting:
+            writer.write_table(arrow.concat_tables(waiting))
+            waiting.clear()
+
+    def write(columns: dict[str, Any]) -> None:
+        waiting.append(arrow.table(columns, schema=schema))
+        if sum(map(len, waiting)) >= _ROW_GROUP:
+            flush()
+
+    with parquet.ParquetWriter(path, schema, use_dictionary=False) as writer:  # no two keys are equal
+        yield write
+        flush()
 
 
 _TABLES = {".csv": _csv_table, ".parquet": _parquet_table}
