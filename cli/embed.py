@@ -81,12 +81,12 @@ def embed(
         "cosine_to_fp32": report.cosine,
         **({"profile": report.profile.summary()} if profile else {}),
     }
-    lines = [*_lines(report, str(model.spec)), *(report.profile.lines() if profile else [])]
+    lines = [*_lines(report, str(model.spec), rest["prune"]), *(report.profile.lines() if profile else [])]
     options.show(result, lines, as_json)
     options.finish(len(report.failures), strict)
 
 
-def _lines(report: Any, encoder: str) -> Any:
+def _lines(report: Any, encoder: str, pruned: bool) -> Any:
     rate = f", {report.computed / report.seconds:,.0f} images/s" if report.computed else ""
     yield f"{report.name}: {report.rows:,} rows of {encoder}{'' if report.written else '; nothing had changed'}"
     yield (
@@ -99,7 +99,9 @@ def _lines(report: Any, encoder: str) -> Any:
         yield f"  failed: {key!r}: {reason}"
     if len(report.failures) > 3:
         yield f"  ... and {len(report.failures) - 3:,} more: pucache info {report.name} --failures"
-    if report.vanished:
+    if report.vanished and pruned:
+        yield f"{report.vanished:,} rows of images no longer in the source are dropped"
+    elif report.vanished:
         yield f"{report.vanished:,} rows belong to images no longer in the source (--prune drops them)"
     if report.ignored:
         kinds = ", ".join(f"{count:,} {ending}" for ending, count in report.ignored.most_common(4))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import Any
 
 import click
@@ -46,8 +46,8 @@ def score(
     keep_freed_memory()  # before the first thread, or large array
     from pucache.cache import EmbeddingCache, is_cache
     from pucache.classifier import PULinearClassifier
-    from pucache.durable import check_writable
     from pucache.images import open_source
+    from pucache.place import place_of
     from pucache.score import check_output, embed_for
     from pucache.score import score as run
 
@@ -59,7 +59,8 @@ def score(
         _refuse_embedding(cache=cache, shard=shard, address=address, workers=workers, engine=engine != "local")
         opened = EmbeddingCache(*what)
     elif len(what) == 1:
-        path = check_writable(cache or Path(out).with_suffix(".h5"))
+        path = cache or os.path.splitext(out)[0] + ".h5"
+        place_of(path).check_writable()
         part = options.parse_shard(shard)
         with options.opened_engine(engine, address, workers) as does:
             images = open_source(what[0])
@@ -79,4 +80,4 @@ def score(
 def _refuse_embedding(**given: Any) -> None:
     for name, value in given.items():
         if value:
-            raise ValueError(f"--{name} says how images are embedded, and a cache has them; leave it out")
+            raise ValueError(f"--{name} is for images that are to be embedded, and none are given; leave it out")

@@ -1,13 +1,15 @@
-"""Where a cache is written: a file of this machine, or one behind a URL that is worked on here."""
+"""Where outputs are written: a file of this machine, or one behind a URL that is worked on here."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from .durable import check_writable
-from .remote import RemoteCache, is_url
+from .durable import check_writable, replacing
+from .remote import RemoteCache, is_url, upload
 
 
 class Place(Protocol):
@@ -66,3 +68,23 @@ class Here:
 def place_of(cache: str | Path) -> Place:
     """Where a cache of this path or URL is written."""
     return RemoteCache(os.fspath(cache)) if is_url(cache) else Here(Path(cache))
+
+
+@contextmanager
+def delivering(out: str | Path) -> Iterator[Path]:
+    """Yield a path to write to; on success what is there becomes `out`, a file or at a URL, whole or not at all.
+
+    Raises
+    ------
+    OutputError
+        It cannot be written, or does not arrive.
+    """
+    if not is_url(out):
+        with replacing(out) as temporary:
+            yield temporary
+        return
+    here = RemoteCache(os.fspath(out)).local
+    with replacing(here) as temporary:
+        yield temporary
+    upload(here, os.fspath(out))
+    here.unlink()

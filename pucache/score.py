@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,11 +14,13 @@ import numpy as np
 
 from .cache import EmbeddingCache
 from .classifier import PULinearClassifier
-from .durable import check_writable, replacing
+from .durable import check_writable
 from .encoder_spec import ROUNDING
 from .errors import LabelError, MissingExtraError, ModelError, one_line
 from .images import Source
+from .place import delivering, place_of
 from .progress import Progress
+from .remote import is_url
 from .tables import table_writer
 
 if TYPE_CHECKING:
@@ -36,7 +39,7 @@ def score(cache: EmbeddingCache, model: PULinearClassifier, out: str | Path) -> 
     ----------
     cache : EmbeddingCache
     model : PULinearClassifier
-    out : path
+    out : path or URL
         ``.csv``, or ``.parquet`` (needs the extra ``parquet``).
 
     Returns
@@ -53,10 +56,10 @@ def score(cache: EmbeddingCache, model: PULinearClassifier, out: str | Path) -> 
     OutputError, MissingExtraError
         The output cannot be written.
     """
-    out = check_output(out)
+    check_output(out)
     cache.check("keys")
     positives, failures = 0, len(cache.failures)  # what is damaged is found before anything is written
-    with replacing(out) as temporary, _TABLES[out.suffix.lower()](temporary) as write:
+    with delivering(out) as temporary, _TABLES[_ending(out)](temporary) as write:
         for rows, margins in model.margins_of(cache):
             labels = (margins > np.float32(model.threshold_)).astype(np.int8)
             positives += int(labels.sum())
@@ -82,7 +85,7 @@ def embed_for(
 ) -> EmbeddingCache:
     """Embed images with the encoder that a model was trained on, into a cache that can be scored.
 
-    Parameters are those of `pucache.encoders.load_encoder` and `pucache.embed.embed`.
+    `cache` may be a URL. Parameters are those of `pucache.encoders.load_encoder` and `pucache.embed.embed`.
 
     Raises
     ------
@@ -115,11 +118,11 @@ def embed_for(
             f"the model expects {wanted}; the encoder at hand is {encoder.spec} (they differ in "
             f"{', '.join(differing)}): pass the weights it was trained with as --weights FILE"
         )
-    embed(source, cache, encoder, engine=engine, shard=shard, progress=progress)
-    return EmbeddingCache(cache)
+    report = embed(source, cache, encoder, engine=engine, shard=shard, progress=progress)
+    return EmbeddingCache(report.cache)
 
 
-def check_output(out: str | Path, *, inputs: Iterable[str | Path] = ()) -> Path:
+def check_output(out: str | Path, *, inputs: Iterable[str | Path] = ()) -> None:
     """Make sure, before any work, that scores can be written to `out`, which must not be one of `inputs`.
 
     Raises
@@ -129,12 +132,18 @@ def check_output(out: str | Path, *, inputs: Iterable[str | Path] = ()) -> Path:
     OutputError, MissingExtraError
         It cannot be written.
     """
-    out = check_writable(out, inputs=inputs)
-    if out.suffix.lower() not in _TABLES:
+    if is_url(out):
+        place_of(out).check_writable()
+    else:
+        check_writable(out, inputs=inputs)
+    if _ending(out) not in _TABLES:
         raise ValueError(f"{out} must end in {' or '.join(_TABLES)}")
-    if out.suffix.lower() == ".parquet":
+    if _ending(out) == ".parquet":
         _pyarrow()
-    return out
+
+
+def _ending(out: str | Path) -> str:
+    return os.path.splitext(out)[1].lower()
 
 
 def read_scores(path: str | Path) -> dict[str, np.ndarray]:

@@ -108,7 +108,7 @@ def test_parquet_without_pyarrow_names_the_extra_before_any_work(tmp_path, monke
     for name in ("scores.parquet", "scores.PARQUET"):
         with pytest.raises(MissingExtraError, match=r"pip install 'pucache\[parquet\]', or write .csv"):
             score(None, None, tmp_path / name)
-    assert check_output(tmp_path / "scores.csv") == tmp_path / "scores.csv"
+    check_output(tmp_path / "scores.csv")
 
 
 def test_a_model_of_another_encoder_is_refused_and_leaves_no_output(cache, out):
