@@ -77,7 +77,7 @@ def filesystem(where: str, *, patient: bool = False) -> tuple[Any, str]:
     if kept:
         raise ValueError(f"{kept.pop()} would keep copies of the files elsewhere; leave it out")
     scheme = where.split("://")[0]
-    options = {"config_kwargs": _config(len(PAUSES) + 1 if patient else 1)} if scheme in _S3 else {}
+    options = _s3_options(len(PAUSES) + 1 if patient else 1) if scheme in _S3 else {}
     try:
         fs, path = fsspec.core.url_to_fs(where, **options)
     except ImportError as error:
@@ -92,9 +92,10 @@ def filesystem(where: str, *, patient: bool = False) -> tuple[Any, str]:
     return fs, path
 
 
-def _config(attempts: int) -> dict[str, Any]:
-    """How often botocore tries, unless fsspec's own configuration says something else."""
-    return {"retries": {"total_max_attempts": attempts}} | fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
+def _s3_options(attempts: int) -> dict[str, Any]:
+    """How often botocore tries, unless fsspec's own configuration says something else; no listing is remembered."""
+    configured = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
+    return {"config_kwargs": {"retries": {"total_max_attempts": attempts}} | configured, "use_listings_cache": False}
 
 
 # --- again -------------------------------------------------------------------------------------

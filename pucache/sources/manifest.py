@@ -7,6 +7,7 @@ import io
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
 from ..errors import MissingExtraError, SourceError
@@ -16,6 +17,7 @@ from .local import read_local
 from .remote import read_image, size_mtime
 
 MANIFESTS = {".txt": None, ".lst": None, ".csv": ",", ".tsv": "\t"}
+_AT_ONCE = 10_000  # images that are looked up
 _PATH_COLUMNS = ("path", "image", "file", "filename", "url", "key")
 
 
@@ -79,12 +81,14 @@ class ManifestSource:
         """Look up size and time of every named image; a missing one becomes a failure."""
         found = Found()
         remote = any(is_url(path) for path in self.paths.values())
+        items = iter(self.paths.items())
         with ThreadPoolExecutor(16 if remote else 1) as pool:
-            for key, result in zip(self.paths, pool.map(_look_up, self.paths.values()), strict=True):
-                if isinstance(result, str):
-                    found.fail(key, result)
-                else:
-                    found.add(key, *result)
+            while some := list(islice(items, _AT_ONCE)):  # a pool keeps two kilobytes for each that waits
+                for (key, _), result in zip(some, pool.map(_look_up, [path for _, path in some]), strict=True):
+                    if isinstance(result, str):
+                        found.fail(key, result)
+                    else:
+                        found.add(key, *result)
         return found.listing()
 
     def read(self, key: str) -> bytes:
