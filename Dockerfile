@@ -47,6 +47,7 @@ FROM ${PYTHON} AS base
 # caches go where even a read-only container can write
 ENV PATH=/opt/venv/bin:${PATH} \
     HOME=/tmp \
+    PUCACHE_WORK=/data/.pucache \
     MPLCONFIGDIR=/dev/shm/matplotlib \
     TORCHINDUCTOR_CACHE_DIR=/dev/shm/torchinductor
 LABEL org.opencontainers.image.title="pucache" \

@@ -78,6 +78,7 @@ setup(
             "ray[data]>=2.50",
             "s3fs>=2024.6",
             "moto[server]>=5",
+            "kubernetes-validate>=1.31",
             "tensorboard>=2.17",
             "pulearn==0.2.0",
             "playwright>=1.49",

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -34,6 +35,9 @@ seed = click.option(
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 strict = click.option("--strict", is_flag=True, help="Exit with 3 when an image could not be read.")
+
+
+_ENCODING = "weights device precision runtime decode batch_size workers engine address shard".split()
 
 
 def encoding(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,6 +116,15 @@ def opened_engine(kind: str, address: str | None, workers: int | None) -> Iterat
     yield Local(workers)
 
 
+def refuse_encoding(*more: str) -> None:
+    """Refuse the options of `encoding`, and others like them, where no images are to be embedded."""
+    context = click.get_current_context()
+    for name in (*_ENCODING, *more):
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option} is for images that are to be embedded, and none are given; leave it out")
+
+
 def parse_shard(text: str | None) -> tuple[int, int]:
     """Read I/N."""
     if text is None:
@@ -119,6 +132,9 @@ def parse_shard(text: str | None) -> tuple[int, int]:
     number, _, count = text.partition("/")
     if not (number.isdecimal() and count.isdecimal()):
         raise ValueError(f"--shard expects I/N such as 2/8, got {text!r}")
+    from pucache.embed import check_shard
+
+    check_shard((int(number), int(count)))
     return int(number), int(count)
 
 

@@ -50,13 +50,14 @@ def score(
     from pucache.place import place_of
     from pucache.score import check_output, embed_for
     from pucache.score import score as run
+    from pucache.store import without_secrets
 
     from .progress import follow
 
     check_output(out, inputs=[model, *what])
     classifier = PULinearClassifier.load(model)
     if all(map(is_cache, what)):
-        _refuse_embedding(cache=cache, shard=shard, address=address, workers=workers, engine=engine != "local")
+        options.refuse_encoding("cache")
         opened = EmbeddingCache(*what)
     elif len(what) == 1:
         path = cache or os.path.splitext(out)[0] + ".h5"
@@ -68,16 +69,11 @@ def score(
     else:
         raise ValueError("give one source of images, or any number of caches")
     result = run(opened, classifier, out)
-    lines = [f"wrote {result['rows']:,} scores to {out}; {result['positives']:,} above the threshold"]
+    name = without_secrets(out)
+    lines = [f"wrote {result['rows']:,} scores to {name}; {result['positives']:,} above the threshold"]
     if result["failures"]:
         lines.append(
             f"{result['failures']:,} images could not be read and have no score: pucache info {opened.name} --failures"
         )
-    options.show({"out": out, "cache": opened.name, **result}, lines, as_json)
+    options.show({"out": name, "cache": opened.name, **result}, lines, as_json)
     options.finish(result["failures"], strict)
-
-
-def _refuse_embedding(**given: Any) -> None:
-    for name, value in given.items():
-        if value:
-            raise ValueError(f"--{name} is for images that are to be embedded, and none are given; leave it out")

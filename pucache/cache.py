@@ -15,7 +15,6 @@ from .cache_file import CacheFile
 from .errors import CacheError
 from .hdf5 import begins_as_hdf5
 from .keys import Keys, duplicated, find
-from .remote import is_url, local_copy
 
 
 class EmbeddingCache:
@@ -124,7 +123,7 @@ class EmbeddingCache:
 def expand(paths: Iterable[str | Path]) -> list[Path]:
     """Replace folders by the cache files in them, in name order, and URLs by copies on this machine."""
     found: list[Path] = []
-    for path in (local_copy(os.fspath(path)) if is_url(path) else Path(path) for path in paths):
+    for path in map(_here, paths):
         if path.is_dir():
             inside = sorted(child for child in path.glob("*.h5") if not child.name.startswith("."))
             if not inside:
@@ -137,9 +136,21 @@ def expand(paths: Iterable[str | Path]) -> list[Path]:
     return found
 
 
+def _here(path: str | Path) -> Path:
+    if not _behind_url(path):
+        return Path(path)
+    from .remote import local_copy  # which speaks to stores: most caches lie here
+
+    return local_copy(os.fspath(path))
+
+
+def _behind_url(path: str | Path) -> bool:
+    return "://" in os.fspath(path)
+
+
 def is_cache(path: str | Path) -> bool:
     """Whether `path` is meant as a cache rather than as images: an HDF5 or ``.h5`` file, or a folder of these."""
-    if is_url(path):
+    if _behind_url(path):
         return os.fspath(path).endswith(".h5")
     path = Path(path)
     return path.suffix == ".h5" or begins_as_hdf5(path) or (path.is_dir() and any(path.glob("*.h5")))

@@ -269,6 +269,8 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
         margins = np.empty(len(X), np.float32)
         step = max(1, _AT_ONCE // X.shape[1])
         rows = torch.empty((step, X.shape[1]))  # one piece of memory, filled by torch: several times as fast as numpy
+        if X.dtype not in (np.float16, np.float32):
+            X = X.astype(np.float32)
         to_tensor = torch.from_numpy if X.flags.writeable else torch.tensor  # which copies, what is mapped say
         for start in range(0, len(X), step):
             some = to_tensor(np.ascontiguousarray(X[start : start + step]))

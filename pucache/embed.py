@@ -130,7 +130,7 @@ def embed(
         Of the stored embeddings; by default what the cache has, or float16.
     workers : int, optional
         Processes that read and decode; 0 does it in this one.
-    engine : callable, optional
+    engine : Engine, optional
         Does the work elsewhere, such as `pucache.distributed.engine.RayEngine`; by default this machine does it.
     progress : Progress, optional
 
@@ -148,6 +148,10 @@ def embed(
         Embeddings overflow float16.
     OutputError
         The cache cannot be written.
+    EngineError
+        A cluster is not fit for the work.
+    MissingExtraError
+        What speaks to a store of this kind is not installed.
     ValueError
         An unknown dtype, a shard that does not exist, both workers and an engine, or SOURCE_DATE_EPOCH is no time.
     """
@@ -157,6 +161,7 @@ def embed(
     place = place_of(cache)
     place.check_writable()
     creation_time()  # before any work
+    check_shard(shard)
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; use {' or '.join(DTYPES)}")
     cache = place.local
@@ -165,7 +170,8 @@ def embed(
         old = open_earlier(cache, encoder.spec, dtype)
         stored = DTYPES[dtype] if dtype else old.dtype if old else DTYPES["float16"]
         others = _open_reuse(reuse, encoder.spec, stored)
-        parts = Parts(cache, encoder.spec, stored, safe=place.keep)
+        parts = Parts(cache, encoder.spec, stored, name=place.name, safe=place.keep)
+        place.keep_all([file.path for file in parts.files])
         with profile.stage("listing"):
             listing = _take_shard(source.scan(), shard)
         if not listing.keys and not listing.failures:
@@ -175,9 +181,9 @@ def embed(
         earlier = Earlier(old, listing)
         if verify:
             earlier.check()
-        outcome = Outcome.of(listing, earlier, parts, prune)
+        outcome = Outcome.of(listing, earlier, parts, prune, again=True)
         if (len(outcome.missing) or outcome.differs(source.name)) and earlier.check():
-            outcome = Outcome.of(listing, earlier, parts, prune)
+            outcome = Outcome.of(listing, earlier, parts, prune, again=True)
         plan = outcome.missing
         keys = [listing.keys[i] for i in plan]
         known = _known(earlier, others) if len(plan) else Known([])
@@ -190,8 +196,9 @@ def embed(
                 _write_blocks(blocks, parts, source.name, progress, profile)
             outcome = Outcome.of(listing, earlier, parts, prune)
         if not outcome.rows:
-            place.drop_parts()
-            parts.remove()
+            if not any(map(len, parts.files)):  # rows of images that cannot be listed just now stay
+                place.drop_parts()
+                parts.remove()
             raise SourceError(_nothing_readable(source, outcome.failures))
         changed = outcome.differs(source.name)
         if changed:
@@ -294,20 +301,32 @@ def _require_source(source: Source, files: list[CacheFile]) -> None:
             )
 
 
-# --- messages ----------------------------------------------------------------------------------
+# --- shares ------------------------------------------------------------------------------------
+
+
+def check_shard(shard: tuple[int, int]) -> None:
+    """Raise `ValueError` unless there is a share of that number."""
+    number, count = shard
+    if not 1 <= number <= count:
+        raise ValueError(f"shard {number}/{count} is not one of 1/{count} to {count}/{count}")
 
 
 def _take_shard(listing: Listing, shard: tuple[int, int]) -> Listing:
     number, count = shard
-    if not 1 <= number <= count:
-        raise ValueError(f"shard {number}/{count} is not one of 1/{count} to {count}/{count}")
     if count == 1:
         return listing
-    # by a hash of the key, so that a file added later moves no other one to another shard
-    mine = [zlib.crc32(key.encode()) % count == number - 1 for key in listing.keys]
-    failures = {k: r for k, r in listing.failures.items() if zlib.crc32(k.encode()) % count == number - 1}
-    keys = [key for key, here in zip(listing.keys, mine, strict=True) if here]
-    return Listing(keys, listing.size_mtime[mine], failures, listing.ignored)
+
+    def mine(key: str) -> bool:  # by a hash of the key, so that a file added later moves no other one
+        return zlib.crc32(key.encode()) % count == number - 1
+
+    here = [mine(key) for key in listing.keys]
+    # a folder that cannot be listed concerns every share: rows of what lies in it stay
+    failures = {key: reason for key, reason in listing.failures.items() if mine(key) or key.endswith("/")}
+    keys = [key for key, taken in zip(listing.keys, here, strict=True) if taken]
+    return Listing(keys, listing.size_mtime[here], failures, listing.ignored)
+
+
+# --- messages ----------------------------------------------------------------------------------
 
 
 def _ignored_note(listing: Listing) -> str:
@@ -315,6 +334,7 @@ def _ignored_note(listing: Listing) -> str:
         return "; expected files such as .jpg, .png, .webp or .tif"
     kinds = ", ".join(f"{count} {ending}" for ending, count in listing.ignored.most_common(4))
     hint = "; pass the shards as 'FOLDER/*.tar'" if ".tar" in listing.ignored else ""
+    hint += "; caches in a store are given one by one" if ".h5" in listing.ignored else ""
     return f" ({sum(listing.ignored.values())} files with other endings: {kinds}){hint}"
 
 

@@ -65,11 +65,12 @@ class Keys(Sequence[str]):
 
 
 def texts(stored: list[bytes]) -> list[str]:
-    """Decode many as `text` does, all at once: none holds a NUL."""
+    """Decode many as `text` does, at once."""
     try:
-        return b"\0".join(stored).decode().split("\0") if stored else []
+        found = b"\0".join(stored).decode().split("\0") if stored else []
     except UnicodeDecodeError:
-        return [text(key) for key in stored]
+        found = []
+    return found if len(found) == len(stored) else [text(key) for key in stored]
 
 
 def text(stored: bytes) -> str:

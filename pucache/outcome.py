@@ -33,13 +33,17 @@ class Outcome:
     earlier: Earlier
 
     @classmethod
-    def of(cls, listing: Listing, earlier: Earlier, parts: Parts, prune: bool) -> Outcome:
-        """Put together what there is."""
+    def of(cls, listing: Listing, earlier: Earlier, parts: Parts, prune: bool, *, again: bool = False) -> Outcome:
+        """Put together what there is.
+
+        With `again`, what has failed counts as missing: it may have been a store that was out of reach.
+        """
         keys, kept = encode_keys(listing.keys), earlier.keys
         picks, failed = parts.current(listing, kept)
         todo = np.ones(len(keys), bool)
         todo[find(keys, kept)] = False
-        todo[find(keys, encode_keys(list(failed)))] = False
+        if not again:
+            todo[find(keys, encode_keys(list(failed)))] = False
         for file, rows in picks:
             todo[find(keys, file.take("keys", rows))] = False
         if earlier.file is not None:

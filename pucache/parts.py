@@ -42,12 +42,23 @@ class Parts:
     spec : EncoderSpec
     dtype : dtype
         Of the stored embeddings.
+    name : str, optional
+        What users call the cache; by default its path.
     safe : callable, optional
         Told the path of each part once it is written.
     """
 
-    def __init__(self, cache: Path, spec: EncoderSpec, dtype: np.dtype, safe: Callable[[Path], None] | None = None):
+    def __init__(
+        self,
+        cache: Path,
+        spec: EncoderSpec,
+        dtype: np.dtype,
+        *,
+        name: str = "",
+        safe: Callable[[Path], None] | None = None,
+    ):
         self.folder = parts_folder(cache)
+        self._name = f"{name or cache}.parts"
         self._spec, self._dtype, self._safe = spec, dtype, safe
         self.files: list[CacheFile] = []
         for path in part_files(cache):
@@ -67,7 +78,7 @@ class Parts:
         differing = part.encoder.differences(self._spec) + ["dtype"] * (part.dtype != self._dtype)
         if differing:
             raise CacheError(
-                f"{self.folder} holds unfinished work of {part.encoder} in {part.dtype}, not of {self._spec} in "
+                f"{self._name} holds unfinished work of {part.encoder} in {part.dtype}, not of {self._spec} in "
                 f"{self._dtype} (they differ in {', '.join(differing)}); finish it with the command it was begun with, "
                 "or remove the folder"
             )
@@ -81,7 +92,8 @@ class Parts:
         path = self.folder / f"part-{content.hexdigest()[:16]}.h5"
         shape = (len(rows.keys), rows.keys.itemsize, self._dtype)
         write_file(path, self._spec, source, [rows], shape=shape, failures=failures)
-        self.files.append(CacheFile(path))
+        # the same images may have failed again
+        self.files = [*(file for file in self.files if file.path != path), CacheFile(path)]
         if self._safe:
             self._safe(path)
 

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from .durable import check_writable, replacing
+from .durable import check_writable, only_writer, replacing
+from .errors import OutputError
 from .remote import RemoteCache, is_url, upload
 
 
@@ -35,6 +36,9 @@ class Place(Protocol):
     def keep(self, part: Path) -> None:
         """Once a part is safe on this machine."""
 
+    def keep_all(self, parts: list[Path]) -> None:
+        """Once it is known that parts which were found here are of this work."""
+
     def publish(self) -> None:
         """Once the cache is whole."""
 
@@ -57,6 +61,9 @@ class Here:
 
     def keep(self, part: Path) -> None:
         """It is kept."""
+
+    def keep_all(self, parts: list[Path]) -> None:
+        """They are kept."""
 
     def publish(self) -> None:
         """It is there."""
@@ -83,8 +90,10 @@ def delivering(out: str | Path) -> Iterator[Path]:
         with replacing(out) as temporary:
             yield temporary
         return
-    here = RemoteCache(os.fspath(out)).local
-    with replacing(here) as temporary:
-        yield temporary
-    upload(here, os.fspath(out))
-    here.unlink()
+    remote = RemoteCache(os.fspath(out))
+    here, lock = remote.local, remote.local.with_name(f".{remote.local.name}.lock")
+    with only_writer(lock, OutputError(f"{remote.name} is being written by another process; wait for it")):
+        with replacing(here) as temporary:
+            yield temporary
+        upload(here, os.fspath(out))
+        here.unlink()

@@ -16,11 +16,11 @@ from .cache import EmbeddingCache
 from .classifier import PULinearClassifier
 from .durable import check_writable
 from .encoder_spec import ROUNDING
-from .errors import LabelError, MissingExtraError, ModelError, one_line
+from .errors import LabelError, MissingExtraError, ModelError, OutputError, one_line
 from .images import Source
 from .place import delivering, place_of
 from .progress import Progress
-from .remote import is_url
+from .store import is_url, without_secrets
 from .tables import table_writer
 
 if TYPE_CHECKING:
@@ -133,11 +133,13 @@ def check_output(out: str | Path, *, inputs: Iterable[str | Path] = ()) -> None:
         It cannot be written.
     """
     if is_url(out):
+        if os.fspath(out) in map(str, inputs):
+            raise OutputError(f"{without_secrets(os.fspath(out))} is also an input; name another file to write")
         place_of(out).check_writable()
     else:
         check_writable(out, inputs=inputs)
     if _ending(out) not in _TABLES:
-        raise ValueError(f"{out} must end in {' or '.join(_TABLES)}")
+        raise ValueError(f"{without_secrets(os.fspath(out))} must end in {' or '.join(_TABLES)}")
     if _ending(out) == ".parquet":
         _pyarrow()
 

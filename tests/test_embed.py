@@ -22,7 +22,7 @@ from pucache.embed import embed, made_with, writer_lock
 from pucache.encoder_spec import EncoderSpec
 from pucache.encoders import load_encoder
 from pucache.errors import CacheError, CacheLockedError, EncoderError, SourceError
-from pucache.images import UNKNOWN, LocalFolder, digest, open_source
+from pucache.images import UNKNOWN, Listing, LocalFolder, digest, open_source
 from pucache.pack import pack
 from pucache.progress import Silent
 
@@ -674,6 +674,62 @@ def test_a_killed_run_goes_on_to_the_same_bytes(rough_folder, out, undisturbed):
         if done:
             assert report.computed == 0
     assert visible(out.parent) == sorted(f"{place}.h5" for place in ends)
+
+
+def test_failures_of_an_interrupted_run_are_tried_again(image_folder, out, small_blocks, fixed_time):
+    folder = image_folder(80)
+    whole = (folder / "003.png").read_bytes()
+    (folder / "003.png").write_bytes(b"x" * len(whole))
+    touch(folder / "003.png")
+    stat = (folder / "003.png").stat()
+    interrupt(folder, out, 1)
+    (folder / "003.png").write_bytes(whole)  # as if a store had been out of reach: size and time are the same
+    os.utime(folder / "003.png", ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    report = run(folder, out)
+    assert (report.rows, report.failures) == (80, {})
+    check(out, folder)
+
+
+class Unlisted:
+    """A source that cannot look up its images just now."""
+
+    def __init__(self, source):
+        self.name, self._source = source.name, source
+
+    def scan(self):
+        listing = self._source.scan()
+        return Listing([], listing.size_mtime[:0], dict.fromkeys(listing.keys, "cannot be read: 503"))
+
+
+def test_what_was_finished_stays_when_nothing_can_be_looked_up(image_folder, out, small_blocks):
+    folder = image_folder(80)
+    interrupt(folder, out, 1)
+    parts = sorted(out.with_name("cache.h5.parts").iterdir())
+    with pytest.raises(SourceError, match="none of the 80 images"):
+        embed(Unlisted(open_source(folder)), out, tiny_encoder(), workers=0)
+    assert sorted(out.with_name("cache.h5.parts").iterdir()) == parts
+    assert run(folder, out).computed < 80
+
+
+def test_a_folder_that_cannot_be_listed_keeps_its_rows_in_every_share(image_folder, tmp_path, monkeypatch):
+    folder = image_folder(10)
+    for number in range(40):
+        (folder / "sub").mkdir(exist_ok=True)
+        save_image(folder / "sub" / f"{number:03}.png", 100 + number)
+    caches = [tmp_path / f"{number}.h5" for number in (1, 2)]
+    before = [run(folder, cache, shard=(number, 2)).rows for number, cache in enumerate(caches, 1)]
+    scan = LocalFolder.scan
+
+    def blind(source):
+        listing = scan(source)
+        seen = [number for number, key in enumerate(listing.keys) if not key.startswith("sub/")]
+        keys = [listing.keys[number] for number in seen]
+        return Listing(keys, listing.size_mtime[seen], {"sub/": "directory cannot be listed: Permission denied"})
+
+    monkeypatch.setattr(LocalFolder, "scan", blind)
+    reports = [run(folder, cache, shard=(number, 2), prune=True) for number, cache in enumerate(caches, 1)]
+    assert [report.rows for report in reports] == before
+    assert all(list(report.failures) == ["sub/"] for report in reports)
 
 
 # --- the encoder that a cache was made with ----------------------------------------------------
