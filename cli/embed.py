@@ -42,14 +42,16 @@ def embed(
     """Embed the images of SOURCE into the file CACHE.
 
     SOURCE is a folder, a manifest (.txt, .csv, .tsv), .tar shards ('shards/*.tar'), or an fsspec URL
-    of any of these. Run it again to go on after an interruption or to take up new and changed
-    images; what is unchanged is not computed again. Images that cannot be read are listed by
-    `pucache info`. An image's key, by which every other command knows it, is its path within SOURCE.
+    of any of these; CACHE is a path or such a URL. Run it again to go on after an interruption or to
+    take up new and changed images; what is unchanged is not computed again. Images that cannot be read
+    are listed by `pucache info`. An image's key, by which every other command knows it, is its path
+    within SOURCE.
 
     \b
     pucache embed photos/ cache.h5
     pucache embed photos/ cache.h5 --encoder timm:resnet50 --weights resnet50.safetensors
     pucache embed photos/ shards/1.h5 --shard 1/4       # then train on shards/, or pucache pack
+    pucache embed s3://bucket/photos s3://bucket/cache.h5 --engine ray --address head:6379
     """
     from pucache.allocator import keep_freed_memory
 

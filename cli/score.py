@@ -13,7 +13,9 @@ from . import options
 @click.command()
 @click.argument("model")
 @click.argument("what", nargs=-1, required=True, metavar="SOURCE_OR_CACHE")
-@click.option("--out", default="scores.csv", show_default=True, metavar="FILE", help="A .csv or .parquet table.")
+@click.option(
+    "--out", default="scores.csv", show_default=True, metavar="FILE", help="A .csv or .parquet table, here or at a URL."
+)
 @click.option("--cache", metavar="FILE", help="Where images are embedded to.  [default: beside --out, as NAME.h5]")
 @options.encoding
 @options.strict
@@ -50,7 +52,7 @@ def score(
     from pucache.place import place_of
     from pucache.score import check_output, embed_for
     from pucache.score import score as run
-    from pucache.store import without_secrets
+    from pucache.urls import without_secrets
 
     from .progress import follow
 

@@ -15,6 +15,7 @@ from .cache_file import CacheFile
 from .errors import CacheError
 from .hdf5 import begins_as_hdf5
 from .keys import Keys, duplicated, find
+from .urls import is_url
 
 
 class EmbeddingCache:
@@ -137,20 +138,16 @@ def expand(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def _here(path: str | Path) -> Path:
-    if not _behind_url(path):
+    if not is_url(path):
         return Path(path)
     from .remote import local_copy  # which speaks to stores: most caches lie here
 
     return local_copy(os.fspath(path))
 
 
-def _behind_url(path: str | Path) -> bool:
-    return "://" in os.fspath(path)
-
-
 def is_cache(path: str | Path) -> bool:
     """Whether `path` is meant as a cache rather than as images: an HDF5 or ``.h5`` file, or a folder of these."""
-    if _behind_url(path):
+    if is_url(path):
         return os.fspath(path).endswith(".h5")
     path = Path(path)
     return path.suffix == ".h5" or begins_as_hdf5(path) or (path.is_dir() and any(path.glob("*.h5")))

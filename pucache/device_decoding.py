@@ -57,6 +57,10 @@ class DeviceDecoder:
         # torchvision decodes on a stream of its own, into memory that another thread's pending work may still read
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Let it be sent to another process, without the lock."""
+        return type(self), (self._preprocess, self._device)
+
     def __call__(self, files: Sequence[bytes]) -> tuple[torch.Tensor, dict[int, str]]:
         """Decode a batch.
 

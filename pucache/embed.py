@@ -38,7 +38,7 @@ from .pipeline import Local
 from .place import place_of
 from .profile import Profile
 from .progress import Progress, Silent
-from .remote import is_url
+from .urls import is_url
 
 
 @dataclass(frozen=True)

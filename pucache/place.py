@@ -10,7 +10,8 @@ from typing import Protocol
 
 from .durable import check_writable, only_writer, replacing
 from .errors import OutputError
-from .remote import RemoteCache, is_url, upload
+from .remote import RemoteCache, upload
+from .urls import is_url
 
 
 class Place(Protocol):

@@ -20,8 +20,8 @@ from .errors import LabelError, MissingExtraError, ModelError, OutputError, one_
 from .images import Source
 from .place import delivering, place_of
 from .progress import Progress
-from .store import is_url, without_secrets
 from .tables import table_writer
+from .urls import is_url, without_secrets
 
 if TYPE_CHECKING:
     from .job import Engine

@@ -148,7 +148,7 @@ class Workers:
                 try:
                     answer: Any = (number, slot, self._chunk(worker, number, slot))
                 except Exception as error:  # a bug, in a source say: the parent raises it
-                    answer = _portable(error)
+                    answer = portable(error)
                 pipe.send(answer)
 
     def _chunk(self, worker: int, number: int, slot: int) -> Chunk:
@@ -161,8 +161,8 @@ class Workers:
         return chunk
 
 
-def _portable(error: Exception) -> Exception:
-    """The same error without its traceback; what cannot go through a pipe for certain, in words."""
+def portable(error: Exception) -> Exception:
+    """Return the same error without its traceback; what cannot go through a pipe for certain, in words."""
     known = isinstance(error, PUCacheError) or type(error).__module__ == "builtins"
     if known and all(isinstance(argument, str | int | bytes) for argument in error.args):
         return type(error)(*error.args)

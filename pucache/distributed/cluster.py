@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
 import socket
 import threading
@@ -12,10 +13,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
+import ray._raylet
 import ray.exceptions
 
-from pucache.devices import cores
-from pucache.errors import EngineError, PUCacheError, one_line
+from ..devices import cores
+from ..errors import EngineError, PUCacheError, one_line
 
 _CONNECT_SECONDS = 10
 
@@ -33,6 +35,8 @@ def joined(address: str | None) -> Iterator[None]:
     logging.getLogger("ray").setLevel(logging.ERROR)
     if address is None:  # nobody else on the network reaches it
         settings.update(num_cpus=cores(), include_dashboard=False, _node_ip_address="127.0.0.1")
+        # else Ray writes one into the home, where other clusters would find it, if the home can be written to at all
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     elif address != "auto":
         _require_reachable(address)
     what = f"join the Ray cluster at {address}" if address else "start Ray on this machine"
@@ -53,12 +57,43 @@ def _require_reachable(address: str) -> None:
             "run the command on a machine of the cluster"
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
+        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS) as asked:
+            if os.environ.get("RAY_USE_TLS", "0") == "0":
+                _require_grpc(asked)
+        with _hushed():
+            _ask(address)
+    except ray.exceptions.AuthenticationError as error:
+        raise EngineError(
+            f"the Ray cluster at {address} asks for a token that this process does not show; set RAY_AUTH_MODE=token "
+            "and RAY_AUTH_TOKEN as on its machines"
+        ) from error
+    except (OSError, OverflowError, ray.exceptions.RayError) as error:
         raise EngineError(
             f"no Ray cluster answers at {address} ({one_line(error)}); start one there with ray start --head, or leave "
             "out --address to use this machine alone"
         ) from error
+
+
+def _require_grpc(asked: socket.socket) -> None:
+    """Greet as HTTP/2 does (RFC 9113, 3.4), which Ray speaks, and wait for the settings that must come back."""
+    empty, settings = b"\0\0\0\4\0\0\0\0\0", 4  # a frame of settings; the fourth byte of a frame is its type
+    asked.settimeout(_CONNECT_SECONDS)
+    asked.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + empty)
+    answer = asked.recv(9)
+    if answer[3:4] != bytes([settings]):
+        raise OSError("what listens there is not Ray")
+
+
+def last_line(error: BaseException) -> str:
+    """What an error of Ray's says, below the tracebacks that are in its text."""
+    return (str(error).strip() or type(error).__name__).splitlines()[-1].strip()[:300]
+
+
+def _ask(address: str) -> None:
+    """Ask the cluster for anything: one that wants a token refuses at once, and `ray.init` asks for minutes."""
+    client = getattr(ray._raylet, "GcsClient", None)  # private: where Ray no longer has it, `ray.init` finds out
+    if client is not None:
+        client(address=address)
 
 
 @contextmanager

@@ -20,13 +20,12 @@ import ray.exceptions
 import torch
 from ray.data import ActorPoolStrategy, DataContext
 
-from pucache.errors import EngineError, ImageError, PUCacheError, one_line
-from pucache.images import digest
-from pucache.job import Job, Results
-from pucache.passes import whole_batches
-from pucache.profile import Profile
-
-from .cluster import joined
+from ..errors import EngineError, ImageError, PUCacheError, one_line
+from ..images import digest
+from ..job import Job, Results
+from ..passes import whole_batches
+from ..profile import Profile
+from .cluster import joined, last_line
 from .nodes import check_nodes
 from .tasks import Done, EmbedChunk, PrepareChunk, Shipped, Slab, start_attempts, unpacked
 
@@ -51,12 +50,13 @@ class RayEngine:
     EngineError
         The cluster cannot be reached, or is of another version of Ray or Python.
     ValueError
-        Fewer than one worker.
+        Fewer than one worker; an address though this process has joined a cluster by itself.
     """
 
     def __init__(self, address: str | None = None, *, workers: int | None = None):
         if workers is not None and workers < 1:
             raise ValueError(f"the engine ray needs at least 1 worker, got {workers}")
+        self._asked = address
         self._address = address or os.environ.get("RAY_ADDRESS") or None
         self._workers = workers
         self._stack = ExitStack()
@@ -64,6 +64,11 @@ class RayEngine:
     def __enter__(self) -> RayEngine:
         if not ray.is_initialized():
             self._stack.enter_context(joined(self._address))
+        elif self._asked is not None:
+            raise ValueError(
+                f"this process has joined a Ray cluster already, and cannot join {self._asked}; leave out the address, "
+                "or call ray.shutdown() first"
+            )
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -88,6 +93,7 @@ class RayEngine:
         ------
         EngineError
             A node has another pucache or does not see the images; a worker died time and again.
+        What else a worker raises, in a source say, is raised as it is.
         """
         kind = job.encoder.runtime.device.type
         actors = self._actors(kind)
@@ -99,13 +105,19 @@ class RayEngine:
             prepare = PrepareChunk(shipped, _slabs(job, rows * _SLAB), _SLAB, start_attempts())
         actors = min(actors, chunks)
         profile.begin(hands=actors, workers=0, passes=actors)
+        bug = None
         with _one_line():
             for done in _stream(prepare, shipped, chunks, actors, kind):
+                if isinstance(done, Exception):
+                    bug = done
+                    break
                 profile.add(done.seconds)
                 if done.cosine is not None:
                     job.encoder.runtime.compared(done.cosine)
                 yield done.chunk
                 yield from done.embedded
+        if bug is not None:
+            raise bug
         profile.end()
 
     def _actors(self, kind: str) -> int:
@@ -145,8 +157,13 @@ def _slabs(job: Job, rows: int) -> list[ray.ObjectRef]:
     return [ray.put(Slab(start, job.keys[start : start + rows], sizes[start : start + rows])) for start in starts]
 
 
-def _stream(prepare: PrepareChunk, shipped: ray.ObjectRef, chunks: int, actors: int, kind: str) -> Iterator[Done]:
-    """Let Ray Data do every chunk; it keeps as much under way as the actors, the driver and its memory can take."""
+def _stream(
+    prepare: PrepareChunk, shipped: ray.ObjectRef, chunks: int, actors: int, kind: str
+) -> Iterator[Done | Exception]:
+    """Let Ray Data do every chunk, or fail at one.
+
+    It keeps as much under way as the actors, the driver and its memory can take.
+    """
     logging.getLogger("ray.data").setLevel(logging.ERROR)  # set anew whenever Ray starts
     context = DataContext.get_current()
     context.enable_progress_bars = context.print_on_execution_start = False
@@ -154,17 +171,19 @@ def _stream(prepare: PrepareChunk, shipped: ray.ObjectRef, chunks: int, actors: 
     numbers = ray.data.from_items([{"number": number} for number in range(chunks)], override_num_blocks=chunks)
     resources: dict[str, Any] = {"num_cpus": 1}
     if kind == "cuda":
-        numbers = numbers.map_batches(prepare.task, batch_size=None, num_cpus=1)
+        numbers = numbers.map_batches(prepare.task, batch_size=1, num_cpus=1)
         resources = {"num_cpus": 0, "num_gpus": 1}
     done = numbers.map_batches(
         EmbedChunk,
         fn_constructor_args=(prepare, shipped),
-        batch_size=None,
+        batch_size=1,
         compute=ActorPoolStrategy(size=actors),
         **resources,
     )
-    for row in done.iter_rows():
-        yield unpacked(row["payload"])
+    # nothing ahead, and not by rows: either holds back what is done until more is
+    for table in done.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
+        for payload in table["payload"].to_pylist():
+            yield unpacked(payload)
 
 
 @contextmanager
@@ -172,13 +191,20 @@ def _one_line() -> Iterator[None]:
     """Turn what Ray raises into the error of ours that is behind it, or into one line."""
     try:
         yield
-    except (PUCacheError, GeneratorExit, KeyboardInterrupt):
+    except (GeneratorExit, KeyboardInterrupt):
         raise
     except Exception as error:
+        if isinstance(error, PUCacheError) and not isinstance(error, ray.exceptions.RayError):
+            raise
+        why = last_line(error)
         for cause in _causes(error):
-            if isinstance(cause, PUCacheError | ValueError) and not isinstance(cause, ray.exceptions.RayError):
+            if isinstance(cause, ray.exceptions.RayError):
+                continue
+            if isinstance(cause, PUCacheError | ValueError):
                 raise cause from error
-        raise EngineError(f"Ray gave up: {one_line(error)}; what was finished is kept: run again to go on") from error
+            if str(cause):
+                why = f"{type(cause).__name__}: {one_line(cause)}"
+        raise EngineError(f"Ray gave up ({why}); what was finished is kept: run again to go on") from error
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

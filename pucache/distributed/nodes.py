@@ -10,9 +10,10 @@ import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pucache import __version__
-from pucache.encoder_spec import EncoderSpec
-from pucache.errors import EngineError, one_line
+from .. import __version__
+from ..encoder_spec import EncoderSpec
+from ..errors import EngineError
+from .cluster import last_line
 
 log = logging.getLogger("pucache")
 
@@ -81,7 +82,7 @@ def _answer(name: str, answer: ray.ObjectRef) -> dict[str, Any]:
     except ray.exceptions.GetTimeoutError as error:
         raise EngineError(f"{name} has not answered for {_ANSWER_SECONDS} s; is it alive, or overloaded?") from error
     except ray.exceptions.RayError as error:
-        raise EngineError(f"{name} cannot run pucache: {one_line(error)}") from error
+        raise EngineError(f"{name} cannot run pucache: {last_line(error)}") from error
 
 
 def _compare(name: str, there: dict[str, Any], here: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import platform
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,15 +16,16 @@ import ray
 import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pucache import __version__
-from pucache.allocator import keep_freed_memory
-from pucache.device_decoding import suits_device
-from pucache.encoders import Encoder
-from pucache.errors import EngineError, ImageError
-from pucache.images import Source, digest
-from pucache.passes import Embedded, Passes
-from pucache.prepare import Chunk, Prepare
-from pucache.profile import Profile
+from .. import __version__
+from ..allocator import keep_freed_memory
+from ..device_decoding import suits_device
+from ..encoders import Encoder
+from ..errors import EngineError, ImageError
+from ..images import Source, digest
+from ..passes import Embedded, Passes
+from ..prepare import Chunk, Prepare
+from ..profile import Profile
+from ..workers import portable
 
 TRIES = 4  # of a chunk whose worker dies
 _ROWS = 64  # images that are handed to the encoder at once, or a whole batch of it
@@ -121,27 +123,29 @@ def _preparing(reference: ray.ObjectRef, slab: ray.ObjectRef) -> tuple[Prepare, 
     return prepare, part.start
 
 
-class _Attempts:
-    """An actor that knows how often each chunk was begun: Ray begins one whose worker died time and again."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[int] = Counter()
-        self._at: dict[int, int] = {}
-
-    def begin(self, number: int) -> tuple[int, int]:
-        """Count; returns how often by now, and the position in the chunk at which it ended last (-1: at none)."""
-        self._counts[number] += 1
-        return self._counts[number], self._at.get(number, -1)
-
-    def at(self, number: int, position: int) -> None:
-        """Note that an image is being prepared."""
-        self._at[number] = position
-
-
 def start_attempts() -> Any:
-    """Start that actor where the driver is, with which it may go."""
+    """Start an actor that knows how often each chunk was begun, as Ray begins one whose worker died time and again.
+
+    It runs where the driver is, with which it may go. Its class is defined in here, so that Ray sends it
+    whole and its process need not import what workers do.
+    """
+
+    class Attempts:
+        def __init__(self) -> None:
+            self._counts: Counter[int] = Counter()
+            self._at: dict[int, int] = {}
+
+        def begin(self, number: int) -> tuple[int, int]:
+            """Count; returns how often by now, and the position in the chunk at which it ended last (-1: at none)."""
+            self._counts[number] += 1
+            return self._counts[number], self._at.get(number, -1)
+
+        def at(self, number: int, position: int) -> None:
+            """Note that an image is being prepared."""
+            self._at[number] = position
+
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-    return ray.remote(num_cpus=0, scheduling_strategy=here)(_Attempts).remote()
+    return ray.remote(num_cpus=0, scheduling_strategy=here)(Attempts).remote()
 
 
 class PrepareChunk:
@@ -193,7 +197,7 @@ class PrepareChunk:
 
     def task(self, row: Row) -> Row:
         """Prepare the chunk that a row of Ray Data's names."""
-        return _packed(self.chunk(int(row["number"][0])))
+        return _packed(lambda: self.chunk(int(row["number"][0])))
 
 
 class EmbedChunk:
@@ -216,16 +220,26 @@ class EmbedChunk:
 
     def __call__(self, row: Row) -> Row:
         """Embed the chunk that a row of Ray Data's holds or names."""
+        return _packed(lambda: self._done(row))
+
+    def _done(self, row: Row) -> Done:
         chunk = unpacked(row["payload"][0]) if "payload" in row else self._prepare.chunk(int(row["number"][0]))
+        if isinstance(chunk, Exception):
+            raise chunk
         before = self._profile.seconds.copy()
         self._passes.add(chunk)
         embedded = list(self._passes.rest())
         seconds = self._profile.seconds - before
         stripped = replace(chunk, pixels=chunk.pixels[:0], undecoded=dict.fromkeys(chunk.undecoded, b""))
-        return _packed(Done(stripped, embedded, dict(seconds), self._encoder.runtime.cosine))
+        return Done(stripped, embedded, dict(seconds), self._encoder.runtime.cosine)
 
 
-def _packed(what: Chunk | Done) -> Row:
+def _packed(work: Callable[[], Chunk | Done]) -> Row:
+    """What comes of some work as a row of Ray Data's: an error too, which Ray would wrap, and its text with it."""
+    try:
+        what: Chunk | Done | Exception = work()
+    except Exception as error:
+        what = portable(error)
     return {"payload": [pickle.dumps(what, protocol=5)]}
 
 
