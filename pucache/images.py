@@ -18,7 +18,7 @@ from .sources.local import LocalFolder, read_local
 from .sources.manifest import MANIFESTS, ManifestSource
 from .sources.remote import RemoteFolder
 from .sources.tar import TarSource
-from .store import is_url, without_secrets
+from .urls import is_url, without_secrets
 
 __all__ = [
     "EXTENSIONS",

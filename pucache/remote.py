@@ -23,11 +23,12 @@ from .durable import make_folder
 from .errors import CacheError, OutputError, PUCacheError, one_line
 from .parts import part_files, parts_folder
 from .progress import Progress, Silent
-from .store import filesystem, is_url, remedy, said, tried, without_secrets
+from .store import filesystem, remedy, said, tried
 from .transfer import (
     OBJECT_STORES,
     fetch_file,
     files_below,
+    identity,
     is_copy,
     is_object_store,
     look,
@@ -38,8 +39,9 @@ from .transfer import (
     stamp,
     steps,
 )
+from .urls import without_password, without_secrets
 
-__all__ = ["RemoteCache", "is_url", "local_copy", "upload"]
+__all__ = ["RemoteCache", "local_copy", "upload"]
 
 log = logging.getLogger("pucache")
 
@@ -99,14 +101,14 @@ class RemoteCache:
             remove_files(fs, [probe])
 
     def fetch(self) -> None:
-        """Bring the finished cache and its parts here as far as they are not, and send parts that are only here.
+        """Bring the finished cache and its parts here as far as they are not.
 
         Raises
         ------
         CacheError
             The store fails.
         OutputError
-            This machine's folder cannot be written, or a part not sent.
+            This machine's folder cannot be written.
         """
         with _errors(CacheError, "fetch", self.name):
             fs, path = filesystem(self._url, patient=True)
@@ -120,8 +122,6 @@ class RemoteCache:
                 if name not in here or here[name].stat().st_size != info["size"]:
                     fetch_file(fs, f"{path}.parts/{name}", parts_folder(self.local) / name)
         self._parts |= set(there)
-        for name in sorted(set(here) - set(there)):
-            self.keep(here[name])
 
     def keep(self, part: Path) -> None:
         """Send a finished part; the same part again does no harm, as its name says what it holds.
@@ -136,6 +136,18 @@ class RemoteCache:
             send_file(fs, part, f"{path}.parts/{part.name}")
         self._parts.add(part.name)
 
+    def keep_all(self, parts: list[Path]) -> None:
+        """Send those of some finished parts that are not there: left by a run here that could not send them.
+
+        Raises
+        ------
+        OutputError
+            One does not arrive.
+        """
+        for part in parts:
+            if part.name not in self._parts:
+                self.keep(part)
+
     def publish(self) -> None:
         """Send the finished cache, which readers see once it is whole, and then remove the parts that it was made from.
 
@@ -148,8 +160,9 @@ class RemoteCache:
             fs, path = filesystem(self._url, patient=True)
             there = look(fs, path)
             if there is None or not is_copy(self.local, stamp(there)):
+                here = identity(self.local)
                 send_file(fs, self.local, path)
-                note_copy(self.local, stamp(tried(lambda: fs.info(path))))
+                note_copy(self.local, stamp(tried(lambda: fs.info(path))), here)
         self._remove_parts(fs, path + ".parts")
 
     def drop_parts(self) -> None:
@@ -246,10 +259,10 @@ def upload(path: Path, url: str) -> None:
 
 
 def _place(url: str, work: str | Path | None, ending: str = "") -> Path:
-    """A folder of this machine for what is at a URL, whatever passwords and tokens it comes with; made."""
+    """A folder of this machine for what is at a URL, whatever password it comes with; made."""
     kept = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     above = Path(work or os.environ.get("PUCACHE_WORK") or os.path.join(kept, "pucache")).absolute()
-    folder = above / (hashlib.sha256(without_secrets(url).rstrip("/").encode()).hexdigest()[:16] + ending)
+    folder = above / (hashlib.sha256(without_password(url).rstrip("/").encode()).hexdigest()[:16] + ending)
     try:
         make_folder(folder)
         with tempfile.TemporaryFile(dir=folder):

@@ -1,4 +1,4 @@
-"""What is behind a URL: opened, read, written, and tried again where the store fails; only user of fsspec.
+"""What is behind a URL: opened, read, written, and tried again where it fails; only user of fsspec, beside `walk`.
 
 A store that is asked for millions of objects fails now and then, and breaks connections in the middle
 of a body. So every request is tried `TRIES` times, with growing pauses: those of a fraction of a second
@@ -11,6 +11,7 @@ work of many requests (listings, uploads), where botocore tries each of them aga
 
 from __future__ import annotations
 
+import errno
 import io
 import re
 import time
@@ -22,6 +23,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from .errors import ImageError, MissingExtraError, PUCacheError, SourceError, one_line
+from .urls import without_secrets
 
 PAUSES = [0.2, 0.8, 3.2]  # seconds before the second try and the later ones
 PATIENCE = 60.0  # seconds after which nothing is tried again: a store that hangs does so each time
@@ -41,20 +43,18 @@ _CERTAIN = (
     ValueError,
 )
 _TAGS = ("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "Digest", "Last-Modified")  # by trust in them
+TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")  # as stores call it, by trust in them
 _LATER = {408, 425, 429}  # refusals by HTTP that another try may get over
+_GONE = {404, 410}
+_ENDLESS = {errno.ELOOP, errno.ENAMETOOLONG}
 # A forked process forgets fsspec's file systems, and what it lets go it closes: in the event loop that it shares with
-# its parent, who would then wait for answers that nobody tells it of. So none is ever let go.
-_HELD: dict[int, Any] = {}
+# its parent, who would then wait for answers that nobody tells it of. So none that has such a loop is ever let go.
+_HELD: dict[tuple[type, str], Any] = {}
 T = TypeVar("T")
 
 
 class GaveUp(Exception):
     """Something that a store failed to do each time; its text says how often it was asked."""
-
-
-def is_url(where: object) -> bool:
-    """Whether this names something behind a URL rather than a file of this machine."""
-    return "://" in str(where)
 
 
 def filesystem(where: str, *, patient: bool = False) -> tuple[Any, str]:
@@ -88,8 +88,15 @@ def filesystem(where: str, *, patient: bool = False) -> tuple[Any, str]:
         raise MissingExtraError(f"{without_secrets(where)} needs {needed}") from error
     if scheme in _S3:
         fs.retries = 1
-    _HELD[id(fs)] = fs
+    _hold(fs)
     return fs, path
+
+
+def _hold(fs: Any) -> None:
+    while fs is not None:  # an archive has no loop, but what it lies in may
+        if fs.async_impl and fs.cachable:
+            _HELD.setdefault((type(fs), fs._fs_token), fs)
+        fs = getattr(fs, "fs", None) or getattr(getattr(fs, "of", None), "fs", None)
 
 
 def _s3_options(attempts: int) -> dict[str, Any]:
@@ -121,17 +128,30 @@ def tried(action: Callable[[], T], *, patience: float | None = None) -> T:
     for number, pause in enumerate([*PAUSES, None], 1):
         try:
             return action()
-        except Exception as error:  # every file system has exceptions of its own
-            if _is_certain(error):
-                raise
+        except Exception as raised:  # every file system has exceptions of its own
+            error = _beneath(raised)
+            if is_certain(error):
+                raise error from error.__cause__
             if pause is None or time.monotonic() + pause > until:
                 raise GaveUp(f"{said(error)} (tried {number} time{'s' * (number > 1)})") from error
             time.sleep(pause)
     raise AssertionError("the last try returns or raises")
 
 
-def _is_certain(error: Exception) -> bool:
+def _beneath(error: Exception) -> Exception:
+    """What went wrong: fsspec's HTTP says of whatever it is that there is no such file."""
+    cause = error.__cause__
+    if not isinstance(error, FileNotFoundError) or not isinstance(cause, Exception):
+        return error
+    of_http = isinstance(cause, OSError) or type(cause).__module__.split(".")[0] == "aiohttp"
+    return cause if of_http and getattr(cause, "status", 0) not in _GONE else error
+
+
+def is_certain(error: Exception) -> bool:
+    """Whether what failed would fail again."""
     if isinstance(error, (GaveUp, *_CERTAIN)) or type(error).__name__ in _NO_CREDENTIALS:
+        return True
+    if getattr(error, "errno", None) in _ENDLESS:  # links that lead back to a folder above them
         return True
     status = getattr(error, "status", None)  # of aiohttp
     return isinstance(status, int) and (400 <= status < 500 or status == 501) and status not in _LATER
@@ -262,13 +282,3 @@ def remedy(error: BaseException) -> str:
     if isinstance(error, GaveUp):
         return "; run again when the store answers"
     return ""
-
-
-def without_secrets(text: str) -> str:
-    """A URL, or a text with URLs, without user names, passwords and queries, which may hold tokens."""
-    text = re.sub(r"(https?://)[^/\s@'\"]*@", r"\1", text)
-    text = re.sub(
-        r"(://)[^/\s@:'\"]*:[^/\s@'\"]*@", r"\1", text
-    )  # of other kinds a name alone may be part of the place
-    text = re.sub(r"(https?://[^\s'\"?]*)\?[^\s'\"]*", r"\1", text)
-    return re.sub(r"(://[^\s'\"?]*)\?[\w.~%-]+=[^\s'\"]*", r"\1", text)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from .durable import remove_partials, replacing
 from .progress import Progress, Silent
-from .store import GaveUp, read_range, said, tag, tried
+from .store import TIMES, GaveUp, read_range, said, tag, tried
 
 # an object appears there once all of it has arrived; elsewhere a file grows before its readers' eyes
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci"}
@@ -45,8 +45,8 @@ def files_below(fs: Any, path: str, ending: str) -> dict[str, dict[str, Any]]:
 
 
 def stamp(info: dict[str, Any]) -> str:
-    """What differs once a file there is another one."""
-    times = (info[name] for name in ("mtime", "LastModified", "last_modified", "updated", "created") if info.get(name))
+    """What differs once a file there is another one; it ends in a space where the store tells the size alone."""
+    times = (info[name] for name in TIMES if info.get(name))
     return f"{info.get('size')} {tag(info) or next(times, '')}"
 
 
@@ -76,7 +76,8 @@ def fetch_file(fs: Any, path: str, target: Path, progress: Progress | None = Non
             fs.invalidate_cache()
             if stamp(_of_store(lambda: tried(lambda: fs.info(path)))) != stamp(before):
                 raise _Replaced(f"{path} was replaced while it was fetched")
-        note_copy(target, stamp(before))
+            here = identity(temporary)  # by now: another process may put another version in its place
+        note_copy(target, stamp(before), here)
 
     fs.invalidate_cache()
     tried(attempt, patience=math.inf)
@@ -163,16 +164,18 @@ def remove_files(fs: Any, paths: list[str]) -> None:
 
 def is_copy(file: Path, there: str) -> bool:
     """Whether a file of this machine is untouched since it was the same as what bears this stamp there."""
+    if there.endswith(" "):  # another file may be as long
+        return False
     try:
-        return json.loads(_note(file).read_bytes()) == [there, *_here(file)]
+        return json.loads(_note(file).read_bytes()) == [there, *identity(file)]
     except (OSError, ValueError):  # not fetched yet, or a note that is damaged
         return False
 
 
-def note_copy(file: Path, there: str) -> None:
-    """Remember that a file is now the same here and there."""
+def note_copy(file: Path, there: str, here: list[int]) -> None:
+    """Remember that what had this `identity` here is the same as what bears this stamp there."""
     with replacing(_note(file)) as temporary:
-        temporary.write_text(json.dumps([there, *_here(file)]))
+        temporary.write_text(json.dumps([there, *here]))
 
 
 def remove_copy(file: Path) -> None:
@@ -181,7 +184,8 @@ def remove_copy(file: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _here(file: Path) -> list[int]:
+def identity(file: Path) -> list[int]:
+    """What differs once a file of this machine is another one; a new name does not change it."""
     info = file.stat()
     return [info.st_size, info.st_mtime_ns, info.st_ino]
 

@@ -341,6 +341,12 @@ def test_a_key_column_names_the_images(tmp_path):
     assert source.read("two, words") == b"data"
 
 
+def test_a_url_with_a_password_may_stand_beside_a_key(tmp_path):
+    manifest = write(tmp_path / "m.csv", b"key,path\na.png,nosuch://user:hunter2@host/a.png\n")
+    listing = open_source(manifest).scan()
+    assert listing.failures == {"a.png": "cannot be read: Protocol not known: nosuch"}
+
+
 @pytest.mark.parametrize("ending", ["txt", "csv"])
 def test_a_manifest_can_name_any_path(tmp_path, ending):
     names = [*ODD_NAMES, "next\u2028line.png", "form\x0cfeed.png", "no ending"]
@@ -383,6 +389,12 @@ def test_a_key_that_a_cache_cannot_keep_is_a_failure(tmp_path):
     [
         ("m.txt", b"a.png\nb.png\na.png\n", "names 'a.png' twice; keys must be unique"),
         ("m.csv", b"key,path\nk,a.png\nk,b.png\n", "names 'k' twice; keys must be unique"),
+        ("m.txt", b"sftp://u:pw@h/a.png\n", "names sftp://h/a.png with its password, which .*; add a 'key' column"),
+        (
+            "m.csv",
+            b"key,path\n,ftp://u:pw@h/a.png\n",
+            "names ftp://h/a.png with its password, which a key must not hold",
+        ),
         ("m.csv", b"picture,label\na.png,1\n", "has columns picture, label; expected one called 'path'"),
         ("m.tsv", b"path,label\na.png,1\n", "has columns path,label; expected one called 'path'"),
         ("m.csv", b"", r"has columns \(none\); expected one called 'path'"),

@@ -1,3 +1,4 @@
+import contextlib
 import io
 import os
 import pickle
@@ -19,9 +20,11 @@ from pucache.durable import check_writable
 from pucache.embed import embed
 from pucache.errors import CacheError, MissingExtraError, OutputError, SourceError
 from pucache.images import open_source
+from pucache.parts import part_files
 from pucache.pipeline import CHUNK_ROWS
 from pucache.progress import Silent
-from pucache.remote import RemoteCache, is_url, local_copy, upload
+from pucache.remote import RemoteCache, local_copy, upload
+from pucache.urls import is_url, without_secrets
 
 ODD = ["a b.png", "x#y.png", "p%20q.png", "w?.png", "w?x=1.png", "p+q.png", "é🦊.png", "[1].png", "d//e.png", "s/t.png"]
 URL = "s3://bucket/some folder/cäche #1.h5"
@@ -262,8 +265,33 @@ def test_a_shard_whose_headers_cannot_be_read_just_now_is_no_damaged_shard(store
     store.relay.fail("GET", "shards/2.tar", times=3)
     assert open_source("s3://bucket/shards/*.tar").scan().keys == ["1.tar/a.png", "2.tar/b.png"]
     store.relay.fail("GET", "shards/2.tar")
-    with pytest.raises(SourceError, match=r"cannot read s3://bucket/shards/2.tar: .* \(tried 4 times\)$"):
+    with pytest.raises(SourceError, match=r"cannot read s3://bucket/shards/2.tar: .* \(tried 4 times\); run again"):
         open_source("s3://bucket/shards/*.tar").scan()
+
+
+def test_a_shard_that_may_not_be_read_is_no_damaged_shard_and_what_is_in_it_is_unseen(store):
+    for number in (1, 2):
+        store.put(f"shards/{number}.tar", shard({"a.png": b"data"}))
+    store.relay.fail("GET", "shards/2.tar", "denied")
+    listing = open_source("s3://bucket/shards/*.tar").scan()
+    assert (listing.keys, listing.failures) == (
+        ["1.tar/a.png"],
+        {"2.tar/": "tar shard cannot be read: Access Denied"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "way_out"), [("busy", "; run again when the store answers"), ("denied", "; check the credentials, and")]
+)
+def test_a_store_that_does_not_say_whether_an_image_is_there_is_not_taken_for_one_without_it(store, fault, way_out):
+    for name in "abc":
+        store.put(f"root/{name}.png", b"data")
+    store.put("root/list.txt", b"a.png\nb.png\nc.png\n")
+    for name in "bc":
+        store.relay.fail("HEAD", f"root/{name}.png", fault)
+    counted = "cannot look up 2 of the 3 images that s3://bucket/root/list.txt names; first s3://bucket/root/b.png: "
+    with pytest.raises(SourceError, match=f"{counted}.*{way_out}.*, or leave it out$"):
+        open_source("s3://bucket/root/list.txt").scan()
 
 
 @pytest.mark.parametrize(
@@ -339,6 +367,7 @@ def test_another_machine_goes_on_from_what_was_sent(url, tmp_path):
     second = RemoteCache(url, tmp_path / "other machine")
     write_part(second, "2", b"two")
     second.fetch()
+    second.keep_all(part_files(second.local))
     name = second.local.name
     assert there(url) == {f"{name}.parts/part-1.h5": b"one", f"{name}.parts/part-2.h5": b"two"}, "what was only here"
     assert sorted(path.name for path in second.local.parent.glob("*.parts/part*")) == ["part-1.h5", "part-2.h5"]
@@ -498,9 +527,8 @@ def test_the_folder_to_work_in_is_told_or_found_and_refused_where_it_cannot_be(t
 
 
 def test_secrets_of_a_url_are_in_no_name_and_no_message(tmp_path):
-    plain = RemoteCache("https://host.invalid/folder/c.h5")
     secret = RemoteCache("https://user:hunter2@host.invalid/folder/c.h5?X-Signature=hunter2&b=c")
-    assert (secret.name, secret.local) == (plain.name, plain.local) == ("https://host.invalid/folder/c.h5", plain.local)
+    assert (secret.name, secret.local.name) == ("https://host.invalid/folder/c.h5", "c.h5")
     assert "hunter2" not in "".join(map(str, tmp_path.rglob("*")))
     source = open_source("sftp://user:hunter2@host.invalid/folder")
     assert source.name == "sftp://host.invalid/folder"
@@ -509,6 +537,32 @@ def test_secrets_of_a_url_are_in_no_name_and_no_message(tmp_path):
         assert source.name == f"https://host.invalid/{name}"
     told = storage.said(OSError("GET https://u:hunter2@h/x?sig=hunter2: 500, memory://u:hunter2@h/x?token=hunter2"))
     assert told == "GET https://h/x 500, memory://h/x"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("sftp://u:hunt@er2@h/a@b.png", "sftp://h/a@b.png"),
+        ("sftp://u:hunt/er2@h/a.png", "sftp://h/a.png"),
+        ("HTTPS://hunter2@h/a.png?sig=hunter2", "HTTPS://h/a.png"),
+        ("http://h:8080/a@b.png", "http://h:8080/a@b.png"),
+        ("s3://bucket/a:b@c.png", "s3://bucket/a:b@c.png"),
+        ("zip://a.png::memory://b@c.zip", "zip://a.png::memory://b@c.zip"),
+        ("zip://a.png::sftp://u:hunter2@h/c.zip", "zip://a.png::sftp://h/c.zip"),
+    ],
+)
+def test_a_password_is_told_from_a_port_and_from_a_path(url, shown):
+    assert without_secrets(url) == shown
+
+
+def test_two_urls_never_share_a_folder_but_for_a_password():
+    def folder(url):
+        return RemoteCache(url).local.parent
+
+    url = "https://{}host.invalid/c.h5{}"
+    places = [url.format(*parts) for parts in (("", ""), ("a:p@", ""), ("b:p@", ""), ("", "?run=1"), ("", "?run=2"))]
+    assert len(set(map(folder, places))) == len(places)
+    assert folder(url.format("a:p@", "")) == folder(url.format("a:changed@", ""))
 
 
 # --- a cache behind a URL, for reading ---------------------------------------------------------
@@ -588,6 +642,33 @@ def test_a_cache_that_is_replaced_while_it_is_fetched_is_fetched_again(store, mo
 
     monkeypatch.setattr(transfer, "read_range", piece)
     assert local_copy("s3://bucket/c.h5").read_bytes() == b"new" * 10
+
+
+def test_what_another_process_puts_in_the_place_of_a_copy_is_no_copy(memory, monkeypatch, tmp_path):
+    memory.pipe("/c.h5", b"content")
+    target = tmp_path / "c.h5"
+
+    @contextlib.contextmanager
+    def overtaken(path, real=transfer.replacing):
+        with real(path) as temporary:
+            yield temporary
+        if path == target:
+            (tmp_path / "other").write_bytes(b"another")
+            os.replace(tmp_path / "other", target)
+
+    monkeypatch.setattr(transfer, "replacing", overtaken)
+    transfer.fetch_file(memory, "/c.h5", target)
+    assert not transfer.is_copy(target, transfer.stamp(memory.info("/c.h5")))
+    monkeypatch.undo()
+    transfer.fetch_file(memory, "/c.h5", target)
+    assert target.read_bytes() == b"content"
+
+
+def test_where_a_store_tells_the_size_alone_everything_is_fetched_again(memory, monkeypatch, tmp_path):
+    monkeypatch.setattr(type(memory), "info", lambda self, path: {"size": 3, "type": "file"})
+    for content in (b"old", b"new"):
+        memory.pipe("/c.h5", content)
+        assert local_copy("memory://c.h5").read_bytes() == content
 
 
 def test_a_fetch_that_fails_leaves_what_was_here_and_nothing_half(store, monkeypatch):

@@ -11,21 +11,23 @@ from itertools import islice
 from pathlib import Path
 
 from ..errors import MissingExtraError, SourceError
-from ..store import filesystem, is_url, said, source_errors, tried, without_secrets
+from ..store import filesystem, is_certain, remedy, said, source_errors, tried
+from ..urls import has_password, is_url, without_secrets
 from .listing import Found, Listing
 from .local import read_local
 from .remote import read_image, size_mtime
 
 MANIFESTS = {".txt": None, ".lst": None, ".csv": ",", ".tsv": "\t"}
 _AT_ONCE = 10_000  # images that are looked up
+_NAMED = "add a 'key' column (in a .csv or .tsv)"
 _PATH_COLUMNS = ("path", "image", "file", "filename", "url", "key")
 
 
 class ManifestSource:
     """Images named one by one in a text file (a path a line) or a CSV/TSV with a header.
 
-    Paths are relative to the manifest, absolute, or URLs. The key is the path as written, unless
-    the table has a ``key`` column beside its ``path`` column.
+    Paths are relative to the manifest, absolute, or URLs. The key is the path as written, the query of a
+    URL included, unless the table has a ``key`` column beside its ``path`` column. A key holds no password.
     """
 
     def __init__(self, manifest: str):
@@ -44,6 +46,9 @@ class ManifestSource:
         base = self._place.rsplit("/", 1)[0]
         paths: dict[str, str] = {}
         for key, path in self._rows():
+            if has_password(key):
+                shown = without_secrets(key)
+                raise SourceError(f"{self.name} names {shown} with its password, which a key must not hold; {_NAMED}")
             if key in paths:
                 raise SourceError(f"{self.name} names {key!r} twice; keys must be unique (add a 'key' column)")
             paths[key] = path if is_url(path) or os.path.isabs(path) else f"{base}/{path}"
@@ -78,17 +83,29 @@ class ManifestSource:
             raise SourceError(f"{self.name} line {table.reader.line_num}: {error}") from error
 
     def scan(self) -> Listing:
-        """Look up size and time of every named image; a missing one becomes a failure."""
+        """Look up size and time of every named image; a missing one becomes a failure.
+
+        Raises
+        ------
+        SourceError
+            A store does not tell of some whether they are there.
+        """
         found = Found()
+        untold: list[_Untold] = []
         remote = any(is_url(path) for path in self.paths.values())
         items = iter(self.paths.items())
         with ThreadPoolExecutor(16 if remote else 1) as pool:
             while some := list(islice(items, _AT_ONCE)):  # a pool keeps two kilobytes for each that waits
                 for (key, _), result in zip(some, pool.map(_look_up, [path for _, path in some]), strict=True):
-                    if isinstance(result, str):
+                    if isinstance(result, _Untold):
+                        untold.append(result)
+                    elif isinstance(result, str):
                         found.fail(key, result)
                     else:
                         found.add(key, *result)
+        if untold:
+            count = f"{len(untold)} of the {len(self.paths)} images"
+            raise SourceError(f"cannot look up {count} that {self.name} names; {untold[0]}")
         return found.listing()
 
     def read(self, key: str) -> bytes:
@@ -106,7 +123,11 @@ def _read_list(place: str) -> bytes:
     return bytes(tried(lambda: fs.cat_file(path)))
 
 
-def _look_up(path: str) -> tuple[int, int] | str:
+class _Untold(str):
+    """Why a store did not say whether an image is there: it failed, or refused."""
+
+
+def _look_up(path: str) -> tuple[int, int] | str | _Untold:
     """Size and time of one image, or why they cannot be told."""
     try:
         if is_url(path):
@@ -116,5 +137,8 @@ def _look_up(path: str) -> tuple[int, int] | str:
         return info.st_size, info.st_mtime_ns
     except MissingExtraError:  # of all images of this kind
         raise
-    except Exception as error:  # whatever a remote file system raises is this key's failure
+    except Exception as error:  # a remote file system raises almost anything
+        if is_url(path) and (remedy(error) or not is_certain(error)):
+            way_out = remedy(error) or "; run again when the store answers"
+            return _Untold(f"first {without_secrets(path)}: {said(error)}{way_out}, or leave it out")
         return f"cannot be read: {said(error)}"

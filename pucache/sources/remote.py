@@ -6,8 +6,10 @@ import hashlib
 from typing import Any
 
 from ..errors import ImageError, SourceError
-from ..store import filesystem, read_object, said, source_errors, tag, tried, without_secrets
+from ..store import TIMES, filesystem, read_object, said, source_errors, tag
+from ..urls import without_secrets
 from .listing import UNKNOWN, Found, Listing, check_size, is_hidden
+from .walk import files_below
 
 
 class RemoteFolder:
@@ -18,17 +20,18 @@ class RemoteFolder:
         self._url = url
 
     def scan(self) -> Listing:
-        """List everything below the URL."""
+        """List everything below the URL; a folder that may not be listed becomes a failure."""
+        found = Found()
         with source_errors(self.name):
             fs, root = filesystem(self._url, patient=True)
-            entries = tried(lambda: fs.find(root, detail=True))
-        if not entries:
+            entries = files_below(fs, root, found)
+        if not entries and not found.failures:
             raise SourceError(f"no such source: {self.name} (nothing is there)")
         if list(entries) == [root]:
             raise SourceError(f"{self.name} is a file; expected a folder, a manifest (.txt, .csv, .tsv) or .tar shards")
-        found, above = Found(), len(_below(root))
+        above = _below(root)
         for path, info in entries.items():
-            key = path[above:]
+            key = path[len(above) :] if above else path.removeprefix("/")
             if not is_hidden(key) and found.wants(key):
                 found.add(key, *size_mtime(info))
         return found.listing()
@@ -58,7 +61,7 @@ def read_image(fs: Any, path: str) -> bytes:
 def size_mtime(info: dict[str, Any]) -> tuple[int, int]:
     """Size, and time in nanoseconds or what stands in for it, of what a store tells about an object."""
     size = int(info["size"]) if info.get("size") is not None else UNKNOWN
-    for name in ("mtime", "LastModified", "last_modified", "updated", "created"):
+    for name in TIMES:
         value: Any = info.get(name)
         if isinstance(value, int | float):
             return size, int(value * 1e9)
@@ -69,4 +72,4 @@ def size_mtime(info: dict[str, Any]) -> tuple[int, int]:
 
 
 def _below(root: str) -> str:
-    return root.rstrip("/") + "/"
+    return root.rstrip("/") + "/" if root else ""  # of an archive, in which names have nothing before them
