@@ -132,7 +132,7 @@ def parse_shard(text: str | None) -> tuple[int, int]:
     number, _, count = text.partition("/")
     if not (number.isdecimal() and count.isdecimal()):
         raise ValueError(f"--shard expects I/N such as 2/8, got {text!r}")
-    from pucache.embed import check_shard
+    from pucache.shares import check_shard
 
     check_shard((int(number), int(count)))
     return int(number), int(count)

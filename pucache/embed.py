@@ -10,7 +10,6 @@ interrupted run and an undisturbed one end in the same bytes (`pucache.pipeline`
 from __future__ import annotations
 
 import time
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,6 +37,7 @@ from .pipeline import Local
 from .place import place_of
 from .profile import Profile
 from .progress import Progress, Silent
+from .shares import check_shard, share
 from .urls import is_url
 
 
@@ -173,7 +173,7 @@ def embed(
         parts = Parts(cache, encoder.spec, stored, name=place.name, safe=place.keep)
         place.keep_all([file.path for file in parts.files])
         with profile.stage("listing"):
-            listing = _take_shard(source.scan(), shard)
+            listing = share(source.scan(), shard)
         if not listing.keys and not listing.failures:
             raise SourceError(f"no image in {source.name}{_ignored_note(listing)}")
         if not moved:
@@ -299,31 +299,6 @@ def _require_source(source: Source, files: list[CacheFile]) -> None:
                 f"{file.path} holds images of {file.source or 'no source'}, not of {source.name}; write another cache, "
                 "or pass --moved if it is the same source under a new path"
             )
-
-
-# --- shares ------------------------------------------------------------------------------------
-
-
-def check_shard(shard: tuple[int, int]) -> None:
-    """Raise `ValueError` unless there is a share of that number."""
-    number, count = shard
-    if not 1 <= number <= count:
-        raise ValueError(f"shard {number}/{count} is not one of 1/{count} to {count}/{count}")
-
-
-def _take_shard(listing: Listing, shard: tuple[int, int]) -> Listing:
-    number, count = shard
-    if count == 1:
-        return listing
-
-    def mine(key: str) -> bool:  # by a hash of the key, so that a file added later moves no other one
-        return zlib.crc32(key.encode()) % count == number - 1
-
-    here = [mine(key) for key in listing.keys]
-    # a folder that cannot be listed concerns every share: rows of what lies in it stay
-    failures = {key: reason for key, reason in listing.failures.items() if mine(key) or key.endswith("/")}
-    keys = [key for key, taken in zip(listing.keys, here, strict=True) if taken]
-    return Listing(keys, listing.size_mtime[here], failures, listing.ignored)
 
 
 # --- messages ----------------------------------------------------------------------------------
