@@ -322,6 +322,7 @@ def _openvino(model: _FromPixels, shape: tuple[int, ...], precision: str, *, str
         settings: dict[str, Any] = {
             "NUM_STREAMS": streams,
             "INFERENCE_NUM_THREADS": threads,
+            "ENABLE_CPU_PINNING": threads == cores(),  # else every process would pin its threads to the same cores
             "INFERENCE_PRECISION_HINT": {"fp32": "f32", "bf16": "bf16"}[precision],
         }
         compiled = openvino.Core().compile_model(graph, "CPU", settings)

@@ -6,6 +6,7 @@ import csv
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,12 +61,21 @@ def score(cache: EmbeddingCache, model: PULinearClassifier, out: str | Path) -> 
     cache.check("keys")
     positives, failures = 0, len(cache.failures)  # what is damaged is found before anything is written
     with delivering(out) as temporary, _TABLES[_ending(out)](temporary) as write:
-        for rows, margins in model.margins_of(cache):
+        for rows, margins in _ahead(model.margins_of(cache)):
             labels = (margins > np.float32(model.threshold_)).astype(np.int8)
             positives += int(labels.sum())
             values = (cache.keys[rows], margins, model.posterior(margins), labels)
             write(dict(zip(COLUMNS, values, strict=True)))
     return {"rows": len(cache), "positives": positives, "failures": failures}
+
+
+def _ahead(items: Iterator[Any]) -> Iterator[Any]:
+    """Yield what is in `items`, the next of which is made while the caller works on one."""
+    with ThreadPoolExecutor(1) as maker:
+        coming = maker.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = maker.submit(next, items, None)
+            yield item
 
 
 def embed_for(

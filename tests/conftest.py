@@ -11,6 +11,17 @@ from tiny import save_image, tiny_encoder
 from pucache.cache import EmbeddingCache
 
 
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="also run what takes minutes and says little more")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--slow"):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="takes long; run with --slow"))
+
+
 @pytest.fixture(scope="module")
 def one_thread():
     """Batches this small gain nothing from threads, which wait for each other on a busy machine."""

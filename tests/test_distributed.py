@@ -95,7 +95,7 @@ def parts(cache):
 # --- the result ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rows", "workers"), [(8, 2), (24, 1)])
+@pytest.mark.parametrize(("rows", "workers"), [(8, 2), pytest.param(24, 1, marks=pytest.mark.slow)])
 def test_the_cache_is_to_the_byte_the_one_of_one_machine(cluster, pile, tmp_path, monkeypatch, rows, workers):
     monkeypatch.setattr(engine, "_CHUNK_ROWS", {"cpu": rows})
     known = tmp_path / "known.h5"
@@ -166,6 +166,7 @@ class Slow(Silent):
             self.ahead = counts[-1]
 
 
+@pytest.mark.slow
 def test_what_is_done_does_not_pile_up_before_a_slow_driver(cluster, pile, tmp_path, monkeypatch):
     options = DataContext.get_current().execution_options
     monkeypatch.setattr(options, "resource_limits", ExecutionResources(object_store_memory=30_000))
@@ -188,11 +189,13 @@ def test_a_killed_worker_costs_a_chunk_and_changes_nothing(cluster, pile, tmp_pa
     assert 0 < len(begun) - len(set(begun)) <= 8
 
 
+@pytest.mark.slow
 def test_a_bug_is_told_as_it_is(cluster, pile, tmp_path):
     with pytest.raises(RuntimeError, match=r"^a bug in a source$"):
         by_ray(pile(Buggy, count=80), tmp_path / "ray.h5")
 
 
+@pytest.mark.slow
 def test_an_image_that_kills_every_worker_is_named(cluster, pile, tmp_path):
     source = pile(Deadly, count=80)
     with pytest.raises(EngineError, match=r"^a worker died 4 times at '0050\.ppm' .*; what was finished is kept: run"):
@@ -200,6 +203,7 @@ def test_an_image_that_kills_every_worker_is_named(cluster, pile, tmp_path):
     assert source.begun().count(50) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupted_command_says_so_and_leaves_nothing_running(cluster, pile, tmp_path, kind):
     source, cache = pile(Held), tmp_path / "ray.h5"
@@ -249,7 +253,10 @@ UNFIT = {
 }
 
 
-@pytest.mark.parametrize(("site", "environ", "told"), UNFIT.values(), ids=UNFIT)
+@pytest.mark.parametrize(
+    ("site", "environ", "told"),
+    [pytest.param(*case, id=name, marks=[] if name == "none" else pytest.mark.slow) for name, case in UNFIT.items()],
+)
 def test_a_node_that_is_unfit_is_refused_by_name(cluster, pile, tmp_path, site, environ, told):
     (tmp_path / "sitecustomize.py").write_text(site)
     before = {node["NodeID"] for node in alive()}

@@ -511,7 +511,7 @@ def test_images_are_scored_with_a_learned_encoder_that_is_passed_as_weights(run_
     model = train_pu(cache, s, prior=0.3, penalty=1.0, n_folds=2)
     with pytest.raises(EncoderError, match="pass that folder as --weights"):
         embed_for(model, open_source(folder), tmp_path / "again.h5")
-    again = embed_for(model, open_source(folder), tmp_path / "again.h5", weights=run_folder, workers=0)
+    again = embed_for(model, open_source(folder), tmp_path / "again.h5", weights=run_folder)
     np.testing.assert_array_equal(model.margins(again.X[:]), model.margins(cache.X[:]))
     write_run(tmp_path / "other", seed=1)
     with pytest.raises(ModelError, match=r"they differ in weights.*--weights"):
