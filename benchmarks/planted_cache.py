@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -174,16 +175,27 @@ def keep(path: Path) -> None:
 
 
 def drop(path: Path) -> None:
-    """Take a file out of the page cache; only clean pages go."""
-    with path.open("rb") as stream:
-        os.fsync(stream.fileno())
-        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        for offset in np.linspace(0, path.stat().st_size - 1, 32).astype(int).tolist():
-            try:
-                os.preadv(stream.fileno(), [bytearray(1)], offset, os.RWF_NOWAIT)
-            except BlockingIOError:
-                continue
-            raise SystemExit(f"{path} could not be dropped from the page cache: byte {offset} is still there")
+    """Take a file out of the page cache; only clean pages go, and none that another process has just let go."""
+    for _ in range(20):
+        with path.open("rb") as stream:
+            os.fsync(stream.fileno())
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            there = still_there(stream.fileno(), path.stat().st_size)
+        if there is None:
+            return
+        time.sleep(0.25)
+    raise SystemExit(f"{path} could not be dropped from the page cache: byte {there} is still there")
+
+
+def still_there(stream: int, size: int) -> int | None:
+    """One of 32 bytes of a file that lies in the page cache."""
+    for offset in np.linspace(0, size - 1, 32).astype(int).tolist():
+        try:
+            os.preadv(stream, [bytearray(1)], offset, os.RWF_NOWAIT)
+        except BlockingIOError:
+            continue
+        return offset
+    return None
 
 
 if __name__ == "__main__" and (asked := asked_for_a_cell()):
