@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-from cifar10 import is_positive, split, write_manifest
+from cifar import is_positive, split, write_manifest
 from environment import environment
 from sklearn.metrics import average_precision_score
 

@@ -22,7 +22,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from cifar10 import is_positive, split, spread, write_manifest
+from cells import spread
+from cifar import is_positive, split, write_manifest
 from environment import environment
 from sklearn.metrics import average_precision_score
 

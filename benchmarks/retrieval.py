@@ -22,11 +22,12 @@ from pathlib import Path
 
 import faiss
 import numpy as np
-from cifar10 import RANKS, VEHICLES
+from cells import append, kept, table
+from cifar import CLASSES, Cifar
 from environment import environment
 from planted_cache import Planted, asked_for_a_cell, cell, keep, memory, prepare
 from sklearn.metrics import average_precision_score
-from suite import CLASSES, LABELLED, SHARES, Cifar, append, kept, table
+from suite import LABELLED, SHARES
 
 from pucache import EmbeddingCache, PULinearClassifier
 from pucache.cache_writer import Rows, write_file
@@ -40,7 +41,7 @@ from pucache.retrieval.indexed import IndexedSimilarity
 from pucache.retrieval.similarity import SIMILARITIES, Similarity
 from pucache.retrieve import retrieve
 
-SEEDS = (0, 1, 2)
+SEEDS, RANKS = (0, 1, 2), (100, 1000, 2400)
 POSITIVES, K, REPEATS = 600, 100, 3
 
 
@@ -68,24 +69,13 @@ def figures(cache: EmbeddingCache, s: np.ndarray, y: np.ndarray, by) -> dict[str
     return precision | {"AP": average_precision_score(hidden, ranking.scores)}
 
 
-def one_to_ten(data: Cifar) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows, s and y of the paper's task."""
-    rows, s = [], []
-    for name in CLASSES:
-        of_class = np.flatnonzero(data.label == name)
-        of_class = of_class[:750] if name in VEHICLES else of_class
-        rows.append(of_class)
-        s.append((np.arange(len(of_class)) >= 600) & (name in VEHICLES))
-    rows, s = np.concatenate(rows), np.concatenate(s).astype(np.int8)
-    return data.X[rows], s, np.isin(data.label[rows], VEHICLES)
-
-
 def measure(data: Cifar, work: Path, like: EmbeddingCache, task: dict) -> dict:
-    X, s, y = one_to_ten(data) if task["class"] == "vehicles" else data.cell(*(task[name] for name in IDENTITY))
-    cache = write_rows(work / "retrieval.h5", like, X)
-    model = PULinearClassifier(draws=0, seed=task["seed"]).fit(cache.X, s)
+    paper = task["class"] == "vehicles"
+    of = data.authors() if paper else data.one_vs_rest(*(task[name] for name in IDENTITY))
+    cache = write_rows(work / "retrieval.h5", like, of.X)
+    model = PULinearClassifier(draws=0, seed=task["seed"]).fit(cache.X, of.s)
     model.encoder_ = cache.encoder
-    return task | {name: figures(cache, s, y, by) for name, by in scorers(model).items()}
+    return task | {name: figures(cache, of.s, of.y, by) for name, by in scorers(model).items()}
 
 
 IDENTITY = ("class", "share", "labelled", "seed")

@@ -15,10 +15,11 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+from cells import append, kept, table
+from cifar import Cifar
 from environment import environment
 from matplotlib.figure import Figure
 from retrieval import write_rows
-from suite import Cifar, append, kept, table
 
 from pucache import EmbeddingCache, PULinearClassifier
 from pucache.labels import Labels
@@ -66,10 +67,10 @@ def run(folder: Path, work: Path, minutes: float, seeds: int) -> list[dict]:
     for seed, name, share, loop in product(range(seeds), TASKS, SHARES, LOOPS):
         task = dict(zip(IDENTITY, (name, share, seed, loop), strict=True))
         if tuple(task.values()) not in kept(path, IDENTITY) and time.monotonic() - began < 60 * minutes:
-            X, s, y = data.cell(name, share, LABELLED, seed)
-            cache = write_rows(work / "rounds.h5", like, X)
-            found = found_by_round(cache, s, y, LOOPS[loop])
-            hidden, n = int(y[s == 0].sum()), int((s == 0).sum())
+            of = data.one_vs_rest(name, share, LABELLED, seed)
+            cache = write_rows(work / "rounds.h5", like, of.X)
+            found = found_by_round(cache, of.s, of.y, LOOPS[loop])
+            hidden, n = int(of.hidden.sum()), len(of.hidden)
             append(path, task | {"found": found, "hidden": hidden, "random": hidden / n * SHOWN})
     return list(kept(path, IDENTITY).values())
 

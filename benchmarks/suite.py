@@ -13,48 +13,27 @@ one seed, the slowest on one class.
 """
 
 import argparse
-import json
 import time
 from itertools import product
 from pathlib import Path
 
 import numpy as np
+from cells import append, kept, table
+from cifar import CLASSES, Cifar
 from environment import environment
 from sklearn.metrics import average_precision_score, f1_score, precision_recall_curve
 
-from pucache import EmbeddingCache, PULinearClassifier, load_encoder, open_source
+from pucache import PULinearClassifier
 from pucache.deal import folds
-from pucache.embed import embed
 from pucache.heads import fit_heads
 from pucache.priors import estimate
 from pucache.risks import PURisk
 
-CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SHARES, LABELLED, SEEDS = (0.01, 0.05), (20, 100, 500), (0, 1, 2)
 CS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of the logistic regression, scikit-learn's scale
 CEILING = (3e-6, 1e-5)  # penalties of the supervised head
 PEER_CLASSES = ("airplane", "cat", "frog", "truck")
 LOGISTIC = PURisk("weighted_bce")
-
-
-class Cifar:
-    """Embeddings and classes of the training and the test images."""
-
-    def __init__(self, folder: Path, work: Path):
-        work.mkdir(parents=True, exist_ok=True)
-        for name in ("train", "test"):
-            embed(open_source(folder / name), work / f"suite-{name}.h5", load_encoder())
-        train, test = EmbeddingCache(work / "suite-train.h5"), EmbeddingCache(work / "suite-test.h5")
-        self.X, self.X_test = np.array(train.X), np.array(test.X)
-        self.label, self.label_test = (np.array([key.split("/")[0] for key in cache.keys]) for cache in (train, test))
-
-    def cell(self, name: str, share: float, labelled: int, seed: int):
-        """X, s, y of one task and the true classes of the test set."""
-        draw = np.random.default_rng([CLASSES.index(name), round(1000 * share), labelled, seed])
-        positive, rest = draw.permutation(np.flatnonzero(self.label == name)), np.flatnonzero(self.label != name)
-        hidden = round(share / (1 - share) * len(rest))
-        rows = np.sort(np.concatenate([positive[: labelled + hidden], rest]))
-        return self.X[rows], np.isin(rows, positive[:labelled]).astype(np.int8), self.label[rows] == name
 
 
 def best_f1(y, margins) -> float:
@@ -129,15 +108,14 @@ def ceiling(X, s, y, X_test, y_test) -> dict:
 
 
 def measure(data: Cifar, name: str, share: float, labelled: int, seed: int) -> dict:
-    X, s, y = data.cell(name, share, labelled, seed)
-    true_share, y_test = y[s == 0].mean(), data.label_test == name
-    common = (X, s, y, data.X_test, y_test)
+    task = data.one_vs_rest(name, share, labelled, seed)
+    common = (task.X, task.s, task.y, task.X_test, task.y_test)
     return {
         "class": name,
         "share": share,
         "labelled": labelled,
         "seed": seed,
-        "pucache": ours(*common, true_share),
+        "pucache": ours(*common, task.prior),
         "logistic": logistic(*common),
         "centroid": centroid(*common),
         "supervised": ceiling(*common),
@@ -147,7 +125,8 @@ def measure(data: Cifar, name: str, share: float, labelled: int, seed: int) -> d
 def measure_peer(data: Cifar, peer: str, name: str, share: float, labelled: int) -> dict:
     from peers import PEERS
 
-    X, s, y = data.cell(name, share, labelled, 0)
+    task = data.one_vs_rest(name, share, labelled, 0)
+    X, s, y = task.X, task.s, task.y
     began = time.perf_counter()
     row = {"class": name, "share": share, "labelled": labelled, "peer": peer}
     try:
@@ -163,19 +142,6 @@ def measure_peer(data: Cifar, peer: str, name: str, share: float, labelled: int)
         "f1": f1_score(y_test, called),
         "best_f1": best_f1(y_test, of_test),
     }
-
-
-def kept(path: Path, identity: tuple[str, ...]) -> dict:
-    """What earlier runs measured, by identity."""
-    if not path.exists():
-        return {}
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return {tuple(row[name] for name in identity): row for row in rows}
-
-
-def append(path: Path, row: dict) -> None:
-    with path.open("a") as stream:
-        stream.write(json.dumps(row, default=float) + "\n")
 
 
 def run(data: Cifar, path: Path, limit: float) -> list[dict]:
@@ -197,10 +163,6 @@ def run_peers(data: Cifar, path: Path, limit: float, named: list[str]) -> list[d
         if wanted and (peer, name, share, labelled) not in kept(path, identity) and time.monotonic() - began < limit:
             append(path, measure_peer(data, peer, name, share, labelled))
     return list(kept(path, identity).values())
-
-
-def table(head: list[str], rows: list[list]) -> str:
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in [head, ["---"] * len(head), *rows])
 
 
 def report(rows: list[dict]) -> str:
