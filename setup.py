@@ -9,6 +9,8 @@ here = Path(__file__).parent
 version = re.search(r'__version__ = "(.+?)"', (here / "pucache/__init__.py").read_text())
 assert version
 
+docs = ["sphinx>=8.2", "myst-parser>=4", "furo>=2024.8.6", "sphinx-copybutton>=0.5.2", "numpydoc>=1.8"]
+
 setup(
     name="pucache",
     version=version[1],
@@ -63,6 +65,7 @@ setup(
         "faiss-cpu>=1.12; sys_platform != 'linux' or platform_machine != 'x86_64'",
     ],
     extras_require={
+        "docs": docs,
         "openvino": ["openvino>=2025.0"],
         "parquet": ["pyarrow>=16"],
         "ray": ["ray[data]>=2.50"],
@@ -86,6 +89,7 @@ setup(
             "nbclient>=0.10",
             "ipykernel>=6.29",
             "setuptools>=77",
+            *docs,
         ],
     },
     entry_points={"console_scripts": ["pucache = pucache.cli.main:run"]},

@@ -1,7 +1,7 @@
 """CIFAR-10 as tasks: its embeddings, made once by pucache's default encoder, and who is positive.
 
-The folder is what `make_cifar10.py` or any other unpacking leaves: train/<class>/<index>.png and
-test/<class>/<index>.png, `index` being the place in the original batches.
+The folder holds train/<class>/<index>.png and test/<class>/<index>.png, `index` being the place in the
+original batches; or those batches themselves, ``cifar-10-batches-py``, see `unpack.py`.
 """
 
 import csv
@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from unpack import unpacked
 
 from pucache import EmbeddingCache, load_encoder, open_source
 from pucache.embed import embed
@@ -60,18 +61,25 @@ class Cifar:
     Parameters
     ----------
     folder, work : Path
-        The images; where the caches are kept.
+        The images, or the original batches; where the caches are kept.
     quick : bool
         One image in `QUICK`.
+
+    Attributes
+    ----------
+    folder : Path
+        The images.
+    train : EmbeddingCache
+        Of the training images.
     """
 
     def __init__(self, folder: Path, work: Path, *, quick: bool = False):
         work.mkdir(parents=True, exist_ok=True)
-        self.folder, self.part = folder, QUICK if quick else 1
-        train, test = (self._embedded(work, name) for name in ("train", "test"))
-        self.encoder = str(train.encoder)
-        self.keys, self.keys_test = list(train.keys), list(test.keys)
-        self.X, self.X_test = np.array(train.X), np.array(test.X)
+        self.folder, self.part = unpacked(folder, work), QUICK if quick else 1
+        self.train, test = (self._embedded(work, name) for name in ("train", "test"))
+        self.encoder = str(self.train.encoder)
+        self.keys, self.keys_test = list(self.train.keys), list(test.keys)
+        self.X, self.X_test = np.array(self.train.X), np.array(test.X)
         self.label, self.label_test = (
             np.array([key.split("/")[-2] for key in keys]) for keys in (self.keys, self.keys_test)
         )

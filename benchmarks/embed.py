@@ -131,7 +131,15 @@ def stages(folder: Path, work: Path, path: str, device: str, threads: int) -> di
 
 
 def peer(folder: Path, work: Path, path: str, device: str, threads: int) -> dict:
-    """What people write first: a Dataset of PIL images, timm's transform, a DataLoader, the model as it comes."""
+    files = sorted(file for file in folder.rglob("*") if file.suffix in (".png", ".jpg"))[: PEER_IMAGES + PEER_BATCH]
+    return {"end to end": plain_loop(files)[1]}
+
+
+def plain_loop(files: list[Path], workers: int = 0) -> tuple[np.ndarray, float]:
+    """What people write first: a Dataset of PIL images, timm's transform, a DataLoader, the model as it comes.
+
+    Features, and images a second after the first batch.
+    """
     import timm
     import torch
     from PIL import Image
@@ -141,7 +149,6 @@ def peer(folder: Path, work: Path, path: str, device: str, threads: int) -> dict
 
     model = bundled().eval()
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
-    files = sorted(file for file in folder.rglob("*") if file.suffix in (".png", ".jpg"))[: PEER_IMAGES + PEER_BATCH]
 
     class Files(Dataset):
         def __len__(self):
@@ -152,11 +159,11 @@ def peer(folder: Path, work: Path, path: str, device: str, threads: int) -> dict
 
     rows = []
     with torch.no_grad():
-        for number, batch in enumerate(DataLoader(Files(), batch_size=PEER_BATCH)):
+        for number, batch in enumerate(DataLoader(Files(), batch_size=PEER_BATCH, num_workers=workers)):
             if number == 1:
                 began = time.perf_counter()
             rows.append(model(batch).numpy())
-    return {"end to end": (len(files) - PEER_BATCH) / (time.perf_counter() - began)}
+    return np.concatenate(rows), (len(files) - PEER_BATCH) / (time.perf_counter() - began)
 
 
 def allocator(folder: Path, work: Path, path: str, device: str, threads: int) -> dict:

@@ -1,9 +1,10 @@
 """How fast heads are trained, beside loops that do the same and beside what the machine can do.
 
-    python benchmarks/heads.py CACHE --positives FILE [--device cuda] [--out docs/results/heads.md]
+    python benchmarks/heads.py DIR [--device cuda] [--quick] [--out docs/results/heads.md]
 
-CACHE and FILE are those that benchmarks/cifar10.py leaves behind (33,000 x 1280, 600 labelled).
-Run it on a quiet machine. Every figure is the median of `REPEATS` runs after a warm-up.
+DIR holds CIFAR-10, see benchmarks/cifar.py; the heads are those of the authors' 1:10 task (33,000 x 1280, 600
+labelled; --quick: a quarter of it). Run it on a quiet machine. Every figure is the median of `REPEATS` runs after a
+warm-up.
 """
 
 import argparse
@@ -12,14 +13,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from cifar import Cifar
 from environment import environment
+from retrieval import write_rows
 from sklearn.linear_model import LogisticRegression
 
 from pucache import EmbeddingCache, PULinearClassifier
 from pucache.blocks import Moments
 from pucache.devices import choose_device, multiplies_bfloat16
 from pucache.heads import fit_heads
-from pucache.labels import label_vector
 from pucache.risks import PURisk
 from pucache.sweep import sweep
 from pucache.train import PUData
@@ -89,8 +91,7 @@ def objective(Z, s, coef, intercept, C) -> float:
     return (loss[s == 1].mean() + loss[s == 0].mean()) / 2 + coef.astype(np.float64) @ coef / (2 * C * len(Z))
 
 
-def main(cache: EmbeddingCache, positives: Path, device: torch.device) -> str:
-    s = label_vector(cache.keys, positives)
+def main(cache: EmbeddingCache, s: np.ndarray, device: torch.device) -> str:
     X, name = np.array(cache.X), str(device)
     n, d = X.shape
     rows, labels = torch.tensor(X, dtype=torch.float32, device=device), torch.tensor(s, device=device)
@@ -166,7 +167,7 @@ def main(cache: EmbeddingCache, positives: Path, device: torch.device) -> str:
         add(f"batch, {K} heads", median(lambda: fit_heads(X, s, seed=seeds, penalty=1e-5, **common), device, 1))  # noqa: B023
     head = "| | seconds | ratio | note |\n| --- | --- | --- | --- |\n"
     return (
-        f"# Training heads\n\n`python benchmarks/heads.py CACHE --positives FILE`: {n:,} x {d} {X.dtype}, {s.sum()} "
+        f"# Training heads\n\n`python benchmarks/heads.py DIR`: {n:,} x {d} {X.dtype}, {s.sum()} "
         f"labelled, median of {REPEATS}. Limits measured in this run: {read / 1e9:.0f} GB/s read, {rate / 1e12:.2f} "
         "Tflop/s of matrix products at the precision that sgd uses.\n\n"
         + head
@@ -177,12 +178,16 @@ def main(cache: EmbeddingCache, positives: Path, device: torch.device) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cache", type=Path)
-    parser.add_argument("--positives", type=Path, required=True)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--work", type=Path, help="where caches are kept (default: DIR/pucache-bench)")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    text = main(EmbeddingCache(arguments.cache), arguments.positives, choose_device(arguments.device))
+    work = arguments.work or arguments.folder / "pucache-bench"
+    data = Cifar(arguments.folder.resolve(), work, quick=arguments.quick)
+    task = data.authors()
+    text = main(write_rows(work / "heads.h5", data.train, task.X), task.s, choose_device(arguments.device))
     print(text)
     if arguments.out:
         arguments.out.write_text(text)

@@ -2,7 +2,7 @@
 
     python benchmarks/paths.py DIR WORK [--out docs/results/paths.md]
 
-DIR is as `cifar10.py` takes it. A cache of the pile and of the test set is made by each path that this
+DIR holds CIFAR-10 as PNG files, see `cifar.py`. A cache of the pile and of the test set is made by each path that this
 machine has; the last row is Pillow's own resampling in place of torch's, by torch in float32.
 """
 

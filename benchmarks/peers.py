@@ -1,149 +1,225 @@
-"""The methods that stand beside pucache: pulearn, pu-toolbox, and two plain baselines.
+"""What people would use instead, beside pucache: learners, bare faiss, a bare DataLoader with timm.
 
-`PEERS[name]` is `fit(X, s, prior) -> score`. X is float32 (n, d); s is int8, 1 labelled positive and
-0 unlabelled; prior is the share of positives AMONG THE UNLABELLED. `score(X)` gives the peer's own
-ranking score, float (m,), and its own decision, int (m,) in {0, 1}.
+    python benchmarks/peers.py DIR [--quick] [--out docs/results/peers.md]
 
-Every peer sees features standardised on the training rows. Settings are the package's defaults, or
-where it asks for a choice those of its documentation; logistic regression is scikit-learn's with
-max_iter=1000, and C=1 where the name gives none. Seeds are 0. No peer is repaired: what it raises is
-raised, e.g. by Elkanoto when no labelled row falls in its random hold-out. WeightedElkanoto's
-threshold is a sum over the rows it is given, so its decision on a row changes with the others.
+DIR holds train/<class>/*.png and test/<class>/*.png of CIFAR-10. For whoever asks whether pucache is worth a
+dependency: every tool gets the same embeddings, rows and labels, at its own defaults and its own threshold.
+
+- Learners (benchmarks/learners.py): each in a process of its own, over the authors' 1:10 task and one-vs-rest tasks
+  of four classes (100 labelled, 5 % of the unlabelled positive); the slow ones on fewer.
+- Ranking: bare faiss and `retrieve-positives` on the 1:10 task. Embedding: a loop as people write it and `embed`,
+  on PNG files drawn from DIR, each in a process of its own.
+
+Cells are kept in DIR/pucache-bench, so a run that is cut off goes on where it was. `--quick` takes a quarter of the
+images, the 1:10 task, the quickest learners and fewer images to embed.
 """
 
-from collections.abc import Callable
+import argparse
+import json
+import subprocess
+import sys
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
-from sklearn.linear_model import LogisticRegression
+from learners import DEFAULT, LEARNERS, OURS, Truth, missing
 
-try:
-    import pu_toolbox
-    import pulearn
-except ImportError as error:
-    raise ImportError(f"{error.name} is missing: pip install pulearn==0.2.0 pu-toolbox==1.11.0") from error
-
-Score = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-Fit = Callable[[np.ndarray, np.ndarray, float], Score]
-
-
-def standardiser(X: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    mean, scale = X.mean(0), X.std(0) + 1e-6
-    return lambda Z: (Z - mean) / scale
-
-
-def by_decision(model, X: np.ndarray) -> np.ndarray:
-    return model.decision_function(X)
-
-
-def by_log_odds(model, X: np.ndarray) -> np.ndarray:
-    """The order of predict_proba, without its ties at 1 where naive Bayes saturates."""
-    negative, positive = np.maximum(model.predict_proba(X), np.finfo(float).tiny).T
-    return np.log(positive) - np.log(negative)
-
-
-def learner(make: Callable, rank: Callable = by_decision) -> Fit:
-    """A peer from `make(s, prior)`, which builds an unfitted model with fit and predict."""
-
-    def fit(X, s, prior):
-        prepare = standardiser(X)
-        model = make(s, prior).fit(prepare(X), s)
-
-        def score(X):
-            Z = prepare(X)
-            return rank(model, Z), (np.asarray(model.predict(Z)) > 0).astype(int)  # NNPUClassifier says -1 for 0
-
-        return score
-
-    return fit
-
-
-def logistic(**options) -> LogisticRegression:
-    return LogisticRegression(max_iter=1000, **options)
-
-
-def balanced_logistic(C: float) -> Fit:
-    """Logistic regression of P against U, both of the same total weight."""
-    return learner(lambda s, prior: logistic(C=C, class_weight="balanced"))
-
-
-def centroid_difference(X, s, prior) -> Score:
-    """Along the line from the mean of U to the mean of P; positive past the middle."""
-    prepare = standardiser(X)
-    Z = prepare(X)
-    of_p, of_u = Z[s == 1].mean(0), Z[s == 0].mean(0)
-
-    def score(X):
-        margins = (prepare(X) - (of_p + of_u) / 2) @ (of_p - of_u)
-        return margins, (margins > 0).astype(int)
-
-    return score
-
-
-def bagging(C: float = 1.0) -> Fit:
-    """Bags of as many unlabelled rows as labelled ones (Mordelet & Vert), 15 of them as in pulearn's README."""
-
-    def make(s, prior):
-        return pulearn.BaggingPuClassifier(logistic(C=C), n_estimators=15, max_samples=int(s.sum()), random_state=0)
-
-    return learner(make)
-
-
-def elkanoto(C: float = 1.0) -> Fit:
-    """hold_out_ratio=0.2 as in pulearn's README; its default 0.1 would leave two of 20 labelled rows."""
-    return learner(lambda s, prior: pulearn.ElkanotoPuClassifier(logistic(C=C), 0.2, random_state=0), by_log_odds)
-
-
-def weighted_elkanoto(C: float = 1.0) -> Fit:
-    def make(s, prior):
-        labelled = int(s.sum())
-        return pulearn.WeightedElkanotoPuClassifier(logistic(C=C), labelled, len(s) - labelled, 0.2, random_state=0)
-
-    return learner(make, by_log_odds)
-
-
-def elkan_noto(mode: str, C: float = 1.0) -> Fit:
-    return learner(lambda s, prior: pu_toolbox.ElkanNotoClassifier(logistic(C=C), mode=mode, random_state=0))
-
-
-# Who takes a prior averages over the unlabelled rows alone: ours. None takes r + (1 - r) * prior.
-PEERS: dict[str, Fit] = {
-    **{f"logistic regression, balanced, C={C:g}": balanced_logistic(C) for C in (1.0, 1e-3, 1e-5)},
-    "centroid difference": centroid_difference,
-    "pulearn Elkanoto": elkanoto(),
-    "pulearn Elkanoto, C=0.001": elkanoto(C=1e-3),
-    "pulearn WeightedElkanoto": weighted_elkanoto(),
-    "pulearn WeightedElkanoto, C=0.001": weighted_elkanoto(C=1e-3),
-    "pulearn Bagging, bags of |P|": bagging(),
-    "pulearn Bagging, bags of |P|, C=0.001": bagging(C=1e-3),
-    "pulearn Bagging, defaults": learner(lambda s, prior: pulearn.BaggingPuClassifier(logistic(), random_state=0)),
-    "pulearn NNPU": learner(lambda s, prior: pulearn.NNPUClassifier(prior, random_state=0)),
-    "pulearn NNPU, nnpu=False": learner(lambda s, prior: pulearn.NNPUClassifier(prior, nnpu=False, random_state=0)),
-    "pulearn PositiveNaiveBayes": learner(lambda s, prior: pulearn.PositiveNaiveBayesClassifier(), by_log_odds),
-    "pulearn WeightedNaiveBayes": learner(lambda s, prior: pulearn.WeightedNaiveBayesClassifier(), by_log_odds),
-    "pu-toolbox ElkanNoto, retraining": elkan_noto("weighted_retraining"),
-    "pu-toolbox ElkanNoto, retraining, C=0.001": elkan_noto("weighted_retraining", C=1e-3),
-    "pu-toolbox ElkanNoto, correction": elkan_noto("probability_correction"),
-    "pu-toolbox ElkanNoto, correction, C=0.001": elkan_noto("probability_correction", C=1e-3),
-    "pu-toolbox PUSB": learner(lambda s, prior: pu_toolbox.PUSBClassifier()),
-    "pu-toolbox UPU, squared": learner(lambda s, prior: pu_toolbox.UPUClassifier(prior)),
-    "pu-toolbox UPU, logistic": learner(lambda s, prior: pu_toolbox.UPUClassifier(prior, loss="logistic")),
-    "pu-toolbox nnPU": learner(lambda s, prior: pu_toolbox.NonNegativePUClassifier(class_prior=prior, random_state=0)),
-    "pu-toolbox Dist-PU": learner(lambda s, prior: pu_toolbox.DistPUClassifier(prior)),
-    "pu-toolbox Self-PU": learner(lambda s, prior: pu_toolbox.SelfPUClassifier(prior, random_state=0)),
+CLASSES, LABELLED, SHARE, SEED = ("airplane", "cat", "frog", "truck"), 100, 0.05, 0
+AUTHORS, CEILING = "1:10", "supervised ceiling"
+TASKS = {
+    "quick": (AUTHORS, *CLASSES),
+    "fast": (AUTHORS, *CLASSES),
+    "slow": (AUTHORS, CLASSES[-1]),
+    "slowest": CLASSES[-1:],
 }
+IMAGES, QUICK_IMAGES = 2000, 192
+LIMIT = 600  # seconds of one process
 
-# More than a minute each at 47,000 rows of 1280 features on one thread.
-SLOW = ("pu-toolbox Dist-PU", "pu-toolbox Self-PU")
 
-# Why the packages' other learners are not above. Seconds: one thread, 626 rows of 1280 features; the
-# minutes at 47,000 rows follow from them and were not waited for.
-LEFT_OUT = {
-    "pulearn PositiveTAN, WeightedTAN": "a histogram per pair of features: 25 minutes at 47,000 rows",
-    "pulearn Bagging of decision trees": "its default base: 2 s, minutes at 47,000 rows",
-    "pu-toolbox UPU, double_hinge": "SLSQP without a gradient over 1281 weights: not done in 13 s",
-    "pu-toolbox LBE, LDCE, InfoMaxPU, LLSVM": "2, 3, 4 and 7 s: minutes at 47,000 rows",
-    "pu-toolbox PUSBKernel, WeightedContrastivePU": "not done in 5 s",
-    "pu-toolbox KLDCE": "raises LinAlgError at its defaults: the covariance is singular",
-    "pu-toolbox DGPU": "needs a generator",
-    "pu-toolbox PNU": "needs labelled negatives",
-}
+# --- a process of its own: numpy and scikit-learn alone, and what a learner imports ------------------------
+
+
+def memory(name: str) -> float:
+    """VmRSS or VmHWM of this process, in MB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024 / 1e6
+
+
+def forget_peak() -> float:
+    """Give freed memory back, start the peak anew, and tell what is held."""
+    import ctypes
+    import gc
+
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    return memory("VmRSS")
+
+
+def warm_up(learner) -> None:
+    """Imports, threads and what is allocated once, on made-up rows; what fails here says so on the real ones."""
+    draw = np.random.default_rng(0)
+    s = (np.arange(400) < 40).astype(np.int8)
+    X = (draw.standard_normal((400, 8)) + s[:, None]).astype(np.float16)
+    with suppress(Exception):
+        learner.fit(X, s, Truth(0.1, 0.1))(X)
+
+
+def on_task(learner, path: Path) -> dict:
+    """Fit on a task's rows, and be judged by its truth."""
+    task = np.load(path)
+    X, s, y, X_test, y_test = (task[name] for name in ("X", "s", "y", "X_test", "y_test"))
+    truth, before, began = Truth(float(y[s == 0].mean()), float(y_test.mean())), forget_peak(), time.perf_counter()
+    try:
+        score = learner.fit(X, s, truth)
+        cost = {"seconds": time.perf_counter() - began, "mb": memory("VmHWM") - before}
+        return cost | quality(score, X[s == 0], y[s == 0], X_test, y_test)
+    except Exception as error:
+        return {"failed": f"{type(error).__name__}: {error}"[:200]}
+
+
+def quality(score, X, y, X_test, y_test) -> dict[str, float]:
+    from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
+
+    margins, called = score(X_test)
+    return {
+        "ap": average_precision_score(y, score(X)[0]),
+        "f1": f1_score(y_test, called),
+        "auc": roc_auc_score(y_test, margins),
+    }
+
+
+def bounded(path: Path) -> dict[str, float]:
+    """Of a head trained on the true labels."""
+    from suite import ceiling
+
+    task = np.load(path)
+    found = ceiling(*(task[name] for name in ("X", "s", "y", "X_test", "y_test")))
+    return {"ap": found["ap"], "f1": found["best_f1"], "auc": found["auc"]}
+
+
+def cell(kind: str, name: str, folder: Path, tasks: list[str]) -> dict:
+    """What such a process measures."""
+    warnings.simplefilter("ignore")
+    if kind == "embedding":
+        from bare import embedder
+
+        return embedder(name, folder / "png", folder)
+    if name == CEILING:
+        return {task: bounded(folder / f"{task}.npz") for task in tasks}
+    warm_up(LEARNERS[name])
+    return {task: on_task(LEARNERS[name], folder / f"{task}.npz") for task in tasks}
+
+
+def alone(kind: str, name: str, folder: Path, tasks: tuple[str, ...] = ()) -> dict:
+    """`cell` in a process of its own."""
+    command = [sys.executable, __file__, str(folder), "--cell", kind, name, *tasks]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        return {task: {"failed": f"not done in {LIMIT} s"} for task in tasks}
+    if done.returncode and not tasks:
+        raise SystemExit(f"{kind}, {name}: failed\n{done.stderr}")
+    if done.returncode:
+        last = (done.stderr.splitlines() or [f"signal {-done.returncode}"])[-1]
+        return {task: {"failed": last[:200]} for task in tasks}
+    print(name, done.stdout.splitlines()[-1][:300], file=sys.stderr, flush=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# --- what is measured ----------------------------------------------------------------------------------
+
+
+def tasks_of(name: str, quick: bool) -> tuple[str, ...]:
+    if name == CEILING:
+        return () if quick else TASKS["fast"]
+    pace = LEARNERS[name].pace
+    if quick:
+        return (AUTHORS,) if pace == "quick" else ()
+    return TASKS[pace]
+
+
+def write_tasks(data, folder: Path, quick: bool) -> None:
+    """One file a task, which costs a process a moment to read."""
+    for name in tasks_of(DEFAULT, quick):
+        task = data.authors() if name == AUTHORS else data.one_vs_rest(name, SHARE, LABELLED, SEED)
+        np.savez(folder / f"{name}.npz", X=task.X, s=task.s, y=task.y, X_test=task.X_test, y_test=task.y_test)
+
+
+def embedding(source: Path, work: Path, images: int, quick: bool) -> dict:
+    """Every embedder in turn, on the same files."""
+    from bare import EMBEDDERS, QUICK_EMBEDDERS
+    from embed import copy_pngs
+
+    names = [name for name in EMBEDDERS if not quick or name in QUICK_EMBEDDERS]
+    with TemporaryDirectory(dir=work) as folder:
+        copy_pngs(Path(folder) / "png", source, images)
+        return {"rows": {name: alone("embedding", name, Path(folder)) for name in names}}
+
+
+def learned(data, work: Path, quick: bool) -> dict[str, dict]:
+    """Figures by learner and task, pucache's own first."""
+    from cells import measured
+
+    names = dict.fromkeys(name for name in (*OURS, CEILING, *LEARNERS) if tasks_of(name, quick))
+    wanted = [{"learner": name, "on": " ".join(tasks_of(name, quick))} for name in names]
+    with TemporaryDirectory(dir=work) as tasks:
+        write_tasks(data, Path(tasks), quick)
+        rows = measured(
+            work,
+            f"{'quick-' * quick}peers-learners",
+            wanted,
+            lambda learner, on: {"cells": alone("learner", learner, Path(tasks), tuple(on.split()))},
+        )
+    return {row["learner"]: row["cells"] for row in rows}
+
+
+def run(folder: Path, work: Path, quick: bool) -> str:
+    from bare import retrieval
+    from cells import measured
+    from cifar import Cifar
+    from peers_page import page
+
+    data, size, images = Cifar(folder, work, quick=quick), "quick-" * quick, QUICK_IMAGES if quick else IMAGES
+    cells = learned(data, work, quick)
+    ranking = measured(
+        work,
+        f"{size}peers-ranking",
+        [{"task": AUTHORS}],
+        lambda task: {"rows": retrieval(data.authors(), data.train, work)},
+    )
+    embedded = measured(
+        work,
+        f"{size}peers-embedding",
+        [{"images": images}],
+        lambda images: embedding(data.folder / "train", work, images, quick),
+    )
+    return page(data, cells, ranking[0]["rows"], embedded[0]["rows"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
+    parser.add_argument("--out", type=Path, help="write the page here too")
+    parser.add_argument("--cell", nargs="+", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.cell:
+        kind, name, *tasks = arguments.cell
+        print(json.dumps(cell(kind, name, arguments.folder, tasks), default=float))
+        return
+    if lacking := missing():
+        raise SystemExit(f"peers.py needs the peers: pip install {' '.join(lacking)}")
+    folder = arguments.folder.resolve()
+    text = run(folder, arguments.work or folder / "pucache-bench", arguments.quick)
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

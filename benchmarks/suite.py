@@ -1,15 +1,13 @@
 """Ten one-vs-rest tasks on CIFAR-10 embeddings: ranking, operating point, prior and its interval.
 
-    python benchmarks/suite.py DIR [--out docs/results/suite.md] [--peers]
+    python benchmarks/suite.py DIR [--out docs/results/suite.md]
+    python benchmarks/suite.py DIR --classes airplane cat frog truck --seeds 1
 
 DIR holds train/<class>/*.png and test/<class>/*.png. For every class as the positives, a share of
 positives among the unlabelled of 1 % and 5 %, 20, 100 and 500 labelled, and three seeds: all 45,000
 images of the other classes, and as many hidden positives as the share asks for. pucache runs at
-its defaults, told only the share of positives of the test set (10 %). Every cell is appended to
-DIR/pucache-bench/suite.jsonl, so a run that is cut off goes on where it was.
-
---peers runs the learners of benchmarks/peers.py, which take minutes a cell, on four classes and
-one seed, the slowest on one class.
+its defaults, told only the share of positives of the test set (10 %). Every cell is kept in
+DIR/pucache-bench, so a run that is cut off goes on where it was. The second form takes minutes, not hours.
 """
 
 import argparse
@@ -18,10 +16,10 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-from cells import append, kept, table
+from cells import measured, table
 from cifar import CLASSES, Cifar
 from environment import environment
-from sklearn.metrics import average_precision_score, f1_score, precision_recall_curve
+from sklearn.metrics import average_precision_score, f1_score, precision_recall_curve, roc_auc_score
 
 from pucache import PULinearClassifier
 from pucache.deal import folds
@@ -29,10 +27,11 @@ from pucache.heads import fit_heads
 from pucache.priors import estimate
 from pucache.risks import PURisk
 
-SHARES, LABELLED, SEEDS = (0.01, 0.05), (20, 100, 500), (0, 1, 2)
+SHARES, LABELLED, SEEDS = (0.01, 0.05), (20, 100, 500), 3
+IDENTITY = ("class", "share", "labelled", "seed")
 CS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of the logistic regression, scikit-learn's scale
 CEILING = (3e-6, 1e-5)  # penalties of the supervised head
-PEER_CLASSES = ("airplane", "cat", "frog", "truck")
+QUICK_CLASSES = ("cat", "truck")
 LOGISTIC = PURisk("weighted_bce")
 
 
@@ -104,17 +103,14 @@ def ceiling(X, s, y, X_test, y_test) -> dict:
     return {
         "ap": max(average_precision_score(y[s == 0], margins) for margins in held_out.T),
         "best_f1": max(best_f1(y_test, margins) for margins in test.T),
+        "auc": max(roc_auc_score(y_test, margins) for margins in test.T),
     }
 
 
-def measure(data: Cifar, name: str, share: float, labelled: int, seed: int) -> dict:
-    task = data.one_vs_rest(name, share, labelled, seed)
+def measure(data: Cifar, cell: dict) -> dict:
+    task = data.one_vs_rest(*(cell[part] for part in IDENTITY))
     common = (task.X, task.s, task.y, task.X_test, task.y_test)
     return {
-        "class": name,
-        "share": share,
-        "labelled": labelled,
-        "seed": seed,
         "pucache": ours(*common, task.prior),
         "logistic": logistic(*common),
         "centroid": centroid(*common),
@@ -122,47 +118,12 @@ def measure(data: Cifar, name: str, share: float, labelled: int, seed: int) -> d
     }
 
 
-def measure_peer(data: Cifar, peer: str, name: str, share: float, labelled: int) -> dict:
-    from peers import PEERS
-
-    task = data.one_vs_rest(name, share, labelled, 0)
-    X, s, y = task.X, task.s, task.y
-    began = time.perf_counter()
-    row = {"class": name, "share": share, "labelled": labelled, "peer": peer}
-    try:
-        score = PEERS[peer](X.astype(np.float32), s, float(y[s == 0].mean()))
-        margins, _ = score(X[s == 0].astype(np.float32))
-        of_test, called = score(data.X_test.astype(np.float32))
-    except Exception as error:
-        return row | {"failed": f"{type(error).__name__}: {error}"[:200]}
-    y_test = data.label_test == name
-    return row | {
-        "seconds": time.perf_counter() - began,
-        "ap": average_precision_score(y[s == 0], margins),
-        "f1": f1_score(y_test, called),
-        "best_f1": best_f1(y_test, of_test),
-    }
-
-
-def run(data: Cifar, path: Path, limit: float) -> list[dict]:
-    identity = ("class", "share", "labelled", "seed")
-    began = time.monotonic()
-    for seed, name, share, labelled in product(SEEDS, CLASSES, SHARES, LABELLED):
-        if (name, share, labelled, seed) not in kept(path, identity) and time.monotonic() - began < limit:
-            append(path, measure(data, name, share, labelled, seed))
-    return list(kept(path, identity).values())
-
-
-def run_peers(data: Cifar, path: Path, limit: float, named: list[str]) -> list[dict]:
-    from peers import PEERS, SLOW
-
-    identity = ("peer", "class", "share", "labelled")
-    began = time.monotonic()
-    for share, labelled, name, peer in product(SHARES, LABELLED, reversed(PEER_CLASSES), PEERS):
-        wanted = (peer not in SLOW or name == PEER_CLASSES[-1]) and (not named or peer in named)
-        if wanted and (peer, name, share, labelled) not in kept(path, identity) and time.monotonic() - began < limit:
-            append(path, measure_peer(data, peer, name, share, labelled))
-    return list(kept(path, identity).values())
+def run(data: Cifar, work: Path, names: tuple[str, ...], seeds: int, limit: float) -> list[dict]:
+    """Seed by seed, so that what is cut off is whole but for the last seeds."""
+    wanted = [dict(zip(IDENTITY, values, strict=True)) for values in product(names, SHARES, LABELLED, range(seeds))]
+    wanted.sort(key=lambda cell: cell["seed"])
+    name = "suite" if data.part == 1 else "quick-suite"
+    return measured(work, name, wanted, lambda **cell: measure(data, cell), minutes=limit)
 
 
 def report(rows: list[dict]) -> str:
@@ -211,7 +172,7 @@ def report(rows: list[dict]) -> str:
         [
             "## Ranking and operating point",
             "",
-            "Means over cells (classes and seeds). AP is among the unlabelled, F1 on the 10,000 test images at each "
+            "Means over cells (classes and seeds). AP is among the unlabelled, F1 on the test images at each "
             "tool's own threshold. LR: balanced logistic regression of P against U on standardised embeddings, at the "
             "C (in brackets) that is best for the row on the truth; in the next column at the C best for each cell on "
             "the truth. Supervised: a head trained on the true labels at its best penalty; AP of rows it has not "
@@ -246,52 +207,37 @@ def report(rows: list[dict]) -> str:
     )
 
 
-def peer_report(rows: list[dict], own: list[dict]) -> str:
-    lines = []
-    for peer in dict.fromkeys(row["peer"] for row in rows):
-        cells = [row for row in rows if row["peer"] == peer and "failed" not in row]
-        failed = sum(row["peer"] == peer and "failed" in row for row in rows)
-        where = {(row["class"], row["share"], row["labelled"]) for row in cells}
-        same = [
-            row["pucache"] for row in own if row["seed"] == 0 and (row["class"], row["share"], row["labelled"]) in where
-        ]
-        if not cells or len(same) < len(cells):
-            continue
-        values = [f"{np.mean([cell[key] for cell in group]):.3f}" for key in ("ap", "f1") for group in (cells, same)]
-        lines.append([peer, len(cells), failed, *values, f"{np.median([cell['seconds'] for cell in cells]):.1f}"])
-    lines.sort(key=lambda line: -float(line[3]))
-    return "\n".join(
-        [
-            "## Peers",
-            "",
-            "Seed 0, classes " + ", ".join(PEER_CLASSES) + f"; the slowest on {PEER_CLASSES[-1]} only. Each learner "
-            "gets standardised embeddings and the true prior where it takes one, and decides by its own threshold; "
-            "pucache's figures are of the same cells, without the prior. Seconds are of one cell, fit and scoring, "
-            "with other work on the machine. Cells differ from row to row: compare with pucache in the same row. "
-            "Where a C is named it was set on sight of the truth of one cell.",
-            "",
-            table(["peer", "cells", "failed", "AP", "AP pucache", "F1", "F1 pucache", "seconds"], lines),
-        ]
-    )
-
-
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
     parser.add_argument("--out", type=Path, help="write the report here too")
-    parser.add_argument("--peers", action="store_true")
-    parser.add_argument("--peer", action="append", default=[], help="with --peers: this one only; repeatable")
-    parser.add_argument("--minutes", type=float, default=1e9, help="start no further cell after so long")
-    arguments = parser.parse_args()
-    work = arguments.work or arguments.folder / "pucache-bench"
-    cifar = Cifar(arguments.folder, work)
-    if arguments.peers:
-        run_peers(cifar, work / "suite-peers.jsonl", 60 * arguments.minutes, arguments.peer)
-    cells = run(cifar, work / "suite.jsonl", 0 if arguments.peers else 60 * arguments.minutes)
-    of_peers = list(kept(work / "suite-peers.jsonl", ("peer", "class", "share", "labelled")).values())
-    text = "# One-vs-rest suite\n\n" + report(cells)
-    text += ("\n\n" + peer_report(of_peers, cells) if of_peers else "") + f"\n\n{environment()}\n"
+    parser.add_argument("--quick", action="store_true", help="a quarter of the images; two classes and one seed")
+    parser.add_argument("--classes", nargs="+", choices=CLASSES, metavar="CLASS", help="these only (default: all ten)")
+    parser.add_argument("--seeds", type=int, help=f"how many (default: {SEEDS})")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further cell after so long")
+    given = parser.parse_args()
+    names = tuple(dict.fromkeys(given.classes or (QUICK_CLASSES if given.quick else CLASSES)))
+    seeds = (1 if given.quick else SEEDS) if given.seeds is None else given.seeds
+    if seeds < 1:
+        parser.error(f"--seeds must be at least 1, got {seeds}")
+    folder = given.folder.resolve()
+    data = Cifar(folder, work := given.work or folder / "pucache-bench", quick=given.quick)
+    text = page(data, run(data, work, names, seeds, given.minutes), names, seeds)
     print(text)
-    if arguments.out:
-        arguments.out.write_text(text)
+    if given.out:
+        given.out.write_text(text)
+
+
+def page(data: Cifar, rows: list[dict], names: tuple[str, ...], seeds: int) -> str:
+    wanted = len(names) * seeds * len(SHARES) * len(LABELLED)
+    cut = f" Cut off: {len(rows)} of {wanted} cells." if len(rows) < wanted else ""
+    told = f"{', '.join(names)}; seeds {', '.join(map(str, range(seeds)))}"
+    return (
+        f"# One-vs-rest suite\n\n`python benchmarks/suite.py DIR`: {told}; "
+        f"{len(data.X):,} training and {len(data.X_test):,} test images.{cut}\n\n{report(rows)}\n\n{environment()}\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from . import options
+
+if TYPE_CHECKING:
+    from pucache.scar import ScarCheck
 
 
 @click.command("train-pu")
@@ -66,7 +69,7 @@ def train_pu(
     """
     from pucache.cache import EmbeddingCache
     from pucache.durable import check_writable, replacing
-    from pucache.train import PUData, summary, train_on
+    from pucache.train import PUData, scar_of, summary, train_on
 
     from .progress import follow
 
@@ -79,10 +82,11 @@ def train_pu(
     model = train_on(data, prior=_prior(prior), progress=follow(), **options.trained(parameters))
     model.save(out)
     found = data.found()
-    result = summary(model) | {"found_by_twins": [key for key, _ in found]}
+    scar = scar_of(data, model)
+    result = summary(model) | {"scar": scar.told(), "found_by_twins": [key for key, _ in found]}
     with replacing(written) as temporary:
         temporary.write_text(options.to_json(result) + "\n")
-    options.show(result, [*_lines(result), f"wrote {out} and {written}"], as_json)
+    options.show(result, [*_lines(result), *_of_scar(scar), f"wrote {out} and {written}"], as_json)
     _warn_of_twins(found)
 
 
@@ -91,6 +95,16 @@ def _prior(text: str) -> float | None:
         return None if text == "auto" else float(text)
     except ValueError as error:
         raise ValueError(f"--prior must be a number in (0, 1) or auto, got {text!r}") from error
+
+
+def _of_scar(scar: ScarCheck) -> list[str]:
+    lines = [str(scar)]
+    if scar.verdict == "differ":
+        lines.append(
+            "  warning: they are no fair sample of all positives, on which the prior, recall and F1 rest; label some "
+            "that are drawn at random, and see which differ with pucache report"
+        )
+    return lines
 
 
 def _warn_of_twins(found: list[tuple[str, str]]) -> None:

@@ -88,6 +88,17 @@ class EmbeddingCache:
         """Go through the embeddings in row order, in bounded memory: (row slice, (b, d)), each valid until the next.
 
         With `check`, what is read is held against the seal; damage raises `CacheError`.
+
+        Parameters
+        ----------
+        check : bool
+            Hold what is read against the seal.
+
+        Yields
+        ------
+        rows : slice
+            Of the cache.
+        X : ndarray of float16 or float32, (b, d)
         """
         offset = 0
         for file in self.files:
@@ -96,7 +107,17 @@ class EmbeddingCache:
             offset += len(file)
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """Copy the embeddings of some rows, (m, d); `rows` rise."""
+        """Copy the embeddings of some rows, (m, d); `rows` rise.
+
+        Parameters
+        ----------
+        rows : ndarray of int, (m,)
+            Rising.
+
+        Returns
+        -------
+        ndarray of float16 or float32, (m, d)
+        """
         starts = np.cumsum([0, *map(len, self.files)])
         parts = [
             file.take("embeddings", rows[slice(*np.searchsorted(rows, (start, start + len(file))))] - start)
@@ -105,13 +126,30 @@ class EmbeddingCache:
         return np.concatenate(parts)
 
     def not_finite(self, rows: np.ndarray) -> CacheError:
-        """What to raise where some rows are NaN or infinite, which pucache itself never writes."""
+        """What to raise where some rows are NaN or infinite, which pucache itself never writes.
+
+        Parameters
+        ----------
+        rows : ndarray of int
+            At least one; rising.
+
+        Returns
+        -------
+        CacheError
+            It names the file and the first of its rows.
+        """
         starts = np.cumsum([0, *map(len, self.files)])
         number = int(np.searchsorted(starts, rows[0], "right")) - 1
         return self.files[number].not_finite(rows[rows < starts[number + 1]] - starts[number])
 
     def check(self, *names: str) -> None:
-        """Hold some columns of every file (such as "keys") against its seal; damage raises `CacheError`."""
+        """Hold some columns of every file (such as "keys") against its seal; damage raises `CacheError`.
+
+        Parameters
+        ----------
+        *names : str
+            Datasets of the format: "embeddings", "keys", "digests", "size_mtime".
+        """
         for file in self.files:
             file.check(*names)
 

@@ -1,11 +1,11 @@
 r"""From margins to prior, probabilities and decisions, on positive and unlabelled data alone.
 
-The margins of true negatives and positives are taken to be related by an exponential tilt,
+The margins of true negatives and positives are taken to be related by an exponential tilt::
 
     f_P(m) = f_N(m) * exp(alpha + slope * m),        f_U = prior * f_P + (1 - prior) * f_N,
 
 with f_N left free (Qin 1998, contaminated case-control: Lancaster and Imbens 1996). Whether a row
-comes from P or from U is then a matter of three numbers: with e = alpha + slope * m,
+comes from P or from U is then a matter of three numbers: with e = alpha + slope * m::
 
     odds(P : U | m) = n_P / n_U * exp(e) / (1 - prior + prior * exp(e)),
 
@@ -47,19 +47,61 @@ class Tilt:
     prior: float
 
     def log_ratio(self, margins: ArrayLike) -> np.ndarray:
-        """Log density ratio of positives to negatives, float64."""
+        """Log density ratio of positives to negatives, float64.
+
+        Parameters
+        ----------
+        margins : array, (n,)
+
+        Returns
+        -------
+        ndarray of float64, (n,)
+            alpha + slope * m.
+        """
         return self.alpha + self.slope * np.asarray(margins, np.float64)
 
     def posterior(self, margins: ArrayLike, share: float | None = None) -> np.ndarray:
-        """Probability of being positive where a `share` of all is; among the unlabelled by default. float64."""
+        """Probability of being positive where a `share` of all is; among the unlabelled by default. float64.
+
+        Parameters
+        ----------
+        margins : array, (n,)
+        share : float, optional
+            Of positives among all that the margins are drawn from; by default that among the unlabelled.
+
+        Returns
+        -------
+        ndarray of float64, (n,)
+        """
         return np.asarray(expit(self.log_ratio(margins) + logit(self.prior if share is None else share)))
 
     def margin(self, posterior: float, share: float | None = None) -> float:
-        """Margin at which the posterior has a value."""
+        """Margin at which the posterior has a value.
+
+        Parameters
+        ----------
+        posterior : float
+            In (0, 1).
+        share : float, optional
+            As for `posterior`.
+
+        Returns
+        -------
+        float
+        """
         return float((logit(posterior) - logit(self.prior if share is None else share) - self.alpha) / self.slope)
 
     def shifted(self, by: float) -> Tilt:
-        """The same of margins that are smaller by `by`."""
+        """The same of margins that are smaller by `by`.
+
+        Parameters
+        ----------
+        by : float
+
+        Returns
+        -------
+        Tilt
+        """
         return replace(self, alpha=self.alpha + self.slope * by)
 
 
@@ -140,6 +182,11 @@ def choose_threshold(tilt: Tilt, margins: np.ndarray, rule: str | float, share: 
     share : float
         Of positives where the decisions are made.
 
+    Returns
+    -------
+    float
+        Where no row is sure enough, a margin above all of them.
+
     Raises
     ------
     ValueError
@@ -169,7 +216,19 @@ def choose_threshold(tilt: Tilt, margins: np.ndarray, rule: str | float, share: 
 
 
 def parse_rule(rule: str | float) -> tuple[str, float]:
-    """Take ``f1``, ``precision=P``, ``recall=R`` or a margin apart; ValueError for anything else."""
+    """Take ``f1``, ``precision=P``, ``recall=R`` or a margin apart; ValueError for anything else.
+
+    Parameters
+    ----------
+    rule : str or float
+        As `choose_threshold` takes it.
+
+    Returns
+    -------
+    kind : {"f1", "precision", "recall", "margin"}
+    target : float
+        0 for ``f1``.
+    """
     kind, equals, target = str(rule).partition("=")
     try:
         if kind == "f1" and not equals:
@@ -184,7 +243,21 @@ def parse_rule(rule: str | float) -> tuple[str, float]:
 
 
 def expected(tilt: Tilt, margins: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Recall and precision, (u,) each, when all rows down to each are called positive; margins (u,) fall."""
+    """Recall and precision, (u,) each, when all rows down to each are called positive; margins (u,) fall.
+
+    Parameters
+    ----------
+    tilt : Tilt
+    margins : ndarray, (u,)
+        Of unlabelled rows, falling.
+    share : float
+        Of positives where the decisions are made.
+
+    Returns
+    -------
+    recall : ndarray of float64, (u,)
+    precision : ndarray of float64, (u,)
+    """
     here = tilt.posterior(margins)
     weights = here * (share / tilt.prior) + (1 - here) * ((1 - share) / (1 - tilt.prior))
     found = np.cumsum(weights * tilt.posterior(margins, share))

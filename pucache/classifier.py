@@ -164,6 +164,11 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
             at. Heads are trained on them, but no figure rests on them, see `pucache.known`.
         progress : Progress, optional
 
+        Returns
+        -------
+        PULinearClassifier
+            Itself.
+
         Raises
         ------
         ValueError
@@ -257,7 +262,17 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
         return tags
 
     def decision_function(self, X: ArrayLike) -> np.ndarray:
-        """Margins less `threshold_`: rows above 0 are called positive; float32 (n,)."""
+        """Margins less `threshold_`: rows above 0 are called positive; float32 (n,).
+
+        Parameters
+        ----------
+        X : array of float16 or float32, (n, d)
+            Finite.
+
+        Returns
+        -------
+        ndarray of float32, (n,)
+        """
         return self.margins(self._validated(X)) - np.float32(self.threshold_)
 
     def _validated(self, X: ArrayLike) -> np.ndarray:
@@ -265,7 +280,18 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
         return np.asarray(validate_data(self, X, dtype=[np.float32, np.float16], reset=False))
 
     def margins(self, X: np.ndarray) -> np.ndarray:
-        """Margins of trusted embeddings, float32 (n,); nothing is checked."""
+        """Margins of trusted embeddings, float32 (n,); nothing is checked.
+
+        Parameters
+        ----------
+        X : ndarray, (n, d)
+            May be a memory map.
+
+        Returns
+        -------
+        ndarray of float32, (n,)
+            X @ `coef_` + `intercept_`, of each row the same in whatever company.
+        """
         margins = np.empty(len(X), np.float32)
         step = max(1, _AT_ONCE // X.shape[1])
         rows = torch.empty((step, X.shape[1]))  # one piece of memory, filled by torch: several times as fast as numpy
@@ -280,6 +306,16 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
 
     def margins_of(self, cache: EmbeddingCache) -> Iterator[tuple[slice, np.ndarray]]:
         """Margins of every row of a cache, block by block, held against its seal: (row slice, float32 (b,)) pairs.
+
+        Parameters
+        ----------
+        cache : EmbeddingCache
+
+        Yields
+        ------
+        rows : slice
+            Of the cache.
+        margins : ndarray of float32, (b,)
 
         Raises
         ------
@@ -297,16 +333,48 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
             yield rows, margins
 
     def posterior(self, margins: np.ndarray) -> np.ndarray:
-        """Probability of being positive where a share of `share_` is, float64 (n,)."""
+        """Probability of being positive where a share of `share_` is, float64 (n,).
+
+        Parameters
+        ----------
+        margins : ndarray, (n,)
+            Of this model.
+
+        Returns
+        -------
+        ndarray of float64, (n,)
+        """
         return self.tilt_.posterior(margins, self.share_)
 
     def predict(self, X: ArrayLike) -> np.ndarray:
-        """Call each row one of `classes_`, by the threshold on its margin."""
+        """Call each row one of `classes_`, by the threshold on its margin.
+
+        Parameters
+        ----------
+        X : array of float16 or float32, (n, d)
+            Finite.
+
+        Returns
+        -------
+        ndarray, (n,)
+            Of the type of the labels that were given.
+        """
         called = self.decision_function(X) > 0
         return self.classes_[called.astype(np.intp)]
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
-        """Probability of each of `classes_`, float64 (n, 2)."""
+        """Probability of each of `classes_`, float64 (n, 2).
+
+        Parameters
+        ----------
+        X : array of float16 or float32, (n, d)
+            Finite.
+
+        Returns
+        -------
+        ndarray of float64, (n, 2)
+            Columns in the order of `classes_`: the positives' is the second.
+        """
         posterior = self.posterior(self.margins(self._validated(X)))
         return np.column_stack([1 - posterior, posterior])
 
@@ -314,6 +382,10 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
         """Raise `ModelError` unless the model was trained on embeddings of the cache's encoder.
 
         Precision and runtime of the forward pass may differ: a model trained on one machine scores on another.
+
+        Parameters
+        ----------
+        cache : EmbeddingCache
         """
         if self.encoder_ is None:
             if cache.encoder.dim != len(self.coef_):
@@ -328,6 +400,11 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
 
     def save(self, path: str | Path) -> None:
         """Write the model as safetensors: numbers as tensors, the rest as JSON metadata; no pickle.
+
+        Parameters
+        ----------
+        path : path or str
+            The file is replaced as a whole.
 
         Raises
         ------
@@ -362,6 +439,16 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
     @classmethod
     def load(cls, path: str | Path) -> PULinearClassifier:
         """Read a model.
+
+        Parameters
+        ----------
+        path : path or str
+            What `save` wrote; it may be a stranger's.
+
+        Returns
+        -------
+        PULinearClassifier
+            Fitted; `held_out_margins_` is not in the file.
 
         Raises
         ------

@@ -61,7 +61,15 @@ class EncoderSpec:
 
     @classmethod
     def imported(cls, name: str, dim: int) -> EncoderSpec:
-        """Spec of embeddings that were made elsewhere, known by `name` and length alone."""
+        """Spec of embeddings that were made elsewhere, known by `name` and length alone.
+
+        Parameters
+        ----------
+        name : str
+            Whatever tells them from embeddings of another origin.
+        dim : int
+            d, the length of an embedding.
+        """
         return cls(f"imported:{name}", "", (), (), (), "", 0.0, "", "", "", dim, "", "")
 
     def to_json(self) -> str:
@@ -71,6 +79,11 @@ class EncoderSpec:
     @classmethod
     def from_json(cls, text: str) -> EncoderSpec:
         """Read what `to_json` wrote.
+
+        Parameters
+        ----------
+        text : str
+            A JSON object with every field; one without ``runtime``, of before there was a choice, is read too.
 
         Raises
         ------
@@ -92,7 +105,19 @@ class EncoderSpec:
         return cls(**fields)
 
     def differences(self, other: EncoderSpec, *, ignoring: Iterable[str] = ()) -> list[str]:
-        """Name the fields in which two specs differ."""
+        """Name the fields in which two specs differ.
+
+        Parameters
+        ----------
+        other : EncoderSpec
+        ignoring : iterable of str
+            Names of fields that may differ.
+
+        Returns
+        -------
+        list of str
+            Empty where the two agree.
+        """
         return [
             field.name
             for field in dataclasses.fields(self)

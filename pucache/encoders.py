@@ -92,6 +92,11 @@ def load_encoder(
         Where precision, runtime and decode are ``auto``, take those of an earlier encoder if they can
         be had here: a cache that is taken up again stays one of its kind.
 
+    Returns
+    -------
+    Encoder
+        On its device, ready to run.
+
     Raises
     ------
     EncoderError

@@ -55,7 +55,17 @@ class FittedHeads:
     passes: int
 
     def margins(self, X: np.ndarray) -> np.ndarray:
-        """Margins of every head, (n, K) float32."""
+        """Margins of every head, (n, K) float32.
+
+        Parameters
+        ----------
+        X : ndarray, (n, d)
+            May be a memory map.
+
+        Returns
+        -------
+        ndarray of float32, (n, K)
+        """
         every = np.broadcast_to(np.arange(len(self.coef)), (len(X), len(self.coef)))
         return self.margins_by(X, every)
 
@@ -81,7 +91,17 @@ class FittedHeads:
         return result
 
     def take(self, heads: ArrayLike) -> FittedHeads:
-        """Some of the heads, in the order given."""
+        """Some of the heads, in the order given.
+
+        Parameters
+        ----------
+        heads : array of int, (J,)
+
+        Returns
+        -------
+        FittedHeads
+            J of them.
+        """
         at = np.asarray(heads)
         risk, clamped, residual = self.risk[at], self.clamped[at], self.residual[at]
         return FittedHeads(self.coef[at], self.intercept[at], risk, clamped, residual, self.passes)
@@ -113,15 +133,18 @@ def fit_heads(
         May be a memory map; it is never copied as a whole where it is large.
     s : ndarray, (n,)
         1 labelled positive, 0 unlabelled.
-    prior, penalty, seed, column : float or int, or (K,)
-        Of each head; a single one serves all. The penalty adds 0.5 * penalty * |coef|^2 to the
-        risk divided by the sum of its coefficients' magnitudes, for coef on X divided by the root
-        mean square distance of its rows from their mean: so it has no unit, suits any encoder, and
-        does not depend on the prior. The seed decides the initial
-        coefficients. `column` says which weights a head has; head k has those of column k by
-        default.
+    prior : float or (K,)
+        Of each head, in (0, 1); a single one serves all, as with the next ones.
     weights : ndarray, (n, C), optional
         Row weights; 0 leaves a row out. All ones by default.
+    column : int or (K,), optional
+        Which of the weights a head has; head k has those of column k by default.
+    penalty : float or (K,)
+        Adds 0.5 * penalty * norm(coef)^2 to the risk divided by the sum of its coefficients'
+        magnitudes, for coef on X divided by the root mean square distance of its rows from their
+        mean: so it has no unit, suits any encoder, and does not depend on the prior.
+    seed : int or (K,)
+        Decides the initial coefficients.
     risk : PURisk, optional
         Imbalanced uPU with the sigmoid loss by default.
     solver : {"batch", "sgd"}

@@ -46,7 +46,18 @@ class Source(Protocol):
         """List every image."""
 
     def read(self, key: str) -> bytes:
-        """Return the encoded bytes of one listed image; raise `ImageError` if that fails."""
+        """Return the encoded bytes of one listed image; raise `ImageError` if that fails.
+
+        Parameters
+        ----------
+        key : str
+            One that `scan` lists.
+
+        Returns
+        -------
+        bytes
+            As they are stored.
+        """
 
 
 def open_source(where: str | os.PathLike[str]) -> Source:
@@ -58,6 +69,11 @@ def open_source(where: str | os.PathLike[str]) -> Source:
         A folder, a manifest, a ``.tar`` file, a glob of ``.tar`` files, or an fsspec URL of any
         of these. What is read behind a URL is tried again a few times where the store fails. The
         source's `name` holds no password and no token of the URL.
+
+    Returns
+    -------
+    Source
+        Opened, and not listed yet.
 
     Raises
     ------

@@ -55,7 +55,18 @@ class Engine(Protocol):
     """Does jobs somewhere: `pucache.pipeline.Local` on this machine, `pucache.distributed.engine.RayEngine` on many."""
 
     def device(self, asked: str = "auto") -> torch.device:
-        """Device that encoders will run on; raise `ValueError` where there is none of that name."""
+        """Device that encoders will run on; raise `ValueError` where there is none of that name.
+
+        Parameters
+        ----------
+        asked : str
+            auto, cpu, cuda, or cuda:N on this machine.
+
+        Returns
+        -------
+        torch.device
+            Which need not be of this machine.
+        """
 
     def __call__(self, job: Job, profile: Profile) -> Results:
         """Do a job."""

@@ -54,7 +54,17 @@ class Keys(Sequence[str]):
                 yield from texts(part[start : start + _DECODED_AT_ONCE].tolist())
 
     def rows(self, keys: Sequence[str]) -> np.ndarray:
-        """Return the row of each key by binary search, -1 where it is absent; int64, (len(keys),)."""
+        """Return the row of each key by binary search, -1 where it is absent; int64, (len(keys),).
+
+        Parameters
+        ----------
+        keys : sequence of str
+            In any order.
+
+        Returns
+        -------
+        ndarray of int64, (len(keys),)
+        """
         wanted = encode_keys(keys)
         found = np.full(len(keys), -1, np.int64)
         for part, start in zip(self._parts, self._starts[:-1], strict=True):

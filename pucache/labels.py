@@ -58,6 +58,15 @@ def find_keys(keys: Keys, wanted: str | Path, *, place: str = "the cache") -> np
 def listed_positives(path: str | Path) -> set[str]:
     """Keys that a file lists as positive, whatever they are keys of.
 
+    Parameters
+    ----------
+    path : path or str
+        A text file of keys, or a CSV with a ``key`` column, and a ``label`` column where not all are positive.
+
+    Returns
+    -------
+    set of str
+
     Raises
     ------
     LabelError
@@ -172,7 +181,13 @@ class Labels:
 
     @classmethod
     def of(cls, s: np.ndarray) -> Labels:
-        """Labels without a review."""
+        """Labels without a review.
+
+        Parameters
+        ----------
+        s : array of 0 and 1, (n,)
+            1 labelled positive.
+        """
         return cls(np.asarray(s, np.int8), np.zeros(len(s), np.int8))
 
     @classmethod
@@ -262,6 +277,17 @@ def short_digest(digest: np.ndarray) -> str:
 def label_vector(keys: Keys, positives: str | Path) -> np.ndarray:
     """Return s, (n,) int8: 1 where `positives` names the row, else 0.
 
+    Parameters
+    ----------
+    keys : Keys
+        Of the cache.
+    positives : path or str
+        As `find_keys` takes it.
+
+    Returns
+    -------
+    ndarray of int8, (n,)
+
     Raises
     ------
     LabelError
@@ -291,6 +317,12 @@ def read_truth(path: str | Path, keys: Sequence[str]) -> np.ndarray:
     path : path
         A CSV ``key,label`` (1/0, true/false, yes/no, positive/negative), or a plain list of the
         positive keys, in which case every other key is negative.
+    keys : sequence of str
+        Such as those of a table of scores.
+
+    Returns
+    -------
+    ndarray of int8, (n,)
 
     Raises
     ------

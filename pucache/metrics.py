@@ -39,7 +39,20 @@ def with_labels(y: np.ndarray, margins: np.ndarray, predicted: np.ndarray) -> di
 
 
 def precision_at(y: np.ndarray, scores: np.ndarray, k: int) -> float:
-    """Share of true positives among the k highest scores; ties are broken by position."""
+    """Share of true positives among the k highest scores; ties are broken by position.
+
+    Parameters
+    ----------
+    y : ndarray of 0 and 1, (n,)
+    scores : ndarray, (n,)
+        Higher is more positive.
+    k : int
+        Where there are fewer rows, all of them.
+
+    Returns
+    -------
+    float
+    """
     top = np.argsort(-scores, kind="stable")[:k]
     return float(y[top].mean())
 
@@ -47,7 +60,7 @@ def precision_at(y: np.ndarray, scores: np.ndarray, k: int) -> float:
 def from_pu(margins: np.ndarray, s: np.ndarray, prior: float, threshold: float = 0.0) -> dict[str, float | str]:
     r"""Estimate the metrics among the unlabelled without any true label.
 
-    With P and U the rows of s = 1 and s = 0, l(m) = 1/(1 + exp m) and every mean unweighted:
+    With P and U the rows of s = 1 and s = 0, l(m) = 1/(1 + exp m) and every mean unweighted::
 
         pauc                = share of pairs of P x U in which P has the higher margin, ties one half
         auc                 = (pauc - prior/2) / (1 - prior)

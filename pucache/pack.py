@@ -19,6 +19,18 @@ from .keys import encode_keys, find
 def pack(paths: Iterable[str | Path], out: str | Path) -> int:
     """Merge cache files of one encoder into one; returns the number of rows.
 
+    Parameters
+    ----------
+    paths : iterable of path or str
+        Cache files, folders of them, or URLs of either.
+    out : path or str
+        The file to write.
+
+    Returns
+    -------
+    int
+        Rows written.
+
     Raises
     ------
     CacheError

@@ -50,7 +50,17 @@ class Local:
         self._workers = workers
 
     def device(self, asked: str = "auto") -> torch.device:
-        """See `pucache.devices.choose_device`."""
+        """See `pucache.devices.choose_device`.
+
+        Parameters
+        ----------
+        asked : str
+            auto, cpu, cuda or cuda:N.
+
+        Returns
+        -------
+        torch.device
+        """
         return choose_device(asked)
 
     def __call__(self, job: Job, profile: Profile) -> Results:

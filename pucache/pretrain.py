@@ -271,6 +271,21 @@ def _listing(source: Source) -> Listing:
 def show_views(source: Source, path: str | Path, start: Start, recipe: Recipe) -> int:
     """Draw a few images of a source and their views into a PNG; returns how many.
 
+    Parameters
+    ----------
+    source : Source
+    path : path or str
+        Of the PNG.
+    start : Start
+        Its seed draws images and views.
+    recipe : Recipe
+        Whose views are shown.
+
+    Returns
+    -------
+    int
+        Images drawn.
+
     Raises
     ------
     SourceError

@@ -1,7 +1,7 @@
 r"""Estimates of the prior, the share of positives among the unlabelled, from held-out margins.
 
 No bare number: `pucache.crossfit` refits the heads on bootstrap draws of the rows, and an estimate
-comes with the interval that they span.
+comes with the interval that they span. The methods::
 
     tilt      the exponential tilt of `pucache.calibration`; what ``auto`` stands for
     bbe       best-bin estimate (Garg et al. 2021, algorithm 1)
@@ -181,6 +181,11 @@ def interval(
     level : float
     bounds : (float, float)
         Least and greatest prior that there can be.
+
+    Returns
+    -------
+    PriorEstimate
+        With fewer than two draws its interval is 0 to 1.
     """
     if len(draws) < 2:
         return PriorEstimate(method, prior, 0.0, 1.0, level, len(draws))

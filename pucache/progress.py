@@ -10,13 +10,29 @@ class Progress(Protocol):
     """Something that follows a long job; used as a context manager around the job."""
 
     def start(self, total: int | None, what: str) -> None:
-        """A stage of `total` steps (None: it is not known how many), called `what`, begins."""
+        """A stage of `total` steps (None: it is not known how many), called `what`, begins.
+
+        Parameters
+        ----------
+        total : int or None
+        what : str
+        """
 
     def advance(self, steps: int) -> None:
-        """So many more steps are done."""
+        """So many more steps are done.
+
+        Parameters
+        ----------
+        steps : int
+        """
 
     def remark(self, text: str) -> None:
-        """Say this beside the progress, instead of what was said before."""
+        """Say this beside the progress, instead of what was said before.
+
+        Parameters
+        ----------
+        text : str
+        """
 
     def __enter__(self) -> Progress: ...
 

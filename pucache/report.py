@@ -191,6 +191,7 @@ def _numbers(evidence: Evidence) -> dict[str, Any]:
         "duplicates": {"groups": int((sizes > 1).sum()), "copies": int((sizes - 1).sum())},
         "reviewed": {"confirmed": int((reviewed == 1).sum()), "negative": int((reviewed == -1).sum())},
         "twins_found": len(evidence.twins[0]),
+        "scar": evidence.scar.told(),
         "doubted": int((evidence.held.positive <= evidence.held.threshold).sum()),
         "prior": trained.prior_,
         "prior_told": trained.prior is not None,

@@ -1,10 +1,12 @@
 r"""Risks of positive-unlabelled learning: value and gradient in the margins.
 
 With m a margin, s = 1 the labelled positives P, s = 0 the unlabelled U, prior = p(y=1 | s=0), and
-l(m) the loss of margin m under the positive label (l(-m) under the negative one), every risk is
+l(m) the loss of margin m under the positive label (l(-m) under the negative one), every risk is the sum of::
 
     R+ = a * mean_P l(m)
     R- = u * mean_U l(-m) + p * mean_P l(-m)
+
+with the coefficients::
 
     name              a             u                      p             source
     upu, nnpu         prior         1                      -prior        Kiryo et al. 2017, eq. 4 and 6
@@ -54,7 +56,12 @@ def falling(surrogate: str, margins: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Coefficients:
-    """The weights a, u and p of the three means of a risk, (K,) each."""
+    """The weights of the three means of a risk.
+
+    Attributes
+    ----------
+    a, u, p : (K,) tensor
+    """
 
     a: Tensor
     u: Tensor
@@ -126,6 +133,11 @@ class PURisk:
         prior : (K,) tensor
         share_labelled : (K,) tensor
             Weight of the P rows over that of all rows; only ``bce`` looks at it.
+
+        Returns
+        -------
+        Coefficients
+            a, u and p, (K,) each.
         """
         one, zero = torch.ones_like(prior), torch.zeros_like(prior)
         if self.name in ("upu", "nnpu"):
@@ -166,7 +178,20 @@ class PURisk:
         return RiskStep(value, step, clamped)
 
     def combine(self, positive_part: Tensor, negative_part: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Reported value, factor of the negative part's gradient in the step, and where the clamp acts."""
+        """Reported value, factor of the negative part's gradient in the step, and where the clamp acts.
+
+        Parameters
+        ----------
+        positive_part, negative_part : (K,) tensor
+            R+ and R-.
+
+        Returns
+        -------
+        value : (K,) tensor
+        factor : (K,) tensor
+            1, or -gamma where the clamp acts.
+        clamped : (K,) bool tensor
+        """
         clamped = torch.zeros_like(negative_part, dtype=torch.bool)
         value, factor = positive_part + negative_part, torch.ones_like(negative_part)
         if self.clamped:

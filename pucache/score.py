@@ -161,6 +161,15 @@ def _ending(out: str | Path) -> str:
 def read_scores(path: str | Path) -> dict[str, np.ndarray]:
     """Read scores back: key (object), margin and posterior (float64), label (int64), each (n,).
 
+    Parameters
+    ----------
+    path : path or str
+        CSV, or Parquet where it ends in ``.parquet``.
+
+    Returns
+    -------
+    dict of str to ndarray
+
     Raises
     ------
     LabelError

@@ -53,7 +53,16 @@ class Protocol:
             raise ValueError(f"epochs, batch_size and learning_rate must be positive, got {self}")
 
     def passes(self, n: int) -> int:
-        """Epochs for n rows."""
+        """Epochs for n rows.
+
+        Parameters
+        ----------
+        n : int
+
+        Returns
+        -------
+        int
+        """
         return max(self.epochs, -(-self.min_steps // -(-n // self.batch_size)))
 
 

@@ -236,7 +236,13 @@ def _priors(rows: list[dict[str, Any]]) -> list[float]:
 
 
 def write_table(result: Sweep, path: str | Path) -> None:
-    """Write the rows as CSV."""
+    """Write the rows as CSV.
+
+    Parameters
+    ----------
+    result : Sweep
+    path : path or str
+    """
     with replacing(Path(path)) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
         write = table_writer(stream)
         write(list(result.rows[0]))
@@ -245,7 +251,14 @@ def write_table(result: Sweep, path: str | Path) -> None:
 
 
 def plot(result: Sweep, path: str | Path) -> None:
-    """Draw ranking, operating point and training over the prior; a line is the mean over seeds, a dot a seed."""
+    """Draw ranking, operating point and training over the prior; a line is the mean over seeds, a dot a seed.
+
+    Parameters
+    ----------
+    result : Sweep
+    path : path or str
+        Of the PNG.
+    """
     from matplotlib.figure import Figure  # only here, as it takes a third of a second
 
     sheet = Figure(figsize=(11, 4.8), layout="constrained")

@@ -15,6 +15,7 @@ from .errors import LabelError
 from .known import Known
 from .labels import Labels
 from .progress import Progress
+from .scar import ScarCheck, check_scar
 
 TWINS = 0.999  # cosine from which on two images count as the same picture
 
@@ -55,6 +56,15 @@ class PUData:
         negatives: str | Path | None = None,
     ) -> PUData:
         """Join a cache with labels: files of keys, globs on keys, s itself, or labels that were read.
+
+        Parameters
+        ----------
+        cache : EmbeddingCache
+        positives : path, str, ndarray of int8 (n,) or Labels
+        twins : float or None
+            As for `train_pu`.
+        negatives : path or str, optional
+            As for `train_pu`; only beside a file or a glob of positives.
 
         Raises
         ------
@@ -110,6 +120,11 @@ def train_pu(
     **parameters
         Of `PULinearClassifier`.
 
+    Returns
+    -------
+    PULinearClassifier
+        Fitted; its `encoder_` is the cache's.
+
     Raises
     ------
     LabelError, CacheError
@@ -121,15 +136,56 @@ def train_pu(
 
 
 def train_on(data: PUData, *, progress: Progress | None = None, **parameters: Any) -> PULinearClassifier:
-    """Train on data already joined; parameters are those of `PULinearClassifier`."""
+    """Train on data already joined; parameters are those of `PULinearClassifier`.
+
+    Parameters
+    ----------
+    data : PUData
+    progress : Progress, optional
+    **parameters
+        Of `PULinearClassifier`.
+
+    Returns
+    -------
+    PULinearClassifier
+        Fitted; its `encoder_` is the cache's.
+    """
     model = PULinearClassifier(**parameters)
     model.fit(data.cache.X, data.s, groups=data.group, reviewed=data.labels.reviewed, progress=progress)
     model.encoder_ = data.cache.encoder
     return model
 
 
+def scar_of(data: PUData, model: PULinearClassifier) -> ScarCheck:
+    """Compare labelled with found positives, by the held-out margins of a model just trained on these data.
+
+    Parameters
+    ----------
+    data : PUData
+    model : PULinearClassifier
+        Of `train_on`.
+
+    Returns
+    -------
+    ScarCheck
+    """
+    return check_scar(
+        data.cache.X, data.labels, model.held_out_margins_, model.tilt_, group=data.group, seed=model.seed
+    )
+
+
 def summary(model: PULinearClassifier) -> dict[str, Any]:
-    """What a model is and what is estimated of it, ready for JSON (``metrics.json``)."""
+    """What a model is and what is estimated of it, ready for JSON (``metrics.json``).
+
+    Parameters
+    ----------
+    model : PULinearClassifier
+        Fitted by `train_pu` or `train_on`.
+
+    Returns
+    -------
+    dict
+    """
     chosen = ("loss", "target_prior", "solver", "deploy_prior")
     return {
         "encoder": str(model.encoder_),

@@ -48,6 +48,16 @@ class Verified:
 def verify(paths: Iterable[str | Path]) -> list[Verified]:
     """Read every byte of caches, folders of caches, models, encoders, checkpoints, and the folders of runs.
 
+    Parameters
+    ----------
+    paths : iterable of path or str
+        Files, folders of caches, or folders of runs.
+
+    Returns
+    -------
+    list of Verified
+        One a file; damage is told in it, and not raised.
+
     Raises
     ------
     CacheError

@@ -33,3 +33,15 @@ def write_cache(path, X, keys=None, *, encoder=None, failures=None, digests=None
     rows = Rows(encoded[order], X[order], digests, np.full((len(X), 2), -1))
     write_file(path, encoder, "", [rows], shape=shape, failures=failures or {})
     return EmbeddingCache(path)
+
+
+def two_kinds(labelled=120, unlabelled=4000, seed=0, side=0.0):
+    """X, s and y of positives of two kinds; `side` is by how much the labelled lean to one of them."""
+    draw = np.random.default_rng(seed)
+    X = draw.standard_normal((unlabelled + labelled, 16))
+    s, y = np.zeros(len(X), np.int8), draw.random(len(X)) < 0.1
+    s[:labelled], y[:labelled] = 1, True
+    kind = np.where(draw.random(len(X)) < np.where(s == 1, 0.5 + side, 0.5), 1, -1)
+    X[y, 0] += 6
+    X[y, 1] += 3 * kind[y]
+    return X.astype(np.float32), s, y

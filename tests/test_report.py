@@ -9,7 +9,7 @@ from browser import needs_chromium, opened, violations
 from click.testing import CliRunner
 from pictured import shaded
 from pictures import encode
-from planted import planted, write_cache
+from planted import planted, two_kinds, write_cache
 
 from pucache.cache import EmbeddingCache
 from pucache.cache_writer import Rows, write_file
@@ -487,6 +487,7 @@ def told(**changed):
         "duplicates": {"groups": 0, "copies": 0},
         "reviewed": {"confirmed": 0, "negative": 0},
         "twins_found": 0,
+        "scar": {"verdict": "alike", "auc": 0.5},
         "pictures": {"asked": 10, "missing": 0, "problems": {}},
     }
     return good | changed
@@ -506,6 +507,7 @@ def test_a_good_training_gets_no_warning():
         ({"labelled": 12}, methods(0.1, 0.1), "only 12 labelled positives"),
         ({"held_out": False}, methods(0.1, 0.1), "nothing could be held out"),
         ({"reviewed": {"confirmed": 5, "negative": 1}}, methods(0.1, 0.1), "5 positives and rejected 1 image. These"),
+        ({"scar": {"verdict": "differ", "auc": 0.7}}, methods(0.1, 0.1), "AUC 0.70): they are no fair sample"),
         ({"twins_found": 3}, methods(0.1, 0.1), "3 unlabelled images show the same picture"),
         ({}, methods(0.1, 0.1, low=0.02, high=0.4), "anything from 2.00 % to 40.0 %"),
         ({}, methods(0.1, 0.4, 0.5, 0.01), "disagree widely"),
@@ -544,3 +546,28 @@ def test_sentences_tell_ranges_and_a_wide_one_alone():
 def test_a_classifier_that_calls_nothing_positive_is_said():
     none = told(estimates=told()["estimates"] | {"share_predicted_positive": 0.0})
     assert wording.decisions(none) == "At its threshold the classifier calls no unlabelled image positive."
+
+
+# --- labelled against found ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[0.0, 0.4], ids=["fair", "one kind"])
+def labels_of_kinds(request, tmp_path_factory):
+    """A page about labels of two kinds of positives, or mostly of one, and its numbers."""
+    folder = tmp_path_factory.mktemp("kinds")
+    rows, s, _ = two_kinds(side=request.param)
+    numbers = report(write_cache(folder / "cache.h5", rows), s, folder / "r.html", **FAST | {"draws": 0})
+    return request.param > 0, unescape((folder / "r.html").read_text()), numbers
+
+
+def test_labels_that_are_no_fair_sample_are_said_and_shown(labels_of_kinds):
+    unfair, page, numbers = labels_of_kinds
+    assert numbers["scar"]["verdict"] == ("differ" if unfair else "alike")
+    assert f"AUC {numbers['scar']['auc']:.2f}" in page
+    assert ("are no fair sample" in page) == unfair == any("fair sample" in one for one in numbers["warnings"])
+    assert ("least like what is found" in page) == unfair
+
+
+def test_too_few_likely_positives_are_not_compared_on_the_page():
+    told = {"labelled": 1, "found": 1, "auc": None, "p_value": None, "explained": None, "verdict": "too few"}
+    assert "1 labelled positive and 1 unlabelled image that is likely positive" in wording.fair_sample(told)

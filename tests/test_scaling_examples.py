@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command_lines import examples_in_blocks, parse
 
 from pucache.cache import EmbeddingCache
 from pucache.cli.main import WrongUsage, main
@@ -58,14 +57,6 @@ def noted(folder, name):
 
 
 # --- texts ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("page", ["scaling.md", "scaling/ray-cluster.md"])
-def test_the_commands_of_the_pages_parse(page):
-    found = examples_in_blocks((DOCS / page).read_text())
-    assert found
-    for example in found:
-        parse(example)
 
 
 def test_every_file_that_the_page_links_to_is_there():

@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 import pytest
-from planted import QUICK, planted, write_cache
+from planted import QUICK, planted, two_kinds, write_cache
 from tiny import save_image, tiny_encoder
 
 from pucache.cache import EmbeddingCache
@@ -15,7 +15,7 @@ from pucache.errors import CacheError, LabelError
 from pucache.images import open_source
 from pucache.keys import encode_keys
 from pucache.labels import Labels
-from pucache.train import PUData, summary, train_on, train_pu
+from pucache.train import PUData, scar_of, summary, train_on, train_pu
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 X, S, _ = planted(120, labelled=30)
@@ -231,3 +231,13 @@ def test_the_summary_holds_the_interval_of_an_estimated_prior(cache, tmp_path):
 def test_the_authors_protocol_trains_on_a_cache_too(cache):
     model = train_pu(cache, "found/**", prior=0.3, solver="sgd", protocol=QUICK, device="cpu")
     assert summary(model)["solver"] == "sgd" and model.penalty_ == 0
+
+
+# --- labelled against found ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("side", "verdict"), [(0.0, "alike"), (0.4, "differ")])
+def test_labels_of_one_kind_are_seen_by_the_margins_of_the_training(tmp_path, side, verdict):
+    rows, s, _ = two_kinds(side=side)
+    data = PUData.of(write_cache(tmp_path / "kinds.h5", rows), s)
+    assert scar_of(data, train_on(data, draws=0, device="cpu")).verdict == verdict

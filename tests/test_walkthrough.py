@@ -3,10 +3,8 @@ import re
 import sys
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner
-from command_lines import examples_in_blocks, parse
 from PIL import Image
 
 from pucache.cli.main import main
@@ -76,16 +74,6 @@ def test_the_notebook_in_docs_was_run_in_order():
 # --- the texts ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", [WALKTHROUGH, DOCS / "retrieval.md", DOCS / "report.md"], ids=name)
-def test_the_commands_in_a_text_parse(path):
-    found = examples_in_blocks(path.read_text())
-    assert found
-    for example in found:
-        parse(example)
-    with pytest.raises(click.UsageError):
-        parse(f"{found[0]} --no-such-option")
-
-
 @pytest.mark.parametrize("path", PAGES, ids=name)
 def test_the_verbs_that_a_text_names_exist(path):
     assert set(re.findall(r"`pucache ([a-z][\w-]*)", path.read_text())) <= set(main.commands)
@@ -135,7 +123,9 @@ def test_each_picture_of_the_walkthrough_can_be_taken_anew_and_is_small(tool):
 
 
 def test_following_a_text_replaces_outputs_and_nothing_else(tool, tmp_path):
-    text = "# Title\n\nWords.\n\n    $ echo one; echo two\n    old\n    older\n    $ true\n\n    no command\n\nEnd.\n"
+    text = (
+        "# Title\n\n```console\n$ echo one; echo two\nold\nolder\n$ true\n```\n\n```text\n$ no command\n```\n\nEnd.\n"
+    )
     (tmp_path / "text.md").write_text(text)
     lines = tool.renewed(tmp_path / "text.md", lambda command: tool.run(command, tmp_path), lambda picture: None)
-    assert "\n".join(lines) + "\n" == text.replace("    old\n    older\n", "    one\n    two\n")
+    assert "\n".join(lines) + "\n" == text.replace("old\nolder\n", "one\ntwo\n")

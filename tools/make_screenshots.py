@@ -2,9 +2,9 @@
 
     python tools/make_screenshots.py WORK      # an empty folder; needs chromium and pucache[test]
 
-Lines that begin with `$` run in WORK, in their order, and what they print replaces what stands below them. Where the
-text shows images/NAME.png, that picture is taken; the truth of the packaged images answers in the place of a person.
-What the pages say meanwhile is printed: figures within the sentences are to be held against it by hand.
+Lines of console blocks that begin with `$` run in WORK, in their order, and what they print replaces what stands below
+them. Where the text shows images/NAME.png, that picture is taken; the truth of the packaged images answers in the place
+of a person. What the pages say meanwhile is printed: figures within the sentences are to be held against it by hand.
 """
 
 import csv
@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from browser import chromium, opened  # noqa: E402
 
 TEXT, PICTURES = ROOT / "docs/walkthrough.md", ROOT / "docs/images"
-COMMAND, PICTURE = re.compile(r" {4}\$ (.+)"), re.compile(r"!\[.+\]\(images/([\w-]+)\.png\)")
+COMMAND, PICTURE = re.compile(r"\$ (.+)"), re.compile(r"!\[.+\]\(images/([\w-]+)\.png\)")
 DECIDED = 70  # candidates before the picture is taken; some are rejected by then
 SETTLED = 1000  # ms, in which a progress bar comes to rest
 
@@ -38,14 +38,14 @@ def main(work):
 
 def renewed(text, run, take):
     """Return the lines of a text, with what its commands print now, and take its pictures in their turn."""
-    lines, output = [], False
+    lines, console = [], False
     for line in text.read_text().splitlines():
-        command, picture = COMMAND.fullmatch(line), PICTURE.match(line)
-        output = bool(command) or (output and line.startswith("    "))
-        if command or not output:
+        console = line == "```console" or (console and line != "```")
+        command, picture = console and COMMAND.fullmatch(line), PICTURE.match(line)
+        if command or not console or line == "```console":
             lines.append(line)
         if command:
-            lines += [f"    {printed}" for printed in run(command[1])]
+            lines += run(command[1])
         if picture:
             take(picture[1])
     return lines

@@ -77,6 +77,14 @@ class RayEngine:
     def device(self, asked: str = "auto") -> torch.device:
         """Where encoders will run; ``auto`` is CUDA where the cluster has GPUs now, else the CPU.
 
+        Parameters
+        ----------
+        asked : {"auto", "cpu", "cuda"}
+
+        Returns
+        -------
+        torch.device
+
         Raises
         ------
         ValueError

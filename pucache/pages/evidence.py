@@ -10,8 +10,9 @@ import numpy as np
 from ..classifier import PULinearClassifier
 from ..duplicates import unlabelled_twins
 from ..priors import PriorEstimate
+from ..scar import ScarCheck
 from ..sweep import Sweep
-from ..train import PUData
+from ..train import PUData, scar_of
 from .findings import HeldOut
 
 _SAME = 5e-3  # relative distance of coefficients; another processor rounds otherwise
@@ -69,6 +70,11 @@ class Evidence:
         margins, model = self.trained.held_out_margins_, self.trained
         truth = None if self.truth is None else self.truth[self.unlabelled]
         return HeldOut(margins[self.labelled], margins[self.unlabelled], model.tilt_, model.threshold_, truth)
+
+    @cached_property
+    def scar(self) -> ScarCheck:
+        """Whether the labelled positives look like those that are found."""
+        return scar_of(self.data, self.trained)
 
     @property
     def held_out(self) -> bool:

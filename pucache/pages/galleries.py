@@ -59,7 +59,7 @@ class Galleries:
         return thumbnails(cache, rows, images=self._images, side=side, progress=self._progress)
 
     def cards(self) -> dict[str, list[Card]]:
-        """The cards of each gallery: labelled, doubted, twins, top, doubtful."""
+        """The cards of each gallery: labelled, doubted, unlike_found, unlike_labelled, twins, top, doubtful."""
         found = {name: self._of(rows) for name, rows in self._rows.items()}
         twins = dict(zip(*(rows.tolist() for rows in self._evidence.twins), strict=True))
         notes = [f"same picture as {visible(self._key(twins[row]))}" for row in self._rows["twins"].tolist()]
@@ -126,9 +126,20 @@ def _rows(evidence: Evidence, seed: int) -> dict[str, np.ndarray]:
     return {
         "labelled": np.sort(drawn),
         "doubted": labelled[doubt],
+        **_unlike(evidence),
         "twins": evidence.twins[0][: SHOWN // 2],
         "top": ranked[:SHOWN],
         "doubtful": ranked[unsure],
+    }
+
+
+def _unlike(evidence: Evidence) -> dict[str, np.ndarray]:
+    """Labelled positives least like the found and found ones least like the labelled, where the two kinds differ."""
+    apart = evidence.scar.apart if evidence.scar.verdict == "differ" else np.empty(0, np.int64)
+    is_labelled = evidence.data.s[apart] == 1
+    return {
+        "unlike_found": apart[is_labelled][: SHOWN // 2],
+        "unlike_labelled": apart[~is_labelled][::-1][: SHOWN // 2],
     }
 
 

@@ -103,6 +103,26 @@ def _of_100(numbers: dict[str, Any], figure: str) -> str:
     return ends if unsure(interval) else f"{told} ({ends})"
 
 
+def fair_sample(scar: dict[str, Any]) -> str:
+    """Say whether labelled positives can be told from those that are found."""
+    compared = (
+        f"{plural(scar['labelled'], 'labelled positive')} and {plural(scar['found'], 'unlabelled image')} that "
+        f"{'is' if scar['found'] == 1 else 'are'} likely positive"
+    )
+    if scar["auc"] is None:
+        return f"There is too little to compare: {compared}."
+    told = f"Of {compared}, the nearest images tell which are labelled with AUC {scar['auc']:.2f}"
+    if scar["verdict"] == "differ":
+        return (
+            f"{told} (p = {scar['p_value']:.2g}), more than negatives among them explain ({scar['explained']:.2f}): "
+            "the labelled positives are no fair sample of what is found."
+        )
+    return (
+        f"{told} (p = {scar['p_value']:.2g}): no sign that they differ. Positives that are never found cannot be "
+        "compared."
+    )
+
+
 def expected_among(cards: Sequence[Any]) -> str:
     """Say how many of some images should be positive, by their probabilities."""
     return f"of these {len(cards)}, about {sum(card.chance for card in cards):.0f} should be"
@@ -134,6 +154,12 @@ def _of_labels(numbers: dict[str, Any]) -> list[str]:
     if numbers["labelled"] < FEW:
         few = plural(numbers["labelled"], "labelled positive")
         found.append(f"There {'is' if numbers['labelled'] == 1 else 'are'} only {few}: take every estimate as rough.")
+    if numbers["scar"]["verdict"] == "differ":
+        found.append(
+            f"The labelled positives differ from the likely positives that are found (section 3; AUC "
+            f"{numbers['scar']['auc']:.2f}): they are no fair sample, and the number of hidden positives, recall and "
+            "F1 are off. Label positives from a random sample."
+        )
     reviewed = numbers["reviewed"]
     if reviewed["confirmed"] or reviewed["negative"]:
         found.append(

@@ -32,12 +32,27 @@ class Ranking:
     posterior: np.ndarray | None = None
 
     def first(self, k: int) -> Ranking:
-        """The best k."""
+        """The best k.
+
+        Parameters
+        ----------
+        k : int
+
+        Returns
+        -------
+        Ranking
+        """
         posterior = None if self.posterior is None else self.posterior[:k]
         return Ranking(self.rows[:k], self.keys[:k], self.scores[:k], posterior)
 
     def save(self, path: str | Path) -> None:
-        """Write ``rank,key,score`` as CSV."""
+        """Write ``rank,key,score`` as CSV.
+
+        Parameters
+        ----------
+        path : path or str
+            The file is replaced as a whole.
+        """
         with replacing(check_writable(path)) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
             write = table_writer(stream)
             write(["rank", "key", "score"])

@@ -83,7 +83,19 @@ class Recipe:
             raise ValueError(f"a batch of {self.batch_size} does not divide into {self.accumulate} equal parts")
 
     def rate(self, step: int, steps: int) -> float:
-        """Learning rate of a step, 0 <= step < steps."""
+        """Learning rate of a step, 0 <= step < steps.
+
+        Parameters
+        ----------
+        step : int
+            From 0.
+        steps : int
+            Of the whole training.
+
+        Returns
+        -------
+        float
+        """
         peak = self.lr * math.sqrt(self.batch_size / 256) if self.optimizer == "sgd" else self.lr
         if self.constant:
             return peak
@@ -93,7 +105,16 @@ class Recipe:
         return peak * 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
 
     def goes_on_as(self, other: Recipe) -> bool:
-        """Whether a training by this recipe can be gone on with by another: more epochs, of a constant rate."""
+        """Whether a training by this recipe can be gone on with by another: more epochs, of a constant rate.
+
+        Parameters
+        ----------
+        other : Recipe
+
+        Returns
+        -------
+        bool
+        """
         return other == self or (
             self.constant and self.epochs < other.epochs and dataclasses.replace(self, epochs=other.epochs) == other
         )
