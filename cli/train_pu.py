@@ -119,6 +119,8 @@ def _warn_of_twins(found: list[tuple[str, str]]) -> None:
 
 
 def _lines(result: dict[str, Any]) -> list[str]:
+    from pucache.calibration import LEAST, MOST
+
     estimates, interval = result["estimates"], result["prior_estimate"]
     told = f"prior {result['prior']:.4g}"
     if interval:
@@ -135,6 +137,11 @@ def _lines(result: dict[str, Any]) -> list[str]:
         f"  AUC {estimates['auc']:.3f}   recall {estimates['recall']:.3f}   precision {estimates['precision']:.3f}   "
         f"F1 {estimates['f1']:.3f}   called positive {estimates['share_predicted_positive']:.3%}",
     ]
+    if interval and not 2 * LEAST < result["prior"] < 1 - 2 * (1 - MOST):
+        lines.append(
+            "  warning: the estimate of the prior lies at the end of what is possible, so that nothing rests on it; "
+            "label more positives, of other kinds too, or give --prior"
+        )
     if any(reviewed):
         lines.append(
             "  after a review these lean upwards, recall most: what was confirmed lies around the labelled positives"

@@ -1,12 +1,15 @@
 """Held-out margins: what chooses the penalty, tells the prior and calibrates, all without truth.
 
 Every head of this module leaves one fold out and is asked about that fold only. The penalty is the
-one whose held-out positives rank best among the unlabelled, by the mean over P of
+one whose held-out positives rank best among the negatives, by the mean over P of
 
-    -log(share of U above the margin + 0.03),
+    -log(share of negatives above the margin + 0.01),
 
-which looks at the top of the ranking more than the area under the curve (PAUC) does; the score of
-a penalty is smoothed with those of its neighbours. Of penalties that do not differ from the best
+which looks at the top of the ranking more than the area under the curve (PAUC) does. Who is negative
+is not known: each row of U counts as one with the chance that the tilt fitted to these margins gives
+it (`pucache.calibration`). Were the whole row counted, hidden positives would stand above labelled
+ones whatever the penalty, and where they are many no penalty would look much better than another. The
+score of a penalty is smoothed with those of its neighbours. Of penalties that do not differ from the best
 by more than the standard error of their paired difference, the weakest is taken, within a factor
 of ten: on few labels a strong one wins by chance more often than it is better.
 
@@ -25,13 +28,14 @@ import numpy as np
 
 from .batch import TOLERANCE
 from .blocks import Moments, gather
+from .calibration import fit_tilt
 from .heads import FittedHeads, fit_heads
 from .known import Known
 from .risks import PURisk
 
 PENALTIES = tuple(float(f"{10 ** (step / 2 - 6):.3g}") for step in range(9))  # 1e-6 to 1e-2
 _CHOOSING, _RESAMPLING = 2e-3, 0.01  # tolerances: heads that stop early would make a weak penalty look good
-_FLOOR = 0.03  # of the share of U above a positive
+_FLOOR = 0.01  # of the share of negatives above a positive
 _REACH = 2  # steps of the grid: a factor of ten in the penalty
 _DRAWS_AT_ONCE = 20
 SAMPLE = 1 << 27
@@ -214,7 +218,8 @@ def weakest_of_the_best(score: np.ndarray) -> int:
 
 
 def _rank_of_positives(margins: np.ndarray, s: np.ndarray) -> np.ndarray:
-    """-log(share of U above + 0.03) of each P."""
+    """-log(share of the negatives above + floor) of each P; rows of U are negative by their chance to be."""
     unlabelled = np.sort(margins[s == 0])
-    above = 1 - np.searchsorted(unlabelled, margins[s == 1], side="left") / len(unlabelled)
-    return -np.log(above + _FLOOR)
+    negative = 1 - fit_tilt(margins, s).posterior(unlabelled)
+    below = np.concatenate([[0.0], np.cumsum(negative)])[np.searchsorted(unlabelled, margins[s == 1], side="left")]
+    return np.asarray(-np.log(1 - below / negative.sum() + _FLOOR))
