@@ -142,13 +142,13 @@ def test_positives_are_ranked_by_the_share_of_likely_negatives_above_them(monkey
 def test_positives_hidden_above_a_labelled_one_do_not_count_against_it():
     """Where two in five are hidden a perfect ranking still looks better than one that errs."""
     draw = np.random.default_rng(0)
-    y = np.repeat([1, 1, 0], [100, 800, 1200])
-    s = np.repeat([1, 0], [100, 2000])
+    y = np.repeat([1, 1, 0], [1000, 8000, 12000])
+    s = np.repeat([1, 0], [1000, 20000])
     good, worse = (2.0 * apart * y + draw.standard_normal(len(y)) for apart in (2, 1))
     scores = [_rank_of_positives(margins, s) for margins in (good, worse)]
     assert scores[0].mean() > scores[1].mean() + 0.4
     known = [-np.log([(margins[y == 0] >= one).mean() + 0.01 for one in margins[s == 1]]) for margins in (good, worse)]
-    np.testing.assert_allclose([score.mean() for score in scores], np.mean(known, axis=1), rtol=0.05)
+    np.testing.assert_allclose([score.mean() for score in scores], np.mean(known, axis=1), rtol=0.1)
 
 
 def test_a_strong_penalty_is_chosen_where_labels_are_few_and_dimensions_many():
