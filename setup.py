@@ -9,6 +9,7 @@ here = Path(__file__).parent
 version = re.search(r'__version__ = "(.+?)"', (here / "pucache/__init__.py").read_text())
 assert version
 
+bench = ["openvino>=2025.0", "pulearn==0.2.0", "pu-toolbox==1.11.0"]
 docs = ["sphinx>=8.2", "myst-parser>=4", "furo>=2024.8.6", "sphinx-copybutton>=0.5.2", "numpydoc>=1.8"]
 
 setup(
@@ -65,6 +66,7 @@ setup(
         "faiss-cpu>=1.12; sys_platform != 'linux' or platform_machine != 'x86_64'",
     ],
     extras_require={
+        "bench": bench,
         "docs": docs,
         "openvino": ["openvino>=2025.0"],
         "parquet": ["pyarrow>=16"],
@@ -76,14 +78,13 @@ setup(
             "hypothesis>=6.100",
             "ruff>=0.8",
             "mypy>=1.13",
-            "openvino>=2025.0",
+            *bench,
             "pyarrow>=16",
             "ray[data]>=2.50",
             "s3fs>=2024.6",
             "moto[server]>=5",
             "kubernetes-validate>=1.31",
             "tensorboard>=2.17",
-            "pulearn==0.2.0",
             "playwright>=1.49",
             "axe-playwright-python>=0.1.4",
             "nbclient>=0.10",

@@ -6,10 +6,12 @@ one whose held-out positives rank best among the negatives, by the mean over P o
     -log(share of negatives above the margin + 0.01),
 
 which looks at the top of the ranking more than the area under the curve (PAUC) does. Who is negative
-is not known: each row of U counts as one with the chance that the tilt fitted to these margins gives
+is not known: each row of U counts as one with the chance that a tilt fitted to these margins gives
 it (`pucache.calibration`). Were the whole row counted, hidden positives would stand above labelled
 ones whatever the penalty, and where they are many no penalty would look much better than another. The
-score of a penalty is smoothed with those of its neighbours. Of penalties that do not differ from the best
+tilts share one prior, the upper quartile of what they tell each by itself: heads of a weak penalty
+often tell of none, and on few labels a prior for each is chance. The score of a penalty is smoothed
+with those of its neighbours. Of penalties that do not differ from the best
 by more than the standard error of their paired difference, the weakest is taken, within a factor
 of ten: on few labels a strong one wins by chance more often than it is better.
 
@@ -28,7 +30,7 @@ import numpy as np
 
 from .batch import TOLERANCE
 from .blocks import Moments, gather
-from .calibration import fit_tilt
+from .calibration import Tilt, fit_tilt
 from .heads import FittedHeads, fit_heads
 from .known import Known
 from .risks import PURisk
@@ -36,6 +38,7 @@ from .risks import PURisk
 PENALTIES = tuple(float(f"{10 ** (step / 2 - 6):.3g}") for step in range(9))  # 1e-6 to 1e-2
 _CHOOSING, _RESAMPLING = 2e-3, 0.01  # tolerances: heads that stop early would make a weak penalty look good
 _FLOOR = 0.01  # of the share of negatives above a positive
+_QUARTILE = 0.75
 _REACH = 2  # steps of the grid: a factor of ten in the penalty
 _DRAWS_AT_ONCE = 20
 SAMPLE = 1 << 27
@@ -147,8 +150,7 @@ class CrossFitter:
         if self.folds < 2:
             return self.at((penalties[len(penalties) // 2],), tolerance=TOLERANCE)[0]
         tried = self._few.at(penalties)
-        ranks = np.stack([_rank_of_positives(one.margins, self._few._s) for one in tried])
-        chosen = tried[weakest_of_the_best(ranks)]
+        chosen = tried[weakest_of_the_best(ranks_of_positives([one.margins for one in tried], self._few._s))]
         return self.at((chosen.penalty,), tolerance=TOLERANCE, start=chosen.heads)[0]
 
     def resampled(self, fitted: CrossFit, draws: int, seed: int) -> Iterator[Draw]:
@@ -217,9 +219,25 @@ def weakest_of_the_best(score: np.ndarray) -> int:
     return int(good[good >= best - _REACH][0])
 
 
-def _rank_of_positives(margins: np.ndarray, s: np.ndarray) -> np.ndarray:
-    """-log(share of the negatives above + floor) of each P; rows of U are negative by their chance to be."""
+def ranks_of_positives(margins: list[np.ndarray], s: np.ndarray) -> np.ndarray:
+    """How high the labelled positives stand among the likely negatives, by each candidate's held-out margins.
+
+    Parameters
+    ----------
+    margins : list of J ndarrays, (n,)
+    s : ndarray of 0 and 1, (n,)
+
+    Returns
+    -------
+    ndarray of float64, (J, p)
+        -log(share of the negatives above + floor) of each positive; the greater the better.
+    """
+    prior = float(np.quantile([fit_tilt(one, s).prior for one in margins], _QUARTILE))
+    return np.stack([_ranks(one, s, fit_tilt(one, s, prior=prior)) for one in margins])
+
+
+def _ranks(margins: np.ndarray, s: np.ndarray, tilt: Tilt) -> np.ndarray:
     unlabelled = np.sort(margins[s == 0])
-    negative = 1 - fit_tilt(margins, s).posterior(unlabelled)
+    negative = 1 - tilt.posterior(unlabelled)
     below = np.concatenate([[0.0], np.cumsum(negative)])[np.searchsorted(unlabelled, margins[s == 1], side="left")]
     return np.asarray(-np.log(1 - below / negative.sum() + _FLOOR))

@@ -7,7 +7,7 @@ from planted import QUICK, planted
 from pucache import crossfit
 from pucache.blocks import Moments
 from pucache.calibration import Tilt
-from pucache.crossfit import PENALTIES, CrossFitter, _rank_of_positives, weakest_of_the_best
+from pucache.crossfit import PENALTIES, CrossFitter, ranks_of_positives, weakest_of_the_best
 from pucache.deal import deal
 from pucache.heads import fit_heads
 from pucache.known import Known
@@ -133,10 +133,10 @@ def test_a_single_positive_or_a_single_candidate_is_enough():
 
 def test_positives_are_ranked_by_the_share_of_likely_negatives_above_them(monkeypatch):
     margins, s = np.array([5, 1, 2, 0, 3, 2], np.float32), np.array([1, 1, 1, 0, 0, 0])
-    monkeypatch.setattr(crossfit, "fit_tilt", lambda *_: Tilt(0.0, 1.0, 1e-9))  # every row of U is a negative
-    np.testing.assert_allclose(_rank_of_positives(margins, s), -np.log(np.array([0, 2 / 3, 2 / 3]) + 0.01))  # ties too
-    monkeypatch.setattr(crossfit, "fit_tilt", lambda *_: Tilt(-250.0, 100.0, 0.5))  # what is above 2.5 is positive
-    np.testing.assert_allclose(_rank_of_positives(margins, s), -np.log(np.array([0, 1 / 2, 1 / 2]) + 0.01))
+    every, some = Tilt(0.0, 1.0, 1e-9), Tilt(-250.0, 100.0, 0.5)  # who of U is negative: all, or those below 2.5
+    for tilt, shares in ((every, [0, 2 / 3, 2 / 3]), (some, [0, 1 / 2, 1 / 2])):  # a tie counts as above
+        monkeypatch.setattr(crossfit, "fit_tilt", lambda *_, tilt=tilt, **__: tilt)
+        np.testing.assert_allclose(ranks_of_positives([margins], s)[0], -np.log(np.array(shares) + 0.01))
 
 
 def test_positives_hidden_above_a_labelled_one_do_not_count_against_it():
@@ -145,7 +145,7 @@ def test_positives_hidden_above_a_labelled_one_do_not_count_against_it():
     y = np.repeat([1, 1, 0], [1000, 8000, 12000])
     s = np.repeat([1, 0], [1000, 20000])
     good, worse = (2.0 * apart * y + draw.standard_normal(len(y)) for apart in (2, 1))
-    scores = [_rank_of_positives(margins, s) for margins in (good, worse)]
+    scores = ranks_of_positives([good, worse], s)
     assert scores[0].mean() > scores[1].mean() + 0.4
     known = [-np.log([(margins[y == 0] >= one).mean() + 0.01 for one in margins[s == 1]]) for margins in (good, worse)]
     np.testing.assert_allclose([score.mean() for score in scores], np.mean(known, axis=1), rtol=0.1)
