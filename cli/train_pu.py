@@ -99,6 +99,11 @@ def _prior(text: str) -> float | None:
 
 def _of_scar(scar: ScarCheck) -> list[str]:
     lines = [str(scar)]
+    if scar.nothing_found:
+        lines.append(
+            "  warning: hardly any positives are hidden, or the labelled ones come from elsewhere, such as another "
+            "camera, and that is what they have in common"
+        )
     if scar.verdict == "differ":
         lines.append(
             "  warning: they are no fair sample of all positives, on which the prior, recall and F1 rest; label some "

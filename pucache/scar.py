@@ -62,6 +62,14 @@ class ScarCheck:
     verdict: str = "too few"
     apart: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64), repr=False, compare=False)
 
+    @property
+    def nothing_found(self) -> bool:
+        """Whether the labelled look like positives and next to nothing else does.
+
+        Then hardly any are hidden, or the labels come from elsewhere, such as another camera.
+        """
+        return self.labelled >= LEAST > self.found
+
     def told(self) -> dict[str, Any]:
         """Everything but the rows, ready for JSON."""
         return {name: value for name, value in vars(self).items() if name != "apart"}
@@ -69,6 +77,10 @@ class ScarCheck:
     def __str__(self) -> str:
         """The verdict in a sentence."""
         rows = f"{self.labelled:,} labelled and {self.found:,} found"
+        if self.nothing_found:
+            return (
+                f"labelled against found positives: hardly any unlabelled image looks like the labelled ones ({rows})"
+            )
         if self.auc is None:
             return f"labelled against found positives: too few likely positives to compare ({rows})"
         figures = f"told apart with AUC {self.auc:.2f}, p = {self.p_value:.2g} ({rows})"

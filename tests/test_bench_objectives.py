@@ -206,7 +206,8 @@ def rows_with(differences):
 @pytest.mark.parametrize(
     ("differences", "said"),
     [
-        ([(0.01, 0, 0), (0.02, 0, 0), (0.015, 0, 0)], "winner: better in AP"),
+        ([(0.01, 0, 0), (0.02, 0, 0), (0.015, 0, 0)], "too few tasks to say: better in AP"),
+        (4 * [(0.01, 0, 0), (0.02, 0, 0), (0.015, 0, 0)], "winner: better in AP"),
         ([(0.01, 0, 0), (-0.02, 0, 0), (0.03, 0, 0)], "no: no difference beyond two standard errors"),
         ([(0.01, 0, -0.02), (0.02, 0, -0.03), (0.015, 0, -0.01)], "no: better in AP; worse in F1 at its threshold"),
         ([(0, 0.02, 0), (0, 0.03, 0), (0, 0.02, 0)], "no: no difference beyond two standard errors"),

@@ -61,7 +61,8 @@ def test_too_few_likely_positives_of_either_kind_are_not_compared(labelled, foun
     margins[:labelled] = margins[60 : 60 + found] = 9.0
     got = check_scar(np.eye(200, dtype=np.float32), Labels.of(s), margins, RARE)
     assert (got.verdict, got.labelled, got.found, got.auc, len(got.apart)) == ("too few", labelled, found, None, 0)
-    assert "too few" in str(got)
+    assert ("hardly any unlabelled image looks like" if labelled > LEAST else "too few") in str(got)
+    assert got.nothing_found == (labelled > LEAST)
 
 
 def test_known_negatives_and_copies_of_labelled_positives_are_not_among_the_found():

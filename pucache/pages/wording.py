@@ -109,6 +109,11 @@ def fair_sample(scar: dict[str, Any]) -> str:
         f"{plural(scar['labelled'], 'labelled positive')} and {plural(scar['found'], 'unlabelled image')} that "
         f"{'is' if scar['found'] == 1 else 'are'} likely positive"
     )
+    if scar["auc"] is None and scar["labelled"] > scar["found"]:
+        return (
+            f"There is too little to compare: {compared}. Where the labelled are many, hardly any positives are "
+            "hidden, or the labelled ones come from elsewhere, such as another camera."
+        )
     if scar["auc"] is None:
         return f"There is too little to compare: {compared}."
     told = f"Of {compared}, the nearest images tell which are labelled with AUC {scar['auc']:.2f}"
