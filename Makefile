@@ -9,8 +9,9 @@ help:
 demo: .venv/installed
 	.venv/bin/pucache demo
 
+JOBS ?= 2
 test: .venv/installed-test lint
-	.venv/bin/pytest
+	OMP_NUM_THREADS=1 .venv/bin/pytest -n $(JOBS) --dist loadfile
 
 test-docker: .venv/installed-docker
 	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/pytest docker -v -rs $(if $(FIGURES),--figures $(FIGURES))
@@ -28,6 +29,7 @@ docs: .venv/installed-docs
 RESULTS ?= docs/results
 bench: .venv/installed-bench
 	@test -n "$(CIFAR)" || { echo "the images are missing: make $@ CIFAR=folder of CIFAR-10"; exit 2; }
+	mkdir -p $(RESULTS)
 	.venv/bin/python benchmarks/paper.py "$(CIFAR)" --out $(RESULTS)/paper.md
 	.venv/bin/python benchmarks/peers.py "$(CIFAR)" --out $(RESULTS)/peers.md
 	.venv/bin/python benchmarks/objectives.py "$(CIFAR)" --minutes 6 --out $(RESULTS)/objectives.md

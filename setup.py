@@ -9,7 +9,7 @@ here = Path(__file__).parent
 version = re.search(r'__version__ = "(.+?)"', (here / "pucache/__init__.py").read_text())
 assert version
 
-bench = ["openvino>=2025.0", "pulearn==0.2.0", "pu-toolbox==1.11.0"]
+bench = ["openvino>=2025.0", "scikit-learn>=1.8", "pulearn==0.2.0", "pu-toolbox==1.11.0"]
 docs = ["sphinx>=8.2", "myst-parser>=4", "furo>=2024.8.6", "sphinx-copybutton>=0.5.2", "numpydoc>=1.8"]
 
 setup(
@@ -75,6 +75,7 @@ setup(
         "tensorboard": ["tensorboard>=2.17"],
         "test": [
             "pytest>=8",
+            "pytest-xdist>=3.6",
             "hypothesis>=6.100",
             "ruff>=0.8",
             "mypy>=1.13",

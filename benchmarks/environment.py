@@ -8,15 +8,19 @@ from pathlib import Path
 
 import torch
 
+HERE = Path(__file__).parents[1]
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "scikit-learn", "h5py", "faiss-gpu", "faiss-cpu", "pillow")
 
 
 def commit() -> str:
-    """What git calls the state of the code; empty where there is no git."""
+    """What git calls the state of the code, whatever pages have been written since; empty where there is no git."""
+
+    def git(*command: str) -> str:
+        return subprocess.run(["git", *command], cwd=HERE, capture_output=True, text=True).stdout.strip()
+
     try:
-        return subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True
-        ).stdout.strip()
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
+        return git("describe", "--always") + "-dirty" * bool(changed)
     except OSError:
         return ""
 

@@ -31,6 +31,7 @@ from pucache.calibration import choose_threshold, fit_tilt
 from pucache.crossfit import PENALTIES, ranks_of_positives, weakest_of_the_best
 from pucache.deal import deal
 from pucache.heads import fit_heads
+from pucache.known import Known as PULabels
 
 CLASSES = ("cat", "truck", "airplane", "frog")
 FOLDS, FEW = 5, 6000  # rows of U that settings are chosen on, and heads begun
@@ -101,7 +102,7 @@ class Comparison:
         begun = method.train(self._few, setting, column)
         held_out = [self._few.held_out(begun[(setting == one) & (column < FOLDS)]).numpy() for one in setting.unique()]
         s = (np.arange(len(held_out[0])) < self._full.p).astype(np.int8)
-        chosen = choose(method.settings, ranks_of_positives(held_out, s))
+        chosen = choose(method.settings, ranks_of_positives(held_out, PULabels.of(s)))
         wanted = (setting == chosen) | (column == FOLDS)
         heads = method.train(self._full, setting[wanted], column[wanted], begun[wanted])
         whole = heads[column[wanted] == FOLDS]
@@ -135,10 +136,11 @@ def wanted(quick: bool) -> list[dict]:
     names, settings = CLASSES, list(product(LABELLED, SHARES))
     if quick:
         names, settings = ("truck",), [(100, 0.05)]
-    cells = [
-        {"class": name, "share": share, "labelled": labelled, "seed": 0}
-        for name, (labelled, share) in product(names, settings)
-    ]
+    order = [
+        (name, settings[(first + number) % len(settings)])
+        for first, (number, name) in product(range(len(settings)), enumerate(names))
+    ]  # so that a run that is cut off has something of all
+    cells = [{"class": name, "share": share, "labelled": labelled, "seed": 0} for name, (labelled, share) in order]
     return [AUTHORS, *cells]
 
 
@@ -156,7 +158,8 @@ if __name__ == "__main__":
     found = measured(
         work, name, wanted(arguments.quick), lambda **cell: measure(cifar, **cell), minutes=arguments.minutes
     )
-    text = f"{report(found)}\n{environment()}\n"
+    settings = {kind.name: len(kind(Known(1e-3, 0.1, 0.1)).settings) for kind in METHODS}
+    text = f"{report(found, settings)}\n{environment()}\n"
     print(text)
     if arguments.out:
         arguments.out.write_text(text)

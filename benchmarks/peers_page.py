@@ -1,7 +1,7 @@
 """The page of benchmarks/peers.py."""
 
 from bare import PLAIN
-from cells import table
+from cells import TUNED, table
 from cifar import Cifar
 from environment import environment
 from learners import DEFAULT, LEARNERS, LEFT_OUT, ONE_FIT, OURS, PACKAGES, PENALTY
@@ -79,7 +79,8 @@ def page(data: Cifar, cells: dict[str, dict], ranking: list[dict], embedded: dic
             f"`python benchmarks/peers.py DIR{' --quick' if data.part > 1 else ''}`: CIFAR-10, embeddings of "
             f"{data.encoder}, {len(data.X):,} training and {len(data.X_test):,} test images. Each row compares a tool "
             "with pucache on the same embeddings, rows, labels and test images, both at their own defaults; nothing is "
-            "tuned on the truth but where a row says so (C=0.001 was set on sight of the truth of one task).",
+            "tuned on the truth of these tasks but where a row says so (C=0.001 was set on sight of the truth of one). "
+            + TUNED,
             "",
             "## Learners",
             "",

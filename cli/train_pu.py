@@ -86,7 +86,7 @@ def train_pu(
     result = summary(model) | {"scar": scar.told(), "found_by_twins": [key for key, _ in found]}
     with replacing(written) as temporary:
         temporary.write_text(options.to_json(result) + "\n")
-    options.show(result, [*_lines(result), *_of_scar(scar), f"wrote {out} and {written}"], as_json)
+    options.show(result, [*_lines(result, data.known.bounds), *_of_scar(scar), f"wrote {out} and {written}"], as_json)
     _warn_of_twins(found)
 
 
@@ -99,7 +99,7 @@ def _prior(text: str) -> float | None:
 
 def _of_scar(scar: ScarCheck) -> list[str]:
     lines = [str(scar)]
-    if scar.nothing_found:
+    if scar.verdict == "none found":
         lines.append(
             "  warning: hardly any positives are hidden, or the labelled ones come from elsewhere, such as another "
             "camera, and that is what they have in common"
@@ -123,9 +123,7 @@ def _warn_of_twins(found: list[tuple[str, str]]) -> None:
         )
 
 
-def _lines(result: dict[str, Any]) -> list[str]:
-    from pucache.calibration import LEAST, MOST
-
+def _lines(result: dict[str, Any], bounds: tuple[float, float]) -> list[str]:
     estimates, interval = result["estimates"], result["prior_estimate"]
     told = f"prior {result['prior']:.4g}"
     if interval:
@@ -142,7 +140,7 @@ def _lines(result: dict[str, Any]) -> list[str]:
         f"  AUC {estimates['auc']:.3f}   recall {estimates['recall']:.3f}   precision {estimates['precision']:.3f}   "
         f"F1 {estimates['f1']:.3f}   called positive {estimates['share_predicted_positive']:.3%}",
     ]
-    if interval and not 2 * LEAST < result["prior"] < 1 - 2 * (1 - MOST):
+    if interval and not 2 * bounds[0] < result["prior"] < 1 - 2 * (1 - bounds[1]):
         lines.append(
             "  warning: the estimate of the prior lies at the end of what is possible, so that nothing rests on it; "
             "label more positives, of other kinds too, or give --prior"

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import expit, logit
 
 from .batch import TOLERANCE
 from .blocks import Moments, gather
@@ -38,7 +39,7 @@ from .risks import PURisk
 PENALTIES = tuple(float(f"{10 ** (step / 2 - 6):.3g}") for step in range(9))  # 1e-6 to 1e-2
 _CHOOSING, _RESAMPLING = 2e-3, 0.01  # tolerances: heads that stop early would make a weak penalty look good
 _FLOOR = 0.01  # of the share of negatives above a positive
-_QUARTILE = 0.75
+_QUARTILE, _TINY = 0.75, 1e-300
 _REACH = 2  # steps of the grid: a factor of ten in the penalty
 _DRAWS_AT_ONCE = 20
 SAMPLE = 1 << 27
@@ -150,7 +151,7 @@ class CrossFitter:
         if self.folds < 2:
             return self.at((penalties[len(penalties) // 2],), tolerance=TOLERANCE)[0]
         tried = self._few.at(penalties)
-        chosen = tried[weakest_of_the_best(ranks_of_positives([one.margins for one in tried], self._few._s))]
+        chosen = tried[weakest_of_the_best(ranks_of_positives([one.margins for one in tried], self._few._known))]
         return self.at((chosen.penalty,), tolerance=TOLERANCE, start=chosen.heads)[0]
 
     def resampled(self, fitted: CrossFit, draws: int, seed: int) -> Iterator[Draw]:
@@ -219,25 +220,31 @@ def weakest_of_the_best(score: np.ndarray) -> int:
     return int(good[good >= best - _REACH][0])
 
 
-def ranks_of_positives(margins: list[np.ndarray], s: np.ndarray) -> np.ndarray:
-    """How high the labelled positives stand among the likely negatives, by each candidate's held-out margins.
+def ranks_of_positives(margins: list[np.ndarray], known: Known) -> np.ndarray:
+    """How high the known positives stand among the likely negatives, by each candidate's held-out margins.
 
     Parameters
     ----------
     margins : list of J ndarrays, (n,)
-    s : ndarray of 0 and 1, (n,)
+    known : Known
+        Tilts are fitted to the labels as they were before a review.
 
     Returns
     -------
     ndarray of float64, (J, p)
         -log(share of the negatives above + floor) of each positive; the greater the better.
     """
-    prior = float(np.quantile([fit_tilt(one, s).prior for one in margins], _QUARTILE))
-    return np.stack([_ranks(one, s, fit_tilt(one, s, prior=prior)) for one in margins])
+    s, weights = known.s, known.weights
+    prior = float(np.quantile([fit_tilt(one, s, weights).prior for one in margins], _QUARTILE))
+    return np.stack([_ranks(one, known, fit_tilt(one, s, weights, prior)) for one in margins])
 
 
-def _ranks(margins: np.ndarray, s: np.ndarray, tilt: Tilt) -> np.ndarray:
-    unlabelled = np.sort(margins[s == 0])
-    negative = 1 - tilt.posterior(unlabelled)
-    below = np.concatenate([[0.0], np.cumsum(negative)])[np.searchsorted(unlabelled, margins[s == 1], side="left")]
-    return np.asarray(-np.log(1 - below / negative.sum() + _FLOOR))
+def _ranks(margins: np.ndarray, known: Known, tilt: Tilt) -> np.ndarray:
+    order = np.argsort(margins, kind="stable")
+    order = order[known.trained[order] == 0]
+    negative = expit(-tilt.log_ratio(margins[order]) - logit(tilt.prior))  # exact where 1 - posterior is not
+    if known.weights is not None:
+        negative = negative * known.weights[order]
+    total = np.concatenate([[0.0], np.cumsum(negative)])
+    below = total[np.searchsorted(margins[order], margins[known.trained == 1], side="left")]
+    return np.asarray(-np.log(1 - below / max(total[-1], _TINY) + _FLOOR))

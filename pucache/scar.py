@@ -10,7 +10,7 @@ view as a classifier: Lopez-Paz and Oquab 2017). Its AUC is the effect size, 0.5
 guessing; its p-value comes from permuting the labels.
 
 The found rows hold some negatives. Were each of them told from every positive, they would raise the
-AUC by half their share; so much is not held against the labels. The test is blind to positives that
+AUC by half their share; so much, and its chance, is not held against the labels. The test is blind to positives that
 are nowhere near the labelled ones, as these are not found.
 """
 
@@ -29,7 +29,7 @@ from .labels import Labels
 
 SURE = 0.5  # least posterior of the rows that are compared
 LEAST = 10  # rows of either kind, below which nothing is compared
-LEVEL = 0.01  # of the test
+LEVEL, BEYOND = 0.01, 1.645  # of the test; standard errors by which an AUC must be above what negatives explain
 _MOST_LABELLED, _MOST_FOUND = 1000, 2000
 
 
@@ -49,7 +49,9 @@ class ScarCheck:
     explained : float or None
         AUC that the negatives expected among the found could account for at most.
     verdict : str
-        ``alike``, ``differ`` or ``too few``.
+        ``alike``, ``differ``, ``too few`` to compare, or ``none found``: the labelled look like
+        positives and next to nothing else does, because hardly any are hidden, or because the
+        labels come from elsewhere, such as another camera.
     apart : ndarray of int64
         Rows that were compared, from those most like the labelled to those most like the found.
     """
@@ -62,14 +64,6 @@ class ScarCheck:
     verdict: str = "too few"
     apart: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64), repr=False, compare=False)
 
-    @property
-    def nothing_found(self) -> bool:
-        """Whether the labelled look like positives and next to nothing else does.
-
-        Then hardly any are hidden, or the labels come from elsewhere, such as another camera.
-        """
-        return self.labelled >= LEAST > self.found
-
     def told(self) -> dict[str, Any]:
         """Everything but the rows, ready for JSON."""
         return {name: value for name, value in vars(self).items() if name != "apart"}
@@ -77,17 +71,20 @@ class ScarCheck:
     def __str__(self) -> str:
         """The verdict in a sentence."""
         rows = f"{self.labelled:,} labelled and {self.found:,} found"
-        if self.nothing_found:
-            return (
-                f"labelled against found positives: hardly any unlabelled image looks like the labelled ones ({rows})"
-            )
-        if self.auc is None:
-            return f"labelled against found positives: too few likely positives to compare ({rows})"
-        figures = f"told apart with AUC {self.auc:.2f}, p = {self.p_value:.2g} ({rows})"
-        return f"labelled against found positives: {_SAID[self.verdict]}: {figures}"
+        if self.auc is None or self.p_value is None:
+            return f"labelled against found positives: {_SAID[self.verdict]} ({rows})"
+        said, figures = _SAID[self.verdict], f"told apart with AUC {self.auc:.2f}, p = {self.p_value:.2g} ({rows})"
+        if self.verdict == "alike" and self.p_value < LEVEL:
+            said = f"no more than negatives among the found may explain (AUC {self.explained:.2f})"
+        return f"labelled against found positives: {said}: {figures}"
 
 
-_SAID = {"alike": "no sign that they differ", "differ": "they differ"}
+_SAID = {
+    "alike": "no sign that they differ",
+    "differ": "they differ",
+    "too few": "too few likely positives to compare",
+    "none found": "hardly any unlabelled image looks like the labelled",
+}
 
 
 def check_scar(
@@ -112,7 +109,8 @@ def check_scar(
     tilt : Tilt
         What makes posteriors of them.
     group : ndarray of int64, (n,), optional
-        Of images that show the same picture: unlabelled copies of labelled positives are left out.
+        Of images that show the same picture: one of each is compared, and no unlabelled copy of a
+        labelled positive.
     seed : int
         Of the sample, where the rows are many, and of the permutations.
 
@@ -122,14 +120,15 @@ def check_scar(
     """
     draw = np.random.default_rng(seed)
     sure = tilt.posterior(margins) >= SURE
-    labelled = _sample(np.flatnonzero(sure & (labels.s == 1)), _MOST_LABELLED, draw)
-    found = _sample(np.flatnonzero(sure & _may_be_found(labels, group)), _MOST_FOUND, draw)
+    labelled = _sample(_pictures(sure & (labels.s == 1), group), _MOST_LABELLED, draw)
+    found = _sample(_pictures(sure & _may_be_found(labels, group), group), _MOST_FOUND, draw)
     if min(len(labelled), len(found)) < LEAST:
-        return ScarCheck(len(labelled), len(found))
+        none = len(labelled) >= LEAST and len(found) < len(labelled) / 2
+        return ScarCheck(len(labelled), len(found), verdict="none found" if none else "too few")
     both = np.concatenate([gather(X, labelled), gather(X, found)])
-    auc, p_value, likeness = two_sample(both, np.arange(len(both)) < len(labelled), draw)
+    auc, p_value, error, likeness = two_sample(both, np.arange(len(both)) < len(labelled), draw)
     explained = 0.5 + float(1 - tilt.posterior(margins[found]).mean()) / 2
-    verdict = "differ" if p_value < LEVEL and auc > explained else "alike"
+    verdict = "differ" if p_value < LEVEL and auc > explained + BEYOND * error else "alike"
     apart = np.concatenate([labelled, found])[np.argsort(-likeness, kind="stable")]
     return ScarCheck(len(labelled), len(found), auc, p_value, explained, verdict, apart)
 
@@ -142,13 +141,19 @@ def _may_be_found(labels: Labels, group: np.ndarray | None) -> np.ndarray:
     return rows
 
 
+def _pictures(rows: np.ndarray, group: np.ndarray | None) -> np.ndarray:
+    """Numbers of the rows, one of each group; int64, rising."""
+    numbers = np.flatnonzero(rows)
+    return numbers if group is None else np.sort(numbers[np.unique(group[numbers], return_index=True)[1]])
+
+
 def _sample(rows: np.ndarray, most: int, draw: np.random.Generator) -> np.ndarray:
     return rows if len(rows) <= most else np.sort(draw.choice(rows, most, replace=False))
 
 
 def two_sample(
     X: np.ndarray, first: np.ndarray, draw: np.random.Generator, permutations: int = 999
-) -> tuple[float, float, np.ndarray]:
+) -> tuple[float, float, float, np.ndarray]:
     """How well two samples are told apart by the nearest neighbours of each row.
 
     Parameters
@@ -167,16 +172,19 @@ def two_sample(
         moved so that its mean by permuted labels is 0.5, as a row is never its own neighbour.
     p_value : float
         Share of the permutations, and of the sample itself, whose AUC is as great.
+    error : float
+        Standard deviation of the AUC by permuted labels.
     likeness : ndarray of float64, (n,)
         That share: how much a row looks like the first sample.
     """
-    k = max(1, round(len(X) ** 0.5))
-    near = _neighbours(X, k)
+    k, order = max(1, round(len(X) ** 0.5)), draw.permutation(len(X))  # neighbours as near as others go by chance
+    near = _neighbours(X[order], k)[np.argsort(order)][:, np.argsort(order)]
     labels = np.stack([first, *(draw.permutation(first) for _ in range(permutations))], axis=1)  # (n, 1 + permutations)
     counts = near @ labels.astype(np.float32)  # of the first sample among the k nearest
     auc = _auc(counts.astype(np.int64), labels, k)
     p_value = np.count_nonzero(auc >= auc[0] - 1e-12) / len(auc)
-    return float(np.clip(auc[0] - auc[1:].mean() + 0.5, 0, 1)), float(p_value), counts[:, 0] / k
+    effect = float(np.clip(auc[0] - auc[1:].mean() + 0.5, 0, 1))
+    return effect, float(p_value), float(auc[1:].std()), counts[:, 0] / k
 
 
 def _neighbours(X: np.ndarray, k: int) -> csr_array:

@@ -191,7 +191,7 @@ def test_a_whole_task_is_measured_and_shown(monkeypatch):
         "self-training, soft": found["self-paced, hard"],
     }
     cells = [{"class": "cat", "share": 0.15, "labelled": P, "seed": 0, **found}] * 2
-    text = page.report(cells)
+    text = page.report(cells, {"VPU": 12})
     assert "| self-paced, hard | " in text and f"| {P}, 15% | 2 | {row['ap']:.3f} |" in text
 
 

@@ -250,7 +250,7 @@ def test_means_and_deviations_of_the_seeds_stand_in_the_table():
 
 def test_pucache_is_called_first_only_where_nobody_without_true_labels_is_before_it():
     first = paper_pages.behind(TEN, [cell(AT_ZERO=0.995, KNOWN=1.0)])
-    assert first.startswith("pucache is first in each")
+    assert first.startswith("pucache at margin 0 is first in each")
     text = paper_pages.behind(TEN, [cell(AT_ZERO=0.96, AUTHORS=0.97)])
     assert f"accuracy: {paper_rows.AUTHORS}, 97.00 against 96.00 (it is told the true prior" in text
     assert "AUC: the paper, ImageNet ResNet-50, 98.97 against 96.00 (its encoder is another" in text

@@ -507,6 +507,7 @@ def test_a_good_training_gets_no_warning():
         ({"labelled": 12}, methods(0.1, 0.1), "only 12 labelled positives"),
         ({"held_out": False}, methods(0.1, 0.1), "nothing could be held out"),
         ({"reviewed": {"confirmed": 5, "negative": 1}}, methods(0.1, 0.1), "5 positives and rejected 1 image. These"),
+        ({"scar": {"verdict": "none found", "auc": None}}, methods(0.1, 0.1), "Hardly any unlabelled image"),
         ({"scar": {"verdict": "differ", "auc": 0.7}}, methods(0.1, 0.1), "AUC 0.70): they are no fair sample"),
         ({"twins_found": 3}, methods(0.1, 0.1), "3 unlabelled images show the same picture"),
         ({}, methods(0.1, 0.1, low=0.02, high=0.4), "anything from 2.00 % to 40.0 %"),
@@ -571,3 +572,7 @@ def test_labels_that_are_no_fair_sample_are_said_and_shown(labels_of_kinds):
 def test_too_few_likely_positives_are_not_compared_on_the_page():
     told = {"labelled": 1, "found": 1, "auc": None, "p_value": None, "explained": None, "verdict": "too few"}
     assert "1 labelled positive and 1 unlabelled image that is likely positive" in wording.fair_sample(told)
+    none = wording.fair_sample(told | {"labelled": 89, "verdict": "none found"})
+    assert none.startswith("Hardly any unlabelled image looks like the labelled positives: 89 labelled")
+    some = told | {"labelled": 50, "found": 50, "auc": 0.7, "p_value": 0.001, "explained": 0.72, "verdict": "alike"}
+    assert "no more than negatives among them may explain (0.72)" in wording.fair_sample(some)

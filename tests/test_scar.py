@@ -42,9 +42,10 @@ def test_what_stands_apart_is_of_the_kind_that_one_side_lacks():
     assert y[apart].mean() > 0.9 and len(np.unique(apart)) == len(apart)
 
 
-def test_negatives_among_the_found_are_not_held_against_the_labels():
+@pytest.mark.parametrize("seed", range(6))
+def test_negatives_among_the_found_are_not_held_against_the_labels(seed):
     """A fair sample of labels, and found rows of which two in five are negatives that are easily told."""
-    draw = np.random.default_rng(0)
+    draw = np.random.default_rng(seed)
     X = draw.standard_normal((700, 8)).astype(np.float32)
     X[500:, 0] += 8
     s = (np.arange(700) < 200).astype(np.int8)
@@ -60,18 +61,30 @@ def test_too_few_likely_positives_of_either_kind_are_not_compared(labelled, foun
     margins = np.full(200, -9.0)
     margins[:labelled] = margins[60 : 60 + found] = 9.0
     got = check_scar(np.eye(200, dtype=np.float32), Labels.of(s), margins, RARE)
-    assert (got.verdict, got.labelled, got.found, got.auc, len(got.apart)) == ("too few", labelled, found, None, 0)
-    assert ("hardly any unlabelled image looks like" if labelled > LEAST else "too few") in str(got)
-    assert got.nothing_found == (labelled > LEAST)
+    verdict = "none found" if labelled > LEAST else "too few"
+    assert (got.verdict, got.labelled, got.found, got.auc, len(got.apart)) == (verdict, labelled, found, None, 0)
+    assert ("hardly any unlabelled image looks like the labelled" if labelled > LEAST else "too few") in str(got)
 
 
 def test_known_negatives_and_copies_of_labelled_positives_are_not_among_the_found():
     X = np.random.default_rng(0).standard_normal((100, 4)).astype(np.float32)
     s, reviewed, group = (np.arange(100) < 40).astype(np.int8), np.zeros(100, np.int8), np.arange(100)
     reviewed[40:50], group[50:55], reviewed[60:70] = -1, 0, 1
+    group[10:15], group[80:90] = 10, 80  # pictures that were labelled, or found, several times count once
     got = check_scar(X, Labels(s, reviewed), np.full(100, 9.0), RARE, group=group)
-    assert (got.labelled, got.found) == (40, 45)
-    assert not np.isin(np.arange(40, 55), got.apart).any() and np.isin(np.arange(60, 70), got.apart).all()
+    assert (got.labelled, got.found) == (36, 36)
+    left_out = [*range(11, 15), *range(40, 55), *range(81, 90)]
+    assert not np.isin(left_out, got.apart).any() and np.isin(np.arange(60, 70), got.apart).all()
+
+
+def test_frames_that_were_labelled_together_are_one_label():
+    """Ten fair labels, each of them five times: without groups nearest neighbours would tell them at once."""
+    draw = np.random.default_rng(0)
+    X = draw.standard_normal((560, 8)).astype(np.float32)
+    X[10:50] = np.repeat(X[:10], 4, axis=0) + 1e-3 * draw.standard_normal((40, 8))
+    s, group = (np.arange(560) < 50).astype(np.int8), np.r_[np.arange(10), np.repeat(np.arange(10), 4), 50:560]
+    alone, together = (check_scar(X, Labels.of(s), np.full(560, 9.0), RARE, group=g) for g in (None, group))
+    assert alone.verdict == "differ" and together.verdict == "alike" and together.labelled == 10
 
 
 def test_many_rows_are_sampled_and_the_seed_says_how():
@@ -88,6 +101,7 @@ def test_what_is_told_is_json_and_a_sentence():
     assert set(found.told()) == {"labelled", "found", "auc", "p_value", "explained", "verdict"}
     assert f"AUC {found.auc:.2f}" in str(found) and "they differ" in str(found)
     assert "no sign" in str(ScarCheck(50, 50, 0.5, 0.6, 0.52, "alike"))
+    assert "negatives among the found may explain (AUC 0.72)" in str(ScarCheck(50, 50, 0.7, 0.001, 0.72, "alike"))
 
 
 # --- the test ----------------------------------------------------------------------------------
@@ -111,10 +125,11 @@ def test_the_auc_is_that_of_the_nearest_neighbours_counted_one_by_one(shift):
     first = np.arange(90) < 30
     X[first, 2] += shift
     share, expected = by_hand(X, first)
-    auc, _, likeness = two_sample(X, first, np.random.default_rng(0), permutations=400)
+    auc, _, error, likeness = two_sample(X, first, np.random.default_rng(0), permutations=400)
     assert likeness == pytest.approx(share)
-    by_chance = np.mean([by_hand(X, np.random.default_rng(n).permutation(first))[1] for n in range(60)])
-    assert auc == pytest.approx(np.clip(expected - by_chance + 0.5, 0, 1), abs=0.03)
+    by_chance = [by_hand(X, np.random.default_rng(n).permutation(first))[1] for n in range(60)]
+    assert auc == pytest.approx(np.clip(expected - np.mean(by_chance) + 0.5, 0, 1), abs=0.03)
+    assert error == pytest.approx(np.std(by_chance), rel=0.3)
 
 
 def test_p_values_of_one_population_are_spread_evenly():
@@ -126,8 +141,10 @@ def test_p_values_of_one_population_are_spread_evenly():
     assert np.mean(np.array(p) <= 0.1) < 0.17
 
 
-def test_equal_rows_and_rows_of_zeros_are_told_by_nothing():
-    first = np.arange(40) < 20
-    for X in (np.ones((40, 3)), np.zeros((40, 3))):
-        auc, p_value, _ = two_sample(X, first, np.random.default_rng(0), permutations=99)
-        assert np.isfinite(auc) and 0 < p_value <= 1
+def test_equal_rows_are_told_by_nothing():
+    """Not by their places either: the rows of one sample stand before those of the other."""
+    first = np.arange(60) < 20
+    for X in (np.ones((60, 3)), np.zeros((60, 3)), np.repeat(np.eye(3), 20, axis=0)[np.arange(60) % 3 * 20]):
+        found = [two_sample(X, first, np.random.default_rng(seed), permutations=99) for seed in range(20)]
+        assert np.mean([auc for auc, *_ in found]) == pytest.approx(0.5, abs=0.06)
+        assert sum(p <= 0.01 for _, p, *_ in found) <= 2

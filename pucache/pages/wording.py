@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from ..priors import PriorEstimate
+from ..scar import LEVEL
 
 FEW = 30  # labelled positives, below which every estimate is rough
 _WIDE = 3.0  # ratio of the ends of an interval
@@ -109,10 +110,10 @@ def fair_sample(scar: dict[str, Any]) -> str:
         f"{plural(scar['labelled'], 'labelled positive')} and {plural(scar['found'], 'unlabelled image')} that "
         f"{'is' if scar['found'] == 1 else 'are'} likely positive"
     )
-    if scar["auc"] is None and scar["labelled"] > scar["found"]:
+    if scar["verdict"] == "none found":
         return (
-            f"There is too little to compare: {compared}. Where the labelled are many, hardly any positives are "
-            "hidden, or the labelled ones come from elsewhere, such as another camera."
+            f"Hardly any unlabelled image looks like the labelled positives: {compared}. So hardly any are hidden, or "
+            "the labelled ones come from elsewhere, such as another camera, and that is what they have in common."
         )
     if scar["auc"] is None:
         return f"There is too little to compare: {compared}."
@@ -122,10 +123,10 @@ def fair_sample(scar: dict[str, Any]) -> str:
             f"{told} (p = {scar['p_value']:.2g}), more than negatives among them explain ({scar['explained']:.2f}): "
             "the labelled positives are no fair sample of what is found."
         )
-    return (
-        f"{told} (p = {scar['p_value']:.2g}): no sign that they differ. Positives that are never found cannot be "
-        "compared."
-    )
+    said = "no sign that they differ"
+    if scar["p_value"] < LEVEL:
+        said = f"no more than negatives among them may explain ({scar['explained']:.2f})"
+    return f"{told} (p = {scar['p_value']:.2g}): {said}. Positives that are never found cannot be compared."
 
 
 def expected_among(cards: Sequence[Any]) -> str:
@@ -159,11 +160,16 @@ def _of_labels(numbers: dict[str, Any]) -> list[str]:
     if numbers["labelled"] < FEW:
         few = plural(numbers["labelled"], "labelled positive")
         found.append(f"There {'is' if numbers['labelled'] == 1 else 'are'} only {few}: take every estimate as rough.")
+    if numbers["scar"]["verdict"] == "none found":
+        found.append(
+            "Hardly any unlabelled image looks like the labelled positives (section 3): hardly any are hidden, or the "
+            "labels come from elsewhere, such as another camera."
+        )
     if numbers["scar"]["verdict"] == "differ":
         found.append(
             f"The labelled positives differ from the likely positives that are found (section 3; AUC "
             f"{numbers['scar']['auc']:.2f}): they are no fair sample, and the number of hidden positives, recall and "
-            "F1 are off. Label positives from a random sample."
+            "F1 may be far off. Label positives from a random sample."
         )
     reviewed = numbers["reviewed"]
     if reviewed["confirmed"] or reviewed["negative"]:
