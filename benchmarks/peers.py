@@ -160,11 +160,12 @@ def embedding(source: Path, work: Path, images: int, quick: bool) -> dict:
         return {"rows": {name: alone("embedding", name, Path(folder)) for name in names}}
 
 
-def learned(data, work: Path, quick: bool) -> dict[str, dict]:
+def learned(data, work: Path, quick: bool, slowest: bool) -> dict[str, dict]:
     """Figures by learner and task, pucache's own first."""
     from cells import measured
 
-    names = dict.fromkeys(name for name in (*OURS, CEILING, *LEARNERS) if tasks_of(name, quick))
+    left = set() if slowest else {name for name, learner in LEARNERS.items() if learner.pace == "slowest"}
+    names = dict.fromkeys(name for name in (*OURS, CEILING, *LEARNERS) if tasks_of(name, quick) and name not in left)
     wanted = [{"learner": name, "on": " ".join(tasks_of(name, quick))} for name in names]
     with TemporaryDirectory(dir=work) as tasks:
         write_tasks(data, Path(tasks), quick)
@@ -177,14 +178,14 @@ def learned(data, work: Path, quick: bool) -> dict[str, dict]:
     return {row["learner"]: row["cells"] for row in rows}
 
 
-def run(folder: Path, work: Path, quick: bool) -> str:
+def run(folder: Path, work: Path, quick: bool, slowest: bool) -> str:
     from bare import retrieval
     from cells import measured
     from cifar import Cifar
     from peers_page import page
 
     data, size, images = Cifar(folder, work, quick=quick), "quick-" * quick, QUICK_IMAGES if quick else IMAGES
-    cells = learned(data, work, quick)
+    cells = learned(data, work, quick, slowest)
     ranking = measured(
         work,
         f"{size}peers-ranking",
@@ -204,6 +205,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--no-slowest", action="store_true", help="leave out what takes half a minute a task or more")
     parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
     parser.add_argument("--out", type=Path, help="write the page here too")
     parser.add_argument("--cell", nargs="+", help=argparse.SUPPRESS)
@@ -215,7 +217,7 @@ def main() -> None:
     if lacking := missing():
         raise SystemExit(f"peers.py needs the peers: pip install {' '.join(lacking)}")
     folder = arguments.folder.resolve()
-    text = run(folder, arguments.work or folder / "pucache-bench", arguments.quick)
+    text = run(folder, arguments.work or folder / "pucache-bench", arguments.quick, not arguments.no_slowest)
     print(text)
     if arguments.out:
         arguments.out.write_text(text)

@@ -70,6 +70,7 @@ def embedding_rows(rows: dict[str, dict]) -> list[list]:
 
 def page(data: Cifar, cells: dict[str, dict], ranking: list[dict], embedded: dict[str, dict]) -> str:
     authors, failed = data.authors(), failures(cells)
+    not_run = [name for name in LEARNERS if name not in cells]
     columns = [name for name in ranking[0] if name not in ("way", "seconds")]
     images = next(iter(embedded.values()))["images"]
     return "\n".join(
@@ -103,6 +104,7 @@ def page(data: Cifar, cells: dict[str, dict], ranking: list[dict], embedded: dic
             table(["learner", "tasks", *FIGURES.values(), "pucache"], learner_rows(cells)),
             "",
             *(["Failed:", "", *failed, ""] if failed else []),
+            *([f"Not run: {', '.join(not_run)}.", ""] if not_run else []),
             f"Peers are {', '.join(PACKAGES.values())} and scikit-learn. A process that takes longer than {LIMIT} s "
             "is ended. Left out:",
             "",
