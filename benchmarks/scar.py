@@ -140,8 +140,9 @@ def of_fair(data: Cifar, work: Path, quick: bool) -> list[dict]:
 
 
 def verdicts(cells: list[dict]) -> str:
-    told = [cell for cell in cells if cell["auc"] is not None]
-    return f"{sum(cell['verdict'] == 'differ' for cell in told)} of {len(told)}"
+    """How many say that labels are not fair: that labelled and found differ, or that nothing is found."""
+    counts = [sum(cell["verdict"] == verdict for cell in cells) for verdict in ("differ", "none found")]
+    return f"{counts[0]} of {len(cells)}" + (f", and {counts[1]} that none is found" if counts[1] else "")
 
 
 def row(name: list, cells: list[dict]) -> list:
@@ -151,6 +152,7 @@ def row(name: list, cells: list[dict]) -> list:
         " / ".join(f"{np.mean([cell[key] for cell in cells]):.0f}" for key in ("compared", "found")),
         spread([cell["auc"] for cell in told], 1, 3),
         spread([cell["explained"] for cell in told], 1, 3),
+        spread([0.5 + (1 - cell["true_precision"]) / 2 for cell in told], 1, 3),
         verdicts(cells),
         " / ".join(f"{np.mean([cell[key] for cell in cells]):.3f}" for key in ("prior", "true_prior")),
         " / ".join(f"{np.mean([cell[key] for cell in cells]):.2f}" for key in ("recall", "true_recall")),
@@ -161,6 +163,7 @@ COLUMNS = [
     "rows compared: labelled / found",
     "AUC",
     "explained",
+    "explained, by the truth",
     "said to differ",
     "prior: estimated / true",
     "recall: estimated / true",
@@ -179,7 +182,7 @@ def report(data: Cifar, ways: list[dict], fair: list[dict]) -> str:
         )
         for labelled, share in dict.fromkeys((cell["labelled"], cell["share"]) for cell in fair)
     ]
-    alarms = [cell for cell in fair + ways if cell.get("way", "fair") == "fair" and cell["auc"] is not None]
+    alarms = [cell for cell in fair + ways if cell.get("way", "fair") == "fair"]
     return "\n".join(
         [
             "# Is a sample that is not fair seen?",
@@ -187,7 +190,8 @@ def report(data: Cifar, ways: list[dict], fair: list[dict]) -> str:
             f"`python benchmarks/scar.py DIR`: CIFAR-10, encoder {data.encoder}. Labelled and found positives "
             "(unlabelled rows with a held-out posterior of at least one half) are told apart by their nearest "
             "neighbours; AUC is the effect size, and `explained` what negatives among the found could account for at "
-            "most. They are said to differ where p < 0.01 and the AUC is beyond that. Mean ± sd over seeds "
+            "most. They are said to differ where p < 0.01 and the AUC is more than 1.645 standard errors beyond that. "
+            "Mean ± sd over seeds "
             f"{tuple(dict.fromkeys(cell['seed'] for cell in ways))}.",
             "",
             "## Ways to label",
@@ -206,7 +210,8 @@ def report(data: Cifar, ways: list[dict], fair: list[dict]) -> str:
             "",
             table(["labelled, share", *COLUMNS], sound),
             "",
-            f"Fair labels were said to differ in {verdicts(alarms)} cells where there was enough to compare.",
+            f"Fair labels were said to differ in {verdicts(alarms)} cells; in "
+            f"{sum(cell['auc'] is None for cell in alarms)} of them there was too little to compare.",
             "",
             environment(),
             "",

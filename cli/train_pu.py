@@ -140,7 +140,7 @@ def _lines(result: dict[str, Any], bounds: tuple[float, float]) -> list[str]:
         f"  AUC {estimates['auc']:.3f}   recall {estimates['recall']:.3f}   precision {estimates['precision']:.3f}   "
         f"F1 {estimates['f1']:.3f}   called positive {estimates['share_predicted_positive']:.3%}",
     ]
-    if interval and not 2 * bounds[0] < result["prior"] < 1 - 2 * (1 - bounds[1]):
+    if interval and not 1.02 * bounds[0] < result["prior"] < 1 - 1.02 * (1 - bounds[1]):
         lines.append(
             "  warning: the estimate of the prior lies at the end of what is possible, so that nothing rests on it; "
             "label more positives, of other kinds too, or give --prior"
