@@ -32,7 +32,6 @@ MARKS = {  # what a block that is not run here may say, and how many do
     "runs in: make test-docker": 2,
     "runs in: tests/test_demo.py": 1,
     "not run: installs packages; parsed only": 4,
-    "not run: needs Docker; parsed only": 1,
     "not run: needs a network; parsed only": 1,
     "not run: needs several GPUs; parsed only": 2,
     "not run: needs a Slurm cluster; parsed only": 2,
