@@ -1,3 +1,4 @@
+import logging
 import os
 
 import numpy as np
@@ -20,6 +21,15 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker(pytest.mark.skip(reason="takes long; run with --slow"))
+
+
+@pytest.fixture(autouse=True)
+def logs_go_where_they_went():
+    """A command that ran within this process keeps what the library logs to itself, and caplog would not see it."""
+    log = logging.getLogger("pucache")
+    log.handlers.clear()
+    log.propagate = True
+    log.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="module")

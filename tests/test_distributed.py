@@ -376,11 +376,11 @@ def test_the_command_starts_ray_by_itself_and_prints_what_one_machine_does(tmp_p
     for number in range(12):
         save_image(tmp_path / "images" / f"{number:02}.png", number)
     (tmp_path / "images" / "empty.png").touch()
-    told = []
+    told, at = [], {"SOURCE_DATE_EPOCH": "1700000000"}
     for cache, options in (("ray.h5", []), ("local.h5", ["--engine", "local"])):
         options += ["--json", "--profile", "--device", "cpu"]
         home = str(tmp_path / "images" / "00.png" / "nowhere")  # which nobody can make
-        with Command(tmp_path / "images", tmp_path / cache, *options, HOME=home, RAY_AUTH_MODE="") as command:
+        with Command(tmp_path / "images", tmp_path / cache, *options, HOME=home, RAY_AUTH_MODE="", **at) as command:
             assert command.wait() == 0, command.stderr
             assert said(command) == []
             told.append(json.loads(command.stdout))
