@@ -25,11 +25,16 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def logs_go_where_they_went():
-    """A command that ran within this process keeps what the library logs to itself, and caplog would not see it."""
+    """Undo what commands and libraries within this process did to logging, or caplog would not see it."""
+    logging.disable(logging.NOTSET)
     log = logging.getLogger("pucache")
     log.handlers.clear()
     log.propagate = True
     log.setLevel(logging.NOTSET)
+    logging.root.setLevel(logging.WARNING)
+    for name in list(logging.root.manager.loggerDict):
+        if name.split(".")[0] == "pucache":
+            logging.getLogger(name).disabled = False
 
 
 @pytest.fixture(scope="module")
