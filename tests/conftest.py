@@ -24,17 +24,13 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(autouse=True)
-def logs_go_where_they_went():
-    """Undo what commands and libraries within this process did to logging, or caplog would not see it."""
-    logging.disable(logging.NOTSET)
+def logs_are_seen():
+    """Let caplog see what the library logs, whatever ran before in this process; commands then add no handler."""
     log = logging.getLogger("pucache")
-    log.handlers.clear()
+    log.handlers[:] = [logging.NullHandler()]
     log.propagate = True
-    log.setLevel(logging.NOTSET)
+    log.setLevel(logging.INFO)  # as commands have it
     logging.root.setLevel(logging.WARNING)
-    for name in list(logging.root.manager.loggerDict):
-        if name.split(".")[0] == "pucache":
-            logging.getLogger(name).disabled = False
 
 
 @pytest.fixture(scope="module")
