@@ -10,8 +10,8 @@ view as a classifier: Lopez-Paz and Oquab 2017). Its AUC is the effect size, 0.5
 guessing; its p-value comes from permuting the labels.
 
 The found rows hold some negatives. Were each of them told from every positive, they would raise the
-AUC by half their share; so much, and its chance, is not held against the labels. The test is blind to positives that
-are nowhere near the labelled ones, as these are not found.
+AUC by half their share; so much, and its chance, is not held against the labels. The test is blind
+to positives that are nowhere near the labelled ones, as these are not found.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ class ScarCheck:
     explained : float or None
         AUC that the negatives expected among the found could account for at most.
     verdict : str
-        ``alike``, ``differ``, ``too few`` to compare, or ``none found``: the labelled look like
-        positives and next to nothing else does, because hardly any are hidden, or because the
-        labels come from elsewhere, such as another camera.
+        ``alike``; ``explained``: told apart, but no better than negatives among the found may
+        explain; ``differ``; ``too few`` to compare; ``none found``: the labelled look like positives
+        and next to nothing else does, because hardly any are hidden, or because the labels come
+        from elsewhere, such as another camera.
     apart : ndarray of int64
         Rows that were compared, from those most like the labelled to those most like the found.
     """
@@ -70,17 +71,16 @@ class ScarCheck:
 
     def __str__(self) -> str:
         """The verdict in a sentence."""
-        rows = f"{self.labelled:,} labelled and {self.found:,} found"
-        if self.auc is None or self.p_value is None:
-            return f"labelled against found positives: {_SAID[self.verdict]} ({rows})"
-        said, figures = _SAID[self.verdict], f"told apart with AUC {self.auc:.2f}, p = {self.p_value:.2g} ({rows})"
-        if self.verdict == "alike" and self.p_value < LEVEL:
-            said = f"no more than negatives among the found may explain (AUC {self.explained:.2f})"
+        rows, said = f"{self.labelled:,} labelled and {self.found:,} found", _SAID[self.verdict]
+        if self.auc is None:
+            return f"labelled against found positives: {said} ({rows})"
+        figures = f"told apart with AUC {self.auc:.2f}, p = {self.p_value:.2g} ({rows})"
         return f"labelled against found positives: {said}: {figures}"
 
 
 _SAID = {
     "alike": "no sign that they differ",
+    "explained": "they differ no more than negatives among the found may explain",
     "differ": "they differ",
     "too few": "too few likely positives to compare",
     "none found": "hardly any unlabelled image looks like the labelled",
@@ -128,7 +128,7 @@ def check_scar(
     both = np.concatenate([gather(X, labelled), gather(X, found)])
     auc, p_value, error, likeness = two_sample(both, np.arange(len(both)) < len(labelled), draw)
     explained = 0.5 + float(1 - tilt.posterior(margins[found]).mean()) / 2
-    verdict = "differ" if p_value < LEVEL and auc > explained + BEYOND * error else "alike"
+    verdict = "alike" if p_value >= LEVEL else "differ" if auc > explained + BEYOND * error else "explained"
     apart = np.concatenate([labelled, found])[np.argsort(-likeness, kind="stable")]
     return ScarCheck(len(labelled), len(found), auc, p_value, explained, verdict, apart)
 

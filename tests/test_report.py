@@ -574,5 +574,5 @@ def test_too_few_likely_positives_are_not_compared_on_the_page():
     assert "1 labelled positive and 1 unlabelled image that is likely positive" in wording.fair_sample(told)
     none = wording.fair_sample(told | {"labelled": 89, "verdict": "none found"})
     assert none.startswith("Hardly any unlabelled image looks like the labelled positives: 89 labelled")
-    some = told | {"labelled": 50, "found": 50, "auc": 0.7, "p_value": 0.001, "explained": 0.72, "verdict": "alike"}
+    some = told | {"labelled": 50, "found": 50, "auc": 0.7, "p_value": 0.001, "explained": 0.72, "verdict": "explained"}
     assert "no more than negatives among them may explain (0.72)" in wording.fair_sample(some)

@@ -7,7 +7,6 @@ from statistics import median
 from typing import Any
 
 from ..priors import PriorEstimate
-from ..scar import LEVEL
 
 FEW = 30  # labelled positives, below which every estimate is rough
 _WIDE = 3.0  # ratio of the ends of an interval
@@ -124,7 +123,7 @@ def fair_sample(scar: dict[str, Any]) -> str:
             "the labelled positives are no fair sample of what is found."
         )
     said = "no sign that they differ"
-    if scar["p_value"] < LEVEL:
+    if scar["verdict"] == "explained":
         said = f"no more than negatives among them may explain ({scar['explained']:.2f})"
     return f"{told} (p = {scar['p_value']:.2g}): {said}. Positives that are never found cannot be compared."
 
