@@ -30,17 +30,17 @@ RESULTS ?= docs/results
 bench: .venv/installed-bench
 	@test -n "$(CIFAR)" || { echo "the images are missing: make $@ CIFAR=folder of CIFAR-10"; exit 2; }
 	mkdir -p $(RESULTS)
-	.venv/bin/python benchmarks/paper.py "$(CIFAR)" --out $(RESULTS)/paper.md
-	.venv/bin/python benchmarks/peers.py "$(CIFAR)" --no-slowest --out $(RESULTS)/peers.md
-	.venv/bin/python benchmarks/objectives.py "$(CIFAR)" --minutes 4 --out $(RESULTS)/objectives.md
-	.venv/bin/python benchmarks/scar.py "$(CIFAR)" --out $(RESULTS)/scar.md
-	.venv/bin/python benchmarks/suite.py "$(CIFAR)" --classes airplane cat frog truck --seeds 1 --out $(RESULTS)/suite.md
+	.venv/bin/python -m benchmarks.paper.tables "$(CIFAR)" --out $(RESULTS)/paper.md
+	.venv/bin/python -m benchmarks.peers.compare "$(CIFAR)" --no-slowest --out $(RESULTS)/peers.md
+	.venv/bin/python -m benchmarks.quality.objectives "$(CIFAR)" --minutes 4 --out $(RESULTS)/objectives.md
+	.venv/bin/python -m benchmarks.quality.scar "$(CIFAR)" --out $(RESULTS)/scar.md
+	.venv/bin/python -m benchmarks.quality.suite "$(CIFAR)" --classes airplane cat frog truck --seeds 1 --out $(RESULTS)/suite.md
 
 bench-quick: .venv/installed-bench
 	@test -n "$(CIFAR)" || { echo "the images are missing: make $@ CIFAR=folder of CIFAR-10"; exit 2; }
 	mkdir -p build/bench-quick
-	for name in paper peers objectives scar suite; do \
-	  .venv/bin/python benchmarks/$$name.py "$(CIFAR)" --quick --out build/bench-quick/$$name.md || exit 1; \
+	for name in paper.tables peers.compare quality.objectives quality.scar quality.suite; do \
+	  .venv/bin/python -m benchmarks.$$name "$(CIFAR)" --quick --out build/bench-quick/$$name.md || exit 1; \
 	done
 
 install: .venv/installed

@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 here = Path(__file__).parent
-version = re.search(r'__version__ = "(.+?)"', (here / "pucache/__init__.py").read_text())
+version = re.search(r'__version__ = "(.+?)"', (here / "pucache/version.py").read_text())
 assert version
 
 bench = ["openvino>=2025.0", "scikit-learn>=1.8", "pulearn==0.2.0", "pu-toolbox==1.11.0"]
@@ -29,15 +29,7 @@ setup(
         "Programming Language :: Python :: 3.12",
         "Topic :: Scientific/Engineering :: Image Recognition",
     ],
-    packages=[
-        "pucache",
-        "pucache.simclr",
-        "pucache.retrieval",
-        "pucache.pages",
-        "pucache.sources",
-        "pucache.distributed",
-        "pucache.cli",
-    ],
+    packages=[*find_packages(include=["pucache", "pucache.*"]), "pucache.cli"],
     package_dir={"pucache": "pucache", "pucache.cli": "cli"},
     package_data={"pucache": ["py.typed", "data/*"], "pucache.pages": ["assets/*"]},
     install_requires=[

@@ -53,14 +53,14 @@ def embed(
     pucache embed photos/ shards/1.h5 --shard 1/4       # then train on shards/, or pucache pack
     pucache embed s3://bucket/photos s3://bucket/cache.h5 --engine ray --address head:6379
     """
-    from pucache.allocator import keep_freed_memory
+    from pucache.encoders.allocator import keep_freed_memory
 
     keep_freed_memory()  # before the first thread, or large array
-    from pucache.embed import embed as run
-    from pucache.embed import made_with
-    from pucache.encoders import load_encoder
-    from pucache.images import open_source
-    from pucache.place import place_of
+    from pucache.cache.destination import place_of
+    from pucache.embedding.embed import embed as run
+    from pucache.embedding.embed import made_with
+    from pucache.encoders.encoder import load_encoder
+    from pucache.images.source import open_source
 
     from .progress import follow
 

@@ -43,10 +43,10 @@ def estimate_prior(
     \b
     pucache estimate-prior cache.h5 --positives found.txt
     """
-    from pucache.cache import EmbeddingCache
-    from pucache.estimate_prior import estimate_prior as run
-    from pucache.priors import METHODS
-    from pucache.train import PUData
+    from pucache.cache.embedding_cache import EmbeddingCache
+    from pucache.pu.estimate_prior import estimate_prior as run
+    from pucache.pu.priors import METHODS
+    from pucache.pu.train import PUData
 
     from .progress import follow
 

@@ -25,9 +25,9 @@ def import_embeddings(npy: str, cache: str, keys: str, name: str | None, dtype: 
     \b
     pucache import-embeddings clip.npy cache.h5 --keys files.txt --name clip-vit-b32
     """
-    from pucache.durable import check_writable
-    from pucache.import_embeddings import import_embeddings as run
-    from pucache.tables import read_table
+    from pucache.cache.importing import import_embeddings as run
+    from pucache.storage.atomic import check_writable
+    from pucache.storage.tables import read_table
 
     check_writable(cache, inputs=[npy, keys])
     rows = run(npy, [row["key"] for row in read_table(keys)], cache, name=name, dtype=dtype)

@@ -19,7 +19,7 @@ def info(cache: tuple[str, ...], failures: bool, as_json: bool) -> None:
     \b
     pucache info cache.h5
     """
-    from pucache.cache import EmbeddingCache
+    from pucache.cache.embedding_cache import EmbeddingCache
 
     opened = EmbeddingCache(*cache)
     failed = opened.failures

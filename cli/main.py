@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
-from pucache import __version__
 from pucache.errors import PUCacheError
+from pucache.version import __version__
 
 from .demo import demo
 from .embed import embed

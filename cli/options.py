@@ -104,14 +104,14 @@ def encoding(command: Callable[..., Any]) -> Callable[..., Any]:
 def opened_engine(kind: str, address: str | None, workers: int | None) -> Iterator[Any]:
     """The engine that the options of `encoding` ask for."""
     if kind == "ray":
-        from pucache.distributed.engine import RayEngine
+        from pucache.embedding.distributed.engine import RayEngine
 
         with RayEngine(address, workers=workers) as engine:
             yield engine
         return
     if address is not None:
         raise ValueError("--address is that of a Ray cluster; add --engine ray, or leave it out")
-    from pucache.pipeline import Local
+    from pucache.embedding.local_engine import Local
 
     yield Local(workers)
 
@@ -132,7 +132,7 @@ def parse_shard(text: str | None) -> tuple[int, int]:
     number, _, count = text.partition("/")
     if not (number.isdecimal() and count.isdecimal()):
         raise ValueError(f"--shard expects I/N such as 2/8, got {text!r}")
-    from pucache.shares import check_shard
+    from pucache.images.shares import check_shard
 
     check_shard((int(number), int(count)))
     return int(number), int(count)
@@ -186,7 +186,7 @@ def trained(parameters: dict[str, Any]) -> dict[str, Any]:
     """Bring the options of `training` to the form that the library takes."""
     epochs, penalty = parameters.pop("epochs"), parameters.pop("penalty")
     if epochs is not None:
-        from pucache.sgd import Protocol
+        from pucache.heads.minibatch import Protocol
 
         if parameters["solver"] != "sgd":
             raise ValueError("--epochs is for --solver sgd; leave it out or choose that solver")

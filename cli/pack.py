@@ -20,8 +20,8 @@ def pack(cache: tuple[str, ...], out: str, as_json: bool) -> None:
     \b
     pucache pack shard-1.h5 shard-2.h5 --out cache.h5
     """
-    from pucache.durable import check_writable
-    from pucache.pack import pack as run
+    from pucache.cache.merging import pack as run
+    from pucache.storage.atomic import check_writable
 
     check_writable(out, inputs=cache)
     rows = run(cache, out)

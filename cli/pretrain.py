@@ -115,13 +115,13 @@ def pretrain(
     pucache pretrain tiles/ run --backbone resnet18 --stem small --size 64 --views overhead
     torchrun --nproc-per-node 8 -m pucache pretrain photos/ run       # all processes share each batch
     """
-    from pucache.allocator import keep_freed_memory
+    from pucache.encoders.allocator import keep_freed_memory
 
     keep_freed_memory()  # before the first thread, or large array
-    from pucache.images import open_source
-    from pucache.pretrain import Start, show_views
-    from pucache.pretrain import pretrain as run
-    from pucache.simclr import processes
+    from pucache.images.source import open_source
+    from pucache.pretraining import process_group
+    from pucache.pretraining.pretrain import Start, show_views
+    from pucache.pretraining.pretrain import pretrain as run
 
     from .progress import follow
 
@@ -136,9 +136,9 @@ def pretrain(
         return
     try:
         report = run(images, run_dir, start, how, progress=follow(), **rest)
-    except processes.FailedElsewhereError as error:
+    except process_group.FailedElsewhereError as error:
         raise click.exceptions.Exit(1) from error  # that process has said it
-    if not processes.speaks():
+    if not process_group.speaks():
         return
     result = {
         **{name: value for name, value in dataclasses.asdict(report).items() if name != "folder"},
@@ -151,7 +151,7 @@ def pretrain(
 
 def _recipe(name: str, changes: dict[str, Any]) -> Any:
     """The recipe of that name, with what is given of the rest."""
-    from pucache.simclr.recipes import RECIPES, USUAL_RATES
+    from pucache.pretraining.recipes import RECIPES, USUAL_RATES
 
     recipe = RECIPES[name]
     changes = {name: value for name, value in changes.items() if value is not None}

@@ -52,11 +52,11 @@ def report(
     \b
     pucache report cache.h5 --positives found.txt --model model.safetensors
     """
-    from pucache.cache import EmbeddingCache
-    from pucache.classifier import PULinearClassifier
-    from pucache.durable import check_writable
-    from pucache.labels import read_truth
-    from pucache.report import report as run
+    from pucache.cache.embedding_cache import EmbeddingCache
+    from pucache.pages.report_page import report as run
+    from pucache.pu.classifier import PULinearClassifier
+    from pucache.pu.labels import read_truth
+    from pucache.storage.atomic import check_writable
 
     from .progress import follow
 

@@ -9,7 +9,7 @@ import click
 from . import options
 
 if TYPE_CHECKING:
-    from pucache.retrieval.scores import Scorer
+    from pucache.retrieval.scorer import Scorer
 
 
 @click.command("retrieve-positives")
@@ -81,11 +81,11 @@ def retrieve_positives(
     pucache retrieve-positives cache.h5 --positives found.txt -k 200 --review review.html
     pucache retrieve-positives cache.h5 --positives found.txt --model model.safetensors
     """
-    from pucache.cache import EmbeddingCache
-    from pucache.durable import check_writable
-    from pucache.labels import Labels
-    from pucache.retrieve import retrieve
-    from pucache.review import review as write_review
+    from pucache.cache.embedding_cache import EmbeddingCache
+    from pucache.pages.review_page import review as write_review
+    from pucache.pu.labels import Labels
+    from pucache.retrieval.retrieve import retrieve
+    from pucache.storage.atomic import check_writable
 
     from .progress import follow
 
@@ -151,10 +151,10 @@ def _scorer(
 
 
 def _ranker(by: str, model: str | None, similarity: str, index: str, memory: float | None, device: str) -> Scorer:
-    from pucache.classifier import PULinearClassifier
     from pucache.devices import choose_device
-    from pucache.retrieval.by_model import Fused, Margins
-    from pucache.retrieval.indexed import IndexedSimilarity
+    from pucache.pu.classifier import PULinearClassifier
+    from pucache.retrieval.indexed_similarity import IndexedSimilarity
+    from pucache.retrieval.model_scorers import Fused, Margins
     from pucache.retrieval.similarity import Similarity
 
     choose_device(device)  # an error where it is not there, whether this way of ranking would use it or not

@@ -43,16 +43,16 @@ def score(
     pucache score model.safetensors cache.h5
     pucache score model.safetensors new-photos/ --out new.parquet
     """
-    from pucache.allocator import keep_freed_memory
+    from pucache.encoders.allocator import keep_freed_memory
 
     keep_freed_memory()  # before the first thread, or large array
-    from pucache.cache import EmbeddingCache, is_cache
-    from pucache.classifier import PULinearClassifier
-    from pucache.images import open_source
-    from pucache.place import place_of
-    from pucache.score import check_output, embed_for
-    from pucache.score import score as run
-    from pucache.urls import without_secrets
+    from pucache.cache.destination import place_of
+    from pucache.cache.embedding_cache import EmbeddingCache, is_cache
+    from pucache.images.source import open_source
+    from pucache.pu.classifier import PULinearClassifier
+    from pucache.pu.score import check_output, embed_for
+    from pucache.pu.score import score as run
+    from pucache.storage.urls import without_secrets
 
     from .progress import follow
 

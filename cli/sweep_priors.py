@@ -51,12 +51,12 @@ def sweep_priors(
     \b
     pucache sweep-priors cache.h5 --positives found.txt --loss imbnnpu
     """
-    from pucache.cache import EmbeddingCache
-    from pucache.durable import check_writable
-    from pucache.labels import read_truth
-    from pucache.sweep import PRIORS, sweep, write_table
-    from pucache.sweep import plot as draw
-    from pucache.train import PUData
+    from pucache.cache.embedding_cache import EmbeddingCache
+    from pucache.pu.labels import read_truth
+    from pucache.pu.prior_sweep import PRIORS, sweep, write_table
+    from pucache.pu.prior_sweep import plot as draw
+    from pucache.pu.train import PUData
+    from pucache.storage.atomic import check_writable
 
     from .progress import follow
 

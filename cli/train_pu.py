@@ -10,7 +10,7 @@ import click
 from . import options
 
 if TYPE_CHECKING:
-    from pucache.scar import ScarCheck
+    from pucache.pu.scar import ScarCheck
 
 
 @click.command("train-pu")
@@ -67,9 +67,9 @@ def train_pu(
     \b
     pucache train-pu cache.h5 --positives found.txt
     """
-    from pucache.cache import EmbeddingCache
-    from pucache.durable import check_writable, replacing
-    from pucache.train import PUData, scar_of, summary, train_on
+    from pucache.cache.embedding_cache import EmbeddingCache
+    from pucache.pu.train import PUData, scar_of, summary, train_on
+    from pucache.storage.atomic import check_writable, replacing
 
     from .progress import follow
 

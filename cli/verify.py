@@ -29,8 +29,8 @@ def verify(files: tuple[str, ...], as_json: bool) -> None:
     pucache verify cache.h5 model.safetensors
     pucache verify RUN_DIR
     """
+    from pucache.cache.verification import verify as run
     from pucache.errors import CacheError
-    from pucache.verify import verify as run
 
     found = run(files)
     whole = [file for file in found if not file.damage]

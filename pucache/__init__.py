@@ -1,32 +1,34 @@
-"""pucache: find the positives hidden among unlabelled images, from a few labelled ones."""
+"""pucache: find the positives hidden among unlabelled images, from a few labelled ones.
+
+Every command of the command line is a function here, and so is what they work on. Each name is
+imported on first use, so ``import pucache`` loads neither torch nor h5py.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from .version import __version__
 
-# Nouns, resolved on first use so that `import pucache` stays free of torch, timm and h5py.
-# The verbs are functions of the modules of the same name: `from pucache.embed import embed`.
-_HOME = {
-    "EmbeddingCache": "cache",
-    "EncoderSpec": "encoder_spec",
-    "Labels": "labels",
-    "PULinearClassifier": "classifier",
-    "load_encoder": "encoders",
-    "open_source": "images",
+_MODULES = {
+    "EmbeddingCache": "cache.embedding_cache",
+    "EncoderSpec": "encoders.spec",
+    "Labels": "pu.labels",
+    "PULinearClassifier": "pu.classifier",
+    "load_encoder": "encoders.encoder",
+    "open_source": "images.source",
 }
-__all__ = [*_HOME, "__version__"]
+__all__ = [*_MODULES, "__version__"]
 
 if TYPE_CHECKING:
-    from .cache import EmbeddingCache as EmbeddingCache
-    from .classifier import PULinearClassifier as PULinearClassifier
-    from .encoder_spec import EncoderSpec as EncoderSpec
-    from .encoders import load_encoder as load_encoder
-    from .images import open_source as open_source
-    from .labels import Labels as Labels
+    from .cache.embedding_cache import EmbeddingCache as EmbeddingCache
+    from .encoders.encoder import load_encoder as load_encoder
+    from .encoders.spec import EncoderSpec as EncoderSpec
+    from .images.source import open_source as open_source
+    from .pu.classifier import PULinearClassifier as PULinearClassifier
+    from .pu.labels import Labels as Labels
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    if name in _MODULES:
+        return getattr(import_module(f".{_MODULES[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

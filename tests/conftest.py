@@ -4,12 +4,12 @@ import os
 import numpy as np
 import pytest
 import torch
-from browser import chromium
-from limits import limited
-from planted import write_cache
-from tiny import save_image, tiny_encoder
+from helpers.browser import chromium
+from helpers.limits import limited
+from helpers.planted import write_cache
+from helpers.tiny import save_image, tiny_encoder
 
-from pucache.cache import EmbeddingCache
+from pucache.cache.embedding_cache import EmbeddingCache
 
 
 def pytest_addoption(parser):
@@ -65,7 +65,7 @@ def image_folder(tmp_path):
 def opened(request, tmp_path, monkeypatch):
     """Open rows as a cache, in one block or in many; digests may be given."""
     if request.param != "one block":
-        monkeypatch.setattr("pucache.cache_file.BLOCK_BYTES", 300)
+        monkeypatch.setattr("pucache.cache.reader.BLOCK_BYTES", 300)
 
     def make(X, digests=None):
         parts = np.array_split(np.arange(len(X)), 3 if "files" in request.param else 1)

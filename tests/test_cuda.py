@@ -12,22 +12,22 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from helpers.planted import planted, write_cache
+from helpers.started import Started, Strike
+from helpers.training_parts import BATCH, IMAGES, SIDE, N, recipe, train, training, with_norms
 from PIL import Image
-from planted import planted, write_cache
-from started import Started, Strike
-from training_parts import BATCH, IMAGES, SIDE, N, recipe, train, training, with_norms
 
-from pucache.cache import EmbeddingCache
+from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cli.main import main
-from pucache.images import open_source
+from pucache.images.source import open_source
+from pucache.pretraining import checkpoints, dataset
+from pucache.pretraining.augmentations import VIEWS, Augment, draw
+from pucache.pretraining.losses import contrastive_loss
 from pucache.progress import Silent
-from pucache.retrieval.index import open_or_build
-from pucache.retrieval.nearest import nearest
+from pucache.retrieval.ann_index import open_or_build
+from pucache.retrieval.knn import nearest
+from pucache.retrieval.retrieve import retrieve
 from pucache.retrieval.similarity import Similarity
-from pucache.retrieve import retrieve
-from pucache.simclr import checkpoints, pixels
-from pucache.simclr.augment import VIEWS, Augment, draw
-from pucache.simclr.contrastive import contrastive_loss
 
 DEVICE = torch.device("cuda")
 CPU = torch.device("cpu")
@@ -89,16 +89,16 @@ def mapped(folder, out, device=DEVICE):
     """The images of a folder, decoded into another one."""
     source = open_source(folder)
     listing = source.scan()
-    squash = pixels.Squash(SIDE, "bilinear", VIEWS["natural"])
-    pixels.decode_all(source, listing, out, squash, workers=0, progress=Silent())
-    return pixels.Mapped(out, listing, SIDE, device)
+    squash = dataset.Squash(SIDE, "bilinear", VIEWS["natural"])
+    dataset.decode_all(source, listing, out, squash, workers=0, progress=Silent())
+    return dataset.Mapped(out, listing, SIDE, device)
 
 
 @pytest.mark.parametrize("share", [0.25, 0.0])
 def test_batches_are_those_of_the_cpu_whether_images_lie_on_the_device_or_in_a_file(
     share, photos, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(pixels, "_ON_DEVICE", share)
+    monkeypatch.setattr(dataset, "_ON_DEVICE", share)
     plan = np.random.default_rng(0).permutation(N).reshape(4, 7)
     found = list(mapped(photos, tmp_path / "out").batches(plan))
     assert {batch.device.type for batch in found} == {DEVICE.type}
@@ -108,7 +108,7 @@ def test_batches_are_those_of_the_cpu_whether_images_lie_on_the_device_or_in_a_f
 
 @pytest.mark.parametrize("share", [0.25, 0.0])
 def test_images_take_the_memory_of_the_device_only_where_they_may(share, photos, tmp_path, monkeypatch):
-    monkeypatch.setattr(pixels, "_ON_DEVICE", share)
+    monkeypatch.setattr(dataset, "_ON_DEVICE", share)
     gc.collect()  # lest it happens between the two looks
     before = torch.cuda.memory_allocated()
     images = mapped(photos, tmp_path / "out")
@@ -197,7 +197,7 @@ def test_a_step_never_waits_for_the_device(name, numbers, accumulate):
 def test_a_run_that_is_killed_goes_on_where_it_was(optimizer, photos, tmp_path):
     run_dir = tmp_path / "run"
     how = ("pretrain", photos, run_dir, *SMALL, "--optimizer", optimizer, "--save-every", 0)
-    killed = Strike(signal.SIGKILL, "pucache.simclr.checkpoints.save", 6)
+    killed = Strike(signal.SIGKILL, "pucache.pretraining.checkpoints.save", 6)
     with Started(how, tmp_path / "first", strike=killed) as command:
         assert command.wait() == -signal.SIGKILL, command.stderr
     with Started(how, tmp_path / "second") as command:

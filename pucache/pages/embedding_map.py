@@ -10,7 +10,7 @@ from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 
-from ..blocks import gather
+from ..heads.design_matrix import gather
 
 _COMPONENTS = 50  # that t-SNE looks at
 _PERPLEXITY = 30.0

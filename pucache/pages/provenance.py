@@ -9,10 +9,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
-from ..cache import EmbeddingCache
-from ..cache_writer import creation_time
-from ..classifier import PULinearClassifier
+from ..cache.embedding_cache import EmbeddingCache
+from ..cache.writer import creation_time
+from ..pu.classifier import PULinearClassifier
+from ..version import __version__
 
 _PACKAGES = ("numpy", "torch", "scikit-learn", "scipy", "matplotlib")
 _FAISS = ("faiss-gpu", "faiss-cpu")

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from ..cache import EmbeddingCache
-from ..decoding import FORMATS, decode
+from ..cache.embedding_cache import EmbeddingCache
 from ..errors import PUCacheError, SourceError, one_line
-from ..images import LocalFolder, ManifestSource, Source, TarSource, digest, open_source
+from ..images.decoding import FORMATS, decode
+from ..images.source import LocalFolder, ManifestSource, Source, TarSource, digest, open_source
 from ..progress import Progress, Silent
 
 QUALITY = 75  # of WebP: 160 pixels of a photograph then take 3 to 6 kB

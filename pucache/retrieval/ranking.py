@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..durable import check_writable, replacing
-from ..tables import table_writer
+from ..storage.atomic import check_writable, replacing
+from ..storage.tables import table_writer
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ r"""How alike a row is to the labelled positives.
     topk       mean of the cosines to the `TOP` nearest positives
     max        cosine to the nearest one
 
-z is a row in the space of `pucache.retrieval.space`, C the covariance of all rows there. The first is the direction
+z is a row in the space of `pucache.retrieval.whitening`, C the covariance of all rows there. The first is the direction
 of Fisher's discriminant, with all rows in the place of the negatives, held back by as much as the mean of
 so few positives is uncertain: of many positives it becomes the discriminant, of few the centroid.
 """
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..cache import EmbeddingCache
-from ..labels import Labels
+from ..cache.embedding_cache import EmbeddingCache
 from ..progress import Progress, Silent
-from .nearest import nearest
-from .scores import Scores
-from .space import Space
+from ..pu.labels import Labels
+from .knn import nearest
+from .scorer import Scores
+from .whitening import Space
 
 SIMILARITIES = ("whitened", "centroid", "topk", "max")
 TOP = 50

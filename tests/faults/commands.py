@@ -243,7 +243,7 @@ def _drain(reader: int) -> str:
 
 def _serve(channel: socket.socket) -> None:
     """Fork a child for each line that comes; say when it starts and ends. Ends, with all children, with the channel."""
-    import twists
+    from faults import twists
 
     twists.warm()
     ready, children = selectors.DefaultSelector(), {}
@@ -278,8 +278,7 @@ def _serve(channel: socket.socket) -> None:
 
 def _child(request: dict[str, Any]) -> int:
     """Become the command."""
-    import twists
-
+    from faults import twists
     from pucache.cli.main import run
 
     os.setsid()

@@ -1,8 +1,9 @@
 import os
 
 import pytest
-from commands import Zygote
-from places import World
+
+from faults.commands import Zygote
+from faults.places import World
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from commands import Outcome
-from places import Job, World, assert_one_line, state
+from faults.commands import Outcome
+from faults.places import Job, World, assert_one_line, state
 
 PAGE = 4096
 FULL, TOO_LARGE = "No space left on device", "File too large"

@@ -14,10 +14,10 @@ import numpy as np
 import safetensors.torch
 import timm
 import torch
-from commands import Outcome, Zygote
 from PIL import Image
 
-from pucache.cache_file import CacheFile
+from faults.commands import Outcome, Zygote
+from pucache.cache.reader import CacheFile
 
 ENCODER = "test_convnext"
 RED, REST = 20, 60

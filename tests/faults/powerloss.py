@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from places import Job, World, differences, state
-
-from pucache.cache_file import CacheFile
+from faults.places import Job, World, differences, state
+from pucache.cache.reader import CacheFile
 from pucache.errors import CacheError
 
 CHANGES = ("fsync", "fdatasync", "replace", "rename", "link", "unlink", "remove", "mkdir", "rmdir", "truncate")
@@ -52,7 +51,7 @@ class Journal:
 
     def watch(self) -> None:
         """Note what is possible around each change from now on, and what is said to be safe."""
-        from pucache.parts import Parts
+        from pucache.embedding.parts import Parts
 
         for name in CHANGES:
             setattr(os, name, self._around(name, getattr(os, name)))

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from commands import Outcome
-from places import Job, State, World, state
+from faults.commands import Outcome
+from faults.places import Job, State, World, state
 
 CHAIN = 4  # at most so many kills of one job before it may finish
 GO_ON = {

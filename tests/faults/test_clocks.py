@@ -2,7 +2,8 @@ import json
 import os
 
 import pytest
-from places import state
+
+from faults.places import state
 
 YEAR = 365 * 24 * 3600
 JUMPS = {

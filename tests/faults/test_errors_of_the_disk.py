@@ -1,8 +1,9 @@
 import signal
 
 import pytest
-from places import assert_one_line, state
-from tracing import READS, RENAMES, can_trace, count_calls, run_traced, run_unwritable
+
+from faults.places import assert_one_line, state
+from faults.tracing import READS, RENAMES, can_trace, count_calls, run_traced, run_unwritable
 
 pytestmark = pytest.mark.skipif(not can_trace(), reason="needs strace, and the right to trace")
 BAD = "Input/output error"

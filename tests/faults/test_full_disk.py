@@ -1,5 +1,6 @@
 import pytest
-from filling import can_mount, fill_pages, limit_files
+
+from faults.filling import can_mount, fill_pages, limit_files
 
 SIZES = {
     "embed": [0, 15_000],  # no part; all parts, but not the cache

@@ -2,8 +2,9 @@ import signal
 import time
 
 import pytest
-from places import state
-from stopping import count, interrupt_often, kill_often
+
+from faults.places import state
+from faults.stopping import count, interrupt_often, kill_often
 
 
 def killed(struck):

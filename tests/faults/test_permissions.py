@@ -1,7 +1,8 @@
 import os
 
 import pytest
-from places import LEFTOVER, assert_one_line, state
+
+from faults.places import LEFTOVER, assert_one_line, state
 
 NOBODY = [("nobody", {})]
 

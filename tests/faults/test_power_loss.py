@@ -1,8 +1,9 @@
 import random
 
 import pytest
-from places import state
-from powerloss import END, check_crash, crashes
+
+from faults.places import state
+from faults.powerloss import END, check_crash, crashes
 
 
 def some(found, count):

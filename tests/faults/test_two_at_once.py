@@ -3,9 +3,9 @@ import shutil
 import time
 
 import pytest
-from places import differences, state
 
-from pucache.cache import EmbeddingCache
+from faults.places import differences, state
+from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import CacheError
 
 BUSY = "is being written by another process"

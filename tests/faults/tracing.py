@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from commands import Outcome, Twists
-from places import Job, World
+from faults.commands import Outcome, Twists
+from faults.places import Job, World
 
 READS = "read,pread64,readv,preadv"
 WRITES = "write,pwrite64,writev,pwritev"

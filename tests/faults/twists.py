@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from commands import BLOCK_ROWS
+from faults.commands import BLOCK_ROWS
 
 COMMANDS = "embed import_embeddings train_pu sweep_priors retrieve_positives score info pack verify".split()
 LIBRARIES = (
@@ -34,18 +34,20 @@ def warm() -> None:
     torch.set_num_threads(1)
     for name in (*LIBRARIES, *(f"pucache.cli.{verb}" for verb in COMMANDS)):
         importlib.import_module(name)
-    for path in (Path(__file__).parents[2] / "pucache").glob("*.py"):
-        importlib.import_module(f"pucache.{path.stem}")
-    from pucache import assembly, pipeline
+    package = Path(__file__).parents[2] / "pucache"
+    for path in package.rglob("*.py"):
+        if path.stem[:2] != "__" and "distributed" not in path.parts:  # Ray is loaded by who asks for it
+            importlib.import_module(f"pucache.{path.relative_to(package).with_suffix('').as_posix().replace('/', '.')}")
     from pucache.cli import progress
+    from pucache.embedding import local_engine, row_blocks
 
-    assembly.BLOCK_ROWS, pipeline.CHUNK_ROWS = BLOCK_ROWS, BLOCK_ROWS // 2
+    row_blocks.BLOCK_ROWS, local_engine.CHUNK_ROWS = BLOCK_ROWS, BLOCK_ROWS // 2
     progress.EVERY_SECONDS = 0
 
 
 def acknowledge(path: str) -> None:
     """Note the rows of each part once it is said to be safe. (Progress lines run ahead: they tell of images done.)"""
-    from pucache.parts import Parts
+    from pucache.embedding.parts import Parts
 
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)  # now, as permissions may go
 
@@ -92,7 +94,7 @@ def die_in_replace(call: int) -> None:
 
 def slow(seconds: float) -> None:
     """Take so long over each batch."""
-    from pucache.runtime import Runtime
+    from pucache.encoders.inference import Runtime
 
     def forward(self: Runtime, pixels: Any, forward: Any = Runtime.__call__) -> Any:
         time.sleep(seconds)
@@ -135,6 +137,6 @@ def clock(jumps: list[float], every: int = 50) -> None:
 
 def journal(folder: str, record: str, honest: bool = True) -> None:
     """Record what a loss of power could leave of `folder` at any moment."""
-    from powerloss import Journal
+    from faults.powerloss import Journal
 
     Journal(Path(folder), Path(record), honest).watch()

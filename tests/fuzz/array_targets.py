@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
-from oracle import require
-from target import Target
 
-from pucache import model_file
-from pucache.cache import EmbeddingCache
-from pucache.classifier import PULinearClassifier
+from fuzz.oracle import require
+from fuzz.target import Target
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.cache.importing import import_embeddings
 from pucache.errors import CacheError, EncoderError, ModelError
-from pucache.import_embeddings import import_embeddings
+from pucache.pu import model_file
+from pucache.pu.classifier import PULinearClassifier
 
 MARKER = Path(tempfile.gettempdir(), "pucache-fuzz-code-was-run")
 
@@ -334,7 +334,7 @@ def _header(told: dict[str, Any]) -> bytes:
 
 def check_weights(sample: str, data: bytes, folder: Path) -> str:
     """Refused, or a network of numbers of the right shapes; for safetensors the very numbers of the file."""
-    from pucache import backbones
+    from pucache.encoders import backbones
 
     path = folder / ("weights.safetensors" if sample.endswith(".safetensors") else "weights.pth")
     path.write_bytes(data)

@@ -16,12 +16,12 @@ from typing import Any
 
 import h5py
 import numpy as np
-from mutators import mutate
-from tiny import tiny_encoder
+from helpers.tiny import tiny_encoder
 
-from pucache.cache_file import CacheFile
-from pucache.cache_writer import Rows, write_file
-from pucache.keys import encode_keys
+from fuzz.mutators import mutate
+from pucache.cache.keys import encode_keys
+from pucache.cache.reader import CacheFile
+from pucache.cache.writer import Rows, write_file
 
 SPEC = tiny_encoder().spec
 FAILURES = {"broken.png": "not an image in a known format", "gone/é.png": "cannot be read: Permission denied"}
@@ -85,7 +85,7 @@ def content(path: Path) -> list[Any]:
 
 # --- sealed anew -------------------------------------------------------------------------------
 
-SEALED = importlib.util.find_spec("pucache.seal") is not None  # the first version of the format has no seal
+SEALED = importlib.util.find_spec("pucache.cache.checksums") is not None  # the first version of the format has no seal
 
 
 def body(data: bytes) -> bytes:
@@ -113,21 +113,21 @@ def reseal(hdf5: bytes, places: dict[str, tuple[int, int, int]]) -> bytes:
     """Seal HDF5 bytes as if they were whole; places that the bytes do not reach are cut."""
     if not SEALED:
         return hdf5
-    from pucache import seal
+    from pucache.cache import checksums
 
     sealed = {}
     for name, (offset, size, block) in places.items():
-        hasher = seal.Hasher(block)
+        hasher = checksums.Hasher(block)
         hasher.update(memoryview(hdf5[offset : offset + size]))
         sealed[name] = hasher.column(min(offset, len(hdf5)))
     with tempfile.TemporaryDirectory() as folder:
         path = _placed(Path(folder, "cache.h5"), hdf5)
-        seal.append(path, sealed)
+        checksums.append(path, sealed)
         return path.read_bytes()
 
 
 def _seal() -> Any:
-    from pucache.seal import Seal
+    from pucache.cache.checksums import Seal
 
     return Seal
 
@@ -271,10 +271,10 @@ def _block(dataset: h5py.Dataset) -> int:
     """Bytes that a seal hashes together in a column."""
     if not SEALED or not dataset.shape or not dataset.size:
         return 1 << 20
-    from pucache import seal
+    from pucache.cache import checksums
 
     rows = dataset.shape[0]
-    return seal.rows_per_block(rows) * (dataset.id.get_storage_size() // rows)
+    return checksums.rows_per_block(rows) * (dataset.id.get_storage_size() // rows)
 
 
 @cache

@@ -9,25 +9,25 @@ from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
-from array_targets import models
-from cache_samples import SPEC, caches, content, contents, mutate_within
-from image_samples import images
-from image_targets import encoder
-from mutators import TOKENS, mutate, mutate_text
-from oracle import command, require, untouched
-from planted import write_cache
-from target import Target
+from helpers.planted import write_cache
 
-from pucache.cache import EmbeddingCache
-from pucache.cache_file import DTYPES, CacheFile
-from pucache.cache_writer import Rows
-from pucache.classifier import PULinearClassifier
-from pucache.embed import embed
+from fuzz.array_targets import models
+from fuzz.cache_samples import SPEC, caches, content, contents, mutate_within
+from fuzz.image_samples import images
+from fuzz.image_targets import encoder
+from fuzz.mutators import TOKENS, mutate, mutate_text
+from fuzz.oracle import command, require, untouched
+from fuzz.target import Target
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.cache.reader import DTYPES, CacheFile
+from pucache.cache.writer import Rows
+from pucache.embedding.embed import embed
+from pucache.embedding.parts import Parts
 from pucache.errors import CacheError, LabelError, ModelError
-from pucache.images import open_source
-from pucache.labels import find_keys
-from pucache.parts import Parts
-from pucache.score import read_scores, score
+from pucache.images.source import open_source
+from pucache.pu.classifier import PULinearClassifier
+from pucache.pu.labels import find_keys
+from pucache.pu.score import read_scores, score
 
 
 def check_cache(sample: str, data: bytes, folder: Path) -> str:

@@ -9,8 +9,9 @@ import zlib
 from functools import cache
 
 import numpy as np
-from mutators import mutate
 from PIL import Image, ImageCms, PngImagePlugin
+
+from fuzz.mutators import mutate
 
 WIDTH, HEIGHT = 23, 17
 

@@ -7,17 +7,17 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from image_samples import bombs, images, mutate_image
-from oracle import require
+from helpers.tiny import SIDE, tiny_encoder
 from PIL import Image
-from target import Target
-from tiny import SIDE, tiny_encoder
 
-from pucache.cache import EmbeddingCache
-from pucache.decoding import MAX_PIXELS, decode
-from pucache.embed import embed
+from fuzz.image_samples import bombs, images, mutate_image
+from fuzz.oracle import require
+from fuzz.target import Target
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.embedding.embed import embed
 from pucache.errors import ImageError, SourceError
-from pucache.images import open_source
+from pucache.images.decoding import MAX_PIXELS, decode
+from pucache.images.source import open_source
 
 SUFFICIENT = 8
 

@@ -8,15 +8,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import learned
 import torch
-from array_targets import change, change_tensor
-from oracle import require
-from target import Target
+from helpers import learned
 
-from pucache import encoder_file, sealed_tensors
+from fuzz.array_targets import change, change_tensor
+from fuzz.oracle import require
+from fuzz.target import Target
+from pucache.encoders import pretrained_file
 from pucache.errors import EncoderError, RunError
-from pucache.simclr import checkpoints
+from pucache.pretraining import checkpoints
+from pucache.storage import tensor_file
 
 STEP = 3
 ELSEWHERE = ["hf-hub:timm/resnet18", "local-dir:.", "../outside", "eva_giant_patch14_224", "test_vit", "test_resnet.x"]
@@ -42,15 +43,15 @@ def networks() -> dict[str, bytes]:
 
 def _written(model: torch.nn.Module, **changed: Any) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, encoder_file.NAME)
-        encoder_file.write(path, model, learned.description(**changed))
+        path = Path(folder, pretrained_file.NAME)
+        pretrained_file.write(path, model, learned.description(**changed))
         return path.read_bytes()
 
 
 def check_encoder(sample: str, data: bytes, folder: Path) -> str:
     """Weights and description are those that were saved."""
-    (folder / encoder_file.NAME).write_bytes(data)
-    tensors, told = encoder_file.read(folder)
+    (folder / pretrained_file.NAME).write_bytes(data)
+    tensors, told = pretrained_file.read(folder)
     found = {name: values.tobytes() for name, values in tensors.items()}
     require(told in [learned.description(stem=stem) for stem in ("small", "standard")], f"read as {told}")
     wanted = {name: tensor.numpy().tobytes() for name, tensor in _layer(0).state_dict().items()}
@@ -61,9 +62,9 @@ def check_encoder(sample: str, data: bytes, folder: Path) -> str:
 def mutate_encoder(data: bytes, other: bytes, draw: random.Random) -> bytes:
     """Change the description or the tensors, and seal them as pucache does."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, encoder_file.NAME)
+        path = Path(folder, pretrained_file.NAME)
         path.write_bytes(data)
-        tensors, state = sealed_tensors.read(path, encoder_file.KIND, most=encoder_file.MAX_BYTES)
+        tensors, state = tensor_file.read(path, pretrained_file.KIND, most=pretrained_file.MAX_BYTES)
         how = draw.random()
         if how < 0.2:
             state["architecture"] = draw.choice(ELSEWHERE)
@@ -71,14 +72,14 @@ def mutate_encoder(data: bytes, other: bytes, draw: random.Random) -> bytes:
             change(state, draw)
         else:
             change_tensor(tensors, draw)
-        sealed_tensors.write(path, encoder_file.KIND, tensors, state)
+        tensor_file.write(path, pretrained_file.KIND, tensors, state)
         return path.read_bytes()
 
 
 def check_network(sample: str, data: bytes, folder: Path) -> str:
     """Sealed by somebody who means harm: refused, or a network that can be asked."""
-    (folder / encoder_file.NAME).write_bytes(data)
-    model, config, name = encoder_file.load(folder)
+    (folder / pretrained_file.NAME).write_bytes(data)
+    model, config, name = pretrained_file.load(folder)
     try:
         with torch.inference_mode():
             rows = model.eval()(torch.zeros(1, *config["input_size"]))
@@ -132,7 +133,7 @@ def mutate_checkpoint(data: bytes, other: bytes, draw: random.Random) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "checkpoint")
         path.write_bytes(data)
-        tensors, state = sealed_tensors.read(path, checkpoints.KIND, most=checkpoints.MAX_BYTES)
+        tensors, state = tensor_file.read(path, checkpoints.KIND, most=checkpoints.MAX_BYTES)
         how = draw.random()
         if how < 0.3:
             change(state, draw)
@@ -140,7 +141,7 @@ def mutate_checkpoint(data: bytes, other: bytes, draw: random.Random) -> bytes:
             tensors[draw.choice(NAMES)] = tensors.pop(draw.choice(sorted(tensors)))
         else:
             change_tensor(tensors, draw)
-        sealed_tensors.write(path, checkpoints.KIND, tensors, state)
+        tensor_file.write(path, checkpoints.KIND, tensors, state)
         return path.read_bytes()
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from array_targets import models
-from cache_samples import KEYS, caches, written
 
-from pucache import model_file
+from fuzz.array_targets import models
+from fuzz.cache_samples import KEYS, caches, written
+from pucache.pu import model_file
 
 
 def regressions() -> dict[str, dict[str, bytes]]:

@@ -21,9 +21,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import NamedTuple
 
-from image_samples import images
-from oracle import Wrong, snapshot
-from target import Input, Target
+from fuzz.image_samples import images
+from fuzz.oracle import Wrong, snapshot
+from fuzz.target import Input, Target
 
 TIMEOUT = 20.0  # seconds for one input
 BATCH = 100  # inputs of one child

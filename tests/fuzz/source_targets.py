@@ -8,15 +8,14 @@ import tarfile
 from functools import cache, partial
 from pathlib import Path
 
-from image_samples import images
-from mutators import mutate_text
-from oracle import require, untouched
-from readers import Malformed, lines, table
-from tar_samples import SECRET, mutate_tar, tars
-from target import Target
-
+from fuzz.image_samples import images
+from fuzz.mutators import mutate_text
+from fuzz.oracle import require, untouched
+from fuzz.readers import Malformed, lines, table
+from fuzz.tar_samples import SECRET, mutate_tar, tars
+from fuzz.target import Target
 from pucache.errors import ImageError, SourceError
-from pucache.images import EXTENSIONS, MAX_KEY_BYTES, Listing, Source, open_source
+from pucache.images.source import EXTENSIONS, MAX_KEY_BYTES, Listing, Source, open_source
 
 FILES = ("a.png", "sub/b.jpg", "é.png")
 COLUMNS = ("path", "image", "file", "filename", "url", "key")

@@ -7,16 +7,16 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from mutators import mutate_text
-from oracle import require
-from readers import Malformed, lines, matches, table
-from target import Target
 
+from fuzz.mutators import mutate_text
+from fuzz.oracle import require
+from fuzz.readers import Malformed, lines, matches, table
+from fuzz.target import Target
+from pucache.cache.keys import Keys, encode_keys
 from pucache.errors import LabelError
-from pucache.evaluate import evaluate
-from pucache.keys import Keys, encode_keys
-from pucache.labels import find_keys, read_truth
-from pucache.score import COLUMNS, read_scores
+from pucache.pu.evaluate import evaluate
+from pucache.pu.labels import find_keys, read_truth
+from pucache.pu.score import COLUMNS, read_scores
 
 _NAMES = ["a.png", "b/c.png", "b/é.png", "b/d/e.png", 'odd, "name".png', "=cmd()", " space ", "line\nend.png"]
 KEYS = sorted([*_NAMES, "a" * 60, "a/" * 12 + "a.png"], key=str.encode)

@@ -7,8 +7,8 @@ import random
 import tarfile
 from functools import cache
 
-from image_samples import images
-from mutators import mutate
+from fuzz.image_samples import images
+from fuzz.mutators import mutate
 
 SECRET = "../../outside/secret.png"  # seen from the folder in which a check runs
 

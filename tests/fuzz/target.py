@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from mutators import Mutator, mutate
-from oracle import one_line
-
+from fuzz.mutators import Mutator, mutate
+from fuzz.oracle import one_line
 from pucache.errors import PUCacheError
 
 

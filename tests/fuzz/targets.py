@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import array_targets
-import cache_targets
 import h5py  # noqa: F401  all that a check may need is loaded before the process forks
-import image_targets
-import learned_targets
 import pyarrow.parquet  # noqa: F401
 import sklearn.linear_model  # noqa: F401
-import source_targets
-import table_targets
 import torch
-from image_samples import bombs
 
-import pucache.cli.main
-import pucache.encoders
-import pucache.retrieve  # noqa: F401
+from fuzz import (
+    array_targets,
+    cache_targets,
+    image_targets,
+    learned_targets,
+    source_targets,
+    table_targets,
+)
+from fuzz.image_samples import bombs
 
 TARGETS = {
     target.name: target

@@ -7,20 +7,20 @@ import time
 from functools import partial
 
 import pytest
-from array_targets import MARKER, RunsCode, hostile_arrays, hostile_weights, require_no_code_was_run
-from cache_samples import hostile
-from cache_targets import check_command
-from image_samples import bombs
-from oracle import Wrong, require
-from regressions import regressions
-from runner import given, numbered, run
-from table_targets import slow_globs
-from tar_samples import claims, tars
-from target import Target
-from targets import TARGETS, prepare
 
+from fuzz.array_targets import MARKER, RunsCode, hostile_arrays, hostile_weights, require_no_code_was_run
+from fuzz.cache_samples import hostile
+from fuzz.cache_targets import check_command
+from fuzz.image_samples import bombs
+from fuzz.oracle import Wrong, require
+from fuzz.regressions import regressions
+from fuzz.runner import given, numbered, run
+from fuzz.table_targets import slow_globs
+from fuzz.tar_samples import claims, tars
+from fuzz.target import Target
+from fuzz.targets import TARGETS, prepare
 from pucache.errors import CacheError, SourceError
-from pucache.images import open_source
+from pucache.images.source import open_source
 
 INPUTS = 1500
 SEED = 0

@@ -1,0 +1,60 @@
+"""Cells of a table: measured once, kept as JSON lines so that a run that was cut off goes on, and shown."""
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.common.environment import commit
+
+TUNED = (
+    "Three constants of pucache's rule for the penalty were chosen on tasks of this encoder and this data set, the "
+    "suite's among them, with the truth in sight."
+)
+
+
+def kept(path: Path, identity: tuple[str, ...]) -> dict:
+    """What earlier runs measured, by identity."""
+    if not path.exists():
+        return {}
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return {tuple(row[name] for name in identity): row for row in rows}
+
+
+def append(path: Path, row: dict) -> None:
+    with path.open("a") as stream:
+        stream.write(json.dumps(row, default=float) + "\n")
+
+
+def measured(
+    work: Path, name: str, wanted: Iterable[dict], measure: Callable[..., dict], *, minutes: float = float("inf")
+) -> list[dict]:
+    """The rows of `wanted` cells: those of earlier runs of this commit, and `measure(**cell)` of the others.
+
+    A cell is a dict of what it is; all have the same names. They are kept in WORK/NAME-COMMIT.jsonl. None is
+    begun after so many minutes.
+    """
+    cells, began, path = list(wanted), time.monotonic(), work / f"{name}-{commit() or 'unknown'}.jsonl"
+    identity = tuple(cells[0])
+    for cell in cells:
+        if tuple(cell.values()) not in kept(path, identity) and time.monotonic() - began < 60 * minutes:
+            append(path, cell | measure(**cell))
+    found = kept(path, identity)
+    return [found[tuple(cell.values())] for cell in cells if tuple(cell.values()) in found]
+
+
+def table(head: list[str], rows: list[list]) -> str:
+    """A markdown table."""
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in [head, ["---"] * len(head), *rows])
+
+
+def spread(values, scale: float = 100, digits: int = 2) -> str:
+    """Mean ± standard deviation (of n - 1) of several values; one value alone; nothing of none."""
+    values = scale * np.asarray(values, float)
+    if not len(values):
+        return ""
+    if len(values) == 1:
+        return f"{values[0]:.{digits}f}"
+    return f"{values.mean():.{digits}f} ± {values.std(ddof=1):.{digits}f}"

@@ -1,0 +1,213 @@
+"""Heads on a task, and what they come to: what benchmarks/paper/tables.py tells of transfer, losses and priors."""
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+from sklearn.metrics import average_precision_score
+
+from benchmarks.common.cifar import Task
+from pucache import PULinearClassifier
+from pucache.heads.fit import FittedHeads, fit_heads
+from pucache.heads.risks import RISKS, PURisk
+from pucache.pu.calibration import choose_threshold
+from pucache.pu.cross_fitting import PENALTIES
+from pucache.pu.metrics import with_labels
+
+CS = (1e-3, 1e-4, 1e-5, 1e-6)  # of the logistic regression, scikit-learn's scale
+COMPARED = 2e-3  # tolerance of heads that are only compared
+CEILING = 6e-6  # penalty of the supervised head, the best of several for rows it has not seen
+SUPERVISED = "supervised"
+LOSSES = (*RISKS, SUPERVISED)
+RAW, STANDARDISED, OURS = "authors' protocol", "authors' protocol, standardised X", "pucache's solver"
+SOLVERS = (RAW, STANDARDISED, OURS)  # the last one with its choice of the penalty
+AUTHORS = "the authors' head (imbnnPU by Adam), told the true prior"
+AT_ZERO, TOLD, OWN = (
+    "**pucache, no prior given**: margin 0",
+    "**pucache**: own threshold, told the share of positives in the test set",
+    "pucache: own threshold, for the share it finds among the unlabelled",
+)
+LOGISTIC = "logistic regression, P against U, balanced, C={:g}"
+CENTROID = "centroid of P less centroid of U, threshold midway"
+KNOWN = "supervised: logistic regression, every true label, C=0.001"
+BEST = "imbuPU, penalty {:.0e}", "imbnnPU, told the true prior, penalty {:.0e}"  # by pucache's solver
+BCE = PURisk("weighted_bce")
+MISLED = {
+    "imbnnPU, authors' protocol": ("imbnnpu", RAW),
+    "nnPU, authors' protocol, standardised X": ("nnpu", STANDARDISED),
+}
+
+
+@dataclass(frozen=True)
+class Scope:
+    """How much is run."""
+
+    seeds: tuple[int, ...] = (0, 1, 2)
+    factors: tuple[float, ...] = (0.1, 0.2, 0.5, 1, 2, 5, 10)
+    labelled: tuple[int, ...] = (1000, 3000)  # with all images of CIFAR-10
+    losses: tuple[str, ...] = LOSSES
+    mapped: int = 250  # images of each class on the t-SNE
+
+
+QUICK = Scope((0,), (0.2, 1, 5), (1000,), ("nnpu", "imbnnpu", "imbupu", "bce", SUPERVISED), 50)
+
+
+def figures(y: np.ndarray, margins: np.ndarray, threshold: float = 0.0) -> dict[str, float]:
+    """Accuracy, F1, AUC, and the share called positive: what is above the threshold."""
+    called = margins > threshold
+    found = with_labels(y.astype(int), margins, called.astype(int))
+    return {name: found[name] for name in ("accuracy", "f1", "auc")} | {"called": float(called.mean())}
+
+
+def authors(task: Task, *, prior: float, seeds: tuple[int, ...], loss: str = "imbnnpu") -> FittedHeads:
+    """Heads by the authors' protocol, one a seed; `loss` may be "supervised", weighted BCE on the true labels.
+
+    The protocol takes X as it is; hand over `as_standardised(task)` for the other way.
+    """
+    labels, risk = (task.y.astype(np.int8), BCE) if loss == SUPERVISED else (task.s, PURisk(loss))
+    return fit_heads(task.X, labels, prior=prior, risk=risk, solver="sgd", seed=np.array(seeds))
+
+
+# --- transfer --------------------------------------------------------------------------------------
+
+
+def transfer(task: Task, seed: int) -> dict:
+    """Every way on one task: `ways` by name, `prior` with its interval, `counts`, `bins` of the posterior."""
+    share = float(task.y_test.mean())
+    ways, model = _ours(task, seed, share)
+    for name, heads, X_test, U in _others(task, seed):
+        test, unlabelled = heads.margins(X_test)[:, 0], heads.margins(U)[:, 0]
+        ways[name] = figures(task.y_test, test) | {"ap": average_precision_score(task.hidden, unlabelled)}
+    ways[CENTROID] = _centroid(task)
+    held, estimate = model.held_out_margins_[task.s == 0], model.prior_estimate_
+    of_test = model.tilt_.posterior(model.margins(task.X_test), share)
+    return {
+        "ways": ways,
+        "penalty": model.penalty_,
+        "prior": [estimate.prior, estimate.low, estimate.high, task.prior],
+        "counts": [int(task.s.sum()), int(task.hidden.sum()), int((~task.hidden).sum()), len(task.y_test), share],
+        "bins": {
+            "unlabelled": bins(model.tilt_.posterior(held, model.prior_), task.hidden),
+            "test": bins(of_test, task.y_test),
+        },
+    }
+
+
+def _ours(task: Task, seed: int, share: float) -> tuple[dict, PULinearClassifier]:
+    began = time.perf_counter()
+    model = PULinearClassifier(deploy_prior=share, seed=seed).fit(task.X, task.s)
+    seconds, margins = time.perf_counter() - began, model.margins(task.X_test)
+    own = choose_threshold(model.tilt_, model.held_out_margins_[task.s == 0], "f1", model.prior_)
+    ap = average_precision_score(task.hidden, model.margins(task.unlabelled))
+    thresholds = {AT_ZERO: 0.0, TOLD: model.threshold_, OWN: own}
+    ways = {name: figures(task.y_test, margins, at) | {"ap": ap} for name, at in thresholds.items()}
+    ways[AT_ZERO]["seconds"] = seconds
+    return ways, model
+
+
+def _others(task: Task, seed: int):
+    """Name, head, test rows and unlabelled rows as the head takes them."""
+    plain = task.X_test, task.unlabelled
+    yield AUTHORS, authors(task, prior=task.prior, seeds=(seed,)), *plain
+    for told, loss in zip(BEST, ("imbupu", "imbnnpu"), strict=True):
+        heads = fit_heads(
+            task.X, task.s, prior=task.prior, risk=PURisk(loss), penalty=PENALTIES, seed=seed, tolerance=COMPARED
+        )
+        for at, penalty in enumerate(PENALTIES):
+            yield told.format(penalty), heads.take([at]), *plain
+    Z, Z_test = standardised(task)
+    heads = logistic(Z, task.s, seed)
+    for at, C in enumerate(CS):
+        yield LOGISTIC.format(C), heads.take([at]), Z_test, Z[task.s == 0]
+    yield KNOWN, logistic(Z, task.y.astype(np.int8), seed, CS[:1]), Z_test, Z[task.s == 0]
+
+
+def logistic(Z: np.ndarray, labels: np.ndarray, seed: int, of: tuple[float, ...] = CS) -> FittedHeads:
+    """Balanced logistic regression at each C; heads of pucache, which equal scikit-learn's (tests/test_batch.py)."""
+    scale = np.square(Z, dtype=np.float64).sum(1).mean()  # the unit of penalties
+    return fit_heads(Z, labels, risk=BCE, penalty=1 / (np.array(of) * len(Z) * scale), seed=seed)
+
+
+def standardised(task: Task) -> tuple[np.ndarray, np.ndarray]:
+    """X and X_test, each column less its mean in X, over its standard deviation there; float32."""
+    centre, scale = task.X.mean(0, dtype=np.float64), task.X.std(0, dtype=np.float64) + 1e-6
+    X, X_test = (((part - centre) / scale).astype(np.float32) for part in (task.X, task.X_test))
+    return X, X_test
+
+
+def as_standardised(task: Task) -> Task:
+    X, X_test = standardised(task)
+    return replace(task, X=X, X_test=X_test)
+
+
+def _centroid(task: Task) -> dict:
+    positive, unlabelled = (task.X[task.s == value].mean(0, dtype=np.float64) for value in (1, 0))
+    direction = positive - unlabelled
+    margins = task.X_test @ direction - (positive + unlabelled) @ direction / 2
+    return figures(task.y_test, margins) | {"ap": average_precision_score(task.hidden, task.unlabelled @ direction)}
+
+
+def bins(posterior: np.ndarray, y: np.ndarray, number: int = 10) -> list[list[float]]:
+    """Mean posterior, true share and rows of each bin of equal width that holds a row."""
+    at = np.minimum((number * posterior).astype(int), number - 1)
+    return [
+        [float(posterior[at == one].mean()), float(y[at == one].mean()), int((at == one).sum())]
+        for one in np.unique(at)
+    ]
+
+
+def gap(of: list[list[float]]) -> float:
+    """Mean distance of the posterior from the true share over bins, weighed by their rows."""
+    told, true, rows = np.array(of).T
+    return float(np.abs(told - true) @ rows / rows.sum())
+
+
+# --- losses, and priors that are wrong -------------------------------------------------------------
+
+
+def ablation(task: Task, loss: str, solver: str, seeds: tuple[int, ...]) -> list[dict]:
+    """Figures of a loss, told the true prior, one dict a seed; see `SOLVERS`."""
+    if solver == STANDARDISED:
+        task = as_standardised(task)
+    if solver != OURS:
+        heads = authors(task, prior=task.prior, seeds=seeds, loss=loss)
+    elif loss == SUPERVISED:
+        heads = fit_heads(task.X, task.y.astype(np.int8), risk=BCE, penalty=CEILING, seed=np.array(seeds))
+    else:
+        models = [PULinearClassifier(task.prior, loss=loss, seed=seed).fit(task.X, task.s) for seed in seeds]
+        margins = [[model.margins(rows) for model in models] for rows in (task.X_test, task.unlabelled)]
+        return _runs(task, *margins)
+    return _runs(task, heads.margins(task.X_test).T, heads.margins(task.unlabelled).T)
+
+
+def _runs(task: Task, of_test, of_unlabelled) -> list[dict]:
+    return [
+        figures(task.y_test, test) | {"ap": average_precision_score(task.hidden, unlabelled)}
+        for test, unlabelled in zip(of_test, of_unlabelled, strict=True)
+    ]
+
+
+def told_prior(task: Task, factor: float) -> float:
+    """The true prior times a factor, still a share."""
+    return min(factor * task.prior, 0.99)
+
+
+def misled_authors(task: Task, way: str, scope: Scope) -> dict[str, list[list[dict]]]:
+    """Figures of a way of `MISLED` with priors that are wrong by each factor: factors x seeds."""
+    loss, solver = MISLED[way]
+    told = [told_prior(task, factor) for factor in scope.factors]
+    given = as_standardised(task) if solver == STANDARDISED else task
+    of = [authors(given, prior=prior, seeds=scope.seeds, loss=loss) for prior in told]
+    return {way: [[figures(task.y_test, margins) for margins in heads.margins(given.X_test).T] for heads in of]}
+
+
+def misled_pucache(task: Task, scope: Scope) -> dict[str, list[list[dict]]]:
+    """The same of pucache's default, at margin 0 and at its threshold for the test set's share; the first seed."""
+    share, lines = float(task.y_test.mean()), {"pucache, margin 0": [], "pucache, own threshold": []}
+    for factor in scope.factors:
+        told = told_prior(task, factor)
+        model = PULinearClassifier(told, deploy_prior=share, seed=scope.seeds[0]).fit(task.X, task.s)
+        margins = model.margins(task.X_test)
+        for name, threshold in zip(lines, (0.0, model.threshold_), strict=True):
+            lines[name].append([figures(task.y_test, margins, threshold)])
+    return lines

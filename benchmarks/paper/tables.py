@@ -1,0 +1,153 @@
+"""The tables and figures of the ImPULSeS paper, run again with pucache: for who asks whether it keeps up.
+
+    python -m benchmarks.paper.tables DIR [--quick] [--cifar100 DIR] [--glaucoma DIR] [--out docs/results/paper.md]
+
+DIR holds train/<class>/<index>.png and test/<class>/<index>.png of CIFAR-10, or the original cifar-10-batches-py.
+CIFAR-100 is the same, or cifar-100-python; Glaucoma a folder with two folders of images, of which
+--glaucoma-positive names the positive one. Every figure of the paper stands beside ours. What is measured is kept
+in WORK, so a run that was cut off goes on. Pictures go to images/ beside the folder of FILE, where there is such a
+folder (docs/images), else beside FILE, else into WORK. --quick takes a quarter of the images, one seed, and no
+pretraining.
+"""
+
+import argparse
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from benchmarks.common.cells import measured
+from benchmarks.common.cifar import Cifar, Task
+from benchmarks.common.environment import environment
+from benchmarks.paper import ablations, pages, rows
+from benchmarks.paper import encoders as learned
+from benchmarks.paper import figures as paper_figures
+from benchmarks.paper.datasets import cifar100, glaucoma
+from benchmarks.paper.published import BALANCED, GLAUCOMA, HUNDRED, TEN
+from benchmarks.paper.rows import QUICK, Scope
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is run, on what, and where it is kept."""
+
+    data: Cifar
+    scope: Scope
+    others: dict[str, Callable[[int], Task]]
+    work: Path
+    images: Path
+    link: str  # to the images, from the page
+
+    @property
+    def quick(self) -> bool:
+        return self.scope is QUICK
+
+    def cells(self, name: str, wanted: list[dict], measure: Callable[..., dict]) -> list[dict]:
+        return measured(self.work, f"paper{'-quick' * self.quick}-{name}", wanted, measure) if wanted else []
+
+    def tasks(self) -> dict[str, Callable[[int], Task]]:
+        """The data sets by name, each a task by seed."""
+        of: dict[str, Callable[[int], Task]] = {TEN: lambda seed: self.data.authors()}
+        for count in self.scope.labelled:
+            of[f"{BALANCED}, {count:,} labelled"] = partial(self.data.balanced, count)
+        return of | self.others
+
+    def transfer(self) -> dict[str, list[dict]]:
+        of = self.tasks()
+        cells = [{"data": data, "seed": seed} for data in of for seed in self.scope.seeds]
+        found = self.cells("transfer", cells, lambda data, seed: rows.transfer(of[data](seed), seed))
+        return {data: [row for row in found if row["data"] == data] for data in of}
+
+    def found(self) -> list[dict]:
+        cells = [{"seed": seed} for seed in self.scope.seeds]
+        return self.cells("found", cells, lambda seed: learned.retrieved(self.data, self.work, seed))
+
+    def losses(self) -> list[dict]:
+        task, seeds = self.data.authors(), self.scope.seeds
+        cells = [{"loss": loss, "solver": solver} for solver in rows.SOLVERS for loss in self.scope.losses]
+        return self.cells("losses", cells, lambda loss, solver: {"runs": rows.ablation(task, loss, solver, seeds)})
+
+    def misspecified(self) -> dict[str, list[list[dict]]]:
+        task, scope = self.data.authors(), self.scope
+
+        def measure(way: str) -> dict:
+            ours = way == "pucache"
+            return {"lines": rows.misled_pucache(task, scope) if ours else rows.misled_authors(task, way, scope)}
+
+        found = self.cells("priors", [{"way": way} for way in ("pucache", *rows.MISLED)], measure)
+        return {line: of for row in found for line, of in row["lines"].items()}
+
+    def pretrained(self) -> list[dict]:
+        networks = () if self.quick else (learned.UNTRAINED, *learned.TAU_PLUS)
+        cells = [{"pretraining": network, "seed": 0} for network in networks]
+        return self.cells(
+            "pretraining", cells, lambda pretraining, seed: learned.pretrained(self.data, self.work, pretraining, seed)
+        )
+
+    def maps(self) -> list[dict]:
+        of = (learned.UNTRAINED, *(() if self.quick else ("debiased",)), learned.BUNDLED)
+        each = self.scope.mapped
+        cells = [{"features": features} for features in of]
+        return self.cells("maps", cells, lambda features: learned.mapped(self.data, self.work, features, each))
+
+    def sections(self) -> Iterator[str]:
+        """The page, part by part; the pictures are drawn on the way."""
+        found = self.transfer()
+        yield pages.introduction(self.data.encoder, self.scope, self.quick)
+        yield pages.counts(found)
+        yield pages.transfer(found)
+        yield pages.competitors(found)
+        yield pages.retrieval(self.found())
+        bins = found[TEN][0]["bins"]
+        told = {"among the unlabelled (held out)": bins["unlabelled"], "test set, told its share": bins["test"]}
+        paper_figures.reliability(self.images / "reliability.png", told)
+        yield pages.posterior(found[TEN], self.link)
+        yield ablations.losses(self.losses())
+        factors, lines = list(self.scope.factors), self.misspecified()
+        paper_figures.misspecification(self.images / "prior-misspecification.png", factors, lines)
+        yield ablations.priors(factors, lines, self.link)
+        yield ablations.pretraining(self.pretrained())
+        maps = self.maps()
+        paper_figures.maps(self.images / "tsne.png", {ablations.FEATURES[row["features"]]: row for row in maps})
+        yield ablations.maps(maps, self.link)
+
+
+def folder_of_pictures(out: Path | None, work: Path) -> Path:
+    if out is None:
+        return work
+    images = out.resolve().parent.parent / "images"
+    return images if images.is_dir() else out.resolve().parent
+
+
+def main(arguments: argparse.Namespace) -> str:
+    work = arguments.work or arguments.folder / "pucache-bench"
+    data = Cifar(arguments.folder.resolve(), work, quick=arguments.quick)
+    others = {}
+    if arguments.cifar100:
+        others[HUNDRED] = cifar100(arguments.cifar100.resolve(), work)
+    if arguments.glaucoma:
+        others[GLAUCOMA] = glaucoma(arguments.glaucoma.resolve(), work, arguments.glaucoma_positive)
+    images = folder_of_pictures(arguments.out, work)
+    beside = arguments.out.resolve().parent if arguments.out else work
+    link = Path(os.path.relpath(images, beside)).as_posix()
+    run = Run(data, QUICK if arguments.quick else Scope(), others, work, images, link)
+    return "\n\n".join([*run.sections(), environment()]) + "\n"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
+    parser.add_argument("--out", type=Path, help="write the page here too")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--cifar100", type=Path, help="folder of CIFAR-100")
+    parser.add_argument("--glaucoma", type=Path, help="folder of the fundus images")
+    parser.add_argument("--glaucoma-positive", default="glaucoma", help="its folder of positives (default: glaucoma)")
+    given = parser.parse_args()
+    if given.quick and (given.cifar100 or given.glaucoma):
+        parser.error("--quick runs CIFAR-10 alone: leave out --cifar100 and --glaucoma, or --quick")
+    text = main(given)
+    print(text)
+    if given.out:
+        given.out.write_text(text)

@@ -1,0 +1,151 @@
+"""The page of benchmarks/peers/compare.py."""
+
+from benchmarks.common.cells import TUNED, table
+from benchmarks.common.cifar import Cifar
+from benchmarks.common.environment import environment
+from benchmarks.peers.bare import PLAIN
+from benchmarks.peers.compare import AUTHORS, CEILING, CLASSES, LABELLED, LIMIT, SEED, SHARE, TASKS
+from benchmarks.peers.learners import DEFAULT, LEARNERS, LEFT_OUT, ONE_FIT, OURS, PACKAGES, PENALTY
+from benchmarks.peers.verdicts import FIGURES, QUALITY, Side, shown, verdict
+
+
+def sides_of(cells: dict[str, dict]) -> dict[str, Side]:
+    """Of the learners, what they did on the tasks where they did not fail."""
+    done = {name: {task: of for task, of in tasks.items() if "failed" not in of} for name, tasks in cells.items()}
+    return {name: Side(tasks) for name, tasks in done.items() if tasks}
+
+
+def learner_rows(cells: dict[str, dict]) -> list[list]:
+    """pucache's own first, then the ceiling, then peers by how far their AP is from pucache's on the same tasks."""
+    sides = sides_of(cells)
+    gap = {name: side["ap"] - sides[DEFAULT].on(side.cells)["ap"] for name, side in sides.items()}
+    peers = sorted((name for name in sides if name not in (*OURS, CEILING)), key=lambda name: -gap[name])
+    return [learner_row(name, sides) for name in (*OURS, CEILING, *peers) if name in sides]
+
+
+def learner_row(name: str, sides: dict[str, Side]) -> list:
+    side, own = sides[name], sides[DEFAULT].on(sides[name].cells)
+    alone = name == DEFAULT
+    figures = [pair(figure, side, own) for figure in (QUALITY if name == CEILING else FIGURES)]
+    figures = (
+        [figure.split(" / ")[0] for figure in figures] if alone else figures + [""] * (len(FIGURES) - len(figures))
+    )
+    return [f"**{name}**" if alone else name, ", ".join(side.cells), *figures, remark(name, sides)]
+
+
+def pair(figure: str, side: Side, own: Side) -> str:
+    return f"{shown(figure, side[figure])} / {shown(figure, own[figure])}"
+
+
+def remark(name: str, sides: dict[str, Side]) -> str:
+    if name in OURS:
+        of = LEARNERS[name]
+        return of.work + (f"; told {of.told}" if of.told else "")
+    if name == CEILING:
+        return "told every label; F1 at the threshold and penalty best on the test set"
+    return verdict(name, LEARNERS[name], sides)
+
+
+def failures(cells: dict[str, dict]) -> list[str]:
+    return [
+        f"- {name}, {task}: {of['failed']}"
+        for name, tasks in cells.items()
+        for task, of in tasks.items()
+        if "failed" in of
+    ]
+
+
+def ranking_rows(rows: list[dict]) -> list[list]:
+    columns = [name for name in rows[0] if name not in ("way", "seconds")]
+    return [[row["way"], *(f"{row[name]:.3f}" for name in columns), shown("seconds", row["seconds"])] for row in rows]
+
+
+def embedding_rows(rows: dict[str, dict]) -> list[list]:
+    plain = rows[PLAIN]["rate"]
+    return [
+        [name, f"{row['rate']:.0f}", f"{row['rate'] / plain:.2f}", f"{row['cosine']:.4f}", f"{row['least']:.4f}"]
+        for name, row in rows.items()
+    ]
+
+
+def page(data: Cifar, cells: dict[str, dict], ranking: list[dict], embedded: dict[str, dict]) -> str:
+    authors, failed = data.authors(), failures(cells)
+    not_run = [name for name in LEARNERS if name not in cells]
+    columns = [name for name in ranking[0] if name not in ("way", "seconds")]
+    images = next(iter(embedded.values()))["images"]
+    return "\n".join(
+        [
+            "# Peers",
+            "",
+            f"`python -m benchmarks.peers.compare DIR{' --quick' if data.part > 1 else ''}`: CIFAR-10, embeddings of "
+            f"{data.encoder}, {len(data.X):,} training and {len(data.X_test):,} test images. Each row compares a tool "
+            "with pucache on the same embeddings, rows, labels and test images, both at their own defaults; nothing is "
+            "tuned on the truth of these tasks but where a row says so (C=0.001 was set on sight of the truth of one). "
+            + TUNED,
+            "",
+            "## Learners",
+            "",
+            f"Tasks: {AUTHORS} is the authors' ({authors.s.sum()} labelled, {(authors.s == 0).sum():,} unlabelled, of "
+            f"them {authors.prior:.1%} positive)"
+            + others(data)
+            + ". Means over a row's tasks of AP among the unlabelled, and of F1 and AUC on the test images, F1 at the "
+            "tool's own threshold; median seconds from the float16 rows of a cache to a fitted model, n = 1 a task; "
+            "greatest MB. Every cell is peer / pucache (its defaults, told no prior and no share) on the tasks of the "
+            "row: rows differ in tasks, so compare within a row. Each learner runs in a process of its own, warmed up "
+            "on made-up rows. MB is the peak resident memory of the fit (VmHWM, set back through "
+            "/proc/self/clear_refs) above what the process held once the rows were loaded; copies in float32 that a "
+            "tool needs count.",
+            "",
+            'The last column says "first" where pucache\'s defaults are first in every column of the row (in quality '
+            "also where they are less than 0.0005 behind), or else why not, column by column. What a fit is made of "
+            f"stands there where it is quicker. {DEFAULT}: {OURS[DEFAULT].work}. {ONE_FIT}: penalty {PENALTY:g}, "
+            "the middle of its grid.",
+            "",
+            table(["learner", "tasks", *FIGURES.values(), "pucache"], learner_rows(cells)),
+            "",
+            *(["Failed:", "", *failed, ""] if failed else []),
+            *([f"Not run: {', '.join(not_run)}.", ""] if not_run else []),
+            f"Peers are {', '.join(PACKAGES.values())} and scikit-learn. A process that takes longer than {LIMIT} s "
+            "is ended. Left out:",
+            "",
+            *(f"- {name}: {why}" for name, why in LEFT_OUT.items()),
+            "",
+            "## Ranking",
+            "",
+            f"The {AUTHORS} task: {int(authors.hidden.sum()):,} hidden positives. Seconds of one run that ranks all "
+            "unlabelled rows, from the float16 cache, after a warm-up, in one process; the last row trains its model.",
+            "",
+            table(["", *columns, "seconds"], ranking_rows(ranking)),
+            "",
+            ranking_remark(ranking),
+            "",
+            "## Embedding",
+            "",
+            f"{images:,} PNG files, in turn, each in a process of its own, n = 1; start of the encoder and the first "
+            "batch not timed. Cosine of every image's features to those of the plain loop: mean, least.",
+            "",
+            table(["", "images/s", "x plain", "cosine", "least"], embedding_rows(embedded)),
+            "",
+            environment(),
+            "",
+        ]
+    )
+
+
+def others(data: Cifar) -> str:
+    if data.part > 1:
+        return ""
+    return (
+        f"; the others are a class of {', '.join(CLASSES)} against all others ({LABELLED} labelled, {SHARE:.0%} of the "
+        f"unlabelled positive, seed {SEED}). Slow learners are run on {len(TASKS['slow'])} tasks, the slowest on "
+        f"{len(TASKS['slowest'])}"
+    )
+
+
+def ranking_remark(rows: list[dict]) -> str:
+    """Which is first in AP and in seconds, and what the quickest of them does without."""
+    best, quickest = max(rows, key=lambda row: row["AP"]), min(rows, key=lambda row: row["seconds"])
+    text = f"First in AP: {best['way']} ({best['AP']:.3f}). Quickest: {quickest['way']} ({quickest['seconds']:.2g} s)"
+    if quickest is best:
+        return text + "."
+    return text + f", with an AP lower by {best['AP'] - quickest['AP']:.3f}."

@@ -1,0 +1,380 @@
+"""How well each way of ranking finds hidden positives, and how fast, against bare faiss.
+
+    python -m benchmarks.quality.retrieval DIR [--out docs/results/retrieval.md]
+    python -m benchmarks.quality.retrieval --speed WORK --like CACHE [--out docs/results/retrieval-speed.md]
+
+DIR holds train/<class>/*.png of CIFAR-10. The first measures the 1:10 task of the paper (three seeds of the
+classifier) and ten one-vs-rest tasks in six settings, a seed each; every cell is appended to
+DIR/pucache-bench/retrieval.jsonl, so a run that is cut off goes on where it was. The second needs no images: it
+makes a cache of planted positives, 1,000,000 x 512, in WORK (2 GB), and searches with 600 of them, every measurement
+in a process of its own. The approximate part is measured on CACHE, real embeddings such as the suite's, and on
+400,000 rows made from it: each is between a real one, turned into 512 dimensions, and one of its neighbours, for
+neighbourhoods decide what an index has to do.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from itertools import product
+from pathlib import Path
+
+import faiss
+import numpy as np
+from sklearn.metrics import average_precision_score
+
+from benchmarks.common.cells import append, kept, table
+from benchmarks.common.cifar import CLASSES, Cifar
+from benchmarks.common.environment import environment
+from benchmarks.common.planted_cache import Planted, asked_for_a_cell, cell, keep, memory, prepare
+from benchmarks.quality.suite import LABELLED, SHARES
+from pucache import EmbeddingCache, PULinearClassifier
+from pucache.cache.keys import encode_keys
+from pucache.cache.writer import Rows, write_file
+from pucache.encoders.spec import EncoderSpec
+from pucache.pu.labels import Labels, label_vector
+from pucache.pu.metrics import precision_at
+from pucache.retrieval import ann_index as index_file
+from pucache.retrieval.indexed_similarity import IndexedSimilarity
+from pucache.retrieval.model_scorers import Fused, Margins
+from pucache.retrieval.retrieve import retrieve
+from pucache.retrieval.similarity import SIMILARITIES, Similarity
+
+SEEDS, RANKS = (0, 1, 2), (100, 1000, 2400)
+POSITIVES, K, REPEATS = 600, 100, 3
+
+
+# --- quality -----------------------------------------------------------------------------------
+
+
+def write_rows(path: Path, like: EmbeddingCache, X: np.ndarray, *, imported: bool = False) -> EmbeddingCache:
+    """A cache of bare rows, of the same encoder or of none."""
+    encoder = EncoderSpec.imported("made", X.shape[1]) if imported else like.encoder
+    keys = encode_keys([f"{row:06}.png" for row in range(len(X))])
+    empty = np.zeros((len(X), 32), np.uint8), np.full((len(X), 2), -1)
+    write_file(path, encoder, "", [Rows(keys, X, *empty)], shape=(len(X), keys.itemsize, X.dtype), failures={})
+    return EmbeddingCache(path)
+
+
+def scorers(model: PULinearClassifier) -> dict:
+    ways = {f"similarity: {kind}": Similarity(kind) for kind in SIMILARITIES}
+    return ways | {"classifier": Margins(model), "**fused**": Fused(model)}
+
+
+def figures(cache: EmbeddingCache, s: np.ndarray, y: np.ndarray, by) -> dict[str, float]:
+    ranking = retrieve(cache, s, k=None, by=by, twins=None)  # all of them, copies too
+    hidden = y[ranking.rows]
+    precision = {f"P@{rank}": precision_at(hidden, ranking.scores, rank) for rank in RANKS}
+    return precision | {"AP": average_precision_score(hidden, ranking.scores)}
+
+
+def measure(data: Cifar, work: Path, like: EmbeddingCache, task: dict) -> dict:
+    paper = task["class"] == "vehicles"
+    of = data.authors() if paper else data.one_vs_rest(*(task[name] for name in IDENTITY))
+    cache = write_rows(work / "retrieval.h5", like, of.X)
+    model = PULinearClassifier(draws=0, seed=task["seed"]).fit(cache.X, of.s)
+    model.encoder_ = cache.encoder
+    return task | {name: figures(cache, of.s, of.y, by) for name, by in scorers(model).items()}
+
+
+IDENTITY = ("class", "share", "labelled", "seed")
+
+
+def run(folder: Path, work: Path, minutes: float) -> list[dict]:
+    data, path, began = Cifar(folder, work), work / "retrieval.jsonl", time.monotonic()
+    like = EmbeddingCache(work / "suite-train.h5")
+    tasks = [("vehicles", 0.0741, 600, seed) for seed in SEEDS]
+    tasks += [(name, share, labelled, 0) for name, share, labelled in product(CLASSES, SHARES, LABELLED)]
+    for task in tasks:
+        if task not in kept(path, IDENTITY) and time.monotonic() - began < 60 * minutes:
+            append(path, measure(data, work, like, dict(zip(IDENTITY, task, strict=True))))
+    return list(kept(path, IDENTITY).values())
+
+
+def report(rows: list[dict]) -> str:
+    ways = [name for name in rows[0] if name not in IDENTITY]
+    paper = [row for row in rows if row["class"] == "vehicles"]
+    columns = list(paper[0][ways[0]])
+    first = [
+        [
+            way,
+            *(
+                " ± ".join(f"{100 * f([row[way][name] for row in paper]):.2f}" for f in (np.mean, np.std))
+                for name in columns
+            ),
+        ]
+        for way in ways
+    ]
+    settings = list(product(LABELLED, SHARES))
+    cells = {
+        at: [row for row in rows if row["class"] != "vehicles" and (row["labelled"], row["share"]) == at]
+        for at in settings
+    }
+    second = [
+        [way, *(f"{np.mean([row[way]['AP'] for row in cells[at]]):.3f}" for at in settings if cells[at])]
+        for way in ways
+    ]
+    return "\n".join(
+        [
+            "# Retrieval",
+            "",
+            "`python -m benchmarks.quality.retrieval DIR`: finding the hidden positives of CIFAR-10 among the unlabelled, by "
+            "each way of ranking, from the labels alone: no prior is given.",
+            "",
+            "## The paper's task, 1:10",
+            "",
+            f"600 labelled, 2,400 hidden among 32,400 unlabelled. In %, mean ± sd of {len(paper)} seeds of the "
+            "classifier (similarities draw nothing).",
+            "",
+            table(["", *columns], first),
+            "",
+            "## One class against nine",
+            "",
+            "Average precision among the unlabelled, mean over the classes ("
+            + ", ".join(str(len(cells[at])) for at in settings)
+            + " of them), by number of labelled positives and share of positives among the unlabelled.",
+            "",
+            table(
+                ["", *(f"{labelled}, {share:.0%}" for labelled, share in settings if cells[labelled, share])], second
+            ),
+            "",
+            environment(),
+            "",
+        ]
+    )
+
+
+# --- speed: each of these runs in a process of its own -----------------------------------------
+
+
+def labels_of(at: Planted, cache: EmbeddingCache) -> Labels:
+    named = np.flatnonzero(label_vector(cache.keys, at.positives))[:POSITIVES]
+    return Labels.of(np.isin(np.arange(len(cache)), named))
+
+
+def timed(call) -> tuple[object, float]:
+    began = time.perf_counter()
+    return call(), time.perf_counter() - began
+
+
+def ours_exact(at: Planted, kind: str = "max") -> dict[str, float]:
+    """From the file to the ranking."""
+    keep(at.cache)
+    cache = EmbeddingCache(at.cache)
+    labels = labels_of(at, cache)
+    before = memory()["VmRSS"]
+    _, seconds = timed(lambda: retrieve(cache, labels, k=K, by=Similarity(kind), twins=None))
+    return {"seconds": seconds, "memory": memory()["VmHWM"] - before}
+
+
+def ours_whitened(at: Planted) -> dict[str, float]:
+    return ours_exact(at, "whitened")
+
+
+def bare_exact(at: Planted) -> dict[str, float]:
+    """The same search as one writes it with faiss: float32, centred, length 1, a flat index, K of each query."""
+    keep(at.cache)
+    cache = EmbeddingCache(at.cache)
+    positive = np.flatnonzero(labels_of(at, cache).s)
+    before = memory()["VmRSS"]
+
+    def prepared():
+        X = cache.X.astype(np.float32)
+        X -= X.mean(0, dtype=np.float64).astype(np.float32)
+        faiss.normalize_L2(X)
+        return X
+
+    X, seconds = timed(prepared)
+    index = faiss.IndexFlatIP(X.shape[1])
+    _, added = timed(lambda: index.add(X))
+    (products, rows), searched = timed(lambda: index.search(X[positive], K))
+    _, merged = timed(lambda: best_of(products, rows, positive))
+    total = seconds + added + searched + merged
+    return {"seconds": total, "search": searched, "memory": memory()["VmHWM"] - before}
+
+
+def best_of(products: np.ndarray, rows: np.ndarray, known: np.ndarray) -> np.ndarray:
+    best: dict[int, float] = {}
+    for product_, row in zip(products.ravel().tolist(), rows.ravel().tolist(), strict=True):
+        best[row] = max(product_, best.get(row, -1.0))
+    for row in known.tolist():
+        best.pop(row, None)
+    return np.array(sorted(best, key=lambda row: -best[row])[:K])
+
+
+def with_index(at: Planted, kind: str) -> dict[str, float]:
+    """Building, a whole retrieval once it is built, and the search alone against a flat index in memory."""
+    cache = EmbeddingCache(at.cache)
+    path = index_file.path_of(cache, kind)
+    path.unlink(missing_ok=True)
+    opened, built = timed(lambda: index_file.open_or_build(cache, kind))
+    peak = memory()["VmHWM"]
+    labels = labels_of(at, cache)
+    by = IndexedSimilarity(Similarity("max"), kind)
+    ranking, whole = timed(lambda: retrieve(cache, labels, k=K, by=by, twins=None))
+    exact = retrieve(cache, labels, k=K, by=Similarity("max"), twins=None)
+    flat = faiss.IndexFlatIP(at.d)
+    for _, X in cache.blocks():
+        flat.add(opened.space.unit(X))
+    queries = opened.space.unit(cache.take(np.flatnonzero(labels.s)))
+    ratios, recalls = [], []
+    for _ in range(REPEATS):
+        found, ours = timed(lambda: opened.search(queries, K))
+        (_, truth), theirs = timed(lambda: flat.search(queries, K))
+        ratios.append(theirs / ours)
+        recalls.append(np.mean([len(np.intersect1d(a, b)) / K for a, b in zip(found, truth, strict=True)]))
+    return {
+        "build": built,
+        "build memory": peak,
+        "file": path.stat().st_size / 1e6,
+        "effort": opened.trailer.effort,
+        "told recall": opened.trailer.recall,
+        "recall of the positives": float(np.mean(recalls)),
+        "same of the first": len(np.intersect1d(ranking.rows, exact.rows)) / K,
+        "whole": whole,
+        "search": ours,
+        "flat search": theirs,
+        "ratio": statistics.median(ratios),
+    }
+
+
+def with_ivf(at: Planted) -> dict[str, float]:
+    return with_index(at, "ivf")
+
+
+def with_hnsw(at: Planted) -> dict[str, float]:
+    return with_index(at, "hnsw")
+
+
+class Real(Planted):
+    """Rows made from a cache that lies in the folder as ``like.h5``; the first of its classes is positive."""
+
+    @property
+    def name(self) -> str:
+        return f"real-{self.n}x{self.d}"
+
+    def prepare(self) -> None:
+        if self.cache.exists():
+            return
+        like = EmbeddingCache(self.folder / "like.h5")
+        draw, X = np.random.default_rng(0), np.asarray(like.X, np.float32)
+        names = np.array([key.split("/")[0] for key in like.keys])
+        positive = names == names[0]
+        if self.n != len(X):
+            Z = X - X.mean(0)
+            Z /= np.linalg.norm(Z, axis=1, keepdims=True)
+            _, near = faiss.knn(Z, Z, 11, metric=faiss.METRIC_INNER_PRODUCT)
+            turn, _ = np.linalg.qr(draw.standard_normal((X.shape[1], self.d)).astype(np.float32))
+            X = X @ turn
+            one = np.arange(self.n) % len(X)
+            other = near[one, draw.integers(1, 11, self.n)]
+            way = draw.uniform(0, 0.5, (self.n, 1)).astype(np.float32)
+            X, positive = X[one] * (1 - way) + X[other] * way, positive[one]
+        cache = write_rows(self.cache, like, X.astype(np.float16), imported=True)
+        keys = cache.keys[np.flatnonzero(positive)[:POSITIVES]]
+        self.positives.write_text("".join(f"{key}\n" for key in keys))
+
+
+def real_with_ivf(at: Planted) -> dict[str, float]:
+    return with_index(Real(at.folder, at.n, at.d), "ivf")
+
+
+def real_with_hnsw(at: Planted) -> dict[str, float]:
+    return with_index(Real(at.folder, at.n, at.d), "hnsw")
+
+
+def make_real(at: Planted) -> dict[str, float]:
+    Real(at.folder, at.n, at.d).prepare()
+    return {}
+
+
+SPEED = {
+    call.__name__: call
+    for call in (ours_exact, ours_whitened, bare_exact, with_ivf, with_hnsw, make_real, real_with_ivf, real_with_hnsw)
+}
+
+
+def run_speed(work: Path, like: Path, n: int, d: int, made: int) -> str:
+    at = Planted(work, n, d)
+    prepare(at)
+    (work / "like.h5").unlink(missing_ok=True)
+    (work / "like.h5").symlink_to(like.resolve())
+    of_like = EmbeddingCache(work / "like.h5")
+    reals = [Planted(work, len(of_like), of_like.encoder.dim), Planted(work, made, d)]
+    for real in reals:
+        cell(__spec__.name, "make_real", real)
+    exact = [
+        {name: cell(__spec__.name, name, at) for name in ("bare_exact", "ours_exact", "ours_whitened")}
+        for _ in range(REPEATS)
+    ]
+    ratio = [turn["bare_exact"]["seconds"] / turn["ours_exact"]["seconds"] for turn in exact]
+    searched = statistics.median(turn["bare_exact"]["search"] for turn in exact)
+    rows = [
+        [title, *(f"{statistics.median(turn[name][what] for turn in exact):,.2f}" for what in ("seconds", "memory"))]
+        for name, title in (
+            ("bare_exact", "bare faiss, flat index of float32 in memory"),
+            ("ours_exact", "pucache, `--similarity max`"),
+            ("ours_whitened", "pucache, the default (`whitened`)"),
+        )
+    ]
+    indexed = [
+        (f"{kind}, {real.n:,} x {real.d}", cell(__spec__.name, f"real_with_{kind}", real))
+        for real in reals
+        for kind in index_file.KINDS
+    ]
+    names = list(indexed[0][1])
+    return "\n".join(
+        [
+            "# Speed of retrieval",
+            "",
+            f"`python -m benchmarks.quality.retrieval --speed WORK --like CACHE`: {POSITIVES} labelled positives, the {K} "
+            "nearest wanted. Each measurement in a process of its own, the cache in the page cache.",
+            "",
+            f"## Exact, {n:,} x {d}, planted",
+            "",
+            f"Whole runs from the file to the ranking, medians of {REPEATS} turns; memory in MB is what the run added. "
+            f"Bare faiss over pucache: {', '.join(f'{one:.2f}' for one in ratio)} (above 1: pucache is faster); of "
+            f"bare faiss, {searched:.2f} s are `index.search` alone.",
+            "",
+            table(["", "seconds", "MB"], rows),
+            "",
+            "## Approximate",
+            "",
+            f"{of_like.encoder.name} embeddings of {len(of_like):,} real images, and rows made from them, each between "
+            "a real one and one of its ten neighbours. Seconds, MB; ratio: `IndexFlatIP.search` over the index's "
+            f"search, same queries in the same process, median of {REPEATS}; whole: a retrieval with the index built, "
+            "reading it and checking all hashes included.",
+            "",
+            table(["", *names], [[title, *(f"{found[name]:,.3f}" for name in names)] for title, found in indexed]),
+            "",
+            environment(),
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    if asked := asked_for_a_cell():
+        print(json.dumps(SPEED[asked[0]](asked[1]), default=float))
+        sys.exit()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="with --speed")
+    parser.add_argument("--like", type=Path, help="with --speed: real embeddings")
+    parser.add_argument("--made", type=int, default=400_000, help="with --speed: rows made from these")
+    parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no further cell after so long")
+    parser.add_argument("--out", type=Path, help="write the report here too")
+    arguments = parser.parse_args()
+    text = (
+        run_speed(arguments.folder, arguments.like, arguments.rows, 512, arguments.made)
+        if arguments.speed
+        else report(
+            run(arguments.folder.resolve(), arguments.work or arguments.folder / "pucache-bench", arguments.minutes)
+        )
+    )
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text)

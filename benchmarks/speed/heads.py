@@ -1,0 +1,193 @@
+"""How fast heads are trained, beside loops that do the same and beside what the machine can do.
+
+    python -m benchmarks.speed.heads DIR [--device cuda] [--quick] [--out docs/results/heads.md]
+
+DIR holds CIFAR-10, see benchmarks/common/cifar.py; the heads are those of the authors' 1:10 task (33,000 x 1280, 600
+labelled; --quick: a quarter of it). Run it on a quiet machine. Every figure is the median of `REPEATS` runs after a
+warm-up.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from benchmarks.common.cifar import Cifar
+from benchmarks.common.environment import environment
+from benchmarks.quality.retrieval import write_rows
+from pucache import EmbeddingCache, PULinearClassifier
+from pucache.devices import choose_device, multiplies_bfloat16
+from pucache.heads.design_matrix import Moments
+from pucache.heads.fit import fit_heads
+from pucache.heads.risks import PURisk
+from pucache.pu.prior_sweep import sweep
+from pucache.pu.train import PUData
+
+REPEATS, BATCH, EPOCHS = 3, 256, 100
+PRIOR = 0.0741
+AUTHORS = PURisk("imbnnpu")
+
+
+def median(call, device, repeats=REPEATS) -> float:
+    """Seconds of one call, after one to warm up."""
+    took = []
+    for _ in range(repeats + 1):
+        began = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        took.append(time.perf_counter() - began)
+    return float(np.median(took[1:]))
+
+
+def loss_of(margins, s):
+    """Imbalanced nnPU of one batch, as its authors step on it."""
+    positive, prior = s.float(), PRIOR
+    n_p, n_u = positive.sum().clamp(min=1), (1 - positive).sum().clamp(min=1)
+    upper = 0.5 * (torch.sigmoid(-margins) * positive).sum() / n_p
+    on_u = (torch.sigmoid(margins) * (1 - positive)).sum() / n_u
+    lower = 0.5 / (1 - prior) * (on_u - prior * (torch.sigmoid(margins) * positive).sum() / n_p)
+    return upper + lower if lower >= 0 else -lower
+
+
+def slices_loop(X, s, epochs):
+    """One head with autograd, over contiguous slices of float32 rows."""
+    head = torch.nn.Linear(X.shape[1], 1).to(X.device)
+    adam = torch.optim.Adam(head.parameters(), lr=3e-4)
+    for _ in range(epochs):
+        for begin in range(0, len(X), BATCH):
+            adam.zero_grad()
+            loss_of(head(X[begin : begin + BATCH])[:, 0], s[begin : begin + BATCH]).backward()
+            adam.step()
+
+
+def loader_loop(X, s, epochs):
+    """The same through a shuffling DataLoader, as the authors do."""
+    head = torch.nn.Linear(X.shape[1], 1).to(X.device)
+    adam = torch.optim.Adam(head.parameters(), lr=3e-4)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, s), batch_size=BATCH, shuffle=True)
+    for _ in range(epochs):
+        for rows, labels in loader:
+            adam.zero_grad()
+            loss_of(head(rows)[:, 0], labels).backward()
+            adam.step()
+
+
+def limits(X, device) -> tuple[float, float]:
+    """Bytes read a second in one pass over X, and operations a second of a large product as heads use it."""
+    read = X.numel() * X.element_size() / median(lambda: X.sum(), device, 9)
+    kind = torch.bfloat16 if multiplies_bfloat16(device) else torch.float32
+    A, B = X.to(kind), torch.randn(X.shape[1], 512, device=device, dtype=kind)
+    return read, 2 * X.numel() * 512 / median(lambda: A @ B, device, 9)
+
+
+def objective(Z, s, coef, intercept, C) -> float:
+    """Balanced logistic loss, mean over rows, with scikit-learn's penalty; in float64."""
+    margins = Z @ coef.astype(np.float64) + intercept
+    loss = np.logaddexp(0, np.where(s == 1, -margins, margins))
+    return (loss[s == 1].mean() + loss[s == 0].mean()) / 2 + coef.astype(np.float64) @ coef / (2 * C * len(Z))
+
+
+def main(cache: EmbeddingCache, s: np.ndarray, device: torch.device) -> str:
+    X, name = np.array(cache.X), str(device)
+    n, d = X.shape
+    rows, labels = torch.tensor(X, dtype=torch.float32, device=device), torch.tensor(s, device=device)
+    read, rate = limits(rows, device)
+    lines = []
+
+    def add(what, seconds, note="", ratio=""):
+        lines.append([what, f"{seconds:.3f}", ratio, note])
+        print(*lines[-1], sep=" | ", flush=True)
+        return seconds
+
+    common = {"device": name, "moments": Moments.of(X)}
+    pass_bytes = 2 * n * d  # of bfloat16 rows
+    loop = add(
+        "autograd over contiguous slices, 100 epochs", median(lambda: slices_loop(rows, labels, EPOCHS), device, 1)
+    )
+    loader = add(
+        "DataLoader and autograd, 100 epochs",
+        10 * median(lambda: loader_loop(rows, labels, EPOCHS // 10), device, 1),
+        "10 epochs measured",
+    )
+    for K in (1, 8, 32, 128):
+        seconds = median(
+            lambda: fit_heads(X, s, prior=PRIOR, risk=AUTHORS, solver="sgd", seed=np.arange(K), **common),  # noqa: B023
+            device,
+        )
+        floor = EPOCHS * max(pass_bytes / read, 4 * n * d * K / rate)
+        add(
+            f"sgd, {K} head{'s' * (K > 1)}, 100 epochs",
+            seconds,
+            f"limit {floor:.2f} s: {floor / seconds:.0%} of it",
+            f"{loop * K / seconds:.1f}x slices, {loader * K / seconds:.1f}x DataLoader, per head",
+        )
+    for C in (1e-2, 1e-3, 1e-4):
+        Z = ((X - X.mean(0, dtype=np.float64)) / (X.std(0, dtype=np.float64) + 1e-6)).astype(np.float32)
+        plain = LogisticRegression(C=C, class_weight="balanced", max_iter=1000)
+        theirs = median(lambda: plain.fit(Z, s), device)  # noqa: B023
+        moments = Moments.of(Z)
+        settings = {"risk": PURisk("weighted_bce"), "penalty": 1 / (C * n * moments.spread**2), "device": name}
+        head = fit_heads(Z, s, **settings)
+        seconds = median(lambda: fit_heads(Z, s, **settings), device)  # noqa: B023
+        exact = fit_heads(Z, s, **settings, tolerance=1e-5)
+        least = objective(Z, s, exact.coef[0], exact.intercept[0], C)
+        above = [
+            objective(Z, s, *at, C) - least
+            for at in ((plain.coef_[0], plain.intercept_[0]), (head.coef[0], head.intercept[0]))
+        ]
+        add(
+            f"scikit-learn, balanced logistic regression, C={C:g}",
+            theirs,
+            f"{plain.n_iter_[0]} iterations, {above[0]:.0e} above the least objective",
+        )
+        floor = 2 * head.passes * 4 * n * d / read
+        add(
+            f"batch, one head, the same, C={C:g}",
+            seconds,
+            f"{head.passes} passes, {above[1]:.0e} above; reading X in float32 alone: {floor:.3f} s",
+            f"{theirs / seconds:.2f}x scikit-learn",
+        )
+    data = PUData.of(cache, s)
+    add("twins among the images", median(lambda: PUData.of(cache, s), device))
+    whole = median(lambda: PULinearClassifier(device=name).fit(X, s, groups=data.group), device)
+    add("whole fit: penalty, prior with interval, calibration", whole, "151 heads in four trainings")
+    for loss in ("imbupu", "imbnnpu"):
+        settings = {"loss": loss, "penalty": 1e-5, "device": name}
+        one = median(lambda: sweep(data, priors=[0.07], seeds=[0], **settings), device)  # noqa: B023
+        priors = np.geomspace(0.01, 0.5, 32)
+        many = median(lambda: sweep(data, priors=priors, seeds=range(5), **settings), device, 1)  # noqa: B023
+        add(f"sweep, {loss}, 1 prior x 1 seed", one, "5 folds each")
+        add(f"sweep, {loss}, 32 priors x 5 seeds", many, "", f"{many / one:.1f}x the time of one")
+    for K in (100, 1600) if device.type == "cuda" else (100,):
+        seeds = np.arange(K)
+        add(f"batch, {K} heads", median(lambda: fit_heads(X, s, seed=seeds, penalty=1e-5, **common), device, 1))  # noqa: B023
+    head = "| | seconds | ratio | note |\n| --- | --- | --- | --- |\n"
+    return (
+        f"# Training heads\n\n`python -m benchmarks.speed.heads DIR`: {n:,} x {d} {X.dtype}, {s.sum()} "
+        f"labelled, median of {REPEATS}. Limits measured in this run: {read / 1e9:.0f} GB/s read, {rate / 1e12:.2f} "
+        "Tflop/s of matrix products at the precision that sgd uses.\n\n"
+        + head
+        + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        + f"\n\n{environment()}\n"
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--work", type=Path, help="where caches are kept (default: DIR/pucache-bench)")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    work = arguments.work or arguments.folder / "pucache-bench"
+    data = Cifar(arguments.folder.resolve(), work, quick=arguments.quick)
+    task = data.authors()
+    text = main(write_rows(work / "heads.h5", data.train, task.X), task.s, choose_device(arguments.device))
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text)

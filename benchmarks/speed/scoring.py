@@ -1,0 +1,102 @@
+"""How fast a large cache is scored, beside how fast its file can be read.
+
+    python -m benchmarks.speed.scoring FOLDER [--rows 1000000] [--dim 1280] [--rounds 5] [--out docs/results/scoring.md]
+
+A cache of planted positives is written into FOLDER (2.6 GB), and found there the next time. In each
+round the file is read from its beginning to its end and scored to CSV and to Parquet, each by a process of its
+own, once from the disk and once from the page cache. What is timed begins with opening the cache and ends with
+a file of scores that is synced; imports come before.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+from benchmarks.common.planted_cache import Planted, asked_for_a_cell, cell, drop, file_blocks, keep, make, prepare
+from benchmarks.speed.scale import Measured, score_csv, score_parquet
+
+OPERATIONS = {"read": None, "score to CSV": score_csv, "score to Parquet": score_parquet}
+
+
+def run_cell(name: str, at: Planted) -> dict[str, float]:
+    """In a process of its own."""
+    import pyarrow.parquet  # noqa: F401
+
+    from pucache.encoders.allocator import keep_freed_memory
+
+    keep_freed_memory()
+    operation, _, state = name.partition(", ")
+    (drop if state == "from the disk" else keep)(at.cache)
+    if operation == "read":
+        began = time.perf_counter()
+        read = sum(len(block) for block in file_blocks(at.cache))
+        seconds = time.perf_counter() - began
+        assert read == at.cache.stat().st_size
+        return {"seconds": seconds}
+    measured = Measured()
+    OPERATIONS[operation](at, measured)
+    return measured.figures
+
+
+def table(at: Planted, figures: dict[str, list[dict[str, float]]]) -> list[str]:
+    size = at.cache.stat().st_size
+    lines = ["| | seconds | GB/s | of reading | peak memory | spread |", "| --- | --- | --- | --- | --- | --- |"]
+    for name, rounds in figures.items():
+        seconds = [row["seconds"] for row in rounds]
+        middle = statistics.median(seconds)
+        read = [row["seconds"] for row in figures[f"read, {name.partition(', ')[2]}"]]
+        ratio = statistics.median(one / other for one, other in zip(read, seconds, strict=True))
+        peak = f"{statistics.median(row['peak'] for row in rounds):,.0f} MB" if "peak" in rounds[0] else ""
+        spread = (max(seconds) - min(seconds)) / middle
+        lines.append(f"| {name} | {middle:.2f} | {size / middle / 1e9:.2f} | {ratio:.2f} | {peak} | {spread:.0%} |")
+    return lines
+
+
+def main(given: argparse.Namespace) -> str:
+    from benchmarks.common.environment import environment
+
+    at = Planted(given.folder, given.rows, given.dim)
+    prepare(at)
+    if not at.model.exists():
+        small = Planted(given.folder, 100_000, given.dim)
+        prepare(small)
+        make("train_model", small)
+        small.cache.unlink()
+    names = [f"{operation}, {state}" for state in ("from the disk", "from the page cache") for operation in OPERATIONS]
+    figures: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for _ in range(given.rounds):
+        for name in names:
+            figures[name].append(cell(__spec__.name, name, at))
+    lines = [
+        "# Scoring",
+        "",
+        f"`python -m benchmarks.speed.scoring FOLDER --rows {given.rows} --dim {given.dim} --rounds {given.rounds}`: a cache "
+        f"of {given.rows:,} x {given.dim} float16 ({at.cache.stat().st_size / 1e9:.2f} GB), each byte of which is held "
+        "against its seal. Medians; *of reading* is the median ratio of the seconds of reading the file in the same "
+        "round to those of scoring; *peak memory* is over what the process had after its imports; *spread* is "
+        "(largest - smallest) / median.",
+        "",
+        *table(at, figures),
+        "",
+        environment(),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    if asked := asked_for_a_cell():
+        print(json.dumps(run_cell(*asked)))
+        raise SystemExit
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--dim", type=int, default=1280)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    text = main(given)
+    print(text)
+    if given.out:
+        given.out.write_text(text)

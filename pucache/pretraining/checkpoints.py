@@ -1,0 +1,149 @@
+"""The state of a training, on disk: the last two, each whole or absent, so that a damaged one costs a little work."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import OutputError, RunError, one_line
+from ..storage import tensor_file
+from ..storage.atomic import fsync_directory, make_folder
+
+log = logging.getLogger("pucache")
+
+KIND = tensor_file.Kind(
+    "pucache-checkpoint", 1, "checkpoint", RunError, "one that pretrain wrote", "an earlier one is needed"
+)
+MAX_BYTES = 1 << 36
+_KEPT = 2
+
+
+def save(
+    folder: Path, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
+) -> None:
+    """Write the state after so many steps, and remove all but the last two.
+
+    Parameters
+    ----------
+    folder : Path
+    step : int
+    model, optimizer
+    state : dict
+        JSON-able; comes back from `load`.
+
+    Raises
+    ------
+    OutputError
+        It cannot be written.
+    """
+    tensors = {f"model.{name}": _array(tensor) for name, tensor in model.state_dict().items()}
+    for number, values in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{number}.{name}": _array(value) for name, value in values.items() if value is not None}
+    path = folder / f"{step:010}.safetensors"
+    try:
+        make_folder(folder)
+        tensor_file.write(path, KIND, tensors, {**state, "step": step})
+        for _, older in _found(folder)[:-_KEPT]:
+            older.unlink(missing_ok=True)
+        fsync_directory(folder)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {one_line(error)}; the one before it is untouched") from error
+
+
+def load(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+    """Bring model and optimiser to the last state that is whole; returns what was saved beside it, with `step`.
+
+    None where there is no checkpoint.
+
+    Raises
+    ------
+    RunError
+        There are some, and none is whole.
+    """
+    found = _found(folder)
+    for step, path in reversed(found):
+        try:
+            tensors, state = tensor_file.read(path, KIND, most=MAX_BYTES)
+            _restore(path, tensors, model, optimizer)
+        except RunError as error:
+            log.warning("%s", error)
+            continue
+        if state.get("step") == step:
+            if step < found[-1][0]:
+                log.warning("going back to the state after step %d", step)
+            return state
+        log.warning("%s is the checkpoint of another step; an earlier one is needed", path)
+    if found:
+        raise RunError(f"no checkpoint in {folder} is whole; remove that folder to begin anew, or copy one back")
+    return None
+
+
+def exist(folder: Path) -> bool:
+    """Whether there is a checkpoint, whole or not."""
+    return bool(_found(folder))
+
+
+def set_aside_after(folder: Path, step: int) -> None:
+    """Rename checkpoints later than a step, which were found damaged, lest they be taken for the last good ones."""
+    for later, path in _found(folder):
+        if later > step:
+            with contextlib.suppress(OSError):
+                path.rename(path.with_suffix(".damaged"))
+
+
+def _found(folder: Path) -> list[tuple[int, Path]]:
+    if not folder.is_dir():
+        return []
+    names = [path for path in folder.iterdir() if re.fullmatch(r"\d{10}\.safetensors", path.name)]
+    return sorted((int(path.stem), path) for path in names)
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().cpu().contiguous().numpy()
+
+
+def _restore(
+    path: Path, tensors: dict[str, np.ndarray], model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    parts: dict[str, dict[str, torch.Tensor]] = {"model": {}, "optimizer": {}}
+    for name, values in tensors.items():
+        part, _, rest = name.partition(".")
+        parts.setdefault(part, {})[rest] = torch.from_numpy(values)
+    states: dict[int, dict[str, torch.Tensor]] = {}
+    try:
+        for name, tensor in parts["optimizer"].items():
+            number, _, field = name.partition(".")
+            states.setdefault(int(number), {})[field] = tensor
+        fitting = _as_parameters(states, optimizer)
+        model.load_state_dict(parts["model"])
+        optimizer.load_state_dict({"state": fitting, "param_groups": optimizer.state_dict()["param_groups"]})
+    except (RuntimeError, ValueError, KeyError, IndexError) as error:
+        raise RunError(f"{path} is of another network or optimiser") from error
+
+
+def _as_parameters(
+    states: dict[int, dict[str, torch.Tensor]], optimizer: torch.optim.Optimizer
+) -> dict[int, dict[str, torch.Tensor]]:
+    """The same states, laid out in memory as their parameters are, which fused optimisers rely on; torch does not look.
+
+    Raises `ValueError` where one is neither of the shape of its parameter nor a single number.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return {
+        number: {name: _laid_out_as(parameters[number], tensor) for name, tensor in fields.items()}
+        for number, fields in states.items()
+    }
+
+
+def _laid_out_as(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.ndim:
+        return tensor
+    if tensor.shape != parameter.shape:
+        raise ValueError("a state has another shape than its parameter")
+    return torch.empty_like(parameter, dtype=tensor.dtype, device="cpu").copy_(tensor)

@@ -1,1 +1,0 @@
-"""Debiased SimCLR: an encoder learned from unlabelled images. `pucache.pretrain` is the verb."""

@@ -1,1 +1,0 @@
-"""The kinds of sources of images, one a module; `pucache.images` opens them."""

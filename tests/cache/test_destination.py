@@ -1,0 +1,135 @@
+"""Caches and scores behind URLs, from the images to the table, on a real S3 server."""
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from helpers.object_store import object_store
+from helpers.planted import planted
+from helpers.tiny import save_image, tiny_encoder
+
+from pucache.cache.destination import delivering
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.cli.main import main
+from pucache.embedding import row_blocks
+from pucache.embedding.embed import embed, made_with
+from pucache.errors import CacheLockedError, OutputError, SourceError
+from pucache.images.source import open_source
+from pucache.progress import Silent
+from pucache.pu.classifier import PULinearClassifier
+from pucache.pu.score import read_scores, score
+from pucache.storage import filesystem as storage
+
+CACHE, SCORES = "s3://bucket/made/cache.h5", "s3://bucket/made/scores.csv"
+pytestmark = pytest.mark.usefixtures("one_thread", "fixed_time")
+
+
+@pytest.fixture(scope="module")
+def server():
+    with object_store() as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def store(server, monkeypatch, tmp_path):
+    monkeypatch.setattr(storage, "PAUSES", [0.0, 0.0, 0.0])
+    monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 16)
+    monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "here"))
+    return server.connect(monkeypatch)
+
+
+@pytest.fixture
+def images(store, tmp_path):
+    """Sixty images in the store, one of which is none; and the bytes of their cache, made at once."""
+    for number in range(60):
+        save_image(tmp_path / "image.png", number)
+        data = (tmp_path / "image.png").read_bytes() if number != 33 else b"no image"
+        store.files.pipe_file(f"bucket/photos/{number:03}.png", data)
+    return open_source("s3://bucket/photos")
+
+
+class StopAfter(Silent):
+    """Ctrl-C once so many images are done."""
+
+    def __init__(self, images):
+        self._left = images
+
+    def advance(self, steps):
+        self._left -= steps
+        if self._left < 0:
+            raise KeyboardInterrupt
+
+
+def names(store):
+    return sorted(path.removeprefix("bucket/made/") for path in store.files.find("bucket/made"))
+
+
+def test_a_cache_in_a_store_has_the_bytes_of_one_on_a_disk(images, store, tmp_path):
+    here, there = tmp_path / "cache.h5", embed(images, CACHE, tiny_encoder(), workers=0)
+    embed(images, here, tiny_encoder(), workers=0)
+    assert (there.name, there.rows, list(there.failures)) == (CACHE, 59, ["033.png"])
+    assert store.files.cat_file("bucket/made/cache.h5") == here.read_bytes() == there.cache.read_bytes()
+    assert names(store) == ["cache.h5"]
+    again = embed(images, CACHE, tiny_encoder(), workers=0)
+    assert (again.written, again.computed, again.kept) == (False, 0, 59)
+
+
+def test_another_machine_goes_on_from_the_parts_and_ends_in_the_same_bytes(images, store, tmp_path, monkeypatch):
+    embed(images, tmp_path / "cache.h5", tiny_encoder(), workers=0)
+    with pytest.raises(KeyboardInterrupt):
+        embed(images, CACHE, tiny_encoder(), workers=0, progress=StopAfter(40))
+    parts = names(store)
+    assert parts and all(name.startswith("cache.h5.parts/part-") for name in parts)
+    monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "elsewhere"))
+    assert made_with(CACHE) == tiny_encoder().spec
+    report = embed(images, CACHE, tiny_encoder(), workers=0)
+    assert 0 < report.computed < 59
+    assert store.files.cat_file("bucket/made/cache.h5") == (tmp_path / "cache.h5").read_bytes()
+    assert names(store) == ["cache.h5"]
+
+
+def test_images_of_which_none_can_be_read_leave_nothing_there(images, store):
+    for number in range(60):
+        store.files.pipe_file(f"bucket/photos/{number:03}.png", b"no image")
+    with pytest.raises(SourceError, match="none of the 60 images"):
+        embed(images, CACHE, tiny_encoder(), workers=0)
+    assert names(store) == []
+
+
+def test_two_writers_of_one_machine_are_kept_apart(images):
+    class Second(Silent):
+        def start(self, total, what):
+            with pytest.raises(CacheLockedError):
+                embed(images, CACHE, tiny_encoder(), workers=0)
+
+    assert embed(images, CACHE, tiny_encoder(), workers=0, progress=Second()).rows == 59
+
+
+def test_scores_in_a_store_are_those_on_a_disk(images, store, tmp_path):
+    embed(images, CACHE, tiny_encoder(), workers=0)
+    rows, s, _ = planted(60, d=8, labelled=20)
+    model = PULinearClassifier(prior=0.3, device="cpu").fit(rows, s)
+    model.encoder_ = tiny_encoder().spec
+    model.save(tmp_path / "model.safetensors")
+    done = CliRunner().invoke(main, ["score", str(tmp_path / "model.safetensors"), CACHE, "--out", SCORES, "--json"])
+    assert done.exit_code == 0, done.output
+    cache = EmbeddingCache(CACHE)
+    score(cache, model, tmp_path / "scores.csv")
+    assert store.files.cat_file("bucket/made/scores.csv") == (tmp_path / "scores.csv").read_bytes()
+    assert len(read_scores(tmp_path / "scores.csv")["key"]) == len(cache) == 59
+    np.testing.assert_array_equal(cache.X, EmbeddingCache(cache.files[0].path).X)
+
+
+def test_scores_that_cannot_be_written_are_refused_before_any_work(store, tmp_path):
+    store.relay.fail("PUT", "made/.scores.csv.writable", "denied")
+    with pytest.raises(OutputError, match=r"cannot write s3://bucket/made/scores.csv"):
+        score(None, None, SCORES)
+
+
+def test_what_fails_while_it_is_written_delivers_nothing(store):
+    with pytest.raises(RuntimeError), delivering(SCORES) as path:
+        path.write_text("half")
+        raise RuntimeError
+    assert names(store) == []
+    with delivering(SCORES) as path:
+        path.write_text("whole")
+    assert store.files.cat_file("bucket/made/scores.csv") == b"whole"

@@ -1,0 +1,154 @@
+import csv
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from PIL import Image
+
+from pucache import demonstration
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.cli.main import main
+from pucache.pu.classifier import PULinearClassifier
+
+SHARES = {("labelled", True): 15, ("hidden", True): 12, ("rest", False): 103, ("new", True): 12, ("new", False): 48}
+FILES = (
+    "retrieved.png ranked.csv model.safetensors scores.csv pile.h5 new.h5 positives.txt truth.csv review.html "
+    "report.html"
+).split()
+
+
+@pytest.fixture(scope="module")
+def few_images(tmp_path_factory):
+    """A tenth of the packaged images, packed in the same way."""
+    folder = tmp_path_factory.mktemp("data")
+    sheet = Image.open(demonstration._DATA / "fashion-mnist.png")
+    sheet.load()
+    with (demonstration._DATA / "fashion-mnist.csv").open(newline="") as stream:
+        table = list(csv.DictReader(stream))
+    left, kept, size, columns = dict(SHARES), [], demonstration._TILE, 20
+    for position, row in enumerate(table):
+        positive = row["class"] == demonstration.POSITIVE
+        folder_name = row["folder"] if row["folder"] in ("labelled", "new") else "hidden" if positive else "rest"
+        if left.get((folder_name, positive), 0):
+            left[folder_name, positive] -= 1
+            kept.append((position, row))
+    assert not any(left.values())
+    small = Image.new(sheet.mode, (columns * size, -(-len(kept) // columns) * size))
+    for number, (position, _) in enumerate(kept):
+        top, side = (size * part for part in divmod(position, sheet.width // size))
+        tile = sheet.crop((side, top, side + size, top + size))
+        small.paste(tile, (number % columns * size, number // columns * size))
+    small.save(folder / "fashion-mnist.png")
+    with (folder / "fashion-mnist.csv").open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, table[0])
+        writer.writeheader()
+        writer.writerows(row for _, row in kept)
+    return folder
+
+
+WRITTEN = []  # when the caches were, by the end of each run
+
+
+@pytest.fixture(scope="module")
+def told(few_images, tmp_path_factory):
+    """The folder of a demo, and what it told on its first run and on its second."""
+    folder = tmp_path_factory.mktemp("demo") / "new" / "folder"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demonstration, "_DATA", few_images)
+        runs = []
+        for _ in range(2):
+            runs.append(demonstration.demo(folder, device="cpu"))
+            WRITTEN.append([(folder / f"{name}.h5").stat().st_mtime_ns for name in ("pile", "new")])
+    torch.set_num_threads(threads)
+    return folder, *runs
+
+
+def test_the_demo_beats_chance_clearly_and_says_by_how_much(told):
+    _, (result, lines), _ = told
+    assert set(result) == {
+        *(
+            "labelled_positives",
+            "unlabelled",
+            "prior",
+            "prior_interval",
+            "true_prior",
+            "pucache",
+            "supervised",
+            "estimates",
+            "seconds",
+        )
+    }
+    assert (result["labelled_positives"], result["unlabelled"], result["pucache"]["n"]) == (15, 115, 60)
+    assert result["pucache"]["auc"] > 0.9 and result["supervised"]["auc"] > 0.9
+    assert result["pucache"]["average_precision_hidden"] > 0.5
+    low, high = result["prior_interval"]
+    assert 0 < low <= result["prior"] <= high < 1 and result["true_prior"] == pytest.approx(12 / 115)
+    json.dumps(result, allow_nan=False)
+    assert f"{result['pucache']['auc']:11.3f}" in next(line for line in lines if line.startswith("pucache"))
+
+
+def test_every_file_that_the_demo_names_is_there_and_whole(told):
+    folder, (_, lines), _ = told
+    named = "\n".join(lines)
+    for name in FILES:
+        assert (folder / name).is_file() and name in named
+    sheet = Image.open(folder / "retrieved.png")
+    sheet.load()
+    assert sheet.format == "PNG" and sheet.size == (10 * 90 + 6, -(-demonstration.SHOWN // 10) * 90 + 6)
+    for name, rows in (("pile", 130), ("new", 60)):
+        cache = EmbeddingCache(folder / f"{name}.h5")
+        cache.verify()
+        assert len(cache) == rows and not cache.failures and cache.encoder.name == "bundled"
+    assert PULinearClassifier.load(folder / "model.safetensors").prior is None
+    assert all("</html>" in (folder / name).read_text()[-50:] for name in FILES if name.endswith(".html"))
+
+
+def test_a_second_demo_in_the_same_folder_tells_the_same(told):
+    _, (first, _), (second, _) = told
+    assert {**first, "seconds": 0} == {**second, "seconds": 0}
+    assert WRITTEN[0] == WRITTEN[1], "nothing is embedded again"
+
+
+def test_frames_are_green_where_the_image_is_positive_and_red_where_not(told, tmp_path):
+    folder, *_ = told
+    keys = sorted(os.listdir(folder / "pile"))[:3]
+    ranking = demonstration.Ranking(np.arange(3), keys, np.array([3.0, 2.0, 1.0]))
+    demonstration.contact_sheet(tmp_path / "sheet.png", folder / "pile", ranking, np.array([1, 0, 1]))
+    sheet = Image.open(tmp_path / "sheet.png").convert("RGB")
+    green = [sheet.getpixel((6 + 90 * column - 2, 6 + 40))[1] > 100 for column in range(3)]
+    assert green == [True, False, True]
+
+
+@pytest.mark.parametrize("place", ["file", "file/folder", "/proc/pucache", "others"])
+def test_a_folder_that_is_not_for_the_demo_is_one_line_and_left_alone(tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("precious")
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "positives.txt").write_text("precious")
+    before = sorted(tmp_path.rglob("*"))
+    ended = CliRunner().invoke(main, ["demo", place, "--device", "cpu"])
+    assert ended.exit_code == 1 and ended.stderr.count("\n") == 1
+    assert ended.stderr.startswith("Error: ") and place in ended.stderr and "name a" in ended.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+    assert {path.read_text() for path in before if path.is_file()} == {"precious"}
+
+
+def test_an_interrupted_demo_goes_on_in_its_folder(few_images, tmp_path, monkeypatch):
+    monkeypatch.setattr(demonstration, "_DATA", few_images)
+    saved = Image.Image.save
+
+    def stop(image, path, *arguments):
+        if len(os.listdir(tmp_path / "demo" / "pile")) == 5:
+            raise KeyboardInterrupt
+        saved(image, path, *arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Image.Image, "save", stop)
+        demonstration.unpack(tmp_path / "demo")
+    demonstration.unpack(tmp_path / "demo")
+    assert len(os.listdir(tmp_path / "demo" / "pile")) == 130 and len(os.listdir(tmp_path / "demo" / "new")) == 60

@@ -1,0 +1,274 @@
+"""Every code block of every page and of README.md: run in the order of the page, or marked, counted and parsed."""
+
+import ast
+import csv
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+from helpers.code_blocks import (
+    PAGES,
+    ROOT,
+    arguments_within,
+    blocks,
+    commands,
+    indented,
+    name,
+    parse,
+    plain,
+    sessions,
+    words,
+)
+from PIL import Image
+
+from pucache import demonstration
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.cli.main import main
+from pucache.encoders import encoder
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ALL = [block for page in PAGES for block in blocks(page)]
+LANGUAGES = {"sh", "console", "python", "text", "yaml"}
+RUNS = ("sh", "console", "python")
+ANEW = "in a folder of its own"  # the one mark of a block that is run here
+MARKS = {  # what a block that is not run here may say, and how many do
+    "runs in: make test-docker": 2,
+    "runs in: tests/test_demo.py": 1,
+    "not run: installs packages; parsed only": 4,
+    "not run: needs a network; parsed only": 1,
+    "not run: needs several GPUs; parsed only": 2,
+    "not run: needs a Slurm cluster; parsed only": 2,
+    "not run: needs a Ray cluster; parsed only": 1,
+    "not run: takes hours; parsed only": 2,
+}
+
+
+def here(block):
+    """Whether a block is to be run by this test."""
+    return block.language in RUNS and block.mark in ("", ANEW)
+
+
+# --- texts -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_block_is_fenced_and_says_its_language(page):
+    assert indented(page) == []
+    assert {block.language for block in blocks(page)} <= LANGUAGES
+
+
+def test_blocks_that_are_not_run_say_why_and_are_no_more_than_they_were():
+    assert Counter(block.mark for block in ALL if block.mark not in ("", ANEW)) == MARKS
+    makefile = (ROOT / "Makefile").read_text()
+    for place in (mark.removeprefix("runs in: ") for mark in MARKS if mark.startswith("runs in: ")):
+        assert (ROOT / place).is_file() or re.search(rf"^{place.removeprefix('make ')}:", makefile, re.MULTILINE)
+
+
+def check(block):
+    """Parse a block as what would run it does."""
+    if block.language == "python":
+        ast.parse(block.text)
+    elif block.language == "yaml":
+        yaml.safe_load(block.text)
+    else:
+        check_shell([command for command, _ in sessions(block.text)] if block.language == "console" else [block.text])
+
+
+def check_shell(texts):
+    makefile = (ROOT / "Makefile").read_text()
+    for command in (command for text in texts for command in commands(text)):
+        subprocess.run(["bash", "-n"], input=command, text=True, check=True)
+        for arguments in arguments_within(command):
+            parse(arguments)
+        for part in words(command):
+            if part[0] == "make":
+                assert re.search(rf"^{part[1]}:", makefile, re.MULTILINE), part
+
+
+@pytest.mark.parametrize("block", [block for block in ALL if block.language != "text"], ids=str)
+def test_every_block_parses(block):
+    check(block)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pucache embed photos/ cache.h5 --no-such-option\n",
+        "ls | pucache no-such-verb\n",
+        "docker run -v $PWD:/data pucache:cpu score --no-such-option a b\n",
+        "torchrun -m pucache pretrain photos/ run \\\n  --no-such-option\n",
+        "make no-such-target\n",
+    ],
+)
+def test_a_command_that_does_not_exist_does_not_parse(text):
+    with pytest.raises((click.UsageError, KeyError, AssertionError)):
+        check_shell([text])
+
+
+# --- runs --------------------------------------------------------------------------------------------
+
+SHARES = {("labelled", True): 15, ("pile", True): 10, ("pile", False): 75, ("new", True): 5, ("new", False): 15}
+
+
+def unpack(folder):
+    """Write some of the demo's images as a user has them: photos/, new-photos/, found.txt and truth.csv."""
+    left, found = dict(SHARES), []
+    with (
+        Image.open(demonstration._DATA / "fashion-mnist.png") as sheet,
+        (demonstration._DATA / "fashion-mnist.csv").open() as table,
+    ):
+        columns = sheet.width // demonstration._TILE
+        for position, row in enumerate(csv.DictReader(table)):
+            kind = row["folder"], row["class"] == demonstration.POSITIVE
+            if left.get(kind):
+                left[kind] -= 1
+                top, side = (demonstration._TILE * part for part in divmod(position, columns))
+                path = folder / ("new-photos" if kind[0] == "new" else "photos") / row["key"]
+                path.parent.mkdir(exist_ok=True)
+                sheet.crop((side, top, side + demonstration._TILE, top + demonstration._TILE)).save(path)
+                found.append((row["key"], *kind))
+    lines = [f"{key},{int(positive)}" for key, _, positive in found]
+    (folder / "truth.csv").write_text("\n".join(["key,label", *lines]) + "\n")
+    (folder / "found.txt").write_text("".join(f"{key}\n" for key, where, _ in found if where == "labelled"))
+
+
+def review(folder):
+    """Answer ranked.csv by the truth, in the form that the review sheet exports."""
+    truth = dict(line.split(",") for line in (folder / "truth.csv").read_text().split())
+    cache = EmbeddingCache(folder / "cache.h5")
+    digests = {key: bytes(digest).hex()[:16] for key, digest in zip(cache.keys, cache.digests, strict=True)}
+    decided = [(key, 1, 0) for key in (folder / "found.txt").read_text().split()]
+    with (folder / "ranked.csv").open() as table:
+        decided += [(row["key"], truth[row["key"]], 1) for row in list(csv.DictReader(table))[:20]]
+    lines = [f"{key},{label},{reviewed},sha256:{digests[key]}" for key, label, reviewed in decided]
+    (folder / "reviewed.csv").write_text("\n".join(["key,label,reviewed,digest", *lines]) + "\n")
+
+
+def run(command, folder):
+    """Run a command in a folder, one of pucache's within this process; gives the lines that it prints."""
+    arguments = plain(command)
+    if arguments is None:
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        asked = {"cwd": folder, "env": os.environ | {"PATH": path}, "text": True, "stderr": subprocess.STDOUT}
+        ended = subprocess.run(["bash", "-euo", "pipefail", "-c", command], stdout=subprocess.PIPE, **asked)
+        assert ended.returncode == 0, f"{command}{ended.stdout}"
+        return ended.stdout.splitlines()
+    ended = CliRunner().invoke(main, arguments, prog_name="pucache")
+    assert ended.exit_code == 0, f"{command}{ended.output}{ended.exception!r}"
+    return ended.output.splitlines()
+
+
+FIRST = """\
+pucache embed photos/ cache.h5
+pucache train-pu cache.h5 --positives found.txt
+pucache retrieve-positives cache.h5 --positives found.txt
+pucache score model.safetensors new-photos/ --out new.csv
+"""
+
+
+@pytest.fixture(scope="module")
+def loaded_once():
+    """Let commands share an encoder: each compiles it anew in life, which takes longer than its few images."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoder, "load_encoder", functools.cache(encoder.load_encoder))
+        yield
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory, loaded_once):
+    """A folder to work in, and a copy of what it holds once somebody has embedded, trained and reviewed."""
+    desk, kept = tmp_path_factory.mktemp("desk"), tmp_path_factory.mktemp("kept") / "desk"
+    unpack(desk)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(desk)
+        for command in FIRST.splitlines():
+            run(command, desk)
+    review(desk)
+    shutil.copytree(desk, kept)
+    return desk, kept
+
+
+def begin(prepared, page):
+    """Put the prepared files back, and what some pages have besides; the folder itself stays."""
+    desk, kept = prepared
+    for path in desk.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.copytree(kept, desk, dirs_exist_ok=True)
+    BESIDES.get(page, lambda folder: None)(desk)
+    return desk
+
+
+def walkthrough(folder):
+    """The folder of the demo, whose images have other names."""
+    (folder / "cache.h5").unlink()
+    (folder / "new.h5").unlink()
+    for old, new in (("photos", "pile"), ("new-photos", "new"), ("found.txt", "positives.txt")):
+        (folder / old).rename(folder / new)
+
+
+def scaling(folder):
+    """JPEG files, a manifest that was cut off from them, and a table of labelled positives that lie elsewhere."""
+    for number, path in enumerate(sorted((folder / "photos").iterdir())[:40]):
+        with Image.open(path) as image:
+            image.save(folder / f"photos/{number}.jpg")
+    (folder / "photos/list-00001.txt").write_text("".join(f"{number}.jpg\n" for number in range(40)))
+    keys = (folder / "found.txt").read_text().split()
+    lines = [f"positives/{key},photos/{key}" for key in keys]
+    (folder / "positives.csv").write_text("\n".join(["key,path", *lines]) + "\n")
+
+
+BESIDES = {"docs/walkthrough.md": walkthrough, "docs/scaling.md": scaling}
+
+
+HANG_ON_DATA = ("note:", "precision@", "labelled against found positives:")
+
+
+def form(line):
+    """A printed line without its numbers, and without where it stands."""
+    return re.sub(r"-?\d+(,\d{3})*(\.\d+)?(e-?\d+)?%?|sha256:\w+", "#", " ".join(line.split()))
+
+
+def assert_printed(shown, printed, where):
+    """Each line that a page shows was printed, but for its numbers and for those that hang on the data."""
+    forms = {form(line) for line in printed}
+    missing = [line for line in shown if form(line) not in forms and not line.lstrip().startswith(HANG_ON_DATA)]
+    assert not missing, f"{where} shows {missing}, but printed was\n" + "\n".join(printed)
+
+
+def run_block(block, folder, names):
+    """Run a block; gives what it printed, of a console block after holding that against what is shown."""
+    if block.language == "python":
+        exec(compile(block.text, str(block), "exec"), names)
+    elif block.language == "sh":
+        return [line for command in commands(block.text) for line in run(command, folder)]
+    else:
+        for command, shown in sessions(block.text):
+            assert_printed(shown, run(command, folder), block)
+    return []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(map(here, blocks(page)))], ids=name)
+def test_the_blocks_of_a_page_run_in_its_order_and_print_what_it_shows(page, prepared, monkeypatch, capsys):
+    folder, names, printed = begin(prepared, name(page)), {"__name__": "page"}, []
+    monkeypatch.chdir(folder)
+    for block in blocks(page):
+        if block.mark == ANEW:
+            begin(prepared, name(page))
+        if here(block):
+            capsys.readouterr()
+            printed = run_block(block, folder, names)
+            printed += capsys.readouterr().out.splitlines()
+        elif block.language == "text" and block.follows and printed:
+            assert_printed(block.text.splitlines(), printed, block)
+        else:
+            printed = []

@@ -1,0 +1,432 @@
+"""The site that `make docs` builds: built once, and looked at from outside."""
+
+import dataclasses
+import html
+import importlib
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+
+import click
+import pytest
+from helpers.browser import needs_chromium, opened
+
+import pucache
+from pucache.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(path.relative_to(DOCS) for path in DOCS.rglob("*.md") if "_build" not in path.parts)
+FLAGS = re.search(r"sphinx-build (.+) docs docs/", (ROOT / "Makefile").read_text())[1].split()
+ELSEWHERE = ("http:", "https:", "mailto:", "data:")
+VERBS = [None, *main.commands]
+
+# public in documented modules, and for pucache's own modules alone
+OURS = {
+    "pucache.cache.embedding_cache": {"check_same_encoder", "expand", "is_cache"},
+    "pucache.embedding.embed": {"made_with", "writer_lock"},
+    "pucache.errors": {"one_line"},
+    "pucache.images.source": {"digest"},
+    "pucache.embedding.engine": {"Job"},
+    "pucache.cache.keys": {"duplicated", "encode_keys", "find", "text", "texts"},
+    "pucache.pu.labels": {"check_labels", "short_digest"},
+    "pucache.cache.merging": {"merge"},
+    "pucache.embedding.local_engine": {"default_workers", "rows_at_once"},
+    "pucache.pu.priors": {
+        "best_bin",
+        "density_ratio",
+        "histogram_match",
+        "label_frequency",
+        "tilt",
+    },  # METHODS has them
+    "pucache.progress": {"Silent"},
+    "pucache.pages.report_page": {"gather"},
+    "pucache.heads.risks": {"falling", "rising"},
+    "pucache.pu.score": {"check_output", "embed_for"},
+    "pucache.heads.minibatch": {"train"},
+    "pucache.pretraining.recipes": {"optimizer"},
+    "pucache.pretraining.report": {"keep", "of", "of_finished"},
+    "pucache.images.listing": {"Found", "check_size", "is_hidden"},
+}
+
+
+# --- the site ----------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """What a page links to, what it shows, and the anchors that it has."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.links, self.loaded, self.anchors, self.contents = [], [], set(), []
+        self._in_contents = False
+        self.markup = path.read_text()
+        self.feed(self.markup)
+
+    def handle_starttag(self, tag, attributes):
+        told = dict(attributes)
+        self.anchors |= {told["id"]} if "id" in told else set()
+        if tag == "a" and told.get("href"):
+            self.links.append(told["href"])
+            if "reference" in (told.get("class") or "") and self._in_contents:
+                self.contents.append(told["href"])
+        if tag == "div" and told.get("class") == "sidebar-tree":
+            self._in_contents = True
+        if tag == "div" and told.get("class") == "main":
+            self._in_contents = False
+        loaded = told.get("src") if tag in ("img", "script") else told.get("href") if tag == "link" else None
+        if loaded and told.get("rel") not in ("index", "search", "next", "prev"):
+            self.loaded.append(loaded)
+
+    @property
+    def text(self):
+        """All words of the page, a space between any two."""
+        return " ".join(html.unescape(re.sub(r"<[^>]+>", "", self.markup)).split())
+
+
+class Site(NamedTuple):
+    """The folder that was built, its pages by path, and its inventory: names by kind."""
+
+    folder: Path
+    pages: dict[Path, Page]
+    inventory: dict[str, set[str]]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Build as `make docs` does, where nothing can be fetched."""
+    pytest.importorskip("sphinx", reason="no sphinx; install pucache[test]")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", *FLAGS, "-d", folder / "doctrees", DOCS, folder / "html"]
+    nowhere = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
+    environ = {**os.environ, **nowhere, "OMP_NUM_THREADS": "1"}
+    return folder / "html", subprocess.run(command, capture_output=True, text=True, env=environ)
+
+
+@pytest.fixture(scope="module")
+def site(built):
+    folder, ended = built
+    assert (folder / "objects.inv").is_file(), ended.stderr
+    pages = {path: Page(path) for path in folder.rglob("*.html")}
+    stored = (folder / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    inventory = {}
+    for line in zlib.decompress(stored).decode().splitlines():
+        name, kind = re.match(r"(.+?) (\S+:\S+) ", line).groups()
+        inventory.setdefault(kind, set()).add(name)
+    return Site(folder, pages, inventory)
+
+
+def test_the_site_builds_without_a_warning(built):
+    _, ended = built
+    assert ended.returncode == 0 and ended.stderr == "", ended.stderr
+    assert {"-n", "-W", "--keep-going"} <= set(FLAGS), "strict, and all warnings at once"
+
+
+def test_every_page_is_in_the_contents(site):
+    listed = {unquote(urlsplit(link).path) for link in site.pages[site.folder / "index.html"].contents}
+    expected = {str(page.with_suffix(".html")) for page in PAGES} - {"index.html"}
+    assert len(expected) > 40 and expected <= listed
+
+
+def broken(site, path, links):
+    """Those of a page's links that lead nowhere on the site."""
+    for link in links:
+        parts = urlsplit(link)
+        if link.startswith(ELSEWHERE):
+            continue
+        place = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+        anchors = site.pages[place].anchors if place in site.pages else ()
+        if not place.is_file() or (anchors and parts.fragment and unquote(parts.fragment) not in anchors):
+            yield link
+
+
+def test_every_link_leads_to_a_page_and_an_anchor_that_are_there(site):
+    found = {
+        str(path.relative_to(site.folder)): list(broken(site, path, page.links)) for path, page in site.pages.items()
+    }
+    assert sum(len(page.links) for page in site.pages.values()) > 1000
+    assert not {path: links for path, links in found.items() if links}
+
+
+def test_a_link_to_nowhere_would_be_noticed(site):
+    here = site.folder / "index.html"
+    wrong = ["nowhere.html", "method.html#nowhere", "#nowhere"]
+    assert list(broken(site, here, [*wrong, "method.html", "https://example.org/"])) == wrong
+
+
+def test_every_picture_style_and_script_is_there_and_nothing_comes_from_elsewhere(site):
+    wrong = [
+        (path.name, loaded)
+        for path, page in site.pages.items()
+        for loaded in page.loaded
+        if not loaded.startswith("data:") and not (path.parent / unquote(urlsplit(loaded).path)).is_file()
+    ]
+    assert not wrong
+    assert sum("_images/" in loaded for page in site.pages.values() for loaded in page.loaded) > 10
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_of_a_root_page_lead_to_files_and_to_anchors_of_the_site(site, name):
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", (ROOT / name).read_text()) if ":" not in link]
+    for link in links:
+        file, _, anchor = link.partition("#")
+        assert not file or (ROOT / file).exists(), link
+        if anchor and file.startswith("docs/"):
+            page = site.folder / Path(file).relative_to("docs").with_suffix(".html")
+            assert anchor in site.pages[page].anchors, link
+    assert links or name == "CONTRIBUTING.md"
+
+
+def test_the_search_index_knows_every_page(site):
+    index = (site.folder / "searchindex.js").read_text()
+    assert all(f'"{page.with_suffix("").as_posix()}"' in index for page in PAGES)
+    assert "deploy_prior" in index and "search.html" in {path.name for path in site.pages}
+
+
+# --- commands ----------------------------------------------------------------------------------
+
+
+def command_page(site):
+    return site.pages[site.folder / "reference/commands.html"]
+
+
+def test_every_command_that_the_command_line_defines_is_on_the_page(site):
+    defined = [path for path in (ROOT / "cli").glob("*.py") if "@click.command" in path.read_text()]
+    assert len(defined) == len(main.commands) > 10
+    assert {f"pucache-{verb}" for verb in main.commands} <= command_page(site).anchors
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_option_of_a_command_is_on_the_page_with_its_help(site, verb):
+    command, program = (main.commands[verb], f"pucache-{verb}") if verb else (main, "pucache")
+    text = command_page(site).text
+    for option in (one for one in command.get_params(click.Context(command)) if isinstance(one, click.Option)):
+        assert len(option.help or "") > 5, option.name
+        for spelled in {*option.opts, *option.secondary_opts} - {"-h"}:
+            assert f"{program}.{spelled}" in site.inventory["std:cmdoption"], spelled
+        help = option.help.partition("  [default")[0].replace("`", "")
+        assert " ".join(help.split()) in text, option.name
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_examples_of_a_command_stand_on_the_page_line_by_line(site, verb):
+    help = inspect.cleandoc((main.commands[verb] if verb else main).help)
+    lines = [line for line in help.splitlines() if re.match(r"(pucache|torchrun) ", line)]
+    markup = html.unescape(re.sub(r"<[^>]+>", "", command_page(site).markup)).splitlines()
+    assert lines and set(lines) <= set(markup)
+    assert [shlex.split(line, comments=True) for line in lines]
+
+
+# --- Python ------------------------------------------------------------------------------------
+
+KINDS = ("py:class", "py:exception", "py:function", "py:method", "py:property")
+
+
+def named(name):
+    """What a dotted name stands for."""
+    parts = name.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        try:
+            for part in parts[cut:]:
+                found = inspect.getattr_static(found, part) if inspect.isclass(found) else getattr(found, part)
+        except AttributeError:
+            continue
+        return found
+    raise LookupError(name)
+
+
+@pytest.fixture(scope="module")
+def documented(site):
+    """Dotted name to object, of everything on the pages about Python; what is exported by that name alone."""
+    elsewhere = {home(getattr(pucache, name)) for name in pucache.__all__ if not name.startswith("_")}
+    names = {name for kind in KINDS for name in site.inventory.get(kind, ())}
+    return {name: named(name) for name in names if name not in elsewhere}
+
+
+def home(found):
+    return f"{found.__module__}.{found.__qualname__}"
+
+
+def is_ours(module, name, found):
+    kinds = inspect.isclass(found) or inspect.isfunction(found)
+    return kinds and not name.startswith("_") and found.__module__ == module
+
+
+def public_members(found):
+    kinds = (staticmethod, classmethod, property)
+    return [
+        name
+        for name, member in vars(found).items()
+        if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, kinds))
+    ]
+
+
+def test_every_exported_name_is_documented_under_the_name_it_is_imported_by(documented):
+    exported = {f"pucache.{name}" for name in pucache.__all__ if not name.startswith("_")}
+    assert len(exported) > 5 and exported <= set(documented)
+
+
+def test_every_public_name_of_a_documented_module_is_documented_or_ours_alone(documented):
+    homes = {home(found): name for name, found in documented.items() if hasattr(found, "__module__")}
+    modules = {found.__module__ for found in documented.values() if inspect.isclass(found) or inspect.isfunction(found)}
+    public = {
+        (module, name)
+        for module in modules
+        for name, found in vars(importlib.import_module(module)).items()
+        if is_ours(module, name, found)
+    }
+    ours = {(module, name) for module, names in OURS.items() for name in names}
+    assert {(module, name) for module, name in public if f"{module}.{name}" not in homes} == ours
+    assert not {f"{module}.{name}" for module, name in ours} & set(homes)
+
+
+def test_every_public_method_of_a_documented_class_is_documented(documented):
+    classes = {name: found for name, found in documented.items() if inspect.isclass(found)}
+    expected = {f"{name}.{member}" for name, found in classes.items() for member in public_members(found)}
+    assert len(expected) > 50 and not expected - set(documented)
+
+
+def fields(found):
+    return [field.name for field in dataclasses.fields(found)] if dataclasses.is_dataclass(found) else []
+
+
+def made_from(found):
+    """Names that a class is made from; none where no caller makes it, as with a protocol or an error."""
+    if dataclasses.is_dataclass(found) or "__init__" not in vars(found) or getattr(found, "_is_protocol", False):
+        return fields(found)
+    return [name for name in inspect.signature(found.__init__).parameters if name != "self"]
+
+
+def told(doc, section):
+    """Names that a section of a docstring tells of; one entry may tell of several."""
+    return [name.lstrip("*") for entry in doc[section] for name in entry.name.split(", ")]
+
+
+def has_arguments(found):
+    return bool(set(inspect.signature(found).parameters) - {"self", "cls"})
+
+
+def faults(name, found):
+    """What a docstring lacks: itself, a parameter, a field, or what is returned where arguments decide it."""
+    from numpydoc.docscrape import NumpyDocString
+    from numpydoc.validate import validate
+
+    codes = {"GL08", "PR01", "PR02", "PR03", "RT02", "YD01"}
+    function = found.__func__ if isinstance(found, classmethod | staticmethod) else found
+    if inspect.isfunction(function) and has_arguments(function):
+        codes |= {"RT01"}
+    if inspect.isclass(found):
+        doc = NumpyDocString(inspect.cleandoc(found.__doc__ or ""))
+        names = told(doc, "Parameters") or told(doc, "Attributes")
+        if set(made_from(found)) - set(names) or (fields(found) and set(names) - set(fields(found))):
+            return [f"{name}: MADE it is made from {made_from(found)}, its docstring tells of {names}"]
+        codes -= set() if told(doc, "Parameters") else {"PR01"}  # the attributes are the parameters
+    return [f"{name}: {code} {text}" for code, text in validate(name)["errors"] if code in codes]
+
+
+def test_every_documented_name_has_a_docstring_that_matches_its_signature(documented):
+    pytest.importorskip("numpydoc", reason="no numpydoc; install pucache[test]")
+    assert len(documented) > 120
+    assert not [fault for name, found in documented.items() for fault in faults(name, found)]
+
+
+def test_the_names_of_pucache_that_docstrings_tell_of_exist(documented):
+    texts = [inspect.getdoc(found) or "" for found in documented.values() if not isinstance(found, property)]
+    told = {name for text in texts for name in re.findall(r"`(pucache\.[\w.]+)`", text)}
+    assert len(told) > 10
+    for name in told:
+        assert named(name) is not None
+    with pytest.raises(LookupError):
+        named("pucache.nowhere")
+
+
+def undocumented(X, k):
+    """Find something."""
+    return X[k]
+
+
+def half_documented(X, k):
+    """Find something.
+
+    Parameters
+    ----------
+    X : ndarray
+    n : int
+    """
+    return X[k]
+
+
+@dataclasses.dataclass
+class Partly:
+    """A thing.
+
+    Attributes
+    ----------
+    a : int
+    """
+
+    a: int
+    b: int
+
+
+def test_a_docstring_that_lacks_a_parameter_a_result_or_a_field_would_be_noticed():
+    def codes(found):
+        return {fault.split()[1] for fault in faults(f"{__name__}.{found.__name__}", found)}
+
+    assert codes(undocumented) == {"PR01", "RT01"}
+    assert codes(half_documented) == {"PR01", "PR02", "RT01"}
+    assert codes(Partly) == {"MADE"}
+
+
+def test_the_fields_of_a_class_stand_on_its_page(site, documented):
+    text = {path.name: page.markup for path, page in site.pages.items() if path.parent.name == "reference"}
+    for name, found in documented.items():
+        if inspect.isclass(found) and fields(found):
+            (markup,) = (page for page in text.values() if f'id="{name}"' in page)
+            entry = re.split(r'<dl class="py (?:class|function|exception)">', markup.partition(f'id="{name}"')[2])[0]
+            assert all(re.search(rf"<strong>(?:[\w, ]+, )?{field}\b", entry) for field in fields(found)), name
+
+
+# --- as it is seen -----------------------------------------------------------------------------
+
+PHONE = {"width": 390, "height": 844}
+TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+@needs_chromium
+def test_no_page_is_wider_than_a_phone(site, browser):
+    with opened(browser, site.folder / "index.html", viewport=PHONE) as page:
+        for path in PAGES:
+            page.goto((site.folder / path.with_suffix(".html")).as_uri())
+            assert page.evaluate(TOO_WIDE) <= 0, path
+
+
+@needs_chromium
+def test_a_wide_table_scrolls_inside_its_frame(site, browser):
+    with opened(browser, site.folder / "results/suite.html", viewport=PHONE) as page:
+        frames = page.locator(".table-wrapper").evaluate_all(
+            "all => all.map(frame => [frame.scrollWidth > frame.clientWidth, getComputedStyle(frame).overflowX])"
+        )
+        assert [True, "auto"] in frames
+
+
+@needs_chromium
+def test_the_search_page_finds_an_option_and_a_class(site, browser):
+    for wanted, page_name in [("deploy-prior", "reference/commands.html"), ("PULinearClassifier", "classifier.html")]:
+        with opened(browser, site.folder / "search.html") as page:
+            page.goto(f"{page.url}?q={wanted}")
+            page.locator("#search-results li a").first.wait_for()
+            links = page.locator("#search-results li a").evaluate_all("all => all.map(a => a.href)")
+            assert any(page_name in link for link in links)

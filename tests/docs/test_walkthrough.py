@@ -1,0 +1,131 @@
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from pucache.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+NOTEBOOK, WALKTHROUGH = DOCS / "walkthrough.ipynb", DOCS / "walkthrough.md"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+LARGEST = 200_000  # bytes of a picture
+
+
+def name(path):
+    return path.name
+
+
+# --- the notebook ------------------------------------------------------------------------------
+
+
+def notebook():
+    nbformat = pytest.importorskip("nbformat", reason="no nbformat; install pucache[test]")
+    return nbformat.read(NOTEBOOK, as_version=4)
+
+
+def code(book):
+    return [cell for cell in book.cells if cell.cell_type == "code"]
+
+
+def kinds(cell):
+    """What a cell gives, whatever the numbers are; stderr is left out, where libraries greet a new machine."""
+    found = [output.get("name") or "/".join(sorted(output.data)) for output in cell.outputs]
+    return [kind for kind in dict.fromkeys(found) if kind != "stderr"]
+
+
+@pytest.fixture(scope="module")
+def run_again(tmp_path_factory):
+    """The notebook, run from its first cell to its last in an empty folder by this Python."""
+    nbclient = pytest.importorskip("nbclient", reason="no nbclient; install pucache[test]")
+    pytest.importorskip("ipykernel", reason="no ipykernel; install pucache[test]")
+    folder, book = tmp_path_factory.mktemp("notebook"), notebook()
+    book.metadata.kernelspec.name = "python3"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUPYTER_PREFER_ENV_PATH", "1")  # not a kernel of another Python in the home folder
+        patch.setenv("IPYTHONDIR", str(folder / "ipython"))
+        nbclient.NotebookClient(book, timeout=600, resources={"metadata": {"path": str(folder)}}).execute()
+    return book, folder
+
+
+def test_the_notebook_runs_and_gives_what_the_one_in_docs_shows(run_again):
+    shown, ran = code(notebook()), code(run_again[0])
+    assert [cell.source for cell in shown] == [cell.source for cell in ran] and len(shown) > 5
+    assert [kinds(cell) for cell in shown] == [kinds(cell) for cell in ran]
+    assert {kind for cell in ran for kind in kinds(cell)} == {"stdout", "image/png/text/plain"}
+
+
+def test_the_notebook_finds_dresses_and_writes_a_model(run_again):
+    book, folder = run_again
+    text = "".join(output.get("text", "") for cell in code(book) for output in cell.outputs)
+    found = [int(count) for count in re.findall(r"(\d+) of 40 are dresses", text)]
+    assert len(found) == 3 and sum(found) > 3 * 14, "more than chance finds"
+    assert (folder / "pucache-walkthrough/model.safetensors").is_file()
+
+
+def test_the_notebook_in_docs_was_run_in_order():
+    assert [cell.execution_count for cell in code(notebook())] == list(range(1, len(code(notebook())) + 1))
+
+
+# --- the texts ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_the_verbs_that_a_text_names_exist(path):
+    assert set(re.findall(r"`pucache ([a-z][\w-]*)", path.read_text())) <= set(main.commands)
+
+
+def test_the_help_tells_to_the_end_of_a_sentence_what_each_verb_does():
+    told = CliRunner().invoke(main, ["--help"], terminal_width=80).stdout.partition("Commands:")[2]
+    first = [verb.help.split(".")[0].split(";")[0].split()[-1] for verb in main.commands.values()]
+    assert "..." not in told and all(word in told for word in first)
+
+
+def slug(heading):
+    """The anchor of a heading, as GitHub writes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_pages_pictures_and_headings_that_a_text_links_to_exist(path):
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", path.read_text()):
+        file = path.parent / target if target else path
+        assert file.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
+            assert anchor in map(slug, headings), f"{target}#{anchor}"
+
+
+# --- the pictures ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = importlib.util.spec_from_file_location("make_screenshots", ROOT / "tools/make_screenshots.py")
+    module = importlib.util.module_from_spec(spec)
+    before = list(sys.path)
+    spec.loader.exec_module(module)
+    sys.path[:] = before
+    return module
+
+
+def test_each_picture_of_the_walkthrough_can_be_taken_anew_and_is_small(tool):
+    shown = re.findall(r"\(images/([\w-]+)\.png\)", WALKTHROUGH.read_text())
+    assert sorted(shown) == sorted(tool.TAKEN)
+    for picture in shown:
+        path = DOCS / f"images/{picture}.png"
+        with Image.open(path) as opened:
+            assert opened.width <= 1280 and path.stat().st_size < LARGEST
+
+
+def test_following_a_text_replaces_outputs_and_nothing_else(tool, tmp_path):
+    text = (
+        "# Title\n\n```console\n$ echo one; echo two\nold\nolder\n$ true\n```\n\n```text\n$ no command\n```\n\nEnd.\n"
+    )
+    (tmp_path / "text.md").write_text(text)
+    lines = tool.renewed(tmp_path / "text.md", lambda command: tool.run(command, tmp_path), lambda picture: None)
+    assert "\n".join(lines) + "\n" == text.replace("old\nolder\n", "one\ntwo\n")

@@ -1,0 +1,68 @@
+import dataclasses
+import json
+
+import pytest
+from helpers.tiny import tiny_encoder
+
+from pucache.encoders.spec import EncoderSpec
+
+SPEC = tiny_encoder().spec
+FIELDS = [field.name for field in dataclasses.fields(EncoderSpec)]
+
+
+def changed(name):
+    """Return the spec with one field different, and of the type it had."""
+    value = getattr(SPEC, name)
+    other = value[1:] if isinstance(value, tuple) else value + ("x" if isinstance(value, str) else 1)
+    return dataclasses.replace(SPEC, **{name: other})
+
+
+@pytest.mark.parametrize("spec", [SPEC, EncoderSpec.imported("clip é", 512)])
+def test_json_gives_the_spec_back(spec):
+    assert EncoderSpec.from_json(spec.to_json()) == spec
+
+
+def test_json_is_canonical():
+    fields = dict(reversed(json.loads(SPEC.to_json()).items()))
+    assert EncoderSpec.from_json(json.dumps(fields, indent=2)).to_json() == SPEC.to_json()
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_difference_in_any_field_is_named(name):
+    assert SPEC.differences(changed(name)) == [name]
+    assert SPEC.differences(changed(name), ignoring=[name]) == []
+    assert SPEC.differences(SPEC) == []
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_json_without_a_field_or_with_null_for_it_is_refused(name):
+    fields = json.loads(SPEC.to_json())
+    with pytest.raises(ValueError):
+        EncoderSpec.from_json(json.dumps({**fields, name: None}))
+    if name != "runtime":  # which came later
+        del fields[name]
+        with pytest.raises(ValueError):
+            EncoderSpec.from_json(json.dumps(fields))
+
+
+def test_an_encoder_described_before_there_was_a_choice_of_runtime_ran_by_torch():
+    for spec, runtime in ((SPEC, "torch"), (EncoderSpec.imported("clip", 512), "")):
+        fields = json.loads(spec.to_json())
+        del fields["runtime"]
+        assert EncoderSpec.from_json(json.dumps(fields)) == dataclasses.replace(spec, runtime=runtime)
+
+
+@pytest.mark.parametrize("text", ["", "not json", "[]", "null", '"text"', "{}"])
+def test_text_that_is_no_encoder_is_refused(text):
+    with pytest.raises(ValueError):
+        EncoderSpec.from_json(text)
+
+
+def test_json_with_an_unknown_field_is_refused():
+    with pytest.raises(ValueError):
+        EncoderSpec.from_json(json.dumps({**json.loads(SPEC.to_json()), "colour": "red"}))
+
+
+def test_messages_show_name_length_weights_and_precision():
+    assert str(SPEC) == "tiny (8-d, weights 00000000, fp32 torch)"
+    assert str(EncoderSpec.imported("clip", 512)) == "imported:clip (512-d)"

@@ -1,0 +1,133 @@
+import numpy as np
+import pytest
+import torch
+
+from pucache.heads import design_matrix
+from pucache.heads.design_matrix import Blocks, Moments, leading_directions, reduced_precision
+
+CPU = torch.device("cpu")
+SPECTRUM = np.array([5.0, 3.0, 1.5, 0.5, 0.2, 0.1, 0.05, 0.02])
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Several blocks of 256 rows, from few rows."""
+    monkeypatch.setattr(design_matrix, "_BLOCK", 256)
+
+
+def rows(n=700, d=5, mean=1000.0, seed=0):
+    draw = np.random.default_rng(seed)
+    return (mean * draw.normal(size=d) + draw.normal(size=(n, d)) * np.arange(1, d + 1)).astype(np.float32)
+
+
+def spectral(n=3000, turned=True):
+    """Rows whose covariance is SPECTRUM squared, in turned axes."""
+    draw = np.random.default_rng(0)
+    axes = np.linalg.qr(draw.normal(size=(8, 8)))[0] if turned else np.eye(8)
+    return ((draw.normal(size=(n, 8)) * SPECTRUM) @ axes + 20).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "mean, dtype", [(0.0, np.float32), (1000.0, np.float32), (1e5, np.float32), (10.0, np.float16)]
+)
+def test_moments_are_those_of_float64_however_far_the_mean_is_from_zero(mean, dtype):
+    X = rows(mean=mean).astype(dtype)
+    exact = X.astype(np.float64)
+    moments = Moments.of(X)
+    assert moments.centre.dtype == np.float32
+    np.testing.assert_allclose(moments.centre, exact.mean(0), rtol=1e-7, atol=1e-6)
+    assert moments.spread == pytest.approx(np.sqrt(np.square(exact - exact.mean(0)).sum(1).mean()), rel=1e-5)
+    assert moments.root_mean_square == pytest.approx(np.sqrt(np.square(exact).mean()), rel=1e-6)
+
+
+def test_rows_that_are_all_the_same_have_a_spread_of_one():
+    moments = Moments.of(np.full((700, 3), 0.3, np.float32))
+    np.testing.assert_array_equal(moments.centre, np.full(3, 0.3, np.float32))
+    assert moments.spread == 1
+
+
+@pytest.mark.parametrize("resident", [0, 1 << 29])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_blocks_are_the_chosen_rows_centred_and_scaled(monkeypatch, tmp_path, resident, dtype):
+    monkeypatch.setattr(design_matrix, "CPU_RESIDENT", resident)
+    np.save(tmp_path / "X.npy", rows(mean=10).astype(dtype))
+    X = np.load(tmp_path / "X.npy", mmap_mode="r")
+    moments, chosen = Moments.of(X), np.flatnonzero(np.arange(700) % 5)
+    made = Blocks(X, chosen, moments, CPU)
+    expected = (X[chosen].astype(np.float64) - moments.centre) / moments.spread
+    assert len(made) == len(chosen) == 560
+    for _ in range(2):  # a second pass gives the same
+        seen = list(made)
+        assert [(part.start, part.stop) for part, _ in seen] == [(0, 256), (256, 512), (512, 560)]
+        np.testing.assert_allclose(torch.cat([block for _, block in seen]), expected, atol=1e-5)
+        assert all(block.dtype == torch.float32 for _, block in seen)
+
+
+def test_what_fits_is_kept_and_what_does_not_is_read_anew(monkeypatch):
+    X, every = rows(), np.arange(700)
+    for room, kept in ((4 * X.size, True), (4 * X.size - 1, False)):
+        monkeypatch.setattr(design_matrix, "CPU_RESIDENT", room)
+        made = Blocks(X, every, Moments.of(X), CPU)
+        assert all((a is b) == kept for (_, a), (_, b) in zip(made, made, strict=True))
+
+
+def test_no_rows_make_no_blocks():
+    X = rows()
+    assert list(Blocks(X, np.arange(0), Moments.of(X), CPU)) == []
+
+
+@pytest.mark.parametrize("mode", ["r+", "c"])
+def test_changes_to_a_memory_map_outlive_the_reading(monkeypatch, tmp_path, mode):
+    np.save(tmp_path / "X.npy", rows())
+    X = np.load(tmp_path / "X.npy", mmap_mode=mode)
+    X += 1
+    monkeypatch.setattr(design_matrix, "CPU_RESIDENT", 0)
+    Moments.of(X)
+    np.testing.assert_array_equal(X, rows() + 1)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_leading_directions_are_the_eigenvectors_of_the_covariance(turned):
+    X = spectral(turned=turned)
+    moments = Moments.of(X)
+    directions, variances, rest = leading_directions(X, moments, 3)
+    values, vectors = np.linalg.eigh(np.cov(X.T.astype(np.float64), bias=True) / moments.spread**2)
+    np.testing.assert_allclose(variances, values[:-4:-1], rtol=1e-3)
+    np.testing.assert_allclose(np.abs((directions * vectors[:, :-4:-1]).sum(0)), 1, atol=1e-3)
+    np.testing.assert_allclose(directions.T @ directions, np.eye(3), atol=1e-5)
+    assert rest == pytest.approx(values[:-3].mean(), rel=0.02)
+
+
+def test_directions_are_estimated_on_rows_from_everywhere(monkeypatch):
+    """The rows are sorted by what they look like, as caches often are."""
+    monkeypatch.setattr(design_matrix, "_SAMPLE", 500)
+    X = spectral(turned=False)
+    X = X[X[:, 0].argsort()]
+    _, variances, rest = leading_directions(X, Moments.of(X), 2)
+    whole = SPECTRUM**2 / np.square(SPECTRUM).sum()
+    np.testing.assert_allclose(variances, whole[:2], rtol=0.15)
+    assert rest == pytest.approx(whole[2:].mean(), rel=0.15)
+
+
+@pytest.mark.parametrize("n, count", [(700, 64), (5, 64)])
+def test_no_more_directions_than_dimensions_or_rows(n, count):
+    X = rows(n, 8, mean=0)
+    directions, variances, rest = leading_directions(X, Moments.of(X), count)
+    assert directions.shape == (8, min(n, 8)) and variances.shape == (min(n, 8),)
+    assert variances.sum() == pytest.approx(1, abs=1e-3)
+    assert rest == pytest.approx(1 / 8 if n > 8 else 0, abs=1e-3)  # of all, where there are no others
+
+
+def test_reduced_precision_is_given_back_even_after_a_failure():
+    backend = torch.backends.mkldnn.matmul
+    before = backend.fp32_precision
+    for failure in (None, KeyboardInterrupt):
+        try:
+            with reduced_precision(CPU):
+                inside = backend.fp32_precision
+                if failure is not None:
+                    raise failure
+        except KeyboardInterrupt:
+            assert failure is not None
+        assert backend.fp32_precision == before != inside
+        assert inside == ("bf16" if design_matrix.multiplies_bfloat16(CPU) else "ieee")

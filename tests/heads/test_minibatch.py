@@ -1,0 +1,285 @@
+import numpy as np
+import pytest
+import torch
+from helpers.planted import planted
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pucache.heads import minibatch
+from pucache.heads.design_matrix import Moments
+from pucache.heads.fit import fit_heads
+from pucache.heads.minibatch import Protocol
+from pucache.heads.problem import HeadSpec
+from pucache.heads.risks import PURisk
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+N, D = 300, 6
+QUICK = Protocol(epochs=4, min_steps=0, batch_size=64, learning_rate=0.01)
+WHOLE = Protocol(epochs=30, min_steps=0, batch_size=N, learning_rate=0.01)
+STILL = Protocol(epochs=2, min_steps=0, batch_size=70, learning_rate=1e-12)
+
+
+@pytest.fixture(scope="module")
+def data():
+    X, s, _ = planted(N, D, labelled=40, apart=1.5)
+    return X.astype(np.float16).astype(np.float32), s
+
+
+@pytest.fixture
+def float32(monkeypatch):
+    monkeypatch.setattr(minibatch, "multiplies_bfloat16", lambda device: False)
+
+
+def fit(X, s, **options):
+    options = {"prior": 0.3, "protocol": QUICK, "device": "cpu", "risk": PURisk("imbnnpu")} | options
+    return fit_heads(X, s, solver="sgd", **options)
+
+
+def same(one, other, **tolerance):
+    for name in ("coef", "intercept", "risk", "clamped"):
+        np.testing.assert_allclose(getattr(one, name), getattr(other, name), **tolerance, err_msg=name)
+    assert one.passes == other.passes
+
+
+# --- the protocol once more, with autograd and torch.optim -------------------------------------
+
+
+def stream(s, size, epochs):
+    """Rows of each batch, in the order they are trained on, epoch by epoch."""
+    order = torch.Generator().manual_seed(0)
+    rows = torch.randperm(len(s), generator=order)
+    positive, place = torch.from_numpy(np.flatnonzero(s)), torch.from_numpy(s)[rows] == 1
+    for _ in range(epochs):
+        rows[place] = positive[torch.randperm(len(positive), generator=order)]
+        batches = rows.clone().split(size)
+        yield [batches[number] for number in torch.randperm(len(batches), generator=order)]
+
+
+def parts(risk, prior, weights, positive, margins):
+    """R+, R- of one head on some rows, and the sum of the magnitudes of their coefficients."""
+    loss = torch.nn.functional.softplus if risk.surrogate == "logistic" else torch.sigmoid
+    P, U = weights * positive, weights * ~positive
+    of_P, not_P, not_U = ((w * loss(m)).sum() / w.sum() for w, m in ((P, -margins), (P, margins), (U, margins)))
+    a, b, c = {
+        "nnpu": (prior, 1, -prior),
+        "imbnnpu": (risk.target_prior, factor := (1 - risk.target_prior) / (1 - prior), -prior * factor),
+        "bce": (P.sum() / (P + U).sum(), U.sum() / (P + U).sum(), 0.0),
+    }[risk.name]
+    return a * of_P, b * not_U + c * not_P, float(abs(a) + abs(b) + abs(c))
+
+
+SEED = 7
+START = torch.empty(D + 1).uniform_(-(D**-0.5), D**-0.5, generator=torch.Generator().manual_seed(SEED))
+
+
+def reference_fit(X, s, weights, prior, penalty, risk, protocol):
+    """One head by torch.nn, autograd and torch.optim.Adam; its coefficients are on X as given."""
+    scale = 0.5 / np.sqrt(np.square(X.astype(np.float64)).mean())
+    spread = np.sqrt(np.square(X - X.mean(0)).sum(1).mean())
+    coef, intercept = (torch.nn.Parameter(part.clone()) for part in (START[:-1], START[-1:]))
+    X, positive, weights = torch.from_numpy(X) * scale, torch.from_numpy(s) == 1, torch.from_numpy(weights)
+    total = parts(risk, prior, weights, positive, X @ coef)[2]
+    decay = penalty * total * (spread * scale) ** 2
+    adam = torch.optim.Adam(
+        [{"params": [coef], "weight_decay": decay}, {"params": [intercept]}], lr=protocol.learning_rate
+    )
+    clamped = 0
+    for batches in stream(s, protocol.batch_size, protocol.epochs):
+        for rows in batches:
+            upper, lower, _ = parts(risk, prior, weights[rows], positive[rows], X[rows] @ coef + intercept)
+            below = risk.name != "bce" and bool(lower < -risk.beta)
+            clamped += below
+            adam.zero_grad()
+            (-risk.gamma * lower if below else upper + lower).backward()
+            adam.step()
+    return coef.detach().numpy() * scale, intercept.item(), clamped
+
+
+IMBALANCED = PURisk("imbnnpu", target_prior=0.4, gamma=0.7)
+CASES = [
+    (IMBALANCED, 0.3, 0.0, 1),
+    (IMBALANCED, 0.3, 0.2, 1),
+    (IMBALANCED, 0.9, 0.05, 1),
+    (PURisk("nnpu", beta=0.01), 0.8, 0.0, 1),
+    (PURisk("nnpu", "logistic"), 0.97, 0.01, 1),
+    (PURisk("nnpu", "logistic"), 0.3, 0.0, 300),
+    (PURisk("bce"), 0.5, 0.1, 1),
+]
+
+
+@pytest.mark.parametrize("risk, prior, penalty, far", CASES)
+def test_training_is_that_of_torch_autograd_and_adam(data, float32, risk, prior, penalty, far):
+    X, s = (np.concatenate([part] * (8 if far > 1 else 1)) for part in data)
+    weights = np.random.default_rng(1).uniform(0.5, 2, len(X)).astype(np.float32)
+    if far > 1:  # a row without weight, so far out that its sigmoid is one and its loss no longer -log(1 - sigmoid)
+        X[17], weights[17] = far * np.sign(START[:-1].numpy()), 0
+    coef, intercept, clamped = reference_fit(X, s, weights, prior, penalty, risk, QUICK)
+    heads = fit(X, s, weights=weights[:, None], prior=prior, penalty=penalty, seed=SEED, risk=risk)
+    assert (clamped > 0) == (prior > 0.5)
+    np.testing.assert_allclose(heads.coef[0], coef, atol=3e-5)
+    np.testing.assert_allclose(heads.intercept[0], intercept, atol=3e-5)
+
+
+def test_risk_and_clamped_are_means_over_the_batches_of_the_last_epoch(data, float32):
+    X, s = data
+    prior = [0.1, 0.6, 0.97]
+    heads = fit(X, s, prior=prior, seed=[5, 5, 1], protocol=STILL)
+    margins, flags = torch.from_numpy(heads.margins(X).T.copy()), torch.from_numpy(s).float()
+    steps = [
+        PURisk("imbnnpu").value_and_step(margins[:, rows], torch.ones(3, len(rows)), flags[rows], torch.tensor(prior))
+        for rows in list(stream(s, STILL.batch_size, STILL.epochs))[-1]
+    ]
+    np.testing.assert_allclose(heads.risk, torch.stack([step.value for step in steps]).mean(0), rtol=1e-4)
+    np.testing.assert_allclose(heads.clamped, torch.stack([step.clamped.float() for step in steps]).mean(0))
+    assert heads.clamped[0] == 0 < heads.clamped[1:].max()
+    assert np.isnan(heads.residual).all()
+
+
+# --- batches -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resident", [0, 1 << 29])
+def test_every_row_is_once_in_every_epoch_and_the_positives_in_new_company(monkeypatch, float32, resident):
+    monkeypatch.setattr(minibatch, "CPU_RESIDENT", resident)
+    s = np.arange(N) % 7 == 0
+    X = np.arange(N, dtype=np.float32)[:, None]
+    each = {"prior": 0.3, "penalty": 0.0, "seed": 0, "column": None}
+    spec = HeadSpec.of(X, s, None, each, PURisk(), None, torch.device("cpu"))
+    batches = minibatch._Batches(spec, torch.Generator().manual_seed(0), 64, 1.0)
+    assert len(batches) == 5
+    seen = []
+    for _ in range(3):
+        batches.deal()
+        made = [batches[number].numpy() for number in range(5)]
+        rows = [batch[:, 0].astype(int).copy() for batch in made]
+        assert all((batch[:, 1] == 1).all() for batch in made)  # for the intercept
+        assert sorted(np.concatenate(rows)) == list(range(N))
+        for part, told in zip(rows, batches.rows, strict=True):
+            np.testing.assert_array_equal(part, told)
+            assert (np.diff(s[part].astype(int)) <= 0).all()  # the positives come first
+        seen.append([frozenset(part[s[part]]) for part in rows])
+    assert len(set(map(tuple, seen))) == 3
+
+
+def test_where_nothing_fits_rows_are_read_anew_and_the_heads_are_the_same(data, monkeypatch, tmp_path):
+    X, s = data
+    weights = np.random.default_rng(1).uniform(0.5, 2, (N, 2)).astype(np.float32)
+    kept = fit(X, s, weights=weights)
+    np.save(tmp_path / "X.npy", X)
+    monkeypatch.setattr(minibatch, "CPU_RESIDENT", 0)
+    monkeypatch.setattr("pucache.heads.design_matrix.CPU_RESIDENT", 0)
+    same(kept, fit(X, s, weights=weights), atol=0)
+    same(kept, fit(np.load(tmp_path / "X.npy", mmap_mode="r"), s, weights=weights), atol=0)
+
+
+def test_the_form_of_x_changes_nothing(data, tmp_path):
+    X, s = data
+    np.save(tmp_path / "X.npy", X.astype(np.float16))
+    mapped = np.load(tmp_path / "X.npy", mmap_mode="r")
+    for form in (X.astype(np.float16), mapped, np.asfortranarray(X)):
+        same(fit(X, s), fit(form, s), atol=0)
+
+
+def test_bfloat16_and_float32_agree_roughly(data, monkeypatch):
+    X, s = data
+    heads = []
+    for answer in (True, False):
+        monkeypatch.setattr(minibatch, "multiplies_bfloat16", lambda device, answer=answer: answer)
+        heads.append(fit(X, s, prior=[0.3, 0.8]))
+    np.testing.assert_allclose(heads[0].coef, heads[1].coef, atol=0.01)
+    np.testing.assert_allclose(heads[0].risk, heads[1].risk, atol=0.01)
+    assert (heads[0].coef != heads[1].coef).any()
+
+
+# --- many heads, weights -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["upu", "imbnnpu", "weighted_bce", "bce"])
+def test_many_heads_together_are_as_each_alone(data, float32, name):
+    X, s = data
+    weights = np.random.default_rng(1).uniform(0, 2, (N, 5)).astype(np.float32)
+    own = {"prior": [0.1, 0.2, 0.3, 0.5, 0.9], "penalty": [0, 0.1, 0, 1, 0.01], "seed": [0, 1, 2, 3, 0]}
+    together = fit(X, s, weights=weights, risk=PURisk(name), **own)
+    for k in range(5):
+        mine = {key: values[k] for key, values in own.items()}
+        alone = fit(X, s, weights=weights[:, k : k + 1], risk=PURisk(name), **mine)
+        same(together.take([k]), alone, atol=1e-4)
+
+
+def test_heads_that_share_weights_and_prior_are_as_among_others(data, float32):
+    """Those are reckoned with one row of weights for all."""
+    X, s = data
+    own = {"penalty": [0, 0.1, 1], "seed": [0, 1, 2]}
+    shared = fit(X, s, prior=0.8, **own)
+    mixed = fit(X, s, prior=[0.8, 0.8, 0.8, 0.2], penalty=[*own["penalty"], 0], seed=[*own["seed"], 0])
+    assert shared.clamped.max() > 0 or mixed.clamped.max() > 0
+    same(shared, mixed.take([0, 1, 2]), atol=1e-4)
+
+
+def test_all_heads_see_the_batches_in_the_same_order(data):
+    X, s = data
+    heads = fit(X, s, prior=[0.3, 0.9, 0.3], seed=[4, 5, 4])
+    np.testing.assert_allclose(heads.coef[0], heads.coef[2], atol=1e-6)
+    assert np.abs(heads.coef[0] - heads.coef[1]).max() > 1e-3
+
+
+def test_a_head_does_not_see_its_rows_of_weight_zero(data):
+    X, s = data
+    weights, moments = np.ones((N, 2), np.float32), Moments.of(X)
+    weights[::3, 0] = 0
+    other = X.copy()
+    other[::3] *= -7
+    before, after = (fit(values, s, weights=weights, moments=moments) for values in (X, other))
+    same(before.take([0]), after.take([0]), atol=1e-5)
+    assert np.abs(before.coef[1] - after.coef[1]).max() > 0.01
+
+
+@pytest.mark.parametrize("name", ["imbnnpu", "bce"])
+def test_with_one_batch_an_epoch_weight_zero_is_the_same_as_leaving_the_row_out(data, float32, name):
+    X, s = data  # with smaller batches it is not: batches are cut from all rows
+    kept, moments, risk = np.arange(N) % 3 > 0, Moments.of(X), PURisk(name)
+    whole = fit(X, s, weights=kept[:, None].astype(np.float32), protocol=WHOLE, moments=moments, risk=risk)
+    same(whole, fit(X[kept], s[kept], protocol=WHOLE, moments=moments, risk=risk), atol=1e-5)
+
+
+def test_with_one_batch_an_epoch_a_row_of_weight_three_is_three_rows(data, float32):
+    X, s = data
+    times, moments = np.random.default_rng(2).integers(1, 4, N), Moments.of(X)
+    whole = Protocol(epochs=30, min_steps=0, batch_size=3 * N, learning_rate=0.01)
+    weighed = fit(X, s, weights=times[:, None].astype(np.float32), protocol=whole, moments=moments)
+    same(weighed, fit(X.repeat(times, 0), s.repeat(times), protocol=whole, moments=moments), atol=1e-4)
+
+
+def test_batches_without_positives_are_borne(data):
+    X, s = data
+    one = np.zeros_like(s)
+    one[17] = 1
+    for name in ("imbupu", "imbnnpu", "nnpu", "bce"):
+        heads = fit(X, one, risk=PURisk(name))
+        assert np.isfinite(heads.coef).all() and np.isfinite(heads.risk).all()
+
+
+# --- how long ----------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 10**6), st.integers(1, 50), st.integers(0, 5000), st.integers(1, 999))
+def test_epochs_are_added_until_the_least_number_of_steps_is_made(n, epochs, min_steps, batch_size):
+    passes = Protocol(epochs, min_steps, batch_size).passes(n)
+    steps_a_pass = -(-n // batch_size)
+    assert passes >= epochs and passes * steps_a_pass >= min_steps
+    assert passes == epochs or (passes - 1) * steps_a_pass < min_steps
+
+
+def test_as_many_passes_are_made(data):
+    X, s = data
+    few = fit(X[:40], s[:40], protocol=Protocol(epochs=1, min_steps=57, batch_size=64))
+    assert few.passes == 57
+    same(few, fit(X[:40], s[:40], protocol=Protocol(epochs=57, min_steps=0, batch_size=64)), atol=0)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"epochs": 0}, {"batch_size": 0}, {"min_steps": -1}, {"learning_rate": 0}, {"learning_rate": float("nan")}]
+)
+def test_a_protocol_that_trains_nothing_is_refused(bad):
+    with pytest.raises(ValueError, match="must be positive"):
+        Protocol(**bad)

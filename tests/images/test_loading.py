@@ -1,0 +1,129 @@
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from helpers.pictures import encode
+from helpers.tiny import SIDE, tiny_encoder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from pucache.errors import ImageError
+from pucache.images import loading
+from pucache.images.decoding import decode
+from pucache.images.loading import STAGES, Prepare
+from pucache.images.source import UNKNOWN, digest
+
+PREPROCESS = tiny_encoder().preprocess
+
+
+class Memory:
+    """A source of bytes at hand; a missing key has vanished."""
+
+    name = "memory"
+
+    def __init__(self, files):
+        self._files = files
+
+    def read(self, key):
+        if key not in self._files:
+            raise ImageError("cannot be read: No such file or directory")
+        return self._files[key]
+
+
+def picture(number, form="PNG"):
+    pixels = np.random.default_rng(number).integers(0, 256, (9, 12, 3), np.uint8)
+    return encode(Image.fromarray(pixels), form)
+
+
+KINDS = {  # kind: bytes, size when listed, outcome
+    "good": (picture(0), None, None),
+    "other": (picture(1), UNKNOWN, None),
+    "known": (picture(2), None, None),
+    "jpeg": (picture(3, "JPEG"), None, None),
+    "broken": (b"no image", None, "not an image in a known format"),
+    "cut": (picture(4)[:100], None, "cannot be decoded: "),
+    "empty": (b"", None, "empty file (0 bytes)"),
+    "narrow": (encode(Image.new("RGB", (600, 1))), None, "600 x 1 pixels; one side is more than 500 times the other"),
+    "vanished": (None, 5, "cannot be read: No such file or directory"),
+    "changed": (picture(5), 7, "changed while it was read: 7 bytes when listed, "),
+}
+
+
+def prepared(kinds, known=(), **options):
+    """Prepare one image of each of these kinds."""
+    keys = [f"{number:03}-{kind}" for number, kind in enumerate(kinds)]
+    files = {key: KINDS[kind][0] for key, kind in zip(keys, kinds, strict=True) if KINDS[kind][0] is not None}
+    sizes = [len(KINDS[kind][0]) if KINDS[kind][1] is None else KINDS[kind][1] for kind in kinds]
+    known = np.array(sorted(known), "S32")
+    return Prepare(Memory(files), PREPROCESS, keys, sizes, known, **{"rows": 4, **options})
+
+
+KNOWN = [digest(KINDS["known"][0]), digest(b"something else")]
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=20), st.integers(1, 8))
+def test_every_image_has_its_outcome_in_order_and_costs_the_others_nothing(kinds, rows):
+    dataset = prepared(kinds, KNOWN, rows=rows)
+    chunks = [dataset(number) for number in range(len(dataset))]
+    assert [chunk.first for chunk in chunks] == list(range(0, len(kinds), rows))
+    outcomes = [outcome for chunk in chunks for outcome in chunk.outcomes]
+    assert len(outcomes) == len(kinds)
+    for kind, outcome in zip(kinds, outcomes, strict=True):
+        data, _, reason = KINDS[kind]
+        assert outcome == digest(data) if reason is None else outcome.startswith(reason)
+    embedded = [position for position, kind in enumerate(kinds) if kind in ("good", "other", "jpeg")]
+    assert [position for chunk in chunks for position in chunk.to_embed] == embedded
+    for chunk in chunks:
+        assert chunk.pixels.shape == (len(chunk.to_embed), SIDE, SIDE, 3) and chunk.pixels.dtype == torch.uint8
+        for position, pixels in zip(chunk.to_embed, chunk.pixels, strict=True):
+            assert torch.equal(pixels, PREPROCESS(decode(KINDS[kinds[position]][0], PREPROCESS.sufficient)))
+        assert len(chunk.seconds) == len(STAGES) == 4 and min(chunk.seconds) >= 0
+        assert chunk.undecoded == {}
+
+
+def test_a_known_digest_is_known_whatever_its_bytes():
+    data, tail = picture(9), 0
+    while digest(data + bytes([tail % 256] * (tail // 256 + 1)))[-1]:  # one in 256 ends in a zero byte
+        tail += 1
+    odd = data + bytes([tail % 256] * (tail // 256 + 1))
+    near = digest(odd)[:-1] + b"\1"
+    for known, to_embed in ([digest(odd)], []), ([near], [0]), ([], [0]):
+        chunk = Prepare(Memory({"a": odd}), PREPROCESS, ["a"], [len(odd)], np.array(known, "S32"), rows=1)(0)
+        assert (chunk.outcomes, chunk.to_embed) == ([digest(odd)], to_embed)
+
+
+def test_a_stage_that_takes_time_is_told_apart_from_the_others(monkeypatch):
+    clock = iter(np.cumsum([0, 1, 2, 4, 8]))
+    monkeypatch.setattr(loading, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    assert prepared(["good"])(0).seconds == [1, 2, 4, 8]
+    clock = iter([10.0, 13.0])
+    assert prepared(["vanished"])(0).seconds == [3, 0, 0, 0]
+
+
+def test_files_are_left_to_the_device_undecoded_unless_known_or_unreadable():
+    kinds = ["jpeg", "good", "known", "vanished", "changed", "empty", "jpeg"]
+    dataset = prepared(kinds, KNOWN, rows=10, leave=lambda data: data[:2] == b"\xff\xd8")
+    chunk = dataset(0)
+    assert chunk.undecoded == {0: KINDS["jpeg"][0], 6: KINDS["jpeg"][0]}
+    assert chunk.to_embed == [1] and len(chunk.pixels) == 1
+    assert [isinstance(outcome, bytes) for outcome in chunk.outcomes] == [True, True, True, False, False, False, True]
+    known = prepared(["known", "jpeg"], KNOWN, leave=lambda data: True)(0)
+    assert list(known.undecoded) == [1] and known.to_embed == []
+
+
+def test_the_place_is_told_before_each_image_is_read():
+    dataset, told = prepared(["good", "vanished", "other"]), []
+    read = dataset._source.read
+    dataset._source.read = lambda key: (told.append(key), read(key))[1]
+    dataset(0, at=told.append)
+    assert told == [0, "000-good", 1, "001-vanished", 2, "002-other"]
+
+
+def test_pixels_go_where_they_are_wanted():
+    dataset = prepared(["good", "broken", "other"], rows=5)
+    there = torch.zeros(dataset.shape, dtype=torch.uint8)
+    chunk, own = dataset(0, there), dataset(0)
+    assert chunk.pixels.data_ptr() == there.data_ptr() and torch.equal(chunk.pixels, own.pixels)
+    assert not there[2:].any()

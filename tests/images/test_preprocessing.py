@@ -1,0 +1,209 @@
+import pickle
+from functools import cache
+
+import numpy as np
+import pytest
+import timm
+import torch
+from helpers.pictures import encode
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from pucache.errors import ImageError
+from pucache.images.decoding import decode
+from pucache.images.preprocessing import MAX_ASPECT, Preprocess
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def config(size=224, crop_pct=0.875, mode="center", interpolation="bicubic", width=None):
+    return {
+        "input_size": (3, size, width or size),
+        "interpolation": interpolation,
+        "mean": (0.5,) * 3,
+        "std": (0.5,) * 3,
+        "crop_pct": crop_pct,
+        "crop_mode": mode,
+    }
+
+
+FAST = {
+    "center bicubic": config(),
+    "center bilinear": config(96, 1.0, interpolation="bilinear"),
+    "center odd": config(95, 0.9, interpolation="bilinear"),
+    "squash bicubic": config(64, 1.0, "squash"),
+    "squash with a crop": config(64, 0.9, "squash"),
+    "squash to an oblong": config(48, 0.9, "squash", width=80),
+}
+OTHER = {
+    "border": config(64, 0.9, "border"),
+    "lanczos": config(64, interpolation="lanczos"),
+    "nearest": config(64, interpolation="nearest"),
+    "oblong": config(48, 1.0, width=80),
+    "oblong with a crop": config(48, 0.875, width=80),
+}
+
+
+@cache
+def made(name):
+    """Ours and timm's."""
+    named = {**FAST, **OTHER}[name]
+    transform = timm.data.create_transform(**named, is_training=False, normalize=False)
+    return Preprocess(named, transform), transform
+
+
+@cache
+def coarse(seed):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (6, 5, 3), np.uint8))
+
+
+def smooth(width, height, seed=0):
+    return coarse(seed).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def both(name, image):
+    ours, timms = made(name)
+    found, expected = ours(image), timms(image).permute(1, 2, 0)
+    assert found.dtype == expected.dtype == torch.uint8 and found.shape == (*ours.input_size, 3)
+    return found, expected
+
+
+@pytest.mark.parametrize("name", FAST)
+@settings(max_examples=30, deadline=None)
+@given(width=st.integers(1, 700), height=st.integers(1, 700), seed=st.integers(0, 9))
+@example(1, 1, 0).via("a single pixel")
+@example(700, 176, 0).via("wide")
+@example(176, 700, 0).via("tall")
+@example(256, 256, 0).via("of its size already")
+def test_the_fast_way_is_within_two_grey_levels_of_timms(name, width, height, seed):
+    assume(max(width, height) <= 4 * min(width, height))
+    found, expected = both(name, smooth(width, height, seed))
+    off = (found.int() - expected.int()).abs()
+    assert off.max() <= 2 and off.float().mean() < 0.25, "rounding, on slopes this gentle by a level"
+
+
+@pytest.mark.parametrize("name", OTHER)
+@settings(max_examples=10, deadline=None)
+@given(width=st.integers(1, 700), height=st.integers(1, 700), seed=st.integers(0, 9))
+@example(37, 411, 0).via("tall")
+def test_everything_else_is_timms_to_the_bit(name, width, height, seed):
+    assume(max(width, height) <= 20 * min(width, height))
+    assert torch.equal(*both(name, smooth(width, height, seed)))
+
+
+@pytest.mark.parametrize("photo", load_sample_images().images)
+@pytest.mark.parametrize("name", FAST)
+def test_photos_hardly_differ_from_timms(name, photo):
+    found, expected = both(name, Image.fromarray(photo))
+    off = (found.int() - expected.int()).abs()
+    assert off.max() <= 2 and off.float().mean() < 0.02
+
+
+def test_only_bicubic_and_bilinear_models_are_fast():
+    assert all(made(name)[0].fast for name in FAST) and not any(made(name)[0].fast for name in OTHER)
+    assert not Preprocess({**config(), "crop_border_pixels": 4}, None).fast
+
+
+@pytest.mark.parametrize("name", ["center bilinear", "squash with a crop"])
+def test_resize_is_the_call_without_the_image(name):
+    image = smooth(301, 200)
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].contiguous()
+    kept, ours = pixels.clone(), made(name)[0]
+    assert torch.equal(ours.resize(pixels), ours(image)) and torch.equal(pixels, kept)
+
+
+def test_an_image_of_the_right_size_is_left_as_it_is():
+    image = smooth(96, 96)
+    np.testing.assert_array_equal(made("center bilinear")[0](image), np.array(image))
+
+
+@pytest.mark.parametrize("name", [*FAST, *OTHER])
+def test_it_travels_to_another_process(name):
+    ours, image = made(name)[0], smooth(120, 90)
+    twin = pickle.loads(pickle.dumps(ours))
+    assert torch.equal(twin(image), ours(image))
+    assert (twin.fast, twin.input_size, twin.sufficient) == (ours.fast, ours.input_size, ours.sufficient)
+
+
+@pytest.mark.parametrize("name", [*FAST, *OTHER])
+@pytest.mark.parametrize("size", [(1, MAX_ASPECT + 1), (2 * MAX_ASPECT + 1, 2)])
+def test_too_narrow_an_image_is_refused(name, size):
+    with pytest.raises(ImageError, match=rf"^{size[0]} x {size[1]} pixels; one side is more than {MAX_ASPECT} times"):
+        made(name)[0](Image.new("RGB", size))
+
+
+def test_the_narrowest_image_is_taken():
+    ours = made("center bilinear")[0]
+    assert ours(Image.new("RGB", (1, MAX_ASPECT), "red")).unique(dim=0).tolist() == [[[255, 0, 0]] * 96]
+
+
+@pytest.mark.parametrize("mode", ["center", "squash"])
+def test_a_crop_beyond_the_image_is_padded_as_timm_does(mode):
+    larger = config(92, 1.15, mode)
+    transform = timm.data.create_transform(**larger, is_training=False, normalize=False)
+    image = smooth(120, 90)
+    found, expected = Preprocess(larger, transform)(image), transform(image).permute(1, 2, 0)
+    assert found.shape == expected.shape and (found.int() - expected.int()).abs().max() <= 2
+
+
+# --- as much of a JPEG as is needed ------------------------------------------------------------
+
+SIZES = {
+    "wide": (2000, 1504),
+    "tall": (1504, 2000),
+    "square": (1600, 1600),
+    "odd": (1201, 1999),
+    "odd wide": (2001, 1499),
+}
+
+
+@cache
+def photo(size):
+    """The sample photos, tiled to a large one."""
+    row = np.concatenate(load_sample_images().images, 1)
+    return Image.fromarray(np.tile(row, (5, 2, 1))).crop((0, 0, *SIZES[size]))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("name", ["center bicubic", "center bilinear", "squash with a crop"])
+def test_a_large_jpeg_is_decoded_no_larger_than_it_makes_a_difference(name, mode, progressive, size):
+    ours = made(name)[0]
+    data = encode(photo(size).convert(mode), "JPEG", quality=90, progressive=progressive)
+    whole, enough = decode(data), decode(data, ours.sufficient)
+    assert whole.size == SIZES[size] and enough.mode == "RGB"
+    assert ours.sufficient <= min(enough.size) < min(whole.size)
+    assert min(enough.size) <= 2 * ours.sufficient or min(enough.size) == -(-min(whole.size) // 8)
+    expected = ours(whole).float()
+    off = (ours(enough).float() - expected).abs().mean()
+    assert off < (expected[1:] - expected[:-1]).abs().mean() / 2, "moved by less than half a pixel"
+    if not size.startswith("odd"):
+        assert off < 1.2
+
+
+@pytest.mark.parametrize("sufficient", [1, 448, 1500, 1501, 10**6])
+def test_what_is_no_jpeg_is_decoded_whole(sufficient):
+    image = photo("wide").reduce(4)
+    for form in ("PNG", "BMP", "WEBP"):
+        data = encode(image, form)
+        assert np.array_equal(decode(data, sufficient), decode(data))
+
+
+@settings(max_examples=25, deadline=None)
+@given(width=st.integers(1, 600), height=st.integers(1, 600), sufficient=st.integers(1, 700))
+def test_the_short_side_never_falls_below_what_suffices(width, height, sufficient):
+    data = encode(smooth(width, height), "JPEG")
+    found = decode(data, sufficient)
+    assert min(found.size) >= min(width, height, sufficient)
+    if min(width, height) < 2 * sufficient:
+        assert np.array_equal(found, decode(data))
+
+
+def test_orientation_holds_at_any_scale():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    found = decode(encode(photo("wide"), "JPEG", exif=exif), 400)
+    assert found.size == (752, 1000)

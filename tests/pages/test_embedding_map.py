@@ -1,0 +1,92 @@
+import numpy as np
+import pytest
+from helpers.planted import planted
+
+from pucache.pages.embedding_map import choose_rows, company, embedding_map
+
+
+def test_a_sample_is_a_third_labelled_a_third_top_and_the_rest_at_random():
+    labelled, unlabelled = np.arange(0, 1000, 5), np.setdiff1d(np.arange(1000), np.arange(0, 1000, 5))
+    ranked = unlabelled[::-1]
+    rows = choose_rows(labelled, unlabelled, ranked, sample=90, seed=0)
+    assert len(rows) == 90 and (np.diff(rows) > 0).all()
+    assert np.isin(rows, labelled).sum() == 30
+    assert np.isin(ranked[:30], rows).all()
+    others = np.setdiff1d(rows, np.concatenate([labelled, ranked[:30]]))
+    assert len(others) == 30 and others.min() < 300 < others.max()
+
+
+def test_what_few_labelled_rows_leave_free_is_filled_with_others():
+    rows = choose_rows(np.array([7]), np.delete(np.arange(500), 7), np.arange(100, 120), sample=60, seed=0)
+    assert len(rows) == 60 and 7 in rows and np.isin(np.arange(100, 120), rows).all()
+
+
+def test_other_seeds_draw_other_rows_and_equal_seeds_the_same():
+    rows = [choose_rows(np.arange(5), np.arange(5, 900), np.arange(5, 50), sample=50, seed=seed) for seed in (1, 1, 2)]
+    assert np.array_equal(rows[0], rows[1]) and not np.array_equal(rows[0], rows[2])
+
+
+def test_a_small_cache_is_shown_whole():
+    rows = choose_rows(np.array([1]), np.array([0, 2]), np.array([2, 0]), sample=3, seed=0)
+    assert rows.tolist() == [0, 1, 2]
+
+
+def test_a_sample_of_two_is_refused():
+    with pytest.raises(ValueError, match="at least 3 rows, got 2"):
+        choose_rows(np.array([1]), np.array([0, 2]), np.array([2, 0]), sample=2, seed=0)
+
+
+@pytest.mark.parametrize("n", [60, 900])
+def test_principal_components_are_those_of_the_singular_value_decomposition(n):
+    X, _, _ = planted(n=n, d=8, apart=3.0)
+    rows = np.arange(0, n, 2)
+    found = embedding_map(X, rows)
+    centred = X[rows] - X[rows].mean(0)
+    U, S, _ = np.linalg.svd(centred, full_matrices=False)
+    for axis in range(2):
+        expected = U[:, axis] * S[axis]
+        assert abs(np.corrcoef(found.pca[:, axis], expected)[0, 1]) > 0.999
+    assert found.explained == pytest.approx((S[:2] ** 2).sum() / (S**2).sum(), rel=1e-3)
+    assert found.pca.min() == 0 and found.pca.max() == 1 and np.array_equal(found.rows, rows)
+
+
+def test_two_heaps_lie_apart_in_the_neighbour_map_and_it_repeats():
+    X, _, y = planted(n=160, d=10, apart=3.0)
+    rows = np.arange(160)
+    first, again = embedding_map(X, rows), embedding_map(X, rows)
+    assert np.array_equal(first.tsne, again.tsne)
+    near, everywhere = company(first.tsne, y == 1, y == 1)
+    assert near > 0.99 and everywhere == pytest.approx(y.mean())
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 7])
+def test_a_handful_of_rows_is_laid_out(n):
+    X = np.random.default_rng(0).normal(size=(n, 4)).astype(np.float16)
+    found = embedding_map(X, np.arange(n))
+    assert found.pca.shape == (n, 2) and np.isfinite(found.pca).all() and (found.tsne is None) == (n < 5)
+
+
+def test_rows_that_are_all_alike_lie_in_the_middle():
+    found = embedding_map(np.ones((8, 3), np.float32), np.arange(8))
+    assert (found.pca == 0.5).all() and found.tsne is None and found.explained == 0
+
+
+def test_one_dimension_is_laid_out_on_a_line():
+    found = embedding_map(np.arange(6, dtype=np.float32)[:, None], np.arange(6))
+    assert (found.pca[:, 1] == 0.5).all() and np.ptp(found.pca[:, 0]) == 1
+
+
+def test_company_is_counted_among_the_nearest_ten():
+    places = np.random.default_rng(0).random((50, 2))
+    labelled = np.arange(50) < 4
+    likely = np.arange(50) % 3 == 0
+    shares = []
+    for own in range(4):
+        distance = np.linalg.norm(places - places[own], axis=1)
+        shares.append(likely[np.argsort(distance)[1:11]].mean())
+    assert company(places, labelled, likely) == pytest.approx((np.mean(shares), likely.mean()))
+
+
+def test_places_that_coincide_have_company():
+    near, _ = company(np.full((20, 2), 0.5), np.arange(20) < 1, np.ones(20, bool))
+    assert near == 1

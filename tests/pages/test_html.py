@@ -1,0 +1,140 @@
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+
+import jinja2
+import pytest
+from helpers.browser import needs_chromium, opened
+from hypothesis import given
+from hypothesis import strategies as st
+from playwright.sync_api import expect
+
+from pucache.pages import html as page
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+HOSTILE = ["</script>", "<!--", "<script>", "]]>", "&lt;", "\u2028\u2029", '"\\', "</SCRIPT ", "\0", "𝒳"]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT
+    | st.sampled_from(HOSTILE),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+)  # fmt: skip
+
+
+class Blocks(HTMLParser):
+    """What a parser of HTML takes for the content of each script element."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+        self._inside = False
+
+    def handle_starttag(self, tag, attributes):
+        if tag == "script":
+            self.found.append("")
+            self._inside = True
+
+    def handle_endtag(self, tag):
+        if tag == "script":
+            self._inside = False
+
+    def handle_data(self, data):
+        if self._inside:
+            self.found[-1] += data
+
+
+@pytest.fixture
+def assets(tmp_path, monkeypatch):
+    """A folder of assets with a page of its own, which shows its data as its script reads it."""
+    (tmp_path / "base.html").write_text((page.ASSETS / "base.html").read_text())
+    (tmp_path / "base.css").write_text("body { margin: 0 }")
+    (tmp_path / "probe.css").write_text("p { color: red }")
+    (tmp_path / "probe.html").write_text(
+        '{% extends "base.html" %}{% block body %}<p id="said">{{ said }}</p>{% endblock %}'
+    )
+    script = 'const read = JSON.parse(document.getElementById("data").textContent);\nwindow.read = read;\n'
+    (tmp_path / "probe.js").write_text(script)
+    monkeypatch.setattr(page, "ASSETS", tmp_path)
+    return tmp_path
+
+
+def blocks(html):
+    parser = Blocks()
+    parser.feed(html)
+    parser.close()
+    return parser.found
+
+
+REVIEW = {"title": "t", "by": "b", "caches": ["c"], "positives": 1, "negatives": 0, "warnings": [], "shown": 1}
+
+
+@given(VALUES)
+def test_data_come_through_the_page_whatever_they_hold(data):
+    html = page.render("review", data, **REVIEW, has_posterior=True)
+    block, script = blocks(html)
+    assert json.loads(block) == data
+    assert script == (page.ASSETS / "review.js").read_text()
+
+
+@given(VALUES)
+def test_no_data_can_end_their_block_or_begin_a_comment(data):
+    assert not re.search("[<>&\u2028\u2029]", page._json(data))
+
+
+def test_numbers_that_json_does_not_know_are_refused():
+    with pytest.raises(ValueError):
+        page._json({"p": float("nan")})
+
+
+def test_text_of_the_template_is_escaped(assets):
+    html = page.render("probe", 0, title="<i>", said='<img src=x onerror="alert(1)">')
+    assert "<title>&lt;i&gt;</title>" in html and "<img" not in html and "&lt;img" in html
+
+
+def test_a_name_that_the_template_needs_and_is_not_given_is_an_error(assets):
+    with pytest.raises(jinja2.UndefinedError, match="said"):
+        page.render("probe", 0, title="t")
+
+
+def test_the_policy_allows_this_script_and_no_address(assets):
+    html = page.render("probe", 0, title="t", said="")
+    policy = re.search('Content-Security-Policy" content="([^"]*)"', html)[1].replace("&#39;", "'")
+    digest = base64.b64encode(hashlib.sha256(blocks(html)[1].encode()).digest()).decode()
+    assert policy.startswith("default-src 'none'") and f"script-src 'sha256-{digest}'" in policy
+    assert "http" not in policy and "img-src data:;" in policy
+    assert "img-src data: file:;" in page.render("probe", 0, local_images=True, title="t", said="")
+
+
+def test_styles_are_inside_the_shared_ones_first(assets):
+    style = re.search("<style>(.*?)</style>", page.render("probe", 0, title="t", said=""), re.DOTALL)[1]
+    assert style.index("margin: 0") < style.index("color: red")
+
+
+@pytest.mark.parametrize("name", ["review"])
+def test_no_asset_names_an_address_or_ends_its_own_block(name):
+    for kind in ("css", "js"):
+        text = (page.ASSETS / f"{name}.{kind}").read_text() + (page.ASSETS / "base.css").read_text()
+        assert not re.search(r"https?://|//[a-z]+\.|@import|</s|<!--", text)
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
+
+
+@needs_chromium
+def test_a_browser_reads_the_data_as_they_were_and_runs_nothing_else(assets, tmp_path, browser):
+    data = {"".join(HOSTILE): HOSTILE, "nested": [{"</script><script>window.ran = true</script>": None}]}
+    out = tmp_path / "out.html"
+    out.write_text(page.render("probe", data, title="t", said="<script>window.ran = true</script>"), encoding="utf-8")
+    with opened(browser, out) as tab:
+        assert tab.evaluate("window.read") == data
+        assert tab.evaluate("window.ran") is None
+        assert tab.text_content("#said") == "<script>window.ran = true</script>"
+
+
+@needs_chromium
+def test_the_browser_keeps_a_page_from_asking_the_network(assets, tmp_path, browser):
+    refused = 'document.getElementById("said").textContent = "refused";'
+    (assets / "probe.js").write_text(f'fetch("http://127.0.0.1:9/").catch(() => {{ {refused} }});')
+    out = tmp_path / "out.html"
+    out.write_text(page.render("probe", 0, title="t", said=""), encoding="utf-8")
+    with pytest.raises(AssertionError, match="Content Security Policy"), opened(browser, out) as tab:
+        expect(tab.locator("#said")).to_have_text("refused")

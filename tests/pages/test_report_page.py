@@ -1,0 +1,578 @@
+import hashlib
+import json
+import re
+from html import unescape
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from helpers.browser import needs_chromium, opened, violations
+from helpers.pictured import shaded
+from helpers.pictures import encode
+from helpers.planted import planted, two_kinds, write_cache
+
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.cache.keys import encode_keys
+from pucache.cache.writer import Rows, write_file
+from pucache.cli.main import main
+from pucache.encoders.spec import EncoderSpec
+from pucache.errors import LabelError, ModelError, OutputError, SourceError
+from pucache.pages import report_text
+from pucache.pages.report_galleries import probability, visible
+from pucache.pages.report_page import gather, report
+from pucache.pu.classifier import PULinearClassifier
+from pucache.pu.priors import PriorEstimate
+from pucache.pu.train import PUData, train_pu
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ODD = [
+    "photos/<script>document.title = 'ran'</script>.png",
+    'say "cheese", please.png',
+    "it's 100 %?&#/plain.png",
+    "line\nbreak.png",
+    "emoji 🦜 👩‍👩‍👧.png",
+    "שלום/\u202egnp.exe.png",
+]
+FAST = {"draws": 2, "sample": 60, "device": "cpu"}
+
+
+def pictured_cache(folder, n=160, *, seed=0, **how):
+    """A cache of planted rows, pictures of them, keys that are odd, one copy and one failure; with s and y."""
+    X, s, y = planted(n=n, d=6, seed=seed, **{"labelled": 30, "prior": 0.3, "apart": 0.9, **how})
+    hidden, labelled = int(np.flatnonzero((s == 0) & (y == 1))[0]), int(np.flatnonzero(s)[0])
+    X[hidden] = X[labelled]
+    names = [*ODD, *(f"{row:05}.png" for row in range(len(ODD), n))]
+    data = [encode(shaded(24 + row % 9, 20, 60 + row % 190)) for row in range(n)]
+    images = folder / "images"
+    for name, picture in zip(names, data, strict=True):
+        (images / name).parent.mkdir(parents=True, exist_ok=True)
+        (images / name).write_bytes(picture)
+    keys = encode_keys(names)
+    order = np.argsort(keys)
+    digests = np.array([list(hashlib.sha256(picture).digest()) for picture in data], np.uint8)
+    rows = Rows(keys[order], X[order], digests[order], np.full((n, 2), -1))
+    failures = {"broken\n<b>.png": "cannot be decoded: no image"}
+    path, encoder = folder / "cache.h5", EncoderSpec.imported("planted", 6)
+    write_file(path, encoder, str(images), [rows], shape=(n, keys.itemsize, X.dtype), failures=failures)
+    return EmbeddingCache(path), s[order], y[order]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A report with truth on a pictured cache: its page, its numbers, the cache, s and y."""
+    folder = tmp_path_factory.mktemp("report")
+    cache, s, y = pictured_cache(folder)
+    numbers = report(cache, s, folder / "report.html", truth=y, **FAST)
+    return folder / "report.html", numbers, cache, s, y
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A page without truth, pictures and intervals, and its numbers."""
+    folder = tmp_path_factory.mktemp("plain")
+    cache, s = bare(folder, 90, 20)
+    numbers = report(cache, s, folder / "r.html", **FAST | {"draws": 0})
+    return (folder / "r.html").read_text(), numbers
+
+
+def bare(folder, n, labelled, **how):
+    """A cache without pictures, and s."""
+    X, s, _ = planted(n=n, labelled=labelled, **how)
+    return write_cache(folder / "bare.h5", X), s
+
+
+def evidence(cache, s, model, truth=None):
+    """What the page would be made of."""
+    data = PUData.of(cache, s)
+    return gather(data, model, truth=truth, draws=0, seed=0, device="cpu", progress=None)
+
+
+def sections(html):
+    return re.findall(r'<h2 id="(\w+)"', html)
+
+
+# --- the numbers -------------------------------------------------------------------------------
+
+
+def test_the_estimates_are_those_of_training_at_the_defaults(made):
+    _, numbers, cache, s, _ = made
+    model = train_pu(cache, s, device="cpu", draws=2)
+    assert numbers["estimates"] == pytest.approx(model.estimates_, nan_ok=True)
+    assert numbers["prior"] == model.prior_ == numbers["prior_estimates"]["tilt"]["prior"]
+    found = numbers["prior_estimates"]["tilt"]
+    assert (found["low"], found["high"]) == pytest.approx((model.prior_estimate_.low, model.prior_estimate_.high))
+    assert numbers["hidden_positives"]["expected"] == pytest.approx(model.prior_ * 130)
+    assert set(numbers["prior_estimates"]) == {"tilt", "bbe", "dedpul", "elkanoto", "histogram"}
+
+
+def test_counts_tell_failures_copies_and_what_is_found_already(made):
+    _, numbers, _, s, y = made
+    assert (numbers["images"], numbers["labelled"], numbers["unlabelled"]) == (160, 30, 130)
+    assert numbers["failures"] == {"count": 1, "reasons": {"cannot be decoded: no image": 1}}
+    assert numbers["duplicates"] == {"groups": 1, "copies": 1} and numbers["twins_found"] == 1
+    assert numbers["true_prior"] == pytest.approx((y[s == 0]).mean())
+    assert numbers["pictures"]["missing"] == 0
+    assert numbers["true"]["n"] == 130 and 0.5 < numbers["true"]["f1"] <= 1
+
+
+def test_intervals_hold_the_estimates_and_are_wide_where_positives_are_few(made, tmp_path):
+    _, numbers, *_ = made
+    few = report(*bare(tmp_path, 300, 6), tmp_path / "few.html", **FAST)
+    for told in (numbers, few):
+        low, high = told["intervals"]["recall"]
+        assert low <= told["estimates"]["recall"] <= high
+    width = [np.ptp(told["intervals"]["recall"]) for told in (few, numbers)]
+    assert width[0] > 1.5 * width[1]
+
+
+def test_a_model_of_these_labels_is_recognised_and_ranks(made, tmp_path):
+    _, numbers, cache, s, _ = made
+    model = train_pu(cache, s, device="cpu", draws=2)
+    model.save(tmp_path / "model.safetensors")
+    loaded = PULinearClassifier.load(tmp_path / "model.safetensors")
+    found = evidence(cache, s, loaded)
+    assert not found.other_labels and found.trained.estimates_ == numbers["estimates"]
+    assert np.array_equal(found.margins, loaded.margins(cache.X))
+
+
+def test_a_model_of_other_labels_is_said_and_ranks_all_the_same(made, tmp_path):
+    _, _, cache, s, y = made
+    fewer = s.copy()
+    fewer[np.flatnonzero(s)[::2]] = 0
+    other = train_pu(cache, fewer, device="cpu", penalty=0.05, draws=0)
+    told = report(cache, s, tmp_path / "r.html", model=other, truth=y, **FAST)
+    assert told["model"]["trained_on_other_labels"] and any("other labels" in one for one in told["warnings"])
+    margins = np.where(s == 0, other.margins(cache.X), -np.inf)
+    html = (tmp_path / "r.html").read_text()
+    top = html[html.index("The highest-ranked unlabelled images") :]
+    first = [cache.keys[int(row)] for row in np.argsort(-margins)[:8]]
+    shown = re.findall(r'class="key" title="([^"]+)"', unescape(top))
+    found_already = shown_in(html, "Copies of labelled positives")
+    assert shown[:5] == [key for key in first if key not in found_already][:5]
+    assert told["true_by_model"]["n"] == 130 and "true, of the model given" in html
+
+
+def shown_in(html, heading):
+    part = html[html.index(heading) :]
+    return re.findall(r'class="key" title="([^"]+)"', part[: part.index("</section>")])
+
+
+def test_a_prior_that_was_told_is_used_and_said(made, tmp_path):
+    _, _, cache, s, _ = made
+    model = train_pu(cache, s, device="cpu", prior=0.05)
+    told = report(cache, s, tmp_path / "r.html", model=model, **FAST)
+    assert told["prior"] == 0.05 and told["prior_told"] and told["hidden_positives"]["low"] is None
+    assert "as the model was told" in (tmp_path / "r.html").read_text()
+
+
+def test_another_loss_trains_and_sweeps(made):
+    _, _, cache, s, y = made
+    model = train_pu(cache, s, device="cpu", loss="imbnnpu", draws=0, penalty=1e-3)
+    found = evidence(cache, s, model, y)
+    assert found.trained.loss == "imbnnpu" and not found.other_labels
+    assert len({row["pauc"] for row in found.swept.rows}) > 1 and "true_f1" in found.swept.rows[0]
+
+
+def test_reviewed_images_are_trained_on_and_not_shown_as_candidates(made, tmp_path):
+    _, _, cache, s, y = made
+    plain = [row for row in range(len(s)) if not set(cache.keys[row]) & set('\n"')]
+    rejected = [row for row in plain if y[row] == 0][:40]
+    positives = "".join(f"{cache.keys[row]}\n" for row in plain if s[row])
+    (tmp_path / "positives.txt").write_text(positives)
+    (tmp_path / "negatives.txt").write_text("".join(f"{cache.keys[row]}\n" for row in rejected))
+    names = {"positives": tmp_path / "positives.txt", "negatives": tmp_path / "negatives.txt"}
+    numbers = report(cache, path=tmp_path / "r.html", **names, **FAST)
+    assert numbers["reviewed"] == {"confirmed": 0, "negative": 40}
+    assert "negatives: sha256" in numbers["provenance"]["labels"]
+    html = (tmp_path / "r.html").read_text()
+    shown = {unescape(key) for key in shown_in(html, "The highest-ranked") + shown_in(html, "The most doubtful")}
+    assert shown and not shown & {visible(cache.keys[row]) for row in rejected}
+    assert "rejected\n  40 images" in html
+
+
+# --- the page ----------------------------------------------------------------------------------
+
+
+def test_the_page_has_its_sections_in_order_and_names_no_address(made):
+    html = made[0].read_text("utf-8")
+    names = "summary cache positives hidden margins curve sweep reliability map candidates truth provenance"
+    assert sections(html) == names.split()
+    assert re.findall(r'<li><a href="#(\w+)"', html) == names.split()
+    assert not re.search(r"https?://(?!www\.w3\.org)|<link|url\([^#]", html)
+    assert html.count("How to read it.") >= 9 and html.count("<summary>The numbers") == 5
+
+
+def test_without_truth_nothing_is_said_of_it(plain):
+    html = plain[0][: plain[0].index("<script")]
+    assert "truth" not in sections(html) and "truly" not in html and "In truth" not in html
+
+
+def test_equal_input_gives_equal_bytes(made, tmp_path, fixed_time):
+    _, _, cache, s, y = made
+    for name in ("a.html", "b.html"):
+        report(cache, s, tmp_path / name, truth=y, **FAST | {"sample": 12})
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+    assert "2023-11-14T22:13:20Z" in (tmp_path / "a.html").read_text()
+
+
+def test_provenance_names_files_hashes_parameters_and_versions(made, tmp_path):
+    _, _, cache, s, _ = made
+    positives = tmp_path / "positives.csv"
+    positives.write_text("key\n" + "".join(f"{cache.keys[int(row)]}\n" for row in np.flatnonzero(s) if row > 20))
+    told = report(cache, positives, tmp_path / "r.html", command="pucache report ...", **FAST)["provenance"]
+    assert told["labels"]["positives: sha256"] == hashlib.sha256(positives.read_bytes()).hexdigest()
+    assert told["cache"][0]["checksum"] == cache.files[0].checksum and told["cache"][0]["source"]
+    assert told["versions"]["numpy"] == np.__version__ and told["report"]["command"] == "pucache report ..."
+    html = (tmp_path / "r.html").read_text()
+    for text in (told["labels"]["positives: sha256"], cache.files[0].checksum, told["versions"]["torch"]):
+        assert text in html
+
+
+@pytest.mark.parametrize("labelled", [1, 2, 5])
+def test_few_positives_make_a_page_that_warns(tmp_path, labelled):
+    cache, s = bare(tmp_path, 80, labelled)
+    numbers = report(cache, s, tmp_path / "r.html", **FAST)
+    warnings = " ".join(numbers["warnings"])
+    assert f"only {labelled} labelled positive" in warnings
+    assert ("nothing could be held out" in warnings) == (labelled == 1) == (not numbers["held_out"])
+    assert len(sections((tmp_path / "r.html").read_text())) == 11
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_tiny_cache_makes_a_page(tmp_path, n):
+    X = np.random.default_rng(0).normal(size=(n, 4)).astype(np.float32)
+    s = np.zeros(n, np.int8)
+    s[0] = 1
+    numbers = report(write_cache(tmp_path / "c.h5", X), s, tmp_path / "r.html", draws=2, device="cpu")
+    assert numbers["map"]["shown"] == n
+
+
+def test_rows_that_are_all_alike_make_a_page(tmp_path):
+    s = np.array([1, 1, 0, 0, 0, 0, 0, 0], np.int8)
+    cache = write_cache(tmp_path / "c.h5", np.ones((8, 3), np.float32))
+    numbers = report(cache, s, tmp_path / "r.html", truth=s, draws=2, device="cpu")
+    assert numbers["twins_found"] == 6
+    assert "No unlabelled image is left to rank." in (tmp_path / "r.html").read_text()
+
+
+def test_no_draws_no_interval(plain):
+    html, numbers = plain
+    assert numbers["hidden_positives"]["low"] is None and numbers["intervals"]["precision"] is None
+    assert "there is no interval" in html
+
+
+def test_a_cache_without_a_source_is_shown_without_pictures_and_says_so(plain):
+    html, numbers = plain
+    assert numbers["pictures"]["missing"] == numbers["pictures"]["asked"] > 0
+    assert any("--images SOURCE" in warning for warning in numbers["warnings"])
+    assert "no picture: the cache does not say where its images are" in html
+
+
+def test_truth_that_is_known_of_one_class_only_or_of_none_makes_a_page(made, tmp_path):
+    _, _, cache, s, _ = made
+    for value, there in ((0, True), (-1, False)):
+        numbers = report(cache, s, tmp_path / "r.html", truth=np.full(len(s), value, np.int8), **FAST)
+        assert (numbers["true"] is not None) == there
+        assert ("truth" in sections((tmp_path / "r.html").read_text())) == there
+
+
+def test_the_page_is_small(made):
+    assert made[0].stat().st_size < 1_500_000
+
+
+# --- in a browser ------------------------------------------------------------------------------
+
+
+@needs_chromium
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_works_and_is_accessible(made, browser, scheme):
+    with opened(browser, made[0], color_scheme=scheme) as page:
+        page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        page.focus("#map-plot")
+        assert violations(page) == []
+        assert page.title() == "pucache report"
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [320, 1280])
+def test_nothing_is_wider_than_the_screen(made, browser, width):
+    with opened(browser, made[0], viewport={"width": width, "height": 700}) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@needs_chromium
+def test_odd_keys_are_shown_intact(made, browser):
+    with opened(browser, made[0]) as page:
+        shown = set(page.locator(".key").all_text_contents())
+        known = {visible(key) for key in ODD}
+        data = json.loads(page.text_content("#data"))
+        assert shown & known and all("\n" not in text for text in shown)
+        assert "broken␊<b>.png" in page.text_content("#cache ~ .scrolled >> nth=1")
+        assert len(set(data["key"])) == 60
+
+
+@needs_chromium
+def test_pointing_at_a_dot_shows_its_picture_key_and_probability(made, browser):
+    with opened(browser, made[0]) as page:
+        page.locator("#map-plot").scroll_into_view_if_needed()
+        dot = page.locator(".dot.labelled").last
+        dot.hover()
+        assert page.locator("#map-card img").get_attribute("src").startswith("data:image/webp")
+        assert page.evaluate("document.querySelector('#map-card img').naturalWidth") > 0
+        text = page.text_content("#map-card")
+        assert "likely positive" in text and "labelled positive" in text and ".png" in text
+
+
+@needs_chromium
+def test_arrow_keys_go_from_image_to_image_and_home_to_the_likeliest(made, browser):
+    with opened(browser, made[0]) as page:
+        data = json.loads(page.text_content("#data"))
+        page.focus("#map-plot")
+        first = page.text_content("#map-card bdi")
+        best = max((p, -at) for at, p in enumerate(data["posterior"]) if not data["labelled"][at])
+        assert first == data["key"][-best[1]]
+        x = float(page.get_attribute(".here", "cx"))
+        seen = {first}
+        for _ in range(60):
+            page.keyboard.press("ArrowLeft")
+            seen.add(page.text_content("#map-card bdi"))
+            now = float(page.get_attribute(".here", "cx"))
+            assert now <= x
+            x = now
+        assert len(seen) > 3 and x < 300
+        page.keyboard.press("Home")
+        assert page.text_content("#map-card bdi") == first
+
+
+@needs_chromium
+def test_the_layouts_can_be_changed_by_keyboard(made, browser):
+    with opened(browser, made[0]) as page:
+        before = page.locator(".dot").first.get_attribute("cx")
+        page.focus("input[value=tsne]")
+        page.keyboard.press("ArrowRight")
+        assert page.is_checked("input[value=pca]") and page.locator(".dot").first.get_attribute("cx") != before
+
+
+@needs_chromium
+def test_four_images_are_mapped_without_neighbours(tmp_path, browser):
+    X = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    report(write_cache(tmp_path / "c.h5", X), np.array([1, 0, 0, 0]), tmp_path / "r.html", draws=0, device="cpu")
+    with opened(browser, tmp_path / "r.html") as page:
+        assert page.locator(".dot").count() == 4 and page.is_hidden("#layout")
+        page.focus("#map-plot")
+        page.keyboard.press("ArrowUp")
+        assert "the cache does not say where its images are" in page.text_content("#map-card")
+        assert violations(page) == []
+
+
+# --- refusals ----------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_is_refused_before_anything_is_done(made, tmp_path):
+    _, _, cache, s, _ = made
+    with pytest.raises(ValueError, match="at least 3; got 3 and 2"):
+        report(cache, s, tmp_path / "r.html", draws=3, sample=2)
+    with pytest.raises(LabelError, match="a class for each of 160 rows"):
+        report(cache, s, tmp_path / "r.html", truth=s[:9])
+    with pytest.raises(LabelError, match="a label for each of 160 rows"):
+        report(cache, s[:9], tmp_path / "r.html")
+    with pytest.raises(OutputError, match="is also an input"):
+        report(cache, s, cache.files[0].path)
+    with pytest.raises(SourceError, match="no such source"):
+        report(cache, s, tmp_path / "r.html", images=tmp_path / "nowhere", **FAST)
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_a_model_of_another_encoder_is_refused(made, tmp_path):
+    _, _, cache, s, _ = made
+    X, labels, _ = planted(n=60, d=5, labelled=20)
+    other = train_pu(write_cache(tmp_path / "other.h5", X), labels, device="cpu", draws=0)
+    with pytest.raises(ModelError, match=r"embeddings of imported:planted \(6-d\); the model expects"):
+        report(cache, s, tmp_path / "r.html", model=other)
+
+
+# --- the command -------------------------------------------------------------------------------
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["report", *map(str, arguments)], prog_name="pucache")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A cache file, positives and truth to name on a command line."""
+    folder = tmp_path_factory.mktemp("files")
+    X, s, y = planted(n=120, d=4, labelled=30, apart=1.2)
+    cache = write_cache(folder / "cache.h5", X)
+    for name, rows in (("positives.txt", s), ("truth.txt", y)):
+        (folder / name).write_text("".join(f"{cache.keys[int(row)]}\n" for row in np.flatnonzero(rows)))
+    return folder
+
+
+def test_the_command_writes_the_page_and_prints_its_numbers(files, tmp_path):
+    options = ["--positives", files / "positives.txt", "--truth", files / "truth.txt", "--draws", 2, "--device", "cpu"]
+    ended = run(files / "cache.h5", *options, "--out", tmp_path / "r.html", "--json")
+    assert ended.exit_code == 0, ended.output
+    told = json.loads(ended.stdout)
+    assert told["out"] == str(tmp_path / "r.html") and told["labelled"] == 30 and told["true"]["n"] == 90
+    assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+    plain = run(files / "cache.h5", *options[:2], *options[4:], "--out", tmp_path / "r.html")
+    assert "30 labelled positives, 90 unlabelled" in plain.stdout and f"wrote {tmp_path / 'r.html'}" in plain.stdout
+    assert "note: " in plain.stdout  # there are no pictures
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (["--positives", "{f}/positives.txt", "--model", "{f}/none.safetensors"], "none.safetensors"),
+        (["--positives", "{f}/unknown.txt"], "are not in the cache ('nowhere.png')"),
+        (["--positives", "{f}/none.txt"], "no such file"),
+        (["--positives", "{f}/positives.txt", "--out", "{f}/positives.txt"], "is also an input"),
+        (["--positives", "{f}/positives.txt", "--out", "{f}/cache.h5"], "is also an input"),
+        (["--positives", "{f}/positives.txt", "--images", "{f}/nowhere"], "no such source"),
+        (["--positives", "{f}/positives.txt", "--truth", "{f}/unknown.txt"], "none of the 1 keys"),
+    ],
+    ids=lambda given: given[-1] if isinstance(given, list) else "",
+)
+def test_bad_input_is_told_in_one_line(files, tmp_path, monkeypatch, options, said):
+    (files / "unknown.txt").write_text("nowhere.png\n")
+    monkeypatch.chdir(tmp_path)
+    before = {path: path.read_bytes() for path in files.iterdir()}
+    ended = run(files / "cache.h5", *(option.format(f=files) for option in options), "--draws", 0)
+    assert ended.exit_code == 1 and re.fullmatch(r"Error: [^\n]+\n", ended.stderr) and said in ended.stderr
+    assert {path: path.read_bytes() for path in files.iterdir()} == before
+    assert not (tmp_path / "report.html").exists()
+
+
+# --- words -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "share, said",
+    [(0, "0 %"), (1, "100 %"), (0.9999, "100 %"), (0.5, "50.0 %"), (0.0123, "1.23 %"), (1e-6, "under 0.01 %")],
+)
+def test_shares_are_written_in_per_cent(share, said):
+    assert report_text.percent(share) == said
+
+
+@pytest.mark.parametrize("value, said", [(0.99995, "over 99.9 %"), (0.0, "under 0.1 %"), (0.4567, "45.7 %")])
+def test_no_probability_is_written_as_certain(value, said):
+    assert probability(value) == said
+
+
+@pytest.mark.parametrize("value, said", [(4173.2, "4,200"), (0.31, "0"), (7, "7"), (48_423, "48,000"), (103, "100")])
+def test_estimated_counts_have_two_digits(value, said):
+    assert report_text.about(value) == said
+
+
+def test_what_cannot_be_seen_in_a_key_is_written_so_that_it_can():
+    assert visible("a\nb\t\u202e\x7f👩‍👧<b>.png") == "a␊b␉⟨U+202E⟩⟨U+007F⟩👩‍👧<b>.png"
+
+
+def told(**changed):
+    """Numbers of a good training, with some changed."""
+    good = {
+        "images": 1000,
+        "labelled": 100,
+        "unlabelled": 900,
+        "held_out": True,
+        "prior": 0.1,
+        "prior_told": False,
+        "hidden_positives": {"expected": 90.0, "low": 72.0, "high": 110.0},
+        "estimates": {"precision": 0.9, "recall": 0.8, "share_predicted_positive": 0.1, "collapsed": ""},
+        "intervals": {"precision": [0.7, 1.0], "recall": [0.7, 0.9]},
+        "model": {"trained_on_other_labels": False},
+        "failures": {"count": 0, "reasons": {}},
+        "duplicates": {"groups": 0, "copies": 0},
+        "reviewed": {"confirmed": 0, "negative": 0},
+        "twins_found": 0,
+        "scar": {"verdict": "alike", "auc": 0.5},
+        "pictures": {"asked": 10, "missing": 0, "problems": {}},
+    }
+    return good | changed
+
+
+def methods(*priors, low=0.08, high=0.12):
+    return [PriorEstimate(f"method {at}", prior, low, high, 0.9, 20) for at, prior in enumerate(priors)]
+
+
+def test_a_good_training_gets_no_warning():
+    assert report_text.warnings(told(), methods(0.1, 0.12, 0.09)) == []
+
+
+@pytest.mark.parametrize(
+    "changed, estimates, said",
+    [
+        ({"labelled": 12}, methods(0.1, 0.1), "only 12 labelled positives"),
+        ({"held_out": False}, methods(0.1, 0.1), "nothing could be held out"),
+        ({"reviewed": {"confirmed": 5, "negative": 1}}, methods(0.1, 0.1), "5 positives and rejected 1 image. These"),
+        ({"scar": {"verdict": "none found", "auc": None}}, methods(0.1, 0.1), "Hardly any unlabelled image"),
+        ({"scar": {"verdict": "differ", "auc": 0.7}}, methods(0.1, 0.1), "AUC 0.70): they are no fair sample"),
+        ({"twins_found": 3}, methods(0.1, 0.1), "3 unlabelled images show the same picture"),
+        ({}, methods(0.1, 0.1, low=0.02, high=0.4), "anything from 2.00 % to 40.0 %"),
+        ({}, methods(0.1, 0.4, 0.5, 0.01), "disagree widely"),
+        ({"prior": 0.3, "prior_told": True}, methods(0.1, 0.1), "was told a share of 30.0 %"),
+        ({"failures": {"count": 1, "reasons": {}}}, methods(0.1, 0.1), "1 image could not be read"),
+        ({"duplicates": {"groups": 9, "copies": 200}}, methods(0.1, 0.1), "20.0 % of the images are copies"),
+        ({"pictures": {"asked": 9, "missing": 4, "problems": {"gone": 4}}}, methods(0.1, 0.1), "4 pictures of 9"),
+        ({"model": {"trained_on_other_labels": True}}, methods(0.1, 0.1), "trained on other labels"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_each_reason_for_doubt_has_its_warning(changed, estimates, said):
+    (warning,) = report_text.warnings(told(**changed), estimates)
+    assert said in warning
+
+
+def test_a_collapsed_classifier_is_said():
+    estimates = told()["estimates"] | {"collapsed": "all-negative"}
+    (warning,) = report_text.warnings(told(estimates=estimates), methods(0.1, 0.1))
+    assert "all-negative" in warning
+
+
+def test_sentences_tell_ranges_and_a_wide_one_alone():
+    assert report_text.headline(told()) == "100 labelled, about 90 hidden"
+    assert "about 90 (70 to 100) are expected to be right" in report_text.decisions(told())
+    reviewed = told(reviewed={"confirmed": 7, "negative": 2})
+    assert report_text.headline(reviewed) == "100 labelled, 7 confirmed"
+    assert "of the unlabelled images, 7 of which are confirmed by now" in report_text.hidden(reviewed)
+    wide = told(hidden_positives={"expected": 90.0, "low": 5.0, "high": 700.0})
+    assert report_text.headline(wide) == "100 labelled, perhaps 90 hidden"
+    assert "cannot be told yet: anything from 5 to 700" in report_text.hidden(wide)
+    unsure = told(intervals={"precision": [0.01, 1.0], "recall": [0.7, 0.9]})
+    assert "Of 100 such images 1 to 100 are expected" in report_text.decisions(unsure)
+
+
+def test_a_classifier_that_calls_nothing_positive_is_said():
+    none = told(estimates=told()["estimates"] | {"share_predicted_positive": 0.0})
+    assert report_text.decisions(none) == "At its threshold the classifier calls no unlabelled image positive."
+
+
+# --- labelled against found ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[0.0, 0.4], ids=["fair", "one kind"])
+def labels_of_kinds(request, tmp_path_factory):
+    """A page about labels of two kinds of positives, or mostly of one, and its numbers."""
+    folder = tmp_path_factory.mktemp("kinds")
+    rows, s, _ = two_kinds(side=request.param)
+    numbers = report(write_cache(folder / "cache.h5", rows), s, folder / "r.html", **FAST | {"draws": 0})
+    return request.param > 0, unescape((folder / "r.html").read_text()), numbers
+
+
+def test_labels_that_are_no_fair_sample_are_said_and_shown(labels_of_kinds):
+    unfair, page, numbers = labels_of_kinds
+    assert numbers["scar"]["verdict"] == ("differ" if unfair else "alike")
+    assert f"AUC {numbers['scar']['auc']:.2f}" in page
+    assert ("are no fair sample" in page) == unfair == any("fair sample" in one for one in numbers["warnings"])
+    assert ("least like what is found" in page) == unfair
+
+
+def test_too_few_likely_positives_are_not_compared_on_the_page():
+    told = {"labelled": 1, "found": 1, "auc": None, "p_value": None, "explained": None, "verdict": "too few"}
+    assert "1 labelled positive and 1 unlabelled image that is likely positive" in report_text.fair_sample(told)
+    none = report_text.fair_sample(told | {"labelled": 89, "verdict": "none found"})
+    assert none.startswith("Hardly any unlabelled image looks like the labelled positives: 89 labelled")
+    some = told | {"labelled": 50, "found": 50, "auc": 0.7, "p_value": 0.001, "explained": 0.72, "verdict": "explained"}
+    assert "no more than negatives among them may explain (0.72)" in report_text.fair_sample(some)

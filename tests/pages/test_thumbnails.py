@@ -1,0 +1,173 @@
+import base64
+import hashlib
+import io
+import os
+import tarfile
+
+import numpy as np
+import pytest
+from helpers.pictured import cache_of, folder_of, shaded
+from helpers.pictures import encode
+from helpers.planted import write_cache
+from PIL import Image
+
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.errors import SourceError
+from pucache.pages import thumbnails as module
+from pucache.pages.thumbnails import CHANGED, NO_SOURCE, thumbnails
+
+
+def shown(thumbnail):
+    """The picture inside a thumbnail."""
+    kind, data = thumbnail.uri.split(",")
+    assert kind == "data:image/webp;base64"
+    return Image.open(io.BytesIO(base64.b64decode(data)))
+
+
+def test_thumbnails_come_in_the_order_of_the_rows_from_the_source_of_each_file(tmp_path):
+    folder_of(tmp_path, {"a.png": encode(shaded(40, 20)), "b.png": encode(shaded(41, 20))}, "one")
+    folder_of(tmp_path, {"c.png": encode(shaded(42, 20)), "d.png": encode(shaded(43, 20))}, "two")
+    cache = EmbeddingCache(tmp_path / "one.h5", tmp_path / "two.h5")
+    found = thumbnails(cache, np.array([3, 0, 2, 0]))
+    assert [one.width for one in found] == [43, 40, 42, 40]
+    assert [one.place for one in found][:2] == [str(tmp_path / "two/d.png"), str(tmp_path / "one/a.png")]
+    assert {one.problem for one in found} == {""}
+
+
+@pytest.mark.parametrize("size", [(641, 640), (640, 641), (2000, 1999)])
+def test_an_image_that_is_nearly_square_keeps_its_size(tmp_path, size):
+    (one,) = thumbnails(folder_of(tmp_path, {"a.jpg": encode(shaded(*size), "JPEG")}), np.array([0]))
+    assert (one.width, one.height) == size
+
+
+@pytest.mark.parametrize("size, expected", [((640, 320), (160, 80)), ((100, 400), (40, 160)), ((30, 20), (30, 20))])
+def test_a_thumbnail_keeps_the_proportions_and_is_never_larger_than_the_original(tmp_path, size, expected):
+    (one,) = thumbnails(folder_of(tmp_path, {"a.png": encode(shaded(*size))}), np.array([0]))
+    assert shown(one).size == expected and (one.width, one.height) == size
+
+
+def test_a_strip_of_one_pixel_has_a_thumbnail(tmp_path):
+    (one,) = thumbnails(folder_of(tmp_path, {"a.png": encode(shaded(3000, 1))}), np.array([0]))
+    assert shown(one).size == (160, 1)
+
+
+def test_the_side_is_chosen_and_must_be_at_least_one_pixel(tmp_path):
+    cache = folder_of(tmp_path, {"a.png": encode(shaded(640, 320))})
+    assert shown(thumbnails(cache, np.array([0]), side=64)[0]).size == (64, 32)
+    with pytest.raises(ValueError, match="at least 1 pixel, got 0"):
+        thumbnails(cache, np.array([0]), side=0)
+
+
+def test_a_photograph_on_its_side_is_shown_and_measured_upright(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    (one,) = thumbnails(folder_of(tmp_path, {"a.jpg": encode(shaded(640, 320), "JPEG", exif=exif)}), np.array([0]))
+    assert shown(one).size == (80, 160) and (one.width, one.height) == (320, 640)
+
+
+def test_profile_and_exif_of_the_original_are_left_out(tmp_path):
+    heavy = encode(shaded(50, 50), "JPEG", icc_profile=b"p" * 50_000, exif=b"Exif\0\0" + b"e" * 50_000)
+    (one,) = thumbnails(folder_of(tmp_path, {"a.jpg": heavy}), np.array([0]))
+    assert 0 < len(one.uri) < 2_000
+
+
+def test_a_changed_file_is_shown_and_said_to_have_changed(tmp_path):
+    cache = folder_of(tmp_path, {"a.png": encode(shaded(40, 20)), "b.png": encode(shaded(41, 20))})
+    (tmp_path / "images/b.png").write_bytes(encode(shaded(50, 50)))
+    same, changed = thumbnails(cache, np.arange(2))
+    assert same.problem == "" and changed.problem == CHANGED and shown(changed).size == (50, 50)
+
+
+def test_a_file_of_unknown_digest_is_not_said_to_have_changed(tmp_path):
+    (tmp_path / "a.png").write_bytes(encode(shaded(40, 20)))
+    (one,) = thumbnails(cache_of(tmp_path / "c.h5", tmp_path, {"a.png": None}), np.array([0]))
+    assert one.uri and one.problem == ""
+
+
+def test_images_that_cannot_be_shown_say_why_and_hold_up_no_other(tmp_path):
+    files = {"gone.png": b"x", "none.png": b"", "text.png": b"hello", "whole.png": encode(shaded(40, 20))}
+    cache = folder_of(tmp_path, {**files, "cut.png": encode(shaded(400, 400))[:300]})
+    (tmp_path / "images/gone.png").unlink()
+    found = {cache.keys[row]: one for row, one in enumerate(thumbnails(cache, np.arange(5)))}
+    assert "No such file" in found["gone.png"].problem
+    assert "empty file" in found["none.png"].problem
+    assert "not an image" in found["text.png"].problem
+    assert "cannot be decoded" in found["cut.png"].problem and found["cut.png"].width == 400
+    assert found["whole.png"].problem == "" and shown(found["whole.png"]).size == (40, 20)
+    assert all(one.uri == "" for key, one in found.items() if key != "whole.png")
+    assert all("\n" not in one.problem for one in found.values())
+
+
+def test_an_image_of_too_many_pixels_is_measured_and_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("pucache.images.decoding.MAX_PIXELS", 799)
+    (one,) = thumbnails(folder_of(tmp_path, {"a.png": encode(shaded(40, 20))}), np.array([0]))
+    assert one.uri == "" and (one.width, one.height) == (40, 20) and "at most 799 are decoded" in one.problem
+    assert one.place == str(tmp_path / "images/a.png"), "a browser may show what we refuse"
+
+
+def test_large_images_are_decoded_one_at_a_time(tmp_path, monkeypatch):
+    cache = folder_of(tmp_path, {f"{number}.png": encode(shaded(200, 100)) for number in range(8)})
+    decode, held = module.decode, []
+
+    def watched(data, sufficient):
+        held.append(module._one_large.locked())
+        return decode(data, sufficient=sufficient)
+
+    monkeypatch.setattr(module, "decode", watched)
+    assert all(one.uri for one in thumbnails(cache, np.arange(8))) and not any(held)
+    held.clear()
+    monkeypatch.setattr(module, "LARGE", 10_000)
+    assert all(one.uri for one in thumbnails(cache, np.arange(8))) and held == [True] * 8
+
+
+def test_imported_embeddings_have_no_source_until_one_is_named(tmp_path):
+    cache = write_cache(tmp_path / "c.h5", np.ones((2, 3), np.float32), ["a.png", "b.png"])
+    assert {one.problem for one in thumbnails(cache, np.arange(2))} == {NO_SOURCE}
+    (tmp_path / "a.png").write_bytes(encode(shaded(40, 20)))
+    here, gone = thumbnails(cache, np.arange(2), images=tmp_path)
+    assert here.uri and here.problem == "" and "No such file" in gone.problem
+
+
+def test_a_source_that_is_gone_is_the_problem_of_each_image_and_a_moved_one_can_be_named(tmp_path):
+    cache = folder_of(tmp_path, {"a.png": encode(shaded(40, 20)), "b.png": encode(shaded(41, 20))})
+    os.rename(tmp_path / "images", tmp_path / "moved")
+    assert all("no such source" in one.problem for one in thumbnails(cache, np.arange(2)))
+    assert [one.width for one in thumbnails(cache, np.arange(2), images=tmp_path / "moved")] == [40, 41]
+
+
+def test_a_source_named_by_the_user_must_be_there(tmp_path):
+    cache = folder_of(tmp_path, {"a.png": encode(shaded(40, 20))})
+    with pytest.raises(SourceError, match="no such source"):
+        thumbnails(cache, np.array([0]), images=tmp_path / "nowhere")
+    (tmp_path / "broken.tar").write_bytes(b"not a tar" * 200)
+    with pytest.raises(SourceError, match="as tar"):
+        thumbnails(cache, np.array([0]), images=tmp_path / "broken.tar")
+
+
+def test_images_inside_a_tar_are_shown_and_have_no_place(tmp_path):
+    files = {f"{number:02}.png": encode(shaded(20 + number, 10)) for number in range(12)}
+    with tarfile.open(tmp_path / "all.tar", "w") as tar:
+        for key, data in files.items():
+            member = tarfile.TarInfo(key)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    digests = {key: hashlib.sha256(data).digest() for key, data in files.items()}
+    cache = cache_of(tmp_path / "c.h5", tmp_path / "all.tar", {**digests, "99.png": None})
+    *found, absent = thumbnails(cache, np.arange(13))
+    assert [one.width for one in found] == [20 + number for number in range(12)]
+    assert {one.place for one in found} == {""} and {one.problem for one in found} == {""}
+    assert absent.uri == "" and absent.problem == f"{tmp_path / 'all.tar'} does not hold it"
+
+
+def test_a_manifest_says_where_an_image_lies_and_may_lack_a_key(tmp_path):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far/a.png").write_bytes(encode(shaded(40, 20)))
+    (tmp_path / "list.csv").write_text("key,path\nfirst,far/a.png\n")
+    cache = cache_of(tmp_path / "c.h5", tmp_path / "list.csv", {"first": None, "second": None})
+    first, second = thumbnails(cache, np.arange(2))
+    assert shown(first).size == (40, 20) and first.place == str(tmp_path / "far/a.png")
+    assert second.uri == "" and "does not hold it" in second.problem
+
+
+def test_no_rows_give_no_thumbnails(tmp_path):
+    assert thumbnails(folder_of(tmp_path, {"a.png": encode(shaded(4, 2))}), np.empty(0, np.int64)) == []

@@ -1,0 +1,454 @@
+import itertools
+import math
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy import stats
+from sklearn.datasets import load_sample_images
+from torch.nn.functional import grid_sample, interpolate
+from torchvision.transforms.v2 import functional as tv
+
+from pucache.errors import OutputError
+from pucache.pretraining.augmentations import _NAMES, DRAWN, VIEWS, Augment, View, draw, preview
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NOTHING = View((1.0, 1.0), ratio=1.0, flip=0, jitter=0, grey=0)
+NEARLY_1 = math.nextafter(1, 0)
+EACH = [pytest.param(name, number, id=f"{name}-{number + 1}") for name in VIEWS for number in range(len(VIEWS[name]))]
+
+
+def noise(b=1, D=32, low=0, high=256, seed=0):
+    return torch.from_numpy(np.random.default_rng(seed).integers(low, high, (b, D, D, 3), np.uint8))
+
+
+def drawn(b=1, **values):
+    """One view an image, of these numbers; one half where none is given."""
+    rows = torch.full((b, 1, DRAWN), 0.5)
+    for name, value in values.items():
+        rows[:, 0, _NAMES.index(name)] = torch.as_tensor(value, dtype=torch.float32).clamp_max(1 - 2**-24)
+    return rows
+
+
+def one(images, view, rows, size=None):
+    return Augment([view], size or images.shape[1])(images, rows)[0]
+
+
+def floats(images):
+    return images.permute(0, 3, 1, 2) / 255
+
+
+def close(got, expected, tolerance=2e-6):
+    torch.testing.assert_close(got, expected, rtol=0, atol=tolerance)
+
+
+# --- geometry ----------------------------------------------------------------------------------
+
+
+def test_a_view_to_which_nothing_happens_is_the_image():
+    images = noise(3)
+    assert torch.equal(one(images, NOTHING, drawn(3)), floats(images))
+
+
+@pytest.mark.parametrize(("D", "size"), [(32, 8), (50, 13), (64, 63), (9, 24), (17, 32), (31, 32)])
+def test_a_crop_of_everything_is_a_resize_with_antialiasing(D, size):
+    images = noise(2, D)
+    expected = interpolate(floats(images), (size, size), mode="bilinear", antialias=True)
+    close(one(images, NOTHING, drawn(2), size), expected, 1e-5)
+
+
+def box(area, ratio, left, top, widest):
+    """Left, top, width and height of a crop that is drawn, as shares of the image, as the formulas have it."""
+    ratio = min(1 / area, widest) ** (2 * ratio - 1)
+    width, height = math.sqrt(area * ratio), math.sqrt(area / ratio)
+    return left * (1 - width), top * (1 - height), width, height
+
+
+@pytest.mark.parametrize("size", [6, 16, 40, 100])
+@pytest.mark.parametrize("area", [0.08, 0.3, 0.9])
+@pytest.mark.parametrize(("ratio", "left", "top"), [(0.5, 0, 0), (0, 1, 0.3), (NEARLY_1, 0.7, NEARLY_1)])
+def test_a_crop_is_that_of_pillow_and_of_grid_sample_where_it_grows(size, area, ratio, left, top):
+    D, images = 40, noise(1, 40)
+    view = replace(NOTHING, area=(area, area), ratio=4 / 3)
+    got = one(images, view, drawn(ratio=ratio, left=left, top=top), size)
+    x, y, width, height = box(area, ratio, left, top, 4 / 3)
+    channels = [Image.fromarray(channel.numpy()) for channel in floats(images)[0]]
+    corners = (D * x, D * y, D * (x + width), D * (y + height))
+    within = tuple(min(max(0.0, at), float(D)) for at in corners)
+    expected = [np.asarray(one.resize((size, size), Image.Resampling.BILINEAR, box=within)) for one in channels]
+    close(got[0], torch.from_numpy(np.stack(expected)), 2e-5)
+    if D * max(width, height) < size:
+        affine = torch.tensor([[width, 0, 2 * x + width - 1], [0, height, 2 * y + height - 1]])[None]
+        grid = torch.nn.functional.affine_grid(affine, [1, 3, size, size], align_corners=False)
+        expected = grid_sample(floats(images), grid, padding_mode="border", align_corners=False)
+        close(got, expected, 2e-5)
+
+
+@pytest.mark.parametrize(("D", "size"), [(32, 32), (32, 8), (24, 40)])
+def test_flips_and_transposition_are_exact(D, size):
+    images = noise(2, D)
+    straight = one(images, NOTHING, drawn(2), size)
+    for name, turned in {
+        "flip": straight.flip(3),
+        "turn_over": straight.flip(2),
+        "transpose": straight.transpose(2, 3),
+    }.items():
+        got = one(images, replace(NOTHING, **{name: 1}), drawn(2), size)
+        close(got, turned, 0 if size == D else 1e-5)
+        assert torch.equal(one(images, replace(NOTHING, **{name: 0.5}), drawn(2, **{name: 0.5}), size), straight)
+        assert torch.equal(one(images, replace(NOTHING, **{name: 0.5}), drawn(2, **{name: 0.49}), size), got)
+
+
+def test_the_eight_symmetries_are_all_there_and_different():
+    images, view = noise(8), replace(NOTHING, flip=0.5, turn_over=0.5, transpose=0.5)
+    flip, over, transpose = zip(*itertools.product((0.2, 0.8), repeat=3), strict=True)
+    images = images[:1].expand(8, -1, -1, -1)
+    got = one(images, view, drawn(8, flip=flip, turn_over=over, transpose=transpose))
+    assert len({view.numpy().tobytes() for view in got}) == 8
+    torch.testing.assert_close(got.sum((1, 2, 3)), floats(images).sum((1, 2, 3)))
+
+
+def test_what_is_even_stays_even_whatever_is_cropped_turned_or_blurred():
+    images = torch.tensor([200, 100, 50], dtype=torch.uint8).expand(300, 20, 20, 3)
+    view = View((0.01, 1.0), ratio=3, turn_over=0.5, transpose=0.5, jitter=0, grey=0, blur=0.5, sigma=(1, 20))
+    for size in (7, 50):
+        close(one(images, view, draw(0, 0, 300, 1), size), floats(images[:, :1, :1]).expand(-1, -1, size, size))
+
+
+# --- blur --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pixels", [0.4, 1.0, 2.5])
+def test_a_blur_is_that_of_torchvision_away_from_the_edge(pixels):
+    size, edge = 64, 15
+    images = noise(2, size)
+    view = replace(NOTHING, blur=0.5, sigma=(0.1 * 224 / size, pixels * 224 / size))
+    got = one(images, view, drawn(2, blur=[0.2, 0.8], sigma=1))
+    expected = tv.gaussian_blur(floats(images), [2 * edge + 1] * 2, [pixels] * 2)
+    close(got[:1, :, edge:-edge, edge:-edge], expected[:1, :, edge:-edge, edge:-edge], 5e-6)
+    close(got[1], floats(images)[1])
+
+
+def test_the_width_of_a_blur_grows_with_the_view_and_is_left_out_where_that_is_too_small_to_see():
+    view = replace(NOTHING, blur=1.0)
+    change = {
+        size: float((one(noise(1, size), view, drawn(sigma=1)) - floats(noise(1, size))).abs().mean())
+        for size in (32, 39, 40, 96, 224)
+    }
+    assert change[32] < 1e-6 and change[39] < 1e-6 and 1e-3 < change[40] < change[96] < change[224]
+
+
+# --- colours -----------------------------------------------------------------------------------
+
+MILD = View(
+    (1.0, 1.0), ratio=1.0, flip=0, jitter=1, brightness=0.2, contrast=0.2, saturation=0.2, hue=0, grey=0
+)  # nothing is clipped in images from 0.35 to 0.65
+OF_TORCHVISION = 1e-4  # it has 0.2989 for the share of red
+
+
+def mild(b=1):
+    return noise(b, 12, 90, 166)
+
+
+@pytest.mark.parametrize("name", ["brightness", "contrast", "saturation"])
+@pytest.mark.parametrize("u", [0, 0.3, 1])
+def test_a_single_change_of_colour_is_that_of_torchvision(name, u):
+    view = replace(MILD, **{**dict.fromkeys(("brightness", "contrast", "saturation"), 0), name: 0.2})
+    adjust = getattr(tv, f"adjust_{name}")
+    close(one(mild(4), view, drawn(4, **{name: u})), adjust(floats(mild(4)), 1 + 0.2 * (2 * u - 1)), OF_TORCHVISION)
+
+
+def turned(x, angle):
+    """x, (3, H, W), with its hue turned: luma stays, and the chroma plane of YIQ is rotated."""
+    to = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
+    y, i, q = np.einsum("ij,jhw->ihw", to, x.double().numpy())
+    i, q = i * math.cos(angle) - q * math.sin(angle), i * math.sin(angle) + q * math.cos(angle)
+    return torch.from_numpy(np.einsum("ij,jhw->ihw", np.linalg.inv(to), np.stack([y, i, q]))).float()
+
+
+def test_four_changes_of_colour_are_those_of_torchvision_in_any_order():
+    """Where nothing is clipped, they commute; the hue is turned by the formulas of YIQ, as torchvision's HSV is not."""
+    changes = {
+        "brightness": lambda x: tv.adjust_brightness(x, 1.16),
+        "contrast": lambda x: tv.adjust_contrast(x, 0.82),
+        "saturation": lambda x: tv.adjust_saturation(x, 0.86),
+        "hue": lambda x: turned(x, 2 * math.pi * 0.06),
+    }
+    rows = drawn(brightness=0.9, contrast=0.05, saturation=0.15, hue=0.8)
+    got = one(mild(), replace(MILD, hue=0.1), rows)[0]
+    for order in itertools.permutations(changes):
+        x = floats(mild())[0]
+        for name in order:
+            x = changes[name](x)
+        close(got, x, OF_TORCHVISION)
+
+
+def test_contrast_goes_towards_the_grey_of_the_crop_not_of_the_image():
+    half = torch.cat([torch.full((1, 32, 16, 3), 100), torch.full((1, 32, 16, 3), 150)], 2).to(torch.uint8)
+    view = replace(MILD, area=(0.16, 0.16), brightness=0, saturation=0, contrast=1.0)
+    close(one(half, view, drawn(contrast=0, left=0), 8), torch.full((1, 3, 8, 8), 100 / 255))
+    close(one(half, view, drawn(contrast=0, left=1), 8), torch.full((1, 3, 8, 8), 150 / 255))
+
+
+HUED = replace(MILD, brightness=0, contrast=0, saturation=0, hue=0.5)
+
+
+def test_a_hue_turned_by_nothing_is_the_same_and_by_half_a_circle_the_opposite():
+    x = floats(mild(3))
+    luma = torch.einsum("bchw,c->bhw", x, torch.tensor([0.299, 0.587, 0.114]))[:, None]
+    got = one(mild(3), HUED, drawn(3, hue=[0, 0.5, 1]))
+    close(got[1], x[1], 1e-6)
+    close(got[0], (2 * luma - x)[0], 1e-6)
+    close(got[2], (2 * luma - x)[2], 1e-6)
+    third = one(mild().expand(3, -1, -1, -1), HUED, drawn(3, hue=[1 / 6, 1 / 2, 5 / 6]))
+    close(third.sum(0), 3 * luma[0].expand(3, -1, -1), 1e-5)
+
+
+def test_a_turned_hue_keeps_luma_and_leaves_grey_alone():
+    rows = drawn(50, hue=torch.linspace(0, 1, 50))
+    share = torch.tensor([0.299, 0.587, 0.114])
+    got = one(mild().expand(50, -1, -1, -1), HUED, rows)
+    before, after = (torch.einsum("bchw,c->bhw", x, share) for x in (floats(mild()).expand_as(got), got))
+    close(after, before, 1e-6)
+    assert float((got - floats(mild())).abs().amax((1, 2, 3)).median()) > 0.05
+    grey = mild()[..., :1].expand(50, -1, -1, 3)
+    close(one(grey, HUED, rows), floats(grey), 1e-6)
+
+
+def test_grey_is_that_of_torchvision_and_the_last_of_the_colours():
+    got = one(mild(2), replace(NOTHING, grey=0.5), drawn(2, grey=[0.49, 0.5]))
+    close(got[:1], tv.rgb_to_grayscale(floats(mild(2))[:1], 3), OF_TORCHVISION)
+    close(got[1], floats(mild(2))[1], 0)
+    both = one(mild(), replace(MILD, hue=0.5, grey=1), drawn(hue=0.1, saturation=1, brightness=0.7))
+    assert float(both.std(1).max()) < 1e-6
+
+
+def test_solarize_is_that_of_torchvision():
+    images = noise(2)
+    got = one(images, replace(NOTHING, solarize=0.5), drawn(2, solarize=[0.49, 0.5]))
+    close(got[0], tv.solarize(floats(images)[0], 0.5), 0)
+    close(got[1], floats(images)[1], 0)
+
+
+def test_what_leaves_the_range_is_clipped_at_the_end():
+    view = replace(HUED, brightness=0.8, contrast=0.8, hue=0)
+    image = torch.full((1, 4, 4, 3), 200, dtype=torch.uint8)
+    image[:, :2] = 100
+    got = one(image, view, drawn(brightness=1, contrast=0.25))
+    mean, factor = 150 / 255, 0.6
+    bright = 1.8 * (mean + factor * (floats(image) - mean))  # up to 1.27
+    close(got, bright.clamp(0, 1))
+    assert bright.max() > 1.2
+
+
+# --- as often as it says -----------------------------------------------------------------------
+
+B = 1500
+
+
+def about(count, of, probability):
+    assert stats.binomtest(int(count), of, probability).pvalue > 1e-4, (int(count), of, probability)
+
+
+def differs(got, other):
+    return (got - other).abs().amax((1, 2, 3)) > 1e-4
+
+
+@pytest.mark.parametrize(("name", "number"), EACH)
+def test_each_change_happens_as_often_as_it_says(name, number):
+    view = VIEWS[name][number]
+    rows = draw(7, number, B, 1)
+    even = torch.tensor([220, 100, 40], dtype=torch.uint8).expand(B, 4, 4, 3)
+    same = floats(even)
+    about(differs(one(even, replace(view, grey=0, solarize=0, blur=0), rows), same).sum(), B, view.jitter)
+    about(differs(one(even, replace(view, grey=0, jitter=0), rows), same).sum(), B, view.solarize)
+    about((one(even, replace(view, solarize=0), rows).std(1).amax((1, 2)) < 1e-6).sum(), B, view.grey)
+    images = noise(1, 48).expand(500, -1, -1, -1)
+    blurred = one(images, replace(NOTHING, blur=view.blur, sigma=(1, 2)), rows[:500])
+    about(differs(blurred, floats(images)).sum(), 500, view.blur)
+
+
+def crops(view, rows, D=32):
+    """Where crops lie, told from views of a ramp: (b, 2) starts, lengths, whether mirrored; whether transposed."""
+    ramp = torch.zeros(1, D, D, 3, dtype=torch.uint8)
+    ramp[..., 0], ramp[..., 1] = torch.arange(D), torch.arange(D)[:, None]
+    view = replace(view, jitter=0, grey=0, blur=0, solarize=0)
+    x = one(ramp.expand(len(rows), -1, -1, -1), view, rows)[:, :2] * 255
+    transposed = (x[:, 0, 0] - x[:, 0, 0, :1]).abs().amax(1) < 1e-3  # along a row, R does not change
+    x = torch.where(transposed[:, None, None, None], x.transpose(2, 3), x)
+    line = torch.stack([x[:, 0, D // 2], x[:, 1, :, D // 2]], 1)  # (b, 2, D), columns and rows of the image
+    low, high = (line[:, :, at] + 0.5 for at in (4, D - 5))  # far from the edges
+    length = (high - low) / (D - 9)
+    start = (low - 4.5 * length) / D
+    return torch.minimum(start, start + length), length.abs(), length < 0, transposed
+
+
+@pytest.mark.parametrize(("name", "number"), EACH)
+def test_crops_are_within_the_image_and_spread_as_they_say(name, number):
+    view = VIEWS[name][number]
+    start, length, mirrored, transposed = crops(view, draw(3, number, B, 1))
+    assert start.min() > -1e-5 and (start + length).max() < 1 + 1e-5
+    area, ratio = length.prod(1), length[:, 0] / length[:, 1]
+    low, high = view.area
+    assert low - 1e-4 < area.min() and area.max() < high + 1e-4
+    assert stats.kstest(area, stats.uniform(low, high - low).cdf).pvalue > 1e-4
+    reach = torch.minimum(1 / area, torch.tensor(view.ratio)).log()
+    share = (ratio.log() / reach + 1) / 2  # from one end of what fits to the other
+    inner = reach > 0.05
+    assert share[inner].min() > -0.01 and share[inner].max() < 1.01
+    assert stats.kstest(share[inner], stats.uniform.cdf).pvalue > 1e-4
+    for axis in (0, 1):
+        free = 1 - length[:, axis]
+        place = (start[:, axis] / free)[free > 0.05]
+        assert stats.kstest(place, stats.uniform.cdf).pvalue > 1e-4
+    for count, name in zip((*mirrored.sum(0), transposed.sum()), ("flip", "turn_over", "transpose"), strict=True):
+        about(count, B, getattr(view, name))
+
+
+# --- a view depends on its image and its numbers -----------------------------------------------
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_depends_on_its_image_and_its_numbers_alone(name):
+    images, rows, augment = noise(6, 36), draw(1, 2, 6, 2), Augment(VIEWS[name], 44)
+    together = augment(images, rows)
+    assert together.shape == (2, 6, 3, 44, 44) and together.dtype == torch.float32
+    order = torch.tensor([4, 1, 5, 0, 3, 2])
+    close(augment(images[order], rows[order]), together[:, order], 1e-6)
+    chunks = [augment(*part) for part in zip(images.split(4), rows.split(4), strict=True)]
+    close(torch.cat(chunks, 1), together, 1e-6)
+    for number in range(6):
+        close(augment(images[number : number + 1], rows[number : number + 1])[:, 0], together[:, number], 1e-6)
+    assert torch.equal(augment(images, rows), together)
+
+
+def test_each_image_and_each_view_has_its_own_draw():
+    images = noise(1, 32).expand(20, -1, -1, -1)
+    views = Augment(VIEWS["impulses"], 16)(images, draw(0, 0, 20, 3)).flatten(0, 1)
+    assert len({view.numpy().tobytes() for view in views}) == 60
+    changed = draw(0, 0, 20, 3)
+    changed[7, 1] = draw(0, 1, 1, 1)[0]
+    other = Augment(VIEWS["impulses"], 16)(images, changed).flatten(0, 1)
+    assert differs(other, views).nonzero().flatten().tolist() == [27]
+
+
+def test_sets_of_several_views_are_taken_in_turn():
+    augment = Augment([replace(NOTHING, flip=1), NOTHING, replace(NOTHING, turn_over=1)], 32)
+    images = noise(2)
+    x, views = floats(images), augment(images, draw(0, 0, 2, 5))
+    for got, expected in zip(views, [x.flip(3), x, x.flip(2), x.flip(3), x], strict=True):
+        close(got, expected, 0)
+
+
+def test_images_are_left_as_they_were():
+    images, rows = noise(2), draw(0, 0, 2, 2)
+    before = images.clone(), rows.clone()
+    Augment(VIEWS["natural"], 32)(images, rows)
+    assert torch.equal(images, before[0]) and torch.equal(rows, before[1])
+
+
+# --- the numbers -------------------------------------------------------------------------------
+
+
+def test_the_same_seed_and_step_draw_the_same_and_others_do_not():
+    first = draw(3, 5, 4, 2)
+    assert first.shape == (4, 2, DRAWN) and first.dtype == torch.float32
+    assert torch.equal(draw(3, 5, 4, 2), first)
+    numbers = {draw(seed, step, 4, 2).numpy().tobytes() for seed in range(20) for step in range(20)}
+    assert len(numbers) == 400
+    torch.manual_seed(1)
+    assert torch.equal(draw(3, 5, 4, 2), first)
+
+
+@pytest.mark.parametrize("steps", [(50699, 55170), (88028, 106305), (101174, 112877)])
+def test_steps_whose_seeds_agree_in_32_bits_draw_different_numbers(steps):
+    """A generator of torch looks at no more, and would give both steps the same views."""
+    seeds = [int(np.random.SeedSequence((0, step)).generate_state(1, np.uint64)[0]) >> 1 for step in steps]
+    assert seeds[0] != seeds[1] and seeds[0] % 2**32 == seeds[1] % 2**32
+    assert not torch.equal(*(draw(0, step, 2, 2) for step in steps))
+
+
+def test_the_numbers_are_not_those_that_order_the_images():
+    """Which come from the seed and the number of the epoch."""
+    epoch = np.random.default_rng((0, 3)).random(4 * 2 * DRAWN, np.float32)
+    assert np.abs(draw(0, 3, 4, 2).numpy().ravel() - epoch).max() > 0.5
+
+
+def test_the_numbers_are_uniform_and_unrelated_between_steps_seeds_images_and_names():
+    numbers = torch.stack([draw(seed, step, 64, 2) for seed in (0, 1) for step in range(40)])
+    assert numbers.min() >= 0 and numbers.max() < 1
+    assert stats.kstest(numbers.flatten(), stats.uniform.cdf).pvalue > 1e-4
+    for rows in (numbers, numbers.transpose(0, 1), numbers.transpose(0, 3)):
+        rows = rows.flatten(1).double()
+        correlation = torch.corrcoef(rows).fill_diagonal_(0).abs().max()
+        assert correlation < 6 / math.sqrt(rows.shape[1])
+
+
+# --- every set, every size -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("M", [2, 3])
+@pytest.mark.parametrize("size", [8, 32, 224])
+@pytest.mark.parametrize("name", VIEWS)
+def test_every_set_of_views_runs_at_every_size(name, size, M):
+    views = Augment(VIEWS[name], size)(noise(2, max(32, size)), draw(0, 0, 2, M))
+    assert views.shape == (M, 2, 3, size, size) and views.isfinite().all()
+    assert views.min() >= 0 and views.max() <= 1
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_values_stay_within_0_and_1_at_the_ends_of_every_draw(name):
+    black, white = torch.zeros(1, 24, 24, 3, dtype=torch.uint8), torch.full((1, 24, 24, 3), 255, dtype=torch.uint8)
+    images = torch.cat([black, white, noise(1, 24), noise(1, 24, 0, 2) * 255]).repeat_interleave(40, 0)
+    rows = (draw(0, 0, 160, 2) > 0.5).float() * (1 - 2**-24)
+    rows[::40], rows[1::40] = 0, 1 - 2**-24
+    for size in (12, 48):
+        views = Augment(VIEWS[name], size)(images, rows)
+        assert views.isfinite().all() and views.min() >= 0 and views.max() <= 1
+
+
+# --- previews ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "side"), [(32, 96), (128, 128), (300, 224)])
+def test_a_preview_shows_each_image_and_its_views(tmp_path, size, side):
+    images, path = noise(3, size), tmp_path / "new" / "views.png"
+    augment, rows = Augment([NOTHING, replace(NOTHING, flip=1)], size), draw(0, 0, 3, 3)
+    preview(path, images, augment, rows)
+    with Image.open(path) as opened:
+        assert opened.format == "PNG" and opened.size == (4 * (side + 4) + 4, 18 + 3 * (side + 4))
+        sheet = np.asarray(opened.convert("RGB"))
+    for row, column in itertools.product(range(3), range(4)):
+        y, x = 18 + row * (side + 4), 4 + column * (side + 4)
+        expected = images[row].flip(1) if column == 2 else images[row]
+        expected = Image.fromarray(expected.numpy()).resize((side, side), Image.Resampling.NEAREST)
+        np.testing.assert_array_equal(sheet[y : y + side, x : x + side], np.asarray(expected))
+    assert (sheet[:18] < 128).any() and (sheet[:, :4] == 255).all()
+    assert [entry.name for entry in path.parent.iterdir()] == ["views.png"]
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_of_photographs_show_something(name):
+    """No set takes so much away that little is left of most views."""
+    photographs = [Image.fromarray(image).resize((73, 73)) for image in load_sample_images().images]
+    images = torch.stack([torch.from_numpy(np.array(image)) for image in photographs])
+    views = Augment(VIEWS[name], 64)(images.repeat(30, 1, 1, 1), draw(0, 0, 60, 2)).flatten(0, 1)
+    contrast = views.mean(1).flatten(1).std(1)
+    assert contrast.median() > 0.1 and (contrast > 0.03).float().mean() > 0.8
+
+
+def test_a_preview_that_cannot_be_written_is_an_output_error(tmp_path, small_disk):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    images, augment, rows = noise(2), Augment(VIEWS["grey"], 32), draw(0, 0, 2, 2)
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "folder", tmp_path / "file" / "views.png", tmp_path / "pipe"):
+        with pytest.raises(OutputError):
+            preview(path, images, augment, rows)
+    with small_disk(500), pytest.raises(OutputError, match=r"views\.png"):
+        preview(tmp_path / "views.png", images, augment, rows)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "folder", "pipe"]
+    assert (tmp_path / "pipe").is_fifo()

@@ -1,0 +1,412 @@
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from helpers.tiny import save_image
+from PIL import Image
+
+from pucache.errors import ImageError, OutputError, SourceError
+from pucache.images.decoding import decode
+from pucache.images.preprocessing import Preprocess
+from pucache.images.source import Listing, open_source
+from pucache.pretraining import dataset
+from pucache.pretraining.augmentations import VIEWS
+from pucache.pretraining.dataset import Mapped, Squash, Streamed, decode_all, fits, identity, remove
+from pucache.progress import Silent
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SIDE = 8
+CPU = torch.device("cpu")
+
+
+def squash(side=SIDE, interpolation="bilinear", views="natural"):
+    return Squash(side, interpolation, VIEWS[views])
+
+
+def opened(folder):
+    source = open_source(folder)
+    return source, source.scan()
+
+
+def decoded(folder, run, *, workers=0, side=SIDE, **options):
+    """Decode a folder of images into that of a run, and map them."""
+    source, listing = opened(folder)
+    run.mkdir(exist_ok=True)
+    decode_all(source, listing, run, squash(side, **options), workers=workers, progress=Silent())
+    return Mapped(run, listing, side, CPU)
+
+
+def all_of(images):
+    (batch,) = images.batches([np.arange(len(images.keys))])
+    return batch
+
+
+def expected(path, side=SIDE, interpolation="bilinear"):
+    config = {"input_size": (3, side, side), "interpolation": interpolation, "crop_pct": 1.0, "crop_mode": "squash"}
+    preprocess = Preprocess(config, None)
+    return preprocess(decode(path.read_bytes(), preprocess.sufficient))
+
+
+def plan(n, batch=3, epochs=2):
+    for epoch in range(epochs):
+        order = np.random.default_rng(epoch).permutation(n)
+        yield from (order[at : at + batch] for at in range(0, n, batch))
+
+
+@pytest.fixture
+def odd_folder(tmp_path, image_folder):
+    """Pictures of every mode, and three that cannot be used."""
+    folder = image_folder(5)
+    draw = np.random.default_rng(0)
+    grey = draw.integers(0, 256, (30, 40), np.uint8)
+    Image.fromarray(grey).save(folder / "grey.png")
+    Image.fromarray(draw.integers(0, 65536, (30, 40), np.uint16)).save(folder / "deep.png")
+    Image.fromarray(draw.integers(0, 256, (30, 40, 4), np.uint8), "RGBA").save(folder / "alpha.png")
+    Image.fromarray(draw.integers(0, 256, (30, 40, 3), np.uint8)).quantize(16).save(folder / "palette.gif")
+    Image.fromarray(draw.integers(0, 256, (300, 400, 3), np.uint8)).save(folder / "large.jpg")
+    Image.fromarray(grey).resize((2000, 12)).save(folder / "wide.png")
+    (folder / "a-text.png").write_text("no image\n")
+    (folder / "cut.jpg").write_bytes((folder / "large.jpg").read_bytes()[:300])
+    save_image(folder / "m-small.png", 1)
+    Image.new("RGB", (3, 30)).save(folder / "m-small.png")
+    return folder
+
+
+UNUSABLE = ["a-text.png", "cut.jpg", "m-small.png"]
+
+
+# --- decoded once --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_image_is_squashed_as_the_encoder_will_squash_it(odd_folder, tmp_path, workers, interpolation):
+    images = decoded(odd_folder, tmp_path / "run", workers=workers, interpolation=interpolation)
+    assert list(images.failures) == UNUSABLE
+    assert images.keys == [key for key in opened(odd_folder)[1].keys if key not in UNUSABLE]
+    for row, made in zip(images.keys, all_of(images), strict=True):
+        assert torch.equal(made, expected(odd_folder / row, interpolation=interpolation)), row
+
+
+def test_what_cannot_be_used_is_left_out_with_its_reason(odd_folder, tmp_path):
+    failures = decoded(odd_folder, tmp_path / "run").failures
+    assert "not an image" in failures["a-text.png"]
+    assert "3 x 30 pixels, too small for the crop" in failures["m-small.png"]
+    assert all("\n" not in reason for reason in failures.values())
+
+
+def test_threads_and_processes_give_the_same_file_over_many_chunks(image_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(dataset, "_CHUNK", 4)
+    folder = image_folder(21)
+    for number in (0, 5, 6, 20):
+        (folder / f"{number:03}.png").write_text("no image")
+    for number in range(8, 12):  # a whole chunk
+        (folder / f"{number:03}.png").write_text("no image")
+    files = []
+    for workers in (0, 1, 3):
+        run = tmp_path / f"run{workers}"
+        decoded(folder, run, workers=workers)
+        files.append([(run / name).read_bytes() for name in ("images.u8", "images.json")])
+        assert sorted(path.name for path in run.iterdir()) == ["images.json", "images.u8"]
+    assert files[0] == files[1] == files[2] and len(files[0][0]) == 13 * SIDE * SIDE * 3
+
+
+@pytest.mark.parametrize(
+    "size, fine", [((2000, 12), True), ((12, 2000), True), ((12, 6012), False), ((1, 1), False), ((12, 12), True)]
+)
+def test_of_very_wide_and_very_small_images_those_are_refused_that_leave_nothing(size, fine):
+    image = Image.new("RGB", size)
+    if fine:
+        assert squash()(image).shape == (SIDE, SIDE, 3)
+    else:
+        with pytest.raises(ImageError, match=f"{size[0]} x {size[1]} pixels"):
+            squash()(image)
+
+
+def test_no_image_is_too_small_for_pictures_of_its_size():
+    for side in (1, 4, 8):
+        for views in VIEWS:
+            assert squash(side, views=views)(Image.new("RGB", (side, side))).shape == (side, side, 3)
+
+
+def test_a_second_call_decodes_nothing(image_folder, tmp_path):
+    folder = image_folder(5)
+    before = all_of(decoded(folder, tmp_path / "run"))
+    stamp = (tmp_path / "run/images.u8").stat()
+    for path in folder.iterdir():
+        path.write_bytes(bytes(path.stat().st_size))
+    assert torch.equal(all_of(decoded(folder, tmp_path / "run")), before)
+    assert (tmp_path / "run/images.u8").stat() == stamp
+
+
+def spoil(run, how):
+    stored, told = run / "images.u8", run / "images.json"
+    match how:
+        case "cut short":
+            os.truncate(stored, stored.stat().st_size - 1)
+        case "longer":
+            os.truncate(stored, stored.stat().st_size + 1)
+        case "gone":
+            stored.unlink()
+        case "flipped":
+            data = bytearray(stored.read_bytes())
+            data[len(data) // 2] ^= 1
+            stored.write_bytes(data)
+        case "no description":
+            told.unlink()
+        case "half a description":
+            told.write_text(told.read_text()[:-9])
+        case _:
+            found = json.loads(told.read_text())
+            told.write_text(json.dumps({"of other images": found | {"images": "0" * 64}, "a list": [found]}[how]))
+    return stored
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["cut short", "longer", "gone", "flipped", "no description", "half a description", "of other images", "a list"],
+)
+def test_what_is_not_whole_is_decoded_again(image_folder, tmp_path, how):
+    folder = image_folder(5)
+    before = all_of(decoded(folder, tmp_path / "run"))
+    spoil(tmp_path / "run", how)
+    assert torch.equal(all_of(decoded(folder, tmp_path / "run")), before)
+
+
+def test_another_size_or_listing_is_decoded_again(image_folder, tmp_path):
+    folder = image_folder(5)
+    decoded(folder, tmp_path / "run")
+    assert all_of(decoded(folder, tmp_path / "run", side=6)).shape == (5, 6, 6, 3)
+    save_image(folder / "new.png", 77)
+    assert all_of(decoded(folder, tmp_path / "run", side=6)).shape == (6, 6, 6, 3)
+
+
+DECODING = """
+import sys, time
+from pathlib import Path
+from test_pixels import decoded, pixels
+
+pixels._CHUNK = 2
+
+
+def chunks(prepare, workers, real=pixels._chunks):
+    for number, chunk in enumerate(real(prepare, workers)):
+        if number == 3:
+            print("half way", flush=True)
+            time.sleep(60)
+        yield chunk
+
+pixels._chunks = chunks
+decoded(*map(Path, sys.argv[1:]))
+"""
+
+
+def test_a_killed_decode_leaves_nothing_that_is_taken_for_whole_and_nothing_for_ever(image_folder, tmp_path):
+    folder = image_folder(20)
+    run = tmp_path / "run"
+    told = decoded(folder, run).failures
+    os.truncate(run / "images.u8", 100)
+    process = subprocess.Popen(
+        [sys.executable, "-c", DECODING, folder, run],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.path.dirname(__file__)},
+    )
+    with process:
+        assert process.stdout.readline() == b"half way\n"
+        process.send_signal(signal.SIGKILL)
+    left = {path.name for path in run.iterdir()}
+    assert "images.json" not in left and any(name.endswith(".partial") for name in left)
+    images = decoded(folder, run)
+    assert images.failures == told and len(all_of(images)) == 20
+    assert {path.name for path in run.iterdir()} == {"images.u8", "images.json"}
+
+
+def ends(*_):
+    raise KeyboardInterrupt
+
+
+def test_an_old_description_does_not_vouch_for_images_that_were_decoded_after_it(image_folder, tmp_path, monkeypatch):
+    """Killed between the two files, a run would take the second picture for the first, which failed before."""
+    folder, run = image_folder(3), tmp_path / "run"
+    good = (folder / "000.png").read_bytes()
+    (folder / "000.png").write_bytes(bytes(len(good)))
+    decoded(folder, run)
+    os.truncate(run / "images.u8", 0)
+    (folder / "000.png").write_bytes(good)
+    size = (folder / "001.png").stat().st_size
+    (folder / "001.png").write_bytes(bytes(size))
+    with monkeypatch.context() as patch:
+        patch.setattr(dataset.json, "dumps", ends)
+        with pytest.raises(KeyboardInterrupt):
+            decoded(folder, run)
+    images = decoded(folder, run)
+    assert images.keys == ["000.png", "002.png"]
+    for key, made in zip(images.keys, all_of(images), strict=True):
+        assert torch.equal(made, expected(folder / key))
+
+
+def test_a_full_disk_is_one_error_and_leaves_nothing_behind(image_folder, tmp_path, small_disk):
+    folder = image_folder(20)
+    with small_disk(2000), pytest.raises(OutputError, match=r"cannot write .*images\.u8: File too large") as caught:
+        decoded(folder, tmp_path / "run")
+    assert "\n" not in str(caught.value) and list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_not_one_usable_image_is_an_error_that_names_one(image_folder, tmp_path, workers):
+    folder = image_folder(3)
+    for path in folder.iterdir():
+        path.write_text("no image")
+    with pytest.raises(SourceError, match=r"none of the 3 images in .* can be used \('000\.png': not an image"):
+        decoded(folder, tmp_path / "run", workers=workers)
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_decoded_images_are_removed_when_they_are_of_no_more_use(image_folder, tmp_path):
+    images = decoded(image_folder(3), tmp_path / "run")
+    before = all_of(images).clone()
+    for _ in range(2):
+        remove(tmp_path / "run")
+    assert list((tmp_path / "run").iterdir()) == [] and torch.equal(all_of(images), before), "mapped is mapped"
+
+
+def test_there_is_room_for_images_that_are_there_already(image_folder, tmp_path, monkeypatch):
+    folder = image_folder(4)
+    decoded(folder, tmp_path / "run")
+    need = 4 * SIDE * SIDE * 3
+    usage = type("Usage", (), {"free": dataset._SPARE})
+    monkeypatch.setattr(dataset.shutil, "disk_usage", lambda _: usage)
+    assert fits(tmp_path / "run", 4, SIDE) and not fits(tmp_path / "run", 5, SIDE)
+    remove(tmp_path / "run")
+    assert not fits(tmp_path / "run", 4, SIDE)
+    usage.free += need
+    assert fits(tmp_path / "run", 4, SIDE) and not fits(tmp_path / "run", 5, SIDE)
+
+
+def test_what_a_killed_run_left_behind_takes_no_room(tmp_path):
+    left = tmp_path / ".images.u8.abcdefgh.partial"
+    left.write_bytes(bytes(100))
+    fits(tmp_path, 1, SIDE)
+    assert not left.exists()
+
+
+# --- batches -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_batches_come_in_the_order_of_the_plan_however_they_are_decoded(image_folder, tmp_path, interpolation):
+    folder = image_folder(8)
+    mapped = decoded(folder, tmp_path / "run", interpolation=interpolation)
+    streamed = Streamed(*opened(folder), squash(interpolation=interpolation))
+    assert mapped.keys == streamed.keys
+    whole = torch.stack([expected(folder / key, interpolation=interpolation) for key in mapped.keys])
+    rows = list(plan(8))
+    for images in (mapped, streamed):
+        for batch, want in zip(images.batches(iter(rows)), rows, strict=True):
+            assert batch.dtype == torch.uint8 and torch.equal(batch, whole[torch.from_numpy(want)])
+
+
+@pytest.mark.parametrize("kind", ["mapped", "streamed"])
+def test_batches_may_be_changed_and_be_left_half_way(image_folder, tmp_path, kind):
+    folder = image_folder(8)
+    images = decoded(folder, tmp_path / "run") if kind == "mapped" else Streamed(*opened(folder), squash())
+    before = all_of(images).clone()
+    for batch in images.batches(plan(8, epochs=100)):
+        batch.zero_()
+        break
+    assert torch.equal(all_of(images), before)
+    assert list(images.batches(iter(()))) == []
+
+
+def test_only_a_few_batches_are_prepared_ahead(image_folder, tmp_path):
+    folder = image_folder(8)
+    for images in (decoded(folder, tmp_path / "run"), Streamed(*opened(folder), squash())):
+        asked = []
+        batches = images.batches(asked.append(number) or np.array([0]) for number in range(100))
+        next(batches)
+        assert len(asked) <= 4
+        batches.close()
+
+
+# --- decoded in every epoch ----------------------------------------------------------------------
+
+
+def test_an_image_that_fails_is_left_black_and_told_of_once(odd_folder, caplog):
+    images = Streamed(*opened(odd_folder), squash())
+    with caplog.at_level(logging.WARNING, "pucache"):
+        for _ in range(2):
+            for key, made in zip(images.keys, all_of(images), strict=True):
+                want = torch.zeros(SIDE, SIDE, 3, dtype=torch.uint8) if key in UNUSABLE else expected(odd_folder / key)
+                assert torch.equal(made, want), key
+    assert sorted(images.failures) == UNUSABLE
+    assert sorted(record.getMessage().split("'")[1] for record in caplog.records) == UNUSABLE
+    assert all("is left black: " in record.getMessage() for record in caplog.records)
+
+
+def test_a_few_failures_do_not_end_a_training_however_often_they_come(image_folder):
+    folder = image_folder(6)
+    for number in range(3):
+        (folder / f"{number:03}.png").write_text("no image")
+    images = Streamed(*opened(folder), squash())
+    assert len(list(images.batches(plan(6, batch=2, epochs=20)))) == 60
+
+
+def test_it_ends_when_most_images_fail_in_a_small_source_at_once(image_folder):
+    folder = image_folder(6)
+    for number in range(4):
+        (folder / f"{number:03}.png").write_text("no image")
+    images = Streamed(*opened(folder), squash())
+    with pytest.raises(SourceError, match=r"most images of .* cannot be used \('00\d\.png': not an image"):
+        list(images.batches(plan(6, batch=2)))
+
+
+class Gone:
+    """A source of many images that was unplugged."""
+
+    name = "gone"
+
+    def __init__(self):
+        self.asked = 0
+
+    def read(self, key):
+        """Fail, and count."""
+        self.asked += 1
+        raise ImageError("no such device")
+
+
+def test_it_ends_soon_when_a_large_source_is_gone():
+    source = Gone()
+    keys = [f"{number:06}.png" for number in range(100_000)]
+    listing = Listing(keys, np.zeros((len(keys), 2), np.int64))
+    with pytest.raises(SourceError, match="most images of gone cannot be used"):
+        list(Streamed(source, listing, squash()).batches(plan(100_000, batch=32, epochs=1)))
+    assert source.asked < 2000
+
+
+# --- identity ------------------------------------------------------------------------------------
+
+
+def test_the_identity_of_a_listing_is_its_keys_and_sizes(image_folder):
+    folder = image_folder(3)
+    first = identity(opened(folder)[1])
+    path = folder / "001.png"
+    data = path.read_bytes()
+    os.utime(path, (1, 1))
+    assert identity(opened(folder)[1]) == first, "not their times"
+    seen = {first}
+    for change in (
+        lambda: path.write_bytes(data + b"\0"),
+        lambda: path.rename(folder / "001b.png"),
+        lambda: save_image(folder / "new.png", 9),
+        lambda: (folder / "000.png").unlink(),
+    ):
+        change()
+        seen.add(identity(opened(folder)[1]))
+    assert len(seen) == 5

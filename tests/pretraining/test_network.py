@@ -1,0 +1,203 @@
+import numpy as np
+import pytest
+import safetensors.torch
+import timm
+import torch
+from helpers.learned import MEAN, STD, description, network, write_run
+
+from pucache.encoders import backbones, pretrained_file
+from pucache.errors import EncoderError
+from pucache.pretraining.network import Network, build
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ORDINARY = {"stem": "small", "size": None, "weights": None, "norm": True, "seed": 0}
+
+
+def make(architecture="test_resnet", **changed):
+    return build(architecture, **{**ORDINARY, **changed})
+
+
+def refusal(error, *arguments, **changed):
+    with pytest.raises(error) as caught:
+        make(*arguments, **changed)
+    text = str(caught.value)
+    assert text and "\n" not in text and len(text) < 400
+    return text
+
+
+def equal(a, b):
+    a, b = a.state_dict(), b.state_dict()
+    return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# --- shapes --------------------------------------------------------------------------------------
+
+
+class Wide(torch.nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x):
+        """A row of the mean for each image."""
+        return x.mean((1, 2, 3))[:, None].expand(-1, self.dim)
+
+
+@pytest.mark.parametrize("dim, hidden", [(2048, 2048), (512, 512), (64, 64), (4096, 2048)])
+@pytest.mark.parametrize("norm", [True, False])
+def test_the_projector_is_as_wide_as_the_features_up_to_2048_and_gives_128(dim, hidden, norm):
+    projector = Network(Wide(dim), description(), norm=norm).projector
+    weights = [tuple(p.shape) for p in projector.parameters()]
+    assert weights == [(hidden, dim), *[(hidden,)] * 2 * norm, (128, hidden)], "and no bias but the norm's"
+    assert projector(torch.zeros(3, dim)).shape == (3, 128)
+    assert [type(layer).__name__ for layer in projector] == [
+        "Linear", "BatchNorm1d" if norm else "Identity", "ReLU", "Linear",
+    ]  # fmt: skip
+
+
+def test_a_resnet50_has_the_projector_of_the_paper():
+    projector = make("resnet50", norm=False).projector
+    assert [tuple(p.shape) for p in projector.parameters()] == [(2048, 2048), (128, 2048)]
+
+
+@pytest.mark.parametrize("size", [16, 24, 32])
+def test_features_are_the_backbone_of_normalised_views_and_projections_follow_them(size):
+    made = make(size=size).eval()
+    views = torch.rand(3, 3, size, size)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (made.description.mean, made.description.std))
+    with torch.no_grad():
+        features = made.features(views)
+        torch.testing.assert_close(features, made.backbone((views - mean) / std))
+        torch.testing.assert_close(made(views), made.projector(features))
+    assert features.shape == (3, made.dim) and made(views).shape == (3, 128)
+
+
+def test_how_images_are_normalised_is_no_weight():
+    assert not {"mean", "std"} & set(make().state_dict())
+
+
+def test_every_weight_is_in_the_projections():
+    made = make().train()
+    made(torch.rand(4, 3, 32, 32)).square().sum().backward()
+    assert all(p.grad is not None for p in made.parameters())
+
+
+# --- where it begins -----------------------------------------------------------------------------
+
+
+def test_the_seed_decides_backbone_and_projector():
+    assert equal(make(), make()) and equal(make(seed=5), make(seed=5))
+    one, other = make(seed=0).state_dict(), make(seed=1).state_dict()
+    assert not torch.equal(one["projector.3.weight"], other["projector.3.weight"])
+    assert not any(torch.equal(one[n], other[n]) for n in one if n.startswith("backbone") and one[n].ndim == 4)
+
+
+@pytest.mark.parametrize(
+    "architecture, stem, size, expected",
+    [
+        ("test_resnet", "small", None, 32),
+        ("test_resnet", "standard", None, 160),
+        ("test_resnet", "small", 20, 20),
+        ("test_vit", "standard", None, 160),
+        ("bundled", "small", None, 32),
+    ],
+)
+def test_the_size_is_timms_or_32_with_a_small_stem_or_what_was_asked_for(architecture, stem, size, expected):
+    made = make(architecture, stem=stem, size=size)
+    config = timm.data.resolve_model_data_config(made.backbone)
+    told = made.description
+    assert (told.size, told.stem, told.steps) == (expected, stem, 0)
+    assert (tuple(told.mean), tuple(told.std)) == (config["mean"], config["std"])
+    assert told.interpolation == config["interpolation"]
+
+
+def test_weights_of_a_file_go_into_the_backbone_but_for_a_small_stem(tmp_path):
+    torch.manual_seed(9)
+    full = timm.create_model("test_convnext").state_dict()
+    safetensors.torch.save_file(full, tmp_path / "w.safetensors")
+    for stem in ("standard", "small"):
+        made = make("test_convnext", stem=stem, size=32, weights=str(tmp_path / "w.safetensors"))
+        differing = {n for n, tensor in made.backbone.state_dict().items() if not torch.equal(tensor, full[n])}
+        assert differing == ({"stem.0.weight", "stem.0.bias"} if stem == "small" else set())
+        assert made.description.stem == stem
+
+
+def test_bundled_weights_are_where_training_begins():
+    made = make("bundled", stem="standard", size=32)
+    assert made.description.architecture == "tf_efficientnet_lite0" and made.dim == 1280
+    assert equal(made.backbone, backbones.bundled())
+
+
+@pytest.mark.parametrize("stem", ["standard", "small"])
+def test_an_earlier_run_is_where_training_begins_and_images_are_brought_as_to_it(tmp_path, stem):
+    learned = write_run(tmp_path / "run", stem=stem, size=40)
+    copy = (tmp_path / "run" / pretrained_file.NAME).rename(tmp_path / "kept under another name")
+    pretrained_file.write(tmp_path / "run" / pretrained_file.NAME, learned, description(stem=stem, size=40))
+    for where in (tmp_path / "run", tmp_path / "run" / pretrained_file.NAME, copy):
+        made = make(stem=stem, weights=str(where))
+        assert equal(made.backbone, learned)
+        assert made.description == description(stem=stem, size=40, steps=0)
+    assert make(stem=stem, weights=str(copy), size=16).description.size == 16
+
+
+def test_an_earlier_run_of_bundled_weights_or_of_a_named_set_goes_on_under_that_name(tmp_path):
+    write_run(tmp_path / "a", architecture="tf_efficientnet_lite0")
+    assert make("bundled", weights=str(tmp_path / "a")).dim == 1280
+    write_run(tmp_path / "b", architecture="resnet18")
+    assert make("resnet18.a1_in1k", weights=str(tmp_path / "b")).description.architecture == "resnet18"
+
+
+def test_what_is_built_can_be_written_and_read_again(tmp_path):
+    for architecture in ("test_resnet", "test_efficientnet", "bundled"):
+        made = make(architecture)
+        pretrained_file.write(tmp_path / "encoder", made.backbone, made.description)
+        loaded, config, _ = pretrained_file.load(tmp_path / "encoder")
+        assert equal(loaded, made.backbone) and config["mean"] == tuple(made.description.mean)
+        assert pretrained_file.read(tmp_path / "encoder")[1] == made.description
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def test_a_run_of_another_network_is_refused_with_what_to_pass(tmp_path):
+    write_run(tmp_path)
+    for changed in ({"stem": "standard"}, {"architecture": "test_convnext"}, {"architecture": "bundled"}):
+        told = refusal(EncoderError, **{"weights": str(tmp_path), **changed})
+        assert told.endswith("holds test_resnet with a small stem; pass --backbone test_resnet --stem small")
+
+
+def test_a_folder_without_an_encoder_is_refused(tmp_path):
+    assert "holds no encoder.safetensors" in refusal(EncoderError, weights=str(tmp_path))
+
+
+def test_weights_of_another_network_and_unknown_networks_are_refused(tmp_path):
+    safetensors.torch.save_file(network("test_convnext").state_dict(), tmp_path / "w.safetensors")
+    assert "does not fit test_resnet: it lacks" in refusal(EncoderError, weights=str(tmp_path / "w.safetensors"))
+    assert "no such weights file" in refusal(EncoderError, weights=str(tmp_path / "gone"))
+    assert "did you mean" in refusal(EncoderError, "test_resnt")
+    assert "leave out --weights" in refusal(EncoderError, "bundled", weights=str(tmp_path / "w.safetensors"))
+    assert "use --stem standard" in refusal(EncoderError, "test_vit")
+
+
+@pytest.mark.parametrize("size", [0, -1, 2049, 1 << 40])
+def test_a_size_that_no_encoder_file_may_tell_of_is_refused_before_memory_is_taken(size):
+    assert f"images of {size} pixels; use a --size from 1 to 2048" in refusal(ValueError, size=size)
+
+
+@pytest.mark.parametrize("architecture", ["test_vit", "test_vit_relpos", "test_coatnet"])
+def test_a_size_that_a_network_cannot_take_is_refused(architecture):
+    told = refusal(ValueError, architecture, stem="standard", size=50)
+    assert told.startswith(f"{architecture} cannot take images of 50 pixels (") and "--size" in told
+
+
+def test_a_network_of_other_than_three_channels_or_without_one_vector_is_refused():
+    with pytest.raises(EncoderError, match="does not give one vector per image"):
+        Network(torch.nn.Conv2d(3, 4, 3), description(), norm=True)
+
+
+def test_an_untrained_network_in_evaluation_gives_finite_numbers():
+    made = make().eval()
+    with torch.no_grad():
+        assert np.isfinite(made(torch.rand(2, 3, 32, 32)).numpy()).all()
+    assert tuple(made.mean.flatten().tolist()) != tuple(MEAN) and STD

@@ -1,0 +1,695 @@
+import contextlib
+import csv
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import filelock
+import numpy as np
+import pytest
+import safetensors.torch
+import timm
+import torch
+from click.testing import CliRunner
+from helpers.started import Started, Strike, torchrun_says
+from helpers.training_parts import recipe, train, training, with_norms
+from PIL import Image
+
+from pucache.cli.main import main
+from pucache.encoders import pretrained_file
+from pucache.pretraining import checkpoints
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+RED, REST, BATCH, EPOCHS = 10, 23, 8, 6
+STEPS = EPOCHS * ((RED + REST) // BATCH)
+NETWORK = ("--backbone", "test_resnet", "--stem", "small", "--size", 16, "--device", "cpu", "--workers", 0)
+SMALL = (*NETWORK, "--batch-size", BATCH, "--epochs", EPOCHS, "--precision", "fp32")
+
+
+def save_images(folder, count, colour, side=16):
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        coarse = np.random.default_rng((number, *colour)).normal(colour, 60, (4, 4, 3)).clip(0, 255).astype(np.uint8)
+        Image.fromarray(coarse).resize((side, side), Image.Resampling.NEAREST).save(folder / f"{number:03}.png")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("photos")
+    save_images(folder / "red", RED, (200, 60, 60))
+    save_images(folder / "rest", REST, (60, 80, 190))
+    return folder
+
+
+def run(*arguments, code=0):
+    """Run one command in this process."""
+    ended = CliRunner().invoke(main, list(map(str, arguments)), prog_name="pucache")
+    if ended.exception is not None and not isinstance(ended.exception, SystemExit):
+        raise ended.exception
+    assert ended.exit_code == code, f"{arguments} gave {ended.exit_code}: {ended.stderr}"
+    return ended
+
+
+def run_json(*arguments):
+    return json.loads(run(*arguments, "--json").stdout)
+
+
+def refused(*arguments, code=1):
+    """Run what must fail; gives the one line on stderr."""
+    ended = run(*arguments, code=code)
+    errors = [line for line in ended.stderr.splitlines() if line.startswith("Error: ")]
+    assert ended.stdout == "" and len(errors) == 1 and ended.stderr.endswith(f"{errors[0]}\n")
+    assert 20 < len(errors[0]) < 600
+    return errors[0]
+
+
+def table(folder):
+    """The log, but for how fast it went."""
+    with (folder / "log.csv").open(newline="") as stream:
+        return [{name: text for name, text in row.items() if name != "images_per_second"} for row in
+                csv.DictReader(stream)]  # fmt: skip
+
+
+def outcome(folder):
+    """All that a run must come to again: encoder, last checkpoint and log."""
+    last = max((folder / "checkpoints").glob("*.safetensors"))
+    return (folder / "encoder.safetensors").read_bytes(), last.name, last.read_bytes(), table(folder)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(photos, tmp_path_factory, one_thread):
+    """Folders of whole runs, by precision."""
+    folders = {}
+
+    def of(precision="fp32"):
+        if precision not in folders:
+            folders[precision] = tmp_path_factory.mktemp("whole") / "run"
+            run("pretrain", photos, folders[precision], *SMALL, "--precision", precision)
+        return folders[precision]
+
+    return of
+
+
+# --- a run -------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_an_encoder_checkpoints_and_a_log(undisturbed):
+    folder = undisturbed()
+    assert {path.name for path in folder.iterdir()} == {
+        ".lock", "run.json", "finished.json", "log.csv", "encoder.safetensors", "checkpoints"
+    }  # fmt: skip
+    rows = table(folder)
+    assert [int(row["step"]) for row in rows] == [0, *range(4, STEPS + 1, 4)]
+    assert rows[0]["loss"] == "" and all(float(row["rank"]) > 1 for row in rows)
+    assert all(math.isfinite(float(row[name])) for row in rows[1:] for name in row if name != "probe")
+    assert pretrained_file.read(folder)[1].steps == STEPS
+
+
+def test_a_run_tells_what_it_came_to(photos, tmp_path):
+    told = run_json("pretrain", photos, tmp_path / "run", *SMALL, "--positives", "red/00*")
+    assert (told["steps"], told["total"], told["images"], told["failures"]) == (STEPS, STEPS, RED + REST, {})
+    assert told["collapsed"] is False and told["probe_name"].startswith("PAUC")
+    rows = table(tmp_path / "run")
+    assert float(rows[0]["probe"]) == pytest.approx(told["probe_before"], abs=1e-5)
+    assert float(rows[-1]["probe"]) == pytest.approx(told["probe"], abs=1e-5)
+    assert float(rows[-1]["loss"]) == pytest.approx(told["loss"], abs=1e-4)
+
+
+def test_a_finished_run_is_left_alone(undisturbed, photos):
+    folder = undisturbed()
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name not in (".lock", "run.json")}
+    said = run("pretrain", photos, folder, *SMALL)
+    assert "it was finished before; nothing was left to do" in said.stdout and f"{STEPS} of {STEPS}" in said.stdout
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert {path.name for path in folder.iterdir()} == {*(path.name for path in before if path.parent == folder),
+                                                        ".lock", "run.json"}  # fmt: skip
+
+
+@pytest.mark.parametrize("lost", ["encoder.safetensors", "finished.json"])
+def test_what_a_finished_run_has_lost_is_made_again(lost, photos, tmp_path):
+    how = (*NETWORK, "--batch-size", BATCH, "--epochs", 1, "--precision", "fp32")
+    run("pretrain", photos, tmp_path / "run", *how)
+    told = run_json("pretrain", photos, tmp_path / "run", *how)
+    before = outcome(tmp_path / "run")
+    (tmp_path / "run" / lost).unlink()
+    again = run_json("pretrain", photos, tmp_path / "run", *how)
+    assert outcome(tmp_path / "run") == before and not (tmp_path / "run" / "images.u8").exists()
+    assert again["loss"] == pytest.approx(told["loss"], abs=1e-4) and again["steps"] == told["steps"]
+
+
+def test_decoding_once_and_always_is_the_same(photos, undisturbed, tmp_path):
+    run("pretrain", photos, tmp_path / "run", *SMALL, "--decode", "always")
+    assert outcome(tmp_path / "run") == outcome(undisturbed())
+
+
+def test_the_run_is_an_encoder_for_the_other_commands(undisturbed, photos, tmp_path):
+    folder = undisturbed()
+    cache, model, scores = tmp_path / "cache.h5", tmp_path / "model.safetensors", tmp_path / "scores.csv"
+    told = run_json("embed", photos, cache, "--encoder", folder, "--device", "cpu", "--precision", "fp32")
+    assert told["rows"] == RED + REST and told["encoder"].startswith("pretrained:test_resnet-small")
+    run("train-pu", cache, "--positives", "red/00[0-7].png", "--prior", 0.1, "--out", model, "--device", "cpu")
+    run("score", model, photos, "--weights", folder, "--out", scores, "--device", "cpu", "--precision", "fp32")
+    with scores.open(newline="") as stream:
+        assert len(list(csv.DictReader(stream))) == RED + REST
+
+
+def test_a_preview_is_drawn_and_nothing_trained(photos, tmp_path):
+    said = run("pretrain", photos, tmp_path / "run", *SMALL, "--preview", tmp_path / "views.png")
+    assert "drew 8 images" in said.stdout
+    with Image.open(tmp_path / "views.png") as sheet:
+        assert sheet.format == "PNG" and len(np.unique(np.asarray(sheet))) > 100
+    assert [path.name for path in tmp_path.iterdir()] == ["views.png"]
+
+
+# --- going on ----------------------------------------------------------------------------------
+
+
+STEP, SAVE, ADD = (
+    f"pucache.pretraining.{name}" for name in ("training.Training.step", "checkpoints.save", "history.History.add")
+)
+
+
+def newest(folder):
+    """Number of the last checkpoint, 0 without one."""
+    return max((int(path.stem) for path in (folder / "checkpoints").glob("*.safetensors")), default=0)
+
+
+def run_struck(photos, folder, log, struck, code, *how):
+    """Run a command that one signal strikes; gives it, ended."""
+    with Started(["pretrain", photos, folder, *SMALL, *how], log, strike=struck) as command:
+        assert command.wait() == code, command.stderr
+    return command
+
+
+# where it is killed, and the step from which it then has to go on
+KILLS = {
+    "as the images are decoded": (("os.replace", 1, "images.u8"), 0),
+    "in the first step": ((STEP, 1), 0),
+    "before the first checkpoint has its name": (("os.replace", 1, "0000000001."), 0),
+    "between encoder and checkpoint": ((SAVE, 3), 2),
+    "before the encoder has its name": (("os.replace", 3, "encoder."), 4),
+    "with a checkpoint just begun": (("pathlib.Path.open", 1, ".0000000006."), 5),
+    "with a checkpoint too many": (("os.replace", 1, "0000000008."), 8),
+    "with a row of the log too many": ((ADD, 1), 11),
+}
+
+
+@pytest.mark.parametrize(
+    ("precision", "places"), [("fp32", KILLS), ("bf16", ["in the first step", "between encoder and checkpoint"])]
+)
+def test_a_run_that_is_killed_ends_in_the_same_bytes(precision, places, photos, undisturbed, tmp_path):
+    how, folder, step = ("--precision", precision, "--save-every", 0), tmp_path / "run", 0
+    for number, place in enumerate(places):
+        (function, *call), kept = KILLS[place]
+        after = place.endswith(("just begun", "too many"))
+        struck = Strike(signal.SIGKILL, function, *call, after=after)
+        command = run_struck(photos, folder, tmp_path / str(number), struck, -signal.SIGKILL, *how)
+        assert command.steps[:1] in ([], [step]) and newest(folder) == kept, place
+        step = kept
+    assert run_struck(photos, folder, tmp_path / "last", None, 0, *how).steps == list(range(step, STEPS))
+    assert outcome(folder) == outcome(undisturbed(precision))
+    assert {path.name for path in folder.rglob("*")} == {path.name for path in undisturbed(precision).rglob("*")} | {
+        f"{STEPS - 1:010}.safetensors"
+    }
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_that_is_interrupted_loses_nothing(number, code, photos, undisturbed, tmp_path):
+    # though nothing is saved between: as images are decoded, in a step, in a look at the losses, in the last save
+    places = [(("os.replace", 1, "images.u8"), 0), ((STEP, 1), 1), ((STEP, 5), 6), ((ADD, 1), 8), ((SAVE, 1), STEPS)]
+    taken = []
+    for turn, (place, step) in enumerate(places):
+        struck = Strike(number, *place)
+        command = run_struck(photos, tmp_path / "run", tmp_path / str(turn), struck, code, "--save-every", 1000)
+        assert "nothing is lost" in command.stderr and "Traceback" not in command.stderr
+        assert newest(tmp_path / "run") == step
+        taken += command.steps
+    run("pretrain", photos, tmp_path / "run", *SMALL)
+    assert taken == list(range(STEPS)) and outcome(tmp_path / "run") == outcome(undisturbed())
+
+
+def test_a_run_that_is_killed_as_it_cleans_up_leaves_no_decoded_images(photos, tmp_path):
+    struck = Strike(signal.SIGKILL, "os.replace", 1, "finished.json", after=True)
+    how = ("--epochs", 1)
+    run_struck(photos, tmp_path / "run", tmp_path / "log", struck, -signal.SIGKILL, *how)
+    assert (tmp_path / "run" / "images.u8").exists()
+    said = run("pretrain", photos, tmp_path / "run", *SMALL, *how).stdout
+    assert "nothing was left to do" in said and not list((tmp_path / "run").glob("images.*"))
+
+
+def test_a_run_in_slices_of_a_step_is_one_run(photos, tmp_path):
+    how = (*SMALL, "--epochs", 2)
+    run("pretrain", photos, tmp_path / "whole", *how)
+    for step in range(1, 9):
+        assert run_json("pretrain", photos, tmp_path / "run", *how, "--minutes", 1e-9)["steps"] == step
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+def layout(tensor):
+    """Strides, but for those along which there is nothing to stride."""
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
+@pytest.mark.parametrize("name", ["modern", "impulses"])
+def test_what_the_optimiser_remembers_lies_as_its_parameters_do(name, tmp_path):
+    first, second = (training(with_norms(), recipe(name)) for _ in range(2))
+    train(first, steps=2)
+    checkpoints.save(tmp_path, 2, first.network, first.optimizer, {})
+    checkpoints.load(tmp_path, second.network, second.optimizer)
+    parameters = list(second.network.parameters())
+    strided = {tuple(p.shape[2:]) for p in parameters if p.ndim == 4 and layout(p) != layout(p.contiguous())}
+    assert strided == {(3, 3)} and any(p.shape[2:] == (1, 1) for p in parameters)
+    for parameter, earlier in zip(parameters, first.network.parameters(), strict=True):
+        found, wanted = second.optimizer.state[parameter], first.optimizer.state[earlier]
+        assert found.keys() == wanted.keys() != set()
+        for field, tensor in found.items():
+            assert torch.equal(tensor, wanted[field])
+            assert not tensor.ndim or layout(tensor) == layout(parameter)
+
+
+def sliced(photos, folder, count=1, *how):
+    for _ in range(count):
+        said = run("pretrain", photos, folder, *SMALL, "--minutes", 1e-9, *how)
+    return said
+
+
+def test_it_is_said_that_a_run_can_go_on(photos, tmp_path):
+    assert "not finished; run the same command again to go on" in sliced(photos, tmp_path / "run").stdout
+
+
+def damage(path):
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_checkpoint_costs_only_time(photos, undisturbed, tmp_path, caplog):
+    sliced(photos, tmp_path / "run", 2)
+    damage(tmp_path / "run" / "checkpoints" / "0000000002.safetensors")
+    run("pretrain", photos, tmp_path / "run", *SMALL)
+    assert "0000000002" in caplog.text and "going back to the state after step 1" in caplog.text
+    assert outcome(tmp_path / "run") == outcome(undisturbed())
+
+
+def test_without_a_whole_checkpoint_a_run_is_refused(photos, tmp_path):
+    sliced(photos, tmp_path / "run", 2)
+    for path in (tmp_path / "run" / "checkpoints").iterdir():
+        damage(path)
+    assert "no checkpoint in" in refused("pretrain", photos, tmp_path / "run", *SMALL)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (("--batch-size", 4), "batch_size 8 (now 4)"),
+        (("--epochs", 7), "epochs 6 (now 7)"),
+        (("--seed", 1), "seed 0 (now 1)"),
+        (("--precision", "bf16"), "precision fp32 (now bf16)"),
+        (("--size", 24), "size 16 (now 24)"),
+        (("--views", "grey"), "views natural (now grey)"),
+        (("--tau-plus", 0), "tau_plus 0.1 (now 0.0)"),
+    ],
+)
+def test_a_run_of_another_configuration_is_refused(changed, words, photos, undisturbed):
+    before = outcome(undisturbed())
+    told = refused("pretrain", photos, undisturbed(), *SMALL, *changed)
+    assert "another configuration" in told and words in told and told.count("(now") == 1
+    assert outcome(undisturbed()) == before
+
+
+def test_other_images_are_another_run(undisturbed, image_folder):
+    assert "images " in refused("pretrain", image_folder(20), undisturbed(), *SMALL)
+
+
+def test_a_constant_rate_goes_on_for_more_epochs_and_not_for_fewer(photos, tmp_path):
+    how = (*NETWORK, "--recipe", "impulses", "--batch-size", BATCH, "--precision", "fp32")
+    run("pretrain", photos, tmp_path / "whole", *how, "--epochs", 3)
+    run("pretrain", photos, tmp_path / "run", *how, "--epochs", 2)
+    assert run_json("pretrain", photos, tmp_path / "run", *how, "--epochs", 3)["steps"] == 12
+    assert outcome(tmp_path / "run")[:3] == outcome(tmp_path / "whole")[:3]
+    assert "epochs 3 (now 2)" in refused("pretrain", photos, tmp_path / "run", *how, "--epochs", 2)
+    assert "lr" in refused("pretrain", photos, tmp_path / "run", *how, "--epochs", 4, "--lr", 1)
+
+
+def test_a_run_that_learned_nothing_gives_way_to_another(photos, undisturbed, tmp_path):
+    refused("pretrain", photos, tmp_path / "run", *SMALL, "--lr", 1e38, "--size", 24)
+    run("pretrain", photos, tmp_path / "run", *SMALL)
+    assert outcome(tmp_path / "run") == outcome(undisturbed())
+
+
+def test_another_rate_before_the_first_checkpoint_costs_no_decoding(photos, undisturbed, tmp_path):
+    refused("pretrain", photos, tmp_path / "run", *SMALL, "--lr", 1e38)
+    decoded = (tmp_path / "run" / "images.u8").stat()
+    sliced(photos, tmp_path / "run")
+    now = (tmp_path / "run" / "images.u8").stat()
+    assert (now.st_ino, now.st_mtime_ns) == (decoded.st_ino, decoded.st_mtime_ns)
+    run("pretrain", photos, tmp_path / "run", *SMALL)
+    assert outcome(tmp_path / "run") == outcome(undisturbed())
+
+
+@pytest.mark.parametrize(
+    "told",
+    ["", "[]", "7", "null", "{}", '{"format": "pucache-run", "version": 2}', "[" * 9999, b"\xff\xfe",
+     '{"format": "pucache-run", "version": 1, "settings": {}, "recipe": {"unknown": 1}}',
+     '{"format": "pucache-run", "version": 1, "settings": 3, "recipe": {}}',
+     '{"format": "pucache-run", "version": 1, "settings": {}, "recipe": []}'],
+)  # fmt: skip
+def test_a_strange_run_json_is_one_clear_line(told, photos, tmp_path):
+    (tmp_path / "run.json").write_bytes(told if isinstance(told, bytes) else told.encode())
+    assert "is not the configuration of a run" in refused("pretrain", photos, tmp_path, *SMALL)
+
+
+def test_a_folder_that_holds_only_an_encoder_is_not_overwritten(photos, undisturbed, tmp_path):
+    (tmp_path / "encoder.safetensors").write_bytes((undisturbed() / "encoder.safetensors").read_bytes())
+    assert "no run.json" in refused("pretrain", photos, tmp_path, *SMALL)
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "[1]", '{"recipe": 1, "result": {}}', "step"])
+def test_a_strange_log_or_result_is_no_hindrance(content, photos, undisturbed, tmp_path):
+    sliced(photos, tmp_path / "run")
+    for name in ("log.csv", "finished.json"):
+        (tmp_path / "run" / name).write_text(content)
+    run("pretrain", photos, tmp_path / "run", *SMALL)
+    assert outcome(tmp_path / "run")[:3] == outcome(undisturbed())[:3]
+
+
+def test_a_folder_in_use_is_refused(photos, tmp_path):
+    with filelock.FileLock(tmp_path / ".lock"):
+        assert "by another process" in refused("pretrain", photos, tmp_path, *SMALL)
+
+
+# --- what goes wrong ---------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_good(photos, tmp_path):
+    # the penalty on the weights, times such a rate, makes them grow at each step
+    how = (*NETWORK, "--batch-size", 32, "--epochs", 40, "--precision", "fp32", "--lr", 5e5, "--save-every", 0)
+    told = refused("pretrain", photos, tmp_path / "run", *how)
+    kept = int(re.search(r"not finite|is (nan|inf)", told) and re.search(r"after step (\d+) is kept", told)[1])
+    assert int(re.search(r"at step (\d+) of 40", told)[1]) > kept > 0 and "lower --lr" in told
+    newest = max((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
+    assert int(newest.stem) == kept and pretrained_file.read(tmp_path / "run")[1].steps == kept
+    tensors = safetensors.torch.load_file(newest)
+    assert all(tensor.isfinite().all() for tensor in tensors.values())
+    assert refused("pretrain", photos, tmp_path / "run", *how) == told
+
+
+def test_a_collapse_is_said(photos, tmp_path):
+    nothing = {name: torch.zeros_like(tensor) for name, tensor in timm.create_model("test_resnet").state_dict().items()}
+    safetensors.torch.save_file(nothing, tmp_path / "nothing.safetensors")
+    said = run("pretrain", photos, tmp_path / "run", *SMALL, "--stem", "standard", "--size", 32, "--weights",
+               tmp_path / "nothing.safetensors")  # fmt: skip
+    assert "have collapsed: the network tells no images apart" in said.stdout
+
+
+WRONG = {
+    "a batch of one": (("--batch-size", 1), 2, "at least 2"),
+    "fewer images than a batch": (("--batch-size", 64), 2, "33 images are fewer than a batch of 64"),
+    "no temperature": (("--temperature", 0), 2, "above 0"),
+    "a negative temperature": (("--temperature", -1), 2, "above 0"),
+    "a temperature that is no number": (("--temperature", "nan"), 2, "above 0"),
+    "certainty": (("--tau-plus", 1), 2, "below 1"),
+    "a negative probability": (("--tau-plus", -0.1), 2, "below 1"),
+    "a probability that is no number": (("--tau-plus", "nan"), 2, "below 1"),
+    "no time": (("--minutes", 0), 2, "above 0"),
+    "a time that is no number": (("--save-every", "nan"), 2, "--save-every must be 0 or more"),
+    "parts that are not equal": (("--accumulate", 3), 2, "3 equal parts"),
+    "a rate of nothing": (("--lr", 0), 2, "above 0"),
+    "a seed beyond all": (("--seed", 2**70), 2, "below 2 to the 63rd"),
+    "an unknown network": (("--backbone", "resnet999"), 1, "no model called 'resnet999'"),
+    "a small stem for patches": (("--backbone", "test_vit"), 1, "--stem standard"),
+    "weights that are not there": (("--weights", "missing.safetensors"), 1, "no such weights"),
+    "unknown positives": (("--positives", "green/*"), 1, "green"),
+    "positives that are not there": (("--positives", "missing.txt"), 1, "missing.txt"),
+    "both kinds of truth": (("--positives", "red/*", "--labels", "x.csv"), 2, "not both"),
+    "an unknown device": (("--device", "tpu"), 2, "tpu"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_done_is_refused_and_leaves_no_run(case, photos, tmp_path):
+    changed, code, words = WRONG[case]
+    assert words in refused("pretrain", photos, tmp_path / "run", *SMALL, *changed, code=code)
+    run_files = {path.name for path in (tmp_path / "run").glob("*")} if (tmp_path / "run").exists() else set()
+    assert run_files <= {".lock"}
+
+
+def test_weights_of_another_network_are_refused(photos, tmp_path):
+    safetensors.torch.save_file(timm.create_model("test_efficientnet").state_dict(), tmp_path / "w.safetensors")
+    told = refused("pretrain", photos, tmp_path / "run", *SMALL, "--weights", tmp_path / "w.safetensors")
+    assert "does not fit test_resnet" in told
+
+
+def test_another_optimizer_comes_with_its_own_rate(photos, tmp_path):
+    for name, optimizer, rate in (("modern", "adam", 3e-4), ("impulses", "sgd", 0.06)):
+        run("pretrain", photos, tmp_path / name, *SMALL, "--epochs", 1, "--recipe", name, "--optimizer", optimizer)
+        assert json.loads((tmp_path / name / "run.json").read_text())["recipe"]["lr"] == rate
+
+
+def test_sources_without_images_are_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "no image" in refused("pretrain", tmp_path / "empty", tmp_path / "run", *SMALL)
+    save_images(tmp_path / "one", 1, (9, 9, 9))
+    assert "one image" in refused("pretrain", tmp_path / "one", tmp_path / "run", *SMALL, code=2)
+    (tmp_path / "broken").mkdir()
+    for number in range(9):
+        (tmp_path / "broken" / f"{number}.png").write_bytes(b"no image")
+    assert "none of the 9 images" in refused("pretrain", tmp_path / "broken", tmp_path / "run", *SMALL)
+    save_images(tmp_path / "tiny", 9, (9, 9, 9), side=2)
+    assert "too small for the crop" in refused("pretrain", tmp_path / "tiny", tmp_path / "run", *SMALL)
+
+
+def test_images_that_cannot_be_used_are_listed_and_left_out(tmp_path):
+    save_images(tmp_path / "photos", 10, (90, 90, 90))
+    save_images(tmp_path / "photos" / "tiny", 2, (90, 90, 90), side=2)
+    (tmp_path / "photos" / "broken.jpg").write_bytes(b"no image")
+    command = ("pretrain", tmp_path / "photos", tmp_path / "run", *SMALL, "--epochs", 2)
+    said = run(*command, "--strict", code=3).stdout
+    assert "on 10 images" in said and "failed: 'broken.jpg'" in said and "too small for the crop" in said
+    told = run_json(*command)  # once more, when all is done
+    assert set(told["failures"]) == {"broken.jpg", "tiny/000.png", "tiny/001.png"} and told["images"] == 10
+    said = refused(*command, "--seed", 1)
+    assert "seed" in said
+
+
+def test_a_run_goes_on_with_the_images_it_began_with(tmp_path):
+    save_images(tmp_path / "photos", 10, (90, 90, 90))
+    (tmp_path / "photos" / "broken.jpg").write_bytes(b"no image")
+    sliced(tmp_path / "photos", tmp_path / "run")
+    told = refused("pretrain", tmp_path / "photos", tmp_path / "run", *SMALL, "--decode", "always")
+    assert "was trained with 10 images, and 11 can be used now" in told
+
+
+def test_a_place_that_cannot_be_written_is_refused(photos, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    assert "is a file; RUN_DIR is a folder" in refused("pretrain", photos, tmp_path / "file", *SMALL)
+    assert "cannot write" in refused("pretrain", photos, "/proc/run", *SMALL)
+    (tmp_path / "run" / "log.csv").mkdir(parents=True)
+    assert "log.csv" in refused("pretrain", photos, tmp_path / "run", *SMALL)
+
+
+def test_a_disk_that_is_full_of_images_is_one_line(photos, undisturbed, tmp_path, small_disk):
+    with small_disk(10_000):
+        assert "images.u8" in refused("pretrain", photos, tmp_path / "run", *SMALL)
+    run("pretrain", photos, tmp_path / "run", *SMALL)
+    assert outcome(tmp_path / "run") == outcome(undisturbed())
+
+
+@pytest.mark.parametrize(("room", "which"), [(1 << 20, "encoder.safetensors"), (2 << 20, "0000000002.safetensors")])
+def test_a_disk_that_is_full_when_saving_costs_only_time(room, which, photos, undisturbed, tmp_path, small_disk):
+    sliced(photos, tmp_path / "run")
+    with small_disk(room):
+        assert which in refused("pretrain", photos, tmp_path / "run", *SMALL, "--save-every", 0)
+    assert [path.stem for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["0000000001"]
+    run("pretrain", photos, tmp_path / "run", *SMALL)
+    assert outcome(tmp_path / "run") == outcome(undisturbed())
+
+
+def test_a_disk_that_is_full_of_log_is_one_line(photos, undisturbed, tmp_path, small_disk):
+    sliced(photos, tmp_path / "run")
+    size = (tmp_path / "run" / "log.csv").stat().st_size
+    with small_disk(size + 3), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pucache.pretraining.run_folder._write", lambda path, told: None)  # which is larger than that
+        assert "log.csv" in refused("pretrain", photos, tmp_path / "run", *SMALL)
+    run("pretrain", photos, tmp_path / "run", *SMALL)
+    assert outcome(tmp_path / "run") == outcome(undisturbed())
+
+
+# --- TensorBoard -------------------------------------------------------------------------------
+
+
+def test_tensorboard_can_read_what_was_logged(photos, undisturbed, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sliced(photos, tmp_path / "run", 1, "--tensorboard")
+    run("pretrain", photos, tmp_path / "run", *SMALL, "--tensorboard")
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    found = [(event.step, event.value) for event in events.Scalars("loss")]
+    logged = [(int(row["step"]), float(row["loss"])) for row in table(tmp_path / "run")[1:]]
+    assert [step for step, _ in found] == [step for step, _ in logged]
+    assert [value for _, value in found] == pytest.approx([value for _, value in logged], abs=1e-4)
+    assert outcome(tmp_path / "run") == outcome(undisturbed())
+
+
+def test_without_tensorboard_its_install_line_is_told(photos, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    told = refused("pretrain", photos, tmp_path / "run", *SMALL, "--tensorboard")
+    assert "pip install 'pucache[tensorboard]'" in told and not (tmp_path / "run").exists()
+
+
+# --- several processes -------------------------------------------------------------------------
+
+
+def test_torchrun_trains_as_one_process_does(photos, tmp_path):
+    how = (*SMALL, "--epochs", 2)
+    run("pretrain", photos, tmp_path / "alone", *how)
+    command = ["-m", "pucache", "pretrain", photos, tmp_path / "run", *how]
+    ended = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *map(str, command)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("next: pucache embed") == 1 and ended.stdout.count("8 of 8 steps") == 1
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        path.name for path in (tmp_path / "alone").iterdir()
+    }
+    rows, wanted = table(tmp_path / "run"), table(tmp_path / "alone")
+    assert [row["step"] for row in rows] == [row["step"] for row in wanted] == ["0", "4", "8"]
+    for name in ("loss", "alignment", "uniformity", "spread"):
+        found, expected = ([float(row[name]) for row in told[1:]] for told in (rows, wanted))
+        assert found == pytest.approx(expected, abs=1e-3)
+
+
+@contextlib.contextmanager
+def start_two(photos, run_dir, log, *how, strike=None, struck=None):
+    """Two processes as torchrun starts them, one of which a signal may strike."""
+    with torchrun_says(2) as told, contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                Started(
+                    ["pretrain", photos, run_dir, *SMALL, *how],
+                    log / str(rank),
+                    strike=strike if rank == struck else None,
+                    **environ,
+                )
+            )
+            for rank, environ in enumerate(told)
+        ]
+
+
+def errors(commands):
+    return [line for command in commands for line in command.stderr.splitlines() if line.startswith("Error: ")]
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [(("--batch-size", 9), "9 does not divide evenly among 2 processes"), (("--compile",), "leave it out")],
+)
+def test_what_two_processes_cannot_do_is_said_once(how, words, photos, tmp_path):
+    with start_two(photos, tmp_path / "run", tmp_path, *how) as two:
+        assert sorted(command.wait() for command in two) == [1, 2]
+    (line,) = errors(two)
+    assert words in line and "Traceback" not in two[0].stderr + two[1].stderr
+
+
+def test_a_numbered_gpu_is_refused_to_several_processes(photos, tmp_path, monkeypatch):
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    told = refused("pretrain", photos, tmp_path / "run", *SMALL, "--device", "cuda:3", code=2)
+    assert "--device cuda:3" in told and "use cuda" in told and not (tmp_path / "run").exists()
+
+
+def test_an_error_of_the_first_of_two_ends_both_with_one_line(photos, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with start_two(tmp_path / "empty", tmp_path / "run", tmp_path) as two:
+        assert [command.wait() for command in two] == [1, 1]
+    (line,) = errors(two)
+    assert "no image" in line and "Traceback" not in two[0].stderr + two[1].stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("struck", [0, 1])
+def test_two_processes_stop_after_the_same_step_whoever_is_told(struck, number, code, photos, tmp_path):
+    how = ("--epochs", 4000, "--save-every", 1000)
+    told = Strike(number, STEP, 6)
+    with start_two(photos, tmp_path / "run", tmp_path, *how, strike=told, struck=struck) as two:
+        codes = [command.wait() for command in two]
+    # whichever is first to leave says it; of a companion's signal it knows only that there was one
+    assert (codes[struck], codes[1 - struck]) in [(code, 1), (1, 130)]
+    assert "".join(command.stderr for command in two).count("nothing is lost") == 1
+    assert "Traceback" not in two[0].stderr + two[1].stderr and errors(two) == []
+    assert two[0].steps == two[1].steps == list(range(6)) and newest(tmp_path / "run") == 6
+
+
+def test_two_processes_stop_after_the_same_step_when_the_time_is_up(photos, tmp_path):
+    with start_two(photos, tmp_path / "run", tmp_path, "--minutes", 1e-9) as two:
+        assert [command.wait() for command in two] == [0, 0]
+    assert two[0].steps == two[1].steps == [0] and newest(tmp_path / "run") == 1
+    assert "not finished" in two[0].stdout and two[1].stdout == ""
+
+
+def test_a_process_whose_companion_is_killed_says_so(photos, tmp_path):
+    how, killed = ("--epochs", 4000), Strike(signal.SIGKILL, STEP, 6)
+    with start_two(photos, tmp_path / "run", tmp_path, *how, strike=killed, struck=1) as two:
+        assert [command.wait() for command in two] == [1, -signal.SIGKILL]
+    (line,) = errors(two)
+    assert "process 0 has lost the others" in line and "Traceback" not in two[0].stderr
+
+
+# --- what a newcomer does ------------------------------------------------------------------------
+
+
+def test_a_folder_of_other_things_is_refused_and_left_as_it_was(photos):
+    before = sorted(path.name for path in photos.iterdir())
+    told = refused("pretrain", photos, photos, *SMALL)
+    assert "holds other files ('red', 'rest'); name a new or empty folder" in told
+    assert sorted(path.name for path in photos.iterdir()) == before
+
+
+def test_weights_are_known_by_what_they_are_and_not_by_their_path(photos, undisturbed, tmp_path):
+    begin = ("pretrain", photos, tmp_path / "run", *SMALL, "--weights")
+    run(*begin, undisturbed(), "--minutes", 1e-9)
+    run(*begin, f"{undisturbed()}/", "--minutes", 1e-9)
+    run(*begin, undisturbed() / "encoder.safetensors", "--minutes", 1e-9)
+    run("pretrain", photos, tmp_path / "other", *SMALL, "--epochs", 1)
+    assert "another configuration: weights" in refused(*begin, tmp_path / "other")
+
+
+def test_what_will_be_done_and_where_it_goes_on_is_said(photos, tmp_path, caplog):
+    caplog.set_level("INFO", "pucache")
+    pretrain = ("pretrain", photos, tmp_path / "run", *SMALL, "--backbone", "timm:test_resnet", "--minutes", 1e-9)
+    first = json.loads(run(*pretrain, "--json").stdout)
+    assert math.isfinite(first["loss"]) and math.isfinite(first["geometry"]["spread"]) and first["finished"] is False
+    run(*pretrain)
+    plans = [record.getMessage() for record in caplog.records if "images;" in record.getMessage()]
+    assert plans[0].startswith("33 images; test_resnet, small stem, random weights, views of 16 px; batches of 8, 6 ")
+    assert "going on" not in plans[0] and plans[1].endswith("cpu in fp32; going on after step 1")
+
+
+@pytest.mark.parametrize(
+    ("side", "options", "words"),
+    [
+        (16, ("--stem", "standard", "--size", 96), "about 16 px and would be enlarged to 96; --stem small --size 32"),
+        (96, (), "about 96 px and would be shrunk to 16"),
+        (30, (), ""),
+    ],
+)
+def test_images_far_from_the_size_of_the_views_are_remarked_on(side, options, words, tmp_path, caplog):
+    save_images(tmp_path / "images", 10, (90, 90, 90), side)
+    run("pretrain", tmp_path / "images", tmp_path / "run", *SMALL, *options, "--minutes", 1e-9)
+    said = [record.getMessage() for record in caplog.records if "the images are of about" in record.getMessage()]
+    assert len(said) == bool(words) and all(words in text for text in said)
+
+
+def test_a_single_positive_is_too_few_for_a_probe(photos, tmp_path):
+    (tmp_path / "one.txt").write_text("red/000.png\n")
+    told = refused("pretrain", photos, tmp_path / "run", *SMALL, "--positives", tmp_path / "one.txt")
+    assert "1 positive and 32 others are too few" in told

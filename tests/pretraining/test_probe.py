@@ -1,0 +1,342 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn.functional import interpolate
+
+from pucache.errors import LabelError, RunError
+from pucache.images.source import open_source
+from pucache.pretraining import probe
+from pucache.pretraining.augmentations import VIEWS
+from pucache.pretraining.dataset import Squash, Streamed
+from pucache.pretraining.network import build
+from pucache.pretraining.probe import Probe, effective_rank, features, held_out_auc, neighbours_agree
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CPU = torch.device("cpu")
+
+
+class Recorded(Streamed):
+    """Images of a folder, and which of them were asked for."""
+
+    asked: np.ndarray
+
+    def batches(self, plan):
+        plan = list(plan)
+        self.asked = np.concatenate(plan)
+        return super().batches(plan)
+
+
+@pytest.fixture(scope="module")
+def network():
+    return build("test_resnet", stem="small", size=32, weights=None, norm=True, seed=0).train()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Forty noisy images: every fourth one is reddish, the others are bluish."""
+    folder = tmp_path_factory.mktemp("images")
+    generator = np.random.default_rng(0)
+    for number in range(40):
+        tint = (150, 60, 30) if number % 4 == 0 else (30, 60, 150)
+        pixels = np.clip(generator.normal(tint, 25, (24, 24, 3)), 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number:02}.png")
+    return folder
+
+
+def images(folder, side=32):
+    source = open_source(folder)
+    return Recorded(source, source.scan(), Squash(side, "bilinear", VIEWS["natural"]))
+
+
+def table(tmp_path, text):
+    path = tmp_path / "labels.csv"
+    path.write_text(text)
+    return path
+
+
+def look(probe, network):
+    return probe(network, CPU, torch.float32)
+
+
+# --- held-out heads ----------------------------------------------------------------------------
+
+
+def rows(n, d, share, apart, seed=0):
+    generator = np.random.default_rng(seed)
+    s = (generator.random(n) < share).astype(np.int8)
+    X = generator.standard_normal((n, d)).astype(np.float32)
+    X[:, 0] += apart * s
+    return X, s
+
+
+@pytest.mark.parametrize("d", [5, 200])
+def test_noise_has_an_area_of_about_a_half_even_where_a_head_could_learn_it_by_heart(d):
+    areas = [held_out_auc(*rows(150, d, 0.3, 0, seed)) for seed in range(3)]
+    assert np.mean(areas) == pytest.approx(0.5, abs=0.12)
+
+
+def test_separable_rows_have_an_area_of_nearly_1_and_half_separable_ones_what_theory_says():
+    assert held_out_auc(*rows(300, 5, 0.3, 8)) > 0.999
+    expected = 0.5 * (1 + math.erf(1 / 2))  # of normal distributions one deviation apart, P(N(1, sqrt 2) > 0)
+    assert held_out_auc(*rows(1500, 5, 0.3, 1)) == pytest.approx(expected, abs=0.03)
+
+
+@pytest.mark.parametrize("s", [[1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]])
+def test_a_single_row_of_a_kind_cannot_be_held_out(s):
+    assert math.isnan(held_out_auc(rows(6, 3, 0.5, 0)[0], np.array(s, np.int8)))
+
+
+def test_two_rows_of_a_kind_can():
+    assert 0 <= held_out_auc(rows(6, 3, 0.5, 0)[0], np.array([1, 1, 0, 0, 0, 0], np.int8)) <= 1
+
+
+# --- neighbours --------------------------------------------------------------------------------
+
+
+def agreement(X, classes):
+    X = X / np.sqrt((X**2).sum(1, keepdims=True))
+    right = []
+    for i, x in enumerate(X):
+        near = sorted(((float(x @ other), j) for j, other in enumerate(X) if j != i), reverse=True)[:20]
+        votes = dict.fromkeys(range(classes.max() + 1), 0.0)
+        for cosine, j in near:
+            votes[classes[j]] += math.exp(cosine / 0.1)
+        right.append(max(votes, key=votes.get) == classes[i])
+    return np.mean(right)
+
+
+@pytest.mark.parametrize(("n", "count"), [(2, 2), (7, 3), (21, 2), (120, 4)])
+def test_neighbours_vote_as_in_a_loop(n, count):
+    for seed in range(4):
+        generator = np.random.default_rng(seed)
+        classes = generator.permutation(np.arange(n) % count)
+        X = generator.standard_normal((n, 6)) + np.eye(6)[classes]
+        found = neighbours_agree(torch.from_numpy(X).float(), torch.from_numpy(classes))
+        assert found == pytest.approx(agreement(X, classes), abs=1e-6)
+
+
+def test_neighbours_agree_where_classes_lie_apart_and_never_where_an_image_would_have_to_vote_for_itself():
+    classes = torch.arange(60) % 3
+    X = 5 * torch.eye(3)[classes] + 0.01 * torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    assert neighbours_agree(X, classes) == 1
+    assert neighbours_agree(X, torch.arange(60)) == 0
+    assert neighbours_agree(1000 * X, classes) == 1
+
+
+# --- rank --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [1, 3, 8])
+@pytest.mark.parametrize("scale", [1e-20, 1.0, 1e10])
+def test_the_effective_rank_of_k_equal_orthogonal_directions_is_k(k, scale):
+    basis = torch.linalg.qr(torch.randn(12, 12, generator=torch.Generator().manual_seed(0)))[0][:k]
+    X = torch.cat([basis, -basis, torch.zeros(3, 12)]) * scale
+    assert effective_rank(X) == pytest.approx(k, rel=1e-4)
+
+
+def test_the_effective_rank_is_that_of_the_formula_wherever_the_centre_is():
+    X = np.random.default_rng(0).standard_normal((30, 6)) * [5, 3, 1, 1, 0.1, 0]
+    singular = np.linalg.svd(X - X.mean(0), compute_uv=False)
+    share = singular[:5] / singular[:5].sum()
+    expected = math.exp(-(share * np.log(share)).sum())
+    assert 2 < expected < 5
+    assert effective_rank(torch.from_numpy(X)) == pytest.approx(expected, rel=1e-4)
+    assert effective_rank(torch.from_numpy(X + 10).float()) == pytest.approx(expected, rel=1e-4)
+
+
+def test_features_that_are_all_the_same_have_a_rank_of_1():
+    assert effective_rank(torch.zeros(5, 4)) == effective_rank(torch.ones(5, 4)) == 1
+
+
+# --- features ----------------------------------------------------------------------------------
+
+
+def test_features_are_the_same_whatever_the_batch_and_the_company(network, folder, monkeypatch):
+    pixels, wanted = images(folder), np.array([3, 17, 0, 39, 17])
+    whole = features(network, pixels, np.arange(40), CPU, torch.float32)
+    assert whole.shape == (40, network.dim) and whole.dtype == torch.float32 and not whole.requires_grad
+    assert whole.std(0).max() > 1e-3
+    for batch in (1, 7, 40):
+        monkeypatch.setattr(probe, "_BATCH", batch)
+        torch.testing.assert_close(features(network, pixels, np.arange(40), CPU, torch.float32), whole)
+    torch.testing.assert_close(features(network, pixels, wanted, CPU, torch.float32), whole[wanted])
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_features_are_those_of_eval_mode_and_leave_the_network_as_it_was(network, folder, training):
+    pixels = images(folder)
+    network.train(training)
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    found = features(network, pixels, np.arange(8), CPU, torch.float32)
+    assert {module.training for module in network.modules()} == {training}
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+    x = next(pixels.batches([np.arange(8)])).permute(0, 3, 1, 2) / 255
+    with torch.no_grad():
+        torch.testing.assert_close(found, network.eval().features(x))
+        assert not torch.allclose(found, network.train().features(x), rtol=0.1)
+    network.load_state_dict(before)
+
+
+def test_training_goes_on_after_features_that_could_not_be_had(network, folder):
+    network.train()
+    with pytest.raises(IndexError):
+        features(network, images(folder), np.array([40]), CPU, torch.float32)
+    assert network.training
+
+
+def test_larger_images_are_brought_to_the_size_of_a_view(network, folder):
+    pixels = images(folder, side=37)
+    found = features(network, pixels, np.arange(4), CPU, torch.float32)
+    x = next(pixels.batches([np.arange(4)])).permute(0, 3, 1, 2) / 255
+    with torch.no_grad():
+        expected = network.eval().features(interpolate(x, (32, 32), mode="bilinear", antialias=True))
+    torch.testing.assert_close(found, expected)
+
+
+def test_features_in_bfloat16_are_nearly_those_of_float32(network, folder):
+    exact = features(network, images(folder), np.arange(8), CPU, torch.float32)
+    found = features(network, images(folder), np.arange(8), CPU, torch.bfloat16)
+    assert found.dtype == torch.float32 and not torch.equal(found, exact)
+    torch.testing.assert_close(found, exact, rtol=0.05, atol=0.02)
+
+
+# --- a probe -----------------------------------------------------------------------------------
+
+REDDISH = "".join(f"{number:02}.png\n" for number in range(0, 40, 4))
+CLASSES = "key,label\n" + "".join(f"{number:02}.png,{'red' if number % 4 == 0 else 'blue'}\n" for number in range(40))
+
+
+def test_without_positives_or_labels_there_is_the_rank_alone(network, folder):
+    figures = look(Probe(images(folder)), network)
+    assert math.isnan(figures.probe) and 1 < figures.rank <= 40
+
+
+def test_positives_that_look_different_are_told_from_the_rest_and_random_ones_are_not(network, folder, tmp_path):
+    (tmp_path / "positives.txt").write_text(REDDISH)
+    found = Probe(images(folder), positives=tmp_path / "positives.txt")
+    assert found.name == "PAUC of held-out linear heads" and look(found, network).probe > 0.95
+    (tmp_path / "positives.txt").write_text("".join(f"{number:02}.png\n" for number in (1, 5, 8, 14, 20, 22, 27, 33)))
+    assert look(Probe(images(folder), positives=tmp_path / "positives.txt"), network).probe < 0.8
+    assert look(Probe(images(folder), positives="[0-3][048].png"), network).probe > 0.5  # a glob
+
+
+def test_s_is_1_for_positives_alone(network, folder, tmp_path, monkeypatch):
+    (tmp_path / "positives.txt").write_text(REDDISH)
+    given = []
+    monkeypatch.setattr(probe, "held_out_auc", lambda X, s: given.append(s) or 0.5)
+    look(Probe(images(folder), positives=tmp_path / "positives.txt"), network)
+    assert given[0].dtype == np.int8 and given[0].tolist() == [number % 4 == 0 for number in range(40)]
+
+
+def test_labels_that_show_agree_among_neighbours(network, folder, tmp_path):
+    found = Probe(images(folder), labels=table(tmp_path, CLASSES))
+    assert found.name == "accuracy of 20 nearest neighbours" and look(found, network).probe > 0.9
+
+
+def test_images_without_a_label_and_labels_without_an_image_have_no_part(network, folder, tmp_path):
+    text = "key,label\n05.png,\n06.png\n00.png,red\n04.png,red\n01.png,blue\n02.png,7\n99.png,green\n"
+    pixels = images(folder)
+    figures = look(Probe(pixels, labels=table(tmp_path, text)), network)
+    assert pixels.asked.tolist() == [0, 1, 2, 4] and 0 <= figures.probe <= 1
+
+
+def test_classes_beyond_those_that_are_looked_at_cost_nothing(network, folder, tmp_path, monkeypatch):
+    """As many as there are images: a label of every key in a large table is no class to vote for."""
+    many = "".join(f"elsewhere/{number}.png,{number}\n" for number in range(50_000))
+    found = Probe(images(folder), labels=table(tmp_path, CLASSES + many))
+    counted = []
+    monkeypatch.setattr(probe, "neighbours_agree", lambda X, classes: counted.append(int(classes.max()) + 1) or 0.0)
+    look(found, network)
+    assert counted == [2]
+
+
+def test_the_same_few_images_are_looked_at_each_time(network, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(probe, "_MOST", 12)
+    (tmp_path / "positives.txt").write_text(REDDISH)
+    labels = table(tmp_path, CLASSES)
+    for options in ({}, {"positives": tmp_path / "positives.txt"}, {"labels": labels}):
+        pixels, asked = images(folder), []
+        for seed in (0, 0, 1):
+            probing = Probe(pixels, seed=seed, **options)
+            look(probing, network)
+            asked.append(pixels.asked.tolist())
+            look(probing, network)
+            assert pixels.asked.tolist() == asked[-1] and len(set(asked[-1])) == 12
+        assert asked[0] == asked[1] != asked[2]
+        if "positives" in options:
+            assert sum(number % 4 == 0 for number in asked[0]) == 6  # no positive stands among the others
+
+
+def test_features_that_are_no_numbers_are_an_error_that_says_so(folder):
+    broken = build("test_resnet", stem="small", size=32, weights=None, norm=True, seed=0)
+    with torch.no_grad():
+        for weight in broken.backbone.parameters():
+            weight.mul_(1e15)
+    assert all(weight.isfinite().all() for weight in broken.parameters())
+    with pytest.raises(RunError, match=r"^the features are not finite numbers; [^\n]*$"):
+        look(Probe(images(folder)), broken)
+
+
+# --- errors ------------------------------------------------------------------------------------
+
+
+def test_both_positives_and_labels_are_a_value_error(folder):
+    with pytest.raises(ValueError, match="give positives or labels, not both"):
+        Probe(images(folder), positives="*.png", labels="labels.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("00.png\n99.png\n", r"1 of 2 keys in .* \('99\.png'\)"),
+        ("", "lists no keys"),
+        ("".join(f"{number:02}.png\n" for number in range(40)), "every image is a labelled positive"),
+    ],
+)
+def test_positives_that_do_not_fit_are_a_label_error(folder, tmp_path, monkeypatch, text, told):
+    monkeypatch.setattr(probe, "_MOST", 12)
+    (tmp_path / "positives.txt").write_text(text)
+    with pytest.raises(LabelError, match=told):
+        Probe(images(folder), positives=tmp_path / "positives.txt")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("key,name\n00.png,red\n", "no column 'label'"),
+        ("key,label\n", "no column 'label'"),
+        ("label\nred\n", "expected one called 'key'"),
+        ("key,label\n00.png,red\n01.png,red\n", "fewer than two classes of the images at hand"),
+        ("key,label\n00.png,red\n01.png,\n", "fewer than two classes"),
+        ("key,label\n97.png,red\n98.png,blue\n", "fewer than two classes"),
+    ],
+)
+def test_labels_that_do_not_fit_are_a_label_error(folder, tmp_path, text, told):
+    with pytest.raises(LabelError, match=told) as caught:
+        Probe(images(folder), labels=table(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["positives", "labels"])
+def test_a_file_that_is_not_there_is_a_label_error(folder, tmp_path, kind):
+    with pytest.raises(LabelError, match=r"none\.csv"):
+        Probe(images(folder), **{kind: tmp_path / "none.csv"})
+
+
+def test_positives_that_could_not_be_decoded_are_left_out_and_are_no_mistake(network, folder, tmp_path):
+    listed = tmp_path / "positives.txt"
+    listed.write_text("".join(f"{number:02}.png\n" for number in range(0, 40, 4)))
+    some = images(folder)
+    some.keys = some.keys[1:]  # as where it was decoded beforehand
+    some.failures = {"00.png": "cannot be decoded"}
+    probe = Probe(some, positives=listed)
+    assert probe._s.sum() == 9
+    listed.write_text("00.png\n")
+    with pytest.raises(LabelError, match=r"none of the 1 positives in .*positives\.txt could be decoded"):
+        Probe(some, positives=listed)
+    listed.write_text("absent.png\n")
+    with pytest.raises(LabelError, match="are not in the source"):
+        Probe(some, positives=listed)

@@ -1,0 +1,255 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers.training_parts import (
+    BATCH,
+    IMAGES,
+    N,
+    gradients,
+    recipe,
+    state,
+    train,
+    training,
+    with_norms,
+    without_norms,
+)
+
+from pucache.pretraining import process_group
+from pucache.pretraining.augmentations import VIEWS, Augment, draw
+from pucache.pretraining.train_step import geometry
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+# --- a step ------------------------------------------------------------------------------------
+
+
+def loss_as_printed(z, temperature, tau_plus):
+    """The debiased contrastive loss, anchor by anchor; z is (b, 2, d)."""
+    z = torch.nn.functional.normalize(z, dim=2)
+    b, losses = len(z), []
+    for i in range(b):
+        for view in range(2):
+            pos = (z[i, view] @ z[i, 1 - view] / temperature).exp()
+            others = torch.cat([z[:i], z[i + 1 :]]).flatten(0, 1)
+            neg = (others @ z[i, view] / temperature).exp().mean()
+            g = ((neg - tau_plus * pos) / (1 - tau_plus)).clamp_min(math.exp(-1 / temperature))
+            losses.append(-torch.log(pos / (pos + 2 * (b - 1) * g)))
+    return torch.stack(losses).mean()
+
+
+def by_hand(network, optimizer, rate, *, views, seed=3, steps=5):
+    """The same training, written out."""
+    network.to(memory_format=torch.channels_last).train()
+    augment, losses = Augment(VIEWS[views], 16), []
+    for number in range(steps):
+        order = np.random.default_rng((seed, number // (N // BATCH))).permutation(N)
+        place = number % (N // BATCH) * BATCH
+        one, other = augment(IMAGES[order[place : place + BATCH]], draw(seed, number, BATCH, 2))
+        z = network(torch.cat([one, other]))
+        loss = loss_as_printed(torch.stack([z[:BATCH], z[BATCH:]], 1), 0.5, 0.1)
+        optimizer.zero_grad()
+        loss.backward()
+        for group in optimizer.param_groups:
+            group["lr"] = rate(number)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def warm_and_fall(number, steps=12, rising=1):
+    peak = 0.06 * math.sqrt(BATCH / 256)
+    return peak if number < rising else peak * 0.5 * (1 + math.cos(math.pi * (number - rising) / (steps - rising)))
+
+
+def assert_near(found, wanted, within):
+    for name in wanted:
+        torch.testing.assert_close(
+            found[name], wanted[name], atol=within, rtol=0, msg=lambda text, name=name: name + text
+        )
+
+
+def test_modern_steps_are_those_of_a_loop_written_out():
+    # in double precision, as a ReLU makes much of a rounding
+    run, plain = training(with_norms().double(), recipe()), with_norms().double()
+    weights = [p for p in plain.parameters() if p.ndim > 1]
+    rest = [p for p in plain.parameters() if p.ndim <= 1]
+    optimizer = torch.optim.SGD(
+        [{"params": weights, "weight_decay": 1e-4}, {"params": rest, "weight_decay": 0}], 1.0, momentum=0.9
+    )
+    wanted = by_hand(plain, optimizer, warm_and_fall, views="natural")
+    assert train(run, steps=5) == pytest.approx(wanted, abs=1e-5)
+    assert_near(state(run.network), state(plain), 1e-5)
+
+
+def test_impulses_steps_are_those_of_a_loop_written_out():
+    run, plain = training(without_norms(), recipe("impulses")), without_norms()
+    optimizer = torch.optim.Adam(plain.parameters(), 1.0, betas=(0.9, 0.999))
+    wanted = by_hand(plain, optimizer, lambda number: 3e-4, views="impulses")
+    assert train(run, steps=5) == pytest.approx(wanted, abs=1e-5)
+    assert_near(state(run.network), state(plain), 1e-4)
+
+
+@pytest.mark.parametrize("numbers", [torch.float32, torch.bfloat16])
+def test_training_lowers_the_loss_in_either_precision(numbers):
+    how = recipe(epochs=20, n_views=3, views="grey")
+    losses = train(training(with_norms(), how, numbers=numbers), steps=60)
+    assert all(map(math.isfinite, losses)) and np.mean(losses[-10:]) < np.mean(losses[:10]) - 0.05
+
+
+def test_a_step_does_not_depend_on_what_was_drawn_before():
+    losses = []
+    for number in (1, 2):
+        torch.manual_seed(number)
+        losses.append(train(training(without_norms(dropout=0.5), recipe()), steps=4))
+    assert losses[0] == losses[1]
+
+
+# --- in parts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accumulate", [2, 4, 8])
+def test_parts_make_the_loss_and_the_gradient_of_the_whole(accumulate):
+    whole, parts = training(without_norms(), recipe()), training(without_norms(), recipe(accumulate=accumulate))
+    assert train(parts, steps=1) == pytest.approx(train(whole, steps=1), abs=1e-6)
+    assert_near(gradients(parts.network), gradients(whole.network), 1e-6)
+
+
+def test_parts_are_drawn_alike_in_both_passes():
+    run = training(without_norms(dropout=0.5), recipe(accumulate=2))
+    plain = training(without_norms(dropout=0.5), recipe(accumulate=2))
+    rows = next(iter(run.rows(0)))
+    drawn = draw(3, 0, BATCH, 2)
+    z = [plain._project(0, place, IMAGES[rows][half], drawn[half]) for place, half in
+         enumerate((slice(0, 4), slice(4, 8)))]  # fmt: skip
+    loss_as_printed(torch.cat(z), 0.5, 0.1).backward()
+    train(run, steps=1)
+    assert_near(gradients(run.network), gradients(plain.network), 1e-6)
+
+
+def test_parts_move_the_running_statistics_once_an_image():
+    parts, plain = (training(with_norms(), recipe(accumulate=4)) for _ in range(2))
+    rows, drawn = next(iter(plain.rows(0))), draw(3, 0, BATCH, 2)
+    with torch.no_grad():  # one pass of each part, in their order
+        for place, (images, numbers) in enumerate(zip(IMAGES[rows].chunk(4), drawn.chunk(4), strict=True)):
+            plain._project(0, place, images, numbers)
+    train(parts, steps=1)
+    moved = [name for name, tensor in parts.network.named_buffers() if not torch.equal(tensor, state(with_norms()).get(
+             name, tensor))]  # fmt: skip
+    found, wanted = state(parts.network), state(plain.network)
+    assert len(moved) == 3 * sum(name.endswith("batches_tracked") for name in found) > 0
+    for name in moved:
+        assert torch.equal(found[name], wanted[name]), name
+
+
+# --- the order ---------------------------------------------------------------------------------
+
+
+def rows_of(run, first=0):
+    return [rows.tolist() for rows in run.rows(first)]
+
+
+def joined(batches):
+    return [row for rows in batches for row in rows]
+
+
+def test_every_epoch_is_another_order_without_repetition():
+    run = training(without_norms(), recipe())
+    batches = rows_of(run)
+    assert len(batches) == run.steps == 12 and run.an_epoch == 3 and {len(rows) for rows in batches} == {BATCH}
+    epochs = [joined(batches[first : first + 3]) for first in range(0, 12, 3)]
+    for epoch in epochs:
+        assert len(set(epoch)) == 3 * BATCH and set(epoch) <= set(range(N))
+    assert len(set(map(tuple, epochs))) == 4
+    assert set(joined(epochs)) == set(range(N))  # what one leaves out is in another
+    assert batches != rows_of(training(without_norms(), recipe(), seed=4))
+
+
+@pytest.mark.parametrize("first", [1, 2, 3, 7, 11, 12])
+def test_the_order_goes_on_from_any_step(first):
+    run = training(without_norms(), recipe())
+    assert rows_of(run, first) == rows_of(run)[first:]
+
+
+def test_the_shares_of_the_processes_are_the_batch(monkeypatch):
+    run = training(without_norms(), recipe())
+    whole = rows_of(run)
+    monkeypatch.setattr(process_group, "world", lambda: 4)
+    shares = []
+    for rank in range(4):
+        monkeypatch.setattr(process_group, "rank", lambda rank=rank: rank)
+        shares.append(rows_of(run))
+    assert [joined(parts) for parts in zip(*shares, strict=True)] == whole
+
+
+# --- rates -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [1, 2, 10, 1000])
+def test_the_rate_rises_peaks_and_falls_to_nearly_nothing(steps):
+    how = recipe(batch_size=1024)
+    rates = [how.rate(step, steps) for step in range(steps)]
+    peak = rates.index(max(rates))
+    assert max(rates) == pytest.approx(0.06 * 2)  # the root of four times 256
+    assert peak == max(0, steps // 10 - 1)
+    assert rates[: peak + 1] == sorted(rates[: peak + 1]) and rates[peak:] == sorted(rates[peak:], reverse=True)
+    assert steps < 1000 or (rates[0] < 0.02 * max(rates) and rates[-1] < 1e-4 * max(rates))
+
+
+def test_the_rate_of_impulses_is_constant():
+    assert {recipe("impulses", batch_size=b).rate(s, 9) for b in (8, 1024) for s in range(9)} == {3e-4}
+    assert recipe("impulses", optimizer="sgd", batch_size=1024).rate(5, 9) == pytest.approx(6e-4)
+
+
+# --- what is refused ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "images", "words"),
+    [
+        ({}, 7, "7 images are fewer than a batch of 8; use --batch-size 7"),
+        ({}, 1, "one image"),
+        ({"batch_size": 1}, N, "at least 2"),
+        ({"accumulate": 3}, N, "does not divide into 3"),
+        ({"accumulate": 0}, N, "at least 1"),
+        ({"epochs": 0}, N, "at least 1"),
+        ({"n_views": 1}, N, "at least 2"),
+        ({"lr": 0.0}, N, "above 0"),
+        ({"lr": math.nan}, N, "above 0"),
+        ({"temperature": 0.0}, N, "temperature"),
+        ({"tau_plus": 1.0}, N, "tau-plus"),
+        ({"weight_decay": -1.0}, N, "weight decay"),
+        ({"warmup": math.nan}, N, "warm-up"),
+        ({"optimizer": "lion"}, N, "adam or sgd"),
+        ({"views": "none"}, N, "natural"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(changes, images, words):
+    with pytest.raises(ValueError, match=words):
+        training(without_norms(), recipe(**changes), images=images)
+
+
+def test_a_batch_that_processes_cannot_share_is_refused(monkeypatch):
+    monkeypatch.setattr(process_group, "world", lambda: 3)
+    with pytest.raises(ValueError, match="8 does not divide evenly among 3 processes"):
+        training(without_norms(), recipe())
+
+
+# --- figures -----------------------------------------------------------------------------------
+
+
+def test_what_is_not_finite_is_seen():
+    run = training(with_norms(), recipe())
+    assert run.is_finite()
+    run.network.state_dict()["projector.0.weight"][1, 2] = math.inf
+    assert not run.is_finite()
+
+
+def test_geometry_tells_a_point_from_a_sphere():
+    draws = torch.randn(400, 2, 64, generator=torch.Generator().manual_seed(0))
+    even, point = geometry(draws), geometry(torch.ones(400, 2, 64))
+    assert even.spread == pytest.approx(1, abs=0.02) and even.alignment == pytest.approx(2, abs=0.1)
+    assert point.spread == pytest.approx(0, abs=1e-3) and point.alignment == pytest.approx(0, abs=1e-5)
+    assert even.uniformity < -3.5 and point.uniformity == pytest.approx(0, abs=1e-5)

@@ -1,0 +1,294 @@
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pucache.pu.calibration import LEAST, MOST, Tilt, _Likelihood, choose_threshold, fit_tilt, parse_rule
+
+
+@pytest.fixture(autouse=True)
+def no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def gaussians(prior, n_p=400, n_u=2000, apart=1.0, seed=0):
+    """Margins and s: P from N(apart, 1), U a mixture with N(-apart, 1). The tilt is exactly 2 * apart * m."""
+    draw = np.random.default_rng(seed)
+    hidden = round(prior * n_u)
+    margins = np.concatenate([draw.normal(apart, size=n_p + hidden), draw.normal(-apart, size=n_u - hidden)])
+    return margins.astype(np.float32), (np.arange(n_p + n_u) < n_p).astype(np.int8)
+
+
+# --- the tilt ----------------------------------------------------------------------------------
+
+
+def test_the_tilt_shifts_inverts_and_weighs_as_its_formulas_say():
+    tilt = Tilt(-0.5, 2.0, 0.2)
+    m = np.linspace(-3, 3, 13)
+    ratio = np.exp(-0.5 + 2 * m)
+    np.testing.assert_allclose(tilt.log_ratio(m), np.log(ratio))
+    np.testing.assert_allclose(tilt.posterior(m), 0.2 * ratio / (0.2 * ratio + 0.8))
+    np.testing.assert_allclose(tilt.posterior(m, 0.7), 0.7 * ratio / (0.7 * ratio + 0.3))
+    np.testing.assert_allclose(tilt.shifted(1.5).posterior(m - 1.5), tilt.posterior(m))
+    assert tilt.shifted(1.5).prior == 0.2
+
+
+@given(
+    tilt=st.builds(Tilt, st.floats(-5, 5), st.floats(0.1, 10), st.floats(1e-3, 0.999)),
+    share=st.floats(1e-3, 0.999),
+    posterior=st.floats(1e-3, 0.999),
+)
+def test_margin_inverts_posterior_and_another_share_shifts_the_odds(tilt, share, posterior):
+    for at in (None, share):
+        assert tilt.posterior(tilt.margin(posterior, at), at) == pytest.approx(posterior)
+    q, moved = tilt.posterior(0.3), tilt.posterior(0.3, share)
+    shift = share / (1 - share) / (tilt.prior / (1 - tilt.prior))
+    assert moved * (1 - q) == pytest.approx(q * (1 - moved) * shift, abs=1e-12)
+
+
+@pytest.mark.parametrize("apart", [0.7, 1.0])
+@pytest.mark.parametrize("prior", [0.05, 0.3, 0.7])
+def test_where_the_tilt_holds_its_three_numbers_are_recovered(prior, apart):
+    found = [fit_tilt(*gaussians(prior, 1500, 5000, apart, seed)) for seed in range(5)]
+    for name, truth in (("alpha", 0.0), ("slope", 2 * apart), ("prior", prior)):
+        values = np.array([getattr(tilt, name) for tilt in found])
+        assert values.mean() == pytest.approx(truth, abs=3 * values.std() / np.sqrt(5) + 0.01), name
+    assert np.std([tilt.prior for tilt in found]) < 0.06 and np.std([tilt.slope for tilt in found]) < 0.3
+
+
+def test_on_gaussians_the_posterior_is_the_analytic_one_and_averages_to_the_prior():
+    margins, s = gaussians(0.2, 2000, 8000)
+    m = np.linspace(-3, 3, 100)
+    for tilt in (fit_tilt(margins, s), fit_tilt(margins, s, prior=0.2)):
+        np.testing.assert_allclose(tilt.posterior(m), 1 / (1 + 4 * np.exp(-2 * m)), atol=0.04)
+        assert tilt.posterior(margins[s == 0]).mean() == pytest.approx(tilt.prior, abs=0.01)
+
+
+def test_a_known_prior_is_held_and_moves_the_rest():
+    margins, s = gaussians(0.3)
+    known = fit_tilt(margins, s, prior=0.3)
+    assert known.prior == 0.3 and known.slope == pytest.approx(2, abs=0.4)
+    assert fit_tilt(margins, s, prior=0.1).slope < known.slope < fit_tilt(margins, s, prior=0.4).slope
+
+
+@pytest.mark.parametrize("prior", [1e-9, 0.9999, 0.99999])
+def test_a_known_prior_beyond_the_bounds_of_estimates_is_fitted_at_its_own_value(prior):
+    margins, s = gaussians(0.95)
+    tilt = fit_tilt(margins, s, prior=prior)
+    m, positive = margins.astype(np.float64), s == 1
+
+    def log_likelihood(alpha, slope):
+        e = alpha + slope * m
+        log_odds = np.log(positive.sum() / (~positive).sum()) + e - np.logaddexp(np.log1p(-prior), np.log(prior) + e)
+        return -np.logaddexp(0, np.where(positive, -log_odds, log_odds)).sum()
+
+    best = log_likelihood(tilt.alpha, tilt.slope)
+    steps = [(0.05, 0), (-0.05, 0), (0, 0.05), (0, -0.05), (0.05, -0.05)]
+    assert all(best >= log_likelihood(tilt.alpha + a, tilt.slope + b) for a, b in steps)
+
+
+@pytest.mark.parametrize("prior", [None, 0.3])
+@pytest.mark.parametrize("at", [(-1.5, 0.5, -1.0), (0.3, -1.0, 2.0), (-6.0, 2.0, -7.0)])
+def test_the_gradient_of_the_likelihood_is_its_slope(at, prior):
+    draw = np.random.default_rng(0)
+    objective = _Likelihood(draw.normal(size=30), draw.uniform(0.1, 3, 30), 11, prior)
+    at = np.array(at)
+    _, gradient = objective(at)
+    steps = 1e-6 * np.eye(3)
+    numeric = [(objective(at + step)[0] - objective(at - step)[0]) / 2e-6 for step in steps]
+    np.testing.assert_allclose(gradient[:2], numeric[:2], rtol=1e-6, atol=1e-8)
+    assert gradient[2] == pytest.approx(0.0 if prior else numeric[2], rel=1e-6, abs=1e-8)
+
+
+@pytest.mark.parametrize("prior", [None, 0.3])
+def test_weights_count_rows(prior):
+    margins, s = gaussians(0.3, 150, 400)
+    counts = np.random.default_rng(1).integers(0, 4, len(s))
+    weighted, repeated = (
+        fit_tilt(margins, s, counts, prior),
+        fit_tilt(margins.repeat(counts), s.repeat(counts), None, prior),
+    )
+    for name in ("alpha", "slope", "prior"):
+        assert getattr(weighted, name) == pytest.approx(getattr(repeated, name), rel=1e-3, abs=1e-3)
+    scaled = fit_tilt(margins, s, counts * 1e-9, prior)
+    assert scaled.posterior(0.0) == pytest.approx(weighted.posterior(0.0), rel=1e-4)
+    assert abs(fit_tilt(margins, s, None, prior).slope - weighted.slope) > 0.01
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-9, 1e9, 1e30], ids="{:.0e}".format)
+@pytest.mark.parametrize("shift", [0.0, 5.0])
+def test_the_unit_and_the_zero_of_margins_do_not_matter(scale, shift):
+    margins, s = gaussians(0.3)
+    plain = fit_tilt(margins, s)
+    moved = (margins + np.float32(shift)) * np.float32(scale)
+    tilt = fit_tilt(moved, s)
+    np.testing.assert_allclose(tilt.posterior(moved), plain.posterior(margins), atol=2e-3)
+    assert tilt.prior == pytest.approx(plain.prior, abs=2e-3)
+
+
+EXTREME = {
+    "perfect separation": ([1, 2, 3, -1, -2, -3], [1, 1, 1, 0, 0, 0]),
+    "separation the wrong way": ([-1, -2, -3, 1, 2, 3], [1, 1, 1, 0, 0, 0]),
+    "all equal": ([0] * 6, [1, 1, 0, 0, 0, 0]),
+    "all equal, huge": ([5e8] * 6, [1, 1, 0, 0, 0, 0]),
+    "equal but for rounding": ([1, 1, 1, np.nextafter(np.float32(1), 2)], [1, 0, 0, 0]),
+    "one positive": ([3, *np.linspace(-2, 2, 50)], [1] + [0] * 50),
+    "one positive far away": ([1e6, *np.linspace(-2, 2, 50)], [1] + [0] * 50),
+    "one unlabelled": ([-3, *np.linspace(-2, 2, 50)], [0] + [1] * 50),
+    "one unlabelled far away": ([-1e6, *np.linspace(-2, 2, 5000)], [0] + [1] * 5000),
+    "one of each": ([1, 0], [1, 0]),
+    "one of each, the other way": ([0, 1], [1, 0]),
+    "one of each, equal": ([1, 1], [1, 0]),
+    "two values": ([1, 0, 1, 0, 0], [1, 1, 0, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("prior", [None, 1e-6, 0.3, 0.999999])
+@pytest.mark.parametrize("name", EXTREME)
+def test_extreme_margins_give_a_finite_rising_posterior_and_a_finite_threshold(name, prior):
+    margins, s = np.array(EXTREME[name][0], np.float32), np.array(EXTREME[name][1])
+    tilt = fit_tilt(margins, s, prior=prior)
+    assert np.isfinite([tilt.alpha, tilt.slope]).all() and tilt.slope > 0
+    assert tilt.prior == prior if prior else LEAST <= tilt.prior <= MOST
+    for share in (None, 0.5):
+        posterior = tilt.posterior(np.sort(margins), share)
+        assert (np.diff(posterior) >= 0).all() and posterior[0] >= 0 and posterior[-1] <= 1
+    for rule in ("f1", "precision=0.9", "precision=1", "recall=0.9", "recall=1", 0.25):
+        assert np.isfinite(choose_threshold(tilt, margins[s == 0], rule, 0.2)), rule
+
+
+@settings(deadline=None, max_examples=40)
+@given(rows=st.lists(st.tuples(st.floats(-1e6, 1e6, width=32), st.booleans()), min_size=2, max_size=20))
+def test_the_posterior_is_finite_and_rises_whatever_the_margins(rows):
+    margins = np.array([margin for margin, _ in rows], np.float32)
+    s = np.array([positive for _, positive in rows], np.int8)
+    s[:2] = 0, 1
+    tilt = fit_tilt(margins, s)
+    posterior = tilt.posterior(np.sort(margins))
+    assert np.isfinite(posterior).all() and (np.diff(posterior) >= 0).all() and LEAST <= tilt.prior <= MOST
+
+
+def test_perfect_separation_is_certain_on_both_sides():
+    margins = np.concatenate([np.linspace(5, 6, 30), np.linspace(-6, -5, 300)]).astype(np.float32)
+    tilt = fit_tilt(margins, np.arange(330) < 30)
+    assert tilt.prior < 0.005 and tilt.posterior(-5.0) < 1e-6 and tilt.posterior(5.0, 0.5) > 0.99
+
+
+# --- thresholds --------------------------------------------------------------------------------
+
+
+def expected(tilt, margins, share, threshold):
+    """Precision, recall and F1 above a threshold from the densities of P and of N relative to that of U."""
+    ratio = np.exp(tilt.alpha + tilt.slope * margins.astype(np.float64))
+    mixture = 1 - tilt.prior + tilt.prior * ratio
+    of_p, of_n, called = ratio / mixture, 1 / mixture, margins > threshold
+    hits, false_alarms = share * of_p[called].sum(), (1 - share) * of_n[called].sum()
+    recall = hits / (share * of_p.sum())
+    precision = hits / (hits + false_alarms) if called.any() else 1.0
+    return precision, recall, 2 * precision * recall / (precision + recall) if recall else 0.0
+
+
+def cuts(margins):
+    """Every threshold that calls another set of rows positive, from all rows to none."""
+    values = np.unique(margins)
+    return [values[0] - 1, *((values[1:].astype(np.float64) + values[:-1]) / 2), values[-1]]
+
+
+SAMPLES = {
+    "distinct": gaussians(0.3, 1, 60, seed=3)[0],
+    "with ties": np.round(gaussians(0.3, 1, 150, seed=4)[0] * 2) / 2,
+    "few values": np.repeat(np.array([-1, 0, 2], np.float32), [20, 9, 3]),
+}
+TILT = Tilt(-0.2, 1.7, 0.25)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.25, 0.8])
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_f1_is_the_greatest_of_all_thresholds(sample, share):
+    margins = SAMPLES[sample]
+    chosen = choose_threshold(TILT, margins, "f1", share)
+    best = max(expected(TILT, margins, share, cut)[2] for cut in cuts(margins))
+    assert expected(TILT, margins, share, chosen)[2] == pytest.approx(best, rel=1e-9)
+    assert min(expected(TILT, margins, share, cut)[2] for cut in cuts(margins)) < best - 0.01
+
+
+@pytest.mark.parametrize("share", [0.02, 0.25, 0.8])
+@pytest.mark.parametrize("target", [0.05, 0.3, 0.6, 0.77, 0.9, 0.99, 1.0])
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_precision_and_recall_meet_their_targets_and_are_the_most_generous_to_do_so(sample, target, share):
+    margins = SAMPLES[sample]
+    by_cut = [(cut, *expected(TILT, margins, share, cut)) for cut in cuts(margins)]
+    chosen = choose_threshold(TILT, margins, f"precision={target}", share)
+    precise = [cut for cut, precision, _, _ in by_cut if precision >= target * (1 - 1e-12)]
+    assert (margins > chosen).tolist() == (margins > min(precise)).tolist()  # the lowest; none where none is enough
+    chosen = choose_threshold(TILT, margins, f"recall={target}", share)
+    complete = [cut for cut, _, recall, _ in by_cut if recall >= target * (1 - 1e-9)]
+    assert (margins > chosen).tolist() == (margins > max(complete)).tolist()
+
+
+def test_equal_margins_are_called_together_or_not_at_all():
+    """The first of ten equal rows would still meet the target, all ten do not."""
+    tilt, margins = Tilt(0.0, 1.0, 0.5), np.array([5, *[0] * 10], np.float32)
+    assert expected(tilt, margins, 0.5, 4)[0] > 0.9 > expected(tilt, margins, 0.5, -1)[0]
+    assert 0 <= choose_threshold(tilt, margins, "precision=0.7", 0.5) < 5
+
+
+@pytest.mark.parametrize("rule", ["f1", "precision=0.9", "recall=0.1"])
+def test_the_threshold_lies_between_neighbours_even_in_float32(rule):
+    high = np.nextafter(np.float32(100), np.float32(101))
+    for top, low in ((high, np.float32(100)), (np.float32(100), np.nextafter(np.float32(100), np.float32(0)))):
+        margins, middle = np.repeat([top, low], [30, 2]), (float(top) + float(low)) / 2
+        chosen = np.float32(choose_threshold(Tilt(-2e7 * middle, 2e7, 0.9), margins, rule, 0.5))
+        assert (margins > chosen).tolist() == [True] * 30 + [False] * 2
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5])
+def test_where_less_than_one_positive_is_expected_f1_asks_for_even_odds(share):
+    tilt = Tilt(0.0, 1.0, 0.001)
+    chosen = choose_threshold(tilt, np.linspace(-3, 3, 100), "f1", share)
+    assert tilt.posterior(chosen, share) == pytest.approx(0.5)
+    assert chosen != choose_threshold(tilt, np.linspace(-3, 3, 1001), "f1", share)
+
+
+@pytest.mark.parametrize("number", [0.25, -3, "1e-3", np.float32(0.1), np.float64(2.5), np.int64(7)])
+def test_a_number_is_a_margin(number):
+    assert choose_threshold(TILT, np.zeros(3), number, 0.5) == float(str(number))
+    assert parse_rule(number) == ("margin", float(str(number)))
+
+
+def test_rules_are_taken_apart():
+    assert [parse_rule(rule) for rule in ("f1", "precision=0.9", "recall=1")] == [
+        ("f1", 0.0),
+        ("precision", 0.9),
+        ("recall", 1.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        *(
+            "",
+            "f2",
+            "F1",
+            "f1=",
+            "f1=0.5",
+            "precision",
+            "precision=",
+            "recall=",
+            "recall=0",
+            "recall=1.01",
+            "recall=nan",
+        ),
+        *("precision=-1", "precision=high", "nan", "inf", "-inf", "0.5=", "=0.5", "1,5", None, True, [1], float("nan")),
+    ],
+    ids=repr,
+)
+def test_any_other_rule_is_refused_in_one_line(rule):
+    with pytest.raises(ValueError, match=r"^threshold must be f1, precision=P or recall=R with .*; got .*$") as caught:
+        parse_rule(rule)
+    assert str(caught.value).endswith(f"got {rule!r}") and "\n" not in str(caught.value)

@@ -1,0 +1,109 @@
+import numpy as np
+import pytest
+
+from pucache.retrieval.known_duplicates import twins_of
+
+N = 120
+X = np.random.default_rng(0).normal(size=(N, 6)).astype(np.float32)
+DIGESTS = np.random.default_rng(1).integers(0, 256, (N, 32), np.uint8)
+KNOWN = np.array([3, 50, 119])
+OTHERS = np.setdiff1d(np.arange(N), KNOWN)
+
+
+def at_angle(vector, cosine, length=1.0):
+    """A row of this cosine to the vector."""
+    across = np.roll(vector, 1).astype(float)
+    vector = vector.astype(float) / np.linalg.norm(vector)
+    across -= across @ vector * vector
+    return length * (cosine * vector + np.sqrt(1 - cosine**2) * across / np.linalg.norm(across))
+
+
+def found(cache, cosine, rows=OTHERS, known=KNOWN):
+    return rows[twins_of(cache, rows, known, cosine)].tolist()
+
+
+@pytest.mark.parametrize("cosine", [None, 1.5, 0.999])
+def test_equal_bytes_are_twins_whatever_their_embeddings(opened, cosine):
+    digests = DIGESTS.copy()
+    digests[[7, 80]], digests[81] = digests[50], digests[7] ^ 1
+    assert found(opened(X, digests), cosine) == [7, 80]
+
+
+def test_digests_that_are_not_known_are_equal_to_none(opened):
+    digests = DIGESTS.copy()
+    digests[[3, 7, 8]] = 0
+    assert found(opened(X, digests), None) == []
+
+
+def test_digests_that_differ_in_the_last_byte_are_different(opened):
+    digests = DIGESTS.copy()
+    digests[50, -1], digests[7] = 0, digests[50]
+    digests[7, -1] = 1
+    assert found(opened(X, digests), None) == []
+
+
+@pytest.mark.parametrize("limit", [0.9, 0.99, 0.999])
+def test_embeddings_are_twins_from_the_limit_on(opened, limit):
+    rows = X.copy()
+    for row, cosine, length in ((7, limit, 1), (8, limit + 2e-6, 300), (9, limit - 1e-5, 1), (60, 1, 0.01)):
+        rows[row] = at_angle(rows[50], cosine, length)
+    assert found(opened(rows), limit) == [7, 8, 60]
+    assert found(opened(rows), None) == found(opened(rows), 1.01) == []
+
+
+def test_a_cosine_of_one_takes_the_same_direction_only(opened):
+    rows = X.copy()
+    rows[7], rows[8] = 3 * rows[50], at_angle(rows[50], 0.9999)
+    assert found(opened(rows), 1.0) == [7]
+
+
+def test_rounding_keeps_no_row_from_the_direction_of_its_multiple(opened):
+    rows = X.copy()
+    known = np.arange(0, N, 2)
+    rows[1::2] = np.float32(3.3) * X[known]
+    assert found(opened(rows), 1.0, np.arange(1, N, 2), known) == list(range(1, N, 2))
+
+
+def test_embeddings_are_compared_as_they_are_and_not_centred(opened):
+    far = X + 100  # all alike before their mean is taken away
+    assert found(opened(far), 0.99) == OTHERS.tolist()
+
+
+def test_a_twin_of_a_twin_is_none(opened):
+    rows, digests = X.copy(), DIGESTS.copy()
+    rows[7] = at_angle(rows[50], 0.995)
+    rows[8] = at_angle(rows[7], 0.995)
+    digests[9] = digests[7]
+    assert rows[8] @ rows[50] / np.linalg.norm(rows[8]) / np.linalg.norm(rows[50]) < 0.99
+    assert found(opened(rows, digests), 0.99) == [7]
+
+
+def test_only_the_rows_asked_about_are_looked_at(opened):
+    rows = X.copy()
+    rows[[7, 60, 118]] = rows[50]
+    assert found(opened(rows), 0.999, np.array([7, 20, 118])) == [7, 118]
+    assert found(opened(rows), 0.999, np.array([], np.int64)) == []
+    assert found(opened(rows), 0.999, known=np.array([], np.int64)) == []
+
+
+def test_many_known_rows_are_compared_piece_by_piece(opened, monkeypatch):
+    monkeypatch.setattr("pucache.retrieval.known_duplicates._AT_ONCE", 3)
+    known = np.arange(0, N, 2)
+    rows = X.copy()
+    rows[1::2] = X[1::2] * 0 + X[known][::-1]
+    assert found(opened(rows), 0.999, np.arange(1, N, 2), known) == list(range(1, N, 2))
+
+
+def test_rows_of_zeros_are_twins_of_none(opened):
+    rows = X.copy()
+    rows[[50, 7]] = 0
+    assert found(opened(rows), 0.5, np.array([7])) == []
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_all_pairs_are_as_the_matrix_of_cosines_says(opened, dtype):
+    rows = X.astype(dtype)
+    wide = rows.astype(float)
+    wide /= np.linalg.norm(wide, axis=1, keepdims=True)
+    expected = OTHERS[(wide[OTHERS] @ wide[KNOWN].T).max(1) >= 0.6]
+    assert 3 < len(expected) < 60 and found(opened(rows), 0.6) == expected.tolist()

@@ -1,0 +1,274 @@
+import csv
+
+import numpy as np
+import pytest
+from helpers import plain
+from helpers.planted import planted, write_cache
+
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.errors import CacheError, LabelError, OutputError
+from pucache.progress import Silent
+from pucache.pu.classifier import PULinearClassifier
+from pucache.pu.labels import Labels, find_keys
+from pucache.retrieval.indexed_similarity import IndexedSimilarity
+from pucache.retrieval.mmr import spread_out
+from pucache.retrieval.model_scorers import Fused, Margins
+from pucache.retrieval.ranking import Ranking
+from pucache.retrieval.retrieve import retrieve
+from pucache.retrieval.similarity import SIMILARITIES, Similarity
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+N = 300
+X, S, Y = planted(N, labelled=30)
+ODD = ['a,"b".png', "c\nd.png", "e\r\nf.png", "g\rh.png", "i\u2028j.png", " k .png", "é🦊.png", "'l'.png", '"m".png']
+
+
+@pytest.fixture(scope="module")
+def model():
+    return PULinearClassifier(prior=0.3, penalty=1e-3, device="cpu").fit(X, S)
+
+
+# --- the order ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [1, 50, 10**6, None])
+@pytest.mark.parametrize("kind", SIMILARITIES)
+def test_the_best_unlabelled_rows_come_in_order(opened, kind, k):
+    scores = plain.similarity(kind, X, S == 1)
+    result = retrieve(opened(X), S, k=k, by=Similarity(kind, "cpu"))
+    expected = plain.ranked(scores, S == 0, k)
+    np.testing.assert_allclose(result.scores, scores[expected], atol=2e-4)
+    np.testing.assert_allclose(result.scores, scores[result.rows], atol=2e-4)
+    assert len(set(result.rows)) == len(result.rows) == len(expected) and (S[result.rows] == 0).all()
+    assert (np.diff(result.scores) <= 0).all() and result.posterior is None
+    assert result.keys == [f"{row:04}.png" for row in result.rows]
+
+
+def test_hidden_positives_come_first_by_default(opened):
+    assert Y[retrieve(opened(X), S, k=50).rows].mean() > 0.95
+    assert len(retrieve(opened(X), S).rows) == 100
+
+
+@pytest.mark.parametrize("labelled", [1, 3, 40])
+@pytest.mark.parametrize("k", [1, 5, 130, 250])
+@pytest.mark.parametrize("kind", SIMILARITIES)
+def test_of_equal_scores_the_earlier_row_comes_first(opened, kind, k, labelled):
+    kinds = np.array([[3, 0, 0], [0, 2, 0], [1, 1, 1]], np.float32)
+    of_kind = np.arange(N) % 3
+    positive = (np.arange(N) % 3 == 0) & (np.arange(N) >= N - 3 * labelled)
+    scores = plain.similarity(kind, kinds[of_kind], positive).round(6)
+    result = retrieve(opened(kinds[of_kind]), positive.astype(np.int8), k=k, by=Similarity(kind, "cpu"), twins=None)
+    assert result.rows.tolist() == plain.ranked(scores, ~positive, k).tolist()
+
+
+@pytest.mark.parametrize("k", [1, 50, None])
+def test_a_model_ranks_by_its_margins_and_tells_the_posterior(opened, model, k):
+    rows = np.repeat(X[:100], 3, axis=0)  # with ties
+    result, margins = retrieve(opened(rows), S, k=k, by=Margins(model), twins=None), model.margins(rows)
+    assert result.rows.tolist() == plain.ranked(margins, S == 0, k).tolist()
+    assert (result.scores == margins[result.rows]).all()
+    assert (result.posterior == model.posterior(margins)[result.rows]).all()
+
+
+# --- what is left out --------------------------------------------------------------------------
+
+
+def scorers(model):
+    similar = Similarity("max", "cpu")
+    return [similar, Margins(model), Fused(model, "cpu"), IndexedSimilarity(similar, "hnsw")]
+
+
+def test_labelled_and_reviewed_rows_are_left_out_by_every_scorer(opened, model):
+    reviewed = np.zeros(N, np.int8)
+    reviewed[np.flatnonzero(S == 0)[:20]] = np.tile([1, -1], 10)
+    cache, labels = opened(X), Labels(S, reviewed)
+    for scorer in scorers(model):
+        rows = retrieve(cache, labels, k=None, by=scorer, twins=None).rows
+        assert sorted(rows) == np.flatnonzero(labels.unlabelled).tolist(), scorer.name
+
+
+def test_twins_of_what_is_known_are_left_out_by_every_scorer(opened, model):
+    digests = np.random.default_rng(0).integers(0, 256, (N, 32), np.uint8)
+    labelled, confirmed, negative = np.flatnonzero(S)[0], *np.flatnonzero(S == 0)[:2]
+    reviewed = np.zeros(N, np.int8)
+    reviewed[[confirmed, negative]] = 1, -1
+    a, b, c, d, e, f = np.flatnonzero((S == 0) & (reviewed == 0))[:6]
+    rows = X.copy()
+    rows[a], rows[b], rows[c] = rows[labelled], 2 * rows[confirmed], 3 * rows[negative]
+    for twin, of in ((d, labelled), (e, confirmed), (f, negative)):
+        digests[twin] = digests[of]
+    cache, labels = opened(rows, digests), Labels(S, reviewed)
+    for scorer in scorers(model):
+        everything = set(np.flatnonzero(labels.unlabelled))
+        assert set(retrieve(cache, labels, k=None, by=scorer).rows) == everything - {a, b, c, d, e, f}
+        for limit in (None, 1.5):
+            assert set(retrieve(cache, labels, k=None, by=scorer, twins=limit).rows) == everything - {d, e, f}
+
+
+@pytest.mark.parametrize("spare", [0, 3, 1 << 12])
+def test_twins_in_the_first_places_make_room_for_what_comes_next(opened, monkeypatch, spare):
+    monkeypatch.setattr("pucache.retrieval.retrieve._SPARE", spare)
+    rows = X.copy()
+    copies = np.flatnonzero(S == 0)[:60]
+    rows[copies] = rows[np.flatnonzero(S)[0]] * np.linspace(1, 2, 60, dtype=np.float32)[:, None]
+    s = (np.arange(N) == np.flatnonzero(S)[0]).astype(np.int8)
+    for k in (1, 20, 250):
+        result = retrieve(opened(rows), s, k=k, by=Similarity("max", "cpu"))
+        new = (s == 0) & ~np.isin(np.arange(N), copies)
+        scores = plain.similarity("max", rows, s == 1)
+        assert len(result.rows) == min(k, new.sum()) and new[result.rows].all()
+        np.testing.assert_allclose(result.scores, scores[plain.ranked(scores, new, k)], atol=1e-5)
+
+
+def test_where_all_others_are_twins_nothing_is_found(opened):
+    s = (np.arange(N) == 0).astype(np.int8)
+    for diverse in (0, 0.5):
+        result = retrieve(opened(X[:1].repeat(N, 0)), s, diverse=diverse)
+        assert len(result.rows) == len(result.keys) == len(result.scores) == 0
+
+
+# --- spread out --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k, weight", [(5, 0.5), (20, 0.9), (20, 1.0), (300, 0.3)])
+def test_a_spread_out_selection_is_made_of_ten_times_as_many_best(opened, k, weight):
+    cache, by = opened(X), Similarity("centroid", "cpu")
+    pool = retrieve(cache, S, k=10 * min(k, N), by=by)
+    expected = pool.rows[spread_out(plain.unit(X)[pool.rows].astype(np.float32), k, weight)]
+    result = retrieve(cache, S, k=k, by=by, diverse=weight)
+    assert result.rows.tolist() == expected.tolist()
+    of = dict(zip(pool.rows.tolist(), pool.scores, strict=True))
+    assert [of[row] for row in result.rows.tolist()] == result.scores.tolist()
+    assert result.keys == [cache.keys[int(row)] for row in result.rows]
+
+
+def test_the_posterior_stays_with_its_row_when_spread_out(opened, model):
+    result = retrieve(opened(X), S, k=20, by=Margins(model), diverse=0.7)
+    assert (result.scores == model.margins(X)[result.rows]).all()
+    assert (result.posterior == model.posterior(model.margins(X))[result.rows]).all()
+    assert (np.diff(result.scores) > 0).any()
+
+
+# --- what cannot be ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "bad, message",
+    [
+        ({"k": 0}, "k must be at least 1, got 0"),
+        ({"k": -3}, "k must be at least 1, got -3"),
+        ({"diverse": 1.1}, "diverse must lie between 0 and 1, got 1.1"),
+        ({"diverse": float("nan")}, "diverse must lie between 0 and 1"),
+        ({"twins": 0}, "twins must be a cosine above 0, or None for equal bytes only; got 0"),
+        ({"twins": float("nan")}, "twins must be a cosine above 0"),
+        ({"labels": 0 * S}, "no labelled positives"),
+        ({"labels": 0 * S + 1}, "all 300 rows"),
+        ({"labels": Labels(S, np.where(S == 1, 0, -1).astype(np.int8))}, "all 300 rows are labelled"),
+        ({"labels": S[:-1]}, "299 labels, but .* has 300 rows"),
+        ({"labels": np.append(S, 1)}, "301 labels, but .* has 300 rows"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_refused(tmp_path, bad, message):
+    with pytest.raises((ValueError, LabelError), match=message) as caught:
+        retrieve(write_cache(tmp_path / "cache.h5", X), **{"labels": S} | bad)
+    assert "\n" not in str(caught.value)
+
+
+def test_more_than_can_be_spread_out_is_refused_only_where_there_are_so_many(tmp_path, monkeypatch):
+    monkeypatch.setattr("pucache.retrieval.mmr.MOST", 299)
+    cache = write_cache(tmp_path / "cache.h5", X)
+    with pytest.raises(ValueError, match="at most 299 rows can be made, got k = 300; use a smaller k"):
+        retrieve(cache, S, k=None, diverse=0.5)
+    monkeypatch.setattr("pucache.retrieval.mmr.MOST", 300)
+    assert len(retrieve(cache, S, k=10**9, diverse=0.5).rows) == 270
+
+
+@pytest.mark.parametrize("column", ["embeddings", "keys", "digests"])
+def test_a_damaged_cache_is_named_whatever_is_damaged(tmp_path, column):
+    digests = np.random.default_rng(0).integers(0, 256, (N, 32), np.uint8)
+    cache = write_cache(tmp_path / "cache.h5", X, digests=digests)
+    data = bytearray((tmp_path / "cache.h5").read_bytes())
+    place = {"embeddings": X[7].tobytes(), "keys": b"00250.png", "digests": digests[7].tobytes()}[column]
+    data[data.index(place)] ^= 1
+    (tmp_path / "cache.h5").write_bytes(data)
+    with pytest.raises(CacheError, match=f"{cache.name} is damaged: {column} are not as they were written"):
+        retrieve(EmbeddingCache(tmp_path / "cache.h5"), S)
+
+
+# --- the file ----------------------------------------------------------------------------------
+
+
+def test_a_ranking_comes_back_from_its_file_and_serves_as_positives(tmp_path):
+    keys = [*ODD, "labelled.png"]
+    cache = write_cache(tmp_path / "cache.h5", X[: len(keys)], keys)
+    s = np.array([key == "labelled.png" for key in cache.keys], np.int8)
+    ranking = retrieve(cache, s)
+    ranking.save(tmp_path / "out" / "ranked.csv")
+    with (tmp_path / "out" / "ranked.csv").open(newline="", encoding="utf-8") as stream:
+        table = list(csv.DictReader(stream, strict=True))
+    assert [list(row) for row in table] == [["rank", "key", "score"]] * len(ODD)
+    assert [int(row["rank"]) for row in table] == list(range(1, len(ODD) + 1))
+    assert [row["key"] for row in table] == ranking.keys and sorted(ranking.keys) == sorted(ODD)
+    np.testing.assert_allclose([float(row["score"]) for row in table], ranking.scores, rtol=1e-5)
+    assert find_keys(cache.keys, tmp_path / "out" / "ranked.csv").tolist() == np.flatnonzero(s == 0).tolist()
+
+
+def test_plain_keys_are_written_plainly(tmp_path):
+    Ranking(np.array([4, 2]), ["b.png", "a b.png"], np.array([0.5, -1e-7], np.float32)).save(tmp_path / "ranked.csv")
+    assert (tmp_path / "ranked.csv").read_bytes() == b"rank,key,score\n1,b.png,0.5\n2,a b.png,-1e-07\n"
+
+
+def test_a_ranking_that_cannot_be_written_is_an_output_error(tmp_path):
+    with pytest.raises(OutputError, match="is a directory"):
+        Ranking(np.array([0]), ["a"], np.array([1.0])).save(tmp_path)
+
+
+# --- an index that reaches known rows first ------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+@pytest.mark.parametrize("similarity", ["max", "whitened"])
+def test_copies_of_a_positive_do_not_use_up_what_an_index_finds(tmp_path, kind, similarity):
+    rows = np.random.default_rng(3).normal(size=(1500, 8)).astype(np.float32)
+    rows[1:301] = rows[0]
+    s = (np.arange(1500) == 0).astype(np.int8)
+    cache = write_cache(tmp_path / "cache.h5", rows)
+    found = retrieve(cache, s, k=100, by=IndexedSimilarity(Similarity(similarity, "cpu"), kind))
+    assert len(found.rows) == 100 and found.rows.min() > 300
+    exact = retrieve(cache, s, k=100, by=Similarity(similarity, "cpu"))
+    least = 95 if kind == "ivf" else 60  # a graph's links all lead from copy to copy
+    assert len(np.intersect1d(found.rows, exact.rows)) > least
+
+
+@pytest.mark.parametrize("scale", [1e20, 1e-25])
+def test_embeddings_of_any_scale_rank_alike(tmp_path, scale):
+    usual, scaled = (write_cache(tmp_path / f"{name}.h5", X * np.float32(by)) for name, by in (("a", 1), ("b", scale)))
+    for kind in ("whitened", "max"):
+        one, other = (retrieve(cache, S, k=50, by=Similarity(kind, "cpu")) for cache in (usual, scaled))
+        assert len(np.intersect1d(one.rows, other.rows)) >= 49
+
+
+def test_where_the_model_will_be_used_does_not_change_the_ranking(tmp_path):
+    cache = write_cache(tmp_path / "cache.h5", X)
+    rankings = []
+    for share in (None, 0.9):
+        model = PULinearClassifier(prior=0.3, deploy_prior=share, device="cpu").fit(X, S)
+        rankings.append(retrieve(cache, S, k=100, by=Fused(model, "cpu")))
+    assert rankings[0].rows.tolist() == rankings[1].rows.tolist()
+    np.testing.assert_array_equal(rankings[0].posterior, rankings[1].posterior)
+
+
+def test_a_long_job_shows_how_far_it_is(tmp_path, model):
+    said = []
+
+    class Told(Silent):
+        def start(self, total, what):
+            said.append([what, total, 0])
+
+        def advance(self, steps):
+            said[-1][2] += steps
+
+    cache = write_cache(tmp_path / "cache.h5", X)
+    retrieve(cache, S, by=Fused(model, "cpu"), progress=Told())
+    retrieve(cache, S, by=Similarity("max", "cpu"), progress=Told())
+    assert said == [[what, len(X), len(X)] for what in ("scoring", "finding neighbours", "comparing")]

@@ -1,0 +1,102 @@
+import json
+import os
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from helpers.limits import limited
+from helpers.sealing import reseal_model
+
+from pucache.errors import EncoderError, RunError
+from pucache.storage.tensor_file import Kind, format_of, read, write
+
+KIND = Kind("pucache-thing", 2, "thing", EncoderError, "what makes things", "make it again")
+OTHER = Kind("pucache-other", 2, "other thing", RunError, "what makes others", "make others again")
+TENSORS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "none": np.zeros((0, 4)), "one": np.array(3, np.int64)}
+MOST = 1 << 50
+
+
+@pytest.fixture
+def path(tmp_path):
+    write(tmp_path / "thing", KIND, TENSORS, {"told": [1, None, "é"]})
+    return tmp_path / "thing"
+
+
+def refusal(path, kind=KIND, most=MOST):
+    with pytest.raises(kind.error) as caught:
+        read(path, kind, most=most)
+    text = str(caught.value)
+    assert str(path) in text and "\n" not in text and len(text) < 400 + len(str(path))
+    return text
+
+
+def test_tensors_of_any_shape_and_the_state_come_back_to_the_bit(path):
+    tensors, state = read(path, KIND, most=MOST)
+    assert state == {"told": [1, None, "é"]} and set(tensors) == set(TENSORS)
+    for name, values in TENSORS.items():
+        assert (tensors[name].dtype, tensors[name].shape) == (values.dtype, values.shape)
+        assert tensors[name].tobytes() == values.tobytes()
+
+
+def test_memory_is_taken_for_what_is_there_and_not_for_the_most_that_could_be(path):
+    room = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + (1 << 30)
+    with limited("AS", room):
+        assert read(path, KIND, most=MOST)[1]
+
+
+def test_a_file_of_one_byte_too_many_is_not_read(path):
+    size = path.stat().st_size
+    assert read(path, KIND, most=size)
+    assert f"is larger than any thing ({size - 1:,} bytes); pass what makes things" in refusal(path, most=size - 1)
+
+
+def test_a_file_speaks_of_its_own_kind(path):
+    assert refusal(path, OTHER).endswith("a safetensors file but not a pucache other thing; pass what makes others")
+    older = Kind(KIND.format, 1, *list(vars(KIND).values())[2:])
+    assert "is a thing of format version 2" in refusal(path, older) and "make it again" in refusal(path, older)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert refusal(path).endswith("make it again")
+
+
+def test_a_header_that_would_fill_the_memory_is_not_parsed(path):
+    header = b'{"__metadata__":{' + b'"x":[' + b"[]," * (1 << 23)
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert "cannot be read as safetensors (no header)" in refusal(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10, "KiB more"
+
+
+@pytest.mark.parametrize("state", ["[1]", "3", "null", '"text"', "[" * 5000, "{", ""], ids=lambda text: text[:9])
+def test_a_state_that_is_no_mapping_is_refused_under_a_right_seal(path, state):
+    entry = {"checksum": "0" * 64, "format": KIND.format, "version": "2", "state": state}
+    path.write_bytes(safetensors.numpy.save(TENSORS, {KIND.format: json.dumps(entry)}))
+    reseal_model(path)
+    assert "make it again" in refusal(path)
+
+
+def test_what_cannot_be_opened_is_an_answer(path, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("gone", "pipe", "", "x" * 300):
+        assert "no such thing" in refusal(tmp_path / name)
+
+
+# --- the format, before anything is checked ------------------------------------------------------
+
+
+def test_the_format_is_told_by_the_first_bytes(path, tmp_path):
+    assert format_of(path) == "pucache-thing" and format_of(str(path)) == "pucache-thing"
+    write(tmp_path / "other", OTHER, {}, {})
+    assert format_of(tmp_path / "other") == "pucache-other"
+    path.write_bytes(path.read_bytes()[:60])
+    assert format_of(path) == "pucache-thing"
+
+
+def test_what_is_no_such_file_has_no_format(path, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    safetensors.numpy.save_file(TENSORS, tmp_path / "plain", {"format": "pt"})
+    safetensors.numpy.save_file(TENSORS, tmp_path / "without")
+    (tmp_path / "short").write_bytes(path.read_bytes()[:20])
+    for name in ("pipe", "plain", "without", "short", "", "gone", "x" * 300, "nul\0"):
+        assert format_of(os.path.join(tmp_path, name)) == ""
