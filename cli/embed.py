@@ -56,9 +56,8 @@ def embed(
     from pucache.encoders.allocator import keep_freed_memory
 
     keep_freed_memory()  # before the first thread, or large array
-    from pucache.cache.destination import place_of
+    from pucache.cache.destination import encoder_of_existing, place_of
     from pucache.embedding.embed import embed as run
-    from pucache.embedding.embed import made_with
     from pucache.encoders.encoder import load_encoder
     from pucache.images.source import open_source
 
@@ -70,7 +69,9 @@ def embed(
     images = open_source(source)
     with options.opened_engine(engine, address, workers) as does:
         device = does.device(rest.pop("device"))
-        model = load_encoder(encoder, device=device, like=made_with(cache), **{name: rest.pop(name) for name in names})
+        model = load_encoder(
+            encoder, device=device, like=encoder_of_existing(cache), **{name: rest.pop(name) for name in names}
+        )
         report = run(images, cache, model, shard=part, engine=does, progress=follow(), **rest)
     counts = ("rows", "computed", "reused", "kept", "vanished", "damaged", "written")
     result = {

@@ -44,9 +44,9 @@ def estimate_prior(
     pucache estimate-prior cache.h5 --positives found.txt
     """
     from pucache.cache.embedding_cache import EmbeddingCache
+    from pucache.pu.data import PUData
     from pucache.pu.estimate_prior import estimate_prior as run
     from pucache.pu.priors import METHODS
-    from pucache.pu.train import PUData
 
     from .progress import follow
 

@@ -52,10 +52,10 @@ def sweep_priors(
     pucache sweep-priors cache.h5 --positives found.txt --loss imbnnpu
     """
     from pucache.cache.embedding_cache import EmbeddingCache
+    from pucache.pu.data import PUData
     from pucache.pu.labels import read_truth
     from pucache.pu.prior_sweep import PRIORS, sweep, write_table
     from pucache.pu.prior_sweep import plot as draw
-    from pucache.pu.train import PUData
     from pucache.storage.atomic import check_writable
 
     from .progress import follow

@@ -68,7 +68,8 @@ def train_pu(
     pucache train-pu cache.h5 --positives found.txt
     """
     from pucache.cache.embedding_cache import EmbeddingCache
-    from pucache.pu.train import PUData, scar_of, summary, train_on
+    from pucache.pu.data import PUData
+    from pucache.pu.train import scar_of, summary, train_on
     from pucache.storage.atomic import check_writable, replacing
 
     from .progress import follow

@@ -18,8 +18,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score
 from sklearn.model_selection import cross_val_predict
 
+from .cache.destination import encoder_of_existing
 from .cache.embedding_cache import EmbeddingCache
-from .embedding.embed import embed, made_with
+from .embedding.embed import embed
 from .encoders.encoder import load_encoder
 from .errors import OutputError
 from .images.decoding import decode
@@ -58,7 +59,7 @@ def demo(
     began = time.monotonic()
     folder = Path(folder)
     unpack(folder)
-    encoder = load_encoder(device=device, like=made_with(folder / "pile.h5"))
+    encoder = load_encoder(device=device, like=encoder_of_existing(folder / "pile.h5"))
     for name in ("pile", "new"):
         embed(open_source(folder / name), folder / f"{name}.h5", encoder, moved=True, progress=progress)
     pile, new = EmbeddingCache(folder / "pile.h5"), EmbeddingCache(folder / "new.h5")

@@ -32,10 +32,10 @@ from benchmarks.quality.pretrain import whole as authors_task
 from benchmarks.speed.embed import forward_alone, hands, pixels, write_jpegs
 from pucache import EmbeddingCache, PULinearClassifier, load_encoder, open_source
 from pucache.cache.keys import encode_keys
+from pucache.cache.paths import parts_folder
 from pucache.cache.writer import Rows, write_file
 from pucache.devices import choose_device, multiplies_bfloat16
 from pucache.embedding.embed import embed
-from pucache.embedding.parts import parts_folder
 from pucache.encoders.encoder import Encoder
 from pucache.encoders.spec import EncoderSpec
 from pucache.heads.fit import fit_heads

@@ -32,9 +32,9 @@ STAGES = ("writing", "merging")  # of the profile of `embed`, as far as safety g
 
 
 def safe(source, encoder, work: Path) -> dict:
+    from pucache.cache.paths import parts_folder
     from pucache.cache.reader import CacheFile
     from pucache.embedding.embed import embed
-    from pucache.embedding.parts import parts_folder
 
     cache = work / "safe.h5"
     cache.unlink(missing_ok=True)

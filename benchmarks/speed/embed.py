@@ -179,7 +179,8 @@ def allocator(folder: Path, work: Path, path: str, device: str, threads: int) ->
 
 def again(folder: Path, work: Path, path: str, device: str, threads: int) -> dict:
     """Run once more on a folder that has not changed, as the command line does it, but for the imports."""
-    from pucache.embedding.embed import embed, made_with
+    from pucache.cache.destination import encoder_of_existing
+    from pucache.embedding.embed import embed
     from pucache.encoders.encoder import load_encoder
     from pucache.images.source import open_source
 
@@ -188,7 +189,7 @@ def again(folder: Path, work: Path, path: str, device: str, threads: int) -> dic
         report = embed(open_source(folder), cache, load_encoder(device=device))
         return {"rows": report.rows, "peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
     began = time.perf_counter()
-    report = embed(open_source(folder), cache, load_encoder(device=device, like=made_with(cache)))
+    report = embed(open_source(folder), cache, load_encoder(device=device, like=encoder_of_existing(cache)))
     assert not report.computed
     return {"seconds": time.perf_counter() - began, "rows": report.rows}
 

@@ -23,8 +23,8 @@ from pucache.devices import choose_device, multiplies_bfloat16
 from pucache.heads.design_matrix import Moments
 from pucache.heads.fit import fit_heads
 from pucache.heads.risks import PURisk
+from pucache.pu.data import PUData
 from pucache.pu.prior_sweep import sweep
-from pucache.pu.train import PUData
 
 REPEATS, BATCH, EPOCHS = 3, 256, 100
 PRIOR = 0.0741

@@ -8,9 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from ..errors import OutputError
+from ..encoders.spec import EncoderSpec
+from ..errors import CacheError, OutputError
 from ..storage.atomic import check_writable, only_writer, replacing
 from ..storage.urls import is_url
+from .paths import part_files, writer_lock
+from .reader import CacheFile
 from .remote import RemoteCache, upload
 
 
@@ -98,3 +101,18 @@ def delivering(out: str | Path) -> Iterator[Path]:
             yield temporary
         upload(here, os.fspath(out))
         here.unlink()
+
+
+def encoder_of_existing(cache: str | Path) -> EncoderSpec | None:
+    """Return the encoder of a cache that is there already, or of its unfinished parts; None for a new one."""
+    place = place_of(cache)
+    cache = place.local
+    if is_url(place.name):
+        with writer_lock(cache):
+            place.fetch()
+    for path in [cache, *part_files(cache)]:
+        try:
+            return CacheFile(path).encoder
+        except CacheError:
+            continue  # `embed` says what is wrong with it
+    return None

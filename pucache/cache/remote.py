@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..embedding.parts import part_files, parts_folder
 from ..errors import CacheError, OutputError, PUCacheError, one_line
 from ..progress import Progress, Silent
 from ..storage.atomic import make_folder
@@ -40,6 +39,7 @@ from ..storage.transfer import (
     steps,
 )
 from ..storage.urls import without_password, without_secrets
+from .paths import part_files, parts_folder
 
 __all__ = ["RemoteCache", "local_copy", "upload"]
 

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,20 +22,19 @@ import numpy as np
 from ..cache.destination import place_of
 from ..cache.embedding_cache import expand
 from ..cache.merging import merge
+from ..cache.paths import writer_lock
 from ..cache.reader import DTYPES, CacheFile
 from ..cache.writer import Rows, creation_time
 from ..encoders.encoder import Encoder
 from ..encoders.spec import EncoderSpec
-from ..errors import CacheError, CacheLockedError, SourceError
+from ..errors import CacheError, SourceError
 from ..images.shares import check_shard, share
 from ..images.source import Listing, Source
 from ..progress import Progress, Silent
-from ..storage.atomic import only_writer
-from ..storage.urls import is_url
 from .engine import Engine, Job
 from .local_engine import Local
 from .outcome import Outcome
-from .parts import Known, Parts, part_files
+from .parts import Known, Parts
 from .profiling import Profile
 from .resume import Earlier, open_earlier, require_encoder
 from .row_blocks import Assembly
@@ -246,30 +245,6 @@ def _write_blocks(
             writing = writer.submit(write, rows, failures)
         if writing:
             safe(writing)
-
-
-def made_with(cache: str | Path) -> EncoderSpec | None:
-    """Return the encoder of a cache that is there already, or of its unfinished parts; None for a new one."""
-    place = place_of(cache)
-    cache = place.local
-    if is_url(place.name):
-        with writer_lock(cache):
-            place.fetch()
-    for path in [cache, *part_files(cache)]:
-        try:
-            return CacheFile(path).encoder
-        except CacheError:
-            continue  # `embed` says what is wrong with it
-    return None
-
-
-@contextmanager
-def writer_lock(cache: Path) -> Iterator[None]:
-    """Keep a second writer of `cache` away; the lock dies with the process that holds it."""
-    lock = cache.with_name(f".{cache.name}.lock")
-    taken = CacheLockedError(f"{cache} is being written by another process (lock {lock}); wait for it")
-    with only_writer(lock, taken):
-        yield
 
 
 # --- what is there already ---------------------------------------------------------------------

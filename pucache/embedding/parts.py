@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ..cache.keys import encode_keys, find
+from ..cache.paths import part_files, parts_folder
 from ..cache.reader import CacheFile
 from ..cache.writer import Rows, write_file
 from ..encoders.spec import EncoderSpec
@@ -18,19 +19,6 @@ from ..errors import CacheError
 from ..images.source import Listing
 
 log = logging.getLogger("pucache")
-
-
-def parts_folder(cache: Path) -> Path:
-    """Where the parts of an unfinished cache lie."""
-    return cache.with_name(cache.name + ".parts")
-
-
-def part_files(cache: Path) -> list[Path]:
-    """The parts that lie there now, in the order of their names."""
-    try:
-        return sorted(parts_folder(cache).glob("part-*.h5"))
-    except FileNotFoundError:  # another writer has just removed the folder
-        return []
 
 
 class Parts:

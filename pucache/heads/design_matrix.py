@@ -6,11 +6,9 @@ memory stays bounded whatever the size of the cache.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,11 +16,10 @@ import torch
 from torch import Tensor
 
 from ..devices import multiplies_bfloat16
+from ..storage.mapped_arrays import release_pages, row_slices, take_rows
 
-CPU_RESIDENT = 1 << 29  # bytes of float32 rows kept in memory on the CPU; the cache itself is kept in no other form
+CPU_RESIDENT = 1 << 29  # bytes of float32 rows kept in memory on the CPU
 CUDA_RESIDENT = 0.5  # of the free memory of the device
-_BLOCK = 1 << 22  # numbers a block: small enough that a block's margins stay in the CPU's own memory
-_STRETCH = 1 << 26  # bytes of a file that scattered rows are read from at once
 _SAMPLE = 4096  # rows that the directions of greatest variance are estimated from
 
 
@@ -46,11 +43,11 @@ class Moments:
         """Sum up block by block, the sums of blocks in float64."""
         total, squares = np.zeros(X.shape[1]), 0.0
         origin = _floats(X[0])  # against cancellation where the mean is far from zero
-        for rows in _slices(len(X), X.shape[1]):
+        for rows in row_slices(len(X), X.shape[1]):
             block = _floats(X[rows]).sub_(origin)
             total += block.sum(0).double().numpy()
             squares += float(block.square_().sum(1).double().sum())
-            forget(X)
+            release_pages(X)
         mean = total / len(X)
         spread = np.sqrt(max(squares / len(X) - float(mean @ mean), 0.0))
         return cls((mean + origin.numpy()).astype(np.float32), float(spread) if spread > 1e-12 else 1.0)
@@ -78,7 +75,7 @@ class Blocks:
     def __init__(self, X: np.ndarray, rows: np.ndarray, moments: Moments, device: torch.device):
         self._X, self._rows, self._device = X, rows, device
         self._centre, self._spread = torch.from_numpy(moments.centre), moments.spread
-        self._slices = list(_slices(len(rows), X.shape[1]))
+        self._slices = list(row_slices(len(rows), X.shape[1]))
         self._kept = [self._make(part) for part in self._slices] if self._fits() else None
 
     def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
@@ -102,8 +99,8 @@ class Blocks:
             block = _floats(self._X[begin:end])
             block = block if len(block) == len(rows) else block[torch.from_numpy(rows - begin)]
         else:
-            block = _floats(gather(self._X, rows))
-        forget(self._X)
+            block = _floats(take_rows(self._X, rows))
+        release_pages(self._X)
         return block.sub_(self._centre).mul_(1 / self._spread).to(self._device)
 
 
@@ -118,7 +115,7 @@ def leading_directions(X: np.ndarray, moments: Moments, count: int) -> tuple[np.
         Mean variance of all other directions; of all, where there are no others.
     """
     rows = np.linspace(0, len(X) - 1, min(len(X), _SAMPLE)).astype(np.int64)
-    sample = (gather(X, np.unique(rows)).astype(np.float32) - moments.centre) / np.float32(moments.spread)
+    sample = (take_rows(X, np.unique(rows)).astype(np.float32) - moments.centre) / np.float32(moments.spread)
     d = X.shape[1]
     count = min(count, len(sample), d)
     basis = np.random.default_rng(0).normal(size=(d, count)).astype(np.float32)
@@ -129,46 +126,6 @@ def leading_directions(X: np.ndarray, moments: Moments, count: int) -> tuple[np.
     total = float(np.square(sample).sum() / len(sample))
     rest = max(total - float(variances.sum()), 0.0) / (d - count) if count < d else total / d
     return basis @ turn.T, variances, rest
-
-
-def rows_not_finite(X: np.ndarray) -> np.ndarray:
-    """Rows that hold NaN or infinity, (m,) rising; X is read in blocks."""
-    found = []
-    for part in _slices(len(X), X.shape[1]):
-        found.append(np.flatnonzero(~np.isfinite(X[part]).all(1)) + part.start)
-        forget(X)
-    return np.concatenate(found) if found else np.empty(0, np.int64)
-
-
-def gather(X: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Copy rows of X, (m, d), rising, without keeping in memory what lies between them.
-
-    Stretch by stretch of the file: one row read may map the pages of hundreds around it.
-    """
-    chosen = np.empty((len(rows), X.shape[1]), X.dtype)
-    step = max(1, _STRETCH // max(1, X.itemsize * X.shape[1]))
-    ends = np.searchsorted(rows, np.arange(0, len(X) + step, step))
-    for begin, end in pairwise(ends):
-        if end > begin:
-            chosen[begin:end] = X[rows[begin:end]]
-            forget(X)
-    return chosen
-
-
-def forget(X: np.ndarray) -> None:
-    """Give the pages of a file mapped for reading back once they are read: they would count as resident memory."""
-    if X.nbytes > CPU_RESIDENT and (mapped := _mapping(X)) is not None:
-        mapped.madvise(mmap.MADV_DONTNEED)
-
-
-def _mapping(X: np.ndarray) -> mmap.mmap | None:
-    """The read-only map that an array is a view of."""
-    base: Any = X
-    while base is not None and not isinstance(base, mmap.mmap):
-        if isinstance(base, np.memmap) and base.mode == "c":  # changes live in the pages
-            return None
-        base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
-    return base
 
 
 @contextmanager
@@ -190,8 +147,3 @@ def reduced_precision(device: torch.device) -> Iterator[None]:
 def _floats(part: np.ndarray) -> Tensor:
     """A float32 copy, in C order whatever the order of the original."""
     return torch.tensor(np.ascontiguousarray(part), dtype=torch.float32)
-
-
-def _slices(n: int, d: int) -> Iterator[slice]:
-    step = max(256, _BLOCK // d)
-    return (slice(begin, min(begin + step, n)) for begin in range(0, n, step))

@@ -17,8 +17,9 @@ from numpy.typing import ArrayLike
 
 from ..devices import choose_device
 from ..progress import Progress, Silent
+from ..storage.mapped_arrays import release_pages
 from . import full_batch, minibatch
-from .design_matrix import Moments, forget
+from .design_matrix import Moments
 from .minibatch import Protocol
 from .problem import HeadSpec
 from .risks import PURisk
@@ -87,7 +88,7 @@ class FittedHeads:
             rows = slice(begin, begin + _ROWS)
             margins = np.asarray(X[rows], np.float32) @ self.coef.T + self.intercept
             result[rows] = np.take_along_axis(margins, head[rows], axis=1)
-            forget(X)
+            release_pages(X)
         return result
 
     def take(self, heads: ArrayLike) -> FittedHeads:

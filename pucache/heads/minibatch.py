@@ -19,7 +19,8 @@ from torch.nn.functional import softplus
 
 from ..devices import multiplies_bfloat16
 from ..progress import Progress
-from .design_matrix import CPU_RESIDENT, forget
+from ..storage.mapped_arrays import release_pages
+from .design_matrix import CPU_RESIDENT
 from .problem import HeadSpec
 from .risks import falling, rising
 
@@ -135,7 +136,7 @@ class _Batches:
     def _make(self, rows: np.ndarray) -> Tensor:
         block = torch.ones((len(rows), self._spec.d + 1), dtype=self.dtype)
         block[:, :-1] = torch.from_numpy(self._spec.X[rows]).float().mul_(self._scale)
-        forget(self._spec.X)
+        release_pages(self._spec.X)
         return block.to(self._spec.device)
 
 

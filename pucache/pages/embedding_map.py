@@ -10,7 +10,7 @@ from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 
-from ..heads.design_matrix import gather
+from ..storage.mapped_arrays import take_rows
 
 _COMPONENTS = 50  # that t-SNE looks at
 _PERPLEXITY = 30.0
@@ -84,7 +84,7 @@ def choose_rows(
 def embedding_map(X: np.ndarray, rows: np.ndarray, *, seed: int = 0) -> EmbeddingMap:
     """Lay out rows of X, (n, d); `rows` rise. Equal seeds give equal maps."""
     with threadpool_limits(1):  # several threads add up in no fixed order, and the map would differ from run to run
-        components, explained = _principal(gather(X, rows).astype(np.float64), seed)
+        components, explained = _principal(take_rows(X, rows).astype(np.float64), seed)
         return EmbeddingMap(rows, _unit_square(components[:, :2]), _neighbours(components, seed), explained)
 
 

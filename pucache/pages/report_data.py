@@ -8,11 +8,12 @@ from functools import cached_property
 import numpy as np
 
 from ..pu.classifier import PULinearClassifier
+from ..pu.data import PUData
 from ..pu.near_duplicates import unlabelled_twins
 from ..pu.prior_sweep import Sweep
 from ..pu.priors import PriorEstimate
 from ..pu.scar import ScarCheck
-from ..pu.train import PUData, scar_of
+from ..pu.train import scar_of
 from .report_statistics import HeldOut
 
 _SAME = 5e-3  # relative distance of coefficients; another processor rounds otherwise

@@ -15,10 +15,11 @@ from ..errors import LabelError
 from ..images.source import open_source
 from ..progress import Progress
 from ..pu.classifier import PULinearClassifier
+from ..pu.data import TWIN_COSINE, PUData
 from ..pu.estimate_prior import estimate_prior
 from ..pu.metrics import with_labels
 from ..pu.prior_sweep import sweep
-from ..pu.train import TWINS, PUData, train_on
+from ..pu.train import train_on
 from ..storage.atomic import check_writable
 from . import report_text
 from .html import render, write
@@ -44,7 +45,7 @@ def report(
     sample: int = 1500,
     seed: int = 0,
     device: str = "auto",
-    twins: float | None = TWINS,
+    twins: float | None = TWIN_COSINE,
     command: str = "",
     progress: Progress | None = None,
 ) -> dict[str, Any]:

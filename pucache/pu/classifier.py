@@ -16,10 +16,10 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from ..cache.embedding_cache import EmbeddingCache
 from ..encoders.spec import ROUNDING, EncoderSpec
 from ..errors import LabelError, ModelError
-from ..heads.design_matrix import rows_not_finite
 from ..heads.fit import SOLVERS, Protocol
 from ..heads.risks import PURisk
 from ..progress import Progress, Silent
+from ..storage.mapped_arrays import rows_not_finite
 from . import fitting, model_file
 from .calibration import Tilt, choose_threshold, fit_tilt, parse_rule
 from .fitting import Plan

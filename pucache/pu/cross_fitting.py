@@ -29,10 +29,11 @@ from typing import Any
 import numpy as np
 from scipy.special import expit, logit
 
-from ..heads.design_matrix import Moments, gather
+from ..heads.design_matrix import Moments
 from ..heads.fit import FittedHeads, fit_heads
 from ..heads.full_batch import TOLERANCE
 from ..heads.risks import PURisk
+from ..storage.mapped_arrays import take_rows
 from .calibration import Tilt, fit_tilt
 from .review_weights import Known
 
@@ -119,7 +120,10 @@ class CrossFitter:
         kept = unlabelled[np.linspace(0, len(unlabelled) - 1, room).astype(np.int64)]
         rows = np.union1d(kept, np.flatnonzero(self._s == 1))
         return CrossFitter(
-            gather(self._X, rows), self._known.take(rows, len(kept) / len(unlabelled)), self.fold[rows], **self._common
+            take_rows(self._X, rows),
+            self._known.take(rows, len(kept) / len(unlabelled)),
+            self.fold[rows],
+            **self._common,
         )
 
     def at(

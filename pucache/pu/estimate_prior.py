@@ -10,9 +10,9 @@ from ..heads.design_matrix import Moments
 from ..heads.risks import PURisk
 from ..progress import Progress, Silent
 from .cross_fitting import CrossFit, CrossFitter
+from .data import PUData
 from .folds import deal
 from .priors import METHODS, PriorEstimate, estimate, interval
-from .train import PUData
 
 
 def estimate_prior(

@@ -14,7 +14,7 @@ from itertools import chain
 import numpy as np
 from scipy.spatial import cKDTree
 
-from ..heads.design_matrix import forget, gather
+from ..storage.mapped_arrays import release_pages, take_rows
 
 _Pairs = tuple[np.ndarray, np.ndarray]
 _DIRECTIONS = 24  # to compare pairs in before all dimensions
@@ -111,7 +111,7 @@ def _directions(X: np.ndarray, count: int) -> np.ndarray:
     """Orthonormal (d, k), k <= count: any would let every pair be found, those of most variance let in few others."""
     n, d = X.shape
     basis = np.random.default_rng(0).normal(size=(d, min(count, d, n))).astype(np.float32)
-    sample, _ = _unit(gather(X, np.unique(np.linspace(0, max(n - 1, 0), min(n, _SAMPLE)).astype(np.intp))))
+    sample, _ = _unit(take_rows(X, np.unique(np.linspace(0, max(n - 1, 0), min(n, _SAMPLE)).astype(np.intp))))
     sample -= sample.mean(0) if n else 0
     for _ in range(3):
         basis = np.linalg.qr(sample.T @ (sample @ basis))[0]
@@ -125,7 +125,7 @@ def _scan(X: np.ndarray, basis: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
     step = max(1, _BLOCK // max(1, d))
     for start in range(0, n, step):
         block = np.array(X[start : start + step])
-        forget(X)
+        release_pages(X)
         here = slice(start, start + len(block))
         content[here] = [hashlib.sha256(row).digest() for row in block]
         unit, norm[here] = _unit(block)

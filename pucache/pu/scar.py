@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array
 
-from ..heads.design_matrix import gather
+from ..storage.mapped_arrays import take_rows
 from .calibration import Tilt
 from .labels import Labels
 from .near_duplicates import unlabelled_twins
@@ -125,7 +125,7 @@ def check_scar(
     if min(len(labelled), len(found)) < LEAST:
         none = len(labelled) >= LEAST and len(found) < len(labelled) / 2
         return ScarCheck(len(labelled), len(found), verdict="none found" if none else "too few")
-    both = np.concatenate([gather(X, labelled), gather(X, found)])
+    both = np.concatenate([take_rows(X, labelled), take_rows(X, found)])
     auc, p_value, error, likeness = two_sample(both, np.arange(len(both)) < len(labelled), draw)
     explained = 0.5 + float(1 - tilt.posterior(margins[found]).mean()) / 2
     verdict = "alike" if p_value >= LEVEL else "differ" if auc > explained + BEYOND * error else "explained"

@@ -102,7 +102,8 @@ def embed_for(
     ModelError
         The model does not say which encoder it needs, or the one at hand differs.
     """
-    from ..embedding.embed import embed, made_with
+    from ..cache.destination import encoder_of_existing
+    from ..embedding.embed import embed
     from ..embedding.local_engine import Local
     from ..encoders.encoder import load_encoder
 
@@ -120,7 +121,7 @@ def embed_for(
         runtime=runtime,
         decode=decode,
         batch_size=batch_size,
-        like=made_with(cache) or wanted,
+        like=encoder_of_existing(cache) or wanted,
     )
     differing = wanted.differences(encoder.spec, ignoring=ROUNDING)
     if differing:

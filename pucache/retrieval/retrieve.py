@@ -6,8 +6,8 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..progress import Progress, Silent
+from ..pu.data import TWIN_COSINE
 from ..pu.labels import Labels
-from ..pu.train import TWINS
 from . import mmr as selection
 from .known_duplicates import twins_of
 from .ranking import Ranking
@@ -26,7 +26,7 @@ def retrieve(
     k: int | None = 100,
     by: Scorer | None = None,
     diverse: float = 0.0,
-    twins: float | None = TWINS,
+    twins: float | None = TWIN_COSINE,
     progress: Progress | None = None,
 ) -> Ranking:
     """Find the `k` unlabelled images that are most likely positive.

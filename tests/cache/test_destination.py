@@ -7,11 +7,11 @@ from helpers.object_store import object_store
 from helpers.planted import planted
 from helpers.tiny import save_image, tiny_encoder
 
-from pucache.cache.destination import delivering
+from pucache.cache.destination import delivering, encoder_of_existing
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cli.main import main
 from pucache.embedding import row_blocks
-from pucache.embedding.embed import embed, made_with
+from pucache.embedding.embed import embed
 from pucache.errors import CacheLockedError, OutputError, SourceError
 from pucache.images.source import open_source
 from pucache.progress import Silent
@@ -80,7 +80,7 @@ def test_another_machine_goes_on_from_the_parts_and_ends_in_the_same_bytes(image
     parts = names(store)
     assert parts and all(name.startswith("cache.h5.parts/part-") for name in parts)
     monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "elsewhere"))
-    assert made_with(CACHE) == tiny_encoder().spec
+    assert encoder_of_existing(CACHE) == tiny_encoder().spec
     report = embed(images, CACHE, tiny_encoder(), workers=0)
     assert 0 < report.computed < 59
     assert store.files.cat_file("bucket/made/cache.h5") == (tmp_path / "cache.h5").read_bytes()

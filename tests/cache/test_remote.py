@@ -14,10 +14,10 @@ from helpers.pictures import refusal
 from helpers.tiny import save_image, tiny_encoder
 
 from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.cache.paths import part_files
 from pucache.cache.remote import RemoteCache, local_copy, upload
 from pucache.embedding.embed import embed
 from pucache.embedding.local_engine import CHUNK_ROWS
-from pucache.embedding.parts import part_files
 from pucache.errors import CacheError, MissingExtraError, OutputError, SourceError
 from pucache.images.source import open_source
 from pucache.progress import Silent

@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 from helpers.tiny import save_image, tiny_encoder, touch
 
+from pucache.cache.destination import encoder_of_existing
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.merging import pack
+from pucache.cache.paths import writer_lock
 from pucache.cache.reader import CacheFile
 from pucache.embedding import local_engine, row_blocks
-from pucache.embedding.embed import embed, made_with, writer_lock
+from pucache.embedding.embed import embed
 from pucache.encoders.encoder import load_encoder
 from pucache.encoders.spec import EncoderSpec
 from pucache.errors import CacheError, CacheLockedError, EncoderError, SourceError
@@ -737,21 +739,21 @@ def test_a_folder_that_cannot_be_listed_keeps_its_rows_in_every_share(image_fold
 
 def test_the_encoder_of_a_cache_or_of_its_unfinished_parts_is_told_and_of_nothing_else(image_folder, out, small_blocks):
     folder, encoder = image_folder(40), tiny_encoder("mine", seed=3)
-    assert made_with(out) is None
+    assert encoder_of_existing(out) is None
     interrupt(folder, out, 1, encoder=encoder)
-    assert not out.exists() and made_with(out) == encoder.spec
+    assert not out.exists() and encoder_of_existing(out) == encoder.spec
     run(folder, out, encoder)
-    assert made_with(out) == made_with(str(out)) == encoder.spec
+    assert encoder_of_existing(out) == encoder_of_existing(str(out)) == encoder.spec
 
 
 @pytest.mark.parametrize("data", [b"", b"garbage", b"\x89HDF\r\n\x1a\n" + bytes(3000)])
 def test_garbage_was_made_with_no_encoder(out, data):
     out.write_bytes(data)
-    assert made_with(out) is None
+    assert encoder_of_existing(out) is None
     parts = out.with_name("new.h5.parts")
     parts.mkdir()
     (parts / "part-0.h5").write_bytes(data)
-    assert made_with(out.with_name("new.h5")) is None
+    assert encoder_of_existing(out.with_name("new.h5")) is None
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -4,6 +4,7 @@ import torch
 
 from pucache.heads import design_matrix
 from pucache.heads.design_matrix import Blocks, Moments, leading_directions, reduced_precision
+from pucache.storage import mapped_arrays
 
 CPU = torch.device("cpu")
 SPECTRUM = np.array([5.0, 3.0, 1.5, 0.5, 0.2, 0.1, 0.05, 0.02])
@@ -12,7 +13,7 @@ SPECTRUM = np.array([5.0, 3.0, 1.5, 0.5, 0.2, 0.1, 0.05, 0.02])
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Several blocks of 256 rows, from few rows."""
-    monkeypatch.setattr(design_matrix, "_BLOCK", 256)
+    monkeypatch.setattr(mapped_arrays, "_BLOCK_VALUES", 256)
 
 
 def rows(n=700, d=5, mean=1000.0, seed=0):

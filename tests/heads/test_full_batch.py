@@ -10,6 +10,7 @@ from pucache.heads.fit import fit_heads
 from pucache.heads.problem import HeadSpec
 from pucache.heads.risks import PURisk
 from pucache.progress import Silent
+from pucache.storage import mapped_arrays
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N, PRIOR, PENALTY = 400, 0.3, 0.01
@@ -28,7 +29,7 @@ def data():
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Several blocks of 256 rows, from few rows."""
-    monkeypatch.setattr(design_matrix, "_BLOCK", 256)
+    monkeypatch.setattr(mapped_arrays, "_BLOCK_VALUES", 256)
 
 
 def fit(X, s, risk="imbupu", **options):
@@ -275,7 +276,7 @@ def test_the_form_of_x_and_the_room_for_it_change_nothing(data, monkeypatch, tmp
 def test_the_size_of_the_blocks_changes_nothing_but_rounding(data, monkeypatch):
     X, s = data
     whole = fit(X, s, tolerance=TIGHT)
-    monkeypatch.setattr(design_matrix, "_BLOCK", 256)
+    monkeypatch.setattr(mapped_arrays, "_BLOCK_VALUES", 256)
     np.testing.assert_allclose(fit(X, s, tolerance=TIGHT).coef, whole.coef, atol=1e-4)
 
 

@@ -21,8 +21,9 @@ from pucache.pages import report_text
 from pucache.pages.report_galleries import probability, visible
 from pucache.pages.report_page import gather, report
 from pucache.pu.classifier import PULinearClassifier
+from pucache.pu.data import PUData
 from pucache.pu.priors import PriorEstimate
-from pucache.pu.train import PUData, train_pu
+from pucache.pu.train import train_pu
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -1,8 +1,8 @@
 import pytest
 from helpers.planted import planted, write_cache
 
+from pucache.pu.data import PUData
 from pucache.pu.estimate_prior import estimate_prior
-from pucache.pu.train import PUData
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from helpers.planted import planted, write_cache
 
+from pucache.pu.data import PUData
 from pucache.pu.labels import Labels
 from pucache.pu.prior_sweep import sweep
-from pucache.pu.train import PUData
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ from pucache.heads.risks import PURisk
 from pucache.pu import model_file
 from pucache.pu.classifier import PULinearClassifier
 from pucache.pu.cross_fitting import CrossFitter
+from pucache.pu.data import PUData
 from pucache.pu.estimate_prior import estimate_prior
 from pucache.pu.folds import deal
 from pucache.pu.labels import Labels
 from pucache.pu.prior_sweep import sweep
 from pucache.pu.review_weights import Known
-from pucache.pu.train import PUData
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N = 400

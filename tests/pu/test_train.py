@@ -13,9 +13,10 @@ from pucache.encoders.spec import EncoderSpec
 from pucache.errors import CacheError, LabelError
 from pucache.images.source import open_source
 from pucache.pu.classifier import PULinearClassifier
+from pucache.pu.data import PUData
 from pucache.pu.folds import deal
 from pucache.pu.labels import Labels
-from pucache.pu.train import PUData, scar_of, summary, train_on, train_pu
+from pucache.pu.train import scar_of, summary, train_on, train_pu
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 X, S, _ = planted(120, labelled=30)

@@ -1,0 +1,61 @@
+"""Reading large memory-mapped arrays in bounded memory."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+LARGE_MAP_BYTES = 1 << 29  # pages of a larger map are released as soon as they have been read
+_RUN_BYTES = 1 << 26  # bytes of the file that scattered rows are read from before pages are released
+_BLOCK_VALUES = 1 << 22  # values per block of `row_slices`
+
+
+def row_slices(n: int, d: int) -> Iterator[slice]:
+    """Slices of consecutive rows, of about 4 million values each, that cover an (n, d) array."""
+    step = max(256, _BLOCK_VALUES // d)
+    return (slice(begin, min(begin + step, n)) for begin in range(0, n, step))
+
+
+def rows_not_finite(X: np.ndarray) -> np.ndarray:
+    """Row numbers that hold NaN or infinity, int64 (m,), ascending; X is read in blocks."""
+    rows = []
+    for part in row_slices(len(X), X.shape[1]):
+        rows.append(np.flatnonzero(~np.isfinite(X[part]).all(1)) + part.start)
+        release_pages(X)
+    return np.concatenate(rows) if rows else np.empty(0, np.int64)
+
+
+def take_rows(X: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Copy some rows of X, (m, d); ``rows`` must be ascending.
+
+    Pages of the file are released run by run, because reading one row may map hundreds of
+    neighbouring pages.
+    """
+    taken = np.empty((len(rows), X.shape[1]), X.dtype)
+    step = max(1, _RUN_BYTES // max(1, X.itemsize * X.shape[1]))
+    ends = np.searchsorted(rows, np.arange(0, len(X) + step, step))
+    for begin, end in pairwise(ends):
+        if end > begin:
+            taken[begin:end] = X[rows[begin:end]]
+            release_pages(X)
+    return taken
+
+
+def release_pages(X: np.ndarray) -> None:
+    """Release the pages of a large read-only map; mapped pages count as resident memory once read."""
+    if X.nbytes > LARGE_MAP_BYTES and (mapped := _map_of(X)) is not None:
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def _map_of(X: np.ndarray) -> mmap.mmap | None:
+    """The memory map that an array is a view of; None for other arrays and for copy-on-write maps."""
+    base: Any = X
+    while base is not None and not isinstance(base, mmap.mmap):
+        if isinstance(base, np.memmap) and base.mode == "c":  # modified values exist only in the pages
+            return None
+        base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
+    return base
