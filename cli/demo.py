@@ -17,7 +17,7 @@ def demo(folder: str, device: str, as_json: bool) -> None:
     \b
     pucache demo
     """
-    from pucache.encoders.allocator import keep_freed_memory
+    from pucache.allocator import keep_freed_memory
 
     keep_freed_memory()  # before the first thread, or large array
     from pucache.demonstration import demo as run

@@ -53,7 +53,7 @@ def embed(
     pucache embed photos/ shards/1.h5 --shard 1/4       # then train on shards/, or pucache pack
     pucache embed s3://bucket/photos s3://bucket/cache.h5 --engine ray --address head:6379
     """
-    from pucache.encoders.allocator import keep_freed_memory
+    from pucache.allocator import keep_freed_memory
 
     keep_freed_memory()  # before the first thread, or large array
     from pucache.cache.destination import encoder_of_existing, place_of

@@ -115,7 +115,7 @@ def pretrain(
     pucache pretrain tiles/ run --backbone resnet18 --stem small --size 64 --views overhead
     torchrun --nproc-per-node 8 -m pucache pretrain photos/ run       # all processes share each batch
     """
-    from pucache.encoders.allocator import keep_freed_memory
+    from pucache.allocator import keep_freed_memory
 
     keep_freed_memory()  # before the first thread, or large array
     from pucache.images.source import open_source

@@ -43,7 +43,7 @@ def score(
     pucache score model.safetensors cache.h5
     pucache score model.safetensors new-photos/ --out new.parquet
     """
-    from pucache.encoders.allocator import keep_freed_memory
+    from pucache.allocator import keep_freed_memory
 
     keep_freed_memory()  # before the first thread, or large array
     from pucache.cache.destination import place_of

@@ -83,7 +83,7 @@ ARMS = {"safe": safe, "no fsync": no_fsync, "bare": bare}
 def run_arm(arm: str, folder: Path, work: Path, path: str) -> dict:
     import torch
 
-    from pucache.encoders.allocator import keep_freed_memory
+    from pucache.allocator import keep_freed_memory
 
     keep_freed_memory()
     from pucache.encoders.encoder import load_encoder

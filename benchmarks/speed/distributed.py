@@ -55,7 +55,7 @@ class Watched:
 
 
 def run(arguments: argparse.Namespace) -> dict:
-    from pucache.encoders.allocator import keep_freed_memory
+    from pucache.allocator import keep_freed_memory
 
     keep_freed_memory()
     from contextlib import ExitStack

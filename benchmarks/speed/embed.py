@@ -101,7 +101,7 @@ def stages(folder: Path, work: Path, path: str, device: str, threads: int) -> di
 
     import torch
 
-    from pucache.encoders.allocator import keep_freed_memory
+    from pucache.allocator import keep_freed_memory
     from pucache.encoders.encoder import load_encoder
     from pucache.images.decoding import decode
     from pucache.images.loading import Prepare
@@ -168,7 +168,7 @@ def plain_loop(files: list[Path], workers: int = 0) -> tuple[np.ndarray, float]:
 
 
 def allocator(folder: Path, work: Path, path: str, device: str, threads: int) -> dict:
-    """The forward pass alone without and with `pucache.encoders.allocator`, for which MALLOC_ in the environment stands."""
+    """The forward pass alone without and with `pucache.allocator`, for which MALLOC_ in the environment stands."""
     from pucache.encoders.encoder import load_encoder
 
     runtime, precision = path.split("-")

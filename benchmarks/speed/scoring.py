@@ -24,7 +24,7 @@ def run_cell(name: str, at: Planted) -> dict[str, float]:
     """In a process of its own."""
     import pyarrow.parquet  # noqa: F401
 
-    from pucache.encoders.allocator import keep_freed_memory
+    from pucache.allocator import keep_freed_memory
 
     keep_freed_memory()
     operation, _, state = name.partition(", ")

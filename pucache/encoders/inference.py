@@ -23,7 +23,7 @@ import torch
 
 from ..devices import PRECISIONS, cores
 from ..errors import EncoderError
-from .allocator import keep_freed_memory
+from ..allocator import keep_freed_memory
 from .batchnorm_folding import fold_batch_norm
 
 log = logging.getLogger("pucache")

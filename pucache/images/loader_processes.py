@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..encoders.allocator import keep_freed_memory
+from ..allocator import keep_freed_memory
 from ..errors import PUCacheError, SourceError
 from .loading import Chunk, Prepare
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ..devices import PRECISIONS, choose_device, choose_training_precision
-from ..encoders.allocator import keep_freed_memory
+from ..allocator import keep_freed_memory
 from ..encoders.backbones import BUNDLED, digest
 from ..encoders.pretrained_file import Description
 from ..errors import ImageError, SourceError

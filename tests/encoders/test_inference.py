@@ -18,7 +18,7 @@ from torch._inductor import config as inductor
 
 from pucache import devices
 from pucache.devices import PRECISIONS, choose_device, choose_precision, choose_runtime
-from pucache.encoders.allocator import keep_freed_memory
+from pucache.allocator import keep_freed_memory
 from pucache.encoders.encoder import load_encoder
 from pucache.encoders.inference import Runtime
 from pucache.errors import EncoderError

@@ -16,7 +16,7 @@ import ray
 import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ...encoders.allocator import keep_freed_memory
+from ...allocator import keep_freed_memory
 from ...encoders.encoder import Encoder
 from ...errors import EngineError, ImageError
 from ...images.device_decoding import suits_device
