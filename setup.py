@@ -71,6 +71,7 @@ setup(
             "hypothesis>=6.100",
             "ruff>=0.8",
             "mypy>=1.13",
+            "import-linter>=2.1",
             *bench,
             "pyarrow>=16",
             "ray[data]>=2.50",

@@ -19,7 +19,7 @@ logging.getLogger("faiss").setLevel(logging.WARNING)  # it tells which of its bu
 
 project = "pucache"
 author = "the pucache authors"
-version = release = re.search(r'__version__ = "(.+?)"', (ROOT / "pucache/__init__.py").read_text())[1]
+version = release = re.search(r'__version__ = "(.+?)"', (ROOT / "pucache/version.py").read_text())[1]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "numpydoc", "sphinx_copybutton", "commands"]
 exclude_patterns = ["_build"]
 smartquotes = False  # which would make a dash of the two of an --option
