@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from . import options
+from . import options, output
 
 
 @click.command()
@@ -22,7 +22,7 @@ def demo(folder: str, device: str, as_json: bool) -> None:
     keep_freed_memory()  # before the first thread, or large array
     from pucache.demonstration import demo as run
 
-    from .progress import follow
+    from .progress import terminal_progress
 
-    result, lines = run(folder, device=device, progress=follow())
-    options.show(result, lines, as_json)
+    result, lines = run(folder, device=device, progress=terminal_progress())
+    output.print_result(result, lines, as_json)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from . import options
+from . import options, output
 
 
 @click.command()
@@ -61,7 +61,7 @@ def embed(
     from pucache.encoders.encoder import load_encoder
     from pucache.images.source import open_source
 
-    from .progress import follow
+    from .progress import terminal_progress
 
     names = ("weights", "precision", "runtime", "decode", "batch_size")
     part = options.parse_shard(shard)
@@ -72,7 +72,7 @@ def embed(
         model = load_encoder(
             encoder, device=device, like=encoder_of_existing(cache), **{name: rest.pop(name) for name in names}
         )
-        report = run(images, cache, model, shard=part, engine=does, progress=follow(), **rest)
+        report = run(images, cache, model, shard=part, engine=does, progress=terminal_progress(), **rest)
     counts = ("rows", "computed", "reused", "kept", "vanished", "damaged", "written")
     result = {
         "cache": report.name,
@@ -85,8 +85,8 @@ def embed(
         **({"profile": report.profile.summary()} if profile else {}),
     }
     lines = [*_lines(report, str(model.spec), rest["prune"]), *(report.profile.lines() if profile else [])]
-    options.show(result, lines, as_json)
-    options.finish(len(report.failures), strict)
+    output.print_result(result, lines, as_json)
+    output.exit_for_failures(len(report.failures), strict)
 
 
 def _lines(report: Any, encoder: str, pruned: bool) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from . import options
+from . import options, output
 
 
 @click.command("estimate-prior")
@@ -48,10 +48,10 @@ def estimate_prior(
     from pucache.pu.estimate_prior import estimate_prior as run
     from pucache.pu.priors import METHODS
 
-    from .progress import follow
+    from .progress import terminal_progress
 
-    data = PUData.of(EmbeddingCache(*cache), positives, options.twin_limit(twins), negatives=negatives)
-    found = run(data, methods=methods or tuple(METHODS), progress=follow(), **parameters)
+    data = PUData.of(EmbeddingCache(*cache), positives, options.twin_cosine(twins), negatives=negatives)
+    found = run(data, methods=methods or tuple(METHODS), progress=terminal_progress(), **parameters)
     labelled = int(data.s.sum())
     result = {
         "labelled_positives": labelled,
@@ -64,7 +64,7 @@ def estimate_prior(
         f"{'method':<10} {'prior':>8}   {interval}",
         *(f"{one.method:<10} {one.prior:8.4f}   {_span(one)}" for one in found),
     ]
-    options.show(result, lines, as_json)
+    output.print_result(result, lines, as_json)
 
 
 def _span(one: Any) -> str:

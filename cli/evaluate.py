@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from . import options
+from . import options, output
 
 
 @click.command()
@@ -35,4 +35,4 @@ def evaluate(scores: str, truth: str, positives: str | None, at: tuple[int, ...]
         f"{name:20s} {value:,}" if isinstance(value, int) else f"{name:20s} {value:.4f}"
         for name, value in result.items()
     ]
-    options.show(result, lines, as_json)
+    output.print_result(result, lines, as_json)

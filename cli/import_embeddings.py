@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from . import options
+from . import options, output
 
 
 @click.command("import-embeddings")
@@ -31,4 +31,4 @@ def import_embeddings(npy: str, cache: str, keys: str, name: str | None, dtype: 
 
     check_writable(cache, inputs=[npy, keys])
     rows = run(npy, [row["key"] for row in read_table(keys)], cache, name=name, dtype=dtype)
-    options.show({"cache": cache, "rows": rows}, [f"{cache}: {rows:,} rows"], as_json)
+    output.print_result({"cache": cache, "rows": rows}, [f"{cache}: {rows:,} rows"], as_json)

@@ -6,7 +6,7 @@ import dataclasses
 
 import click
 
-from . import options
+from . import options, output
 
 
 @click.command()
@@ -47,4 +47,4 @@ def info(cache: tuple[str, ...], failures: bool, as_json: bool) -> None:
         lines.append(f"{file.path}: {len(file):,} rows, {file.dtype}, {origin}")
     if failures:
         lines += [f"{key!r}: {reason}" for key, reason in failed.items()]
-    options.show(result, lines, as_json)
+    output.print_result(result, lines, as_json)

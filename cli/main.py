@@ -23,7 +23,7 @@ from .estimate_prior import estimate_prior
 from .evaluate import evaluate
 from .import_embeddings import import_embeddings
 from .info import info
-from .options import printable
+from .output import printable
 from .pack import pack
 from .pretrain import pretrain
 from .report import report

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -116,7 +114,7 @@ def opened_engine(kind: str, address: str | None, workers: int | None) -> Iterat
     yield Local(workers)
 
 
-def refuse_encoding(*more: str) -> None:
+def refuse_encoding_options(*more: str) -> None:
     """Refuse the options of `encoding`, and others like them, where no images are to be embedded."""
     context = click.get_current_context()
     for name in (*_ENCODING, *more):
@@ -182,7 +180,7 @@ def training(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def trained(parameters: dict[str, Any]) -> dict[str, Any]:
+def training_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     """Bring the options of `training` to the form that the library takes."""
     epochs, penalty = parameters.pop("epochs"), parameters.pop("penalty")
     if epochs is not None:
@@ -198,35 +196,6 @@ def trained(parameters: dict[str, Any]) -> dict[str, Any]:
     return parameters
 
 
-def twin_limit(cosine: float) -> float | None:
+def twin_cosine(cosine: float) -> float | None:
     """The cosine as the library takes it."""
     return None if cosine > 1 else cosine
-
-
-def show(result: dict[str, Any], lines: list[str], as_json: bool) -> None:
-    """Print `result` as JSON, or the lines that tell it to a person."""
-    click.echo(to_json(result) if as_json else "\n".join(map(printable, lines)))
-
-
-def printable(text: str) -> str:
-    """Escape what a file's name or content could do to a terminal, or what cannot be printed at all."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def to_json(result: dict[str, Any]) -> str:
-    """Write `result` as JSON, with null for NaN and infinity, which JSON does not know."""
-    return json.dumps(_finite(result), indent=2, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def finish(failures: int, strict: bool) -> None:
-    """Exit with 3 under --strict when images failed."""
-    if strict and failures:
-        raise click.exceptions.Exit(3)

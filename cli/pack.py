@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from . import options
+from . import options, output
 
 
 @click.command()
@@ -25,4 +25,4 @@ def pack(cache: tuple[str, ...], out: str, as_json: bool) -> None:
 
     check_writable(out, inputs=cache)
     rows = run(cache, out)
-    options.show({"out": out, "rows": rows}, [f"{out}: {rows:,} rows"], as_json)
+    output.print_result({"out": out, "rows": rows}, [f"{out}: {rows:,} rows"], as_json)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from . import options
+from . import options, output
 
 _OF_RECIPE = ("epochs", "batch_size", "accumulate", "optimizer", "lr", "temperature", "tau_plus", "n_views", "views")
 
@@ -123,19 +123,19 @@ def pretrain(
     from pucache.pretraining.pretrain import Start, show_views
     from pucache.pretraining.pretrain import pretrain as run
 
-    from .progress import follow
+    from .progress import terminal_progress
 
     how = _recipe(recipe, {name: rest.pop(name) for name in _OF_RECIPE})
     start = Start(**{name: rest.pop(name) for name in ("backbone", "stem", "size", "weights")}, seed=seed)
     images = open_source(source)
     if preview is not None:
         shown = show_views(images, preview, start, how)
-        options.show(
+        output.print_result(
             {"preview": preview, "images": shown}, [f"drew {shown} images and their views: {preview}"], as_json
         )
         return
     try:
-        report = run(images, run_dir, start, how, progress=follow(), **rest)
+        report = run(images, run_dir, start, how, progress=terminal_progress(), **rest)
     except process_group.FailedElsewhereError as error:
         raise click.exceptions.Exit(1) from error  # that process has said it
     if not process_group.speaks():
@@ -145,8 +145,8 @@ def pretrain(
         "finished": report.steps == report.total,
         "run_dir": run_dir,
     }
-    options.show(result, list(_lines(report, run_dir)), as_json)
-    options.finish(len(report.failures), strict)
+    output.print_result(result, list(_lines(report, run_dir)), as_json)
+    output.exit_for_failures(len(report.failures), strict)
 
 
 def _recipe(name: str, changes: dict[str, Any]) -> Any:

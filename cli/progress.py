@@ -14,7 +14,7 @@ EVERY_SECONDS = 10.0
 _ROOMY = 120  # columns of a terminal that has room for a bar
 
 
-def follow() -> Bar | Lines:
+def terminal_progress() -> Bar | Lines:
     """Return what suits where stderr goes."""
     return Bar() if sys.stderr.isatty() else Lines()
 

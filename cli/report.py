@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from . import options
+from . import options, output
 
 
 @click.command("report")
@@ -55,10 +55,10 @@ def report(
     from pucache.cache.embedding_cache import EmbeddingCache
     from pucache.pages.report_page import report as run
     from pucache.pu.classifier import PULinearClassifier
-    from pucache.pu.labels import read_truth
+    from pucache.pu.label_files import read_truth
     from pucache.storage.atomic import check_writable
 
-    from .progress import follow
+    from .progress import terminal_progress
 
     check_writable(out, inputs=[positives, *cache, *filter(None, [negatives, model, truth])])
     opened = EmbeddingCache(*cache)
@@ -69,12 +69,12 @@ def report(
         negatives=negatives,
         model=PULinearClassifier.load(model) if model else None,
         truth=read_truth(truth, opened.keys) if truth else None,
-        twins=options.twin_limit(twins),
+        twins=options.twin_cosine(twins),
         command=shlex.join(["pucache", *sys.argv[1:]]),
-        progress=follow(),
+        progress=terminal_progress(),
         **parameters,
     )
-    options.show(numbers | {"out": out}, [*_lines(numbers), f"wrote {out}"], as_json)
+    output.print_result(numbers | {"out": out}, [*_lines(numbers), f"wrote {out}"], as_json)
 
 
 def _lines(numbers: dict[str, Any]) -> list[str]:

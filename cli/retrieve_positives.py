@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import options
+from . import options, output
 
 if TYPE_CHECKING:
     from pucache.retrieval.scorer import Scorer
@@ -87,7 +87,7 @@ def retrieve_positives(
     from pucache.retrieval.retrieve import retrieve
     from pucache.storage.atomic import check_writable
 
-    from .progress import follow
+    from .progress import terminal_progress
 
     count = _count(k)
     inputs = [path for path in (positives, negatives, how["model"], *cache) if path]
@@ -100,8 +100,8 @@ def retrieve_positives(
     scorer = _scorer(count, **how)
     opened = EmbeddingCache(*cache)
     labels = Labels.read(opened, positives, negatives)
-    limit = options.twin_limit(twins)
-    ranking = retrieve(opened, labels, k=count, by=scorer, diverse=diverse, twins=limit, progress=follow())
+    limit = options.twin_cosine(twins)
+    ranking = retrieve(opened, labels, k=count, by=scorer, diverse=diverse, twins=limit, progress=terminal_progress())
     ranking.save(out)
     unlabelled = int(labels.unlabelled.sum())
     result: dict[str, Any] = {"out": out, "by": scorer.name, "retrieved": len(ranking.keys), "unlabelled": unlabelled}
@@ -111,10 +111,12 @@ def retrieve_positives(
     ]
     lines.append(f"wrote {len(ranking.keys):,} of {unlabelled:,} unlabelled to {out}, by {scorer.name}")
     if review:
-        shown = write_review(review, opened, ranking, labels, by=scorer.name, images=images, progress=follow())
+        shown = write_review(
+            review, opened, ranking, labels, by=scorer.name, images=images, progress=terminal_progress()
+        )
         result |= {"review": review, **shown}
         lines.append(f"wrote {review}: open it in a browser; {shown['without_picture']:,} images have no picture")
-    options.show(result, lines, as_json)
+    output.print_result(result, lines, as_json)
 
 
 def _count(k: str) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from . import options
+from . import options, output
 
 
 @click.command()
@@ -50,16 +50,17 @@ def score(
     from pucache.cache.embedding_cache import EmbeddingCache, is_cache
     from pucache.images.source import open_source
     from pucache.pu.classifier import PULinearClassifier
-    from pucache.pu.score import check_output, embed_for
+    from pucache.pu.score import embed_for
     from pucache.pu.score import score as run
+    from pucache.pu.score_tables import check_output
     from pucache.storage.urls import without_secrets
 
-    from .progress import follow
+    from .progress import terminal_progress
 
     check_output(out, inputs=[model, *what])
     classifier = PULinearClassifier.load(model)
     if all(map(is_cache, what)):
-        options.refuse_encoding("cache")
+        options.refuse_encoding_options("cache")
         opened = EmbeddingCache(*what)
     elif len(what) == 1:
         path = cache or os.path.splitext(out)[0] + ".h5"
@@ -67,7 +68,9 @@ def score(
         part = options.parse_shard(shard)
         with options.opened_engine(engine, address, workers) as does:
             images = open_source(what[0])
-            opened = embed_for(classifier, images, path, engine=does, shard=part, progress=follow(), **encoding)
+            opened = embed_for(
+                classifier, images, path, engine=does, shard=part, progress=terminal_progress(), **encoding
+            )
     else:
         raise ValueError("give one source of images, or any number of caches")
     result = run(opened, classifier, out)
@@ -77,5 +80,5 @@ def score(
         lines.append(
             f"{result['failures']:,} images could not be read and have no score: pucache info {opened.name} --failures"
         )
-    options.show({"out": name, "cache": opened.name, **result}, lines, as_json)
-    options.finish(result["failures"], strict)
+    output.print_result({"out": name, "cache": opened.name, **result}, lines, as_json)
+    output.exit_for_failures(result["failures"], strict)

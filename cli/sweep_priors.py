@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from . import options
+from . import options, output
 
 
 @click.command("sweep-priors")
@@ -53,12 +53,12 @@ def sweep_priors(
     """
     from pucache.cache.embedding_cache import EmbeddingCache
     from pucache.pu.data import PUData
-    from pucache.pu.labels import read_truth
+    from pucache.pu.label_files import read_truth
     from pucache.pu.prior_sweep import PRIORS, sweep, write_table
     from pucache.pu.prior_sweep import plot as draw
     from pucache.storage.atomic import check_writable
 
-    from .progress import follow
+    from .progress import terminal_progress
 
     inputs = [positives, *cache, *filter(None, [negatives, truth])]
     picture = None if no_plot else Path(plot or Path(out).with_suffix(".png"))
@@ -68,21 +68,21 @@ def sweep_priors(
         raise ValueError(f"--out and --plot are one file, {out}; name two")
     check_writable(out, inputs=inputs)
     told = PRIORS if priors is None else _numbers(priors)
-    data = PUData.of(EmbeddingCache(*cache), positives, options.twin_limit(twins), negatives=negatives)
+    data = PUData.of(EmbeddingCache(*cache), positives, options.twin_cosine(twins), negatives=negatives)
     known = None if truth is None else read_truth(truth, data.cache.keys)
     result = sweep(
         data,
         priors=told,
         seeds=range(seed, seed + seeds),
         truth=known,
-        progress=follow(),
-        **options.trained(parameters),
+        progress=terminal_progress(),
+        **options.training_parameters(parameters),
     )
     write_table(result, out)
     if picture is not None:
         draw(result, picture)
     wrote = f"wrote {out}" + (f" and {picture}" if picture else "")
-    options.show(
+    output.print_result(
         {"verdict": result.verdict, "penalty": result.penalty, "rows": result.rows},
         [*_lines(result.rows), result.verdict, wrote],
         as_json,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import options
+from . import options, output
 
 if TYPE_CHECKING:
     from pucache.pu.scar import ScarCheck
@@ -72,22 +72,24 @@ def train_pu(
     from pucache.pu.train import scar_of, summary, train_on
     from pucache.storage.atomic import check_writable, replacing
 
-    from .progress import follow
+    from .progress import terminal_progress
 
     written = Path(metrics or check_writable(out).with_name("metrics.json"))
     if written.resolve() == check_writable(out).resolve():
         raise ValueError(f"--out and --metrics are one file, {out}; name two")
     for path in (out, written):
         check_writable(path, inputs=[positives, *cache, *filter(None, [negatives])])
-    data = PUData.of(EmbeddingCache(*cache), positives, options.twin_limit(twins), negatives=negatives)
-    model = train_on(data, prior=_prior(prior), progress=follow(), **options.trained(parameters))
+    data = PUData.of(EmbeddingCache(*cache), positives, options.twin_cosine(twins), negatives=negatives)
+    model = train_on(data, prior=_prior(prior), progress=terminal_progress(), **options.training_parameters(parameters))
     model.save(out)
     found = data.found()
     scar = scar_of(data, model)
     result = summary(model) | {"scar": scar.told(), "found_by_twins": [key for key, _ in found]}
     with replacing(written) as temporary:
-        temporary.write_text(options.to_json(result) + "\n")
-    options.show(result, [*_lines(result, data.known.bounds), *_of_scar(scar), f"wrote {out} and {written}"], as_json)
+        temporary.write_text(output.to_json(result) + "\n")
+    output.print_result(
+        result, [*_lines(result, data.known.bounds), *_of_scar(scar), f"wrote {out} and {written}"], as_json
+    )
     _warn_of_twins(found)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from . import options
+from . import options, output
 
 _TOLD = {
     "cache": "{:,} rows",
@@ -39,7 +39,7 @@ def verify(files: tuple[str, ...], as_json: bool) -> None:
     rows = sum(file.rows for file in whole if file.kind == "cache")
     result = {"whole": not damage, "rows": rows, "files": [str(file.path) for file in found], "damage": damage}
     if lines or as_json:
-        options.show(result, lines, as_json)
+        output.print_result(result, lines, as_json)
     if damage:
         others = f" (and {len(damage) - 1} more of {len(found)} files)" if len(damage) > 1 else ""
         raise CacheError(damage[0] + others)
