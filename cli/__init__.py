@@ -1,1 +1,1 @@
-"""The command line: every verb opens a file, calls the library, prints. Installed as `pucache.cli`."""
+"""The command line, one module per command. Installed as `pucache.cli`."""

@@ -12,7 +12,7 @@ from . import options, output
 @options.device
 @options.as_json
 def demo(folder: str, device: str, as_json: bool) -> None:
-    """Run everything on the 2,040 images inside the package, in about half a minute; FOLDER gets every output.
+    """Run the whole pipeline on the 2,040 images inside the package and write all outputs to FOLDER.
 
     \b
     pucache demo

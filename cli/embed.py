@@ -13,17 +13,28 @@ from . import options, output
 @click.argument("source")
 @click.argument("cache")
 @click.option(
-    "--encoder", default="bundled", show_default=True, metavar="bundled|timm:NAME|RUN_DIR", help="Frozen encoder."
+    "--encoder",
+    default="bundled",
+    show_default=True,
+    metavar="bundled|timm:NAME|RUN_DIR",
+    help="Encoder that computes the embeddings.",
 )
 @options.encoding
-@click.option("--reuse", multiple=True, metavar="CACHE", help="Copy rows of images whose bytes this cache knows.")
-@click.option("--moved", is_flag=True, help="SOURCE is the one that CACHE was made from, under a new path.")
-@click.option("--prune", is_flag=True, help="Drop rows of images that are gone from the source.")
-@click.option("--verify", is_flag=True, help="Check every byte of an existing CACHE, and embed damaged rows again.")
 @click.option(
-    "--dtype", type=click.Choice(["float16", "float32"]), help="Of the stored embeddings.  [default: float16]"
+    "--reuse",
+    multiple=True,
+    metavar="CACHE",
+    help="Copy the embeddings of images with equal bytes from this cache; repeatable.",
 )
-@click.option("--profile", is_flag=True, help="Say where the time went, and which stage is the limit.")
+@click.option("--moved", is_flag=True, help="Accept a SOURCE with another path than the one CACHE was made from.")
+@click.option("--prune", is_flag=True, help="Drop rows of images that are no longer in SOURCE.")
+@click.option("--verify", is_flag=True, help="Check every byte of an existing CACHE and embed damaged rows again.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float16", "float32"]),
+    help="Type of the stored embeddings.  [default: that of an existing CACHE, else float16]",
+)
+@click.option("--profile", is_flag=True, help="Print the time of each stage, and which stage limits the speed.")
 @options.strict
 @options.as_json
 def embed(
@@ -42,10 +53,9 @@ def embed(
     """Embed the images of SOURCE into the file CACHE.
 
     SOURCE is a folder, a manifest (.txt, .csv, .tsv), .tar shards ('shards/*.tar'), or an fsspec URL
-    of any of these; CACHE is a path or such a URL. Run it again to go on after an interruption or to
-    take up new and changed images; what is unchanged is not computed again. Images that cannot be read
-    are listed by `pucache info`. An image's key, by which every other command knows it, is its path
-    within SOURCE.
+    of any of these. CACHE is a path or an fsspec URL. The key of an image is its path within SOURCE.
+    Run the command again to continue after an interruption, or to add new and changed images; unchanged
+    images are not computed again. `pucache info` lists the images that could not be read.
 
     \b
     pucache embed photos/ cache.h5

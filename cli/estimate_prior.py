@@ -14,12 +14,19 @@ from . import options, output
 @options.positives
 @options.negatives
 @click.option(
-    "--method", "methods", multiple=True, help="tilt, bbe, dedpul, elkanoto or histogram; repeatable.  [default: all]"
+    "--method",
+    "methods",
+    multiple=True,
+    help="Method: tilt, bbe, dedpul, elkanoto or histogram; repeatable.  [default: all]",
 )
 @click.option(
-    "--draws", default=40, show_default=True, type=click.IntRange(min=0), help="Bootstrap draws; 0: no interval."
+    "--draws",
+    default=40,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Number of bootstrap draws for the interval; 0: no interval.",
 )
-@click.option("--level", default=0.9, show_default=True, help="Of the interval, in (0, 1).")
+@click.option("--level", default=0.9, show_default=True, help="Confidence level of the interval, in (0, 1).")
 @options.twins
 @options.folds
 @options.device
@@ -36,9 +43,9 @@ def estimate_prior(
 ) -> None:
     """Estimate the share of positives among the unlabelled rows of CACHE.
 
-    tilt is what train-pu uses; the others are cross-checks, known to lean: bbe upwards, elkanoto
-    either way. Where they disagree widely, believe the interval of none. It takes the labelled
-    positives for a random sample of all positives.
+    train-pu uses tilt. The other methods are cross-checks with known biases: bbe overestimates, elkanoto
+    errs in either direction. Where they disagree widely, trust none of the intervals. All methods
+    assume that the labelled positives are a random sample of all positives.
 
     \b
     pucache estimate-prior cache.h5 --positives found.txt

@@ -10,20 +10,23 @@ from . import options, output
 @click.command()
 @click.argument("scores")
 @click.option(
-    "--truth", required=True, metavar="FILE", help="A CSV key,label (1 or 0), or a list of the positive keys."
+    "--truth",
+    required=True,
+    metavar="FILE",
+    help="True classes: a CSV with columns key,label (1 or 0), or a list of the positive keys.",
 )
-@click.option("--positives", metavar="FILE", help="Labelled positives, to be left out of the count.")
+@click.option("--positives", metavar="FILE", help="Labelled positives, which are excluded from the metrics.")
 @click.option(
     "--at",
     multiple=True,
     type=click.IntRange(min=1),
     default=(100, 1000),
     show_default=True,
-    help="Rank at which to give the precision; may be repeated, and is left out where there are fewer images.",
+    help="Rank at which precision is computed; repeatable. Ranks beyond the number of images are omitted.",
 )
 @options.as_json
 def evaluate(scores: str, truth: str, positives: str | None, at: tuple[int, ...], as_json: bool) -> None:
-    """Hold SCORES against true labels.
+    """Compute the metrics of SCORES against true labels.
 
     \b
     pucache evaluate scores.csv --truth truth.csv --positives found.txt

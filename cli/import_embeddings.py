@@ -14,13 +14,17 @@ from . import options, output
     "--keys",
     required=True,
     metavar="FILE",
-    help="A key (any unique name) per row: a text file, or a CSV with a 'key' column.",
+    help="Keys of the rows (unique names), in order: a text file, or a CSV with a 'key' column.",
 )
-@click.option("--name", help="What to call the encoder.  [default: the name of NPY]")
-@click.option("--dtype", type=click.Choice(["float16", "float32"]), help="Of the stored rows.  [default: as in NPY]")
+@click.option("--name", help="Name of the encoder.  [default: the name of NPY]")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float16", "float32"]),
+    help="Type of the stored embeddings.  [default: float16 if NPY is, else float32]",
+)
 @options.as_json
 def import_embeddings(npy: str, cache: str, keys: str, name: str | None, dtype: str | None, as_json: bool) -> None:
-    """Turn embeddings made elsewhere (a .npy array, one row per key) into the file CACHE.
+    """Write embeddings from another program (a .npy array, one row per key) into the file CACHE.
 
     \b
     pucache import-embeddings clip.npy cache.h5 --keys files.txt --name clip-vit-b32

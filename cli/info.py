@@ -11,10 +11,10 @@ from . import options, output
 
 @click.command()
 @options.caches
-@click.option("--failures", is_flag=True, help="List every image that could not be read, with the reason.")
+@click.option("--failures", is_flag=True, help="List the images that could not be read, with reasons.")
 @options.as_json
 def info(cache: tuple[str, ...], failures: bool, as_json: bool) -> None:
-    """Say what is in CACHE (a file, a folder of them, or several).
+    """Print the contents of CACHE (a file, a folder of cache files, or several).
 
     \b
     pucache info cache.h5

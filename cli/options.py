@@ -1,4 +1,4 @@
-"""Options that several verbs share, and how results are printed."""
+"""Options that several commands share, and their translation to the library's arguments."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ positives = click.option(
     "--positives",
     required=True,
     metavar="FILE|GLOB",
-    help="Labelled positives: a text file of keys (paths within the source), a CSV with a 'key' column (and, where it "
-    "has a 'label' column, those labelled 1), or a glob on keys ('positives/**').",
+    help="Labelled positives: a text file of keys (paths within the source), a CSV with a 'key' column (with a 'label' "
+    "column, only the rows labelled 1 count), or a glob on keys ('positives/**').",
 )
 negatives = click.option(
     "--negatives",
     metavar="FILE|GLOB",
-    help="Known negatives, such as what a review rejected: as --positives, but those labelled 0.",
+    help="Known negatives, such as the images that a review rejected. Same formats as --positives; with a 'label' "
+    "column, only the rows labelled 0 count.",
 )
 images = click.option(
-    "--images", metavar="SOURCE", help="Where the images are now, if not where they were when CACHE was made."
+    "--images", metavar="SOURCE", help="Source of the images, where they have moved since CACHE was made."
 )
-device = click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
-seed = click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Makes the result repeatable."
-)
+device = click.option("--device", default="auto", show_default=True, help="Device: auto, cpu, cuda or cuda:N.")
+seed = click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Random seed.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 strict = click.option("--strict", is_flag=True, help="Exit with 3 when an image could not be read.")
 
@@ -39,59 +38,63 @@ _ENCODING = "weights device precision runtime decode batch_size workers engine a
 
 
 def encoding(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of every verb that runs an encoder."""
+    """Add the options of commands that run an encoder."""
     for option in (
-        click.option("--shard", metavar="I/N", help="Embed only the I-th of N shares of the images."),
+        click.option("--shard", metavar="I/N", help="Embed only share I of N of the images."),
         click.option(
             "--address",
             metavar="HOST:PORT|auto",
-            help="Ray cluster to join.  [default: RAY_ADDRESS; without it Ray is started on this machine]",
+            help="Address of the Ray cluster.  [default: RAY_ADDRESS; if unset, Ray is started on this machine]",
         ),
         click.option(
             "--engine",
             default="local",
             show_default=True,
             type=click.Choice(["local", "ray"]),
-            help="What does the work: this machine, or Ray (pip install 'pucache[ray]').",
+            help="Where images are embedded: on this machine, or on a Ray cluster (pip install 'pucache[ray]').",
         ),
         click.option(
             "--workers",
             type=click.IntRange(min=0),
-            help="Processes that read and decode, or encoders of Ray.  [default: with CUDA one per core, up to 16, "
-            "else 0, for threads; Ray: one per GPU, or per core without]",
+            help="Number of processes that read and decode images; with Ray, number of encoders.  [default: with CUDA "
+            "one per core, at most 16; otherwise 0, which uses threads; Ray: one per GPU, or per core without "
+            "GPUs]",
         ),
         click.option(
             "--batch-size",
             type=click.IntRange(min=1),
-            help="Images per forward pass.  [default: 16 on CPU, 4 with openvino; with CUDA what fits]",
+            help="Number of images per forward pass.  [default: 16 on CPU, 4 with openvino; with CUDA as many as fit]",
         ),
         click.option(
             "--precision",
             default="auto",
             show_default=True,
             type=click.Choice(["auto", "fp32", "bf16", "fp16"]),
-            help="Of the forward pass; auto is fp16 on CUDA, bf16 on a CPU that has it, else fp32, and what CACHE has.",
+            help="Precision of the forward pass. auto: that of an existing CACHE, else fp16 on CUDA, bf16 on a CPU "
+            "that supports it, fp32 otherwise.",
         ),
         click.option(
             "--decode",
             default="auto",
             show_default=True,
             type=click.Choice(["auto", "host", "device"]),
-            help="Where JPEG files are decoded; device: where the encoder runs, a batch at a time. auto is host.",
+            help="Where JPEG files are decoded: on the host by Pillow, or in batches on the device of the encoder. "
+            "auto: host.",
         ),
         click.option(
             "--runtime",
             default="auto",
             show_default=True,
             type=click.Choice(["auto", "torch", "compile", "openvino"]),
-            help="What runs the encoder; auto is openvino on a CPU where it is installed, else torch. compile takes up "
-            "to a minute to start.",
+            help="Library that runs the encoder. auto: openvino on a CPU where it is installed, else torch. compile "
+            "(torch.compile) takes up to a minute to start.",
         ),
         device,
         click.option(
             "--weights",
             metavar="FILE",
-            help="Weights of a timm encoder: safetensors or a state dict; of one that pretrain made: its RUN_DIR.",
+            help="Weights of the encoder: safetensors or a state dict for timm, a RUN_DIR for an encoder from "
+            "pretrain.",
         ),
     ):
         command = option(command)
@@ -100,7 +103,7 @@ def encoding(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def opened_engine(kind: str, address: str | None, workers: int | None) -> Iterator[Any]:
-    """The engine that the options of `encoding` ask for."""
+    """Open the engine that --engine, --address and --workers select."""
     if kind == "ray":
         from pucache.embedding.distributed.engine import RayEngine
 
@@ -115,7 +118,7 @@ def opened_engine(kind: str, address: str | None, workers: int | None) -> Iterat
 
 
 def refuse_encoding_options(*more: str) -> None:
-    """Refuse the options of `encoding`, and others like them, where no images are to be embedded."""
+    """Raise ValueError where an option of `encoding`, or one of `more`, is set but no images are embedded."""
     context = click.get_current_context()
     for name in (*_ENCODING, *more):
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
@@ -124,13 +127,13 @@ def refuse_encoding_options(*more: str) -> None:
 
 
 def parse_shard(text: str | None) -> tuple[int, int]:
-    """Read I/N."""
+    """Parse I/N."""
     if text is None:
         return 1, 1
     number, _, count = text.partition("/")
     if not (number.isdecimal() and count.isdecimal()):
         raise ValueError(f"--shard expects I/N such as 2/8, got {text!r}")
-    from pucache.images.shares import check_shard
+    from pucache.images.listing import check_shard
 
     check_shard((int(number), int(count)))
     return int(number), int(count)
@@ -140,40 +143,54 @@ twins = click.option(
     "--twins",
     default=0.999,
     show_default=True,
-    help="Images with this cosine or more, or with equal bytes, count as the same picture; above 1: equal bytes only.",
+    help="Images with equal bytes, or with at least this cosine similarity, count as duplicates. Above 1: equal bytes "
+    "only.",
 )
 folds = click.option(
-    "--n-folds", default=5, show_default=True, type=click.IntRange(min=2), help="Folds that margins are held out in."
+    "--n-folds", default=5, show_default=True, type=click.IntRange(min=2), help="Number of folds for cross-fitting."
 )
 
 
 def training(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of every verb that trains heads."""
+    """Add the options of commands that train linear heads."""
     for option in (
         click.option(
-            "--epochs", type=click.IntRange(min=1), help="Of --solver sgd.  [default: 100, and at least 3000 steps]"
+            "--epochs",
+            type=click.IntRange(min=1),
+            help="Number of epochs, with --solver sgd.  [default: 100, and at least 3000 steps]",
         ),
         click.option(
             "--solver",
             default="batch",
             show_default=True,
-            help="batch trains to convergence; sgd is the published protocol (Adam, batches of 256, 100 epochs).",
+            help="batch: full batches until convergence. sgd: the published protocol (Adam, batches of 256, 100 "
+            "epochs).",
         ),
         click.option(
             "--penalty",
             default="auto",
             show_default=True,
             metavar="FLOAT|auto",
-            help="L2 penalty relative to the spread of the embeddings; auto: by how held-out positives rank.",
+            help="L2 penalty, relative to the variance of the embeddings. auto: chosen by the ranks of held-out "
+            "positives.",
         ),
-        click.option("--target-prior", default=0.5, show_default=True, help="Weight of positives in the imb risks."),
-        click.option("--surrogate", help="sigmoid or logistic.  [default: sigmoid; logistic for the two bce]"),
+        click.option(
+            "--target-prior",
+            default=0.5,
+            show_default=True,
+            help="Weight of the positive part in the imbalanced risks, in (0, 1).",
+        ),
+        click.option(
+            "--surrogate",
+            help="Surrogate loss: sigmoid or logistic.  [default: sigmoid; logistic for bce and weighted_bce]",
+        ),
         click.option(
             "--loss",
             default="imbupu",
             show_default=True,
-            help="Risk to minimise: imbupu, imbnnpu, upu, nnpu, weighted_bce or bce. imb weighs rare positives up; nn "
-            "keeps the estimated negative part from going below 0; bce takes the unlabelled for negatives.",
+            help="Risk to minimise: imbupu, imbnnpu, upu, nnpu, weighted_bce or bce. imb: rare positives get a higher "
+            "weight. nn: the estimated negative part is kept non-negative. bce: unlabelled images count as "
+            "negatives.",
         ),
     ):
         command = option(command)
@@ -181,7 +198,7 @@ def training(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def training_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Bring the options of `training` to the form that the library takes."""
+    """Translate the options of `training` to arguments of the library."""
     epochs, penalty = parameters.pop("epochs"), parameters.pop("penalty")
     if epochs is not None:
         from pucache.heads.minibatch import Protocol
@@ -197,5 +214,5 @@ def training_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def twin_cosine(cosine: float) -> float | None:
-    """The cosine as the library takes it."""
+    """Translate --twins: None stands for equal bytes only."""
     return None if cosine > 1 else cosine

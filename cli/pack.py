@@ -9,13 +9,12 @@ from . import options, output
 
 @click.command()
 @options.caches
-@click.option("--out", required=True, metavar="FILE", help="The merged cache.")
+@click.option("--out", required=True, metavar="FILE", help="Merged cache to write.")
 @options.as_json
 def pack(cache: tuple[str, ...], out: str, as_json: bool) -> None:
-    """Merge cache files of one encoder (shards, say) into one.
+    """Merge cache files of one encoder, such as shards, into one file.
 
-    Every file is verified on the way. Readers take several files as they are, so packing is for
-    tidiness.
+    Every input file is verified. Packing is optional: all commands accept several cache files.
 
     \b
     pucache pack shard-1.h5 shard-2.h5 --out cache.h5

@@ -17,24 +17,28 @@ _OF_RECIPE = ("epochs", "batch_size", "accumulate", "optimizer", "lr", "temperat
 @click.argument("source")
 @click.argument("run_dir")
 @click.option(
-    "--backbone", default="resnet50", show_default=True, metavar="NAME|bundled", help="Any pooled network of timm."
+    "--backbone",
+    default="resnet50",
+    show_default=True,
+    metavar="NAME|bundled",
+    help="Network: any pooled network of timm.",
 )
 @click.option(
     "--stem",
     default="standard",
     show_default=True,
     type=click.Choice(["standard", "small"]),
-    help="small: a first convolution of 3 x 3 that skips no pixel, for images of some 32 to 64 pixels.",
+    help="First layers of the network. small: a 3 x 3 convolution with stride 1, for images of 32 to 64 pixels.",
 )
 @click.option(
     "--size",
     type=click.IntRange(8, 2048),
-    help="Side of the views.  [default: that of the RUN_DIR in --weights, else timm's; 32 with a small stem]",
+    help="Side of the views in pixels.  [default: that of the RUN_DIR in --weights, else timm's; 32 with a small stem]",
 )
 @click.option(
     "--weights",
     metavar="FILE|RUN_DIR|hub",
-    help="Begin with these instead of random ones; hub: timm's pretrained ones.",
+    help="Initial weights, instead of random ones. hub: the pretrained weights of timm.",
 )
 @click.option(
     "--recipe",
@@ -42,35 +46,44 @@ _OF_RECIPE = ("epochs", "batch_size", "accumulate", "optimizer", "lr", "temperat
     show_default=True,
     type=click.Choice(["modern", "impulses"]),
     help="modern: SGD with warm-up and cosine, batches of 256, 200 epochs. impulses: the authors' Adam at 3e-4, "
-    "batches of 128, 100 epochs. The next options change what a recipe says.",
+    "batches of 128, 100 epochs. The options below override single settings of the recipe.",
 )
-@click.option("--epochs", type=click.IntRange(min=1), help="Passes over the images.")
-@click.option("--batch-size", type=click.IntRange(min=1), help="Images that are compared with each other.")
+@click.option("--epochs", type=click.IntRange(min=1), help="Number of epochs.")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    help="Number of images per batch; images of a batch are each other's negatives.",
+)
 @click.option(
     "--accumulate",
     type=click.IntRange(min=1),
-    help="Parts in which a batch passes the network, to save memory; its images stay each other's negatives.",
+    help="Number of parts in which a batch passes through the network, to save memory. The loss is still that of the "
+    "whole batch.",
 )
-@click.option("--optimizer", type=click.Choice(["adam", "sgd"]), help="Adam, or descent with momentum 0.9.")
+@click.option("--optimizer", type=click.Choice(["adam", "sgd"]), help="Optimizer: Adam, or SGD with momentum 0.9.")
 @click.option(
     "--lr",
     type=float,
-    help="Learning rate; of sgd for batches of 256, else it grows with their root.  [default: 0.06 of sgd, 0.0003 of "
-    "adam]",
+    help="Learning rate. For sgd it is that of batches of 256, and scales with the square root of the batch size.  "
+    "[default: 0.06 for sgd, 0.0003 for adam]",
 )
-@click.option("--temperature", type=float, help="tau of the loss.  [default: 0.5]")
-@click.option("--tau-plus", type=float, help="Debiasing; 0 is plain SimCLR.  [default: 0.1]")
-@click.option("--n-views", type=click.IntRange(min=2), help="Views of each image.  [default: 2]")
+@click.option("--temperature", type=float, help="Temperature of the contrastive loss.  [default: 0.5]")
+@click.option("--tau-plus", type=float, help="Class prior of the debiased loss; 0 is plain SimCLR.  [default: 0.1]")
+@click.option("--n-views", type=click.IntRange(min=2), help="Number of views per image.  [default: 2]")
 @click.option(
     "--views",
     type=click.Choice(["natural", "medical", "overhead", "grey", "impulses"]),
-    help="What a view may look like; see --preview.  [default: natural; impulses with that recipe]",
+    help="Set of augmentations; --preview draws them.  [default: natural; impulses with that recipe]",
 )
-@click.option("--preview", metavar="PNG", help="Only draw some images and their views, to look at before training.")
 @click.option(
-    "--positives", metavar="FILE|GLOB", help="Labelled positives, to tell how good the features are; not trained on."
+    "--preview", metavar="PNG", help="Only draw some images and their views into this file, without training."
 )
-@click.option("--labels", metavar="FILE", help="The same with a CSV key,label of any classes.")
+@click.option(
+    "--positives",
+    metavar="FILE|GLOB",
+    help="Labelled positives, used to measure the features during training; they are not trained on.",
+)
+@click.option("--labels", metavar="FILE", help="Like --positives, with a CSV key,label of any classes.")
 @click.option("--minutes", type=float, default=math.inf, help="Stop after so many; run again to go on.")
 @click.option("--save-every", type=float, default=5.0, show_default=True, help="Minutes between checkpoints.")
 @click.option(
@@ -78,23 +91,25 @@ _OF_RECIPE = ("epochs", "batch_size", "accumulate", "optimizer", "lr", "temperat
     default="auto",
     show_default=True,
     type=click.Choice(["auto", "fp32", "bf16"]),
-    help="Of the products in the network; auto is bf16 where the processor has it.",
+    help="Precision of the matrix products; auto: bf16 where the processor supports it.",
 )
-@click.option("--compile", "compiled", is_flag=True, help="Train by torch.compile, which takes a while to start.")
+@click.option("--compile", "compiled", is_flag=True, help="Use torch.compile, which takes up to a minute to start.")
 @click.option(
     "--decode",
     "decoded",
     default="auto",
     show_default=True,
     type=click.Choice(["auto", "once", "always"]),
-    help="once: into a file in RUN_DIR; always: in every epoch. auto is once where the disk has room.",
+    help="When images are decoded. once: before training, into a file in RUN_DIR. always: in every epoch. auto: once "
+    "where the disk has room.",
 )
 @click.option(
     "--workers",
     type=click.IntRange(min=0),
-    help="Processes that decode once.  [default: one per core, up to 16; 0, for threads, of few images]",
+    help="Number of processes that decode images.  [default: one per core, at most 16; for few images 0, which uses "
+    "threads]",
 )
-@click.option("--tensorboard", is_flag=True, help="Log for TensorBoard too, in RUN_DIR/tensorboard.")
+@click.option("--tensorboard", is_flag=True, help="Also log for TensorBoard, in RUN_DIR/tensorboard.")
 @options.device
 @options.seed
 @options.strict
@@ -104,10 +119,9 @@ def pretrain(
 ) -> None:
     """Learn an encoder from the images of SOURCE, without labels, into the folder RUN_DIR.
 
-    By debiased SimCLR: views of one image are drawn together, those of different images apart. For
-    images unlike those that a ready-made encoder knows. Run it again to go on after an interruption.
-    RUN_DIR then is an encoder, for `pucache embed --encoder RUN_DIR`; log.csv in it says how training
-    went.
+    Method: debiased SimCLR. Useful where the images differ from those that ready-made encoders were
+    trained on. Run the command again to continue after an interruption. The result is an encoder for
+    `pucache embed --encoder RUN_DIR`; RUN_DIR/log.csv holds the metrics of training.
 
     \b
     pucache pretrain photos/ run --preview views.png
@@ -150,7 +164,7 @@ def pretrain(
 
 
 def _recipe(name: str, changes: dict[str, Any]) -> Any:
-    """The recipe of that name, with what is given of the rest."""
+    """The recipe `name` with the settings that options override."""
     from pucache.pretraining.recipes import RECIPES, USUAL_RATES
 
     recipe = RECIPES[name]

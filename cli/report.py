@@ -18,18 +18,31 @@ from . import options, output
 @click.option(
     "--model",
     metavar="FILE",
-    help="Model from train-pu: its parameters are trained with, and it ranks.  [default: train at the defaults]",
+    help="Model from train-pu, which ranks the images and whose parameters are used for the estimates.  [default: "
+    "train with the default parameters]",
 )
-@click.option("--truth", metavar="FILE", help="True classes (CSV key,label, or the positive keys), shown beside.")
+@click.option(
+    "--truth",
+    metavar="FILE",
+    help="True classes (CSV key,label, or the positive keys), for true metrics beside the estimates.",
+)
 @options.images
 @click.option(
-    "--draws", default=20, show_default=True, type=click.IntRange(min=0), help="Bootstrap draws; 0: no interval."
+    "--draws",
+    default=20,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Number of bootstrap draws for the intervals; 0: no intervals.",
 )
 @click.option(
-    "--sample", default=1500, show_default=True, type=click.IntRange(min=3), help="Images on the map, at most."
+    "--sample",
+    default=1500,
+    show_default=True,
+    type=click.IntRange(min=3),
+    help="Greatest number of images on the map.",
 )
 @options.twins
-@click.option("--out", default="report.html", show_default=True, metavar="FILE", help="Where to write the page.")
+@click.option("--out", default="report.html", show_default=True, metavar="FILE", help="Page to write.")
 @options.device
 @options.seed
 @options.as_json
@@ -44,10 +57,11 @@ def report(
     as_json: bool,
     **parameters: Any,
 ) -> None:
-    """Write one page to look at: what is in CACHE, and how well its positives can be told.
+    """Write an HTML page about CACHE and how well a classifier separates its positives.
 
-    It shows labelled and likely positives, how many are hidden by each method, margins, estimated
-    precision and recall, a sweep over priors and a map. It trains anew, for held-out margins.
+    The page shows labelled and likely positives, estimates of the number of hidden positives, margins,
+    estimated precision and recall, a sweep over priors and a map of the images. The command trains
+    again, because the estimates need held-out margins.
 
     \b
     pucache report cache.h5 --positives found.txt --model model.safetensors

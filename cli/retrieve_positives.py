@@ -16,31 +16,30 @@ if TYPE_CHECKING:
 @options.caches
 @options.positives
 @options.negatives
-@click.option("-k", default="100", show_default=True, metavar="N|all", help="How many to retrieve.")
+@click.option("-k", default="100", show_default=True, metavar="N|all", help="Number of images to retrieve.")
 @click.option(
     "--by",
     type=click.Choice(["similarity", "classifier", "fused"]),
-    help="Rank by likeness to the positives, by a model, or by a model and what it says of the nearest images.  "
-    "[default: fused with --model, else similarity]",
+    help="Ranking: similarity to the positives, margins of --model, or margins of the image and of its nearest "
+    "neighbours (fused).  [default: fused with --model, else similarity]",
 )
-@click.option("--model", metavar="FILE", help="Model to rank by, from train-pu.")
+@click.option("--model", metavar="FILE", help="Model from train-pu, for --by classifier or fused.")
 @click.option(
     "--similarity",
     type=click.Choice(["whitened", "centroid", "topk", "max"]),
-    help="whitened: likeness to the mean of the positives, where directions that vary much in all images count less; "
-    "centroid: mean of the cosines to all positives; topk: to the 50 nearest; max: to the nearest.  "
-    "[default: whitened]",
+    help="whitened: cosine similarity to the mean of the positives after whitening; centroid: mean cosine similarity "
+    "to all positives; topk: mean over the 50 nearest positives; max: the nearest positive.  [default: whitened]",
 )
 @click.option(
     "--index",
     default="exact",
     show_default=True,
     type=click.Choice(["exact", "ivf", "hnsw"]),
-    help="Compare with every image, or look up in an index kept beside CACHE, for --similarity topk or max on large "
-    "caches; it is built where there is none, and how much it finds is measured and said.",
+    help="exact compares all images. ivf and hnsw use an approximate index for --similarity topk or max on large "
+    "caches; it is built beside CACHE where it is missing, and its recall is measured and printed.",
 )
 @click.option(
-    "--memory", type=float, metavar="GB", help="That building an index may take.  [default: half of what is free]"
+    "--memory", type=float, metavar="GB", help="Memory limit for building an index.  [default: half of the free memory]"
 )
 @click.option(
     "--diverse",
@@ -49,12 +48,17 @@ if TYPE_CHECKING:
     flag_value=0.5,
     default=0.0,
     metavar="[WEIGHT]",
-    help="Spread the selection out; from 0 (rank alone) to 1 (difference alone), 0.5 where no number follows.",
+    help="Weight of diversity in the selection: from 0 (ranking only) to 1 (diversity only); 0.5 if no number is "
+    "given.",
 )
 @options.twins
-@click.option("--out", default="ranked.csv", show_default=True, metavar="FILE", help="rank,key,score, best first.")
 @click.option(
-    "--review", metavar="FILE.html", help="Also write a page to look through them, accept or reject, and export labels."
+    "--out", default="ranked.csv", show_default=True, metavar="FILE", help="Table rank,key,score to write, best first."
+)
+@click.option(
+    "--review",
+    metavar="FILE.html",
+    help="Also write a page on which to accept or reject the images, and export the labels.",
 )
 @options.images
 @options.device
@@ -74,8 +78,8 @@ def retrieve_positives(
 ) -> None:
     """Rank the unlabelled images of CACHE, likely positives first.
 
-    Known positives, known negatives and what shows the same pictures are left out. The review page is
-    one file that needs no network; what it exports is the next --positives and --negatives.
+    Known positives, known negatives and their duplicates are omitted. The review page is one file that
+    needs no network; the table that it exports serves as the next --positives and --negatives.
 
     \b
     pucache retrieve-positives cache.h5 --positives found.txt -k 200 --review review.html
@@ -137,7 +141,7 @@ def _scorer(
     memory: float | None,
     device: str,
 ) -> Scorer:
-    """What the options ask to rank by."""
+    """Check the options for consistency and make the scorer that they select."""
     by = by or ("fused" if model else "similarity")
     if by != "similarity" and model is None:
         raise ValueError(f"--by {by} needs --model FILE (train one with pucache train-pu)")

@@ -14,9 +14,15 @@ from . import options, output
 @click.argument("model")
 @click.argument("what", nargs=-1, required=True, metavar="SOURCE_OR_CACHE")
 @click.option(
-    "--out", default="scores.csv", show_default=True, metavar="FILE", help="A .csv or .parquet table, here or at a URL."
+    "--out",
+    default="scores.csv",
+    show_default=True,
+    metavar="FILE",
+    help="Table to write: .csv or .parquet, a path or a URL.",
 )
-@click.option("--cache", metavar="FILE", help="Where images are embedded to.  [default: beside --out, as NAME.h5]")
+@click.option(
+    "--cache", metavar="FILE", help="Cache that images are embedded into.  [default: beside --out, as NAME.h5]"
+)
 @options.encoding
 @options.strict
 @options.as_json
@@ -35,9 +41,9 @@ def score(
 ) -> None:
     """Score every image of a cache, or of a source of images, with MODEL.
 
-    Images are embedded first, with the model's own encoder and into a cache, so that a run that was
-    interrupted goes on, and the next model scores them in seconds. Columns: key, margin, posterior
-    (probability of being positive, among the unlabelled), label (margin above the threshold).
+    Images are first embedded into a cache with the encoder of the model. An interrupted run continues
+    from there, and the next model scores the same images in seconds. Columns: key, margin, posterior
+    (probability of being positive), label (1 where the margin is above the threshold).
 
     \b
     pucache score model.safetensors cache.h5

@@ -15,16 +15,22 @@ from . import options, output
 @options.positives
 @options.negatives
 @click.option("--priors", metavar="P,P,...", help="Priors to train at.  [default: 12 from 0.01 to 0.5]")
-@click.option("--seeds", default=3, show_default=True, type=click.IntRange(min=1), help="Trainings at each prior.")
+@click.option(
+    "--seeds", default=3, show_default=True, type=click.IntRange(min=1), help="Number of trainings per prior."
+)
 @options.training
 @options.twins
 @options.folds
 @click.option(
-    "--truth", metavar="FILE", help="True classes (CSV key,label, or the positive keys), for the real metrics."
+    "--truth",
+    metavar="FILE",
+    help="True classes (CSV key,label, or the positive keys), for true metrics beside the estimates.",
 )
-@click.option("--out", default="sweep.csv", show_default=True, metavar="FILE", help="Table, a row per prior and seed.")
-@click.option("--plot", metavar="FILE", help="Picture.  [default: beside the table, as .png]")
-@click.option("--no-plot", is_flag=True, help="Write the table only.")
+@click.option(
+    "--out", default="sweep.csv", show_default=True, metavar="FILE", help="Table to write, one row per prior and seed."
+)
+@click.option("--plot", metavar="FILE", help="Plot to write.  [default: beside the table, as .png]")
+@click.option("--no-plot", is_flag=True, help="Write no plot.")
 @options.device
 @options.seed
 @options.as_json
@@ -43,10 +49,10 @@ def sweep_priors(
     as_json: bool,
     **parameters: Any,
 ) -> None:
-    """Train at many priors and seeds, all at once, and say what the prior changes.
+    """Train at many priors and seeds, all at once, and report what the prior changes.
 
-    Figures are of held-out margins: PU risk, PAUC, estimated F1, share called positive and how
-    often the clamp acts; with --truth the real metrics stand beside them.
+    All metrics are of held-out margins: PU risk, PAUC, estimated F1, share predicted positive, and how
+    often the non-negativity clamp was active. --truth adds the true metrics.
 
     \b
     pucache sweep-priors cache.h5 --positives found.txt --loss imbnnpu

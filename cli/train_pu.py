@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     default="auto",
     show_default=True,
     metavar="FLOAT|auto",
-    help="Share of positives among the unlabelled, in (0, 1); auto estimates it, with an interval.",
+    help="Share of positives among the unlabelled, in (0, 1). auto: estimated, with an interval.",
 )
 @options.training
 @click.option(
@@ -30,21 +30,27 @@ if TYPE_CHECKING:
     default="f1",
     show_default=True,
     metavar="RULE",
-    help="When to call an image positive: f1 (greatest expected F1), precision=P or recall=R (expected to be at "
-    "least that), or a margin.",
+    help="Rule for the decision threshold: f1 (greatest expected F1), precision=P or recall=R (expected to be at least "
+    "that), or a margin.",
 )
 @click.option(
     "--deploy-prior",
     type=float,
-    help="Share of positives where the model will be used, for posterior and threshold.  [default: the prior]",
+    help="Share of positives among the images that will be scored, for posterior and threshold.  [default: the prior]",
 )
 @click.option(
-    "--draws", default=20, show_default=True, type=click.IntRange(min=0), help="Bootstrap draws of an estimated prior."
+    "--draws",
+    default=20,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Number of bootstrap draws for the interval of an estimated prior.",
 )
 @options.twins
 @options.folds
-@click.option("--out", default="model.safetensors", show_default=True, metavar="FILE", help="Where to write the model.")
-@click.option("--metrics", metavar="FILE", help="Estimates as JSON.  [default: metrics.json beside the model]")
+@click.option("--out", default="model.safetensors", show_default=True, metavar="FILE", help="Model to write.")
+@click.option(
+    "--metrics", metavar="FILE", help="JSON file for the estimates.  [default: metrics.json beside the model]"
+)
 @options.device
 @options.seed
 @options.as_json
@@ -61,8 +67,8 @@ def train_pu(
 ) -> None:
     """Train a classifier on labelled positives and the unlabelled rest of CACHE.
 
-    Penalty, prior and threshold are found on these data alone. The estimates come from cross-fitted
-    margins and need no negative label.
+    Penalty, prior and threshold are chosen from these data. All estimates are of cross-fitted margins
+    and need no negative labels.
 
     \b
     pucache train-pu cache.h5 --positives found.txt

@@ -6,7 +6,7 @@ import click
 
 from . import options, output
 
-_TOLD = {
+_DESCRIPTIONS = {
     "cache": "{:,} rows",
     "model": "{:,} dimensions",
     "encoder": "an encoder after {:,} steps",
@@ -18,12 +18,12 @@ _TOLD = {
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @options.as_json
 def verify(files: tuple[str, ...], as_json: bool) -> None:
-    """Hold every byte of files of pucache against what was written; exits with 1 where one is damaged.
+    """Check every byte of files that pucache wrote; exits with 1 where a file is damaged.
 
-    FILE is a cache, a folder of caches, a model, or what pretrain wrote: the folder of a run, an
-    encoder, a checkpoint. A file from a stranger is safe to verify: HDF5 sees it in a process of its
-    own, with bounds on time and memory. To embed the damaged rows of a cache again, run the
-    `pucache embed` that wrote it with --verify.
+    FILE is a cache, a folder of caches, a model, or output of pretrain: a run folder, an encoder or a
+    checkpoint. Files from untrusted sources are safe to verify: HDF5 opens them in a separate process
+    with limits on time and memory. To repair a cache, run the `pucache embed` that wrote it with
+    --verify, which embeds the damaged rows again.
 
     \b
     pucache verify cache.h5 model.safetensors
@@ -35,7 +35,7 @@ def verify(files: tuple[str, ...], as_json: bool) -> None:
     found = run(files)
     whole = [file for file in found if not file.damage]
     damage = [file.damage for file in found if file.damage]
-    lines = [f"{file.path}: {_TOLD[file.kind].format(file.rows)}, whole" for file in whole]
+    lines = [f"{file.path}: {_DESCRIPTIONS[file.kind].format(file.rows)}, whole" for file in whole]
     rows = sum(file.rows for file in whole if file.kind == "cache")
     result = {"whole": not damage, "rows": rows, "files": [str(file.path) for file in found], "damage": damage}
     if lines or as_json:
