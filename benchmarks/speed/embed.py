@@ -90,7 +90,7 @@ def forward_alone(encoder) -> float:
 
     timer = threading.Timer(FORWARD_SECONDS, stop.set)
     timer.start()
-    hands(encoder, loop, encoder.runtime.hands)
+    hands(encoder, loop, encoder.runtime.caller_threads)
     first, last = min(began for began, _ in done), max(ended for _, ended in done)
     return len(done) * len(batch) / (last - first)
 
@@ -104,15 +104,15 @@ def stages(folder: Path, work: Path, path: str, device: str, threads: int) -> di
     from pucache.allocator import keep_freed_memory
     from pucache.encoders.encoder import load_encoder
     from pucache.images.decoding import decode
-    from pucache.images.loading import Prepare
-    from pucache.images.source import digest, open_source
+    from pucache.images.loading import ChunkLoader
+    from pucache.images.source import image_digest, open_source
 
     keep_freed_memory()
     encoder = load_encoder(device=device, runtime="torch", precision="fp32")
     source = open_source(folder)
     listing = source.scan()
     keys, sizes = listing.keys, listing.size_mtime[:, 0].tolist()
-    prepare = Prepare(source, encoder.preprocess, keys, sizes, np.empty(0, "S32"), rows=32)
+    prepare = ChunkLoader(source, encoder.preprocess, keys, sizes, np.empty(0, "S32"), rows=32)
     data = [source.read(key) for key in keys]
     decoded = [decode(one, encoder.preprocess.sufficient) for one in data[:1000]]
 
@@ -124,7 +124,7 @@ def stages(folder: Path, work: Path, path: str, device: str, threads: int) -> di
             return len(items) / (time.perf_counter() - began)
 
     return {
-        "reading and hashing": rate(lambda row: digest(source.read(keys[row])), np.arange(len(keys))),
+        "reading and hashing": rate(lambda row: image_digest(source.read(keys[row])), np.arange(len(keys))),
         "decoding": rate(lambda row: decode(data[row], encoder.preprocess.sufficient), np.arange(len(keys))),
         "resizing": rate(lambda row: encoder.preprocess(decoded[row]).contiguous(), np.arange(len(decoded))),
         "all three": len(keys) / len(prepare) * rate(prepare, np.arange(len(prepare))),

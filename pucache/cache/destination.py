@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, OutputError
-from ..storage.atomic import check_writable, only_writer, replacing
+from ..storage.atomic import check_writable, exclusive_lock, replacing
 from ..storage.urls import is_url
 from .paths import part_files, writer_lock
 from .reader import CacheFile
@@ -96,7 +96,7 @@ def delivering(out: str | Path) -> Iterator[Path]:
         return
     remote = RemoteCache(os.fspath(out))
     here, lock = remote.local, remote.local.with_name(f".{remote.local.name}.lock")
-    with only_writer(lock, OutputError(f"{remote.name} is being written by another process; wait for it")):
+    with exclusive_lock(lock, OutputError(f"{remote.name} is being written by another process; wait for it")):
         with replacing(here) as temporary:
             yield temporary
         upload(here, os.fspath(out))

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import h5py
 import numpy as np
 
-from ..storage.interrupts import deferred
+from ..storage.interrupts import deferred_signals
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 DAMAGE = (
@@ -72,7 +72,7 @@ def read(
     OSError, KeyError, RuntimeError, ValueError, TypeError
         As `DAMAGE`: whatever h5py makes of a file that is not what it says.
     """
-    with deferred(), h5py.File(stream, "r") as file:
+    with deferred_signals(), h5py.File(stream, "r") as file:
         return {name: _attribute(file, name) for name in attributes}, {name: _place(file[name]) for name in datasets}
 
 
@@ -140,7 +140,7 @@ def new_file(path: Path) -> Iterator[Writer]:
         The file system refused.
     """
     with _Output(path, "r+") as stream:
-        with deferred() as let_through, h5py.File(stream, "w", libver="earliest") as file:
+        with deferred_signals() as let_through, h5py.File(stream, "w", libver="earliest") as file:
             yield Writer(file, let_through)
         if stream.error is not None:
             raise stream.error

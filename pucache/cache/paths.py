@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import CacheLockedError
-from ..storage.atomic import only_writer
+from ..storage.atomic import exclusive_lock
 
 
 @contextmanager
@@ -15,7 +15,7 @@ def writer_lock(cache: Path) -> Iterator[None]:
     """Keep a second writer of `cache` away; the lock dies with the process that holds it."""
     lock = cache.with_name(f".{cache.name}.lock")
     taken = CacheLockedError(f"{cache} is being written by another process (lock {lock}); wait for it")
-    with only_writer(lock, taken):
+    with exclusive_lock(lock, taken):
         yield
 
 

@@ -22,21 +22,21 @@ from typing import Any
 from ..errors import CacheError, OutputError, PUCacheError, one_line
 from ..progress import Progress, Silent
 from ..storage.atomic import make_folder
-from ..storage.filesystem import filesystem, remedy, said, tried
+from ..storage.filesystem import error_text, open_filesystem, remedy_for, with_retries
 from ..storage.transfer import (
     OBJECT_STORES,
     fetch_file,
-    files_below,
-    identity,
+    folder_files,
     is_copy,
     is_object_store,
-    look,
-    note_copy,
+    local_stamp,
+    megabytes,
+    object_info,
+    object_stamp,
+    record_copy,
     remove_copy,
     remove_files,
     send_file,
-    stamp,
-    steps,
 )
 from ..storage.urls import without_password, without_secrets
 from .paths import part_files, parts_folder
@@ -89,15 +89,15 @@ class RemoteCache:
             What speaks to this kind of store is not installed.
         """
         with _errors(OutputError, "write", self.name):
-            fs, path = filesystem(self._url)
-            there = look(fs, path)
+            fs, path = open_filesystem(self._url)
+            there = object_info(fs, path)
             if there and there["type"] != "file":
                 raise OutputError(f"{self.name} is a folder; name a file in it, such as {self.name}/cache.h5")
             above, _, name = path.rpartition("/")
             probe = f"{above}/.{name}.writable"
             if not is_object_store(fs):
-                tried(lambda: fs.makedirs(above, exist_ok=True))
-            tried(lambda: fs.pipe_file(probe, b""))
+                with_retries(lambda: fs.makedirs(above, exist_ok=True))
+            with_retries(lambda: fs.pipe_file(probe, b""))
             remove_files(fs, [probe])
 
     def fetch(self) -> None:
@@ -111,12 +111,12 @@ class RemoteCache:
             This machine's folder cannot be written.
         """
         with _errors(CacheError, "fetch", self.name):
-            fs, path = filesystem(self._url, patient=True)
-            if look(fs, path) is None:
+            fs, path = open_filesystem(self._url, patient=True)
+            if object_info(fs, path) is None:
                 remove_copy(self.local)
             else:
                 fetch_file(fs, path, self.local)
-            there = {n: i for n, i in files_below(fs, path + ".parts", ".h5").items() if n.startswith("part-")}
+            there = {n: i for n, i in folder_files(fs, path + ".parts", ".h5").items() if n.startswith("part-")}
             here = {part.name: part for part in part_files(self.local)}
             for name, info in there.items():
                 if name not in here or here[name].stat().st_size != info["size"]:
@@ -132,7 +132,7 @@ class RemoteCache:
             It does not arrive.
         """
         with _errors(OutputError, "write", f"{self.name}.parts/{part.name}"):
-            fs, path = filesystem(self._url)
+            fs, path = open_filesystem(self._url)
             send_file(fs, part, f"{path}.parts/{part.name}")
         self._parts.add(part.name)
 
@@ -157,18 +157,18 @@ class RemoteCache:
             It does not arrive; what was there before is untouched, and the parts stay.
         """
         with _errors(OutputError, "write", self.name):
-            fs, path = filesystem(self._url, patient=True)
-            there = look(fs, path)
-            if there is None or not is_copy(self.local, stamp(there)):
-                here = identity(self.local)
+            fs, path = open_filesystem(self._url, patient=True)
+            there = object_info(fs, path)
+            if there is None or not is_copy(self.local, object_stamp(there)):
+                here = local_stamp(self.local)
                 send_file(fs, self.local, path)
-                note_copy(self.local, stamp(tried(lambda: fs.info(path))), here)
+                record_copy(self.local, object_stamp(with_retries(lambda: fs.info(path))), here)
         self._remove_parts(fs, path + ".parts")
 
     def drop_parts(self) -> None:
         """Remove the parts there, of which nothing came."""
         with _errors(OutputError, "write", self.name):
-            fs, path = filesystem(self._url)
+            fs, path = open_filesystem(self._url)
         self._remove_parts(fs, path + ".parts")
 
     def _remove_parts(self, fs: Any, folder: str) -> None:
@@ -176,7 +176,7 @@ class RemoteCache:
             remove_files(fs, [f"{folder}/{name}" for name in sorted(self._parts)])
             self._parts.clear()
         except Exception as error:  # the cache is there, whatever stays beside it
-            log.warning("%s is written, but %s.parts cannot be removed: %s", self.name, self.name, said(error))
+            log.warning("%s is written, but %s.parts cannot be removed: %s", self.name, self.name, error_text(error))
         if not is_object_store(fs):
             with contextlib.suppress(Exception):  # not empty, or none
                 fs.rmdir(folder)
@@ -210,22 +210,24 @@ def local_copy(url: str, work: str | Path | None = None, progress: Progress | No
     """
     name, here = without_secrets(url), _place(url, work, "-read") / _file_name(url.rstrip("/"))
     with _errors(CacheError, "fetch", name), progress or Silent() as progress:
-        fs, path = filesystem(url, patient=True)
-        there = look(fs, path)
+        fs, path = open_filesystem(url, patient=True)
+        there = object_info(fs, path)
         if there is None:
             raise CacheError(f"no such cache: {name}; check the URL")
         if there["type"] == "file":
             found = {path: here}
             infos = [there]
         else:
-            inside = files_below(fs, path, ".h5")
+            inside = folder_files(fs, path, ".h5")
             if not inside:
                 raise CacheError(f"no cache in folder {name}; expected *.h5 files")
             found, infos = {f"{path.rstrip('/')}/{n}": here / n for n in inside}, list(inside.values())
             _drop_others(here, set(inside))
-        wanted = [info for info, file in zip(infos, found.values(), strict=True) if not is_copy(file, stamp(info))]
+        wanted = [
+            info for info, file in zip(infos, found.values(), strict=True) if not is_copy(file, object_stamp(info))
+        ]
         if wanted:
-            progress.start(sum(map(steps, wanted)), "fetching (MB)")
+            progress.start(sum(map(megabytes, wanted)), "fetching (MB)")
         for place, file in found.items():
             fetch_file(fs, place, file, progress)
     return here
@@ -251,7 +253,7 @@ def upload(path: Path, url: str) -> None:
         What speaks to this kind of store is not installed.
     """
     with _errors(OutputError, "write", without_secrets(url)):
-        fs, there = filesystem(url, patient=True)
+        fs, there = open_filesystem(url, patient=True)
         send_file(fs, path, there)
 
 
@@ -291,5 +293,5 @@ def _errors(kind: type[PUCacheError], doing: str, name: str) -> Iterator[None]:
         raise kind(f"cannot {doing} {name}: this kind of store does not allow it; name another place") from error
     except Exception as error:
         missing = isinstance(error, FileNotFoundError) and doing == "write"
-        way_out = "; make it first, or name another place" if missing else remedy(error)
-        raise kind(f"cannot {doing} {name}: {said(error)}{way_out}") from error
+        way_out = "; make it first, or name another place" if missing else remedy_for(error)
+        raise kind(f"cannot {doing} {name}: {error_text(error)}{way_out}") from error

@@ -28,7 +28,7 @@ from ..cache.writer import Rows, creation_time
 from ..encoders.encoder import Encoder
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, SourceError
-from ..images.shares import check_shard, share
+from ..images.listing import check_shard, take_shard
 from ..images.source import Listing, Source
 from ..progress import Progress, Silent
 from .engine import Engine, Job
@@ -172,7 +172,7 @@ def embed(
         parts = Parts(cache, encoder.spec, stored, name=place.name, safe=place.keep)
         place.keep_all([file.path for file in parts.files])
         with profile.stage("listing"):
-            listing = share(source.scan(), shard)
+            listing = take_shard(source.scan(), shard)
         if not listing.keys and not listing.failures:
             raise SourceError(f"no image in {source.name}{_ignored_note(listing)}")
         if not moved:

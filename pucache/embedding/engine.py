@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from ..encoders.encoder import Encoder
-from ..images.device_decoding import suits_device
-from ..images.loading import Chunk, Prepare
+from ..images.device_decoding import device_can_decode
+from ..images.loading import Chunk, ChunkLoader
 from ..images.source import Source
 from .batching import Embedded
 from .parts import Known
@@ -39,12 +39,12 @@ class Job:
     size_mtime: np.ndarray
     known: Known
 
-    def prepare(self, rows: int) -> Prepare:
+    def prepare(self, rows: int) -> ChunkLoader:
         """Everything that happens to the images before the encoder, in chunks of so many."""
-        leave = suits_device if self.encoder.decoder else None
+        leave = device_can_decode if self.encoder.decoder else None
         sizes = self.size_mtime[:, 0].tolist()
         known = self.known.sorted
-        return Prepare(self.source, self.encoder.preprocess, self.keys, sizes, known, rows=rows, leave=leave)
+        return ChunkLoader(self.source, self.encoder.preprocess, self.keys, sizes, known, rows=rows, leave=leave)
 
 
 Results = Generator[Chunk | Embedded, None, None]

@@ -15,8 +15,8 @@ import torch
 
 from ..devices import choose_device, cores
 from ..encoders.encoder import Encoder
-from ..images.loader_processes import Workers
-from ..images.loading import in_threads
+from ..images.loader_processes import LoaderProcesses
+from ..images.loading import load_in_threads
 from . import row_blocks
 from .batching import Passes, whole_batches
 from .engine import Job, Results
@@ -72,18 +72,18 @@ class Local:
         threads = torch.get_num_threads()
         runtime = job.encoder.runtime
         on_cpu = runtime.device.type == "cpu"
-        profile.begin(hands=runtime.hands, workers=workers, passes=runtime.streams if on_cpu else 1)
+        profile.begin(hands=runtime.caller_threads, workers=workers, passes=runtime.streams if on_cpu else 1)
         with ExitStack() as stack:
             stack.callback(torch.set_num_threads, threads)  # the threads below change what later ones begin with
-            hands = _threads(stack, runtime.hands, runtime.enter_thread)
-            at_once = rows_at_once(len(job.keys), runtime.hands)
+            hands = _threads(stack, runtime.caller_threads, runtime.enter_thread)
+            at_once = rows_at_once(len(job.keys), runtime.caller_threads)
             if workers:  # forked before the encoder starts threads
-                chunks = stack.enter_context(Workers(job.prepare(CHUNK_ROWS), workers)).chunks()
+                chunks = stack.enter_context(LoaderProcesses(job.prepare(CHUNK_ROWS), workers)).chunks()
             elif on_cpu:  # chunks of whole batches, so that these need no copying together
                 rows = min(whole_batches(runtime.batch_size, at_once), CHUNK_ROWS)
-                chunks = in_threads(job.prepare(rows), hands, 2 * runtime.hands)
+                chunks = load_in_threads(job.prepare(rows), hands, 2 * runtime.caller_threads)
             else:
-                chunks = in_threads(job.prepare(CHUNK_ROWS), _threads(stack, cores(), _one_thread), 2 * cores())
+                chunks = load_in_threads(job.prepare(CHUNK_ROWS), _threads(stack, cores(), _one_thread), 2 * cores())
             passes = Passes(job.encoder, hands, at_once, profile)
             for chunk in chunks:
                 yield chunk

@@ -25,7 +25,7 @@ _AT_ONCE = 32  # files whose full-size pixels are in the device's memory togethe
 DEVICE_DECODER = "torchvision-1"  # names the recipe, as `pucache.images.decoding.DECODER` does
 
 
-def suits_device(data: bytes) -> bool:
+def device_can_decode(data: bytes) -> bool:
     """Whether these are the bytes of a whole, upright, grey or colour JPEG file of a size that is decoded at all."""
     if data[:3] != b"\xff\xd8\xff" or data.rstrip(b"\0")[-2:] != b"\xff\xd9":  # begins and ends as one
         return False

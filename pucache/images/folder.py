@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from ..errors import ImageError, SourceError
-from .listing import Found, Listing, check_size
+from .listing import Listing, ListingBuilder, check_size
 
 _Directory = tuple[str, str, frozenset[tuple[int, int]]]  # path, prefix of its keys, directories above it
 
@@ -20,13 +20,15 @@ class LocalFolder:
 
     def scan(self) -> Listing:
         """Walk the folder; a directory that cannot be read becomes a failure."""
-        found = Found()
+        found = ListingBuilder()
         below: list[_Directory] = [(self.name, "", frozenset())]
         while below:
             below += self._list(*below.pop(), found)
         return found.listing()
 
-    def _list(self, directory: str, prefix: str, above: frozenset[tuple[int, int]], found: Found) -> list[_Directory]:
+    def _list(
+        self, directory: str, prefix: str, above: frozenset[tuple[int, int]], found: ListingBuilder
+    ) -> list[_Directory]:
         """Enter the images of one directory, and return the directories in it."""
         try:
             here = os.stat(directory)

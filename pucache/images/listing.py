@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -40,7 +41,7 @@ class Listing:
     ignored: Counter[str] = field(default_factory=Counter)
 
 
-class Found:
+class ListingBuilder:
     """Collects what a source lists, refusing keys that a cache cannot hold."""
 
     def __init__(self) -> None:
@@ -111,3 +112,40 @@ def _key_problem(key: str) -> str | None:
     if "\0" in key:
         return "key contains a NUL character"
     return None
+
+
+def check_shard(shard: tuple[int, int]) -> None:
+    """Raise `ValueError` unless ``shard`` is (I, N) with 1 <= I <= N."""
+    number, count = shard
+    if not 1 <= number <= count:
+        raise ValueError(f"shard {number}/{count} is not one of 1/{count} to {count}/{count}")
+
+
+def take_shard(listing: Listing, shard: tuple[int, int]) -> Listing:
+    """Select the images of shard I of N.
+
+    Images are assigned by a hash of their key, so that a file added later moves no other image to
+    another shard. A directory that cannot be listed is a failure of every shard: rows of images in it
+    are kept.
+
+    Parameters
+    ----------
+    listing : Listing
+    shard : tuple of int
+        (I, N), 1 <= I <= N.
+
+    Returns
+    -------
+    Listing
+    """
+    number, count = shard
+    if count == 1:
+        return listing
+
+    def in_shard(key: str) -> bool:
+        return zlib.crc32(key.encode()) % count == number - 1
+
+    selected = [in_shard(key) for key in listing.keys]
+    failures = {key: reason for key, reason in listing.failures.items() if in_shard(key) or key.endswith("/")}
+    keys = [key for key, is_selected in zip(listing.keys, selected, strict=True) if is_selected]
+    return Listing(keys, listing.size_mtime[selected], failures, listing.ignored)

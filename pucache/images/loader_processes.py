@@ -21,14 +21,14 @@ import torch
 
 from ..allocator import keep_freed_memory
 from ..errors import PUCacheError, SourceError
-from .loading import Chunk, Prepare
+from .loading import Chunk, ChunkLoader
 
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _QUEUED = 2  # chunks at a worker: one at work, one to go on with
 _SLOTS = 3  # chunks of pixels a worker: those, and one that waits for its turn
 
 
-class Workers:
+class LoaderProcesses:
     """A few processes; a context manager, at the end of which they are gone.
 
     Parameters
@@ -38,7 +38,7 @@ class Workers:
         Processes.
     """
 
-    def __init__(self, prepare: Prepare, count: int):
+    def __init__(self, prepare: ChunkLoader, count: int):
         self._prepare = prepare
         shape = (_SLOTS * count, *prepare.shape)
         self._pixels = torch.from_numpy(_shared(int(np.prod(shape)), np.dtype(np.uint8)).reshape(shape))
@@ -47,7 +47,7 @@ class Workers:
         self._pipes: list[multiprocessing.connection.Connection] = []
         self._processes: list[Any] = []
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> LoaderProcesses:
         context = multiprocessing.get_context("fork")
         try:
             for number in range(len(self._places)):
@@ -148,7 +148,7 @@ class Workers:
                 try:
                     answer: Any = (number, slot, self._chunk(worker, number, slot))
                 except Exception as error:  # a bug, in a source say: the parent raises it
-                    answer = portable(error)
+                    answer = picklable_error(error)
                 pipe.send(answer)
 
     def _chunk(self, worker: int, number: int, slot: int) -> Chunk:
@@ -161,7 +161,7 @@ class Workers:
         return chunk
 
 
-def portable(error: Exception) -> Exception:
+def picklable_error(error: Exception) -> Exception:
     """Return the same error without its traceback; what cannot go through a pipe for certain, in words."""
     known = isinstance(error, PUCacheError) or type(error).__module__ == "builtins"
     if known and all(isinstance(argument, str | int | bytes) for argument in error.args):

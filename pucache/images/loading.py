@@ -20,7 +20,7 @@ from PIL import Image
 
 from ..errors import ImageError
 from .decoding import decode
-from .source import UNKNOWN, Source, digest
+from .source import UNKNOWN, Source, image_digest
 
 STAGES = ("reading", "hashing", "decoding", "resizing")
 
@@ -37,7 +37,7 @@ class Chunk:
     seconds: list[float]  # spent in each of STAGES
 
 
-class Resize(Protocol):
+class Resizer(Protocol):
     """Brings an image to the size that is wanted; picklable."""
 
     @property
@@ -52,7 +52,7 @@ class Resize(Protocol):
         """Return uint8 pixels, (H, W, 3); raise `ImageError` where that cannot be."""
 
 
-class Prepare:
+class ChunkLoader:
     """Prepares chunk after chunk of the images at hand.
 
     Parameters
@@ -78,7 +78,7 @@ class Prepare:
     def __init__(
         self,
         source: Source,
-        preprocess: Resize,
+        preprocess: Resizer,
         keys: list[str],
         sizes: list[int],
         known: np.ndarray,
@@ -127,7 +127,7 @@ class Prepare:
         try:
             data = self._read(position)
             times.append(time.perf_counter())
-            content = digest(data)
+            content = image_digest(data)
             times.append(time.perf_counter())
             if self._is_known(content):
                 pass
@@ -158,7 +158,7 @@ class Prepare:
         return self._known[at : at + 1].tobytes() == content  # as bytes: numpy's text drops zero bytes at the end
 
 
-def in_threads(prepare: Prepare, threads: ThreadPoolExecutor, ahead: int) -> Iterator[Chunk]:
+def load_in_threads(prepare: ChunkLoader, threads: ThreadPoolExecutor, ahead: int) -> Iterator[Chunk]:
     """Yield every chunk, in order, so many being prepared ahead."""
     coming: deque[Future[Chunk]] = deque()
     for number in range(len(prepare)):

@@ -11,10 +11,10 @@ from itertools import islice
 from pathlib import Path
 
 from ..errors import MissingExtraError, SourceError
-from ..storage.filesystem import filesystem, is_certain, remedy, said, source_errors, tried
+from ..storage.filesystem import error_text, is_permanent, open_filesystem, remedy_for, source_errors, with_retries
 from ..storage.urls import has_password, is_url, without_secrets
 from .folder import read_local
-from .listing import Found, Listing
+from .listing import Listing, ListingBuilder
 from .remote_folder import read_image, size_mtime
 
 MANIFESTS = {".txt": None, ".lst": None, ".csv": ",", ".tsv": "\t"}
@@ -90,7 +90,7 @@ class ManifestSource:
         SourceError
             A store does not tell of some whether they are there.
         """
-        found = Found()
+        found = ListingBuilder()
         untold: list[_Untold] = []
         remote = any(is_url(path) for path in self.paths.values())
         items = iter(self.paths.items())
@@ -112,15 +112,15 @@ class ManifestSource:
         """Read the file or URL behind a key; raises `ImageError`."""
         path = self.paths[key]
         if is_url(path):
-            return read_image(*filesystem(path))
+            return read_image(*open_filesystem(path))
         return read_local(path)
 
 
 def _read_list(place: str) -> bytes:
     if not is_url(place):
         return Path(place).read_bytes()
-    fs, path = filesystem(place, patient=True)
-    return bytes(tried(lambda: fs.cat_file(path)))
+    fs, path = open_filesystem(place, patient=True)
+    return bytes(with_retries(lambda: fs.cat_file(path)))
 
 
 class _Untold(str):
@@ -131,14 +131,14 @@ def _look_up(path: str) -> tuple[int, int] | str | _Untold:
     """Size and time of one image, or why they cannot be told."""
     try:
         if is_url(path):
-            fs, inner = filesystem(path)
-            return size_mtime(tried(lambda: fs.info(inner)))
+            fs, inner = open_filesystem(path)
+            return size_mtime(with_retries(lambda: fs.info(inner)))
         info = os.stat(path)
         return info.st_size, info.st_mtime_ns
     except MissingExtraError:  # of all images of this kind
         raise
     except Exception as error:  # a remote file system raises almost anything
-        if is_url(path) and (remedy(error) or not is_certain(error)):
-            way_out = remedy(error) or "; run again when the store answers"
-            return _Untold(f"first {without_secrets(path)}: {said(error)}{way_out}, or leave it out")
-        return f"cannot be read: {said(error)}"
+        if is_url(path) and (remedy_for(error) or not is_permanent(error)):
+            way_out = remedy_for(error) or "; run again when the store answers"
+            return _Untold(f"first {without_secrets(path)}: {error_text(error)}{way_out}, or leave it out")
+        return f"cannot be read: {error_text(error)}"

@@ -6,10 +6,10 @@ import hashlib
 from typing import Any
 
 from ..errors import ImageError, SourceError
-from ..storage.filesystem import TIMES, filesystem, read_object, said, source_errors, tag
+from ..storage.filesystem import TIME_FIELDS, error_text, open_filesystem, read_object, source_errors, version_tag
 from ..storage.urls import without_secrets
-from .listing import UNKNOWN, Found, Listing, check_size, is_hidden
-from .remote_walk import files_below
+from .listing import UNKNOWN, Listing, ListingBuilder, check_size, is_hidden
+from .remote_walk import walk_files
 
 
 class RemoteFolder:
@@ -21,10 +21,10 @@ class RemoteFolder:
 
     def scan(self) -> Listing:
         """List everything below the URL; a folder that may not be listed becomes a failure."""
-        found = Found()
+        found = ListingBuilder()
         with source_errors(self.name):
-            fs, root = filesystem(self._url, patient=True)
-            entries = files_below(fs, root, found)
+            fs, root = open_filesystem(self._url, patient=True)
+            entries = walk_files(fs, root, found)
         if not entries and not found.failures:
             raise SourceError(f"no such source: {self.name} (nothing is there)")
         if list(entries) == [root]:
@@ -38,7 +38,7 @@ class RemoteFolder:
 
     def read(self, key: str) -> bytes:
         """Fetch one object; raises `ImageError`."""
-        fs, root = filesystem(self._url)
+        fs, root = open_filesystem(self._url)
         return read_image(fs, _below(root) + key)
 
 
@@ -55,19 +55,19 @@ def read_image(fs: Any, path: str) -> bytes:
     except ImageError:
         raise
     except Exception as error:  # every remote file system has exceptions of its own
-        raise ImageError(f"cannot be read: {said(error)}") from error
+        raise ImageError(f"cannot be read: {error_text(error)}") from error
 
 
 def size_mtime(info: dict[str, Any]) -> tuple[int, int]:
     """Size, and time in nanoseconds or what stands in for it, of what a store tells about an object."""
     size = int(info["size"]) if info.get("size") is not None else UNKNOWN
-    for name in TIMES:
+    for name in TIME_FIELDS:
         value: Any = info.get(name)
         if isinstance(value, int | float):
             return size, int(value * 1e9)
         if hasattr(value, "timestamp"):
             return size, int(value.timestamp() * 1e9)
-    told = tag(info)
+    told = version_tag(info)
     return size, int.from_bytes(hashlib.sha256(told.encode()).digest()[:8], "big") >> 1 if told else UNKNOWN
 
 

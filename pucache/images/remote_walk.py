@@ -13,13 +13,13 @@ from fsspec import AbstractFileSystem
 from fsspec.asyn import AsyncFileSystem
 from fsspec.utils import glob_translate
 
-from ..storage.filesystem import GaveUp, said, tried
-from .listing import Found
+from ..storage.filesystem import RetriesExhausted, error_text, with_retries
+from .listing import ListingBuilder
 
 _Infos = dict[str, dict[str, Any]]
 
 
-def files_below(fs: Any, root: str, found: Found) -> _Infos:
+def walk_files(fs: Any, root: str, found: ListingBuilder) -> _Infos:
     """Path to what the store says of every file below a folder; a folder that may not be listed becomes a failure.
 
     Raises
@@ -31,15 +31,15 @@ def files_below(fs: Any, root: str, found: Found) -> _Infos:
     """
     fs.invalidate_cache()
     if not _walks(fs):
-        return dict(tried(lambda: fs.find(root, detail=True)))
+        return dict(with_retries(lambda: fs.find(root, detail=True)))
     files = _walk(fs, root, root, found, lambda _: True)
-    return files if files or not tried(lambda: fs.isfile(root)) else {root: {}}
+    return files if files or not with_retries(lambda: fs.isfile(root)) else {root: {}}
 
 
-def files_matching(fs: Any, pattern: str, found: Found) -> list[str]:
-    """Sorted paths of the files that match a glob; raises as `files_below` does."""
+def glob_files(fs: Any, pattern: str, found: ListingBuilder) -> list[str]:
+    """Sorted paths of the files that match a glob; raises as `walk_files` does."""
     parts = pattern.split("/")
-    fixed = fixed_part(fs, pattern)
+    fixed = glob_base(fs, pattern)
 
     def matches(path: str, count: int) -> bool:
         return re.match(_translated(fs, "/".join(parts[:count])), path) is not None
@@ -57,7 +57,7 @@ def is_glob(fs: Any, pattern: str) -> bool:
     return any(c in pattern for c in _wildcards(fs))
 
 
-def fixed_part(fs: Any, pattern: str) -> str:
+def glob_base(fs: Any, pattern: str) -> str:
     """The folders of a glob before its first wildcard."""
     return pattern[: min(pattern.index(c) for c in _wildcards(fs) if c in pattern)].rpartition("/")[0]
 
@@ -80,19 +80,19 @@ def _walks(fs: Any) -> bool:
     return one_by_one and type(fs).find is AbstractFileSystem.find
 
 
-def _walk(fs: Any, root: str, above: str, found: Found, leads_on: Callable[[str], bool]) -> _Infos:
+def _walk(fs: Any, root: str, above: str, found: ListingBuilder, leads_on: Callable[[str], bool]) -> _Infos:
     files: _Infos = {}
     seen, folders = {root.rstrip("/")}, [root]
     while folders:
         folder = folders.pop()
         try:
-            infos = tried(lambda: fs.ls(folder, detail=True))  # noqa: B023  asked before the next one
+            infos = with_retries(lambda: fs.ls(folder, detail=True))  # noqa: B023  asked before the next one
         except Exception as error:  # every file system has exceptions of its own
             if folder == root and isinstance(error, FileNotFoundError):
                 return {}
-            if folder == root or isinstance(error, GaveUp):
+            if folder == root or isinstance(error, RetriesExhausted):
                 raise
-            found.fail(folder[len(above) :].lstrip("/") + "/", f"directory cannot be listed: {said(error)}")
+            found.fail(folder[len(above) :].lstrip("/") + "/", f"directory cannot be listed: {error_text(error)}")
             continue
         for info in infos:
             path = info["name"].rstrip("/")

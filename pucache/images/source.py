@@ -102,6 +102,6 @@ def open_source(where: str | os.PathLike[str]) -> Source:
     raise SourceError(f"{where} is not a source; expected a folder, a manifest (.txt, .csv, .tsv) or .tar shards")
 
 
-def digest(data: bytes) -> bytes:
+def image_digest(data: bytes) -> bytes:
     """Content digest of encoded image bytes: sha256, 32 bytes."""
     return hashlib.sha256(data).digest()

@@ -8,10 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ImageError, MissingExtraError, SourceError
-from ..storage.filesystem import GaveUp, filesystem, open_object, read_range, remedy, said, source_errors, tried
+from ..storage.filesystem import (
+    RetriesExhausted,
+    error_text,
+    open_filesystem,
+    open_object,
+    read_range,
+    remedy_for,
+    source_errors,
+    with_retries,
+)
 from ..storage.urls import is_url, without_secrets
-from .listing import Found, Listing, check_size, is_hidden
-from .remote_walk import files_matching, fixed_part, is_glob
+from .listing import Listing, ListingBuilder, check_size, is_hidden
+from .remote_walk import glob_base, glob_files, is_glob
 
 
 @dataclass(frozen=True)
@@ -35,45 +44,45 @@ class TarSource:
 
     def scan(self) -> Listing:
         """Index the members of every shard; one that is damaged or may not be read becomes a failure."""
-        found = Found()
+        found = ListingBuilder()
         self._members = {}
         shards = self._shards(found)
         for shard, prefix in shards:
             self._index(shard, prefix, found)
         return found.listing()
 
-    def _shards(self, found: Found) -> list[tuple[str, str]]:
+    def _shards(self, found: ListingBuilder) -> list[tuple[str, str]]:
         with source_errors(self.name):
-            fs, pattern = filesystem(self._where, patient=True)
+            fs, pattern = open_filesystem(self._where, patient=True)
             if not is_glob(fs, pattern):
                 return [(pattern, "")]
             fs.invalidate_cache()  # in which a shard that has come since would be missing
-            if tried(lambda: fs.isfile(pattern)):  # its own name holds the brackets
+            if with_retries(lambda: fs.isfile(pattern)):  # its own name holds the brackets
                 return [(pattern, "")]
-            shards = files_matching(fs, pattern, found)
+            shards = glob_files(fs, pattern, found)
         if not shards and not found.failures:
             raise SourceError(f"no such source: no shard matches {self.name}")
-        above = len(fixed_part(fs, pattern))
+        above = len(glob_base(fs, pattern))
         return [(shard, shard[above:].lstrip("/") + "/") for shard in shards]
 
-    def _index(self, shard: str, prefix: str, found: Found) -> None:
+    def _index(self, shard: str, prefix: str, found: ListingBuilder) -> None:
         with source_errors(self.name):
-            fs, pattern = filesystem(self._where)
+            fs, pattern = open_filesystem(self._where)
         shown = self.name.removesuffix(pattern) + shard if self.name.endswith(pattern) else without_secrets(shard)
         try:
             self._enter_members(fs, shard, prefix, found)
-        except (GaveUp, MissingExtraError) as error:  # members would be missing that are there
-            raise SourceError(f"cannot read {shown}: {said(error)}{remedy(error)}") from error
+        except (RetriesExhausted, MissingExtraError) as error:  # members would be missing that are there
+            raise SourceError(f"cannot read {shown}: {error_text(error)}{remedy_for(error)}") from error
         except Exception as error:  # remote file systems and damaged headers raise almost anything
             unread = _is_unread(error)
             if not prefix and (unread or not found.entries):
-                raise SourceError(f"cannot read {shown} as tar: {said(error)}{remedy(error)}") from error
+                raise SourceError(f"cannot read {shown} as tar: {error_text(error)}{remedy_for(error)}") from error
             if unread:
-                found.fail(prefix, f"tar shard cannot be read: {said(error)}")
+                found.fail(prefix, f"tar shard cannot be read: {error_text(error)}")
             else:
-                found.fail(prefix.rstrip("/") or shown, f"tar shard is damaged or truncated: {said(error)}")
+                found.fail(prefix.rstrip("/") or shown, f"tar shard is damaged or truncated: {error_text(error)}")
 
-    def _enter_members(self, fs: Any, shard: str, prefix: str, found: Found) -> None:
+    def _enter_members(self, fs: Any, shard: str, prefix: str, found: ListingBuilder) -> None:
         with open_object(fs, shard) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
             for member in tar:
                 self._add(member, shard, prefix, found)
@@ -81,7 +90,7 @@ class TarSource:
             if stream.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile takes a damaged header for the end
                 raise tarfile.ReadError(f"bad header at byte {tar.offset}")
 
-    def _add(self, member: tarfile.TarInfo, shard: str, prefix: str, found: Found) -> None:
+    def _add(self, member: tarfile.TarInfo, shard: str, prefix: str, found: ListingBuilder) -> None:
         assert self._members is not None
         key = prefix + member.name.removeprefix("./")
         if member.isdir() or is_hidden(member.name) or not found.wants(key):
@@ -103,13 +112,13 @@ class TarSource:
         try:
             data = self._read(member)
         except Exception as error:  # every remote file system has exceptions of its own
-            raise ImageError(f"cannot be read: {said(error)}") from error
+            raise ImageError(f"cannot be read: {error_text(error)}") from error
         if len(data) != member.size:
             raise ImageError(f"truncated tar member: expected {member.size} bytes, got {len(data)}")
         return data
 
     def _read(self, member: _Member) -> bytes:
-        fs, _ = filesystem(self._where)
+        fs, _ = open_filesystem(self._where)
         start, end = member.offset, member.offset + member.size
         if is_url(self._where):
             return read_range(fs, member.shard, start, end)
@@ -118,4 +127,4 @@ class TarSource:
 
 def _is_unread(error: Exception) -> bool:
     """Whether bytes of a shard could not be had, rather than made no sense; a damaged header leads to places < 0."""
-    return bool(remedy(error)) or (isinstance(error, OSError) and error.errno != errno.EINVAL)
+    return bool(remedy_for(error)) or (isinstance(error, OSError) and error.errno != errno.EINVAL)

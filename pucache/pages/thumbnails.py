@@ -20,7 +20,7 @@ from PIL import Image
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import PUCacheError, SourceError, one_line
 from ..images.decoding import FORMATS, decode
-from ..images.source import LocalFolder, ManifestSource, Source, TarSource, digest, open_source
+from ..images.source import LocalFolder, ManifestSource, Source, TarSource, image_digest, open_source
 from ..progress import Progress, Silent
 
 QUALITY = 75  # of WebP: 160 pixels of a photograph then take 3 to 6 kB
@@ -149,7 +149,7 @@ def _thumbnail(source: Source | str, key: str, expected: bytes, side: int) -> Th
         return Thumbnail("", width, height, one_line(error), place)
     if (width - height) * (picture.width - picture.height) < 0:  # the header's are not upright, the picture is
         width, height = height, width
-    changed = any(expected) and digest(data) != expected
+    changed = any(expected) and image_digest(data) != expected
     return Thumbnail(_uri(picture), width, height, CHANGED if changed else "", place)
 
 

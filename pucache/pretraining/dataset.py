@@ -24,8 +24,8 @@ from ..devices import cores
 from ..encoders.pretrained_file import Description
 from ..errors import ImageError, SourceError
 from ..images.decoding import DECODER, decode
-from ..images.loader_processes import Workers
-from ..images.loading import Chunk, Prepare, in_threads
+from ..images.loader_processes import LoaderProcesses
+from ..images.loading import Chunk, ChunkLoader, load_in_threads
 from ..images.preprocessing import Preprocess
 from ..images.source import Listing, Source
 from ..progress import Progress
@@ -168,7 +168,9 @@ def decode_all(
     if _are_there(folder, told, len(listing.keys)):
         return
     failures: dict[str, str] = {}
-    prepare = Prepare(source, squash, listing.keys, listing.size_mtime[:, 0].tolist(), np.empty(0, "S32"), rows=_CHUNK)
+    prepare = ChunkLoader(
+        source, squash, listing.keys, listing.size_mtime[:, 0].tolist(), np.empty(0, "S32"), rows=_CHUNK
+    )
     progress.start(len(listing.keys), "decoding")
     path = check_writable(folder / _FILE)
     (folder / _TOLD).unlink(missing_ok=True)  # it tells of other images than those that come
@@ -213,14 +215,14 @@ def _are_there(folder: Path, told: dict[str, object], images: int) -> bool:
     return whole
 
 
-def _chunks(prepare: Prepare, workers: int) -> Iterator[Chunk]:
+def _chunks(prepare: ChunkLoader, workers: int) -> Iterator[Chunk]:
     workers = min(workers, len(prepare))
     if workers:
-        with Workers(prepare, workers) as at_work:
+        with LoaderProcesses(prepare, workers) as at_work:
             yield from at_work.chunks()
     else:
         with ThreadPoolExecutor(cores()) as threads:
-            yield from in_threads(prepare, threads, 2 * cores())
+            yield from load_in_threads(prepare, threads, 2 * cores())
 
 
 # --- decoded in every epoch ----------------------------------------------------------------------
@@ -304,7 +306,7 @@ def opened(
     """
     first, side = process_group.rank() == 0, squash.input_size[0]
     if decoded == "auto":
-        room = process_group.from_first(first and fits(folder, len(listing.keys), side))
+        room = process_group.broadcast_from_first(first and fits(folder, len(listing.keys), side))
         decoded = "once" if room else "always"
         if first and not room:
             log.warning("%s has no room for the decoded images; they are decoded in every epoch", folder)
@@ -314,5 +316,5 @@ def opened(
         if workers is None:
             workers = min(16, cores()) if len(listing.keys) > _FEW else 0
         decode_all(source, listing, folder, squash, workers=workers, progress=progress)
-    process_group.wait()
+    process_group.barrier()
     return Mapped(folder, listing, side, device)

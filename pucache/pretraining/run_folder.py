@@ -11,7 +11,7 @@ from typing import Any
 
 from ..encoders import pretrained_file
 from ..errors import OutputError, RunError, one_line
-from ..storage.atomic import check_writable, only_writer, replacing
+from ..storage.atomic import check_writable, exclusive_lock, replacing
 from ..version import __version__
 from . import checkpoints
 from .recipes import Recipe
@@ -35,7 +35,7 @@ def locked(folder: Path) -> Iterator[None]:
     """
     _require_own(folder)
     taken = RunError(f"{folder} is being trained in by another process; wait for it, or name another folder")
-    with only_writer(check_writable(folder / ".lock"), taken):
+    with exclusive_lock(check_writable(folder / ".lock"), taken):
         yield
 
 

@@ -17,7 +17,7 @@ import torch
 from ..encoders import pretrained_file
 from ..errors import RunError
 from ..progress import Progress
-from ..storage.interrupts import deferred
+from ..storage.interrupts import deferred_signals
 from . import checkpoints, process_group
 from .dataset import Pixels
 from .metrics_log import History
@@ -65,9 +65,9 @@ def restore(folder: Path, training: Training, images: int) -> tuple[int, list[fl
             state = checkpoints.load(folder / CHECKPOINTS, training.network, training.optimizer)
             if turn and state is not None:
                 checkpoints.set_aside_after(folder / CHECKPOINTS, state["step"])
-        process_group.wait()
+        process_group.barrier()
     at = None if state is None else state["step"]
-    if process_group.from_first(at) != at:
+    if process_group.broadcast_from_first(at) != at:
         raise RunError(
             f"process {process_group.rank()} finds the state after step {at} in {folder}, and the first process another; "
             "all need the same files"
@@ -161,7 +161,7 @@ class Loop:
         self._progress.start((training.steps - self.step) * training.recipe.batch_size, "pretraining")
         self._begin()
         batches: Any = self.images.batches(training.rows(self.step))
-        with deferred() as let_through, contextlib.closing(batches):
+        with deferred_signals() as let_through, contextlib.closing(batches):
             self._clock = saved = time.monotonic()
             over = False
             while self.step < training.steps and not over:
@@ -206,11 +206,11 @@ class Loop:
         except BaseException as raised:  # whatever a signal makes of itself
             stop = raised
         late = self.history is not None and time.monotonic() > until
-        if not process_group.anywhere(stop is not None or late):
+        if not process_group.any_process(stop is not None or late):
             return False
-        if process_group.anywhere(stop is not None):
+        if process_group.any_process(stop is not None):
             self._save()
-            process_group.wait()  # else torchrun ends the one that saves when the first of the others is gone
+            process_group.barrier()  # else torchrun ends the one that saves when the first of the others is gone
             raise stop or KeyboardInterrupt
         return True
 
@@ -228,7 +228,7 @@ class Loop:
         self.speed.images += images
         self.speed.seconds += seconds
         assert self._z is not None
-        self.geometry = geometry(process_group.gather(self._z)[0])
+        self.geometry = geometry(process_group.all_gather_with_gradients(self._z)[0])
         every = max(1, recipe.epochs // _LOOKS) * an_epoch
         if self.history is not None:
             self._log(self.step % every == 0 or self.step == self.training.steps, images / seconds)
@@ -243,7 +243,7 @@ class Loop:
         self.speed.seconds += time.monotonic() - self._clock
         self.loss = sum(self._losses) / len(self._losses)
         assert self._z is not None
-        self.geometry = geometry(process_group.gather(self._z)[0])
+        self.geometry = geometry(process_group.all_gather_with_gradients(self._z)[0])
 
     def _log(self, features: bool, images_per_second: float) -> None:
         """Add a row to the log, with or without a look at the features, and tell the user."""

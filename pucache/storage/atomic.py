@@ -20,7 +20,7 @@ import filelock
 
 from ..errors import OutputError, PUCacheError, one_line
 
-PARTIAL = ".partial"
+PARTIAL_SUFFIX = ".partial"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # of two slashes a `Path` keeps one
 
 
@@ -83,7 +83,7 @@ def fsync_directory(path: Path) -> None:
 
 
 @contextmanager
-def only_writer(lock: Path, taken: PUCacheError) -> Iterator[None]:
+def exclusive_lock(lock: Path, taken: PUCacheError) -> Iterator[None]:
     """Keep a second writer away; the lock dies with the process that holds it.
 
     Parameters
@@ -147,7 +147,7 @@ def _temporary(path: Path) -> Iterator[Path]:
 
 def _locked_file(path: Path) -> tuple[int, str]:
     while True:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=_prefix(path), suffix=PARTIAL)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=_prefix(path), suffix=PARTIAL_SUFFIX)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             taken = os.fstat(descriptor).st_nlink == 0
@@ -173,7 +173,7 @@ def _publish(temporary: Path, path: Path) -> None:
 def remove_partials(path: Path) -> None:
     """Remove what killed writers of `path` left behind, and nothing that is being written."""
     drawn = "?" * 8  # what tempfile draws; `*` would also match the partials of NAME.other
-    for leftover in path.parent.glob(f"{glob.escape(_prefix(path))}{drawn}{PARTIAL}"):
+    for leftover in path.parent.glob(f"{glob.escape(_prefix(path))}{drawn}{PARTIAL_SUFFIX}"):
         with contextlib.suppress(OSError):  # locked by its writer, gone, or somebody else's
             descriptor = os.open(leftover, os.O_RDWR | os.O_CLOEXEC)
             try:

@@ -25,9 +25,9 @@ from fsspec.implementations.local import LocalFileSystem
 from ..errors import ImageError, MissingExtraError, PUCacheError, SourceError, one_line
 from .urls import without_secrets
 
-PAUSES = [0.2, 0.8, 3.2]  # seconds before the second try and the later ones
-PATIENCE = 60.0  # seconds after which nothing is tried again: a store that hangs does so each time
-AHEAD = 1 << 24  # bytes that are read at once of a shard: its headers lie a few kilobytes apart
+RETRY_PAUSES = [0.2, 0.8, 3.2]  # seconds before the second try and the later ones
+MAX_RETRY_SECONDS = 60.0  # seconds after which nothing is tried again: a store that hangs does so each time
+READ_AHEAD_BYTES = 1 << 24  # bytes that are read at once of a shard: its headers lie a few kilobytes apart
 _KEEPING = {"simplecache", "filecache", "blockcache", "cached"}  # of fsspec; they write copies into a folder of theirs
 _S3 = ("s3", "s3a")
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"}  # of botocore
@@ -43,21 +43,21 @@ _CERTAIN = (
     ValueError,
 )
 _TAGS = ("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "Digest", "Last-Modified")  # by trust in them
-TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")  # as stores call it, by trust in them
+TIME_FIELDS = ("mtime", "LastModified", "last_modified", "updated", "created")  # as stores call it, by trust in them
 _LATER = {408, 425, 429}  # refusals by HTTP that another try may get over
 _GONE = {404, 410}
 _ENDLESS = {errno.ELOOP, errno.ENAMETOOLONG}
 # A forked process forgets fsspec's file systems, and what it lets go it closes: in the event loop that it shares with
 # its parent, who would then wait for answers that nobody tells it of. So none that has such a loop is ever let go.
-_HELD: dict[tuple[type, str], Any] = {}
+_KEPT_OPEN: dict[tuple[type, str], Any] = {}
 T = TypeVar("T")
 
 
-class GaveUp(Exception):
+class RetriesExhausted(Exception):
     """Something that a store failed to do each time; its text says how often it was asked."""
 
 
-def filesystem(where: str, *, patient: bool = False) -> tuple[Any, str]:
+def open_filesystem(where: str, *, patient: bool = False) -> tuple[Any, str]:
     """Return the file system of a URL or a path, and the path in it.
 
     Parameters
@@ -77,14 +77,14 @@ def filesystem(where: str, *, patient: bool = False) -> tuple[Any, str]:
     if kept:
         raise ValueError(f"{kept.pop()} would keep copies of the files elsewhere; leave it out")
     scheme = where.split("://")[0]
-    options = _s3_options(len(PAUSES) + 1 if patient else 1) if scheme in _S3 else {}
+    options = _s3_options(len(RETRY_PAUSES) + 1 if patient else 1) if scheme in _S3 else {}
     try:
         fs, path = fsspec.core.url_to_fs(where, **options)
     except ImportError as error:
         if scheme in _S3:
             needed = "s3fs; pip install 'pucache[s3]'"
         else:
-            needed = f"another package ({said(error)})"
+            needed = f"another package ({error_text(error)})"
         raise MissingExtraError(f"{without_secrets(where)} needs {needed}") from error
     if scheme in _S3:
         fs.retries = 1
@@ -95,7 +95,7 @@ def filesystem(where: str, *, patient: bool = False) -> tuple[Any, str]:
 def _hold(fs: Any) -> None:
     while fs is not None:  # an archive has no loop, but what it lies in may
         if fs.async_impl and fs.cachable:
-            _HELD.setdefault((type(fs), fs._fs_token), fs)
+            _KEPT_OPEN.setdefault((type(fs), fs._fs_token), fs)
         fs = getattr(fs, "fs", None) or getattr(getattr(fs, "of", None), "fs", None)
 
 
@@ -108,14 +108,14 @@ def _s3_options(attempts: int) -> dict[str, Any]:
 # --- again -------------------------------------------------------------------------------------
 
 
-def tried(action: Callable[[], T], *, patience: float | None = None) -> T:
+def with_retries(action: Callable[[], T], *, patience: float | None = None) -> T:
     """Ask a store for something, and ask again after a pause where that may help.
 
     Parameters
     ----------
     action : callable
     patience : float, optional
-        Seconds after which a failure is the last; by default `PATIENCE`.
+        Seconds after which a failure is the last; by default `MAX_RETRY_SECONDS`.
 
     Raises
     ------
@@ -124,16 +124,16 @@ def tried(action: Callable[[], T], *, patience: float | None = None) -> T:
     Exception
         The store's own, where it is certain: no such object, no permission.
     """
-    until = time.monotonic() + (PATIENCE if patience is None else patience)
-    for number, pause in enumerate([*PAUSES, None], 1):
+    until = time.monotonic() + (MAX_RETRY_SECONDS if patience is None else patience)
+    for number, pause in enumerate([*RETRY_PAUSES, None], 1):
         try:
             return action()
         except Exception as raised:  # every file system has exceptions of its own
             error = _beneath(raised)
-            if is_certain(error):
+            if is_permanent(error):
                 raise error from error.__cause__
             if pause is None or time.monotonic() + pause > until:
-                raise GaveUp(f"{said(error)} (tried {number} time{'s' * (number > 1)})") from error
+                raise RetriesExhausted(f"{error_text(error)} (tried {number} time{'s' * (number > 1)})") from error
             time.sleep(pause)
     raise AssertionError("the last try returns or raises")
 
@@ -147,9 +147,9 @@ def _beneath(error: Exception) -> Exception:
     return cause if of_http and getattr(cause, "status", 0) not in _GONE else error
 
 
-def is_certain(error: Exception) -> bool:
+def is_permanent(error: Exception) -> bool:
     """Whether what failed would fail again."""
-    if isinstance(error, (GaveUp, *_CERTAIN)) or type(error).__name__ in _NO_CREDENTIALS:
+    if isinstance(error, (RetriesExhausted, *_CERTAIN)) or type(error).__name__ in _NO_CREDENTIALS:
         return True
     if getattr(error, "errno", None) in _ENDLESS:  # links that lead back to a folder above them
         return True
@@ -157,7 +157,7 @@ def is_certain(error: Exception) -> bool:
     return isinstance(status, int) and (400 <= status < 500 or status == 501) and status not in _LATER
 
 
-def tag(info: dict[str, Any]) -> str:
+def version_tag(info: dict[str, Any]) -> str:
     """What a store tells about an object that differs once it is another one, beside its size and time; or ""."""
     return str(next((info[name] for name in _TAGS if info.get(name)), ""))
 
@@ -190,7 +190,7 @@ def read_object(fs: Any, path: str, check: Callable[[int], None]) -> bytes:
             raise ImageError(f"changed while it was read: {size} bytes at first, more now; embed again")
         return _whole(data, int(size))
 
-    return tried(attempt)
+    return with_retries(attempt)
 
 
 def read_range(fs: Any, path: str, start: int, end: int) -> bytes:
@@ -205,7 +205,7 @@ def read_range(fs: Any, path: str, start: int, end: int) -> bytes:
     """
     if start == end:
         return b""
-    return tried(lambda: _whole(bytes(fs.cat_file(path, start=start, end=end)), end - start))
+    return with_retries(lambda: _whole(bytes(fs.cat_file(path, start=start, end=end)), end - start))
 
 
 def _whole(data: bytes, size: int) -> bytes:
@@ -218,7 +218,7 @@ def open_object(fs: Any, path: str) -> Any:
     """Open an object to read and seek in it; what is read behind a URL is tried again where it fails."""
     if isinstance(fs, LocalFileSystem):
         return fs.open(path, "rb")
-    return io.BufferedReader(_Stream(fs, path), AHEAD)
+    return io.BufferedReader(_Stream(fs, path), READ_AHEAD_BYTES)
 
 
 class _Stream(io.RawIOBase):
@@ -226,7 +226,7 @@ class _Stream(io.RawIOBase):
 
     def __init__(self, fs: Any, path: str):
         self._fs, self._path, self._at = fs, path, 0
-        self._size = int(tried(lambda: fs.info(path))["size"])
+        self._size = int(with_retries(lambda: fs.info(path))["size"])
 
     def readable(self) -> bool:
         return True
@@ -262,10 +262,10 @@ def source_errors(name: str) -> Iterator[None]:
     except (SourceError, MissingExtraError):
         raise
     except Exception as error:
-        raise SourceError(f"cannot read {name}: {said(error)}{remedy(error)}") from error
+        raise SourceError(f"cannot read {name}: {error_text(error)}{remedy_for(error)}") from error
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """What an error says, on one line, without the secrets of any URL in it."""
     text = without_secrets(one_line(error))
     if isinstance(error, FileNotFoundError) and not re.search("no such|exist", text, re.IGNORECASE):
@@ -273,12 +273,12 @@ def said(error: BaseException) -> str:
     return text
 
 
-def remedy(error: BaseException) -> str:
+def remedy_for(error: BaseException) -> str:
     """What to do about a refusal, to follow what it says; empty where that is not known."""
     if type(error).__name__ in _NO_CREDENTIALS:
         return "; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     if isinstance(error, PermissionError) or getattr(error, "status", 0) in (401, 403):
         return "; check the credentials, and what they allow there"
-    if isinstance(error, GaveUp):
+    if isinstance(error, RetriesExhausted):
         return "; run again when the store answers"
     return ""

@@ -10,7 +10,7 @@ from types import FrameType
 
 
 @contextmanager
-def deferred() -> Iterator[Callable[[], None]]:
+def deferred_signals() -> Iterator[Callable[[], None]]:
     """Let Ctrl-C and SIGTERM wait; yields what lets them through, to be called where an exception does no harm.
 
     Raised within a call that HDF5 makes back to us, one leaves it in disorder; within a step of training,

@@ -14,43 +14,43 @@ from typing import Any, TypeVar
 
 from ..progress import Progress, Silent
 from .atomic import remove_partials, replacing
-from .filesystem import TIMES, GaveUp, read_range, said, tag, tried
+from .filesystem import TIME_FIELDS, RetriesExhausted, error_text, read_range, version_tag, with_retries
 
 # an object appears there once all of it has arrived; elsewhere a file grows before its readers' eyes
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci"}
 MB = 1 << 20  # one step of progress
-BLOCK = 32 * MB  # of one request, so that a broken connection costs no more
+BLOCK_BYTES = 32 * MB  # of one request, so that a broken connection costs no more
 THREADS = 8  # one connection to a store is slower than most networks
 T = TypeVar("T")
 
 
-def look(fs: Any, path: str) -> dict[str, Any] | None:
+def object_info(fs: Any, path: str) -> dict[str, Any] | None:
     """What a store says of a file or a folder by now; None where nothing is there."""
     fs.invalidate_cache()
     try:
-        return tried(lambda: fs.info(path))
+        return with_retries(lambda: fs.info(path))
     except FileNotFoundError:
         return None
 
 
-def files_below(fs: Any, path: str, ending: str) -> dict[str, dict[str, Any]]:
+def folder_files(fs: Any, path: str, ending: str) -> dict[str, dict[str, Any]]:
     """Name to what the store says of each visible file of this ending in a folder; none where there is no folder."""
     fs.invalidate_cache()
     try:
-        entries = tried(lambda: fs.ls(path, detail=True))
+        entries = with_retries(lambda: fs.ls(path, detail=True))
     except FileNotFoundError:
         return {}
     named = {entry["name"].rsplit("/", 1)[-1]: entry for entry in entries if entry["type"] == "file"}
     return {name: named[name] for name in sorted(named) if name.endswith(ending) and not name.startswith(".")}
 
 
-def stamp(info: dict[str, Any]) -> str:
+def object_stamp(info: dict[str, Any]) -> str:
     """What differs once a file there is another one; it ends in a space where the store tells the size alone."""
-    times = (info[name] for name in TIMES if info.get(name))
-    return f"{info.get('size')} {tag(info) or next(times, '')}"
+    times = (info[name] for name in TIME_FIELDS if info.get(name))
+    return f"{info.get('size')} {version_tag(info) or next(times, '')}"
 
 
-def steps(info: dict[str, Any]) -> int:
+def megabytes(info: dict[str, Any]) -> int:
     """Of progress, to fetch a file."""
     return -(-int(info["size"]) // MB)
 
@@ -68,19 +68,19 @@ def fetch_file(fs: Any, path: str, target: Path, progress: Progress | None = Non
 
     def attempt() -> None:
         before = fs.info(path)
-        if is_copy(target, stamp(before)):
+        if is_copy(target, object_stamp(before)):
             return
         remove_partials(target)
         with replacing(target) as temporary:
             _fetch(fs, path, temporary, int(before["size"]), progress or Silent())
             fs.invalidate_cache()
-            if stamp(_of_store(lambda: tried(lambda: fs.info(path)))) != stamp(before):
+            if object_stamp(_of_store(lambda: with_retries(lambda: fs.info(path)))) != object_stamp(before):
                 raise _Replaced(f"{path} was replaced while it was fetched")
-            here = identity(temporary)  # by now: another process may put another version in its place
-        note_copy(target, stamp(before), here)
+            here = local_stamp(temporary)  # by now: another process may put another version in its place
+        record_copy(target, object_stamp(before), here)
 
     fs.invalidate_cache()
-    tried(attempt, patience=math.inf)
+    with_retries(attempt, patience=math.inf)
 
 
 class _Replaced(Exception):
@@ -91,11 +91,11 @@ def _fetch(fs: Any, path: str, target: Path, size: int, progress: Progress) -> N
     with target.open("r+b") as file, ThreadPoolExecutor(THREADS if fs.async_impl else 1) as pool:
 
         def piece(start: int) -> int:
-            data = _of_store(lambda: read_range(fs, path, start, min(start + BLOCK, size)))
+            data = _of_store(lambda: read_range(fs, path, start, min(start + BLOCK_BYTES, size)))
             _write(file.fileno(), data, start)
             return -(-len(data) // MB)
 
-        for done in pool.map(piece, range(0, size, BLOCK)):
+        for done in pool.map(piece, range(0, size, BLOCK_BYTES)):
             progress.advance(done)
 
 
@@ -110,10 +110,10 @@ def _of_store(action: Callable[[], T]) -> T:
     """Do something while a file is open here: a store's OSError must not pass for one of this machine's disk."""
     try:
         return action()
-    except GaveUp:
+    except RetriesExhausted:
         raise
     except Exception as error:
-        raise GaveUp(said(error)) from error
+        raise RetriesExhausted(error_text(error)) from error
 
 
 def send_file(fs: Any, source: Path, path: str) -> None:
@@ -139,7 +139,7 @@ def send_file(fs: Any, source: Path, path: str) -> None:
         if aside != path:
             fs.mv(aside, path)
 
-    tried(attempt, patience=math.inf)
+    with_retries(attempt, patience=math.inf)
 
 
 def is_object_store(fs: Any) -> bool:
@@ -153,7 +153,7 @@ def remove_files(fs: Any, paths: list[str]) -> None:
 
     def remove(path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            tried(lambda: fs.rm_file(path))
+            with_retries(lambda: fs.rm_file(path))
 
     with ThreadPoolExecutor(THREADS if fs.async_impl else 1) as pool:
         list(pool.map(remove, paths))
@@ -167,13 +167,13 @@ def is_copy(file: Path, there: str) -> bool:
     if there.endswith(" "):  # another file may be as long
         return False
     try:
-        return json.loads(_note(file).read_bytes()) == [there, *identity(file)]
+        return json.loads(_note(file).read_bytes()) == [there, *local_stamp(file)]
     except (OSError, ValueError):  # not fetched yet, or a note that is damaged
         return False
 
 
-def note_copy(file: Path, there: str, here: list[int]) -> None:
-    """Remember that what had this `identity` here is the same as what bears this stamp there."""
+def record_copy(file: Path, there: str, here: list[int]) -> None:
+    """Remember that what had this `local_stamp` here is the same as what bears this stamp there."""
     with replacing(_note(file)) as temporary:
         temporary.write_text(json.dumps([there, *here]))
 
@@ -184,7 +184,7 @@ def remove_copy(file: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def identity(file: Path) -> list[int]:
+def local_stamp(file: Path) -> list[int]:
     """What differs once a file of this machine is another one; a new name does not change it."""
     info = file.stat()
     return [info.st_size, info.st_mtime_ns, info.st_ino]

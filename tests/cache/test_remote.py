@@ -41,14 +41,14 @@ def server():
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch, tmp_path):
     """Four tries without a pause, and a folder to work in."""
-    monkeypatch.setattr(storage, "PAUSES", [0.0, 0.0, 0.0])
+    monkeypatch.setattr(storage, "RETRY_PAUSES", [0.0, 0.0, 0.0])
     monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "work"))
 
 
 @pytest.fixture
 def once(monkeypatch):
     """One try, also of what s3fs does, which pauses in between as it likes."""
-    monkeypatch.setattr(storage, "PAUSES", [])
+    monkeypatch.setattr(storage, "RETRY_PAUSES", [])
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_an_empty_object_is_read_as_nothing(store):
 @pytest.mark.parametrize("patient", [False, True])
 def test_how_often_botocore_tries_is_up_to_us_unless_fsspec_is_configured(store, monkeypatch, patient):
     def attempts():
-        files, _ = storage.filesystem("s3://bucket", patient=patient)
+        files, _ = storage.open_filesystem("s3://bucket", patient=patient)
         return files.s3.meta.config.retries["total_max_attempts"]
 
     assert attempts() == (4 if patient else 1)
@@ -199,8 +199,8 @@ def test_a_store_that_hangs_is_not_asked_for_longer_than_patience_lasts(monkeypa
         clock[0] += 40
         raise TimeoutError
 
-    with pytest.raises(storage.GaveUp, match=r"TimeoutError \(tried 2 times\)"):
-        storage.tried(hang)
+    with pytest.raises(storage.RetriesExhausted, match=r"TimeoutError \(tried 2 times\)"):
+        storage.with_retries(hang)
     assert asked == [0, 40]
 
 
@@ -208,8 +208,8 @@ def test_pauses_grow(monkeypatch):
     monkeypatch.undo()
     slept = []
     monkeypatch.setattr(storage.time, "sleep", slept.append)
-    with pytest.raises(storage.GaveUp, match="tried 4 times"):
-        storage.tried(lambda: 1 / 0)
+    with pytest.raises(storage.RetriesExhausted, match="tried 4 times"):
+        storage.with_retries(lambda: 1 / 0)
     assert slept == sorted(slept) and len(slept) == 3 and sum(slept) < 5
 
 
@@ -332,7 +332,7 @@ def url(request, tmp_path, memory):
 
 def there(url):
     """Name to bytes of everything in the folder of a URL."""
-    files, path = storage.filesystem(url)
+    files, path = storage.open_filesystem(url)
     files.invalidate_cache()
     above = path.rpartition("/")[0]
     return {found[len(above) + 1 :]: files.cat_file(found) for found in files.find(above)}
@@ -388,7 +388,7 @@ def test_a_cache_that_the_store_does_not_have_or_has_otherwise_is_not_trusted(ur
     remote.local.write_bytes(b"worked on")
     remote.fetch()
     assert remote.local.read_bytes() == b"published"
-    files, path = storage.filesystem(url)
+    files, path = storage.open_filesystem(url)
     files.pipe_file(path, b"replaced!")
     remote.fetch()
     assert remote.local.read_bytes() == b"replaced!"
@@ -535,7 +535,9 @@ def test_secrets_of_a_url_are_in_no_name_and_no_message(tmp_path):
     for name in ("list.csv", "shard.tar", "folder"):
         source = open_source(f"https://user:hunter2@host.invalid/{name}?sig=hunter2")
         assert source.name == f"https://host.invalid/{name}"
-    told = storage.said(OSError("GET https://u:hunter2@h/x?sig=hunter2: 500, memory://u:hunter2@h/x?token=hunter2"))
+    told = storage.error_text(
+        OSError("GET https://u:hunter2@h/x?sig=hunter2: 500, memory://u:hunter2@h/x?token=hunter2")
+    )
     assert told == "GET https://h/x 500, memory://h/x"
 
 
@@ -569,7 +571,7 @@ def test_two_urls_never_share_a_folder_but_for_a_password():
 
 
 def test_a_cache_is_fetched_once_and_again_when_it_has_changed(url):
-    files, path = storage.filesystem(url)
+    files, path = storage.open_filesystem(url)
     RemoteCache(url).check_writable()  # which makes the folder
     files.pipe_file(path, b"first")
     copy = local_copy(url)
@@ -620,7 +622,7 @@ class Counting(Silent):
 
 
 def test_a_large_cache_comes_in_pieces_each_of_which_is_tried_again(store, monkeypatch):
-    monkeypatch.setattr(transfer, "BLOCK", 1 << 20)
+    monkeypatch.setattr(transfer, "BLOCK_BYTES", 1 << 20)
     data = os.urandom((3 << 20) + 5)
     store.put("c.h5", data)
     store.relay.fail("GET", "c.h5", times=3)
@@ -631,7 +633,7 @@ def test_a_large_cache_comes_in_pieces_each_of_which_is_tried_again(store, monke
 
 
 def test_a_cache_that_is_replaced_while_it_is_fetched_is_fetched_again(store, monkeypatch):
-    monkeypatch.setattr(transfer, "BLOCK", 10)
+    monkeypatch.setattr(transfer, "BLOCK_BYTES", 10)
     store.put("c.h5", b"old" * 10)
 
     def piece(*arguments, real=transfer.read_range):
@@ -658,7 +660,7 @@ def test_what_another_process_puts_in_the_place_of_a_copy_is_no_copy(memory, mon
 
     monkeypatch.setattr(transfer, "replacing", overtaken)
     transfer.fetch_file(memory, "/c.h5", target)
-    assert not transfer.is_copy(target, transfer.stamp(memory.info("/c.h5")))
+    assert not transfer.is_copy(target, transfer.object_stamp(memory.info("/c.h5")))
     monkeypatch.undo()
     transfer.fetch_file(memory, "/c.h5", target)
     assert target.read_bytes() == b"content"

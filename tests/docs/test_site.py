@@ -34,7 +34,7 @@ OURS = {
     "pucache.cache.embedding_cache": {"check_same_encoder", "expand", "is_cache"},
     "pucache.embedding.embed": {"made_with", "writer_lock"},
     "pucache.errors": {"one_line"},
-    "pucache.images.source": {"digest"},
+    "pucache.images.source": {"image_digest"},
     "pucache.embedding.engine": {"Job"},
     "pucache.cache.keys": {"duplicated", "encode_keys", "find", "text", "texts"},
     "pucache.pu.labels": {"check_labels", "short_digest"},
@@ -54,7 +54,7 @@ OURS = {
     "pucache.heads.minibatch": {"train"},
     "pucache.pretraining.recipes": {"optimizer"},
     "pucache.pretraining.report": {"keep", "of", "of_finished"},
-    "pucache.images.listing": {"Found", "check_size", "is_hidden"},
+    "pucache.images.listing": {"ListingBuilder", "check_shard", "check_size", "is_hidden", "take_shard"},
 }
 
 

@@ -25,7 +25,7 @@ from pucache.encoders.encoder import load_encoder
 from pucache.encoders.spec import EncoderSpec
 from pucache.errors import CacheError, CacheLockedError, EncoderError, SourceError
 from pucache.images.decoding import decode
-from pucache.images.source import UNKNOWN, Listing, LocalFolder, digest, open_source
+from pucache.images.source import UNKNOWN, Listing, LocalFolder, image_digest, open_source
 from pucache.progress import Silent
 
 BLOCK = 32
@@ -89,7 +89,7 @@ def check(cache, where, encoder=None):
     written.verify()
     data = [Path(where, key).read_bytes() for key in written.keys]
     np.testing.assert_array_equal(written.X, (encoder or tiny_encoder())(map(decode, data)).astype(written.X.dtype))
-    assert [row.tobytes() for row in written.digests] == [digest(d) for d in data]
+    assert [row.tobytes() for row in written.digests] == [image_digest(d) for d in data]
     stats = [Path(where, key).stat() for key in written.keys]
     assert written.files[0].size_mtime.tolist() == [[s.st_size, s.st_mtime_ns] for s in stats]
     assert len({row.tobytes() for row in written.X}) == len(set(data))  # the encoder tells images apart
@@ -172,14 +172,16 @@ def test_where_no_time_is_told_the_content_decides(image_folder, out, encoder):
     assert work(embed(source, out, encoder, workers=0)) == (0, 20, 0)
     save_image(changed, 50)
     assert work(embed(source, out, encoder, workers=0)) == (1, 19, 0)
-    np.testing.assert_array_equal(CacheFile(out).digests[3], np.frombuffer(digest(changed.read_bytes()), np.uint8))
+    np.testing.assert_array_equal(
+        CacheFile(out).digests[3], np.frombuffer(image_digest(changed.read_bytes()), np.uint8)
+    )
 
 
 def test_a_known_image_is_found_in_another_cache_whatever_its_digest(image_folder, out, encoder):
     folder = image_folder(20)
     odd = save_image(folder / "zero.png", 50)
     whole, tail = odd.read_bytes(), 0
-    while digest(odd.read_bytes())[-1]:  # one digest in 256 ends in a zero byte
+    while image_digest(odd.read_bytes())[-1]:  # one digest in 256 ends in a zero byte
         odd.write_bytes(whole + tail.to_bytes(4))
         tail += 1
     run(folder, out.with_name("old.h5"), dtype="float32")

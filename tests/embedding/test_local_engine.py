@@ -21,7 +21,7 @@ from pucache.embedding.embed import embed
 from pucache.errors import EncoderError, ImageError, SourceError
 from pucache.images import loader_processes as workers
 from pucache.images.device_decoding import DeviceDecoder
-from pucache.images.loading import Prepare
+from pucache.images.loading import ChunkLoader
 from pucache.images.source import Listing
 from pucache.progress import Silent
 
@@ -113,7 +113,7 @@ def test_every_batch_is_full_but_the_last_across_blocks_failures_and_reused_rows
     source = Memory(150, broken, gone=[60, 61], name="other")
     report = embed(source, tmp_path / "c.h5", recording(tiny_encoder(), seen), reuse=[known], workers=workers)
     assert (report.computed, report.reused, len(report.failures)) == (56, 49, 45)
-    size = whole_batches(BATCH, local_engine.rows_at_once(150, tiny_encoder().runtime.hands))
+    size = whole_batches(BATCH, local_engine.rows_at_once(150, tiny_encoder().runtime.caller_threads))
     assert size % BATCH == 0 and sum(seen) == report.computed
     assert sorted(seen, reverse=True) == [*[size] * (56 // size), *[56 % size] * (56 % size > 0)]
 
@@ -185,7 +185,7 @@ def settled(path):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_reading_ahead_of_the_encoder_is_bounded(tmp_path, workers):
     encoder, told, log = tiny_encoder(), threading.Event(), tmp_path / "log"
-    encoder.runtime.hands = encoder.runtime.streams = 2
+    encoder.runtime.caller_threads = encoder.runtime.streams = 2
     forward = encoder.forward
     encoder.forward = lambda pixels: (told.wait(60), forward(pixels))[1]
     with ThreadPoolExecutor(1) as thread:
@@ -371,7 +371,7 @@ def test_the_profile_names_every_stage_and_how_long_the_device_waited(tmp_path, 
 
 
 def test_pixels_are_let_go_as_soon_as_they_are_embedded(tmp_path, monkeypatch):
-    alive, most, real = set(), [0], Prepare.__call__
+    alive, most, real = set(), [0], ChunkLoader.__call__
 
     def watched(self, number):
         chunk = real(self, number)
@@ -384,9 +384,9 @@ def test_pixels_are_let_go_as_soon_as_they_are_embedded(tmp_path, monkeypatch):
         chunk.pixels = torch.from_numpy(pixels)
         return chunk
 
-    monkeypatch.setattr(Prepare, "__call__", watched)
+    monkeypatch.setattr(ChunkLoader, "__call__", watched)
     encoder = tiny_encoder()
-    encoder.runtime.hands = encoder.runtime.streams = 2
+    encoder.runtime.caller_threads = encoder.runtime.streams = 2
     report = embed(Memory(2000, broken=range(0, 2000, 9)), tmp_path / "c.h5", encoder, workers=0)
     assert report.rows + len(report.failures) == 2000
     assert alive == set()
@@ -402,16 +402,16 @@ def test_a_worker_that_is_ended_before_it_has_begun_says_nothing(tmp_path, capfd
     def end(number, frame):
         raise Ended
 
-    def slow(self, *arguments, real=workers.Workers._serve):
+    def slow(self, *arguments, real=workers.LoaderProcesses._serve):
         time.sleep(0.2)
         real(self, *arguments)
 
-    monkeypatch.setattr(workers.Workers, "_serve", slow)
+    monkeypatch.setattr(workers.LoaderProcesses, "_serve", slow)
     before = signal.signal(signal.SIGTERM, end)
     try:
         encoder = tiny_encoder()
-        prepare = Prepare(Memory(130), encoder.preprocess, [], [], np.empty(0, "S32"), rows=8)
-        with workers.Workers(prepare, 2):
+        prepare = ChunkLoader(Memory(130), encoder.preprocess, [], [], np.empty(0, "S32"), rows=8)
+        with workers.LoaderProcesses(prepare, 2):
             pass
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -14,7 +14,7 @@ from PIL import ExifTags, Image, ImageFile
 
 from pucache.errors import ImageError
 from pucache.images.decoding import decode
-from pucache.images.source import digest
+from pucache.images.source import image_digest
 
 
 def pixel(data, at=(0, 0)):
@@ -209,4 +209,4 @@ def test_any_bytes_are_an_rgb_image_or_an_image_error(data):
 
 
 def test_a_digest_is_the_sha256_of_the_bytes():
-    assert digest(b"abc").hex() == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert image_digest(b"abc").hex() == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

@@ -13,7 +13,7 @@ from pucache.encoders.encoder import load_encoder
 from pucache.errors import ImageError
 from pucache.images import device_decoding
 from pucache.images.decoding import DECODER, decode
-from pucache.images.device_decoding import DEVICE_DECODER, DeviceDecoder, suits_device
+from pucache.images.device_decoding import DEVICE_DECODER, DeviceDecoder, device_can_decode
 from pucache.images.preprocessing import MAX_ASPECT, Preprocess
 from pucache.images.source import open_source
 
@@ -72,36 +72,36 @@ UNSUITED = {
 
 @pytest.mark.parametrize("kind", SUITED)
 def test_a_whole_upright_jpeg_is_for_the_device(kind):
-    assert suits_device(SUITED[kind])
+    assert device_can_decode(SUITED[kind])
 
 
 @pytest.mark.parametrize("kind", UNSUITED)
 def test_anything_else_is_for_the_host(kind):
-    assert not suits_device(UNSUITED[kind])
+    assert not device_can_decode(UNSUITED[kind])
 
 
 @pytest.mark.parametrize("progressive", [False, True])
 @given(data=st.data())
 def test_a_truncated_file_is_for_the_host(progressive, data):
     whole = jpeg(progressive=progressive)
-    assert not suits_device(whole[: data.draw(st.integers(0, len(whole) - 1))])
+    assert not device_can_decode(whole[: data.draw(st.integers(0, len(whole) - 1))])
 
 
 @given(st.binary() | st.binary().map(lambda middle: b"\xff\xd8\xff" + middle + b"\xff\xd9"))
 def test_garbage_is_for_the_host(data):
-    assert suits_device(data) is False
+    assert device_can_decode(data) is False
 
 
 @given(mutations(WHOLE))
 def test_no_damage_makes_the_choice_fail(data):
-    assert suits_device(data) in (True, False)
+    assert device_can_decode(data) in (True, False)
 
 
 def test_more_pixels_than_are_decoded_at_all_is_for_the_host(monkeypatch):
     monkeypatch.setattr(device_decoding, "MAX_PIXELS", 90 * 70)
-    assert suits_device(WHOLE)
+    assert device_can_decode(WHOLE)
     monkeypatch.setattr(device_decoding, "MAX_PIXELS", 90 * 70 - 1)
-    assert not suits_device(WHOLE)
+    assert not device_can_decode(WHOLE)
 
 
 # --- decoding a batch --------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def test_a_damaged_file_costs_the_others_of_its_batch_nothing(place):
     good = [jpeg(1), jpeg(2, progressive=True)]
     broken = overwritten(jpeg(3, size=(300, 200)))
     files = [*good[:place], broken, *good[place:]]
-    assert suits_device(broken), "nothing tells before it is decoded"
+    assert device_can_decode(broken), "nothing tells before it is decoded"
     with pytest.raises(ImageError) as reason:
         decode(broken)
     pixels, failures = run(files)
@@ -162,7 +162,7 @@ def test_a_damaged_file_costs_the_others_of_its_batch_nothing(place):
 @given(mutations(WHOLE))
 def test_whatever_happened_to_a_file_it_becomes_what_the_host_makes_of_it(data):
     data = WHOLE[:2] + data[2:-2] + WHOLE[-2:]
-    assume(suits_device(data))
+    assume(device_can_decode(data))
     try:
         expected, refused = by_host(data), {}
     except ImageError as error:

@@ -11,8 +11,8 @@ from PIL import Image
 from pucache.errors import ImageError
 from pucache.images import loading
 from pucache.images.decoding import decode
-from pucache.images.loading import STAGES, Prepare
-from pucache.images.source import UNKNOWN, digest
+from pucache.images.loading import STAGES, ChunkLoader
+from pucache.images.source import UNKNOWN, image_digest
 
 PREPROCESS = tiny_encoder().preprocess
 
@@ -56,10 +56,10 @@ def prepared(kinds, known=(), **options):
     files = {key: KINDS[kind][0] for key, kind in zip(keys, kinds, strict=True) if KINDS[kind][0] is not None}
     sizes = [len(KINDS[kind][0]) if KINDS[kind][1] is None else KINDS[kind][1] for kind in kinds]
     known = np.array(sorted(known), "S32")
-    return Prepare(Memory(files), PREPROCESS, keys, sizes, known, **{"rows": 4, **options})
+    return ChunkLoader(Memory(files), PREPROCESS, keys, sizes, known, **{"rows": 4, **options})
 
 
-KNOWN = [digest(KINDS["known"][0]), digest(b"something else")]
+KNOWN = [image_digest(KINDS["known"][0]), image_digest(b"something else")]
 
 
 @settings(deadline=None)
@@ -72,7 +72,7 @@ def test_every_image_has_its_outcome_in_order_and_costs_the_others_nothing(kinds
     assert len(outcomes) == len(kinds)
     for kind, outcome in zip(kinds, outcomes, strict=True):
         data, _, reason = KINDS[kind]
-        assert outcome == digest(data) if reason is None else outcome.startswith(reason)
+        assert outcome == image_digest(data) if reason is None else outcome.startswith(reason)
     embedded = [position for position, kind in enumerate(kinds) if kind in ("good", "other", "jpeg")]
     assert [position for chunk in chunks for position in chunk.to_embed] == embedded
     for chunk in chunks:
@@ -85,13 +85,13 @@ def test_every_image_has_its_outcome_in_order_and_costs_the_others_nothing(kinds
 
 def test_a_known_digest_is_known_whatever_its_bytes():
     data, tail = picture(9), 0
-    while digest(data + bytes([tail % 256] * (tail // 256 + 1)))[-1]:  # one in 256 ends in a zero byte
+    while image_digest(data + bytes([tail % 256] * (tail // 256 + 1)))[-1]:  # one in 256 ends in a zero byte
         tail += 1
     odd = data + bytes([tail % 256] * (tail // 256 + 1))
-    near = digest(odd)[:-1] + b"\1"
-    for known, to_embed in ([digest(odd)], []), ([near], [0]), ([], [0]):
-        chunk = Prepare(Memory({"a": odd}), PREPROCESS, ["a"], [len(odd)], np.array(known, "S32"), rows=1)(0)
-        assert (chunk.outcomes, chunk.to_embed) == ([digest(odd)], to_embed)
+    near = image_digest(odd)[:-1] + b"\1"
+    for known, to_embed in ([image_digest(odd)], []), ([near], [0]), ([], [0]):
+        chunk = ChunkLoader(Memory({"a": odd}), PREPROCESS, ["a"], [len(odd)], np.array(known, "S32"), rows=1)(0)
+        assert (chunk.outcomes, chunk.to_embed) == ([image_digest(odd)], to_embed)
 
 
 def test_a_stage_that_takes_time_is_told_apart_from_the_others(monkeypatch):

@@ -23,7 +23,7 @@ from pucache.storage import filesystem
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
     """Four tries without a pause."""
-    monkeypatch.setattr(filesystem, "PAUSES", [0.0, 0.0, 0.0])
+    monkeypatch.setattr(filesystem, "RETRY_PAUSES", [0.0, 0.0, 0.0])
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
@@ -260,13 +260,13 @@ def test_a_damaged_shard_is_named_with_its_host_and_without_a_password(hosted):
 
 
 def test_keys_of_an_archive_are_whole_and_reading_them_holds_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(filesystem, "_HELD", {})
+    monkeypatch.setattr(filesystem, "_KEPT_OPEN", {})
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         for name in ("a.png", "sub/b.png"):
             archive.writestr(name, name)
     source = open_source(f"zip://::{tmp_path}/x.zip")
     assert [source.read(key).decode() for key in source.scan().keys] == ["a.png", "sub/b.png"]
-    assert filesystem._HELD == {}
+    assert filesystem._KEPT_OPEN == {}
 
 
 def test_keys_at_the_root_of_a_store_are_whole():
@@ -280,13 +280,13 @@ def test_keys_at_the_root_of_a_store_are_whole():
 
 
 def test_of_file_systems_with_an_event_loop_each_is_held_once(website, monkeypatch):
-    monkeypatch.setattr(filesystem, "_HELD", {})
+    monkeypatch.setattr(filesystem, "_KEPT_OPEN", {})
     with zipfile.ZipFile(website.folder / "x.zip", "w") as archive:
         archive.writestr("a.png", b"data")
     source = open_source(f"zip://::{website.url}/x.zip")
     assert [source.read("a.png") for _ in range(3)] == [b"data"] * 3
-    (held,) = filesystem._HELD.values()
-    assert held is filesystem.filesystem(website.url)[0]
+    (held,) = filesystem._KEPT_OPEN.values()
+    assert held is filesystem.open_filesystem(website.url)[0]
 
 
 def test_a_loop_of_links_behind_a_url_ends(tmp_path):

@@ -55,7 +55,7 @@ def tar(*members):
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
     """What fails behind a URL is tried again without a pause."""
-    monkeypatch.setattr(store, "PAUSES", [0.0] * len(store.PAUSES))
+    monkeypatch.setattr(store, "RETRY_PAUSES", [0.0] * len(store.RETRY_PAUSES))
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ import torch
 from ray.data import ActorPoolStrategy, DataContext
 
 from ...errors import EngineError, ImageError, PUCacheError, one_line
-from ...images.source import digest
+from ...images.source import image_digest
 from ..batching import whole_batches
 from ..engine import Job, Results
 from ..profiling import Profile
@@ -121,7 +121,7 @@ class RayEngine:
                     break
                 profile.add(done.seconds)
                 if done.cosine is not None:
-                    job.encoder.runtime.compared(done.cosine)
+                    job.encoder.runtime.record_cosine(done.cosine)
                 yield done.chunk
                 yield from done.embedded
         if bug is not None:
@@ -152,7 +152,7 @@ def _rows(job: Job, actors: int) -> int:
 def _probe(job: Job) -> tuple[str, bytes] | None:
     for key in job.keys[:_PROBES]:
         try:
-            return key, digest(job.source.read(key))
+            return key, image_digest(job.source.read(key))
         except ImageError:
             continue  # it will be recorded
     return None

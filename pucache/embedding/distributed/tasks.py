@@ -19,10 +19,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ...allocator import keep_freed_memory
 from ...encoders.encoder import Encoder
 from ...errors import EngineError, ImageError
-from ...images.device_decoding import suits_device
-from ...images.loader_processes import portable
-from ...images.loading import Chunk, Prepare
-from ...images.source import Source, digest
+from ...images.device_decoding import device_can_decode
+from ...images.loader_processes import picklable_error
+from ...images.loading import Chunk, ChunkLoader
+from ...images.source import Source, image_digest
 from ...version import __version__
 from ..batching import Embedded, Passes
 from ..profiling import Profile
@@ -86,7 +86,7 @@ def problem(reference: ray.ObjectRef) -> str:
         return ""
     key, content = shipped.probe
     try:
-        why = "" if digest(shipped.source.read(key)) == content else "is another file"
+        why = "" if image_digest(shipped.source.read(key)) == content else "is another file"
     except ImageError as error:
         why = str(error)
     if not why:
@@ -115,11 +115,13 @@ def receive(reference: ray.ObjectRef) -> Shipped:
 
 
 @lru_cache(2)
-def _preparing(reference: ray.ObjectRef, slab: ray.ObjectRef) -> tuple[Prepare, int]:
+def _preparing(reference: ray.ObjectRef, slab: ray.ObjectRef) -> tuple[ChunkLoader, int]:
     shipped, part = receive(reference), ray.get(slab)
-    leave = suits_device if shipped.encoder.decoder else None
+    leave = device_can_decode if shipped.encoder.decoder else None
     preprocess = shipped.encoder.preprocess
-    prepare = Prepare(shipped.source, preprocess, part.keys, part.sizes, shipped.known, rows=shipped.rows, leave=leave)
+    prepare = ChunkLoader(
+        shipped.source, preprocess, part.keys, part.sizes, shipped.known, rows=shipped.rows, leave=leave
+    )
     return prepare, part.start
 
 
@@ -213,8 +215,8 @@ class EmbedChunk:
         self._prepare = prepare
         self._encoder = receive(shipped).encoder
         runtime = self._encoder.runtime
-        runtime.bind(1)  # core, of those that Ray shares out
-        hands = ThreadPoolExecutor(runtime.hands, initializer=runtime.enter_thread)
+        runtime.use_cores(1)  # core, of those that Ray shares out
+        hands = ThreadPoolExecutor(runtime.caller_threads, initializer=runtime.enter_thread)
         self._profile = Profile()
         self._passes = Passes(self._encoder, hands, _ROWS, self._profile)
 
@@ -239,7 +241,7 @@ def _packed(work: Callable[[], Chunk | Done]) -> Row:
     try:
         what: Chunk | Done | Exception = work()
     except Exception as error:
-        what = portable(error)
+        what = picklable_error(error)
     return {"payload": [pickle.dumps(what, protocol=5)]}
 
 
