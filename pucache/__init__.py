@@ -1,7 +1,14 @@
 """pucache: find the positives hidden among unlabelled images, from a few labelled ones.
 
-Every command of the command line is a function here, and so is what they work on. Each name is
-imported on first use, so ``import pucache`` loads neither torch nor h5py.
+Every command of the command line is a function here, under the same name. Functions take paths as
+strings, or the objects that earlier steps returned::
+
+    cache = pucache.embed("photos/", "cache.h5")
+    model = pucache.train_pu(cache, "found.txt")
+    ranking = pucache.retrieve_positives(cache, "found.txt", model=model, k=200)
+    pucache.score(model, cache, "scores.csv")
+
+Names are imported on first use, so ``import pucache`` loads neither torch nor h5py.
 """
 
 from importlib import import_module
@@ -9,26 +16,50 @@ from typing import TYPE_CHECKING, Any
 
 from .version import __version__
 
-_MODULES = {
+_HOMES = {
     "EmbeddingCache": "cache.embedding_cache",
     "EncoderSpec": "encoders.spec",
     "Labels": "pu.labels",
     "PULinearClassifier": "pu.classifier",
     "load_encoder": "encoders.encoder",
     "open_source": "images.source",
+    "embed": "embedding.embed",
+    "import_embeddings": "cache.importing",
+    "pretrain": "pretraining.pretrain",
+    "train_pu": "pu.train",
+    "estimate_prior": "pu.estimate_prior",
+    "score": "pu.score",
+    "evaluate": "pu.evaluate",
+    "report": "pages.report_page",
+    "pack": "cache.merging",
+    "demo": "demonstration",
 }
-__all__ = [*_MODULES, "__version__"]
+__all__ = [*_HOMES, "__version__"]
 
 if TYPE_CHECKING:
     from .cache.embedding_cache import EmbeddingCache as EmbeddingCache
+    from .cache.importing import import_embeddings as import_embeddings
+    from .cache.merging import pack as pack
+    from .demonstration import demo as demo
+    from .embedding.embed import embed as embed
     from .encoders.encoder import load_encoder as load_encoder
     from .encoders.spec import EncoderSpec as EncoderSpec
     from .images.source import open_source as open_source
+    from .pages.report_page import report as report
+    from .pretraining.pretrain import pretrain as pretrain
     from .pu.classifier import PULinearClassifier as PULinearClassifier
+    from .pu.estimate_prior import estimate_prior as estimate_prior
+    from .pu.evaluate import evaluate as evaluate
     from .pu.labels import Labels as Labels
+    from .pu.score import score as score
+    from .pu.train import train_pu as train_pu
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    if name in _HOMES:
+        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
