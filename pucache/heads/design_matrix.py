@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..devices import multiplies_bfloat16
 from ..storage.mapped_arrays import release_pages, row_slices, take_rows
+from .linear_algebra import leading_subspace
 
 CPU_RESIDENT = 1 << 29  # bytes of float32 rows kept in memory on the CPU
 CUDA_RESIDENT = 0.5  # of the free memory of the device
@@ -119,8 +120,7 @@ def leading_directions(X: np.ndarray, moments: Moments, count: int) -> tuple[np.
     d = X.shape[1]
     count = min(count, len(sample), d)
     basis = np.random.default_rng(0).normal(size=(d, count)).astype(np.float32)
-    for _ in range(3):  # subspace iteration
-        basis, _ = np.linalg.qr(sample.T @ (sample @ basis))
+    basis = leading_subspace(sample, basis)
     _, values, turn = np.linalg.svd(sample @ basis, full_matrices=False)
     variances = values**2 / len(sample)
     total = float(np.square(sample).sum() / len(sample))

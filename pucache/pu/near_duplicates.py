@@ -14,6 +14,7 @@ from itertools import chain
 import numpy as np
 from scipy.spatial import cKDTree
 
+from ..heads.linear_algebra import leading_subspace, unit_rows
 from ..storage.mapped_arrays import release_pages, take_rows
 
 _Pairs = tuple[np.ndarray, np.ndarray]
@@ -101,9 +102,7 @@ def unlabelled_twins(group: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, np.n
 def _unit(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows at length 1 in float32, and their lengths; rows of zeros stay."""
     wide: np.ndarray = block.astype("f4" if block.dtype == np.float16 else "f8")  # squares must not overflow
-    norm = np.sqrt(np.einsum("ij,ij->i", wide, wide))
-    with np.errstate(invalid="ignore"):  # infinities, which _scan refuses
-        wide /= np.where(norm > 0, norm, 1)[:, None]
+    norm = unit_rows(wide)
     return wide.astype(np.float32, copy=False), norm
 
 
@@ -113,9 +112,7 @@ def _directions(X: np.ndarray, count: int) -> np.ndarray:
     basis = np.random.default_rng(0).normal(size=(d, min(count, d, n))).astype(np.float32)
     sample, _ = _unit(take_rows(X, np.unique(np.linspace(0, max(n - 1, 0), min(n, _SAMPLE)).astype(np.intp))))
     sample -= sample.mean(0) if n else 0
-    for _ in range(3):
-        basis = np.linalg.qr(sample.T @ (sample @ basis))[0]
-    return basis
+    return leading_subspace(sample, basis)
 
 
 def _scan(X: np.ndarray, basis: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,0 +1,71 @@
+"""Unit rows, leading subspaces and truncated singular value decompositions of arrays in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def unit_rows(rows: np.ndarray) -> np.ndarray:
+    """Scale rows to unit norm, in place; rows of zeros stay.
+
+    Parameters
+    ----------
+    rows : ndarray of float32 or float64, (n, d)
+        Squares are summed in the type of the rows, so pass float64 where those of float32 may overflow.
+
+    Returns
+    -------
+    ndarray, (n,)
+        Norms before scaling; not finite where a row is not.
+    """
+    norm = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    with np.errstate(invalid="ignore"):
+        rows /= np.where(norm > 0, norm, 1)[:, None]
+    return norm
+
+
+def leading_subspace(A: np.ndarray, start: np.ndarray, *, iterations: int = 3) -> np.ndarray:
+    """Orthonormal basis of the leading right singular subspace of A, by subspace iteration.
+
+    Parameters
+    ----------
+    A : ndarray of float32, (n, d)
+    start : ndarray of float32, (d, q)
+        Such as normal draws.
+    iterations : int
+        Products with A^T A, each followed by a QR decomposition.
+
+    Returns
+    -------
+    ndarray of float32, (d, min(q, d))
+    """
+    basis = start
+    for _ in range(iterations):
+        basis, _ = np.linalg.qr(A.T @ (A @ basis))
+    return basis
+
+
+def truncated_svd(A: np.ndarray, count: int, *, oversampling: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    """Largest singular values of A and their right singular vectors, by a randomized method.
+
+    Algorithms 4.4 and 5.1 of Halko, Martinsson and Tropp (2011), with a start that is the same in every run.
+
+    Parameters
+    ----------
+    A : ndarray of float32, (n, d)
+    count : int
+        At most min(n, d).
+    oversampling : int
+        Further columns of the random start, which make the last directions more accurate.
+
+    Returns
+    -------
+    values : ndarray of float32, (count,), falling
+    directions : ndarray of float32, (count, d), orthonormal
+    """
+    wide = len(A) < A.shape[1]
+    M = A.T if wide else A  # QR decompositions are cheapest on the shorter side
+    draws = np.random.RandomState(0).normal(size=(M.shape[1], count + oversampling))
+    basis, _ = np.linalg.qr(M @ leading_subspace(M, draws.astype(M.dtype)))
+    left, values, right = np.linalg.svd(basis.T @ M, full_matrices=False)
+    return values[:count], ((basis @ left).T if wide else right)[:count]
