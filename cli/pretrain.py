@@ -152,7 +152,7 @@ def pretrain(
         report = run(images, run_dir, start, how, progress=terminal_progress(), **rest)
     except process_group.FailedElsewhereError as error:
         raise click.exceptions.Exit(1) from error  # that process has said it
-    if not process_group.speaks():
+    if not process_group.is_main_process():
         return
     result = {
         **{name: value for name, value in dataclasses.asdict(report).items() if name != "folder"},

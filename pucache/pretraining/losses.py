@@ -20,7 +20,7 @@ import math
 import torch
 from torch.nn.functional import normalize
 
-from .process_group import gather
+from .process_group import all_gather_with_gradients
 
 _NEARLY_ALL = -1e-6  # log of the share of neg that tau_plus * pos may take before the bound holds
 
@@ -55,7 +55,7 @@ def contrastive_loss(z: torch.Tensor, *, temperature: float = 0.5, tau_plus: flo
     if z.ndim != 3:
         raise ValueError(f"a contrastive loss takes projections (images, views, dimensions), got {tuple(z.shape)}")
     z = normalize(z.to(torch.promote_types(z.dtype, torch.float32)), dim=2)
-    everybody, first = gather(z)
+    everybody, first = all_gather_with_gradients(z)
     b, M, d = z.shape
     B = len(everybody)
     if B < 2 or M < 2:

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..devices import PRECISIONS, choose_device, choose_training_precision
 from ..allocator import keep_freed_memory
+from ..devices import PRECISIONS, choose_device, choose_training_precision
 from ..encoders.backbones import BUNDLED, digest
 from ..encoders.pretrained_file import Description
 from ..errors import ImageError, SourceError
@@ -161,7 +161,7 @@ def pretrain(
             stack.enter_context(run_folder.locked(folder))
         network = _network(start, recipe)
         numbers = choose_training_precision(precision, where)
-        listing = process_group.from_first(_listing(source) if first else None)
+        listing = process_group.broadcast_from_first(_listing(source) if first else None)
         squash = dataset.squash_for(network.description, VIEWS[recipe.views])
         if first:
             _compare_sizes(source, listing, network.description)
@@ -177,9 +177,9 @@ def pretrain(
                 "precision": numbers,
                 "images": dataset.identity(listing),
             }
-            provenance = {"source": source.name, "listed": len(listing.keys), "processes": process_group.world()}
+            provenance = {"source": source.name, "listed": len(listing.keys), "processes": process_group.world_size()}
             run_folder.claim(folder, recipe, settings, provenance)
-        done = process_group.from_first(report.of_finished(folder, recipe) if first else None)
+        done = process_group.broadcast_from_first(report.of_finished(folder, recipe) if first else None)
         if done is not None:
             dataset.remove(folder)  # a kill may have come before that
             return dataclasses.replace(done, seconds=time.monotonic() - began)

@@ -1,8 +1,8 @@
-"""Several processes that train one model, as ``torchrun`` starts them; alone, everything here does nothing.
+"""Data-parallel training over the processes that ``torchrun`` starts.
 
-Each process has its share of every batch. Projections are gathered with their gradients, batch
-statistics are those of the whole batch, and gradients of parameters are averaged, so that the result
-does not depend on the number of processes but for rounding.
+Each process holds an equal share of every batch. Projections are gathered with their gradients, batch
+norms use the statistics of the whole batch, and parameter gradients are averaged. The result therefore
+equals that of one process up to rounding. With one process all functions here return at once.
 """
 
 from __future__ import annotations
@@ -20,208 +20,239 @@ from torch.distributed.rendezvous import rendezvous
 
 from ..errors import RunError, one_line
 
-_PATIENCE = datetime.timedelta(days=1)  # others wait while one decodes the images
-_FAILED = "failed"  # counts the processes that did
-_times = itertools.count()
+_TIMEOUT = datetime.timedelta(days=1)  # the other processes wait while the first one decodes all images
+_FAILURES = "failed"  # key in the store: how many processes have failed
+_join_numbers = itertools.count()
 
 
 class FailedElsewhereError(RunError):
-    """Another process failed first, and says why."""
+    """Another process failed first and reports the reason."""
 
 
 @contextlib.contextmanager
 def joined(device: str) -> Iterator[str]:
-    """Join the processes that torchrun started, for a while; yields the device of this one.
+    """Join the processes that torchrun started; yields the device of this process.
 
-    Of several that fail, the first raises what it was, the others what comes of it.
+    If several processes fail, the first one raises its own exception and the others raise
+    `FailedElsewhereError`.
 
     Parameters
     ----------
     device : str
-        As the user gave it; ``auto`` and ``cuda`` become the GPU of this process's number.
+        As the user gave it. ``auto`` and ``cuda`` become the GPU with this process's local rank.
+
+    Yields
+    ------
+    str
+        Device of this process.
 
     Raises
     ------
     ValueError
-        Processes beyond the GPUs of this machine, or one GPU named for all.
+        More processes than GPUs on this machine, or one numbered GPU for all processes.
     FailedElsewhereError
-        Of the processes this was not the first to fail, or to be interrupted.
+        Another process failed or was interrupted before this one.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
         yield device
         return
-    mine = int(os.environ.get("LOCAL_RANK", "0"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     on_cuda = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     if on_cuda:
-        if ":" in device:
-            raise ValueError(f"--device {device}, but each of several processes has a GPU of its own; use cuda")
-        if mine >= torch.cuda.device_count():
-            raise ValueError(
-                f"process {mine} of this machine has no GPU ({torch.cuda.device_count()} seen); start fewer"
-            )
-        torch.cuda.set_device(mine)
-    store, number, count = next(rendezvous("env://"))
-    store = dist.PrefixStore(f"pucache/{next(_times)}", store)  # torchrun's outlives us: nothing of an earlier time
-    # what is on the host goes its own way, so that it does not wait for the GPU
+        _check_gpu(device, local_rank)
+        torch.cuda.set_device(local_rank)
+    store, own_rank, size = next(rendezvous("env://"))
+    # torchrun's store outlives this group: the prefix hides the entries of earlier groups
+    store = dist.PrefixStore(f"pucache/{next(_join_numbers)}", store)
+    # tensors on the CPU are sent through gloo, so that they do not wait for the GPU
     backends = "cpu:gloo,cuda:nccl" if on_cuda else "gloo"
-    dist.init_process_group(backends, store=store, rank=number, world_size=count, timeout=_PATIENCE)
+    dist.init_process_group(backends, store=store, rank=own_rank, world_size=size, timeout=_TIMEOUT)
     failed = False
     try:
-        yield f"cuda:{mine}" if on_cuda else device
+        yield f"cuda:{local_rank}" if on_cuda else device
     except BaseException as error:
         failed = True
-        if not _is_first_to_fail(store):
+        if not _is_first_failure(store):
             raise FailedElsewhereError("another process failed or was interrupted first, and says why") from error
         raise
     finally:
-        if not (failed and on_cuda):  # NCCL would wait there for what the others will never do
+        if not (failed and on_cuda):  # after a failure NCCL would wait for collectives that never come
             dist.destroy_process_group()
 
 
-def _is_first_to_fail(store: Any) -> bool:
+def _check_gpu(device: str, local_rank: int) -> None:
+    if ":" in device:
+        raise ValueError(f"--device {device}, but each of several processes has a GPU of its own; use cuda")
+    if local_rank >= torch.cuda.device_count():
+        raise ValueError(
+            f"process {local_rank} of this machine has no GPU ({torch.cuda.device_count()} seen); start fewer"
+        )
+
+
+def _is_first_failure(store: Any) -> bool:
     try:
-        return bool(store.add(_FAILED, 1) == 1)
-    except RuntimeError:  # it went with the process that kept it
+        return bool(store.add(_FAILURES, 1) == 1)
+    except RuntimeError:  # the process that hosts the store has ended
         return False
 
 
-def speaks() -> bool:
-    """Whether this process tells of the result; known also before it joins the others, and after it left them."""
+def is_main_process() -> bool:
+    """Whether this process prints the result: the one of rank 0, also before and after `joined`."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def rank() -> int:
-    """Number of this process, 0 to `world` - 1."""
+    """Number of this process, 0 to `world_size` - 1."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def world() -> int:
-    """How many processes there are."""
+def world_size() -> int:
+    """Number of processes."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def wait() -> None:
-    """Wait until all processes are here."""
-    anywhere(False)
+def barrier() -> None:
+    """Wait until all processes have called this function."""
+    any_process(False)
 
 
-def anywhere(here: bool) -> bool:
-    """Whether something is so at any of the processes."""
-    if world() == 1:
-        return here
+def any_process(condition: bool) -> bool:
+    """Whether a condition holds in at least one process."""
+    if world_size() == 1:
+        return condition
     on_host = "cpu:" in dist.get_backend_config()
-    told = torch.tensor(float(here), device="cpu" if on_host else "cuda")
-    return bool(add_up(told) > 0)
+    count = torch.tensor(float(condition), device="cpu" if on_host else "cuda")
+    return bool(all_reduce_sum(count) > 0)
 
 
-def from_first(value: Any) -> Any:
-    """What the first process passes, at every one of them."""
-    if world() == 1:
+def broadcast_from_first(value: Any) -> Any:
+    """Value that the first process passed; the arguments of the other processes are ignored."""
+    if world_size() == 1:
         return value
-    box = [value]
-    with _company():
-        dist.broadcast_object_list(box)
-    return box[0]
+    values = [value]
+    with _report_lost_processes():
+        dist.broadcast_object_list(values)
+    return values[0]
 
 
-def add_up(x: torch.Tensor) -> torch.Tensor:
-    """Sum over the processes, in place.
+def all_reduce_sum(x: torch.Tensor) -> torch.Tensor:
+    """Sum a tensor over the processes, in place.
 
     Raises
     ------
     RunError
-        Another process is gone.
+        Another process has ended.
     """
-    with _company():
+    with _report_lost_processes():
         dist.all_reduce(x)
     return x
 
 
 @contextlib.contextmanager
-def _company() -> Iterator[None]:
+def _report_lost_processes() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
         raise RunError(f"process {rank()} has lost the others ({one_line(error)[:160]}); start them again") from error
 
 
-def gather(z: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Concatenate the tensors of all processes, in their order, and say where that of this one begins.
+# --- collectives with gradients ----------------------------------------------------------------
 
-    The gradient of what any process does with the result comes back to the one that brought it, summed.
+# torch.distributed.nn.functional has them too, but is deprecated since torch 2.15 in favour of a private
+# module, and its errors would not become RunError in the backward pass
+
+
+def all_gather_with_gradients(z: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Concatenate the tensors of all processes in rank order.
+
+    The backward pass sums the gradients of all processes and returns to each process its own rows.
+
+    Parameters
+    ----------
+    z : tensor, (b, ...)
+        Of the same shape in every process.
+
+    Returns
+    -------
+    tensor, (b x world_size, ...)
+    int
+        Index of this process's first row in it.
     """
-    if world() == 1:
+    if world_size() == 1:
         return z, 0
-    return _Gather.apply(z), rank() * len(z)
+    return _AllGather.apply(z), rank() * len(z)
 
 
-class _Gather(torch.autograd.Function):
+class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: torch.Tensor) -> torch.Tensor:
         """Concatenate."""
         ctx.rows = len(z)
-        pieces = [torch.empty_like(z, memory_format=torch.contiguous_format) for _ in range(world())]
-        with _company():
+        pieces = [torch.empty_like(z, memory_format=torch.contiguous_format) for _ in range(world_size())]
+        with _report_lost_processes():
             dist.all_gather(pieces, z.contiguous())
         return torch.cat(pieces)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        """Sum over the processes, and take what belongs to this one."""
-        gradient = add_up(gradients[0].clone(memory_format=torch.contiguous_format))
+        """Sum over the processes and take the rows of this one."""
+        gradient = all_reduce_sum(gradients[0].clone(memory_format=torch.contiguous_format))
         return gradient[rank() * ctx.rows : (rank() + 1) * ctx.rows]
 
 
-class _Sum(torch.autograd.Function):
+class _AllReduceSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         """Sum over the processes."""
-        return add_up(x.clone())
+        return all_reduce_sum(x.clone())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        """The same."""
-        return add_up(gradients[0].clone(memory_format=torch.contiguous_format))
+        """Sum of the gradients over the processes."""
+        return all_reduce_sum(gradients[0].clone(memory_format=torch.contiguous_format))
+
+
+# --- batch norm --------------------------------------------------------------------------------
 
 
 def share_batch_norm(model: torch.nn.Module) -> torch.nn.Module:
     """Let every batch norm of a model on the CPU use the statistics of all processes, in place.
 
-    Torch has that for GPUs alone. Names, parameters and whatever follows the norm within its module stay.
+    Torch's `SyncBatchNorm` works on GPUs only. Parameter names and timm's fused activations are kept.
     """
     for module in model.modules():
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
-            module.__class__ = type(f"Shared{type(module).__name__}", (_Shared, type(module)), {})
+            module.__class__ = type(f"Shared{type(module).__name__}", (_SharedBatchNorm, type(module)), {})
     return model
 
 
-class _Shared(torch.nn.modules.batchnorm._BatchNorm):
+class _SharedBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise (b, C, ...) by the mean and variance over all processes; then timm's activation, if any."""
-        if not self.training:  # by one process alone, it may be
+        """Normalise (b, C, ...) by mean and variance over all processes, then apply timm's activation, if any."""
+        if not self.training:  # evaluation may run in one process alone, so nothing is exchanged
             return super().forward(x)
-        over = [axis for axis in range(x.ndim) if axis != 1]
+        axes = [axis for axis in range(x.ndim) if axis != 1]
         shape = (1, -1, *[1] * (x.ndim - 2))
-        count = x.numel() // x.shape[1] * world()
+        count = x.numel() // x.shape[1] * world_size()
         exact = x.to(torch.promote_types(x.dtype, torch.float32))
-        mean = _Sum.apply(exact.sum(over)) / count
+        mean = _AllReduceSum.apply(exact.sum(axes)) / count
         centred = exact - mean.view(shape)
-        variance = _Sum.apply(centred.square().sum(over)) / count
-        self._keep(mean.detach(), variance.detach() * (count / max(1, count - 1)))
+        variance = _AllReduceSum.apply(centred.square().sum(axes)) / count
+        self._update_running_statistics(mean.detach(), variance.detach() * (count / max(1, count - 1)))
         scale = (variance + self.eps).rsqrt() * (1 if self.weight is None else self.weight)
         shift = 0 if self.bias is None else self.bias.view(shape)
         x = (centred * scale.view(shape) + shift).to(x.dtype)
-        for name in ("drop", "act"):
-            follows = getattr(self, name, None)
-            x = x if follows is None else follows(x)
+        for name in ("drop", "act"):  # of timm's BatchNormAct2d
+            layer = getattr(self, name, None)
+            x = x if layer is None else layer(x)
         return x
 
-    def _keep(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
-        """Move the running statistics, as torch does."""
+    def _update_running_statistics(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+        """Update the running statistics as torch does."""
         if not self.track_running_stats or self.running_mean is None or self.running_var is None:
             return
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
-        share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean, share)
-        self.running_var.lerp_(variance, share)
+        weight = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean, weight)
+        self.running_var.lerp_(variance, weight)

@@ -38,7 +38,7 @@ class Geometry:
 
 def check_compiled(compiled: bool) -> None:
     """Raise `ValueError` where several processes were to train by torch.compile."""
-    if compiled and process_group.world() > 1:
+    if compiled and process_group.world_size() > 1:
         raise ValueError("--compile is for one process: batch norm over several breaks its graph; leave it out")
 
 
@@ -51,10 +51,10 @@ def check_batch(images: int, recipe: Recipe) -> None:
             f"{images:,} images are fewer than a batch of {recipe.batch_size:,}; "
             f"use --batch-size {min(images, 256)} or less"
         )
-    parts = process_group.world() * recipe.accumulate
+    parts = process_group.world_size() * recipe.accumulate
     if recipe.batch_size % parts:
         raise ValueError(
-            f"a batch of {recipe.batch_size} does not divide evenly among {process_group.world()} processes x "
+            f"a batch of {recipe.batch_size} does not divide evenly among {process_group.world_size()} processes x "
             f"{recipe.accumulate} parts; choose a multiple of {parts}"
         )
 
@@ -111,7 +111,7 @@ class Training:
             network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         except torch.OutOfMemoryError as error:
             raise RunError(f"out of memory on {device} with the network itself; use a smaller --backbone") from error
-        if process_group.world() > 1:
+        if process_group.world_size() > 1:
             shared = share_batch_norm_on_gpus if device.type == "cuda" else process_group.share_batch_norm
             network = shared(network)  # type: ignore[assignment]
         self.network = network.train()
@@ -124,7 +124,7 @@ class Training:
     def rows(self, first: int) -> Iterator[np.ndarray]:
         """Yield this process's share of the rows of each batch, from step `first` on; int64, (b,)."""
         B = self.recipe.batch_size
-        b = B // process_group.world()
+        b = B // process_group.world_size()
         mine = slice(process_group.rank() * b, (process_group.rank() + 1) * b)
         for epoch in range(first // self.an_epoch, self.recipe.epochs):
             order = np.random.default_rng((self._seed, epoch)).permutation(self._images)
@@ -209,11 +209,11 @@ class Training:
 
     def _averaged(self, loss: torch.Tensor) -> torch.Tensor:
         """Average the gradients over the processes, in place, and the loss, which is returned."""
-        if process_group.world() == 1:
+        if process_group.world_size() == 1:
             return loss
         gradients = [p.grad for p in self.network.parameters() if p.grad is not None]
         flat = torch.cat([gradient.reshape(-1) for gradient in [*gradients, loss]])
-        process_group.add_up(flat).div_(process_group.world())
+        process_group.all_reduce_sum(flat).div_(process_group.world_size())
         *means, loss = flat.split([gradient.numel() for gradient in [*gradients, loss]])
         torch._foreach_copy_(gradients, [m.view_as(g) for g, m in zip(gradients, means, strict=True)])
         return loss.view(())

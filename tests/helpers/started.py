@@ -16,10 +16,10 @@ import torch
 
 import pucache.cli.main
 import pucache.pretraining.pretrain
+from helpers.hangs import HANG_SECONDS
 from pucache.pretraining.train_step import Training
 
 _context = multiprocessing.get_context("forkserver")
-_PATIENCE = 60  # seconds after which a process hangs
 
 
 def _begin():
@@ -109,8 +109,8 @@ class Started:
 
     def wait(self):
         """Its exit code; minus the number of the signal that ended it."""
-        self._process.join(_PATIENCE)
-        assert self._process.exitcode is not None, f"it still ran after a minute: {self.stderr}"
+        self._process.join(HANG_SECONDS)
+        assert self._process.exitcode is not None, f"it does not end: {self.stderr}"
         return self._process.exitcode
 
     @property
@@ -150,7 +150,7 @@ def in_two(work, *arguments):
 
 
 def _heard(pipe):
-    assert pipe.poll(_PATIENCE), "it did not end within a minute"
+    assert pipe.poll(HANG_SECONDS), "it does not end"
     return pickle.loads(pipe.recv_bytes())
 
 

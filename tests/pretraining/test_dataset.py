@@ -200,7 +200,7 @@ def chunks(prepare, workers, real=pixels._chunks):
     for number, chunk in enumerate(real(prepare, workers)):
         if number == 3:
             print("half way", flush=True)
-            time.sleep(60)
+            time.sleep(3600)
         yield chunk
 
 pixels._chunks = chunks

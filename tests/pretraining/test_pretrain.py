@@ -15,6 +15,7 @@ import safetensors.torch
 import timm
 import torch
 from click.testing import CliRunner
+from helpers.hangs import HANG_SECONDS
 from helpers.started import Started, Strike, torchrun_says
 from helpers.training_parts import recipe, train, training, with_norms
 from PIL import Image
@@ -554,7 +555,7 @@ def test_torchrun_trains_as_one_process_does(photos, tmp_path):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("next: pucache embed") == 1 and ended.stdout.count("8 of 8 steps") == 1

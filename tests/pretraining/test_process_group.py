@@ -38,7 +38,7 @@ def everything():
 
 
 def mine(x):
-    share = len(x) // process_group.world()
+    share = len(x) // process_group.world_size()
     return x[process_group.rank() * share : (process_group.rank() + 1) * share]
 
 
@@ -47,7 +47,7 @@ def gathered():
     whole = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(1))
     with process_group.joined("cpu"):
         z = mine(whole).clone().requires_grad_()
-        everybody, first = process_group.gather(z)
+        everybody, first = process_group.all_gather_with_gradients(z)
         (everybody**3 * mine(torch.tensor([1.0, 10.0])).sum()).sum().backward()
         return everybody.detach(), first, z.grad
 
@@ -60,14 +60,14 @@ def normed(make, shape):
         for parameter in norm.parameters():
             parameter.uniform_(0.5, 2, generator=draw)
     with process_group.joined("cpu"):
-        if process_group.world() > 1:
+        if process_group.world_size() > 1:
             norm = process_group.share_batch_norm(torch.nn.Sequential(norm))[0]
         x = mine(whole).clone().requires_grad_()
         norm(mine(weights))
         norm.zero_grad()
         made = norm(x)
         (made * mine(weights)).sum().backward()
-        slopes = {name: process_group.add_up(p.grad) if process_group.world() > 1 else p.grad for name, p in
+        slopes = {name: process_group.all_reduce_sum(p.grad) if process_group.world_size() > 1 else p.grad for name, p in
                   norm.named_parameters()}  # fmt: skip
         judged = norm.eval()(mine(whole)).detach() if norm.track_running_stats else made.detach()
         return made.detach(), x.grad, slopes, dict(norm.state_dict()), judged
@@ -95,11 +95,11 @@ def furthest(a, b):
 
 def test_alone_nothing_is_shared():
     z = torch.ones(2, 2, 3)
-    assert process_group.gather(z) == (z, 0) and (process_group.rank(), process_group.world()) == (0, 1)
+    assert process_group.all_gather_with_gradients(z) == (z, 0) and (process_group.rank(), process_group.world_size()) == (0, 1)
     assert (
-        process_group.from_first("this") == "this"
-        and process_group.anywhere(True)
-        and not process_group.anywhere(False)
+        process_group.broadcast_from_first("this") == "this"
+        and process_group.any_process(True)
+        and not process_group.any_process(False)
     )
 
 
@@ -171,8 +171,8 @@ def failing(what):
         with process_group.joined("cpu"):
             if process_group.rank() == 1:
                 raise {"value": ValueError, "stop": KeyboardInterrupt}[what]("here")
-            process_group.from_first(1)
-            process_group.wait()
+            process_group.broadcast_from_first(1)
+            process_group.barrier()
     except BaseException as error:
         return type(error).__name__, str(error)
 

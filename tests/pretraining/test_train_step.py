@@ -176,7 +176,7 @@ def test_the_order_goes_on_from_any_step(first):
 def test_the_shares_of_the_processes_are_the_batch(monkeypatch):
     run = training(without_norms(), recipe())
     whole = rows_of(run)
-    monkeypatch.setattr(process_group, "world", lambda: 4)
+    monkeypatch.setattr(process_group, "world_size", lambda: 4)
     shares = []
     for rank in range(4):
         monkeypatch.setattr(process_group, "rank", lambda rank=rank: rank)
@@ -232,7 +232,7 @@ def test_what_cannot_be_trained_is_refused(changes, images, words):
 
 
 def test_a_batch_that_processes_cannot_share_is_refused(monkeypatch):
-    monkeypatch.setattr(process_group, "world", lambda: 3)
+    monkeypatch.setattr(process_group, "world_size", lambda: 3)
     with pytest.raises(ValueError, match="8 does not divide evenly among 3 processes"):
         training(without_norms(), recipe())
 
