@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import click
@@ -52,11 +51,8 @@ def score(
     from pucache.allocator import keep_freed_memory
 
     keep_freed_memory()  # before the first thread, or large array
-    from pucache.cache.destination import place_of
-    from pucache.cache.embedding_cache import EmbeddingCache, is_cache
-    from pucache.images.source import open_source
+    from pucache.cache.embedding_cache import is_cache
     from pucache.pu.classifier import PULinearClassifier
-    from pucache.pu.score import embed_for
     from pucache.pu.score import score as run
     from pucache.pu.score_tables import check_output
     from pucache.storage.urls import without_secrets
@@ -67,24 +63,33 @@ def score(
     classifier = PULinearClassifier.load(model)
     if all(map(is_cache, what)):
         options.refuse_encoding_options("cache")
-        opened = EmbeddingCache(*what)
+        report = run(classifier, what, out)
     elif len(what) == 1:
-        path = cache or os.path.splitext(out)[0] + ".h5"
-        place_of(path).check_writable()
         part = options.parse_shard(shard)
-        with options.opened_engine(engine, address, workers) as does:
-            images = open_source(what[0])
-            opened = embed_for(
-                classifier, images, path, engine=does, shard=part, progress=terminal_progress(), **encoding
+        with options.opened_engine(engine, address, workers) as opened:
+            report = run(
+                classifier,
+                what,
+                out,
+                cache=cache,
+                engine=opened,
+                shard=part,
+                progress=terminal_progress(),
+                **encoding,
             )
     else:
         raise ValueError("give one source of images, or any number of caches")
-    result = run(opened, classifier, out)
     name = without_secrets(out)
-    lines = [f"wrote {result['rows']:,} scores to {name}; {result['positives']:,} above the threshold"]
-    if result["failures"]:
-        lines.append(
-            f"{result['failures']:,} images could not be read and have no score: pucache info {opened.name} --failures"
-        )
-    output.print_result({"out": name, "cache": opened.name, **result}, lines, as_json)
-    output.exit_for_failures(result["failures"], strict)
+    result = {
+        "out": name,
+        "cache": report.cache.name,
+        "rows": report.rows,
+        "positives": report.positives,
+        "failures": report.failures,
+    }
+    lines = [f"wrote {report.rows:,} scores to {name}; {report.positives:,} above the threshold"]
+    if report.failures:
+        listing = f"pucache info {report.cache.name} --failures"
+        lines.append(f"{report.failures:,} images could not be read and have no score: {listing}")
+    output.print_result(result, lines, as_json)
+    output.exit_for_failures(report.failures, strict)

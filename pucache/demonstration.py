@@ -30,7 +30,8 @@ from .pages.review_page import review
 from .progress import Progress
 from .pu.classifier import PULinearClassifier
 from .pu.evaluate import evaluate
-from .pu.labels import Labels, label_vector, read_truth
+from .pu.label_files import read_truth
+from .pu.labels import Labels, label_vector
 from .pu.metrics import with_labels
 from .pu.score import score
 from .pu.train import train_pu
@@ -71,7 +72,7 @@ def demo(
     hidden = read_truth(folder / "truth.csv", ranking.keys)
     contact_sheet(folder / "retrieved.png", folder / "pile", ranking, hidden)
     _write_pages(folder, pile, ranking, model, device, progress)
-    score(new, model, folder / "scores.csv")
+    score(model, new, folder / "scores.csv")
     ours = evaluate(folder / "scores.csv", folder / "truth.csv")
     ours["average_precision_hidden"] = float(average_precision_score(hidden, ranking.scores))
     result = {

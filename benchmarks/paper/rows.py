@@ -10,9 +10,9 @@ from benchmarks.common.cifar import Task
 from pucache import PULinearClassifier
 from pucache.heads.fit import FittedHeads, fit_heads
 from pucache.heads.risks import RISKS, PURisk
-from pucache.pu.calibration import choose_threshold
 from pucache.pu.cross_fitting import PENALTIES
 from pucache.pu.metrics import with_labels
+from pucache.pu.thresholds import choose_threshold
 
 CS = (1e-3, 1e-4, 1e-5, 1e-6)  # of the logistic regression, scikit-learn's scale
 COMPARED = 2e-3  # tolerance of heads that are only compared

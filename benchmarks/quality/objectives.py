@@ -28,10 +28,11 @@ from benchmarks.quality.suite import LABELLED, SHARES, best_f1
 from pucache import PULinearClassifier
 from pucache.heads.design_matrix import Moments
 from pucache.heads.fit import fit_heads
-from pucache.pu.calibration import choose_threshold, fit_tilt
+from pucache.pu.calibration import fit_tilt
 from pucache.pu.cross_fitting import PENALTIES, ranks_of_positives, weakest_of_the_best
 from pucache.pu.folds import deal
-from pucache.pu.review_weights import Known as PULabels
+from pucache.pu.review_weights import TrainingLabels as PULabels
+from pucache.pu.thresholds import choose_threshold
 
 CLASSES = ("cat", "truck", "airplane", "frog")
 FOLDS, FEW = 5, 6000  # rows of U that settings are chosen on, and heads begun

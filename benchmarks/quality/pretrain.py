@@ -28,10 +28,10 @@ from benchmarks.common.cells import spread
 from benchmarks.common.cifar import is_positive, split, write_manifest
 from benchmarks.common.environment import environment
 from pucache import EmbeddingCache, load_encoder, open_source
+from pucache.allocator import keep_freed_memory
 from pucache.devices import PRECISIONS, choose_device, choose_training_precision
 from pucache.embedding.embed import embed
 from pucache.encoders import pretrained_file
-from pucache.allocator import keep_freed_memory
 from pucache.pretraining.augmentations import VIEWS, Augment, draw
 from pucache.pretraining.network import build
 from pucache.pretraining.pretrain import Start, pretrain

@@ -130,8 +130,8 @@ def score_to(at: Planted, measured: Measured, paths: list[Path], suffix: str) ->
 
     out = at.folder / f"{at.name}-scores{suffix}"
     with measured:
-        told = score(EmbeddingCache(*paths), PULinearClassifier.load(at.model), out)
-    assert told["rows"] == at.n and 0.5 < told["positives"] / (PRIOR * at.n) < 2, told
+        report = score(PULinearClassifier.load(at.model), EmbeddingCache(*paths), out)
+    assert report.rows == at.n and 0.5 < report.positives / (PRIOR * at.n) < 2, report
     return out
 
 

@@ -6,7 +6,7 @@ docs/cache-format.md specifies the files, `pucache.cache.reader` reads one of th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -157,6 +157,22 @@ class EmbeddingCache:
         """Hold every byte of every file against its seal; damage raises `CacheError`."""
         for file in self.files:
             file.verify()
+
+
+def open_cache(cache: EmbeddingCache | str | Path | Sequence[str | Path]) -> EmbeddingCache:
+    """Open a cache unless it is open already.
+
+    Parameters
+    ----------
+    cache : EmbeddingCache, path, or sequence of paths
+
+    Returns
+    -------
+    EmbeddingCache
+    """
+    if isinstance(cache, EmbeddingCache):
+        return cache
+    return EmbeddingCache(cache) if isinstance(cache, str | Path) else EmbeddingCache(*cache)
 
 
 def expand(paths: Iterable[str | Path]) -> list[Path]:

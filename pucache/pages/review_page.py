@@ -18,7 +18,8 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..progress import Progress
-from ..pu.labels import Labels, short_digest
+from ..pu.label_files import short_digest
+from ..pu.labels import Labels
 from ..retrieval.ranking import Ranking
 from . import html as page
 from .thumbnails import Thumbnail, thumbnails

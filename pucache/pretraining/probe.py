@@ -17,8 +17,8 @@ from ..heads.design_matrix import Moments
 from ..heads.risks import PURisk
 from ..pu.cross_fitting import CrossFitter
 from ..pu.folds import deal
-from ..pu.labels import find_keys
-from ..pu.review_weights import Known
+from ..pu.label_files import find_keys
+from ..pu.review_weights import TrainingLabels
 from ..storage.tables import read_table
 from .dataset import Pixels
 from .network import Network
@@ -150,7 +150,7 @@ def held_out_auc(X: np.ndarray, s: np.ndarray) -> float:
     fold = deal(s, _FOLDS, 0, None)
     if fold.max() < 1:
         return float("nan")
-    heads = CrossFitter(X, Known.of(s), fold, risk=PURisk(), prior=0.1, moments=Moments.of(X), device="cpu")
+    heads = CrossFitter(X, TrainingLabels.of(s), fold, risk=PURisk(), prior=0.1, moments=Moments.of(X), device="cpu")
     return float(roc_auc_score(s, heads.choose().margins))
 
 
@@ -182,7 +182,7 @@ def effective_rank(X: torch.Tensor) -> float:
 def _rows_of(positives: str | Path, pixels: Pixels) -> np.ndarray:
     """Rows of the positives, sorted; one that could not be decoded has none."""
     listed = sorted({*pixels.keys, *pixels.failures})
-    named = {listed[row] for row in find_keys(Keys([encode_keys(listed)]), positives, place="the source")}
+    named = {listed[row] for row in find_keys(Keys([encode_keys(listed)]), positives, holder="the source")}
     rows = np.array([row for row, key in enumerate(pixels.keys) if key in named], np.int64)
     if not len(rows):
         raise LabelError(f"none of the {len(named)} positives in {positives} could be decoded")

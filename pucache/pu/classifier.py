@@ -21,11 +21,12 @@ from ..heads.risks import PURisk
 from ..progress import Progress, Silent
 from ..storage.mapped_arrays import rows_not_finite
 from . import fitting, model_file
-from .calibration import Tilt, choose_threshold, fit_tilt, parse_rule
+from .calibration import Tilt, fit_tilt
 from .fitting import Plan
 from .metrics import from_pu
 from .priors import PriorEstimate
-from .review_weights import Known
+from .review_weights import TrainingLabels
+from .thresholds import choose_threshold, parse_rule
 
 _AT_ONCE = 1 << 15  # numbers turned into float32: so few that torch does it in this thread, in the processor's memory
 _WHOLE = (int, np.integer)
@@ -182,7 +183,7 @@ class PULinearClassifier(ClassifierMixin, BaseEstimator):
         if len(bad):
             raise ValueError(f"Input X contains NaN or infinity, first in row {bad[0]}")
         weights = _row_weights(sample_weight, X, s)
-        known = Known.of(s, None if reviewed is None else _review(reviewed, s), weights)
+        known = TrainingLabels.of(s, None if reviewed is None else _review(reviewed, s), weights)
         group = None if groups is None else np.unique(groups, return_inverse=True)[1]
         with progress or Silent() as progress:
             found = fitting.fit(X, known, group, plan, progress)

@@ -35,7 +35,7 @@ from ..heads.full_batch import TOLERANCE
 from ..heads.risks import PURisk
 from ..storage.mapped_arrays import take_rows
 from .calibration import Tilt, fit_tilt
-from .review_weights import Known
+from .review_weights import TrainingLabels
 
 PENALTIES = tuple(float(f"{10 ** (step / 2 - 6):.3g}") for step in range(9))  # 1e-6 to 1e-2
 _CHOOSING, _RESAMPLING = 2e-3, 0.01  # tolerances: heads that stop early would make a weak penalty look good
@@ -71,7 +71,7 @@ class CrossFit:
 class Draw:
     """Rows drawn with replacement: held-out margins, s, and how often each was drawn times its weight, (m,) each.
 
-    s and weight are those that figures rest on (`Known.s`).
+    s and weight are those that figures rest on (`TrainingLabels.s`).
     """
 
     margins: np.ndarray
@@ -85,7 +85,7 @@ class CrossFitter:
     Parameters
     ----------
     X : ndarray, (n, d)
-    known : Known
+    known : TrainingLabels
     fold : ndarray of int64, (n,)
         As `deal` gives it.
     risk : PURisk
@@ -98,7 +98,7 @@ class CrossFitter:
     def __init__(
         self,
         X: np.ndarray,
-        known: Known,
+        known: TrainingLabels,
         fold: np.ndarray,
         *,
         risk: PURisk,
@@ -224,13 +224,13 @@ def weakest_of_the_best(score: np.ndarray) -> int:
     return int(good[good >= best - _REACH][0])
 
 
-def ranks_of_positives(margins: list[np.ndarray], known: Known) -> np.ndarray:
+def ranks_of_positives(margins: list[np.ndarray], known: TrainingLabels) -> np.ndarray:
     """How high the known positives stand among the likely negatives, by each candidate's held-out margins.
 
     Parameters
     ----------
     margins : list of J ndarrays, (n,)
-    known : Known
+    known : TrainingLabels
         Tilts are fitted to the labels as they were before a review.
 
     Returns
@@ -243,7 +243,7 @@ def ranks_of_positives(margins: list[np.ndarray], known: Known) -> np.ndarray:
     return np.stack([_ranks(one, known, fit_tilt(one, s, weights, prior)) for one in margins])
 
 
-def _ranks(margins: np.ndarray, known: Known, tilt: Tilt) -> np.ndarray:
+def _ranks(margins: np.ndarray, known: TrainingLabels, tilt: Tilt) -> np.ndarray:
     order = np.argsort(margins, kind="stable")
     order = order[known.trained[order] == 0]
     negative = expit(-tilt.log_ratio(margins[order]) - logit(tilt.prior))  # exact where 1 - posterior is not

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
-from ..errors import LabelError
-from .labels import Labels
+from .labels import Labels, open_labels
 from .near_duplicates import groups, unlabelled_twins
-from .review_weights import Known
+from .review_weights import TrainingLabels
 
 TWIN_COSINE = 0.999  # cosine from which on two images count as the same picture
 
@@ -38,9 +37,9 @@ class PUData:
         return self.labels.s
 
     @property
-    def known(self) -> Known:
+    def known(self) -> TrainingLabels:
         """What heads are trained on."""
-        return Known.of(self.labels.s, self.labels.reviewed)
+        return TrainingLabels.of(self.labels.s, self.labels.reviewed)
 
     @classmethod
     def of(
@@ -69,17 +68,7 @@ class PUData:
         CacheError
             The cache is damaged, or holds embeddings that are not finite.
         """
-        if negatives is not None and not isinstance(positives, str | Path):
-            raise ValueError("negatives go with a file or a glob of positives; give Labels that hold both instead")
-        if isinstance(positives, str | Path):
-            labels = Labels.read(cache, positives, negatives)
-        else:
-            labels = positives if isinstance(positives, Labels) else Labels.of(positives)
-        if labels.s.shape != (len(cache),):
-            raise LabelError(
-                f"expected a label for each of {len(cache):,} rows of {cache.name}, got shape {labels.s.shape}"
-            )
-        labels.check()
+        labels = open_labels(cache, positives, negatives)
         cache.verify()
         return cls(cache, labels, groups(cache.X, cache.digests, cosine=twins))
 

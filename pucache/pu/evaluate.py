@@ -1,38 +1,43 @@
-"""Holds scores against the truth."""
+"""Evaluation of scores against true labels."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ..errors import LabelError
-from .labels import listed_positives, read_truth
+from .label_files import listed_positives, read_truth
 from .metrics import precision_at, with_labels
-from .score import read_scores
+from .score_tables import read_scores
 
 
 def evaluate(
-    scores: str | Path, truth: str | Path, *, positives: str | Path | None = None, at: tuple[int, ...] = (100, 1000)
+    scores: str | Path,
+    truth: str | Path,
+    *,
+    positives: str | Path | None = None,
+    at: Sequence[int] = (100, 1000),
 ) -> dict[str, float]:
     """Compute metrics of scored images whose true class is known.
 
     Parameters
     ----------
-    scores : path
-        What `pucache.pu.score.score` wrote.
-    truth : path
-        See `pucache.pu.labels.read_truth`; images it does not name are left out.
-    positives : path, optional
-        Labelled positives, left out too, so that only what had to be found is counted.
-    at : tuple of int
-        Ranks at which the precision is given, where there are as many images.
+    scores : path or str
+        Table written by `pucache.score`.
+    truth : path or str
+        See `pucache.pu.label_files.read_truth`. Images that it does not name are left out.
+    positives : path or str, optional
+        Labelled positives, which are left out too, so that only hidden positives count.
+    at : sequence of int
+        Ranks at which the precision is computed; ranks beyond the number of images are left out.
 
     Returns
     -------
-    dict
-        As `pucache.pu.metrics.with_labels`, with ``precision@K`` and the number of images without
-        truth.
+    dict of str to float
+        Metrics of `pucache.pu.metrics.with_labels`, ``precision@K`` for each rank, and
+        ``without_truth``, the number of images whose true class is not known.
 
     Raises
     ------
@@ -51,6 +56,6 @@ def evaluate(
             f"no image of {scores} is left to evaluate; {truth} and the positives cover all or none of them"
         )
     y, margins = y[keep], table["margin"][keep]
-    result = with_labels(y, margins, table["label"][keep])
-    result |= {f"precision@{k}": precision_at(y, margins, k) for k in at if k <= len(y)}
-    return result | {"without_truth": without_truth}
+    figures = with_labels(y, margins, table["label"][keep])
+    figures |= {f"precision@{k}": precision_at(y, margins, k) for k in at if k <= len(y)}
+    return figures | {"without_truth": without_truth}

@@ -15,7 +15,7 @@ from ..progress import Progress
 from .cross_fitting import CrossFit, CrossFitter
 from .folds import deal
 from .priors import PriorEstimate, estimate, interval
-from .review_weights import Known
+from .review_weights import TrainingLabels
 
 _STAGES = 4
 
@@ -59,7 +59,7 @@ class Fit:
 
 def fit(
     X: np.ndarray,
-    known: Known,
+    known: TrainingLabels,
     group: np.ndarray | None,
     plan: Plan,
     progress: Progress,
@@ -102,7 +102,7 @@ def _at_the_penalty(fitter: CrossFitter, plan: Plan) -> CrossFit:
     return fitter.at((penalty,), tolerance=TOLERANCE)[0]
 
 
-def _estimate(fitter: CrossFitter, fitted: CrossFit, known: Known, plan: Plan) -> PriorEstimate:
+def _estimate(fitter: CrossFitter, fitted: CrossFit, known: TrainingLabels, plan: Plan) -> PriorEstimate:
     bounds = known.bounds
     prior = estimate(fitted.margins, known.s, weights=known.weights, bounds=bounds)
     draws = fitter.resampled(fitted, plan.draws, plan.seed)

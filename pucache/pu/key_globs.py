@@ -1,9 +1,9 @@
-"""Globs on keys, as one regular expression each that never looks back.
+"""Globs on keys, compiled to regular expressions that do not backtrack.
 
-The usual translation of `a*a*a*b` takes time without end to find that a key does not match. Here each
-star takes the least that lets the next fixed piece match, and keeps it: more would not help, as all that
-follows could be matched later just as well. So the groups are atomic, and a key takes little more than
-its length.
+The usual translation of ``a*a*a*b`` takes exponential time to reject a key. Here each star matches as
+little as lets the next fixed piece match, and keeps that match (an atomic group). A longer match would not
+help, because all that follows can be matched later just as well. So matching takes time about linear in
+the length of the key.
 """
 
 from __future__ import annotations
@@ -12,21 +12,30 @@ import re
 from collections.abc import Callable
 
 
-def matcher(pattern: str) -> Callable[[str], object]:
-    """Return a function that tells whether a key matches.
+def compile_glob(pattern: str) -> Callable[[str], object]:
+    """Compile a glob to a function of a key whose result is true where the key matches.
 
-    `*` (at least one character, where it is a whole name) and `?` stay within a folder, `**` stands for any
-    folders or none, at the end for anything; `[abc]`, `[a-z]` and `[!abc]` for one character.
+    ``*`` and ``?`` match within a folder name; ``*`` alone stands for a name of at least one character.
+    ``**`` stands for any number of folders, and at the end for anything. ``[abc]``, ``[a-z]`` and ``[!abc]``
+    stand for one character.
+
+    Parameters
+    ----------
+    pattern : str
+
+    Returns
+    -------
+    callable
 
     Raises
     ------
     ValueError
-        `**` beside other characters, or a range in brackets that makes no sense.
+        ``**`` beside other characters, or an invalid range in brackets.
     """
     names = pattern.split("/")
     if any("**" in name and name != "**" for name in names):
         raise ValueError(f"in {pattern!r} ** stands beside other characters; write it as a folder of its own: 'a/**/b'")
-    runs: list[list[str]] = [[]]  # of names, between one ** and the next
+    runs: list[list[str]] = [[]]  # names between one ** and the next
     for name in names:
         if name == "**":
             runs.append([])
@@ -34,19 +43,19 @@ def matcher(pattern: str) -> Callable[[str], object]:
             runs[-1].append(name)
     begin, *middle = runs
     end = middle.pop() if middle else None
-    expression = "/".join(map(_name, begin)) + ("/" if begin and end is not None else "")
+    expression = "/".join(map(_name_expression, begin)) + ("/" if begin and end is not None else "")
     for run in filter(None, middle):
-        expression += rf"(?>(?:[^/]*/)*?{'/'.join(map(_name, run))}/)"
+        expression += rf"(?>(?:[^/]*/)*?{'/'.join(map(_name_expression, run))}/)"
     if end is not None:
-        expression += rf"(?:.*/)?{'/'.join(map(_name, end))}" if end else ".*"
+        expression += rf"(?:.*/)?{'/'.join(map(_name_expression, end))}" if end else ".*"
     try:
         return re.compile(rf"(?s:{expression})\Z").match
     except re.error as error:
         raise ValueError(f"{pattern!r} is not a glob ({error})") from error
 
 
-def _name(name: str) -> str:
-    """One name of a path."""
+def _name_expression(name: str) -> str:
+    """Regular expression for one name of a path."""
     if name == "*":
         return r"[^/]+"
     first, *pieces = map("".join, _pieces(name))
@@ -56,25 +65,30 @@ def _name(name: str) -> str:
 
 
 def _pieces(name: str) -> list[list[str]]:
-    """What stands between the stars, as regular expressions of one character each."""
+    """Parts of a name between its stars, each a list of regular expressions for one character."""
     pieces: list[list[str]] = [[]]
-    at = 0
-    while at < len(name):
-        character = name[at]
-        end = name.find("]", at + 2 + (name[at + 1 : at + 2] == "!")) if character == "[" else -1
+    position = 0
+    while position < len(name):
+        character = name[position]
+        end = name.find("]", position + 2 + (name[position + 1 : position + 2] == "!")) if character == "[" else -1
         if character == "*":
             pieces.append([])
         elif character == "?":
             pieces[-1].append("[^/]")
         elif end > 0:
-            inside = name[at + 1 : end].replace("\\", r"\\").replace("[", r"\[").replace("&&", r"&\&")
-            inside = inside.replace("||", r"|\|").replace("~~", r"~\~").replace("--", r"-\-")
-            negated = inside.startswith("!")
-            inside = inside.removeprefix("!").replace("^", r"\^")
-            inside = rf"\]{inside[1:]}" if inside.startswith("]") else inside
-            pieces[-1].append(rf"(?!/)[{'^' if negated else ''}{inside}]")
-            at = end
+            pieces[-1].append(_bracket_expression(name[position + 1 : end]))
+            position = end
         else:
             pieces[-1].append(re.escape(character))
-        at += 1
+        position += 1
     return pieces
+
+
+def _bracket_expression(inside: str) -> str:
+    """Regular expression for the content of brackets; ``/`` never matches."""
+    inside = inside.replace("\\", r"\\").replace("[", r"\[").replace("&&", r"&\&")
+    inside = inside.replace("||", r"|\|").replace("~~", r"~\~").replace("--", r"-\-")
+    negated = inside.startswith("!")
+    inside = inside.removeprefix("!").replace("^", r"\^")
+    inside = rf"\]{inside[1:]}" if inside.startswith("]") else inside
+    return rf"(?!/)[{'^' if negated else ''}{inside}]"

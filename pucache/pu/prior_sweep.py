@@ -16,11 +16,12 @@ from ..heads.risks import PURisk
 from ..progress import Progress, Silent
 from ..storage.atomic import replacing
 from ..storage.tables import table_writer
-from .calibration import choose_threshold, fit_tilt
+from .calibration import fit_tilt
 from .cross_fitting import CrossFitter
 from .data import PUData
 from .folds import deal
 from .metrics import from_pu, with_labels
+from .thresholds import choose_threshold
 
 PRIORS = tuple(float(f"{prior:.3g}") for prior in np.geomspace(0.01, 0.5, 12))
 _AT_ONCE = 1 << 26  # margins held at once

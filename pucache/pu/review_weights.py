@@ -22,7 +22,7 @@ _MOST = 0.5  # share of the negatives' weight that known ones take, however many
 
 
 @dataclass(frozen=True)
-class Known:
+class TrainingLabels:
     """What heads are trained on, and what figures are estimated on.
 
     Attributes
@@ -50,7 +50,7 @@ class Known:
     rejected: float = 0.0
 
     @classmethod
-    def of(cls, s: np.ndarray, reviewed: np.ndarray | None = None, weights: np.ndarray | None = None) -> Known:
+    def of(cls, s: np.ndarray, reviewed: np.ndarray | None = None, weights: np.ndarray | None = None) -> TrainingLabels:
         """Put together labels, a review (1 confirmed, -1 known negative, 0 not looked at) and row weights."""
         if reviewed is None or not reviewed.any():
             return cls(s, weights, s, weights)
@@ -66,14 +66,14 @@ class Known:
         rejected = float(each[negative].sum())
         return cls(s, weights, positive.astype(np.int8), training, float(share), confirmed, rejected)
 
-    def take(self, rows: np.ndarray, kept: float) -> Known:
+    def take(self, rows: np.ndarray, kept: float) -> TrainingLabels:
         """The same of all rows to be trained on as positives and a share `kept` of the others."""
         s, trained = self.s[rows], self.trained[rows]
         weights, training = (None if w is None else w[rows] for w in (self.weights, self.training_weights))
         if self.confirmed:  # of the rows that count as unlabelled, these alone were not thinned out
             weights = np.ones(len(rows), np.float32) if weights is None else weights
             weights = np.where((s == 0) & (trained == 1), kept * weights, weights).astype(np.float32)
-        return Known(s, weights, trained, training, self.share, kept * self.confirmed, kept * self.rejected)
+        return TrainingLabels(s, weights, trained, training, self.share, kept * self.confirmed, kept * self.rejected)
 
     @property
     def bounds(self) -> tuple[float, float]:

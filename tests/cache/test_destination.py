@@ -16,8 +16,9 @@ from pucache.errors import CacheLockedError, OutputError, SourceError
 from pucache.images.source import open_source
 from pucache.progress import Silent
 from pucache.pu.classifier import PULinearClassifier
-from pucache.pu.score import read_scores, score
-from pucache.storage import filesystem as storage
+from pucache.pu.score import score
+from pucache.pu.score_tables import read_scores
+from pucache.storage import retries
 
 CACHE, SCORES = "s3://bucket/made/cache.h5", "s3://bucket/made/scores.csv"
 pytestmark = pytest.mark.usefixtures("one_thread", "fixed_time")
@@ -31,7 +32,7 @@ def server():
 
 @pytest.fixture(autouse=True)
 def store(server, monkeypatch, tmp_path):
-    monkeypatch.setattr(storage, "PAUSES", [0.0, 0.0, 0.0])
+    monkeypatch.setattr(retries, "RETRY_PAUSES", [0.0, 0.0, 0.0])
     monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 16)
     monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "here"))
     return server.connect(monkeypatch)
@@ -113,7 +114,7 @@ def test_scores_in_a_store_are_those_on_a_disk(images, store, tmp_path):
     done = CliRunner().invoke(main, ["score", str(tmp_path / "model.safetensors"), CACHE, "--out", SCORES, "--json"])
     assert done.exit_code == 0, done.output
     cache = EmbeddingCache(CACHE)
-    score(cache, model, tmp_path / "scores.csv")
+    score(model, cache, tmp_path / "scores.csv")
     assert store.files.cat_file("bucket/made/scores.csv") == (tmp_path / "scores.csv").read_bytes()
     assert len(read_scores(tmp_path / "scores.csv")["key"]) == len(cache) == 59
     np.testing.assert_array_equal(cache.X, EmbeddingCache(cache.files[0].path).X)

@@ -26,8 +26,9 @@ from pucache.embedding.parts import Parts
 from pucache.errors import CacheError, LabelError, ModelError
 from pucache.images.source import open_source
 from pucache.pu.classifier import PULinearClassifier
-from pucache.pu.labels import find_keys
-from pucache.pu.score import read_scores, score
+from pucache.pu.label_files import find_keys
+from pucache.pu.score import score
+from pucache.pu.score_tables import read_scores
 
 
 def check_cache(sample: str, data: bytes, folder: Path) -> str:
@@ -206,7 +207,7 @@ def check_key(sample: str, data: bytes, folder: Path) -> str:
     write_cache(path, X, [key, *others], encoder=SPEC, failures={f"{key}.failed": f"because of {key}"})
     (folder / "model.safetensors").write_bytes(model())
     made = EmbeddingCache(path)
-    score(made, PULinearClassifier.load(folder / "model.safetensors"), folder / "scores.csv")
+    score(PULinearClassifier.load(folder / "model.safetensors"), made, folder / "scores.csv")
     require(read_scores(folder / "scores.csv")["key"].tolist() == list(made.keys), "the CSV reads back to other keys")
     (folder / "ranked.txt").write_text("first.png\n")
     for arguments in (

@@ -25,7 +25,8 @@ from fuzz.image_samples import images
 from fuzz.oracle import Wrong, snapshot
 from fuzz.target import Input, Target
 
-TIMEOUT = 20.0  # seconds for one input
+TIMEOUT = 20.0  # seconds of CPU time for one input
+ASLEEP = 900.0  # seconds on the clock for one input: ends only what waits for ever, however busy the machine is
 BATCH = 100  # inputs of one child
 ADDRESSES = 8 << 30  # bytes of address space that a child may take beyond what it has
 _FORK = multiprocessing.get_context("fork")
@@ -80,7 +81,7 @@ def run(jobs: list[Job], *, found: Path | None = None, timeout: float = TIMEOUT,
     found : path, optional
         Folder for the inputs that made trouble.
     timeout : float
-        Seconds for one input.
+        Seconds of CPU time for one input, which do not pass while other processes have the processor.
     children : int
         At once.
     """
@@ -126,22 +127,22 @@ class _Child:
             if self.left:
                 self._died(tallies)
             return self._close()
-        if time.monotonic() - self._began > self._timeout + 5 * (not self._started()):
+        if time.monotonic() - self._began > ASLEEP:
             self._process.kill()
             self._process.join()
             with contextlib.suppress(EOFError, OSError):
                 while self.connection.poll():
                     self._finished(tallies, *self.connection.recv())
             if self.left:
-                self._finished(tallies, "hang", f"not done after {self._timeout:g} s; {self._stack()}", 0.0)
+                self._finished(tallies, "hang", f"not done after {ASLEEP:g} s on the clock; {self._stack()}", 0.0)
             return self._close()
         return False
 
-    def _started(self) -> bool:
-        return (self._root / "inner").exists()
-
     def _died(self, tallies: dict[str, Tally]) -> None:
         code = self._process.exitcode or 0
+        if code == -signal.SIGPROF:
+            what = f"not done after {self._timeout:g} s of CPU time; {self._stack()}"
+            return self._finished(tallies, "hang", what, 0.0)
         what = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
         self._finished(tallies, "crash", f"{what}; {self._stack()}", 0.0)
 
@@ -193,11 +194,14 @@ def _work(jobs: list[Job], root: Path, connection: Connection, timeout: float) -
     _settle(root)
     with open(root / "stack", "w+") as stack:
         faulthandler.enable(stack)
+        faulthandler.register(signal.SIGPROF, stack, chain=True)  # write the stack, then die of the signal
         for job in jobs:
             stack.truncate(0)
-            faulthandler.dump_traceback_later(max(0.1, timeout - 1), file=stack)
+            faulthandler.dump_traceback_later(max(0.1, ASLEEP - 1), file=stack)
+            signal.setitimer(signal.ITIMER_PROF, timeout)
             began = time.monotonic()
             kind, what = _one(job, root)
+            signal.setitimer(signal.ITIMER_PROF, 0)
             faulthandler.cancel_dump_traceback_later()
             connection.send((kind, what[:2000], time.monotonic() - began))
             if kind == "fine":  # what made trouble stays for the parent, who may be behind

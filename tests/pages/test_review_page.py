@@ -18,7 +18,8 @@ from playwright.sync_api import expect
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import OutputError, SourceError
 from pucache.pages.review_page import review
-from pucache.pu.labels import Labels, short_digest
+from pucache.pu.label_files import short_digest
+from pucache.pu.labels import Labels
 from pucache.retrieval.ranking import Ranking
 from pucache.storage.tables import read_table
 
@@ -367,7 +368,8 @@ def test_the_thumbnail_stays_where_the_original_is_gone_by_now(tmp_path, browser
     path, _ = sheet(tmp_path / "r.html", cache, [1, 2], positives=[0])
     (tmp_path / "images/1.png").unlink()
     with pytest.raises(AssertionError, match="ERR_FILE_NOT_FOUND"), opened(browser, path) as page:
-        press(page, ["Home", "Enter"])
+        with page.expect_console_message(lambda message: "ERR_FILE_NOT_FOUND" in message.text):
+            press(page, ["Home", "Enter"])
         page.wait_for_timeout(200)
         assert page.get_attribute("#zoom-picture", "src").startswith("data:image/webp")
 

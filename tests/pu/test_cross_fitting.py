@@ -11,7 +11,7 @@ from pucache.pu import cross_fitting
 from pucache.pu.calibration import Tilt
 from pucache.pu.cross_fitting import PENALTIES, CrossFitter, ranks_of_positives, weakest_of_the_best
 from pucache.pu.folds import deal
-from pucache.pu.review_weights import Known
+from pucache.pu.review_weights import TrainingLabels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 X, S, Y = planted(150, labelled=30, apart=0.5)
@@ -20,7 +20,7 @@ FOLD = deal(S, 3, 0, None)
 
 def fitter(X=X, S=S, weights=None, fold=FOLD, *, moments=None, risk=None, **training):
     training = {"risk": risk or PURisk(), "prior": 0.3, "moments": moments or Moments.of(X), "device": "cpu"} | training
-    return CrossFitter(X, Known.of(S, weights=weights), fold, **training)
+    return CrossFitter(X, TrainingLabels.of(S, weights=weights), fold, **training)
 
 
 # --- held out ----------------------------------------------------------------------------------
@@ -136,7 +136,9 @@ def test_positives_are_ranked_by_the_share_of_likely_negatives_above_them(monkey
     every, some = Tilt(0.0, 1.0, 1e-9), Tilt(-250.0, 100.0, 0.5)  # who of U is negative: all, or those below 2.5
     for tilt, shares in ((every, [0, 2 / 3, 2 / 3]), (some, [0, 1 / 2, 1 / 2])):  # a tie counts as above
         monkeypatch.setattr(cross_fitting, "fit_tilt", lambda *_, tilt=tilt, **__: tilt)
-        np.testing.assert_allclose(ranks_of_positives([margins], Known.of(s))[0], -np.log(np.array(shares) + 0.01))
+        np.testing.assert_allclose(
+            ranks_of_positives([margins], TrainingLabels.of(s))[0], -np.log(np.array(shares) + 0.01)
+        )
 
 
 def test_positives_hidden_above_a_labelled_one_do_not_count_against_it():
@@ -145,7 +147,7 @@ def test_positives_hidden_above_a_labelled_one_do_not_count_against_it():
     y = np.repeat([1, 1, 0], [1000, 8000, 12000])
     s = np.repeat([1, 0], [1000, 20000])
     good, worse = (2.0 * apart * y + draw.standard_normal(len(y)) for apart in (2, 1))
-    scores = ranks_of_positives([good, worse], Known.of(s))
+    scores = ranks_of_positives([good, worse], TrainingLabels.of(s))
     assert scores[0].mean() > scores[1].mean() + 0.4
     known = [-np.log([(margins[y == 0] >= one).mean() + 0.01 for one in margins[s == 1]]) for margins in (good, worse)]
     np.testing.assert_allclose([score.mean() for score in scores], np.mean(known, axis=1), rtol=0.1)
@@ -156,17 +158,17 @@ def test_what_a_review_confirmed_ranks_too_and_rows_without_weight_count_for_not
     s, reviewed = np.repeat([1, 0], [40, 400]).astype(np.int8), np.zeros(440, np.int8)
     margins, weights = draw.standard_normal(440) + 3 * s, np.ones(440, np.float32)
     reviewed[40:60], margins[40:60] = 1, 5
-    plain = ranks_of_positives([margins], Known.of(s))
-    confirmed = ranks_of_positives([margins], Known.of(s, reviewed))
+    plain = ranks_of_positives([margins], TrainingLabels.of(s))
+    confirmed = ranks_of_positives([margins], TrainingLabels.of(s, reviewed))
     assert plain.shape == (1, 40) and confirmed.shape == (1, 60)
     margins[430:], weights[430:] = 50, 0  # above all, were they counted
-    np.testing.assert_allclose(ranks_of_positives([margins], Known.of(s, None, weights)), plain, atol=0.2)
+    np.testing.assert_allclose(ranks_of_positives([margins], TrainingLabels.of(s, None, weights)), plain, atol=0.2)
 
 
 @pytest.mark.parametrize("margins", [np.zeros(50), np.repeat([-1.0, 1.0], [10, 40]), np.repeat([1e6, -1e6], [10, 40])])
 def test_margins_that_are_equal_inverted_or_far_apart_have_finite_ranks(margins):
     s = (np.arange(50) < 10).astype(np.int8)
-    assert np.isfinite(ranks_of_positives([margins, margins], Known.of(s))).all()
+    assert np.isfinite(ranks_of_positives([margins, margins], TrainingLabels.of(s))).all()
 
 
 def test_a_strong_penalty_is_chosen_where_labels_are_few_and_dimensions_many():

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from pucache.cache.keys import Keys, encode_keys
 from pucache.errors import LabelError
-from pucache.pu.labels import Labels, check_labels, find_keys, label_vector, read_truth, short_digest
+from pucache.pu.label_files import find_keys, read_truth, short_digest
+from pucache.pu.labels import Labels, check_labels, label_vector
 
 NAMES = ["a.png", "b.jpg", "n/[1].png", "p/1.png", "p/2.jpg", "p/deep/1.png", "p/deep/er/2.png", "q/1.png", "é.png"]
 KEYS = Keys([encode_keys(NAMES[:4]), encode_keys(NAMES[4:])])

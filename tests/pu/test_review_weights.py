@@ -16,7 +16,7 @@ from pucache.pu.estimate_prior import estimate_prior
 from pucache.pu.folds import deal
 from pucache.pu.labels import Labels
 from pucache.pu.prior_sweep import sweep
-from pucache.pu.review_weights import Known
+from pucache.pu.review_weights import TrainingLabels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N = 400
@@ -40,7 +40,7 @@ def parts(s, reviewed):
 @pytest.mark.parametrize("reviewed", [None, np.zeros(N, np.int8)], ids=["none", "empty"])
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
 def test_without_a_review_training_and_figures_are_of_the_same(reviewed, weights):
-    known = Known.of(S, reviewed, weights)
+    known = TrainingLabels.of(S, reviewed, weights)
     assert known.trained is known.s is S and known.training_weights is known.weights is weights
     assert known.training_prior(0.0123) == 0.0123
 
@@ -50,7 +50,7 @@ def test_without_a_review_training_and_figures_are_of_the_same(reviewed, weights
 def test_the_negative_part_is_a_mean_of_the_unlabelled_and_one_of_the_negatives(weights, negatives):
     reviewed = np.where(REVIEWED == 1, 1, 0).astype(np.int8)
     reviewed[NEGATIVE[:negatives]] = -1
-    known = Known.of(S, reviewed, weights)
+    known = TrainingLabels.of(S, reviewed, weights)
     each = np.ones(N) if weights is None else weights.astype(float)
     positive, negative, unlabelled = parts(S, reviewed)
     share = min(0.5, each[negative].sum() / (each[negative].sum() + each[positive].sum()))
@@ -103,8 +103,8 @@ def test_the_head_is_that_of_plain_row_weights(loss, weights):
 
 def test_whole_weights_stand_for_repeated_rows():
     times = WEIGHTS.astype(int)
-    weighted = Known.of(S, REVIEWED, WEIGHTS)
-    repeated = Known.of(np.repeat(S, times), np.repeat(REVIEWED, times))
+    weighted = TrainingLabels.of(S, REVIEWED, WEIGHTS)
+    repeated = TrainingLabels.of(np.repeat(S, times), np.repeat(REVIEWED, times))
     assert weighted.share == pytest.approx(repeated.share) and weighted.confirmed == repeated.confirmed
     assert weighted.training_prior(0.25) == pytest.approx(repeated.training_prior(0.25), rel=1e-5)
     rows = np.repeat(np.arange(N), times)
@@ -129,7 +129,7 @@ def test_the_prior_of_training_is_the_share_of_positives_in_what_it_takes_for_un
     reviewed[open_positive[: data.draw(st.integers(0, len(open_positive) // 2))]] = 1
     reviewed[negative[: data.draw(st.integers(0, len(negative) // 2))]] = -1
     weights = draw.integers(1, 4, 60).astype(np.float32) if data.draw(st.booleans()) else None
-    known = Known.of(s, reviewed, weights)
+    known = TrainingLabels.of(s, reviewed, weights)
     each, training = (np.ones(60) if w is None else w for w in (weights, known.training_weights))
     prior = np.average(y[s == 0], weights=each[s == 0])
     rest = known.trained == 0
@@ -137,7 +137,7 @@ def test_the_prior_of_training_is_the_share_of_positives_in_what_it_takes_for_un
 
 
 def test_the_prior_of_training_stays_within_its_bounds():
-    known = Known.of(S, REVIEWED)
+    known = TrainingLabels.of(S, REVIEWED)
     assert 0 < known.training_prior(1e-5) < 1e-3, "more were confirmed than the prior says there are"
     assert known.training_prior(0.9999) < 1
 
@@ -149,7 +149,7 @@ def test_of_fewer_unlabelled_rows_shares_stay_what_they_were(weights):
     s, reviewed = (draw.random(n) < 0.01).astype(np.int8), draw.choice([-1, 0, 1], n, p=[0.1, 0.85, 0.05])
     reviewed = np.where(s == 1, 0, reviewed).astype(np.int8)
     weights = None if weights is None else draw.integers(1, 4, n).astype(np.float32)
-    known = Known.of(s, reviewed, weights)
+    known = TrainingLabels.of(s, reviewed, weights)
     rest = np.flatnonzero(known.trained == 0)
     rows = np.union1d(rest[::4], np.flatnonzero(known.trained == 1))
     few = known.take(rows, 0.25)
@@ -233,7 +233,7 @@ def test_every_draw_holds_a_labelled_positive_however_many_are_confirmed(labelle
 
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
 def test_draws_are_counted_within_the_labelled_the_confirmed_and_the_rest(weights):
-    known = Known.of(S, REVIEWED, weights)
+    known = TrainingLabels.of(S, REVIEWED, weights)
     fold = deal(known.trained, 3, 0, None)
     fitter = CrossFitter(X, known, fold, risk=PURisk(), prior=0.5, moments=Moments.of(X), device="cpu")
     fitted = fitter.at((1e-3,))[0]
@@ -317,13 +317,13 @@ def test_a_model_from_before_there_were_reviews_still_loads(tmp_path):
 def test_the_prior_stays_within_what_a_review_has_shown():
     s, reviewed = np.zeros(100, np.int8), np.zeros(100, np.int8)
     s[:20], reviewed[20:36], reviewed[36:60] = 1, 1, -1
-    known = Known.of(s, reviewed)
+    known = TrainingLabels.of(s, reviewed)
     assert known.bounds == (16 / 80, 1 - 24 / 80)
     known.check(0.2)
     for wrong in (0.19, 0.71):
         with pytest.raises(ValueError, match=r"cannot be 0\.(19|71): by the review, between 0\.2 and 0\.7 of"):
             known.check(wrong)
-    Known.of(s).check(1e-9)
+    TrainingLabels.of(s).check(1e-9)
 
 
 def test_a_told_prior_that_a_review_has_shown_to_be_wrong_is_refused_and_an_estimate_is_never_one():

@@ -14,7 +14,8 @@ from pucache.errors import LabelError, MissingExtraError, ModelError, OutputErro
 from pucache.images.source import open_source
 from pucache.pu.classifier import PULinearClassifier
 from pucache.pu.evaluate import evaluate
-from pucache.pu.score import check_output, embed_for, read_scores, score
+from pucache.pu.score import ScoreReport, embed_for, score
+from pucache.pu.score_tables import check_output, read_scores
 
 X, S, Y = planted(200, labelled=30)
 ODD = ['a,"b".png', "c\nd.png", "e\r\nf.png", "g\rh.png", "i\u2028j.png", " k .png", "é🦊.png", "'l'.png", '"m".png']
@@ -48,9 +49,8 @@ def test_every_row_gets_margin_posterior_and_label_in_cache_order(cache, model, 
         monkeypatch.setattr("pucache.cache.reader.BLOCK_BYTES", 500)
         assert len(list(cache.blocks())) > 3
     margins = model.margins(cache.X)
-    counts = score(cache, model, out)
-    assert counts == {"rows": 200, "positives": int((margins > 3).sum()), "failures": 1}
-    json.dumps(counts)
+    report = score(model, cache, out)
+    assert report == ScoreReport(cache, 200, int((margins > 3).sum()), 1)
     table = read_scores(out)
     assert table["key"].tolist() == list(cache.keys) and set(table["key"]) == set(KEYS)
     np.testing.assert_allclose(table["margin"], margins, rtol=1e-5, atol=1e-6)
@@ -64,10 +64,10 @@ def test_several_files_and_none_at_all_are_scored_alike(tmp_path, model, out):
     write_cache(tmp_path / "caches" / "0.h5", X[:120])
     write_cache(tmp_path / "caches" / "1.h5", X[120:], [f"z/{row}" for row in range(80)])
     several = EmbeddingCache(tmp_path / "caches")
-    assert score(several, model, out)["rows"] == 200
+    assert score(model, several, out).rows == 200
     assert read_scores(out)["key"].tolist() == list(several.keys)
     nothing = write_cache(tmp_path / "empty.h5", X[:0])
-    assert score(nothing, model, out) == {"rows": 0, "positives": 0, "failures": 0}
+    assert score(model, nothing, out) == ScoreReport(nothing, 0, 0, 0)
     assert [len(column) for column in read_scores(out).values()] == [0] * 4
 
 
@@ -75,7 +75,7 @@ def test_csv_and_parquet_agree(cache, model, tmp_path):
     pytest.importorskip("pyarrow")
     tables = []
     for name in ("scores.csv", "scores.parquet"):
-        score(cache, model, tmp_path / name)
+        score(model, cache, tmp_path / name)
         tables.append(read_scores(tmp_path / name))
     assert tables[0].keys() == tables[1].keys()
     for name in ("key", "label"):
@@ -87,7 +87,7 @@ def test_csv_and_parquet_agree(cache, model, tmp_path):
 
 
 def test_the_csv_is_plain_for_any_reader(model, tmp_path):
-    score(write_cache(tmp_path / "cache.h5", X[:3], ["b.png", "a b.png", "c,d.png"]), model, tmp_path / "scores.csv")
+    score(model, write_cache(tmp_path / "cache.h5", X[:3], ["b.png", "a b.png", "c,d.png"]), tmp_path / "scores.csv")
     with (tmp_path / "scores.csv").open(newline="") as stream:
         lines = stream.read().split("\n")
     assert lines[0] == "key,margin,posterior,label" and lines[4:] == [""]
@@ -115,12 +115,12 @@ def test_a_model_of_another_encoder_is_refused_and_leaves_no_output(cache, out):
     other = PULinearClassifier(prior=0.3, device="cpu").fit(X, S)
     other.encoder_ = EncoderSpec.imported("other", 6)
     with pytest.raises(ModelError, match=r"holds embeddings of imported:planted.* expects imported:other"):
-        score(cache, other, out)
+        score(other, cache, out)
     assert list(out.parent.iterdir()) == []
 
 
 def test_an_interruption_leaves_the_old_scores_alone(cache, model, out, monkeypatch):
-    score(cache, model, out)
+    score(model, cache, out)
     before = out.read_bytes()
 
     def interrupt(margins):
@@ -128,7 +128,7 @@ def test_an_interruption_leaves_the_old_scores_alone(cache, model, out, monkeypa
 
     monkeypatch.setattr(model, "posterior", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        score(cache, model, out)
+        score(model, cache, out)
     assert out.read_bytes() == before and list(out.parent.iterdir()) == [out]
 
 
@@ -204,7 +204,7 @@ def of_tiny():
 def test_images_are_embedded_with_the_model_s_encoder_and_scored(image_folder, asked, of_tiny, tmp_path):
     source = open_source(str(image_folder(3)))
     cache = embed_for(of_tiny, source, tmp_path / "new.h5", batch_size=2, device="cpu")
-    assert score(cache, of_tiny, tmp_path / "scores.csv")["rows"] == 3
+    assert score(of_tiny, cache, tmp_path / "scores.csv").rows == 3
     assert read_scores(tmp_path / "scores.csv")["key"].tolist() == ["000.png", "001.png", "002.png"]
     ((name, options),) = asked
     assert name == "tiny" and (options["batch_size"], str(options["device"])) == (2, "cpu")
@@ -229,7 +229,7 @@ def test_a_model_of_embeddings_made_elsewhere_cannot_score_images(of_tiny, image
 
 @pytest.fixture
 def scored(cache, model, out):
-    score(cache, model, out)
+    score(model, cache, out)
     return out
 
 

@@ -9,7 +9,8 @@ from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import CacheError, LabelError, OutputError
 from pucache.progress import Silent
 from pucache.pu.classifier import PULinearClassifier
-from pucache.pu.labels import Labels, find_keys
+from pucache.pu.label_files import find_keys
+from pucache.pu.labels import Labels
 from pucache.retrieval.indexed_similarity import IndexedSimilarity
 from pucache.retrieval.mmr import spread_out
 from pucache.retrieval.model_scorers import Fused, Margins

@@ -1,0 +1,250 @@
+"""Reading labels from files: lists of keys, CSV tables, globs on keys, true classes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import LabelError
+from ..storage.tables import read_table
+from .key_globs import compile_glob
+
+if TYPE_CHECKING:
+    from ..cache.embedding_cache import EmbeddingCache
+    from ..cache.keys import Keys
+
+_SHOWN = 3  # keys named in an error message
+_DIGEST_DIGITS = 16  # hexadecimal digits of an image's sha256 in a review sheet
+_DIGEST_PREFIX = "sha256:"  # a spreadsheet would turn 12345678e9012345 into a number
+_SCORE_COLUMNS = {"margin", "posterior"}  # their presence shows that the labels are a model's
+_LABELS = {
+    **dict.fromkeys(("1", "1.0", "true", "yes", "positive"), 1),
+    **dict.fromkeys(("0", "0.0", "-1", "-1.0", "false", "no", "negative"), 0),
+}
+
+
+def find_keys(keys: Keys, listing: str | Path, *, holder: str = "the cache") -> np.ndarray:
+    """Row numbers of the positives that a file lists or a glob matches.
+
+    Parameters
+    ----------
+    keys : Keys
+        Keys of the cache.
+    listing : path or str
+        A text file of keys, a CSV with a ``key`` column, or a glob on keys such as ``'positives/**'``
+        (``*`` stays within a folder, ``**`` does not). If the CSV has a ``label`` column, only rows
+        with a positive label count.
+    holder : str
+        Name of what holds the keys, for error messages.
+
+    Returns
+    -------
+    ndarray of int64, (m,)
+        Ascending, unique.
+
+    Raises
+    ------
+    LabelError
+        The file is unreadable or empty, or names keys that the cache does not hold.
+    """
+    table = _read_listing(listing)
+    if table is None:
+        return _matching_rows(keys, str(listing))
+    return np.unique(_row_numbers(keys, _rows_with_label(table, 1, listing), listing, holder))
+
+
+def listed_positives(path: str | Path) -> set[str]:
+    """Keys that a file lists as positive; no cache is needed.
+
+    Parameters
+    ----------
+    path : path or str
+        A text file of keys, or a CSV with a ``key`` column and optionally a ``label`` column.
+
+    Returns
+    -------
+    set of str
+
+    Raises
+    ------
+    LabelError
+        The file is unreadable or empty.
+    """
+    return {row["key"] for row in _rows_with_label(read_table(path), 1, path)}
+
+
+def read_decisions(cache: EmbeddingCache, listing: str | Path, label: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that have a label, and which of them got it in a review.
+
+    Parameters
+    ----------
+    cache : EmbeddingCache
+    listing : path or str
+        As for `find_keys`. A CSV may have a column ``reviewed`` (1: decided in a review) and a column
+        ``digest``, which must agree with the cache.
+    label : {0, 1}
+
+    Returns
+    -------
+    rows : ndarray of int64, (m,)
+        Ascending, unique.
+    reviewed : ndarray of bool, (m,)
+        False for a key that is also listed as labelled before the review.
+
+    Raises
+    ------
+    LabelError
+        As `find_keys`; also when digests are those of other images.
+    """
+    table = _read_listing(listing)
+    if table is None:
+        rows = _matching_rows(cache.keys, str(listing))
+        return rows, np.zeros(len(rows), bool)
+    table = _rows_with_label(table, label, listing)
+    rows = _row_numbers(cache.keys, table, listing, "the cache")
+    _check_digests(cache, rows, table, listing)
+    not_reviewed = [row for row, entry in zip(rows, table, strict=True) if not _is_reviewed(entry, listing)]
+    unique_rows = np.unique(rows)
+    return unique_rows, ~np.isin(unique_rows, not_reviewed)
+
+
+def read_truth(path: str | Path, keys: Sequence[str]) -> np.ndarray:
+    """True class of each key.
+
+    Parameters
+    ----------
+    path : path or str
+        A CSV ``key,label`` (1/0, true/false, yes/no, positive/negative), or a list of the positive
+        keys, in which case all other keys are negative.
+    keys : sequence of str
+        Keys of a table of scores, or of a cache.
+
+    Returns
+    -------
+    ndarray of int8, (n,)
+        1, 0, or -1 where the file does not name the key.
+
+    Raises
+    ------
+    LabelError
+        The file is unreadable, has an unknown label, or shares no key with `keys`.
+    """
+    table = read_table(path)
+    if table and "label" not in table[0]:
+        positives = {row["key"] for row in table}
+        y = np.array([key in positives for key in keys], np.int8)
+        if not y.any():
+            raise LabelError(f"none of the {len(positives)} keys in {path} has a score ({name_first(positives)})")
+        return y
+    truth = {row["key"]: _parse_label(row["label"], path) for row in table}
+    y = np.array([truth.get(key, -1) for key in keys], np.int8)
+    if not (y >= 0).any():
+        raise LabelError(f"none of the {len(truth)} keys in {path} has a score ({name_first(truth)})")
+    return y
+
+
+def short_digest(digest: np.ndarray) -> str:
+    """Text for an image's sha256, (32,) uint8, in a review sheet; empty where the cache has no digest."""
+    return _DIGEST_PREFIX + digest.tobytes().hex()[:_DIGEST_DIGITS] if digest.any() else ""
+
+
+def name_first(keys: Iterable[str]) -> str:
+    """The first few keys, for an error message."""
+    keys = list(keys)
+    return ", ".join(map(repr, keys[:_SHOWN])) + (", ..." if len(keys) > _SHOWN else "")
+
+
+def _read_listing(listing: str | Path) -> list[dict[str, str]] | None:
+    """Rows of a file; None if `listing` is a glob."""
+    if not os.path.isfile(listing) and any(character in str(listing) for character in "*?["):
+        return None
+    if not os.path.exists(listing):  # unlike Path.exists, False for names that no file can have
+        raise LabelError(
+            f"no such file: {listing}; expected a text file of keys, a CSV, or a glob such as 'positives/**'"
+        )
+    return read_table(listing)
+
+
+def _rows_with_label(table: list[dict[str, str]], label: int, path: str | Path) -> list[dict[str, str]]:
+    """Rows of a table with the label; all rows if there is no label column. Blank labels are undecided."""
+    if not table:
+        raise LabelError(f"{path} lists no keys")
+    if "label" not in table[0]:
+        return table
+    if set(table[0]) >= _SCORE_COLUMNS:
+        raise LabelError(
+            f"{path} is a table of scores, whose labels are the model's own; list keys that a person decided"
+        )
+    decided = [(row, _parse_label(row["label"], path)) for row in table if (row["label"] or "").strip()]
+    positive, negative = ({row["key"] for row, value in decided if value == kind} for kind in (1, 0))
+    if contradictory := sorted(positive & negative):
+        raise LabelError(
+            f"{len(contradictory)} keys in {path} have both labels, 1 and 0 ({name_first(contradictory)}); decide which"
+        )
+    if not positive and label == 1:
+        raise LabelError(f"{path} lists no keys with the label 1")
+    return [row for row, value in decided if value == label]
+
+
+def _row_numbers(keys: Keys, table: list[dict[str, str]], path: str | Path, holder: str) -> np.ndarray:
+    """Row in the cache of each row of a table, int64 (m,)."""
+    listed = [row["key"] for row in table]
+    rows = keys.rows(listed)
+    unknown = [key for key, row in zip(listed, rows, strict=True) if row < 0]
+    if unknown and not len(keys):
+        raise LabelError(f"{holder} is empty; no key of {path} is in it")
+    if unknown:
+        raise LabelError(
+            f"{len(unknown)} of {len(listed)} keys in {path} are not in {holder} ({name_first(unknown)}); "
+            f"keys are paths relative to the source, such as {keys[0]!r}"
+        )
+    return rows
+
+
+def _matching_rows(keys: Keys, pattern: str) -> np.ndarray:
+    """Rows whose key matches a glob, int64 (m,), ascending."""
+    try:
+        matches = compile_glob(pattern)
+    except ValueError as error:
+        raise LabelError(str(error)) from error
+    rows = np.array([row for row, key in enumerate(keys) if matches(key)], np.int64)
+    if not len(rows):
+        example = f", such as {keys[0]!r}" if len(keys) else ""
+        raise LabelError(f"no key matches {pattern!r}; keys are paths relative to the source{example}")
+    return rows
+
+
+def _is_reviewed(row: dict[str, str], path: str | Path) -> bool:
+    value = (row.get("reviewed") or "").strip()
+    return bool(value) and _parse_label(value, path, "value of 'reviewed'") == 1
+
+
+def _check_digests(cache: EmbeddingCache, rows: np.ndarray, table: list[dict[str, str]], path: str | Path) -> None:
+    """Compare the digests of a review sheet with those of the cache; either may be missing."""
+    expected = [(row.get("digest") or "").strip().lower().removeprefix(_DIGEST_PREFIX) for row in table]
+    if not any(expected):
+        return
+    digests = cache.digests[rows]
+    cached = [digest.tobytes().hex()[:_DIGEST_DIGITS] if digest.any() else "" for digest in digests]
+    differing = [
+        row["key"]
+        for row, written, actual in zip(table, expected, cached, strict=True)
+        if written and actual and not actual.startswith(written[:_DIGEST_DIGITS])
+    ]
+    if differing:
+        raise LabelError(
+            f"{len(differing)} of {len(table)} keys in {path} are other images in {cache.name} "
+            f"({name_first(differing)}): it is of another cache, or the images have changed since; review them again, "
+            "or remove the digest column"
+        )
+
+
+def _parse_label(label: str | None, path: str | Path, what: str = "label") -> int:
+    try:
+        return _LABELS[(label or "").strip().lower()]
+    except KeyError as error:
+        raise LabelError(f"{path} has the {what} {label!r}; expected 1 or 0 (or true/false, yes/no)") from error
