@@ -8,19 +8,24 @@ from helpers.browser import chromium
 from helpers.limits import limited
 from helpers.planted import write_cache
 from helpers.tiny import save_image, tiny_encoder
+from hypothesis import HealthCheck, settings
 
 from pucache.cache.embedding_cache import EmbeddingCache
 
+# A busy machine is no failure: examples are counted, not timed.
+settings.register_profile("pucache", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("pucache")
+
 
 def pytest_addoption(parser):
-    parser.addoption("--slow", action="store_true", help="also run what takes minutes and says little more")
+    parser.addoption("--slow", action="store_true", help="also run the tests that take long and say little more")
 
 
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("--slow"):
         for item in items:
             if item.get_closest_marker("slow"):
-                item.add_marker(pytest.mark.skip(reason="takes long; run with --slow"))
+                item.add_marker(pytest.mark.skip(reason="takes long and says little more than others; run with --slow"))
 
 
 @pytest.fixture(autouse=True)

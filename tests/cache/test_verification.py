@@ -91,7 +91,7 @@ def test_a_model_without_sense_under_a_right_checksum_is_found(model):
         ),
         ("import sys; sys.exit(70)", "could not be opened in a process of its own (exit code 70)"),
         ("raise ImportError('no h5py')", "could not be opened in a process of its own (ImportError: no h5py)"),
-        ("import time; time.sleep(60)", "HDF5 does not come to an end with it"),
+        ("import time; time.sleep(3600)", "HDF5 does not come to an end with it"),
     ],
 )
 def test_a_file_that_hdf5_dies_of_is_an_answer_and_no_death(cache, monkeypatch, how, telling):
@@ -101,7 +101,8 @@ def test_a_file_that_hdf5_dies_of_is_an_answer_and_no_death(cache, monkeypatch, 
         return real([command[0], "-c", how], **options)
 
     monkeypatch.setattr(subprocess, "run", start)
-    monkeypatch.setattr(room, "SECONDS", 1)
+    if "sleep" in how:
+        monkeypatch.setattr(room, "SECONDS", 1)
     assert telling in damage_of(cache)
 
 
@@ -187,7 +188,7 @@ def test_descriptions_without_sense_under_a_right_checksum_are_found(run_folder)
 
 
 def test_a_file_that_is_of_no_kind_we_know_is_held_against_that_of_a_model(tmp_path):
-    kind = tensor_file.Kind("pucache-news", 1, "thing", CacheError, "", "")
+    kind = tensor_file.Kind(format="pucache-news", version=1, noun="thing", error=CacheError, expected="", remedy="")
     tensor_file.write(tmp_path / "new", kind, {}, {})
     assert "is a safetensors file but not a pucache model" in damage_of(tmp_path / "new")
 

@@ -20,6 +20,7 @@ import safetensors.torch
 import timm
 import torch
 from click.testing import CliRunner
+from helpers.hangs import HANG_SECONDS
 from helpers.planted import planted, write_cache
 from helpers.sealing import edited
 from PIL import Image
@@ -709,7 +710,7 @@ def test_an_interrupted_embed_says_how_to_go_on_and_does(world, here, number, co
     while process.poll() is None and not list(here.glob("cache.h5.parts/part-*.h5")):
         time.sleep(0.005)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=HANG_SECONDS)
     assert (process.returncode, out) == (code, ""), err
     assert "interrupted" in err and "run the same command again to go on" in err
     assert workers or "Traceback" not in err, "a worker's own thread may complain that nobody listens any more"
@@ -730,7 +731,7 @@ class Struck:
 
 def slow(path):
     Struck()
-    time.sleep(30)
+    time.sleep(3600)
 
 pucache.cache.embedding_cache.EmbeddingCache = slow
 run(["info", "cache.h5"])
@@ -740,7 +741,7 @@ run(["info", "cache.h5"])
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_is_not_lost_in_a_destructor(number, code):
     command = [sys.executable, "-c", IN_A_DESTRUCTOR, str(int(number))]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert ended.returncode == code and "interrupted" in ended.stderr and "Traceback" not in ended.stderr
 
 

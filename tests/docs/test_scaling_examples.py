@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from helpers.hangs import HANG_SECONDS
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cli.main import WrongUsage, main
@@ -28,7 +29,7 @@ UNTIL_TOLD = """
 import signal, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 print("ready", flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
 
 
@@ -114,7 +115,7 @@ def test_a_task_out_of_time_stops_pucache_and_is_queued_again_but_not_one_that_i
     task = array_task("photos/", "shards/", "4", restarts=9)
     assert task.stdout.readline() == "ready\n"
     task.send_signal(number)
-    task.communicate(timeout=30)
+    task.communicate(timeout=HANG_SECONDS)
     assert task.returncode == 143
     assert noted(desk, "scontrol") == ([["requeue", "70_3"]] if again else [])
 

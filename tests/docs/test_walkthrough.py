@@ -48,7 +48,7 @@ def run_again(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JUPYTER_PREFER_ENV_PATH", "1")  # not a kernel of another Python in the home folder
         patch.setenv("IPYTHONDIR", str(folder / "ipython"))
-        nbclient.NotebookClient(book, timeout=600, resources={"metadata": {"path": str(folder)}}).execute()
+        nbclient.NotebookClient(book, timeout=3600, resources={"metadata": {"path": str(folder)}}).execute()
     return book, folder
 
 

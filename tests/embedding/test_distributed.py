@@ -13,7 +13,7 @@ import pytest
 import ray
 import torch
 from helpers.learned import write_run
-from helpers.ray_cluster import BLOCK, PATIENCE, Cluster, Command, eventually, free_port
+from helpers.ray_cluster import BLOCK, Cluster, Command, eventually, free_port
 from helpers.ray_sources import Buggy, Deadly, DeadlyOnce, Held, Mixed, Pile, Unmounted
 from helpers.tiny import save_image, tiny_encoder
 from ray import cloudpickle
@@ -211,13 +211,11 @@ def test_an_interrupted_command_says_so_and_leaves_nothing_running(cluster, pile
     with Command(source, cache, "--workers", "1", *where) as command:
         assert eventually(lambda: source.number in source.begun()), command.stderr
         assert eventually(lambda: len(parts(cache)) == 2), command.stderr
-        began = time.monotonic()
         command.send(kind)
         assert command.wait() == 128 + kind
-        assert time.monotonic() - began < PATIENCE / 3
         assert said(command) == ["interrupted; nothing is lost: run the same command again to go on"]
         assert command.stdout == ""
-        assert eventually(lambda: not command.left(), 10)
+        assert eventually(lambda: not command.left())
     assert_goes_on(source, cache, tmp_path)
 
 

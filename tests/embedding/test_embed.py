@@ -12,6 +12,7 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
+from helpers.hangs import HANG_SECONDS
 from helpers.tiny import save_image, tiny_encoder, touch
 
 from pucache.cache.destination import encoder_of_existing
@@ -663,7 +664,8 @@ for place, where in PLACES.items():
 def test_a_killed_run_goes_on_to_the_same_bytes(rough_folder, out, undisturbed):
     paths = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(local_engine.__file__).parents[2])])
     command = [sys.executable, "-c", KILLED, rough_folder, out.parent]
-    told = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=100)
+    environ = {**os.environ, "PYTHONPATH": paths}
+    told = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=HANG_SECONDS)
     ends = dict(line.split(":") for line in told.stdout.splitlines())
     assert len(ends) == 8, told.stderr
     assert set(ends.values()) == {str(-signal.SIGKILL)}

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from helpers.hangs import HANG_SECONDS
+
 ROOT = Path(__file__).parents[2]
 EPOCH = "1700000000"
 BLOCK_ROWS = 16  # images in one part, so that a small source has several
@@ -88,7 +90,7 @@ class Command:
         while self.code(0.002) is None and not self.interruptible():
             pass
 
-    def wait(self, seconds: float = 120) -> Outcome:
+    def wait(self, seconds: float = HANG_SECONDS) -> Outcome:
         """Wait for its end; one that does not end is killed, and an error."""
         if self._outcome is None:
             code = self.code(seconds)
@@ -141,20 +143,20 @@ class Zygote:
 
     def __enter__(self) -> Zygote:
         here, there = socket.socketpair()
-        command = [sys.executable, __file__, str(there.fileno())]
-        environ = _environ() | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "faults.commands", str(there.fileno())]
+        environ = _environ() | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
         self._process = subprocess.Popen(
             command, pass_fds=[there.fileno()], env=environ, stdin=subprocess.DEVNULL, start_new_session=True
         )
         there.close()
         self._socket, self._stream = here, here.makefile("r")
-        assert self._next(60) == {"ready": True}, "the zygote did not start"
+        assert self._next(HANG_SECONDS) == {"ready": True}, "the zygote did not start"
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stream.close()
         self._socket.close()
-        self._process.wait(10)
+        self._process.wait(HANG_SECONDS)
 
     def start(self, command: list[str], folder: Path, *, twists: Twists | None = None, **environ: str) -> Command:
         """Fork a process that runs `pucache` with these arguments in `folder`, with `twists` applied first."""
@@ -164,7 +166,7 @@ class Zygote:
             "command": command, "folder": str(folder), "log": str(log), "twists": twists or [], "environ": environ
         }  # fmt: skip
         self._socket.sendall((json.dumps(request) + "\n").encode())
-        while "started" not in (answer := self._next(60)):
+        while "started" not in (answer := self._next(HANG_SECONDS)):
             self._codes[answer["ended"]] = answer["code"]
         self._codes.pop(answer["started"], None)  # of an earlier process: numbers are used again
         return _Forked(self, answer["started"], log, pipes)

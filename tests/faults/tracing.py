@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from helpers.hangs import HANG_SECONDS
+
 from faults.commands import Outcome, Twists
 from faults.places import Job, World
 
@@ -45,12 +47,12 @@ def run_traced(
         ["strace", "-q", "-f", "-o", os.devnull, *options, "-p", str(command.pid)], stderr=subprocess.DEVNULL
     )
     try:
-        return command.wait(60)
+        return command.wait()
     finally:
         if tracer.poll() is None:
             time.sleep(0.01)
             tracer.terminate()
-        tracer.wait(10)
+        tracer.wait(HANG_SECONDS)
 
 
 def run_unwritable(world: World, job: Job, folder: Path, error: str = "EIO") -> Outcome:
@@ -68,7 +70,7 @@ def count_calls(world: World, job: Job, calls: str, log: Path) -> int:
     command = world.zygote.start(job.command, folder, twists=[("traced", {})])
     strace = ["strace", "-q", "-ff", "-o", str(log), "-e", f"trace={calls}", "-p", str(command.pid)]
     with subprocess.Popen(strace, stderr=subprocess.DEVNULL) as tracer:
-        assert command.wait(60).code == 0
-        tracer.wait(10)
+        assert command.wait().code == 0
+        tracer.wait(HANG_SECONDS)
     counts = [path.read_text().count("(") for path in log.parent.glob(f"{log.name}.*")]
     return max(counts, default=0)

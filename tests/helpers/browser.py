@@ -5,6 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from helpers.hangs import HANG_SECONDS
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 needs_chromium = pytest.mark.skipif(
     not CHROMIUM, reason="no chromium on PATH; install it with apt-get install chromium"
@@ -39,7 +41,7 @@ def opened(browser, path, *, init=None, **context):
     """
     with browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **context}) as holder:
         page = holder.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(1000 * HANG_SECONDS)
         wrong = watch(page)
         if init:
             page.add_init_script(init)

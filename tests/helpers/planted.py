@@ -6,9 +6,9 @@ from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.keys import encode_keys
 from pucache.cache.writer import Rows, write_file
 from pucache.encoders.spec import EncoderSpec
-from pucache.heads.fit import Protocol
+from pucache.heads.minibatch import SGDSettings
 
-QUICK = Protocol(epochs=1, min_steps=150, learning_rate=0.02)
+QUICK = SGDSettings(epochs=1, min_steps=150, learning_rate=0.02)
 
 
 def planted(n=400, d=6, labelled=40, prior=0.3, seed=0, apart=1.0):

@@ -15,13 +15,13 @@ import torch
 
 import pucache.cli.main
 from helpers import started
+from helpers.hangs import HANG_SECONDS
 from helpers.tiny import tiny_encoder
 from pucache.embedding import row_blocks
 from pucache.encoders import encoder
 from pucache.images import source as images
 
 TESTS = Path(__file__).parents[1]
-PATIENCE = 90  # seconds after which a process hangs
 BLOCK = 40  # rows
 
 
@@ -39,7 +39,7 @@ def variables(**further):
     return {**ray, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, path)), **further}
 
 
-def eventually(happens, seconds=PATIENCE):
+def eventually(happens, seconds=HANG_SECONDS):
     """Wait until something is so; returns whether it came to be."""
     deadline = time.monotonic() + seconds
     while not happens() and time.monotonic() < deadline:
@@ -124,7 +124,7 @@ class Cluster:
         """End a node and everything that it started."""
         node.terminate()
         try:
-            node.wait(PATIENCE)
+            node.wait(HANG_SECONDS)
         except subprocess.TimeoutExpired:
             node.kill()
             node.wait()
@@ -166,7 +166,7 @@ class Command:
 
     def wait(self):
         """Its exit code; minus the number of the signal that ended it."""
-        self._process.join(PATIENCE)
+        self._process.join(HANG_SECONDS)
         assert self._process.exitcode is not None, f"it still runs: {self.stderr}"
         return self._process.exitcode
 

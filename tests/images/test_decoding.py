@@ -7,6 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
+from helpers.hangs import HANG_SECONDS
 from helpers.pictures import encode, mutations, refusal
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -173,7 +174,7 @@ print(decode(sys.stdin.buffer.read()).size)
 
 def test_a_large_image_within_the_limit_does_not_warn():
     command = [sys.executable, "-c", LARGE]  # a process of its own, as pytest resets the filters of warnings
-    told = subprocess.run(command, input=FORMATS["PNG"], capture_output=True, timeout=60)
+    told = subprocess.run(command, input=FORMATS["PNG"], capture_output=True, timeout=HANG_SECONDS)
     assert (told.stdout.strip(), told.stderr) == (b"(8, 12)", b"")
 
 

@@ -158,7 +158,7 @@ def test_a_damaged_file_costs_the_others_of_its_batch_nothing(place):
         assert np.abs(row - by_host(file)).max() <= 2
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(mutations(WHOLE))
 def test_whatever_happened_to_a_file_it_becomes_what_the_host_makes_of_it(data):
     data = WHOLE[:2] + data[2:-2] + WHOLE[-2:]

@@ -20,7 +20,7 @@ from PIL import Image
 from pucache.errors import ImageError, SourceError
 from pucache.images import listing as limits
 from pucache.images.source import MAX_KEY_BYTES, UNKNOWN, open_source, read_local
-from pucache.storage import filesystem as store
+from pucache.storage import retries
 
 BREAK = "line\r\nbreak.jpg"
 ODD_NAMES = ["a b.jpg", BREAK, "émoji 🦊.png", "quo\"te's.jpg", "back\\slash.gif", "UPPER.JPG", "%41*?[x].tif"]
@@ -55,7 +55,7 @@ def tar(*members):
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
     """What fails behind a URL is tried again without a pause."""
-    monkeypatch.setattr(store, "RETRY_PAUSES", [0.0] * len(store.RETRY_PAUSES))
+    monkeypatch.setattr(retries, "RETRY_PAUSES", [0.0] * len(retries.RETRY_PAUSES))
 
 
 @pytest.fixture
@@ -515,7 +515,9 @@ def test_a_damaged_shard_is_a_failure_beside_its_whole_members(tmp_path, source,
     assert all(reason.startswith("tar shard is damaged or truncated: ") for reason in listing.failures.values())
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=st.data())
 @pytest.mark.parametrize(
     ("name", "whole"),
