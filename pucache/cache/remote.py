@@ -22,7 +22,8 @@ from typing import Any
 from ..errors import CacheError, OutputError, PUCacheError, one_line
 from ..progress import Progress, Silent
 from ..storage.atomic import make_folder
-from ..storage.filesystem import error_text, open_filesystem, remedy_for, with_retries
+from ..storage.filesystem import open_filesystem
+from ..storage.retries import error_text, remedy_for, with_retries
 from ..storage.transfer import (
     OBJECT_STORES,
     fetch_file,
@@ -111,7 +112,7 @@ class RemoteCache:
             This machine's folder cannot be written.
         """
         with _errors(CacheError, "fetch", self.name):
-            fs, path = open_filesystem(self._url, patient=True)
+            fs, path = open_filesystem(self._url, retry_each_request=True)
             if object_info(fs, path) is None:
                 remove_copy(self.local)
             else:
@@ -157,7 +158,7 @@ class RemoteCache:
             It does not arrive; what was there before is untouched, and the parts stay.
         """
         with _errors(OutputError, "write", self.name):
-            fs, path = open_filesystem(self._url, patient=True)
+            fs, path = open_filesystem(self._url, retry_each_request=True)
             there = object_info(fs, path)
             if there is None or not is_copy(self.local, object_stamp(there)):
                 here = local_stamp(self.local)
@@ -210,7 +211,7 @@ def local_copy(url: str, work: str | Path | None = None, progress: Progress | No
     """
     name, here = without_secrets(url), _place(url, work, "-read") / _file_name(url.rstrip("/"))
     with _errors(CacheError, "fetch", name), progress or Silent() as progress:
-        fs, path = open_filesystem(url, patient=True)
+        fs, path = open_filesystem(url, retry_each_request=True)
         there = object_info(fs, path)
         if there is None:
             raise CacheError(f"no such cache: {name}; check the URL")
@@ -253,7 +254,7 @@ def upload(path: Path, url: str) -> None:
         What speaks to this kind of store is not installed.
     """
     with _errors(OutputError, "write", without_secrets(url)):
-        fs, there = open_filesystem(url, patient=True)
+        fs, there = open_filesystem(url, retry_each_request=True)
         send_file(fs, path, there)
 
 

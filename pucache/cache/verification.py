@@ -115,7 +115,7 @@ def _encoder(path: Path) -> int:
 def _checkpoint(path: Path) -> int:
     from ..pretraining import checkpoints
 
-    _, state = tensor_file.read(path, checkpoints.KIND, most=checkpoints.MAX_BYTES)
+    _, state = tensor_file.read(path, checkpoints.KIND, max_bytes=checkpoints.MAX_BYTES)
     step = state.get("step")
     if type(step) is not int or step < 0:
         raise RunError(f"{path} does not say after which step it was written; {checkpoints.KIND.remedy}")

@@ -19,7 +19,12 @@ from .backbones import untrained
 NAME = "encoder.safetensors"  # within the folder of a run
 PREFIX = "pretrained:"  # of the names by which caches know such encoders
 KIND = tensor_file.Kind(
-    "pucache-encoder", 1, "encoder", EncoderError, "a folder that pretrain wrote", "run pretrain again"
+    format="pucache-encoder",
+    version=1,
+    noun="encoder",
+    error=EncoderError,
+    expected="a folder that pretrain wrote",
+    remedy="run pretrain again",
 )
 MAX_BYTES = 1 << 34
 LARGEST = 2048  # side of images, in pixels
@@ -84,7 +89,7 @@ def read(where: str | Path) -> tuple[dict[str, np.ndarray], Description]:
         path = path / NAME
         if not path.exists():
             raise EncoderError(f"{where} holds no {NAME}; expected a folder that pretrain wrote")
-    tensors, state = tensor_file.read(path, KIND, most=MAX_BYTES)
+    tensors, state = tensor_file.read(path, KIND, max_bytes=MAX_BYTES)
     try:
         return tensors, _checked(Description(**state))
     except (TypeError, ValueError) as error:

@@ -11,7 +11,8 @@ from itertools import islice
 from pathlib import Path
 
 from ..errors import MissingExtraError, SourceError
-from ..storage.filesystem import error_text, is_permanent, open_filesystem, remedy_for, source_errors, with_retries
+from ..storage.filesystem import open_filesystem, source_errors
+from ..storage.retries import error_text, is_permanent, remedy_for, with_retries
 from ..storage.urls import has_password, is_url, without_secrets
 from .folder import read_local
 from .listing import Listing, ListingBuilder
@@ -119,7 +120,7 @@ class ManifestSource:
 def _read_list(place: str) -> bytes:
     if not is_url(place):
         return Path(place).read_bytes()
-    fs, path = open_filesystem(place, patient=True)
+    fs, path = open_filesystem(place, retry_each_request=True)
     return bytes(with_retries(lambda: fs.cat_file(path)))
 
 

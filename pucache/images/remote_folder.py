@@ -6,7 +6,8 @@ import hashlib
 from typing import Any
 
 from ..errors import ImageError, SourceError
-from ..storage.filesystem import TIME_FIELDS, error_text, open_filesystem, read_object, source_errors, version_tag
+from ..storage.filesystem import TIME_FIELDS, open_filesystem, read_object, source_errors, version_tag
+from ..storage.retries import error_text
 from ..storage.urls import without_secrets
 from .listing import UNKNOWN, Listing, ListingBuilder, check_size, is_hidden
 from .remote_walk import walk_files
@@ -23,7 +24,7 @@ class RemoteFolder:
         """List everything below the URL; a folder that may not be listed becomes a failure."""
         found = ListingBuilder()
         with source_errors(self.name):
-            fs, root = open_filesystem(self._url, patient=True)
+            fs, root = open_filesystem(self._url, retry_each_request=True)
             entries = walk_files(fs, root, found)
         if not entries and not found.failures:
             raise SourceError(f"no such source: {self.name} (nothing is there)")

@@ -13,7 +13,7 @@ from fsspec import AbstractFileSystem
 from fsspec.asyn import AsyncFileSystem
 from fsspec.utils import glob_translate
 
-from ..storage.filesystem import RetriesExhausted, error_text, with_retries
+from ..storage.retries import RetriesExhausted, error_text, with_retries
 from .listing import ListingBuilder
 
 _Infos = dict[str, dict[str, Any]]

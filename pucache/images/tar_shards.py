@@ -8,16 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ImageError, MissingExtraError, SourceError
-from ..storage.filesystem import (
-    RetriesExhausted,
-    error_text,
-    open_filesystem,
-    open_object,
-    read_range,
-    remedy_for,
-    source_errors,
-    with_retries,
-)
+from ..storage.filesystem import open_filesystem, open_object, read_range, source_errors
+from ..storage.retries import RetriesExhausted, error_text, remedy_for, with_retries
 from ..storage.urls import is_url, without_secrets
 from .listing import Listing, ListingBuilder, check_size, is_hidden
 from .remote_walk import glob_base, glob_files, is_glob
@@ -53,7 +45,7 @@ class TarSource:
 
     def _shards(self, found: ListingBuilder) -> list[tuple[str, str]]:
         with source_errors(self.name):
-            fs, pattern = open_filesystem(self._where, patient=True)
+            fs, pattern = open_filesystem(self._where, retry_each_request=True)
             if not is_glob(fs, pattern):
                 return [(pattern, "")]
             fs.invalidate_cache()  # in which a shard that has come since would be missing

@@ -18,7 +18,12 @@ from ..storage.atomic import fsync_directory, make_folder
 log = logging.getLogger("pucache")
 
 KIND = tensor_file.Kind(
-    "pucache-checkpoint", 1, "checkpoint", RunError, "one that pretrain wrote", "an earlier one is needed"
+    format="pucache-checkpoint",
+    version=1,
+    noun="checkpoint",
+    error=RunError,
+    expected="one that pretrain wrote",
+    remedy="an earlier one is needed",
 )
 MAX_BYTES = 1 << 36
 _KEPT = 2
@@ -69,7 +74,7 @@ def load(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer)
     found = _found(folder)
     for step, path in reversed(found):
         try:
-            tensors, state = tensor_file.read(path, KIND, most=MAX_BYTES)
+            tensors, state = tensor_file.read(path, KIND, max_bytes=MAX_BYTES)
             _restore(path, tensors, model, optimizer)
         except RunError as error:
             log.warning("%s", error)

@@ -34,11 +34,18 @@ def read(path: str | Path, expected: tuple[str, ...]) -> tuple[dict[str, np.ndar
     ModelError
         Missing, not a pucache model, of another version, or damaged.
     """
-    tensors, state = tensor_file.read(path, _kind(), most=MAX_BYTES)
+    tensors, state = tensor_file.read(path, _kind(), max_bytes=MAX_BYTES)
     if set(tensors) != set(expected):
         raise ModelError(f"{path} holds other tensors than a model of pucache {__version__}; train the model again")
     return tensors, state
 
 
 def _kind() -> tensor_file.Kind:
-    return tensor_file.Kind(FORMAT, VERSION, "model", ModelError, "what train-pu wrote", "train the model again")
+    return tensor_file.Kind(
+        format=FORMAT,
+        version=VERSION,
+        noun="model",
+        error=ModelError,
+        expected="what train-pu wrote",
+        remedy="train the model again",
+    )

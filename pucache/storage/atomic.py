@@ -1,7 +1,8 @@
-"""Files that are whole or absent: temporary name, fsync, rename.
+"""Atomic file writes: a file is either complete or absent.
 
-A writer holds a lock on its temporary file, so that the next writer of the same output can tell what
-a killed one left behind from what another is writing just now.
+A file is written under a temporary name, fsynced and renamed. The writer holds a lock on its temporary
+file, so that a later writer of the same output can tell the leftover of a killed process from a file
+that is being written.
 """
 
 from __future__ import annotations
@@ -21,43 +22,57 @@ import filelock
 from ..errors import OutputError, PUCacheError, one_line
 
 PARTIAL_SUFFIX = ".partial"
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # of two slashes a `Path` keeps one
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # `Path` reduces the two slashes of a URL to one
 
 
 def check_writable(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Path:
-    """Make sure, before any work is done, that `path` can be written later.
+    """Check, before any work is done, that a file can be written.
 
-    The parent directory is made when it is missing, and what killed writers of `path` left behind is
-    removed. `inputs` are files that must not be overwritten.
+    The parent directory is created where it is missing, and leftovers of killed writers of ``path`` are
+    removed.
+
+    Parameters
+    ----------
+    path : str or Path
+        File to write.
+    inputs : iterable of str or Path
+        Files that must not be overwritten.
+
+    Returns
+    -------
+    Path
+        ``path``.
 
     Raises
     ------
     OutputError
-        `path` is a URL, a directory, a device or an input, or its directory cannot be made or written to.
+        ``path`` is a URL, a directory, a device or an input, or its directory cannot be created or written to.
     """
     if _URL.match(os.fspath(path)):
-        shown = re.sub("/[^/@]*@", "/", str(path).partition("?")[0])  # without what only its owner may know
-        raise OutputError(f"{shown} is a URL; expected a file of this machine: write one, and copy it there")
+        without_login = re.sub("/[^/@]*@", "/", str(path).partition("?")[0])
+        raise OutputError(f"{without_login} is a URL; expected a file of this machine: write one, and copy it there")
     path = Path(path)
     try:
         if path.is_dir():
             raise OutputError(f"{path} is a directory; name a file to write instead")
-        if path.exists() and not path.is_file():  # a rename would put a file in the place of /dev/null
+        if path.exists() and not path.is_file():  # a rename would replace a device such as /dev/null
             raise OutputError(f"{path} is not a regular file; name a file to write instead")
-        if any(
-            os.path.exists(other) and path.exists() and path.samefile(other) for other in inputs
-        ):  # a glob may be long
+        if any(_is_same_file(path, other) for other in inputs):
             raise OutputError(f"{path} is also an input, which would be overwritten; name another file to write")
         make_folder(path.parent)
-        with tempfile.TemporaryFile(dir=path.parent):  # nameless: nothing of it stays, whatever happens
+        with tempfile.TemporaryFile(dir=path.parent):  # has no name, so that nothing of it remains
             remove_partials(path)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another path") from error
     return path
 
 
+def _is_same_file(path: Path, other: str | Path) -> bool:
+    return os.path.exists(other) and path.exists() and path.samefile(other)  # `other` may be a glob of any length
+
+
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it, that survive a power loss; does nothing where it is there.
+    """Create a directory and its parents durably; does nothing where it exists.
 
     Raises
     ------
@@ -68,13 +83,13 @@ def make_folder(folder: Path) -> None:
     while not folder.exists():
         missing.append(folder)
         folder = folder.parent
-    for made in reversed(missing):
-        made.mkdir(exist_ok=True)
-        fsync_directory(made.parent)
+    for directory in reversed(missing):
+        directory.mkdir(exist_ok=True)
+        fsync_directory(directory.parent)
 
 
 def fsync_directory(path: Path) -> None:
-    """Make renames within the directory `path` survive a power loss."""
+    """Flush a directory to disk, so that renames within it survive a power loss."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -83,39 +98,40 @@ def fsync_directory(path: Path) -> None:
 
 
 @contextmanager
-def exclusive_lock(lock: Path, taken: PUCacheError) -> Iterator[None]:
-    """Keep a second writer away; the lock dies with the process that holds it.
+def exclusive_lock(path: Path, error_if_held: PUCacheError) -> Iterator[None]:
+    """Hold an exclusive lock file within the block; it is released when the process ends.
 
     Parameters
     ----------
-    lock : Path
-        File to lock.
-    taken : PUCacheError
-        Raised where another process holds it.
+    path : Path
+        Lock file.
+    error_if_held : PUCacheError
+        Raised where another process holds the lock.
 
     Raises
     ------
     OutputError
-        It cannot be locked.
+        The file cannot be locked.
     """
-    held = filelock.FileLock(lock)
+    lock = filelock.FileLock(path)
     try:
-        held.acquire(timeout=0)
+        lock.acquire(timeout=0)
     except filelock.Timeout as error:
-        raise taken from error
+        raise error_if_held from error
     except (OSError, NotImplementedError) as error:
-        raise OutputError(f"cannot lock {lock}: {one_line(error)}; write to another folder") from error
+        raise OutputError(f"cannot lock {path}: {one_line(error)}; write to another folder") from error
     try:
         yield
     finally:
-        held.release()
+        lock.release()
 
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it becomes `path` at once and durably.
+    """Write a file atomically: yields a temporary path beside it, which is renamed on success.
 
-    The folder is made when it is missing. On any exception the temporary file is removed and `path` stays as it was.
+    The parent directory is created where it is missing. On any exception the temporary file is removed and
+    ``path`` is unchanged.
 
     Raises
     ------
@@ -125,7 +141,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     try:
         make_folder(path.parent)
-        with _temporary(path) as temporary:
+        with _temporary_file(path) as temporary:
             yield temporary
             _publish(temporary, path)
     except OSError as error:
@@ -134,8 +150,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _temporary(path: Path) -> Iterator[Path]:
-    """A new empty file beside `path`, locked as long as it is in use; removed unless it was renamed."""
+def _temporary_file(path: Path) -> Iterator[Path]:
+    """Create an empty file beside ``path``, locked within the block; removed at its end unless it was renamed."""
     descriptor, name = _locked_file(path)
     try:
         yield Path(name)
@@ -146,24 +162,29 @@ def _temporary(path: Path) -> Iterator[Path]:
 
 
 def _locked_file(path: Path) -> tuple[int, str]:
+    """Create and lock a temporary file; returns its descriptor and name.
+
+    Repeated where `remove_partials` of another process takes the new file for a leftover before it is locked.
+    """
     while True:
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=_prefix(path), suffix=PARTIAL_SUFFIX)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            taken = os.fstat(descriptor).st_nlink == 0
+            lost = os.fstat(descriptor).st_nlink == 0
         except BlockingIOError:
-            taken = True  # by `remove_partials`, for a leftover
-        except OSError:
-            taken = False  # no locks on this file system: nothing is taken for a leftover either
-        if not taken:
+            lost = True
+        except OSError:  # a file system without locks, where `remove_partials` removes nothing either
+            lost = False
+        if not lost:
             return descriptor, name
         os.close(descriptor)
 
 
 def _publish(temporary: Path, path: Path) -> None:
+    """Give the temporary file the user's permissions and its final name, durably."""
     umask = os.umask(0)
     os.umask(umask)
-    os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes private files; outputs follow the user's umask
+    os.chmod(temporary, 0o666 & ~umask)  # mkstemp creates files that only their owner can read
     with open(temporary, "rb+") as stream:
         os.fsync(stream.fileno())
     os.replace(temporary, path)
@@ -171,10 +192,10 @@ def _publish(temporary: Path, path: Path) -> None:
 
 
 def remove_partials(path: Path) -> None:
-    """Remove what killed writers of `path` left behind, and nothing that is being written."""
-    drawn = "?" * 8  # what tempfile draws; `*` would also match the partials of NAME.other
-    for leftover in path.parent.glob(f"{glob.escape(_prefix(path))}{drawn}{PARTIAL_SUFFIX}"):
-        with contextlib.suppress(OSError):  # locked by its writer, gone, or somebody else's
+    """Remove temporary files that killed writers of ``path`` left behind; those in use are locked and stay."""
+    random_part = "?" * 8  # as tempfile draws it; `*` would also match the temporary files of NAME.other
+    for leftover in path.parent.glob(f"{glob.escape(_prefix(path))}{random_part}{PARTIAL_SUFFIX}"):
+        with contextlib.suppress(OSError):  # locked by its writer, gone, or another user's
             descriptor = os.open(leftover, os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,5 +205,5 @@ def remove_partials(path: Path) -> None:
 
 
 def _prefix(path: Path) -> str:
-    name = os.fsencode(path.name)[:200].decode("utf-8", "ignore")  # a file name holds at most 255 bytes
+    name = os.fsencode(path.name)[:200].decode("utf-8", "ignore")  # a file name has at most 255 bytes
     return f".{name}."

@@ -1,4 +1,4 @@
-"""When Ctrl-C and SIGTERM may strike."""
+"""Deferring Ctrl-C and SIGTERM during operations that an exception must not interrupt."""
 
 from __future__ import annotations
 
@@ -11,28 +11,34 @@ from types import FrameType
 
 @contextmanager
 def deferred_signals() -> Iterator[Callable[[], None]]:
-    """Let Ctrl-C and SIGTERM wait; yields what lets them through, to be called where an exception does no harm.
+    """Defer SIGINT and SIGTERM to the end of the block.
 
-    Raised within a call that HDF5 makes back to us, one leaves it in disorder; within a step of training,
-    a network half way to the next.
+    An exception that a signal handler raises within a callback from HDF5 corrupts HDF5's state; within a
+    training step it leaves the network partly updated. Outside the main thread, where Python runs no
+    signal handlers, nothing is changed.
+
+    Yields
+    ------
+    callable
+        Runs the handler of a signal that has arrived; call it where an exception does no harm.
     """
-    if threading.current_thread() is not threading.main_thread():  # where Python handles no signals
+    if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
-    came: list[tuple[int, FrameType | None]] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    handlers = {number: handler for number, handler in before.items() if callable(handler)}
+    pending: list[tuple[int, FrameType | None]] = []
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: handler for number, handler in previous.items() if callable(handler)}
 
-    def let_through() -> None:
-        if came:
-            number, frame = came.pop()
+    def deliver() -> None:
+        if pending:
+            number, frame = pending.pop()
             handlers[signal.Signals(number)](number, frame)
 
     for number in handlers:
-        signal.signal(number, lambda number, frame: came.append((number, frame)))
+        signal.signal(number, lambda number, frame: pending.append((number, frame)))
     try:
-        yield let_through
+        yield deliver
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        let_through()
+        deliver()

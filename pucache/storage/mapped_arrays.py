@@ -10,39 +10,69 @@ from typing import Any
 import numpy as np
 
 LARGE_MAP_BYTES = 1 << 29  # pages of a larger map are released as soon as they have been read
-_RUN_BYTES = 1 << 26  # bytes of the file that scattered rows are read from before pages are released
+_RUN_BYTES = 1 << 26  # `take_rows` releases pages each time it has passed this many bytes of the file
 _BLOCK_VALUES = 1 << 22  # values per block of `row_slices`
 
 
 def row_slices(n: int, d: int) -> Iterator[slice]:
-    """Slices of consecutive rows, of about 4 million values each, that cover an (n, d) array."""
+    """Slices of consecutive rows, of about 4 million values each, that cover an (n, d) array.
+
+    Parameters
+    ----------
+    n, d : int
+        Shape of the array, d >= 1.
+
+    Yields
+    ------
+    slice
+    """
     step = max(256, _BLOCK_VALUES // d)
     return (slice(begin, min(begin + step, n)) for begin in range(0, n, step))
 
 
 def rows_not_finite(X: np.ndarray) -> np.ndarray:
-    """Row numbers that hold NaN or infinity, int64 (m,), ascending; X is read in blocks."""
+    """Find rows that hold NaN or infinity; X is read in blocks.
+
+    Parameters
+    ----------
+    X : ndarray of float, (n, d)
+
+    Returns
+    -------
+    ndarray of int64, (m,)
+        Row numbers, ascending.
+    """
     rows = []
-    for part in row_slices(len(X), X.shape[1]):
-        rows.append(np.flatnonzero(~np.isfinite(X[part]).all(1)) + part.start)
+    for block in row_slices(len(X), X.shape[1]):
+        rows.append(np.flatnonzero(~np.isfinite(X[block]).all(1)) + block.start)
         release_pages(X)
     return np.concatenate(rows) if rows else np.empty(0, np.int64)
 
 
 def take_rows(X: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Copy some rows of X, (m, d); ``rows`` must be ascending.
+    """Copy rows of X.
 
-    Pages of the file are released run by run, because reading one row may map hundreds of
-    neighbouring pages.
+    Pages of the file are released at intervals, because reading one row may map hundreds of neighbouring
+    pages.
+
+    Parameters
+    ----------
+    X : ndarray, (n, d)
+    rows : ndarray of int, (m,)
+        Row numbers, ascending.
+
+    Returns
+    -------
+    ndarray, (m, d)
     """
-    taken = np.empty((len(rows), X.shape[1]), X.dtype)
+    copied = np.empty((len(rows), X.shape[1]), X.dtype)
     step = max(1, _RUN_BYTES // max(1, X.itemsize * X.shape[1]))
-    ends = np.searchsorted(rows, np.arange(0, len(X) + step, step))
-    for begin, end in pairwise(ends):
+    run_ends = np.searchsorted(rows, np.arange(0, len(X) + step, step))
+    for begin, end in pairwise(run_ends):
         if end > begin:
-            taken[begin:end] = X[rows[begin:end]]
+            copied[begin:end] = X[rows[begin:end]]
             release_pages(X)
-    return taken
+    return copied
 
 
 def release_pages(X: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""Making the next item of an iterator in a thread while the caller works on the one before."""
+"""Computing the next items of an iterable in a thread while the caller works on the current one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ T = TypeVar("T")
 
 
 def prefetch(items: Iterable[T], ahead: int = 1) -> Iterator[T]:
-    """Yield the items of an iterable in order, up to ``ahead`` of them made in advance by one thread.
+    """Yield the items of an iterable in order; one thread computes up to ``ahead`` items in advance.
 
-    The iterable is advanced by that thread alone. An exception that it raises reaches the caller in
-    place of the item. When the generator is closed, the item being made is completed first.
+    Only that thread advances the iterable. An exception that the iterable raises reaches the caller in
+    place of the item. When the generator is closed, the item being computed is completed first, and those
+    not yet begun are dropped.
 
     Parameters
     ----------
@@ -26,18 +27,22 @@ def prefetch(items: Iterable[T], ahead: int = 1) -> Iterator[T]:
     ------
     object
     """
-    source, waiting = iter(items), deque[Future[tuple[bool, T | None]]]()
+    source = iter(items)
+    pending = deque[Future[tuple[bool, T | None]]]()
 
-    def make() -> tuple[bool, T | None]:
+    def next_item() -> tuple[bool, T | None]:
         for item in source:
             return True, item
         return False, None
 
-    with ThreadPoolExecutor(1) as thread:
+    pool = ThreadPoolExecutor(1)
+    try:
         while True:
-            while len(waiting) <= ahead:
-                waiting.append(thread.submit(make))
-            there, item = waiting.popleft().result()
-            if not there:
+            while len(pending) <= ahead:
+                pending.append(pool.submit(next_item))
+            exists, item = pending.popleft().result()
+            if not exists:
                 return
             yield item  # type: ignore[misc]
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,4 +1,4 @@
-"""Small tables: CSV files and lists of keys, in and out."""
+"""Small tables: CSV files and text files of keys."""
 
 from __future__ import annotations
 
@@ -12,12 +12,23 @@ from ..errors import LabelError
 
 
 def read_table(path: str | Path) -> list[dict[str, str]]:
-    """Read a CSV with a ``key`` column, or a text file of keys (one a line), as rows.
+    """Read a CSV file with a ``key`` column, or a text file with one key a line.
+
+    Parameters
+    ----------
+    path : str or Path
+        A name that ends in ``.csv`` stands for a CSV file, any other for a text file; UTF-8, with or
+        without a byte order mark.
+
+    Returns
+    -------
+    list of dict of str to str
+        One dict per row, column name to cell. Empty rows are left out.
 
     Raises
     ------
     LabelError
-        Missing, not UTF-8, not a table, or a table with no ``key`` column or a row without a key.
+        The file is missing, not UTF-8 or not a CSV file, or has no ``key`` column or a row without a key.
     """
     path = Path(path)
     try:
@@ -27,8 +38,12 @@ def read_table(path: str | Path) -> list[dict[str, str]]:
     except OSError as error:
         raise LabelError(f"cannot read {path}: {error.strerror}") from error
     if path.suffix.lower() != ".csv":
-        # not str.splitlines: a key may hold U+2028 and its like, which only that takes for line ends
+        # unlike str.splitlines, StringIO does not break lines at U+2028 and its like, which a key may hold
         return [{"key": line.rstrip("\n")} for line in io.StringIO(text, newline=None) if line.strip()]
+    return _parse_csv(path, text)
+
+
+def _parse_csv(path: Path, text: str) -> list[dict[str, str]]:
     table = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
         columns = table.fieldnames or ["(none)"]
@@ -43,13 +58,24 @@ def read_table(path: str | Path) -> list[dict[str, str]]:
 
 
 def table_writer(stream: TextIO) -> Callable[[Sequence[object]], object]:
-    """Return a function that writes one row of a CSV; `stream` must leave line ends alone (``newline=""``)."""
-    plain, quoting = (
-        csv.writer(stream, lineterminator="\n", quoting=how) for how in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
-    )
+    r"""Return a function that writes one row of a CSV file.
 
-    def write(row: Sequence[object]) -> object:
-        # csv itself quotes a lone carriage return only since Python 3.13
-        return (quoting if any(isinstance(cell, str) and "\r" in cell for cell in row) else plain).writerow(row)
+    Parameters
+    ----------
+    stream : text file
+        Opened with ``newline=""``; rows end in ``\n``.
 
-    return write
+    Returns
+    -------
+    callable
+        Takes the cells of a row.
+    """
+    minimal = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_MINIMAL)
+    quote_all = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_ALL)
+
+    def write_row(row: Sequence[object]) -> object:
+        # csv quotes a lone carriage return only since Python 3.13
+        has_return = any(isinstance(cell, str) and "\r" in cell for cell in row)
+        return (quote_all if has_return else minimal).writerow(row)
+
+    return write_row

@@ -1,4 +1,4 @@
-"""Tensors and JSON in one safetensors file, with a checksum over every byte; no pickle."""
+"""Files of tensors and JSON in safetensors format, with a checksum over every byte; no pickles."""
 
 from __future__ import annotations
 
@@ -18,43 +18,53 @@ from ..errors import PUCacheError
 from ..version import __version__
 from .atomic import check_writable, replacing
 
-_BLANK = b"0" * 64  # stands for the checksum where the file is hashed
-_LONGEST_HEADER = 1 << 24  # bytes; as Python's objects it takes many times that
+_BLANK = b"0" * 64  # replaces the checksum while the file is hashed
+_MAX_HEADER_BYTES = 1 << 24  # as Python objects it takes many times as much memory
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file, and how its errors speak of it.
+    """A file format and the words with which its errors are worded.
 
     Attributes
     ----------
-    format, version : str, int
-        What its header says.
+    format : str
+        Name of the format in the header.
+    version : int
+        Version of the format in the header.
     noun : str
-        "model", say.
+        What the file is called in errors, such as "model".
     error : type
-        Raised where it cannot be read.
-    maker : str
-        What to pass instead of a foreign file: "what train-pu wrote".
+        Raised where a file cannot be read.
+    expected : str
+        What to pass instead of a file of another format, such as "what train-pu wrote".
     remedy : str
-        What to do about a damaged one: "train the model again".
+        What to do about a damaged file, such as "train the model again".
     """
 
     format: str
     version: int
     noun: str
     error: type[PUCacheError]
-    maker: str
+    expected: str
     remedy: str
 
 
 def write(path: str | Path, kind: Kind, tensors: dict[str, np.ndarray], state: dict[str, Any]) -> None:
-    """Write tensors and JSON-able state under a temporary name, then rename.
+    """Write tensors and state atomically.
+
+    Parameters
+    ----------
+    path : str or Path
+    kind : Kind
+    tensors : dict of str to ndarray
+    state : dict
+        Must be representable as JSON; numpy scalars are converted.
 
     Raises
     ------
     OutputError
-        `path` cannot be written.
+        ``path`` cannot be written.
     """
     header = {
         "checksum": _BLANK.decode(),
@@ -63,34 +73,46 @@ def write(path: str | Path, kind: Kind, tensors: dict[str, np.ndarray], state: d
         "pucache_version": __version__,
         "state": json.dumps(state, sort_keys=True, default=np.generic.item),
     }
-    # one entry, because safetensors writes several in random order
+    # a single metadata entry, because safetensors writes several in random order
     data = safetensors.numpy.save(tensors, {kind.format: json.dumps(header, sort_keys=True)})
-    place = data.index(_BLANK)
+    offset = data.index(_BLANK)
     with replacing(check_writable(path)) as temporary, temporary.open("wb") as stream:
-        stream.write(data[:place])
-        stream.write(_checksum(data, place))
-        stream.write(memoryview(data)[place + len(_BLANK) :])
+        stream.write(data[:offset])
+        stream.write(_checksum(data, offset))
+        stream.write(memoryview(data)[offset + len(_BLANK) :])
 
 
-def read(path: str | Path, kind: Kind, *, most: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Read tensors and state, of a file of at most so many bytes.
+def read(path: str | Path, kind: Kind, *, max_bytes: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Read tensors and state, and verify the checksum.
+
+    Parameters
+    ----------
+    path : str or Path
+    kind : Kind
+    max_bytes : int
+        Larger files are refused.
+
+    Returns
+    -------
+    tensors : dict of str to ndarray
+    state : dict
 
     Raises
     ------
     PUCacheError
-        `kind.error`: missing, of another kind or version, too large, or damaged.
+        `kind.error`: the file is missing, of another format or version, too large, or damaged.
     """
     path = Path(path)
-    if not os.path.isfile(path):  # unlike that of a Path, it takes names of any length
+    if not os.path.isfile(path):  # unlike Path.is_file, it accepts names of any length
         raise kind.error(f"no such {kind.noun}: {path}")
     try:
-        data = _bounded(path, kind, most)
+        data = _read_bytes(path, kind, max_bytes)
         length = _header_length(data)
         header = json.loads((json.loads(data[8 : 8 + length]).get("__metadata__") or {}).get(kind.format, "{}"))
         _check_format(path, kind, header)
         stated = str(header["checksum"]).encode()
-        place = data.find(stated, 0, 8 + length) if len(stated) == len(_BLANK) else -1
-        if place < 0 or _checksum(data, place) != stated:
+        offset = data.find(stated, 0, 8 + length) if len(stated) == len(_BLANK) else -1
+        if offset < 0 or _checksum(data, offset) != stated:
             raise kind.error(f"{path} is damaged: content and checksum disagree; {kind.remedy}")
         tensors, state = safetensors.numpy.load(data), json.loads(header["state"])
     except OSError as error:
@@ -103,43 +125,43 @@ def read(path: str | Path, kind: Kind, *, most: int) -> tuple[dict[str, np.ndarr
 
 
 def format_of(path: str | Path) -> str:
-    """The format by which a file of this kind begins, before any of it is checked; empty where it is another file."""
+    """Name of the format from the first bytes of a file, unverified; "" for a file that this module did not write."""
     if not os.path.isfile(path):
         return ""
     try:
         with open(path, "rb") as stream:
-            found = re.match(rb'.{8}\{"__metadata__":\{"(pucache-[a-z]+)":', stream.read(64), re.DOTALL)
-    except OSError:  # whoever reads all of it will say so
+            match = re.match(rb'.{8}\{"__metadata__":\{"(pucache-[a-z]+)":', stream.read(64), re.DOTALL)
+    except OSError:  # `read` reports it
         return ""
-    return found[1].decode() if found else ""
+    return match[1].decode() if match else ""
 
 
-def _checksum(data: bytes, place: int) -> bytes:
-    """Hash of everything, with blanks where the checksum stands; 64 hexadecimal digits."""
-    state = hashlib.sha256(memoryview(data)[:place])
+def _checksum(data: bytes, offset: int) -> bytes:
+    """SHA-256 of the file with blanks in place of the checksum at ``offset``; 64 hexadecimal digits."""
+    state = hashlib.sha256(memoryview(data)[:offset])
     state.update(_BLANK)
-    state.update(memoryview(data)[place + len(_BLANK) :])
+    state.update(memoryview(data)[offset + len(_BLANK) :])
     return state.hexdigest().encode()
 
 
-def _bounded(path: Path, kind: Kind, most: int) -> bytes:
+def _read_bytes(path: Path, kind: Kind, max_bytes: int) -> bytes:
     size = path.stat().st_size
-    if size > most:
-        raise kind.error(f"{path} is larger than any {kind.noun} ({most:,} bytes); pass {kind.maker}")
+    if size > max_bytes:
+        raise kind.error(f"{path} is larger than any {kind.noun} ({max_bytes:,} bytes); pass {kind.expected}")
     with path.open("rb") as stream:
-        return stream.read(size)  # Python takes the memory for as many bytes as it is asked for, there or not
+        return stream.read(size)  # Python allocates as many bytes as are requested, so not `max_bytes`
 
 
 def _header_length(data: bytes) -> int:
     length = int.from_bytes(data[:8], "little")
-    if not 0 < length <= min(len(data) - 8, _LONGEST_HEADER):
+    if not 0 < length <= min(len(data) - 8, _MAX_HEADER_BYTES):
         raise ValueError("no header")
     return length
 
 
 def _check_format(path: Path, kind: Kind, header: dict[str, str]) -> None:
     if header.get("format") != kind.format:
-        raise kind.error(f"{path} is a safetensors file but not a pucache {kind.noun}; pass {kind.maker}")
+        raise kind.error(f"{path} is a safetensors file but not a pucache {kind.noun}; pass {kind.expected}")
     if header.get("version") != str(kind.version):
         raise kind.error(
             f"{path} is a {kind.noun} of format version {header.get('version')}; this pucache {__version__} reads "

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from ..progress import Progress, Silent
 from .atomic import remove_partials, replacing
-from .filesystem import TIME_FIELDS, RetriesExhausted, error_text, read_range, version_tag, with_retries
+from .filesystem import TIME_FIELDS, read_range, version_tag
+from .retries import RetriesExhausted, error_text, with_retries
 
 # an object appears there once all of it has arrived; elsewhere a file grows before its readers' eyes
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci"}
@@ -80,7 +81,7 @@ def fetch_file(fs: Any, path: str, target: Path, progress: Progress | None = Non
         record_copy(target, object_stamp(before), here)
 
     fs.invalidate_cache()
-    with_retries(attempt, patience=math.inf)
+    with_retries(attempt, max_seconds=math.inf)
 
 
 class _Replaced(Exception):
@@ -139,7 +140,7 @@ def send_file(fs: Any, source: Path, path: str) -> None:
         if aside != path:
             fs.mv(aside, path)
 
-    with_retries(attempt, patience=math.inf)
+    with_retries(attempt, max_seconds=math.inf)
 
 
 def is_object_store(fs: Any) -> bool:

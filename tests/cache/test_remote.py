@@ -22,7 +22,7 @@ from pucache.errors import CacheError, MissingExtraError, OutputError, SourceErr
 from pucache.images.source import open_source
 from pucache.progress import Silent
 from pucache.storage import filesystem as storage
-from pucache.storage import transfer
+from pucache.storage import retries, transfer
 from pucache.storage.atomic import check_writable
 from pucache.storage.urls import is_url, without_secrets
 
@@ -41,14 +41,14 @@ def server():
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch, tmp_path):
     """Four tries without a pause, and a folder to work in."""
-    monkeypatch.setattr(storage, "RETRY_PAUSES", [0.0, 0.0, 0.0])
+    monkeypatch.setattr(retries, "RETRY_PAUSES", [0.0, 0.0, 0.0])
     monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "work"))
 
 
 @pytest.fixture
 def once(monkeypatch):
     """One try, also of what s3fs does, which pauses in between as it likes."""
-    monkeypatch.setattr(storage, "RETRY_PAUSES", [])
+    monkeypatch.setattr(retries, "RETRY_PAUSES", [])
 
 
 @pytest.fixture
@@ -178,20 +178,20 @@ def test_an_empty_object_is_read_as_nothing(store):
     assert open_source("s3://bucket/root").read("a.png") == b""
 
 
-@pytest.mark.parametrize("patient", [False, True])
-def test_how_often_botocore_tries_is_up_to_us_unless_fsspec_is_configured(store, monkeypatch, patient):
+@pytest.mark.parametrize("each", [False, True])
+def test_how_often_botocore_tries_is_up_to_us_unless_fsspec_is_configured(store, monkeypatch, each):
     def attempts():
-        files, _ = storage.open_filesystem("s3://bucket", patient=patient)
+        files, _ = storage.open_filesystem("s3://bucket", retry_each_request=each)
         return files.s3.meta.config.retries["total_max_attempts"]
 
-    assert attempts() == (4 if patient else 1)
+    assert attempts() == (4 if each else 1)
     monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": {"retries": {"total_max_attempts": 7}}})
     assert attempts() == 7
 
 
-def test_a_store_that_hangs_is_not_asked_for_longer_than_patience_lasts(monkeypatch):
+def test_a_store_that_hangs_is_not_asked_for_longer_than_a_minute(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(storage.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(retries.time, "monotonic", lambda: clock[0])
     asked = []
 
     def hang():
@@ -199,17 +199,17 @@ def test_a_store_that_hangs_is_not_asked_for_longer_than_patience_lasts(monkeypa
         clock[0] += 40
         raise TimeoutError
 
-    with pytest.raises(storage.RetriesExhausted, match=r"TimeoutError \(tried 2 times\)"):
-        storage.with_retries(hang)
+    with pytest.raises(retries.RetriesExhausted, match=r"TimeoutError \(tried 2 times\)"):
+        retries.with_retries(hang)
     assert asked == [0, 40]
 
 
 def test_pauses_grow(monkeypatch):
     monkeypatch.undo()
     slept = []
-    monkeypatch.setattr(storage.time, "sleep", slept.append)
-    with pytest.raises(storage.RetriesExhausted, match="tried 4 times"):
-        storage.with_retries(lambda: 1 / 0)
+    monkeypatch.setattr(retries.time, "sleep", slept.append)
+    with pytest.raises(retries.RetriesExhausted, match="tried 4 times"):
+        retries.with_retries(lambda: 1 / 0)
     assert slept == sorted(slept) and len(slept) == 3 and sum(slept) < 5
 
 
@@ -535,7 +535,7 @@ def test_secrets_of_a_url_are_in_no_name_and_no_message(tmp_path):
     for name in ("list.csv", "shard.tar", "folder"):
         source = open_source(f"https://user:hunter2@host.invalid/{name}?sig=hunter2")
         assert source.name == f"https://host.invalid/{name}"
-    told = storage.error_text(
+    told = retries.error_text(
         OSError("GET https://u:hunter2@h/x?sig=hunter2: 500, memory://u:hunter2@h/x?token=hunter2")
     )
     assert told == "GET https://h/x 500, memory://h/x"

@@ -64,7 +64,7 @@ def mutate_encoder(data: bytes, other: bytes, draw: random.Random) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, pretrained_file.NAME)
         path.write_bytes(data)
-        tensors, state = tensor_file.read(path, pretrained_file.KIND, most=pretrained_file.MAX_BYTES)
+        tensors, state = tensor_file.read(path, pretrained_file.KIND, max_bytes=pretrained_file.MAX_BYTES)
         how = draw.random()
         if how < 0.2:
             state["architecture"] = draw.choice(ELSEWHERE)
@@ -133,7 +133,7 @@ def mutate_checkpoint(data: bytes, other: bytes, draw: random.Random) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "checkpoint")
         path.write_bytes(data)
-        tensors, state = tensor_file.read(path, checkpoints.KIND, most=checkpoints.MAX_BYTES)
+        tensors, state = tensor_file.read(path, checkpoints.KIND, max_bytes=checkpoints.MAX_BYTES)
         how = draw.random()
         if how < 0.3:
             change(state, draw)

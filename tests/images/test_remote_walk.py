@@ -17,13 +17,13 @@ from helpers.pictures import refusal
 
 from pucache.errors import SourceError
 from pucache.images.source import open_source
-from pucache.storage import filesystem
+from pucache.storage import filesystem, retries
 
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
     """Four tries without a pause."""
-    monkeypatch.setattr(filesystem, "RETRY_PAUSES", [0.0, 0.0, 0.0])
+    monkeypatch.setattr(retries, "RETRY_PAUSES", [0.0, 0.0, 0.0])
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 

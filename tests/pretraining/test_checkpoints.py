@@ -124,6 +124,6 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path):
 def test_an_optimiser_that_does_not_fit_is_not_taken(name, values, tmp_path):
     saved(tmp_path)
     last = tmp_path / "0000000004.safetensors"
-    tensors, told = tensor_file.read(last, checkpoints.KIND, most=1 << 30)
+    tensors, told = tensor_file.read(last, checkpoints.KIND, max_bytes=1 << 30)
     tensor_file.write(last, checkpoints.KIND, tensors | {name: values}, told)
     assert load(tmp_path)[0]["step"] == 2

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import resource
@@ -12,49 +13,63 @@ from helpers.sealing import reseal_model
 from pucache.errors import EncoderError, RunError
 from pucache.storage.tensor_file import Kind, format_of, read, write
 
-KIND = Kind("pucache-thing", 2, "thing", EncoderError, "what makes things", "make it again")
-OTHER = Kind("pucache-other", 2, "other thing", RunError, "what makes others", "make others again")
+KIND = Kind(
+    format="pucache-thing",
+    version=2,
+    noun="thing",
+    error=EncoderError,
+    expected="what makes things",
+    remedy="make it again",
+)
+OTHER = Kind(
+    format="pucache-other",
+    version=2,
+    noun="other thing",
+    error=RunError,
+    expected="what makes others",
+    remedy="make others again",
+)
 TENSORS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "none": np.zeros((0, 4)), "one": np.array(3, np.int64)}
-MOST = 1 << 50
+MAX_BYTES = 1 << 50
 
 
 @pytest.fixture
 def path(tmp_path):
-    write(tmp_path / "thing", KIND, TENSORS, {"told": [1, None, "é"]})
+    write(tmp_path / "thing", KIND, TENSORS, {"values": [1, None, "é"]})
     return tmp_path / "thing"
 
 
-def refusal(path, kind=KIND, most=MOST):
+def refusal(path, kind=KIND, max_bytes=MAX_BYTES):
     with pytest.raises(kind.error) as caught:
-        read(path, kind, most=most)
+        read(path, kind, max_bytes=max_bytes)
     text = str(caught.value)
     assert str(path) in text and "\n" not in text and len(text) < 400 + len(str(path))
     return text
 
 
 def test_tensors_of_any_shape_and_the_state_come_back_to_the_bit(path):
-    tensors, state = read(path, KIND, most=MOST)
-    assert state == {"told": [1, None, "é"]} and set(tensors) == set(TENSORS)
+    tensors, state = read(path, KIND, max_bytes=MAX_BYTES)
+    assert state == {"values": [1, None, "é"]} and set(tensors) == set(TENSORS)
     for name, values in TENSORS.items():
         assert (tensors[name].dtype, tensors[name].shape) == (values.dtype, values.shape)
         assert tensors[name].tobytes() == values.tobytes()
 
 
-def test_memory_is_taken_for_what_is_there_and_not_for_the_most_that_could_be(path):
+def test_memory_is_taken_for_what_is_there_and_not_for_the_limit(path):
     room = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + (1 << 30)
     with limited("AS", room):
-        assert read(path, KIND, most=MOST)[1]
+        assert read(path, KIND, max_bytes=MAX_BYTES)[1]
 
 
 def test_a_file_of_one_byte_too_many_is_not_read(path):
     size = path.stat().st_size
-    assert read(path, KIND, most=size)
-    assert f"is larger than any thing ({size - 1:,} bytes); pass what makes things" in refusal(path, most=size - 1)
+    assert read(path, KIND, max_bytes=size)
+    assert f"is larger than any thing ({size - 1:,} bytes); pass what makes things" in refusal(path, max_bytes=size - 1)
 
 
 def test_a_file_speaks_of_its_own_kind(path):
     assert refusal(path, OTHER).endswith("a safetensors file but not a pucache other thing; pass what makes others")
-    older = Kind(KIND.format, 1, *list(vars(KIND).values())[2:])
+    older = dataclasses.replace(KIND, version=1)
     assert "is a thing of format version 2" in refusal(path, older) and "make it again" in refusal(path, older)
     path.write_bytes(path.read_bytes()[:-1])
     assert refusal(path).endswith("make it again")
