@@ -1,4 +1,4 @@
-"""The `pucache` command: its verbs, and the one place where errors become messages and exit codes."""
+"""The `pucache` command: registers all commands, and turns errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from .verify import verify
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, treated as Ctrl-C is."""
+    """SIGTERM, handled like Ctrl-C."""
 
 
 class Failure(click.ClickException):
-    """A file, a source or a machine would not do: one line, exit code 1."""
+    """A problem with a file, a source or the machine: one line, exit code 1."""
 
 
 class WrongUsage(click.ClickException):
@@ -48,17 +48,17 @@ class WrongUsage(click.ClickException):
     exit_code = 2
 
 
-class Verbs(click.Group):
-    """Turns the library's errors into one line each; PUCACHE_DEBUG=1 shows the traceback instead."""
+class Commands(click.Group):
+    """Turns errors of the library into one line each; PUCACHE_DEBUG=1 shows the traceback instead."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the first sentence of each verb's help to its end, which click would cut off."""
-        rows = [(name, verb.get_short_help_str(limit=200)) for name, verb in sorted(self.commands.items())]
+        """Write the whole first sentence of each command's help, which click would shorten."""
+        rows = [(name, command.get_short_help_str(limit=200)) for name, command in sorted(self.commands.items())]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the verb."""
+        """Run the command."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
@@ -72,7 +72,7 @@ class Verbs(click.Group):
             raise (WrongUsage if wrong_usage else Failure)(text) from error
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__)
 @click.pass_context
 def main(ctx: click.Context) -> None:
@@ -87,22 +87,23 @@ def main(ctx: click.Context) -> None:
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 done with failures under --strict, 130 or 143
     interrupted.
     """
-    _say_what_the_library_logs()
+    _print_log_messages()
     ctx.with_resource(_interruptible())
 
 
-def _say_what_the_library_logs() -> None:
+def _print_log_messages() -> None:
+    """Print the library's log on stderr, unless the program that calls has set up logging."""
     log = logging.getLogger("pucache")
     if not log.handlers:
         handler = logging.StreamHandler()
-        handler.setFormatter(_OneLine())
+        handler.setFormatter(_PrintableFormatter())
         log.addHandler(handler)
         log.setLevel(logging.INFO)
         log.propagate = False
 
 
-class _OneLine(logging.Formatter):
-    """A message as it can be shown on a terminal."""
+class _PrintableFormatter(logging.Formatter):
+    """Escapes what a terminal cannot show."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
@@ -110,29 +111,29 @@ class _OneLine(logging.Formatter):
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C; send either again where it struck inside a `__del__`, in which Python drops it."""
-    terminate, report = signal.getsignal(signal.SIGTERM), sys.unraisablehook
+    """Handle SIGTERM like Ctrl-C. Python drops either inside a `__del__`; it is then sent again."""
+    previous_handler, previous_hook = signal.getsignal(signal.SIGTERM), sys.unraisablehook
 
     def send_again(dropped: sys.UnraisableHookArgs) -> None:
         if not isinstance(dropped.exc_value, KeyboardInterrupt):
-            return report(dropped)
+            return previous_hook(dropped)
         number = signal.SIGTERM if isinstance(dropped.exc_value, Terminated) else signal.SIGINT
         threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
 
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, _raise_terminated)
     sys.unraisablehook = send_again
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, terminate)
-        sys.unraisablehook = report
+        signal.signal(signal.SIGTERM, previous_handler)
+        sys.unraisablehook = previous_hook
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
+def _raise_terminated(number: int, frame: FrameType | None) -> None:
     raise Terminated
 
 
-for verb in (
+for _command in (
     embed,
     import_embeddings,
     pretrain,
@@ -148,14 +149,14 @@ for verb in (
     pack,
     demo,
 ):
-    main.add_command(verb)
+    main.add_command(_command)
 
 
 def run(arguments: list[str] | None = None) -> None:
-    """Be the program `pucache`: run the command, and let nothing interrupt the end.
+    """Run `pucache`, the console script.
 
-    Everything is written and said by then. A signal that comes later ends the process at once, with
-    the exit code there is, rather than with a traceback of some library that was clearing up.
+    A signal that arrives after the command has finished ends the process at once with the command's
+    exit code, instead of a traceback from a library that is shutting down.
     """
     code = 0
     try:

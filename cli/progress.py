@@ -1,4 +1,4 @@
-"""Draws progress: a bar on a terminal, a plain line every few seconds elsewhere; always on stderr."""
+"""Progress on stderr: a bar on a terminal, otherwise a plain line every few seconds."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 EVERY_SECONDS = 10.0
-_ROOMY = 120  # columns of a terminal that has room for a bar
+_BAR_WIDTH = 120  # columns from which a terminal has room for a bar
 
 
 def terminal_progress() -> Bar | Lines:
-    """Return what suits where stderr goes."""
+    """Return a bar where stderr is a terminal, else lines."""
     return Bar() if sys.stderr.isatty() else Lines()
 
 
@@ -28,12 +28,16 @@ class Bar:
     """A rich progress bar."""
 
     def __init__(self) -> None:
-        remark = TextColumn("{task.fields[remark]}")
-        left = TimeRemainingColumn()
         console = Console(stderr=True)
-        bar = [BarColumn()] if console.width >= _ROOMY else []  # what it tells, the numbers tell too
-        columns = (TextColumn("{task.description}"), *bar, MofNCompleteColumn(), _Rate(), left, remark)
-        self._bar = Progress(*columns, console=console)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            *([BarColumn()] if console.width >= _BAR_WIDTH else []),
+            MofNCompleteColumn(),
+            _Rate(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[remark]}"),
+            console=console,
+        )
 
     def start(self, total: int | None, what: str) -> None:
         """Begin a stage."""
@@ -44,7 +48,7 @@ class Bar:
         self._bar.advance(self._task, steps)
 
     def remark(self, text: str) -> None:
-        """Show it behind the bar."""
+        """Show a remark behind the bar."""
         self._bar.update(self._task, remark=text)
 
     def __enter__(self) -> Bar:
@@ -61,22 +65,22 @@ class Lines:
     def start(self, total: int | None, what: str) -> None:
         """Begin a stage."""
         self._total, self._what, self._done, self._remark = total, what, 0, ""
-        self._began = self._said = time.monotonic()
+        self._began = self._last_line = time.monotonic()
 
     def advance(self, steps: int) -> None:
         """Count steps."""
         self._done += steps
         now = time.monotonic()
-        if self._done and now - self._said >= EVERY_SECONDS:
-            self._said = now
+        if self._done and now - self._last_line >= EVERY_SECONDS:
+            self._last_line = now
             rate = self._done / (now - self._began)
-            ahead = "" if self._total is None else f"  {(self._total - self._done) / rate:,.0f} s left"
-            of = "" if self._total is None else f"/{self._total:,}"
+            total = "" if self._total is None else f"/{self._total:,}"
+            remaining = "" if self._total is None else f"  {(self._total - self._done) / rate:,.0f} s left"
             remark = self._remark and f"  {self._remark}"
-            click.echo(f"{self._what} {self._done:,}{of}  {rate:,.0f}/s{ahead}{remark}", err=True)
+            click.echo(f"{self._what} {self._done:,}{total}  {rate:,.0f}/s{remaining}{remark}", err=True)
 
     def remark(self, text: str) -> None:
-        """Add it to the lines to come."""
+        """Add a remark to the lines that follow."""
         self._remark = text
 
     def __enter__(self) -> Lines:

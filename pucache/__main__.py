@@ -1,4 +1,4 @@
-"""`python -m pucache`, which is how torchrun starts it."""
+"""Entry point of `python -m pucache`, which torchrun uses."""
 
 from .cli.main import run
 
