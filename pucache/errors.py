@@ -1,60 +1,59 @@
-"""What can go wrong with somebody's files, by name.
+"""Named errors.
 
-Bad arguments raise :class:`ValueError`. Everything that a file, a source or a machine can
-do to us raises a child of :class:`PUCacheError`, whose text is one line: the subject, what
-was expected, what was found, and the way out.
+Bad arguments raise :class:`ValueError`. Problems with a file, a source or a machine raise a child of
+:class:`PUCacheError`, whose text is one line: subject, expected, got, remedy.
 """
 
 
 class PUCacheError(Exception):
-    """Base of every error that is about the user's files rather than about a bug."""
+    """Base class of errors about the user's files, as opposed to bugs."""
 
 
 class SourceError(PUCacheError):
-    """A source of images that cannot be listed or read at all."""
+    """A source of images cannot be listed or read at all."""
 
 
 class ImageError(PUCacheError):
-    """One image that cannot be read or decoded; its text becomes the recorded reason."""
+    """One image cannot be read or decoded; the text becomes the recorded reason."""
 
 
 class EncoderError(PUCacheError):
-    """An encoder that is unknown, lacks its weights, or is not the one expected."""
+    """An encoder is unknown, lacks its weights, or is not the expected one."""
 
 
 class CacheError(PUCacheError):
-    """A cache file that is missing, foreign, damaged, too new, or of another encoder."""
+    """A cache file is missing, of another format, damaged, too new, or of another encoder."""
 
 
 class CacheLockedError(CacheError):
-    """A cache that another process is writing."""
+    """Another process is writing the cache."""
 
 
 class LabelError(PUCacheError, ValueError):
-    """Positives or true labels that do not fit the cache they are meant for."""
+    """Labels or scores cannot be read, or do not fit the cache."""
 
 
 class ModelError(PUCacheError):
-    """A model file that is missing, foreign, damaged, or does not fit the cache."""
+    """A model file is missing, of another format, damaged, or does not fit the cache."""
 
 
 class RunError(PUCacheError):
-    """A folder of a training run that is of another configuration, damaged or in use, or a training that failed."""
+    """The folder of a pretraining run is damaged, in use or of another configuration, or its training failed."""
 
 
 class EngineError(PUCacheError):
-    """A cluster that cannot be reached, does not fit, or gave up."""
+    """A Ray cluster cannot be reached, does not fit the job, or failed."""
 
 
 class OutputError(PUCacheError):
-    """An output path that cannot be written."""
+    """An output path cannot be written."""
 
 
 class MissingExtraError(PUCacheError):
-    """An optional dependency that is not installed; the text holds the install line."""
+    """An optional dependency is not installed; the text holds the install command."""
 
 
 def one_line(error: BaseException) -> str:
-    """What another library's error says, on one line of bounded length."""
+    """Text of any exception on one line of at most 300 characters."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(str(text).split())[:300]

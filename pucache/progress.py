@@ -1,4 +1,4 @@
-"""How long jobs tell that they are getting on; the command line draws it, the library only reports."""
+"""Progress of long jobs: the library reports it, the command line draws it."""
 
 from __future__ import annotations
 
@@ -7,27 +7,30 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Something that follows a long job; used as a context manager around the job."""
+    """Receives the progress of a long job; used as a context manager around the job."""
 
     def start(self, total: int | None, what: str) -> None:
-        """A stage of `total` steps (None: it is not known how many), called `what`, begins.
+        """Begin a stage of the job.
 
         Parameters
         ----------
         total : int or None
+            Number of steps; None where it is unknown.
         what : str
+            Name of the stage.
         """
 
     def advance(self, steps: int) -> None:
-        """So many more steps are done.
+        """Report completed steps.
 
         Parameters
         ----------
         steps : int
+            Number of steps since the last call.
         """
 
     def remark(self, text: str) -> None:
-        """Say this beside the progress, instead of what was said before.
+        """Show a text beside the progress, in place of the previous one.
 
         Parameters
         ----------
@@ -42,16 +45,16 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Follows and says nothing."""
+    """A `Progress` that shows nothing."""
 
     def start(self, total: int | None, what: str) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def advance(self, steps: int) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def remark(self, text: str) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def __enter__(self) -> Silent:
         return self

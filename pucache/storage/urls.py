@@ -1,4 +1,4 @@
-"""What a URL is, and what of it nobody else may see."""
+"""Recognising URLs and removing secrets from them."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ _LOGIN = re.compile(r"""(://)([^/\s@:'"]*):(?!:)(?:[^/\s'"]*|(?!\d{1,5}/)[^\s'"]
 
 
 def is_url(where: object) -> bool:
-    """Whether this names something behind a URL rather than a file of this machine."""
+    """Whether this is an fsspec URL rather than a local path."""
     return "://" in str(where)
 
 
 def without_secrets(text: str) -> str:
-    """A URL, or a text with URLs, without user names, passwords and queries, which may hold tokens."""
+    """Remove user names, passwords and queries, which may hold tokens, from every URL in a text."""
     text = re.sub(r"(https?://)[^/\s'\"]*@", r"\1", text, flags=re.IGNORECASE)
-    text = _LOGIN.sub(r"\1", text)  # of other kinds a name alone may be part of the place
+    text = _LOGIN.sub(r"\1", text)  # other than of HTTP, a user name without a password may be part of the location
     text = re.sub(r"(https?://[^\s'\"?]*)\?[^\s'\"]*", r"\1", text, flags=re.IGNORECASE)
     return re.sub(r"(://[^\s'\"?]*)\?[\w.~%-]+=[^\s'\"]*", r"\1", text)
 
 
 def has_password(url: str) -> bool:
-    """Whether a URL comes with the password of a user."""
+    """Whether a URL contains a password."""
     return _LOGIN.search(url) is not None
 
 
 def without_password(url: str) -> str:
-    """A URL with all that tells one place from another: of what is secret the password alone is left out."""
+    """Remove the password from a URL, and keep user name and query, which tell one location from another."""
     return _LOGIN.sub(lambda login: f"{login[1]}{login[2]}@", url)
