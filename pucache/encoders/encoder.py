@@ -18,13 +18,13 @@ from PIL import Image
 
 from ..devices import choose_device, choose_precision, choose_runtime
 from ..errors import EncoderError
-from ..images.decoding import DECODER
-from ..images.device_decoding import DEVICE_DECODER, DeviceDecoder
+from ..images.decoding import DECODER, DEVICE_DECODER
+from ..images.device_decoding import DeviceDecoder
 from ..images.preprocessing import Preprocess
 from . import pretrained_file
-from .backbones import BUNDLED, bundled, configuration, digest, from_timm, transform
+from .backbones import bundled, configuration, digest, from_timm, transform
 from .inference import Runtime
-from .spec import EncoderSpec
+from .spec import BUNDLED, EncoderSpec
 
 
 class Encoder:
@@ -155,7 +155,7 @@ def _network(name: str, weights: str | Path | None) -> tuple[Any, dict[str, Any]
         model = bundled(weights)
         return model, configuration(model), name
     if name.startswith("timm:"):
-        if weights is not None and pretrained_file.is_one(weights):
+        if weights is not None and pretrained_file.is_pretrained(weights):
             raise EncoderError(f"{weights} is an encoder that pretrain wrote; pass it as --encoder, without --weights")
         model = from_timm(name.removeprefix("timm:"), weights)
         return model, configuration(model), name

@@ -1,4 +1,4 @@
-"""The file of an encoder that was learned here: its weights, and how images are brought to it."""
+"""The encoder file that `pretrain` writes: weights of a network, and how images are preprocessed for it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from ..errors import EncoderError
 from ..storage import tensor_file
-from .backbones import untrained
+
+if TYPE_CHECKING:
+    import torch
 
 NAME = "encoder.safetensors"  # within the folder of a run
-PREFIX = "pretrained:"  # of the names by which caches know such encoders
+PREFIX = "pretrained:"  # of encoder names in caches
 KIND = tensor_file.Kind(
     format="pucache-encoder",
     version=1,
@@ -28,26 +29,27 @@ KIND = tensor_file.Kind(
 )
 MAX_BYTES = 1 << 34
 LARGEST = 2048  # side of images, in pixels
-_FAR = 1e6  # beyond any mean or spread of pixels in [0, 1]; NaN is not within it
+_MAX_STATISTIC = 1e6  # more than any mean or 1 / std of pixels in [0, 1]; NaN fails the comparison too
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a network is, but for its weights.
+    """Architecture and preprocessing of a network.
 
     Attributes
     ----------
     architecture : str
-        Of timm.
+        Name of a timm model.
     stem : {"standard", "small"}
+        See `pucache.encoders.backbones.untrained`.
     size : int
-        Side of the images it takes, in pixels.
+        Side of the square input, in pixels.
     mean, std : list of float
         Per channel, of pixels in [0, 1].
-    interpolation : str
-        Images are squashed to `size` by it.
+    interpolation : {"bilinear", "bicubic"}
+        How images are squashed to `size`.
     steps : int
-        Of training.
+        Training steps that were taken.
     """
 
     architecture: str
@@ -58,9 +60,25 @@ class Description:
     interpolation: str
     steps: int
 
+    @property
+    def encoder_name(self) -> str:
+        """Name of the encoder in caches."""
+        return PREFIX + self.architecture + ("-small" if self.stem == "small" else "")
+
+    def preprocessing(self) -> dict[str, Any]:
+        """Preprocessing in timm's terms."""
+        return {
+            "input_size": (3, self.size, self.size),
+            "mean": tuple(self.mean),
+            "std": tuple(self.std),
+            "interpolation": self.interpolation,
+            "crop_pct": 1.0,
+            "crop_mode": "squash",
+        }
+
 
 def write(path: str | Path, model: torch.nn.Module, description: Description) -> None:
-    """Write an encoder.
+    """Write the weights of `model` and its description.
 
     Raises
     ------
@@ -71,78 +89,89 @@ def write(path: str | Path, model: torch.nn.Module, description: Description) ->
     tensor_file.write(path, KIND, tensors, dataclasses.asdict(description))
 
 
-def is_one(where: str | Path) -> bool:
-    """Whether `where` is such a file by its first bytes, or the folder of one."""
-    return KIND.format in (tensor_file.format_of(where), tensor_file.format_of(Path(where, NAME)))
+def is_pretrained(path: str | Path) -> bool:
+    """Whether `path` is an encoder file by its first bytes, or a folder that holds one."""
+    return KIND.format in (tensor_file.format_of(path), tensor_file.format_of(Path(path, NAME)))
 
 
-def read(where: str | Path) -> tuple[dict[str, np.ndarray], Description]:
-    """Read the weights and the description, from a file or from the folder that it lies in.
+def read(file_or_folder: str | Path) -> tuple[dict[str, np.ndarray], Description]:
+    """Read weights and description from an encoder file, or from the folder that holds it; needs no torch.
 
     Raises
     ------
     EncoderError
         Missing, foreign or damaged.
     """
-    path = Path(where)
+    path = Path(file_or_folder)
     if os.path.isdir(path):
         path = path / NAME
         if not path.exists():
-            raise EncoderError(f"{where} holds no {NAME}; expected a folder that pretrain wrote")
+            raise EncoderError(f"{file_or_folder} holds no {NAME}; expected a folder that pretrain wrote")
     tensors, state = tensor_file.read(path, KIND, max_bytes=MAX_BYTES)
     try:
-        return tensors, _checked(Description(**state))
+        return tensors, _check(Description(**state))
     except (TypeError, ValueError) as error:
         raise EncoderError(f"{path} does not describe an encoder ({str(error)[:120]}); run pretrain again") from error
 
 
-def load(where: str | Path) -> tuple[Any, dict[str, Any], str]:
-    """Load a network, how images are brought to it (in timm's terms), and what caches call it.
+def load(file_or_folder: str | Path) -> tuple[Any, dict[str, Any], str]:
+    """Load an encoder file.
+
+    Returns
+    -------
+    model : torch.nn.Module
+    config : dict
+        Preprocessing in timm's terms.
+    name : str
+        Name of the encoder in caches.
 
     Raises
     ------
     EncoderError
-        Missing, foreign, damaged, or of an architecture that timm does not have (any more).
+        Missing, foreign, damaged, or of an architecture that the installed timm does not have.
     """
-    return assemble(where, *read(where))
+    return build(file_or_folder, *read(file_or_folder))
 
 
-def assemble(where: str | Path, tensors: dict[str, np.ndarray], told: Description) -> tuple[Any, dict[str, Any], str]:
-    """What `load` returns, of what `read` has read there."""
+def build(
+    file_or_folder: str | Path, tensors: dict[str, np.ndarray], description: Description
+) -> tuple[Any, dict[str, Any], str]:
+    """Build the network of which `read` gave weights and description; returns what `load` does."""
+    import torch
+
+    from .backbones import untrained  # imports timm
+
     state = {name: torch.from_numpy(values) for name, values in tensors.items()}
-    with torch.device("meta"):  # without memory: a stranger's file may name a network of many gigabytes
-        expected = untrained(told.architecture, stem=told.stem).state_dict()
+    architecture, stem = description.architecture, description.stem
+    with torch.device("meta"):  # takes no memory: a foreign file may name a network of many gigabytes
+        expected = untrained(architecture, stem=stem).state_dict()
     if _shapes(state) != _shapes(expected):
-        raise EncoderError(f"{where} does not fit {told.architecture} as this timm builds it; run pretrain again")
-    model = untrained(told.architecture, stem=told.stem)
+        raise EncoderError(f"{file_or_folder} does not fit {architecture} as this timm builds it; run pretrain again")
+    model = untrained(architecture, stem=stem)
     model.load_state_dict(state)
-    config = {
-        "input_size": (3, told.size, told.size),
-        "mean": tuple(told.mean),
-        "std": tuple(told.std),
-        "interpolation": told.interpolation,
-        "crop_pct": 1.0,
-        "crop_mode": "squash",
-    }
-    return model, config, PREFIX + told.architecture + ("-small" if told.stem == "small" else "")
+    return model, description.preprocessing(), description.encoder_name
 
 
 def _shapes(state: dict[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
 
 
-def _checked(told: Description) -> Description:
-    for numbers in (told.mean, told.std):
+def _check(description: Description) -> Description:
+    for numbers in (description.mean, description.std):
         if not isinstance(numbers, list) or len(numbers) != 3 or not all(type(x) in (float, int) for x in numbers):
             raise ValueError("mean and std are not three numbers each")
-    if not all(abs(x) <= _FAR for x in told.mean) or not all(1 / _FAR <= x <= _FAR for x in told.std):
+    if not all(abs(x) <= _MAX_STATISTIC for x in description.mean) or not all(
+        1 / _MAX_STATISTIC <= x <= _MAX_STATISTIC for x in description.std
+    ):
         raise ValueError("mean and std are not those of pixels in [0, 1]")
-    if type(told.size) is not int or not 0 < told.size <= LARGEST:
+    if type(description.size) is not int or not 0 < description.size <= LARGEST:
         raise ValueError(f"the size is not between 1 and {LARGEST} pixels")
-    if type(told.steps) is not int or told.steps < 0:
+    if type(description.steps) is not int or description.steps < 0:
         raise ValueError("the steps are no count")
-    if told.stem not in ("standard", "small") or told.interpolation not in ("bilinear", "bicubic"):
+    if description.stem not in ("standard", "small") or description.interpolation not in ("bilinear", "bicubic"):
         raise ValueError("an unknown stem or interpolation")
-    if not isinstance(told.architecture, str) or not re.fullmatch(r"[A-Za-z0-9_.]{1,100}", told.architecture):
+    if not isinstance(description.architecture, str) or not re.fullmatch(
+        r"[A-Za-z0-9_.]{1,100}", description.architecture
+    ):
         raise ValueError("the architecture is no name")
-    return told
+    return description

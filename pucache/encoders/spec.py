@@ -16,7 +16,8 @@ _IN_JSON: dict[str, type | tuple[type, ...]] = {
 }
 
 
-ROUNDING = ("precision", "runtime")  # fields that change an embedding by its rounding alone
+BUNDLED = "bundled"  # name of the encoder whose weights an installed package carries
+ROUNDING = ("precision", "runtime")  # fields that change no more than the rounding of an embedding
 
 
 @dataclass(frozen=True)

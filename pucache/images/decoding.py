@@ -14,6 +14,7 @@ from ..errors import ImageError, one_line
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "AVIF")
 MAX_PIXELS = 178_956_970  # Pillow's own error limit: half a GiB of RGB
 DECODER = "pillow-2"  # names the recipe from bytes to pixels, this and `preprocess`; part of every encoder's identity
+DEVICE_DECODER = "torchvision-1"  # recipe of `pucache.images.device_decoding`
 
 # on sizes, which `decode` checks itself, and on odd metadata; once, as filters cannot be changed by several threads
 warnings.filterwarnings("ignore", module=r"PIL\.")

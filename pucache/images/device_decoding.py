@@ -22,7 +22,6 @@ from .preprocessing import MAX_ASPECT, Preprocess
 log = logging.getLogger("pucache")
 
 _AT_ONCE = 32  # files whose full-size pixels are in the device's memory together
-DEVICE_DECODER = "torchvision-1"  # names the recipe, as `pucache.images.decoding.DECODER` does
 
 
 def device_can_decode(data: bytes) -> bool:

@@ -9,7 +9,6 @@ import torch
 
 from ..encoders import pretrained_file
 from ..encoders.backbones import (
-    BUNDLED,
     BUNDLED_ARCHITECTURE,
     bundled,
     configuration,
@@ -18,6 +17,7 @@ from ..encoders.backbones import (
     untrained,
 )
 from ..encoders.pretrained_file import LARGEST, Description
+from ..encoders.spec import BUNDLED
 from ..errors import EncoderError, one_line
 
 _OUT = 128  # dimensions in which views are compared
@@ -114,7 +114,7 @@ def build(architecture: str, *, stem: str, size: int | None, weights: str | None
 
 def _backbone(architecture: str, stem: str, weights: str | None) -> tuple[Any, dict[str, Any]]:
     """The network, and how images are brought to it, in timm's terms."""
-    if weights not in (None, "hub") and (os.path.isdir(weights) or pretrained_file.is_one(weights)):
+    if weights not in (None, "hub") and (os.path.isdir(weights) or pretrained_file.is_pretrained(weights)):
         return _earlier(architecture, stem, weights)
     if architecture == BUNDLED:
         if weights is not None:
@@ -140,5 +140,5 @@ def _earlier(architecture: str, stem: str, weights: str) -> tuple[Any, dict[str,
             f"{weights} holds {told.architecture} with a {told.stem} stem; "
             f"pass --backbone {told.architecture} --stem {told.stem}"
         )
-    model, config, _ = pretrained_file.assemble(weights, tensors, told)
+    model, config, _ = pretrained_file.build(weights, tensors, told)
     return model, config

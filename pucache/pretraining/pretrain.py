@@ -21,8 +21,9 @@ import torch
 
 from ..allocator import keep_freed_memory
 from ..devices import PRECISIONS, choose_device, choose_training_precision
-from ..encoders.backbones import BUNDLED, digest
+from ..encoders.backbones import digest
 from ..encoders.pretrained_file import Description
+from ..encoders.spec import BUNDLED
 from ..errors import ImageError, SourceError
 from ..images.decoding import decode
 from ..images.source import Listing, Source

@@ -12,15 +12,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers.hangs import HANG_SECONDS
 from hypothesis import given
 from hypothesis import strategies as st
 from torch._inductor import config as inductor
 
 from pucache import devices
-from pucache.devices import PRECISIONS, choose_device, choose_precision, choose_runtime
 from pucache.allocator import keep_freed_memory
+from pucache.devices import PRECISIONS, choose_device, choose_precision, choose_runtime
 from pucache.encoders.encoder import load_encoder
 from pucache.encoders.inference import Runtime
+from pucache.encoders.inference_backends import largest_cuda_batch
 from pucache.errors import EncoderError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -124,7 +126,7 @@ def test_no_memory_for_a_single_image_is_an_error():
 
 
 def test_threads_that_run_out_of_memory_together_halve_once(caplog):
-    together = threading.Barrier(2, timeout=60)
+    together = threading.Barrier(2, timeout=HANG_SECONDS)
 
     class GreedyTogether(Greedy):
         def forward(self, x):
@@ -167,17 +169,17 @@ def plain(model, batch):
 def test_nothing_is_built_before_the_first_batch(name, precision):
     model = Recorder()
     run = runtime(model, precision, name)
-    assert not model.seen and run._run is None and run.cosine is None
+    assert not model.seen and run._forward is None and run.cosine is None
 
 
 def test_starting_builds_once_and_runs_no_image():
     model = Recorder()
     run = runtime(model)
     run.start()
-    built = run._run
+    built = run._forward
     run.start()
     run(pixels(2))
-    assert run._run is built and len(model.seen) == 1
+    assert run._forward is built and len(model.seen) == 1
 
 
 @pytest.mark.parametrize("name", ["torch", "openvino"])
@@ -188,7 +190,7 @@ def test_threads_at_once_get_the_rows_of_one_after_the_other(name, precision):
     batches = [pixels(1 + seed % (2 * BATCH), seed) for seed in range(24)]
     alone = runtime(network(), precision, name)
     expected = [alone(batch) for batch in batches]
-    shared, begin = runtime(network(), precision, name), threading.Barrier(4, timeout=60)
+    shared, begin = runtime(network(), precision, name), threading.Barrier(4, timeout=HANG_SECONDS)
 
     def work(number):
         shared.enter_thread()
@@ -207,7 +209,7 @@ def test_threads_at_once_get_the_rows_of_one_after_the_other(name, precision):
 def test_fp32_by_torch_is_compared_with_nothing():
     run = runtime(network())
     run(pixels(BATCH))
-    assert run.cosine is None and run._exact is None
+    assert run.cosine is None and run._reference is None
 
 
 def test_another_precision_tells_how_near_it_is(caplog):
@@ -215,7 +217,7 @@ def test_another_precision_tells_how_near_it_is(caplog):
     X = run(pixels(BATCH))
     expected = cosines(X, plain(network(), pixels(BATCH))).min()
     assert run.cosine == pytest.approx(expected, abs=1e-5) and 0.999 < run.cosine < 1.00001
-    assert run._exact is None and not caplog.records, "the weights in float32 are dropped after it"
+    assert run._reference is None and not caplog.records, "the weights in float32 are dropped after it"
     kept = run.cosine
     run(pixels(BATCH, seed=1))
     assert run.cosine == kept
@@ -317,7 +319,7 @@ def test_what_cannot_be_compiled_is_refused_with_the_way_out(monkeypatch, tmp_pa
 
 def largest_batch(free, an_image, *, fixed=1000, room=None):
     """Batch size found on a device of which so many bytes are free, and the sizes that were tried."""
-    run, tried = runtime(), []
+    tried = []
 
     def forward(batch):
         tried.append(len(batch))
@@ -329,8 +331,7 @@ def largest_batch(free, an_image, *, fixed=1000, room=None):
         patch.setattr(torch.cuda, "memory_allocated", lambda device: 777)
         patch.setattr(torch.cuda, "max_memory_allocated", lambda device: 777 + fixed + an_image * tried[-1])
         patch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-        run.streams = 2
-        return run._largest_batch(forward), tried
+        return largest_cuda_batch(forward, device=CPU, input_size=SIZE, streams=2), tried
 
 
 @given(free=st.integers(0, 10**11), an_image=st.integers(0, 10**9))

@@ -15,7 +15,7 @@ from helpers.sealing import reseal_model
 
 from pucache.encoders import pretrained_file
 from pucache.encoders.backbones import untrained
-from pucache.encoders.pretrained_file import KIND, NAME, Description, is_one, load, read, write
+from pucache.encoders.pretrained_file import KIND, NAME, Description, is_pretrained, load, read, write
 from pucache.errors import EncoderError, OutputError
 from pucache.storage import tensor_file
 
@@ -79,9 +79,16 @@ def test_the_file_tells_what_it_is_without_this_package(saved):
 
 
 def test_an_encoder_is_known_by_its_first_bytes_or_as_the_file_in_a_folder(saved, tmp_path):
-    assert is_one(saved) and is_one(tmp_path) and is_one(str(saved.rename(tmp_path / "other name")))
+    assert (
+        is_pretrained(saved) and is_pretrained(tmp_path) and is_pretrained(str(saved.rename(tmp_path / "other name")))
+    )
     safetensors.torch.save_file({"weight": torch.zeros(2)}, saved)
-    assert not is_one(saved) and not is_one(tmp_path) and not is_one(tmp_path / "gone") and not is_one("x" * 300)
+    assert (
+        not is_pretrained(saved)
+        and not is_pretrained(tmp_path)
+        and not is_pretrained(tmp_path / "gone")
+        and not is_pretrained("x" * 300)
+    )
 
 
 def test_a_path_that_cannot_be_written_is_an_output_error(tmp_path):

@@ -12,8 +12,8 @@ from pucache.embedding.embed import embed
 from pucache.encoders.encoder import load_encoder
 from pucache.errors import ImageError
 from pucache.images import device_decoding
-from pucache.images.decoding import DECODER, decode
-from pucache.images.device_decoding import DEVICE_DECODER, DeviceDecoder, device_can_decode
+from pucache.images.decoding import DECODER, DEVICE_DECODER, decode
+from pucache.images.device_decoding import DeviceDecoder, device_can_decode
 from pucache.images.preprocessing import MAX_ASPECT, Preprocess
 from pucache.images.source import open_source
 

