@@ -43,7 +43,7 @@ from pucache.heads.risks import PURisk
 from pucache.images import loading
 from pucache.images.source import UNKNOWN, Listing, Source
 from pucache.retrieval.model_scorers import Fused
-from pucache.retrieval.retrieve import retrieve
+from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.similarity import Similarity
 
 LABELLED, PRIOR, REPEATS = 600, 0.0741, 3
@@ -137,7 +137,7 @@ def retrieval(data: Data) -> dict:
     }
     ways |= {f"fused, {device}": Fused(model, device) for device in (data.name, "cpu")}
     return {
-        f"k = {k}, {name}": data.seconds(lambda: retrieve(cache, data.s, k=k, by=by))  # noqa: B023
+        f"k = {k}, {name}": data.seconds(lambda: rank_unlabelled(cache, data.s, k=k, scorer=by))  # noqa: B023
         for name, by in ways.items()
         for k in (1000, n)
     }
@@ -207,7 +207,7 @@ class Pixels:
 class AsTheyAre:
     """Stands for preprocessing where pixels are read."""
 
-    sufficient = None
+    sufficient_side = None
 
     def __init__(self, size: tuple[int, int]):
         self.input_size = size
@@ -234,7 +234,7 @@ def from_pixels(images: Images, runtime: str) -> dict:
     encoder = images.encoder(runtime)
     size = encoder.runtime.input_size
     encoder.preprocess = AsTheyAre(size)
-    decode, loading.decode = loading.decode, lambda data, sufficient: data
+    decode, loading.decode = loading.decode, lambda data, sufficient_side: data
     try:
         return images.end_to_end(encoder, Pixels(images.count, size))
     finally:

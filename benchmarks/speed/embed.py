@@ -114,7 +114,7 @@ def stages(folder: Path, work: Path, path: str, device: str, threads: int) -> di
     keys, sizes = listing.keys, listing.size_mtime[:, 0].tolist()
     prepare = ChunkLoader(source, encoder.preprocess, keys, sizes, np.empty(0, "S32"), rows=32)
     data = [source.read(key) for key in keys]
-    decoded = [decode(one, encoder.preprocess.sufficient) for one in data[:1000]]
+    decoded = [decode(one, encoder.preprocess.sufficient_side) for one in data[:1000]]
 
     def rate(call, items) -> float:
         with ThreadPoolExecutor(threads, initializer=lambda: torch.set_num_threads(1)) as pool:
@@ -125,7 +125,7 @@ def stages(folder: Path, work: Path, path: str, device: str, threads: int) -> di
 
     return {
         "reading and hashing": rate(lambda row: image_digest(source.read(keys[row])), np.arange(len(keys))),
-        "decoding": rate(lambda row: decode(data[row], encoder.preprocess.sufficient), np.arange(len(keys))),
+        "decoding": rate(lambda row: decode(data[row], encoder.preprocess.sufficient_side), np.arange(len(keys))),
         "resizing": rate(lambda row: encoder.preprocess(decoded[row]).contiguous(), np.arange(len(decoded))),
         "all three": len(keys) / len(prepare) * rate(prepare, np.arange(len(prepare))),
     }

@@ -1,4 +1,4 @@
-"""How the bytes of an image become pixels."""
+"""Decoding of encoded image bytes into RGB pixels with Pillow."""
 
 from __future__ import annotations
 
@@ -10,34 +10,39 @@ from PIL import ExifTags, Image
 
 from ..errors import ImageError, one_line
 
-# what photographs come in, and no more: Pillow's rarer decoders are where its holes are found (PSD, FITS, DDS, ...)
+# Formats of photographs only: security holes are found mainly in Pillow's rarer decoders (PSD, FITS, DDS, ...)
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "AVIF")
 MAX_PIXELS = 178_956_970  # Pillow's own error limit: half a GiB of RGB
-DECODER = "pillow-2"  # names the recipe from bytes to pixels, this and `preprocess`; part of every encoder's identity
-DEVICE_DECODER = "torchvision-1"  # recipe of `pucache.images.device_decoding`
+# Names and versions of the way from bytes to pixels, a part of every encoder's identity
+DECODER = "pillow-2"  # this module and `preprocessing`
+DEVICE_DECODER = "torchvision-1"  # `device_decoding`
 
-# on sizes, which `decode` checks itself, and on odd metadata; once, as filters cannot be changed by several threads
+# Pillow warns of sizes, which `decode` checks itself, and of odd metadata. Filters are not thread-safe: set them once.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
-def decode(data: bytes, sufficient: int | None = None) -> Image.Image:
+def decode(data: bytes, sufficient_side: int | None = None) -> Image.Image:
     """Decode encoded bytes into an upright 8-bit RGB image.
 
-    The first frame counts; EXIF orientation is applied; transparency is laid over white; 16-bit
-    greys are scaled linearly from 0-65535 to 0-255; CMYK, palette and grey become RGB.
+    Only the first frame is decoded. The EXIF orientation is applied; transparency is composited over white;
+    16-bit grey is scaled linearly from 0-65535 to 0-255; CMYK, palette and grey are converted to RGB.
 
     Parameters
     ----------
     data : bytes
-    sufficient : int, optional
-        Short side in pixels that is enough: a JPEG is decoded at 1/2, 1/4 or 1/8 of its size, in a
-        fraction of the time, as long as that leaves so many.
+    sufficient_side : int, optional
+        Length of the shorter side in pixels that suffices: a JPEG file is decoded at 1/2, 1/4 or 1/8 of
+        its size, in a fraction of the time, where its shorter side keeps at least this length.
+
+    Returns
+    -------
+    PIL.Image.Image
 
     Raises
     ------
     ImageError
-        Empty, truncated, not an image, over `MAX_PIXELS` (refused from the header, before any
-        pixel is allocated), or with 32-bit pixels, whose white level is not defined.
+        The file is empty, truncated, not an image, has more than `MAX_PIXELS` (known from the header,
+        before pixels are allocated), or has 32-bit pixels, whose white level is not defined.
     """
     if not data:
         raise ImageError("empty file (0 bytes)")
@@ -46,8 +51,8 @@ def decode(data: bytes, sufficient: int | None = None) -> Image.Image:
             width, height = image.size
             if width * height > MAX_PIXELS:
                 raise ImageError(f"{width} x {height} pixels; at most {MAX_PIXELS:,} are decoded")
-            if sufficient is not None and image.format in ("JPEG", "MPO"):
-                image.draft(None, (sufficient, sufficient))
+            if sufficient_side is not None and image.format in ("JPEG", "MPO"):
+                image.draft(None, (sufficient_side, sufficient_side))
             image.load()
             return _to_rgb(_upright(image))
     except ImageError:
@@ -60,7 +65,7 @@ def decode(data: bytes, sufficient: int | None = None) -> Image.Image:
         raise ImageError(f"cannot be decoded: {one_line(error)}") from error
 
 
-_UPRIGHT = {
+_ORIENTATIONS = {  # EXIF orientation: the operation that makes the image upright
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -73,10 +78,10 @@ _UPRIGHT = {
 
 def _upright(image: Image.Image) -> Image.Image:
     try:
-        turn = _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # damaged EXIF tells no orientation, and the pixels are whole
+        operation = _ORIENTATIONS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # damaged EXIF has no orientation; the pixels are intact
         return image
-    return image if turn is None else image.transpose(turn)
+    return image if operation is None else image.transpose(operation)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -92,9 +97,9 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         white = Image.new("RGBA", rgba.size, "white")
-        laid = Image.alpha_composite(white, rgba)
-        del white, rgba  # each may be most of a gigabyte
-        return laid.convert("RGB")
+        composite = Image.alpha_composite(white, rgba)
+        del white, rgba  # each may take most of a gigabyte
+        return composite.convert("RGB")
     return image.convert("RGB")
 
 

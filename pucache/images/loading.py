@@ -45,7 +45,7 @@ class Resizer(Protocol):
         """(H, W)."""
 
     @property
-    def sufficient(self) -> int:
+    def sufficient_side(self) -> int:
         """Short side in pixels beyond which more detail of the original hardly matters."""
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
@@ -134,7 +134,7 @@ class ChunkLoader:
             elif self._leave is not None and self._leave(data):
                 chunk.undecoded[position] = data
             else:
-                image = decode(data, self._preprocess.sufficient)
+                image = decode(data, self._preprocess.sufficient_side)
                 times.append(time.perf_counter())
                 chunk.pixels[len(chunk.to_embed)] = self._preprocess(image)
                 chunk.to_embed.append(position)

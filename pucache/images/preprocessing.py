@@ -1,7 +1,7 @@
-"""Images -> uint8 pixels of the encoder's input size, as timm's configuration of the model names it.
+"""Resizing and cropping of images to an encoder's input size, following timm's configuration of the model.
 
-The geometry is timm's to the pixel. The resampling of bicubic and bilinear models is torch's
-antialiased uint8 kernel: the same filter as Pillow's, at several times its speed, and but for extreme
+Sizes and crops equal timm's to the pixel. For bicubic and bilinear models the resampling is torch's
+antialiased uint8 kernel: the same filter as Pillow's at several times its speed, and except for extreme
 squashing within two grey levels of it. Every other model uses timm's own transform.
 """
 
@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from PIL import Image
-from torch.nn.functional import interpolate
 
 from ..errors import ImageError
 
-MAX_ASPECT = 500  # models resize the shorter side, so the longer one grows with this
+if TYPE_CHECKING:
+    import torch
+
+MAX_ASPECT = 500  # models resize the shorter side, so the longer one grows with the aspect ratio
 _FAST = ("bilinear", "bicubic")
 
 
@@ -28,41 +29,53 @@ class Preprocess:
     Parameters
     ----------
     config : dict
-        ``input_size`` (3, H, W), ``interpolation``, ``crop_pct``, ``crop_mode``, in timm's terms.
+        timm's configuration: ``input_size`` (3, H, W), ``interpolation``, ``crop_pct``, ``crop_mode`` and
+        optionally ``crop_border_pixels``.
     transform : callable
-        What timm makes of that configuration: PIL image to uint8 (3, H, W).
+        timm's transform of that configuration: PIL image to uint8 (3, H, W). Used where `fast` is false.
 
     Attributes
     ----------
     input_size : tuple of int
         (H, W).
     fast : bool
-        Whether torch resamples, and not `transform`.
-    sufficient : int
-        Short side in pixels beyond which more detail of the original hardly matters: twice the size
-        it is brought to.
+        Whether torch resamples instead of ``transform``.
+    sufficient_side : int
+        Length in pixels beyond which the shorter side of the original adds hardly any detail: twice the
+        size it is resized to.
     """
 
     def __init__(self, config: dict[str, Any], transform: Callable[[Image.Image], torch.Tensor]):
         self.input_size: tuple[int, int] = tuple(config["input_size"][1:])  # type: ignore[assignment]
         self._mode, self._squash = config["interpolation"], config["crop_mode"] == "squash"
         self._resized = tuple(math.floor(side / config["crop_pct"]) for side in self.input_size)
-        self.sufficient = 2 * max(self._resized)
-        one_size = len(set(self._resized)) == 1
-        crops = self._squash or (config["crop_mode"] == "center" and one_size)
-        inside = all(have >= want for have, want in zip(self._resized, self.input_size, strict=True))
-        fast = self._mode in _FAST and crops and inside and not config.get("crop_border_pixels")
+        self.sufficient_side = 2 * max(self._resized)
+        square = len(set(self._resized)) == 1
+        supported_crop = self._squash or (config["crop_mode"] == "center" and square)
+        crop_inside = all(resized >= side for resized, side in zip(self._resized, self.input_size, strict=True))
         self._transform = transform
-        self.fast = fast
+        self.fast = self._mode in _FAST and supported_crop and crop_inside and not config.get("crop_border_pixels")
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
-        """Return uint8 pixels, (H, W, 3), not always contiguous.
+        """Resize and crop an image.
+
+        Parameters
+        ----------
+        image : PIL.Image.Image
+            RGB.
+
+        Returns
+        -------
+        uint8 tensor, (H, W, 3)
+            Not always contiguous.
 
         Raises
         ------
         ImageError
-            So narrow that bringing its short side to size would fill the memory.
+            The image is so narrow that resizing its shorter side would fill the memory.
         """
+        import torch
+
         width, height = image.size
         if max(image.size) > MAX_ASPECT * min(image.size):
             raise ImageError(f"{width} x {height} pixels; one side is more than {MAX_ASPECT} times the other")
@@ -71,17 +84,21 @@ class Preprocess:
         return self.resize(torch.from_numpy(np.array(image))[None].permute(0, 3, 1, 2))
 
     def resize(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Bring uint8 pixels, (1, 3, h, w) on any device, to (H, W, 3); only where `fast`."""
+        """Resize and crop uint8 pixels, (1, 3, h, w) on any device, to (H, W, 3); only where `fast`."""
+        import torch
+        from torch.nn.functional import interpolate
+
         height, width = pixels.shape[2:]
-        size = self._target(height, width)
+        size = self._resized_size(height, width)
         if size != (height, width):
-            on_cpu = pixels.device.type == "cpu"  # elsewhere the kernel knows no uint8
+            on_cpu = pixels.device.type == "cpu"  # on other devices the kernel does not support uint8
             resized = interpolate(pixels if on_cpu else pixels.float(), size, mode=self._mode, antialias=True)
             pixels = resized if on_cpu else resized.round_().clamp_(0, 255).to(torch.uint8)
-        top, left = (round((have - want) / 2) for have, want in zip(size, self.input_size, strict=True))
+        top, left = (round((resized - side) / 2) for resized, side in zip(size, self.input_size, strict=True))
         return pixels[0, :, top : top + self.input_size[0], left : left + self.input_size[1]].permute(1, 2, 0)
 
-    def _target(self, height: int, width: int) -> tuple[int, ...]:
+    def _resized_size(self, height: int, width: int) -> tuple[int, ...]:
+        """Size before the crop."""
         if self._squash:
             return self._resized
         short = self._resized[0]

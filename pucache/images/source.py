@@ -31,7 +31,7 @@ __all__ = [
     "RemoteFolder",
     "Source",
     "TarSource",
-    "digest",
+    "image_digest",
     "open_source",
     "read_local",
 ]

@@ -171,7 +171,7 @@ def _size(data: bytes) -> tuple[int, int]:
 
 def _picture(data: bytes, side: int, *, large: bool) -> Image.Image:
     with _one_large if large else nullcontext():
-        picture = decode(data, sufficient=side)
+        picture = decode(data, sufficient_side=side)
         picture.thumbnail((side, side), reducing_gap=3)
     return picture
 

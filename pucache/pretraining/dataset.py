@@ -75,7 +75,7 @@ class Squash:
     def __init__(self, side: int, interpolation: str, views: Sequence[View]):
         config = {"input_size": (3, side, side), "interpolation": interpolation, "crop_pct": 1.0, "crop_mode": "squash"}
         self._resize = Preprocess(config, _no_transform)
-        self.input_size, self.sufficient = self._resize.input_size, self._resize.sufficient
+        self.input_size, self.sufficient_side = self._resize.input_size, self._resize.sufficient_side
         self._least = min(side, math.ceil(_LEAST / math.sqrt(min(v.area[0] / v.ratio for v in views))))
         self.told = {"side": side, "interpolation": interpolation, "least": self._least, "decoder": DECODER}
 
@@ -261,7 +261,7 @@ class Streamed:
     def _one(self, row: int) -> torch.Tensor:
         key = self.keys[row]
         try:
-            return self._squash(decode(self._source.read(key), self._squash.sufficient)).contiguous()
+            return self._squash(decode(self._source.read(key), self._squash.sufficient_side)).contiguous()
         except ImageError as error:
             if key not in self.failures:
                 self.failures[key] = str(error)

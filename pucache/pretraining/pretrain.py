@@ -302,7 +302,7 @@ def show_views(source: Source, path: str | Path, start: Start, recipe: Recipe) -
     shown: list[torch.Tensor] = []
     for row in order[: 20 * _SHOWN]:
         with contextlib.suppress(ImageError):
-            shown.append(squash(decode(source.read(listing.keys[row]), squash.sufficient)).contiguous())
+            shown.append(squash(decode(source.read(listing.keys[row]), squash.sufficient_side)).contiguous())
         if len(shown) == _SHOWN:
             break
     if not shown:

@@ -92,7 +92,7 @@ def check_embedding(sample: str, data: bytes, folder: Path) -> str:
 
 
 def _row(data: bytes) -> np.ndarray:
-    return encoder()([decode(data, encoder().preprocess.sufficient)])[0]
+    return encoder()([decode(data, encoder().preprocess.sufficient_side)])[0]
 
 
 def _few_images() -> dict[str, bytes]:

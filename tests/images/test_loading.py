@@ -78,7 +78,7 @@ def test_every_image_has_its_outcome_in_order_and_costs_the_others_nothing(kinds
     for chunk in chunks:
         assert chunk.pixels.shape == (len(chunk.to_embed), SIDE, SIDE, 3) and chunk.pixels.dtype == torch.uint8
         for position, pixels in zip(chunk.to_embed, chunk.pixels, strict=True):
-            assert torch.equal(pixels, PREPROCESS(decode(KINDS[kinds[position]][0], PREPROCESS.sufficient)))
+            assert torch.equal(pixels, PREPROCESS(decode(KINDS[kinds[position]][0], PREPROCESS.sufficient_side)))
         assert len(chunk.seconds) == len(STAGES) == 4 and min(chunk.seconds) >= 0
         assert chunk.undecoded == {}
 

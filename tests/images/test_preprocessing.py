@@ -124,7 +124,7 @@ def test_it_travels_to_another_process(name):
     ours, image = made(name)[0], smooth(120, 90)
     twin = pickle.loads(pickle.dumps(ours))
     assert torch.equal(twin(image), ours(image))
-    assert (twin.fast, twin.input_size, twin.sufficient) == (ours.fast, ours.input_size, ours.sufficient)
+    assert (twin.fast, twin.input_size, twin.sufficient_side) == (ours.fast, ours.input_size, ours.sufficient_side)
 
 
 @pytest.mark.parametrize("name", [*FAST, *OTHER])
@@ -173,10 +173,10 @@ def photo(size):
 def test_a_large_jpeg_is_decoded_no_larger_than_it_makes_a_difference(name, mode, progressive, size):
     ours = made(name)[0]
     data = encode(photo(size).convert(mode), "JPEG", quality=90, progressive=progressive)
-    whole, enough = decode(data), decode(data, ours.sufficient)
+    whole, enough = decode(data), decode(data, ours.sufficient_side)
     assert whole.size == SIZES[size] and enough.mode == "RGB"
-    assert ours.sufficient <= min(enough.size) < min(whole.size)
-    assert min(enough.size) <= 2 * ours.sufficient or min(enough.size) == -(-min(whole.size) // 8)
+    assert ours.sufficient_side <= min(enough.size) < min(whole.size)
+    assert min(enough.size) <= 2 * ours.sufficient_side or min(enough.size) == -(-min(whole.size) // 8)
     expected = ours(whole).float()
     off = (ours(enough).float() - expected).abs().mean()
     assert off < (expected[1:] - expected[:-1]).abs().mean() / 2, "moved by less than half a pixel"
@@ -184,21 +184,21 @@ def test_a_large_jpeg_is_decoded_no_larger_than_it_makes_a_difference(name, mode
         assert off < 1.2
 
 
-@pytest.mark.parametrize("sufficient", [1, 448, 1500, 1501, 10**6])
-def test_what_is_no_jpeg_is_decoded_whole(sufficient):
+@pytest.mark.parametrize("sufficient_side", [1, 448, 1500, 1501, 10**6])
+def test_what_is_no_jpeg_is_decoded_whole(sufficient_side):
     image = photo("wide").reduce(4)
     for form in ("PNG", "BMP", "WEBP"):
         data = encode(image, form)
-        assert np.array_equal(decode(data, sufficient), decode(data))
+        assert np.array_equal(decode(data, sufficient_side), decode(data))
 
 
 @settings(max_examples=25, deadline=None)
-@given(width=st.integers(1, 600), height=st.integers(1, 600), sufficient=st.integers(1, 700))
-def test_the_short_side_never_falls_below_what_suffices(width, height, sufficient):
+@given(width=st.integers(1, 600), height=st.integers(1, 600), sufficient_side=st.integers(1, 700))
+def test_the_short_side_never_falls_below_what_suffices(width, height, sufficient_side):
     data = encode(smooth(width, height), "JPEG")
-    found = decode(data, sufficient)
-    assert min(found.size) >= min(width, height, sufficient)
-    if min(width, height) < 2 * sufficient:
+    found = decode(data, sufficient_side)
+    assert min(found.size) >= min(width, height, sufficient_side)
+    if min(width, height) < 2 * sufficient_side:
         assert np.array_equal(found, decode(data))
 
 

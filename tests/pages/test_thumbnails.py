@@ -109,9 +109,9 @@ def test_large_images_are_decoded_one_at_a_time(tmp_path, monkeypatch):
     cache = folder_of(tmp_path, {f"{number}.png": encode(shaded(200, 100)) for number in range(8)})
     decode, held = module.decode, []
 
-    def watched(data, sufficient):
+    def watched(data, sufficient_side):
         held.append(module._one_large.locked())
-        return decode(data, sufficient=sufficient)
+        return decode(data, sufficient_side=sufficient_side)
 
     monkeypatch.setattr(module, "decode", watched)
     assert all(one.uri for one in thumbnails(cache, np.arange(8))) and not any(held)

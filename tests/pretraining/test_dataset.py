@@ -51,7 +51,7 @@ def all_of(images):
 def expected(path, side=SIDE, interpolation="bilinear"):
     config = {"input_size": (3, side, side), "interpolation": interpolation, "crop_pct": 1.0, "crop_mode": "squash"}
     preprocess = Preprocess(config, None)
-    return preprocess(decode(path.read_bytes(), preprocess.sufficient))
+    return preprocess(decode(path.read_bytes(), preprocess.sufficient_side))
 
 
 def plan(n, batch=3, epochs=2):
