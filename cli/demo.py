@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import click
 
 from . import options, output
+
+_METRICS = {"accuracy": "accuracy", "f1": "F1", "auc": "AUC", "average_precision_hidden": "AP hidden"}
+_CLASSIFIERS = {"pucache, no negative label": "pucache", "supervised, every label known": "supervised"}
+_FILES = {
+    "retrieved.png": "the first 60 images retrieved from the pile (green: a dress, red: not)",
+    "ranked.csv": "all unlabelled images of the pile, likely dresses first",
+    "model.safetensors": "the classifier",
+    "scores.csv": "the new images, scored",
+    "pile.h5, new.h5": "the caches of embeddings; pucache info prints their contents",
+    "positives.txt, truth.csv": "the labelled positives, and the true labels",
+    "report.html": "open in a browser: hidden positives, quality of the classifier, a map of the images",
+    "review.html": "open in a browser: the first 200 candidates, to accept or reject",
+}
 
 
 @click.command()
@@ -19,10 +35,26 @@ def demo(folder: str, device: str, as_json: bool) -> None:
     """
     from pucache.allocator import keep_freed_memory
 
-    keep_freed_memory()  # before the first thread, or large array
+    keep_freed_memory()  # before the first thread or large array
     from pucache.demonstration import demo as run
 
     from .progress import terminal_progress
 
-    result, lines = run(folder, device=device, progress=terminal_progress())
-    output.print_result(result, lines, as_json)
+    result = run(folder, device=device, progress=terminal_progress())
+    output.print_result(result, list(_lines(result, folder)), as_json)
+
+
+def _lines(result: dict[str, Any], folder: str) -> Iterator[str]:
+    yield f"{result['labelled_positives']} labelled dresses, {result['unlabelled']:,} unlabelled images"
+    low, high = result["prior_interval"]
+    estimated = f"estimated {result['prior']:.3f} ({low:.3f} to {high:.3f})"
+    yield f"share of dresses among the unlabelled: {estimated}, truly {result['true_prior']:.3f}"
+    yield ""
+    yield f"{'':34s}" + "".join(f"{title:>11s}" for title in _METRICS.values())
+    for title, name in _CLASSIFIERS.items():
+        yield f"{title:34s}" + "".join(f"{result[name][metric]:11.3f}" for metric in _METRICS)
+    yield ""
+    yield "accuracy, F1, AUC: 500 new images. AP hidden: finding the 150 dresses hidden in the pile."
+    yield f"{result['seconds']} s. Files in {folder}/:"
+    for name, content in _FILES.items():
+        yield f"  {name:26s}{content}"

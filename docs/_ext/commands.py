@@ -1,4 +1,4 @@
-"""`.. commands:: module:group name` writes a section for each command of a click group, as its own help tells it."""
+"""`.. commands:: module:group name` writes a section with the help of each command of a click group."""
 
 import re
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-_AS_TYPED = "\b"  # before a paragraph that click does not wrap: here the command lines
+_AS_TYPED = "\b"  # marks a paragraph that click does not wrap: the command lines
 
 
 class Commands(SphinxDirective):
-    """The commands of a group, in the order in which it was given them: usage, help and every option."""
+    """The commands of a group in the order of their registration: usage, help and every option."""
 
     required_arguments = 2
 
@@ -24,8 +24,8 @@ class Commands(SphinxDirective):
         module, name = self.arguments[0].split(":")
         group = getattr(import_module(module), name)
         top = click.Context(group, info_name=self.arguments[1], **group.context_settings)
-        below = [click.Context(verb, info_name=name, parent=top) for name, verb in group.commands.items()]
-        return [self._section(context) for context in [top, *below]]
+        commands = [click.Context(command, info_name=name, parent=top) for name, command in group.commands.items()]
+        return [self._section(context) for context in [top, *commands]]
 
     def _section(self, context: click.Context) -> nodes.section:
         title = context.command_path
@@ -37,7 +37,7 @@ class Commands(SphinxDirective):
 
 
 def _lines(context: click.Context) -> Iterator[str]:
-    """What stands below a command's heading, as reStructuredText."""
+    """Usage, help and options of a command, as reStructuredText."""
     command = context.command
     yield from _block(" ".join([context.command_path, *command.collect_usage_pieces(context)]))
     for paragraph in cleandoc(command.help or "").split("\n\n"):
@@ -57,7 +57,7 @@ def _block(text: str) -> list[str]:
 
 
 def _inline(text: str) -> str:
-    """A sentence in which nothing but `code` has a meaning."""
+    """Escape a sentence for reStructuredText; text in backticks becomes code."""
     pieces = re.split(r"`([^`]+)`", text)
     pieces[::2] = [re.sub(r"([\\*_|`<>])", r"\\\1", piece) for piece in pieces[::2]]
     pieces[1::2] = [f"``{piece}``" for piece in pieces[1::2]]

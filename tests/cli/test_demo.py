@@ -10,6 +10,7 @@ from PIL import Image
 
 from pucache import demonstration
 from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.cli.demo import _lines
 from pucache.cli.main import main
 from pucache.pu.classifier import PULinearClassifier
 
@@ -24,13 +25,13 @@ FILES = (
 def few_images(tmp_path_factory):
     """A tenth of the packaged images, packed in the same way."""
     folder = tmp_path_factory.mktemp("data")
-    sheet = Image.open(demonstration._DATA / "fashion-mnist.png")
+    sheet = Image.open(demonstration.DATA / "fashion-mnist.png")
     sheet.load()
-    with (demonstration._DATA / "fashion-mnist.csv").open(newline="") as stream:
+    with (demonstration.DATA / "fashion-mnist.csv").open(newline="") as stream:
         table = list(csv.DictReader(stream))
-    left, kept, size, columns = dict(SHARES), [], demonstration._TILE, 20
+    left, kept, size, columns = dict(SHARES), [], demonstration.TILE_SIDE, 20
     for position, row in enumerate(table):
-        positive = row["class"] == demonstration.POSITIVE
+        positive = row["class"] == demonstration.POSITIVE_CLASS
         folder_name = row["folder"] if row["folder"] in ("labelled", "new") else "hidden" if positive else "rest"
         if left.get((folder_name, positive), 0):
             left[folder_name, positive] -= 1
@@ -53,13 +54,13 @@ WRITTEN = []  # when the caches were, by the end of each run
 
 
 @pytest.fixture(scope="module")
-def told(few_images, tmp_path_factory):
-    """The folder of a demo, and what it told on its first run and on its second."""
+def two_demos(few_images, tmp_path_factory):
+    """The folder of a demo that ran twice, and both results."""
     folder = tmp_path_factory.mktemp("demo") / "new" / "folder"
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demonstration, "_DATA", few_images)
+        patch.setattr(demonstration, "DATA", few_images)
         runs = []
         for _ in range(2):
             runs.append(demonstration.demo(folder, device="cpu"))
@@ -68,8 +69,9 @@ def told(few_images, tmp_path_factory):
     return folder, *runs
 
 
-def test_the_demo_beats_chance_clearly_and_says_by_how_much(told):
-    _, (result, lines), _ = told
+def test_the_demo_beats_chance_clearly_and_says_by_how_much(two_demos):
+    folder, result, _ = two_demos
+    lines = list(_lines(result, str(folder)))
     assert set(result) == {
         *(
             "labelled_positives",
@@ -92,14 +94,14 @@ def test_the_demo_beats_chance_clearly_and_says_by_how_much(told):
     assert f"{result['pucache']['auc']:11.3f}" in next(line for line in lines if line.startswith("pucache"))
 
 
-def test_every_file_that_the_demo_names_is_there_and_whole(told):
-    folder, (_, lines), _ = told
-    named = "\n".join(lines)
+def test_every_file_that_the_demo_names_is_there_and_whole(two_demos):
+    folder, result, _ = two_demos
+    named = "\n".join(_lines(result, str(folder)))
     for name in FILES:
         assert (folder / name).is_file() and name in named
     sheet = Image.open(folder / "retrieved.png")
     sheet.load()
-    assert sheet.format == "PNG" and sheet.size == (10 * 90 + 6, -(-demonstration.SHOWN // 10) * 90 + 6)
+    assert sheet.format == "PNG" and sheet.size == (10 * 90 + 6, -(-demonstration.CONTACT_SHEET_IMAGES // 10) * 90 + 6)
     for name, rows in (("pile", 130), ("new", 60)):
         cache = EmbeddingCache(folder / f"{name}.h5")
         cache.verify()
@@ -108,14 +110,14 @@ def test_every_file_that_the_demo_names_is_there_and_whole(told):
     assert all("</html>" in (folder / name).read_text()[-50:] for name in FILES if name.endswith(".html"))
 
 
-def test_a_second_demo_in_the_same_folder_tells_the_same(told):
-    _, (first, _), (second, _) = told
+def test_a_second_demo_in_the_same_folder_tells_the_same(two_demos):
+    _, first, second = two_demos
     assert {**first, "seconds": 0} == {**second, "seconds": 0}
     assert WRITTEN[0] == WRITTEN[1], "nothing is embedded again"
 
 
-def test_frames_are_green_where_the_image_is_positive_and_red_where_not(told, tmp_path):
-    folder, *_ = told
+def test_frames_are_green_where_the_image_is_positive_and_red_where_not(two_demos, tmp_path):
+    folder, *_ = two_demos
     keys = sorted(os.listdir(folder / "pile"))[:3]
     ranking = demonstration.Ranking(np.arange(3), keys, np.array([3.0, 2.0, 1.0]))
     demonstration.contact_sheet(tmp_path / "sheet.png", folder / "pile", ranking, np.array([1, 0, 1]))
@@ -139,7 +141,7 @@ def test_a_folder_that_is_not_for_the_demo_is_one_line_and_left_alone(tmp_path, 
 
 
 def test_an_interrupted_demo_goes_on_in_its_folder(few_images, tmp_path, monkeypatch):
-    monkeypatch.setattr(demonstration, "_DATA", few_images)
+    monkeypatch.setattr(demonstration, "DATA", few_images)
     saved = Image.Image.save
 
     def stop(image, path, *arguments):

@@ -43,7 +43,7 @@ RUNS = ("sh", "console", "python")
 ANEW = "in a folder of its own"  # the one mark of a block that is run here
 MARKS = {  # what a block that is not run here may say, and how many do
     "runs in: make test-docker": 2,
-    "runs in: tests/test_demo.py": 1,
+    "runs in: tests/cli/test_demo.py": 1,
     "not run: installs packages; parsed only": 4,
     "not run: needs a network; parsed only": 1,
     "not run: needs several GPUs; parsed only": 2,
@@ -124,18 +124,18 @@ def unpack(folder):
     """Write some of the demo's images as a user has them: photos/, new-photos/, found.txt and truth.csv."""
     left, found = dict(SHARES), []
     with (
-        Image.open(demonstration._DATA / "fashion-mnist.png") as sheet,
-        (demonstration._DATA / "fashion-mnist.csv").open() as table,
+        Image.open(demonstration.DATA / "fashion-mnist.png") as sheet,
+        (demonstration.DATA / "fashion-mnist.csv").open() as table,
     ):
-        columns = sheet.width // demonstration._TILE
+        columns = sheet.width // demonstration.TILE_SIDE
         for position, row in enumerate(csv.DictReader(table)):
-            kind = row["folder"], row["class"] == demonstration.POSITIVE
+            kind = row["folder"], row["class"] == demonstration.POSITIVE_CLASS
             if left.get(kind):
                 left[kind] -= 1
-                top, side = (demonstration._TILE * part for part in divmod(position, columns))
+                top, side = (demonstration.TILE_SIDE * part for part in divmod(position, columns))
                 path = folder / ("new-photos" if kind[0] == "new" else "photos") / row["key"]
                 path.parent.mkdir(exist_ok=True)
-                sheet.crop((side, top, side + demonstration._TILE, top + demonstration._TILE)).save(path)
+                sheet.crop((side, top, side + demonstration.TILE_SIDE, top + demonstration.TILE_SIDE)).save(path)
                 found.append((row["key"], *kind))
     lines = [f"{key},{int(positive)}" for key, _, positive in found]
     (folder / "truth.csv").write_text("\n".join(["key,label", *lines]) + "\n")
