@@ -66,7 +66,7 @@ def embed(
     from pucache.allocator import keep_freed_memory
 
     keep_freed_memory()  # before the first thread, or large array
-    from pucache.cache.destination import encoder_of_existing, place_of
+    from pucache.cache.destination import encoder_of_existing, open_destination
     from pucache.embedding.embed import embed as run
     from pucache.encoders.encoder import load_encoder
     from pucache.images.source import open_source
@@ -75,7 +75,7 @@ def embed(
 
     names = ("weights", "precision", "runtime", "decode", "batch_size")
     part = options.parse_shard(shard)
-    place_of(cache).check_writable()
+    open_destination(cache).check_writable()
     images = open_source(source)
     with options.opened_engine(engine, address, workers) as does:
         device = does.device(rest.pop("device"))

@@ -29,7 +29,7 @@ def verify(files: tuple[str, ...], as_json: bool) -> None:
     pucache verify cache.h5 model.safetensors
     pucache verify RUN_DIR
     """
-    from pucache.cache.verification import verify as run
+    from pucache.verify_files import verify as run
     from pucache.errors import CacheError
 
     found = run(files)

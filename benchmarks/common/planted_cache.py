@@ -16,8 +16,9 @@ import numpy as np
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.keys import encode_keys
+from pucache.cache.layout import VERSION
 from pucache.cache.merging import merge
-from pucache.cache.reader import BLOCK_BYTES, VERSION, CacheFile
+from pucache.cache.reader import BLOCK_BYTES, CacheFile
 from pucache.cache.writer import Rows, write_file
 from pucache.encoders.spec import EncoderSpec
 

@@ -1,8 +1,8 @@
-"""The seal behind the HDF5 bytes of a cache file: what every byte was when it was written.
+"""Checksums of a cache file: the table behind the HDF5 bytes that covers every one of them.
 
-A column is hashed in blocks of rows, so that damage is found where it is; all that is not a column,
-which is HDF5's own structure and the attributes, is hashed as one. The latter is little, and checked
-before HDF5 sees the file: damage makes that library loop or crash. docs/cache-format.md specifies it.
+docs/cache-format.md calls this table the seal and specifies it. A column is hashed in blocks of rows,
+so that damage can be located. Everything else (HDF5's own structure and the attributes) is hashed as
+one; it is small, and checked before HDF5 sees the file, because damage there makes HDF5 loop or crash.
 """
 
 from __future__ import annotations
@@ -15,39 +15,41 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-_BLOCK_ROWS, _MOST_BLOCKS = 256, 1024
-_MOST_BYTES = 1 << 24  # of a seal; four columns in 1024 blocks need a fiftieth of that
+_MIN_ROWS_PER_HASH, _MAX_BLOCKS = 256, 1024
+_MAX_TABLE_BYTES = 1 << 24  # four columns in 1024 blocks need a fiftieth of that
 _FOOTER = re.compile(rb"\npucache-seal (\d{12}) ([0-9a-f]{64})\n")
 FOOTER_BYTES = len("\npucache-seal \n") + 12 + 1 + 64
-_READ = 1 << 20
-Read = Callable[[int, int], bytes]  # offset, count -> bytes; fewer at the end
+_READ_BYTES = 1 << 20
+ReadAt = Callable[[int, int], bytes]  # offset, count -> bytes; fewer at the end of the file
 
 
-class Broken(ValueError):
-    """A seal that does not fit the bytes before it; the text continues 'FILE is damaged: '."""
+class ChecksumError(ValueError):
+    """The checksums do not match the file; the message continues 'FILE is damaged: '."""
 
 
-class Unsealed(Broken):
-    """No seal at all."""
+class MissingChecksumsError(ChecksumError):
+    """The file does not end in a checksum table."""
 
 
-def rows_per_block(n: int) -> int:
-    """Rows of a column that are hashed together: few, but never so few that the seal grows large."""
-    return max(_BLOCK_ROWS, -(-n // _MOST_BLOCKS))
+def rows_per_hash(n: int) -> int:
+    """Number of rows of an n-row column that are hashed together: at least 256, and at most 1,024 blocks."""
+    return max(_MIN_ROWS_PER_HASH, -(-n // _MAX_BLOCKS))
 
 
 @dataclass(frozen=True)
-class Column:
-    """One dataset: where its bytes lie, and the sha256 of each block of them.
+class ColumnChecksums:
+    """Position and checksums of one dataset.
+
+    The field names are those of the JSON in the file.
 
     Attributes
     ----------
     offset, size : int
         In bytes, from the beginning of the file.
     block : int
-        Bytes hashed together; the last block may be shorter.
+        Number of bytes hashed together; the last block may be shorter.
     sha256 : tuple of str
-        Hexadecimal, one a block.
+        Hexadecimal digest of each block.
     """
 
     offset: int
@@ -62,139 +64,150 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Seal:
-    """What a file must be.
+class ChecksumTable:
+    """Checksums of every byte of a cache file.
 
     Attributes
     ----------
     size : int
-        Bytes of HDF5, before the seal.
-    columns : dict of str to Column
+        Number of HDF5 bytes, which come before the table.
+    columns : dict of str to ColumnChecksums
     rest : str
-        sha256 of all other bytes, hexadecimal.
+        sha256 of all HDF5 bytes outside the columns, hexadecimal.
     checksum : str
-        sha256 of the seal itself, which names all of these, hexadecimal.
+        sha256 of the table itself, hexadecimal. As the table covers all other bytes, it identifies the file.
     """
 
     size: int
-    columns: dict[str, Column]
+    columns: dict[str, ColumnChecksums]
     rest: str
     checksum: str
 
     @classmethod
-    def read(cls, stream: int) -> Seal:
-        """Read the seal at the end of an open file, and hold all but the columns against it.
+    def read(cls, descriptor: int) -> ChecksumTable:
+        """Read the table at the end of an open file, and check all bytes outside the columns.
 
         Raises
         ------
-        Unsealed, Broken
-            No seal, or another one than the file needs.
+        MissingChecksumsError
+            The file does not end in a table.
+        ChecksumError
+            The table is damaged, or does not match the file.
         OSError
             The file cannot be read.
         """
-        end = os.fstat(stream).st_size
-        footer = os.pread(stream, FOOTER_BYTES, max(0, end - FOOTER_BYTES))
-        found = _FOOTER.fullmatch(footer)
-        if not found:
-            raise Unsealed("there is no seal at its end")
-        length = int(found[1])
-        if length > min(_MOST_BYTES, end - FOOTER_BYTES):
-            raise Broken(f"its seal would be of {length:,} bytes")
-        text = os.pread(stream, length, end - FOOTER_BYTES - length)
-        if hashlib.sha256(text).hexdigest().encode() != found[2]:
-            raise Broken("its seal is not as it was written")
-        seal = cls._parse(text, found[2].decode())
-        if seal.size != end - FOOTER_BYTES - length:
-            raise Broken(f"it has {end - FOOTER_BYTES - length:,} bytes before the seal, expected {seal.size:,}")
-        if _hash_rest(reader(stream), seal.size, seal.columns) != seal.rest:
-            raise Broken("its structure or attributes are not as they were written")
-        return seal
+        end = os.fstat(descriptor).st_size
+        footer = _FOOTER.fullmatch(os.pread(descriptor, FOOTER_BYTES, max(0, end - FOOTER_BYTES)))
+        if not footer:
+            raise MissingChecksumsError("there is no seal at its end")
+        length, digest = int(footer[1]), footer[2]
+        if length > min(_MAX_TABLE_BYTES, end - FOOTER_BYTES):
+            raise ChecksumError(f"its seal would be of {length:,} bytes")
+        size = end - FOOTER_BYTES - length
+        text = os.pread(descriptor, length, size)
+        if hashlib.sha256(text).hexdigest().encode() != digest:
+            raise ChecksumError("its seal is not as it was written")
+        table = cls._parse(text, digest.decode())
+        if table.size != size:
+            raise ChecksumError(f"it has {size:,} bytes before the seal, expected {table.size:,}")
+        if _hash_rest(file_reader(descriptor), table.size, table.columns) != table.rest:
+            raise ChecksumError("its structure or attributes are not as they were written")
+        return table
 
     @classmethod
-    def _parse(cls, text: bytes, checksum: str) -> Seal:
-        """Make sense of a seal whose own hash is right; a stranger may have written it all the same."""
+    def _parse(cls, text: bytes, checksum: str) -> ChecksumTable:
+        """Parse the JSON. Its own hash is right, but the file may come from an untrusted writer."""
         try:
-            said = json.loads(text)
+            content = json.loads(text)
             columns = {
-                str(name): Column(int(c["offset"]), int(c["size"]), int(c["block"]), tuple(map(str, c["sha256"])))
-                for name, c in said["columns"].items()
+                str(name): ColumnChecksums(
+                    offset=int(column["offset"]),
+                    size=int(column["size"]),
+                    block=int(column["block"]),
+                    sha256=tuple(map(str, column["sha256"])),
+                )
+                for name, column in content["columns"].items()
             }
-            seal = cls(int(said["size"]), columns, str(said["rest"]), checksum)
+            table = cls(size=int(content["size"]), columns=columns, rest=str(content["rest"]), checksum=checksum)
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise Broken("its seal makes no sense") from error
-        here = 0
-        for column in sorted(columns.values(), key=lambda column: column.offset):
-            blocks = -(-column.size // column.block) if column.block > 0 else -1
-            if column.offset < here or column.size < 0 or blocks != len(column.sha256):
-                raise Broken("its seal makes no sense")
-            here = column.offset + column.size
-        if here > seal.size:
-            raise Broken("its seal makes no sense")
-        return seal
+            raise ChecksumError("its seal makes no sense") from error
+        table._check_extents()
+        return table
 
-    def damage(self, read: Read, names: Iterable[str]) -> dict[str, list[int]]:
-        """Read columns; returns the numbers of the blocks that are not as they were written."""
-        found = {}
+    def _check_extents(self) -> None:
+        """Raise `ChecksumError` unless the columns lie within the file, do not overlap, and have all their hashes."""
+        end = 0
+        for column in sorted(self.columns.values(), key=lambda column: column.offset):
+            blocks = -(-column.size // column.block) if column.block > 0 else -1
+            if column.offset < end or column.size < 0 or blocks != len(column.sha256):
+                raise ChecksumError("its seal makes no sense")
+            end = column.offset + column.size
+        if end > self.size:
+            raise ChecksumError("its seal makes no sense")
+
+    def damaged_blocks(self, read_at: ReadAt, names: Iterable[str]) -> dict[str, list[int]]:
+        """Read columns; return the numbers of the damaged blocks of each column that has any."""
+        damaged = {}
         for name in names:
             column = self.columns[name]
-            wrong = [
+            numbers = [
                 number
                 for number, (block, expected) in enumerate(zip(column.blocks(), column.sha256, strict=True))
-                if _hash(read, *block, hashlib.sha256()).hexdigest() != expected
+                if _hash(read_at, *block, hashlib.sha256()).hexdigest() != expected
             ]
-            if wrong:
-                found[name] = wrong
-        return found
+            if numbers:
+                damaged[name] = numbers
+        return damaged
 
 
-class Hasher:
-    """Hashes the bytes of one column as they are written, or holds them against a seal as they are read.
+class ColumnHasher:
+    """Hashes one column block by block, from consecutive pieces of it.
 
     Parameters
     ----------
     block : int
-        Bytes hashed together.
+        Number of bytes hashed together.
     expected : tuple of str, optional
-        The hash of each block.
+        Digest of each block, to compare with.
     """
 
     def __init__(self, block: int, expected: tuple[str, ...] | None = None):
         self._block = max(1, block)
         self._expected = expected
         self._size = 0
-        self._done: list[str] = []
+        self._digests: list[str] = []
         self._state = hashlib.sha256()
 
     def update(self, data: memoryview) -> None:
-        """Go on with these bytes; raises `Broken` at the end of a block that is not as expected."""
+        """Add the next bytes; raises `ChecksumError` at the end of a block that differs from the expected one."""
         while data:
             room = self._block - self._size % self._block
             self._state.update(data[:room])
             self._size += min(room, len(data))
             if self._size % self._block == 0:
-                self._close()
+                self._finish_block()
             data = data[room:]
 
     def finish(self) -> None:
-        """Close the last block, where it is shorter; raises `Broken` as `update` does."""
+        """End the column, whose last block may be shorter; raises `ChecksumError` as `update` does."""
         if self._size % self._block:
-            self._close()
+            self._finish_block()
 
-    def _close(self) -> None:
-        self._done.append(self._state.hexdigest())
+    def _finish_block(self) -> None:
+        self._digests.append(self._state.hexdigest())
         self._state = hashlib.sha256()
-        number = len(self._done) - 1
-        if self._expected is not None and self._expected[number : number + 1] != (self._done[number],):
-            raise Broken(f"block {number} is not as it was written")
+        number = len(self._digests) - 1
+        if self._expected is not None and self._expected[number : number + 1] != (self._digests[number],):
+            raise ChecksumError(f"block {number} is not as it was written")
 
-    def column(self, offset: int) -> Column:
-        """Describe what was written, from `offset` on."""
+    def checksums(self, offset: int) -> ColumnChecksums:
+        """End the column, and return its checksums; `offset` is its position in the file."""
         self.finish()
-        return Column(offset, self._size, self._block, tuple(self._done))
+        return ColumnChecksums(offset=offset, size=self._size, block=self._block, sha256=tuple(self._digests))
 
 
-def append(path: Path, columns: dict[str, Column]) -> None:
-    """Seal a file that is complete but for its seal.
+def append_table(path: Path, columns: dict[str, ColumnChecksums]) -> None:
+    """Append the checksum table to a finished HDF5 file.
 
     Raises
     ------
@@ -203,29 +216,30 @@ def append(path: Path, columns: dict[str, Column]) -> None:
     """
     with open(path, "rb+") as stream:
         size = stream.seek(0, os.SEEK_END)
-        described = {name: asdict(column) for name, column in columns.items()}
-        content = {"size": size, "columns": described, "rest": _hash_rest(reader(stream.fileno()), size, columns)}
+        rest = _hash_rest(file_reader(stream.fileno()), size, columns)
+        content = {"size": size, "columns": {name: asdict(column) for name, column in columns.items()}, "rest": rest}
         text = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
         stream.write(text + f"\npucache-seal {len(text):012d} {hashlib.sha256(text).hexdigest()}\n".encode())
 
 
-def _hash_rest(read: Read, size: int, columns: dict[str, Column]) -> str:
-    state, here = hashlib.sha256(), 0
+def file_reader(descriptor: int) -> ReadAt:
+    """Return a function that reads from an open file."""
+    return lambda offset, count: os.pread(descriptor, count, offset)
+
+
+def _hash_rest(read_at: ReadAt, size: int, columns: dict[str, ColumnChecksums]) -> str:
+    """Hash the first `size` bytes but for the columns."""
+    state, position = hashlib.sha256(), 0
     for column in sorted(columns.values(), key=lambda column: column.offset):
-        _hash(read, here, column.offset - here, state)
-        here = max(here, column.offset + column.size)
-    return _hash(read, here, size - here, state).hexdigest()
+        _hash(read_at, position, column.offset - position, state)
+        position = max(position, column.offset + column.size)
+    return _hash(read_at, position, size - position, state).hexdigest()
 
 
-def reader(stream: int) -> Read:
-    """Read an open file."""
-    return lambda offset, count: os.pread(stream, count, offset)
-
-
-def _hash(read: Read, offset: int, count: int, state: hashlib._Hash) -> hashlib._Hash:
-    """Hash some bytes; those that are missing change the hash as others do."""
+def _hash(read_at: ReadAt, offset: int, count: int, state: hashlib._Hash) -> hashlib._Hash:
+    """Add bytes of a file to a hash; missing bytes change it as altered ones do."""
     while count > 0:
-        data = read(offset, min(count, _READ))
+        data = read_at(offset, min(count, _READ_BYTES))
         if not data:
             break
         state.update(data)

@@ -1,4 +1,4 @@
-"""Where outputs are written: a file of this machine, or one behind a URL that is worked on here."""
+"""Destinations of output: a file of this machine, or a URL whose file is prepared on this machine first."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from .reader import CacheFile
 from .remote import RemoteCache, upload
 
 
-class Place(Protocol):
-    """Where a cache is written, and what is to be done there and when.
+class CacheDestination(Protocol):
+    """Where a cache is written; `embed` calls these methods at the stages of its work.
 
     Attributes
     ----------
     name : str
-        As users know it.
+        Path or URL for messages, without secrets.
     local : Path
-        The file of this machine that is worked on.
+        The file of this machine that is written.
     """
 
     name: str
     local: Path
 
     def check_writable(self) -> None:
-        """Before any work: raise `OutputError` where the cache cannot be written."""
+        """Raise `OutputError` if the cache cannot be written; called before any work."""
 
     def fetch(self) -> None:
-        """Within the writer's lock: bring what is there already."""
+        """Bring the existing cache and parts to this machine; called with the writer's lock held."""
 
-    def keep(self, part: Path) -> None:
-        """Once a part is safe on this machine."""
+    def store_part(self, part: Path) -> None:
+        """Store a part that was finished on this machine."""
 
-    def keep_all(self, parts: list[Path]) -> None:
-        """Once it is known that parts which were found here are of this work."""
+    def store_parts(self, parts: list[Path]) -> None:
+        """Store the parts of an earlier run on this machine that the destination lacks."""
 
     def publish(self) -> None:
-        """Once the cache is whole."""
+        """Store the finished cache."""
 
-    def drop_parts(self) -> None:
-        """Once nothing came of the work."""
+    def remove_parts(self) -> None:
+        """Remove the stored parts; called when the work ends without a cache."""
 
 
-class Here:
-    """A file of this machine: nothing is to be brought or sent."""
+class LocalDestination:
+    """A cache file of this machine: written in place, so that nothing is fetched or sent."""
 
     def __init__(self, path: Path):
         self.name, self.local = str(path), path
@@ -61,58 +61,57 @@ class Here:
         check_writable(self.local)
 
     def fetch(self) -> None:
-        """It is here."""
+        """Do nothing."""
 
-    def keep(self, part: Path) -> None:
-        """It is kept."""
+    def store_part(self, part: Path) -> None:
+        """Do nothing."""
 
-    def keep_all(self, parts: list[Path]) -> None:
-        """They are kept."""
+    def store_parts(self, parts: list[Path]) -> None:
+        """Do nothing."""
 
     def publish(self) -> None:
-        """It is there."""
+        """Do nothing."""
 
-    def drop_parts(self) -> None:
-        """The caller removes them."""
+    def remove_parts(self) -> None:
+        """Do nothing; the caller removes local parts."""
 
 
-def place_of(cache: str | Path) -> Place:
-    """Where a cache of this path or URL is written."""
-    return RemoteCache(os.fspath(cache)) if is_url(cache) else Here(Path(cache))
+def open_destination(cache: str | Path) -> CacheDestination:
+    """Return the destination for a path or URL."""
+    return RemoteCache(os.fspath(cache)) if is_url(cache) else LocalDestination(Path(cache))
 
 
 @contextmanager
-def delivering(out: str | Path) -> Iterator[Path]:
-    """Yield a path to write to; on success what is there becomes `out`, a file or at a URL, whole or not at all.
+def atomic_output(out: str | Path) -> Iterator[Path]:
+    """Yield a temporary path; on success its content replaces `out`, a file or a URL, as a whole.
 
     Raises
     ------
     OutputError
-        It cannot be written, or does not arrive.
+        `out` cannot be written.
     """
     if not is_url(out):
         with replacing(out) as temporary:
             yield temporary
         return
     remote = RemoteCache(os.fspath(out))
-    here, lock = remote.local, remote.local.with_name(f".{remote.local.name}.lock")
+    local, lock = remote.local, remote.local.with_name(f".{remote.local.name}.lock")
     with exclusive_lock(lock, OutputError(f"{remote.name} is being written by another process; wait for it")):
-        with replacing(here) as temporary:
+        with replacing(local) as temporary:
             yield temporary
-        upload(here, os.fspath(out))
-        here.unlink()
+        upload(local, os.fspath(out))
+        local.unlink()
 
 
 def encoder_of_existing(cache: str | Path) -> EncoderSpec | None:
-    """Return the encoder of a cache that is there already, or of its unfinished parts; None for a new one."""
-    place = place_of(cache)
-    cache = place.local
-    if is_url(place.name):
-        with writer_lock(cache):
-            place.fetch()
-    for path in [cache, *part_files(cache)]:
+    """Return the encoder of an existing cache, or of its unfinished parts; None if there is neither."""
+    destination = open_destination(cache)
+    if is_url(destination.name):
+        with writer_lock(destination.local):
+            destination.fetch()
+    for path in [destination.local, *part_files(destination.local)]:
         try:
             return CacheFile(path).encoder
         except CacheError:
-            continue  # `embed` says what is wrong with it
+            continue  # `embed` reports the damage
     return None

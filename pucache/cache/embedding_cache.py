@@ -1,12 +1,13 @@
-"""The cache: one or several immutable files of one encoder, read as one.
+"""`EmbeddingCache`: one or several immutable cache files of one encoder, read as one.
 
-docs/cache-format.md specifies the files, `pucache.cache.reader` reads one of them.
+docs/cache-format.md specifies the files; `pucache.cache.reader` reads one of them.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -14,17 +15,17 @@ import numpy as np
 from ..errors import CacheError
 from ..storage.urls import is_url
 from .hdf5 import begins_as_hdf5
-from .keys import Keys, duplicated, find
+from .keys import Keys, find_duplicate, find_sorted
 from .reader import CacheFile
 
 
 class EmbeddingCache:
-    """One or more cache files of one encoder, read as one, and as they were when they were opened.
+    """One or more cache files of one encoder, read as one, in the state in which they were opened.
 
     Parameters
     ----------
-    *paths : str or path
-        Cache files, folders of them (``*.h5``), or URLs of either, which are fetched first.
+    *caches : str, path or EmbeddingCache
+        Cache files, folders of them (``*.h5``), URLs of either, which are downloaded first, or opened caches.
 
     Attributes
     ----------
@@ -36,11 +37,13 @@ class EmbeddingCache:
     Raises
     ------
     CacheError
-        As `CacheFile`; also when encoders differ or a key stands in two files.
+        See `pucache.cache.reader.CacheFile`; also if encoders differ or a key occurs in two files.
     """
 
-    def __init__(self, *paths: str | Path):
-        self.files = [CacheFile(path, hold=True) for path in expand(paths)]
+    def __init__(self, *caches: str | Path | EmbeddingCache):
+        self.files = [file for cache in caches for file in _open_files(cache)]
+        if not self.files:
+            raise CacheError("no cache given")
         first = self.files[0]
         for other in self.files[1:]:
             check_same_encoder(first, other)
@@ -49,11 +52,11 @@ class EmbeddingCache:
         self._check_disjoint()
 
     def _check_disjoint(self) -> None:
-        twice = duplicated([file.raw_keys for file in self.files]) if len(self.files) > 1 else None
-        if twice is not None:
-            here = [str(file.path) for file in self.files if find(file.raw_keys, np.array([twice]))[0] >= 0]
+        key = find_duplicate([file.raw_keys for file in self.files]) if len(self.files) > 1 else None
+        if key is not None:
+            paths = [file.path for file in self.files if find_sorted(file.raw_keys, np.array([key]))[0] >= 0]
             raise CacheError(
-                f"the key {twice.decode()!r} stands both in {here[0]} and in {here[1]}; open one of the two, or embed "
+                f"the key {key.decode()!r} stands both in {paths[0]} and in {paths[1]}; open one of the two, or embed "
                 "with --shard I/N"
             )
 
@@ -62,88 +65,109 @@ class EmbeddingCache:
 
     @property
     def name(self) -> str:
-        """What to call this cache in a message."""
+        """Name of this cache in messages."""
         return str(self.files[0].path) + (f" and {len(self.files) - 1} more" if len(self.files) > 1 else "")
 
     @property
     def X(self) -> np.ndarray:
-        """Embeddings (n, d), float16 or float32: mapped for one file, gathered in memory for several."""
-        if len(self.files) == 1:
-            return self.files[0].X
-        return np.concatenate([file.X for file in self.files])
+        """Embeddings, (n, d) float16 or float32, read-only: the same array as `load_embeddings` returns."""
+        return self.load_embeddings()
 
     @property
     def digests(self) -> np.ndarray:
-        """sha256 of each image's bytes, (n, 32) uint8."""
-        if len(self.files) == 1:
-            return self.files[0].digests
-        return np.concatenate([file.digests for file in self.files])
+        """sha256 of each image's bytes, (n, 32) uint8, read-only; mapped or copied as `load_embeddings` says."""
+        return self.files[0].digests if len(self.files) == 1 else self._joined_digests
+
+    def load_embeddings(self) -> np.ndarray:
+        """Return all embeddings as one array.
+
+        For one file the array is mapped, and nothing is copied. For several files the embeddings are
+        copied into memory at the first call; the copy is kept, and every later call and `X` return it.
+        To read a cache in bounded memory use `blocks` or `take`.
+
+        Returns
+        -------
+        ndarray of float16 or float32, (n, d)
+            Read-only.
+        """
+        return self.files[0].X if len(self.files) == 1 else self._joined_embeddings
+
+    @cached_property
+    def _joined_embeddings(self) -> np.ndarray:
+        return _joined([file.X for file in self.files])
+
+    @cached_property
+    def _joined_digests(self) -> np.ndarray:
+        return _joined([file.digests for file in self.files])
 
     @property
     def failures(self) -> dict[str, str]:
-        """Key to reason of every image that could not be read."""
+        """Reason by key of every image that could not be read."""
         return {key: reason for file in self.files for key, reason in file.failures.items()}
 
     def blocks(self, *, check: bool = False) -> Iterator[tuple[slice, np.ndarray]]:
-        """Go through the embeddings in row order, in bounded memory: (row slice, (b, d)), each valid until the next.
-
-        With `check`, what is read is held against the seal; damage raises `CacheError`.
+        """Read the embeddings in row order, in bounded memory.
 
         Parameters
         ----------
         check : bool
-            Hold what is read against the seal.
+            Check the embeddings against the checksums; damage raises `CacheError`.
 
         Yields
         ------
         rows : slice
             Of the cache.
         X : ndarray of float16 or float32, (b, d)
+            Valid until the next block is requested.
         """
-        offset = 0
+        start = 0
         for file in self.files:
             for rows, block in file.blocks(check=check):
-                yield slice(offset + rows.start, offset + rows.stop), block
-            offset += len(file)
+                yield slice(start + rows.start, start + rows.stop), block
+            start += len(file)
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """Copy the embeddings of some rows, (m, d); `rows` rise.
+        """Copy the embeddings of some rows.
 
         Parameters
         ----------
         rows : ndarray of int, (m,)
-            Rising.
+            Ascending.
 
         Returns
         -------
         ndarray of float16 or float32, (m, d)
         """
-        starts = np.cumsum([0, *map(len, self.files)])
         parts = [
             file.take("embeddings", rows[slice(*np.searchsorted(rows, (start, start + len(file))))] - start)
-            for file, start in zip(self.files, starts.tolist(), strict=False)
+            for file, start in zip(self.files, self._starts.tolist(), strict=False)
         ]
         return np.concatenate(parts)
 
-    def not_finite(self, rows: np.ndarray) -> CacheError:
-        """What to raise where some rows are NaN or infinite, which pucache itself never writes.
+    @property
+    def _starts(self) -> np.ndarray:
+        """First row of each file, and the number of rows."""
+        return np.cumsum([0, *map(len, self.files)])
+
+    def not_finite_error(self, rows: np.ndarray) -> CacheError:
+        """Return the error for rows that are NaN or infinite, which pucache itself never writes.
 
         Parameters
         ----------
         rows : ndarray of int
-            At least one; rising.
+            At least one; ascending.
 
         Returns
         -------
         CacheError
-            It names the file and the first of its rows.
+            Names the file of the first row, and rows of that file.
         """
-        starts = np.cumsum([0, *map(len, self.files)])
-        number = int(np.searchsorted(starts, rows[0], "right")) - 1
-        return self.files[number].not_finite(rows[rows < starts[number + 1]] - starts[number])
+        number = int(np.searchsorted(self._starts, rows[0], "right")) - 1
+        start, stop = self._starts[number : number + 2]
+        return self.files[number].not_finite_error(rows[rows < stop] - start)
 
     def check(self, *names: str) -> None:
-        """Hold some columns of every file (such as "keys") against its seal; damage raises `CacheError`.
+        """Check columns of every file against the checksums; damage raises `CacheError`.
 
         Parameters
         ----------
@@ -154,53 +178,88 @@ class EmbeddingCache:
             file.check(*names)
 
     def verify(self) -> None:
-        """Hold every byte of every file against its seal; damage raises `CacheError`."""
+        """Check every byte of every file against the checksums; damage raises `CacheError`."""
         for file in self.files:
             file.verify()
 
 
-def open_cache(cache: EmbeddingCache | str | Path | Sequence[str | Path]) -> EmbeddingCache:
-    """Open a cache unless it is open already.
+CacheLike = EmbeddingCache | str | Path | Sequence[EmbeddingCache | str | Path]
+
+
+def open_cache(cache: CacheLike) -> EmbeddingCache:
+    """Open a cache; an opened one is returned as it is.
 
     Parameters
     ----------
-    cache : EmbeddingCache, path, or sequence of paths
+    cache : EmbeddingCache, str, path, or a sequence of these
+        A cache file, a folder of them, a URL of either, or an opened cache; several are read as one.
 
     Returns
     -------
     EmbeddingCache
+
+    Raises
+    ------
+    CacheError
+        See `EmbeddingCache`.
     """
-    if isinstance(cache, EmbeddingCache):
-        return cache
-    return EmbeddingCache(cache) if isinstance(cache, str | Path) else EmbeddingCache(*cache)
+    return cache if isinstance(cache, EmbeddingCache) else EmbeddingCache(*_as_list(cache))
 
 
-def expand(paths: Iterable[str | Path]) -> list[Path]:
-    """Replace folders by the cache files in them, in name order, and URLs by copies on this machine."""
-    found: list[Path] = []
-    for path in map(_here, paths):
-        if path.is_dir():
-            inside = sorted(child for child in path.glob("*.h5") if not child.name.startswith("."))
-            if not inside:
-                raise CacheError(f"no cache in folder {path}; expected *.h5 files")
-            found += inside
+def expand_paths(caches: CacheLike | Iterable[EmbeddingCache | str | Path]) -> list[Path]:
+    """List cache files: those of opened caches, those in folders in name order, and local copies of URLs.
+
+    Raises
+    ------
+    CacheError
+        A folder holds no cache, or nothing was given.
+    """
+    paths: list[Path] = []
+    for cache in _as_list(caches):
+        if isinstance(cache, EmbeddingCache):
+            paths += [file.path for file in cache.files]
+        elif (path := _local_path(cache)).is_dir():
+            paths += _folder_files(path)
         else:
-            found.append(path)
-    if not found:
+            paths.append(path)
+    if not paths:
         raise CacheError("no cache given")
-    return found
+    return paths
 
 
-def _here(path: str | Path) -> Path:
+def _as_list(caches: CacheLike | Iterable[EmbeddingCache | str | Path]) -> list[EmbeddingCache | str | Path]:
+    return [caches] if isinstance(caches, EmbeddingCache | str | Path) else list(caches)
+
+
+def _open_files(cache: str | Path | EmbeddingCache) -> list[CacheFile]:
+    if isinstance(cache, EmbeddingCache):
+        return cache.files
+    return [CacheFile(path, map_now=True) for path in expand_paths(cache)]
+
+
+def _folder_files(folder: Path) -> list[Path]:
+    files = sorted(path for path in folder.glob("*.h5") if not path.name.startswith("."))
+    if not files:
+        raise CacheError(f"no cache in folder {folder}; expected *.h5 files")
+    return files
+
+
+def _local_path(path: str | Path) -> Path:
     if not is_url(path):
         return Path(path)
-    from .remote import local_copy  # which speaks to stores: most caches lie here
+    from .remote import local_copy  # imports fsspec, which most caches do not need
 
     return local_copy(os.fspath(path))
 
 
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    joined = np.concatenate(parts)
+    joined.setflags(write=False)  # shared by all callers, like a mapped file
+    return joined
+
+
 def is_cache(path: str | Path) -> bool:
-    """Whether `path` is meant as a cache rather than as images: an HDF5 or ``.h5`` file, or a folder of these."""
+    """Whether `path` names a cache rather than images: an HDF5 or ``.h5`` file, or a folder of these."""
     if is_url(path):
         return os.fspath(path).endswith(".h5")
     path = Path(path)
@@ -208,7 +267,7 @@ def is_cache(path: str | Path) -> bool:
 
 
 def check_same_encoder(expected: CacheFile, got: CacheFile) -> None:
-    """Raise `CacheError` unless two files hold embeddings of one encoder in one type."""
+    """Raise `CacheError` unless two files hold embeddings of one encoder and one type."""
     differing = expected.encoder.differences(got.encoder)
     if differing:
         raise CacheError(

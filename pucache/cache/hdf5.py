@@ -1,6 +1,6 @@
-"""The HDF5 of a cache file: attributes, and contiguous datasets that can be read without HDF5.
+"""HDF5 access of cache files: attributes, and contiguous datasets that can be read without HDF5.
 
-The only user of h5py. Nothing here knows what the datasets mean.
+The only user of h5py. This module does not know what the datasets mean.
 """
 
 from __future__ import annotations
@@ -19,23 +19,17 @@ import numpy as np
 from ..storage.interrupts import deferred_signals
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
-DAMAGE = (
-    OSError,
-    KeyError,
-    RuntimeError,
-    ValueError,
-    TypeError,
-)  # what h5py raises on files that are not what they say
+DAMAGE = (OSError, KeyError, RuntimeError, ValueError, TypeError)  # raised by h5py on malformed files
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a dataset lies in the file.
+class DatasetExtent:
+    """Position, shape and type of a dataset.
 
     Attributes
     ----------
     offset : int or None
-        In bytes; None where it is not contiguous, or empty.
+        In bytes from the beginning of the file; None if the dataset is empty or not contiguous.
     shape : tuple of int
     dtype : numpy.dtype
     """
@@ -49,12 +43,20 @@ class Place:
         """Bytes of one row."""
         return self.dtype.itemsize * math.prod(self.shape[1:])
 
+    def row_offset(self, row: int) -> int:
+        """Position of a row in the file, in bytes."""
+        return (self.offset or 0) + row * self.row_bytes
+
+    def empty(self, n: int) -> np.ndarray:
+        """Return an uninitialised array for n rows, (n, ...)."""
+        return np.empty((n, *self.shape[1:]), self.dtype)
+
 
 Attributes = dict[str, str | int | None]
 
 
 def begins_as_hdf5(path: str | Path) -> bool:
-    """Whether a file begins as HDF5 files do."""
+    """Whether a file begins with the HDF5 signature."""
     path = Path(path)
     if not path.is_file():
         return False
@@ -64,29 +66,29 @@ def begins_as_hdf5(path: str | Path) -> bool:
 
 def read(
     stream: BinaryIO, attributes: tuple[str, ...], datasets: tuple[str, ...]
-) -> tuple[Attributes, dict[str, Place]]:
-    """Read attributes of the root (None where one is missing), and where datasets lie.
+) -> tuple[Attributes, dict[str, DatasetExtent]]:
+    """Read attributes of the root group (None for a missing one), and the extents of datasets.
 
     Raises
     ------
     OSError, KeyError, RuntimeError, ValueError, TypeError
-        As `DAMAGE`: whatever h5py makes of a file that is not what it says.
+        See `DAMAGE`: h5py raises these on malformed files.
     """
     with deferred_signals(), h5py.File(stream, "r") as file:
-        return {name: _attribute(file, name) for name in attributes}, {name: _place(file[name]) for name in datasets}
+        return {name: _attribute(file, name) for name in attributes}, {name: _extent(file[name]) for name in datasets}
 
 
-def _place(dataset: Any) -> Place:
+def _extent(dataset: Any) -> DatasetExtent:
     if not isinstance(dataset, h5py.Dataset):
         raise KeyError("not a dataset")
-    return Place(dataset.id.get_offset(), dataset.shape or (), np.dtype(dataset.dtype.str))
+    return DatasetExtent(dataset.id.get_offset(), dataset.shape or (), np.dtype(dataset.dtype.str))
 
 
 def _attribute(file: h5py.File, name: str) -> str | int | None:
-    """Read one number or fixed-width text, or None where there is none.
+    """Read an integer or a fixed-width text; None if there is no such attribute.
 
-    Text of variable width is not even tried: it lies in HDF5's global heap, and damage there makes
-    the library loop or crash.
+    Text of variable width is not read: it lies in HDF5's global heap, where damage makes the library
+    loop or crash.
     """
     if name not in file.attrs:
         return None
@@ -98,30 +100,38 @@ def _attribute(file: h5py.File, name: str) -> str | int | None:
 
 
 class Writer:
-    """A new file whose datasets are made, filled and located one by one."""
+    """Writes datasets and attributes of a new file.
 
-    def __init__(self, file: h5py.File, let_through: Callable[[], None]):
-        self._file, self._let_through = file, let_through
+    Parameters
+    ----------
+    file : h5py.File
+    handle_signals : callable
+        Called between calls of HDF5, where an interrupt is safe.
+    """
+
+    def __init__(self, file: h5py.File, handle_signals: Callable[[], None]):
+        self._file, self._handle_signals = file, handle_signals
 
     def create(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        """Make room for a dataset."""
+        """Create a dataset."""
         stored = h5py.string_dtype("utf-8", dtype.itemsize) if dtype.kind == "S" else dtype
         self._file.create_dataset(name, shape, stored, fill_time="never")
 
     def write(self, name: str, start: int, values: np.ndarray) -> None:
-        """Fill rows from `start` on."""
-        self._let_through()
-        if len(values):  # the view tells HDF5 that bytes are UTF-8
+        """Write consecutive rows of a dataset, the first of them row `start`."""
+        self._handle_signals()
+        if len(values):
             dataset: Any = self._file[name]
+            # the view marks bytes as UTF-8
             dataset[start : start + len(values)] = values.view(dataset.dtype) if values.dtype.kind == "S" else values
 
     def offset(self, name: str) -> int:
-        """Where the bytes of a dataset begin; 0 where it has none."""
-        place: Any = self._file[name]
-        return int(place.id.get_offset() or 0)
+        """Position of a dataset in the file, in bytes; 0 for an empty one."""
+        dataset: Any = self._file[name]
+        return int(dataset.id.get_offset() or 0)
 
-    def describe(self, attributes: Attributes) -> None:
-        """Set attributes of the root; texts become fixed-width."""
+    def set_attributes(self, attributes: Attributes) -> None:
+        """Set attributes of the root group; texts are stored in fixed width."""
         for name, value in attributes.items():
             if isinstance(value, str):
                 encoded = value.encode("utf-8", "surrogateescape")
@@ -132,7 +142,7 @@ class Writer:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Writer]:
-    """Write HDF5's oldest structures to `path`, which exists and is empty.
+    """Write an HDF5 file of the oldest format version to `path`, an existing empty file.
 
     Raises
     ------
@@ -140,19 +150,19 @@ def new_file(path: Path) -> Iterator[Writer]:
         The file system refused.
     """
     with _Output(path, "r+") as stream:
-        with deferred_signals() as let_through, h5py.File(stream, "w", libver="earliest") as file:
-            yield Writer(file, let_through)
+        with deferred_signals() as handle_signals, h5py.File(stream, "w", libver="earliest") as file:
+            yield Writer(file, handle_signals)
         if stream.error is not None:
             raise stream.error
 
 
 class _Output(io.FileIO):
-    """A file that keeps its first error for later: HDF5 crashes the process where a write fails in its close."""
+    """A file that stores its first error instead of raising it: HDF5 crashes if a write fails while it closes."""
 
     error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Write all of `data`, or remember why not; never raises."""
+        """Write all of `data`; never raises."""
         rest = memoryview(data)
         try:
             while rest and self.error is None:
@@ -162,7 +172,7 @@ class _Output(io.FileIO):
         return len(data)
 
     def truncate(self, size: int | None = None) -> int:
-        """Set the size, or remember why not; never raises."""
+        """Set the size; never raises."""
         try:
             return super().truncate(size)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Embeddings that were made elsewhere -> a cache."""
+"""Importing embeddings that were computed elsewhere into a cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from ..encoders.spec import EncoderSpec
 from ..errors import CacheError
 from ..storage.atomic import check_writable
 from .keys import encode_keys
-from .reader import DTYPES, rows_per_block
+from .layout import DTYPES
+from .reader import rows_per_read
 from .writer import Rows, write_file
 
 
@@ -23,60 +24,70 @@ def import_embeddings(
     name: str | None = None,
     dtype: str | None = None,
 ) -> int:
-    """Write embeddings that were made elsewhere, of any modality, as a cache file.
+    """Write embeddings that were computed elsewhere, of any modality, as a cache file.
 
     Parameters
     ----------
-    embeddings : path
-        A NumPy ``.npy`` file of floats, (n, d); read through a map, never unpickled.
+    embeddings : path or str
+        A NumPy ``.npy`` file of floats, (n, d); it is mapped, and never unpickled.
     keys : sequence of str
-        One per row, unique; any order.
-    out : path
+        One per row, unique; in any order.
+    out : path or str
+        The file to write.
     name : str, optional
-        What to call the encoder; the file's stem by default.
+        Name of the encoder; the stem of the file by default.
     dtype : {"float16", "float32"}, optional
-        Of the stored rows; by default float16 where the file is, else float32.
+        Type of the stored embeddings; by default float16 if the array has it, else float32.
 
     Returns
     -------
     int
-        Rows written.
+        Number of rows written.
 
     Raises
     ------
     CacheError
-        The array cannot be read, has the wrong shape or type, or holds NaN or infinity.
+        The array cannot be read, has the wrong shape or type, or holds NaN or infinity; a key occurs twice.
+    OutputError
+        `out` cannot be written.
     """
     out, source = check_writable(out), Path(embeddings)
     X = _open_npy(source)
     if len(keys) != len(X):
         raise CacheError(f"{source} has {len(X)} rows, but {len(keys)} keys were given; one key per row is needed")
     encoded = encode_keys(keys)
-    order = np.argsort(encoded, kind="stable")
-    twice = np.flatnonzero(encoded[order][1:] == encoded[order][:-1])
-    if len(twice):
-        raise CacheError(f"the key {encoded[order][twice[0]].decode()!r} is given twice; keys must be unique")
+    order = _order(encoded)
     stored = DTYPES[dtype or ("float16" if X.dtype == np.float16 else "float32")]
-    encoder = EncoderSpec.imported(name or source.stem, X.shape[1])
 
     def blocks() -> Iterator[Rows]:
-        step = rows_per_block(X)
+        step = rows_per_read(X.shape[1] * X.itemsize)
         for start in range(0, len(X), step):
             rows = order[start : start + step]
             with np.errstate(over="ignore"):
                 block = X[rows].astype(stored)
-            bad = np.flatnonzero(~np.isfinite(block).all(1))
-            if len(bad):
+            not_finite = np.flatnonzero(~np.isfinite(block).all(1))
+            if len(not_finite):
+                row = rows[not_finite[0]]
                 raise CacheError(
-                    f"row {rows[bad[0]]} of {source} ({keys[rows[bad[0]]]!r}) is NaN, infinite or overflows {stored}; "
+                    f"row {row} of {source} ({keys[row]!r}) is NaN, infinite or overflows {stored}; "
                     "correct it, or pass --dtype float32"
                 )
-            empty = np.zeros((len(rows), 32), np.uint8), np.full((len(rows), 2), -1, np.int64)
-            yield Rows(encoded[rows], block, *empty)
+            digests, size_mtime = np.zeros((len(rows), 32), np.uint8), np.full((len(rows), 2), -1, np.int64)
+            yield Rows(keys=encoded[rows], X=block, digests=digests, size_mtime=size_mtime)
 
-    shape = (len(X), encoded.itemsize, stored)
-    write_file(out, encoder, "", blocks(), shape=shape, failures={})
+    encoder = EncoderSpec.imported(name or source.stem, X.shape[1])
+    write_file(out, encoder, "", blocks(), shape=(len(X), encoded.itemsize, stored), failures={})
     return len(X)
+
+
+def _order(keys: np.ndarray) -> np.ndarray:
+    """Return the order that sorts the keys; raises `CacheError` if one occurs twice."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    duplicates = ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(duplicates):
+        raise CacheError(f"the key {duplicates[0].decode()!r} is given twice; keys must be unique")
+    return order
 
 
 def _open_npy(path: Path) -> np.ndarray:

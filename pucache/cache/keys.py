@@ -1,4 +1,4 @@
-"""Keys: what joins images, rows and labels."""
+"""Keys: the names of images, which join images, rows and labels."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 
 from ..errors import CacheError
 
-_DECODED_AT_ONCE = 1 << 16
+_KEYS_PER_STEP = 1 << 16  # keys decoded or hashed at once
 
 
 class Keys(Sequence[str]):
-    """Keys in cache order: a sequence of str over fixed-width UTF-8, decoded on demand.
+    """Keys in row order: a sequence of str over fixed-width UTF-8, decoded on demand.
 
     Parameters
     ----------
     parts : list of ndarray of bytes (dtype S)
-        Each sorted and unique.
+        The keys of each file; sorted and unique within a part.
     """
 
     def __init__(self, parts: list[np.ndarray]):
@@ -34,27 +34,30 @@ class Keys(Sequence[str]):
     def __getitem__(self, item: slice | np.ndarray) -> list[str]: ...  # type: ignore[override]
     def __getitem__(self, item: Any) -> Any:
         if isinstance(item, int | np.integer):
-            row = int(item) + (len(self) if item < 0 else 0)
-            if not 0 <= row < len(self):
-                raise IndexError(f"row {item} of {len(self)}")
-            part = int(np.searchsorted(self._starts, row, "right")) - 1
-            return text(bytes(self._parts[part][row - self._starts[part]]))
+            return self._key(int(item))
         if isinstance(item, slice) and len(self._parts) == 1:
-            return texts(self._parts[0][item].tolist())
+            return decode_texts(self._parts[0][item].tolist())
         rows = np.arange(*item.indices(len(self))) if isinstance(item, slice) else np.arange(len(self))[item]
-        found, at = np.empty(len(rows), object), np.searchsorted(self._starts, rows, "right") - 1
-        for number in np.unique(at):
-            here = at == number
-            found[here] = texts(self._parts[number][rows[here] - self._starts[number]].tolist())
-        return found.tolist()
+        keys, part = np.empty(len(rows), object), np.searchsorted(self._starts, rows, "right") - 1
+        for number in np.unique(part):
+            chosen = part == number
+            keys[chosen] = decode_texts(self._parts[number][rows[chosen] - self._starts[number]].tolist())
+        return keys.tolist()
+
+    def _key(self, item: int) -> str:
+        row = item + (len(self) if item < 0 else 0)
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {item} of {len(self)}")
+        part = int(np.searchsorted(self._starts, row, "right")) - 1
+        return decode_text(bytes(self._parts[part][row - self._starts[part]]))
 
     def __iter__(self) -> Iterator[str]:
         for part in self._parts:
-            for start in range(0, len(part), _DECODED_AT_ONCE):
-                yield from texts(part[start : start + _DECODED_AT_ONCE].tolist())
+            for start in range(0, len(part), _KEYS_PER_STEP):
+                yield from decode_texts(part[start : start + _KEYS_PER_STEP].tolist())
 
     def rows(self, keys: Sequence[str]) -> np.ndarray:
-        """Return the row of each key by binary search, -1 where it is absent; int64, (len(keys),).
+        """Look up the row of each key by binary search.
 
         Parameters
         ----------
@@ -64,27 +67,19 @@ class Keys(Sequence[str]):
         Returns
         -------
         ndarray of int64, (len(keys),)
+            -1 for a key that is not present.
         """
         wanted = encode_keys(keys)
-        found = np.full(len(keys), -1, np.int64)
+        rows = np.full(len(keys), -1, np.int64)
         for part, start in zip(self._parts, self._starts[:-1], strict=True):
-            at = find(part, wanted)
-            found[at >= 0] = at[at >= 0] + start
-        found[["\0" in key for key in keys]] = -1  # no key has one, and at its end it would not count
-        return found
+            positions = find_sorted(part, wanted)
+            rows[positions >= 0] = positions[positions >= 0] + start
+        rows[["\0" in key for key in keys]] = -1  # no key contains NUL, and numpy ignores one at the end
+        return rows
 
 
-def texts(stored: list[bytes]) -> list[str]:
-    """Decode many as `text` does, at once."""
-    try:
-        found = b"\0".join(stored).decode().split("\0") if stored else []
-    except UnicodeDecodeError:
-        found = []
-    return found if len(found) == len(stored) else [text(key) for key in stored]
-
-
-def text(stored: bytes) -> str:
-    """Decode a key, or another text of a cache; raises `CacheError` where it is not UTF-8."""
+def decode_text(stored: bytes) -> str:
+    """Decode a key or another text of a cache; raises `CacheError` if it is not UTF-8."""
     try:
         return stored.decode()
     except UnicodeDecodeError as error:
@@ -93,20 +88,31 @@ def text(stored: bytes) -> str:
         ) from error
 
 
-def encode_keys(keys: Sequence[str]) -> np.ndarray:
-    """Encode keys as fixed-width UTF-8, (n,) of dtype S."""
+def decode_texts(stored: list[bytes]) -> list[str]:
+    """Decode a list of texts as `decode_text` does, in one call if none of them contains NUL."""
+    try:
+        decoded = b"\0".join(stored).decode().split("\0") if stored else []
+    except UnicodeDecodeError:
+        decoded = []
+    return decoded if len(decoded) == len(stored) else [decode_text(text) for text in stored]
+
+
+def encode_keys(keys: Sequence[str] | np.ndarray) -> np.ndarray:
+    """Encode keys as fixed-width UTF-8, (n,) of dtype S; keys that are so encoded are returned as they are."""
+    if isinstance(keys, np.ndarray) and keys.dtype.kind == "S":
+        return keys
     return np.array([key.encode() for key in keys], dtype="S") if len(keys) else np.empty(0, "S1")
 
 
-def duplicated(parts: list[np.ndarray]) -> bytes | None:
-    """Return a key that stands in two of several arrays of keys, or None; in time n log n, and 16 bytes a key."""
+def find_duplicate(parts: list[np.ndarray]) -> bytes | None:
+    """Return a key that occurs in two of several arrays, or None; takes O(n log n) time and 16 bytes a key."""
     hashes = np.concatenate([_hashes(part) for part in parts])
     order = np.argsort(hashes)
     same = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
     if not len(same):
         return None
     keys, seen = Keys(parts), set()
-    for row in order[np.union1d(same, same + 1)]:  # equal in 64 bits, so almost surely equal
+    for row in order[np.union1d(same, same + 1)]:  # equal 64-bit hashes: almost surely equal keys
         key = keys[int(row)].encode()
         if key in seen:
             return key
@@ -115,23 +121,23 @@ def duplicated(parts: list[np.ndarray]) -> bytes | None:
 
 
 def _hashes(keys: np.ndarray) -> np.ndarray:
-    """64 bits of each key, whatever the width of the array; uint64, (n,)."""
+    """64-bit hash of each key, independent of the width of the array; uint64, (n,)."""
     width = -(-keys.itemsize // 8)
-    odd = np.random.default_rng(0).integers(1 << 63, size=(2, width), dtype=np.uint64) * 2 + 1
+    factors = np.random.default_rng(0).integers(1 << 63, size=(2, width), dtype=np.uint64) * 2 + 1  # odd
     hashes = np.empty(len(keys), np.uint64)
-    for start in range(0, len(keys), _DECODED_AT_ONCE):
-        words = keys[start : start + _DECODED_AT_ONCE].astype(f"S{8 * width}").view(np.uint64).reshape(-1, width)
-        words = words * odd[0]  # words of padding stay zero, and add nothing
+    for start in range(0, len(keys), _KEYS_PER_STEP):
+        words = keys[start : start + _KEYS_PER_STEP].astype(f"S{8 * width}").view(np.uint64).reshape(-1, width)
+        words = words * factors[0]  # padding words stay zero and do not count
         words ^= words >> np.uint64(32)
-        hashes[start : start + len(words)] = (words * odd[1]).sum(1)
+        hashes[start : start + len(words)] = (words * factors[1]).sum(1)
     return hashes
 
 
-def find(sorted_keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return the position of each wanted key among the sorted ones, -1 where it is absent; int64."""
+def find_sorted(sorted_keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return the position of each wanted key among sorted ones, int64 (len(wanted),); -1 if it is not present."""
     if not len(sorted_keys) or not len(wanted):
         return np.full(len(wanted), -1, np.int64)
-    fits = np.char.str_len(wanted) <= sorted_keys.itemsize  # a longer one would be cut, or widen a mapped array
+    fits = np.char.str_len(wanted) <= sorted_keys.itemsize  # a longer key would be cut, or widen a mapped array
     narrow = wanted.astype(sorted_keys.dtype)
-    at = np.minimum(np.searchsorted(sorted_keys, narrow), len(sorted_keys) - 1)
-    return np.where(fits & (sorted_keys[at] == narrow), at, -1)
+    positions = np.minimum(np.searchsorted(sorted_keys, narrow), len(sorted_keys) - 1)
+    return np.where(fits & (sorted_keys[positions] == narrow), positions, -1)

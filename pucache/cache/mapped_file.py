@@ -1,10 +1,10 @@
-"""A file that is read as it was when it was opened, whatever takes its name meanwhile."""
+"""Reading a file as it was when it was opened, even if another file takes its name."""
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -12,107 +12,103 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import CacheError
-from .checksums import Read, reader
+from .checksums import ReadAt, file_reader
 
-Identity = tuple[int, int, int, int]
+FileIdentity = tuple[int, int, int, int]
+ReadInto = Callable[[np.ndarray, int], None]  # contiguous array, offset: fills all of the array
 
 
-def identity(stream: int) -> Identity:
-    """What tells an open file from another of the same name: device, inode, size, time of change."""
-    info = os.fstat(stream)
+def file_identity(descriptor: int) -> FileIdentity:
+    """Device, inode, size and time of change of an open file: different for another file of the same name."""
+    info = os.fstat(descriptor)
     return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
 
 
-class Opened:
-    """One immutable file: mapped, or read without the map.
+class MappedFile:
+    """One immutable file, read through a memory map or by calls.
 
-    Reading by calls is bounded in memory, and an error of the disk is an exception; in a map it is the
-    death of the process.
+    Reading by calls is bounded in memory, and a disk error is an exception. A disk error in a map ends
+    the process.
 
     Parameters
     ----------
     path : Path
-    stream : int
-        The file, open; it may be closed afterwards.
-    hold : bool
-        Map at once, which keeps the file, and a descriptor, until `release`.
+    descriptor : int
+        The open file; it may be closed afterwards.
+    map_now : bool
+        Map at once, which keeps the content and a descriptor until `release`. Otherwise the file is
+        mapped at the first access.
     """
 
-    def __init__(self, path: Path, stream: int, hold: bool):
-        self.path, self.identity = path, identity(stream)
-        if hold:
-            self.map = _mapped(stream)
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return self.identity[2]
+    def __init__(self, path: Path, descriptor: int, *, map_now: bool):
+        self.path, self._identity = path, file_identity(descriptor)
+        if map_now:
+            self.map = _map(descriptor)
 
     @cached_property
     def map(self) -> mmap.mmap:
-        """The whole file; raises `CacheError` where another has its name."""
-        with self._again() as stream:
-            if stream is None:
+        """The whole file; raises `CacheError` if another file has taken its name."""
+        with self._reopened() as descriptor:
+            if descriptor is None:
                 raise CacheError(f"{self.path} was replaced or removed while it was open; open it again")
-            return _mapped(stream)
+            return _map(descriptor)
 
     def release(self) -> None:
         """Drop the map and its descriptor; the next access maps again."""
         self.__dict__.pop("map", None)
 
     @contextmanager
-    def reading(self) -> Iterator[Read]:
-        """Yield what reads bytes from an offset on; errors within become `CacheError`."""
-        with self._again() as stream:
-            yield reader(stream) if stream is not None else lambda offset, count: self.map[offset : offset + count]
+    def byte_reader(self) -> Iterator[ReadAt]:
+        """Yield a function that reads bytes; an `OSError` in the block becomes a `CacheError`."""
+        with self._reopened() as descriptor:
+            if descriptor is None:
+                yield lambda offset, count: self.map[offset : offset + count]
+            else:
+                yield file_reader(descriptor)
 
     @contextmanager
-    def filling(self) -> Iterator[Fill]:
-        """Yield what fills an array with the bytes from an offset on; errors within become `CacheError`."""
-        with self._again() as stream:
-            yield Fill(self, stream)
+    def array_reader(self) -> Iterator[ReadInto]:
+        """Yield a function that fills arrays; an `OSError` in the block becomes a `CacheError`."""
+        with self._reopened() as descriptor:
+            if descriptor is None:
+                yield self._copy_from_map
+            else:
+                yield lambda array, offset: self._read_into(array, offset, descriptor)
+
+    def _copy_from_map(self, array: np.ndarray, offset: int) -> None:
+        view = as_bytes(array)
+        view[:] = memoryview(self.map)[offset : offset + len(view)]
+
+    def _read_into(self, array: np.ndarray, offset: int, descriptor: int) -> None:
+        view = as_bytes(array)
+        while view:
+            count = os.preadv(descriptor, [view], offset)
+            if not count:
+                raise CacheError(f"{self.path} was cut short while it was read; restore it from a copy")
+            view, offset = view[count:], offset + count
 
     @contextmanager
-    def _again(self) -> Iterator[int | None]:
-        """The file, open once more; None where another has its name."""
+    def _reopened(self) -> Iterator[int | None]:
+        """Open the file again; yields None if another file has taken its name."""
         try:
-            stream = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             yield None
             return
-        except OSError as error:  # more files than `ulimit -n` allows, say
+        except OSError as error:  # such as more open files than `ulimit -n` allows
             raise CacheError(f"cannot read {self.path}: {error.strerror}") from error
         try:
-            yield stream if identity(stream) == self.identity else None
+            yield descriptor if file_identity(descriptor) == self._identity else None
         except OSError as error:
             raise CacheError(f"cannot read {self.path}: {error.strerror}") from error
         finally:
-            os.close(stream)
-
-
-class Fill:
-    """Fills arrays from a file."""
-
-    def __init__(self, file: Opened, stream: int | None):
-        self._file, self._stream = file, stream
-
-    def __call__(self, array: np.ndarray, offset: int) -> None:
-        """Fill all of a contiguous array."""
-        view = as_bytes(array)
-        if self._stream is None:
-            view[:] = memoryview(self._file.map)[offset : offset + len(view)]
-            return
-        while view:
-            count = os.preadv(self._stream, [view], offset)
-            if not count:
-                raise CacheError(f"{self._file.path} was cut short while it was read; restore it from a copy")
-            view, offset = view[count:], offset + count
+            os.close(descriptor)
 
 
 def as_bytes(array: np.ndarray) -> memoryview:
-    """The bytes of a contiguous array, as they lie."""
+    """View of the bytes of a contiguous array."""
     return array.reshape(-1).view(np.uint8).data
 
 
-def _mapped(stream: int) -> mmap.mmap:
-    return mmap.mmap(stream, 0, access=mmap.ACCESS_READ)
+def _map(descriptor: int) -> mmap.mmap:
+    return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)

@@ -1,8 +1,9 @@
-"""Merges cache files of one encoder into one, in the order of keys."""
+"""Merging cache files of one encoder into one, in key order."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,34 +11,36 @@ import numpy as np
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError
 from ..storage.atomic import check_writable
-from .embedding_cache import check_same_encoder, expand
-from .keys import encode_keys, find
-from .reader import CacheFile, rows_per_block
+from .embedding_cache import CacheLike, EmbeddingCache, check_same_encoder, expand_paths
+from .keys import encode_keys, find_sorted
+from .reader import CacheFile, rows_per_read
 from .writer import Rows, write_file
 
 
-def pack(paths: Iterable[str | Path], out: str | Path) -> int:
-    """Merge cache files of one encoder into one; returns the number of rows.
+def pack(caches: CacheLike | Iterable[EmbeddingCache | str | Path], out: str | Path) -> int:
+    """Merge cache files of one encoder into one.
 
     Parameters
     ----------
-    paths : iterable of path or str
-        Cache files, folders of them, or URLs of either.
+    caches : str, path, EmbeddingCache, or an iterable of these
+        Cache files, folders of them, or URLs of either; an opened cache stands for its files.
     out : path or str
         The file to write.
 
     Returns
     -------
     int
-        Rows written.
+        Number of rows written.
 
     Raises
     ------
     CacheError
-        A file is unusable, encoders differ, or a key stands in two files.
+        A file is damaged, encoders differ, or a key occurs in two files.
+    OutputError
+        `out` cannot be written.
     """
     out = check_writable(out)
-    files = [CacheFile(path) for path in expand(paths)]
+    files = [CacheFile(path) for path in expand_paths(caches)]
     for other in files[1:]:
         check_same_encoder(files[0], other)
     failures: dict[str, str] = {}
@@ -45,14 +48,25 @@ def pack(paths: Iterable[str | Path], out: str | Path) -> int:
         file.verify()
         failures.update(file.failures)
         file.release()
-    for file in files:
-        rows = find(file.raw_keys, encode_keys(list(failures)))
-        failures = {key: reason for (key, reason), row in zip(failures.items(), rows, strict=True) if row < 0}
-        file.release()
-    picks = [(file, np.arange(len(file))) for file in files]
     sources = sorted({file.source for file in files})
-    source = sources[0] if len(sources) == 1 else ""
-    return merge(out, picks, encoder=files[0].encoder, dtype=files[0].dtype, source=source, failures=failures)
+    return merge(
+        out,
+        [(file, np.arange(len(file))) for file in files],
+        encoder=files[0].encoder,
+        dtype=files[0].dtype,
+        source=sources[0] if len(sources) == 1 else "",
+        failures=_without_embedded(failures, files),
+    )
+
+
+def _without_embedded(failures: dict[str, str], files: list[CacheFile]) -> dict[str, str]:
+    """Drop failures whose key has a row in one of the files."""
+    keys = encode_keys(list(failures))
+    embedded = np.zeros(len(keys), bool)
+    for file in files:
+        embedded |= find_sorted(file.raw_keys, keys) >= 0
+        file.release()
+    return {key: reason for (key, reason), drop in zip(failures.items(), embedded, strict=True) if not drop}
 
 
 def merge(
@@ -64,74 +78,102 @@ def merge(
     source: str,
     failures: dict[str, str],
 ) -> int:
-    """Write the picked rows of several files, sorted by key, as one file.
+    """Write chosen rows of several files, sorted by key, as one file.
 
-    In memory are the keys and 20 bytes of each row, and a block of the rest.
+    Memory holds the keys, 20 bytes of each row, and a block of the other columns.
 
     Parameters
     ----------
+    out : path or str
     picks : list of (CacheFile, ndarray of int)
-        Row numbers to take from each file, rising; no key may be picked twice.
+        Row numbers to take from each file, ascending; no key may be chosen twice.
+    encoder : EncoderSpec
+    dtype : numpy.dtype
+        Type of the embeddings in every file.
+    source : str
+        Path or URL of the images.
+    failures : dict of str to str
+        Reason by key.
 
     Returns
     -------
     int
-        Rows written.
+        Number of rows written.
 
     Raises
     ------
     CacheError
-        A key is picked twice, or a file cannot be read.
+        A key is chosen twice, or a file cannot be read.
     """
-    keys, piece, row, longest = _collect(picks)
-    order = np.argsort(keys, kind="stable")
-    step = rows_per_block(np.empty((0, encoder.dim), dtype))
+    chosen = _ChosenRows.of(picks)
+    longest = chosen.longest_key()
+    order = np.argsort(chosen.keys, kind="stable")
+    step = rows_per_read(encoder.dim * dtype.itemsize)
 
     def blocks() -> Iterator[Rows]:
-        previous = keys[:0]
+        previous = chosen.keys[:0]  # the last key of the block before
         for start in range(0, len(order), step):
-            part = order[start : start + step]
-            here = keys[part]
-            run = np.concatenate([previous, here])
-            twice = run[1:][run[1:] == run[:-1]]
-            if len(twice):
-                raise CacheError(f"the key {twice[0].decode()!r} stands in more than one of the files")
-            previous = here[-1:]
-            yield _gather(picks, piece[part], row[part], here, encoder.dim, dtype)
+            block = chosen.take(order[start : start + step])
+            run = np.concatenate([previous, block.keys])
+            duplicates = run[1:][run[1:] == run[:-1]]
+            if len(duplicates):
+                raise CacheError(f"the key {duplicates[0].decode()!r} stands in more than one of the files")
+            previous = block.keys[-1:]
+            yield block.read(picks, encoder.dim, dtype)
 
     shape = (len(order), longest, dtype)
     write_file(out, encoder, source, blocks(), shape=shape, failures=dict(sorted(failures.items())))
     return len(order)
 
 
-def _collect(picks: list[tuple[CacheFile, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """Of every picked row the key, the number of its file, and its row there; and the length of the longest key."""
-    total = sum(len(rows) for _, rows in picks)
-    width = max((file.raw_key_bytes for file, _ in picks), default=1)
-    keys, piece, row = np.empty(total, f"S{width}"), np.empty(total, np.int32), np.empty(total, np.int64)
-    begin, longest = 0, 1
-    for number, (file, rows) in enumerate(picks):
-        here = slice(begin, begin + len(rows))
-        keys[here], piece[here], row[here] = file.take("keys", rows), number, rows
-        if len(rows):
-            longest = max(longest, int(np.char.str_len(keys[here]).max()))
-        begin += len(rows)
-    return keys, piece, row, longest
+@dataclass(frozen=True)
+class _ChosenRows:
+    """Chosen rows of several files.
 
+    Attributes
+    ----------
+    keys : ndarray of bytes (dtype S), (n,)
+    file : ndarray of int32, (n,)
+        Number of the file that holds the row.
+    row : ndarray of int64, (n,)
+        Row number in that file.
+    """
 
-def _gather(
-    picks: list[tuple[CacheFile, np.ndarray]],
-    piece: np.ndarray,
-    row: np.ndarray,
-    keys: np.ndarray,
-    dim: int,
-    dtype: np.dtype,
-) -> Rows:
-    n = len(keys)
-    rows = Rows(keys, np.empty((n, dim), dtype), np.empty((n, 32), np.uint8), np.empty((n, 2), np.int64))
-    for number in np.unique(piece):
-        here = np.flatnonzero(piece == number)
-        file, at = picks[number][0], row[here]
-        rows.X[here], rows.digests[here] = file.take("embeddings", at), file.take("digests", at)
-        rows.size_mtime[here] = file.take("size_mtime", at)
-    return rows
+    keys: np.ndarray
+    file: np.ndarray
+    row: np.ndarray
+
+    @classmethod
+    def of(cls, picks: list[tuple[CacheFile, np.ndarray]]) -> _ChosenRows:
+        n = sum(len(rows) for _, rows in picks)
+        width = max((file.raw_key_bytes for file, _ in picks), default=1)
+        chosen = cls(np.empty(n, f"S{width}"), np.empty(n, np.int32), np.empty(n, np.int64))
+        begin = 0
+        for number, (file, rows) in enumerate(picks):
+            part = slice(begin, begin + len(rows))
+            chosen.keys[part], chosen.file[part], chosen.row[part] = file.take("keys", rows), number, rows
+            begin = part.stop
+        return chosen
+
+    def longest_key(self) -> int:
+        """Bytes of the longest key, at least 1."""
+        return max(1, int(np.char.str_len(self.keys).max(initial=0)))
+
+    def take(self, order: np.ndarray) -> _ChosenRows:
+        return _ChosenRows(self.keys[order], self.file[order], self.row[order])
+
+    def read(self, picks: list[tuple[CacheFile, np.ndarray]], dim: int, dtype: np.dtype) -> Rows:
+        """Read all columns; within a file the row numbers must be ascending."""
+        n = len(self.keys)
+        block = Rows(
+            keys=self.keys,
+            X=np.empty((n, dim), dtype),
+            digests=np.empty((n, 32), np.uint8),
+            size_mtime=np.empty((n, 2), np.int64),
+        )
+        for number in np.unique(self.file):
+            part = np.flatnonzero(self.file == number)
+            file, rows = picks[number][0], self.row[part]
+            block.X[part], block.digests[part] = file.take("embeddings", rows), file.take("digests", rows)
+            block.size_mtime[part] = file.take("size_mtime", rows)
+        return block

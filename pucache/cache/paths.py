@@ -1,4 +1,4 @@
-"""Files beside a cache file while it is written: the lock of its writer, and the parts of an unfinished run."""
+"""Files beside a cache file while it is written: the writer's lock, and the parts of an unfinished run."""
 
 from __future__ import annotations
 
@@ -12,20 +12,26 @@ from ..storage.atomic import exclusive_lock
 
 @contextmanager
 def writer_lock(cache: Path) -> Iterator[None]:
-    """Keep a second writer of `cache` away; the lock dies with the process that holds it."""
+    """Exclude a second writer of `cache`; the kernel releases the lock when the process ends.
+
+    Raises
+    ------
+    CacheLockedError
+        Another process writes the cache.
+    """
     lock = cache.with_name(f".{cache.name}.lock")
-    taken = CacheLockedError(f"{cache} is being written by another process (lock {lock}); wait for it")
-    with exclusive_lock(lock, taken):
+    locked = CacheLockedError(f"{cache} is being written by another process (lock {lock}); wait for it")
+    with exclusive_lock(lock, locked):
         yield
 
 
 def parts_folder(cache: Path) -> Path:
-    """Where the parts of an unfinished cache lie."""
+    """Folder of the parts of an unfinished cache."""
     return cache.with_name(cache.name + ".parts")
 
 
 def part_files(cache: Path) -> list[Path]:
-    """The parts that lie there now, in the order of their names."""
+    """Existing parts of an unfinished cache, sorted by name."""
     try:
         return sorted(parts_folder(cache).glob("part-*.h5"))
     except FileNotFoundError:  # another writer has just removed the folder

@@ -1,7 +1,8 @@
-"""One cache file, opened for reading: rows of one encoder.
+"""Reading one cache file: the rows of one encoder.
 
-docs/cache-format.md specifies the format. A file is written once (`pucache.cache.writer`), and never
-changed; the arrays in it are contiguous, so readers map them, and it ends in a seal (`pucache.cache.checksums`).
+docs/cache-format.md specifies the format. A file is written once (`pucache.cache.writer`) and never
+changed; its arrays are contiguous, so that they can be mapped, and it ends in a table of checksums
+(`pucache.cache.checksums`).
 """
 
 from __future__ import annotations
@@ -9,44 +10,46 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import chain, cycle
 from pathlib import Path
 
 import numpy as np
 
-from ..encoders.spec import EncoderSpec
 from ..errors import CacheError
-from ..version import __version__
-from . import checksums, hdf5
-from .checksums import Seal
-from .keys import Keys, text
-from .mapped_file import Opened, as_bytes
+from ..storage.prefetch import prefetch
+from . import hdf5
+from .checksums import ChecksumError, ChecksumTable, ColumnHasher, MissingChecksumsError, rows_per_hash
+from .keys import Keys, decode_text
+from .layout import ATTRIBUTES, COLUMNS, FAILURES, REMEDY, FileAttributes, check_layout, require
+from .mapped_file import MappedFile, ReadInto, as_bytes
 
-FORMAT = "pucache"
-VERSION = 2
-DTYPES: dict[str, np.dtype] = {"float16": np.dtype("<f2"), "float32": np.dtype("<f4")}
-BLOCK_BYTES = 8 << 20  # how much of a column is in memory at once
-_TEXTS = ("encoder", "created", "pucache_version", "source")
-COLUMNS = ("embeddings", "keys", "digests", "size_mtime")
-FAILURES = ("failures/keys", "failures/reasons")
-_REMEDY = "restore it from a copy, or move it away and embed again"
+BLOCK_BYTES = 8 << 20  # bytes of a column that are in memory at once
 
 
-def rows_per_block(array: np.ndarray) -> int:
-    """How many rows of `array` make a block of at most `BLOCK_BYTES`."""
-    return max(1, BLOCK_BYTES // max(1, array.itemsize * math.prod(array.shape[1:])))
+def rows_per_read(row_bytes: int) -> int:
+    """Number of rows of a column that are read at once, at most `BLOCK_BYTES` of them."""
+    return max(1, BLOCK_BYTES // max(1, row_bytes))
 
 
 class CacheFile:
-    """One cache file, opened for reading: all but the columns checked, arrays mapped on use.
+    """One cache file, opened for reading.
+
+    Opening checks everything but the columns, which are mapped at the first access.
 
     Parameters
     ----------
     path : str or path
-    hold : bool
-        Map the file at once, so that it can be read to the end even if another takes its name
-        meanwhile; costs a file descriptor, until `release`.
+    map_now : bool
+        Map the file at once, so that it can be read even after another file has taken its name. This
+        takes a file descriptor until `release`.
+
+    Attributes
+    ----------
+    path : Path
+    encoder : EncoderSpec
+    created, pucache_version, source : str
+        See `pucache.cache.layout.FileAttributes`.
 
     Raises
     ------
@@ -54,117 +57,73 @@ class CacheFile:
         Missing, not HDF5, truncated, not a pucache file, of another version, or inconsistent.
     """
 
-    def __init__(self, path: str | Path, *, hold: bool = False):
+    def __init__(self, path: str | Path, *, map_now: bool = False):
         self.path = Path(path)
         try:
             with open(self.path, "rb") as stream:
-                self._seal = self._read_seal(stream.fileno())
-                attributes, self._layout = hdf5.read(stream, ("format", "version", *_TEXTS), (*COLUMNS, *FAILURES))
-                self._file = Opened(self.path, stream.fileno(), hold)
+                self._checksums = self._read_checksums(stream.fileno())
+                attributes, self._extents = hdf5.read(stream, ATTRIBUTES, (*COLUMNS, *FAILURES))
+                self._file = MappedFile(self.path, stream.fileno(), map_now=map_now)
         except FileNotFoundError as error:
             raise CacheError(f"no such cache: {self.path}") from error
         except IsADirectoryError as error:
             raise CacheError(f"{self.path} is a directory, not a cache file") from error
         except KeyError as error:
-            raise CacheError(f"{self.path} is damaged or incomplete: a dataset is missing; {_REMEDY}") from error
+            raise CacheError(f"{self.path} is damaged or incomplete: a dataset is missing; {REMEDY}") from error
         except hdf5.DAMAGE as error:
             if isinstance(error, OSError) and error.strerror:
                 raise CacheError(f"cannot read {self.path}: {error.strerror}") from error
-            raise CacheError(f"{self.path} cannot be read ({str(error)[:160]}); {_REMEDY}") from error
-        self._check_attributes(attributes)
-        self._check_layout()
+            raise CacheError(f"{self.path} cannot be read ({str(error)[:160]}); {REMEDY}") from error
+        parsed = FileAttributes.parse(self.path, attributes)
+        self.encoder, self.source = parsed.encoder, parsed.source
+        self.created, self.pucache_version = parsed.created, parsed.pucache_version
+        check_layout(self.path, self._extents, self._checksums, dim=self.encoder.dim)
 
-    def _read_seal(self, stream: int) -> Seal:
-        beginning = os.pread(stream, len(hdf5.SIGNATURE), 0)
-        if not beginning:
+    def _read_checksums(self, descriptor: int) -> ChecksumTable:
+        signature = os.pread(descriptor, len(hdf5.SIGNATURE), 0)
+        if not signature:
             raise CacheError(f"{self.path} is empty (0 bytes); remove it and embed again")
-        if beginning != hdf5.SIGNATURE:
+        if signature != hdf5.SIGNATURE:
             raise CacheError(f"{self.path} is not a pucache cache (not an HDF5 file)")
         try:
-            return Seal.read(stream)
-        except checksums.Unsealed as error:
+            return ChecksumTable.read(descriptor)
+        except MissingChecksumsError as error:
             raise CacheError(
-                f"{self.path} ends without pucache's seal: it is truncated, or an HDF5 file from elsewhere; {_REMEDY}"
+                f"{self.path} ends without pucache's seal: it is truncated, or an HDF5 file from elsewhere; {REMEDY}"
             ) from error
-        except checksums.Broken as error:
-            raise CacheError(f"{self.path} is damaged: {error}; {_REMEDY}") from error
-
-    def _check_attributes(self, attributes: hdf5.Attributes) -> None:
-        version = attributes["version"]
-        if attributes["format"] != FORMAT:
-            raise CacheError(f"{self.path} is an HDF5 file but not a pucache cache (no format attribute 'pucache')")
-        if version is not None and version != VERSION:
-            raise CacheError(
-                f"{self.path} is a pucache cache of format version {version}; this pucache {__version__} reads "
-                f"version {VERSION}: upgrade pucache, or embed again"
-            )
-        for name, value in attributes.items():
-            self._require(value is not None, f"it lacks the attribute {name}")
-        try:
-            self.encoder = EncoderSpec.from_json(str(attributes["encoder"]))
-        except (ValueError, TypeError, RecursionError) as error:
-            raise CacheError(f"{self.path} is damaged: its encoder attribute cannot be read; {_REMEDY}") from error
-        self.created, self.pucache_version = str(attributes["created"]), str(attributes["pucache_version"])
-        self.source = str(attributes["source"])
-
-    def _check_layout(self) -> None:
-        for name, place in self._layout.items():
-            count = math.prod(place.shape)
-            self._require(count == 0 or place.offset is not None, f"{name} is not contiguous")
-            sealed = self._seal.columns.get(name)
-            expected = (place.offset if count else 0, count * place.dtype.itemsize)
-            self._require(
-                sealed is not None and (sealed.offset, sealed.size) == expected, f"{name} is not where its seal says"
-            )
-        texts = [(self._layout[name].dtype.kind, len(self._layout[name].shape)) for name in ("keys", *FAILURES)]
-        self._require(texts == [("S", 1)] * 3, "keys or failures are not fixed-width text")
-        n = len(self)
-        of = {name: (place.shape, place.dtype) for name, place in self._layout.items()}
-        self._require(self.dtype in DTYPES.values(), f"embeddings are {self.dtype}, expected float16 or float32")
-        self._require(of["embeddings"][0] == (n, self.encoder.dim), "embeddings have the wrong shape")
-        self._require(of["digests"] == ((n, 32), np.dtype("u1")), "digests have the wrong layout")
-        self._require(of["size_mtime"] == ((n, 2), np.dtype("<i8")), "size_mtime has the wrong layout")
-        self._require(of[FAILURES[0]][0] == of[FAILURES[1]][0], "failures do not pair up")
-        blocks = {
-            self._seal.columns[name].block == checksums.rows_per_block(n) * self._layout[name].row_bytes
-            for name in COLUMNS
-        }
-        self._require(n == 0 or blocks == {True}, "its seal is for another number of rows")
-
-    def _require(self, condition: bool, problem: str) -> None:
-        if not condition:
-            raise CacheError(f"{self.path} is damaged: {problem}; {_REMEDY}")
+        except ChecksumError as error:
+            raise CacheError(f"{self.path} is damaged: {error}; {REMEDY}") from error
 
     def __len__(self) -> int:
-        return int(self._layout["keys"].shape[0])
+        return int(self._extents["keys"].shape[0])
 
     @property
     def dtype(self) -> np.dtype:
         """Type of the embeddings, float16 or float32."""
-        return self._layout["embeddings"].dtype
+        return self._extents["embeddings"].dtype
 
     @property
     def raw_key_bytes(self) -> int:
-        """Width of the keys as they are stored."""
-        return self._layout["keys"].dtype.itemsize
+        """Width of the stored keys in bytes."""
+        return self._extents["keys"].dtype.itemsize
 
     @property
     def checksum(self) -> str:
-        """sha256 of the seal, hexadecimal: equal for equal files, and for no others."""
-        return self._seal.checksum
+        """sha256 of the checksum table, hexadecimal; it identifies the content of the file."""
+        return self._checksums.checksum
 
     # --- mapped arrays ---------------------------------------------------------------------------
 
     def _array(self, name: str) -> np.ndarray:
-        place = self._layout[name]
-        if 0 in place.shape:
-            return np.empty(place.shape, place.dtype)
-        flat = np.frombuffer(self._file.map, place.dtype, math.prod(place.shape), place.offset or 0)
-        return flat.reshape(place.shape)
+        extent = self._extents[name]
+        if 0 in extent.shape:
+            return np.empty(extent.shape, extent.dtype)
+        flat = np.frombuffer(self._file.map, extent.dtype, math.prod(extent.shape), extent.offset or 0)
+        return flat.reshape(extent.shape)
 
     @property
     def X(self) -> np.ndarray:
-        """Embeddings, (n, d), mapped read-only."""
+        """Embeddings, (n, d) float16 or float32, mapped read-only."""
         return self._array("embeddings")
 
     @property
@@ -179,139 +138,154 @@ class CacheFile:
 
     @property
     def size_mtime(self) -> np.ndarray:
-        """Bytes and modification time (ns) of each image, (n, 2) int64."""
+        """Size in bytes and modification time in ns of each image, (n, 2) int64."""
         return self._array("size_mtime")
 
     @property
     def failures(self) -> dict[str, str]:
-        """Key to reason of every image that could not be read; held against the seal."""
+        """Reason by key of every image that could not be read; checked against the checksums."""
         self.check(*FAILURES)
         keys, reasons = (self._array(name).tolist() for name in FAILURES)
-        return {text(key): text(reason) for key, reason in zip(keys, reasons, strict=True)}
+        return {decode_text(key): decode_text(reason) for key, reason in zip(keys, reasons, strict=True)}
 
     def release(self) -> None:
-        """Drop the mapping (and its file descriptor); the next access maps again."""
+        """Drop the map and its file descriptor; the next access maps again."""
         self._file.release()
 
-    # --- copies, read without the map: bounded in memory, and an error of the disk is an exception ---
+    # --- copies, read without the map: bounded in memory, and a disk error is an exception ----------
 
     def blocks(self, *, check: bool = False) -> Iterator[tuple[slice, np.ndarray]]:
-        """Go through the embeddings in row order: (row slice, (b, d)) pairs, each valid until the next.
+        """Read the embeddings in row order, in bounded memory.
 
-        A block is read and hashed while the caller works on the one before.
+        The next block is read and hashed while the caller works on the present one.
 
         Parameters
         ----------
         check : bool
-            Hold what is read against the seal; damage raises `CacheError`, before the last pair at the latest.
+            Check the embeddings against the checksums. Damage raises `CacheError` at its block, at the
+            latest in place of the last one.
+
+        Yields
+        ------
+        rows : slice
+        X : ndarray of float16 or float32, (b, d)
+            Valid until the next block is requested.
         """
-        place, sealed = self._layout["embeddings"], self._seal.columns["embeddings"]
-        step = max(1, BLOCK_BYTES // max(1, place.row_bytes))
-        buffers = cycle(np.empty((2, min(step, len(self)), *place.shape[1:]), place.dtype))
-        hasher = checksums.Hasher(sealed.block, sealed.sha256)
+        with self._file.array_reader() as read_into, closing(prefetch(self._read_blocks(read_into, check))) as blocks:
+            yield from blocks
 
-        def read(start: int) -> np.ndarray:
-            block = next(buffers)[: min(step, len(self) - start)]
-            fill(block, (place.offset or 0) + start * place.row_bytes)
+    def _read_blocks(self, read_into: ReadInto, check: bool) -> Iterator[tuple[slice, np.ndarray]]:
+        extent, checksums = self._extents["embeddings"], self._checksums.columns["embeddings"]
+        n, step = len(self), rows_per_read(extent.row_bytes)
+        # two buffers do: `prefetch` begins the block after the next one only when the caller is done with the first
+        buffers = cycle([extent.empty(min(step, n)) for _ in range(2)])
+        hasher = ColumnHasher(checksums.block, checksums.sha256)
+        for start in range(0, n, step):
+            rows = slice(start, min(start + step, n))
+            block = next(buffers)[: rows.stop - rows.start]
+            read_into(block, extent.row_offset(start))
             if check:
-                self._hold(hasher, block, last=start + step >= len(self))
-            return block
+                self._check_block(hasher, block, last=rows.stop == n)
+            yield rows, block
 
-        with self._file.filling() as fill, ThreadPoolExecutor(1) as ahead:
-            block = read(0) if len(self) else None
-            for start in range(0, len(self), step):
-                assert block is not None
-                coming = ahead.submit(read, start + step) if start + step < len(self) else None
-                yield slice(start, start + len(block)), block
-                block = coming.result() if coming else None
-
-    def _hold(self, hasher: checksums.Hasher, block: np.ndarray, last: bool) -> None:
+    def _check_block(self, hasher: ColumnHasher, block: np.ndarray, *, last: bool) -> None:
         try:
             hasher.update(as_bytes(block))
             if last:
                 hasher.finish()
-        except checksums.Broken as error:
-            raise self._damaged(["embeddings"]) from error
+        except ChecksumError as error:
+            raise self._damage_error(["embeddings"]) from error
 
     def take(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Copy some rows of a column, (m, ...); `rows` rise. What lies between them is read too, stretch by stretch."""
-        place = self._layout[name]
-        size = place.row_bytes
-        taken = np.empty((len(rows), *place.shape[1:]), place.dtype)
-        step = max(1, BLOCK_BYTES // max(1, size))
-        with self._file.filling() as fill:
-            begin = 0
+        """Copy some rows of a column.
+
+        The rows between the wanted ones are read too, a bounded stretch at a time.
+
+        Parameters
+        ----------
+        name : str
+            One of `pucache.cache.layout.COLUMNS`.
+        rows : ndarray of int, (m,)
+            Ascending.
+
+        Returns
+        -------
+        ndarray, (m, ...)
+        """
+        extent, begin = self._extents[name], 0
+        taken, step = extent.empty(len(rows)), rows_per_read(extent.row_bytes)
+        with self._file.array_reader() as read_into:
             while begin < len(rows):
                 first = int(rows[begin])
                 end = int(np.searchsorted(rows, first + step))
-                stretch = np.empty((int(rows[end - 1]) + 1 - first, *place.shape[1:]), place.dtype)
-                fill(stretch, (place.offset or 0) + first * size)
+                stretch = extent.empty(int(rows[end - 1]) + 1 - first)
+                read_into(stretch, extent.row_offset(first))
                 taken[begin:end] = stretch[rows[begin:end] - first]
                 begin = end
         return taken
 
     # --- damage ----------------------------------------------------------------------------------
 
-    def damage(self, names: Iterable[str] = (*COLUMNS, *FAILURES)) -> tuple[np.ndarray, list[str]]:
-        """Read datasets and hold them against the seal.
+    def damaged_rows(self, names: Iterable[str] = (*COLUMNS, *FAILURES)) -> tuple[np.ndarray, list[str]]:
+        """Read datasets and check them against the checksums.
 
         Returns
         -------
         rows : ndarray of bool, (n,)
-            Of which some byte may differ from what was written.
+            Rows in damaged blocks: some of their bytes may have changed.
         datasets : list of str
-            In which that is.
+            Names of the damaged datasets.
 
         Raises
         ------
         CacheError
             The file cannot be read.
         """
-        with self._file.reading() as read:
-            found = self._seal.damage(read, names)
-        rows = np.zeros(len(self), bool)
-        step = checksums.rows_per_block(len(self))
-        for number in {number for name in set(found) & set(COLUMNS) for number in found[name]}:
-            rows[number * step : (number + 1) * step] = True
-        return rows, sorted(found)
+        with self._file.byte_reader() as read_at:
+            blocks = self._checksums.damaged_blocks(read_at, names)
+        rows, step = np.zeros(len(self), bool), rows_per_hash(len(self))
+        for name in set(blocks) & set(COLUMNS):
+            for number in blocks[name]:
+                rows[number * step : (number + 1) * step] = True
+        return rows, sorted(blocks)
 
     def check(self, *names: str) -> None:
-        """Read whole datasets and hold them against the seal.
+        """Read whole datasets and check them against the checksums.
 
         Raises
         ------
         CacheError
-            A byte differs from what was written, or the file cannot be read.
+            A byte has changed since it was written, or the file cannot be read.
         """
-        _, datasets = self.damage(names)
+        _, datasets = self.damaged_rows(names)
         if datasets:
-            raise self._damaged(datasets)
+            raise self._damage_error(datasets)
 
     def verify(self) -> None:
-        """Read everything and hold it against the seal.
+        """Read the whole file, and check it against the checksums and the rules of the format.
 
         Raises
         ------
         CacheError
-            A byte differs from what was written, the file cannot be read, or a stranger wrote it: keys
-            out of order or not UTF-8, embeddings that are not finite.
+            A byte has changed since it was written, the file cannot be read, or its writer broke the
+            rules: keys that are not sorted or not UTF-8, embeddings that are not finite.
         """
         self.check(*set(COLUMNS) - {"embeddings"}, *FAILURES)
         for rows, X in self.blocks(check=True):
-            bad = np.flatnonzero(~np.isfinite(X).all(1))
-            if len(bad):
-                raise self.not_finite(bad + rows.start)
+            not_finite = np.flatnonzero(~np.isfinite(X).all(1))
+            if len(not_finite):
+                raise self.not_finite_error(not_finite + rows.start)
         keys = self.raw_keys
-        self._require(bool(np.all(keys[1:] > keys[:-1])), "keys are not sorted and unique")
+        require(self.path, bool(np.all(keys[1:] > keys[:-1])), "keys are not sorted and unique")
         for _ in chain(self.failures, Keys([keys])):
-            pass  # each is UTF-8, or an error
+            pass  # decoding raises if a text is not UTF-8
 
-    def not_finite(self, rows: np.ndarray) -> CacheError:
-        """What to raise where some rows are NaN or infinite, which pucache itself never writes."""
-        named = ", ".join(repr(text(bytes(key))) for key in self.raw_keys[rows[:3]])
-        return CacheError(f"{self.path} holds NaN or infinite embeddings ({named}); import or embed these anew")
+    def not_finite_error(self, rows: np.ndarray) -> CacheError:
+        """Return the error for rows that are NaN or infinite, which pucache itself never writes."""
+        keys = ", ".join(repr(decode_text(bytes(key))) for key in self.raw_keys[rows[:3]])
+        return CacheError(f"{self.path} holds NaN or infinite embeddings ({keys}); import or embed these anew")
 
-    def _damaged(self, datasets: list[str]) -> CacheError:
+    def _damage_error(self, datasets: list[str]) -> CacheError:
         return CacheError(
             f"{self.path} is damaged: {', '.join(datasets)} are not as they were written; restore it from a copy, or "
             "run embed with --verify to embed the damaged rows again"

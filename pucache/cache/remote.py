@@ -1,10 +1,10 @@
-"""A cache or scores behind a URL, worked on in a folder of this machine.
+"""Caches and score tables behind URLs, prepared in a working folder of this machine.
 
-A cache is memory-mapped and locked, which a store cannot do; so it is worked on here, and what is finished is
-sent. The store is the truth, and this machine may be lost at any time: each finished part is sent at once, so
-that the next run, on whatever machine, goes on from there. A cache lying here that the store does not have, or
-has otherwise, is not trusted: somebody removed or replaced it, or it was finished here and never arrived, and
-then its parts are still there to make it again from.
+A cache is memory-mapped and locked, which an object store cannot do. So it is written on this machine, and
+finished files are sent. The store holds the truth, because this machine may be lost at any time: each
+finished part is sent at once, and the next run, on whatever machine, continues from there. A local cache
+that the store lacks, or has in another version, is not used: somebody removed or replaced the one in the
+store, or the upload failed, and then the parts are still in the store.
 """
 
 from __future__ import annotations
@@ -48,194 +48,197 @@ log = logging.getLogger("pucache")
 
 
 class RemoteCache:
-    """A cache file behind a URL, worked on in a folder of this machine.
+    """A cache file behind a URL, a `pucache.cache.destination.CacheDestination`.
 
-    Use `fetch`, the work, and `publish` within the writer's lock of `local`.
+    Hold the writer's lock of `local` from `fetch` to `publish`.
 
     Parameters
     ----------
     url : str
-        Of a file, such as ``s3://bucket/folder/cache.h5``.
+        URL of a file, such as ``s3://bucket/folder/cache.h5``.
     work : str or path, optional
-        Folder to work in; by default ``$PUCACHE_WORK``, else ``pucache`` below ``$XDG_CACHE_HOME`` or ``~/.cache``.
+        Parent of the working folder; by default ``$PUCACHE_WORK``, else ``pucache`` below
+        ``$XDG_CACHE_HOME`` or ``~/.cache``.
 
     Attributes
     ----------
     name : str
         The URL without passwords and tokens.
     local : Path
-        The file that is worked on, in a folder of its own, which is made.
+        The file that is written, in a folder of its own, which is created.
 
     Raises
     ------
     OutputError
-        The folder cannot be made or written to.
+        The folder cannot be created or written to.
     ValueError
         The URL names no file.
     """
 
     def __init__(self, url: str, work: str | Path | None = None):
         self.name, self._url = without_secrets(url), url
-        self.local = _place(url, work) / _file_name(url)
-        self._parts: set[str] = set()  # that this run knows to be there
+        self.local = _working_folder(url, work) / _file_name(url)
+        self._stored_parts: set[str] = set()  # names of the parts that this run knows to be in the store
 
     def check_writable(self) -> None:
-        """Make sure, before any work, that a file can be written and removed there.
+        """Check, before any work, that a file can be written to the store and removed from it.
 
         Raises
         ------
         OutputError
-            No bucket, no credentials, no permission, or a folder of that name.
+            No bucket, no credentials, no permission, or the URL is that of a folder.
         MissingExtraError
-            What speaks to this kind of store is not installed.
+            The package for this kind of store is not installed.
         """
-        with _errors(OutputError, "write", self.name):
+        with _store_errors(OutputError, "write", self.name):
             fs, path = open_filesystem(self._url)
-            there = object_info(fs, path)
-            if there and there["type"] != "file":
+            existing = object_info(fs, path)
+            if existing and existing["type"] != "file":
                 raise OutputError(f"{self.name} is a folder; name a file in it, such as {self.name}/cache.h5")
-            above, _, name = path.rpartition("/")
-            probe = f"{above}/.{name}.writable"
+            folder, _, name = path.rpartition("/")
+            probe = f"{folder}/.{name}.writable"
             if not is_object_store(fs):
-                with_retries(lambda: fs.makedirs(above, exist_ok=True))
+                with_retries(lambda: fs.makedirs(folder, exist_ok=True))
             with_retries(lambda: fs.pipe_file(probe, b""))
             remove_files(fs, [probe])
 
     def fetch(self) -> None:
-        """Bring the finished cache and its parts here as far as they are not.
+        """Download the existing cache and its parts, if this machine does not have them.
 
         Raises
         ------
         CacheError
             The store fails.
         OutputError
-            This machine's folder cannot be written.
+            The working folder cannot be written to.
         """
-        with _errors(CacheError, "fetch", self.name):
+        with _store_errors(CacheError, "fetch", self.name):
             fs, path = open_filesystem(self._url, retry_each_request=True)
             if object_info(fs, path) is None:
                 remove_copy(self.local)
             else:
                 fetch_file(fs, path, self.local)
-            there = {n: i for n, i in folder_files(fs, path + ".parts", ".h5").items() if n.startswith("part-")}
-            here = {part.name: part for part in part_files(self.local)}
-            for name, info in there.items():
-                if name not in here or here[name].stat().st_size != info["size"]:
+            stored = folder_files(fs, path + ".parts", ".h5")
+            stored = {name: info for name, info in stored.items() if name.startswith("part-")}
+            local = {part.name: part for part in part_files(self.local)}
+            for name, info in stored.items():
+                if name not in local or local[name].stat().st_size != info["size"]:
                     fetch_file(fs, f"{path}.parts/{name}", parts_folder(self.local) / name)
-        self._parts |= set(there)
+        self._stored_parts |= set(stored)
 
-    def keep(self, part: Path) -> None:
-        """Send a finished part; the same part again does no harm, as its name says what it holds.
+    def store_part(self, part: Path) -> None:
+        """Send a finished part; sending it again is harmless, as its name is a hash of its content.
 
         Raises
         ------
         OutputError
-            It does not arrive.
+            The upload failed.
         """
-        with _errors(OutputError, "write", f"{self.name}.parts/{part.name}"):
+        with _store_errors(OutputError, "write", f"{self.name}.parts/{part.name}"):
             fs, path = open_filesystem(self._url)
             send_file(fs, part, f"{path}.parts/{part.name}")
-        self._parts.add(part.name)
+        self._stored_parts.add(part.name)
 
-    def keep_all(self, parts: list[Path]) -> None:
-        """Send those of some finished parts that are not there: left by a run here that could not send them.
+    def store_parts(self, parts: list[Path]) -> None:
+        """Send the parts that the store lacks: an earlier run on this machine could not send them.
 
         Raises
         ------
         OutputError
-            One does not arrive.
+            An upload failed.
         """
         for part in parts:
-            if part.name not in self._parts:
-                self.keep(part)
+            if part.name not in self._stored_parts:
+                self.store_part(part)
 
     def publish(self) -> None:
-        """Send the finished cache, which readers see once it is whole, and then remove the parts that it was made from.
+        """Send the finished cache, which readers see once it is complete, and then remove its parts from the store.
 
         Raises
         ------
         OutputError
-            It does not arrive; what was there before is untouched, and the parts stay.
+            The upload failed; an earlier cache is unchanged, and the parts remain.
         """
-        with _errors(OutputError, "write", self.name):
+        with _store_errors(OutputError, "write", self.name):
             fs, path = open_filesystem(self._url, retry_each_request=True)
-            there = object_info(fs, path)
-            if there is None or not is_copy(self.local, object_stamp(there)):
-                here = local_stamp(self.local)
+            stored = object_info(fs, path)
+            if stored is None or not is_copy(self.local, object_stamp(stored)):
+                sent = local_stamp(self.local)
                 send_file(fs, self.local, path)
-                record_copy(self.local, object_stamp(with_retries(lambda: fs.info(path))), here)
+                record_copy(self.local, object_stamp(with_retries(lambda: fs.info(path))), sent)
         self._remove_parts(fs, path + ".parts")
 
-    def drop_parts(self) -> None:
-        """Remove the parts there, of which nothing came."""
-        with _errors(OutputError, "write", self.name):
+    def remove_parts(self) -> None:
+        """Remove the parts from the store; for work that ended without a cache."""
+        with _store_errors(OutputError, "write", self.name):
             fs, path = open_filesystem(self._url)
         self._remove_parts(fs, path + ".parts")
 
     def _remove_parts(self, fs: Any, folder: str) -> None:
         try:
-            remove_files(fs, [f"{folder}/{name}" for name in sorted(self._parts)])
-            self._parts.clear()
-        except Exception as error:  # the cache is there, whatever stays beside it
+            remove_files(fs, [f"{folder}/{name}" for name in sorted(self._stored_parts)])
+            self._stored_parts.clear()
+        except Exception as error:  # the cache is complete; parts that remain do no harm
             log.warning("%s is written, but %s.parts cannot be removed: %s", self.name, self.name, error_text(error))
         if not is_object_store(fs):
-            with contextlib.suppress(Exception):  # not empty, or none
+            with contextlib.suppress(Exception):  # the folder is not empty, or does not exist
                 fs.rmdir(folder)
 
 
 def local_copy(url: str, work: str | Path | None = None, progress: Progress | None = None) -> Path:
-    """Bring a cache behind a URL here for reading, unless it is here as it is there.
+    """Download a cache for reading, unless this machine has the same version already.
 
     Parameters
     ----------
     url : str
-        Of a cache file, or of a folder of ``.h5`` files.
+        URL of a cache file, or of a folder of ``.h5`` files.
     work : str or path, optional
-        As for `RemoteCache`; what that works on is not touched.
+        See `RemoteCache`; reading and writing use separate folders.
     progress : Progress, optional
         Counts megabytes.
 
     Returns
     -------
     Path
-        The file, or the folder.
+        The local file or folder.
 
     Raises
     ------
     CacheError
-        Nothing is there, or the store fails.
+        The URL does not exist, or the store fails.
     MissingExtraError
-        What speaks to this kind of store is not installed.
+        The package for this kind of store is not installed.
     OutputError
-        This machine's folder cannot be written.
+        The working folder cannot be written to.
     """
-    name, here = without_secrets(url), _place(url, work, "-read") / _file_name(url.rstrip("/"))
-    with _errors(CacheError, "fetch", name), progress or Silent() as progress:
+    name, target = without_secrets(url), _working_folder(url, work, "-read") / _file_name(url.rstrip("/"))
+    with _store_errors(CacheError, "fetch", name), progress or Silent() as progress:
         fs, path = open_filesystem(url, retry_each_request=True)
-        there = object_info(fs, path)
-        if there is None:
-            raise CacheError(f"no such cache: {name}; check the URL")
-        if there["type"] == "file":
-            found = {path: here}
-            infos = [there]
-        else:
-            inside = folder_files(fs, path, ".h5")
-            if not inside:
-                raise CacheError(f"no cache in folder {name}; expected *.h5 files")
-            found, infos = {f"{path.rstrip('/')}/{n}": here / n for n in inside}, list(inside.values())
-            _drop_others(here, set(inside))
-        wanted = [
-            info for info, file in zip(infos, found.values(), strict=True) if not is_copy(file, object_stamp(info))
-        ]
-        if wanted:
-            progress.start(sum(map(megabytes, wanted)), "fetching (MB)")
-        for place, file in found.items():
-            fetch_file(fs, place, file, progress)
-    return here
+        files = _remote_files(fs, path, target, name)
+        outdated = [info for _, file, info in files if not is_copy(file, object_stamp(info))]
+        if outdated:
+            progress.start(sum(map(megabytes, outdated)), "fetching (MB)")
+        for remote_path, file, _ in files:
+            fetch_file(fs, remote_path, file, progress)
+    return target
 
 
-def _drop_others(folder: Path, names: set[str]) -> None:
-    """Remove copies of what is no longer there, and a file that was what is a folder now."""
+def _remote_files(fs: Any, path: str, target: Path, name: str) -> list[tuple[str, Path, dict[str, Any]]]:
+    """List the files of a cache as (path in the store, local path, info), and remove copies of other files."""
+    info = object_info(fs, path)
+    if info is None:
+        raise CacheError(f"no such cache: {name}; check the URL")
+    if info["type"] == "file":
+        return [(path, target, info)]
+    files = folder_files(fs, path, ".h5")
+    if not files:
+        raise CacheError(f"no cache in folder {name}; expected *.h5 files")
+    _remove_other_copies(target, set(files))
+    return [(f"{path.rstrip('/')}/{file_name}", target / file_name, info) for file_name, info in files.items()]
+
+
+def _remove_other_copies(folder: Path, names: set[str]) -> None:
+    """Remove copies of files that are gone from the store, and a copy from when the folder was a file."""
     if folder.is_file():
         remove_copy(folder)
     for file in folder.glob("*.h5"):
@@ -244,55 +247,55 @@ def _drop_others(folder: Path, names: set[str]) -> None:
 
 
 def upload(path: Path, url: str) -> None:
-    """Put a file at a URL, whole or not at all.
+    """Send a file to a URL; readers see it once it is complete.
 
     Raises
     ------
     OutputError
-        It does not arrive; what was there before is untouched.
+        The upload failed; an earlier file is unchanged.
     MissingExtraError
-        What speaks to this kind of store is not installed.
+        The package for this kind of store is not installed.
     """
-    with _errors(OutputError, "write", without_secrets(url)):
-        fs, there = open_filesystem(url, retry_each_request=True)
-        send_file(fs, path, there)
+    with _store_errors(OutputError, "write", without_secrets(url)):
+        fs, remote_path = open_filesystem(url, retry_each_request=True)
+        send_file(fs, path, remote_path)
 
 
-# --- where, and what is wrong ------------------------------------------------------------------
+# --- working folder and errors -----------------------------------------------------------------
 
 
-def _place(url: str, work: str | Path | None, ending: str = "") -> Path:
-    """A folder of this machine for what is at a URL, whatever password it comes with; made."""
-    kept = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    above = Path(work or os.environ.get("PUCACHE_WORK") or os.path.join(kept, "pucache")).absolute()
-    folder = above / (hashlib.sha256(without_password(url).rstrip("/").encode()).hexdigest()[:16] + ending)
+def _working_folder(url: str, work: str | Path | None, suffix: str = "") -> Path:
+    """Create the folder of this machine for a URL; it does not depend on a password in the URL."""
+    default = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "pucache")
+    parent = Path(work or os.environ.get("PUCACHE_WORK") or default).absolute()
+    folder = parent / (hashlib.sha256(without_password(url).rstrip("/").encode()).hexdigest()[:16] + suffix)
     try:
         make_folder(folder)
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except OSError as error:
-        reason = f"cannot keep what belongs to {without_secrets(url)} in {above}: {one_line(error)}"
+        reason = f"cannot keep what belongs to {without_secrets(url)} in {parent}: {one_line(error)}"
         raise OutputError(f"{reason}; name another folder in PUCACHE_WORK") from error
 
 
 def _file_name(url: str) -> str:
     scheme, _, rest = without_secrets(url).partition("://")
-    above, _, name = rest.rpartition("/")
-    if not name or name in (".", "..") or (scheme in OBJECT_STORES and not above):
+    folder, _, name = rest.rpartition("/")
+    if not name or name in (".", "..") or (scheme in OBJECT_STORES and not folder):
         raise ValueError(f"{without_secrets(url)} names no file; expected a URL such as s3://bucket/folder/cache.h5")
     return name
 
 
 @contextmanager
-def _errors(kind: type[PUCacheError], doing: str, name: str) -> Iterator[None]:
-    """Turn whatever a file system raises into one error of this kind."""
+def _store_errors(kind: type[PUCacheError], verb: str, name: str) -> Iterator[None]:
+    """Turn any error of a file system into one of this kind."""
     try:
         yield
     except PUCacheError:
         raise
     except NotImplementedError as error:
-        raise kind(f"cannot {doing} {name}: this kind of store does not allow it; name another place") from error
+        raise kind(f"cannot {verb} {name}: this kind of store does not allow it; name another place") from error
     except Exception as error:
-        missing = isinstance(error, FileNotFoundError) and doing == "write"
-        way_out = "; make it first, or name another place" if missing else remedy_for(error)
-        raise kind(f"cannot {doing} {name}: {error_text(error)}{way_out}") from error
+        missing = isinstance(error, FileNotFoundError) and verb == "write"
+        remedy = "; make it first, or name another place" if missing else remedy_for(error)
+        raise kind(f"cannot {verb} {name}: {error_text(error)}{remedy}") from error

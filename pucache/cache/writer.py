@@ -1,4 +1,4 @@
-"""Writes one cache file: rows of one encoder, in key order, durably and sealed.
+"""Writing one cache file: rows of one encoder in key order, atomically and with checksums.
 
 docs/cache-format.md specifies the format; `pucache.cache.reader` reads it.
 """
@@ -10,18 +10,18 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ..encoders.spec import EncoderSpec
 from ..storage.atomic import replacing
 from ..version import __version__
-from . import checksums, hdf5
-from .hdf5 import Place
+from . import hdf5
+from .checksums import ColumnChecksums, ColumnHasher, append_table, rows_per_hash
+from .hdf5 import DatasetExtent
 from .keys import encode_keys
+from .layout import COLUMNS, FAILURES, FORMAT, VERSION
 from .mapped_file import as_bytes
-from .reader import FAILURES, FORMAT, VERSION
 
 
 @dataclass
@@ -51,64 +51,83 @@ def write_file(
     shape: tuple[int, int, np.dtype],
     failures: dict[str, str],
 ) -> None:
-    """Write one cache file durably from blocks of rows in key order.
+    """Write one cache file from blocks of rows; it appears under its name when it is complete.
 
     Parameters
     ----------
+    path : path or str
+    encoder : EncoderSpec
+    source : str
+        Path or URL of the images; empty if there is none.
+    blocks : iterable of Rows
+        In key order.
     shape : (n, key width in bytes, dtype of the embeddings)
+    failures : dict of str to str
+        Reason by key; sorted.
+
+    Raises
+    ------
+    OutputError
+        The file cannot be written.
     """
-    n, width, dtype = shape
-    columns: dict[str, tuple[tuple[int, ...], np.dtype]] = {
-        "embeddings": ((n, encoder.dim), dtype),
-        "keys": ((n,), np.dtype(f"S{max(width, 1)}")),
+    n, _, _ = shape
+    with replacing(path) as temporary:
+        with hdf5.new_file(temporary) as file:
+            columns = _create_columns(file, encoder.dim, shape)
+            start = 0
+            for rows in blocks:
+                for name, values in zip(COLUMNS, (rows.X, rows.keys, rows.digests, rows.size_mtime), strict=True):
+                    columns[name].write(start, values)
+                start += len(rows.keys)
+            assert start == n, f"{start} rows written, {n} announced"
+            for name, texts in zip(FAILURES, (failures, failures.values()), strict=True):
+                encoded = encode_keys(list(texts))
+                columns[name] = _HashedDataset(file, name, encoded.shape, encoded.dtype, block_rows=len(encoded))
+                columns[name].write(0, encoded)
+            attributes: hdf5.Attributes = {"format": FORMAT, "version": VERSION, "encoder": encoder.to_json()}
+            attributes |= {"created": creation_time(), "pucache_version": __version__, "source": source}
+            file.set_attributes(attributes)
+            checksums = {name: column.checksums() for name, column in columns.items()}
+        append_table(temporary, checksums)
+
+
+def _create_columns(file: hdf5.Writer, dim: int, shape: tuple[int, int, np.dtype]) -> dict[str, _HashedDataset]:
+    n, key_bytes, dtype = shape
+    layouts: dict[str, tuple[tuple[int, ...], np.dtype]] = {
+        "embeddings": ((n, dim), dtype),
+        "keys": ((n,), np.dtype(f"S{max(key_bytes, 1)}")),
         "digests": ((n, 32), np.dtype("u1")),
         "size_mtime": ((n, 2), np.dtype("<i8")),
     }
-    texts = {name: encode_keys(list(said)) for name, said in zip(FAILURES, (failures, failures.values()), strict=True)}
-    with replacing(path) as temporary:
-        with hdf5.new_file(temporary) as file:
-            sealed = {
-                name: _Sealed(file, name, *column, checksums.rows_per_block(n)) for name, column in columns.items()
-            }
-            start = 0
-            for rows in blocks:
-                for name, values in zip(columns, (rows.X, rows.keys, rows.digests, rows.size_mtime), strict=True):
-                    sealed[name].write(start, np.ascontiguousarray(values, columns[name][1]))
-                start += len(rows.keys)
-            assert start == n, f"{start} rows written, {n} announced"
-            for name, values in texts.items():
-                sealed[name] = _Sealed(file, name, values.shape, values.dtype, len(values))
-                sealed[name].write(0, values)
-            described: dict[str, Any] = {"format": FORMAT, "version": VERSION, "encoder": encoder.to_json()}
-            file.describe({**described, "created": creation_time(), "pucache_version": __version__, "source": source})
-            found = {name: column.found() for name, column in sealed.items()}
-        checksums.append(temporary, found)
+    return {name: _HashedDataset(file, name, *layouts[name], block_rows=rows_per_hash(n)) for name in COLUMNS}
 
 
-class _Sealed:
+class _HashedDataset:
     """A dataset that is hashed while it is written."""
 
-    def __init__(self, file: hdf5.Writer, name: str, shape: tuple[int, ...], dtype: np.dtype, rows: int):
-        self._file, self._name = file, name
+    def __init__(self, file: hdf5.Writer, name: str, shape: tuple[int, ...], dtype: np.dtype, *, block_rows: int):
+        self._file, self._name, self._dtype = file, name, dtype
         file.create(name, shape, dtype)
-        self._hasher = checksums.Hasher(rows * Place(None, shape, dtype).row_bytes)
+        self._hasher = ColumnHasher(block_rows * DatasetExtent(None, shape, dtype).row_bytes)
 
     def write(self, start: int, values: np.ndarray) -> None:
+        """Write consecutive rows, the first of them row `start`; rows must come in order."""
+        values = np.ascontiguousarray(values, self._dtype)
         self._file.write(self._name, start, values)
         if values.size:
             self._hasher.update(as_bytes(values))
 
-    def found(self) -> checksums.Column:
-        return self._hasher.column(self._file.offset(self._name))
+    def checksums(self) -> ColumnChecksums:
+        return self._hasher.checksums(self._file.offset(self._name))
 
 
 def creation_time() -> str:
-    """UTC time, or SOURCE_DATE_EPOCH where it is set, so that two runs can give the same bytes.
+    """Return the UTC time, or SOURCE_DATE_EPOCH if it is set, so that two runs can write the same bytes.
 
     Raises
     ------
     ValueError
-        SOURCE_DATE_EPOCH is no time.
+        SOURCE_DATE_EPOCH is not a time.
     """
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     try:

@@ -19,11 +19,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ..cache.destination import place_of
-from ..cache.embedding_cache import expand
+from ..cache.destination import open_destination
+from ..cache.embedding_cache import expand_paths
+from ..cache.layout import DTYPES
 from ..cache.merging import merge
 from ..cache.paths import writer_lock
-from ..cache.reader import DTYPES, CacheFile
+from ..cache.reader import CacheFile
 from ..cache.writer import Rows, creation_time
 from ..encoders.encoder import Encoder
 from ..encoders.spec import EncoderSpec
@@ -157,7 +158,7 @@ def embed(
     began, profile = time.monotonic(), Profile()
     if engine is not None and workers is not None:
         raise ValueError("workers are those of the engine of this machine; give the other engine its own")
-    place = place_of(cache)
+    place = open_destination(cache)
     place.check_writable()
     creation_time()  # before any work
     check_shard(shard)
@@ -169,8 +170,8 @@ def embed(
         old = open_earlier(cache, encoder.spec, dtype)
         stored = DTYPES[dtype] if dtype else old.dtype if old else DTYPES["float16"]
         others = _open_reuse(reuse, encoder.spec, stored)
-        parts = Parts(cache, encoder.spec, stored, name=place.name, safe=place.keep)
-        place.keep_all([file.path for file in parts.files])
+        parts = Parts(cache, encoder.spec, stored, name=place.name, safe=place.store_part)
+        place.store_parts([file.path for file in parts.files])
         with profile.stage("listing"):
             listing = take_shard(source.scan(), shard)
         if not listing.keys and not listing.failures:
@@ -196,7 +197,7 @@ def embed(
             outcome = Outcome.of(listing, earlier, parts, prune)
         if not outcome.rows:
             if not any(map(len, parts.files)):  # rows of images that cannot be listed just now stay
-                place.drop_parts()
+                place.remove_parts()
                 parts.remove()
             raise SourceError(_nothing_readable(source, outcome.failures))
         changed = outcome.differs(source.name)
@@ -259,7 +260,7 @@ def _known(earlier: Earlier, others: list[CacheFile]) -> Known:
 
 
 def _open_reuse(paths: Iterable[str | Path], spec: EncoderSpec, dtype: np.dtype) -> list[CacheFile]:
-    files = [CacheFile(path) for path in expand(paths)] if paths else []
+    files = [CacheFile(path) for path in expand_paths(paths)] if paths else []
     for file in files:
         require_encoder(file, spec)
         if file.dtype.itemsize < dtype.itemsize:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..cache.keys import encode_keys, find
+from ..cache.keys import encode_keys, find_sorted
 from ..cache.reader import CacheFile
 from ..images.source import Listing
 from .parts import Parts
@@ -41,11 +41,11 @@ class Outcome:
         keys, kept = encode_keys(listing.keys), earlier.keys
         picks, failed = parts.current(listing, kept)
         todo = np.ones(len(keys), bool)
-        todo[find(keys, kept)] = False
+        todo[find_sorted(keys, kept)] = False
         if not again:
-            todo[find(keys, encode_keys(list(failed)))] = False
+            todo[find_sorted(keys, encode_keys(list(failed)))] = False
         for file, rows in picks:
-            todo[find(keys, file.take("keys", rows))] = False
+            todo[find_sorted(keys, file.take("keys", rows))] = False
         if earlier.file is not None:
             picks.append((earlier.file, earlier.rows(prune)))
         return cls(picks, {**listing.failures, **failed}, np.flatnonzero(todo), earlier)

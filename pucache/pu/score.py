@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..cache.destination import delivering, encoder_of_existing, place_of
+from ..cache.destination import atomic_output, encoder_of_existing, open_destination
 from ..cache.embedding_cache import EmbeddingCache, is_cache, open_cache
 from ..encoders.spec import ROUNDING
 from ..errors import ModelError
@@ -117,7 +117,7 @@ def _source_of(images: str | Path | Sequence[str | Path] | EmbeddingCache | Sour
 def _score_cache(model: PULinearClassifier, cache: EmbeddingCache, out: str | Path) -> ScoreReport:
     cache.check("keys")
     positives, failures = 0, len(cache.failures)  # damage is noticed before anything is written
-    with delivering(out) as temporary, open_table(temporary, out) as write:
+    with atomic_output(out) as temporary, open_table(temporary, out) as write:
         for rows, margins in prefetch(model.margins_of(cache)):
             labels = (margins > np.float32(model.threshold_)).astype(np.int8)
             positives += int(labels.sum())
@@ -167,7 +167,7 @@ def embed_for(
     from ..encoders.encoder import load_encoder
     from ..images.source import open_source
 
-    place_of(cache).check_writable()
+    open_destination(cache).check_writable()
     if isinstance(source, str | Path):
         source = open_source(source)
     engine = engine or Local()

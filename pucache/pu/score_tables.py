@@ -55,11 +55,11 @@ def check_output(out: str | Path, *, inputs: Iterable[str | Path] = ()) -> None:
         The file cannot be written.
     """
     if is_url(out):
-        from ..cache.destination import place_of
+        from ..cache.destination import open_destination
 
         if os.fspath(out) in map(str, inputs):
             raise OutputError(f"{without_secrets(os.fspath(out))} is also an input; name another file to write")
-        place_of(out).check_writable()
+        open_destination(out).check_writable()
     else:
         check_writable(out, inputs=inputs)
     if _suffix(out) not in _WRITERS:

@@ -7,7 +7,7 @@ from helpers.object_store import object_store
 from helpers.planted import planted
 from helpers.tiny import save_image, tiny_encoder
 
-from pucache.cache.destination import delivering, encoder_of_existing
+from pucache.cache.destination import atomic_output, encoder_of_existing
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cli.main import main
 from pucache.embedding import row_blocks
@@ -127,10 +127,10 @@ def test_scores_that_cannot_be_written_are_refused_before_any_work(store, tmp_pa
 
 
 def test_what_fails_while_it_is_written_delivers_nothing(store):
-    with pytest.raises(RuntimeError), delivering(SCORES) as path:
+    with pytest.raises(RuntimeError), atomic_output(SCORES) as path:
         path.write_text("half")
         raise RuntimeError
     assert names(store) == []
-    with delivering(SCORES) as path:
+    with atomic_output(SCORES) as path:
         path.write_text("whole")
     assert store.files.cat_file("bucket/made/scores.csv") == b"whole"

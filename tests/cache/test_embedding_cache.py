@@ -371,7 +371,7 @@ def test_a_file_truncated_anywhere_is_refused_on_opening(path):
 @pytest.mark.parametrize("mask", [0x01, 0x20, 0xFF])
 def test_every_flipped_bit_is_seen_by_verify_and_outside_of_columns_on_opening(path, mask):
     whole = path.read_bytes()
-    columns = [range(c.offset, c.offset + c.size) for c in CacheFile(path)._seal.columns.values()]
+    columns = [range(c.offset, c.offset + c.size) for c in CacheFile(path)._checksums.columns.values()]
     for position in range(len(whole)):
         damaged = bytearray(whole)
         damaged[position] ^= mask
@@ -418,7 +418,7 @@ def test_damage_is_found_down_to_its_block_of_rows(tmp_path, name, row):
     n = 9000
     path = write(tmp_path / "c.h5", [f"{number:06}" for number in range(n)])
     damage(path, name, row)
-    rows, datasets = CacheFile(path).damage()
+    rows, datasets = CacheFile(path).damaged_rows()
     block = row % n // 256
     assert datasets == [name]
     assert np.flatnonzero(rows).tolist() == list(range(block * 256, min(n, (block + 1) * 256)))
@@ -451,14 +451,14 @@ def test_a_seal_without_sense_is_refused(path, text):
 
 @pytest.mark.parametrize("where", ["offset", "block"])
 def test_a_seal_of_other_places_than_the_datasets_is_refused(path, where):
-    seal_of = CacheFile(path)._seal
+    table = CacheFile(path)._checksums
     unseal(path)
     shift = {"offset": -8} if where == "offset" else {"block": 8}
-    keys = seal_of.columns["size_mtime"]
+    keys = table.columns["size_mtime"]
     content = path.read_bytes()[keys.offset + shift.get("offset", 0) :][: keys.size]
-    hasher = checksums.Hasher(shift.get("block", keys.block))
+    hasher = checksums.ColumnHasher(shift.get("block", keys.block))
     hasher.update(memoryview(content))
-    checksums.append(path, {**seal_of.columns, "size_mtime": hasher.column(keys.offset + shift.get("offset", 0))})
+    checksums.append_table(path, {**table.columns, "size_mtime": hasher.checksums(keys.offset + shift.get("offset", 0))})
     assert "seal" in refusal(CacheFile, path)
 
 

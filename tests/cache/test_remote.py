@@ -352,9 +352,9 @@ def test_a_cache_is_worked_on_here_and_published_there(url):
     assert there(url) == {}
     remote.fetch()
     assert not remote.local.exists()
-    remote.keep(write_part(remote, "1", b"one"))
-    remote.keep(write_part(remote, "2", b"two"))
-    remote.keep(write_part(remote, "2", b"two"))
+    remote.store_part(write_part(remote, "1", b"one"))
+    remote.store_part(write_part(remote, "2", b"two"))
+    remote.store_part(write_part(remote, "2", b"two"))
     assert there(url) == {f"{name}.parts/part-1.h5": b"one", f"{name}.parts/part-2.h5": b"two"}
     remote.local.write_bytes(b"onetwo")
     remote.publish()
@@ -363,11 +363,11 @@ def test_a_cache_is_worked_on_here_and_published_there(url):
 
 def test_another_machine_goes_on_from_what_was_sent(url, tmp_path):
     first = RemoteCache(url)
-    first.keep(write_part(first, "1", b"one"))
+    first.store_part(write_part(first, "1", b"one"))
     second = RemoteCache(url, tmp_path / "other machine")
     write_part(second, "2", b"two")
     second.fetch()
-    second.keep_all(part_files(second.local))
+    second.store_parts(part_files(second.local))
     name = second.local.name
     assert there(url) == {f"{name}.parts/part-1.h5": b"one", f"{name}.parts/part-2.h5": b"two"}, "what was only here"
     assert sorted(path.name for path in second.local.parent.glob("*.parts/part*")) == ["part-1.h5", "part-2.h5"]
@@ -409,8 +409,8 @@ def test_what_is_the_same_here_and_there_is_neither_fetched_nor_sent(store):
 
 def test_parts_that_another_writer_sent_meanwhile_stay(url):
     mine, other = RemoteCache(url), RemoteCache(url, Path(os.environ["PUCACHE_WORK"]) / "other")
-    mine.keep(write_part(mine, "1", b"one"))
-    other.keep(write_part(other, "2", b"two"))
+    mine.store_part(write_part(mine, "1", b"one"))
+    other.store_part(write_part(other, "2", b"two"))
     mine.local.write_bytes(b"one")
     mine.publish()
     assert sorted(there(url)) == [mine.local.name, f"{mine.local.name}.parts/part-2.h5"]
@@ -424,7 +424,7 @@ def test_an_upload_that_breaks_off_leaves_the_old_cache_whole(store, once, monke
     remote.local.write_bytes(b"old")
     remote.publish()
     part = write_part(remote, "1", b"one")
-    remote.keep(part)
+    remote.store_part(part)
     remote.local.write_bytes(bytes(11 << 20))
     store.relay.fail("PUT", BELOW)
     with pytest.raises(OutputError, match=r"cannot write s3://bucket/some folder/cäche #1.h5: .* \(tried 1 time\)"):
@@ -440,7 +440,7 @@ def test_an_upload_that_breaks_off_leaves_the_old_cache_whole(store, once, monke
 def test_an_upload_that_fails_twice_is_done_a_third_time(store):
     remote = RemoteCache(URL)
     store.relay.fail("PUT", f"{BELOW}.parts/part-1.h5", times=2)
-    remote.keep(write_part(remote, "1", bytes(1000)))
+    remote.store_part(write_part(remote, "1", bytes(1000)))
     assert store.get(f"{BELOW}.parts/part-1.h5") == bytes(1000)
 
 
@@ -448,7 +448,7 @@ def test_a_server_that_dies_for_good_is_an_output_error(store, once, monkeypatch
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     remote = RemoteCache(URL)
     with pytest.raises(OutputError, match=r"Could not connect to the endpoint .*; run again when the store answers"):
-        remote.keep(write_part(remote, "1", b"one"))
+        remote.store_part(write_part(remote, "1", b"one"))
 
 
 @pytest.mark.parametrize(

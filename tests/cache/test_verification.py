@@ -10,12 +10,12 @@ from helpers.planted import planted, write_cache
 from helpers.sealing import edited, reseal_model
 
 from pucache.cache import verification as room
-from pucache.cache.verification import verify
 from pucache.cli.main import main
 from pucache.errors import CacheError
 from pucache.pretraining import checkpoints
 from pucache.pu.classifier import PULinearClassifier
 from pucache.storage import tensor_file
+from pucache.verify_files import verify
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_more_memory_than_a_structure_needs_is_refused(cache, monkeypatch):
     monkeypatch.setattr(room, "CacheFile", lambda path: bytearray(room.MEMORY + (1 << 28)))
     child = os.fork()
     if not child:
-        os._exit(0 if "HDF5 asks for more than 1024 MiB" in room._open_here(str(cache)) else 1)
+        os._exit(0 if "HDF5 asks for more than 1024 MiB" in room._open_with_limits(str(cache)) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 

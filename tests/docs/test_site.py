@@ -31,12 +31,12 @@ VERBS = [None, *main.commands]
 
 # public in documented modules, and for pucache's own modules alone
 OURS = {
-    "pucache.cache.embedding_cache": {"check_same_encoder", "expand", "is_cache"},
+    "pucache.cache.embedding_cache": {"check_same_encoder", "expand_paths", "is_cache"},
     "pucache.embedding.embed": {"made_with", "writer_lock"},
     "pucache.errors": {"one_line"},
     "pucache.images.source": {"image_digest"},
     "pucache.embedding.engine": {"Job"},
-    "pucache.cache.keys": {"duplicated", "encode_keys", "find", "text", "texts"},
+    "pucache.cache.keys": {"decode_text", "decode_texts", "encode_keys", "find_duplicate", "find_sorted"},
     "pucache.pu.labels": {"check_labels"},
     "pucache.pu.label_files": {"name_first", "read_decisions", "short_digest"},
     "pucache.cache.merging": {"merge"},

@@ -95,7 +95,7 @@ def body(data: bytes) -> bytes:
     with tempfile.TemporaryFile() as stream:
         stream.write(data)
         stream.flush()
-        return data[: _seal().read(stream.fileno()).size]
+        return data[: _checksum_table().read(stream.fileno()).size]
 
 
 def columns(data: bytes) -> dict[str, tuple[int, int, int]]:
@@ -105,7 +105,7 @@ def columns(data: bytes) -> dict[str, tuple[int, int, int]]:
     with tempfile.TemporaryFile() as stream:
         stream.write(data)
         stream.flush()
-        read = _seal().read(stream.fileno()).columns
+        read = _checksum_table().read(stream.fileno()).columns
         return {name: (column.offset, column.size, column.block) for name, column in read.items()}
 
 
@@ -117,19 +117,19 @@ def reseal(hdf5: bytes, places: dict[str, tuple[int, int, int]]) -> bytes:
 
     sealed = {}
     for name, (offset, size, block) in places.items():
-        hasher = checksums.Hasher(block)
+        hasher = checksums.ColumnHasher(block)
         hasher.update(memoryview(hdf5[offset : offset + size]))
-        sealed[name] = hasher.column(min(offset, len(hdf5)))
+        sealed[name] = hasher.checksums(min(offset, len(hdf5)))
     with tempfile.TemporaryDirectory() as folder:
         path = _placed(Path(folder, "cache.h5"), hdf5)
-        checksums.append(path, sealed)
+        checksums.append_table(path, sealed)
         return path.read_bytes()
 
 
-def _seal() -> Any:
-    from pucache.cache.checksums import Seal
+def _checksum_table() -> Any:
+    from pucache.cache.checksums import ChecksumTable
 
-    return Seal
+    return ChecksumTable
 
 
 def mutate_within(data: bytes, other: bytes, draw: random.Random) -> bytes:
@@ -274,7 +274,7 @@ def _block(dataset: h5py.Dataset) -> int:
     from pucache.cache import checksums
 
     rows = dataset.shape[0]
-    return checksums.rows_per_block(rows) * (dataset.id.get_storage_size() // rows)
+    return checksums.rows_per_hash(rows) * (dataset.id.get_storage_size() // rows)
 
 
 @cache

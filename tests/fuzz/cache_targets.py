@@ -19,7 +19,8 @@ from fuzz.mutators import TOKENS, mutate, mutate_text
 from fuzz.oracle import command, require, untouched
 from fuzz.target import Target
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.cache.reader import DTYPES, CacheFile
+from pucache.cache.layout import DTYPES
+from pucache.cache.reader import CacheFile
 from pucache.cache.writer import Rows
 from pucache.embedding.embed import embed
 from pucache.embedding.parts import Parts

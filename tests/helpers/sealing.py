@@ -24,17 +24,17 @@ def reseal(path):
     def describe(name, dataset):
         if isinstance(dataset, h5py.Dataset):
             n = dataset.shape[0] if dataset.shape else 1
-            rows = n if name.startswith("failures") else checksums.rows_per_block(n)
+            rows = n if name.startswith("failures") else checksums.rows_per_hash(n)
             offset = dataset.id.get_offset() or 0
-            hasher = checksums.Hasher(rows * dataset.nbytes // max(1, n))
+            hasher = checksums.ColumnHasher(rows * dataset.nbytes // max(1, n))
             hasher.update(
                 memoryview(path.read_bytes())[offset : offset + dataset.nbytes] if offset else memoryview(b"")
             )
-            columns[name] = hasher.column(offset)
+            columns[name] = hasher.checksums(offset)
 
     with h5py.File(path) as file:
         file.visititems(describe)
-    checksums.append(path, columns)
+    checksums.append_table(path, columns)
 
 
 @contextmanager

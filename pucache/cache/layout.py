@@ -1,0 +1,118 @@
+"""The layout that the cache format requires of a file: its attributes and datasets (docs/cache-format.md)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..encoders.spec import EncoderSpec
+from ..errors import CacheError
+from ..version import __version__
+from .checksums import ChecksumTable, rows_per_hash
+from .hdf5 import Attributes, DatasetExtent
+
+FORMAT = "pucache"
+VERSION = 2
+DTYPES: dict[str, np.dtype] = {"float16": np.dtype("<f2"), "float32": np.dtype("<f4")}
+ATTRIBUTES = ("format", "version", "encoder", "created", "pucache_version", "source")
+COLUMNS = ("embeddings", "keys", "digests", "size_mtime")
+FAILURES = ("failures/keys", "failures/reasons")
+REMEDY = "restore it from a copy, or move it away and embed again"
+
+
+@dataclass(frozen=True)
+class FileAttributes:
+    """Attributes of a cache file.
+
+    Attributes
+    ----------
+    encoder : EncoderSpec
+    created : str
+        UTC time of writing.
+    pucache_version : str
+        Version of the writer.
+    source : str
+        Path or URL of the images; empty for imported embeddings.
+    """
+
+    encoder: EncoderSpec
+    created: str
+    pucache_version: str
+    source: str
+
+    @classmethod
+    def parse(cls, path: Path, attributes: Attributes) -> FileAttributes:
+        """Check and parse the attributes of a file.
+
+        Raises
+        ------
+        CacheError
+            Not a pucache file, of another format version, or an attribute is missing or malformed.
+        """
+        version = attributes["version"]
+        if attributes["format"] != FORMAT:
+            raise CacheError(f"{path} is an HDF5 file but not a pucache cache (no format attribute 'pucache')")
+        if version is not None and version != VERSION:
+            raise CacheError(
+                f"{path} is a pucache cache of format version {version}; this pucache {__version__} reads "
+                f"version {VERSION}: upgrade pucache, or embed again"
+            )
+        for name, value in attributes.items():
+            require(path, value is not None, f"it lacks the attribute {name}")
+        try:
+            encoder = EncoderSpec.from_json(str(attributes["encoder"]))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise CacheError(f"{path} is damaged: its encoder attribute cannot be read; {REMEDY}") from error
+        return cls(
+            encoder=encoder,
+            created=str(attributes["created"]),
+            pucache_version=str(attributes["pucache_version"]),
+            source=str(attributes["source"]),
+        )
+
+
+def check_layout(path: Path, extents: dict[str, DatasetExtent], table: ChecksumTable, *, dim: int) -> None:
+    """Raise `CacheError` unless the datasets have the shapes, types and positions that the format requires.
+
+    Parameters
+    ----------
+    path : Path
+    extents : dict of str to DatasetExtent
+        Of every dataset in `COLUMNS` and `FAILURES`.
+    table : ChecksumTable
+    dim : int
+        Number of columns of the embeddings.
+    """
+    for name, extent in extents.items():
+        _check_position(path, name, extent, table)
+    texts = [(extents[name].dtype.kind, len(extents[name].shape)) for name in ("keys", *FAILURES)]
+    require(path, texts == [("S", 1)] * 3, "keys or failures are not fixed-width text")
+    n = extents["keys"].shape[0]
+    dtype, shape = extents["embeddings"].dtype, extents["embeddings"].shape
+    require(path, dtype in DTYPES.values(), f"embeddings are {dtype}, expected float16 or float32")
+    require(path, shape == (n, dim), "embeddings have the wrong shape")
+    for name, expected in {"digests": ((n, 32), np.dtype("u1")), "size_mtime": ((n, 2), np.dtype("<i8"))}.items():
+        layout = (extents[name].shape, extents[name].dtype)
+        require(path, layout == expected, f"{name} {'have' if name == 'digests' else 'has'} the wrong layout")
+    require(path, extents[FAILURES[0]].shape == extents[FAILURES[1]].shape, "failures do not pair up")
+    hashed_by_rows = all(table.columns[name].block == rows_per_hash(n) * extents[name].row_bytes for name in COLUMNS)
+    require(path, n == 0 or hashed_by_rows, "its seal is for another number of rows")
+
+
+def _check_position(path: Path, name: str, extent: DatasetExtent, table: ChecksumTable) -> None:
+    """Check that a dataset is contiguous, and that the checksum table covers exactly its bytes."""
+    count = math.prod(extent.shape)
+    require(path, count == 0 or extent.offset is not None, f"{name} is not contiguous")
+    column = table.columns.get(name)
+    expected = (extent.offset if count else 0, count * extent.dtype.itemsize)
+    matches = column is not None and (column.offset, column.size) == expected
+    require(path, matches, f"{name} is not where its seal says")
+
+
+def require(path: Path, condition: bool, problem: str) -> None:
+    """Raise `CacheError` with the problem and the remedy unless the condition holds."""
+    if not condition:
+        raise CacheError(f"{path} is damaged: {problem}; {REMEDY}")

@@ -1,0 +1,121 @@
+"""The verb `verify`: checks caches, models and the files that pretrain writes, also from untrusted writers.
+
+Each kind of file is verified by the package that writes it; the imports are made when a file needs them,
+so that caches and models are verified without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .cache.embedding_cache import EmbeddingCache, expand_paths
+from .cache.hdf5 import begins_as_hdf5
+from .errors import PUCacheError, RunError
+from .storage import tensor_file
+
+
+@dataclass(frozen=True)
+class VerifiedFile:
+    """Result for one file.
+
+    Attributes
+    ----------
+    path : Path
+    kind : {"cache", "model", "encoder", "checkpoint"}
+    rows : int
+        Rows of a cache, dimensions of a model, training steps of an encoder or a checkpoint; 0 if damaged.
+    damage : str
+        Error message; empty if the file is whole.
+    """
+
+    path: Path
+    kind: str
+    rows: int
+    damage: str = ""
+
+
+def verify(paths: str | Path | EmbeddingCache | Iterable[str | Path | EmbeddingCache]) -> list[VerifiedFile]:
+    """Read every byte of files of pucache, and check it against what was written.
+
+    Parameters
+    ----------
+    paths : str, path, EmbeddingCache, or an iterable of these
+        Caches, folders of caches, models, encoders, checkpoints, and run folders of pretrain.
+
+    Returns
+    -------
+    list of VerifiedFile
+        One per file. Damage is reported here, and does not raise.
+
+    Raises
+    ------
+    CacheError
+        There is no file to verify.
+    """
+    given = [paths] if isinstance(paths, str | Path | EmbeddingCache) else list(paths)
+    files = [file for path in given for file in _files(path)]
+    return [_verify(path) for path in files or expand_paths(())]
+
+
+def _files(path: str | Path | EmbeddingCache) -> list[Path]:
+    """List the files of a run folder with the caches in it; or the caches of a folder; or the file itself."""
+    if not isinstance(path, EmbeddingCache):
+        path = Path(path)
+        run = [*path.glob("encoder.safetensors"), *sorted(path.glob("checkpoints/*.safetensors"))]
+        if run:
+            return [*run, *sorted(path.glob("*.h5"))]
+    return expand_paths(path)
+
+
+def _verify(path: Path) -> VerifiedFile:
+    kind = _kind(path)
+    try:
+        return VerifiedFile(path=path, kind=kind, rows=_VERIFIERS[kind](path))
+    except PUCacheError as error:
+        return VerifiedFile(path=path, kind=kind, rows=0, damage=str(error))
+
+
+def _kind(path: Path) -> str:
+    """Kind of a file by its name and first bytes; a file of no known kind is reported as no model."""
+    if begins_as_hdf5(path) or path.suffix == ".h5":
+        return "cache"
+    kind = tensor_file.format_of(path).removeprefix("pucache-")
+    return kind if kind in _VERIFIERS else "model"
+
+
+def _verify_cache(path: Path) -> int:
+    from .cache.verification import verify_cache_file
+
+    return verify_cache_file(path)
+
+
+def _verify_model(path: Path) -> int:
+    from .pu.model_file import read_model
+
+    return len(read_model(path).coef)
+
+
+def _verify_encoder(path: Path) -> int:
+    from .encoders import pretrained_file
+
+    return pretrained_file.read(path)[1].steps
+
+
+def _verify_checkpoint(path: Path) -> int:
+    from .pretraining import checkpoints
+
+    _, state = tensor_file.read(path, checkpoints.KIND, max_bytes=checkpoints.MAX_BYTES)
+    step = state.get("step")
+    if type(step) is not int or step < 0:
+        raise RunError(f"{path} does not say after which step it was written; {checkpoints.KIND.remedy}")
+    return step
+
+
+_VERIFIERS = {
+    "cache": _verify_cache,
+    "model": _verify_model,
+    "encoder": _verify_encoder,
+    "checkpoint": _verify_checkpoint,
+}
