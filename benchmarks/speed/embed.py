@@ -112,7 +112,7 @@ def stages(folder: Path, work: Path, path: str, device: str, threads: int) -> di
     source = open_source(folder)
     listing = source.scan()
     keys, sizes = listing.keys, listing.size_mtime[:, 0].tolist()
-    prepare = ChunkLoader(source, encoder.preprocess, keys, sizes, np.empty(0, "S32"), rows=32)
+    prepare = ChunkLoader(source, encoder.preprocess, keys, sizes, chunk_size=32)
     data = [source.read(key) for key in keys]
     decoded = [decode(one, encoder.preprocess.sufficient_side) for one in data[:1000]]
 

@@ -44,7 +44,15 @@ class Job:
         leave = device_can_decode if self.encoder.decoder else None
         sizes = self.size_mtime[:, 0].tolist()
         known = self.known.sorted
-        return ChunkLoader(self.source, self.encoder.preprocess, self.keys, sizes, known, rows=rows, leave=leave)
+        return ChunkLoader(
+            self.source,
+            self.encoder.preprocess,
+            self.keys,
+            sizes,
+            chunk_size=rows,
+            embedded_digests=known,
+            leave_to_device=leave,
+        )
 
 
 Results = Generator[Chunk | Embedded, None, None]

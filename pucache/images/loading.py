@@ -1,7 +1,7 @@
-"""Everything that happens to an image before the encoder: read, hashed, looked up, decoded, resized.
+"""Loading of images for an encoder: read, hash, look up, decode and resize.
 
-Runs in threads or in worker processes, a chunk of images at a time; one bad image is an outcome of
-its own and costs the others nothing.
+Images are loaded in chunks, by threads or worker processes. An image that fails is recorded in its chunk
+and does not affect the others.
 """
 
 from __future__ import annotations
@@ -12,33 +12,50 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
 from PIL import Image
 
 from ..errors import ImageError
 from .decoding import decode
 from .source import UNKNOWN, Source, image_digest
 
+if TYPE_CHECKING:
+    import torch
+
 STAGES = ("reading", "hashing", "decoding", "resizing")
 
 
 @dataclass
 class Chunk:
-    """What became of a few images: one outcome each, and the pixels of those to embed."""
+    """Consecutive images after loading.
 
-    first: int  # position of the first image
-    outcomes: list[bytes | str]  # content digest, or the reason of a failure
-    to_embed: list[int]  # positions
-    pixels: torch.Tensor  # (len(to_embed), H, W, 3) uint8
-    undecoded: dict[int, bytes]  # files that are left to the device to decode, by position
-    seconds: list[float]  # spent in each of STAGES
+    Attributes
+    ----------
+    first : int
+        Position of the first image.
+    outcomes : list of bytes or str
+        For each image its content digest, or the reason why it failed.
+    to_embed : list of int
+        Positions of the images in ``pixels``, ascending.
+    pixels : uint8 tensor, (len(to_embed), H, W, 3)
+    undecoded : dict of int to bytes
+        Files for the device to decode, by position.
+    seconds : list of float
+        Time spent in each of `STAGES`.
+    """
+
+    first: int
+    outcomes: list[bytes | str]
+    to_embed: list[int]
+    pixels: torch.Tensor
+    undecoded: dict[int, bytes]
+    seconds: list[float]
 
 
 class Resizer(Protocol):
-    """Brings an image to the size that is wanted; picklable."""
+    """Brings an image to a fixed size; picklable."""
 
     @property
     def input_size(self) -> tuple[int, int]:
@@ -46,99 +63,110 @@ class Resizer(Protocol):
 
     @property
     def sufficient_side(self) -> int:
-        """Short side in pixels beyond which more detail of the original hardly matters."""
+        """Length in pixels beyond which the shorter side of the original adds hardly any detail."""
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
-        """Return uint8 pixels, (H, W, 3); raise `ImageError` where that cannot be."""
+        """Return uint8 pixels, (H, W, 3); raise `ImageError` for an image that cannot be resized."""
 
 
 class ChunkLoader:
-    """Prepares chunk after chunk of the images at hand.
+    """Loads the images of a source, a chunk at a time.
 
     Parameters
     ----------
     source : Source
-    preprocess : Resize
+    resize : Resizer
     keys : list of str
+        Images to load; an image's position is its index in this list.
     sizes : list of int
         Bytes of each image when it was listed, or `UNKNOWN`.
-    known : ndarray of S32
-        Sorted digests of images that need not be embedded.
-    rows : int
-        Images in a chunk.
-    leave : callable, optional
-        Tells from a file's bytes whether it is left to the device to decode.
+    chunk_size : int
+        Images per chunk.
+    embedded_digests : ndarray of S32, optional
+        Sorted content digests of images whose embeddings exist; these are neither decoded nor embedded.
+    leave_to_device : callable, optional
+        Takes a file's bytes; true where the device decodes the file.
 
     Attributes
     ----------
     shape : tuple of int
-        Of the pixels of a chunk: (rows, H, W, 3).
+        (chunk_size, H, W, 3), the shape of the pixels of a full chunk.
     """
 
     def __init__(
         self,
         source: Source,
-        preprocess: Resizer,
+        resize: Resizer,
         keys: list[str],
         sizes: list[int],
-        known: np.ndarray,
         *,
-        rows: int,
-        leave: Callable[[bytes], bool] | None = None,
+        chunk_size: int,
+        embedded_digests: np.ndarray | None = None,
+        leave_to_device: Callable[[bytes], bool] | None = None,
     ):
         self.keys = keys
-        self.shape = (rows, *preprocess.input_size, 3)
-        self._source, self._preprocess = source, preprocess
-        self._sizes, self._known, self._leave = sizes, known, leave
+        self.shape = (chunk_size, *resize.input_size, 3)
+        self._source, self._resize, self._sizes = source, resize, sizes
+        self._embedded_digests = np.empty(0, "S32") if embedded_digests is None else embedded_digests
+        self._leave_to_device = leave_to_device
 
     def __len__(self) -> int:
+        """Number of chunks."""
         return -(-len(self.keys) // self.shape[0])
 
     def __call__(
-        self, number: int, pixels: torch.Tensor | None = None, at: Callable[[int], None] | None = None
+        self, number: int, pixels: torch.Tensor | None = None, *, on_image: Callable[[int], None] | None = None
     ) -> Chunk:
-        """Prepare one chunk.
+        """Load one chunk.
 
         Parameters
         ----------
         number : int
+            0 <= number < len(self).
         pixels : uint8 tensor of `shape`, optional
-            Where to put the pixels; new memory by default.
-        at : callable, optional
-            Told the position of each image before it is read.
+            Where to write the pixels; allocated by default.
+        on_image : callable, optional
+            Called with the position of each image before it is read.
+
+        Returns
+        -------
+        Chunk
         """
-        rows = self.shape[0]
-        first = number * rows
+        chunk_size = self.shape[0]
+        first = number * chunk_size
         if pixels is None:
+            import torch
+
             pixels = torch.empty(self.shape, dtype=torch.uint8)
-        chunk = Chunk(first, [], [], pixels, {}, [0.0] * len(STAGES))
-        for position in range(first, min(len(self.keys), first + rows)):
-            if at is not None:
-                at(position)
+        chunk = Chunk(first=first, outcomes=[], to_embed=[], pixels=pixels, undecoded={}, seconds=[0.0] * len(STAGES))
+        for position in range(first, min(len(self.keys), first + chunk_size)):
+            if on_image is not None:
+                on_image(position)
             try:
-                chunk.outcomes.append(self._one(position, chunk))
+                chunk.outcomes.append(self._load(position, chunk))
             except ImageError as error:
                 chunk.outcomes.append(str(error))
         chunk.pixels = pixels[: len(chunk.to_embed)]
         return chunk
 
-    def _one(self, position: int, chunk: Chunk) -> bytes:
+    def _load(self, position: int, chunk: Chunk) -> bytes:
+        """Load one image into the chunk and return its digest."""
         times = [time.perf_counter()]
         try:
             data = self._read(position)
             times.append(time.perf_counter())
-            content = image_digest(data)
+            digest = image_digest(data)
             times.append(time.perf_counter())
-            if self._is_known(content):
+            if self._is_embedded(digest):
                 pass
-            elif self._leave is not None and self._leave(data):
+            elif self._leave_to_device is not None and self._leave_to_device(data):
                 chunk.undecoded[position] = data
             else:
-                image = decode(data, self._preprocess.sufficient_side)
+                image = decode(data, self._resize.sufficient_side)
                 times.append(time.perf_counter())
-                chunk.pixels[len(chunk.to_embed)] = self._preprocess(image)
+                chunk.pixels[len(chunk.to_embed)] = self._resize(image)
                 chunk.to_embed.append(position)
-            return content
+            return digest
         finally:
             times.append(time.perf_counter())
             for stage, (began, ended) in enumerate(itertools.pairwise(times)):
@@ -151,19 +179,31 @@ class ChunkLoader:
             raise ImageError(f"changed while it was read: {listed} bytes when listed, {len(data)} now; embed again")
         return data
 
-    def _is_known(self, content: bytes) -> bool:
-        if not len(self._known):
+    def _is_embedded(self, digest: bytes) -> bool:
+        if not len(self._embedded_digests):
             return False
-        at = np.searchsorted(self._known, np.bytes_(content))
-        return self._known[at : at + 1].tobytes() == content  # as bytes: numpy's text drops zero bytes at the end
+        index = np.searchsorted(self._embedded_digests, np.bytes_(digest))
+        # compared as bytes, because numpy's S32 drops trailing zero bytes
+        return self._embedded_digests[index : index + 1].tobytes() == digest
 
 
-def load_in_threads(prepare: ChunkLoader, threads: ThreadPoolExecutor, ahead: int) -> Iterator[Chunk]:
-    """Yield every chunk, in order, so many being prepared ahead."""
-    coming: deque[Future[Chunk]] = deque()
-    for number in range(len(prepare)):
-        coming.append(threads.submit(prepare, number))
-        if len(coming) > ahead:
-            yield coming.popleft().result()
-    while coming:
-        yield coming.popleft().result()
+def load_in_threads(loader: ChunkLoader, pool: ThreadPoolExecutor, ahead: int) -> Iterator[Chunk]:
+    """Yield every chunk, in order; up to ``ahead`` chunks are loaded in advance.
+
+    Parameters
+    ----------
+    loader : ChunkLoader
+    pool : ThreadPoolExecutor
+    ahead : int
+
+    Yields
+    ------
+    Chunk
+    """
+    pending: deque[Future[Chunk]] = deque()
+    for number in range(len(loader)):
+        pending.append(pool.submit(loader, number))
+        if len(pending) > ahead:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()

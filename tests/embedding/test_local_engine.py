@@ -409,8 +409,8 @@ def test_a_worker_that_is_ended_before_it_has_begun_says_nothing(tmp_path, capfd
     before = signal.signal(signal.SIGTERM, end)
     try:
         encoder = tiny_encoder()
-        prepare = ChunkLoader(Memory(130), encoder.preprocess, [], [], np.empty(0, "S32"), rows=8)
-        with workers.LoaderProcesses(prepare, 2):
+        loader = ChunkLoader(Memory(130), encoder.preprocess, [], [], chunk_size=8)
+        with workers.LoaderProcesses(loader, 2):
             pass
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -55,8 +55,8 @@ def prepared(kinds, known=(), **options):
     keys = [f"{number:03}-{kind}" for number, kind in enumerate(kinds)]
     files = {key: KINDS[kind][0] for key, kind in zip(keys, kinds, strict=True) if KINDS[kind][0] is not None}
     sizes = [len(KINDS[kind][0]) if KINDS[kind][1] is None else KINDS[kind][1] for kind in kinds]
-    known = np.array(sorted(known), "S32")
-    return ChunkLoader(Memory(files), PREPROCESS, keys, sizes, known, **{"rows": 4, **options})
+    options = {"chunk_size": 4, "embedded_digests": np.array(sorted(known), "S32"), **options}
+    return ChunkLoader(Memory(files), PREPROCESS, keys, sizes, **options)
 
 
 KNOWN = [image_digest(KINDS["known"][0]), image_digest(b"something else")]
@@ -65,8 +65,8 @@ KNOWN = [image_digest(KINDS["known"][0]), image_digest(b"something else")]
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=20), st.integers(1, 8))
 def test_every_image_has_its_outcome_in_order_and_costs_the_others_nothing(kinds, rows):
-    dataset = prepared(kinds, KNOWN, rows=rows)
-    chunks = [dataset(number) for number in range(len(dataset))]
+    loader = prepared(kinds, KNOWN, chunk_size=rows)
+    chunks = [loader(number) for number in range(len(loader))]
     assert [chunk.first for chunk in chunks] == list(range(0, len(kinds), rows))
     outcomes = [outcome for chunk in chunks for outcome in chunk.outcomes]
     assert len(outcomes) == len(kinds)
@@ -90,7 +90,8 @@ def test_a_known_digest_is_known_whatever_its_bytes():
     odd = data + bytes([tail % 256] * (tail // 256 + 1))
     near = image_digest(odd)[:-1] + b"\1"
     for known, to_embed in ([image_digest(odd)], []), ([near], [0]), ([], [0]):
-        chunk = ChunkLoader(Memory({"a": odd}), PREPROCESS, ["a"], [len(odd)], np.array(known, "S32"), rows=1)(0)
+        options = {"chunk_size": 1, "embedded_digests": np.array(known, "S32")}
+        chunk = ChunkLoader(Memory({"a": odd}), PREPROCESS, ["a"], [len(odd)], **options)(0)
         assert (chunk.outcomes, chunk.to_embed) == ([image_digest(odd)], to_embed)
 
 
@@ -104,26 +105,26 @@ def test_a_stage_that_takes_time_is_told_apart_from_the_others(monkeypatch):
 
 def test_files_are_left_to_the_device_undecoded_unless_known_or_unreadable():
     kinds = ["jpeg", "good", "known", "vanished", "changed", "empty", "jpeg"]
-    dataset = prepared(kinds, KNOWN, rows=10, leave=lambda data: data[:2] == b"\xff\xd8")
-    chunk = dataset(0)
+    loader = prepared(kinds, KNOWN, chunk_size=10, leave_to_device=lambda data: data[:2] == b"\xff\xd8")
+    chunk = loader(0)
     assert chunk.undecoded == {0: KINDS["jpeg"][0], 6: KINDS["jpeg"][0]}
     assert chunk.to_embed == [1] and len(chunk.pixels) == 1
     assert [isinstance(outcome, bytes) for outcome in chunk.outcomes] == [True, True, True, False, False, False, True]
-    known = prepared(["known", "jpeg"], KNOWN, leave=lambda data: True)(0)
+    known = prepared(["known", "jpeg"], KNOWN, leave_to_device=lambda data: True)(0)
     assert list(known.undecoded) == [1] and known.to_embed == []
 
 
 def test_the_place_is_told_before_each_image_is_read():
-    dataset, told = prepared(["good", "vanished", "other"]), []
-    read = dataset._source.read
-    dataset._source.read = lambda key: (told.append(key), read(key))[1]
-    dataset(0, at=told.append)
+    loader, told = prepared(["good", "vanished", "other"]), []
+    read = loader._source.read
+    loader._source.read = lambda key: (told.append(key), read(key))[1]
+    loader(0, on_image=told.append)
     assert told == [0, "000-good", 1, "001-vanished", 2, "002-other"]
 
 
 def test_pixels_go_where_they_are_wanted():
-    dataset = prepared(["good", "broken", "other"], rows=5)
-    there = torch.zeros(dataset.shape, dtype=torch.uint8)
-    chunk, own = dataset(0, there), dataset(0)
+    loader = prepared(["good", "broken", "other"], chunk_size=5)
+    there = torch.zeros(loader.shape, dtype=torch.uint8)
+    chunk, own = loader(0, there), loader(0)
     assert chunk.pixels.data_ptr() == there.data_ptr() and torch.equal(chunk.pixels, own.pixels)
     assert not there[2:].any()

@@ -120,7 +120,13 @@ def _preparing(reference: ray.ObjectRef, slab: ray.ObjectRef) -> tuple[ChunkLoad
     leave = device_can_decode if shipped.encoder.decoder else None
     preprocess = shipped.encoder.preprocess
     prepare = ChunkLoader(
-        shipped.source, preprocess, part.keys, part.sizes, shipped.known, rows=shipped.rows, leave=leave
+        shipped.source,
+        preprocess,
+        part.keys,
+        part.sizes,
+        chunk_size=shipped.rows,
+        embedded_digests=shipped.known,
+        leave_to_device=leave,
     )
     return prepare, part.start
 
@@ -187,7 +193,7 @@ class PrepareChunk:
         def note(position: int) -> None:
             ray.get(self._attempts.at.remote(number, position))
 
-        chunk = prepare(within, at=note if attempt > 1 else None)
+        chunk = prepare(within, on_image=note if attempt > 1 else None)
         if attempt > 1:
             note(-1)
         return replace(
