@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
 
 from . import options, output
+
+if TYPE_CHECKING:
+    from pucache.cache.cache_info import CacheInfo
 
 
 @click.command()
@@ -19,32 +24,21 @@ def info(cache: tuple[str, ...], failures: bool, as_json: bool) -> None:
     \b
     pucache info cache.h5
     """
-    from pucache.cache.embedding_cache import EmbeddingCache
+    from pucache.cache.cache_info import info as run
 
-    opened = EmbeddingCache(*cache)
-    failed = opened.failures
-    files = [
-        {
-            "path": str(file.path),
-            "rows": len(file),
-            "dtype": str(file.dtype),
-            "created": file.created,
-            "pucache_version": file.pucache_version,
-            "source": file.source,
-            "checksum": file.checksum,
-        }
-        for file in opened.files
-    ]
-    result = {
-        "rows": len(opened),
-        "encoder": dataclasses.asdict(opened.encoder),
-        "files": files,
-        "failures": failed if failures else len(failed),
-    }
-    lines = [f"{len(opened):,} rows of {opened.encoder}, {len(failed):,} images that could not be read"]
-    for file in opened.files:
+    content = run(cache)
+    result = dataclasses.asdict(content)
+    for file in result["files"]:
+        file["path"] = str(file["path"])
+    if not failures:
+        result["failures"] = len(content.failures)
+    output.print_result(result, list(_lines(content, failures)), as_json)
+
+
+def _lines(content: CacheInfo, with_failures: bool) -> Iterator[str]:
+    yield f"{content.rows:,} rows of {content.encoder}, {len(content.failures):,} images that could not be read"
+    for file in content.files:
         origin = f"made {file.created} by pucache {file.pucache_version} from {file.source or 'elsewhere'}"
-        lines.append(f"{file.path}: {len(file):,} rows, {file.dtype}, {origin}")
-    if failures:
-        lines += [f"{key!r}: {reason}" for key, reason in failed.items()]
-    output.print_result(result, lines, as_json)
+        yield f"{file.path}: {file.rows:,} rows, {file.dtype}, {origin}"
+    if with_failures:
+        yield from (f"{key!r}: {reason}" for key, reason in content.failures.items())

@@ -29,17 +29,17 @@ def verify(files: tuple[str, ...], as_json: bool) -> None:
     pucache verify cache.h5 model.safetensors
     pucache verify RUN_DIR
     """
-    from pucache.verify_files import verify as run
     from pucache.errors import CacheError
+    from pucache.verify_files import verify as run
 
-    found = run(files)
-    whole = [file for file in found if not file.damage]
-    damage = [file.damage for file in found if file.damage]
+    verified = run(files)
+    whole = [file for file in verified if not file.damage]
+    damage = [file.damage for file in verified if file.damage]
     lines = [f"{file.path}: {_DESCRIPTIONS[file.kind].format(file.rows)}, whole" for file in whole]
     rows = sum(file.rows for file in whole if file.kind == "cache")
-    result = {"whole": not damage, "rows": rows, "files": [str(file.path) for file in found], "damage": damage}
+    result = {"whole": not damage, "rows": rows, "files": [str(file.path) for file in verified], "damage": damage}
     if lines or as_json:
         output.print_result(result, lines, as_json)
     if damage:
-        others = f" (and {len(damage) - 1} more of {len(found)} files)" if len(damage) > 1 else ""
+        others = f" (and {len(damage) - 1} more of {len(verified)} files)" if len(damage) > 1 else ""
         raise CacheError(damage[0] + others)

@@ -75,8 +75,8 @@ class ModelState:
     classes: np.ndarray
     encoder: EncoderSpec | None = None
 
-    def __post_init__(self) -> None:
-        """Raise `ValueError` for a state that no classifier has."""
+    def check(self) -> None:
+        """Raise `ValueError` or `TypeError` for a state that no fitted classifier has."""
         numbers = self.numbers()
         largest = np.abs(self.coef, dtype=np.float64).sum() * np.finfo(np.float16).max + np.abs(numbers).max()
         if self.coef.dtype.str != "<f4" or self.coef.ndim != 1 or not len(self.coef):
@@ -148,9 +148,11 @@ def read_model(path: str | Path) -> ModelState:
     """
     tensors, content = read(path, TENSORS)
     try:
-        return _parse(tensors, content)
+        state = _parse(tensors, content)
+        state.check()
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise ModelError(f"{path} holds no model of pucache ({error!r}); train the model again") from error
+    return state
 
 
 def _parse(tensors: dict[str, np.ndarray], content: dict[str, Any]) -> ModelState:
