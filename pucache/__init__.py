@@ -28,15 +28,19 @@ _HOMES = {
     "pretrain": "pretraining.pretrain",
     "train_pu": "pu.train",
     "estimate_prior": "pu.estimate_prior",
+    "sweep_priors": "pu.prior_sweep",
     "score": "pu.score",
     "evaluate": "pu.evaluate",
     "report": "pages.report_page",
+    "info": "cache.cache_info",
     "pack": "cache.merging",
+    "verify": "verify_files",
     "demo": "demonstration",
 }
 __all__ = [*_HOMES, "__version__"]
 
 if TYPE_CHECKING:
+    from .cache.cache_info import info as info
     from .cache.embedding_cache import EmbeddingCache as EmbeddingCache
     from .cache.importing import import_embeddings as import_embeddings
     from .cache.merging import pack as pack
@@ -51,8 +55,10 @@ if TYPE_CHECKING:
     from .pu.estimate_prior import estimate_prior as estimate_prior
     from .pu.evaluate import evaluate as evaluate
     from .pu.labels import Labels as Labels
+    from .pu.prior_sweep import sweep_priors as sweep_priors
     from .pu.score import score as score
     from .pu.train import train_pu as train_pu
+    from .verify_files import verify as verify
 
 
 def __getattr__(name: str) -> Any:
