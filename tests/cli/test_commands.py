@@ -23,6 +23,7 @@ from click.testing import CliRunner
 from helpers.hangs import HANG_SECONDS
 from helpers.planted import planted, write_cache
 from helpers.sealing import edited
+from helpers.slow import slow
 from PIL import Image
 
 from pucache.cache.embedding_cache import EmbeddingCache
@@ -698,7 +699,7 @@ run()
 """
 
 
-@pytest.mark.parametrize("number, code, workers", [(signal.SIGINT, 130, 0), (signal.SIGTERM, 143, 2)])
+@pytest.mark.parametrize("number, code, workers", [slow(signal.SIGINT, 130, 0), (signal.SIGTERM, 143, 2)])
 def test_an_interrupted_embed_says_how_to_go_on_and_does(world, here, number, code, workers):
     save_images(here / "many", 320, (128, 128, 128), np.random.default_rng(0))
     arguments = f"embed many cache.h5{SMALL}--batch-size 8 --workers {workers}".format(w=world).split()
@@ -738,7 +739,7 @@ run(["info", "cache.h5"])
 """
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), slow(signal.SIGTERM, 143)])
 def test_a_signal_is_not_lost_in_a_destructor(number, code):
     command = [sys.executable, "-c", IN_A_DESTRUCTOR, str(int(number))]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)

@@ -40,6 +40,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 ALL = [block for page in PAGES for block in blocks(page)]
 LANGUAGES = {"sh", "console", "python", "text", "yaml"}
 RUNS = ("sh", "console", "python")
+LONG = {f"docs/{page}.md" for page in ("prior", "report", "retrieval", "scaling", "threshold", "walkthrough")}
 ANEW = "in a folder of its own"  # the one mark of a block that is run here
 MARKS = {  # what a block that is not run here may say, and how many do
     "runs in: make test-docker": 2,
@@ -257,7 +258,14 @@ def run_block(block, folder, names):
     return []
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(map(here, blocks(page)))], ids=name)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=name(page), marks=pytest.mark.slow if name(page) in LONG else [])
+        for page in PAGES
+        if any(map(here, blocks(page)))
+    ],
+)
 def test_the_blocks_of_a_page_run_in_its_order_and_print_what_it_shows(page, prepared, monkeypatch, capsys):
     folder, names, printed = begin(prepared, name(page)), {"__name__": "page"}, []
     monkeypatch.chdir(folder)

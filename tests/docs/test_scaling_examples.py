@@ -148,6 +148,7 @@ def environment(job):
     return {entry["name"]: entry["value"] for entry in container(job).get("env", [])}
 
 
+@pytest.mark.slow
 def test_the_pods_of_the_job_together_embed_every_image(desk, job, image_folder):
     caches, images = desk / "caches", image_folder(9)
     caches.mkdir()

@@ -52,6 +52,7 @@ def run_again(tmp_path_factory):
     return book, folder
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_and_gives_what_the_one_in_docs_shows(run_again):
     shown, ran = code(notebook()), code(run_again[0])
     assert [cell.source for cell in shown] == [cell.source for cell in ran] and len(shown) > 5
@@ -59,6 +60,7 @@ def test_the_notebook_runs_and_gives_what_the_one_in_docs_shows(run_again):
     assert {kind for cell in ran for kind in kinds(cell)} == {"stdout", "image/png/text/plain"}
 
 
+@pytest.mark.slow
 def test_the_notebook_finds_dresses_and_writes_a_model(run_again):
     book, folder = run_again
     text = "".join(output.get("text", "") for cell in code(book) for output in cell.outputs)

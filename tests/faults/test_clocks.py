@@ -2,6 +2,7 @@ import json
 import os
 
 import pytest
+from helpers.slow import slow
 
 from faults.places import state
 
@@ -15,7 +16,7 @@ TIMES = {"1970": 0, "1901": -(2**31) + 1, "2106": 2**32 + 5}
 
 
 @pytest.mark.parametrize("jumps", JUMPS.values(), ids=JUMPS)
-@pytest.mark.parametrize("name", ["embed", "update", "train-pu"])
+@pytest.mark.parametrize("name", ["embed", slow("update"), slow("train-pu")])
 def test_a_clock_that_jumps_changes_nothing(world, name, jumps):
     job = world.jobs[name]
     folder = world.place(job)

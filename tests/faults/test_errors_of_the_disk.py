@@ -1,6 +1,7 @@
 import signal
 
 import pytest
+from helpers.slow import slow
 
 from faults.places import assert_one_line, state
 from faults.tracing import READS, RENAMES, can_trace, count_calls, run_traced, run_unwritable
@@ -22,7 +23,7 @@ def test_an_image_that_the_disk_cannot_read_is_a_failure_and_costs_nothing_else(
     world.check_finished(job, folder, again)
 
 
-@pytest.mark.parametrize("name", ["score", "train-pu", "retrieve", "pack", "update"])
+@pytest.mark.parametrize("name", ["score", "update", *map(slow, ("train-pu", "retrieve", "pack"))])
 def test_a_cache_that_the_disk_cannot_read_is_one_line_that_names_it(world, name):
     job = world.jobs[name]
     folder = world.place(job)
@@ -34,14 +35,14 @@ def test_a_cache_that_the_disk_cannot_read_is_one_line_that_names_it(world, name
 
 
 @pytest.mark.parametrize("call", ["fsync", RENAMES])
-@pytest.mark.parametrize("name", ["embed", "pack", "score", "train-pu"])
+@pytest.mark.parametrize("name", ["embed", "score", slow("pack"), slow("train-pu")])
 def test_a_disk_that_fails_to_keep_a_file_is_an_error_and_never_a_success(world, name, call):
     job = world.jobs[name]
     folder = world.place(job)
     check_failed(world, job, folder, run_traced(world, job, folder, f"{call}:error=EIO"))
 
 
-@pytest.mark.parametrize("name", ["embed", "pack", "score", "score, Parquet", "train-pu", "retrieve"])
+@pytest.mark.parametrize("name", ["embed", "score", *map(slow, ("pack", "score, Parquet", "train-pu", "retrieve"))])
 def test_a_disk_that_fails_to_write_is_an_error_and_never_a_success(world, name):
     job = world.jobs[name]
     folder = world.place(job)
@@ -63,7 +64,7 @@ def test_a_single_fsync_that_fails_is_an_error_too(world, when):
 
 
 @pytest.mark.parametrize("calls", ["fsync", RENAMES])
-@pytest.mark.parametrize("name", ["embed", "pack", "train-pu"])
+@pytest.mark.parametrize("name", ["embed", slow("pack"), slow("train-pu")])
 def test_a_kill_at_a_chosen_fsync_or_rename_loses_nothing(world, name, calls, tmp_path):
     job = world.jobs[name]
     last = count_calls(world, job, calls, tmp_path / "calls")

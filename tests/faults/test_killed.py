@@ -2,6 +2,7 @@ import signal
 import time
 
 import pytest
+from helpers.slow import slow
 
 from faults.places import state
 from faults.stopping import count, interrupt_often, kill_often
@@ -13,12 +14,12 @@ def killed(struck):
     return places.total() - places["after the end"]
 
 
-@pytest.mark.parametrize("name", ["embed", "embed, workers", "update", "reuse", "score, images"])
+@pytest.mark.parametrize("name", ["embed", "embed, workers", *map(slow, ("update", "reuse", "score, images"))])
 def test_a_killed_embed_loses_nothing_that_was_safe_and_ends_in_the_same_bytes(world, name):
     assert killed(kill_often(world, world.jobs[name], 2, 1)) == 2
 
 
-@pytest.mark.parametrize("name", ["pack", "score", "score, Parquet", "train-pu", "retrieve", "import"])
+@pytest.mark.parametrize("name", ["score", "train-pu", *map(slow, ("pack", "score, Parquet", "retrieve", "import"))])
 def test_a_killed_command_leaves_its_output_whole_or_absent_and_the_next_one_clears_up(world, name):
     assert killed(kill_often(world, world.jobs[name], 2, 3)) == 2
 
@@ -40,7 +41,7 @@ def test_a_writer_killed_while_it_writes_leaves_a_partial_which_the_next_writer_
         world.check_rerun(job, folder)
 
 
-@pytest.mark.parametrize("name", ["embed", "embed, workers", "pack", "train-pu"])
+@pytest.mark.parametrize("name", ["embed", slow("embed, workers"), slow("pack"), "train-pu"])
 def test_ctrl_c_and_sigterm_say_how_to_go_on_and_leave_outputs_whole_or_absent(world, name):
     assert count(interrupt_often(world, world.jobs[name], 2, 5)).total() == 2
 

@@ -1,6 +1,7 @@
 import random
 
 import pytest
+from helpers.slow import slow
 
 from faults.places import state
 from faults.powerloss import END, check_crash, crashes
@@ -13,13 +14,13 @@ def some(found, count):
     return last + random.Random(0).sample(rest, min(count, len(rest)))
 
 
-@pytest.mark.parametrize(("name", "count"), [("embed", 4), ("update", 3)])
+@pytest.mark.parametrize(("name", "count"), [("embed", 4), slow("update", 3)])
 def test_after_a_power_loss_every_row_that_was_said_to_be_safe_is_there(world, tmp_path, name, count):
     for crash in some(crashes(world, world.jobs[name], tmp_path / "seen"), count):
         check_crash(world, world.jobs[name], crash, tmp_path / "seen")
 
 
-@pytest.mark.parametrize("name", ["pack", "score, Parquet", "train-pu", "retrieve"])
+@pytest.mark.parametrize("name", ["pack", *map(slow, ("score, Parquet", "train-pu", "retrieve"))])
 def test_after_a_power_loss_an_output_is_the_whole_old_or_the_whole_new_one(world, tmp_path, name):
     for crash in some(crashes(world, world.jobs[name], tmp_path / "seen"), 2):
         check_crash(world, world.jobs[name], crash, tmp_path / "seen")
@@ -32,7 +33,7 @@ def test_the_folder_of_the_parts_is_on_disk_before_any_part_is_said_to_be_safe(w
         assert not crash.safe or {"cache.h5", "cache.h5.parts"} & crash.files.keys(), crash.when
 
 
-@pytest.mark.parametrize("name", ["embed", "pack", "train-pu"])
+@pytest.mark.parametrize("name", ["pack", slow("embed"), slow("train-pu")])
 def test_a_disk_whose_fsync_does_nothing_is_found_out(world, tmp_path, name):
     found = crashes(world, world.jobs[name], tmp_path / "seen", honest=False)
     ends = [crash for crash in found if crash.when.startswith(END)]

@@ -3,6 +3,7 @@ import shutil
 import time
 
 import pytest
+from helpers.slow import slow
 
 from faults.places import differences, state
 from pucache.cache.embedding_cache import EmbeddingCache
@@ -20,7 +21,7 @@ def together(world, job, folder, apart, **options):
     return first.wait(), second.wait()
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, slow(1)])
 @pytest.mark.parametrize("name", ["embed", "update"])
 def test_of_two_writers_of_a_cache_one_wins_or_both_end_well_in_turn(world, name, seed):
     job, draw = world.jobs[name], random.Random(seed)
@@ -34,7 +35,7 @@ def test_of_two_writers_of_a_cache_one_wins_or_both_end_well_in_turn(world, name
     world.check_rerun(job, folder)
 
 
-@pytest.mark.parametrize("name", ["pack", "score", "score, Parquet", "train-pu", "retrieve", "import"])
+@pytest.mark.parametrize("name", ["score", "train-pu", *map(slow, ("pack", "score, Parquet", "retrieve", "import"))])
 def test_two_writers_of_one_output_both_end_well_and_it_is_whole(world, name):
     job = world.jobs[name]
     folder = world.place(job)
@@ -56,7 +57,7 @@ def test_a_writer_does_not_remove_what_another_one_is_writing(world):
     world.check_finished(job, folder, ended)
 
 
-@pytest.mark.parametrize("verb", [["info"], ["verify"], ["score", "model.safetensors"]])
+@pytest.mark.parametrize("verb", [slow(["info"]), slow(["verify"]), ["score", "model.safetensors"]])
 def test_readers_see_the_whole_old_or_the_whole_new_cache(world, tmp_path, verb):
     job = world.jobs["update"]
     folder = world.place(job)

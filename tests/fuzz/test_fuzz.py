@@ -23,8 +23,7 @@ from fuzz.targets import TARGETS, prepare
 from pucache.errors import CacheError, SourceError
 from pucache.images.source import open_source
 
-INPUTS = 1500
-SEED = 0
+INPUTS, MANY_INPUTS = 400, 3000
 
 pytestmark = pytest.mark.usefixtures("samples")
 
@@ -34,13 +33,22 @@ def samples(one_thread):
     prepare()
 
 
-@pytest.fixture(scope="module")
-def fuzzed(samples):
+def tallies(inputs, seed):
     """Every target's tally of one run over all of them."""
     total = sum(target.share for target in TARGETS.values())
-    counts = {name: max(5, INPUTS * target.share // total) for name, target in TARGETS.items()}
-    jobs = [job for name, count in counts.items() for job in numbered(TARGETS[name], SEED, range(count))]
+    counts = {name: max(5, inputs * target.share // total) for name, target in TARGETS.items()}
+    jobs = [job for name, count in counts.items() for job in numbered(TARGETS[name], seed, range(count))]
     return run(jobs, children=2)
+
+
+@pytest.fixture(scope="module")
+def fuzzed(samples):
+    return tallies(INPUTS, seed=0)
+
+
+@pytest.fixture(scope="module")
+def fuzzed_long(samples):
+    return tallies(MANY_INPUTS, seed=1)
 
 
 def outcomes(target, inputs, **options):
@@ -53,7 +61,16 @@ def outcomes(target, inputs, **options):
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_damaged_input_is_refused_by_name_or_read_right(fuzzed, name):
-    tally = fuzzed[name]
+    assert_no_trouble(fuzzed[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TARGETS)
+def test_much_more_damaged_input_is_refused_by_name_or_read_right(fuzzed_long, name):
+    assert_no_trouble(fuzzed_long[name])
+
+
+def assert_no_trouble(tally):
     assert not tally.troubles, "\n".join(f"{t.kind}: {t.label} of {t.sample}: {t.what}" for t in tally.troubles[:20])
     assert tally.inputs
 
@@ -131,6 +148,7 @@ def test_a_cache_built_to_do_harm_is_refused_or_agrees_with_itself():
     assert outcomes(TARGETS["cache resealed"], hostile())["CacheError"] >= 20
 
 
+@pytest.mark.slow
 def test_the_command_survives_a_cache_built_to_do_harm():
     target = Target("command", hostile, partial(check_command, resealed=True), (), 0)
     assert outcomes(target, hostile())["refused"] >= 20

@@ -1,0 +1,258 @@
+"""How often the embeddings are read, and how often what is derived from them is computed, in one run of a command.
+
+    python -m benchmarks.speed.passes FOLDER [--out docs/results/passes.md]
+
+Runs `train-pu`, `report` and `embed` of an unchanged folder on the demo's pile, each in a process of its own with
+counters in it. Bytes of X are counted where rows leave the mapped or opened cache file, whatever reads them; copies
+in memory that are read again are not counted. FOLDER is filled with the demo's files, and used again the next time.
+"""
+
+import argparse
+import functools
+import importlib
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+POSITIVES = ["--positives", "positives.txt"]
+COMMANDS = {
+    "train-pu": ["train-pu", "pile.h5", *POSITIVES, "--out", "passes.safetensors", "--metrics", "passes.json"],
+    "report": ["report", "pile.h5", *POSITIVES, "--out", "passes.html"],
+    "embed, unchanged folder": ["embed", "pile", "pile.h5"],
+}
+COUNTED = {  # what is shown: module, and the function or class in it
+    "moments": ("pucache.heads.moments", "MomentSums"),
+    "leading directions": ("pucache.heads.design_matrix", "leading_directions"),
+    "design matrices": ("pucache.heads.design_matrix", "DesignMatrix"),
+    "blocks of rows in float32": ("pucache.heads.design_matrix", "RowBlocks"),
+    "groups of twins": ("pucache.pu.near_duplicates", "groups"),
+    "truncated SVD": ("pucache.heads.linear_algebra", "truncated_svd"),
+    "fits of heads": ("pucache.heads.fit", "fit_heads"),
+    "keys encoded": ("pucache.cache.keys", "encode_keys"),
+}
+CARRIERS = {"take_rows", "blocks", "take", "<genexpr>", "<listcomp>"}  # functions that read for their caller
+
+reads: Counter[str] = Counter()  # bytes of X by the function that reads them
+calls: Counter[str] = Counter()
+
+
+def reader() -> str:
+    """The function of pucache that wants the rows."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith("pucache.") and frame.f_code.co_name not in CARRIERS:
+            return f"{module.removeprefix('pucache.')}.{frame.f_code.co_qualname}"
+        frame = frame.f_back
+    return "elsewhere"
+
+
+class CountedRows(np.ndarray):
+    """The mapped embeddings; whatever is taken of them is counted, and is a plain array."""
+
+    def __getitem__(self, item: Any) -> Any:
+        taken = self.view(np.ndarray)[item]
+        reads[reader()] += taken.nbytes
+        return taken
+
+    def astype(self, *arguments: Any, **named: Any) -> np.ndarray:
+        reads[reader()] += self.nbytes
+        return self.view(np.ndarray).astype(*arguments, **named)
+
+    def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **named: Any) -> Any:
+        reads[reader()] += self.nbytes
+        return getattr(function, method)(*map(_plain, inputs), **named)
+
+    def __array_function__(self, function: Any, types: Any, arguments: Any, named: Any) -> Any:
+        if function not in (np.shape, np.ndim, np.size):
+            reads[reader()] += self.nbytes
+        return super().__array_function__(function, types, arguments, named)
+
+
+def _plain(values: Any) -> Any:
+    return values.view(np.ndarray) if isinstance(values, CountedRows) else values
+
+
+# --- counters ------------------------------------------------------------------------------------
+
+
+def instrument() -> None:
+    """Put the counters in."""
+    from pucache.cache.reader import CacheFile
+
+    for name, (module, attribute) in COUNTED.items():
+        owner = importlib.import_module(module)
+        genuine = getattr(owner, attribute)
+        if isinstance(genuine, type):
+            _count_class(name, genuine)
+        else:
+            _replace(genuine, _counting(name, genuine))
+    CacheFile.X = property(_counted_X(CacheFile.X.fget))  # type: ignore[method-assign, attr-defined]
+    CacheFile.blocks = _counted_blocks(CacheFile.blocks)  # type: ignore[method-assign]
+    CacheFile.take = _counted_take(CacheFile.take)  # type: ignore[method-assign]
+    CacheFile.damage = _counted_damage(CacheFile.damage)  # type: ignore[method-assign]
+    np.asarray = _keeping(np.asarray)
+    np.asanyarray = _keeping(np.asanyarray)
+
+
+def _counting(name: str, genuine: Any) -> Any:
+    @functools.wraps(genuine)
+    def counted(*arguments: Any, **named: Any) -> Any:
+        calls[name] += 1
+        return genuine(*arguments, **named)
+
+    return counted
+
+
+def _count_class(name: str, kind: type) -> None:
+    kind.__init__ = _counting(name, kind.__init__)  # type: ignore[misc]
+
+
+def _replace(genuine: Any, counted: Any) -> None:
+    """Replace a function in every module that has imported it by name."""
+    for module in [module for name, module in sys.modules.items() if name.partition(".")[0] == "pucache"]:
+        for attribute, value in list(vars(module).items()):
+            if value is genuine:
+                setattr(module, attribute, counted)
+
+
+def _counted_X(genuine: Any) -> Any:
+    return lambda self: genuine(self).view(CountedRows)
+
+
+def _counted_blocks(genuine: Any) -> Any:
+    def blocks(self: Any, **named: Any) -> Any:
+        for rows, X in genuine(self, **named):
+            reads[reader()] += X.nbytes
+            yield rows, X
+
+    return blocks
+
+
+def _counted_take(genuine: Any) -> Any:
+    def take(self: Any, name: str, rows: np.ndarray) -> np.ndarray:
+        taken = genuine(self, name, rows)
+        if name == "embeddings":
+            reads[reader()] += taken.nbytes
+        return taken
+
+    return take
+
+
+def _counted_damage(genuine: Any) -> Any:
+    def damage(self: Any, *names: Any) -> Any:
+        if not names or "embeddings" in names[0]:
+            reads[reader()] += len(self) * self.encoder.dim * self.dtype.itemsize
+        return genuine(self, *names)
+
+    return damage
+
+
+def _keeping(genuine: Any) -> Any:
+    """Let an array that is counted stay one where it need not be converted."""
+
+    @functools.wraps(genuine)
+    def asarray(values: Any, dtype: Any = None, *arguments: Any, **named: Any) -> Any:
+        if isinstance(values, CountedRows) and (dtype is None or np.dtype(dtype) == values.dtype):
+            return values
+        return genuine(values, dtype, *arguments, **named)
+
+    return asarray
+
+
+# --- runs ----------------------------------------------------------------------------------------
+
+
+def run_counted(name: str) -> dict[str, Any]:
+    """In a process of its own, in the folder of the files."""
+    from pucache.cache.reader import CacheFile
+    from pucache.cli.main import main as command
+
+    size = CacheFile(Path("pile.h5")).X.nbytes
+    instrument()
+    command([*COMMANDS[name], "--json"] if name != "report" else COMMANDS[name], standalone_mode=False)
+    return {"size": size, "reads": dict(reads.most_common()), "calls": dict(calls)}
+
+
+def prepare(folder: Path) -> None:
+    from benchmarks.common.processes import pucache, timed
+    from pucache.demonstration import unpack
+
+    if not (folder / "positives.txt").exists():
+        unpack(folder)
+    if not (folder / "pile.h5").exists():
+        timed(pucache("embed", "pile", "pile.h5"), folder)
+
+
+def counted(name: str, folder: Path) -> dict[str, Any]:
+    root = Path(__file__).parents[2]
+    code = f"import sys; sys.path.insert(0, {str(root)!r}); from benchmarks.speed.passes import cell; cell({name!r})"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    if ended.returncode:
+        raise SystemExit(f"{name} failed:\n{ended.stderr}")
+    return dict(json.loads(ended.stdout.splitlines()[-1]))
+
+
+def cell(name: str) -> None:
+    """Print the counts of one command as JSON."""
+    print(json.dumps(run_counted(name)))
+
+
+def table(results: dict[str, dict[str, Any]]) -> list[str]:
+    lines = [f"| | {' | '.join(f'`{name}`' for name in results)} |", "| --- |" + " --- |" * len(results)]
+    passes = [sum(result["reads"].values()) / result["size"] for result in results.values()]
+    lines.append(f"| X read, times its bytes | {' | '.join(f'{value:.2f}' for value in passes)} |")
+    for name in COUNTED:
+        lines.append(f"| {name} | {' | '.join(str(result['calls'].get(name, 0)) for result in results.values())} |")
+    return lines
+
+
+def readers(results: dict[str, dict[str, Any]]) -> list[str]:
+    lines = ["| command | function | times the bytes of X |", "| --- | --- | --- |"]
+    for name, result in results.items():
+        for function, size in result["reads"].items():
+            lines.append(f"| `{name}` | `{function}` | {size / result['size']:.2f} |")
+    return lines
+
+
+def main(given: argparse.Namespace) -> str:
+    from benchmarks.common.environment import environment
+
+    folder = given.folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    prepare(folder)
+    results = {name: counted(name, folder) for name in COMMANDS}
+    size = next(iter(results.values()))["size"]
+    lines = [
+        "# Passes",
+        "",
+        f"`python -m benchmarks.speed.passes FOLDER`: one run of each command on the demo's pile ({size / 1e6:.1f} MB "
+        "of embeddings). How many times the bytes of X are read from the cache file, and how many times the rest is "
+        "computed.",
+        "",
+        *table(results),
+        "",
+        "Which function reads them:",
+        "",
+        *readers(results),
+        "",
+        environment(),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    text = main(given)
+    print(text)
+    if given.out:
+        given.out.write_text(text)
