@@ -1,15 +1,20 @@
-"""Images in a folder of this machine."""
+"""Images in a local folder."""
 
 from __future__ import annotations
 
 import os
 import stat
 from pathlib import Path
+from typing import NamedTuple
 
 from ..errors import ImageError, SourceError
 from .listing import Listing, ListingBuilder, check_size
 
-_Directory = tuple[str, str, frozenset[tuple[int, int]]]  # path, prefix of its keys, directories above it
+
+class _Directory(NamedTuple):
+    path: str
+    key_prefix: str
+    ancestors: frozenset[tuple[int, int]]  # device and inode of each directory above it
 
 
 class LocalFolder:
@@ -19,44 +24,48 @@ class LocalFolder:
         self.name = root
 
     def scan(self) -> Listing:
-        """Walk the folder; a directory that cannot be read becomes a failure."""
-        found = ListingBuilder()
-        below: list[_Directory] = [(self.name, "", frozenset())]
-        while below:
-            below += self._list(*below.pop(), found)
-        return found.listing()
+        """Walk the folder; a directory that cannot be read becomes a failure.
 
-    def _list(
-        self, directory: str, prefix: str, above: frozenset[tuple[int, int]], found: ListingBuilder
-    ) -> list[_Directory]:
-        """Enter the images of one directory, and return the directories in it."""
+        Raises
+        ------
+        SourceError
+            The folder itself cannot be read.
+        """
+        builder = ListingBuilder()
+        pending = [_Directory(self.name, "", frozenset())]
+        while pending:
+            pending += self._list(pending.pop(), builder)
+        return builder.build()
+
+    def _list(self, directory: _Directory, builder: ListingBuilder) -> list[_Directory]:
+        """Add the images of one directory, and return its subdirectories."""
         try:
-            here = os.stat(directory)
-            with os.scandir(directory) as entries:
-                children = list(entries)
+            info = os.stat(directory.path)
+            with os.scandir(directory.path) as iterator:
+                entries = list(iterator)
         except OSError as error:
-            if not prefix:
-                raise SourceError(f"cannot list {directory}: {error.strerror}") from error
-            found.fail(prefix, f"directory cannot be listed: {error.strerror}")
+            if not directory.key_prefix:
+                raise SourceError(f"cannot list {directory.path}: {error.strerror}") from error
+            builder.add_failure(directory.key_prefix, f"directory cannot be listed: {error.strerror}")
             return []
-        identity = (here.st_dev, here.st_ino)
-        if identity in above:
-            found.fail(prefix, "symbolic link back to a folder above it")
+        inode = (info.st_dev, info.st_ino)
+        if inode in directory.ancestors:
+            builder.add_failure(directory.key_prefix, "symbolic link back to a folder above it")
             return []
-        below: list[_Directory] = []
-        for entry in children:
+        subdirectories = []
+        for entry in entries:
             if entry.name.startswith("."):
                 continue
-            key = prefix + entry.name
+            key = directory.key_prefix + entry.name
             try:
                 if entry.is_dir():
-                    below.append((entry.path, key + "/", above | {identity}))
-                elif found.wants(key):
-                    info = entry.stat()
-                    found.add(key, info.st_size, info.st_mtime_ns)
+                    subdirectories.append(_Directory(entry.path, key + "/", directory.ancestors | {inode}))
+                elif builder.accepts(key):
+                    file_info = entry.stat()
+                    builder.add(key, file_info.st_size, file_info.st_mtime_ns)
             except OSError as error:
-                found.fail(key, f"cannot be read: {error.strerror}")
-        return below
+                builder.add_failure(key, f"cannot be read: {error.strerror}")
+        return subdirectories
 
     def read(self, key: str) -> bytes:
         """Read one file; raises `ImageError`."""
@@ -64,32 +73,33 @@ class LocalFolder:
 
 
 def read_local(path: str | Path) -> bytes:
-    """Read one local file as encoded image bytes, refusing what no image can be.
+    """Read a local file as encoded image bytes.
 
     Raises
     ------
     ImageError
-        Missing, unreadable, not a regular file, or above `MAX_BYTES`.
+        The file is missing, unreadable, not a regular file, or larger than `MAX_BYTES`.
     """
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a named pipe without a writer would block
+        # non-blocking, because opening a named pipe without a writer would block
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            info = os.fstat(file)
+            info = os.fstat(descriptor)
             if not stat.S_ISREG(info.st_mode):
                 raise ImageError("not a regular file")
             check_size(info.st_size)
-            return _read_all(file, info.st_size)
+            return _read_all(descriptor, info.st_size)
         finally:
-            os.close(file)
+            os.close(descriptor)
     except OSError as error:
         raise ImageError(f"cannot be read: {error.strerror}") from error
 
 
-def _read_all(file: int, size: int) -> bytes:
-    """Read to the end, in one go where the size is as told."""
-    pieces, total = [os.read(file, size + 1)], size
-    while more := os.read(file, 1 << 20):
-        pieces.append(more)
-        total += len(more)
+def _read_all(descriptor: int, size: int) -> bytes:
+    """Read to the end of a file, in a single call where its size is ``size``."""
+    parts, total = [os.read(descriptor, size + 1)], size
+    while part := os.read(descriptor, 1 << 20):
+        parts.append(part)
+        total += len(part)
         check_size(total)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    return parts[0] if len(parts) == 1 else b"".join(parts)

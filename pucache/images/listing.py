@@ -1,4 +1,4 @@
-"""What a source lists, and what it may: kinds of files, sizes, and keys that a cache can hold."""
+"""Listings of sources: keys, sizes and failures, and the limits on them."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from ..errors import ImageError
 EXTENSIONS = frozenset(".jpg .jpeg .jpe .jfif .png .webp .gif .tif .tiff .bmp .ppm .pgm".split())
 MAX_BYTES = 1 << 30  # encoded bytes of one image
 MAX_KEY_BYTES = 4096
-UNKNOWN = -1
+UNKNOWN = -1  # a size or modification time that the source does not give
 
 
 @dataclass
 class Listing:
-    """What a source holds.
+    """The images of a source.
 
     Attributes
     ----------
     keys : list of str
         Sorted by their UTF-8 bytes, unique.
     size_mtime : ndarray of int64, (n, 2)
-        Bytes, and modification time in nanoseconds (behind a URL, where a store tells no time, a
-        63-bit fingerprint of what it does tell; -1 where it tells nothing).
+        Size in bytes, and modification time in nanoseconds. Where a remote store gives no time, a 63-bit
+        hash of its version tag stands in for it. -1 where the source gives nothing.
     failures : dict of str to str
-        Keys that cannot even be listed (a directory without permission, a name that is not
-        UTF-8), with the reason.
+        Keys that cannot be listed (a directory without permission, a name that is not UTF-8), with the
+        reason.
     ignored : Counter
-        Files left out because their name ends unlike an image's, counted by ending.
+        Number of files left out because their extension is not an image's, by extension.
     """
 
     keys: list[str]
@@ -42,42 +42,42 @@ class Listing:
 
 
 class ListingBuilder:
-    """Collects what a source lists, refusing keys that a cache cannot hold."""
+    """Collects the images of a source, and rejects keys that a cache cannot hold."""
 
     def __init__(self) -> None:
-        self.entries: dict[str, tuple[int, int]] = {}
+        self.images: dict[str, tuple[int, int]] = {}  # key: size in bytes, modification time
         self.failures: dict[str, str] = {}
         self.ignored: Counter[str] = Counter()
 
-    def wants(self, key: str) -> bool:
-        """Whether a name ends like an image's; the others are counted."""
-        ending = os.path.splitext(key)[1].lower()
-        if ending in EXTENSIONS:
+    def accepts(self, key: str) -> bool:
+        """Whether a file has an image's extension; other files are counted as ignored."""
+        extension = os.path.splitext(key)[1].lower()
+        if extension in EXTENSIONS:
             return True
-        self.ignored[ending or "(none)"] += 1
+        self.ignored[extension or "(none)"] += 1
         return False
 
     def add(self, key: str, size: int, mtime: int) -> None:
-        """Take an image, or the reason why a cache cannot hold its key."""
+        """Add an image, or a failure where a cache cannot hold its key."""
         problem = _key_problem(key)
         if problem:
-            self.fail(key, problem)
+            self.add_failure(key, problem)
         else:
-            self.entries[key] = (_int64(size), _int64(mtime))
+            self.images[key] = (_int64(size), _int64(mtime))
 
-    def fail(self, key: str, reason: str) -> None:
-        """Take something that cannot be listed."""
+    def add_failure(self, key: str, reason: str) -> None:
+        """Record a file or directory that cannot be listed."""
         self.failures[_printable(key)] = reason
 
-    def forget(self, key: str) -> None:
-        """Drop what was taken under this key."""
-        self.entries.pop(key, None)
+    def remove(self, key: str) -> None:
+        """Remove the image or failure with this key."""
+        self.images.pop(key, None)
         self.failures.pop(_printable(key), None)
 
-    def listing(self) -> Listing:
-        """Everything taken, sorted."""
-        keys = sorted(self.entries)
-        table = np.array([self.entries[key] for key in keys], np.int64).reshape(-1, 2)
+    def build(self) -> Listing:
+        """Return the sorted listing."""
+        keys = sorted(self.images)
+        table = np.array([self.images[key] for key in keys], np.int64).reshape(-1, 2)
         return Listing(keys, table, dict(sorted(self.failures.items())), self.ignored)
 
 
@@ -87,31 +87,9 @@ def is_hidden(key: str) -> bool:
 
 
 def check_size(size: int) -> None:
-    """Raise `ImageError` where no image is as large."""
+    """Raise `ImageError` for a file of more than `MAX_BYTES`."""
     if size > MAX_BYTES:
         raise ImageError(f"file of {size:,} bytes; at most {MAX_BYTES:,} are read")
-
-
-def _int64(number: int) -> int:
-    return number if -(1 << 63) <= number < 1 << 63 else UNKNOWN
-
-
-def _printable(key: str) -> str:
-    raw = key.encode("utf-8", "surrogateescape")
-    text = raw.decode("utf-8", "backslashreplace").replace("\0", "\\x00")
-    return text.encode()[:MAX_KEY_BYTES].decode("utf-8", "ignore")
-
-
-def _key_problem(key: str) -> str | None:
-    try:
-        encoded = key.encode()
-    except UnicodeEncodeError:
-        return "file name is not UTF-8; rename the file"
-    if len(encoded) > MAX_KEY_BYTES:
-        return f"key of {len(encoded)} bytes; at most {MAX_KEY_BYTES} are kept"
-    if "\0" in key:
-        return "key contains a NUL character"
-    return None
 
 
 def check_shard(shard: tuple[int, int]) -> None:
@@ -149,3 +127,25 @@ def take_shard(listing: Listing, shard: tuple[int, int]) -> Listing:
     failures = {key: reason for key, reason in listing.failures.items() if in_shard(key) or key.endswith("/")}
     keys = [key for key, is_selected in zip(listing.keys, selected, strict=True) if is_selected]
     return Listing(keys, listing.size_mtime[selected], failures, listing.ignored)
+
+
+def _int64(number: int) -> int:
+    return number if -(1 << 63) <= number < 1 << 63 else UNKNOWN
+
+
+def _printable(key: str) -> str:
+    raw = key.encode("utf-8", "surrogateescape")
+    text = raw.decode("utf-8", "backslashreplace").replace("\0", "\\x00")
+    return text.encode()[:MAX_KEY_BYTES].decode("utf-8", "ignore")
+
+
+def _key_problem(key: str) -> str | None:
+    try:
+        encoded = key.encode()
+    except UnicodeEncodeError:
+        return "file name is not UTF-8; rename the file"
+    if len(encoded) > MAX_KEY_BYTES:
+        return f"key of {len(encoded)} bytes; at most {MAX_KEY_BYTES} are kept"
+    if "\0" in key:
+        return "key contains a NUL character"
+    return None

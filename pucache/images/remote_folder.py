@@ -1,4 +1,4 @@
-"""Images behind a URL: all below a folder, and the bytes of one."""
+"""Images in a remote folder, and reading of single remote images."""
 
 from __future__ import annotations
 
@@ -21,35 +21,41 @@ class RemoteFolder:
         self._url = url
 
     def scan(self) -> Listing:
-        """List everything below the URL; a folder that may not be listed becomes a failure."""
-        found = ListingBuilder()
+        """List everything below the URL; a folder that may not be listed becomes a failure.
+
+        Raises
+        ------
+        SourceError
+            The URL does not exist, is a file, or cannot be listed.
+        """
+        builder = ListingBuilder()
         with source_errors(self.name):
             fs, root = open_filesystem(self._url, retry_each_request=True)
-            entries = walk_files(fs, root, found)
-        if not entries and not found.failures:
+            infos = walk_files(fs, root, builder)
+        if not infos and not builder.failures:
             raise SourceError(f"no such source: {self.name} (nothing is there)")
-        if list(entries) == [root]:
+        if list(infos) == [root]:
             raise SourceError(f"{self.name} is a file; expected a folder, a manifest (.txt, .csv, .tsv) or .tar shards")
-        above = _below(root)
-        for path, info in entries.items():
-            key = path[len(above) :] if above else path.removeprefix("/")
-            if not is_hidden(key) and found.wants(key):
-                found.add(key, *size_mtime(info))
-        return found.listing()
+        prefix = _path_prefix(root)
+        for path, info in infos.items():
+            key = path[len(prefix) :] if prefix else path.removeprefix("/")
+            if not is_hidden(key) and builder.accepts(key):
+                builder.add(key, *size_mtime(info))
+        return builder.build()
 
     def read(self, key: str) -> bytes:
-        """Fetch one object; raises `ImageError`."""
+        """Download one file; raises `ImageError`."""
         fs, root = open_filesystem(self._url)
-        return read_image(fs, _below(root) + key)
+        return read_image(fs, _path_prefix(root) + key)
 
 
 def read_image(fs: Any, path: str) -> bytes:
-    """Fetch one object, tried again where that may help.
+    """Download one image, with retries.
 
     Raises
     ------
     ImageError
-        It cannot be read, or no image is as large.
+        The object cannot be read, or is larger than `MAX_BYTES`.
     """
     try:
         return read_object(fs, path, check_size)
@@ -60,7 +66,7 @@ def read_image(fs: Any, path: str) -> bytes:
 
 
 def size_mtime(info: dict[str, Any]) -> tuple[int, int]:
-    """Size, and time in nanoseconds or what stands in for it, of what a store tells about an object."""
+    """Size and modification time of fsspec's info, in the terms of `Listing.size_mtime`."""
     size = int(info["size"]) if info.get("size") is not None else UNKNOWN
     for name in TIME_FIELDS:
         value: Any = info.get(name)
@@ -68,9 +74,10 @@ def size_mtime(info: dict[str, Any]) -> tuple[int, int]:
             return size, int(value * 1e9)
         if hasattr(value, "timestamp"):
             return size, int(value.timestamp() * 1e9)
-    told = version_tag(info)
-    return size, int.from_bytes(hashlib.sha256(told.encode()).digest()[:8], "big") >> 1 if told else UNKNOWN
+    tag = version_tag(info)
+    return size, int.from_bytes(hashlib.sha256(tag.encode()).digest()[:8], "big") >> 1 if tag else UNKNOWN
 
 
-def _below(root: str) -> str:
-    return root.rstrip("/") + "/" if root else ""  # of an archive, in which names have nothing before them
+def _path_prefix(root: str) -> str:
+    """What precedes every key in the paths below ``root``."""
+    return root.rstrip("/") + "/" if root else ""  # an archive has an empty root

@@ -1,6 +1,7 @@
-"""What lies below a place of a file system, where nothing may be missing that is there.
+"""Complete listings of remote folders and globs.
 
-fsspec's own walk leaves out a folder whose listing fails, as if nothing were in it.
+fsspec's own walk silently omits a folder that cannot be listed. Here such a folder becomes a failure of
+the listing.
 """
 
 from __future__ import annotations
@@ -16,39 +17,51 @@ from fsspec.utils import glob_translate
 from ..storage.retries import RetriesExhausted, error_text, with_retries
 from .listing import ListingBuilder
 
-_Infos = dict[str, dict[str, Any]]
+_Infos = dict[str, dict[str, Any]]  # path of a file to fsspec's info
 
 
-def walk_files(fs: Any, root: str, found: ListingBuilder) -> _Infos:
-    """Path to what the store says of every file below a folder; a folder that may not be listed becomes a failure.
+def walk_files(fs: Any, root: str, builder: ListingBuilder) -> _Infos:
+    """List every file below a remote folder.
+
+    Parameters
+    ----------
+    fs : fsspec.AbstractFileSystem
+    root : str
+    builder : ListingBuilder
+        Receives a failure for each folder that may not be listed.
+
+    Returns
+    -------
+    dict of str to dict
+        Path to fsspec's info. Where ``root`` is a file, its path to an empty dict.
 
     Raises
     ------
-    GaveUp
-        The store failed to list one of them.
+    RetriesExhausted
+        A folder could not be listed at any attempt.
     Exception
-        The store's own, where the first folder is there and cannot be listed.
+        The store's own error, where ``root`` exists and cannot be listed.
     """
     fs.invalidate_cache()
-    if not _walks(fs):
+    if not _lists_by_folder(fs):
         return dict(with_retries(lambda: fs.find(root, detail=True)))
-    files = _walk(fs, root, root, found, lambda _: True)
+    files = _walk(fs, root, root, builder, lambda _: True)
     return files if files or not with_retries(lambda: fs.isfile(root)) else {root: {}}
 
 
-def glob_files(fs: Any, pattern: str, found: ListingBuilder) -> list[str]:
-    """Sorted paths of the files that match a glob; raises as `walk_files` does."""
+def glob_files(fs: Any, pattern: str, builder: ListingBuilder) -> list[str]:
+    """Sorted paths of the files that match a glob; parameters and errors as of `walk_files`."""
     parts = pattern.split("/")
-    fixed = glob_base(fs, pattern)
+    base = glob_base(fs, pattern)
 
-    def matches(path: str, count: int) -> bool:
-        return re.match(_translated(fs, "/".join(parts[:count])), path) is not None
+    def matches(path: str, depth: int) -> bool:
+        return re.match(_glob_regex(fs, "/".join(parts[:depth])), path) is not None
 
-    def leads_on(folder: str) -> bool:
-        count = folder.count("/") + 1
-        return "**" in parts[:count] or (count < len(parts) and matches(folder, count))
+    def may_hold_matches(folder: str) -> bool:
+        depth = folder.count("/") + 1
+        return "**" in parts[:depth] or (depth < len(parts) and matches(folder, depth))
 
-    files = _walk(fs, fixed or pattern[: pattern.startswith("/")], fixed, found, leads_on)
+    files = _walk(fs, base or pattern[: pattern.startswith("/")], base, builder, may_hold_matches)
     return sorted(path for path in files if matches(path, len(parts)))
 
 
@@ -63,42 +76,44 @@ def glob_base(fs: Any, pattern: str) -> str:
 
 
 def _wildcards(fs: Any) -> str:
-    return "*[" if _has_queries(fs) else "*[?"
+    return "*[" if _is_http(fs) else "*[?"  # in a URL of HTTP, "?" begins the query
 
 
-def _translated(fs: Any, pattern: str) -> str:
-    return str(glob_translate(pattern.replace("?", "[?]") if _has_queries(fs) else pattern))
+def _glob_regex(fs: Any, pattern: str) -> str:
+    return str(glob_translate(pattern.replace("?", "[?]") if _is_http(fs) else pattern))
 
 
-def _has_queries(fs: Any) -> bool:
+def _is_http(fs: Any) -> bool:
     return "http" in ([fs.protocol] if isinstance(fs.protocol, str) else fs.protocol)
 
 
-def _walks(fs: Any) -> bool:
-    """Whether this kind of store is listed folder by folder."""
-    one_by_one = getattr(type(fs), "_find", AsyncFileSystem._find) is AsyncFileSystem._find
-    return one_by_one and type(fs).find is AbstractFileSystem.find
+def _lists_by_folder(fs: Any) -> bool:
+    """Whether fsspec lists this store folder by folder, rather than all files below a prefix at once."""
+    generic_async = getattr(type(fs), "_find", AsyncFileSystem._find) is AsyncFileSystem._find
+    return generic_async and type(fs).find is AbstractFileSystem.find
 
 
-def _walk(fs: Any, root: str, above: str, found: ListingBuilder, leads_on: Callable[[str], bool]) -> _Infos:
+def _walk(fs: Any, root: str, base: str, builder: ListingBuilder, enters: Callable[[str], bool]) -> _Infos:
+    """List files folder by folder, entering those for which ``enters`` is true; ``base`` is cut off failed keys."""
     files: _Infos = {}
     seen, folders = {root.rstrip("/")}, [root]
     while folders:
         folder = folders.pop()
         try:
-            infos = with_retries(lambda: fs.ls(folder, detail=True))  # noqa: B023  asked before the next one
+            infos = with_retries(lambda: fs.ls(folder, detail=True))  # noqa: B023  called before the next iteration
         except Exception as error:  # every file system has exceptions of its own
             if folder == root and isinstance(error, FileNotFoundError):
                 return {}
             if folder == root or isinstance(error, RetriesExhausted):
                 raise
-            found.fail(folder[len(above) :].lstrip("/") + "/", f"directory cannot be listed: {error_text(error)}")
+            key = folder[len(base) :].lstrip("/") + "/"
+            builder.add_failure(key, f"directory cannot be listed: {error_text(error)}")
             continue
         for info in infos:
             path = info["name"].rstrip("/")
             if info["type"] != "directory":
                 files[info["name"]] = info
-            elif path not in seen and leads_on(path):
+            elif path not in seen and enters(path):
                 seen.add(path)
                 folders.append(path)
     return files

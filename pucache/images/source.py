@@ -1,9 +1,7 @@
-"""Where images come from.
+"""Sources of images: a folder, a manifest or tar shards, on this machine or behind an fsspec URL.
 
-A *source* is a folder, a manifest (text or CSV) or tar shards, on this machine or behind any
-fsspec URL. It lists keys with size and modification time, and reads the bytes of one key.
-Nothing here knows about encoders; downstream of the cache only the pages use this module, to show images.
-Each kind of source is a module of `pucache.images`.
+A source lists keys with size and modification time, and reads the bytes of one image. Each kind of source
+is a module of `pucache.images`. Downstream of the cache only the pages use sources, to show images.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ __all__ = [
 
 
 class Source(Protocol):
-    """A place that lists and reads images; picklable, so that worker processes can read too."""
+    """A collection of images that lists and reads them; picklable, so that worker processes can read too."""
 
     name: str
 
@@ -46,17 +44,21 @@ class Source(Protocol):
         """List every image."""
 
     def read(self, key: str) -> bytes:
-        """Return the encoded bytes of one listed image; raise `ImageError` if that fails.
+        """Return the encoded bytes of one image.
 
         Parameters
         ----------
         key : str
-            One that `scan` lists.
+            One of the keys that `scan` lists.
 
         Returns
         -------
         bytes
-            As they are stored.
+
+        Raises
+        ------
+        ImageError
+            The image cannot be read.
         """
 
 
@@ -66,42 +68,42 @@ def open_source(where: str | os.PathLike[str]) -> Source:
     Parameters
     ----------
     where : str or path
-        A folder, a manifest, a ``.tar`` file, a glob of ``.tar`` files, or an fsspec URL of any
-        of these. What is read behind a URL is tried again a few times where the store fails. The
-        source's `name` holds no password and no token of the URL.
+        A folder, a manifest, a ``.tar`` file, a glob of ``.tar`` files, or an fsspec URL of any of these.
+        Reads behind a URL are retried a few times where the store fails. The source's `name` holds no
+        password and no token of the URL.
 
     Returns
     -------
     Source
-        Opened, and not listed yet.
+        Not listed yet.
 
     Raises
     ------
     SourceError
-        Nothing is there, or the kind of source cannot be told.
+        The path does not exist, or is not a source of a known kind.
     """
     where = os.fspath(where)
     remote = is_url(where)
-    shown = without_secrets(where) if remote else where
-    suffix = os.path.splitext(shown.rstrip("/"))[1].lower()
-    place = where if remote else os.path.abspath(where)
+    name = without_secrets(where) if remote else where
+    extension = os.path.splitext(name.rstrip("/"))[1].lower()
+    location = where if remote else os.path.abspath(where)
     if not remote and os.path.isdir(where):
-        return LocalFolder(place)
-    if suffix == ".tar":
-        return TarSource(place)
-    if shown.lower().endswith((".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")):
+        return LocalFolder(location)
+    if extension == ".tar":
+        return TarSource(location)
+    if name.lower().endswith((".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")):
         raise SourceError(
-            f"{shown} is a compressed tar, which cannot be read at random; decompress it to .tar (images hardly shrink)"
+            f"{name} is a compressed tar, which cannot be read at random; decompress it to .tar (images hardly shrink)"
         )
-    if suffix in MANIFESTS:
-        return ManifestSource(place)
+    if extension in MANIFESTS:
+        return ManifestSource(location)
     if remote:
-        return RemoteFolder(place)
+        return RemoteFolder(location)
     if not os.path.exists(where):
         raise SourceError(f"no such source: {where}; expected a folder, a manifest (.txt, .csv) or .tar shards")
     raise SourceError(f"{where} is not a source; expected a folder, a manifest (.txt, .csv, .tsv) or .tar shards")
 
 
 def image_digest(data: bytes) -> bytes:
-    """Content digest of encoded image bytes: sha256, 32 bytes."""
+    """Content digest of encoded image bytes: SHA-256, 32 bytes."""
     return hashlib.sha256(data).digest()

@@ -25,8 +25,9 @@ class _Member:
 class TarSource:
     """Images inside uncompressed tar shards, read in place; nothing is extracted.
 
-    One shard: the key is the member's name. A glob of shards: the shard's name below the glob's
-    fixed part, a slash, and the member's name. Of members with one name the last counts, as in tar.
+    With one shard the key is the member's name. With a glob of shards it is the shard's path below the
+    glob's folders, a slash, and the member's name. Of several members with one name the last counts, as
+    in tar.
     """
 
     def __init__(self, where: str):
@@ -35,63 +36,71 @@ class TarSource:
         self._members: dict[str, _Member] | None = None
 
     def scan(self) -> Listing:
-        """Index the members of every shard; one that is damaged or may not be read becomes a failure."""
-        found = ListingBuilder()
-        self._members = {}
-        shards = self._shards(found)
-        for shard, prefix in shards:
-            self._index(shard, prefix, found)
-        return found.listing()
+        """Index the members of every shard; a shard that is damaged or may not be read becomes a failure.
 
-    def _shards(self, found: ListingBuilder) -> list[tuple[str, str]]:
+        Raises
+        ------
+        SourceError
+            No shard exists, the only shard cannot be read, or a store does not answer.
+        """
+        builder = ListingBuilder()
+        self._members = {}
+        for shard, key_prefix in self._shards(builder):
+            self._index(shard, key_prefix, builder)
+        return builder.build()
+
+    def _shards(self, builder: ListingBuilder) -> list[tuple[str, str]]:
+        """Path and key prefix of each shard."""
         with source_errors(self.name):
             fs, pattern = open_filesystem(self._where, retry_each_request=True)
             if not is_glob(fs, pattern):
                 return [(pattern, "")]
-            fs.invalidate_cache()  # in which a shard that has come since would be missing
-            if with_retries(lambda: fs.isfile(pattern)):  # its own name holds the brackets
+            fs.invalidate_cache()  # a cached listing would lack new shards
+            if with_retries(lambda: fs.isfile(pattern)):  # a file name that holds brackets
                 return [(pattern, "")]
-            shards = glob_files(fs, pattern, found)
-        if not shards and not found.failures:
+            shards = glob_files(fs, pattern, builder)
+        if not shards and not builder.failures:
             raise SourceError(f"no such source: no shard matches {self.name}")
-        above = len(glob_base(fs, pattern))
-        return [(shard, shard[above:].lstrip("/") + "/") for shard in shards]
+        base_length = len(glob_base(fs, pattern))
+        return [(shard, shard[base_length:].lstrip("/") + "/") for shard in shards]
 
-    def _index(self, shard: str, prefix: str, found: ListingBuilder) -> None:
+    def _index(self, shard: str, key_prefix: str, builder: ListingBuilder) -> None:
+        """Add the members of one shard."""
         with source_errors(self.name):
             fs, pattern = open_filesystem(self._where)
-        shown = self.name.removesuffix(pattern) + shard if self.name.endswith(pattern) else without_secrets(shard)
+        name = self.name.removesuffix(pattern) + shard if self.name.endswith(pattern) else without_secrets(shard)
         try:
-            self._enter_members(fs, shard, prefix, found)
-        except (RetriesExhausted, MissingExtraError) as error:  # members would be missing that are there
-            raise SourceError(f"cannot read {shown}: {error_text(error)}{remedy_for(error)}") from error
+            self._add_members(fs, shard, key_prefix, builder)
+        except (RetriesExhausted, MissingExtraError) as error:  # the listing would lack members that exist
+            raise SourceError(f"cannot read {name}: {error_text(error)}{remedy_for(error)}") from error
         except Exception as error:  # remote file systems and damaged headers raise almost anything
-            unread = _is_unread(error)
-            if not prefix and (unread or not found.entries):
-                raise SourceError(f"cannot read {shown} as tar: {error_text(error)}{remedy_for(error)}") from error
-            if unread:
-                found.fail(prefix, f"tar shard cannot be read: {error_text(error)}")
+            unreadable = _is_unreadable(error)
+            if not key_prefix and (unreadable or not builder.images):
+                raise SourceError(f"cannot read {name} as tar: {error_text(error)}{remedy_for(error)}") from error
+            if unreadable:
+                builder.add_failure(key_prefix, f"tar shard cannot be read: {error_text(error)}")
             else:
-                found.fail(prefix.rstrip("/") or shown, f"tar shard is damaged or truncated: {error_text(error)}")
+                key = key_prefix.rstrip("/") or name
+                builder.add_failure(key, f"tar shard is damaged or truncated: {error_text(error)}")
 
-    def _enter_members(self, fs: Any, shard: str, prefix: str, found: ListingBuilder) -> None:
+    def _add_members(self, fs: Any, shard: str, key_prefix: str, builder: ListingBuilder) -> None:
         with open_object(fs, shard) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
             for member in tar:
-                self._add(member, shard, prefix, found)
+                self._add_member(member, shard, key_prefix, builder)
             stream.seek(tar.offset)
             if stream.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile takes a damaged header for the end
                 raise tarfile.ReadError(f"bad header at byte {tar.offset}")
 
-    def _add(self, member: tarfile.TarInfo, shard: str, prefix: str, found: ListingBuilder) -> None:
+    def _add_member(self, member: tarfile.TarInfo, shard: str, key_prefix: str, builder: ListingBuilder) -> None:
         assert self._members is not None
-        key = prefix + member.name.removeprefix("./")
-        if member.isdir() or is_hidden(member.name) or not found.wants(key):
+        key = key_prefix + member.name.removeprefix("./")
+        if member.isdir() or is_hidden(member.name) or not builder.accepts(key):
             return
-        found.forget(key)
+        builder.remove(key)
         if not member.isreg() or member.sparse is not None:
-            found.fail(key, "a link or special file inside a tar; only plain members are read")
+            builder.add_failure(key, "a link or special file inside a tar; only plain members are read")
             return
-        found.add(key, member.size, int(member.mtime * 1e9))
+        builder.add(key, member.size, int(member.mtime * 1e9))
         self._members[key] = _Member(shard, member.offset_data, member.size)
 
     def read(self, key: str) -> bytes:
@@ -117,6 +126,9 @@ class TarSource:
         return bytes(fs.cat_file(member.shard, start=start, end=end))
 
 
-def _is_unread(error: Exception) -> bool:
-    """Whether bytes of a shard could not be had, rather than made no sense; a damaged header leads to places < 0."""
+def _is_unreadable(error: Exception) -> bool:
+    """Whether bytes of a shard could not be read; otherwise its content is invalid.
+
+    A damaged header may lead to a negative offset, for which the file system reports EINVAL.
+    """
     return bool(remedy_for(error)) or (isinstance(error, OSError) and error.errno != errno.EINVAL)
