@@ -9,7 +9,9 @@ import click
 from . import options, output
 
 if TYPE_CHECKING:
-    from pucache.retrieval.scorer import Scorer
+    from pucache.cache.embedding_cache import EmbeddingCache
+    from pucache.pu.labels import Labels
+    from pucache.retrieval.ranking import Ranking
 
 
 @click.command("retrieve-positives")
@@ -71,10 +73,10 @@ def retrieve_positives(
     out: str,
     review: str | None,
     images: str | None,
-    diverse: float,
+    model: str | None,
     twins: float,
     as_json: bool,
-    **how: Any,
+    **parameters: Any,
 ) -> None:
     """Rank the unlabelled images of CACHE, likely positives first.
 
@@ -86,40 +88,37 @@ def retrieve_positives(
     pucache retrieve-positives cache.h5 --positives found.txt --model model.safetensors
     """
     from pucache.cache.embedding_cache import EmbeddingCache
-    from pucache.pages.review_page import review as write_review
     from pucache.pu.labels import Labels
-    from pucache.retrieval.retrieve import retrieve
+    from pucache.retrieval.retrieve import retrieve_positives as retrieve
     from pucache.storage.atomic import check_writable
 
     from .progress import terminal_progress
 
     count = _count(k)
-    inputs = [path for path in (positives, negatives, how["model"], *cache) if path]
+    inputs = [path for path in (positives, negatives, model, *cache) if path]
     for path in filter(None, (out, review)):
         check_writable(path, inputs=inputs)
     if review and check_writable(review).resolve() == check_writable(out).resolve():
         raise ValueError(f"--out and --review are one file, {out}; name two")
     if images and not review:
         raise ValueError("--images is for --review; leave it out, or name a page to write")
-    scorer = _scorer(count, **how)
     opened = EmbeddingCache(*cache)
     labels = Labels.read(opened, positives, negatives)
-    limit = options.twin_cosine(twins)
-    ranking = retrieve(opened, labels, k=count, by=scorer, diverse=diverse, twins=limit, progress=terminal_progress())
+    ranking = retrieve(
+        opened, labels, model, k=count, twins=options.twin_cosine(twins), progress=terminal_progress(), **parameters
+    )
     ranking.save(out)
-    unlabelled = int(labels.unlabelled.sum())
-    result: dict[str, Any] = {"out": out, "by": scorer.name, "retrieved": len(ranking.keys), "unlabelled": unlabelled}
-    lines = [
-        f"{rank:4d}  {score:8.4f}  {key}"
-        for rank, (key, score) in enumerate(zip(ranking.keys[:5], ranking.scores, strict=False), 1)
-    ]
-    lines.append(f"wrote {len(ranking.keys):,} of {unlabelled:,} unlabelled to {out}, by {scorer.name}")
+    result = {
+        "out": out,
+        "by": ranking.scorer,
+        "retrieved": len(ranking.keys),
+        "unlabelled": int(labels.unlabelled.sum()),
+    }
+    lines = _lines(ranking, result)
     if review:
-        shown = write_review(
-            review, opened, ranking, labels, by=scorer.name, images=images, progress=terminal_progress()
-        )
-        result |= {"review": review, **shown}
-        lines.append(f"wrote {review}: open it in a browser; {shown['without_picture']:,} images have no picture")
+        page = _write_page(opened, ranking, labels, review, images)
+        result |= {"review": review, **page}
+        lines.append(f"wrote {review}: open it in a browser; {page['without_picture']:,} images have no picture")
     output.print_result(result, lines, as_json)
 
 
@@ -131,43 +130,21 @@ def _count(k: str) -> int | None:
     return int(k)
 
 
-def _scorer(
-    k: int | None,
-    *,
-    by: str | None,
-    model: str | None,
-    similarity: str | None,
-    index: str,
-    memory: float | None,
-    device: str,
-) -> Scorer:
-    """Check the options for consistency and make the scorer that they select."""
-    by = by or ("fused" if model else "similarity")
-    if by != "similarity" and model is None:
-        raise ValueError(f"--by {by} needs --model FILE (train one with pucache train-pu)")
-    if by == "similarity" and model is not None:
-        raise ValueError("--by similarity does not use --model; leave one of the two out")
-    if by != "similarity" and (similarity is not None or index != "exact"):
-        raise ValueError("--similarity and --index do nothing where --model ranks; leave them out, or --model")
-    if memory is not None and (index == "exact" or not 0 < memory < float("inf")):
-        raise ValueError("--memory is for --index ivf or hnsw, and a number of GB above 0")
-    if index != "exact" and k is None:
-        raise ValueError(f"-k all scores every image, which --index {index} is not for; name a number, or use exact")
-    return _ranker(by, model, similarity or "whitened", index, memory, device)
+def _lines(ranking: Ranking, result: dict[str, Any]) -> list[str]:
+    best = zip(ranking.keys[:5], ranking.scores, strict=False)
+    return [
+        *(f"{rank:4d}  {score:8.4f}  {key}" for rank, (key, score) in enumerate(best, 1)),
+        f"wrote {result['retrieved']:,} of {result['unlabelled']:,} unlabelled to {result['out']}, by {result['by']}",
+    ]
 
 
-def _ranker(by: str, model: str | None, similarity: str, index: str, memory: float | None, device: str) -> Scorer:
-    from pucache.devices import choose_device
-    from pucache.pu.classifier import PULinearClassifier
-    from pucache.retrieval.indexed_similarity import IndexedSimilarity
-    from pucache.retrieval.model_scorers import Fused, Margins
-    from pucache.retrieval.similarity import Similarity
+def _write_page(
+    cache: EmbeddingCache, ranking: Ranking, labels: Labels, path: str, images: str | None
+) -> dict[str, int]:
+    from dataclasses import asdict
 
-    choose_device(device)  # an error where it is not there, whether this way of ranking would use it or not
-    if model is not None:
-        classifier = PULinearClassifier.load(model)
-        return Margins(classifier) if by == "classifier" else Fused(classifier, device)
-    exact = Similarity(similarity, device)
-    if index == "exact":
-        return exact
-    return IndexedSimilarity(exact, index, None if memory is None else int(memory * 1e9))
+    from pucache.pages.review_page import write_review_page
+
+    from .progress import terminal_progress
+
+    return asdict(write_review_page(cache, ranking, labels, path, images=images, progress=terminal_progress()))

@@ -16,13 +16,14 @@ from PIL import Image, ImageDraw
 
 from .cache.destination import encoder_of_existing
 from .cache.embedding_cache import EmbeddingCache
-from .embedding.embed import embed
+from .embedding.embed import run_embedding
+from .embedding.plan import EmbedOptions
 from .encoders.encoder import load_encoder
 from .errors import OutputError
 from .images.decoding import decode
 from .images.source import open_source
 from .pages.report_page import report
-from .pages.review_page import review
+from .pages.review_page import write_review_page
 from .progress import Progress
 from .pu.classifier import PULinearClassifier
 from .pu.evaluate import evaluate
@@ -81,14 +82,7 @@ def demo(
     y = read_truth(folder / "truth.csv", pile.keys)
     y_ranked = y[ranking.rows]
     contact_sheet(folder / "retrieved.png", folder / "pile", ranking, y_ranked)
-    review(
-        folder / "review.html",
-        pile,
-        ranking.first(REVIEW_PAGE_IMAGES),
-        labels,
-        by=scorer.name,
-        progress=progress,
-    )
+    write_review_page(pile, ranking.first(REVIEW_PAGE_IMAGES), labels, folder / "review.html", progress=progress)
     report(
         pile,
         folder / "positives.txt",
@@ -118,7 +112,13 @@ def _embed_images(folder: Path, device: str, progress: Progress | None) -> list[
     """Embed both folders of images with one encoder."""
     encoder = load_encoder(device=device, like=encoder_of_existing(folder / "pile.h5"))
     for name in IMAGE_FOLDERS:
-        embed(open_source(folder / name), folder / f"{name}.h5", encoder, moved=True, progress=progress)
+        run_embedding(
+            open_source(folder / name),
+            folder / f"{name}.h5",
+            encoder,
+            options=EmbedOptions(moved=True),
+            progress=progress,
+        )
     return [EmbeddingCache(folder / f"{name}.h5") for name in IMAGE_FOLDERS]
 
 

@@ -20,13 +20,15 @@ from PIL import Image
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cli.main import main
 from pucache.images.source import open_source
-from pucache.pretraining import checkpoints, dataset
-from pucache.pretraining.augmentations import VIEWS, Augment, draw
+from pucache.pretraining import checkpoints, decoded_images
+from pucache.pretraining.augmentations import VIEWS, Augment, random_numbers
+from pucache.pretraining.decoded_images import MappedImages, decode_all
 from pucache.pretraining.losses import contrastive_loss
+from pucache.pretraining.squash import Squash
 from pucache.progress import Silent
 from pucache.retrieval.ann_index import open_or_build
 from pucache.retrieval.knn import nearest
-from pucache.retrieval.retrieve import retrieve
+from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.similarity import Similarity
 
 DEVICE = torch.device("cuda")
@@ -67,7 +69,7 @@ def losses(folder):
 @pytest.mark.parametrize("name", VIEWS)
 def test_views_are_those_of_the_cpu(name):
     augment = Augment(VIEWS[name], 48)  # large enough to be blurred
-    drawn = draw(0, 0, N, 4)
+    drawn = random_numbers(0, 0, images=N, views=4)
     here = augment(IMAGES, drawn)
     assert len(here) == 4 and here.std() > 0.1
     torch.testing.assert_close(augment(IMAGES.to(DEVICE), drawn).cpu(), here, atol=1e-4, rtol=0)
@@ -89,16 +91,16 @@ def mapped(folder, out, device=DEVICE):
     """The images of a folder, decoded into another one."""
     source = open_source(folder)
     listing = source.scan()
-    squash = dataset.Squash(SIDE, "bilinear", VIEWS["natural"])
-    dataset.decode_all(source, listing, out, squash, workers=0, progress=Silent())
-    return dataset.Mapped(out, listing, SIDE, device)
+    squash = Squash(SIDE, "bilinear", VIEWS["natural"])
+    decode_all(source, listing, out, squash, workers=0, progress=Silent())
+    return MappedImages(out, listing, SIDE, device)
 
 
 @pytest.mark.parametrize("share", [0.25, 0.0])
 def test_batches_are_those_of_the_cpu_whether_images_lie_on_the_device_or_in_a_file(
     share, photos, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(dataset, "_ON_DEVICE", share)
+    monkeypatch.setattr(decoded_images, "_GPU_SHARE", share)
     plan = np.random.default_rng(0).permutation(N).reshape(4, 7)
     found = list(mapped(photos, tmp_path / "out").batches(plan))
     assert {batch.device.type for batch in found} == {DEVICE.type}
@@ -108,7 +110,7 @@ def test_batches_are_those_of_the_cpu_whether_images_lie_on_the_device_or_in_a_f
 
 @pytest.mark.parametrize("share", [0.25, 0.0])
 def test_images_take_the_memory_of_the_device_only_where_they_may(share, photos, tmp_path, monkeypatch):
-    monkeypatch.setattr(dataset, "_ON_DEVICE", share)
+    monkeypatch.setattr(decoded_images, "_GPU_SHARE", share)
     gc.collect()  # lest it happens between the two looks
     before = torch.cuda.memory_allocated()
     images = mapped(photos, tmp_path / "out")
@@ -149,15 +151,15 @@ def test_steps_are_those_of_the_cpu(name):
 
 def test_the_loss_in_bfloat16_is_near_that_in_float32():
     fine, rough = (
-        train(training(with_norms(), recipe(), device=DEVICE, numbers=numbers), steps=4)
-        for numbers in (torch.float32, torch.bfloat16)
+        train(training(with_norms(), recipe(), device=DEVICE, dtype=dtype), steps=4)
+        for dtype in (torch.float32, torch.bfloat16)
     )
     assert rough != fine and rough == pytest.approx(fine, abs=0.05)
 
 
 def test_parts_in_bfloat16_make_the_loss_of_the_whole():
     whole, parts = (
-        train(training(with_norms(), recipe(accumulate=n), device=DEVICE, numbers=torch.bfloat16), steps=1)
+        train(training(with_norms(), recipe(accumulate=n), device=DEVICE, dtype=torch.bfloat16), steps=1)
         for n in (1, 2)
     )
     assert parts == pytest.approx(whole, abs=0.2)  # each part has batch statistics of its own
@@ -172,12 +174,12 @@ def test_compiled_steps_are_those_of_the_eager_network():
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("numbers", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["modern", "impulses"])
-def test_a_step_never_waits_for_the_device(name, numbers, accumulate):
-    run = training(with_norms(), recipe(name, accumulate=accumulate), device=DEVICE, numbers=numbers)
+def test_a_step_never_waits_for_the_device(name, dtype, accumulate):
+    run = training(with_norms(), recipe(name, accumulate=accumulate), device=DEVICE, dtype=dtype)
     # from the host, and as they come where all images lie on the device
-    rows = itertools.islice(run.rows(0), 6)
+    rows = itertools.islice(run.batch_rows(0), 6)
     batches = [IMAGES[some] if number % 2 else IMAGES[some].to(DEVICE) for number, some in enumerate(rows)]
     for number in (0, 1):  # kernels are chosen, and constants made
         run.step(number, batches[number])
@@ -248,7 +250,7 @@ def test_the_nearest_rows_are_those_that_the_cpu_finds(k):
 def test_similarity_ranks_alike(tmp_path, kind):
     X, s, _ = planted(n=3000, d=32)
     cache = write_cache(tmp_path / "cache.h5", X)
-    here, there = (retrieve(cache, s, k=200, by=Similarity(kind, device)) for device in ("cuda", "cpu"))
+    here, there = (rank_unlabelled(cache, s, k=200, scorer=Similarity(kind, device)) for device in ("cuda", "cpu"))
     assert len(np.intersect1d(here.rows, there.rows)) > 195
 
 

@@ -35,7 +35,7 @@ from pucache.cache.keys import encode_keys
 from pucache.cache.paths import parts_folder
 from pucache.cache.writer import Rows, write_file
 from pucache.devices import choose_device, multiplies_bfloat16
-from pucache.embedding.embed import embed
+from pucache.embedding.embed import run_embedding
 from pucache.encoders.encoder import Encoder
 from pucache.encoders.spec import EncoderSpec
 from pucache.heads.fit import fit_heads
@@ -174,7 +174,7 @@ class Images:
         cache = self.out / "suite.h5"
         cache.unlink(missing_ok=True)
         shutil.rmtree(parts_folder(cache), ignore_errors=True)
-        report = embed(source, cache, encoder)
+        report = run_embedding(source, cache, encoder)
         rate = report.computed / (report.seconds - report.profile.seconds["listing"])
         told = {"embedded": report.computed, "failed": len(report.failures)}
         return {

@@ -1,4 +1,4 @@
-"""What benchmarks/paper/tables.py tells of encoders: pretraining in small, maps of features, and retrieval on the pile."""
+"""Sections of benchmarks/paper/tables.py on encoders: small pretraining, feature maps, retrieval."""
 
 import dataclasses
 from pathlib import Path
@@ -16,14 +16,15 @@ from benchmarks.quality.pretrain import SMALL, untrained
 from benchmarks.quality.pretrain import Task as Files
 from benchmarks.quality.retrieval import write_rows
 from pucache import EmbeddingCache, PULinearClassifier, load_encoder, open_source
-from pucache.embedding.embed import embed
+from pucache.embedding.embed import run_embedding
 from pucache.heads.fit import fit_heads
 from pucache.heads.risks import PURisk
-from pucache.pretraining.pretrain import Start, pretrain
-from pucache.pu.folds import folds
+from pucache.pretraining.network import NetworkConfig
+from pucache.pretraining.pretrain import pretrain
+from pucache.pu.folds import stratified_folds
 from pucache.pu.metrics import precision_at
 from pucache.retrieval.model_scorers import Fused
-from pucache.retrieval.retrieve import retrieve
+from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.similarity import SIMILARITIES, Similarity
 
 TAU_PLUS = {"contrastive": 0.0, "debiased": 0.1}
@@ -48,8 +49,8 @@ def pretrained(data: Cifar, work: Path, loss: str, seed: int) -> dict:
         untrained(run, NETWORK, seed)
     else:
         recipe = dataclasses.replace(SMALL, tau_plus=TAU_PLUS[loss])
-        start = Start(NETWORK, "small", SIDE, seed=seed)
-        seconds = pretrain(open_source(files.pile), run, start, recipe, positives=files.positives).seconds
+        network = NetworkConfig(NETWORK, stem="small", size=SIDE)
+        seconds = pretrain(files.pile, run, network, recipe, seed=seed, positives=files.positives).seconds
     told = {"prior": files.prior, "solver": "sgd", "seed": seed}
     settings = {"nnpu": {"loss": "nnpu", **told}, "imbnnpu": {"loss": "imbnnpu", **told}, "default": {"seed": seed}}
     return {"heads": files.heads(f"{loss}-{seed}", run, settings, "auto"), "seconds": seconds, "told": files.told}
@@ -91,7 +92,7 @@ def _features(data: Cifar, work: Path, features: str, rows: np.ndarray) -> np.nd
         work / f"paper-map-{features}.h5",
     )
     path.unlink(missing_ok=True)
-    embed(open_source(manifest), path, load_encoder(str(run)))
+    run_embedding(open_source(manifest), path, load_encoder(str(run)))
     cache = EmbeddingCache(path)
     return np.array(cache.X, np.float32)[np.argsort(np.argsort(keys))]  # a cache is in the order of its keys
 
@@ -125,7 +126,7 @@ def found(hidden: np.ndarray, scores: np.ndarray) -> list[float]:
 
 
 def _ranked(cache: EmbeddingCache, task: Task, by) -> np.ndarray:
-    ranking = retrieve(cache, task.s, k=None, by=by, twins=None)  # all of them, copies too
+    ranking = rank_unlabelled(cache, task.s, k=None, scorer=by, twins=None)  # all of them, copies too
     scores = np.empty(len(task.s))
     scores[ranking.rows] = ranking.scores
     return scores[task.s == 0]
@@ -138,7 +139,7 @@ def _logistic(task: Task, seed: int) -> dict[str, np.ndarray]:
 
 
 def _unseen(task: Task, seed: int) -> np.ndarray:
-    fold = folds(task.y.astype(int), 5, seed)
+    fold = stratified_folds(task.y.astype(int), 5, seed)
     weights = (fold[:, None] != np.arange(5)).astype(np.float32)
     labels = task.y.astype(np.int8)
     heads = fit_heads(task.X, labels, weights=weights, risk=PURisk("weighted_bce"), penalty=CEILING, seed=seed)

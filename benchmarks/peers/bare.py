@@ -13,7 +13,7 @@ from benchmarks.speed.embed import PEER_BATCH, hands, pixels, plain_loop
 from pucache import EmbeddingCache, PULinearClassifier
 from pucache.pu.metrics import precision_at
 from pucache.retrieval.model_scorers import Fused
-from pucache.retrieval.retrieve import retrieve
+from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.similarity import Similarity
 
 # --- retrieval: scores of the unlabelled rows --------------------------------------------------------
@@ -50,7 +50,7 @@ def mean_positive(X: np.ndarray, s: np.ndarray) -> np.ndarray:
 
 
 def ranked(cache: EmbeddingCache, s: np.ndarray, by) -> np.ndarray:
-    ranking = retrieve(cache, s, k=None, by=by, twins=None)
+    ranking = rank_unlabelled(cache, s, k=None, scorer=by, twins=None)
     scores = np.full(len(s), -np.inf)
     scores[ranking.rows] = ranking.scores
     return scores[s == 0]
@@ -101,7 +101,7 @@ def with_loader(files: list[Path], work: Path, workers: int) -> tuple[np.ndarray
 
 def with_pucache(files: list[Path], work: Path, **how: str) -> tuple[np.ndarray, float]:
     """Whole runs of `embed` but for the encoder's start; features in the order of the files' names."""
-    from pucache.embedding.embed import embed
+    from pucache.embedding.embed import run_embedding
     from pucache.encoders.encoder import load_encoder
     from pucache.images.source import open_source
 
@@ -109,7 +109,7 @@ def with_pucache(files: list[Path], work: Path, **how: str) -> tuple[np.ndarray,
     hands(encoder, lambda: encoder.forward(pixels(encoder, encoder.runtime.batch_size or 8)), 1)
     cache = work / "peers-embedded.h5"
     cache.unlink(missing_ok=True)
-    report = embed(open_source(files[0].parent), cache, encoder)
+    report = run_embedding(open_source(files[0].parent), cache, encoder)
     X = np.asarray(EmbeddingCache(cache).X, np.float32)
     cache.unlink()
     return X, report.computed / report.seconds

@@ -35,10 +35,11 @@ from pucache.cache.writer import Rows, write_file
 from pucache.encoders.spec import EncoderSpec
 from pucache.pu.labels import Labels, label_vector
 from pucache.pu.metrics import precision_at
-from pucache.retrieval import ann_index as index_file
+from pucache.retrieval import ann_index
+from pucache.retrieval.ann_index_file import index_path
 from pucache.retrieval.indexed_similarity import IndexedSimilarity
 from pucache.retrieval.model_scorers import Fused, Margins
-from pucache.retrieval.retrieve import retrieve
+from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.similarity import SIMILARITIES, Similarity
 
 SEEDS, RANKS = (0, 1, 2), (100, 1000, 2400)
@@ -63,7 +64,7 @@ def scorers(model: PULinearClassifier) -> dict:
 
 
 def figures(cache: EmbeddingCache, s: np.ndarray, y: np.ndarray, by) -> dict[str, float]:
-    ranking = retrieve(cache, s, k=None, by=by, twins=None)  # all of them, copies too
+    ranking = rank_unlabelled(cache, s, k=None, scorer=by, twins=None)  # all of them, copies too
     hidden = y[ranking.rows]
     precision = {f"P@{rank}": precision_at(hidden, ranking.scores, rank) for rank in RANKS}
     return precision | {"AP": average_precision_score(hidden, ranking.scores)}
@@ -119,8 +120,8 @@ def report(rows: list[dict]) -> str:
         [
             "# Retrieval",
             "",
-            "`python -m benchmarks.quality.retrieval DIR`: finding the hidden positives of CIFAR-10 among the unlabelled, by "
-            "each way of ranking, from the labels alone: no prior is given.",
+            "`python -m benchmarks.quality.retrieval DIR`: finding the hidden positives of CIFAR-10 among the "
+            "unlabelled, by each way of ranking, from the labels alone: no prior is given.",
             "",
             "## The paper's task, 1:10",
             "",
@@ -164,7 +165,7 @@ def ours_exact(at: Planted, kind: str = "max") -> dict[str, float]:
     cache = EmbeddingCache(at.cache)
     labels = labels_of(at, cache)
     before = memory()["VmRSS"]
-    _, seconds = timed(lambda: retrieve(cache, labels, k=K, by=Similarity(kind), twins=None))
+    _, seconds = timed(lambda: rank_unlabelled(cache, labels, k=K, scorer=Similarity(kind), twins=None))
     return {"seconds": seconds, "memory": memory()["VmHWM"] - before}
 
 
@@ -206,17 +207,17 @@ def best_of(products: np.ndarray, rows: np.ndarray, known: np.ndarray) -> np.nda
 def with_index(at: Planted, kind: str) -> dict[str, float]:
     """Building, a whole retrieval once it is built, and the search alone against a flat index in memory."""
     cache = EmbeddingCache(at.cache)
-    path = index_file.path_of(cache, kind)
+    path = index_path(cache, kind)
     path.unlink(missing_ok=True)
-    opened, built = timed(lambda: index_file.open_or_build(cache, kind))
+    opened, built = timed(lambda: ann_index.open_or_build(cache, kind))
     peak = memory()["VmHWM"]
     labels = labels_of(at, cache)
     by = IndexedSimilarity(Similarity("max"), kind)
-    ranking, whole = timed(lambda: retrieve(cache, labels, k=K, by=by, twins=None))
-    exact = retrieve(cache, labels, k=K, by=Similarity("max"), twins=None)
+    ranking, whole = timed(lambda: rank_unlabelled(cache, labels, k=K, scorer=by, twins=None))
+    exact = rank_unlabelled(cache, labels, k=K, scorer=Similarity("max"), twins=None)
     flat = faiss.IndexFlatIP(at.d)
     for _, X in cache.blocks():
-        flat.add(opened.space.unit(X))
+        flat.add(opened.whitening.centred_units(X))
     queries = opened.space.unit(cache.take(np.flatnonzero(labels.s)))
     ratios, recalls = [], []
     for _ in range(REPEATS):
@@ -321,15 +322,15 @@ def run_speed(work: Path, like: Path, n: int, d: int, made: int) -> str:
     indexed = [
         (f"{kind}, {real.n:,} x {real.d}", cell(__spec__.name, f"real_with_{kind}", real))
         for real in reals
-        for kind in index_file.KINDS
+        for kind in ann_index.KINDS
     ]
     names = list(indexed[0][1])
     return "\n".join(
         [
             "# Speed of retrieval",
             "",
-            f"`python -m benchmarks.quality.retrieval --speed WORK --like CACHE`: {POSITIVES} labelled positives, the {K} "
-            "nearest wanted. Each measurement in a process of its own, the cache in the page cache.",
+            f"`python -m benchmarks.quality.retrieval --speed WORK --like CACHE`: {POSITIVES} labelled positives, the "
+            f"{K} nearest wanted. Each measurement in a process of its own, the cache in the page cache.",
             "",
             f"## Exact, {n:,} x {d}, planted",
             "",

@@ -24,7 +24,7 @@ from benchmarks.quality.retrieval import write_rows
 from pucache import EmbeddingCache, PULinearClassifier
 from pucache.pu.labels import Labels
 from pucache.retrieval.model_scorers import Fused, Margins
-from pucache.retrieval.retrieve import retrieve
+from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.similarity import Similarity
 
 TASKS, SHARES, LABELLED = ("airplane", "cat", "frog", "truck"), (0.01, 0.05), 20
@@ -55,7 +55,7 @@ def found_by_round(cache: EmbeddingCache, s: np.ndarray, y: np.ndarray, ranker) 
     reviewed, found = np.zeros(len(s), np.int8), []
     for _ in range(ROUNDS):
         labels = Labels(s, reviewed.copy())
-        ranking = retrieve(cache, labels, k=SHOWN, by=ranker(cache, labels), twins=None)
+        ranking = rank_unlabelled(cache, labels, k=SHOWN, scorer=ranker(cache, labels), twins=None)
         reviewed[ranking.rows] = np.where(y[ranking.rows], 1, -1)
         found.append(int((reviewed == 1).sum()))
     return found

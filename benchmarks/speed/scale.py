@@ -154,14 +154,14 @@ def retrieve_by(at: Planted, measured: Measured, path: Path | None) -> None:
     from pucache.pu.classifier import PULinearClassifier
     from pucache.pu.labels import label_vector
     from pucache.retrieval.model_scorers import Margins
-    from pucache.retrieval.retrieve import retrieve
+    from pucache.retrieval.retrieve import rank_unlabelled
     from pucache.retrieval.similarity import Similarity
 
     with measured:
         cache = EmbeddingCache(at.cache)
         s = label_vector(cache.keys, at.positives)
         by = Margins(PULinearClassifier.load(path)) if path else Similarity()
-        ranking = retrieve(cache, s, k=RETRIEVED, by=by)
+        ranking = rank_unlabelled(cache, s, k=RETRIEVED, scorer=by)
     assert len(ranking.rows) == RETRIEVED and not s[ranking.rows].any() and (np.diff(ranking.scores) <= 0).all()
     assert ranking.keys == [key(int(row)) for row in ranking.rows]
     assert np.load(at.truth)[ranking.rows].mean() > 0.9

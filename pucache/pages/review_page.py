@@ -1,7 +1,7 @@
-"""Writes the review sheet: one HTML page on which a person accepts or rejects what was retrieved.
+"""The review page: one HTML page on which a person accepts or rejects retrieved images.
 
-What they decide they export as a CSV ``key,label,reviewed,digest``, which `pucache.pu.labels.Labels` reads as
-positives and as known negatives: all that was labelled before, and this review.
+The page exports its decisions as a CSV ``key,label,reviewed,digest``, which `pucache.pu.labels.Labels` reads as
+positives and as known negatives: everything labelled before, and this review.
 """
 
 from __future__ import annotations
@@ -10,87 +10,111 @@ import hashlib
 import os
 import shlex
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 
-from ..cache.embedding_cache import EmbeddingCache
+from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..progress import Progress
 from ..pu.label_files import short_digest
-from ..pu.labels import Labels
+from ..pu.labels import Labels, open_labels
 from ..retrieval.ranking import Ranking
 from . import html as page
 from .thumbnails import Thumbnail, thumbnails
 
 EXPORT = "reviewed.csv"
-MOST = 20_000  # candidates on one page, which takes about 5 kB for each
+MAX_CANDIDATES = 20_000  # on one page, of about 5 kB each
 _REASONS = 3
 
 
-def review(
-    path: str | Path,
-    cache: EmbeddingCache,
+@dataclass(frozen=True)
+class ReviewPage:
+    """Counts of a review page that was written.
+
+    Attributes
+    ----------
+    shown : int
+        Candidates on the page.
+    without_picture : int
+        Candidates whose image cannot be shown.
+    changed : int
+        Candidates whose file has changed since it was embedded.
+    """
+
+    shown: int
+    without_picture: int
+    changed: int
+
+
+def write_review_page(
+    cache: EmbeddingCache | str | Path | Sequence[str | Path],
     ranking: Ranking,
-    labels: Labels,
+    positives: str | Path | np.ndarray | Labels,
+    path: str | Path,
     *,
-    by: str,
+    negatives: str | Path | None = None,
     images: str | Path | None = None,
     side: int = 160,
     progress: Progress | None = None,
-) -> dict[str, int]:
-    """Write the candidates of a ranking as a page to review them on.
+) -> ReviewPage:
+    """Write the images of a ranking as a page on which to review them.
 
     Parameters
     ----------
-    path : str or path
-        Of the page.
-    cache : EmbeddingCache
-        That the ranking is of.
+    cache : EmbeddingCache, path, or sequence of paths
+        Of the ranking.
     ranking : Ranking
-        The candidates, best first; may be empty.
-    labels : Labels
-        What was known before, which begins what the page exports.
-    by : str
-        What ranked, such as "similarity (centroid)"; said at the top.
+        The candidates, best first; may be empty. Its scorer is named at the top of the page.
+    positives : path, str, ndarray of int8 (n,) or Labels
+        As for `pucache.retrieve_positives`; the page exports these labels together with its decisions.
+    path : str or path
+        HTML file to write.
+    negatives : path or str, optional
+        A file of keys or a glob on keys of known negatives.
     images, side, progress
         As for `pucache.pages.thumbnails.thumbnails`.
 
     Returns
     -------
-    dict of str to int
-        "shown" candidates, how many of them are "without_picture", and how many have "changed" since they
-        were embedded.
+    ReviewPage
 
     Raises
     ------
+    LabelError, CacheError
+        As for `pucache.retrieve_positives`.
     SourceError
         `images` cannot be opened.
     OutputError
         The page cannot be written.
     ValueError
-        There is not one label a row, or more than `MOST` candidates.
+        Labels of another length, or more than 20,000 candidates.
     """
-    if len(ranking.rows) > MOST:
+    if len(ranking.rows) > MAX_CANDIDATES:
         raise ValueError(
-            f"a review sheet holds at most {MOST:,} candidates, got {len(ranking.rows):,}; retrieve fewer with -k"
+            f"a review sheet holds at most {MAX_CANDIDATES:,} candidates, got {len(ranking.rows):,}; "
+            "retrieve fewer with -k"
         )
+    cache = open_cache(cache)
+    labels = positives if isinstance(positives, Labels) else open_labels(cache, positives, negatives)
     if len(labels.s) != len(cache):
         raise ValueError(f"there are {len(labels.s)} labels, but {cache.name} has {len(cache)} rows")
     pictures = thumbnails(cache, ranking.rows, images=images, side=side, progress=progress)
-    count = {
-        "shown": len(pictures),
-        "without_picture": sum(not picture.uri for picture in pictures),
-        "changed": sum(bool(picture.uri and picture.problem) for picture in pictures),
-    }
+    counts = ReviewPage(
+        shown=len(pictures),
+        without_picture=sum(not picture.uri for picture in pictures),
+        changed=sum(bool(picture.uri and picture.problem) for picture in pictures),
+    )
     html = page.render(
         "review",
         _data(cache, ranking, pictures, labels),
         local_images=True,
         title=f"Review of {len(pictures):,} candidate{'' if len(pictures) == 1 else 's'}",
-        by=by,
-        warnings=_warnings(pictures, count),
+        scorer=ranking.scorer,
+        warnings=_warnings(pictures, counts),
         caches=[file.path.name for file in cache.files],
         positives=int(labels.positive.sum()),
         negatives=int(labels.negative.sum()),
@@ -98,12 +122,12 @@ def review(
         has_posterior=ranking.posterior is not None,
     )
     page.write(path, html)
-    return count
+    return counts
 
 
 def _data(cache: EmbeddingCache, ranking: Ranking, pictures: list[Thumbnail], labels: Labels) -> dict[str, Any]:
-    """What the page's script works on; see the top of review.js."""
-    base, files = _addresses([picture.place for picture in pictures])
+    """Data of the page's script, review.js."""
+    base, files = _file_urls([picture.path for picture in pictures])
     scores = ranking.scores.tolist()
     posterior = [None] * len(scores) if ranking.posterior is None else ranking.posterior.tolist()
     columns = zip(ranking.keys, _digests(cache, ranking.rows), scores, posterior, pictures, files, strict=True)
@@ -111,23 +135,23 @@ def _data(cache: EmbeddingCache, ranking: Ranking, pictures: list[Thumbnail], la
         {"key": key, "digest": digest, "score": score, "p": p, "file": file, **_picture(picture)}
         for key, digest, score, p, picture, file in columns
     ]
-    before = np.flatnonzero(~labels.unlabelled)
-    known = [
+    labelled_rows = np.flatnonzero(~labels.unlabelled)
+    labelled = [
         {"key": key, "label": int(label), "reviewed": int(reviewed != 0), "digest": digest}
         for key, label, reviewed, digest in zip(
-            cache.keys[before],
-            labels.positive[before],
-            labels.reviewed[before],
-            _digests(cache, before),
+            cache.keys[labelled_rows],
+            labels.positive[labelled_rows],
+            labels.reviewed[labelled_rows],
+            _digests(cache, labelled_rows),
             strict=True,
         )
     ]
     return {
-        "id": _identity(cache, ranking),
+        "id": _page_id(cache, ranking),
         "base": base,
         "candidates": candidates,
-        "known": known,
-        "command": _command(cache),
+        "known": labelled,
+        "command": _next_commands(cache),
     }
 
 
@@ -140,10 +164,10 @@ def _picture(picture: Thumbnail) -> dict[str, Any]:
     }
 
 
-def _addresses(places: list[str]) -> tuple[str, list[str]]:
-    """URL of the folder that all files lie below, and each file's address there; "" where there is no file."""
-    folder = os.path.join(os.path.commonpath([os.path.dirname(place) for place in places if place] or ["/"]), "")
-    return "file://" + _quoted(folder), [_quoted(place[len(folder) :]) for place in places]
+def _file_urls(paths: list[str]) -> tuple[str, list[str]]:
+    """URL of the deepest folder that holds all files, and each file's URL relative to it; "" without a file."""
+    folder = os.path.join(os.path.commonpath([os.path.dirname(path) for path in paths if path] or ["/"]), "")
+    return "file://" + _quoted(folder), [_quoted(path[len(folder) :]) for path in paths]
 
 
 def _quoted(path: str) -> str:
@@ -154,34 +178,34 @@ def _digests(cache: EmbeddingCache, rows: np.ndarray) -> list[str]:
     return [short_digest(digest) for digest in cache.digests[rows]]
 
 
-def _identity(cache: EmbeddingCache, ranking: Ranking) -> str:
-    """What the decisions are kept under in the browser: the same candidates of the same cache find them again."""
+def _page_id(cache: EmbeddingCache, ranking: Ranking) -> str:
+    """Key of the decisions in the browser's storage, equal for equal candidates of equal caches."""
     parts = [*(file.checksum for file in cache.files), *ranking.keys]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
-def _command(cache: EmbeddingCache) -> str:
-    """The next round."""
+def _next_commands(cache: EmbeddingCache) -> str:
+    """Commands of the next round."""
     paths = " ".join(shlex.quote(str(file.path)) for file in cache.files)
     labels = f"--positives {EXPORT} --negatives {EXPORT}"
     retrieve = f"pucache retrieve-positives {paths} {labels} --model model.safetensors --review review.html"
     return f"pucache train-pu {paths} {labels}\n{retrieve}"
 
 
-def _warnings(pictures: list[Thumbnail], count: dict[str, int]) -> list[str]:
-    """What the person should know before beginning, one line each."""
+def _warnings(pictures: list[Thumbnail], counts: ReviewPage) -> list[str]:
+    """Warnings at the top of the page, one line each."""
     lines = []
-    if count["without_picture"]:
+    if counts.without_picture:
         reasons = Counter(picture.problem for picture in pictures if not picture.uri).most_common()
         named = "; ".join(f"{reason} ({times:,})" for reason, times in reasons[:_REASONS])
         more = f"; and {len(reasons) - _REASONS} more reasons" if len(reasons) > _REASONS else ""
         lines.append(
-            f"{count['without_picture']:,} of {len(pictures):,} have no picture: {named}{more}. If the images lie "
+            f"{counts.without_picture:,} of {len(pictures):,} have no picture: {named}{more}. If the images lie "
             "elsewhere by now, write this page again with --images SOURCE."
         )
-    if count["changed"]:
+    if counts.changed:
         lines.append(
-            f"{count['changed']:,} of {len(pictures):,} files have changed since they were embedded: you see what they "
+            f"{counts.changed:,} of {len(pictures):,} files have changed since they were embedded: you see what they "
             "hold now, the ranking is of what they held then. Run pucache embed again."
         )
     return lines

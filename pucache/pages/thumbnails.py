@@ -1,6 +1,6 @@
-"""Small pictures of cached images, to stand inside a page; what cannot be shown says why.
+"""Thumbnails of cached images for HTML pages; an image that cannot be shown gets a reason instead.
 
-Beside reading an image to embed it, this is the only place where one is opened.
+Apart from embedding, only this module opens images.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ..images.decoding import FORMATS, decode
 from ..images.source import LocalFolder, ManifestSource, Source, TarSource, image_digest, open_source
 from ..progress import Progress, Silent
 
-QUALITY = 75  # of WebP: 160 pixels of a photograph then take 3 to 6 kB
+QUALITY = 75  # of WebP; a photograph of 160 pixels takes 3 to 6 kB
 THREADS = 4
-LARGE = 20_000_000  # pixels, from which on one image is decoded at a time
+LARGE = 20_000_000  # pixels; images above are decoded one at a time, to bound memory
 NO_SOURCE = "the cache does not say where its images are"
 CHANGED = "the file has changed since it was embedded"
 _one_large = threading.Lock()
@@ -33,17 +33,17 @@ _one_large = threading.Lock()
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """A small picture, or the reason why there is none.
+    """A thumbnail, or the reason why there is none.
 
     Attributes
     ----------
     uri : str
         ``data:image/webp;base64,...``, or "" where there is no picture.
     width, height : int
-        Of the original, upright, in pixels; 0 where unknown.
+        Size of the original in pixels, after its EXIF orientation; 0 where unknown.
     problem : str
         "", or one line: why there is no picture, or that the file has changed since it was embedded.
-    place : str
+    path : str
         Absolute path of the original where it is a file of this machine, else "".
     """
 
@@ -51,7 +51,7 @@ class Thumbnail:
     width: int = 0
     height: int = 0
     problem: str = ""
-    place: str = ""
+    path: str = ""
 
 
 def thumbnails(
@@ -70,9 +70,9 @@ def thumbnails(
     rows : ndarray of int, (m,)
         In any order.
     images : str or path, optional
-        Where the images are by now, as for `open_source`; else each cache file's own source is read.
+        Source of the images, as for `pucache.open_source`; by default each cache file's own source.
     side : int
-        Of the square in pixels that a thumbnail fits into; what is smaller stays as it is.
+        Greatest width and height of a thumbnail in pixels; smaller images are not enlarged.
     progress : Progress, optional
 
     Returns
@@ -90,41 +90,41 @@ def thumbnails(
         raise ValueError(f"side must be at least 1 pixel, got {side}")
     rows = np.asarray(rows, np.int64)
     starts = np.cumsum([0, *map(len, cache.files)])
-    numbers = np.searchsorted(starts, rows, "right") - 1
-    shelves = _shelves(cache, set(numbers.tolist()), images)
+    file_numbers = np.searchsorted(starts, rows, "right") - 1
+    sources = _sources(cache, set(file_numbers.tolist()), images)
 
-    def draw(row: int, number: int) -> Thumbnail:
-        expected = cache.files[number].digests[row - starts[number]]
-        return _thumbnail(shelves[number], cache.keys[row], expected.tobytes(), side)
+    def make(row: int, file_number: int) -> Thumbnail:
+        digest = cache.files[file_number].digests[row - starts[file_number]].tobytes()
+        return _thumbnail(sources[file_number], cache.keys[row], digest, side)
 
-    found = []
-    with progress or Silent() as shown, ThreadPoolExecutor(THREADS) as pool:
-        shown.start(len(rows), "pictures")
-        for thumbnail in pool.map(draw, rows.tolist(), numbers.tolist()):
-            found.append(thumbnail)
-            shown.advance(1)
-    return found
+    made = []
+    with progress or Silent() as progress, ThreadPoolExecutor(THREADS) as pool:
+        progress.start(len(rows), "pictures")
+        for thumbnail in pool.map(make, rows.tolist(), file_numbers.tolist()):
+            made.append(thumbnail)
+            progress.advance(1)
+    return made
 
 
-def _shelves(cache: EmbeddingCache, numbers: set[int], images: str | Path | None) -> dict[int, Source | str]:
-    """The source of each cache file, or why it has none."""
+def _sources(cache: EmbeddingCache, file_numbers: set[int], images: str | Path | None) -> dict[int, Source | str]:
+    """The source of each cache file, or the reason why it cannot be opened."""
     if images is not None:
-        return dict.fromkeys(numbers, _opened(images))
-    names = {cache.files[number].source for number in numbers}
-    opened = {name: _opened_or_why(name) for name in names}
-    return {number: opened[cache.files[number].source] for number in numbers}
+        return dict.fromkeys(file_numbers, _open_indexed(images))
+    names = {cache.files[number].source for number in file_numbers}
+    sources = {name: _open_or_reason(name) for name in names}
+    return {number: sources[cache.files[number].source] for number in file_numbers}
 
 
-def _opened_or_why(name: str) -> Source | str:
+def _open_or_reason(name: str) -> Source | str:
     try:
-        return _opened(name) if name else NO_SOURCE
+        return _open_indexed(name) if name else NO_SOURCE
     except SourceError as error:
         return one_line(error)
 
 
-def _opened(where: str | Path) -> Source:
-    """Open a source and have it read its own index now, before several threads ask it at once."""
-    source = open_source(where)
+def _open_indexed(name: str | Path) -> Source:
+    """Open a source and read its index at once, before several threads use it."""
+    source = open_source(name)
     if isinstance(source, TarSource):
         source.scan()
     elif isinstance(source, ManifestSource):
@@ -132,10 +132,10 @@ def _opened(where: str | Path) -> Source:
     return source
 
 
-def _thumbnail(source: Source | str, key: str, expected: bytes, side: int) -> Thumbnail:
+def _thumbnail(source: Source | str, key: str, expected_digest: bytes, side: int) -> Thumbnail:
     if isinstance(source, str):
         return Thumbnail(problem=source)
-    place = _place(source, key)
+    path = _local_path(source, key)
     try:
         data = source.read(key)
     except KeyError:
@@ -146,14 +146,15 @@ def _thumbnail(source: Source | str, key: str, expected: bytes, side: int) -> Th
     try:
         picture = _picture(data, side, large=width * height > LARGE)
     except PUCacheError as error:
-        return Thumbnail("", width, height, one_line(error), place)
-    if (width - height) * (picture.width - picture.height) < 0:  # the header's are not upright, the picture is
+        return Thumbnail("", width, height, one_line(error), path)
+    if (width - height) * (picture.width - picture.height) < 0:  # the picture is upright, the header's size is not
         width, height = height, width
-    changed = any(expected) and image_digest(data) != expected
-    return Thumbnail(_uri(picture), width, height, CHANGED if changed else "", place)
+    changed = any(expected_digest) and image_digest(data) != expected_digest
+    return Thumbnail(_uri(picture), width, height, CHANGED if changed else "", path)
 
 
-def _place(source: Source, key: str) -> str:
+def _local_path(source: Source, key: str) -> str:
+    """Absolute path of an image file of this machine; "" for any other."""
     if isinstance(source, LocalFolder):
         return os.path.abspath(os.path.join(source.name, key))
     path = source.paths.get(key, "://") if isinstance(source, ManifestSource) else "://"
@@ -161,11 +162,11 @@ def _place(source: Source, key: str) -> str:
 
 
 def _size(data: bytes) -> tuple[int, int]:
-    """Width and height as the header has them, before EXIF turns the picture; zeros where it does not tell."""
+    """Width and height in the header, before the EXIF orientation is applied; zeros where it has none."""
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             return image.size
-    except Exception:  # Pillow's plugins raise almost anything; `decode` says what is wrong
+    except Exception:  # Pillow's plugins raise almost anything; `decode` names the problem
         return 0, 0
 
 
@@ -178,6 +179,6 @@ def _picture(data: bytes, side: int, *, large: bool) -> Image.Image:
 
 def _uri(picture: Image.Image) -> str:
     stream = io.BytesIO()
-    # a profile or EXIF taken along would weigh more than the picture
+    # a colour profile or EXIF would take more bytes than the picture
     picture.save(stream, "WEBP", quality=QUALITY, method=4, icc_profile=b"", exif=b"", xmp=b"")
     return "data:image/webp;base64," + base64.b64encode(stream.getvalue()).decode()

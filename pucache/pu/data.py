@@ -1,44 +1,50 @@
-"""A cache joined with its labels: what every verb that trains works on."""
+"""A cache joined with its labels, the data that heads are trained on."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
-from .labels import Labels, open_labels
-from .near_duplicates import groups, unlabelled_twins
+from ..devices import choose_device
+from ..heads.design_matrix import DesignMatrix
+from ..heads.moments import Moments, MomentSums
+from .labels import TWIN_COSINE, Labels, open_labels
+from .near_duplicates import DuplicateScan, unlabelled_twins
 from .review_weights import TrainingLabels
-
-TWIN_COSINE = 0.999  # cosine from which on two images count as the same picture
 
 
 @dataclass(frozen=True)
 class PUData:
-    """A cache with PU labels and groups of twins.
+    """A cache with PU labels and groups of images that show the same picture.
 
     Attributes
     ----------
     cache : EmbeddingCache
     labels : Labels
     group : ndarray of int64, (n,)
-        See `pucache.pu.near_duplicates.groups`.
+        Number of each row's group, see `pucache.pu.near_duplicates.groups`.
+    moments : Moments
+        Of the embeddings.
     """
 
     cache: EmbeddingCache
     labels: Labels
     group: np.ndarray
+    moments: Moments
+    _designs: dict[str, DesignMatrix] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def s(self) -> np.ndarray:
-        """Labels that figures rest on, int8 (n,): 1 labelled positive, 0 all others, reviewed ones too."""
+        """Labels for estimates, int8 (n,): 1 labelled positive, 0 all others, including reviewed rows."""
         return self.labels.s
 
-    @property
-    def known(self) -> TrainingLabels:
-        """What heads are trained on."""
+    @cached_property
+    def training_labels(self) -> TrainingLabels:
+        """Labels and weights that heads are trained on."""
         return TrainingLabels.of(self.labels.s, self.labels.reviewed)
 
     @classmethod
@@ -50,16 +56,21 @@ class PUData:
         *,
         negatives: str | Path | None = None,
     ) -> PUData:
-        """Join a cache with labels: files of keys, globs on keys, s itself, or labels that were read.
+        """Join a cache with labels.
 
         Parameters
         ----------
         cache : EmbeddingCache
         positives : path, str, ndarray of int8 (n,) or Labels
+            A file of keys, a glob on keys, the label vector s, or labels with a review.
         twins : float or None
-            As for `train_pu`.
+            As for `pucache.train_pu`.
         negatives : path or str, optional
-            As for `train_pu`; only beside a file or a glob of positives.
+            As for `pucache.train_pu`; only beside a file or a glob of positives.
+
+        Returns
+        -------
+        PUData
 
         Raises
         ------
@@ -69,12 +80,39 @@ class PUData:
             The cache is damaged, or holds embeddings that are not finite.
         """
         labels = open_labels(cache, positives, negatives)
-        cache.verify()
-        return cls(cache, labels, groups(cache.X, cache.digests, cosine=twins))
+        scan, sums = DuplicateScan(cache.X, twins, cache.digests), MomentSums()
+        for rows, X in cache.verified_blocks():
+            scan.add(rows.start, X)
+            sums.add(X)
+        return cls(cache=cache, labels=labels, group=scan.groups(), moments=sums.moments())
 
-    def found(self) -> list[tuple[str, str]]:
-        """Unlabelled images that are twins of labelled positives: (key, key of the positive)."""
-        rows, labelled = unlabelled_twins(self.group, self.labels.positive.astype(np.int8))
-        new = self.labels.unlabelled[rows]
-        rows, labelled = rows[new], labelled[new]
-        return [(self.cache.keys[int(a)], self.cache.keys[int(b)]) for a, b in zip(rows, labelled, strict=True)]
+    def design_matrix(self, device: str = "auto") -> DesignMatrix:
+        """Rows and training labels as the solvers take them; the same object for each device.
+
+        Parameters
+        ----------
+        device : str
+            ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+
+        Returns
+        -------
+        DesignMatrix
+        """
+        chosen = choose_device(device)
+        if str(chosen) not in self._designs:
+            training_s = self.training_labels.training_s
+            self._designs[str(chosen)] = DesignMatrix(self.cache.X, training_s, self.moments, chosen)
+        return self._designs[str(chosen)]
+
+    def twins_of_positives(self) -> list[tuple[str, str]]:
+        """Unlabelled images that show the same picture as a known positive.
+
+        Returns
+        -------
+        list of (str, str)
+            Key of the unlabelled image, and key of the positive.
+        """
+        twins, positives = unlabelled_twins(self.group, self.labels.positive.astype(np.int8))
+        undecided = self.labels.unlabelled[twins]
+        pairs = zip(twins[undecided], positives[undecided], strict=True)
+        return [(self.cache.keys[int(twin)], self.cache.keys[int(positive)]) for twin, positive in pairs]

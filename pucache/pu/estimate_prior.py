@@ -1,21 +1,58 @@
-"""The share of positives among the unlabelled, by each method, with intervals."""
+"""Estimates of the prior, the share of positives among the unlabelled, by several methods with intervals."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ..heads.design_matrix import Moments
+from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..heads.risks import PURisk
 from ..progress import Progress, Silent
 from .cross_fitting import CrossFit, CrossFitter
 from .data import PUData
-from .folds import deal
+from .folds import assign_folds
+from .labels import TWIN_COSINE, Labels
 from .priors import METHODS, PriorEstimate, estimate, interval
 
 
 def estimate_prior(
+    cache: str | Path | Sequence[str | Path] | EmbeddingCache,
+    positives: str | Path | np.ndarray | Labels,
+    *,
+    negatives: str | Path | None = None,
+    twins: float | None = TWIN_COSINE,
+    progress: Progress | None = None,
+    **options: Any,
+) -> list[PriorEstimate]:
+    """Estimate the share of positives among the unlabelled images of a cache.
+
+    Parameters
+    ----------
+    cache, positives, negatives, twins, progress
+        As for `pucache.train_pu`.
+    **options
+        Options of `estimate_prior_on`: methods, draws, level, n_folds, seed, device.
+
+    Returns
+    -------
+    list of PriorEstimate
+        One per method, in the order given.
+
+    Raises
+    ------
+    LabelError, CacheError
+        As `PUData.of`.
+    ValueError
+        Unknown method, or a number outside its domain.
+    """
+    data = PUData.of(open_cache(cache), positives, twins, negatives=negatives)
+    return estimate_prior_on(data, progress=progress, **options)
+
+
+def estimate_prior_on(
     data: PUData,
     *,
     methods: Sequence[str] = tuple(METHODS),
@@ -26,17 +63,17 @@ def estimate_prior(
     device: str = "auto",
     progress: Progress | None = None,
 ) -> list[PriorEstimate]:
-    """Estimate the prior on cross-fitted margins of the default risk, which needs no prior itself.
+    """Estimate the prior from cross-fitted margins of the default risk, which needs no prior itself.
 
     Parameters
     ----------
     data : PUData
     methods : sequence of str
-        Of `pucache.pu.priors.METHODS`.
+        Names in `pucache.pu.priors.METHODS`.
     draws : int
-        Bootstrap draws of the rows; the heads are trained anew on each. 0: no intervals.
+        Bootstrap draws of the rows; heads are refitted on each. 0: no intervals.
     level : float
-        Share of intervals meant to hold the truth, in (0, 1).
+        Nominal coverage of the intervals, in (0, 1).
     n_folds, seed : int
     device : str
     progress : Progress, optional
@@ -44,7 +81,7 @@ def estimate_prior(
     Returns
     -------
     list of PriorEstimate
-        One a method, in the order given.
+        One per method, in the order given.
 
     Raises
     ------
@@ -58,33 +95,28 @@ def estimate_prior(
         raise ValueError(
             f"draws must be at least 0, level in (0, 1), n_folds at least 2; got {draws}, {level}, {n_folds}"
         )
-    X, s, known = data.cache.X, data.s, data.known
-    fold = deal(known.trained, n_folds, seed, data.group)
-    fitter = CrossFitter(X, known, fold, risk=PURisk(), prior=0.5, moments=Moments.of(X), seed=seed, device=device)
-    with progress or Silent() as shown:
-        shown.start(draws + 1, "estimating")
-        fitted = fitter.choose()
-        shown.advance(1)
-        drawn = _resampled(fitter, fitted, methods, draws, seed, shown)
-    drawn = np.clip(drawn, *known.bounds)
+    labels = data.training_labels
+    fold = assign_folds(labels.training_s, n_folds, seed, data.group)
+    fitter = CrossFitter(data.design_matrix(device), labels, fold, risk=PURisk(), prior=0.5, seed=seed)
+    with progress or Silent() as stages:
+        stages.start(draws + 1, "estimating")
+        fitted = fitter.choose_penalty()
+        stages.advance(1)
+        drawn = _estimate_draws(fitter, fitted, methods, draws=draws, seed=seed, progress=stages)
+    drawn = np.clip(drawn, *labels.bounds)
+    estimates = [estimate(fitted.margins, data.s, method, bounds=labels.bounds) for method in methods]
     return [
-        interval(
-            method,
-            estimate(fitted.margins, s, method, bounds=known.bounds),
-            drawn[:, column],
-            level,
-            bounds=known.bounds,
-        )
-        for column, method in enumerate(methods)
+        interval(method, prior, drawn[:, column], level, bounds=labels.bounds)
+        for column, (method, prior) in enumerate(zip(methods, estimates, strict=True))
     ]
 
 
-def _resampled(
-    fitter: CrossFitter, fitted: CrossFit, methods: Sequence[str], draws: int, seed: int, shown: Progress
+def _estimate_draws(
+    fitter: CrossFitter, fitted: CrossFit, methods: Sequence[str], *, draws: int, seed: int, progress: Progress
 ) -> np.ndarray:
-    """Estimates of each draw, (draws, methods)."""
+    """Estimates of each bootstrap draw, (draws, methods)."""
     rows = []
-    for draw in fitter.resampled(fitted, draws, seed):
+    for draw in fitter.bootstrap(fitted, draws, seed):
         rows.append([estimate(draw.margins, draw.s, method, draw.weights) for method in methods])
-        shown.advance(1)
+        progress.advance(1)
     return np.array(rows).reshape(draws, len(methods))

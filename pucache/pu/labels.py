@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ..cache.embedding_cache import EmbeddingCache
     from ..cache.keys import Keys
 
+TWIN_COSINE = 0.999  # cosine from which on two images show the same picture, and share their label
+
 
 @dataclass(frozen=True)
 class Labels:

@@ -1,17 +1,18 @@
-"""Retrains at each of many priors and seeds, all at once, and says what the prior changes."""
+"""Sweep over priors: heads retrained at many priors and seeds at once, and what the prior changes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..heads.design_matrix import Moments
-from ..heads.fit import Protocol, fit_heads
+from ..cache.embedding_cache import EmbeddingCache, open_cache
+from ..heads.fit import fit_heads
+from ..heads.minibatch import SGDSettings
 from ..heads.risks import PURisk
 from ..progress import Progress, Silent
 from ..storage.atomic import replacing
@@ -19,54 +20,158 @@ from ..storage.tables import table_writer
 from .calibration import fit_tilt
 from .cross_fitting import CrossFitter
 from .data import PUData
-from .folds import deal
+from .folds import assign_folds
+from .label_files import read_truth
+from .labels import TWIN_COSINE, Labels
 from .metrics import from_pu, with_labels
 from .thresholds import choose_threshold
 
 PRIORS = tuple(float(f"{prior:.3g}") for prior in np.geomspace(0.01, 0.5, 12))
-_AT_ONCE = 1 << 26  # margins held at once
-_TOLERANCE = 2e-3  # of heads that are only compared
-_FLAT = 0.005  # range of PAUC that is called flat
-_TRUE = ("accuracy", "precision", "recall", "f1", "auc", "average_precision")
+_MARGINS_AT_ONCE = 1 << 26  # held-out margins in memory at once
+_TOLERANCE = 2e-3  # enough for heads that are only compared
+_FLAT_RANGE = 0.005  # range of PAUC below which a sweep is called flat
+_TRUE_FIGURES = ("accuracy", "precision", "recall", "f1", "auc", "average_precision")
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """Figures of one prior and seed, from held-out margins at the threshold of greatest expected F1.
+
+    Attributes
+    ----------
+    prior : float
+    seed : int
+    risk : float
+        Value of the training risk, on the rows trained on.
+    clamped : float
+        Share of the iterations in which the clamp of the negative part acted.
+    held_out_risk : float
+        nnPU risk.
+    threshold : float
+    pauc, auc, recall, share_predicted_positive, precision, f1, false_positive_rate, accuracy, upu_risk, collapsed
+        See `pucache.pu.metrics.from_pu`.
+    true_accuracy, true_precision, true_recall, true_f1, true_auc, true_average_precision : float or None
+        Among the unlabelled rows whose true class is known; None without truth.
+    """
+
+    prior: float
+    seed: int
+    risk: float
+    clamped: float
+    held_out_risk: float
+    threshold: float
+    pauc: float
+    auc: float
+    recall: float
+    share_predicted_positive: float
+    precision: float
+    f1: float
+    false_positive_rate: float
+    accuracy: float
+    upu_risk: float
+    collapsed: str
+    true_accuracy: float | None = None
+    true_precision: float | None = None
+    true_recall: float | None = None
+    true_f1: float | None = None
+    true_auc: float | None = None
+    true_average_precision: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Figures by name, for JSON and CSV; without the true ones where there is no truth."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What came of each prior and seed.
+    """Result of a sweep over priors.
 
     Attributes
     ----------
-    rows : list of dict
-        prior, seed, risk (reported, on the rows trained on), held_out_risk (nnPU), pauc, auc, f1,
-        precision, recall, share_predicted_positive, threshold, clamped; with truth also true_accuracy,
-        true_precision, true_recall, true_f1, true_auc and true_average_precision, among the
-        unlabelled whose class is known. All of held-out margins, at the threshold of greatest
-        expected F1.
+    rows : list of SweepRow
+        By prior, then by seed.
     penalty : float
+        L2 penalty of all heads.
     verdict : str
-        In words: whether the sweep is flat, and why.
+        One sentence or two: whether the ranking depends on the prior, and why.
     """
 
-    rows: list[dict[str, Any]]
+    rows: list[SweepRow]
     penalty: float
     verdict: str
 
 
-def sweep(
+@dataclass(frozen=True)
+class SweepSettings:
+    """Parameters of `pucache.PULinearClassifier` that a sweep trains with.
+
+    With ``penalty="auto"`` one penalty is chosen at the first prior and seed.
+    """
+
+    loss: str = "imbupu"
+    surrogate: str | None = None
+    target_prior: float = 0.5
+    penalty: float | str = "auto"
+    solver: str = "batch"
+    sgd_settings: SGDSettings | None = None
+    n_folds: int = 5
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.penalty != "auto" and not 0 <= float(self.penalty) < np.inf:
+            raise ValueError(f"penalty must be 'auto' or a finite number >= 0, got {self.penalty!r}")
+
+    @property
+    def risk(self) -> PURisk:
+        """The risk to minimise."""
+        return PURisk(self.loss, self.surrogate, target_prior=self.target_prior)
+
+
+def sweep_priors(
+    cache: str | Path | Sequence[str | Path] | EmbeddingCache,
+    positives: str | Path | np.ndarray | Labels,
+    *,
+    negatives: str | Path | None = None,
+    twins: float | None = TWIN_COSINE,
+    truth: str | Path | np.ndarray | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Sweep:
+    """Train at many priors and seeds on a cache.
+
+    Parameters
+    ----------
+    cache, positives, negatives, twins, progress
+        As for `pucache.train_pu`.
+    truth : path, str or ndarray of int8 (n,), optional
+        True classes: a file as for `pucache.pu.label_files.read_truth`, or 1, 0, and -1 for unknown.
+    **options
+        Options of `sweep_on`: priors, seeds, and parameters of `SweepSettings`.
+
+    Returns
+    -------
+    Sweep
+
+    Raises
+    ------
+    LabelError, CacheError
+        As `PUData.of` and `read_truth`.
+    ValueError
+        A parameter outside its domain.
+    """
+    data = PUData.of(open_cache(cache), positives, twins, negatives=negatives)
+    y = read_truth(truth, data.cache.keys) if isinstance(truth, str | Path) else truth
+    return sweep_on(data, truth=y, progress=progress, **options)
+
+
+def sweep_on(
     data: PUData,
     *,
     priors: Sequence[float] = PRIORS,
     seeds: Sequence[int] = (0, 1, 2),
     truth: np.ndarray | None = None,
-    loss: str = "imbupu",
-    surrogate: str | None = None,
-    target_prior: float = 0.5,
-    penalty: float | str = "auto",
-    solver: str = "batch",
-    protocol: Protocol | None = None,
-    n_folds: int = 5,
-    device: str = "auto",
     progress: Progress | None = None,
+    **parameters: Any,
 ) -> Sweep:
     """Train cross-fitted heads at every prior and seed.
 
@@ -74,14 +179,14 @@ def sweep(
     ----------
     data : PUData
     priors : sequence of float, in (0, 1)
-        Those that a review has shown to be too small or too great are left out.
+        Priors that a review rules out are left out.
     seeds : sequence of int
         Of folds and initial coefficients.
     truth : ndarray of int8, (n,), optional
         1, 0, or -1 where the class is not known.
-    loss, surrogate, target_prior, penalty, solver, protocol, n_folds, device
-        Of `pucache.PULinearClassifier`; ``auto`` chooses one penalty, at the first prior and seed.
     progress : Progress, optional
+    **parameters
+        Fields of `SweepSettings`.
 
     Returns
     -------
@@ -90,120 +195,131 @@ def sweep(
     Raises
     ------
     ValueError
-        A parameter outside its domain.
+        A parameter outside its domain, or no prior that the review leaves possible.
     """
     if len(priors) == 0 or len(seeds) == 0 or not all(0 < prior < 1 for prior in priors):
         raise ValueError(f"priors must lie strictly between 0 and 1, and there must be seeds; got {list(priors)}")
-    low, high = data.known.bounds
-    left = [prior for prior in priors if low <= prior <= high]
-    if not left:
-        data.known.check(priors[0])
-    if penalty != "auto" and not 0 <= float(penalty) < np.inf:
-        raise ValueError(f"penalty must be 'auto' or a finite number >= 0, got {penalty!r}")
-    risk = PURisk(loss, surrogate, target_prior=target_prior)
-    training: dict[str, Any] = {
-        "risk": risk,
-        "moments": Moments.of(data.cache.X),
-        "solver": solver,
-        "protocol": protocol,
-        "device": device,
-    }
-    runs = _Runs(data, [deal(data.known.trained, n_folds, seed, data.group) for seed in seeds], list(seeds), training)
-    with progress or Silent() as shown:
-        shown.start(len(left) * len(seeds), "training")
-        chosen = runs.penalty(left[0]) if penalty == "auto" else float(penalty)
+    low, high = data.training_labels.bounds
+    possible = [prior for prior in priors if low <= prior <= high]
+    if not possible:
+        data.training_labels.check(priors[0])
+    settings = SweepSettings(**parameters)
+    trainer = _SweepTrainer(data, list(seeds), settings)
+    with progress or Silent() as stages:
+        stages.start(len(possible) * len(seeds), "training")
+        penalty = trainer.choose_penalty(possible[0]) if settings.penalty == "auto" else float(settings.penalty)
         rows = []
-        for prior, seed, margins, figures in runs.at(left, chosen):
-            rows.append({"prior": prior, "seed": seed, **figures, **_figures(margins, data.s, prior, truth)})
-            shown.advance(1)
-    out = (
-        f" Left out, as a review has shown them to be wrong: {len(priors) - len(left)} priors."
-        if len(left) < len(priors)
-        else ""
-    )
-    return Sweep(rows, chosen, _verdict(rows, risk) + out)
+        for run in trainer.runs(possible, penalty):
+            rows.append(_figures(run, data.s, truth))
+            stages.advance(1)
+    ruled_out = len(priors) - len(possible)
+    note = f" Left out, as a review has shown them to be wrong: {ruled_out} priors." if ruled_out else ""
+    return Sweep(rows, penalty, _verdict(rows, settings.risk) + note)
 
 
-class _Runs:
-    """Cross-fitted heads for every seed, which has folds of its own."""
+@dataclass(frozen=True)
+class _Run:
+    """Held-out margins, float32 (n,), and training figures of one prior and seed."""
 
-    def __init__(self, data: PUData, folds: list[np.ndarray], seeds: list[int], training: dict[str, Any]):
-        self._X, self._known, self._folds, self._seeds, self._training = (
-            data.cache.X,
-            data.known,
-            folds,
-            seeds,
-            training,
-        )
-        self._counts = [int(fold.max()) + 1 for fold in folds]
-        self._first = np.cumsum([0, *self._counts])  # column of each seed's first fold
+    prior: float
+    seed: int
+    margins: np.ndarray
+    risk: float
+    clamped: float
+
+
+class _SweepTrainer:
+    """Cross-fitted heads for all priors and seeds; every seed has its own folds."""
+
+    def __init__(self, data: PUData, seeds: list[int], settings: SweepSettings):
+        self._design, self._labels = data.design_matrix(settings.device), data.training_labels
+        self._seeds, self._risk = seeds, settings.risk
+        self._training: dict[str, Any] = {
+            "risk": self._risk,
+            "solver": settings.solver,
+            "sgd_settings": settings.sgd_settings,
+        }
+        labels = self._labels
+        self._folds = [assign_folds(labels.training_s, settings.n_folds, seed, data.group) for seed in seeds]
+        self._counts = [int(fold.max()) + 1 for fold in self._folds]
+        self._starts = np.cumsum([0, *self._counts])  # column of each seed's first fold
         self._weights = np.concatenate(
             [
                 (fold[:, None] != np.arange(count)) | (count == 1)
-                for fold, count in zip(folds, self._counts, strict=True)
+                for fold, count in zip(self._folds, self._counts, strict=True)
             ],
             axis=1,
-        )  # (n, C)
-        if data.known.training_weights is not None:
-            self._weights = self._weights * data.known.training_weights[:, None]
+        )  # (n, C): column c is the weight of each row for head c of a prior
+        if labels.training_weights is not None:
+            self._weights = self._weights * labels.training_weights[:, None]
 
-    def penalty(self, prior: float) -> float:
-        """Choose the penalty as `train-pu` does; none for ``sgd``."""
+    def choose_penalty(self, prior: float) -> float:
+        """Choose the penalty at the first seed as `train_pu` does; 0 for ``sgd``."""
         if self._training["solver"] == "sgd":
             return 0.0
-        fitter = CrossFitter(self._X, self._known, self._folds[0], prior=prior, seed=self._seeds[0], **self._training)
-        return fitter.choose().penalty
+        fitter = CrossFitter(
+            self._design, self._labels, self._folds[0], prior=prior, seed=self._seeds[0], **self._training
+        )
+        return fitter.choose_penalty().penalty
 
-    def at(self, priors: list[float], penalty: float) -> Iterator[tuple[float, int, np.ndarray, dict[str, float]]]:
-        """Yield prior, seed, held-out margins and what training tells, for all priors and seeds."""
-        if not self._training["risk"].needs_prior:  # one training serves all priors
-            trained = list(self._together(priors[:1], penalty))
-            for prior, (_, seed, margins, figures) in product(priors, trained):
-                yield prior, seed, margins, figures
+    def runs(self, priors: list[float], penalty: float) -> Iterator[_Run]:
+        """Train at all priors and seeds."""
+        if not self._risk.needs_prior:  # the same heads serve all priors
+            runs = list(self._train(priors[:1], penalty))
+            for prior, run in product(priors, runs):
+                yield _Run(prior, run.seed, run.margins, run.risk, run.clamped)
             return
-        step = max(1, _AT_ONCE // (len(self._known.s) * len(self._seeds)))
+        step = max(1, _MARGINS_AT_ONCE // (len(self._labels.s) * len(self._seeds)))
         for begin in range(0, len(priors), step):
-            yield from self._together(priors[begin : begin + step], penalty)
+            yield from self._train(priors[begin : begin + step], penalty)
 
-    def _together(
-        self, priors: list[float], penalty: float
-    ) -> Iterator[tuple[float, int, np.ndarray, dict[str, float]]]:
-        C, columns = self._weights.shape[1], np.arange(self._weights.shape[1])
+    def _train(self, priors: list[float], penalty: float) -> Iterator[_Run]:
+        """Train the heads of some priors together: C heads per prior, one for each fold of each seed."""
+        C = self._weights.shape[1]
         heads = fit_heads(
-            self._X,
-            self._known.trained,
+            self._design,
             weights=self._weights,
-            column=np.tile(columns, len(priors)),
-            prior=np.repeat([self._known.training_prior(prior) for prior in priors], C),
+            column=np.tile(np.arange(C), len(priors)),
+            prior=np.repeat([self._labels.training_prior(prior) for prior in priors], C),
             seed=np.tile(np.repeat(self._seeds, self._counts), len(priors)),
             penalty=penalty,
             tolerance=_TOLERANCE,
             **self._training,
         )
-        asked = np.stack([fold + first for fold, first in zip(self._folds, self._first, strict=False)], axis=1)
-        margins = heads.margins_by(
-            self._X, (asked[:, None, :] + C * np.arange(len(priors))[:, None]).reshape(len(asked), -1)
-        )
-        for number, (at, seed) in enumerate(product(range(len(priors)), range(len(self._seeds)))):
-            own = slice(at * C + self._first[seed], at * C + self._first[seed + 1])
-            figures = {"risk": float(heads.risk[own].mean()), "clamped": float(heads.clamped[own].mean())}
-            yield priors[at], self._seeds[seed], margins[:, number], figures
+        # head that did not see the row, for each seed: (n, seeds); then for each prior and seed: (n, priors * seeds)
+        head_of_seed = np.stack([fold + start for fold, start in zip(self._folds, self._starts, strict=False)], axis=1)
+        head = head_of_seed[:, None, :] + C * np.arange(len(priors))[:, None]
+        margins = heads.margins_by(self._design.X, head.reshape(len(head), -1))
+        for column, (i, j) in enumerate(product(range(len(priors)), range(len(self._seeds)))):
+            own = slice(i * C + self._starts[j], i * C + self._starts[j + 1])
+            risk, clamped = float(heads.risk[own].mean()), float(heads.clamped[own].mean())
+            yield _Run(priors[i], self._seeds[j], margins[:, column], risk, clamped)
 
 
-def _figures(margins: np.ndarray, s: np.ndarray, prior: float, truth: np.ndarray | None) -> dict[str, Any]:
+def _figures(run: _Run, s: np.ndarray, truth: np.ndarray | None) -> SweepRow:
+    margins, prior = run.margins, run.prior
     tilt = fit_tilt(margins, s, prior=prior)
     threshold = choose_threshold(tilt, margins[s == 0], "f1", prior)
-    pu = from_pu(margins, s, prior, threshold)
-    figures: dict[str, Any] = {"held_out_risk": pu.pop("nnpu_risk"), "threshold": threshold, **pu}
+    estimates: dict[str, Any] = from_pu(margins, s, prior, threshold)
+    true: dict[str, float] = {}
     if truth is not None:
-        known = (s == 0) & (truth >= 0)
-        real = with_labels(truth[known], margins[known], (margins[known] > threshold).astype(int))
-        figures |= {f"true_{name}": real[name] for name in _TRUE}
-    return figures
+        rows = (s == 0) & (truth >= 0)
+        figures = with_labels(truth[rows], margins[rows], (margins[rows] > threshold).astype(int))
+        true = {f"true_{name}": figures[name] for name in _TRUE_FIGURES}
+    return SweepRow(
+        prior=prior,
+        seed=run.seed,
+        risk=run.risk,
+        clamped=run.clamped,
+        held_out_risk=estimates.pop("nnpu_risk"),
+        threshold=threshold,
+        **estimates,
+        **true,
+    )
 
 
-def _verdict(rows: list[dict[str, Any]], risk: PURisk) -> str:
-    """Say whether the sweep is flat and why."""
+def _verdict(rows: list[SweepRow], risk: PURisk) -> str:
+    """Say whether the ranking depends on the prior, and why."""
     if not risk.needs_prior:
         why = (
             "the sigmoid loss at target prior 0.5 weighs both parts alike at every prior"
@@ -214,11 +330,11 @@ def _verdict(rows: list[dict[str, Any]], risk: PURisk) -> str:
             f"flat: {why}, so the heads are the same and so is their ranking. Only posterior, threshold, precision "
             "and F1 depend on the prior; find it with estimate-prior, not with a sweep."
         )
-    pauc = {prior: np.mean([row["pauc"] for row in rows if row["prior"] == prior]) for prior in _priors(rows)}
+    pauc = {prior: np.mean([row.pauc for row in rows if row.prior == prior]) for prior in _priors(rows)}
     best, worst = max(pauc, key=pauc.__getitem__), min(pauc, key=pauc.__getitem__)
-    clamped = [prior for prior in pauc if max(row["clamped"] for row in rows if row["prior"] == prior) > 0.01]
+    clamped = [prior for prior in pauc if max(row.clamped for row in rows if row.prior == prior) > 0.01]
     clamp = f"the clamp of the negative part acts from prior {min(clamped):.3g} on" if clamped else "no clamp acts"
-    if pauc[best] - pauc[worst] < _FLAT:
+    if pauc[best] - pauc[worst] < _FLAT_RANGE:
         within = f"PAUC stays within {pauc[worst]:.4f} and {pauc[best]:.4f}"
         if clamped:
             return (
@@ -232,35 +348,36 @@ def _verdict(rows: list[dict[str, Any]], risk: PURisk) -> str:
     )
 
 
-def _priors(rows: list[dict[str, Any]]) -> list[float]:
-    return sorted({row["prior"] for row in rows})
+def _priors(rows: list[SweepRow]) -> list[float]:
+    return sorted({row.prior for row in rows})
 
 
-def write_table(result: Sweep, path: str | Path) -> None:
-    """Write the rows as CSV.
+def write_sweep_table(result: Sweep, path: str | Path) -> None:
+    """Write the rows of a sweep as CSV.
 
     Parameters
     ----------
     result : Sweep
     path : path or str
     """
+    rows = [row.to_dict() for row in result.rows]
     with replacing(Path(path)) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
         write = table_writer(stream)
-        write(list(result.rows[0]))
-        for row in result.rows:
+        write(list(rows[0]))
+        for row in rows:
             write([f"{value:.6g}" if isinstance(value, float) else value for value in row.values()])
 
 
-def plot(result: Sweep, path: str | Path) -> None:
-    """Draw ranking, operating point and training over the prior; a line is the mean over seeds, a dot a seed.
+def plot_sweep(result: Sweep, path: str | Path) -> None:
+    """Plot ranking, operating point and training over the prior: lines are means over seeds, dots are seeds.
 
     Parameters
     ----------
     result : Sweep
     path : path or str
-        Of the PNG.
+        PNG file to write.
     """
-    from matplotlib.figure import Figure  # only here, as it takes a third of a second
+    from matplotlib.figure import Figure  # takes a third of a second to import
 
     sheet = Figure(figsize=(11, 4.8), layout="constrained")
     ranking = {"pauc": "PAUC", "auc": "AUC, estimated", "true_auc": "AUC, true", "true_average_precision": "AP, true"}
@@ -272,10 +389,11 @@ def plot(result: Sweep, path: str | Path) -> None:
     }
     training = {"held_out_risk": "nnPU risk, held out", "clamped": "clamp's activity"}
     panels = (("Ranking", ranking), ("Operating point (greatest expected F1)", point), ("Training", training))
+    rows = [row.to_dict() for row in result.rows]
     for axes, (title, lines) in zip(sheet.subplots(1, 3), panels, strict=True):
         for name, label in lines.items():
-            if name in result.rows[0]:
-                _line(axes, result.rows, name, label)
+            if name in rows[0]:
+                _plot_line(axes, rows, name, label)
         axes.set(title=title, xscale="log", xlabel="prior told to the training")
         axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
         axes.grid(alpha=0.3)
@@ -283,8 +401,8 @@ def plot(result: Sweep, path: str | Path) -> None:
         sheet.savefig(temporary, format="png", dpi=130)
 
 
-def _line(axes: Any, rows: list[dict[str, Any]], name: str, label: str) -> None:
-    priors = _priors(rows)
+def _plot_line(axes: Any, rows: list[dict[str, Any]], name: str, label: str) -> None:
+    priors = sorted({row["prior"] for row in rows})
     means = [np.mean([row[name] for row in rows if row["prior"] == prior]) for prior in priors]
     (line,) = axes.plot(priors, means, label=label, linestyle=":" if name == "prior" else "-")
     if name != "prior":

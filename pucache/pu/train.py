@@ -1,22 +1,29 @@
-"""From a cache and labelled positives to a model."""
+"""Training a classifier on a cache and labels."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..cache.embedding_cache import EmbeddingCache
+from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..progress import Progress
-from .classifier import PULinearClassifier
-from .data import TWIN_COSINE, PUData
-from .labels import Labels
+from .data import PUData
+from .labels import TWIN_COSINE, Labels
+from .linear_model import PULinearModel
+from .priors import PriorEstimate
 from .scar import ScarCheck, check_scar
+
+if TYPE_CHECKING:
+    from .classifier import PULinearClassifier
+    from .fitting import Fit
 
 
 def train_pu(
-    cache: EmbeddingCache,
+    cache: str | Path | Sequence[str | Path] | EmbeddingCache,
     positives: str | Path | np.ndarray | Labels,
     *,
     negatives: str | Path | None = None,
@@ -28,22 +35,22 @@ def train_pu(
 
     Parameters
     ----------
-    cache : EmbeddingCache
+    cache : EmbeddingCache, path, or sequence of paths
     positives : path, str, ndarray of int8 (n,) or Labels
-        A file of keys, a glob on keys, s itself, or all labels.
+        A file of keys, a glob on keys, the label vector s, or labels with a review.
     negatives : path or str, optional
-        A file of keys or a glob on keys of known negatives.
+        Known negatives: a file of keys or a glob on keys.
     twins : float or None
-        Images with this cosine or more, or with equal bytes, stay in one fold; None: equal bytes
-        only.
+        Cosine from which on two images count as the same picture; they stay in one fold. None: only
+        images with equal bytes.
     progress : Progress, optional
     **parameters
-        Of `PULinearClassifier`.
+        Parameters of `PULinearClassifier`.
 
     Returns
     -------
     PULinearClassifier
-        Fitted; its `encoder_` is the cache's.
+        Fitted; its `encoder_` is the encoder of the cache.
 
     Raises
     ------
@@ -52,38 +59,64 @@ def train_pu(
     ValueError
         A parameter outside its domain.
     """
-    return train_on(PUData.of(cache, positives, twins, negatives=negatives), progress=progress, **parameters)
+    data = PUData.of(open_cache(cache), positives, twins, negatives=negatives)
+    return train_on(data, progress=progress, **parameters)
+
+
+def fit_model(model: PULinearModel, data: PUData, *, progress: Progress | None = None) -> Fit:
+    """Train a model, or a classifier, on a cache that is joined with its labels.
+
+    Unlike `train_on`, this imports no scikit-learn where the model needs none.
+
+    Parameters
+    ----------
+    model : PULinearModel
+        Receives the fitted attributes; its `encoder_` is the encoder of the cache.
+    data : PUData
+    progress : Progress, optional
+
+    Returns
+    -------
+    Fit
+        With the cross-fit, from which further estimates can be made.
+    """
+    design = data.design_matrix(model.device)
+    fit = model.train(design, data.training_labels, groups=data.group, progress=progress)
+    model.n_negatives_ = int(data.labels.negative.sum())
+    model.encoder_ = data.cache.encoder
+    return fit
 
 
 def train_on(data: PUData, *, progress: Progress | None = None, **parameters: Any) -> PULinearClassifier:
-    """Train on data already joined; parameters are those of `PULinearClassifier`.
+    """Train a classifier on a cache that is joined with its labels.
 
     Parameters
     ----------
     data : PUData
     progress : Progress, optional
     **parameters
-        Of `PULinearClassifier`.
+        Parameters of `PULinearClassifier`.
 
     Returns
     -------
     PULinearClassifier
-        Fitted; its `encoder_` is the cache's.
+        Fitted; its `encoder_` is the encoder of the cache.
     """
+    from .classifier import PULinearClassifier
+
     model = PULinearClassifier(**parameters)
-    model.fit(data.cache.X, data.s, groups=data.group, reviewed=data.labels.reviewed, progress=progress)
-    model.encoder_ = data.cache.encoder
+    fit_model(model, data, progress=progress)
     return model
 
 
-def scar_of(data: PUData, model: PULinearClassifier) -> ScarCheck:
-    """Compare labelled with found positives, by the held-out margins of a model just trained on these data.
+def scar_of(data: PUData, model: PULinearModel) -> ScarCheck:
+    """Compare labelled positives with likely positives, by the held-out margins of a model.
 
     Parameters
     ----------
     data : PUData
     model : PULinearClassifier
-        Of `train_on`.
+        Result of `train_on` on these data; a model that was loaded has no held-out margins.
 
     Returns
     -------
@@ -94,30 +127,73 @@ def scar_of(data: PUData, model: PULinearClassifier) -> ScarCheck:
     )
 
 
-def summary(model: PULinearClassifier) -> dict[str, Any]:
-    """What a model is and what is estimated of it, ready for JSON (``metrics.json``).
+@dataclass(frozen=True)
+class TrainingSummary:
+    """Counts, chosen parameters and estimates of a trained model; the content of ``metrics.json``.
+
+    Attributes
+    ----------
+    encoder : str
+    labelled_positives, unlabelled : int
+        Reviewed rows are among the unlabelled.
+    confirmed_positives, known_negatives : int
+        Reviewed rows.
+    prior : float
+        Share of positives among the unlabelled.
+    prior_estimate : PriorEstimate or None
+        None if the prior was given.
+    penalty, threshold : float
+    threshold_rule : str
+    loss : str
+    target_prior : float
+    solver : str
+    deploy_prior : float or None
+    estimates : dict
+        `PULinearClassifier.estimates_`.
+    """
+
+    encoder: str
+    labelled_positives: int
+    unlabelled: int
+    confirmed_positives: int
+    known_negatives: int
+    prior: float
+    prior_estimate: PriorEstimate | None
+    penalty: float
+    threshold: float
+    threshold_rule: str
+    loss: str
+    target_prior: float
+    solver: str
+    deploy_prior: float | None
+    estimates: dict[str, Any]
+
+
+def summary(model: PULinearModel) -> TrainingSummary:
+    """Summarise a fitted model; `dataclasses.asdict` of the result is ready for JSON.
 
     Parameters
     ----------
-    model : PULinearClassifier
-        Fitted by `train_pu` or `train_on`.
+    model : PULinearModel
 
     Returns
     -------
-    dict
+    TrainingSummary
     """
-    chosen = ("loss", "target_prior", "solver", "deploy_prior")
-    return {
-        "encoder": str(model.encoder_),
-        "labelled_positives": model.n_labelled_,
-        "unlabelled": model.n_unlabelled_,
-        "confirmed_positives": model.n_confirmed_,
-        "known_negatives": model.n_negatives_,
-        "prior": model.prior_,
-        "prior_estimate": None if model.prior_estimate_ is None else vars(model.prior_estimate_),
-        "penalty": model.penalty_,
-        "threshold": model.threshold_,
-        "threshold_rule": str(model.threshold),
-        **{name: np.asarray(getattr(model, name)).item() for name in chosen},
-        "estimates": model.estimates_,
-    }
+    return TrainingSummary(
+        encoder=str(model.encoder_),
+        labelled_positives=model.n_labelled_,
+        unlabelled=model.n_unlabelled_,
+        confirmed_positives=model.n_confirmed_,
+        known_negatives=model.n_negatives_,
+        prior=model.prior_,
+        prior_estimate=model.prior_estimate_,
+        penalty=model.penalty_,
+        threshold=model.threshold_,
+        threshold_rule=str(model.threshold),
+        loss=model.loss,
+        target_prior=float(model.target_prior),
+        solver=model.solver,
+        deploy_prior=None if model.deploy_prior is None else float(model.deploy_prior),
+        estimates=model.estimates_,
+    )

@@ -1,4 +1,4 @@
-"""Ranking by similarity among the rows that an index finds."""
+"""Similarity of the rows that an approximate index finds."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache
 from ..progress import Progress
 from ..pu.labels import Labels
-from .ann_index import AT, RECALL, open_or_build
+from .ann_index import open_or_build
+from .index_tuning import RECALL, RECALL_AT
 from .scorer import Scores
 from .similarity import Similarity
 
-_AT_ONCE = 1 << 14  # rows that are scored at once
+_ROWS_PER_BLOCK = 1 << 14
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class IndexedSimilarity:
-    """Scores the rows that an index finds near the positives; their scores are exact, and others have none.
+    """Exact similarities of the rows that an index finds near the positives; no score for all others.
 
     Parameters
     ----------
@@ -36,25 +37,25 @@ class IndexedSimilarity:
 
     @property
     def name(self) -> str:
-        """What to call it."""
+        """Description for messages and pages."""
         return f"{self.similarity.name}, {self.kind} index"
 
     def __call__(
         self, cache: EmbeddingCache, labels: Labels, count: int | None = None, progress: Progress | None = None
     ) -> Scores:
-        """Score what is found: for each query as many rows as are wanted, and as are known."""
+        """Search for `count` rows and the labelled ones near each query, and score them."""
         index = open_or_build(cache, self.kind, memory=self.memory, progress=progress)
-        told = index.trailer
+        trailer = index.trailer
+        shortfall = "" if trailer.recall >= RECALL else f" (asked for {RECALL})"
         _log.info(
-            "%s index: recall@%d %.3f on %d rows%s",
-            self.kind, AT, told.recall, told.sample, "" if told.recall >= RECALL else f" (asked for {RECALL})",
-        )  # fmt: skip
+            "%s index: recall@%d %.3f on %d rows%s", self.kind, RECALL_AT, trailer.recall, trailer.sample, shortfall
+        )
         cache.check("embeddings")
-        queries = self.similarity.queries(cache, labels, index.space)
-        sought = len(cache) if count is None else min(count + int((~labels.unlabelled).sum()), len(cache))
-        rows = np.unique(index.search(queries, sought, device=self.similarity.device))
+        queries = self.similarity.queries(cache, labels, index.whitening)
+        k = len(cache) if count is None else min(count + int((~labels.unlabelled).sum()), len(cache))
+        rows = np.unique(index.search(queries, k, device=self.similarity.device))
         rows = rows[rows >= 0]
         values = np.full(len(cache), -np.inf, np.float32)
-        for part in np.array_split(rows, 1 + len(rows) // _AT_ONCE):
-            values[part] = self.similarity.of(index.space.unit(cache.take(part)), queries)
-        return Scores(values, complete=sought == len(cache))
+        for part in np.array_split(rows, 1 + len(rows) // _ROWS_PER_BLOCK):
+            values[part] = self.similarity.scores(index.whitening.centred_units(cache.take(part)), queries)
+        return Scores(values, complete=k == len(cache))

@@ -1,4 +1,4 @@
-"""Nearest rows by inner product; what faiss does on a GPU where it sees one, and what it does on the CPU then too."""
+"""Exact nearest neighbours by inner product, computed by faiss on a GPU where it sees one, else on the CPU."""
 
 from __future__ import annotations
 
@@ -8,45 +8,54 @@ from typing import Any
 import faiss
 import numpy as np
 
-from ..devices import choose_device
-
-MOST_ON_GPU = 2048  # neighbours that faiss selects there
+MAX_GPU_NEIGHBOURS = 2048  # limit of faiss's selection on a GPU
 
 
-def nearest(rows: np.ndarray, among: np.ndarray, k: int, *, device: str = "auto") -> tuple[np.ndarray, np.ndarray]:
-    """Find the k rows of `among` that have the greatest inner product with each row.
+def nearest(queries: np.ndarray, rows: np.ndarray, k: int, *, device: str = "auto") -> tuple[np.ndarray, np.ndarray]:
+    """Find the k rows of greatest inner product with each query.
 
     Parameters
     ----------
-    rows : ndarray of float32, (b, d)
-    among : ndarray of float32, (m, d)
+    queries : ndarray of float32, (b, d)
+    rows : ndarray of float32, (m, d)
     k : int
-        Cut to m.
+        At most m are returned.
     device : str
-        ``cuda`` where faiss sees no GPU, and more than 2,048 neighbours, are the CPU's.
+        The CPU is used where faiss sees no GPU, and for more than 2,048 neighbours.
 
     Returns
     -------
     products : ndarray of float32, (b, k), falling
-    places : ndarray of int64, (b, k)
-        In `among`.
+    indices : ndarray of int64, (b, k)
+        Into `rows`.
     """
-    k = min(k, len(among))
-    if k <= MOST_ON_GPU and (gpu := _gpu(device)) is not None:
-        return faiss.knn_gpu(_resources(), rows, among, k, metric=faiss.METRIC_INNER_PRODUCT, device=gpu)
-    return faiss.knn(rows, among, k, metric=faiss.METRIC_INNER_PRODUCT)
+    k = min(k, len(rows))
+    if k <= MAX_GPU_NEIGHBOURS and (gpu := _gpu(device)) is not None:
+        return faiss.knn_gpu(_resources(), queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT, device=gpu)
+    return faiss.knn(queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT)
+
+
+def merge_neighbours(
+    first: tuple[np.ndarray, np.ndarray], second: tuple[np.ndarray, np.ndarray], k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Merge two lists of (products, rows), each (m, any), into the k greatest; the first list wins ties."""
+    products, rows = (np.hstack(pair) for pair in zip(first, second, strict=True))
+    order = np.argsort(-products, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(products, order, 1), np.take_along_axis(rows, order, 1)
 
 
 def to_gpu(index: Any, device: str) -> Any | None:
-    """A copy of an index on the GPU; None where faiss sees none, or it is not asked for."""
+    """Copy a faiss index to the GPU; None where faiss sees none, or `device` is the CPU."""
     gpu = _gpu(device)
     return None if gpu is None else faiss.index_cpu_to_gpu(_resources(), gpu, index)
 
 
 def _gpu(device: str) -> int | None:
-    """Number of the GPU to use; None where there is none, or it is not asked for."""
+    """Number of the GPU to use; None for the CPU."""
     if faiss.get_num_gpus() == 0:
         return None
+    from ..devices import choose_device  # imports torch
+
     chosen = choose_device(device)
     return (chosen.index or 0) if chosen.type == "cuda" else None
 

@@ -1,47 +1,50 @@
-"""Which rows show the same picture as a known one: nothing is found by showing it again."""
+"""Duplicates of labelled images among the unlabelled; retrieval leaves them out."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
-from .whitening import unit
+from .whitening import centred_units
 
-_ROUNDING = 1e-6  # of a cosine in float32
-_AT_ONCE = 1 << 12  # known rows that a block is held against
+_ROUNDING = 1e-6  # error of a cosine in float32
+_LABELLED_PER_BLOCK = 1 << 12
 
 
-def twins_of(cache: EmbeddingCache, rows: np.ndarray, known: np.ndarray, cosine: float | None) -> np.ndarray:
-    """Tell which rows have the digest of a known row, or a cosine to it that reaches the limit.
+def duplicates_of(
+    cache: EmbeddingCache, rows: np.ndarray, labelled_rows: np.ndarray, cosine: float | None
+) -> np.ndarray:
+    """Mark rows that show the same picture as a labelled one, by its digest or by the cosine to it.
 
     Parameters
     ----------
     cache : EmbeddingCache
-    rows : ndarray of int64, (m,), rising
-    known : ndarray of int64, (p,), rising
+    rows : ndarray of int64, (m,), ascending
+    labelled_rows : ndarray of int64, (p,), ascending
+        Positives and known negatives.
     cosine : float or None
-        Of the embeddings as they are, not centred. None, or above 1, for equal bytes only.
+        Least cosine of duplicates, between embeddings as stored, not centred. None, or above 1: digests only.
 
     Returns
     -------
     ndarray of bool, (m,)
     """
     digests = cache.digests
-    told = np.asarray(digests.any(1))
-    of_known = _as_text(digests[known[told[known]]])
-    twin = np.asarray(np.isin(_as_text(digests[rows]), of_known))
+    recorded = np.asarray(digests.any(1))  # a digest of zeros is unknown
+    labelled_digests = _as_bytes(digests[labelled_rows[recorded[labelled_rows]]])
+    is_duplicate = np.asarray(np.isin(_as_bytes(digests[rows]), labelled_digests))
     if cosine is None or cosine > 1:
-        return twin
-    as_they_are = np.zeros(cache.encoder.dim, np.float32)
-    pictures = unit(cache.take(known), as_they_are)
+        return is_duplicate
+    labelled = centred_units(cache.take(labelled_rows))
     for block, X in cache.blocks():
-        here = slice(*np.searchsorted(rows, (block.start, block.stop)))
-        asked = unit(X[rows[here] - block.start], as_they_are)
-        for begin in range(0, len(pictures), _AT_ONCE):
-            likest = (asked @ pictures[begin : begin + _AT_ONCE].T).max(1, initial=-1)
-            twin[here] |= likest >= cosine - _ROUNDING
-    return twin
+        inside = slice(*np.searchsorted(rows, (block.start, block.stop)))
+        units = centred_units(X[rows[inside] - block.start])
+        for begin in range(0, len(labelled), _LABELLED_PER_BLOCK):
+            greatest = (units @ labelled[begin : begin + _LABELLED_PER_BLOCK].T).max(1, initial=-1)
+            is_duplicate[inside] |= greatest >= cosine - _ROUNDING
+    return is_duplicate
 
 
-def _as_text(digests: np.ndarray) -> np.ndarray:
+def _as_bytes(digests: np.ndarray) -> np.ndarray:
+    """One value of 32 bytes a row."""
     return np.ascontiguousarray(digests).view("V32").ravel()

@@ -1,4 +1,4 @@
-"""What retrieval finds: rows in order, and the file of them."""
+"""The result of retrieval: rows in order, and the table of them."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ class Ranking:
         Row numbers in the cache.
     keys : list of str
     scores : ndarray of float32, (k,)
-        Cosines, margins, or what they were fused to; falling, but for a selection that is spread out.
+        Similarities, margins, or both fused; falling, except in a diverse selection.
     posterior : ndarray of float64, (k,), or None
         Probability of being positive, where a model took part.
+    scorer : str
+        Name of the scorer, such as "similarity (whitened)".
     """
 
     rows: np.ndarray
     keys: list[str]
     scores: np.ndarray
     posterior: np.ndarray | None = None
+    scorer: str = ""
 
     def first(self, k: int) -> Ranking:
-        """The best k.
+        """The best k rows.
 
         Parameters
         ----------
@@ -42,8 +45,13 @@ class Ranking:
         -------
         Ranking
         """
-        posterior = None if self.posterior is None else self.posterior[:k]
-        return Ranking(self.rows[:k], self.keys[:k], self.scores[:k], posterior)
+        return Ranking(
+            rows=self.rows[:k],
+            keys=self.keys[:k],
+            scores=self.scores[:k],
+            posterior=None if self.posterior is None else self.posterior[:k],
+            scorer=self.scorer,
+        )
 
     def save(self, path: str | Path) -> None:
         """Write ``rank,key,score`` as CSV.
@@ -52,6 +60,11 @@ class Ranking:
         ----------
         path : path or str
             The file is replaced as a whole.
+
+        Raises
+        ------
+        OutputError
+            `path` cannot be written.
         """
         with replacing(check_writable(path)) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
             write = table_writer(stream)

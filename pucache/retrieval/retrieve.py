@@ -1,52 +1,78 @@
-"""Ranks the unlabelled images: by similarity to the known positives, by a model, or by both."""
+"""Retrieval: ranks the unlabelled images by similarity to the positives, by a model, or by both."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from ..cache.embedding_cache import EmbeddingCache
+from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..progress import Progress, Silent
-from ..pu.data import TWIN_COSINE
-from ..pu.labels import Labels
-from . import mmr as selection
-from .known_duplicates import twins_of
+from ..pu.labels import TWIN_COSINE, Labels, open_labels
+from . import mmr
+from .known_duplicates import duplicates_of
 from .ranking import Ranking
 from .scorer import Scorer, Scores
+from .scorer_choice import ScorerOptions, choose_scorer
 from .similarity import Similarity
-from .whitening import Space
+from .whitening import Whitening
 
-_MORE = 4  # times as many, where too few were reached
-_SPARE = 1 << 12  # rows ranked beyond those wanted, as some may be twins of known ones
+if TYPE_CHECKING:
+    from ..pu.linear_model import PULinearModel
+
+_GROWTH = 4  # factor by which more rows are scored where too few of them are unlabelled and new
+_SPARE = 1 << 12  # rows ranked beyond those wanted, as some may be duplicates of labelled ones
 
 
-def retrieve(
-    cache: EmbeddingCache,
-    labels: Labels | np.ndarray,
+def retrieve_positives(
+    cache: EmbeddingCache | str | Path | Sequence[str | Path],
+    positives: str | Path | np.ndarray | Labels,
+    model: str | Path | PULinearModel | None = None,
     *,
     k: int | None = 100,
-    by: Scorer | None = None,
+    negatives: str | Path | None = None,
+    by: str | None = None,
+    similarity: str | None = None,
+    index: str = "exact",
+    memory: float | None = None,
     diverse: float = 0.0,
     twins: float | None = TWIN_COSINE,
+    device: str = "auto",
     progress: Progress | None = None,
 ) -> Ranking:
-    """Find the `k` unlabelled images that are most likely positive.
+    """Find the k unlabelled images that are most likely positive.
 
-    Known positives, known negatives and their twins are left out.
+    Labelled positives, known negatives and images that show the same pictures are left out.
 
     Parameters
     ----------
-    cache : EmbeddingCache
-    labels : Labels, or ndarray of int8, (n,)
-        Or s: 1 labelled positive, 0 unlabelled.
+    cache : EmbeddingCache, path, or sequence of paths
+    positives : path, str, ndarray of int8 (n,) or Labels
+        A file of keys, a glob on keys, s itself (1 labelled positive, 0 unlabelled), or labels with a review.
+    model : PULinearModel or path, optional
+        Of the cache's encoder.
     k : int or None
-        None for all; what exceeds the unlabelled rows is cut to them.
-    by : Scorer, optional
-        Such as `Similarity`, `Margins`, `Fused` or `IndexedSimilarity`; similarity by default.
+        None for all unlabelled images.
+    negatives : path or str, optional
+        A file of keys or a glob on keys of known negatives.
+    by : {"similarity", "classifier", "fused"}, optional
+        Rank by similarity to the positives, by the model's margins, or by margins and the classes of the
+        nearest images; ``fused`` by default with a model, else ``similarity``.
+    similarity : {"whitened", "centroid", "topk", "max"}, optional
+        See `pucache.retrieval.similarity`; ``whitened`` by default. Only without a model.
+    index : {"exact", "ivf", "hnsw"}
+        Compare with every image, or search an approximate index, which is kept beside the cache. Only without
+        a model.
+    memory : float, optional
+        Gigabytes that building an index may take; half of what is free by default.
     diverse : float
-        In [0, 1]: how much more it counts that those found differ from each other than that they rank
-        high, see `pucache.retrieval.mmr`.
+        Weight in [0, 1] of the difference between the images selected against their rank, see
+        `pucache.retrieval.mmr`.
     twins : float or None
-        Cosine from which on an image is the same picture as a known one; None: equal bytes only.
+        Cosine from which on an image shows the same picture as a labelled one; None: equal bytes only.
+    device : str
     progress : Progress, optional
 
     Returns
@@ -55,18 +81,69 @@ def retrieve(
 
     Raises
     ------
+    LabelError
+        As `Labels.read`; no labelled or no unlabelled row.
     ModelError
-        A model is of another encoder.
+        The model cannot be read, or is of another encoder.
     CacheError
         The cache is damaged, or holds embeddings that are not finite.
     OutputError
         An index cannot be written.
-    LabelError
-        No known positive, or no unlabelled row.
     ValueError
-        k < 1, `diverse` or `twins` outside its domain, labels of another length.
+        A parameter outside its domain, or parameters that exclude each other.
+    """
+    options = ScorerOptions(by=by, similarity=similarity, index=index, memory=memory, device=device)
+    scorer = choose_scorer(options, model, k)
+    cache = open_cache(cache)
+    labels = open_labels(cache, positives, negatives)
+    return rank_unlabelled(cache, labels, k=k, scorer=scorer, diverse=diverse, twins=twins, progress=progress)
+
+
+def rank_unlabelled(
+    cache: EmbeddingCache,
+    labels: Labels | np.ndarray,
+    *,
+    k: int | None = 100,
+    scorer: Scorer | None = None,
+    diverse: float = 0.0,
+    twins: float | None = TWIN_COSINE,
+    progress: Progress | None = None,
+) -> Ranking:
+    """Rank unlabelled rows by a scorer; `retrieve_positives` on opened objects.
+
+    Parameters
+    ----------
+    cache : EmbeddingCache
+    labels : Labels, or s as ndarray of int8, (n,)
+    k : int or None
+    scorer : Scorer, optional
+        Such as `Similarity` (the default), `IndexedSimilarity`, `Margins` or `Fused`.
+    diverse, twins, progress
+        As for `retrieve_positives`.
+
+    Returns
+    -------
+    Ranking
     """
     labels = labels if isinstance(labels, Labels) else Labels.of(labels)
+    wanted = _check(cache, labels, k, diverse, twins)
+    cache.check("keys", "digests")
+    scorer = scorer or Similarity()
+    with progress or Silent() as progress:
+        scores, rows = _best_rows(cache, labels, scorer, mmr.pool_size(wanted) if diverse else wanted, twins, progress)
+    if diverse and len(rows):
+        rows = rows[mmr.select_diverse(_centred_units(cache, rows), wanted, diverse)]
+    return Ranking(
+        rows=rows,
+        keys=cache.keys[rows],
+        scores=scores.values[rows],
+        posterior=None if scores.posterior is None else scores.posterior(rows),
+        scorer=scorer.name,
+    )
+
+
+def _check(cache: EmbeddingCache, labels: Labels, k: int | None, diverse: float, twins: float | None) -> int:
+    """Check the arguments; return how many rows are wanted."""
     if len(labels.s) != len(cache):
         raise ValueError(f"s has {len(labels.s)} labels, but {cache.name} has {len(cache)} rows")
     labels.check()
@@ -75,51 +152,46 @@ def retrieve(
     if k is not None and k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
     wanted = len(cache) if k is None else min(k, len(cache))
-    selection.check(diverse, wanted)
-    cache.check("keys", "digests")
-    count = selection.pool_of(wanted) if diverse else wanted
-    with progress or Silent() as shown:
-        scores, rows = _scored(cache, labels, by or Similarity(), count, twins, shown)
-    if diverse and len(rows):
-        rows = rows[selection.spread_out(_units(cache, rows), wanted, diverse)]
-    posterior = None if scores.posterior is None else scores.posterior(rows)
-    return Ranking(rows, cache.keys[rows], scores.values[rows], posterior)
+    mmr.check(diverse, wanted)
+    return wanted
 
 
-def _scored(
-    cache: EmbeddingCache, labels: Labels, by: Scorer, count: int, twins: float | None, progress: Progress
+def _best_rows(
+    cache: EmbeddingCache, labels: Labels, scorer: Scorer, count: int, twins: float | None, progress: Progress
 ) -> tuple[Scores, np.ndarray]:
-    """Scores, and the best rows; asks for more where those that a scorer reached were mostly known, or their twins."""
-    asked = count
+    """Scores, and the best `count` rows; asks a scorer for more where most of what it scored is labelled."""
+    requested = count
     while True:
-        scores = by(cache, labels, asked, progress)
-        rows = _best(cache, labels, scores, count, twins)
-        if len(rows) >= count or scores.complete or asked >= len(cache):
+        scores = scorer(cache, labels, requested, progress)
+        rows = _best_new_rows(cache, labels, scores, count, twins)
+        if len(rows) >= count or scores.complete or requested >= len(cache):
             return scores, rows
-        asked = min(_MORE * asked, len(cache))
+        requested = min(_GROWTH * requested, len(cache))
 
 
-def _best(cache: EmbeddingCache, labels: Labels, scores: Scores, count: int, twins: float | None) -> np.ndarray:
-    """The rows of highest score that are not known in any form, best first; of equal scores the earlier row."""
-    known = np.flatnonzero(~labels.unlabelled)
+def _best_new_rows(
+    cache: EmbeddingCache, labels: Labels, scores: Scores, count: int, twins: float | None
+) -> np.ndarray:
+    """Rows of highest score that are no duplicates of labelled ones, best first; ties by row number."""
+    labelled = np.flatnonzero(~labels.unlabelled)
     candidates = np.flatnonzero(labels.unlabelled & (scores.values > -np.inf))
     top = _top(scores.values, candidates, count + _SPARE)
-    new = top[~twins_of(cache, top, known, twins)]
+    new = top[~duplicates_of(cache, top, labelled, twins)]
     if len(new) < count and len(top) < len(candidates):
-        new = candidates[~twins_of(cache, candidates, known, twins)]
+        new = candidates[~duplicates_of(cache, candidates, labelled, twins)]
     return new[np.lexsort((new, -scores.values[new]))][:count]
 
 
 def _top(values: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
-    """The rows of the highest values, rising, and all that equal the last of them."""
+    """Rows of the `count` highest values, and all that equal the last of them; ascending."""
     if count >= len(rows):
         return rows
     return rows[values[rows] >= np.partition(values[rows], len(rows) - count)[len(rows) - count]]
 
 
-def _units(cache: EmbeddingCache, rows: np.ndarray) -> np.ndarray:
-    """Rows in the space of similarity, in the order given."""
+def _centred_units(cache: EmbeddingCache, rows: np.ndarray) -> np.ndarray:
+    """Centred unit rows, in the order of `rows`."""
     order = np.argsort(rows)
     Z = np.empty((len(rows), cache.encoder.dim), np.float32)
-    Z[order] = Space.of(cache).unit(cache.take(rows[order]))
+    Z[order] = Whitening.estimate(cache).centred_units(cache.take(rows[order]))
     return Z

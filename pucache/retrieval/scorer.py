@@ -1,4 +1,4 @@
-"""What rows are ranked by."""
+"""Interface of everything that scores the rows of a cache for retrieval."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ..pu.labels import Labels
 
 @dataclass(frozen=True)
 class Scores:
-    """A score for every row.
+    """Scores of all rows of a cache.
 
     Attributes
     ----------
     values : ndarray of float32, (n,)
-        Higher is more likely positive; -inf for rows that were not reached.
+        Higher is more likely positive; -inf for rows without a score.
     posterior : callable or None
-        Row numbers -> probability of being positive among the unlabelled, where a model took part.
+        Maps row numbers to the probability of being positive, where a model took part.
     complete : bool
-        Whether every row was reached.
+        Whether every row has a score.
     """
 
     values: np.ndarray
@@ -33,13 +33,13 @@ class Scores:
 
 
 class Scorer(Protocol):
-    """Scores the rows of a cache, given what is known of some."""
+    """Scores the rows of a cache, given the labels of some."""
 
     @property
     def name(self) -> str:
-        """What to call it."""
+        """Description for messages and pages, such as "similarity (centroid)"."""
 
     def __call__(
         self, cache: EmbeddingCache, labels: Labels, count: int | None = None, progress: Progress | None = None
     ) -> Scores:
-        """Score every row, or at least `count` unlabelled ones of the highest scores."""
+        """Score every row, or at least the `count` unlabelled rows of the highest scores."""

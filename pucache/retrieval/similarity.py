@@ -1,13 +1,13 @@
-r"""How alike a row is to the labelled positives.
+r"""Similarity of rows to the labelled positives.
 
     whitened   z @ (C + t I)^-1 @ mean_P z,   t = trace(C) / (number of positives)
-    centroid   z @ mean_P z:  the mean of the cosines to all positives
-    topk       mean of the cosines to the `TOP` nearest positives
-    max        cosine to the nearest one
+    centroid   z @ mean_P z:  mean cosine to all positives
+    topk       mean cosine to the `TOP` nearest positives
+    max        cosine to the nearest positive
 
-z is a row in the space of `pucache.retrieval.whitening`, C the covariance of all rows there. The first is the direction
-of Fisher's discriminant, with all rows in the place of the negatives, held back by as much as the mean of
-so few positives is uncertain: of many positives it becomes the discriminant, of few the centroid.
+z is a centred unit row (`pucache.retrieval.whitening`), C the covariance of all rows. The first is the direction
+of Fisher's discriminant with all rows as the negatives. Its ridge t is the uncertainty of a mean of few positives:
+with many positives it becomes the discriminant, with few the centroid.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache
 from ..progress import Progress, Silent
 from ..pu.labels import Labels
-from .knn import nearest
 from .scorer import Scores
-from .whitening import Space
+from .whitening import Whitening
 
 SIMILARITIES = ("whitened", "centroid", "topk", "max")
 TOP = 50
@@ -29,7 +28,7 @@ TOP = 50
 
 @dataclass(frozen=True)
 class Similarity:
-    """Scores every row by its likeness to the known positives.
+    """Scores every row by its similarity to the labelled and confirmed positives.
 
     Parameters
     ----------
@@ -51,36 +50,38 @@ class Similarity:
 
     @property
     def name(self) -> str:
-        """What to call it."""
+        """Description for messages and pages."""
         return f"similarity ({self.kind})"
 
     def __call__(
         self, cache: EmbeddingCache, labels: Labels, count: int | None = None, progress: Progress | None = None
     ) -> Scores:
-        """Score every row, in blocks."""
-        space = Space.of(cache)
-        queries = self.queries(cache, labels, space)
+        """Score every row, block by block."""
+        whitening = Whitening.estimate(cache)
+        queries = self.queries(cache, labels, whitening)
         scores = np.empty(len(cache), np.float32)
-        shown = progress or Silent()
-        shown.start(len(cache), "comparing")
+        progress = progress or Silent()
+        progress.start(len(cache), "comparing")
         for rows, X in cache.blocks():
-            scores[rows] = self.of(space.unit(X), queries)
-            shown.advance(rows.stop - rows.start)
+            scores[rows] = self.scores(whitening.centred_units(X), queries)
+            progress.advance(rows.stop - rows.start)
         return Scores(scores)
 
-    def queries(self, cache: EmbeddingCache, labels: Labels, space: Space) -> np.ndarray:
-        """What rows are compared with, float32: one direction (1, d), or every positive (p, d)."""
-        positives = space.unit(cache.take(np.flatnonzero(labels.positive)))
+    def queries(self, cache: EmbeddingCache, labels: Labels, whitening: Whitening) -> np.ndarray:
+        """Vectors to compare rows with, float32: one direction (1, d), or every positive (p, d)."""
+        positives = whitening.centred_units(cache.take(np.flatnonzero(labels.positive)))
         if self.kind in ("topk", "max"):
             return positives
         mean = positives.mean(0, dtype=np.float64).astype(np.float32)
-        if self.kind == "whitened" and space.variance > 0:
-            mean = space.whitening(mean, space.variance / len(positives))
+        if self.kind == "whitened" and whitening.total_variance > 0:
+            mean = whitening.solve(mean, whitening.total_variance / len(positives))
         return mean[None].astype(np.float32)
 
-    def of(self, unit_rows: np.ndarray, queries: np.ndarray) -> np.ndarray:
-        """Score of rows in the space, (b,)."""
+    def scores(self, units: np.ndarray, queries: np.ndarray) -> np.ndarray:
+        """Scores of centred unit rows, (b,)."""
         if self.kind in ("topk", "max"):
-            cosines, _ = nearest(unit_rows, queries, TOP if self.kind == "topk" else 1, device=self.device)
+            from .knn import nearest  # imports faiss
+
+            cosines, _ = nearest(units, queries, TOP if self.kind == "topk" else 1, device=self.device)
             return cosines.mean(1)
-        return np.vecdot(unit_rows, queries[0])  # row by row: equal rows score equally, wherever they stand
+        return np.vecdot(units, queries[0])  # row by row, so that equal rows score equally in any block

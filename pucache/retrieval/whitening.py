@@ -1,116 +1,174 @@
-"""Where rows are compared: centred on the cache's mean, at length 1, so that inner products are cosines.
+"""Whitening: rows centred on the cache mean and scaled to unit norm, and their covariance.
 
-Centring takes away what all images share, without which the mean cosine ranks far worse. Whitening goes a
-step further: directions in which all images differ much count less. Both are learned from the cache
-alone, without labels (docs/results/retrieval.md has what each is worth).
+Inner products of centred unit rows are cosines. Centring removes what all images share; without it the
+mean cosine ranks far worse. Whitening also gives less weight to directions in which all images vary much.
+Both are estimated from the cache alone, without labels (docs/results/retrieval.md has what each is worth).
 """
 
 from __future__ import annotations
 
 import base64
+import sys
 from dataclasses import dataclass
+from importlib import import_module
 
 import numpy as np
-import torch
-from sklearn.utils.extmath import randomized_svd
 
 from ..cache.embedding_cache import EmbeddingCache
+from ..heads.linear_algebra import truncated_svd, unit_rows
 
-DIRECTIONS = 256  # that whitening knows one by one
-_SAMPLE = 16_384  # rows that they are estimated from
+DIRECTIONS = 256  # leading directions whose variances are estimated one by one
+_SAMPLE = 16_384  # rows that the covariance is estimated from
+_TORCH_PAYS = 1 << 28  # float16 values of a cache whose conversion by numpy takes longer than importing torch
 
 
 @dataclass(frozen=True)
-class Space:
-    """The mean of the rows, and how they spread around it.
+class Whitening:
+    """Mean of the rows, and covariance of the centred unit rows.
+
+    The covariance is kept as its leading eigenvectors; all other directions share one variance.
 
     Attributes
     ----------
     mean : ndarray of float32, (d,)
-    directions : ndarray of float32, (q, d), orthonormal
-        Of greatest variance.
+    directions : ndarray of float32, (q, d)
+        Orthonormal directions of greatest variance.
     variances : ndarray of float32, (q,)
-        Along these.
-    rest : float
-        Mean variance along all others.
+        Variances along `directions`.
+    residual_variance : float
+        Mean variance along all other directions.
     """
 
     mean: np.ndarray
     directions: np.ndarray
     variances: np.ndarray
-    rest: float
+    residual_variance: float
 
     @classmethod
-    def of(cls, cache: EmbeddingCache) -> Space:
-        """Read the cache twice: for the mean, held against the seal, and for evenly spaced rows.
+    def estimate(cls, cache: EmbeddingCache) -> Whitening:
+        """Estimate mean and covariance in two passes over a cache; the first verifies the checksums.
+
+        Parameters
+        ----------
+        cache : EmbeddingCache
+
+        Returns
+        -------
+        Whitening
 
         Raises
         ------
         CacheError
             The cache is damaged, or holds embeddings that are not finite.
         """
-        total = np.zeros(cache.encoder.dim)
-        for rows, X in cache.blocks(check=True):
-            block = X.sum(0, dtype=np.float64)
-            if not np.isfinite(block).all():
-                raise cache.not_finite(rows.start + np.flatnonzero(~np.isfinite(X).all(1)))
-            total += block
-        mean = (total / len(cache)).astype(np.float32)
+        if len(cache) * cache.encoder.dim > _TORCH_PAYS:
+            import_module("torch")
+        mean = _mean(cache)
         step = -(-len(cache) // _SAMPLE)
-        sample = np.concatenate([unit(X[-rows.start % step :: step], mean) for rows, X in cache.blocks()])
+        sample = np.concatenate([centred_units(X[-rows.start % step :: step], mean) for rows, X in cache.blocks()])
         count = min(DIRECTIONS, *sample.shape)
-        _, singular, directions = randomized_svd(sample, count, n_iter=3, random_state=0)
-        variances = singular**2 / len(sample)
-        others = sample.shape[1] - count
-        rest = max(float(np.square(sample).sum() / len(sample) - variances.sum()), 0.0) / max(others, 1)
-        return cls(mean, directions.astype(np.float32), variances.astype(np.float32), rest)
+        singular_values, directions = truncated_svd(sample, count)
+        variances = singular_values**2 / len(sample)
+        residual = max(float(np.square(sample).sum() / len(sample) - variances.sum()), 0.0)
+        return cls(
+            mean=mean,
+            directions=directions.astype(np.float32),
+            variances=variances.astype(np.float32),
+            residual_variance=residual / max(sample.shape[1] - count, 1),
+        )
 
     def to_text(self) -> str:
-        """All of it, for `from_text`."""
-        numbers = np.concatenate([self.mean, self.variances, self.directions.ravel(), [self.rest]])
-        return base64.b64encode(numbers.astype("<f4").tobytes()).decode()
+        """Base64 of all values, for `from_text`."""
+        values = np.concatenate([self.mean, self.variances, self.directions.ravel(), [self.residual_variance]])
+        return base64.b64encode(values.astype("<f4").tobytes()).decode()
 
     @classmethod
-    def from_text(cls, text: str, d: int) -> Space:
-        """Read what `to_text` wrote for rows of d numbers; ValueError where it is something else."""
-        numbers = np.frombuffer(base64.b64decode(text, validate=True), "<f4").copy()
-        count = (len(numbers) - d - 1) // (d + 1)
-        if count < 1 or len(numbers) != d + count + count * d + 1:
-            raise ValueError(f"{len(numbers)} numbers are no space of {d} dimensions")
-        mean, variances, directions, rest = np.split(numbers, np.cumsum([d, count, count * d]))
-        return cls(mean, directions.reshape(count, d), variances, float(rest[0]))
+    def from_text(cls, text: str, d: int) -> Whitening:
+        """Read the output of `to_text` for rows of d values; raise ValueError for any other text."""
+        values = np.frombuffer(base64.b64decode(text, validate=True), "<f4").copy()
+        count = (len(values) - d - 1) // (d + 1)
+        if count < 1 or len(values) != d + count + count * d + 1:
+            raise ValueError(f"{len(values)} numbers are no whitening of {d} dimensions")
+        mean, variances, directions, residual = np.split(values, np.cumsum([d, count, count * d]))
+        return cls(
+            mean=mean,
+            directions=directions.reshape(count, d),
+            variances=variances,
+            residual_variance=float(residual[0]),
+        )
 
     @property
-    def variance(self) -> float:
-        """In all directions together; 1 but for rows that equal the mean."""
-        return float(self.variances.sum() + self.rest * (len(self.mean) - len(self.variances)))
+    def total_variance(self) -> float:
+        """Trace of the covariance: 1, but less where rows equal the mean."""
+        return float(self.variances.sum() + self.residual_variance * (len(self.mean) - len(self.variances)))
 
-    def unit(self, X: np.ndarray) -> np.ndarray:
-        """Centred rows at length 1, float32 (b, d); a row that equals the mean becomes zero."""
-        return unit(X, self.mean)
+    def centred_units(self, X: np.ndarray) -> np.ndarray:
+        """Centred rows at unit norm, float32 (b, d); a row that equals the mean becomes zero."""
+        return centred_units(X, self.mean)
 
-    def whitening(self, vector: np.ndarray, ridge: float) -> np.ndarray:
-        """(covariance + ridge)^-1 @ vector, (d,)."""
-        along = self.directions @ vector
-        elsewhere = vector - along @ self.directions
-        return (along / (self.variances + ridge)) @ self.directions + elsewhere / (self.rest + ridge)
+    def solve(self, vector: np.ndarray, ridge: float) -> np.ndarray:
+        """(covariance + ridge * I)^-1 @ vector, (d,)."""
+        leading = self.directions @ vector
+        residual = vector - leading @ self.directions
+        return (leading / (self.variances + ridge)) @ self.directions + residual / (self.residual_variance + ridge)
 
-    def whitened(self, unit_rows: np.ndarray) -> np.ndarray:
-        """Rows along the directions, each scaled by (variance + mean variance)^-1/2, at length 1; (b, q)."""
-        ridge = self.variance / len(self.mean)
+    def whiten(self, units: np.ndarray) -> np.ndarray:
+        """Coordinates along `directions`, each divided by its standard deviation, at unit norm.
+
+        Parameters
+        ----------
+        units : ndarray of float32, (b, d)
+            Of `centred_units`.
+
+        Returns
+        -------
+        ndarray of float32, (b, q)
+            The mean variance is added to each variance, which bounds the weight of directions of little variance.
+        """
+        ridge = self.total_variance / len(self.mean)
         scale = 1 / np.sqrt(self.variances + ridge) if ridge > 0 else np.ones_like(self.variances)
-        return _at_length_1(torch.from_numpy((unit_rows @ self.directions.T) * scale)).numpy()
+        whitened = (units @ self.directions.T) * scale
+        unit_rows(whitened)
+        return whitened
 
 
-def unit(X: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    """Rows less the mean, at length 1, float32; zero where they equal it."""
-    rows = torch.tensor(X, dtype=torch.float32).sub_(torch.from_numpy(mean))  # several times as fast as numpy
-    if X.dtype == np.float32 and len(rows):  # whose squares may overflow, or vanish
-        greatest = rows.abs().amax(1, keepdim=True)
-        rows.div_(torch.where(greatest > 0, greatest, 1))
-    return _at_length_1(rows).numpy()
+def centred_units(X: np.ndarray, mean: np.ndarray | None = None) -> np.ndarray:
+    """Rows of X less the mean, at unit norm.
+
+    Parameters
+    ----------
+    X : ndarray of float16 or float32, (b, d)
+    mean : ndarray of float32, (d,), optional
+        Zero by default.
+
+    Returns
+    -------
+    ndarray of float32, (b, d)
+        Zero where a row equals the mean.
+    """
+    rows = _float32(X) if X.dtype == np.float16 else X.astype(np.float64)  # squares of float32 may overflow
+    if mean is not None:
+        rows -= mean
+    unit_rows(rows)
+    return rows.astype(np.float32, copy=False)
 
 
-def _at_length_1(rows: torch.Tensor) -> torch.Tensor:
-    length = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    return rows.div_(torch.where(length > 0, length, 1))
+def _mean(cache: EmbeddingCache) -> np.ndarray:
+    """Mean of the rows, float32 (d,)."""
+    total = np.zeros(cache.encoder.dim)
+    for rows, X in cache.blocks(check=True):
+        block_sum = X.sum(0, dtype=np.float64)
+        if not np.isfinite(block_sum).all():
+            raise cache.not_finite_error(rows.start + np.flatnonzero(~np.isfinite(X).all(1)))
+        total += block_sum
+    return (total / len(cache)).astype(np.float32)
+
+
+def _float32(X: np.ndarray) -> np.ndarray:
+    """A float32 copy of float16 values.
+
+    torch converts twenty times as fast as numpy, with the same result, but takes seconds to import; so it is
+    used where it is loaded already.
+    """
+    torch = sys.modules.get("torch")
+    return X.astype(np.float32) if torch is None else torch.tensor(X, dtype=torch.float32).numpy()

@@ -11,13 +11,14 @@ from helpers.browser import needs_chromium, opened, violations
 from helpers.pictured import cache_of, folder_of, shaded
 from helpers.pictures import encode
 from helpers.planted import write_cache
+from helpers.slow import slow
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from playwright.sync_api import expect
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import OutputError, SourceError
-from pucache.pages.review_page import review
+from pucache.pages.review_page import ReviewPage, write_review_page
 from pucache.pu.label_files import short_digest
 from pucache.pu.labels import Labels
 from pucache.retrieval.ranking import Ranking
@@ -37,19 +38,31 @@ ODD = [
 KEYS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=30)
 
 
-def ranked(cache, rows, posterior=True):
+def ranked(cache, rows, posterior=True, scorer="similarity (centroid)"):
     """A ranking of these rows, best first."""
     rows = np.asarray(rows, np.int64)
     scores = np.linspace(2, -2, len(rows), dtype=np.float32)
-    return Ranking(rows, cache.keys[rows], scores, 1 / (1 + np.exp(-2.0 * scores)) if posterior else None)
+    probability = 1 / (1 + np.exp(-2.0 * scores)) if posterior else None
+    return Ranking(rows=rows, keys=cache.keys[rows], scores=scores, posterior=probability, scorer=scorer)
 
 
-def sheet(path, cache, rows, *, positives=(), confirmed=(), negatives=(), posterior=True, **options):
-    """Write a review sheet of these rows and return its path and what `review` said."""
+def sheet(
+    path,
+    cache,
+    rows,
+    *,
+    positives=(),
+    confirmed=(),
+    negatives=(),
+    posterior=True,
+    scorer="similarity (centroid)",
+    **options,
+):
+    """Write a review page of these rows; return its path and its counts."""
     s, reviewed = np.zeros((2, len(cache)), np.int8)
     s[list(positives)], reviewed[list(confirmed)], reviewed[list(negatives)] = 1, 1, -1
-    options = {"by": "similarity (centroid)", **options}
-    return path, review(path, cache, ranked(cache, rows, posterior), Labels(s, reviewed), **options)
+    ranking = ranked(cache, rows, posterior, options.pop("scorer", "similarity (centroid)"))
+    return path, write_review_page(cache, ranking, Labels(s, reviewed), path, **options)
 
 
 def bare(folder, n, keys=None):
@@ -127,7 +140,7 @@ def test_the_counts_are_of_pictures_missing_and_changed(tmp_path):
     (tmp_path / "images/0.png").unlink()
     (tmp_path / "images/1.png").write_bytes(encode(shaded(30, 30)))
     path, said = sheet(tmp_path / "r.html", cache, range(5)[:4], positives=[4])
-    assert said == {"shown": 4, "without_picture": 1, "changed": 1}
+    assert said == ReviewPage(shown=4, without_picture=1, changed=1)
     html = path.read_text()
     assert "1 of 4 have no picture: cannot be read: No such file or directory (1)." in html
     assert "--images SOURCE" in html and "1 of 4 files have changed since they were embedded" in html
@@ -169,8 +182,8 @@ def test_the_identity_is_of_cache_and_candidates_and_nothing_else(tmp_path):
     (tmp_path / "other").mkdir()
     other = write_cache(tmp_path / "other/bare.h5", np.zeros((5, 2), np.float32))
     ids = [
-        data_of(sheet(tmp_path / "r.html", of, rows, by=by)[0])["id"]
-        for of, rows, by in [(cache, [1, 2], "a"), (cache, [1, 2], "b"), (cache, [1, 3], "a"), (other, [1, 2], "a")]
+        data_of(sheet(tmp_path / "r.html", of, rows, scorer=scorer)[0])["id"]
+        for of, rows, scorer in [(cache, [1, 2], "a"), (cache, [1, 2], "b"), (cache, [1, 3], "a"), (other, [1, 2], "a")]
     ]
     assert ids[0] == ids[1] and len(set(ids)) == 3
 
@@ -189,7 +202,7 @@ def test_the_command_of_the_next_round_quotes_the_cache(tmp_path):
 def test_labels_of_another_length_are_refused(tmp_path):
     cache = bare(tmp_path, 3)
     with pytest.raises(ValueError, match=r"there are 2 labels, but .* has 3 rows"):
-        review(tmp_path / "r.html", cache, ranked(cache, [1]), Labels.of(np.zeros(2)), by="x")
+        write_review_page(cache, ranked(cache, [1]), Labels.of(np.zeros(2)), tmp_path / "r.html")
 
 
 def test_a_source_or_a_folder_that_will_not_do_leaves_the_earlier_sheet_as_it_was(tmp_path):
@@ -552,6 +565,7 @@ def test_odd_keys_are_shown_and_exported_intact(tmp_path, browser):
     assert [row["key"] for row in read_table(tmp_path / "reviewed.csv")] == ["zzz", *ODD]
 
 
+@pytest.mark.slow
 @needs_chromium
 @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(keys=st.lists(KEYS, min_size=30, max_size=60, unique=True))
@@ -577,7 +591,7 @@ def test_originals_with_odd_names_are_found(tmp_path, browser):
     keys = [key for key in ODD if len(key) < 100 and "/" not in key]
     cache = folder_of(tmp_path, {key: encode(shaded(300 + at, 200)) for at, key in enumerate(keys)}, "odd #1? %41")
     path, said = sheet(tmp_path / "r.html", cache, cache.keys.rows(keys))
-    assert said["without_picture"] == 0
+    assert said.without_picture == 0
     with opened(browser, path) as page:
         press(page, ["Home", "z"])
         for at in range(len(keys)):
@@ -590,7 +604,7 @@ def test_originals_with_odd_names_are_found(tmp_path, browser):
 def test_images_without_a_picture_say_why_and_can_be_decided(tmp_path, browser):
     cache = cache_of(tmp_path / "c.h5", tmp_path / "gone", {f"{row}.png": None for row in range(4)})
     path, said = sheet(tmp_path / "r.html", cache, [1, 2, 3], positives=[0])
-    assert said["without_picture"] == 3
+    assert said.without_picture == 3
     with opened(browser, path) as page:
         assert "3 of 3 have no picture: no such source" in page.text_content("header .warning")
         assert "No picture: no such source" in page.locator("#grid .absent").first.text_content()
@@ -614,6 +628,7 @@ def test_an_image_too_large_for_us_is_shown_by_the_browser(tmp_path, monkeypatch
         assert "50 × 40 pixels" in page.text_content("#zoom-facts")
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_five_thousand_candidates_load_and_are_reviewed(tmp_path, browser):
     cache = bare(tmp_path, 5001)
@@ -629,10 +644,10 @@ def test_five_thousand_candidates_load_and_are_reviewed(tmp_path, browser):
 
 
 @needs_chromium
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", slow("dark")])
 def test_an_empty_ranking_says_so_and_what_to_do(tmp_path, browser, scheme):
     path, said = sheet(tmp_path / "r.html", bare(tmp_path, 2), [], positives=[0, 1])
-    assert said == {"shown": 0, "without_picture": 0, "changed": 0}
+    assert said == ReviewPage(shown=0, without_picture=0, changed=0)
     with opened(browser, path, color_scheme=scheme) as page:
         assert "There is nothing to review" in page.text_content("main")
         assert "pucache embed" in page.text_content("main")
@@ -644,7 +659,7 @@ def test_an_empty_ranking_says_so_and_what_to_do(tmp_path, browser, scheme):
 
 
 @needs_chromium
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", slow("dark")])
 def test_no_serious_barrier_in_grid_dialog_and_help(pile, browser, scheme):
     with opened(browser, pile[0], color_scheme=scheme, reduced_motion="reduce") as page:
         press(page, ["a", "r", "s"])
@@ -705,6 +720,6 @@ def test_the_skip_link_is_the_first_stop_and_leads_to_the_candidates(pile, brows
 
 
 def test_more_candidates_than_a_page_can_hold_are_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("pucache.pages.review_page.MOST", 2)
+    monkeypatch.setattr("pucache.pages.review_page.MAX_CANDIDATES", 2)
     with pytest.raises(ValueError, match="at most 2 candidates, got 3; retrieve fewer with -k"):
         sheet(tmp_path / "r.html", bare(tmp_path, 4), [1, 2, 3])

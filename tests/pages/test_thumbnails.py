@@ -30,7 +30,7 @@ def test_thumbnails_come_in_the_order_of_the_rows_from_the_source_of_each_file(t
     cache = EmbeddingCache(tmp_path / "one.h5", tmp_path / "two.h5")
     found = thumbnails(cache, np.array([3, 0, 2, 0]))
     assert [one.width for one in found] == [43, 40, 42, 40]
-    assert [one.place for one in found][:2] == [str(tmp_path / "two/d.png"), str(tmp_path / "one/a.png")]
+    assert [one.path for one in found][:2] == [str(tmp_path / "two/d.png"), str(tmp_path / "one/a.png")]
     assert {one.problem for one in found} == {""}
 
 
@@ -102,7 +102,7 @@ def test_an_image_of_too_many_pixels_is_measured_and_refused(tmp_path, monkeypat
     monkeypatch.setattr("pucache.images.decoding.MAX_PIXELS", 799)
     (one,) = thumbnails(folder_of(tmp_path, {"a.png": encode(shaded(40, 20))}), np.array([0]))
     assert one.uri == "" and (one.width, one.height) == (40, 20) and "at most 799 are decoded" in one.problem
-    assert one.place == str(tmp_path / "images/a.png"), "a browser may show what we refuse"
+    assert one.path == str(tmp_path / "images/a.png"), "a browser may show what we refuse"
 
 
 def test_large_images_are_decoded_one_at_a_time(tmp_path, monkeypatch):
@@ -144,7 +144,7 @@ def test_a_source_named_by_the_user_must_be_there(tmp_path):
         thumbnails(cache, np.array([0]), images=tmp_path / "broken.tar")
 
 
-def test_images_inside_a_tar_are_shown_and_have_no_place(tmp_path):
+def test_images_inside_a_tar_are_shown_and_have_no_path(tmp_path):
     files = {f"{number:02}.png": encode(shaded(20 + number, 10)) for number in range(12)}
     with tarfile.open(tmp_path / "all.tar", "w") as tar:
         for key, data in files.items():
@@ -155,7 +155,7 @@ def test_images_inside_a_tar_are_shown_and_have_no_place(tmp_path):
     cache = cache_of(tmp_path / "c.h5", tmp_path / "all.tar", {**digests, "99.png": None})
     *found, absent = thumbnails(cache, np.arange(13))
     assert [one.width for one in found] == [20 + number for number in range(12)]
-    assert {one.place for one in found} == {""} and {one.problem for one in found} == {""}
+    assert {one.path for one in found} == {""} and {one.problem for one in found} == {""}
     assert absent.uri == "" and absent.problem == f"{tmp_path / 'all.tar'} does not hold it"
 
 
@@ -165,7 +165,7 @@ def test_a_manifest_says_where_an_image_lies_and_may_lack_a_key(tmp_path):
     (tmp_path / "list.csv").write_text("key,path\nfirst,far/a.png\n")
     cache = cache_of(tmp_path / "c.h5", tmp_path / "list.csv", {"first": None, "second": None})
     first, second = thumbnails(cache, np.arange(2))
-    assert shown(first).size == (40, 20) and first.place == str(tmp_path / "far/a.png")
+    assert shown(first).size == (40, 20) and first.path == str(tmp_path / "far/a.png")
     assert second.uri == "" and "does not hold it" in second.problem
 
 

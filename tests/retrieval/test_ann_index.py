@@ -7,15 +7,18 @@ import numpy as np
 import pytest
 from helpers import plain
 from helpers.planted import write_cache
+from helpers.slow import slow
 from helpers.started import Started, Strike
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import CacheError, OutputError
 from pucache.pu.labels import Labels
-from pucache.retrieval import ann_index as module
-from pucache.retrieval.ann_index import AT, KINDS, RECALL, open_or_build, path_of
+from pucache.retrieval import ann_index, ann_index_file, index_memory
+from pucache.retrieval.ann_index import KINDS, Index, open_or_build
+from pucache.retrieval.ann_index_file import index_path, read_index
+from pucache.retrieval.index_tuning import RECALL, RECALL_AT
 from pucache.retrieval.indexed_similarity import IndexedSimilarity
-from pucache.retrieval.retrieve import retrieve
+from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.similarity import Similarity
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -40,8 +43,8 @@ def small(tmp_path):
 @pytest.fixture
 def built(monkeypatch):
     """Counts how often an index is built."""
-    genuine, count = module._build, []
-    monkeypatch.setattr(module, "_build", lambda *given: count.append(given[1]) or genuine(*given))
+    genuine, count = ann_index._build, []
+    monkeypatch.setattr(ann_index, "_build", lambda *given: count.append(given[1]) or genuine(*given))
     return count
 
 
@@ -71,9 +74,9 @@ def test_an_index_finds_the_neighbours_that_brute_force_finds(cache, kind, stora
     assert index.trailer.storage == storage
     Z = plain.unit(X)
     queries = np.arange(0, N, 60)
-    true = np.argsort(-Z[queries] @ Z.T, axis=1)[:, :AT]
-    found = index.search(Z[queries].astype(np.float32), AT)
-    recall = np.mean([len(np.intersect1d(a, b)) / AT for a, b in zip(found, true, strict=True)])
+    true = np.argsort(-Z[queries] @ Z.T, axis=1)[:, :RECALL_AT]
+    found = index.search(Z[queries].astype(np.float32), RECALL_AT)
+    recall = np.mean([len(np.intersect1d(a, b)) / RECALL_AT for a, b in zip(found, true, strict=True)])
     assert recall > (0.97 if storage == "float16" else 0.9)
     assert recall == pytest.approx(index.trailer.recall, abs=0.03), "what it says of itself"
     assert index.trailer.recall >= RECALL or storage == "8 bit"
@@ -93,8 +96,8 @@ def test_retrieval_by_an_index_is_nearly_that_of_all_rows_and_its_scores_are_exa
     rows, s = X[:600], S[:600]
     cache = opened(rows)
     exact = Similarity(similarity, "cpu")
-    result = retrieve(cache, s, k=20, by=IndexedSimilarity(exact, kind))
-    full = retrieve(cache, s, k=None, by=exact)
+    result = rank_unlabelled(cache, s, k=20, scorer=IndexedSimilarity(exact, kind))
+    full = rank_unlabelled(cache, s, k=None, scorer=exact)
     assert len(np.intersect1d(result.rows, full.rows[:20])) >= 18
     scores = dict(zip(full.rows.tolist(), full.scores, strict=True))
     np.testing.assert_allclose(result.scores, [scores[row] for row in result.rows.tolist()], atol=2e-5)
@@ -106,7 +109,7 @@ def test_retrieval_by_an_index_is_nearly_that_of_all_rows_and_its_scores_are_exa
 def test_small_caches_are_found_whole(tmp_path, kind, n):
     cache = write_cache(tmp_path / "cache.h5", X[:n])
     s = (np.arange(n) == 1).astype(np.int8)
-    result = retrieve(cache, s, k=10**6, by=IndexedSimilarity(Similarity("max", "cpu"), kind), twins=None)
+    result = rank_unlabelled(cache, s, k=10**6, scorer=IndexedSimilarity(Similarity("max", "cpu"), kind), twins=None)
     assert sorted(result.rows) == [row for row in range(n) if row != 1]
 
 
@@ -119,18 +122,18 @@ def test_one_row_and_rows_that_are_all_alike_can_be_indexed(tmp_path, kind):
 
 
 def test_where_an_index_returns_fewer_rows_those_are_ranked(cache, monkeypatch):
-    genuine = module.Index.search
+    genuine = Index.search
 
     def few(self, queries, k, *, device="cpu"):
         found = genuine(self, queries, k, device=device)
         found[:, 7:] = -1
         return found
 
-    monkeypatch.setattr(module.Index, "search", few)
+    monkeypatch.setattr(Index, "search", few)
     by = IndexedSimilarity(Similarity("centroid", "cpu"), "ivf")
     s = np.zeros(N, np.int8)
     s[0] = 1
-    result = retrieve(cache, s, k=50, by=by, twins=None)
+    result = rank_unlabelled(cache, s, k=50, scorer=by, twins=None)
     assert 5 <= len(result.rows) <= 7 and np.isfinite(result.scores).all()
 
 
@@ -153,7 +156,7 @@ def gpu(monkeypatch):
         asked.append(device)
         return faiss.clone_index(index)
 
-    monkeypatch.setattr(module, "to_gpu", copy)
+    monkeypatch.setattr(ann_index, "to_gpu", copy)
     return asked
 
 
@@ -181,14 +184,17 @@ def test_an_index_is_built_once_and_read_from_then_on(cache, kind, built, said):
 def test_both_kinds_stand_side_by_side(cache, built):
     for _ in range(2):
         assert [open_or_build(cache, kind).trailer.kind for kind in KINDS] == list(KINDS)
-    assert built == list(KINDS) and [path_of(cache, kind).name for kind in KINDS] == ["cache.h5.ivf", "cache.h5.hnsw"]
+    assert built == list(KINDS) and [index_path(cache, kind).name for kind in KINDS] == [
+        "cache.h5.ivf",
+        "cache.h5.hnsw",
+    ]
 
 
 def test_a_cache_that_was_written_anew_has_its_index_built_anew_and_is_told(cache, tmp_path, built, said):
     open_or_build(cache, "ivf")
     changed = write_cache(tmp_path / "cache.h5", X[::-1])
     index = open_or_build(changed, "ivf")
-    assert built == ["ivf"] * 2 and said() == [f"{path_of(cache, 'ivf')} is of another state of the cache; "
+    assert built == ["ivf"] * 2 and said() == [f"{index_path(cache, 'ivf')} is of another state of the cache; "
                                                "building it anew"]  # fmt: skip
     Z = plain.unit(X)
     assert index.search(Z[:1].astype(np.float32), 1)[0, 0] == N - 1
@@ -198,7 +204,7 @@ def test_a_cache_that_was_written_anew_has_its_index_built_anew_and_is_told(cach
 
 def test_an_index_of_the_other_kind_under_its_name_is_replaced(cache, built):
     open_or_build(cache, "ivf")
-    path_of(cache, "ivf").rename(path_of(cache, "hnsw"))
+    index_path(cache, "ivf").rename(index_path(cache, "hnsw"))
     assert open_or_build(cache, "hnsw").trailer.kind == "hnsw" and built == ["ivf", "hnsw"]
 
 
@@ -218,18 +224,18 @@ def no_faiss(monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_truncated_index_reaches_faiss(small, kind, no_faiss):
     open_or_build(small, kind)
-    path = path_of(small, kind)
+    path = index_path(small, kind)
     whole = path.read_bytes()
     for length in [*range(0, len(whole), 7), *range(len(whole) - 60, len(whole))]:
         path.write_bytes(whole[:length])
         with pytest.raises(CacheError, match=r"is no index of pucache, or is truncated|is damaged"):
-            module._read(path)
+            read_index(path)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_index_with_a_flipped_bit_reaches_faiss(small, kind, no_faiss):
     open_or_build(small, kind)
-    path = path_of(small, kind)
+    path = index_path(small, kind)
     whole = path.read_bytes()
     draw = np.random.default_rng(0)
     for place in [*draw.integers(0, len(whole), 500), *range(len(whole) - 700, len(whole))]:
@@ -237,7 +243,7 @@ def test_no_index_with_a_flipped_bit_reaches_faiss(small, kind, no_faiss):
         data[place] ^= 1 << draw.integers(8)
         path.write_bytes(data)
         with pytest.raises(CacheError, match=r"is no index of pucache, or is truncated|is damaged"):
-            module._read(path)
+            read_index(path)
 
 
 DAMAGE = {
@@ -247,7 +253,7 @@ DAMAGE = {
     "flipped": lambda data: data[:99] + bytes([data[99] ^ 4]) + data[100:],
     "longer": lambda data: data + b"x",
     "text": lambda data: b"precious notes\n" * 40,
-    "magic": lambda data: module._MAGIC,
+    "magic": lambda data: ann_index_file._MAGIC,
     "doubled": lambda data: data + data,
     "head cut": lambda data: data[8:],
 }
@@ -257,20 +263,20 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_index_is_built_anew_with_one_line(small, kind, damage, built, said):
     right = open_or_build(small, kind).trailer
-    path = path_of(small, kind)
+    path = index_path(small, kind)
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
     assert open_or_build(small, kind).trailer == right and built == [kind] * 2
     (line,) = said()
     assert line.startswith(f"{path} is ") and line.endswith("; building it anew") and "\n" not in line
-    assert module._read(path).trailer == right
+    assert read_index(path)[1] == right
 
 
 @pytest.mark.parametrize("text", [b"{}", b"[]", b"no json", b"\xff", b'{"kind": "ivf"}'])
 def test_a_whole_file_whose_trailer_is_another_versions_is_built_anew(small, text, built, said):
     open_or_build(small, "ivf")
-    path = path_of(small, "ivf")
+    path = index_path(small, "ivf")
     data = text + len(text).to_bytes(8, "little")
-    path.write_bytes(data + hashlib.sha256(data).digest() + module._MAGIC)
+    path.write_bytes(data + hashlib.sha256(data).digest() + ann_index_file._MAGIC)
     open_or_build(small, "ivf")
     assert len(built) == 2 and said() == [f"{path} is an index of another version of pucache; building it anew"]
 
@@ -290,7 +296,7 @@ def test_an_index_that_faiss_cannot_read_is_built_anew(small, built, said, monke
 
 
 def test_a_folder_in_the_place_of_the_index_is_an_output_error(small):
-    path_of(small, "ivf").mkdir()
+    index_path(small, "ivf").mkdir()
     with pytest.raises(OutputError, match=r"small.h5.ivf is a directory"):
         open_or_build(small, "ivf")
 
@@ -300,7 +306,7 @@ def test_a_folder_that_cannot_be_written_to_is_an_output_error_before_the_work(s
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
-    monkeypatch.setattr(module.Space, "of", lambda cache: pytest.fail("it has begun to work"))
+    monkeypatch.setattr(ann_index.Whitening, "estimate", lambda cache: pytest.fail("it has begun to work"))
     with pytest.raises(OutputError, match=r"cannot write .*small.h5.ivf: Permission denied"):
         open_or_build(small, "ivf")
 
@@ -308,7 +314,7 @@ def test_a_folder_that_cannot_be_written_to_is_an_output_error_before_the_work(s
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_full_disk_is_an_output_error_and_leaves_the_index_that_was_there(cache, kind, small_disk, built):
     open_or_build(cache, kind)
-    path = path_of(cache, kind)
+    path = index_path(cache, kind)
     path.write_bytes(before := path.read_bytes()[:-1])
     with small_disk(20_000), pytest.raises(OutputError, match=f"cannot write .*{kind}.*what was there .*untouched"):
         open_or_build(cache, kind)
@@ -317,14 +323,14 @@ def test_a_full_disk_is_an_output_error_and_leaves_the_index_that_was_there(cach
 
 def test_too_little_memory_means_eight_bits_and_then_a_line_that_names_the_option(cache):
     assert open_or_build(cache, "ivf", memory=enough(N * 48)).trailer.storage == "float16"
-    path_of(cache, "ivf").unlink()
+    index_path(cache, "ivf").unlink()
     assert open_or_build(cache, "ivf", memory=too_little(N * 48)).trailer.storage == "8 bit"
-    path_of(cache, "ivf").unlink()
+    index_path(cache, "ivf").unlink()
     assert open_or_build(cache, "ivf", memory=enough(N * 32)).trailer.storage == "8 bit"
-    path_of(cache, "ivf").unlink()
+    index_path(cache, "ivf").unlink()
     with pytest.raises(ValueError, match=r"an ivf index of .*cache.h5 takes 0.0 GB .*--memory, or use --index exact"):
         open_or_build(cache, "ivf", memory=too_little(N * 32))
-    assert not path_of(cache, "ivf").exists()
+    assert not index_path(cache, "ivf").exists()
 
 
 def test_no_memory_at_all_is_not_the_default(cache):
@@ -337,7 +343,7 @@ def test_an_unknown_kind_is_refused(small):
         open_or_build(small, "flat")
 
 
-@pytest.mark.parametrize("before", [None, b"the index of an earlier state"])
+@pytest.mark.parametrize("before", [slow(None), b"the index of an earlier state"])
 @pytest.mark.parametrize(
     "strike",
     [Strike(signal.SIGKILL, "faiss.write_index", after=True), Strike(signal.SIGKILL, "os.replace", of=".ivf")],
@@ -345,7 +351,7 @@ def test_an_unknown_kind_is_refused(small):
 )
 def test_killed_while_it_is_written_it_leaves_what_was_there(small, tmp_path, strike, before):
     (tmp_path / "found.txt").write_text("00000.png\n")
-    path = path_of(small, "ivf")
+    path = index_path(small, "ivf")
     if before is not None:
         path.write_bytes(before)
     command = ["retrieve-positives", small.files[0].path, "--positives", tmp_path / "found.txt", "-k", 3, "--index",
@@ -356,15 +362,15 @@ def test_killed_while_it_is_written_it_leaves_what_was_there(small, tmp_path, st
     assert list(tmp_path.glob(".small.h5.ivf*"))
     with Started(command, tmp_path / "again") as process:
         assert process.wait() == 0, process.stderr
-    assert module._read(path).trailer.n == 40 and not list(tmp_path.glob(".small.h5.ivf*"))
+    assert read_index(path)[1].n == 40 and not list(tmp_path.glob(".small.h5.ivf*"))
     assert (tmp_path / "ranked.csv").read_text().count("\n") == 4
 
 
 def test_what_is_read_is_what_was_hashed_whatever_takes_its_name_meanwhile(cache, tmp_path, monkeypatch):
     open_or_build(cache, "ivf")
     smaller = write_cache(tmp_path / "smaller.h5", X[: N // 2])
-    other = open_or_build(smaller, "ivf") and path_of(smaller, "ivf").read_bytes()
-    genuine = module._trailer
+    other = open_or_build(smaller, "ivf") and index_path(smaller, "ivf").read_bytes()
+    genuine = ann_index_file._read_trailer
 
     def replaced(stream, path):
         trailer = genuine(stream, path)
@@ -372,9 +378,9 @@ def test_what_is_read_is_what_was_hashed_whatever_takes_its_name_meanwhile(cache
         path.write_bytes(other)
         return trailer
 
-    monkeypatch.setattr(module, "_trailer", replaced)
+    monkeypatch.setattr(ann_index_file, "_read_trailer", replaced)
     index = open_or_build(cache, "ivf")
-    assert index.trailer.n == N and index.search(index.space.unit(X[N // 2 :]), 1).max() >= N // 2
+    assert index.trailer.n == N and index.search(index.whitening.centred_units(X[N // 2 :]), 1).max() >= N // 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -388,8 +394,8 @@ def test_blank_pictures_do_not_make_an_index_search_without_end(tmp_path, kind):
 def test_in_a_container_its_memory_counts(tmp_path, monkeypatch):
     (tmp_path / "memory.max").write_text("3000000\n")
     (tmp_path / "memory.current").write_text("1000000\n")
-    free = module._free_memory()
-    monkeypatch.setattr(module, "_CGROUP", tmp_path)
-    assert module._free_memory() == 2_000_000 < free
+    free = index_memory.free_memory()
+    monkeypatch.setattr(index_memory, "_CGROUP", tmp_path)
+    assert index_memory.free_memory() == 2_000_000 < free
     (tmp_path / "memory.max").write_text("max\n")
-    assert module._free_memory() > 2_000_000
+    assert index_memory.free_memory() > 2_000_000

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pucache.retrieval import knn as module
-from pucache.retrieval.knn import MOST_ON_GPU, nearest, to_gpu
+from pucache.retrieval.knn import MAX_GPU_NEIGHBOURS, nearest, to_gpu
 
 DRAW = np.random.default_rng(0)
 ROWS, AMONG = DRAW.normal(size=(7, 5)).astype(np.float32), DRAW.normal(size=(3000, 5)).astype(np.float32)
@@ -26,7 +26,7 @@ def gpu(monkeypatch):
     asked = []
 
     def knn(resources, rows, among, k, metric, device):
-        assert k <= MOST_ON_GPU
+        assert k <= MAX_GPU_NEIGHBOURS
         asked.append((k, device))
         return faiss.knn(rows, among, k, metric=metric)
 
@@ -38,7 +38,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(faiss, "knn_gpu", knn, raising=False)
     monkeypatch.setattr(faiss, "index_cpu_to_gpu", copy, raising=False)
     monkeypatch.setattr(module, "_resources", lambda: None)
-    monkeypatch.setattr(module, "choose_device", lambda name: torch.device("cuda" if name == "auto" else name))
+    monkeypatch.setattr("pucache.devices.choose_device", lambda name: torch.device("cuda" if name == "auto" else name))
     return asked
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pucache.retrieval.known_duplicates import twins_of
+from pucache.retrieval.known_duplicates import duplicates_of
 
 N = 120
 X = np.random.default_rng(0).normal(size=(N, 6)).astype(np.float32)
@@ -19,7 +19,7 @@ def at_angle(vector, cosine, length=1.0):
 
 
 def found(cache, cosine, rows=OTHERS, known=KNOWN):
-    return rows[twins_of(cache, rows, known, cosine)].tolist()
+    return rows[duplicates_of(cache, rows, known, cosine)].tolist()
 
 
 @pytest.mark.parametrize("cosine", [None, 1.5, 0.999])
@@ -87,7 +87,7 @@ def test_only_the_rows_asked_about_are_looked_at(opened):
 
 
 def test_many_known_rows_are_compared_piece_by_piece(opened, monkeypatch):
-    monkeypatch.setattr("pucache.retrieval.known_duplicates._AT_ONCE", 3)
+    monkeypatch.setattr("pucache.retrieval.known_duplicates._LABELLED_PER_BLOCK", 3)
     known = np.arange(0, N, 2)
     rows = X.copy()
     rows[1::2] = X[1::2] * 0 + X[known][::-1]

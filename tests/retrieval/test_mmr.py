@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pucache.retrieval.mmr import MOST, check, spread_out
+from pucache.retrieval.mmr import MAX_SELECTED, check, select_diverse
 
 
 def unit_rows(m, d, seed):
@@ -15,7 +15,7 @@ def unit_rows(m, d, seed):
 @given(st.integers(1, 60), st.integers(1, 80), st.floats(0, 1), st.integers(0, 99))
 def test_each_row_taken_is_the_best_of_those_left(m, k, weight, seed):
     Z = unit_rows(m, 4, seed)
-    taken = spread_out(Z, k, weight)
+    taken = select_diverse(Z, k, weight)
     assert len(taken) == len(set(taken)) == min(k, m) and taken.dtype == np.int64
     if weight < 1:
         assert taken[0] == 0, "nothing is like nothing taken"
@@ -29,13 +29,13 @@ def test_each_row_taken_is_the_best_of_those_left(m, k, weight, seed):
 
 def test_no_weight_takes_the_first_and_copies_come_last():
     Z = unit_rows(50, 5, 0)
-    assert spread_out(Z, 10, 0).tolist() == list(range(10))
+    assert select_diverse(Z, 10, 0).tolist() == list(range(10))
     copies = np.concatenate([Z[:1].repeat(30, 0), Z[1:5]])
-    assert set(spread_out(copies, 5, 0.9).tolist()) == {0, 30, 31, 32, 33}
+    assert set(select_diverse(copies, 5, 0.9).tolist()) == {0, 30, 31, 32, 33}
 
 
 def test_rows_without_a_direction_are_taken_too():
-    assert sorted(spread_out(np.zeros((5, 3), np.float32), 9, 0.5).tolist()) == list(range(5))
+    assert sorted(select_diverse(np.zeros((5, 3), np.float32), 9, 0.5).tolist()) == list(range(5))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_rows_without_a_direction_are_taken_too():
         (-0.1, 5, "diverse must lie between 0 and 1, got -0.1"),
         (1.1, 5, "between 0 and 1"),
         (float("nan"), 5, "between 0 and 1, got nan"),
-        (0.5, MOST + 1, "at most 10,000 rows can be made, got k = 10,001; use a smaller k"),
+        (0.5, MAX_SELECTED + 1, "at most 10,000 rows can be made, got k = 10,001; use a smaller k"),
     ],
 )
 def test_what_cannot_be_spread_out_is_refused(weight, k, message):
@@ -54,4 +54,4 @@ def test_what_cannot_be_spread_out_is_refused(weight, k, message):
 
 def test_without_spreading_any_number_goes():
     check(0, 10**9)
-    check(1, MOST)
+    check(1, MAX_SELECTED)

@@ -12,7 +12,7 @@ from pucache.pu.classifier import PULinearClassifier
 from pucache.pu.labels import Labels
 from pucache.retrieval import model_scorers
 from pucache.retrieval.model_scorers import Fused, Margins, neighbours
-from pucache.retrieval.retrieve import retrieve
+from pucache.retrieval.retrieve import rank_unlabelled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N = 300
@@ -99,12 +99,12 @@ def test_what_a_review_told_counts_in_the_neighbourhood(tmp_path, model):
 def test_rows_beyond_the_pool_come_after_it_in_the_order_of_their_margins(
     opened, model, monkeypatch, pairs, least, pool
 ):
-    monkeypatch.setattr(model_scorers, "_PAIRS", pairs)
-    monkeypatch.setattr(model_scorers, "_LEAST", least)
+    monkeypatch.setattr(model_scorers, "_MAX_PAIRS", pairs)
+    monkeypatch.setattr(model_scorers, "_MIN_CANDIDATES", least)
     cache, margins = opened(X), model.margins(X)
     order = plain.ranked(margins, LABELS.unlabelled, N)
     asked = np.isin(np.arange(N), order[:pool])
-    result = retrieve(cache, LABELS, k=None, by=Fused(model, "cpu"), twins=None)
+    result = rank_unlabelled(cache, LABELS, k=None, scorer=Fused(model, "cpu"), twins=None)
     assert set(result.rows[:pool]) == set(order[:pool]) and result.rows[pool:].tolist() == order[pool:].tolist()
     assert (np.diff(result.scores) <= 0).all()
     np.testing.assert_allclose(result.scores, fused(model, X, LABELS, asked)[result.rows], atol=5e-3)
@@ -130,7 +130,7 @@ def test_equal_rows_have_finite_scores(opened, model):
 @pytest.mark.parametrize("at_once", [1, 40, 1 << 16])
 @pytest.mark.parametrize("k", [1, 30, 299, 400])
 def test_neighbours_are_those_of_all_cosines(opened, monkeypatch, k, at_once):
-    monkeypatch.setattr(model_scorers, "_AT_ONCE", at_once)
+    monkeypatch.setattr(model_scorers, "_ROWS_PER_SEARCH", at_once)
     wanted = np.array([0, 7, 150, 299])
     cosines, rows = neighbours(opened(X), wanted, k, device="cpu")
     W = plain.whitened(X)
@@ -153,8 +153,8 @@ def test_a_row_is_not_its_own_neighbour_among_its_copies(opened):
 
 
 def test_neighbours_are_sought_for_so_many_rows_as_the_wanted_ones_ask_for(tmp_path, monkeypatch, model):
-    monkeypatch.setattr("pucache.retrieval.model_scorers._LEAST", 1)
-    monkeypatch.setattr("pucache.retrieval.model_scorers._FOR_EACH", 3)
+    monkeypatch.setattr("pucache.retrieval.model_scorers._MIN_CANDIDATES", 1)
+    monkeypatch.setattr("pucache.retrieval.model_scorers._CANDIDATES_PER_ROW", 3)
     cache, sought = write_cache(tmp_path / "cache.h5", X), []
     genuine = model_scorers.neighbours
 

@@ -12,10 +12,10 @@ from pucache.pu.classifier import PULinearClassifier
 from pucache.pu.label_files import find_keys
 from pucache.pu.labels import Labels
 from pucache.retrieval.indexed_similarity import IndexedSimilarity
-from pucache.retrieval.mmr import spread_out
+from pucache.retrieval.mmr import select_diverse
 from pucache.retrieval.model_scorers import Fused, Margins
 from pucache.retrieval.ranking import Ranking
-from pucache.retrieval.retrieve import retrieve
+from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.similarity import SIMILARITIES, Similarity
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -36,7 +36,7 @@ def model():
 @pytest.mark.parametrize("kind", SIMILARITIES)
 def test_the_best_unlabelled_rows_come_in_order(opened, kind, k):
     scores = plain.similarity(kind, X, S == 1)
-    result = retrieve(opened(X), S, k=k, by=Similarity(kind, "cpu"))
+    result = rank_unlabelled(opened(X), S, k=k, scorer=Similarity(kind, "cpu"))
     expected = plain.ranked(scores, S == 0, k)
     np.testing.assert_allclose(result.scores, scores[expected], atol=2e-4)
     np.testing.assert_allclose(result.scores, scores[result.rows], atol=2e-4)
@@ -46,8 +46,8 @@ def test_the_best_unlabelled_rows_come_in_order(opened, kind, k):
 
 
 def test_hidden_positives_come_first_by_default(opened):
-    assert Y[retrieve(opened(X), S, k=50).rows].mean() > 0.95
-    assert len(retrieve(opened(X), S).rows) == 100
+    assert Y[rank_unlabelled(opened(X), S, k=50).rows].mean() > 0.95
+    assert len(rank_unlabelled(opened(X), S).rows) == 100
 
 
 @pytest.mark.parametrize("labelled", [1, 3, 40])
@@ -58,14 +58,16 @@ def test_of_equal_scores_the_earlier_row_comes_first(opened, kind, k, labelled):
     of_kind = np.arange(N) % 3
     positive = (np.arange(N) % 3 == 0) & (np.arange(N) >= N - 3 * labelled)
     scores = plain.similarity(kind, kinds[of_kind], positive).round(6)
-    result = retrieve(opened(kinds[of_kind]), positive.astype(np.int8), k=k, by=Similarity(kind, "cpu"), twins=None)
+    result = rank_unlabelled(
+        opened(kinds[of_kind]), positive.astype(np.int8), k=k, scorer=Similarity(kind, "cpu"), twins=None
+    )
     assert result.rows.tolist() == plain.ranked(scores, ~positive, k).tolist()
 
 
 @pytest.mark.parametrize("k", [1, 50, None])
 def test_a_model_ranks_by_its_margins_and_tells_the_posterior(opened, model, k):
     rows = np.repeat(X[:100], 3, axis=0)  # with ties
-    result, margins = retrieve(opened(rows), S, k=k, by=Margins(model), twins=None), model.margins(rows)
+    result, margins = rank_unlabelled(opened(rows), S, k=k, scorer=Margins(model), twins=None), model.margins(rows)
     assert result.rows.tolist() == plain.ranked(margins, S == 0, k).tolist()
     assert (result.scores == margins[result.rows]).all()
     assert (result.posterior == model.posterior(margins)[result.rows]).all()
@@ -84,7 +86,7 @@ def test_labelled_and_reviewed_rows_are_left_out_by_every_scorer(opened, model):
     reviewed[np.flatnonzero(S == 0)[:20]] = np.tile([1, -1], 10)
     cache, labels = opened(X), Labels(S, reviewed)
     for scorer in scorers(model):
-        rows = retrieve(cache, labels, k=None, by=scorer, twins=None).rows
+        rows = rank_unlabelled(cache, labels, k=None, scorer=scorer, twins=None).rows
         assert sorted(rows) == np.flatnonzero(labels.unlabelled).tolist(), scorer.name
 
 
@@ -101,9 +103,13 @@ def test_twins_of_what_is_known_are_left_out_by_every_scorer(opened, model):
     cache, labels = opened(rows, digests), Labels(S, reviewed)
     for scorer in scorers(model):
         everything = set(np.flatnonzero(labels.unlabelled))
-        assert set(retrieve(cache, labels, k=None, by=scorer).rows) == everything - {a, b, c, d, e, f}
+        assert set(rank_unlabelled(cache, labels, k=None, scorer=scorer).rows) == everything - {a, b, c, d, e, f}
         for limit in (None, 1.5):
-            assert set(retrieve(cache, labels, k=None, by=scorer, twins=limit).rows) == everything - {d, e, f}
+            assert set(rank_unlabelled(cache, labels, k=None, scorer=scorer, twins=limit).rows) == everything - {
+                d,
+                e,
+                f,
+            }
 
 
 @pytest.mark.parametrize("spare", [0, 3, 1 << 12])
@@ -114,7 +120,7 @@ def test_twins_in_the_first_places_make_room_for_what_comes_next(opened, monkeyp
     rows[copies] = rows[np.flatnonzero(S)[0]] * np.linspace(1, 2, 60, dtype=np.float32)[:, None]
     s = (np.arange(N) == np.flatnonzero(S)[0]).astype(np.int8)
     for k in (1, 20, 250):
-        result = retrieve(opened(rows), s, k=k, by=Similarity("max", "cpu"))
+        result = rank_unlabelled(opened(rows), s, k=k, scorer=Similarity("max", "cpu"))
         new = (s == 0) & ~np.isin(np.arange(N), copies)
         scores = plain.similarity("max", rows, s == 1)
         assert len(result.rows) == min(k, new.sum()) and new[result.rows].all()
@@ -124,7 +130,7 @@ def test_twins_in_the_first_places_make_room_for_what_comes_next(opened, monkeyp
 def test_where_all_others_are_twins_nothing_is_found(opened):
     s = (np.arange(N) == 0).astype(np.int8)
     for diverse in (0, 0.5):
-        result = retrieve(opened(X[:1].repeat(N, 0)), s, diverse=diverse)
+        result = rank_unlabelled(opened(X[:1].repeat(N, 0)), s, diverse=diverse)
         assert len(result.rows) == len(result.keys) == len(result.scores) == 0
 
 
@@ -134,9 +140,9 @@ def test_where_all_others_are_twins_nothing_is_found(opened):
 @pytest.mark.parametrize("k, weight", [(5, 0.5), (20, 0.9), (20, 1.0), (300, 0.3)])
 def test_a_spread_out_selection_is_made_of_ten_times_as_many_best(opened, k, weight):
     cache, by = opened(X), Similarity("centroid", "cpu")
-    pool = retrieve(cache, S, k=10 * min(k, N), by=by)
-    expected = pool.rows[spread_out(plain.unit(X)[pool.rows].astype(np.float32), k, weight)]
-    result = retrieve(cache, S, k=k, by=by, diverse=weight)
+    pool = rank_unlabelled(cache, S, k=10 * min(k, N), scorer=by)
+    expected = pool.rows[select_diverse(plain.unit(X)[pool.rows].astype(np.float32), k, weight)]
+    result = rank_unlabelled(cache, S, k=k, scorer=by, diverse=weight)
     assert result.rows.tolist() == expected.tolist()
     of = dict(zip(pool.rows.tolist(), pool.scores, strict=True))
     assert [of[row] for row in result.rows.tolist()] == result.scores.tolist()
@@ -144,7 +150,7 @@ def test_a_spread_out_selection_is_made_of_ten_times_as_many_best(opened, k, wei
 
 
 def test_the_posterior_stays_with_its_row_when_spread_out(opened, model):
-    result = retrieve(opened(X), S, k=20, by=Margins(model), diverse=0.7)
+    result = rank_unlabelled(opened(X), S, k=20, scorer=Margins(model), diverse=0.7)
     assert (result.scores == model.margins(X)[result.rows]).all()
     assert (result.posterior == model.posterior(model.margins(X))[result.rows]).all()
     assert (np.diff(result.scores) > 0).any()
@@ -171,17 +177,17 @@ def test_the_posterior_stays_with_its_row_when_spread_out(opened, model):
 )
 def test_a_question_that_makes_no_sense_is_refused(tmp_path, bad, message):
     with pytest.raises((ValueError, LabelError), match=message) as caught:
-        retrieve(write_cache(tmp_path / "cache.h5", X), **{"labels": S} | bad)
+        rank_unlabelled(write_cache(tmp_path / "cache.h5", X), **{"labels": S} | bad)
     assert "\n" not in str(caught.value)
 
 
 def test_more_than_can_be_spread_out_is_refused_only_where_there_are_so_many(tmp_path, monkeypatch):
-    monkeypatch.setattr("pucache.retrieval.mmr.MOST", 299)
+    monkeypatch.setattr("pucache.retrieval.mmr.MAX_SELECTED", 299)
     cache = write_cache(tmp_path / "cache.h5", X)
     with pytest.raises(ValueError, match="at most 299 rows can be made, got k = 300; use a smaller k"):
-        retrieve(cache, S, k=None, diverse=0.5)
-    monkeypatch.setattr("pucache.retrieval.mmr.MOST", 300)
-    assert len(retrieve(cache, S, k=10**9, diverse=0.5).rows) == 270
+        rank_unlabelled(cache, S, k=None, diverse=0.5)
+    monkeypatch.setattr("pucache.retrieval.mmr.MAX_SELECTED", 300)
+    assert len(rank_unlabelled(cache, S, k=10**9, diverse=0.5).rows) == 270
 
 
 @pytest.mark.parametrize("column", ["embeddings", "keys", "digests"])
@@ -193,7 +199,7 @@ def test_a_damaged_cache_is_named_whatever_is_damaged(tmp_path, column):
     data[data.index(place)] ^= 1
     (tmp_path / "cache.h5").write_bytes(data)
     with pytest.raises(CacheError, match=f"{cache.name} is damaged: {column} are not as they were written"):
-        retrieve(EmbeddingCache(tmp_path / "cache.h5"), S)
+        rank_unlabelled(EmbeddingCache(tmp_path / "cache.h5"), S)
 
 
 # --- the file ----------------------------------------------------------------------------------
@@ -203,7 +209,7 @@ def test_a_ranking_comes_back_from_its_file_and_serves_as_positives(tmp_path):
     keys = [*ODD, "labelled.png"]
     cache = write_cache(tmp_path / "cache.h5", X[: len(keys)], keys)
     s = np.array([key == "labelled.png" for key in cache.keys], np.int8)
-    ranking = retrieve(cache, s)
+    ranking = rank_unlabelled(cache, s)
     ranking.save(tmp_path / "out" / "ranked.csv")
     with (tmp_path / "out" / "ranked.csv").open(newline="", encoding="utf-8") as stream:
         table = list(csv.DictReader(stream, strict=True))
@@ -234,9 +240,9 @@ def test_copies_of_a_positive_do_not_use_up_what_an_index_finds(tmp_path, kind, 
     rows[1:301] = rows[0]
     s = (np.arange(1500) == 0).astype(np.int8)
     cache = write_cache(tmp_path / "cache.h5", rows)
-    found = retrieve(cache, s, k=100, by=IndexedSimilarity(Similarity(similarity, "cpu"), kind))
+    found = rank_unlabelled(cache, s, k=100, scorer=IndexedSimilarity(Similarity(similarity, "cpu"), kind))
     assert len(found.rows) == 100 and found.rows.min() > 300
-    exact = retrieve(cache, s, k=100, by=Similarity(similarity, "cpu"))
+    exact = rank_unlabelled(cache, s, k=100, scorer=Similarity(similarity, "cpu"))
     least = 95 if kind == "ivf" else 60  # a graph's links all lead from copy to copy
     assert len(np.intersect1d(found.rows, exact.rows)) > least
 
@@ -245,7 +251,7 @@ def test_copies_of_a_positive_do_not_use_up_what_an_index_finds(tmp_path, kind, 
 def test_embeddings_of_any_scale_rank_alike(tmp_path, scale):
     usual, scaled = (write_cache(tmp_path / f"{name}.h5", X * np.float32(by)) for name, by in (("a", 1), ("b", scale)))
     for kind in ("whitened", "max"):
-        one, other = (retrieve(cache, S, k=50, by=Similarity(kind, "cpu")) for cache in (usual, scaled))
+        one, other = (rank_unlabelled(cache, S, k=50, scorer=Similarity(kind, "cpu")) for cache in (usual, scaled))
         assert len(np.intersect1d(one.rows, other.rows)) >= 49
 
 
@@ -254,7 +260,7 @@ def test_where_the_model_will_be_used_does_not_change_the_ranking(tmp_path):
     rankings = []
     for share in (None, 0.9):
         model = PULinearClassifier(prior=0.3, deploy_prior=share, device="cpu").fit(X, S)
-        rankings.append(retrieve(cache, S, k=100, by=Fused(model, "cpu")))
+        rankings.append(rank_unlabelled(cache, S, k=100, scorer=Fused(model, "cpu")))
     assert rankings[0].rows.tolist() == rankings[1].rows.tolist()
     np.testing.assert_array_equal(rankings[0].posterior, rankings[1].posterior)
 
@@ -270,6 +276,6 @@ def test_a_long_job_shows_how_far_it_is(tmp_path, model):
             said[-1][2] += steps
 
     cache = write_cache(tmp_path / "cache.h5", X)
-    retrieve(cache, S, by=Fused(model, "cpu"), progress=Told())
-    retrieve(cache, S, by=Similarity("max", "cpu"), progress=Told())
+    rank_unlabelled(cache, S, scorer=Fused(model, "cpu"), progress=Told())
+    rank_unlabelled(cache, S, scorer=Similarity("max", "cpu"), progress=Told())
     assert said == [[what, len(X), len(X)] for what in ("scoring", "finding neighbours", "comparing")]

@@ -5,7 +5,7 @@ from helpers.planted import planted, write_cache
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import CacheError
-from pucache.retrieval.whitening import Space
+from pucache.retrieval.whitening import Whitening
 
 X = planted(300, d=12, seed=1)[0] @ np.diag(np.geomspace(4, 0.2, 12)).astype(np.float32)
 
@@ -13,12 +13,12 @@ X = planted(300, d=12, seed=1)[0] @ np.diag(np.geomspace(4, 0.2, 12)).astype(np.
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_rows_are_centred_and_at_length_one_however_the_cache_is_read(opened, dtype):
     rows = X.astype(dtype)
-    space = Space.of(opened(rows))
-    np.testing.assert_allclose(space.mean, rows.astype(float).mean(0), atol=1e-6)
-    Z = space.unit(rows)
+    whitening = Whitening.estimate(opened(rows))
+    np.testing.assert_allclose(whitening.mean, rows.astype(float).mean(0), atol=1e-6)
+    Z = whitening.centred_units(rows)
     assert Z.dtype == np.float32
     np.testing.assert_allclose(Z, plain.unit(rows), atol=1e-5)
-    assert space.variance == pytest.approx(1, abs=1e-5)
+    assert whitening.total_variance == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize("ridge", [1.0, 0.1, 1e-3])
@@ -26,7 +26,7 @@ def test_whitening_inverts_the_whole_covariance_where_dimensions_are_few(opened,
     Z = plain.unit(X)
     vector = Z[:7].mean(0)
     expected = np.linalg.solve(Z.T @ Z / len(Z) + ridge * np.eye(12), vector)
-    got = Space.of(opened(X)).whitening(vector.astype(np.float32), ridge)
+    got = Whitening.estimate(opened(X)).solve(vector.astype(np.float32), ridge)
     np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
 
 
@@ -37,18 +37,18 @@ def test_directions_beyond_those_known_share_their_mean_variance(opened, monkeyp
     variances[:-3] = variances[:-3].mean()
     covariance = (axes * variances) @ axes.T
     vector = Z[:7].mean(0)
-    space = Space.of(opened(X))
-    assert space.directions.shape == (3, 12) and space.variance == pytest.approx(1, abs=1e-5)
-    assert space.rest == pytest.approx(variances[0], rel=1e-2)
+    whitening = Whitening.estimate(opened(X))
+    assert whitening.directions.shape == (3, 12) and whitening.total_variance == pytest.approx(1, abs=1e-5)
+    assert whitening.residual_variance == pytest.approx(variances[0], rel=1e-2)
     expected = np.linalg.solve(covariance + 0.1 * np.eye(12), vector)
-    np.testing.assert_allclose(space.whitening(vector.astype(np.float32), 0.1), expected, atol=0.02)
+    np.testing.assert_allclose(whitening.solve(vector.astype(np.float32), 0.1), expected, atol=0.02)
     full = np.linalg.solve(Z.T @ Z / len(Z) + 0.1 * np.eye(12), vector)
     assert np.abs(full - expected).max() > 0.05, "or this test would not see the difference"
 
 
 def test_whitened_rows_have_the_inner_products_of_the_definition(opened):
-    space, W = Space.of(opened(X)), plain.whitened(X)
-    got = space.whitened(space.unit(X))
+    whitening, W = Whitening.estimate(opened(X)), plain.whitened(X)
+    got = whitening.whiten(whitening.centred_units(X))
     np.testing.assert_allclose(got @ got.T, W @ W.T, atol=2e-3)
     np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, atol=1e-5)
 
@@ -57,33 +57,33 @@ def test_directions_come_from_evenly_spaced_rows_wherever_blocks_end(opened, mon
     monkeypatch.setattr("pucache.retrieval.whitening._SAMPLE", 50)
     rows = X.copy()
     rows[np.arange(300) % 6 != 0, 0] *= 100  # not in the sample
-    space = Space.of(opened(rows))
+    whitening = Whitening.estimate(opened(rows))
     Z = plain.unit(rows)[::6]
-    assert space.variances[0] == pytest.approx(np.linalg.eigvalsh(Z.T @ Z / 50)[-1], rel=1e-4)
+    assert whitening.variances[0] == pytest.approx(np.linalg.eigvalsh(Z.T @ Z / 50)[-1], rel=1e-4)
 
 
 def test_a_space_comes_back_from_its_text(tmp_path):
-    space = Space.of(write_cache(tmp_path / "cache.h5", X))
-    again = Space.from_text(space.to_text(), 12)
+    whitening = Whitening.estimate(write_cache(tmp_path / "cache.h5", X))
+    again = Whitening.from_text(whitening.to_text(), 12)
     for name in ("mean", "directions", "variances"):
-        assert (getattr(again, name) == getattr(space, name)).all()
-    assert again.rest == pytest.approx(space.rest, rel=1e-6)
-    assert again.to_text() == space.to_text()
+        assert (getattr(again, name) == getattr(whitening, name)).all()
+    assert again.residual_variance == pytest.approx(whitening.residual_variance, rel=1e-6)
+    assert again.to_text() == whitening.to_text()
 
 
 @pytest.mark.parametrize("text, d", [("", 12), ("AAAA", 12), ("?", 12), ("whole", 11), ("whole", 13), ("cut", 12)])
 def test_a_text_that_is_no_space_is_refused(tmp_path, text, d):
-    whole = Space.of(write_cache(tmp_path / "cache.h5", X)).to_text()
+    whole = Whitening.estimate(write_cache(tmp_path / "cache.h5", X)).to_text()
     with pytest.raises(ValueError):
-        Space.from_text({"whole": whole, "cut": whole[:-8]}.get(text, text), d)
+        Whitening.from_text({"whole": whole, "cut": whole[:-8]}.get(text, text), d)
 
 
 @pytest.mark.parametrize("n", [1, 2, 40])
 def test_rows_that_are_all_alike_have_no_direction(tmp_path, n):
     cache = write_cache(tmp_path / "cache.h5", np.full((n, 5), 0.5, np.float32))
-    space = Space.of(cache)
-    Z = space.unit(cache.X)
-    assert space.variance == 0 and (Z == 0).all() and (space.whitened(Z) == 0).all()
+    whitening = Whitening.estimate(cache)
+    Z = whitening.centred_units(cache.X)
+    assert whitening.total_variance == 0 and (Z == 0).all() and (whitening.whiten(Z) == 0).all()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -91,7 +91,7 @@ def test_rows_that_are_not_finite_are_named(opened, value):
     bad = X.copy()
     bad[[250, 260], 3] = value
     with pytest.raises(CacheError, match=r"holds NaN or infinite embeddings \('0250.png'"):
-        Space.of(opened(bad))
+        Whitening.estimate(opened(bad))
 
 
 def test_a_damaged_cache_is_named(tmp_path):
@@ -100,4 +100,4 @@ def test_a_damaged_cache_is_named(tmp_path):
     data[data.index(X[7].tobytes())] ^= 1
     path.write_bytes(data)
     with pytest.raises(CacheError, match="is damaged: embeddings are not as they were written"):
-        Space.of(EmbeddingCache(path))
+        Whitening.estimate(EmbeddingCache(path))
