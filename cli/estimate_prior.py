@@ -52,13 +52,13 @@ def estimate_prior(
     """
     from pucache.cache.embedding_cache import EmbeddingCache
     from pucache.pu.data import PUData
-    from pucache.pu.estimate_prior import estimate_prior as run
+    from pucache.pu.estimate_prior import estimate_prior_on
     from pucache.pu.priors import METHODS
 
     from .progress import terminal_progress
 
     data = PUData.of(EmbeddingCache(*cache), positives, options.twin_cosine(twins), negatives=negatives)
-    found = run(data, methods=methods or tuple(METHODS), progress=terminal_progress(), **parameters)
+    found = estimate_prior_on(data, methods=methods or tuple(METHODS), progress=terminal_progress(), **parameters)
     labelled = int(data.s.sum())
     result = {
         "labelled_positives": labelled,

@@ -52,7 +52,7 @@ def score(
 
     keep_freed_memory()  # before the first thread, or large array
     from pucache.cache.embedding_cache import is_cache
-    from pucache.pu.classifier import PULinearClassifier
+    from pucache.pu.linear_model import PULinearModel
     from pucache.pu.score import score as run
     from pucache.pu.score_tables import check_output
     from pucache.storage.urls import without_secrets
@@ -60,7 +60,7 @@ def score(
     from .progress import terminal_progress
 
     check_output(out, inputs=[model, *what])
-    classifier = PULinearClassifier.load(model)
+    classifier = PULinearModel.load(model)
     if all(map(is_cache, what)):
         options.refuse_encoding_options("cache")
         report = run(classifier, what, out)

@@ -57,11 +57,10 @@ def sweep_priors(
     \b
     pucache sweep-priors cache.h5 --positives found.txt --loss imbnnpu
     """
-    from pucache.cache.embedding_cache import EmbeddingCache
+    from pucache.cache.embedding_cache import open_cache
     from pucache.pu.data import PUData
     from pucache.pu.label_files import read_truth
-    from pucache.pu.prior_sweep import PRIORS, sweep, write_table
-    from pucache.pu.prior_sweep import plot as draw
+    from pucache.pu.prior_sweep import PRIORS, plot_sweep, sweep_on, write_sweep_table
     from pucache.storage.atomic import check_writable
 
     from .progress import terminal_progress
@@ -74,9 +73,9 @@ def sweep_priors(
         raise ValueError(f"--out and --plot are one file, {out}; name two")
     check_writable(out, inputs=inputs)
     told = PRIORS if priors is None else _numbers(priors)
-    data = PUData.of(EmbeddingCache(*cache), positives, options.twin_cosine(twins), negatives=negatives)
+    data = PUData.of(open_cache(cache), positives, options.twin_cosine(twins), negatives=negatives)
     known = None if truth is None else read_truth(truth, data.cache.keys)
-    result = sweep(
+    result = sweep_on(
         data,
         priors=told,
         seeds=range(seed, seed + seeds),
@@ -84,13 +83,14 @@ def sweep_priors(
         progress=terminal_progress(),
         **options.training_parameters(parameters),
     )
-    write_table(result, out)
+    write_sweep_table(result, out)
     if picture is not None:
-        draw(result, picture)
+        plot_sweep(result, picture)
+    rows = [row.to_dict() for row in result.rows]
     wrote = f"wrote {out}" + (f" and {picture}" if picture else "")
     output.print_result(
-        {"verdict": result.verdict, "penalty": result.penalty, "rows": result.rows},
-        [*_lines(result.rows), result.verdict, wrote],
+        {"verdict": result.verdict, "penalty": result.penalty, "rows": rows},
+        [*_lines(rows), result.verdict, wrote],
         as_json,
     )
 

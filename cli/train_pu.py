@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,13 +89,13 @@ def train_pu(
     data = PUData.of(EmbeddingCache(*cache), positives, options.twin_cosine(twins), negatives=negatives)
     model = train_on(data, prior=_prior(prior), progress=terminal_progress(), **options.training_parameters(parameters))
     model.save(out)
-    found = data.found()
+    found = data.twins_of_positives()
     scar = scar_of(data, model)
-    result = summary(model) | {"scar": scar.told(), "found_by_twins": [key for key, _ in found]}
+    result = asdict(summary(model)) | {"scar": scar.to_dict(), "found_by_twins": [key for key, _ in found]}
     with replacing(written) as temporary:
         temporary.write_text(output.to_json(result) + "\n")
     output.print_result(
-        result, [*_lines(result, data.known.bounds), *_of_scar(scar), f"wrote {out} and {written}"], as_json
+        result, [*_lines(result, data.training_labels.bounds), *_of_scar(scar), f"wrote {out} and {written}"], as_json
     )
     _warn_of_twins(found)
 

@@ -26,11 +26,11 @@ from benchmarks.quality.objective_methods import METHODS, Known
 from benchmarks.quality.objective_page import PAPER, report
 from benchmarks.quality.suite import LABELLED, SHARES, best_f1
 from pucache import PULinearClassifier
-from pucache.heads.design_matrix import Moments
 from pucache.heads.fit import fit_heads
+from pucache.heads.moments import Moments
 from pucache.pu.calibration import fit_tilt
-from pucache.pu.cross_fitting import PENALTIES, ranks_of_positives, weakest_of_the_best
-from pucache.pu.folds import deal
+from pucache.pu.folds import assign_folds
+from pucache.pu.penalty_choice import PENALTIES, ranks_of_positives, weakest_of_the_best
 from pucache.pu.review_weights import TrainingLabels as PULabels
 from pucache.pu.thresholds import choose_threshold
 
@@ -88,7 +88,7 @@ class Comparison:
     """All methods on one task."""
 
     def __init__(self, task: Task, known: Known, judge: Judge):
-        moments, fold = Moments.of(task.X), deal(task.s, FOLDS, 0, None)
+        moments, fold = Moments.of(task.X), assign_folds(task.s, FOLDS, 0, None)
         self._known, self._judge = known, judge
         self._full = Rows.of(task.X, task.s, fold, moments)
         self._few = self._full.thinned(FEW)

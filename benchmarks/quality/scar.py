@@ -101,14 +101,17 @@ def task(vehicles: Vehicles, way: str, labelled: int, seed: int) -> tuple[np.nda
 def measure(X: np.ndarray, s: np.ndarray, y: np.ndarray) -> dict:
     model = PULinearClassifier(draws=0).fit(X, s)
     margins = model.held_out_margins_
-    found = check_scar(X, Labels.of(s), margins, model.tilt_)
+    check = check_scar(X, Labels.of(s), margins, model.tilt_)
     hidden = (s == 0) & y
-    return found.told() | {
+    likely = check.rows_by_likeness[s[check.rows_by_likeness] == 0]
+    return check.to_dict() | {
         "prior": model.prior_,
         "true_prior": y[s == 0].mean(),
         "recall": model.estimates_["recall"],
         "true_recall": (margins[hidden] > model.threshold_).mean(),
-        "true_precision": float(y[found.apart][s[found.apart] == 0].mean()) if len(found.apart) else None,
+        "true_precision": float(y[check.rows_by_likeness][s[check.rows_by_likeness] == 0].mean())
+        if len(check.rows_by_likeness)
+        else None,
     }
 
 

@@ -24,7 +24,7 @@ from benchmarks.common.environment import environment
 from pucache import PULinearClassifier
 from pucache.heads.fit import fit_heads
 from pucache.heads.risks import PURisk
-from pucache.pu.folds import folds
+from pucache.pu.folds import stratified_folds
 from pucache.pu.priors import estimate
 
 SHARES, LABELLED, SEEDS = (0.01, 0.05), (20, 100, 500), 3
@@ -87,7 +87,7 @@ def centroid(X, s, y, X_test, y_test) -> dict:
 
 def ceiling(X, s, y, X_test, y_test) -> dict:
     """A head trained on the true labels: its best F1, and its AP among U when it has not seen the row."""
-    fold = folds(y.astype(int), 5)
+    fold = stratified_folds(y.astype(int), 5)
     weights = np.column_stack([np.ones(len(y)), fold[:, None] != np.arange(5)]).astype(np.float32)
     heads = fit_heads(
         X,

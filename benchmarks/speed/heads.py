@@ -20,11 +20,11 @@ from benchmarks.common.environment import environment
 from benchmarks.quality.retrieval import write_rows
 from pucache import EmbeddingCache, PULinearClassifier
 from pucache.devices import choose_device, multiplies_bfloat16
-from pucache.heads.design_matrix import Moments
 from pucache.heads.fit import fit_heads
+from pucache.heads.moments import Moments
 from pucache.heads.risks import PURisk
 from pucache.pu.data import PUData
-from pucache.pu.prior_sweep import sweep
+from pucache.pu.prior_sweep import sweep_on
 
 REPEATS, BATCH, EPOCHS = 3, 256, 100
 PRIOR = 0.0741
@@ -157,9 +157,9 @@ def main(cache: EmbeddingCache, s: np.ndarray, device: torch.device) -> str:
     add("whole fit: penalty, prior with interval, calibration", whole, "151 heads in four trainings")
     for loss in ("imbupu", "imbnnpu"):
         settings = {"loss": loss, "penalty": 1e-5, "device": name}
-        one = median(lambda: sweep(data, priors=[0.07], seeds=[0], **settings), device)  # noqa: B023
+        one = median(lambda: sweep_on(data, priors=[0.07], seeds=[0], **settings), device)  # noqa: B023
         priors = np.geomspace(0.01, 0.5, 32)
-        many = median(lambda: sweep(data, priors=priors, seeds=range(5), **settings), device, 1)  # noqa: B023
+        many = median(lambda: sweep_on(data, priors=priors, seeds=range(5), **settings), device, 1)  # noqa: B023
         add(f"sweep, {loss}, 1 prior x 1 seed", one, "5 folds each")
         add(f"sweep, {loss}, 32 priors x 5 seeds", many, "", f"{many / one:.1f}x the time of one")
     for K in (100, 1600) if device.type == "cuda" else (100,):

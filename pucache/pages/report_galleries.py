@@ -135,7 +135,7 @@ def _rows(evidence: Evidence, seed: int) -> dict[str, np.ndarray]:
 
 def _unlike(evidence: Evidence) -> dict[str, np.ndarray]:
     """Labelled positives least like the found and found ones least like the labelled, where the two kinds differ."""
-    apart = evidence.scar.apart if evidence.scar.verdict == "differ" else np.empty(0, np.int64)
+    apart = evidence.scar.rows_by_likeness if evidence.scar.verdict == "differ" else np.empty(0, np.int64)
     is_labelled = evidence.data.s[apart] == 1
     return {
         "unlike_found": apart[is_labelled][: SHOWN // 2],

@@ -15,10 +15,11 @@ from ..errors import LabelError
 from ..images.source import open_source
 from ..progress import Progress
 from ..pu.classifier import PULinearClassifier
-from ..pu.data import TWIN_COSINE, PUData
-from ..pu.estimate_prior import estimate_prior
+from ..pu.data import PUData
+from ..pu.estimate_prior import estimate_prior_on
+from ..pu.labels import TWIN_COSINE
 from ..pu.metrics import with_labels
-from ..pu.prior_sweep import sweep
+from ..pu.prior_sweep import sweep_on
 from ..pu.train import train_on
 from ..storage.atomic import check_writable
 from . import report_text
@@ -139,11 +140,11 @@ def gather(
     recipe = PULinearClassifier(seed=seed) if model is None else clone(model)
     parameters = {**recipe.get_params(deep=False), "device": device, "draws": 0}  # draws are made below
     trained = train_on(data, progress=progress, **parameters)
-    estimates = estimate_prior(
+    estimates = estimate_prior_on(
         data, draws=draws, n_folds=recipe.n_folds, seed=recipe.seed, device=device, progress=progress
     )
-    told = ("loss", "surrogate", "target_prior", "solver", "protocol", "n_folds", "device")
-    swept = sweep(
+    told = ("loss", "surrogate", "target_prior", "solver", "sgd_settings", "n_folds", "device")
+    swept = sweep_on(
         data,
         seeds=(recipe.seed,),
         truth=truth if truth is not None and _both_known(truth, data.s) else None,
@@ -192,7 +193,7 @@ def _numbers(evidence: Evidence) -> dict[str, Any]:
         "duplicates": {"groups": int((sizes > 1).sum()), "copies": int((sizes - 1).sum())},
         "reviewed": {"confirmed": int((reviewed == 1).sum()), "negative": int((reviewed == -1).sum())},
         "twins_found": len(evidence.twins[0]),
-        "scar": evidence.scar.told(),
+        "scar": evidence.scar.to_dict(),
         "doubted": int((evidence.held.positive <= evidence.held.threshold).sum()),
         "prior": trained.prior_,
         "prior_told": trained.prior is not None,

@@ -115,7 +115,7 @@ def _curve(evidence: Evidence, numbers: dict[str, Any]) -> Exhibit:
 
 
 def _sweep(evidence: Evidence, numbers: dict[str, Any]) -> Exhibit:
-    rows = evidence.swept.rows
+    rows = [row.to_dict() for row in evidence.swept.rows]
     verdict = evidence.swept.verdict
     columns = {"pauc": "PAUC", "auc": "AUC", "f1": "F1", "share_predicted_positive": "called positive"}
     columns |= {name: f"true {name[5:].replace('_', ' ')}" for name in ("true_auc", "true_f1") if name in rows[0]}
@@ -165,5 +165,5 @@ def measured(evidence: Evidence) -> dict[str, Any]:
         "margins": report_statistics.margin_histogram(held),
         "precision_recall": report_statistics.precision_recall(held),
         "reliability": report_statistics.reliability(held),
-        "sweep": evidence.swept.rows,
+        "sweep": [row.to_dict() for row in evidence.swept.rows],
     }

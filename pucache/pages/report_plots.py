@@ -198,11 +198,12 @@ def prior_sweep(result: Sweep, used: float) -> Callable[[Figure], None]:
     """What ranking and threshold come to at every prior told; a line where the prior that is used lies."""
 
     def onto(sheet: Figure) -> None:
-        priors = [row["prior"] for row in result.rows]
+        rows = [row.to_dict() for row in result.rows]
+        priors = [row["prior"] for row in rows]
         for axes, (title, lines) in zip(sheet.subplots(1, 2), _LINES.items(), strict=True):
             for name, (label, colour, line) in lines.items():
-                if name in result.rows[0]:
-                    axes.plot(priors, [row[name] for row in result.rows], line, color=colour, lw=2, label=label)
+                if name in rows[0]:
+                    axes.plot(priors, [row[name] for row in rows], line, color=colour, lw=2, label=label)
             axes.set(xscale="log", ylim=(0, 1.03), xlabel="prior told to the training")
             axes.set_title(title, y=1.03 + 0.09 * -(-len(axes.lines) // 2), fontweight="bold")
             axes.xaxis.set_major_formatter(_percent)

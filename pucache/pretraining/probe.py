@@ -1,4 +1,4 @@
-"""How good the features are by now: with positives, with labels, or with neither."""
+"""Quality of the features during training: by labelled positives, by class labels, or without labels."""
 
 from __future__ import annotations
 
@@ -13,149 +13,147 @@ from torch.nn.functional import interpolate, normalize
 
 from ..cache.keys import Keys, encode_keys
 from ..errors import LabelError, RunError
-from ..heads.design_matrix import Moments
+from ..heads.moments import Moments
 from ..heads.risks import PURisk
 from ..pu.cross_fitting import CrossFitter
-from ..pu.folds import deal
+from ..pu.folds import assign_folds
 from ..pu.label_files import find_keys
 from ..pu.review_weights import TrainingLabels
 from ..storage.tables import read_table
-from .dataset import Pixels
+from .dataset import TrainingImages
 from .network import Network
 
-_MOST = 4096  # images that are looked at
+_MAX_IMAGES = 4096
 _NEIGHBOURS, _TEMPERATURE = 20, 0.1
 _BATCH = 128
 _FOLDS = 5
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What a look at the features found.
+class ProbeResult:
+    """Quality of the features at one step.
 
     Attributes
     ----------
     probe : float
-        Area under the curve of labelled positives against the rest by held-out linear heads (PAUC), or
-        accuracy of a vote of the nearest neighbours among labelled images; NaN with neither.
+        With positives: area under the curve of labelled positives against the other images, by held-out
+        linear heads (PAUC). With labels: accuracy of a vote of the nearest neighbours. Else NaN.
     rank : float
-        Dimensions that the features effectively fill, see `effective_rank`.
+        Effective rank of the features, see `effective_rank`.
     """
 
-    probe: float
-    rank: float
+    probe: float = float("nan")
+    rank: float = float("nan")
 
 
 class Probe:
-    """Looks at the features of the same few thousand images each time.
+    """Evaluate the features of a fixed sample of at most 4,096 images.
 
     Parameters
     ----------
-    pixels : Pixels
+    images : TrainingImages
     positives : path or glob, optional
         Labelled positives.
     labels : path, optional
-        A CSV ``key,label`` with any classes; images that it does not name, or with no label, are left out.
+        A CSV ``key,label`` with any classes. Images that it does not name, or whose label is empty, are left out.
     seed : int
-        Of which images are taken.
+        Seed of the choice of images.
+
+    Attributes
+    ----------
+    name : str
+        Name of the metric.
 
     Raises
     ------
     LabelError
-        Unreadable; positives that are not among the images, or all of them; labels of fewer than two classes
-        among the images.
+        The file is unreadable; no positive, or every image, is among the positives; or fewer than two classes
+        are among the images.
     ValueError
-        Both positives and labels.
+        Both positives and labels are given.
     """
 
     def __init__(
-        self, pixels: Pixels, *, positives: str | Path | None = None, labels: str | Path | None = None, seed: int = 0
+        self,
+        images: TrainingImages,
+        *,
+        positives: str | Path | None = None,
+        labels: str | Path | None = None,
+        seed: int = 0,
     ):
         if positives is not None and labels is not None:
             raise ValueError("give positives or labels, not both")
-        self._pixels = pixels
-        generator = np.random.default_rng(seed)
-        every = np.arange(len(pixels.keys))
+        self._images = images
         self.name = "alignment and uniformity"
-        self._s = self._classes = None
+        self._s: np.ndarray | None = None
+        self._classes: np.ndarray | None = None
+        generator = np.random.default_rng(seed)
         if positives is not None:
             self.name = "PAUC of held-out linear heads"
-            found = _rows_of(positives, pixels)
-            others = np.setdiff1d(every, found)
-            if not len(others):
-                raise LabelError("every image is a labelled positive; some must be unlabelled")
-            found = generator.permutation(found)[: _MOST // 2]
-            others = generator.permutation(others)[: _MOST - len(found)]
-            if min(len(found), len(others)) < 2:
-                raise LabelError(
-                    f"{len(found)} positive and {len(others)} others are too few to hold any out; at least 2"
-                )
-            self._rows = np.sort(np.concatenate([found, others]))
-            self._s = np.isin(self._rows, found).astype(np.int8)
+            self._rows, self._s = _sample_positives(_positive_rows(positives, images), len(images.keys), generator)
         elif labels is not None:
             self.name = f"accuracy of {_NEIGHBOURS} nearest neighbours"
-            classes = _classes(labels, pixels.keys)
-            known = np.flatnonzero(classes >= 0)
-            self._rows = np.sort(generator.permutation(known)[:_MOST])
+            classes = _read_classes(labels, images.keys)
+            self._rows = np.sort(generator.permutation(np.flatnonzero(classes >= 0))[:_MAX_IMAGES])
             self._classes = np.unique(classes[self._rows], return_inverse=True)[1]
         else:
-            self._rows = np.sort(generator.permutation(every)[:_MOST])
+            self._rows = np.sort(generator.permutation(len(images.keys))[:_MAX_IMAGES])
 
-    def __call__(self, network: Network, device: torch.device, numbers: torch.dtype) -> Figures:
-        """Look at the features as they are now.
+    def __call__(self, network: Network, device: torch.device, dtype: torch.dtype) -> ProbeResult:
+        """Evaluate the present features.
 
         Raises
         ------
         RunError
-            Not all are finite, though every weight may be.
+            A feature is not finite, which may happen with finite weights.
         """
-        X = features(network, self._pixels, self._rows, device, numbers)
+        X = features(network, self._images, self._rows, device, dtype)
         if not X.isfinite().all():
             raise RunError(
                 "the features are not finite numbers; begin another folder with a lower --lr or --precision fp32"
             )
-        found = float("nan")
+        quality = float("nan")
         if self._s is not None:
-            found = held_out_auc(X.numpy(), self._s)
+            quality = held_out_auc(X.numpy(), self._s)
         elif self._classes is not None:
-            found = neighbours_agree(X, torch.from_numpy(self._classes))
-        return Figures(found, effective_rank(X))
+            quality = knn_accuracy(X, torch.from_numpy(self._classes))
+        return ProbeResult(quality, effective_rank(X))
 
 
 @torch.no_grad()
 def features(
-    network: Network, pixels: Pixels, rows: np.ndarray, device: torch.device, numbers: torch.dtype
+    network: Network, images: TrainingImages, rows: np.ndarray, device: torch.device, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Embeddings of whole images, float32 (len(rows), d), on the CPU."""
+    """Embeddings of uncropped images, float32 (len(rows), d), on the CPU."""
     size = network.description.size
-    found, training = [], network.training
+    batches, training = [], network.training
     network.eval()
     try:
-        for images in pixels.batches(rows[first : first + _BATCH] for first in range(0, len(rows), _BATCH)):
-            x = images.to(device).permute(0, 3, 1, 2).float() / 255
+        for pixels in images.batches(rows[first : first + _BATCH] for first in range(0, len(rows), _BATCH)):
+            x = pixels.to(device).permute(0, 3, 1, 2).float() / 255
             if x.shape[2] != size:
                 x = interpolate(x, (size, size), mode="bilinear", antialias=True).clamp_(0, 1)
-            with torch.autocast(device.type, numbers, enabled=numbers != torch.float32):
-                found.append(network.features(x).float().cpu())
+            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+                batches.append(network.features(x).float().cpu())
     finally:
         network.train(training)
-    return torch.cat(found)
+    return torch.cat(batches)
 
 
 def held_out_auc(X: np.ndarray, s: np.ndarray) -> float:
-    """Area under the curve of s = 1 against s = 0 by linear heads that have not seen the row.
+    """Area under the curve of s = 1 against s = 0, scored by linear heads trained on the other folds.
 
-    NaN where one of them has fewer than two rows, so that none can be held out.
+    NaN if fewer than two rows of either kind exist, so that none can be held out.
     """
-    fold = deal(s, _FOLDS, 0, None)
-    if fold.max() < 1:
+    folds = assign_folds(s, _FOLDS, 0, None)
+    if folds.max() < 1:
         return float("nan")
-    heads = CrossFitter(X, TrainingLabels.of(s), fold, risk=PURisk(), prior=0.1, moments=Moments.of(X), device="cpu")
-    return float(roc_auc_score(s, heads.choose().margins))
+    fitter = CrossFitter(X, TrainingLabels.of(s), folds, risk=PURisk(), prior=0.1, moments=Moments.of(X), device="cpu")
+    return float(roc_auc_score(s, fitter.choose_penalty().margins))
 
 
-def neighbours_agree(X: torch.Tensor, classes: torch.Tensor) -> float:
-    """Share of images whose class wins the weighted vote of their nearest others (Wu et al. 2018, section 3.4).
+def knn_accuracy(X: torch.Tensor, classes: torch.Tensor) -> float:
+    """Accuracy of the weighted vote of the nearest other images (Wu et al. 2018, section 3.4).
 
     Parameters
     ----------
@@ -165,7 +163,7 @@ def neighbours_agree(X: torch.Tensor, classes: torch.Tensor) -> float:
     """
     unit = normalize(X.float(), dim=1)
     cosines = unit @ unit.T
-    cosines.fill_diagonal_(-2)
+    cosines.fill_diagonal_(-2)  # an image does not vote for itself
     nearest = cosines.topk(min(_NEIGHBOURS, len(X) - 1), dim=1)
     votes = torch.zeros(len(X), int(classes.max()) + 1)
     votes.scatter_add_(1, classes[nearest.indices], (nearest.values / _TEMPERATURE).exp())
@@ -173,30 +171,43 @@ def neighbours_agree(X: torch.Tensor, classes: torch.Tensor) -> float:
 
 
 def effective_rank(X: torch.Tensor) -> float:
-    """exp of the entropy of the singular values (Garrido et al. 2023, eq. 1), of the centred features."""
-    singular = torch.linalg.svdvals((X - X.mean(0)).float())
-    share = singular / singular.sum().clamp_min(torch.finfo(torch.float32).tiny)
-    return float(torch.special.entr(share).sum().exp())
+    """exp of the entropy of the singular values of the centred features (Garrido et al. 2023, eq. 1)."""
+    singular_values = torch.linalg.svdvals((X - X.mean(0)).float())
+    shares = singular_values / singular_values.sum().clamp_min(torch.finfo(torch.float32).tiny)
+    return float(torch.special.entr(shares).sum().exp())
 
 
-def _rows_of(positives: str | Path, pixels: Pixels) -> np.ndarray:
-    """Rows of the positives, sorted; one that could not be decoded has none."""
-    listed = sorted({*pixels.keys, *pixels.failures})
+def _positive_rows(positives: str | Path, images: TrainingImages) -> np.ndarray:
+    """Sorted rows of the positives; positives that could not be decoded are left out."""
+    listed = sorted({*images.keys, *images.failures})
     named = {listed[row] for row in find_keys(Keys([encode_keys(listed)]), positives, holder="the source")}
-    rows = np.array([row for row, key in enumerate(pixels.keys) if key in named], np.int64)
+    rows = np.array([row for row, key in enumerate(images.keys) if key in named], np.int64)
     if not len(rows):
         raise LabelError(f"none of the {len(named)} positives in {positives} could be decoded")
     return rows
 
 
-def _classes(path: str | Path, keys: Sequence[str]) -> np.ndarray:
-    """Class of each key, 0 .. C-1, or -1 where the file does not say; int64, (n,)."""
+def _sample_positives(rows: np.ndarray, n: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Sample of the n images with at most half of it positive: its sorted rows, and s."""
+    others = np.setdiff1d(np.arange(n), rows)
+    if not len(others):
+        raise LabelError("every image is a labelled positive; some must be unlabelled")
+    rows = generator.permutation(rows)[: _MAX_IMAGES // 2]
+    others = generator.permutation(others)[: _MAX_IMAGES - len(rows)]
+    if min(len(rows), len(others)) < 2:
+        raise LabelError(f"{len(rows)} positive and {len(others)} others are too few to hold any out; at least 2")
+    sample = np.sort(np.concatenate([rows, others]))
+    return sample, np.isin(sample, rows).astype(np.int8)
+
+
+def _read_classes(path: str | Path, keys: Sequence[str]) -> np.ndarray:
+    """Class of each key, 0 .. C-1, or -1 if the file names none; int64, (n,)."""
     table = read_table(path)
     if not table or "label" not in table[0]:
         raise LabelError(f"{path} has no column 'label'; expected a CSV key,label")
-    told = {row["key"]: row["label"] for row in table if row["label"]}
-    names = {name: number for number, name in enumerate(sorted(set(told.values())))}
-    classes = np.array([names[told[key]] if key in told else -1 for key in keys], np.int64)
+    labels = {row["key"]: row["label"] for row in table if row["label"]}
+    numbers = {label: number for number, label in enumerate(sorted(set(labels.values())))}
+    classes = np.array([numbers[labels[key]] if key in labels else -1 for key in keys], np.int64)
     if len(np.unique(classes[classes >= 0])) < 2:
         raise LabelError(f"{path} names fewer than two classes of the images at hand; keys are paths within the source")
     return classes

@@ -1,117 +1,164 @@
-"""How a classifier comes of positive and unlabelled rows: penalty, prior and head, in that order."""
+"""Trains a linear head on positive and unlabelled rows: penalty, prior and head, in that order."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from ..heads.design_matrix import Moments
-from ..heads.fit import FittedHeads, Protocol, fit_heads
+from ..heads.design_matrix import DesignMatrix
+from ..heads.fit import fit_heads
+from ..heads.fitted import FittedHeads
 from ..heads.full_batch import TOLERANCE
+from ..heads.minibatch import SGDSettings
 from ..heads.risks import PURisk
 from ..progress import Progress
 from .cross_fitting import CrossFit, CrossFitter
-from .folds import deal
+from .folds import assign_folds
 from .priors import PriorEstimate, estimate, interval
 from .review_weights import TrainingLabels
 
-_STAGES = 4
+_STAGES = 4  # steps of progress: prior for training, cross-fit, interval, final head
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What to train; the fields are parameters of `pucache.PULinearClassifier`, the risk put together."""
+class FitSettings:
+    """Training settings; the fields are parameters of `pucache.PULinearClassifier`."""
 
     risk: PURisk
     prior: float | None
     penalty: float | str
     solver: str
-    protocol: Protocol | None
+    sgd_settings: SGDSettings | None
     n_folds: int
     draws: int
     seed: int
-    device: str
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What came of a plan.
+    """Result of training.
 
     Attributes
     ----------
     head : FittedHeads
-        One head, of all rows.
-    held_out : ndarray of float32, (n,)
-        Margin of each row by a head that did not see it.
-    penalty, prior : float
-    estimate : PriorEstimate or None
+        One head, trained on all rows.
+    cross_fitter : CrossFitter
+        Trained the heads of the cross-fit; refits them on bootstrap draws.
+    cross_fit : CrossFit
+        Held-out margins at the chosen penalty.
+    prior : float
+        Given or estimated.
+    prior_estimate : PriorEstimate or None
         None where the prior was given.
     """
 
     head: FittedHeads
-    held_out: np.ndarray
-    penalty: float
+    cross_fitter: CrossFitter
+    cross_fit: CrossFit
     prior: float
-    estimate: PriorEstimate | None
+    prior_estimate: PriorEstimate | None
+
+    @property
+    def held_out_margins(self) -> np.ndarray:
+        """Margin of each row by a head that did not see it, float32 (n,)."""
+        return self.cross_fit.margins
 
 
-def fit(
-    X: np.ndarray,
-    known: TrainingLabels,
-    group: np.ndarray | None,
-    plan: Plan,
+def fit_positive_unlabelled(
+    design: DesignMatrix,
+    labels: TrainingLabels,
+    groups: np.ndarray | None,
+    settings: FitSettings,
     progress: Progress,
 ) -> Fit:
-    """Carry out a plan on rows X, (n, d), with what is known of them, and groups, (n,)."""
+    """Choose the penalty, estimate the prior, and train one head on all rows.
+
+    Parameters
+    ----------
+    design : DesignMatrix
+        Rows, with ``labels.training_s``.
+    labels : TrainingLabels
+    groups : ndarray of int64, (n,), or None
+        Rows of one group stay in one fold.
+    settings : FitSettings
+    progress : Progress
+    """
     progress.start(_STAGES, "training")
-    common: dict[str, Any] = {"moments": Moments.of(X), "seed": plan.seed, "device": plan.device}
-    fold = deal(known.trained, plan.n_folds, plan.seed, group)
-    told = plan.prior
-    if told is not None:
-        known.check(told)
-    if told is None and plan.risk.needs_prior:
-        free = CrossFitter(X, known, fold, risk=PURisk(), prior=0.5, **common).choose()
-        told = estimate(free.margins, known.s, weights=known.weights, bounds=known.bounds)
-    prior = known.training_prior(told) if told else 0.5
-    common |= {"risk": plan.risk, "prior": prior, "solver": plan.solver, "protocol": plan.protocol}
+    fold = assign_folds(labels.training_s, settings.n_folds, settings.seed, groups)
+    prior = settings.prior
+    if prior is not None:
+        labels.check(prior)
+    elif settings.risk.needs_prior:
+        prior = _prior_by_default_risk(design, labels, fold, settings)
+    training_prior = labels.training_prior(prior) if prior else 0.5
     progress.advance(1)
-    fitter = CrossFitter(X, known, fold, **common)
-    fitted = _at_the_penalty(fitter, plan)
-    progress.advance(1)
-    estimated = None if plan.prior is not None else _estimate(fitter, fitted, known, plan)
-    progress.advance(1)
-    head = fit_heads(
-        X,
-        known.trained,
-        weights=None if known.training_weights is None else known.training_weights[:, None],
-        penalty=fitted.penalty,
-        start=_mean(fitted.heads) if plan.solver == "batch" else None,
-        **common,
+    cross_fitter = CrossFitter(
+        design,
+        labels,
+        fold,
+        risk=settings.risk,
+        prior=training_prior,
+        solver=settings.solver,
+        sgd_settings=settings.sgd_settings,
+        seed=settings.seed,
     )
+    cross_fit = _cross_fit(cross_fitter, settings)
     progress.advance(1)
-    found = plan.prior if estimated is None else estimated.prior
-    return Fit(head, fitted.margins, fitted.penalty, float(found or 0.0), estimated)
+    prior_estimate = None if settings.prior is not None else _estimate_prior(cross_fitter, cross_fit, labels, settings)
+    progress.advance(1)
+    head = _final_head(design, labels, training_prior, cross_fit, settings)
+    progress.advance(1)
+    final_prior = settings.prior if prior_estimate is None else prior_estimate.prior
+    return Fit(
+        head=head,
+        cross_fitter=cross_fitter,
+        cross_fit=cross_fit,
+        prior=float(final_prior or 0.0),
+        prior_estimate=prior_estimate,
+    )
 
 
-def _at_the_penalty(fitter: CrossFitter, plan: Plan) -> CrossFit:
-    if plan.penalty == "auto" and plan.solver == "batch":
-        return fitter.choose()
-    penalty = 0.0 if plan.penalty == "auto" else float(plan.penalty)  # the authors' protocol has none
-    return fitter.at((penalty,), tolerance=TOLERANCE)[0]
+def _prior_by_default_risk(
+    design: DesignMatrix, labels: TrainingLabels, fold: np.ndarray, settings: FitSettings
+) -> float:
+    """Estimate the prior with heads of the default risk, which needs none."""
+    default = CrossFitter(design, labels, fold, risk=PURisk(), prior=0.5, seed=settings.seed).choose_penalty()
+    return estimate(default.margins, labels.s, weights=labels.weights, bounds=labels.bounds)
 
 
-def _estimate(fitter: CrossFitter, fitted: CrossFit, known: TrainingLabels, plan: Plan) -> PriorEstimate:
-    bounds = known.bounds
-    prior = estimate(fitted.margins, known.s, weights=known.weights, bounds=bounds)
-    draws = fitter.resampled(fitted, plan.draws, plan.seed)
+def _cross_fit(cross_fitter: CrossFitter, settings: FitSettings) -> CrossFit:
+    if settings.penalty == "auto" and settings.solver == "batch":
+        return cross_fitter.choose_penalty()
+    penalty = 0.0 if settings.penalty == "auto" else float(settings.penalty)  # Dorigatti et al. use no penalty
+    return cross_fitter.fit((penalty,), tolerance=TOLERANCE)[0]
+
+
+def _estimate_prior(
+    cross_fitter: CrossFitter, cross_fit: CrossFit, labels: TrainingLabels, settings: FitSettings
+) -> PriorEstimate:
+    bounds = labels.bounds
+    prior = estimate(cross_fit.margins, labels.s, weights=labels.weights, bounds=bounds)
+    draws = cross_fitter.bootstrap(cross_fit, settings.draws, settings.seed)
     drawn = [estimate(draw.margins, draw.s, weights=draw.weights, bounds=bounds) for draw in draws]
     return interval("tilt", prior, np.array(drawn), bounds=bounds)
 
 
-def _mean(heads: FittedHeads) -> FittedHeads:
-    """One head in the middle of several, to start from."""
-    first = heads.take([0])
-    coef, intercept = heads.coef.mean(0, keepdims=True), heads.intercept.mean(0, keepdims=True)
-    return FittedHeads(coef, intercept, first.risk, first.clamped, first.residual, heads.passes)
+def _final_head(
+    design: DesignMatrix,
+    labels: TrainingLabels,
+    training_prior: float,
+    cross_fit: CrossFit,
+    settings: FitSettings,
+) -> FittedHeads:
+    return fit_heads(
+        design,
+        weights=None if labels.training_weights is None else labels.training_weights[:, None],
+        prior=training_prior,
+        penalty=cross_fit.penalty,
+        start=cross_fit.heads.mean() if settings.solver == "batch" else None,
+        risk=settings.risk,
+        solver=settings.solver,
+        sgd_settings=settings.sgd_settings,
+        seed=settings.seed,
+    )

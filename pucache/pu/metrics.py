@@ -1,11 +1,10 @@
-"""How good it is: with true labels, and from positive and unlabelled data alone."""
+"""Metrics of a classifier: against true labels, and estimated from positive and unlabelled data."""
 
 from __future__ import annotations
 
 import numpy as np
-from sklearn import metrics as sk
 
-TINY = 0.01  # share of rows on the other side at which a classifier still calls everything the same
+TINY = 0.01  # share of rows on one side of the threshold below which a classifier counts as collapsed
 
 
 def with_labels(y: np.ndarray, margins: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
@@ -17,14 +16,16 @@ def with_labels(y: np.ndarray, margins: np.ndarray, predicted: np.ndarray) -> di
     margins : ndarray, (n,)
         Higher is more positive.
     predicted : ndarray of 0 and 1, (n,)
-        The decision at the threshold.
+        Decisions at the threshold.
 
     Returns
     -------
-    dict
-        n, n_positive, accuracy, precision, recall, f1; auc and average_precision are NaN where
-        only one class is there.
+    dict of str to float
+        n, n_positive, accuracy, precision, recall, f1, auc, average_precision. The last two are NaN
+        if only one class occurs.
     """
+    from sklearn import metrics as sk  # takes a second to import
+
     both = 0 < y.sum() < len(y)
     return {
         "n": len(y),
@@ -39,7 +40,7 @@ def with_labels(y: np.ndarray, margins: np.ndarray, predicted: np.ndarray) -> di
 
 
 def precision_at(y: np.ndarray, scores: np.ndarray, k: int) -> float:
-    """Share of true positives among the k highest scores; ties are broken by position.
+    """Share of true positives among the k highest scores; ties are broken by row number.
 
     Parameters
     ----------
@@ -47,7 +48,7 @@ def precision_at(y: np.ndarray, scores: np.ndarray, k: int) -> float:
     scores : ndarray, (n,)
         Higher is more positive.
     k : int
-        Where there are fewer rows, all of them.
+        Capped at the number of rows.
 
     Returns
     -------
@@ -58,9 +59,9 @@ def precision_at(y: np.ndarray, scores: np.ndarray, k: int) -> float:
 
 
 def from_pu(margins: np.ndarray, s: np.ndarray, prior: float, threshold: float = 0.0) -> dict[str, float | str]:
-    r"""Estimate the metrics among the unlabelled without any true label.
+    r"""Estimate metrics among the unlabelled rows without any true label.
 
-    With P and U the rows of s = 1 and s = 0, l(m) = 1/(1 + exp m) and every mean unweighted::
+    P and U are the rows with s = 1 and s = 0, l(m) = 1/(1 + exp m), and all means are unweighted::
 
         pauc                = share of pairs of P x U in which P has the higher margin, ties one half
         auc                 = (pauc - prior/2) / (1 - prior)
@@ -72,43 +73,42 @@ def from_pu(margins: np.ndarray, s: np.ndarray, prior: float, threshold: float =
         upu_risk            = R+ + R-,  R+ = prior * mean_P l(m),  R- = mean_U l(-m) - prior * mean_P l(-m)
         nnpu_risk           = R+ + max(0, R-)
 
-    The figures are those of the unlabelled rows, if the rows were not trained on and P was drawn
-    at random from the positives.
+    The estimates are consistent if margins are held out and P is a random sample of the positives.
 
     Parameters
     ----------
     margins : ndarray, (n,)
-        Finite; higher is more positive. A margin equal to the threshold is not called positive.
+        Finite; higher is more positive. Rows with a margin above the threshold are called positive.
     s : ndarray of 0 and 1, (n,)
     prior : float
         Share of positives among the unlabelled, in (0, 1).
     threshold : float
-        Has no part in pauc, auc and the risks.
+        pauc, auc and the risks do not depend on it.
 
     Returns
     -------
     dict
-        The figures above with `share_predicted_positive`, the share of U above the threshold, as
-        floats; all but the risks are held within [0, 1]. `collapsed` is "all-positive" or
-        "all-negative" where all but `TINY` of P, and all but the smaller of `TINY` and half the
-        share of the other class of U, lie on that side of the threshold; otherwise "".
+        The figures above, and `share_predicted_positive`, the share of U above the threshold, as
+        floats; all but the risks are clipped to [0, 1]. `collapsed` is "all-positive" or
+        "all-negative" if all but `TINY` of P, and all but the smaller of `TINY` and half the share
+        of the other class in U, lie on that side of the threshold; otherwise "".
 
     Raises
     ------
     ValueError
-        Shapes that disagree, a margin that is not finite, an s other than 0 and 1, no P or no U,
-        a prior outside (0, 1), a threshold that is NaN.
+        Different shapes, margins that are not finite, an s other than 0 and 1, no P or no U, a prior
+        outside (0, 1), a threshold that is NaN.
 
     Notes
     -----
-    Constant margins: pauc is 1/2, auc too, and `collapsed` names their side. One labelled
-    positive: pauc is the share of U below it, recall 0 or 1. No U above the threshold: precision
-    and f1 are 0, whatever the recall. upu_risk lies in [-prior, 1 + prior].
+    With constant margins pauc and auc are 1/2, and `collapsed` names their side. With one labelled
+    positive pauc is the share of U below it, and recall 0 or 1. If no row of U is above the
+    threshold, precision and f1 are 0, whatever the recall. upu_risk lies in [-prior, 1 + prior].
 
     References
     ----------
     Menon, van Rooyen, Ong, Williamson 2015, Learning from Corrupted Binary Labels via
-    Class-Probability Estimation: the AUC under label noise, here of U as negatives.
+    Class-Probability Estimation: AUC under label noise, here with U as negatives.
     Jain, White, Radivojac 2017, Recovering True Classifier Performance in Positive-Unlabeled
     Learning: AUC, recall, precision, false positive rate.
     Kiryo, Niu, du Plessis, Sugiyama 2017, Positive-Unlabeled Learning with Non-Negative Risk
@@ -119,14 +119,14 @@ def from_pu(margins: np.ndarray, s: np.ndarray, prior: float, threshold: float =
     if np.isnan(threshold):
         raise ValueError("threshold must be a number, got NaN")
     called = margins > threshold
-    recall, share = float(called[positive].mean()), float(called[~positive].mean())
+    recall, share_of_u = float(called[positive].mean()), float(called[~positive].mean())
     pauc = _pauc(margins[positive], margins[~positive])
     return {
         "pauc": pauc,
-        "auc": _within_0_and_1((pauc - prior / 2) / (1 - prior)),
-        **_decisions(recall, share, prior),
+        "auc": _clipped((pauc - prior / 2) / (1 - prior)),
+        **_decisions(recall, share_of_u, prior),
         **_risks(margins, positive, prior),
-        "collapsed": _collapsed(recall, share, prior),
+        "collapsed": _collapsed(recall, share_of_u, prior),
     }
 
 
@@ -161,14 +161,14 @@ def _pauc(labelled: np.ndarray, unlabelled: np.ndarray) -> float:
     return float((below + not_above).mean() / (2 * len(unlabelled)))
 
 
-def _decisions(recall: float, share: float, prior: float) -> dict[str, float]:
+def _decisions(recall: float, share_of_u: float, prior: float) -> dict[str, float]:
     hits = prior * recall  # as a share of U
-    precision = min(1.0, hits / share) if share > 0 else 0.0
-    false_positive_rate = _within_0_and_1((share - hits) / (1 - prior))
+    precision = min(1.0, hits / share_of_u) if share_of_u > 0 else 0.0
+    false_positive_rate = _clipped((share_of_u - hits) / (1 - prior))
     total = precision + recall
     return {
         "recall": recall,
-        "share_predicted_positive": share,
+        "share_predicted_positive": share_of_u,
         "precision": precision,
         "f1": 2 * precision * recall / total if total else 0.0,
         "false_positive_rate": false_positive_rate,
@@ -184,15 +184,15 @@ def _risks(margins: np.ndarray, positive: np.ndarray, prior: float) -> dict[str,
     return {"upu_risk": positive_part + negative_part, "nnpu_risk": positive_part + max(0.0, negative_part)}
 
 
-def _collapsed(recall: float, share: float, prior: float) -> str:
-    # With rare positives, nearly all of U is rightly below: only fewer than half of the expected
-    # positives count as none. Likewise for rare negatives.
-    if recall <= TINY and share <= min(TINY, prior / 2):
+def _collapsed(recall: float, share_of_u: float, prior: float) -> str:
+    # Rare positives: almost all of U is rightly below, so the limit is half of the expected positives.
+    # Likewise for rare negatives.
+    if recall <= TINY and share_of_u <= min(TINY, prior / 2):
         return "all-negative"
-    if recall >= 1 - TINY and share >= 1 - min(TINY, (1 - prior) / 2):
+    if recall >= 1 - TINY and share_of_u >= 1 - min(TINY, (1 - prior) / 2):
         return "all-positive"
     return ""
 
 
-def _within_0_and_1(value: float) -> float:
+def _clipped(value: float) -> float:
     return min(1.0, max(0.0, value))

@@ -1,4 +1,4 @@
-"""Groups of images that are the same picture: equal bytes, or embeddings that nearly coincide.
+"""Groups of images that show the same picture: equal bytes, or embeddings that nearly coincide.
 
 For unit rows u and v, |u - v|^2 = 2 - 2 cos(u, v), and an orthogonal projection can only shorten
 u - v. So every pair above a cosine lies within sqrt(2 - 2 cosine) in a few dimensions, where a
@@ -14,21 +14,24 @@ from itertools import chain
 import numpy as np
 from scipy.spatial import cKDTree
 
+from ..devices import cores
 from ..heads.linear_algebra import leading_subspace, unit_rows
 from ..storage.mapped_arrays import release_pages, take_rows
 
 _Pairs = tuple[np.ndarray, np.ndarray]
-_DIRECTIONS = 24  # to compare pairs in before all dimensions
-_TREE = 8  # to search in: trees are slow in more
+_DIRECTIONS = 24  # dimensions in which pairs are compared before all dimensions
+_TREE_DIMENSIONS = 8  # of the k-d tree, which is slow in more
 _SAMPLE = 1024  # rows that the directions are estimated from
-_BLOCK = 1 << 21  # numbers of X worked on at once
+_BLOCK_VALUES = 1 << 21  # values of X worked on at once
 _PAIRS = 1 << 20  # pairs in memory at once; a row with more neighbours is taken alone
-_CROWD = 1 << 10  # neighbours from which on it pays to leave out those of the same group
-_ROUNDING, _SLACK = 1e-6, 1e-5  # of distances in float32: between unit rows; between projections, generously
+_CROWD = 1 << 10  # neighbours from which on those of the same group are left out of the search
+_ROWS_FOR_THREADS = 1 << 16  # rows from which on the tree is searched by several threads
+_ROUNDING = 1e-6  # of distances between unit rows in float32
+_SLACK = 1e-5  # added to distances between projections
 
 
 def groups(X: np.ndarray, digests: np.ndarray | None = None, *, cosine: float | None = 0.999) -> np.ndarray:
-    """Number the groups of rows that are the same picture.
+    """Number the groups of rows that show the same picture.
 
     Two rows are twins when their digests are equal, their embeddings are equal byte for byte, or
     the cosine of their embeddings reaches the limit; a group is whatever twins of twins connect.
@@ -37,9 +40,9 @@ def groups(X: np.ndarray, digests: np.ndarray | None = None, *, cosine: float | 
     Parameters
     ----------
     X : ndarray of float16 or float32, (n, d)
-        Embeddings of any length; may be mapped, and is read in blocks.
+        Embeddings of any norm; may be mapped, and is read in blocks.
     digests : ndarray of uint8, (n, 32), optional
-        Of the image bytes; a row of zeros is unknown, and equal to none.
+        Digests of the image bytes; a row of zeros is unknown, and equal to none.
     cosine : float or None
         Least cosine of twins; 1 is the same direction up to rounding. Meant to be close to 1, as
         the time grows with the number of pairs near it. None, or above 1, for equal bytes only.
@@ -54,32 +57,73 @@ def groups(X: np.ndarray, digests: np.ndarray | None = None, *, cosine: float | 
     ValueError
         `cosine` not above 0, shapes that do not fit, or embeddings that are not finite.
     """
-    limit = 2.0 if cosine is None else cosine
-    if not limit > 0:
-        raise ValueError(f"cosine must be in (0, 1], or None for equal bytes only; got {cosine}")
-    if digests is None:
-        digests = np.zeros((len(X), 32), np.uint8)
-    if X.ndim != 2 or digests.shape != (len(X), 32):
-        raise ValueError(f"expected X (n, d) and digests (n, 32); got X {X.shape} and digests {digests.shape}")
-    parent, known = np.arange(len(X)), np.flatnonzero(digests.any(1))
-    _join_equal(parent, known, np.ascontiguousarray(digests[known]).view("S32").ravel())
-    content, norm, Z = _scan(X, _directions(X, _DIRECTIONS if limit <= 1 else 0))
-    distinct = _join_equal(parent, np.arange(len(X)), content)
-    del content
-    if limit <= 1:
-        zero = np.flatnonzero(norm == 0)  # not all equal in bytes, as there is -0.0
-        _join(parent, zero, zero[:1].repeat(len(zero)))
-        distinct = distinct[norm[distinct] > 0]
-        Z = Z[distinct]
+    scan = DuplicateScan(X, cosine, digests)
+    step = max(1, _BLOCK_VALUES // max(1, X.shape[1]))
+    for start in range(0, len(X), step):
+        scan.add(start, np.array(X[start : start + step]))
+        release_pages(X)
+    return scan.groups()
+
+
+class DuplicateScan:
+    """One pass over the rows of X, after which their groups can be computed.
+
+    Parameters
+    ----------
+    X : ndarray of float16 or float32, (n, d)
+        A sample is read at once, and pairs of near duplicates once more at the end.
+    cosine : float or None
+        As for `groups`.
+    digests : ndarray of uint8, (n, 32), optional
+        As for `groups`.
+    """
+
+    def __init__(self, X: np.ndarray, cosine: float | None, digests: np.ndarray | None = None):
+        limit = 2.0 if cosine is None else cosine
+        if not limit > 0:
+            raise ValueError(f"cosine must be in (0, 1], or None for equal bytes only; got {cosine}")
+        digests = np.zeros((len(X), 32), np.uint8) if digests is None else digests
+        if X.ndim != 2 or digests.shape != (len(X), 32):
+            raise ValueError(f"expected X (n, d) and digests (n, 32); got X {X.shape} and digests {digests.shape}")
+        self._X, self._limit, self._digests = X, limit, digests
+        self._basis = _directions(X, _DIRECTIONS if limit <= 1 else 0)
+        n = len(X)
+        self._content, self._norm = np.empty(n, "S32"), np.empty(n)
+        self._projection = np.empty((n, self._basis.shape[1]), np.float32)
+
+    def add(self, start: int, block: np.ndarray) -> None:
+        """Take the rows from ``start`` on, (b, d) in C order; raises `ValueError` where one is not finite."""
+        rows = slice(start, start + len(block))
+        self._content[rows] = [hashlib.sha256(row).digest() for row in block]
+        unit, self._norm[rows] = _unit(block)
+        self._projection[rows] = unit @ self._basis
+        bad = np.flatnonzero(~np.isfinite(self._norm[rows]))
+        if len(bad):
+            raise ValueError(f"X holds NaN or infinite values, first in row {start + bad[0]}")
+
+    def groups(self) -> np.ndarray:
+        """Groups of all rows, int64 (n,), once each row has been added; see `groups`."""
+        n = len(self._X)
+        parent, with_digest = np.arange(n), np.flatnonzero(self._digests.any(1))
+        _join_equal(parent, with_digest, np.ascontiguousarray(self._digests[with_digest]).view("S32").ravel())
+        distinct = _join_equal(parent, np.arange(n), self._content)
+        if self._limit <= 1:
+            zero = np.flatnonzero(self._norm == 0)  # not all equal in bytes, as there is -0.0
+            _join(parent, zero, zero[:1].repeat(len(zero)))
+            self._join_near_duplicates(parent, distinct[self._norm[distinct] > 0])
+        return _roots(parent, np.arange(n))
+
+    def _join_near_duplicates(self, parent: np.ndarray, distinct: np.ndarray) -> None:
+        projection = self._projection[distinct]
         if len(distinct):
-            order = cKDTree(Z[:, :_TREE]).indices  # neighbours in space become neighbours in number
-            distinct, Z = distinct[order], Z[order]
-        _join_near(parent, X, distinct, Z, max(float(np.sqrt(2 - 2 * limit)), _ROUNDING))
-    return _roots(parent, np.arange(len(X)))
+            order = cKDTree(projection[:, :_TREE_DIMENSIONS]).indices  # neighbours in space get nearby numbers
+            distinct, projection = distinct[order], projection[order]
+        radius = max(float(np.sqrt(2 - 2 * self._limit)), _ROUNDING)
+        _join_near(parent, self._X, distinct, projection, radius)
 
 
 def unlabelled_twins(group: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Find the unlabelled rows that share a group with a labelled positive: positives found already.
+    """Unlabelled rows that share a group with a labelled positive, so that they are positive too.
 
     Parameters
     ----------
@@ -100,14 +144,14 @@ def unlabelled_twins(group: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def _unit(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows at length 1 in float32, and their lengths; rows of zeros stay."""
+    """Rows scaled to unit norm, float32 (b, d), and their norms (b,); rows of zeros stay."""
     wide: np.ndarray = block.astype("f4" if block.dtype == np.float16 else "f8")  # squares must not overflow
     norm = unit_rows(wide)
     return wide.astype(np.float32, copy=False), norm
 
 
 def _directions(X: np.ndarray, count: int) -> np.ndarray:
-    """Orthonormal (d, k), k <= count: any would let every pair be found, those of most variance let in few others."""
+    """Orthonormal (d, k), k <= count. Any directions find every pair; those of most variance admit few others."""
     n, d = X.shape
     basis = np.random.default_rng(0).normal(size=(d, min(count, d, n))).astype(np.float32)
     sample, _ = _unit(take_rows(X, np.unique(np.linspace(0, max(n - 1, 0), min(n, _SAMPLE)).astype(np.intp))))
@@ -115,39 +159,21 @@ def _directions(X: np.ndarray, count: int) -> np.ndarray:
     return leading_subspace(sample, basis)
 
 
-def _scan(X: np.ndarray, basis: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Read X once: a digest of each row (n,), its length (n,), its unit row in the basis (n, k)."""
-    n, d = X.shape
-    content, norm, Z = np.empty(n, "S32"), np.empty(n), np.empty((n, basis.shape[1]), np.float32)
-    step = max(1, _BLOCK // max(1, d))
-    for start in range(0, n, step):
-        block = np.array(X[start : start + step])
-        release_pages(X)
-        here = slice(start, start + len(block))
-        content[here] = [hashlib.sha256(row).digest() for row in block]
-        unit, norm[here] = _unit(block)
-        Z[here] = unit @ basis
-        bad = np.flatnonzero(~np.isfinite(norm[here]))
-        if len(bad):
-            raise ValueError(f"X holds NaN or infinite values, first in row {start + bad[0]}")
-    return content, norm, Z
-
-
-# parent (n,): a row of the same group that is not larger; the smallest of a group is its own parent
+# Union-find. parent (n,): a row of the same group that is not larger; the smallest of a group is its own parent.
 
 
 def _roots(parent: np.ndarray, rows: np.ndarray) -> np.ndarray:
     root = parent[rows]
     while (parent[root] != root).any():
-        root = parent[rows] = parent[root]  # shortens the way, so that long chains are short the next time
+        root = parent[rows] = parent[root]  # path compression
     return root
 
 
-def _join(parent: np.ndarray, one: np.ndarray, other: np.ndarray) -> None:
-    while len(one):
-        a, b = _roots(parent, one), _roots(parent, other)
+def _join(parent: np.ndarray, first: np.ndarray, second: np.ndarray) -> None:
+    while len(first):
+        a, b = _roots(parent, first), _roots(parent, second)
         apart = a != b
-        one, other, a, b = one[apart], other[apart], a[apart], b[apart]
+        first, second, a, b = first[apart], second[apart], a[apart], b[apart]
         np.minimum.at(parent, np.maximum(a, b), np.minimum(a, b))
 
 
@@ -158,12 +184,12 @@ def _join_equal(parent: np.ndarray, rows: np.ndarray, content: np.ndarray) -> np
     return rows[first]
 
 
-def _join_near(parent: np.ndarray, X: np.ndarray, rows: np.ndarray, Z: np.ndarray, radius: float) -> None:
-    """Join the rows whose unit rows are within the radius; Z (m, k) holds projections of these, neighbours together."""
-    step = max(1, _BLOCK // (2 * X.shape[1]) if len(rows) else 1)
-    for one, other in _candidates(parent, rows, Z, radius + _SLACK):
-        for start in range(0, len(one), step):
-            i, j = one[start : start + step], other[start : start + step]
+def _join_near(parent: np.ndarray, X: np.ndarray, rows: np.ndarray, projection: np.ndarray, radius: float) -> None:
+    """Join the rows whose unit rows are within the radius; neighbours stand together in ``projection``, (m, k)."""
+    step = max(1, _BLOCK_VALUES // (2 * X.shape[1]) if len(rows) else 1)
+    for first, second in _candidates(parent, rows, projection, radius + _SLACK):
+        for start in range(0, len(first), step):
+            i, j = first[start : start + step], second[start : start + step]
             apart = _roots(parent, i) != _roots(parent, j)  # in a crowd, few are after the first blocks
             i, j = i[apart], j[apart]
             difference = _unit(X[i])[0] - _unit(X[j])[0]
@@ -171,23 +197,24 @@ def _join_near(parent: np.ndarray, X: np.ndarray, rows: np.ndarray, Z: np.ndarra
             _join(parent, i[twins], j[twins])
 
 
-def _candidates(parent: np.ndarray, rows: np.ndarray, Z: np.ndarray, radius: float) -> Iterator[_Pairs]:
-    """Yield pairs near in projection, a bounded number at a time; in a crowd, not those joined by then."""
+def _candidates(parent: np.ndarray, rows: np.ndarray, projection: np.ndarray, radius: float) -> Iterator[_Pairs]:
+    """Yield pairs that are near in projection, a bounded number at a time; in a crowd, not those joined already."""
     if not len(rows):
         return
-    tree = cKDTree(Z[:, :_TREE], leafsize=64)
-    count = tree.query_ball_point(tree.data, radius, return_length=True, workers=-1)
-    busy = np.flatnonzero(count > 1)  # each is near itself
+    tree = cKDTree(projection[:, :_TREE_DIMENSIONS], leafsize=64)
+    workers = cores() if len(rows) > _ROWS_FOR_THREADS else 1
+    count = tree.query_ball_point(tree.data, radius, return_length=True, workers=workers)
+    busy = np.flatnonzero(count > 1)  # each row is near itself
     for part in np.split(busy, 1 + np.flatnonzero(np.diff(np.cumsum(count[busy]) // _PAIRS))):
         others, nearby = np.arange(len(rows)), tree
         if count[part].max(initial=0) > _CROWD:
             others = _joinable(parent, rows, tree, part, radius)
             nearby = cKDTree(tree.data[others])
-        found = nearby.query_ball_point(tree.data[part], radius, return_sorted=False)
-        i = np.repeat(part, np.array([len(some) for some in found], np.intp))
-        j = others[np.fromiter(chain.from_iterable(found), np.intp, len(i))]
+        neighbours = nearby.query_ball_point(tree.data[part], radius, return_sorted=False)
+        i = np.repeat(part, np.array([len(row) for row in neighbours], np.intp))
+        j = others[np.fromiter(chain.from_iterable(neighbours), np.intp, len(i))]
         i, j = i[i < j], j[i < j]
-        close = np.square(Z[i] - Z[j]).sum(1) <= radius**2
+        close = np.square(projection[i] - projection[j]).sum(1) <= radius**2
         yield rows[i[close]], rows[j[close]]
 
 
@@ -196,5 +223,5 @@ def _joinable(parent: np.ndarray, rows: np.ndarray, tree: cKDTree, part: np.ndar
     centre = tree.data[part].mean(0)
     reach = np.linalg.norm(tree.data[part] - centre, axis=1).max() + radius
     others = np.array(tree.query_ball_point(centre, reach), np.intp)
-    home = np.unique(_roots(parent, rows[part]))
-    return others if len(home) > 1 else others[_roots(parent, rows[others]) != home]
+    own_groups = np.unique(_roots(parent, rows[part]))
+    return others if len(own_groups) > 1 else others[_roots(parent, rows[others]) != own_groups]

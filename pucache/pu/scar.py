@@ -1,17 +1,16 @@
-r"""Whether the labelled positives look like the positives that are found.
+r"""SCAR check: do the labelled positives look like the likely positives among the unlabelled?
 
-Everything estimated from positive and unlabelled data rests on the labelled positives being a fair
-sample of all ("selected completely at random", SCAR; Elkan and Noto 2008). That cannot be proven
-without knowing all positives, but it can be seen to fail: where it holds, labelled and unlabelled
-positives with the same margins cannot be told apart. So both are taken where a row is likely
-positive by a head that did not see it, and a two-sample test is made on their embeddings: a
-classifier by nearest neighbours is asked which rows are labelled (Schilling 1986, Henze 1988; the
-view as a classifier: Lopez-Paz and Oquab 2017). Its AUC is the effect size, 0.5 where it is
-guessing; its p-value comes from permuting the labels.
+Estimates from positive and unlabelled data assume that the labelled positives are a random sample of all
+positives ("selected completely at random", SCAR; Elkan and Noto 2008). This cannot be proven without
+knowing all positives, but it can be refuted: under SCAR, labelled and unlabelled positives with equal
+margins cannot be distinguished. So rows of both kinds are taken whose held-out posterior is high, and a
+two-sample test compares their embeddings: a nearest-neighbour classifier predicts which rows are labelled
+(Schilling 1986, Henze 1988; as a classifier test: Lopez-Paz and Oquab 2017). Its AUC is the effect size, 0.5
+if it is guessing; its p-value comes from permutations of the labels.
 
-The found rows hold some negatives. Were each of them told from every positive, they would raise the
-AUC by half their share; so much, and its chance, is not held against the labels. The test is blind
-to positives that are nowhere near the labelled ones, as these are not found.
+Some of the likely positives are negatives. If each of them could be told from every positive, the AUC would
+rise by half their share; an excess up to that, plus chance, is not held against the labels. The test does
+not see positives that are far from the labelled ones, because these have low margins.
 """
 
 from __future__ import annotations
@@ -27,58 +26,66 @@ from .calibration import Tilt
 from .labels import Labels
 from .near_duplicates import unlabelled_twins
 
-SURE = 0.5  # least posterior of the rows that are compared
-LEAST = 10  # rows of either kind, below which nothing is compared
-LEVEL, BEYOND = 0.01, 1.645  # of the test; standard errors by which an AUC must be above what negatives explain
-_MOST_LABELLED, _MOST_FOUND = 1000, 2000
+SURE = 0.5  # minimum posterior of the rows compared
+LEAST = 10  # minimum number of rows of either kind
+LEVEL = 0.01  # significance level of the test
+BEYOND = 1.645  # standard errors by which the AUC must exceed what negatives explain
+_MAX_LABELLED, _MAX_LIKELY = 1000, 2000  # rows compared
 
 
 @dataclass(frozen=True)
 class ScarCheck:
-    """What came of comparing labelled with found positives.
+    """Result of the comparison of labelled with likely positives.
 
     Attributes
     ----------
-    labelled, found : int
-        Rows that were compared: labelled positives, and unlabelled rows likely to be positive.
+    n_labelled, n_likely : int
+        Rows compared: labelled positives, and unlabelled rows likely to be positive.
     auc : float or None
-        Effect size: how well the labelled are told from the found, 0.5 by guessing and 1 without
-        an error; None where there were too few rows to compare.
+        Effect size: how well labelled rows are told from likely ones, 0.5 by guessing, 1 without an
+        error; None if there are too few rows.
     p_value : float or None
-        Of an AUC as great, were the labels permuted.
+        Probability of an AUC at least as great under permuted labels.
     explained : float or None
-        AUC that the negatives expected among the found could account for at most.
+        Greatest AUC that the negatives expected among the likely positives can account for.
     verdict : str
-        ``alike``; ``explained``: told apart, but no better than negatives among the found may
-        explain; ``differ``; ``too few`` to compare; ``none found``: the labelled look like positives
-        and next to nothing else does, because hardly any are hidden, or because the labels come
-        from elsewhere, such as another camera.
-    apart : ndarray of int64
-        Rows that were compared, from those most like the labelled to those most like the found.
+        ``alike``; ``explained``: told apart, but no better than negatives among the likely positives
+        may explain; ``differ``; ``too few`` rows to compare; ``none found``: almost no unlabelled row
+        is likely positive, because few are hidden, or because the labelled positives come from
+        elsewhere, such as another camera.
+    rows_by_likeness : ndarray of int64, (n_labelled + n_likely,)
+        Rows compared, from those most like the labelled to those most like the likely positives.
     """
 
-    labelled: int
-    found: int
+    n_labelled: int
+    n_likely: int
     auc: float | None = None
     p_value: float | None = None
     explained: float | None = None
     verdict: str = "too few"
-    apart: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64), repr=False, compare=False)
+    rows_by_likeness: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64), repr=False, compare=False)
 
-    def told(self) -> dict[str, Any]:
-        """Everything but the rows, ready for JSON."""
-        return {name: value for name, value in vars(self).items() if name != "apart"}
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the rows, for JSON."""
+        return {
+            "labelled": self.n_labelled,
+            "found": self.n_likely,
+            "auc": self.auc,
+            "p_value": self.p_value,
+            "explained": self.explained,
+            "verdict": self.verdict,
+        }
 
     def __str__(self) -> str:
-        """The verdict in a sentence."""
-        rows, said = f"{self.labelled:,} labelled and {self.found:,} found", _SAID[self.verdict]
+        """The verdict in one sentence."""
+        counts = f"{self.n_labelled:,} labelled and {self.n_likely:,} found"
+        sentence = f"labelled against found positives: {_VERDICTS[self.verdict]}"
         if self.auc is None:
-            return f"labelled against found positives: {said} ({rows})"
-        figures = f"told apart with AUC {self.auc:.2f}, p = {self.p_value:.2g} ({rows})"
-        return f"labelled against found positives: {said}: {figures}"
+            return f"{sentence} ({counts})"
+        return f"{sentence}: told apart with AUC {self.auc:.2f}, p = {self.p_value:.2g} ({counts})"
 
 
-_SAID = {
+_VERDICTS = {
     "alike": "no sign that they differ",
     "explained": "they differ no more than negatives among the found may explain",
     "differ": "they differ",
@@ -105,90 +112,116 @@ def check_scar(
     labels : Labels
         Known negatives are left out.
     margins : ndarray of float32, (n,)
-        Each by a head that did not see the row.
+        Held out: each from a head that did not see the row.
     tilt : Tilt
-        What makes posteriors of them.
+        Calibration of the margins.
     group : ndarray of int64, (n,), optional
-        Of images that show the same picture: one of each is compared, and no unlabelled copy of a
-        labelled positive.
+        Groups of images that show the same picture. One image per group is compared, and no
+        unlabelled copy of a labelled positive.
     seed : int
-        Of the sample, where the rows are many, and of the permutations.
+        Of the samples, where the rows are many, and of the permutations.
 
     Returns
     -------
     ScarCheck
     """
-    draw = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     sure = tilt.posterior(margins) >= SURE
-    labelled = _sample(_pictures(sure & (labels.s == 1), group), _MOST_LABELLED, draw)
-    found = _sample(_pictures(sure & _may_be_found(labels, group), group), _MOST_FOUND, draw)
-    if min(len(labelled), len(found)) < LEAST:
-        none = len(labelled) >= LEAST and len(found) < len(labelled) / 2
-        return ScarCheck(len(labelled), len(found), verdict="none found" if none else "too few")
-    both = np.concatenate([take_rows(X, labelled), take_rows(X, found)])
-    auc, p_value, error, likeness = two_sample(both, np.arange(len(both)) < len(labelled), draw)
-    explained = 0.5 + float(1 - tilt.posterior(margins[found]).mean()) / 2
-    verdict = "alike" if p_value >= LEVEL else "differ" if auc > explained + BEYOND * error else "explained"
-    apart = np.concatenate([labelled, found])[np.argsort(-likeness, kind="stable")]
-    return ScarCheck(len(labelled), len(found), auc, p_value, explained, verdict, apart)
+    labelled = _sample(_one_per_group(sure & (labels.s == 1), group), _MAX_LABELLED, generator)
+    likely = _sample(_one_per_group(sure & _candidates(labels, group), group), _MAX_LIKELY, generator)
+    if min(len(labelled), len(likely)) < LEAST:
+        few_hidden = len(labelled) >= LEAST and len(likely) < len(labelled) / 2
+        return ScarCheck(len(labelled), len(likely), verdict="none found" if few_hidden else "too few")
+    compared = np.concatenate([take_rows(X, labelled), take_rows(X, likely)])
+    test = two_sample(compared, np.arange(len(compared)) < len(labelled), generator)
+    explained = 0.5 + float(1 - tilt.posterior(margins[likely]).mean()) / 2
+    if test.p_value >= LEVEL:
+        verdict = "alike"
+    else:
+        verdict = "differ" if test.auc > explained + BEYOND * test.error else "explained"
+    return ScarCheck(
+        n_labelled=len(labelled),
+        n_likely=len(likely),
+        auc=test.auc,
+        p_value=test.p_value,
+        explained=explained,
+        verdict=verdict,
+        rows_by_likeness=np.concatenate([labelled, likely])[np.argsort(-test.likeness, kind="stable")],
+    )
 
 
-def _may_be_found(labels: Labels, group: np.ndarray | None) -> np.ndarray:
-    """Rows that are neither labelled, nor known to be negative, nor copies of a labelled one; bool (n,)."""
+def _candidates(labels: Labels, group: np.ndarray | None) -> np.ndarray:
+    """Rows that are neither labelled, nor known negatives, nor copies of a labelled row; bool (n,)."""
     rows = (labels.s == 0) & (labels.reviewed != -1)
     if group is not None:
         rows[unlabelled_twins(group, labels.s)[0]] = False
     return rows
 
 
-def _pictures(rows: np.ndarray, group: np.ndarray | None) -> np.ndarray:
-    """Numbers of the rows, one of each group; int64, rising."""
+def _one_per_group(rows: np.ndarray, group: np.ndarray | None) -> np.ndarray:
+    """Row numbers, one of each group, int64, ascending; `rows` is bool (n,)."""
     numbers = np.flatnonzero(rows)
     return numbers if group is None else np.sort(numbers[np.unique(group[numbers], return_index=True)[1]])
 
 
-def _sample(rows: np.ndarray, most: int, draw: np.random.Generator) -> np.ndarray:
-    return rows if len(rows) <= most else np.sort(draw.choice(rows, most, replace=False))
+def _sample(rows: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
+    return rows if len(rows) <= size else np.sort(generator.choice(rows, size, replace=False))
+
+
+@dataclass(frozen=True)
+class TwoSampleTest:
+    """Result of `two_sample`.
+
+    Attributes
+    ----------
+    auc : float
+        AUC of the likeness, shifted so that its mean over permuted labels is 0.5, because a row is
+        never its own neighbour.
+    p_value : float
+        Share of the permutations, and of the sample itself, with an AUC at least as great.
+    error : float
+        Standard deviation of the AUC over permuted labels.
+    likeness : ndarray of float64, (n,)
+        Share of the first sample among the sqrt(n) nearest other rows by cosine, centred.
+    """
+
+    auc: float
+    p_value: float
+    error: float
+    likeness: np.ndarray
 
 
 def two_sample(
-    X: np.ndarray, first: np.ndarray, draw: np.random.Generator, permutations: int = 999
-) -> tuple[float, float, float, np.ndarray]:
-    """How well two samples are told apart by the nearest neighbours of each row.
+    X: np.ndarray, first: np.ndarray, generator: np.random.Generator, permutations: int = 999
+) -> TwoSampleTest:
+    """Test whether two samples have one distribution, by the nearest neighbours of each row.
 
     Parameters
     ----------
     X : ndarray, (n, d)
     first : ndarray of bool, (n,)
-        Which rows are of the first sample.
-    draw : numpy.random.Generator
+        True for rows of the first sample.
+    generator : numpy.random.Generator
         Of the permutations.
     permutations : int
 
     Returns
     -------
-    auc : float
-        Of the share of the first sample among the sqrt(n) nearest other rows by cosine, centred;
-        moved so that its mean by permuted labels is 0.5, as a row is never its own neighbour.
-    p_value : float
-        Share of the permutations, and of the sample itself, whose AUC is as great.
-    error : float
-        Standard deviation of the AUC by permuted labels.
-    likeness : ndarray of float64, (n,)
-        That share: how much a row looks like the first sample.
+    TwoSampleTest
     """
-    k, order = max(1, round(len(X) ** 0.5)), draw.permutation(len(X))  # neighbours as near as others go by chance
+    k = max(1, round(len(X) ** 0.5))
+    order = generator.permutation(len(X))  # breaks ties between equally near rows at random
     near = _neighbours(X[order], k)[np.argsort(order)][:, np.argsort(order)]
-    labels = np.stack([first, *(draw.permutation(first) for _ in range(permutations))], axis=1)  # (n, 1 + permutations)
+    labels = np.stack([first, *(generator.permutation(first) for _ in range(permutations))], axis=1)  # (n, 1 + P)
     counts = near @ labels.astype(np.float32)  # of the first sample among the k nearest
     auc = _auc(counts.astype(np.int64), labels, k)
     p_value = np.count_nonzero(auc >= auc[0] - 1e-12) / len(auc)
     effect = float(np.clip(auc[0] - auc[1:].mean() + 0.5, 0, 1))
-    return effect, float(p_value), float(auc[1:].std()), counts[:, 0] / k
+    return TwoSampleTest(auc=effect, p_value=float(p_value), error=float(auc[1:].std()), likeness=counts[:, 0] / k)
 
 
 def _neighbours(X: np.ndarray, k: int) -> csr_array:
-    """Which rows are the k nearest others of a row, sparse (n, n)."""
+    """The k nearest other rows of each row, as a sparse (n, n) matrix of ones."""
     Z = np.asarray(X, np.float32) - np.mean(X, axis=0, dtype=np.float64).astype(np.float32)
     Z /= np.maximum(np.linalg.norm(Z, axis=1, keepdims=True), 1e-12)
     cosine = Z @ Z.T

@@ -16,7 +16,7 @@ from ..encoders.spec import ROUNDING
 from ..errors import ModelError
 from ..progress import Progress
 from ..storage.prefetch import prefetch
-from .classifier import PULinearClassifier
+from .linear_model import PULinearModel
 from .score_tables import ScoredRows, check_output, open_table
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class ScoreReport:
 
 
 def score(
-    model: str | Path | PULinearClassifier,
+    model: str | Path | PULinearModel,
     images: str | Path | Sequence[str | Path] | EmbeddingCache | Source,
     out: str | Path = "scores.csv",
     *,
@@ -59,7 +59,7 @@ def score(
 
     Parameters
     ----------
-    model : PULinearClassifier, or path of a model
+    model : PULinearModel, or path of a model
     images : EmbeddingCache, Source, str, path, or sequence of paths
         Caches, or a source of images, which are embedded first with the encoder of the model.
     out : path or URL
@@ -87,8 +87,8 @@ def score(
         The output has another suffix; options of embedding where a cache is scored.
     """
     check_output(out)
-    if not isinstance(model, PULinearClassifier):
-        model = PULinearClassifier.load(model)
+    if not isinstance(model, PULinearModel):
+        model = PULinearModel.load(model)
     source = _source_of(images)
     if source is not None:
         cache = cache or os.path.splitext(out)[0] + ".h5"
@@ -114,7 +114,7 @@ def _source_of(images: str | Path | Sequence[str | Path] | EmbeddingCache | Sour
     return os.fspath(images[0])
 
 
-def _score_cache(model: PULinearClassifier, cache: EmbeddingCache, out: str | Path) -> ScoreReport:
+def _score_cache(model: PULinearModel, cache: EmbeddingCache, out: str | Path) -> ScoreReport:
     cache.check("keys")
     positives, failures = 0, len(cache.failures)  # damage is noticed before anything is written
     with atomic_output(out) as temporary, open_table(temporary, out) as write:
@@ -126,7 +126,7 @@ def _score_cache(model: PULinearClassifier, cache: EmbeddingCache, out: str | Pa
 
 
 def embed_for(
-    model: PULinearClassifier,
+    model: PULinearModel,
     source: str | Path | Source,
     cache: str | Path,
     *,
@@ -144,7 +144,7 @@ def embed_for(
 
     Parameters
     ----------
-    model : PULinearClassifier
+    model : PULinearModel
     source : Source, or what `pucache.open_source` takes
     cache : path or URL
         Cache to write or to continue.
@@ -162,35 +162,31 @@ def embed_for(
     ModelError
         The model has no encoder that pucache can load, or the encoder loaded differs from it.
     """
-    from ..embedding.embed import embed
-    from ..embedding.local_engine import Local
-    from ..encoders.encoder import load_encoder
-    from ..images.source import open_source
+    from ..embedding.embed import run_embedding
+    from ..embedding.plan import EmbedOptions
+    from ..encoders.deferred import EncoderOptions, open_encoder
 
     open_destination(cache).check_writable()
-    if isinstance(source, str | Path):
-        source = open_source(source)
-    engine = engine or Local()
     expected = model.encoder_
     if expected is None or expected.name.startswith("imported:"):
         raise ModelError(
             f"the model was trained on {expected or 'bare arrays'}, which pucache cannot make; score a cache"
         )
-    encoder = load_encoder(
-        expected.name,
+    options = EncoderOptions(
+        name=expected.name,
         weights=weights,
-        device=engine.device(device),
+        device=engine.device(device) if engine else device,
         precision=precision,
         runtime=runtime,
         decode=decode,
         batch_size=batch_size,
-        like=encoder_of_existing(cache) or expected,
     )
+    encoder = open_encoder(options, like=encoder_of_existing(cache) or expected)
     differing = expected.differences(encoder.spec, ignoring=ROUNDING)
     if differing:
         raise ModelError(
             f"the model expects {expected}; the encoder at hand is {encoder.spec} (they differ in "
             f"{', '.join(differing)}): pass the weights it was trained with as --weights FILE"
         )
-    report = embed(source, cache, encoder, engine=engine, shard=shard, progress=progress)
+    report = run_embedding(source, cache, encoder, options=EmbedOptions(shard=shard), engine=engine, progress=progress)
     return EmbeddingCache(report.cache)

@@ -20,9 +20,9 @@ from benchmarks.quality.objective_methods import (
     balanced,
     trusted,
 )
-from pucache.heads.design_matrix import Moments
 from pucache.heads.fit import fit_heads
-from pucache.pu.folds import deal
+from pucache.heads.moments import Moments
+from pucache.pu.folds import assign_folds
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 P, U, DIM = 30, 400, 6
@@ -44,7 +44,7 @@ def made_up(seed=0, hidden=60):
 
 
 def rows_of(X, s):
-    return Rows.of(X, s, deal(s, 5, 0, None), Moments.of(X))
+    return Rows.of(X, s, assign_folds(s, 5, 0, None), Moments.of(X))
 
 
 @pytest.fixture

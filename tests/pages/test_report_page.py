@@ -10,6 +10,7 @@ from helpers.browser import needs_chromium, opened, violations
 from helpers.pictured import shaded
 from helpers.pictures import encode
 from helpers.planted import planted, two_kinds, write_cache
+from helpers.slow import slow
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.keys import encode_keys
@@ -172,7 +173,7 @@ def test_another_loss_trains_and_sweeps(made):
     model = train_pu(cache, s, device="cpu", loss="imbnnpu", draws=0, penalty=1e-3)
     found = evidence(cache, s, model, y)
     assert found.trained.loss == "imbnnpu" and not found.other_labels
-    assert len({row["pauc"] for row in found.swept.rows}) > 1 and "true_f1" in found.swept.rows[0]
+    assert len({row.pauc for row in found.swept.rows}) > 1 and found.swept.rows[0].true_f1 is not None
 
 
 def test_reviewed_images_are_trained_on_and_not_shown_as_candidates(made, tmp_path):
@@ -230,7 +231,7 @@ def test_provenance_names_files_hashes_parameters_and_versions(made, tmp_path):
         assert text in html
 
 
-@pytest.mark.parametrize("labelled", [1, 2, 5])
+@pytest.mark.parametrize("labelled", [1, slow(2), slow(5)])
 def test_few_positives_make_a_page_that_warns(tmp_path, labelled):
     cache, s = bare(tmp_path, 80, labelled)
     numbers = report(cache, s, tmp_path / "r.html", **FAST)
@@ -286,7 +287,7 @@ def test_the_page_is_small(made):
 
 
 @needs_chromium
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", slow("dark")])
 def test_the_page_works_and_is_accessible(made, browser, scheme):
     with opened(browser, made[0], color_scheme=scheme) as page:
         page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")

@@ -1,4 +1,5 @@
 import re
+from dataclasses import MISSING, fields
 from xml.etree import ElementTree
 
 import numpy as np
@@ -7,8 +8,15 @@ import pytest
 from pucache.pages import report_plots, report_statistics
 from pucache.pages.report_statistics import HeldOut
 from pucache.pu.calibration import fit_tilt
-from pucache.pu.prior_sweep import Sweep
+from pucache.pu.prior_sweep import Sweep, SweepRow
 from pucache.pu.priors import PriorEstimate
+
+
+def sweep_row(prior, **true):
+    """A row of a sweep; the figures that are not drawn are 0."""
+    drawn = {"pauc": 0.8, "auc": 0.9, "f1": 0.5, "share_predicted_positive": 0.2}
+    required = [field.name for field in fields(SweepRow) if field.default is MISSING]
+    return SweepRow(**dict.fromkeys(required, 0.0) | {"prior": prior} | drawn | true)
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +28,7 @@ def drawings():
     tilt = fit_tilt(np.concatenate([positive, unlabelled]), np.repeat([1, 0], [50, 600]))
     held = HeldOut(positive, unlabelled, tilt, 1.0, y)
     estimates = [PriorEstimate("tilt", 0.2, 0.15, 0.25, 0.9, 9), PriorEstimate("bbe", 0.3, 0.0, 1.0, 0.9, 0)]
-    row = {"prior": 0.1, "pauc": 0.8, "auc": 0.9, "f1": 0.5, "share_predicted_positive": 0.2, "true_f1": 0.6}
-    swept = Sweep([row, row | {"prior": 0.3}], 1e-3, "flat: so it is")
+    swept = Sweep([sweep_row(prior, true_f1=0.6) for prior in (0.1, 0.3)], 1e-3, "flat: so it is")
     return {
         "priors": report_plots.prior_methods(estimates, 0.2, 0.21),
         "margins": report_plots.margins(report_statistics.margin_histogram(held), 1.0),
@@ -86,6 +93,5 @@ def test_drawing_leaves_the_settings_of_matplotlib_alone(drawings):
 
 
 def test_a_sweep_without_truth_has_no_line_of_it(drawings):
-    row = {"prior": 0.1, "pauc": 0.8, "auc": 0.9, "f1": 0.5, "share_predicted_positive": 0.2}
-    svg = str(report_plots.draw("sweep", "t", "f", report_plots.prior_sweep(Sweep([row], 0.0, "flat"), 0.2)))
+    svg = str(report_plots.draw("sweep", "t", "f", report_plots.prior_sweep(Sweep([sweep_row(0.1)], 0.0, "flat"), 0.2)))
     assert "F1, estimated" in svg and "true" not in svg

@@ -15,7 +15,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from pucache.encoders.spec import EncoderSpec
 from pucache.errors import LabelError, ModelError
-from pucache.heads.fit import Protocol
+from pucache.heads.minibatch import SGDSettings
 from pucache.heads.risks import RISKS
 from pucache.pu import model_file
 from pucache.pu.classifier import PULinearClassifier
@@ -119,7 +119,9 @@ def test_the_default_risk_has_one_minimiser_whatever_the_prior(fitted):
 
 
 @pytest.mark.parametrize("loss", RISKS)
-@pytest.mark.parametrize("more", [{"prior": None}, {"solver": "sgd", "protocol": QUICK, "penalty": "auto"}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{"prior": None}, {"solver": "sgd", "sgd_settings": QUICK, "penalty": "auto"}], ids=str
+)
 def test_every_loss_ranks_the_planted_positives(loss, more):
     model = classifier(loss=loss, draws=0, **more).fit(X, S)
     assert roc_auc_score(Y[S == 0], model.decision_function(X[S == 0])) > 0.9
@@ -256,7 +258,7 @@ def test_label_errors_are_value_errors_for_scikit_learn():
         {"surrogate": "hinge"},
         {"surrogate": "sigmoid", "loss": "bce"},
         {"device": "abacus"},
-        {"protocol": QUICK},
+        {"sgd_settings": QUICK},
     ],
     ids=str,
 )
@@ -431,7 +433,10 @@ def test_weights_that_cannot_be_trained_with_are_refused(weights, message):
         {"prior": None, "penalty": "auto", "draws": 2, "threshold": "precision=0.9", "deploy_prior": 0.1},
         {"prior": 0.25, "threshold": -0.3, "seed": 5, "loss": "nnpu", "n_folds": 3, "surrogate": "logistic"},
         {"prior": np.float32(0.25), "seed": np.int64(3), "threshold": np.float64(0.1), "target_prior": np.float16(0.5)},
-        {"solver": "sgd", "protocol": Protocol(epochs=2, min_steps=np.int32(9), batch_size=50, learning_rate=0.02)},
+        {
+            "solver": "sgd",
+            "sgd_settings": SGDSettings(epochs=2, min_steps=np.int32(9), batch_size=50, learning_rate=0.02),
+        },
     ],
     ids=["plain", "automatic", "many", "numpy scalars", "protocol"],
 )

@@ -4,18 +4,19 @@ from helpers.planted import QUICK, planted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pucache.heads.design_matrix import Moments
 from pucache.heads.fit import fit_heads
+from pucache.heads.moments import Moments
 from pucache.heads.risks import PURisk
-from pucache.pu import cross_fitting
+from pucache.pu import cross_fitting, penalty_choice
 from pucache.pu.calibration import Tilt
-from pucache.pu.cross_fitting import PENALTIES, CrossFitter, ranks_of_positives, weakest_of_the_best
-from pucache.pu.folds import deal
+from pucache.pu.cross_fitting import CrossFitter
+from pucache.pu.folds import assign_folds
+from pucache.pu.penalty_choice import PENALTIES, ranks_of_positives, weakest_of_the_best
 from pucache.pu.review_weights import TrainingLabels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 X, S, Y = planted(150, labelled=30, apart=0.5)
-FOLD = deal(S, 3, 0, None)
+FOLD = assign_folds(S, 3, 0, None)
 
 
 def fitter(X=X, S=S, weights=None, fold=FOLD, *, moments=None, risk=None, **training):
@@ -26,7 +27,7 @@ def fitter(X=X, S=S, weights=None, fold=FOLD, *, moments=None, risk=None, **trai
 # --- held out ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("training", [{}, {"solver": "sgd", "protocol": QUICK}], ids=["batch", "sgd"])
+@pytest.mark.parametrize("training", [{}, {"solver": "sgd", "sgd_settings": QUICK}], ids=["batch", "sgd"])
 @pytest.mark.parametrize("held", [0, 1, 2])
 def test_the_head_of_a_fold_is_blind_to_its_rows_and_to_their_labels(held, training):
     """The moments, which X alone decides and no label, are shared; they are held fixed here."""
@@ -34,18 +35,18 @@ def test_the_head_of_a_fold_is_blind_to_its_rows_and_to_their_labels(held, train
     other_rows, other_labels = X.copy(), S.copy()
     other_labels[rows] = 1 - other_labels[rows]
     other_rows[rows] = 5 + np.arange(rows.sum() * X.shape[1], dtype=np.float32).reshape(-1, X.shape[1])
-    first = fitter(moments=moments, **training).at((1e-3,))[0]
-    relabelled = fitter(X, other_labels, moments=moments, **training).at((1e-3,))[0]
+    first = fitter(moments=moments, **training).fit((1e-3,))[0]
+    relabelled = fitter(X, other_labels, moments=moments, **training).fit((1e-3,))[0]
     assert np.abs(relabelled.heads.coef - first.heads.coef).max(1)[np.arange(3) != held].min() > 1e-3
     if not training:  # sgd deals its batches by label
         np.testing.assert_allclose(relabelled.heads.coef[held], first.heads.coef[held], rtol=1e-3, atol=1e-3)
         np.testing.assert_allclose(relabelled.margins[rows], first.margins[rows], rtol=1e-3, atol=1e-2)
-        replaced = fitter(other_rows, S, moments=moments, **training).at((1e-3,), start=first.heads)[0]
+        replaced = fitter(other_rows, S, moments=moments, **training).fit((1e-3,), start=first.heads)[0]
         np.testing.assert_allclose(replaced.heads.coef[held], first.heads.coef[held], rtol=2e-2, atol=2e-2)
 
 
 def test_margins_are_those_of_the_head_that_left_the_row_out():
-    several = fitter().at((1e-4, 1e-2))
+    several = fitter().fit((1e-4, 1e-2))
     assert [one.penalty for one in several] == [1e-4, 1e-2]
     for one in several:
         assert one.heads.coef.shape == (3, 6) and (one.fold == FOLD).all() and one.margins.dtype == np.float32
@@ -57,7 +58,7 @@ def test_margins_are_those_of_the_head_that_left_the_row_out():
 @pytest.mark.parametrize("weighted", [False, True])
 def test_each_head_is_the_one_that_training_without_its_fold_gives(weighted):
     weights = np.random.default_rng(0).uniform(0.2, 2, len(S)).astype(np.float32) if weighted else None
-    together = fitter(weights=weights).at((1e-3, 1e-2), tolerance=1e-4)
+    together = fitter(weights=weights).fit((1e-3, 1e-2), tolerance=1e-4)
     for number in range(3):
         kept = number != FOLD
         alone = fit_heads(
@@ -76,15 +77,15 @@ def test_each_head_is_the_one_that_training_without_its_fold_gives(weighted):
 
 def test_noise_is_not_ranked_by_heads_that_have_not_seen_it():
     noise, s, _ = planted(120, d=100, labelled=40, apart=0.0)
-    fold = deal(s, 4, 0, None)
-    held_out = fitter(noise, s, fold=fold).at((1e-6,))[0].margins
-    seen = fitter(noise, s, fold=np.zeros(120, int)).at((1e-6,))[0].margins
+    fold = assign_folds(s, 4, 0, None)
+    held_out = fitter(noise, s, fold=fold).fit((1e-6,))[0].margins
+    seen = fitter(noise, s, fold=np.zeros(120, int)).fit((1e-6,))[0].margins
     assert abs(held_out[s == 1].mean() - held_out[s == 0].mean()) < 0.5 * held_out.std()
     assert (seen[s == 1, None] > seen[s == 0]).mean() > 0.85
 
 
 def test_one_fold_means_one_head_of_all_rows():
-    one = fitter(fold=np.zeros(150, np.int64)).at((1e-3,))[0]
+    one = fitter(fold=np.zeros(150, np.int64)).fit((1e-3,))[0]
     whole = fit_heads(X, S, penalty=1e-3, prior=0.3, device="cpu", tolerance=2e-3)
     assert one.heads.coef.shape == (1, 6)
     np.testing.assert_allclose(one.heads.coef, whole.coef, rtol=1e-2, atol=1e-2)
@@ -135,7 +136,7 @@ def test_positives_are_ranked_by_the_share_of_likely_negatives_above_them(monkey
     margins, s = np.array([5, 1, 2, 0, 3, 2], np.float32), np.array([1, 1, 1, 0, 0, 0])
     every, some = Tilt(0.0, 1.0, 1e-9), Tilt(-250.0, 100.0, 0.5)  # who of U is negative: all, or those below 2.5
     for tilt, shares in ((every, [0, 2 / 3, 2 / 3]), (some, [0, 1 / 2, 1 / 2])):  # a tie counts as above
-        monkeypatch.setattr(cross_fitting, "fit_tilt", lambda *_, tilt=tilt, **__: tilt)
+        monkeypatch.setattr(penalty_choice, "fit_tilt", lambda *_, tilt=tilt, **__: tilt)
         np.testing.assert_allclose(
             ranks_of_positives([margins], TrainingLabels.of(s))[0], -np.log(np.array(shares) + 0.01)
         )
@@ -173,10 +174,10 @@ def test_margins_that_are_equal_inverted_or_far_apart_have_finite_ranks(margins)
 
 def test_a_strong_penalty_is_chosen_where_labels_are_few_and_dimensions_many():
     rows, s, _ = planted(150, d=60, labelled=12, apart=0.3)
-    few = fitter(rows, s, fold=deal(s, 5, 0, None))
-    chosen = few.choose()
+    few = fitter(rows, s, fold=assign_folds(s, 5, 0, None))
+    chosen = few.choose_penalty()
     assert chosen.penalty in PENALTIES and chosen.penalty >= 1e-4
-    grid = few.choose((1e-6, 1e-5))
+    grid = few.choose_penalty((1e-6, 1e-5))
     assert grid.penalty in (1e-6, 1e-5) and (grid.fold == few.fold).all()
 
 
@@ -194,9 +195,9 @@ def test_every_fold_has_both_kinds_and_whole_groups_or_there_is_one_fold(labels,
     s = np.array([label for label, _ in labels], np.int8)
     s[:2] = 0, 1
     group = np.array([number for _, number in labels]) if grouped else None
-    fold = deal(s, count, seed, group)
+    fold = assign_folds(s, count, seed, group)
     assert fold.shape == s.shape and fold.min() == 0 and fold.max() < count
-    assert (deal(s, count, seed, group) == fold).all()
+    assert (assign_folds(s, count, seed, group) == fold).all()
     if fold.max() > 0:
         for number in range(fold.max() + 1):
             assert set(s[fold == number]) == {0, 1}
@@ -207,20 +208,20 @@ def test_every_fold_has_both_kinds_and_whole_groups_or_there_is_one_fold(labels,
 
 
 def test_folds_are_even_and_depend_on_the_seed():
-    fold = deal(S, 5, 0, None)
+    fold = assign_folds(S, 5, 0, None)
     for value in (0, 1):
         assert np.ptp(np.bincount(fold[value == S])) <= 1
-    assert (deal(S, 5, 1, None) != fold).any()
+    assert (assign_folds(S, 5, 1, None) != fold).any()
 
 
 def test_positives_that_are_all_twins_leave_nothing_to_hold_out():
     group = np.where(S == 1, 0, 1 + np.arange(len(S)))
-    assert (deal(S, 5, 0, group) == 0).all()
+    assert (assign_folds(S, 5, 0, group) == 0).all()
 
 
 def test_a_group_for_each_row_is_asked_for():
     with pytest.raises(ValueError, match=r"^expected one group for each of 150 rows, got groups \(5,\)$"):
-        deal(S, 3, 0, np.arange(5))
+        assign_folds(S, 3, 0, np.arange(5))
 
 
 # --- bootstrap draws ---------------------------------------------------------------------------
@@ -229,15 +230,15 @@ def test_a_group_for_each_row_is_asked_for():
 @pytest.mark.parametrize("draws", [1, 7, 23])
 def test_draws_are_of_as_many_rows_of_each_kind_and_repeat_by_seed(draws):
     several = fitter()
-    fitted = several.at((1e-3,))[0]
-    found = list(several.resampled(fitted, draws, 1))
+    fitted = several.fit((1e-3,))[0]
+    found = list(several.bootstrap(fitted, draws, 1))
     assert len(found) == draws
     for draw in found:
         counts = draw.weights
         assert draw.margins.shape == counts.shape == S.shape and (draw.s == S).all()
         assert np.isfinite(draw.margins).all()
         assert counts[S == 1].sum() == 30 and counts[S == 0].sum() == 120 and counts.max() > 1
-    again, other = list(several.resampled(fitted, draws, 1)), list(several.resampled(fitted, draws, 2))
+    again, other = list(several.bootstrap(fitted, draws, 1)), list(several.bootstrap(fitted, draws, 2))
     for one, same, another in zip(found, again, other, strict=True):
         assert (one.margins == same.margins).all() and (one.weights == same.weights).all()
         assert (one.weights != another.weights).any()
@@ -246,13 +247,13 @@ def test_draws_are_of_as_many_rows_of_each_kind_and_repeat_by_seed(draws):
 
 def test_no_draws_yield_nothing():
     several = fitter()
-    assert list(several.resampled(several.at((1e-3,))[0], 0, 0)) == []
+    assert list(several.bootstrap(several.fit((1e-3,))[0], 0, 0)) == []
 
 
 def test_the_margins_of_a_draw_are_held_out_and_of_heads_trained_on_that_draw():
     several = fitter()
-    fitted = several.at((1e-2,))[0]
-    drawn = next(several.resampled(fitted, 1, 0))
+    fitted = several.fit((1e-2,))[0]
+    drawn = next(several.bootstrap(fitted, 1, 0))
     margins, counts = drawn.margins, drawn.weights
     for number in range(3):
         weights = (counts * (number != FOLD)).astype(np.float32)[:, None]
@@ -265,7 +266,7 @@ def test_the_margins_of_a_draw_are_held_out_and_of_heads_trained_on_that_draw():
 def test_rows_without_weight_are_never_drawn():
     weights = np.where(np.arange(150) % 2, 2.0, 0.0).astype(np.float32)
     several = fitter(weights=weights)
-    for draw in several.resampled(several.at((1e-3,))[0], 5, 0):
+    for draw in several.bootstrap(several.fit((1e-3,))[0], 5, 0):
         times = draw.weights / 2  # what is told is how often times the weight
         assert not times[weights == 0].any() and times.max() > 1
         assert times[S == 1].sum() == ((S == 1) & (weights > 0)).sum() and times.sum() == (weights > 0).sum()
@@ -273,18 +274,18 @@ def test_rows_without_weight_are_never_drawn():
 
 def test_of_many_unlabelled_rows_a_sample_chooses_and_is_drawn_from(monkeypatch):
     whole = fitter()
-    monkeypatch.setattr(cross_fitting, "SAMPLE", 60 * X.itemsize * X.shape[1])
+    monkeypatch.setattr(cross_fitting, "SAMPLE_BYTES", 60 * X.itemsize * X.shape[1])
     sampled = fitter()
-    chosen = sampled.choose((1e-4, 1e-2))
+    chosen = sampled.choose_penalty((1e-4, 1e-2))
     assert chosen.margins.shape == S.shape and (chosen.fold == FOLD).all()
-    np.testing.assert_allclose(chosen.margins, whole.at((chosen.penalty,), tolerance=1e-3)[0].margins, atol=0.2)
-    for draw in sampled.resampled(chosen, 2, 0):
+    np.testing.assert_allclose(chosen.margins, whole.fit((chosen.penalty,), tolerance=1e-3)[0].margins, atol=0.2)
+    for draw in sampled.bootstrap(chosen, 2, 0):
         assert draw.margins.shape == draw.s.shape == draw.weights.shape == (90,)
         assert draw.s.sum() == draw.weights[draw.s == 1].sum() == 30 and draw.weights.sum() == 90
         assert np.corrcoef(draw.margins, draw.s)[0, 1] > 0.3
 
 
 def test_the_same_again_is_the_same():
-    one, other = (fitter().choose((1e-4, 1e-3, 1e-2)) for _ in range(2))
+    one, other = (fitter().choose_penalty((1e-4, 1e-3, 1e-2)) for _ in range(2))
     assert one.penalty == other.penalty and (one.margins == other.margins).all()
     assert (one.heads.coef == other.heads.coef).all() and (one.heads.intercept == other.heads.intercept).all()

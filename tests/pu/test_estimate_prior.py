@@ -2,7 +2,7 @@ import pytest
 from helpers.planted import planted, write_cache
 
 from pucache.pu.data import PUData
-from pucache.pu.estimate_prior import estimate_prior
+from pucache.pu.estimate_prior import estimate_prior_on
 
 
 @pytest.fixture(scope="module")
@@ -12,7 +12,7 @@ def data(tmp_path_factory):
 
 
 def test_the_tilt_finds_the_planted_prior(data):
-    (found,) = estimate_prior(data, methods=["tilt"], draws=10, device="cpu")
+    (found,) = estimate_prior_on(data, methods=["tilt"], draws=10, device="cpu")
     assert found.prior == pytest.approx(0.2, abs=0.04)
     assert found.low <= found.prior <= found.high and 0.005 < found.high - found.low < 0.15
     assert (found.method, found.draws, found.level) == ("tilt", 10, 0.9)
@@ -20,13 +20,15 @@ def test_the_tilt_finds_the_planted_prior(data):
 
 def test_methods_come_in_the_order_asked_for_and_repeat_by_seed(data):
     asked = ["bbe", "tilt"]
-    first, again, other = (estimate_prior(data, methods=asked, draws=3, seed=seed, device="cpu") for seed in (0, 0, 1))
+    first, again, other = (
+        estimate_prior_on(data, methods=asked, draws=3, seed=seed, device="cpu") for seed in (0, 0, 1)
+    )
     assert [one.method for one in first] == asked
     assert first == again and first != other
 
 
 def test_no_draws_no_interval(data):
-    (found,) = estimate_prior(data, methods=["tilt"], draws=0, device="cpu")
+    (found,) = estimate_prior_on(data, methods=["tilt"], draws=0, device="cpu")
     assert (found.low, found.high, found.draws) == (0.0, 1.0, 0)
 
 
@@ -37,4 +39,4 @@ def test_no_draws_no_interval(data):
 )
 def test_arguments_outside_their_domain_are_refused(data, bad):
     with pytest.raises(ValueError, match=r"unknown method|draws must be"):
-        estimate_prior(data, **bad)
+        estimate_prior_on(data, **bad)

@@ -49,7 +49,7 @@ def by_brute_force(X, cosine):
 def room(request, monkeypatch):
     """Also with so little room that everything goes in many blocks."""
     if request.param == "scarce":
-        for name, value in {"_PAIRS": 4, "_CROWD": 2, "_BLOCK": 48, "_SAMPLE": 5}.items():
+        for name, value in {"_PAIRS": 4, "_CROWD": 2, "_BLOCK_VALUES": 48, "_SAMPLE": 5}.items():
             monkeypatch.setattr(near_duplicates, name, value)
 
 

@@ -4,7 +4,7 @@ from helpers.planted import planted, write_cache
 
 from pucache.pu.data import PUData
 from pucache.pu.labels import Labels
-from pucache.pu.prior_sweep import sweep
+from pucache.pu.prior_sweep import sweep_on
 
 
 @pytest.fixture(scope="module")
@@ -15,56 +15,56 @@ def data(tmp_path_factory):
 
 
 def test_the_default_risk_gives_one_set_of_heads_whatever_the_prior(data):
-    result = sweep(data[0], priors=[0.05, 0.2, 0.5], seeds=[0, 1], device="cpu")
-    assert [(row["prior"], row["seed"]) for row in result.rows] == [(p, s) for p in (0.05, 0.2, 0.5) for s in (0, 1)]
+    result = sweep_on(data[0], priors=[0.05, 0.2, 0.5], seeds=[0, 1], device="cpu")
+    assert [(row.prior, row.seed) for row in result.rows] == [(p, s) for p in (0.05, 0.2, 0.5) for s in (0, 1)]
     for name in ("pauc", "risk", "clamped"):
         values = {
-            row["seed"]: {other[name] for other in result.rows if other["seed"] == row["seed"]} for row in result.rows
+            row.seed: {getattr(other, name) for other in result.rows if other.seed == row.seed} for row in result.rows
         }
         assert all(len(of_seed) == 1 for of_seed in values.values())
     assert result.verdict.startswith("flat: the sigmoid loss at target prior 0.5")
-    assert len({row["f1"] for row in result.rows}) > 3  # what is estimated of them does depend on it
+    assert len({row.f1 for row in result.rows}) > 3  # what is estimated of them does depend on it
 
 
 def test_a_risk_that_needs_the_prior_is_trained_at_each(data):
-    result = sweep(data[0], priors=[0.02, 0.2, 0.7], seeds=[0], loss="nnpu", penalty=1e-4, device="cpu")
-    assert len({row["pauc"] for row in result.rows}) == 3
+    result = sweep_on(data[0], priors=[0.02, 0.2, 0.7], seeds=[0], loss="nnpu", penalty=1e-4, device="cpu")
+    assert len({row.pauc for row in result.rows}) == 3
     assert "clamp" in result.verdict and "estimate-prior" in result.verdict
 
 
 def test_a_sweep_trains_as_one_fit_does(data):
     """Every prior and seed alone gives what all give together."""
     settings = {"loss": "imbnnpu", "penalty": 1e-3, "device": "cpu"}
-    together = sweep(data[0], priors=[0.1, 0.4], seeds=[3, 5], **settings).rows
-    alone = [sweep(data[0], priors=[p], seeds=[s], **settings).rows[0] for p in (0.1, 0.4) for s in (3, 5)]
+    together = sweep_on(data[0], priors=[0.1, 0.4], seeds=[3, 5], **settings).rows
+    alone = [sweep_on(data[0], priors=[p], seeds=[s], **settings).rows[0] for p in (0.1, 0.4) for s in (3, 5)]
     for row, other in zip(together, alone, strict=True):
-        assert row["pauc"] == pytest.approx(other["pauc"], abs=2e-3) and row["seed"] == other["seed"]
-        assert row["risk"] == pytest.approx(other["risk"], abs=2e-3)
+        assert row.pauc == pytest.approx(other.pauc, abs=2e-3) and row.seed == other.seed
+        assert row.risk == pytest.approx(other.risk, abs=2e-3)
 
 
 def test_truth_stands_beside_the_estimates(data):
     data, y = data
     truth = y.astype(np.int8).copy()
     truth[:50] = -1  # not known
-    rows = sweep(data, priors=[0.2], seeds=[0], truth=truth, device="cpu").rows
-    assert rows[0]["true_auc"] > 0.8 and abs(rows[0]["true_f1"] - rows[0]["f1"]) < 0.25
-    assert not any(name.startswith("true_") for name in sweep(data, priors=[0.2], seeds=[0], device="cpu").rows[0])
+    rows = sweep_on(data, priors=[0.2], seeds=[0], truth=truth, device="cpu").rows
+    assert rows[0].true_auc > 0.8 and abs(rows[0].true_f1 - rows[0].f1) < 0.25
+    assert not any(name.startswith("true_") for name in sweep_on(data, priors=[0.2], seeds=[0], device="cpu").rows[0].to_dict())
 
 
 def test_the_authors_solver_can_be_swept(data):
-    from pucache.heads.minibatch import Protocol
+    from pucache.heads.minibatch import SGDSettings
 
-    protocol = Protocol(epochs=2, min_steps=100, learning_rate=0.02)
-    rows = sweep(
-        data[0], priors=[0.2], seeds=[0, 1], solver="sgd", loss="imbnnpu", protocol=protocol, device="cpu"
+    settings = SGDSettings(epochs=2, min_steps=100, learning_rate=0.02)
+    rows = sweep_on(
+        data[0], priors=[0.2], seeds=[0, 1], solver="sgd", loss="imbnnpu", sgd_settings=settings, device="cpu"
     ).rows
-    assert all(row["pauc"] > 0.7 and 0 <= row["clamped"] <= 1 for row in rows)
+    assert all(row.pauc > 0.7 and 0 <= row.clamped <= 1 for row in rows)
 
 
 @pytest.mark.parametrize("bad", [{"priors": []}, {"priors": [0.0]}, {"priors": [1.0]}, {"seeds": []}])
 def test_priors_outside_their_domain_are_refused(data, bad):
     with pytest.raises(ValueError, match="priors must lie strictly between 0 and 1"):
-        sweep(data[0], **bad)
+        sweep_on(data[0], **bad)
 
 
 def test_priors_that_a_review_has_shown_to_be_wrong_are_left_out(tmp_path):
@@ -72,8 +72,8 @@ def test_priors_that_a_review_has_shown_to_be_wrong_are_left_out(tmp_path):
     reviewed = np.where((y == 1) & (s == 0), 1, 0).astype(np.int8)
     data = PUData.of(write_cache(tmp_path / "c.h5", X), Labels(s, reviewed))
     share = reviewed.sum() / (s == 0).sum()
-    result = sweep(data, priors=(0.01, 0.1, 0.5), seeds=(0,), device="cpu", penalty=1e-3)
-    assert share > 0.1 and [row["prior"] for row in result.rows] == [0.5]
+    result = sweep_on(data, priors=(0.01, 0.1, 0.5), seeds=(0,), device="cpu", penalty=1e-3)
+    assert share > 0.1 and [row.prior for row in result.rows] == [0.5]
     assert "Left out, as a review has shown them to be wrong: 2 priors." in result.verdict
     with pytest.raises(ValueError, match=r"the prior cannot be 0\.01"):
-        sweep(data, priors=(0.01, 0.1), seeds=(0,), device="cpu", penalty=1e-3)
+        sweep_on(data, priors=(0.01, 0.1), seeds=(0,), device="cpu", penalty=1e-3)

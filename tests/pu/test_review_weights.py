@@ -5,17 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import expit
 
-from pucache.heads.design_matrix import Moments
 from pucache.heads.fit import fit_heads
+from pucache.heads.moments import Moments
 from pucache.heads.risks import PURisk
 from pucache.pu import model_file
 from pucache.pu.classifier import PULinearClassifier
 from pucache.pu.cross_fitting import CrossFitter
 from pucache.pu.data import PUData
-from pucache.pu.estimate_prior import estimate_prior
-from pucache.pu.folds import deal
+from pucache.pu.estimate_prior import estimate_prior_on
+from pucache.pu.folds import assign_folds
 from pucache.pu.labels import Labels
-from pucache.pu.prior_sweep import sweep
+from pucache.pu.prior_sweep import sweep_on
 from pucache.pu.review_weights import TrainingLabels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -41,7 +41,7 @@ def parts(s, reviewed):
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
 def test_without_a_review_training_and_figures_are_of_the_same(reviewed, weights):
     known = TrainingLabels.of(S, reviewed, weights)
-    assert known.trained is known.s is S and known.training_weights is known.weights is weights
+    assert known.training_s is known.s is S and known.training_weights is known.weights is weights
     assert known.training_prior(0.0123) == 0.0123
 
 
@@ -54,10 +54,12 @@ def test_the_negative_part_is_a_mean_of_the_unlabelled_and_one_of_the_negatives(
     each = np.ones(N) if weights is None else weights.astype(float)
     positive, negative, unlabelled = parts(S, reviewed)
     share = min(0.5, each[negative].sum() / (each[negative].sum() + each[positive].sum()))
-    assert known.share == pytest.approx(share) and (known.trained == positive).all() and (known.s == S).all()
+    assert (
+        known.negative_share == pytest.approx(share) and (known.training_s == positive).all() and (known.s == S).all()
+    )
     value = np.random.default_rng(0).normal(size=N)
     mean_u, mean_n = (np.average(value[rows], weights=each[rows]) for rows in (unlabelled, negative))
-    rest = known.trained == 0
+    rest = known.training_s == 0
     got = np.average(value[rest], weights=known.training_weights[rest])
     assert got == pytest.approx((1 - share) * mean_u + share * mean_n, rel=1e-5)
     assert known.weights is weights
@@ -105,7 +107,10 @@ def test_whole_weights_stand_for_repeated_rows():
     times = WEIGHTS.astype(int)
     weighted = TrainingLabels.of(S, REVIEWED, WEIGHTS)
     repeated = TrainingLabels.of(np.repeat(S, times), np.repeat(REVIEWED, times))
-    assert weighted.share == pytest.approx(repeated.share) and weighted.confirmed == repeated.confirmed
+    assert (
+        weighted.negative_share == pytest.approx(repeated.negative_share)
+        and weighted.confirmed_weight == repeated.confirmed_weight
+    )
     assert weighted.training_prior(0.25) == pytest.approx(repeated.training_prior(0.25), rel=1e-5)
     rows = np.repeat(np.arange(N), times)
     np.testing.assert_allclose((weighted.training_weights[rows] / WEIGHTS[rows]), repeated.training_weights, rtol=1e-5)
@@ -132,7 +137,7 @@ def test_the_prior_of_training_is_the_share_of_positives_in_what_it_takes_for_un
     known = TrainingLabels.of(s, reviewed, weights)
     each, training = (np.ones(60) if w is None else w for w in (weights, known.training_weights))
     prior = np.average(y[s == 0], weights=each[s == 0])
-    rest = known.trained == 0
+    rest = known.training_s == 0
     assert known.training_prior(float(prior)) == pytest.approx(np.average(y[rest], weights=training[rest]), rel=1e-4)
 
 
@@ -150,15 +155,15 @@ def test_of_fewer_unlabelled_rows_shares_stay_what_they_were(weights):
     reviewed = np.where(s == 1, 0, reviewed).astype(np.int8)
     weights = None if weights is None else draw.integers(1, 4, n).astype(np.float32)
     known = TrainingLabels.of(s, reviewed, weights)
-    rest = np.flatnonzero(known.trained == 0)
-    rows = np.union1d(rest[::4], np.flatnonzero(known.trained == 1))
+    rest = np.flatnonzero(known.training_s == 0)
+    rows = np.union1d(rest[::4], np.flatnonzero(known.training_s == 1))
     few = known.take(rows, 0.25)
-    assert (few.s == s[rows]).all() and (few.trained == known.trained[rows]).all()
+    assert (few.s == s[rows]).all() and (few.training_s == known.training_s[rows]).all()
     assert few.training_prior(0.2) == pytest.approx(known.training_prior(0.2), rel=0.05)
 
     def confirmed_among(one):
         each = np.ones(len(one.s)) if one.weights is None else one.weights
-        return np.average(one.trained[one.s == 0], weights=each[one.s == 0])
+        return np.average(one.training_s[one.s == 0], weights=each[one.s == 0])
 
     assert confirmed_among(few) == pytest.approx(confirmed_among(known), rel=0.05)
 
@@ -234,12 +239,12 @@ def test_every_draw_holds_a_labelled_positive_however_many_are_confirmed(labelle
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
 def test_draws_are_counted_within_the_labelled_the_confirmed_and_the_rest(weights):
     known = TrainingLabels.of(S, REVIEWED, weights)
-    fold = deal(known.trained, 3, 0, None)
+    fold = assign_folds(known.training_s, 3, 0, None)
     fitter = CrossFitter(X, known, fold, risk=PURisk(), prior=0.5, moments=Moments.of(X), device="cpu")
-    fitted = fitter.at((1e-3,))[0]
+    fitted = fitter.fit((1e-3,))[0]
     held = np.ones(N, bool) if weights is None else weights > 0
     each = np.ones(N) if weights is None else weights
-    for draw in fitter.resampled(fitted, 5, 0):
+    for draw in fitter.bootstrap(fitted, 5, 0):
         times = np.divide(draw.weights, each, out=np.zeros(N), where=held)
         assert (draw.s == S).all()
         for rows in (S == 1, REVIEWED == 1, (S == 0) & (REVIEWED != 1)):
@@ -269,23 +274,27 @@ def data(tmp_path_factory):
 
 
 def test_data_tell_what_figures_rest_on_and_what_is_trained_on(data):
-    assert (data[1].s == S).all() and (data[1].known.trained == parts(S, REVIEWED)[0]).all()
-    assert data[0].known.training_weights is None and data[1].known.share == pytest.approx(25 / 80)
+    assert (data[1].s == S).all() and (data[1].training_labels.training_s == parts(S, REVIEWED)[0]).all()
+    assert data[0].training_labels.training_weights is None and data[1].training_labels.negative_share == pytest.approx(
+        25 / 80
+    )
 
 
 def test_the_estimate_of_the_prior_trains_on_a_review(data):
-    before, after = (estimate_prior(one, methods=["tilt"], draws=3, device="cpu")[0] for one in data)
+    before, after = (estimate_prior_on(one, methods=["tilt"], draws=3, device="cpu")[0] for one in data)
     assert before.prior != after.prior and after.prior == pytest.approx(before.prior, rel=0.25)
 
 
 @pytest.mark.parametrize("loss", ["imbupu", "nnpu"])
 def test_a_sweep_trains_on_a_review_and_counts_by_the_labels(data, loss):
-    before, after = (sweep(one, priors=[0.3], seeds=[0], loss=loss, penalty=1e-3, device="cpu").rows[0] for one in data)
-    assert before["risk"] != after["risk"] and after["recall"] == pytest.approx(before["recall"], abs=0.15)
-    fold = deal(data[1].known.trained, 5, 0, data[1].group)
-    heads = CrossFitter(X, data[1].known, fold, risk=PURisk(loss), prior=data[1].known.training_prior(0.3),
-                        moments=Moments.of(X), device="cpu").at((1e-3,))[0].heads  # fmt: skip
-    assert after["risk"] == pytest.approx(heads.risk.mean(), abs=2e-3)
+    before, after = (
+        sweep_on(one, priors=[0.3], seeds=[0], loss=loss, penalty=1e-3, device="cpu").rows[0] for one in data
+    )
+    assert before.risk != after.risk and after.recall == pytest.approx(before.recall, abs=0.15)
+    fold = assign_folds(data[1].training_labels.training_s, 5, 0, data[1].group)
+    heads = CrossFitter(X, data[1].training_labels, fold, risk=PURisk(loss), prior=data[1].training_labels.training_prior(0.3),
+                        moments=Moments.of(X), device="cpu").fit((1e-3,))[0].heads  # fmt: skip
+    assert after.risk == pytest.approx(heads.risk.mean(), abs=2e-3)
 
 
 # --- the file ----------------------------------------------------------------------------------

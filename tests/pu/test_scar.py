@@ -24,7 +24,7 @@ def test_a_fair_sample_of_the_positives_is_not_told_from_those_found():
     X, s, _ = two_kinds()
     found = checked(X, s)
     assert found.verdict == "alike" and abs(found.auc - 0.5) < 0.08 and found.p_value > 0.01
-    assert found.labelled > 100 and found.found > 300
+    assert found.n_labelled > 100 and found.n_likely > 300
 
 
 def test_labelled_positives_mostly_of_one_kind_differ_from_those_found():
@@ -35,7 +35,7 @@ def test_labelled_positives_mostly_of_one_kind_differ_from_those_found():
 
 def test_what_stands_apart_is_of_the_kind_that_one_side_lacks():
     X, s, y = two_kinds(side=0.4)
-    apart = checked(X, s).apart
+    apart = checked(X, s).rows_by_likeness
     kind = np.sign(X[:, 1])
     like_labelled, like_found = apart[:50], apart[-50:]
     assert kind[like_labelled].mean() > 0.8 and kind[like_found].mean() < -0.8
@@ -62,7 +62,13 @@ def test_too_few_likely_positives_of_either_kind_are_not_compared(labelled, foun
     margins[:labelled] = margins[60 : 60 + found] = 9.0
     got = check_scar(np.eye(200, dtype=np.float32), Labels.of(s), margins, RARE)
     verdict = "none found" if labelled > LEAST else "too few"
-    assert (got.verdict, got.labelled, got.found, got.auc, len(got.apart)) == (verdict, labelled, found, None, 0)
+    assert (got.verdict, got.n_labelled, got.n_likely, got.auc, len(got.rows_by_likeness)) == (
+        verdict,
+        labelled,
+        found,
+        None,
+        0,
+    )
     assert ("hardly any unlabelled image looks like the labelled" if labelled > LEAST else "too few") in str(got)
 
 
@@ -72,9 +78,9 @@ def test_known_negatives_and_copies_of_labelled_positives_are_not_among_the_foun
     reviewed[40:50], group[50:55], reviewed[60:70] = -1, 0, 1
     group[10:15], group[80:90] = 10, 80  # pictures that were labelled, or found, several times count once
     got = check_scar(X, Labels(s, reviewed), np.full(100, 9.0), RARE, group=group)
-    assert (got.labelled, got.found) == (36, 36)
+    assert (got.n_labelled, got.n_likely) == (36, 36)
     left_out = [*range(11, 15), *range(40, 55), *range(81, 90)]
-    assert not np.isin(left_out, got.apart).any() and np.isin(np.arange(60, 70), got.apart).all()
+    assert not np.isin(left_out, got.rows_by_likeness).any() and np.isin(np.arange(60, 70), got.rows_by_likeness).all()
 
 
 def test_frames_that_were_labelled_together_are_one_label():
@@ -84,24 +90,26 @@ def test_frames_that_were_labelled_together_are_one_label():
     X[10:50] = np.repeat(X[:10], 4, axis=0) + 1e-3 * draw.standard_normal((40, 8))
     s, group = (np.arange(560) < 50).astype(np.int8), np.r_[np.arange(10), np.repeat(np.arange(10), 4), 50:560]
     alone, together = (check_scar(X, Labels.of(s), np.full(560, 9.0), RARE, group=g) for g in (None, group))
-    assert alone.verdict == "differ" and together.verdict == "alike" and together.labelled == 10
+    assert alone.verdict == "differ" and together.verdict == "alike" and together.n_labelled == 10
 
 
 def test_many_rows_are_sampled_and_the_seed_says_how():
     X, s, _ = two_kinds(labelled=1500, unlabelled=4000)
     margins = np.full(len(X), 9.0)
     one, same, other = (check_scar(X, Labels.of(s), margins, RARE, seed=seed) for seed in (0, 0, 1))
-    assert (one.labelled, one.found) == (1000, 2000)
-    assert one == same and (one.apart == same.apart).all() and one != other
+    assert (one.n_labelled, one.n_likely) == (1000, 2000)
+    assert one == same and (one.rows_by_likeness == same.rows_by_likeness).all() and one != other
 
 
 def test_what_is_told_is_json_and_a_sentence():
     X, s, _ = two_kinds(side=0.4)
     found = checked(X, s)
-    assert set(found.told()) == {"labelled", "found", "auc", "p_value", "explained", "verdict"}
+    assert set(found.to_dict()) == {"labelled", "found", "auc", "p_value", "explained", "verdict"}
     assert f"AUC {found.auc:.2f}" in str(found) and "they differ" in str(found)
-    assert "no sign" in str(ScarCheck(50, 50, 0.5, 0.6, 0.52, "alike"))
-    assert "negatives among the found may explain" in str(ScarCheck(50, 50, 0.7, 0.001, 0.72, "explained"))
+    assert "no sign" in str(ScarCheck(50, 50, auc=0.5, p_value=0.6, explained=0.52, verdict="alike"))
+    assert "negatives among the found may explain" in str(
+        ScarCheck(50, 50, auc=0.7, p_value=0.001, explained=0.72, verdict="explained")
+    )
 
 
 # --- the test ----------------------------------------------------------------------------------
@@ -125,18 +133,18 @@ def test_the_auc_is_that_of_the_nearest_neighbours_counted_one_by_one(shift):
     first = np.arange(90) < 30
     X[first, 2] += shift
     share, expected = by_hand(X, first)
-    auc, _, error, likeness = two_sample(X, first, np.random.default_rng(0), permutations=400)
-    assert likeness == pytest.approx(share)
+    test = two_sample(X, first, np.random.default_rng(0), permutations=400)
+    assert test.likeness == pytest.approx(share)
     by_chance = [by_hand(X, np.random.default_rng(n).permutation(first))[1] for n in range(60)]
-    assert auc == pytest.approx(np.clip(expected - np.mean(by_chance) + 0.5, 0, 1), abs=0.03)
-    assert error == pytest.approx(np.std(by_chance), rel=0.3)
+    assert test.auc == pytest.approx(np.clip(expected - np.mean(by_chance) + 0.5, 0, 1), abs=0.03)
+    assert test.error == pytest.approx(np.std(by_chance), rel=0.3)
 
 
 def test_p_values_of_one_population_are_spread_evenly():
     p = []
     for seed in range(200):
         draw = np.random.default_rng(seed)
-        p.append(two_sample(draw.standard_normal((60, 4)), np.arange(60) < 20, draw, permutations=99)[1])
+        p.append(two_sample(draw.standard_normal((60, 4)), np.arange(60) < 20, draw, permutations=99).p_value)
     assert min(p) >= 0.01 and 0.4 < np.mean(p) < 0.6
     assert np.mean(np.array(p) <= 0.1) < 0.17
 
@@ -146,5 +154,5 @@ def test_equal_rows_are_told_by_nothing():
     first = np.arange(60) < 20
     for X in (np.ones((60, 3)), np.zeros((60, 3)), np.repeat(np.eye(3), 20, axis=0)[np.arange(60) % 3 * 20]):
         found = [two_sample(X, first, np.random.default_rng(seed), permutations=99) for seed in range(20)]
-        assert np.mean([auc for auc, *_ in found]) == pytest.approx(0.5, abs=0.06)
-        assert sum(p <= 0.01 for _, p, *_ in found) <= 2
+        assert np.mean([test.auc for test in found]) == pytest.approx(0.5, abs=0.06)
+        assert sum(test.p_value <= 0.01 for test in found) <= 2

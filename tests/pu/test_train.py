@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -8,13 +9,13 @@ from helpers.tiny import save_image, tiny_encoder
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.keys import encode_keys
 from pucache.cache.writer import Rows, write_file
-from pucache.embedding.embed import embed
+from pucache.embedding.embed import run_embedding
 from pucache.encoders.spec import EncoderSpec
 from pucache.errors import CacheError, LabelError
 from pucache.images.source import open_source
 from pucache.pu.classifier import PULinearClassifier
 from pucache.pu.data import PUData
-from pucache.pu.folds import deal
+from pucache.pu.folds import assign_folds
 from pucache.pu.labels import Labels
 from pucache.pu.train import scar_of, summary, train_on, train_pu
 
@@ -107,11 +108,11 @@ def test_a_review_serves_as_positives_and_as_negatives(cache, review):
     expected = PULinearClassifier(**OPTIONS).fit(cache.X, data.s, reviewed=data.labels.reviewed)
     for model in (train_pu(cache, path, negatives=path, **OPTIONS), train_pu(cache, data.labels, **OPTIONS)):
         assert (model.coef_ == expected.coef_).all() and model.estimates_ == expected.estimates_
-        told = summary(model)
+        told = asdict(summary(model))
         assert (told["labelled_positives"], told["unlabelled"]) == (30, 90)
         assert (told["confirmed_positives"], told["known_negatives"]) == (5, 10)
     assert (train_pu(cache, path, **OPTIONS).coef_ != expected.coef_).any(), "negatives have a part in it"
-    assert summary(train_pu(cache, path, **OPTIONS))["known_negatives"] == 0
+    assert summary(train_pu(cache, path, **OPTIONS)).known_negatives == 0
 
 
 def test_negatives_beside_labels_that_hold_them_already_are_not_passed_over(cache):
@@ -131,7 +132,7 @@ def test_twins_of_what_was_reviewed_are_not_found_again(tmp_path):
     reviewed = np.zeros(120, np.int8)
     reviewed[[a, b, d]] = 1, -1, 1
     rows[twin] = rows[d]
-    found = PUData.of(write_cache(tmp_path / "cache.h5", rows), Labels(S, reviewed)).found()
+    found = PUData.of(write_cache(tmp_path / "cache.h5", rows), Labels(S, reviewed)).twins_of_positives()
     assert found == sorted([(f"{c:05}.png", f"{min(labelled, a):05}.png"), (f"{twin:05}.png", f"{d:05}.png")])
 
 
@@ -146,16 +147,16 @@ def twinned(tmp_path):
     for number in (2, 5, 7):
         original = tmp_path / "images" / f"found/{number:02}.png"
         (tmp_path / "images" / f"rest/copy{number}.png").write_bytes(original.read_bytes())
-    embed(open_source(tmp_path / "images"), tmp_path / "cache.h5", tiny_encoder())
+    run_embedding(open_source(tmp_path / "images"), tmp_path / "cache.h5", tiny_encoder())
     return EmbeddingCache(tmp_path / "cache.h5")
 
 
 def test_copies_of_labelled_images_are_found_and_share_a_fold(twinned):
     data = PUData.of(twinned, "found/**", twins=None)
     pairs = [(f"rest/copy{number}.png", f"found/{number:02}.png") for number in (2, 5, 7)]
-    assert data.found() == pairs and len(np.unique(data.group)) == 24
+    assert data.twins_of_positives() == pairs and len(np.unique(data.group)) == 24
     for seed in range(5):
-        fold = deal(data.s, 5, seed, data.group)
+        fold = assign_folds(data.s, 5, seed, data.group)
         assert fold.max() == 4
         for pair in pairs:
             assert len(set(fold[data.cache.keys.rows(pair)])) == 1
@@ -169,12 +170,12 @@ def test_files_of_equal_bytes_are_twins_even_if_their_embeddings_are_not(tmp_pat
     spec = EncoderSpec.imported("planted", 6)
     write_file(tmp_path / "cache.h5", spec, "", rows, shape=(120, keys.itemsize, X.dtype), failures={})
     data = PUData.of(EmbeddingCache(tmp_path / "cache.h5"), (np.arange(120) == 40).astype(np.int8))
-    assert data.found() == [("080.png", "040.png")]
+    assert data.twins_of_positives() == [("080.png", "040.png")]
 
 
 def test_training_keeps_twins_together(twinned, monkeypatch):
     dealt = []
-    monkeypatch.setattr("pucache.pu.fitting.deal", lambda *given: dealt.append(deal(*given)) or dealt[-1])
+    monkeypatch.setattr("pucache.pu.fitting.assign_folds", lambda *args: dealt.append(assign_folds(*args)) or dealt[-1])
     train_pu(twinned, "found/**", twins=None, **OPTIONS)
     ends = twinned.keys.rows(["rest/copy2.png", "found/02.png", "rest/copy5.png", "found/05.png"])
     fold = dealt[0][ends]
@@ -186,9 +187,9 @@ def test_embeddings_that_nearly_coincide_are_twins_at_the_cosine_asked_for(tmp_p
     rows[50] = 2 * rows[49] + np.float32(0.01)
     cache = write_cache(tmp_path / "cache.h5", rows)
     s = (np.arange(120) == 49).astype(np.int8)
-    assert PUData.of(cache, s).found() == [("00050.png", "00049.png")]
-    assert PUData.of(cache, s, twins=None).found() == []
-    assert PUData.of(cache, s, twins=1.0).found() == []
+    assert PUData.of(cache, s).twins_of_positives() == [("00050.png", "00049.png")]
+    assert PUData.of(cache, s, twins=None).twins_of_positives() == []
+    assert PUData.of(cache, s, twins=1.0).twins_of_positives() == []
 
 
 # --- the summary -------------------------------------------------------------------------------
@@ -197,7 +198,7 @@ def test_embeddings_that_nearly_coincide_are_twins_at_the_cosine_asked_for(tmp_p
 @pytest.mark.parametrize("number", [float, np.float32, np.float64])
 def test_the_summary_is_plain_json_and_tells_what_was_done(cache, number):
     given = {"prior": number(0.25), "threshold": number(0.5), "deploy_prior": number(0.125)}
-    told = summary(train_pu(cache, "found/**", **OPTIONS | given))
+    told = asdict(summary(train_pu(cache, "found/**", **OPTIONS | given)))
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     estimates = told.pop("estimates")
     assert told == {
@@ -221,17 +222,17 @@ def test_the_summary_is_plain_json_and_tells_what_was_done(cache, number):
 
 def test_the_summary_holds_the_interval_of_an_estimated_prior(cache, tmp_path):
     model = train_pu(cache, "found/**", draws=3, device="cpu")
-    told = summary(model)
+    told = asdict(summary(model))
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     assert told["prior_estimate"]["draws"] == 3 and told["deploy_prior"] is None and told["threshold_rule"] == "f1"
     assert told["prior_estimate"]["low"] <= told["prior"] <= told["prior_estimate"]["high"]
     model.save(tmp_path / "model.safetensors")
-    assert summary(PULinearClassifier.load(tmp_path / "model.safetensors")) == told
+    assert asdict(summary(PULinearClassifier.load(tmp_path / "model.safetensors"))) == told
 
 
 def test_the_authors_protocol_trains_on_a_cache_too(cache):
-    model = train_pu(cache, "found/**", prior=0.3, solver="sgd", protocol=QUICK, device="cpu")
-    assert summary(model)["solver"] == "sgd" and model.penalty_ == 0
+    model = train_pu(cache, "found/**", prior=0.3, solver="sgd", sgd_settings=QUICK, device="cpu")
+    assert summary(model).solver == "sgd" and model.penalty_ == 0
 
 
 # --- labelled against found ------------------------------------------------------------------------
