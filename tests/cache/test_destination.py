@@ -11,7 +11,7 @@ from pucache.cache.destination import atomic_output, encoder_of_existing
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cli.main import main
 from pucache.embedding import row_blocks
-from pucache.embedding.embed import embed
+from pucache.embedding.embed import run_embedding
 from pucache.errors import CacheLockedError, OutputError, SourceError
 from pucache.images.source import open_source
 from pucache.progress import Silent
@@ -65,24 +65,24 @@ def names(store):
 
 
 def test_a_cache_in_a_store_has_the_bytes_of_one_on_a_disk(images, store, tmp_path):
-    here, there = tmp_path / "cache.h5", embed(images, CACHE, tiny_encoder(), workers=0)
-    embed(images, here, tiny_encoder(), workers=0)
+    here, there = tmp_path / "cache.h5", run_embedding(images, CACHE, tiny_encoder(), workers=0)
+    run_embedding(images, here, tiny_encoder(), workers=0)
     assert (there.name, there.rows, list(there.failures)) == (CACHE, 59, ["033.png"])
     assert store.files.cat_file("bucket/made/cache.h5") == here.read_bytes() == there.cache.read_bytes()
     assert names(store) == ["cache.h5"]
-    again = embed(images, CACHE, tiny_encoder(), workers=0)
+    again = run_embedding(images, CACHE, tiny_encoder(), workers=0)
     assert (again.written, again.computed, again.kept) == (False, 0, 59)
 
 
 def test_another_machine_goes_on_from_the_parts_and_ends_in_the_same_bytes(images, store, tmp_path, monkeypatch):
-    embed(images, tmp_path / "cache.h5", tiny_encoder(), workers=0)
+    run_embedding(images, tmp_path / "cache.h5", tiny_encoder(), workers=0)
     with pytest.raises(KeyboardInterrupt):
-        embed(images, CACHE, tiny_encoder(), workers=0, progress=StopAfter(40))
+        run_embedding(images, CACHE, tiny_encoder(), workers=0, progress=StopAfter(40))
     parts = names(store)
     assert parts and all(name.startswith("cache.h5.parts/part-") for name in parts)
     monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "elsewhere"))
     assert encoder_of_existing(CACHE) == tiny_encoder().spec
-    report = embed(images, CACHE, tiny_encoder(), workers=0)
+    report = run_embedding(images, CACHE, tiny_encoder(), workers=0)
     assert 0 < report.computed < 59
     assert store.files.cat_file("bucket/made/cache.h5") == (tmp_path / "cache.h5").read_bytes()
     assert names(store) == ["cache.h5"]
@@ -92,7 +92,7 @@ def test_images_of_which_none_can_be_read_leave_nothing_there(images, store):
     for number in range(60):
         store.files.pipe_file(f"bucket/photos/{number:03}.png", b"no image")
     with pytest.raises(SourceError, match="none of the 60 images"):
-        embed(images, CACHE, tiny_encoder(), workers=0)
+        run_embedding(images, CACHE, tiny_encoder(), workers=0)
     assert names(store) == []
 
 
@@ -100,13 +100,13 @@ def test_two_writers_of_one_machine_are_kept_apart(images):
     class Second(Silent):
         def start(self, total, what):
             with pytest.raises(CacheLockedError):
-                embed(images, CACHE, tiny_encoder(), workers=0)
+                run_embedding(images, CACHE, tiny_encoder(), workers=0)
 
-    assert embed(images, CACHE, tiny_encoder(), workers=0, progress=Second()).rows == 59
+    assert run_embedding(images, CACHE, tiny_encoder(), workers=0, progress=Second()).rows == 59
 
 
 def test_scores_in_a_store_are_those_on_a_disk(images, store, tmp_path):
-    embed(images, CACHE, tiny_encoder(), workers=0)
+    run_embedding(images, CACHE, tiny_encoder(), workers=0)
     rows, s, _ = planted(60, d=8, labelled=20)
     model = PULinearClassifier(prior=0.3, device="cpu").fit(rows, s)
     model.encoder_ = tiny_encoder().spec

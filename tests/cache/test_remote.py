@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from helpers.object_store import object_store
 from helpers.pictures import refusal
+from helpers.slow import slow
 from helpers.tiny import save_image, tiny_encoder
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.paths import part_files
 from pucache.cache.remote import RemoteCache, local_copy, upload
-from pucache.embedding.embed import embed
+from pucache.embedding.embed import run_embedding
 from pucache.embedding.local_engine import CHUNK_ROWS
 from pucache.errors import CacheError, MissingExtraError, OutputError, SourceError
 from pucache.images.source import open_source
@@ -213,7 +214,7 @@ def test_pauses_grow(monkeypatch):
     assert slept == sorted(slept) and len(slept) == 3 and sum(slept) < 5
 
 
-@pytest.mark.parametrize("source", ["root", "shards/*.tar"])
+@pytest.mark.parametrize("source", ["root", slow("shards/*.tar")])
 def test_worker_processes_read_from_a_store_and_what_always_fails_is_recorded(store, images, tmp_path, source):
     if source == "root":
         for name, data in images.items():
@@ -229,7 +230,7 @@ def test_worker_processes_read_from_a_store_and_what_always_fails_is_recorded(st
     at_first = store.relay.asked.copy()
     if source != "root":
         store.relay.fail("GET", "shards/1.tar", times=3)
-    report = embed(opened, tmp_path / "cache.h5", tiny_encoder(), workers=2)
+    report = run_embedding(opened, tmp_path / "cache.h5", tiny_encoder(), workers=2)
     assert list(report.failures) == (["05.png"] if source == "root" else [])
     assert all(reason.endswith(" (tried 4 times)") for reason in report.failures.values())
     assert report.computed == report.rows == len(images) - len(report.failures)
@@ -245,7 +246,7 @@ def test_keys_of_a_store_in_a_cache_are_those_of_a_folder(store, images, tmp_pat
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(data)
     for where, name in (("s3://bucket/root", "far.h5"), (tmp_path / "folder", "near.h5")):
-        embed(open_source(where), tmp_path / name, tiny_encoder(), workers=0)
+        run_embedding(open_source(where), tmp_path / name, tiny_encoder(), workers=0)
     far, near = EmbeddingCache(tmp_path / "far.h5"), EmbeddingCache(tmp_path / "near.h5")
     assert list(far.keys) == list(near.keys) and np.array_equal(far.X, near.X)
 

@@ -14,7 +14,8 @@ from pucache.cache import checksums
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.reader import CacheFile
 from pucache.embedding import row_blocks
-from pucache.embedding.embed import embed
+from pucache.embedding.embed import run_embedding
+from pucache.embedding.plan import EmbedOptions
 from pucache.errors import CacheError, OutputError
 from pucache.images.source import LocalFolder, open_source
 from pucache.progress import Silent
@@ -25,7 +26,7 @@ COLUMNS = ["embeddings", "keys", "digests", "size_mtime"]
 
 @pytest.fixture
 def folder(image_folder, monkeypatch, fixed_time):
-    monkeypatch.setattr(checksums, "_BLOCK_ROWS", BLOCK)
+    monkeypatch.setattr(checksums, "_MIN_ROWS_PER_HASH", BLOCK)
     monkeypatch.setattr(row_blocks, "BLOCK_ROWS", BLOCK)
     folder = image_folder(N)
     (folder / "broken.png").write_text("no image")
@@ -40,7 +41,8 @@ def cache(folder, tmp_path):
 
 
 def run(folder, cache, encoder=None, **options):
-    return embed(open_source(folder), cache, encoder or tiny_encoder(), workers=0, **options)
+    chosen = EmbedOptions(**options)
+    return run_embedding(open_source(folder), cache, encoder or tiny_encoder(), workers=0, options=chosen)
 
 
 def damage(path, name, row=0):
@@ -97,9 +99,9 @@ def test_damaged_failures_are_found_where_nothing_else_is_to_be_done(image_folde
             return dataclasses.replace(listing, failures={"gone/": "directory cannot be listed"})
 
     source, cache = Half(str(image_folder(3))), tmp_path / "cache.h5"
-    embed(source, cache, tiny_encoder(), workers=0)
+    run_embedding(source, cache, tiny_encoder(), workers=0)
     damage(cache, "failures/reasons")
-    report = embed(source, cache, tiny_encoder(), workers=0)
+    report = run_embedding(source, cache, tiny_encoder(), workers=0)
     assert report.written and report.computed == 0 and report.failures == {"gone/": "directory cannot be listed"}
     EmbeddingCache(cache).verify()
     assert EmbeddingCache(cache).failures == report.failures

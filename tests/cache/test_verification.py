@@ -1,203 +1,80 @@
+"""Verification of one cache file, in a child process where HDF5 is concerned."""
+
 import os
 import subprocess
 
 import numpy as np
 import pytest
-import torch
-from click.testing import CliRunner
-from helpers.learned import network, write_run
-from helpers.planted import planted, write_cache
-from helpers.sealing import edited, reseal_model
+from helpers.planted import write_cache
+from helpers.sealing import edited
 
-from pucache.cache import verification as room
-from pucache.cli.main import main
+from pucache.cache import verification
+from pucache.cache.verification import verify_cache_file
 from pucache.errors import CacheError
-from pucache.pretraining import checkpoints
-from pucache.pu.classifier import PULinearClassifier
-from pucache.storage import tensor_file
-from pucache.verify_files import verify
 
 
 @pytest.fixture
 def cache(tmp_path):
-    return (
-        write_cache(tmp_path / "cache.h5", np.random.default_rng(0).normal(size=(20, 4)).astype(np.float16))
-        .files[0]
-        .path
-    )
+    X = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float16)
+    return write_cache(tmp_path / "cache.h5", X).files[0].path
 
 
-@pytest.fixture
-def model(tmp_path):
-    X, s, _ = planted()
-    PULinearClassifier(prior=0.2).fit(X, s).save(tmp_path / "model.safetensors")
-    return tmp_path / "model.safetensors"
+def error_of(path):
+    with pytest.raises(CacheError) as caught:
+        verify_cache_file(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
-def damage_of(path):
-    (found,) = verify([path])
-    assert "\n" not in found.damage
-    return found.damage
-
-
-def flip(path, at):
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
-
-
-def test_caches_folders_of_them_and_models_are_verified_in_one_go(cache, model):
-    told = [(found.path, found.kind, found.rows, found.damage) for found in verify([cache, model, cache.parent])]
-    assert told == [
-        (cache, "cache", 20, ""),
-        (model, "model", PULinearClassifier.load(model).n_features_in_, ""),
-        told[0],
-    ]
+def test_the_number_of_rows_of_a_whole_cache_is_returned(cache):
+    assert verify_cache_file(cache) == 20
 
 
 @pytest.mark.parametrize("at", [9, 1000, -200])
-def test_a_damaged_file_does_not_keep_the_others_from_being_verified(cache, model, at):
-    flip(cache, at)
-    flip(model, at)
-    found = verify([cache, model])
-    assert all(str(each.path) in each.damage for each in found) and len(found) == 2
-
-
-@pytest.mark.parametrize("name", ["gone.h5", "gone.safetensors", "notes.txt"])
-def test_what_is_no_file_of_pucache_is_damage_by_name(tmp_path, name):
-    (tmp_path / "notes.txt").write_text("key\n")
-    assert name in damage_of(tmp_path / name)
+def test_a_changed_byte_is_found(cache, at):
+    data = bytearray(cache.read_bytes())
+    data[at] ^= 1
+    cache.write_bytes(data)
+    assert str(cache) in error_of(cache)
 
 
 def test_keys_out_of_order_under_a_right_seal_are_found(cache):
     with edited(cache) as file:
         file["keys"][:] = file["keys"][:][::-1]
-    assert "keys are not sorted and unique" in damage_of(cache)
-
-
-def test_a_model_without_sense_under_a_right_checksum_is_found(model):
-    data = model.read_bytes()
-    model.write_bytes(data.replace(b"parameters", b"parametres"))
-    reseal_model(model)
-    assert "holds no model of pucache" in damage_of(model)
+    assert "keys are not sorted and unique" in error_of(cache)
 
 
 @pytest.mark.parametrize(
-    ("how", "telling"),
+    ("code", "message"),
     [
-        (
-            "import os; os.kill(os.getpid(), 11)",
-            "HDF5 ends with signal 11 on it",
-        ),
+        ("import os; os.kill(os.getpid(), 11)", "HDF5 ends with signal 11 on it"),
         ("import sys; sys.exit(70)", "could not be opened in a process of its own (exit code 70)"),
         ("raise ImportError('no h5py')", "could not be opened in a process of its own (ImportError: no h5py)"),
         ("import time; time.sleep(3600)", "HDF5 does not come to an end with it"),
     ],
 )
-def test_a_file_that_hdf5_dies_of_is_an_answer_and_no_death(cache, monkeypatch, how, telling):
-    """The process that opens it is replaced by one that ends as HDF5 has been seen to end."""
+def test_a_file_that_crashes_or_hangs_hdf5_is_reported(cache, monkeypatch, code, message):
+    """The child process is replaced by one that ends as HDF5 has been seen to end."""
 
     def start(command, real=subprocess.run, **options):
-        return real([command[0], "-c", how], **options)
+        return real([command[0], "-c", code], **options)
 
     monkeypatch.setattr(subprocess, "run", start)
-    if "sleep" in how:
-        monkeypatch.setattr(room, "SECONDS", 1)
-    assert telling in damage_of(cache)
+    if "sleep" in code:
+        monkeypatch.setattr(verification, "SECONDS", 1)
+    assert message in error_of(cache)
 
 
 def test_no_module_of_the_working_directory_is_run(cache, tmp_path, monkeypatch):
     for name in ("h5py", "json", "pucache", "numpy"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'trap')!r}, 'w')")
     monkeypatch.chdir(tmp_path)
-    assert damage_of(cache) == "" and not (tmp_path / "trap").exists()
+    assert verify_cache_file(cache) == 20 and not (tmp_path / "trap").exists()
 
 
 def test_more_memory_than_a_structure_needs_is_refused(cache, monkeypatch):
-    monkeypatch.setattr(room, "CacheFile", lambda path: bytearray(room.MEMORY + (1 << 28)))
+    monkeypatch.setattr(verification, "CacheFile", lambda path: bytearray(verification.MEMORY + (1 << 28)))
     child = os.fork()
     if not child:
-        os._exit(0 if "HDF5 asks for more than 1024 MiB" in room._open_with_limits(str(cache)) else 1)
+        os._exit(0 if "HDF5 asks for more than 1024 MiB" in verification._open_with_limits(str(cache)) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_nothing_to_verify_is_an_error(tmp_path):
-    with pytest.raises(CacheError, match="no cache in folder"):
-        verify([tmp_path])
-
-
-# --- what pretrain writes ------------------------------------------------------------------------
-
-
-@pytest.fixture
-def run_folder(tmp_path):
-    """As after 7 steps of a training, the last checkpoints of which are of steps 5 and 7."""
-    write_run(tmp_path / "run", steps=7)
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    for step in (5, 7):
-        checkpoints.save(tmp_path / "run/checkpoints", step, model, optimizer, {"losses": [0.5]})
-    (tmp_path / "run/checkpoints/0000000009.damaged").write_text("set aside")
-    (tmp_path / "run/log.csv").write_text("step\n")
-    return tmp_path / "run"
-
-
-def test_the_folder_of_a_run_is_its_encoder_and_its_checkpoints(run_folder, cache):
-    files = [
-        run_folder / name
-        for name in ("encoder.safetensors", *(f"checkpoints/000000000{n}.safetensors" for n in (5, 7)))
-    ]
-    for paths in ([run_folder], files):
-        told = [(found.path, found.kind, found.rows, found.damage) for found in verify(paths)]
-        assert told == [
-            (files[0], "encoder", 7, ""),
-            (files[1], "checkpoint", 5, ""),
-            (files[2], "checkpoint", 7, ""),
-        ]
-    assert [found.kind for found in verify([cache, run_folder])] == ["cache", "encoder", "checkpoint", "checkpoint"]
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "remedy"),
-    [
-        ("encoder.safetensors", "encoder", "run pretrain again"),
-        ("checkpoints/0000000007.safetensors", "checkpoint", checkpoints.KIND.remedy),
-    ],
-)
-@pytest.mark.parametrize("at", [100, 5000, -1])
-def test_any_byte_of_what_pretrain_wrote_counts(run_folder, name, kind, remedy, at):
-    flip(run_folder / name, at)
-    found = [file for file in verify([run_folder]) if file.damage]
-    assert [(file.path, file.kind) for file in found] == [(run_folder / name, kind)]
-    assert str(run_folder / name) in found[0].damage and found[0].damage.endswith(remedy)
-
-
-def test_a_cut_encoder_is_still_called_one(run_folder):
-    path = run_folder / "encoder.safetensors"
-    path.write_bytes(path.read_bytes()[:1000])
-    assert [(file.kind, bool(file.damage)) for file in verify([path])] == [("encoder", True)]
-
-
-def test_descriptions_without_sense_under_a_right_checksum_are_found(run_folder):
-    write_run(run_folder, size=5000)
-    assert "does not describe an encoder" in damage_of(run_folder / "encoder.safetensors")
-    path = run_folder / "checkpoints/0000000007.safetensors"
-    for step in ({}, {"step": "7"}, {"step": -1}, {"step": True}):
-        tensor_file.write(path, checkpoints.KIND, {}, step)
-        assert "does not say after which step it was written" in damage_of(path)
-
-
-def test_a_file_that_is_of_no_kind_we_know_is_held_against_that_of_a_model(tmp_path):
-    kind = tensor_file.Kind(format="pucache-news", version=1, noun="thing", error=CacheError, expected="", remedy="")
-    tensor_file.write(tmp_path / "new", kind, {}, {})
-    assert "is a safetensors file but not a pucache model" in damage_of(tmp_path / "new")
-
-
-def test_the_command_tells_which_is_what(run_folder, cache):
-    ended = CliRunner().invoke(main, ["verify", str(cache), str(run_folder)])
-    assert ended.exit_code == 0 and ended.stdout.splitlines() == [
-        f"{cache}: 20 rows, whole",
-        f"{run_folder}/encoder.safetensors: an encoder after 7 steps, whole",
-        f"{run_folder}/checkpoints/0000000005.safetensors: a checkpoint after 5 steps, whole",
-        f"{run_folder}/checkpoints/0000000007.safetensors: a checkpoint after 7 steps, whole",
-    ]
