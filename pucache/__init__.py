@@ -29,6 +29,8 @@ _HOMES = {
     "train_pu": "pu.train",
     "estimate_prior": "pu.estimate_prior",
     "sweep_priors": "pu.prior_sweep",
+    "retrieve_positives": "retrieval.retrieve",
+    "write_review_page": "pages.review_page",
     "score": "pu.score",
     "evaluate": "pu.evaluate",
     "report": "pages.report_page",
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from .encoders.spec import EncoderSpec as EncoderSpec
     from .images.source import open_source as open_source
     from .pages.report_page import report as report
+    from .pages.review_page import write_review_page as write_review_page
     from .pretraining.pretrain import pretrain as pretrain
     from .pu.classifier import PULinearClassifier as PULinearClassifier
     from .pu.estimate_prior import estimate_prior as estimate_prior
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
     from .pu.prior_sweep import sweep_priors as sweep_priors
     from .pu.score import score as score
     from .pu.train import train_pu as train_pu
+    from .retrieval.retrieve import retrieve_positives as retrieve_positives
     from .verify_files import verify as verify
 
 

@@ -16,12 +16,10 @@ from PIL import Image, ImageDraw
 
 from .cache.destination import encoder_of_existing
 from .cache.embedding_cache import EmbeddingCache
-from .embedding.embed import run_embedding
-from .embedding.plan import EmbedOptions
+from .embedding.embed import embed
 from .encoders.encoder import load_encoder
 from .errors import OutputError
 from .images.decoding import decode
-from .images.source import open_source
 from .pages.report_page import report
 from .pages.review_page import write_review_page
 from .progress import Progress
@@ -32,9 +30,8 @@ from .pu.labels import Labels
 from .pu.metrics import with_labels
 from .pu.score import score
 from .pu.train import train_pu
-from .retrieval.model_scorers import Fused
 from .retrieval.ranking import Ranking
-from .retrieval.retrieve import rank_unlabelled
+from .retrieval.retrieve import retrieve_positives
 from .storage.atomic import replacing
 
 POSITIVE_CLASS = "dress"
@@ -76,8 +73,7 @@ def demo(
     labels = Labels.read(pile, folder / "positives.txt")
     model = train_pu(pile, labels, device=device)
     model.save(folder / "model.safetensors")
-    scorer = Fused(model, device)
-    ranking = rank_unlabelled(pile, labels, k=None, scorer=scorer)
+    ranking = retrieve_positives(pile, labels, model, k=None, device=device)
     ranking.save(folder / "ranked.csv")
     y = read_truth(folder / "truth.csv", pile.keys)
     y_ranked = y[ranking.rows]
@@ -111,15 +107,9 @@ def demo(
 def _embed_images(folder: Path, device: str, progress: Progress | None) -> list[EmbeddingCache]:
     """Embed both folders of images with one encoder."""
     encoder = load_encoder(device=device, like=encoder_of_existing(folder / "pile.h5"))
-    for name in IMAGE_FOLDERS:
-        run_embedding(
-            open_source(folder / name),
-            folder / f"{name}.h5",
-            encoder,
-            options=EmbedOptions(moved=True),
-            progress=progress,
-        )
-    return [EmbeddingCache(folder / f"{name}.h5") for name in IMAGE_FOLDERS]
+    return [
+        embed(folder / name, folder / f"{name}.h5", encoder, moved=True, progress=progress) for name in IMAGE_FOLDERS
+    ]
 
 
 def _prior_interval(model: PULinearClassifier) -> list[float] | None:
