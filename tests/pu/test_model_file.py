@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import numpy as np
@@ -7,9 +8,24 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 from helpers.sealing import reseal_model
+from helpers.tiny import tiny_encoder
 
 from pucache.errors import ModelError, OutputError
-from pucache.pu.model_file import FORMAT, VERSION, read, write
+from pucache.heads.minibatch import SGDSettings
+from pucache.pu.classifier import PULinearClassifier
+from pucache.pu.model_file import (
+    FORMAT,
+    PARAMETERS,
+    PRIOR_ESTIMATE,
+    SGD_SETTINGS,
+    VERSION,
+    ModelState,
+    read,
+    read_model,
+    write,
+    write_model,
+)
+from pucache.pu.priors import PriorEstimate
 from pucache.version import __version__
 
 TENSORS = {"coef": np.linspace(-1, 1, 5).astype(np.float32), "numbers": np.array([0.1, -2.0, np.pi])}
@@ -170,3 +186,72 @@ def test_what_is_no_safetensors_is_refused(tmp_path, content):
 def test_a_file_that_is_not_there_or_a_folder_is_refused(tmp_path, name):
     with pytest.raises(ModelError, match=f"no such model: {tmp_path}"):
         read(tmp_path / name, NAMES)
+
+
+# --- the state of a classifier -----------------------------------------------------------------
+
+
+def example_state(**changes):
+    state = ModelState(
+        coef=np.linspace(-1, 1, 5).astype(np.float32),
+        intercept=0.1,
+        threshold=-2.0,
+        prior=0.3,
+        share=0.4,
+        penalty=0.01,
+        alpha=0.5,
+        slope=np.pi,
+        parameters={"loss": "imbupu", "n_folds": 5},
+        sgd_settings=vars(SGDSettings()),
+        prior_estimate=vars(PriorEstimate(method="tilt", prior=0.3, low=0.1, high=0.5, level=0.9, draws=20)),
+        estimates={"pauc": 0.9},
+        n_labelled=10,
+        n_unlabelled=100,
+        n_confirmed=2,
+        n_negatives=3,
+        classes=np.array(["no", "yes"]),
+        encoder=tiny_encoder().spec,
+    )
+    return dataclasses.replace(state, **changes)
+
+
+@pytest.mark.parametrize("missing", [{}, {"sgd_settings": None, "prior_estimate": None, "encoder": None}], ids=len)
+def test_a_state_comes_back_exactly(tmp_path, missing):
+    state = example_state(**missing)
+    write_model(tmp_path / "model", state)
+    restored = read_model(tmp_path / "model")
+    for field in dataclasses.fields(ModelState):
+        before, after = getattr(state, field.name), getattr(restored, field.name)
+        np.testing.assert_array_equal(after, before)
+        assert np.asarray(after).dtype == np.asarray(before).dtype
+    write_model(tmp_path / "again", restored)
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "model").read_bytes()
+
+
+def test_the_names_in_the_file_are_those_of_the_classes_that_it_describes():
+    assert set(PULinearClassifier().get_params()) - {"sgd_settings"} == PARAMETERS
+    assert {field.name for field in dataclasses.fields(SGDSettings)} == SGD_SETTINGS
+    assert {field.name for field in dataclasses.fields(PriorEstimate)} == PRIOR_ESTIMATE
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parameters": {"kernel": "rbf"}},
+        {"sgd_settings": {"momentum": 0.9}},
+        {"sgd_settings": {"epochs": 0}},
+        {"sgd_settings": {"min_steps": -1}},
+        {"sgd_settings": {"learning_rate": "fast"}},
+        {"prior_estimate": {"prior": 0.3}},
+        {"classes": np.array([0, 1, 2])},
+        {"prior": 1.0},
+        {"share": 0.0},
+        {"penalty": -1.0},
+        {"threshold": np.inf},
+    ],
+    ids=str,
+)
+def test_a_state_that_no_classifier_has_is_refused_without_torch_too(tmp_path, changes):
+    write_model(tmp_path / "model", example_state(**changes))
+    with pytest.raises(ModelError, match=r"holds no model of pucache .*; train the model again"):
+        read_model(tmp_path / "model")
