@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from . import options, output
+
+if TYPE_CHECKING:
+    from pucache.embedding.embed import EmbedReport
 
 
 @click.command()
@@ -66,27 +70,28 @@ def embed(
     from pucache.allocator import keep_freed_memory
 
     keep_freed_memory()  # before the first thread, or large array
-    from pucache.cache.destination import encoder_of_existing, open_destination
-    from pucache.embedding.embed import embed as run
-    from pucache.encoders.encoder import load_encoder
-    from pucache.images.source import open_source
+    from pucache.embedding.embed import run_embedding
+    from pucache.embedding.plan import EmbedOptions
+    from pucache.encoders.deferred import EncoderOptions
 
     from .progress import terminal_progress
 
-    names = ("weights", "precision", "runtime", "decode", "batch_size")
-    part = options.parse_shard(shard)
-    open_destination(cache).check_writable()
-    images = open_source(source)
-    with options.opened_engine(engine, address, workers) as does:
-        device = does.device(rest.pop("device"))
-        model = load_encoder(
-            encoder, device=device, like=encoder_of_existing(cache), **{name: rest.pop(name) for name in names}
+    names = ("weights", "device", "precision", "runtime", "decode", "batch_size")
+    encoder_options = EncoderOptions(name=encoder, **{name: rest.pop(name) for name in names})
+    embed_options = EmbedOptions(shard=options.parse_shard(shard), **rest)
+    with options.opened_engine(engine, address, workers) as chosen_engine:
+        report = run_embedding(
+            source,
+            cache,
+            encoder_options,
+            options=embed_options,
+            engine=chosen_engine,
+            progress=terminal_progress(),
         )
-        report = run(images, cache, model, shard=part, engine=does, progress=terminal_progress(), **rest)
     counts = ("rows", "computed", "reused", "kept", "vanished", "damaged", "written")
     result = {
         "cache": report.name,
-        "encoder": str(model.spec),
+        "encoder": str(report.encoder),
         **{name: getattr(report, name) for name in counts},
         "failures": report.failures,
         "ignored": dict(report.ignored),
@@ -94,14 +99,14 @@ def embed(
         "cosine_to_fp32": report.cosine,
         **({"profile": report.profile.summary()} if profile else {}),
     }
-    lines = [*_lines(report, str(model.spec), rest["prune"]), *(report.profile.lines() if profile else [])]
+    lines = [*_lines(report, embed_options.prune), *(report.profile.lines() if profile else [])]
     output.print_result(result, lines, as_json)
     output.exit_for_failures(len(report.failures), strict)
 
 
-def _lines(report: Any, encoder: str, pruned: bool) -> Any:
+def _lines(report: EmbedReport, pruned: bool) -> Iterator[str]:
     rate = f", {report.computed / report.seconds:,.0f} images/s" if report.computed else ""
-    yield f"{report.name}: {report.rows:,} rows of {encoder}{'' if report.written else '; nothing had changed'}"
+    yield f"{report.name}: {report.rows:,} rows of {report.encoder}{'' if report.written else '; nothing had changed'}"
     yield (
         f"computed {report.computed:,}, reused by content {report.reused:,}, unchanged {report.kept:,}, "
         f"failed {len(report.failures):,}; {report.seconds:.1f} s{rate}"

@@ -112,9 +112,9 @@ def opened_engine(kind: str, address: str | None, workers: int | None) -> Iterat
         return
     if address is not None:
         raise ValueError("--address is that of a Ray cluster; add --engine ray, or leave it out")
-    from pucache.embedding.local_engine import Local
+    from pucache.embedding.local_engine import LocalEngine
 
-    yield Local(workers)
+    yield LocalEngine(workers)
 
 
 def refuse_encoding_options(*more: str) -> None:
@@ -201,11 +201,11 @@ def training_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     """Translate the options of `training` to arguments of the library."""
     epochs, penalty = parameters.pop("epochs"), parameters.pop("penalty")
     if epochs is not None:
-        from pucache.heads.minibatch import Protocol
+        from pucache.heads.minibatch import SGDSettings
 
         if parameters["solver"] != "sgd":
             raise ValueError("--epochs is for --solver sgd; leave it out or choose that solver")
-        parameters["protocol"] = Protocol(epochs=epochs, min_steps=0)
+        parameters["sgd_settings"] = SGDSettings(epochs=epochs, min_steps=0)
     try:
         parameters["penalty"] = penalty if penalty == "auto" else float(penalty)
     except ValueError as error:

@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.common.unpack import unpacked
 from pucache import EmbeddingCache, load_encoder, open_source
-from pucache.embedding.embed import embed
+from pucache.embedding.embed import run_embedding
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 VEHICLES = ("airplane", "automobile", "ship", "truck")
@@ -90,7 +90,7 @@ class Cifar:
             keys = [f"{path.parent.name}/{path.name}" for path in sorted(source.glob("*/*.png"))]
             kept = [key for key in keys if int(Path(key).stem) % self.part == 0]
             source, cache = write_manifest(work / f"quick-{name}.csv", source, kept), work / f"quick-{name}.h5"
-        embed(open_source(source), cache, load_encoder())
+        run_embedding(open_source(source), cache, load_encoder())
         return EmbeddingCache(cache)
 
     def authors(self) -> Task:

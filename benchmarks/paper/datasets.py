@@ -8,7 +8,7 @@ import numpy as np
 from benchmarks.common.cifar import Task
 from benchmarks.common.unpack import unpacked
 from pucache import EmbeddingCache, load_encoder, open_source
-from pucache.embedding.embed import embed
+from pucache.embedding.embed import run_embedding
 from pucache.errors import SourceError
 
 VEHICLES_100 = {
@@ -85,6 +85,6 @@ def labelled(y: np.ndarray, draw: np.random.Generator) -> np.ndarray:
 
 
 def _embedded(folder: Path, cache: Path) -> tuple[np.ndarray, np.ndarray]:
-    embed(open_source(folder), cache, load_encoder())
+    run_embedding(open_source(folder), cache, load_encoder())
     rows = EmbeddingCache(cache)
     return np.array(rows.X), np.array([Path(key).parts[-2] for key in rows.keys])

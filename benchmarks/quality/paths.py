@@ -15,7 +15,8 @@ from sklearn.metrics import average_precision_score
 from benchmarks.common.cifar import is_positive, split, write_manifest
 from benchmarks.common.environment import environment
 from pucache import EmbeddingCache, load_encoder, open_source
-from pucache.embedding.embed import embed
+from pucache.embedding.embed import run_embedding
+from pucache.embedding.plan import EmbedOptions
 from pucache.pu.labels import label_vector
 from pucache.pu.metrics import precision_at, with_labels
 from pucache.pu.train import train_pu
@@ -34,7 +35,7 @@ def caches(folder: Path, work: Path, path: str) -> dict[str, EmbeddingCache]:
     for name, keys in (("pile", pile), ("test", test)):
         manifest = write_manifest(work / f"{name}.csv", folder, keys)
         cache = work / f"{name}-{path.replace(' ', '-').replace(',', '').lower()}.h5"
-        embed(open_source(manifest), cache, encoder, moved=True)
+        run_embedding(open_source(manifest), cache, encoder, options=EmbedOptions(moved=True))
         made[name] = EmbeddingCache(cache)
     return made
 

@@ -1,6 +1,6 @@
 """Learning the encoder: how much better its features are, and how fast it trains.
 
-    python -m benchmarks.quality.pretrain DIR WORK [--out docs/results/pretrain.md]             # small, for a CPU: 5 minutes
+    python -m benchmarks.quality.pretrain DIR WORK [--out docs/results/pretrain.md]    # small, for a CPU: 5 minutes
     python -m benchmarks.quality.pretrain DIR WORK --speed [--out docs/results/pretrain-speed.md]
     python -m benchmarks.quality.pretrain DIR WORK --whole [--minutes 9] [--backbones resnet18,resnet50] [--epochs 100]
 
@@ -30,11 +30,11 @@ from benchmarks.common.environment import environment
 from pucache import EmbeddingCache, load_encoder, open_source
 from pucache.allocator import keep_freed_memory
 from pucache.devices import PRECISIONS, choose_device, choose_training_precision
-from pucache.embedding.embed import embed
+from pucache.embedding.embed import run_embedding
 from pucache.encoders import pretrained_file
-from pucache.pretraining.augmentations import VIEWS, Augment, draw
-from pucache.pretraining.network import build
-from pucache.pretraining.pretrain import Start, pretrain
+from pucache.pretraining.augmentations import VIEWS, Augment, random_numbers
+from pucache.pretraining.network import NetworkConfig, build_network
+from pucache.pretraining.pretrain import pretrain
 from pucache.pretraining.recipes import RECIPES, Recipe
 from pucache.pretraining.train_step import Training
 from pucache.pu.labels import label_vector
@@ -69,7 +69,7 @@ class Task:
         for manifest in (self.pile, self.test):
             path = self.work / f"{name}-{manifest.stem}.h5"
             path.unlink(missing_ok=True)
-            embed(open_source(manifest), path, loaded)
+            run_embedding(open_source(manifest), path, loaded)
             caches.append(EmbeddingCache(path))
         pile, test = caches
         s, y = label_vector(pile.keys, self.positives), is_positive(pile.keys)
@@ -110,7 +110,7 @@ def _marked(name: str) -> int:
 
 def untrained(path: Path, backbone: str, seed: int) -> Path:
     """An encoder with the weights that a training of this seed begins with."""
-    network = build(backbone, stem="small", size=32, weights=None, norm=True, seed=seed)
+    network = build_network(NetworkConfig(backbone, stem="small", size=32), norm=True, seed=seed)
     path.mkdir(parents=True, exist_ok=True)
     pretrained_file.write(path / pretrained_file.NAME, network.backbone, network.description)
     return path
@@ -127,10 +127,11 @@ def small(folder: Path, work: Path, device: str) -> str:
     for seed in SEEDS:
         run = work / f"small-{seed}"
         report = pretrain(
-            open_source(task.pile),
+            task.pile,
             run,
-            Start("test_resnet", "small", 32, seed=seed),
+            NetworkConfig("test_resnet", stem="small", size=32),
             SMALL,
+            seed=seed,
             device=device,
             positives=task.positives,
         )
@@ -153,8 +154,8 @@ def small(folder: Path, work: Path, device: str) -> str:
         [
             "# Pretraining, small",
             "",
-            f"`python -m benchmarks.quality.pretrain DIR WORK`: {task.told} (CIFAR-10, {task.prior:.1%} of the unlabelled are "
-            f"vehicles). timm's test_resnet (0.4 million weights) with a small stem at 32 px, {SMALL.epochs} epochs of "
+            f"`python -m benchmarks.quality.pretrain DIR WORK`: {task.told} (CIFAR-10, {task.prior:.1%} of the unlabelled "
+            f"are vehicles). timm's test_resnet (0.4 million weights) with a small stem at 32 px, {SMALL.epochs} epochs of "
             f"the modern recipe in batches of {SMALL.batch_size}; then the default head of pucache, on the features "
             f"before and after. Seeds {SEEDS}, mean ± sd, in %, at margin 0.",
             "",
@@ -186,10 +187,10 @@ def whole(folder: Path, work: Path, device: str, backbones: list[str], epochs: i
             if any(row["name"] == name for row in done) or left <= 0:
                 continue
             recipe = dataclasses.replace(RECIPES["modern"], epochs=epochs, batch_size=512, tau_plus=tau_plus)
-            start = Start(backbone, "small", 32, seed=0)
+            network = NetworkConfig(backbone, stem="small", size=32)
             where = choose_device(device)
             settings = {"device": device, "compiled": where.type == "cuda", "positives": task.positives}
-            report = pretrain(open_source(task.pile), work / name, start, recipe, minutes=left, **settings)
+            report = pretrain(task.pile, work / name, network, recipe, minutes=left, **settings)
             print(f"{name}: step {report.steps} of {report.total}, {report.images_per_second:.0f} images/s", flush=True)
             if report.steps < report.total:
                 break
@@ -262,25 +263,25 @@ def timed(call: Callable[[], object], device: torch.device, least: float = 2.0) 
 def step_speed(backbone: str, device: str, *, batch: int, size: int = 32, compiled: bool = False) -> dict:
     """A step against the matrix rate of the device, and the input against the step."""
     where = choose_device(device)
-    numbers = PRECISIONS[choose_training_precision("auto", where)]
+    dtype = PRECISIONS[choose_training_precision("auto", where)]
     recipe: Recipe = dataclasses.replace(RECIPES["modern"], batch_size=batch)
-    network = build(backbone, stem="small", size=size, weights=None, norm=True, seed=0)
+    network = build_network(NetworkConfig(backbone, stem="small", size=size), norm=True, seed=0)
     flops = 3 * recipe.n_views * batch * forward_flops(network, size)  # backward costs twice the forward pass
     images = torch.randint(0, 256, (batch, size, size, 3), dtype=torch.uint8, device=where)
-    training = Training(network, recipe, images=4 * batch, seed=0, device=where, numbers=numbers, compiled=compiled)
+    training = Training(network, recipe, images=4 * batch, seed=0, device=where, dtype=dtype, compiled=compiled)
     augment = Augment(VIEWS["natural"], size)
     step = timed(lambda: training.step(0, images), where)
-    views = timed(lambda: augment(images, draw(0, 0, batch, 2).to(where)), where)
+    views = timed(lambda: augment(images, random_numbers(0, 0, images=batch, views=2).to(where)), where)
     store = np.random.default_rng(0).integers(0, 256, (33_000, size, size, 3), np.uint8)
     rows = np.random.default_rng(1).permutation(33_000)[:batch]
     gather = timed(lambda: torch.from_numpy(store[rows]), where)
     side = 8192 if where.type == "cuda" else 2048
-    A = torch.randn(side, side, device=where).to(numbers)
+    A = torch.randn(side, side, device=where).to(dtype)
     rate = 2 * side**3 / timed(lambda: A @ A, where)
     return {
         "backbone": backbone,
         "batch": batch,
-        "precision": str(numbers),
+        "precision": str(dtype),
         "images/s": batch / step,
         "step, ms": 1e3 * step,
         "views of it": views / step,
@@ -307,7 +308,11 @@ def others_views(device: str, size: int, batch: int) -> dict[str, float]:
     where = choose_device(device)
     images = torch.randint(0, 256, (batch, size, size, 3), dtype=torch.uint8, device=where)
     ours = Augment(VIEWS["impulses"], size)
-    found = {"pucache": batch / timed(lambda: ours(images, draw(0, 0, batch, 1).to(where)), where)}
+
+    def random_views(views: int) -> torch.Tensor:
+        return random_numbers(0, 0, images=batch, views=views)
+
+    found = {"pucache": batch / timed(lambda: ours(images, random_views(1).to(where)), where)}
     chain = v2.Compose(
         [
             v2.RandomResizedCrop(size, antialias=True),
@@ -360,7 +365,7 @@ def plain_loop(folder: Path, backbone: str, device: str, *, batch: int, images: 
             image = Image.open(files[index]).convert("RGB")
             return chain(image), chain(image)
 
-    network = build(backbone, stem="small", size=32, weights=None, norm=False, seed=0).to(where).train()
+    network = build_network(NetworkConfig(backbone, stem="small", size=32), norm=False, seed=0).to(where).train()
     optimizer = torch.optim.Adam(network.parameters(), 3e-4)
     loader = DataLoader(
         Views(), batch_size=batch, shuffle=True, drop_last=True, num_workers=min(16, torch.get_num_threads())
@@ -402,8 +407,8 @@ def speed(folder: Path, device: str) -> str:
         [
             "# Speed of pretraining",
             "",
-            "`python -m benchmarks.quality.pretrain DIR WORK --speed`: 32 px, small stem, two views, modern recipe; medians; "
-            "*views of it* and *gathering of it* are the two halves of the input as shares of the step; the gathering "
+            "`python -m benchmarks.quality.pretrain DIR WORK --speed`: 32 px, small stem, two views, modern recipe; "
+            "medians; *views of it* and *gathering of it* are the two halves of the input as shares of the step; the gathering "
             "goes on beside it, in a thread. *Share of it*: the multiplications of the network, thrice those forward, "
             "per second, over those of a large square product in the same run.",
             "",

@@ -34,13 +34,13 @@ STAGES = ("writing", "merging")  # of the profile of `embed`, as far as safety g
 def safe(source, encoder, work: Path) -> dict:
     from pucache.cache.paths import parts_folder
     from pucache.cache.reader import CacheFile
-    from pucache.embedding.embed import embed
+    from pucache.embedding.embed import run_embedding
 
     cache = work / "safe.h5"
     cache.unlink(missing_ok=True)
     shutil.rmtree(parts_folder(cache), ignore_errors=True)  # of a run that was broken off
     began = time.perf_counter()
-    report = embed(source, cache, encoder)
+    report = run_embedding(source, cache, encoder)
     seconds = time.perf_counter() - began
     assert not report.failures and report.computed == report.rows
     told = {f"{stage}, s": report.profile.seconds[stage] for stage in STAGES}
@@ -55,20 +55,27 @@ def no_fsync(source, encoder, work: Path) -> dict:
 
 
 def bare(source, encoder, work: Path) -> dict:
+    from pucache.embedding.content_lookup import ContentLookup
     from pucache.embedding.engine import Job
-    from pucache.embedding.local_engine import Local
-    from pucache.embedding.parts import Known
+    from pucache.embedding.local_engine import LocalEngine
     from pucache.embedding.profiling import Profile
-    from pucache.embedding.row_blocks import Assembly
+    from pucache.embedding.row_blocks import BlockAssembler
     from pucache.progress import Silent
 
     out = work / "bare.npy"
     out.unlink(missing_ok=True)
     began = time.perf_counter()
     listing = source.scan()
-    job, profile = Job(source, encoder, listing.keys, listing.size_mtime, Known([])), Profile()
-    task = Assembly(job, profile)
-    blocks = [rows.X for rows, _ in task.blocks(Local()(job, profile), DTYPE, Silent())]
+    job = Job(
+        source=source,
+        encoder=encoder,
+        keys=listing.keys,
+        size_mtime=listing.size_mtime,
+        lookup=ContentLookup([]),
+    )
+    profile = Profile()
+    task = BlockAssembler(job, profile)
+    blocks = [rows.X for rows, _ in task.blocks(LocalEngine()(job, profile), DTYPE, Silent())]
     np.save(out, np.concatenate(blocks))
     seconds = time.perf_counter() - began
     assert not task.failed and task.computed == len(listing.keys)

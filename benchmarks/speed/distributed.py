@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> dict:
     from contextlib import ExitStack
 
     from pucache.embedding import row_blocks
-    from pucache.embedding.embed import embed
+    from pucache.embedding.embed import run_embedding
     from pucache.encoders.encoder import load_encoder
     from pucache.images.source import open_source
     from pucache.progress import Silent
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> dict:
 
             engine = stack.enter_context(RayEngine(workers=arguments.workers))
         encoder = load_encoder(device="cpu", runtime=arguments.runtimes[0])
-        report = embed(source, arguments.work / "cache.h5", encoder, engine=engine, progress=clock)
+        report = run_embedding(source, arguments.work / "cache.h5", encoder, engine=engine, progress=clock)
         assert not report.failures
         starting = report.profile.seconds["starting"]
         return {"between": clock.between(), "computed": report.computed, "checks and encoder": starting}

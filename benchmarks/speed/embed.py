@@ -36,7 +36,7 @@ PEER_BATCH, PEER_IMAGES = 64, 384
 
 def end_to_end(folder: Path, work: Path, path: str, device: str, threads: int) -> dict:
     """Forward alone, end to end, forward alone again; ratios are to the mean of the two."""
-    from pucache.embedding.embed import embed
+    from pucache.embedding.embed import run_embedding
     from pucache.encoders.encoder import load_encoder
     from pucache.images.source import open_source
 
@@ -48,7 +48,7 @@ def end_to_end(folder: Path, work: Path, path: str, device: str, threads: int) -
     before = forward_alone(encoder)
     cache = work / "embed.h5"
     cache.unlink(missing_ok=True)
-    report = embed(open_source(folder), cache, encoder)
+    report = run_embedding(open_source(folder), cache, encoder)
     after = forward_alone(encoder)
     whole = report.computed / report.seconds
     cache.unlink()
@@ -180,16 +180,16 @@ def allocator(folder: Path, work: Path, path: str, device: str, threads: int) ->
 def again(folder: Path, work: Path, path: str, device: str, threads: int) -> dict:
     """Run once more on a folder that has not changed, as the command line does it, but for the imports."""
     from pucache.cache.destination import encoder_of_existing
-    from pucache.embedding.embed import embed
+    from pucache.embedding.embed import run_embedding
     from pucache.encoders.encoder import load_encoder
     from pucache.images.source import open_source
 
     cache = work / "again.h5"
     if not cache.exists():
-        report = embed(open_source(folder), cache, load_encoder(device=device))
+        report = run_embedding(open_source(folder), cache, load_encoder(device=device))
         return {"rows": report.rows, "peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
     began = time.perf_counter()
-    report = embed(open_source(folder), cache, load_encoder(device=device, like=encoder_of_existing(cache)))
+    report = run_embedding(open_source(folder), cache, load_encoder(device=device, like=encoder_of_existing(cache)))
     assert not report.computed
     return {"seconds": time.perf_counter() - began, "rows": report.rows}
 

@@ -23,9 +23,8 @@ from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.keys import encode_keys
 from pucache.cache.merging import pack
 from pucache.cache.writer import Rows, write_file
-from pucache.embedding.outcome import Outcome
 from pucache.embedding.parts import Parts
-from pucache.embedding.resume import Earlier
+from pucache.embedding.resume import ExistingCache, take_inventory
 from pucache.encoders.spec import EncoderSpec
 from pucache.images.source import open_source
 
@@ -108,8 +107,10 @@ def plan(world: World) -> dict[str, float]:
     with measured:
         listing = open_source(world.photos).scan()
         parts = Parts(world.folder / "none.h5", encoder, np.dtype("<f2"))
-        outcome = Outcome.of(listing, Earlier(None, listing), parts, prune=False)
-    assert len(outcome.missing) == world.images
+        keys = encode_keys(listing.keys)
+        existing = ExistingCache(None, listing, keys)
+        inventory = take_inventory(listing, keys, existing=existing, parts=parts, prune=False)
+    assert len(inventory.missing) == world.images
     return measured.figures
 
 

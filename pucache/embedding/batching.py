@@ -1,4 +1,4 @@
-"""Prepared images -> forward passes of whole batches, several at once, in threads."""
+"""Forward passes of whole batches, several at once, in threads."""
 
 from __future__ import annotations
 
@@ -16,66 +16,67 @@ from .profiling import ON_DEVICE, Profile
 
 
 @dataclass
-class Embedded:
-    """What a forward pass gave."""
+class EmbeddedImages:
+    """Result of a forward pass."""
 
     positions: list[int]  # of the images, rising
     X: np.ndarray  # (len(positions), d) float32
-    failures: dict[int, str]  # position to the reason; its row means nothing
+    failures: dict[int, str]  # position to reason; the row of a failed image means nothing
 
 
-class Passes:
-    """Packs pixels into the encoder's batches and runs a bounded number of passes beside each other.
+class BatchRunner:
+    """Fills batches of the encoder across chunks, and runs a bounded number of passes at once.
 
     Parameters
     ----------
     encoder : Encoder
-    hands : ThreadPoolExecutor
-        Threads to run them in.
-    rows : int
-        About how many images to hand over at once, at least; always a whole number of batches.
+    threads : ThreadPoolExecutor
+        Threads that run the passes.
+    at_once : int
+        Images per call, about; always a whole number of batches.
     profile : Profile
     """
 
-    def __init__(self, encoder: Encoder, hands: ThreadPoolExecutor, rows: int, profile: Profile):
-        self._encoder, self._hands, self._rows, self._profile = encoder, hands, rows, profile
-        self._pieces: deque[tuple[torch.Tensor, list[int]]] = deque()
-        self._waiting = 0
-        self._undecoded: dict[int, bytes] = {}
-        self._running: deque[Future[Embedded]] = deque()
+    def __init__(self, encoder: Encoder, threads: ThreadPoolExecutor, at_once: int, profile: Profile):
+        self._encoder, self._threads, self._at_once, self._profile = encoder, threads, at_once, profile
+        self._pixels: deque[tuple[torch.Tensor, list[int]]] = deque()  # waiting, with positions
+        self._waiting = 0  # images in `_pixels`
+        self._undecoded: dict[int, bytes] = {}  # files waiting, by position
+        self._running: deque[Future[EmbeddedImages]] = deque()
         self._started = False
 
     def add(self, chunk: Chunk) -> None:
-        """Take the pixels of a chunk, and the files in it that the device decodes; run what makes whole batches."""
+        """Take the pixels and undecoded files of a chunk, and start passes of whole batches."""
         if chunk.to_embed or chunk.undecoded:
             self._start()
-        rows = whole_batches(self._encoder.runtime.batch_size, self._rows)
+        count = whole_batches(self._encoder.runtime.batch_size, self._at_once)
         if chunk.to_embed:
-            self._pieces.append((chunk.pixels, chunk.to_embed))
+            self._pixels.append((chunk.pixels, chunk.to_embed))
             self._waiting += len(chunk.to_embed)
-        while self._waiting >= rows:
-            self._submit(rows)
+        while self._waiting >= count:
+            self._submit(count)
         self._undecoded.update(chunk.undecoded)
-        while len(self._undecoded) >= rows:
-            self._submit_undecoded(rows)
+        while len(self._undecoded) >= count:
+            self._submit_undecoded(count)
 
-    def waiting_since(self, now: int) -> int:
-        """Position of the first image that waits for others to fill a batch; `now` where none does."""
-        return min([now, *(at[0] for _, at in self._pieces), *self._undecoded])
+    def oldest_waiting(self, default: int) -> int:
+        """Position of the first image that waits for others to fill a batch; `default` where none waits."""
+        return min([default, *(positions[0] for _, positions in self._pixels), *self._undecoded])
 
     def _start(self) -> None:
         if not self._started:
             with self._profile.stage("starting"):
-                self._hands.submit(self._encoder.runtime.start).result()  # there, as its threads compile for themselves
+                # in one of the threads that will run passes, because torch compiles for the calling thread
+                self._threads.submit(self._encoder.runtime.start).result()
             self._started = True
 
-    def finished(self) -> Iterator[Embedded]:
-        """Positions and embeddings of what is done; waits where too much is under way."""
+    def finished(self) -> Iterator[EmbeddedImages]:
+        """Yield finished passes; waits for one where too many are running."""
         while self._running and (len(self._running) > 2 * self._encoder.runtime.streams or self._running[0].done()):
             yield self._running.popleft().result()
 
-    def rest(self) -> Iterator[Embedded]:
-        """Run what is less than a batch too, and wait for all."""
+    def flush(self) -> Iterator[EmbeddedImages]:
+        """Run what is waiting, less than a batch, and yield all passes."""
         if self._waiting:
             self._submit(self._waiting)
         if self._undecoded:
@@ -85,35 +86,36 @@ class Passes:
 
     def _submit(self, count: int) -> None:
         pieces: list[torch.Tensor] = []
-        at: list[int] = []
-        while len(at) < count:
-            pixels, positions = self._pieces.popleft()
-            take = min(len(positions), count - len(at))
+        positions: list[int] = []
+        while len(positions) < count:
+            pixels, piece_positions = self._pixels.popleft()
+            take = min(len(piece_positions), count - len(positions))
             pieces.append(pixels[:take])
-            at += positions[:take]
-            if take < len(positions):
-                self._pieces.appendleft((pixels[take:], positions[take:]))
+            positions += piece_positions[:take]
+            if take < len(piece_positions):
+                self._pixels.appendleft((pixels[take:], piece_positions[take:]))
         self._waiting -= count
-        self._running.append(self._hands.submit(self._embed, pieces, at))
+        self._running.append(self._threads.submit(self._embed, pieces, positions))
 
     def _submit_undecoded(self, count: int) -> None:
-        some = {position: self._undecoded.pop(position) for position in list(self._undecoded)[:count]}
-        self._running.append(self._hands.submit(self._decode_and_embed, some))
+        files = {position: self._undecoded.pop(position) for position in list(self._undecoded)[:count]}
+        self._running.append(self._threads.submit(self._decode_and_embed, files))
 
-    def _embed(self, pieces: list[torch.Tensor], at: list[int]) -> Embedded:
+    def _embed(self, pieces: list[torch.Tensor], positions: list[int]) -> EmbeddedImages:
         with self._profile.forward():
-            return Embedded(at, self._encoder.forward(pieces[0] if len(pieces) == 1 else torch.cat(pieces)), {})
+            X = self._encoder.forward(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
+            return EmbeddedImages(positions, X, {})
 
-    def _decode_and_embed(self, files: dict[int, bytes]) -> Embedded:
+    def _decode_and_embed(self, files: dict[int, bytes]) -> EmbeddedImages:
         assert self._encoder.decoder is not None
-        at = list(files)
+        positions = list(files)
         with self._profile.stage(ON_DEVICE):
             pixels, failures = self._encoder.decoder(list(files.values()))
         with self._profile.forward():
             X = self._encoder.forward(pixels)
-            return Embedded(at, X, {at[number]: reason for number, reason in failures.items()})
+            return EmbeddedImages(positions, X, {positions[number]: reason for number, reason in failures.items()})
 
 
-def whole_batches(batch: int, rows: int) -> int:
-    """Images to hand over at once: a batch, or as many small ones as `rows` hold."""
-    return batch * max(1, rows // batch)
+def whole_batches(batch_size: int, images: int) -> int:
+    """Number of images to hand over at once: a batch, or as many batches as `images` hold."""
+    return batch_size * max(1, images // batch_size)

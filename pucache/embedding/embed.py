@@ -1,80 +1,78 @@
-"""Images x encoder -> cache, resumable.
+"""Images and an encoder -> a cache; a run can be interrupted and repeated.
 
-What is unchanged is kept, what is known by content is copied, and the rest is embedded in blocks.
-A finished block becomes a *part*, a small cache file of its own in ``CACHE.parts``; at the end old
-rows and parts are merged into the cache in one rename. Killed at any moment, the next run goes on
-from the parts. A block's rows depend on the listing alone, never on timing or workers, so an
-interrupted run and an undisturbed one end in the same bytes (`pucache.embedding.local_engine`, `pucache.embedding.parts`).
+Rows of unchanged images are kept, embeddings of images whose content is known are copied, and the other
+images are embedded in blocks. Each finished block becomes a *part*, a small cache file in ``CACHE.parts``.
+At the end old rows and parts are merged into the cache in one rename. A run that was killed continues from
+the parts. The rows of a block depend on the listing alone, not on timing or on the number of workers, so an
+interrupted and an uninterrupted run write the same bytes.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ..cache.destination import open_destination
-from ..cache.embedding_cache import expand_paths
-from ..cache.layout import DTYPES
-from ..cache.merging import merge
+from ..cache.destination import encoder_of_existing, open_destination
+from ..cache.embedding_cache import EmbeddingCache
 from ..cache.paths import writer_lock
-from ..cache.reader import CacheFile
-from ..cache.writer import Rows, creation_time
-from ..encoders.encoder import Encoder
-from ..encoders.spec import EncoderSpec
-from ..errors import CacheError, SourceError
-from ..images.listing import check_shard, take_shard
-from ..images.source import Listing, Source
+from ..cache.writer import creation_time
+from ..encoders.deferred import DeferredEncoder, EncoderOptions, open_encoder
+from ..encoders.spec import BUNDLED, EncoderSpec
+from ..images.source import Source, open_source
 from ..progress import Progress, Silent
-from .engine import Engine, Job
-from .local_engine import Local
-from .outcome import Outcome
-from .parts import Known, Parts
+from .plan import EmbedOptions, EmbedPlan
 from .profiling import Profile
-from .resume import Earlier, open_earlier, require_encoder
-from .row_blocks import Assembly
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..encoders.encoder import Encoder
+    from .engine import Engine
 
 
 @dataclass(frozen=True)
 class EmbedReport:
-    """What one run of `embed` did.
+    """What one run of `run_embedding` did.
 
     Attributes
     ----------
     cache : Path
-        The file on this machine.
+        The cache file on this machine.
     name : str
         Its path, or the URL that it was sent to.
+    encoder : EncoderSpec
     rows : int
         Rows in the finished cache.
     computed, reused, kept : int
-        Embedded now; copied because the content was known; unchanged since the last run.
+        Images that were embedded; images whose embedding was copied because the content was known; images
+        that are unchanged since the last run.
     vanished : int
-        Rows of files that are no longer in the source: still there, or dropped with `prune`.
+        Rows of images that are no longer in the source: kept, or dropped with `prune`.
     damaged : int
-        Rows of the earlier cache that were not as they had been written, and were given up.
+        Rows of the existing cache that were damaged and given up.
     failures : dict of str to str
         Key to reason.
     ignored : Counter
-        Files left out by their ending.
+        Number of files left out, by ending.
     written : bool
         False where nothing had changed and the cache was left as it was.
     seconds : float
     profile : Profile
-        Where they went.
+        Seconds by stage.
     cosine : float or None
-        Least cosine of the first embeddings with those of the same model in float32 by torch; None
-        where nothing was computed, or in just that way.
+        Least cosine between the first embeddings and those of the same model in float32 by torch. None
+        where nothing was embedded, or where the model ran in float32 by torch.
     """
 
     cache: Path
     name: str
+    encoder: EncoderSpec
     rows: int
     computed: int
     reused: int
@@ -90,10 +88,16 @@ class EmbedReport:
 
 
 def embed(
-    source: Source,
+    source: str | Path | Source,
     cache: str | Path,
-    encoder: Encoder,
+    encoder: str | Path | Encoder = BUNDLED,
     *,
+    weights: str | Path | None = None,
+    device: str | torch.device = "auto",
+    precision: str = "auto",
+    runtime: str = "auto",
+    decode: str = "auto",
+    batch_size: int | None = None,
     reuse: Sequence[str | Path] = (),
     prune: bool = False,
     moved: bool = False,
@@ -103,36 +107,95 @@ def embed(
     workers: int | None = None,
     engine: Engine | None = None,
     progress: Progress | None = None,
-) -> EmbedReport:
-    """Embed every image of a source into a cache file; run it again to go on or to update.
+) -> EmbeddingCache:
+    """Embed every image of a source into a cache file; run it again to continue or to update the cache.
 
     Parameters
     ----------
-    source : Source
-        See `pucache.images.source.open_source`.
+    source : str, Path or Source
+        Folder, manifest or tar shards; see `pucache.open_source`.
     cache : path or URL
-        Cache file to write or update; at a URL, see `pucache.cache.remote.RemoteCache`.
-    encoder : Encoder
-        See `pucache.encoders.encoder.load_encoder`.
-    reuse : sequence of paths
-        Other caches of the same encoder; an image whose bytes they know is copied.
-    prune : bool
-        Drop rows of files that are gone from the source.
-    moved : bool
-        The cache was made from this source under another path or URL; without it that is refused,
-        because the keys of two sources would mix.
-    verify : bool
-        Read every byte of an existing cache first, and embed anew what is damaged; without it that is
-        done only where the cache is written anew.
-    shard : (I, N)
-        Take only the I-th of N shares of the keys, 1 <= I <= N.
-    dtype : {"float16", "float32"}, optional
-        Of the stored embeddings; by default what the cache has, or float16.
+        Cache file to write or update.
+    encoder : str, path or Encoder
+        ``bundled``, ``timm:NAME`` or the folder of an encoder from `pretrain`; see `pucache.load_encoder`.
+    weights, device, precision, runtime, decode, batch_size
+        See `pucache.load_encoder`; for an encoder by name alone. Where they are ``auto``, the settings of an
+        existing cache are used if this machine supports them.
+    reuse, prune, moved, verify, shard, dtype
+        See `pucache.embedding.plan.EmbedOptions`.
     workers : int, optional
-        Processes that read and decode; 0 does it in this one.
+        Processes that read and decode images; 0 does it in threads. By default one per core, up to 16, where
+        the encoder runs on CUDA, else 0.
     engine : Engine, optional
-        Does the work elsewhere, such as `pucache.embedding.distributed.engine.RayEngine`; by default this machine does it.
+        Runs the work elsewhere, such as `pucache.embedding.distributed.engine.RayEngine`; by default this
+        machine does it.
     progress : Progress, optional
+
+    Returns
+    -------
+    EmbeddingCache
+
+    Raises
+    ------
+    SourceError
+        The source is empty, or none of its images can be read.
+    CacheError
+        The cache, or one to reuse, is unusable, of another encoder or source, or being written by another process.
+    EncoderError
+        The encoder is unusable, or embeddings overflow float16.
+    OutputError
+        The cache cannot be written.
+    EngineError
+        A cluster cannot do the work.
+    MissingExtraError
+        The package for a store of this kind is not installed.
+    ValueError
+        An unknown dtype, a shard that does not exist, both workers and an engine, settings for an encoder
+        that is loaded already, or SOURCE_DATE_EPOCH is not a time.
+    """
+    settings = EncoderOptions(
+        weights=weights, device=device, precision=precision, runtime=runtime, decode=decode, batch_size=batch_size
+    )
+    if isinstance(encoder, str | os.PathLike):
+        encoder_or_options: EncoderOptions | Encoder = dataclasses.replace(settings, name=encoder)
+    elif settings != EncoderOptions():
+        raise ValueError("the encoder is loaded already; pass weights, device and precision to load_encoder")
+    else:
+        encoder_or_options = encoder
+    report = run_embedding(
+        source,
+        cache,
+        encoder_or_options,
+        options=EmbedOptions(reuse=reuse, prune=prune, moved=moved, verify=verify, shard=shard, dtype=dtype),
+        workers=workers,
+        engine=engine,
+        progress=progress,
+    )
+    return EmbeddingCache(report.cache)
+
+
+def run_embedding(
+    source: str | Path | Source,
+    cache: str | Path,
+    encoder: EncoderOptions | Encoder | DeferredEncoder,
+    *,
+    options: EmbedOptions | None = None,
+    workers: int | None = None,
+    engine: Engine | None = None,
+    progress: Progress | None = None,
+) -> EmbedReport:
+    """Do what `embed` does, and report what was done.
+
+    Parameters
+    ----------
+    source : str, Path or Source
+    cache : path or URL
+    encoder : EncoderOptions, Encoder or DeferredEncoder
+        Options of an encoder to open, or an encoder. One that is provably that of the existing cache is
+        loaded only where an image is to be embedded.
+    options : EmbedOptions, optional
+    workers, engine, progress
+        See `embed`.
 
     Returns
     -------
@@ -140,155 +203,49 @@ def embed(
 
     Raises
     ------
-    SourceError
-        The source is empty, or none of its images can be read.
-    CacheError
-        The cache, or one to reuse, is unusable, of another encoder or source, or being written by somebody else.
-    EncoderError
-        Embeddings overflow float16.
-    OutputError
-        The cache cannot be written.
-    EngineError
-        A cluster is not fit for the work.
-    MissingExtraError
-        What speaks to a store of this kind is not installed.
-    ValueError
-        An unknown dtype, a shard that does not exist, both workers and an engine, or SOURCE_DATE_EPOCH is no time.
+    PUCacheError, ValueError
+        As `embed`.
     """
-    began, profile = time.monotonic(), Profile()
+    started, profile, options = time.monotonic(), Profile(), options or EmbedOptions()
     if engine is not None and workers is not None:
         raise ValueError("workers are those of the engine of this machine; give the other engine its own")
-    place = open_destination(cache)
-    place.check_writable()
-    creation_time()  # before any work
-    check_shard(shard)
-    if dtype is not None and dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}; use {' or '.join(DTYPES)}")
-    cache = place.local
-    with writer_lock(cache), progress or Silent() as progress:
-        place.fetch()
-        old = open_earlier(cache, encoder.spec, dtype)
-        stored = DTYPES[dtype] if dtype else old.dtype if old else DTYPES["float16"]
-        others = _open_reuse(reuse, encoder.spec, stored)
-        parts = Parts(cache, encoder.spec, stored, name=place.name, safe=place.store_part)
-        place.store_parts([file.path for file in parts.files])
-        with profile.stage("listing"):
-            listing = take_shard(source.scan(), shard)
-        if not listing.keys and not listing.failures:
-            raise SourceError(f"no image in {source.name}{_ignored_note(listing)}")
-        if not moved:
-            _require_source(source, [*filter(None, [old]), *parts.files])
-        earlier = Earlier(old, listing)
-        if verify:
-            earlier.check()
-        outcome = Outcome.of(listing, earlier, parts, prune, again=True)
-        if (len(outcome.missing) or outcome.differs(source.name)) and earlier.check():
-            outcome = Outcome.of(listing, earlier, parts, prune, again=True)
-        plan = outcome.missing
-        keys = [listing.keys[i] for i in plan]
-        known = _known(earlier, others) if len(plan) else Known([])
-        job = Job(source, encoder, keys, listing.size_mtime[plan], known)
-        work = Assembly(job, profile)
-        progress.start(len(plan), "embedding")
-        if len(plan):
-            results = (engine or Local(workers))(job, profile)
-            with closing(results), closing(work.blocks(results, stored, progress)) as blocks:
-                _write_blocks(blocks, parts, source.name, progress, profile)
-            outcome = Outcome.of(listing, earlier, parts, prune)
-        if not outcome.rows:
-            if not any(map(len, parts.files)):  # rows of images that cannot be listed just now stay
-                place.remove_parts()
-                parts.remove()
-            raise SourceError(_nothing_readable(source, outcome.failures))
-        changed = outcome.differs(source.name)
-        if changed:
-            with profile.stage("merging"):
-                picks, failures = outcome.picks, outcome.failures
-                merge(cache, picks, encoder=encoder.spec, dtype=stored, source=source.name, failures=failures)
-        place.publish()
-        parts.remove()
+    destination = open_destination(cache)
+    destination.check_writable()
+    creation_time()  # raises before any work
+    options.check()
+    if isinstance(source, str | os.PathLike):
+        source = open_source(source)
+    if isinstance(encoder, EncoderOptions):
+        encoder = _open_encoder(encoder, cache, engine)
+    if engine is None:
+        from .local_engine import LocalEngine
+
+        engine = LocalEngine(workers)
+    with writer_lock(destination.local), progress or Silent() as progress:
+        destination.fetch()
+        plan = EmbedPlan(source, destination, spec=encoder.spec, options=options, profile=profile)
+        counts = plan.run(encoder, engine, progress)
+        written = plan.finish()
     return EmbedReport(
-        cache,
-        place.name,
-        outcome.rows,
-        work.computed,
-        work.reused,
-        len(earlier.kept),
-        len(earlier.vanished),
-        earlier.damaged,
-        outcome.failures,
-        listing.ignored,
-        changed,
-        time.monotonic() - began,
-        profile,
-        encoder.runtime.cosine,
+        cache=destination.local,
+        name=destination.name,
+        encoder=encoder.spec,
+        rows=plan.inventory.rows,
+        computed=counts.computed,
+        reused=counts.reused,
+        kept=len(plan.existing.unchanged),
+        vanished=len(plan.existing.vanished),
+        damaged=plan.existing.damaged,
+        failures=plan.inventory.failures,
+        ignored=plan.listing.ignored,
+        written=written,
+        seconds=time.monotonic() - started,
+        profile=profile,
+        cosine=counts.cosine,
     )
 
 
-def _write_blocks(
-    blocks: Iterator[tuple[Rows, dict[str, str]]], parts: Parts, source: str, progress: Progress, profile: Profile
-) -> None:
-    """Write each block while the next one is computed; an interruption waits for the one being written."""
-
-    def write(rows: Rows, failures: dict[str, str]) -> None:
-        with profile.stage("writing"):
-            parts.add(rows, failures, source)
-
-    def safe(writing: Future[None]) -> None:
-        writing.result()
-        progress.advance(1)
-
-    with ThreadPoolExecutor(1) as writer:
-        writing = None
-        for rows, failures in blocks:
-            if writing:
-                safe(writing)
-            writing = writer.submit(write, rows, failures)
-        if writing:
-            safe(writing)
-
-
-# --- what is there already ---------------------------------------------------------------------
-
-
-def _known(earlier: Earlier, others: list[CacheFile]) -> Known:
-    """What need not be computed because its content is known."""
-    for file in others:
-        file.verify()
-    picks = [(file, np.arange(len(file))) for file in others]
-    return Known(([] if earlier.file is None else [(earlier.file, earlier.good())]) + picks)
-
-
-def _open_reuse(paths: Iterable[str | Path], spec: EncoderSpec, dtype: np.dtype) -> list[CacheFile]:
-    files = [CacheFile(path) for path in expand_paths(paths)] if paths else []
-    for file in files:
-        require_encoder(file, spec)
-        if file.dtype.itemsize < dtype.itemsize:
-            raise CacheError(f"{file.path} holds {file.dtype}, too coarse to copy into {dtype}; leave out --reuse")
-    return files
-
-
-def _require_source(source: Source, files: list[CacheFile]) -> None:
-    for file in files:
-        if file.source != source.name:
-            raise CacheError(
-                f"{file.path} holds images of {file.source or 'no source'}, not of {source.name}; write another cache, "
-                "or pass --moved if it is the same source under a new path"
-            )
-
-
-# --- messages ----------------------------------------------------------------------------------
-
-
-def _ignored_note(listing: Listing) -> str:
-    if not listing.ignored:
-        return "; expected files such as .jpg, .png, .webp or .tif"
-    kinds = ", ".join(f"{count} {ending}" for ending, count in listing.ignored.most_common(4))
-    hint = "; pass the shards as 'FOLDER/*.tar'" if ".tar" in listing.ignored else ""
-    hint += "; caches in a store are given one by one" if ".h5" in listing.ignored else ""
-    return f" ({sum(listing.ignored.values())} files with other endings: {kinds}){hint}"
-
-
-def _nothing_readable(source: Source, failures: dict[str, str]) -> str:
-    key, reason = next(iter(failures.items()))
-    return f"none of the {len(failures)} images in {source.name} can be read ({key!r}: {reason}); nothing was written"
+def _open_encoder(options: EncoderOptions, cache: str | Path, engine: Engine | None) -> Encoder | DeferredEncoder:
+    if engine is not None:
+        options = dataclasses.replace(options, device=engine.device(options.device))
+    return open_encoder(options, like=encoder_of_existing(cache))

@@ -1,21 +1,23 @@
-"""What is to be embedded, and what an engine gives back: the seam between `embed` and where the work is done."""
+"""The interface between `embed` and the machines that do the work: a job, its results, and the engine."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
 
 from ..encoders.encoder import Encoder
 from ..images.device_decoding import device_can_decode
 from ..images.loading import Chunk, ChunkLoader
 from ..images.source import Source
-from .batching import Embedded
-from .parts import Known
+from .batching import EmbeddedImages
+from .content_lookup import ContentLookup
 from .profiling import Profile
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -29,52 +31,56 @@ class Job:
     keys : list of str
         In the order of the listing.
     size_mtime : ndarray of int64, (n, 2)
-    known : Known
-        Embeddings that are looked up by content instead.
+    lookup : ContentLookup
+        Embeddings that are copied instead, by content.
     """
 
     source: Source
     encoder: Encoder
     keys: list[str]
     size_mtime: np.ndarray
-    known: Known
+    lookup: ContentLookup
 
-    def prepare(self, rows: int) -> ChunkLoader:
-        """Everything that happens to the images before the encoder, in chunks of so many."""
-        leave = device_can_decode if self.encoder.decoder else None
-        sizes = self.size_mtime[:, 0].tolist()
-        known = self.known.sorted
+    def loader(self, rows: int) -> ChunkLoader:
+        """Loader of the images, which prepares chunks of `rows` of them for the encoder."""
         return ChunkLoader(
             self.source,
             self.encoder.preprocess,
             self.keys,
-            sizes,
+            self.size_mtime[:, 0].tolist(),
             chunk_size=rows,
-            embedded_digests=known,
-            leave_to_device=leave,
+            embedded_digests=self.lookup.sorted_digests,
+            leave_to_device=device_can_decode if self.encoder.decoder else None,
         )
 
 
-Results = Generator[Chunk | Embedded, None, None]
-"""What became of the images: every chunk, and beside or after it the embeddings of what is in it."""
+Results = Generator[Chunk | EmbeddedImages, None, None]
+"""Every chunk, in any order, and the embeddings of its images beside it or later."""
 
 
 class Engine(Protocol):
-    """Does jobs somewhere: `pucache.embedding.local_engine.Local` on this machine, `pucache.embedding.distributed.engine.RayEngine` on many."""
+    """Runs jobs: `pucache.embedding.local_engine.LocalEngine` on this machine, or
+    `pucache.embedding.distributed.engine.RayEngine` on many.
+    """
 
-    def device(self, asked: str = "auto") -> torch.device:
-        """Device that encoders will run on; raise `ValueError` where there is none of that name.
+    def device(self, requested: str | torch.device = "auto") -> str | torch.device:
+        """Device on which the engine will run encoders, as `pucache.load_encoder` takes it.
 
         Parameters
         ----------
-        asked : str
+        requested : str or torch.device
             auto, cpu, cuda, or cuda:N on this machine.
 
         Returns
         -------
-        torch.device
-            Which need not be of this machine.
+        str or torch.device
+            A `torch.device` may be one of another machine.
+
+        Raises
+        ------
+        ValueError
+            The engine has no such device.
         """
 
     def __call__(self, job: Job, profile: Profile) -> Results:
-        """Do a job."""
+        """Run a job."""

@@ -1,4 +1,4 @@
-"""The finished blocks of an unfinished cache, and embeddings known by content."""
+"""Parts: the finished blocks of an unfinished run, small cache files in ``CACHE.parts``."""
 
 from __future__ import annotations
 
@@ -6,23 +6,45 @@ import hashlib
 import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from ..cache.keys import encode_keys, find
+from ..cache.keys import encode_keys, find_sorted
 from ..cache.paths import part_files, parts_folder
 from ..cache.reader import CacheFile
 from ..cache.writer import Rows, write_file
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError
-from ..images.source import Listing
 
 log = logging.getLogger("pucache")
 
 
+@dataclass(frozen=True)
+class PartContents:
+    """What parts hold of a listing.
+
+    Attributes
+    ----------
+    picks : list of (CacheFile, ndarray of int)
+        Rows of each part whose image is unchanged since it was embedded.
+    has_row : ndarray of bool, (n,)
+        Listed images that have a row in the existing cache or in a part.
+    failures : dict of str to str
+        Listed images that could not be read and have no row, with the reason.
+    failed : ndarray of int64
+        Positions of the failures in the listing.
+    """
+
+    picks: list[tuple[CacheFile, np.ndarray]]
+    has_row: np.ndarray
+    failures: dict[str, str]
+    failed: np.ndarray
+
+
 class Parts:
-    """The finished blocks of an unfinished cache: small cache files in ``CACHE.parts``.
+    """The parts of one cache.
 
     Parameters
     ----------
@@ -31,9 +53,18 @@ class Parts:
     dtype : dtype
         Of the stored embeddings.
     name : str, optional
-        What users call the cache; by default its path.
-    safe : callable, optional
-        Told the path of each part once it is written.
+        Name of the cache in messages; by default its path.
+    on_written : callable, optional
+        Called with the path of each part once it is on disk.
+
+    Attributes
+    ----------
+    files : list of CacheFile
+
+    Raises
+    ------
+    CacheError
+        A part is of another encoder or dtype.
     """
 
     def __init__(
@@ -43,18 +74,18 @@ class Parts:
         dtype: np.dtype,
         *,
         name: str = "",
-        safe: Callable[[Path], None] | None = None,
+        on_written: Callable[[Path], None] | None = None,
     ):
         self.folder = parts_folder(cache)
         self._name = f"{name or cache}.parts"
-        self._spec, self._dtype, self._safe = spec, dtype, safe
+        self._spec, self._dtype, self._on_written = spec, dtype, on_written
         self.files: list[CacheFile] = []
         for path in part_files(cache):
-            self._adopt(path)
+            self._open(path)
         if self.files:
             log.warning("going on from %d images in %s", sum(map(len, self.files)), self.folder)
 
-    def _adopt(self, path: Path) -> None:
+    def _open(self, path: Path) -> None:
         try:
             part = CacheFile(path)
             part.verify()
@@ -74,69 +105,48 @@ class Parts:
         self.files.append(part)
 
     def add(self, rows: Rows, failures: dict[str, str], source: str) -> None:
-        """Write one block durably, under a name that says what it holds."""
+        """Write one block durably, under a name that is a hash of its keys."""
         content = hashlib.sha256(b"\0".join(rows.keys.tolist()) + rows.size_mtime.tobytes())
         content.update("\0".join(failures).encode())
         path = self.folder / f"part-{content.hexdigest()[:16]}.h5"
         shape = (len(rows.keys), rows.keys.itemsize, self._dtype)
         write_file(path, self._spec, source, [rows], shape=shape, failures=failures)
-        # the same images may have failed again
+        # a part of the same name is there already where the same images failed before
         self.files = [*(file for file in self.files if file.path != path), CacheFile(path)]
-        if self._safe:
-            self._safe(path)
+        if self._on_written:
+            self._on_written(path)
 
-    def current(self, listing: Listing, kept: np.ndarray) -> tuple[list[tuple[CacheFile, np.ndarray]], dict[str, str]]:
-        """What of this run and the interrupted one still counts, beside the keys kept from the old cache.
+    def contents(self, keys: np.ndarray, size_mtime: np.ndarray, has_row: np.ndarray) -> PartContents:
+        """Find what the parts hold of a listing.
 
-        Returns
-        -------
-        picks : list of (CacheFile, ndarray of int)
-            Rows of each part whose file is still as it was when it was embedded.
-        failures : dict of str to str
-            Listed images that could not be read and have no row.
+        Parameters
+        ----------
+        keys : ndarray of bytes (dtype S), (n,)
+            Listed keys, sorted.
+        size_mtime : ndarray of int64, (n, 2)
+        has_row : ndarray of bool, (n,)
+            Images that have a row in the existing cache.
         """
-        keys, picks, failures = encode_keys(listing.keys), [], {}
-        taken = np.zeros(len(keys), bool)
-        taken[find(keys, kept)] = True
+        picks: list[tuple[CacheFile, np.ndarray]] = []
+        failures: dict[str, str] = {}
+        has_row = has_row.copy()
         for file in self.files:
-            at = find(keys, file.raw_keys)
-            good = at >= 0
-            good[good] = (file.size_mtime[good] == listing.size_mtime[at[good]]).all(1) & ~taken[at[good]]
-            taken[at[good]] = True
-            if good.any():
-                picks.append((file, np.flatnonzero(good)))
+            positions = find_sorted(keys, file.raw_keys)
+            valid = positions >= 0
+            listed = positions[valid]
+            valid[valid] = (file.size_mtime[valid] == size_mtime[listed]).all(1) & ~has_row[listed]
+            has_row[positions[valid]] = True
+            if valid.any():
+                picks.append((file, np.flatnonzero(valid)))
             failures.update(file.failures)
             file.release()  # there may be more parts than file descriptors
-        at = find(keys, encode_keys(list(failures)))
-        counts = at >= 0
-        counts[counts] = ~taken[at[counts]]
-        return picks, {key: reason for (key, reason), here in zip(failures.items(), counts, strict=True) if here}
+        positions = find_sorted(keys, encode_keys(list(failures)))
+        valid = positions >= 0
+        valid[valid] = ~has_row[positions[valid]]
+        current = {key: reason for (key, reason), is_valid in zip(failures.items(), valid, strict=True) if is_valid}
+        return PartContents(picks=picks, has_row=has_row, failures=current, failed=positions[valid])
 
     def remove(self) -> None:
         """Remove the folder, once the cache holds everything."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.files = []
-
-
-class Known:
-    """Embeddings by content digest, over any number of cache files.
-
-    Parameters
-    ----------
-    picks : list of (CacheFile, ndarray of int)
-        Rows of each file that are as they were written; a damaged one must not be copied under a new seal.
-    """
-
-    def __init__(self, picks: list[tuple[CacheFile, np.ndarray]]):
-        self._files = [file for file, _ in picks]
-        digests = [file.take("digests", rows).reshape(-1).view("S32") for file, rows in picks]
-        everything = np.concatenate(digests) if digests else np.empty(0, "S32")
-        self._order = np.argsort(everything)
-        self.sorted = everything[self._order]
-        self._starts = np.cumsum([0, *(len(rows) for _, rows in picks)])
-        self._rows = np.concatenate([rows for _, rows in picks]) if picks else np.empty(0, np.int64)
-
-    def __getitem__(self, content: bytes) -> np.ndarray:
-        position = self._order[np.searchsorted(self.sorted, np.bytes_(content))]
-        number = int(np.searchsorted(self._starts, position, "right")) - 1
-        return self._files[number].X[self._rows[position]]

@@ -1,7 +1,7 @@
-"""What became of images -> blocks of rows, each of which becomes a part.
+"""Results of an engine -> blocks of rows, each of which becomes a part.
 
-A block holds the images that stand next to each other in the listing, so its rows depend on the listing
-alone, never on timing, on the number of workers or on which machine did the work.
+A block holds images that are adjacent in the listing, so its rows depend on the listing alone: not on timing,
+on the number of workers, or on which machine did the work.
 """
 
 from __future__ import annotations
@@ -16,64 +16,66 @@ from ..cache.writer import Rows
 from ..errors import EncoderError
 from ..images.loading import STAGES, Chunk
 from ..progress import Progress
-from .batching import Embedded
+from .batching import EmbeddedImages
 from .engine import Job, Results
 from .profiling import Profile
 
-BLOCK_ROWS = 2048  # images in one part: what a kill can cost, beside those in flight
+BLOCK_ROWS = 2048  # images in one part; a kill costs at most one block, beside those being embedded
 
 
-class Assembly:
-    """Puts blocks of rows together, counting what was computed and what was known.
+class BlockAssembler:
+    """Assembles blocks of rows, and counts images.
 
     Parameters
     ----------
     job : Job
     profile : Profile
+
+    Attributes
+    ----------
+    computed, reused, failed : int
+        Images that were embedded, copied by content, or could not be.
     """
 
     def __init__(self, job: Job, profile: Profile):
         self._job, self._profile = job, profile
-        self._blocks: dict[int, _Block] = {}
-        self._whole: list[_Block] = []
+        self._open: dict[int, _Block] = {}  # by number
+        self._complete: list[_Block] = []
         self.computed = self.reused = self.failed = 0
 
     def blocks(
         self, results: Results, dtype: np.dtype, progress: Progress
     ) -> Generator[tuple[Rows, dict[str, str]], None, None]:
-        """Yield rows and failures of each block that is whole.
+        """Yield rows and failures of each complete block.
 
-        All images of a block count as progress but the last, which the caller counts once the block is safe.
+        Progress counts all images of a block but the last one, which the caller counts once the block is on disk.
         """
         for result in results:
-            if isinstance(result, Chunk):
-                done = self._take(result)
-            else:
-                done = self._put(result)
+            done = self._add_chunk(result) if isinstance(result, Chunk) else self._add_embeddings(result)
             if done:
                 progress.advance(done)
             progress.remark(f"encoder waited {self._profile.waited:.0%}, {self.failed:,} failed")
-            while self._whole:
-                yield self._finished(self._whole.pop(0), dtype)
+            while self._complete:
+                yield self._rows_and_failures(self._complete.pop(0), dtype)
 
-    def _take(self, chunk: Chunk) -> int:
-        """Enter the outcomes of a chunk; returns by how many images progress can be counted."""
+    def _add_chunk(self, chunk: Chunk) -> int:
+        """Enter digests, failures and copied embeddings of a chunk; returns the images to count as progress."""
         self._profile.seconds.update(dict(zip(STAGES, chunk.seconds, strict=True)))
         to_embed, done = set(chunk.to_embed), 0
         for position, outcome in enumerate(chunk.outcomes, chunk.first):
-            block = self._block_of(position)
-            row = position - block.start
             if isinstance(outcome, str):
                 done += self._fail(position, outcome)
                 continue
+            block = self._block_of(position)
+            row = position - block.start
             block.digests[row] = outcome
             if position not in to_embed and position not in chunk.undecoded:
                 self.reused += 1
-                done += self._count(block, block.put([row], self._job.known[outcome]))
+                done += self._count(block, block.put([row], self._job.lookup[outcome]))
         return done
 
-    def _put(self, embedded: Embedded) -> int:
-        """Enter what the encoder gave; returns as `_take` does."""
+    def _add_embeddings(self, embedded: EmbeddedImages) -> int:
+        """Enter the result of a forward pass; returns the images to count as progress."""
         positions, X, done = embedded.positions, embedded.X, 0
         for position, reason in embedded.failures.items():
             done += self._fail(position, reason)
@@ -97,32 +99,35 @@ class Assembly:
 
     def _block_of(self, position: int) -> _Block:
         number = position // BLOCK_ROWS
-        if number not in self._blocks:
+        if number not in self._open:
             start = number * BLOCK_ROWS
             rows = min(BLOCK_ROWS, len(self._job.keys) - start)
-            self._blocks[number] = _Block(start, rows, self._job.encoder.spec.dim)
-        return self._blocks[number]
+            self._open[number] = _Block(start, rows, self._job.encoder.spec.dim)
+        return self._open[number]
 
     def _count(self, block: _Block, rows: int) -> int:
-        """By how many images progress can be counted: not the last of a block, which waits for it to be safe."""
+        """Images to count as progress: not the last one of a block, which waits until the block is on disk."""
         if block.missing:
             return rows
-        self._whole.append(self._blocks.pop(block.start // BLOCK_ROWS))
+        self._complete.append(self._open.pop(block.start // BLOCK_ROWS))
         return rows - 1
 
-    def _finished(self, block: _Block, dtype: np.dtype) -> tuple[Rows, dict[str, str]]:
-        """A whole block as it is written."""
+    def _rows_and_failures(self, block: _Block, dtype: np.dtype) -> tuple[Rows, dict[str, str]]:
         keys = self._job.keys[block.start : block.start + len(block.X)]
         for row in np.flatnonzero(~np.isfinite(block.X).all(1)):
             self.failed += 1
             block.failures[int(row)] = f"the encoder gave NaN or infinite values{self._remedy()}"
         failures = {keys[row]: block.failures[row] for row in sorted(block.failures)}
-        good = np.array([row for row in range(len(keys)) if row not in block.failures], np.int64)
-        named = [keys[row] for row in good]
-        size_mtime = self._job.size_mtime[block.start : block.start + len(keys)][good]
-        X = _store(block.X[good], named, dtype)
-        digests = np.frombuffer(b"".join(block.digests[row] for row in good), np.uint8).reshape(-1, 32)
-        return Rows(encode_keys(named), X, digests, size_mtime), failures
+        embedded = np.array([row for row in range(len(keys)) if row not in block.failures], np.int64)
+        embedded_keys = [keys[row] for row in embedded]
+        digests = b"".join(block.digests[row] for row in embedded)
+        rows = Rows(
+            keys=encode_keys(embedded_keys),
+            X=_convert(block.X[embedded], embedded_keys, dtype),
+            digests=np.frombuffer(digests, np.uint8).reshape(-1, 32),
+            size_mtime=self._job.size_mtime[block.start : block.start + len(keys)][embedded],
+        )
+        return rows, failures
 
     def _remedy(self) -> str:
         precision = self._job.encoder.spec.precision
@@ -130,7 +135,7 @@ class Assembly:
 
 
 class _Block:
-    """Rows that become one part."""
+    """Rows of one part while they are collected."""
 
     def __init__(self, start: int, rows: int, dim: int):
         self.start, self.missing = start, rows
@@ -149,7 +154,7 @@ class _Block:
         return 1
 
 
-def _store(X: np.ndarray, keys: list[str], dtype: np.dtype) -> np.ndarray:
+def _convert(X: np.ndarray, keys: list[str], dtype: np.dtype) -> np.ndarray:
     with np.errstate(over="ignore"):
         stored = X.astype(dtype)
     overflow = np.flatnonzero(~np.isfinite(stored).all(1))

@@ -100,7 +100,7 @@ def _require_timm_model(architecture: str) -> None:
 
 
 def _require_hub(architecture: str) -> None:
-    """Raise at once where neither the hub nor an earlier download is in reach; the hub's client retries for a minute."""
+    """Raise at once where neither the hub nor a download is in reach; the hub's client retries for a minute."""
     repository = getattr(timm.get_pretrained_cfg(architecture), "hf_hub_id", None)
     if not repository:
         return

@@ -1,4 +1,4 @@
-"""Batch norm of a frozen network, folded into the convolutions before it."""
+"""Folding the batch norms of a frozen network into the convolutions before them."""
 
 from __future__ import annotations
 
@@ -12,46 +12,47 @@ from torch.nn.utils.parametrize import is_parametrized
 
 @torch.no_grad()
 def fold_batch_norm(model: nn.Module, pixels: torch.Tensor) -> nn.Module:
-    """Return the model with every batch norm that follows a convolution folded into its weights.
+    """Return a copy of `model` in which each batch norm is folded into the convolution before it.
 
-    Which norm follows which convolution is seen by running the model once, so any architecture will
-    do. The result is held against the original on that input; where a convolution's output is also
-    used elsewhere, so that folding would change the function, the original is returned.
+    One forward pass shows which norm follows which convolution, so any architecture will do. The folded
+    model is compared with the original on the same input. Where they disagree, because the output of a
+    convolution is also used elsewhere, the original is returned.
 
     Parameters
     ----------
     model : torch.nn.Module
         In evaluation mode, float32.
     pixels : float32 tensor, (B, 3, H, W)
-        Input to run it with.
+        Input of the forward pass.
     """
     folded = copy.deepcopy(model)
-    after = _norms_after_convolutions(folded, pixels)
-    if not after:
+    convolution_before = _find_convolutions_before_norms(folded, pixels)
+    if not convolution_before:
         return model
     for parent in list(folded.modules()):
         for name, child in list(parent.named_children()):
-            if child in after and isinstance(child, nn.BatchNorm2d):
-                convolution = after[child]
+            if child in convolution_before and isinstance(child, nn.BatchNorm2d):
+                convolution = convolution_before[child]
                 fused = fuse_conv_bn_eval(convolution, child)
                 convolution.weight, convolution.bias = fused.weight, fused.bias
-                setattr(parent, name, _what_is_left(child))
-    expected, found = model(pixels), folded(pixels)
-    same = torch.linalg.vector_norm(found - expected) <= 1e-3 * torch.linalg.vector_norm(expected)
-    return folded if same else model
+                setattr(parent, name, _drop_and_activation(child))
+    expected, actual = model(pixels), folded(pixels)
+    agrees = torch.linalg.vector_norm(actual - expected) <= 1e-3 * torch.linalg.vector_norm(expected)
+    return folded if agrees else model
 
 
-def _norms_after_convolutions(model: nn.Module, pixels: torch.Tensor) -> dict[nn.Module, nn.Conv2d]:
-    made_by: dict[int, nn.Conv2d] = {}
-    after: dict[nn.Module, nn.Conv2d] = {}
-    alive = []  # so that no two outputs share an id
+def _find_convolutions_before_norms(model: nn.Module, pixels: torch.Tensor) -> dict[nn.Module, nn.Conv2d]:
+    """Run the model; map each batch norm whose input is the output of a convolution to that convolution."""
+    source_of: dict[int, nn.Conv2d] = {}  # by id of the output
+    convolution_before: dict[nn.Module, nn.Conv2d] = {}
+    outputs = []  # kept alive, so that no two have the same id
 
     def watch(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         if isinstance(module, nn.Conv2d):
-            made_by[id(output)] = module
-            alive.append(output)
-        elif id(inputs[0]) in made_by:
-            after[module] = made_by[id(inputs[0])]
+            source_of[id(output)] = module
+            outputs.append(output)
+        elif id(inputs[0]) in source_of:
+            convolution_before[module] = source_of[id(inputs[0])]
 
     watched = [module for module in model.modules() if _plain_convolution(module) or _frozen_norm(module)]
     if not any(isinstance(module, nn.BatchNorm2d) for module in watched):
@@ -62,7 +63,7 @@ def _norms_after_convolutions(model: nn.Module, pixels: torch.Tensor) -> dict[nn
     finally:
         for hook in hooks:
             hook.remove()
-    return after
+    return convolution_before
 
 
 def _plain_convolution(module: nn.Module) -> bool:
@@ -73,7 +74,9 @@ def _frozen_norm(module: nn.Module) -> bool:
     return isinstance(module, nn.BatchNorm2d) and module.running_mean is not None
 
 
-def _what_is_left(norm: nn.BatchNorm2d) -> nn.Module:
-    """timm's norms also drop and activate."""
-    rest = [part for part in (getattr(norm, name, None) for name in ("drop", "act")) if isinstance(part, nn.Module)]
-    return nn.Sequential(*rest) if rest else nn.Identity()
+def _drop_and_activation(norm: nn.BatchNorm2d) -> nn.Module:
+    """What a norm of timm does beside normalising."""
+    layers = [
+        layer for layer in (getattr(norm, name, None) for name in ("drop", "act")) if isinstance(layer, nn.Module)
+    ]
+    return nn.Sequential(*layers) if layers else nn.Identity()

@@ -179,7 +179,7 @@ def _bundled_file_is_known() -> bool:
 
 
 def _pretrained_agrees(folder: str | Path, like: EncoderSpec) -> bool:
-    """Whether the encoder that `pretrain` wrote is that of `like`; its dimension and pooling follow from the weights."""
+    """Whether the encoder that `pretrain` wrote is that of `like`; dimension and pooling follow from the weights."""
     try:
         tensors, description = pretrained_file.read(folder)
     except EncoderError:

@@ -1,7 +1,7 @@
-"""Frozen encoders: how pixels become embeddings.
+"""Frozen encoders: images in, embeddings out.
 
-The preprocessing is the one that timm's own configuration of the network names, or that it was
-pretrained with here, so a network always sees images as it was trained to.
+Images are preprocessed as timm's configuration of the network says, or as they were when `pretrain`
+trained it, so a network sees images as in its training.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Encoder:
     preprocess : Preprocess
         PIL image to uint8 pixels, (H, W, 3).
     runtime : Runtime
-        How it runs, and how many passes at once.
+        Runs the network.
     forward : callable
         uint8 pixels (b, H, W, 3) to embeddings, float32 (b, d); the runtime itself.
-    decoder : DeviceDecoder, optional
-        Decodes JPEG files where the encoder runs.
+    decoder : DeviceDecoder or None
+        Decodes JPEG files on the device that runs the encoder.
     """
 
     def __init__(
@@ -52,8 +52,22 @@ class Encoder:
         self.decoder = decoder
         self.forward: Callable[[torch.Tensor], np.ndarray] = runtime
 
+    def load(self) -> Encoder:
+        """Return the encoder itself; a `DeferredEncoder` loads one here."""
+        return self
+
     def __call__(self, images: Iterable[Image.Image]) -> np.ndarray:
-        """Embed PIL images; gives float32 (n, d)."""
+        """Embed PIL images.
+
+        Parameters
+        ----------
+        images : iterable of PIL.Image.Image
+            RGB.
+
+        Returns
+        -------
+        ndarray of float32, (n, d)
+        """
         pixels = [self.preprocess(image) for image in images]
         return self.forward(torch.stack(pixels)) if pixels else np.empty((0, self.spec.dim), np.float32)
 
@@ -74,83 +88,100 @@ def load_encoder(
     Parameters
     ----------
     name : str or path
-        ``bundled`` (ImageNet EfficientNet-Lite0 from an installed package, no network), ``timm:NAME``
+        ``bundled`` (ImageNet EfficientNet-Lite0 from an installed package, needs no network), ``timm:NAME``
         (any model of timm), or the folder that `pucache.pretraining.pretrain.pretrain` wrote.
     weights : path, optional
-        Safetensors, or a state dict as torch saves it; read without unpickling code. Without it
-        timm fetches the pretrained weights from its hub. For an encoder that a cache calls
-        ``pretrained:NAME``: the folder that it lies in.
+        Safetensors file, or a state dict saved by torch; read without executing pickled code. By default
+        timm fetches the pretrained weights from its hub. For an encoder named ``pretrained:NAME`` in a
+        cache: the folder that `pretrain` wrote.
     device, precision, runtime : str
-        See `pucache.devices`; ``auto`` is the fastest that is not measurably worse. A `torch.device` is taken
-        as it is: it may be one of another machine, on which the encoder will run.
+        See `pucache.devices`. ``auto`` is the fastest choice that is not measurably less accurate. A
+        `torch.device` is not checked, because it may be a device of another machine.
     decode : {"auto", "host", "device"}
-        Where JPEG files are decoded: by Pillow, or by torchvision where the encoder runs, a batch at a
-        time; ``auto`` is ``host``. Everything else is always decoded by Pillow.
+        Where JPEG files are decoded: on the host by Pillow, or in batches by torchvision on the device that
+        runs the encoder. ``auto`` is ``host``. Other formats are always decoded by Pillow.
     batch_size : int, optional
-        By default 16 on the CPU, 4 with OpenVINO, and what fits on CUDA.
+        Images per forward pass. By default 16 on the CPU, 4 with OpenVINO, and what fits on CUDA.
     like : EncoderSpec, optional
-        Where precision, runtime and decode are ``auto``, take those of an earlier encoder if they can
-        be had here: a cache that is taken up again stays one of its kind.
+        Encoder of an existing cache. Where precision, runtime and decode are ``auto``, its settings are
+        used if this machine supports them, so that the cache can be continued.
 
     Returns
     -------
     Encoder
-        On its device, ready to run.
 
     Raises
     ------
     EncoderError
-        Unknown name, weights out of reach or of another model.
+        The name is unknown, or the weights are missing or of another model.
     ValueError
-        Unusable device, precision or batch size.
+        The device, precision, runtime or batch size cannot be used.
     """
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch size must be at least 1, got {batch_size}")
-    where = choose_device(device)
-    numbers, engine = _settings(precision, runtime, where, like)
+    chosen_device = choose_device(device)
+    chosen_precision, chosen_runtime = _precision_and_runtime(precision, runtime, chosen_device, like)
+    on_device = _decodes_on_device(decode, like)
+    model, config, encoder_name = _network(os.fspath(name), weights)
+    spec = _spec(
+        model,
+        config,
+        name=encoder_name,
+        decoder=DEVICE_DECODER if on_device else DECODER,
+        precision=chosen_precision,
+        runtime=chosen_runtime,
+    )
+    forward = Runtime(
+        model,
+        spec.mean,
+        spec.std,
+        input_size=(spec.input_size[0], spec.input_size[1]),
+        device=chosen_device,
+        precision=chosen_precision,
+        runtime=chosen_runtime,
+        batch_size=batch_size,
+    )
+    preprocess = Preprocess(config, transform(config))
+    if on_device and not preprocess.fast:
+        raise ValueError(
+            f"{encoder_name} resizes in a way that only the host can ({spec.interpolation}); use --decode host"
+        )
+    return Encoder(spec, preprocess, forward, DeviceDecoder(preprocess, chosen_device) if on_device else None)
+
+
+def _decodes_on_device(decode: str, like: EncoderSpec | None) -> bool:
     if decode not in ("auto", "host", "device"):
         raise ValueError(f"unknown place to decode {decode!r}; use auto, host or device")
-    if decode == "auto" and like is not None and like.decoder == DEVICE_DECODER:
-        decode = "device"
-    model, config, name = _network(os.fspath(name), weights)
-    if config["input_size"][0] != 3:
-        raise EncoderError(f"{name} takes {config['input_size'][0]} channels; only RGB models are supported")
-    height, width = config["input_size"][1:]
+    return decode == "device" or (decode == "auto" and like is not None and like.decoder == DEVICE_DECODER)
+
+
+def _spec(
+    model: torch.nn.Module, config: dict[str, Any], *, name: str, decoder: str, precision: str, runtime: str
+) -> EncoderSpec:
+    """Describe a network; to be called before the runtime folds and converts its weights."""
+    channels, height, width = config["input_size"]
+    if channels != 3:
+        raise EncoderError(f"{name} takes {channels} channels; only RGB models are supported")
     dim = _dim(model, name, height, width)
-    weights_digest = digest(model)  # before the runtime folds and converts them
-    spec = EncoderSpec(
+    return EncoderSpec(
         name=name,
-        weights=weights_digest,
+        weights=digest(model),
         input_size=(height, width),
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
         interpolation=config["interpolation"],
         crop_pct=config["crop_pct"],
         crop_mode=config["crop_mode"],
-        decoder=DEVICE_DECODER if decode == "device" else DECODER,
+        decoder=decoder,
         pooling=_pooling(model),
         dim=dim,
-        precision=numbers,
-        runtime=engine,
+        precision=precision,
+        runtime=runtime,
     )
-    forward = Runtime(
-        model,
-        spec.mean,
-        spec.std,
-        input_size=(height, width),
-        device=where,
-        precision=numbers,
-        runtime=engine,
-        batch_size=batch_size,
-    )
-    preprocess = Preprocess(config, transform(config))
-    if decode == "device" and not preprocess.fast:
-        raise ValueError(f"{name} resizes in a way that only the host can ({spec.interpolation}); use --decode host")
-    return Encoder(spec, preprocess, forward, DeviceDecoder(preprocess, where) if decode == "device" else None)
 
 
 def _network(name: str, weights: str | Path | None) -> tuple[Any, dict[str, Any], str]:
-    """The network called `name`, how images are brought to it, and what caches call it."""
+    """Network, preprocessing in timm's terms, and name of the encoder in caches."""
     if name == BUNDLED:
         model = bundled(weights)
         return model, configuration(model), name
@@ -159,14 +190,8 @@ def _network(name: str, weights: str | Path | None) -> tuple[Any, dict[str, Any]
             raise EncoderError(f"{weights} is an encoder that pretrain wrote; pass it as --encoder, without --weights")
         model = from_timm(name.removeprefix("timm:"), weights)
         return model, configuration(model), name
-    own = name.startswith(pretrained_file.PREFIX)
-    if own and weights is None:
-        raise EncoderError(f"{name} lies in the folder that pretrain wrote; pass that folder as --weights")
-    if own and weights is not None:
-        model, config, called = pretrained_file.load(weights)
-        if called != name:
-            raise EncoderError(f"{weights} holds {called}, not {name}; pass the folder of {name} as --weights")
-        return model, config, called
+    if name.startswith(pretrained_file.PREFIX):
+        return _pretrained(name, weights)
     if os.path.lexists(name):
         if weights is not None:
             raise EncoderError(f"{name} has its own weights; leave out --weights")
@@ -176,12 +201,23 @@ def _network(name: str, weights: str | Path | None) -> tuple[Any, dict[str, Any]
     )
 
 
-def _settings(precision: str, runtime: str, device: torch.device, like: EncoderSpec | None) -> tuple[str, str]:
-    def choose(pick: Callable[[str, torch.device], str], asked: str, earlier: str | None) -> str:
-        if asked == "auto" and earlier:
-            with contextlib.suppress(ValueError):  # a GPU's precision, say, or an engine that is not installed
-                return pick(earlier, device)
-        return pick(asked, device)
+def _pretrained(name: str, folder: str | Path | None) -> tuple[Any, dict[str, Any], str]:
+    if folder is None:
+        raise EncoderError(f"{name} lies in the folder that pretrain wrote; pass that folder as --weights")
+    model, config, stored_name = pretrained_file.load(folder)
+    if stored_name != name:
+        raise EncoderError(f"{folder} holds {stored_name}, not {name}; pass the folder of {name} as --weights")
+    return model, config, stored_name
+
+
+def _precision_and_runtime(
+    precision: str, runtime: str, device: torch.device, like: EncoderSpec | None
+) -> tuple[str, str]:
+    def choose(choice: Callable[[str, torch.device], str], requested: str, existing: str | None) -> str:
+        if requested == "auto" and existing:
+            with contextlib.suppress(ValueError):  # a GPU's precision, say, or a runtime that is not installed
+                return choice(existing, device)
+        return choice(requested, device)
 
     return (
         choose(choose_precision, precision, like.precision if like else None),
@@ -190,7 +226,7 @@ def _settings(precision: str, runtime: str, device: torch.device, like: EncoderS
 
 
 def _dim(model: torch.nn.Module, name: str, height: int, width: int) -> int:
-    """Length of an embedding, from one black image: a whole batch would take a large model a minute on the CPU."""
+    """Length of an embedding, from one black image; on a CPU a whole batch may take a large model a minute."""
     with torch.inference_mode():
         row = model.eval()(torch.zeros(1, 3, height, width))
     if not isinstance(row, torch.Tensor) or row.ndim != 2:

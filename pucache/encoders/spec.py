@@ -1,4 +1,4 @@
-"""The identity of an encoder, readable without loading one."""
+"""Description of an encoder, which can be read and compared without loading one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_IN_JSON: dict[str, type | tuple[type, ...]] = {
+_JSON_TYPES: dict[str, type | tuple[type, ...]] = {
     "str": str,
     "int": int,
     "float": (int, float),
@@ -22,12 +22,12 @@ ROUNDING = ("precision", "runtime")  # fields that change no more than the round
 
 @dataclass(frozen=True)
 class EncoderSpec:
-    """Everything that decides the numbers in a cache; two caches agree when their specs do.
+    """Everything that determines the embeddings of a cache. Caches with equal specs can be merged.
 
     Attributes
     ----------
     name : str
-        As given to ``--encoder``: ``bundled``, ``timm:NAME``, ``imported:NAME``.
+        ``bundled``, ``timm:NAME``, ``pretrained:NAME`` or ``imported:NAME``.
     weights : str
         sha256 over names, shapes, types and bytes of the weights; empty for imported embeddings.
     input_size : tuple of int
@@ -35,15 +35,15 @@ class EncoderSpec:
     mean, std : tuple of float
         Per channel, of pixels in [0, 1].
     interpolation, crop_pct, crop_mode : str, float, str
-        How an image is brought to `input_size`, in timm's terms.
+        How an image is resized to `input_size`, in timm's terms.
     decoder : str
-        Recipe that turned bytes into pixels.
+        Name of the recipe from bytes to pixels.
     pooling : str
-        How the last feature map became one vector.
+        Pooling of the last feature map, in timm's terms.
     dim : int
         d, the length of an embedding.
     precision, runtime : str
-        Of the forward pass: ``fp32``, ``bf16`` or ``fp16``, by ``torch``, ``compile`` or ``openvino``.
+        Of the forward pass: ``fp32``, ``bf16`` or ``fp16``; ``torch``, ``compile`` or ``openvino``.
     """
 
     name: str
@@ -62,16 +62,30 @@ class EncoderSpec:
 
     @classmethod
     def imported(cls, name: str, dim: int) -> EncoderSpec:
-        """Spec of embeddings that were made elsewhere, known by `name` and length alone.
+        """Describe embeddings that were made elsewhere, of which only a name and the length are known.
 
         Parameters
         ----------
         name : str
-            Whatever tells them from embeddings of another origin.
+            Distinguishes them from embeddings of another origin.
         dim : int
             d, the length of an embedding.
         """
-        return cls(f"imported:{name}", "", (), (), (), "", 0.0, "", "", "", dim, "", "")
+        return cls(
+            name=f"imported:{name}",
+            weights="",
+            input_size=(),
+            mean=(),
+            std=(),
+            interpolation="",
+            crop_pct=0.0,
+            crop_mode="",
+            decoder="",
+            pooling="",
+            dim=dim,
+            precision="",
+            runtime="",
+        )
 
     def to_json(self) -> str:
         """Canonical JSON: sorted names, no spaces."""
@@ -84,7 +98,7 @@ class EncoderSpec:
         Parameters
         ----------
         text : str
-            A JSON object with every field; one without ``runtime``, of before there was a choice, is read too.
+            A JSON object with every field. ``runtime`` may be absent: it was torch before it was recorded.
 
         Raises
         ------
@@ -92,14 +106,14 @@ class EncoderSpec:
             A field is missing, unknown or of another type.
         """
         fields = json.loads(text)
-        if isinstance(fields, dict) and "precision" in fields:  # before there was a choice
+        if isinstance(fields, dict) and "precision" in fields:  # written before it was recorded
             fields.setdefault("runtime", fields["precision"] and "torch")
         names = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(fields, dict) or set(fields) != names:
             raise ValueError("not an encoder description")
         for field in dataclasses.fields(cls):
             value = fields[field.name]
-            if not isinstance(value, _IN_JSON[str(field.type)]):
+            if not isinstance(value, _JSON_TYPES[str(field.type)]):
                 raise ValueError(f"not an encoder description: {field.name} is {value!r}")
             if isinstance(value, list):
                 fields[field.name] = tuple(value)
@@ -117,7 +131,7 @@ class EncoderSpec:
         Returns
         -------
         list of str
-            Empty where the two agree.
+            Empty where the specs agree.
         """
         return [
             field.name
@@ -127,5 +141,5 @@ class EncoderSpec:
 
     def __str__(self) -> str:
         weights = f", weights {self.weights[:8]}" if self.weights else ""
-        numbers = f", {self.precision} {self.runtime}" if self.precision else ""
-        return f"{self.name} ({self.dim}-d{weights}{numbers})"
+        computation = f", {self.precision} {self.runtime}" if self.precision else ""
+        return f"{self.name} ({self.dim}-d{weights}{computation})"

@@ -24,7 +24,8 @@ from pucache.embedding import row_blocks
 from pucache.embedding.distributed import engine
 from pucache.embedding.distributed.cluster import joined
 from pucache.embedding.distributed.engine import RayEngine
-from pucache.embedding.embed import embed
+from pucache.embedding.embed import run_embedding
+from pucache.embedding.plan import EmbedOptions
 from pucache.encoders.encoder import load_encoder
 from pucache.errors import EngineError
 from pucache.images.device_decoding import DeviceDecoder
@@ -63,13 +64,14 @@ def pile(tmp_path):
     return lambda kind=Pile, count=COUNT, **options: kind(tmp_path / "read.log", count, **options)
 
 
-def by_ray(source, cache, *, workers=1, encoder=None, **options):
-    with RayEngine(workers=workers) as does:
-        return embed(source, cache, encoder or tiny_encoder(), engine=does, **options)
+def by_ray(source, cache, *, workers=1, encoder=None, progress=None, **options):
+    with RayEngine(workers=workers) as engine:
+        settings = {"engine": engine, "progress": progress, "options": EmbedOptions(**options)}
+        return run_embedding(source, cache, encoder or tiny_encoder(), **settings)
 
 
 def here(source, cache, **options):
-    return embed(source, cache, tiny_encoder(), workers=0, **options)
+    return run_embedding(source, cache, tiny_encoder(), workers=0, options=EmbedOptions(**options))
 
 
 class Stop(Silent):
@@ -111,6 +113,7 @@ def test_the_cache_is_to_the_byte_the_one_of_one_machine(cluster, pile, tmp_path
     assert stages <= set(report.profile.seconds) and 0 <= report.profile.waited <= 1 and report.profile.wall > 0
 
 
+@pytest.mark.slow
 def test_what_one_machine_has_begun_ray_goes_on_with_and_the_other_way_round(cluster, pile, tmp_path):
     source = pile(broken=BROKEN)
     here(source, tmp_path / "whole.h5")
@@ -137,6 +140,7 @@ def logical_gpus(monkeypatch):
     monkeypatch.setattr(RayEngine, "_actors", lambda self, kind: actors(self, "cuda"))
 
 
+@pytest.mark.slow
 def test_beside_gpus_tasks_decode_and_what_the_device_decodes_is_left_to_it(cluster, pile, tmp_path, logical_gpus):
     def encoder():
         made = tiny_encoder()
@@ -144,7 +148,7 @@ def test_beside_gpus_tasks_decode_and_what_the_device_decodes_is_left_to_it(clus
         return made
 
     source = pile(Mixed, broken=[51, 52])
-    local = embed(source, tmp_path / "here.h5", encoder(), workers=0)
+    local = run_embedding(source, tmp_path / "here.h5", encoder(), workers=0)
     report = by_ray(source, tmp_path / "ray.h5", workers=None, encoder=encoder())
     assert report.profile.passes == 2  # one for each GPU
     assert (tmp_path / "ray.h5").read_bytes() == (tmp_path / "here.h5").read_bytes()
@@ -219,6 +223,7 @@ def test_an_interrupted_command_says_so_and_leaves_nothing_running(cluster, pile
     assert_goes_on(source, cache, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_killed_command_leaves_nothing_running_and_the_next_one_goes_on(pile, tmp_path):
     source, cache = pile(Held), tmp_path / "ray.h5"
     with Command(source, cache, "--workers", "1") as command:
@@ -370,6 +375,7 @@ def test_a_single_gpu_cannot_be_asked_for():
         RayEngine().device("cuda:1")
 
 
+@pytest.mark.slow
 def test_the_command_starts_ray_by_itself_and_prints_what_one_machine_does(tmp_path):
     for number in range(12):
         save_image(tmp_path / "images" / f"{number:02}.png", number)

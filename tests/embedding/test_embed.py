@@ -13,6 +13,7 @@ import fsspec
 import numpy as np
 import pytest
 from helpers.hangs import HANG_SECONDS
+from helpers.slow import slow
 from helpers.tiny import save_image, tiny_encoder, touch
 
 from pucache.cache.destination import encoder_of_existing
@@ -21,7 +22,8 @@ from pucache.cache.merging import pack
 from pucache.cache.paths import writer_lock
 from pucache.cache.reader import CacheFile
 from pucache.embedding import local_engine, row_blocks
-from pucache.embedding.embed import embed
+from pucache.embedding.embed import run_embedding
+from pucache.embedding.plan import EmbedOptions
 from pucache.encoders.encoder import load_encoder
 from pucache.encoders.spec import EncoderSpec
 from pucache.errors import CacheError, CacheLockedError, EncoderError, SourceError
@@ -53,7 +55,7 @@ class StopAfter(Silent):
 @pytest.fixture
 def small_blocks(monkeypatch):
     monkeypatch.setattr(row_blocks, "BLOCK_ROWS", BLOCK)
-    monkeypatch.setattr(local_engine, "_FEW", 0)
+    monkeypatch.setattr(local_engine, "_FEW_IMAGES", 0)
 
 
 @pytest.fixture
@@ -63,8 +65,9 @@ def out(tmp_path):
     return tmp_path / "out" / "cache.h5"
 
 
-def run(where, cache, encoder=None, *, workers=0, **options):
-    return embed(open_source(where), cache, encoder or tiny_encoder(), workers=workers, **options)
+def run(where, cache, encoder=None, *, workers=0, progress=None, **options):
+    settings = {"workers": workers, "progress": progress, "options": EmbedOptions(**options)}
+    return run_embedding(open_source(where), cache, encoder or tiny_encoder(), **settings)
 
 
 def interrupt(where, cache, blocks, **options):
@@ -167,12 +170,12 @@ class Timeless(LocalFolder):
 def test_where_no_time_is_told_the_content_decides(image_folder, out, encoder):
     folder = image_folder(20)
     source = Timeless(str(folder))
-    embed(source, out, encoder, workers=0)
+    run_embedding(source, out, encoder, workers=0)
     changed = folder / "003.png"
     shutil.copy2(folder / "004.png", changed)
-    assert work(embed(source, out, encoder, workers=0)) == (0, 20, 0)
+    assert work(run_embedding(source, out, encoder, workers=0)) == (0, 20, 0)
     save_image(changed, 50)
-    assert work(embed(source, out, encoder, workers=0)) == (1, 19, 0)
+    assert work(run_embedding(source, out, encoder, workers=0)) == (1, 19, 0)
     np.testing.assert_array_equal(
         CacheFile(out).digests[3], np.frombuffer(image_digest(changed.read_bytes()), np.uint8)
     )
@@ -310,7 +313,7 @@ class Unsteady(LocalFolder):
 
 def test_files_that_change_or_go_while_they_are_read_are_failures(image_folder, out, encoder):
     folder = image_folder(20)
-    report = embed(Unsteady(str(folder)), out, encoder, workers=0)
+    report = run_embedding(Unsteady(str(folder)), out, encoder, workers=0)
     assert report.rows == 18
     assert report.failures["003.png"].startswith("changed while it was read: ")
     assert report.failures["004.png"] == "cannot be read: No such file or directory"
@@ -356,7 +359,7 @@ class DeadlySource(LocalFolder):
 def test_a_worker_that_dies_is_one_line_that_names_the_place(image_folder, out, small_blocks):
     source = DeadlySource(str(image_folder(64)))
     with pytest.raises(SourceError, match=r"worker process died with '040.png' .*run again"):
-        embed(source, out, tiny_encoder(), workers=1)
+        run_embedding(source, out, tiny_encoder(), workers=1)
     assert run(source.name, out).kept == 0  # nothing had been merged
     assert len(EmbeddingCache(out)) == 64
 
@@ -524,7 +527,7 @@ def test_the_number_of_workers_changes_nothing(rough_folder, out, undisturbed, w
     assert out.read_bytes() == undisturbed
 
 
-@pytest.mark.parametrize("blocks", range(6))
+@pytest.mark.parametrize("blocks", [0, 3, 5, *map(slow, (1, 2, 4))])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_interrupted_run_goes_on_to_the_same_bytes(rough_folder, out, undisturbed, encoder, blocks, workers):
     interrupt(rough_folder, out, blocks, workers=workers)
@@ -609,15 +612,17 @@ import glob, os, shutil, signal, sys, time
 import torch
 from helpers.tiny import tiny_encoder
 
-from pucache import assembly, embed, hdf5, pack, pipeline
+from pucache.cache import hdf5, merging
+from pucache.embedding import local_engine, row_blocks
+from pucache.embedding.embed import run_embedding
 from pucache.images.source import open_source
 
-assembly.BLOCK_ROWS = 32
+row_blocks.BLOCK_ROWS = 32
 PLACES = {
     "in a block": (torch.nn.Conv2d, "forward", 7),
     "in a part": (hdf5.Writer, "write", 16),  # the third: a block of nothing but failures may be the first
     "before a part is named": (os, "replace", 3),
-    "in the merge": (pack, "_gather", 1),
+    "in the merge": (merging._ChosenRows, "read", 1),
     "before the cache is named": (os, "replace", 6),
     "before the parts are removed": (shutil, "rmtree", 1),
     "while the parts are removed": (os, "rmdir", 1),
@@ -653,7 +658,7 @@ for place, where in PLACES.items():
         if place == "anywhere":
             forward = encoder.forward
             encoder.forward = lambda pixels: (time.sleep(0.05), forward(pixels))[1]
-        embed.embed(open_source(folder), f"{out}/{place}.h5", encoder, workers=0)
+        run_embedding(open_source(folder), f"{out}/{place}.h5", encoder, workers=0)
         os._exit(0)
     if place == "anywhere":
         kill_later(child, f"{out}/{place}.h5.parts")
@@ -712,7 +717,7 @@ def test_what_was_finished_stays_when_nothing_can_be_looked_up(image_folder, out
     interrupt(folder, out, 1)
     parts = sorted(out.with_name("cache.h5.parts").iterdir())
     with pytest.raises(SourceError, match="none of the 80 images"):
-        embed(Unlisted(open_source(folder)), out, tiny_encoder(), workers=0)
+        run_embedding(Unlisted(open_source(folder)), out, tiny_encoder(), workers=0)
     assert sorted(out.with_name("cache.h5.parts").iterdir()) == parts
     assert run(folder, out).computed < 80
 

@@ -18,7 +18,8 @@ from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.reader import CacheFile
 from pucache.embedding import local_engine, row_blocks
 from pucache.embedding.batching import whole_batches
-from pucache.embedding.embed import embed
+from pucache.embedding.embed import run_embedding
+from pucache.embedding.plan import EmbedOptions
 from pucache.errors import EncoderError, ImageError, SourceError
 from pucache.images import loader_processes as workers
 from pucache.images.device_decoding import DeviceDecoder
@@ -78,7 +79,7 @@ class Follow(Silent):
 def small(monkeypatch):
     monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 40)
     monkeypatch.setattr(local_engine, "CHUNK_ROWS", BATCH)
-    monkeypatch.setattr(local_engine, "_FEW", 0)
+    monkeypatch.setattr(local_engine, "_FEW_IMAGES", 0)
 
 
 @pytest.fixture
@@ -108,23 +109,27 @@ def recording(encoder, seen):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_batch_is_full_but_the_last_across_blocks_failures_and_reused_rows(tmp_path, monkeypatch, chunk, workers):
     known = tmp_path / "known.h5"
-    embed(Memory(50), known, tiny_encoder(), workers=0)
+    run_embedding(Memory(50), known, tiny_encoder(), workers=0)
     monkeypatch.setattr(local_engine, "CHUNK_ROWS", chunk)
     broken, seen = [3, 51, *range(80, 120), 149], []
     source = Memory(150, broken, gone=[60, 61], name="other")
-    report = embed(source, tmp_path / "c.h5", recording(tiny_encoder(), seen), reuse=[known], workers=workers)
+    report = run_embedding(
+        source, tmp_path / "c.h5", recording(tiny_encoder(), seen), options=EmbedOptions(reuse=[known]), workers=workers
+    )
     assert (report.computed, report.reused, len(report.failures)) == (56, 49, 45)
-    size = whole_batches(BATCH, local_engine.rows_at_once(150, tiny_encoder().runtime.caller_threads))
+    size = whole_batches(BATCH, local_engine.images_per_call(150, tiny_encoder().runtime.caller_threads))
     assert size % BATCH == 0 and sum(seen) == report.computed
     assert sorted(seen, reverse=True) == [*[size] * (56 // size), *[56 % size] * (56 % size > 0)]
 
 
 def test_where_nothing_is_to_embed_the_encoder_is_never_started(tmp_path):
     known = tmp_path / "known.h5"
-    embed(Memory(50), known, tiny_encoder(), workers=0)
+    run_embedding(Memory(50), known, tiny_encoder(), workers=0)
     encoder = tiny_encoder()
     encoder.runtime.start = lambda: pytest.fail("started")
-    report = embed(Memory(50, broken=[7], name="other"), tmp_path / "c.h5", encoder, reuse=[known], workers=0)
+    report = run_embedding(
+        Memory(50, broken=[7], name="other"), tmp_path / "c.h5", encoder, options=EmbedOptions(reuse=[known]), workers=0
+    )
     assert (report.computed, report.reused, len(report.failures)) == (0, 49, 1)
     assert report.profile.limit() == "nothing was embedded"
 
@@ -153,10 +158,10 @@ class Delayed:
 @pytest.mark.parametrize("seed", range(3))
 def test_random_delays_change_no_byte(tmp_path, fixed_time, seed, workers):
     source = Memory(130, broken=[0, 39, 40, 77, 129], gone=[5])
-    embed(source, tmp_path / "prompt.h5", tiny_encoder(), workers=0)
+    run_embedding(source, tmp_path / "prompt.h5", tiny_encoder(), workers=0)
     encoder = tiny_encoder()
     encoder.preprocess, encoder.forward = Delayed(encoder.preprocess, seed), Delayed(encoder.forward, seed)
-    embed(source, tmp_path / "delayed.h5", encoder, workers=workers)
+    run_embedding(source, tmp_path / "delayed.h5", encoder, workers=workers)
     assert (tmp_path / "delayed.h5").read_bytes() == (tmp_path / "prompt.h5").read_bytes()
 
 
@@ -190,7 +195,7 @@ def test_reading_ahead_of_the_encoder_is_bounded(tmp_path, workers):
     forward = encoder.forward
     encoder.forward = lambda pixels: (told.wait(HANG_SECONDS), forward(pixels))[1]
     with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(embed, Counting(300, log), tmp_path / "c.h5", encoder, workers=workers)
+        running = thread.submit(run_embedding, Counting(300, log), tmp_path / "c.h5", encoder, workers=workers)
         try:
             ahead = settled(log, BATCH)
         finally:
@@ -211,16 +216,16 @@ class Mixed(Memory):
 
 
 def test_an_image_that_waits_for_a_batch_does_not_hold_up_the_blocks(tmp_path, monkeypatch):
-    encoder, under_way, take = tiny_encoder(), [], row_blocks.Assembly._take
+    encoder, under_way, take = tiny_encoder(), [], row_blocks.BlockAssembler._add_chunk
     encoder.decoder = DeviceDecoder(encoder.preprocess, torch.device("cpu"))
 
     def watched(work, *arguments):
         done = take(work, *arguments)
-        under_way.append(len(work._blocks))
+        under_way.append(len(work._open))
         return done
 
-    monkeypatch.setattr(row_blocks.Assembly, "_take", watched)
-    assert embed(Mixed(1000), tmp_path / "c.h5", encoder, workers=0).rows == 1000
+    monkeypatch.setattr(row_blocks.BlockAssembler, "_add_chunk", watched)
+    assert run_embedding(Mixed(1000), tmp_path / "c.h5", encoder, workers=0).rows == 1000
     assert max(under_way) <= 10, "of 25 blocks"
 
 
@@ -241,9 +246,9 @@ def test_an_error_of_the_encoder_reaches_the_caller_and_nothing_is_left_running(
 
     encoder.forward = failing
     with pytest.raises(EncoderError, match="out of memory"):
-        embed(Memory(130), tmp_path / "c.h5", encoder, workers=workers)
+        run_embedding(Memory(130), tmp_path / "c.h5", encoder, workers=workers)
     assert not (tmp_path / "c.h5").exists()
-    assert embed(Memory(130), tmp_path / "c.h5", tiny_encoder(), workers=0).rows == 130
+    assert run_embedding(Memory(130), tmp_path / "c.h5", tiny_encoder(), workers=0).rows == 130
 
 
 class Interrupting(Follow):
@@ -261,7 +266,7 @@ class Interrupting(Follow):
 @pytest.mark.parametrize("after", [0, 60])
 def test_an_interruption_leaves_nothing_running(tmp_path, left_behind, after, workers):
     with pytest.raises(KeyboardInterrupt):
-        embed(Memory(130), tmp_path / "c.h5", tiny_encoder(), workers=workers, progress=Interrupting(after))
+        run_embedding(Memory(130), tmp_path / "c.h5", tiny_encoder(), workers=workers, progress=Interrupting(after))
     assert not (tmp_path / "c.h5").exists()
 
 
@@ -279,7 +284,7 @@ class Bug(Memory):
 def test_a_bug_while_preparing_is_told_as_it_is(tmp_path, left_behind, monkeypatch, kind, workers):
     monkeypatch.setattr(Bug, "kind", kind)
     with pytest.raises(kind, match="a bug in a source"):
-        embed(Bug(130), tmp_path / "c.h5", tiny_encoder(), workers=workers)
+        run_embedding(Bug(130), tmp_path / "c.h5", tiny_encoder(), workers=workers)
 
 
 class Unpicklable(Memory):
@@ -292,13 +297,13 @@ class Unpicklable(Memory):
 
 def test_a_bug_that_cannot_be_sent_is_told_in_words(tmp_path, left_behind):
     with pytest.raises(RuntimeError, match=r"^Odd: of a class that nobody can find$"):
-        embed(Unpicklable(130), tmp_path / "c.h5", tiny_encoder(), workers=2)
+        run_embedding(Unpicklable(130), tmp_path / "c.h5", tiny_encoder(), workers=2)
 
 
 @pytest.mark.parametrize("bad", [[0], [3], [39], [40], [129], [7, 8, 41]])
 def test_nan_for_an_image_fails_that_one_alone(tmp_path, bad):
     source, encoder = Memory(130, broken=[4]), tiny_encoder()
-    embed(source, tmp_path / "good.h5", encoder, workers=0)
+    run_embedding(source, tmp_path / "good.h5", encoder, workers=0)
     good = EmbeddingCache(tmp_path / "good.h5")
     rows = dict(zip(good.keys, good.X, strict=True))
     keys = [f"{number:04}.ppm" for number in bad]
@@ -311,7 +316,7 @@ def test_nan_for_an_image_fails_that_one_alone(tmp_path, bad):
         return X
 
     encoder.forward = spoiling
-    report = embed(source, tmp_path / "c.h5", encoder, workers=0)
+    report = run_embedding(source, tmp_path / "c.h5", encoder, workers=0)
     reason = "the encoder gave NaN or infinite values"
     assert report.failures == {"0004.ppm": report.failures["0004.ppm"], **dict.fromkeys(keys, reason)}
     left = EmbeddingCache(tmp_path / "c.h5")
@@ -335,9 +340,9 @@ class Deadly(Memory):
 @pytest.mark.parametrize("deadly", [0, 7, 8, 100, 203])
 def test_a_killed_worker_is_an_error_that_names_the_image_and_the_next_run_goes_on(tmp_path, left_behind, deadly):
     with pytest.raises(SourceError, match=rf"^a worker process died of SIGKILL with '{deadly:04}\.ppm' .*run again"):
-        embed(Deadly(204, deadly), tmp_path / "c.h5", tiny_encoder(), workers=2)
+        run_embedding(Deadly(204, deadly), tmp_path / "c.h5", tiny_encoder(), workers=2)
     kept = sum(len(CacheFile(part)) for part in tmp_path.glob("c.h5.parts/part-*.h5"))
-    report = embed(Memory(204), tmp_path / "c.h5", tiny_encoder(), workers=0)
+    report = run_embedding(Memory(204), tmp_path / "c.h5", tiny_encoder(), workers=0)
     assert (report.rows, report.computed) == (204, 204 - kept)
 
 
@@ -348,7 +353,7 @@ def test_a_killed_worker_is_an_error_that_names_the_image_and_the_next_run_goes_
 def test_progress_ends_at_exactly_the_total_and_tells_failures(tmp_path, workers):
     follow = Follow()
     source = Memory(130, broken=[0, *range(40, 80), 129], gone=[20])
-    report = embed(source, tmp_path / "c.h5", tiny_encoder(), workers=workers, progress=follow)
+    report = run_embedding(source, tmp_path / "c.h5", tiny_encoder(), workers=workers, progress=follow)
     assert follow.total == 130 == follow.done[-1]
     assert follow.done == sorted(follow.done)
     assert follow.remarks[-1].endswith(f", {len(report.failures)} failed") and len(report.failures) == 43
@@ -357,7 +362,7 @@ def test_progress_ends_at_exactly_the_total_and_tells_failures(tmp_path, workers
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_profile_names_every_stage_and_how_long_the_device_waited(tmp_path, workers):
-    profile = embed(Memory(130, broken=[3]), tmp_path / "c.h5", tiny_encoder(), workers=workers).profile
+    profile = run_embedding(Memory(130, broken=[3]), tmp_path / "c.h5", tiny_encoder(), workers=workers).profile
     stages = ["listing", "reading", "hashing", "decoding", "resizing", "encoder", "writing", "merging"]
     assert set(stages) <= set(profile.seconds) and min(profile.seconds.values()) >= 0
     assert 0 <= profile.waited <= 1 and profile.wall > 0
@@ -386,7 +391,7 @@ def test_pixels_are_let_go_as_soon_as_they_are_embedded(tmp_path, monkeypatch):
     monkeypatch.setattr(ChunkLoader, "__call__", watched)
     encoder = tiny_encoder()
     encoder.runtime.caller_threads = encoder.runtime.streams = 2
-    report = embed(Memory(2000, broken=range(0, 2000, 9)), tmp_path / "c.h5", encoder, workers=0)
+    report = run_embedding(Memory(2000, broken=range(0, 2000, 9)), tmp_path / "c.h5", encoder, workers=0)
     assert report.rows + len(report.failures) == 2000
     assert alive == set()
     assert 0 < most[0] <= 16, "of 250 chunks"

@@ -28,15 +28,15 @@ def clock(monkeypatch):
     return clock
 
 
-def begun(*, hands=1, workers=0, passes=1):
+def begun(*, threads=1, workers=0, passes=1):
     told = Profile()
-    told.begin(hands=hands, workers=workers, passes=passes)
+    told.begin(threads=threads, workers=workers, passes=passes)
     return told
 
 
-def after_ten_seconds(clock, forward, *, hands=1, workers=0, **seconds):
+def after_ten_seconds(clock, forward, *, threads=1, workers=0, **seconds):
     """A run of 10 s, `forward` of them in the encoder, with these seconds of the other stages."""
-    told = begun(hands=hands, workers=workers)
+    told = begun(threads=threads, workers=workers)
     with told.forward():
         clock.sleep(forward)
     clock.sleep(10 - forward)
@@ -100,7 +100,7 @@ def test_waited_is_the_share_of_time_without_a_pass(clock):
 
 @pytest.mark.parametrize("passes, waited", [(1, 2 / 5), (2, 1 - 2 / 5), (4, 1 - 1 / 5)])
 def test_passes_at_once_count_up_to_those_that_fill_the_device(clock, passes, waited):
-    told = begun(hands=3, passes=passes)
+    told = begun(threads=3, passes=passes)
     with told.forward():
         clock.sleep(1)
         with told.forward():
@@ -133,12 +133,12 @@ def test_the_limit_is_what_was_busiest(clock, forward, seconds, expected):
 
 def test_a_stage_is_shared_by_those_who_do_it(clock):
     seconds = {"decoding": 8, "writing": 5, "starting": 1, ON_DEVICE: 8, "listing": 99, "merging": 99}
-    by_workers = after_ten_seconds(clock, 3, hands=2, workers=4, **seconds).shares()
+    by_workers = after_ten_seconds(clock, 3, threads=2, workers=4, **seconds).shares()
     assert by_workers == pytest.approx(
         {"encoder": 0.3, "decoding": 0.2, "writing": 0.5, "starting": 0.1, ON_DEVICE: 0.4}
     )
-    by_hands = after_ten_seconds(clock, 3, hands=2, **seconds).shares()
-    assert by_hands == pytest.approx({**by_workers, "decoding": 0.4})
+    by_threads = after_ten_seconds(clock, 3, threads=2, **seconds).shares()
+    assert by_threads == pytest.approx({**by_workers, "decoding": 0.4})
 
 
 def test_nothing_embedded_has_no_limit(clock):

@@ -18,7 +18,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.embedding.embed import embed
+from pucache.embedding.embed import run_embedding
 from pucache.encoders import backbones
 from pucache.encoders import encoder as encoders
 from pucache.encoders.encoder import load_encoder
@@ -26,7 +26,7 @@ from pucache.encoders.spec import EncoderSpec
 from pucache.errors import EncoderError, ImageError, ModelError
 from pucache.images.source import open_source
 from pucache.pretraining.augmentations import VIEWS
-from pucache.pretraining.dataset import Squash
+from pucache.pretraining.squash import Squash
 from pucache.pu.score import embed_for
 from pucache.pu.train import train_pu
 
@@ -265,6 +265,7 @@ def test_other_weights_are_another_encoder(tmp_path, state):
     assert specs[0].differences(specs[1]) == ["weights"]
 
 
+@pytest.mark.slow
 def test_resnet50_gives_2048_numbers_an_image(tmp_path):
     model = timm.create_model("resnet50", pretrained=False)
     safetensors.torch.save_file(model.state_dict(), tmp_path / "resnet50.safetensors")
@@ -516,7 +517,7 @@ def test_a_file_of_the_name_of_an_encoder_does_not_get_in_the_way(tmp_path, monk
 
 def test_images_are_scored_with_a_learned_encoder_that_is_passed_as_weights(run_folder, image_folder, tmp_path):
     folder = image_folder(24)
-    embed(open_source(folder), tmp_path / "cache.h5", load_encoder(run_folder, **EXACT), workers=0)
+    run_embedding(open_source(folder), tmp_path / "cache.h5", load_encoder(run_folder, **EXACT), workers=0)
     cache = EmbeddingCache(tmp_path / "cache.h5")
     s = (np.arange(24) < 6).astype(np.int8)
     model = train_pu(cache, s, prior=0.3, penalty=1.0, n_folds=2)

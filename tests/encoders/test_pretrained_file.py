@@ -79,16 +79,13 @@ def test_the_file_tells_what_it_is_without_this_package(saved):
 
 
 def test_an_encoder_is_known_by_its_first_bytes_or_as_the_file_in_a_folder(saved, tmp_path):
-    assert (
-        is_pretrained(saved) and is_pretrained(tmp_path) and is_pretrained(str(saved.rename(tmp_path / "other name")))
-    )
+    renamed = saved.rename(tmp_path / "other name")
+    assert not is_pretrained(tmp_path) and is_pretrained(renamed) and is_pretrained(str(renamed))
+    renamed.rename(saved)
+    assert is_pretrained(saved) and is_pretrained(tmp_path)
     safetensors.torch.save_file({"weight": torch.zeros(2)}, saved)
-    assert (
-        not is_pretrained(saved)
-        and not is_pretrained(tmp_path)
-        and not is_pretrained(tmp_path / "gone")
-        and not is_pretrained("x" * 300)
-    )
+    for path in (saved, tmp_path, tmp_path / "gone", "x" * 300):
+        assert not is_pretrained(path)
 
 
 def test_a_path_that_cannot_be_written_is_an_output_error(tmp_path):

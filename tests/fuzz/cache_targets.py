@@ -22,8 +22,9 @@ from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.layout import DTYPES
 from pucache.cache.reader import CacheFile
 from pucache.cache.writer import Rows
-from pucache.embedding.embed import embed
+from pucache.embedding.embed import run_embedding
 from pucache.embedding.parts import Parts
+from pucache.embedding.plan import EmbedOptions
 from pucache.errors import CacheError, LabelError, ModelError
 from pucache.images.source import open_source
 from pucache.pu.classifier import PULinearClassifier
@@ -124,7 +125,7 @@ def _embedded() -> tuple[bytes, tuple[np.ndarray, ...]]:
     """The whole cache of the pictures, as bytes and as columns."""
     os.environ.setdefault("SOURCE_DATE_EPOCH", "1700000000")
     with tempfile.TemporaryDirectory() as folder:
-        embed(open_source(_source(Path(folder))), Path(folder, "cache.h5"), encoder(), workers=0)
+        run_embedding(open_source(_source(Path(folder))), Path(folder, "cache.h5"), encoder(), workers=0)
         file = CacheFile(Path(folder, "cache.h5"))
         found = tuple(np.array(column) for column in (file.raw_keys, file.X, file.digests, file.size_mtime))
         return Path(folder, "cache.h5").read_bytes(), found
@@ -162,8 +163,12 @@ def check_embed(sample: str, data: bytes, folder: Path, *, place: str) -> str:
     (parts_folder / "part-0000000000000000.h5").write_bytes(parts()["first"])
     damaged = {"part": parts_folder / "part-1111111111111111.h5", "old": path, "reuse": folder / "other.h5"}[place]
     damaged.write_bytes(data)
-    report = embed(
-        open_source(source), path, encoder(), workers=0, moved=True, reuse=[damaged] if place == "reuse" else []
+    report = run_embedding(
+        open_source(source),
+        path,
+        encoder(),
+        workers=0,
+        options=EmbedOptions(moved=True, reuse=[damaged] if place == "reuse" else []),
     )
     made = CacheFile(path)
     made.verify()

@@ -14,7 +14,7 @@ from fuzz.image_samples import bombs, images, mutate_image
 from fuzz.oracle import require
 from fuzz.target import Target
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.embedding.embed import embed
+from pucache.embedding.embed import run_embedding
 from pucache.errors import ImageError, SourceError
 from pucache.images.decoding import MAX_PIXELS, decode
 from pucache.images.source import open_source
@@ -77,7 +77,7 @@ def check_embedding(sample: str, data: bytes, folder: Path) -> str:
     good = {"a.png": images()["rgb.png"], "z.jpg": images()["rgb.jpg"]}
     for name, content in {**good, f"m-{sample}": data}.items():
         (source / name).write_bytes(content)
-    report = embed(open_source(source), folder / "cache.h5", encoder(), workers=0)
+    report = run_embedding(open_source(source), folder / "cache.h5", encoder(), workers=0)
     made = EmbeddingCache(folder / "cache.h5")
     made.verify()
     require({*made.keys, *made.failures} == {*good, f"m-{sample}"}, f"rows {list(made.keys)}, failures {made.failures}")

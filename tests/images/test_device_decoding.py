@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.embedding.embed import embed
+from pucache.embedding.embed import run_embedding
+from pucache.embedding.plan import EmbedOptions
 from pucache.encoders.encoder import load_encoder
 from pucache.errors import ImageError
 from pucache.images import device_decoding
@@ -218,7 +219,9 @@ def test_a_folder_gives_the_same_cache_wherever_it_is_decoded(encoders, mixed, t
     written, reports = {}, {}
     for place, encoder in encoders.items():
         path = tmp_path / f"{place}.h5"
-        reports[place] = embed(open_source(mixed), path, encoder, workers=0, dtype="float32")
+        reports[place] = run_embedding(
+            open_source(mixed), path, encoder, workers=0, options=EmbedOptions(dtype="float32")
+        )
         written[place] = EmbeddingCache(path)
     host, device = written["host"], written["device"]
     assert list(host.keys) == list(device.keys) and len(host.keys) == 11

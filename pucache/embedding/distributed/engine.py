@@ -108,11 +108,11 @@ class RayEngine:
         rows = _rows(job, actors)
         chunks = -(-len(job.keys) // rows)
         with profile.stage("starting"), _one_line():
-            shipped = ray.put(Shipped(job.source, job.encoder, job.known.sorted, rows, _probe(job)))
+            shipped = ray.put(Shipped(job.source, job.encoder, job.lookup.sorted_digests, rows, _probe(job)))
             check_nodes(shipped, job.encoder.spec)
             prepare = PrepareChunk(shipped, _slabs(job, rows * _SLAB), _SLAB, start_attempts())
         actors = min(actors, chunks)
-        profile.begin(hands=actors, workers=0, passes=actors)
+        profile.begin(threads=actors, workers=0, passes=actors)
         bug = None
         with _one_line():
             for done in _stream(prepare, shipped, chunks, actors, kind):

@@ -24,7 +24,7 @@ from ...images.loader_processes import picklable_error
 from ...images.loading import Chunk, ChunkLoader
 from ...images.source import Source, image_digest
 from ...version import __version__
-from ..batching import Embedded, Passes
+from ..batching import BatchRunner, EmbeddedImages
 from ..profiling import Profile
 
 TRIES = 4  # of a chunk whose worker dies
@@ -40,7 +40,7 @@ class Shipped:
     ----------
     source : Source
     encoder : Encoder
-    known : ndarray of S32
+    known_digests : ndarray of S32
         Sorted digests of images that need not be embedded.
     rows : int
         Images in a chunk.
@@ -52,7 +52,7 @@ class Shipped:
 
     source: Source
     encoder: Encoder
-    known: np.ndarray
+    known_digests: np.ndarray
     rows: int
     probe: tuple[str, bytes] | None
     version: str = __version__
@@ -72,7 +72,7 @@ class Done:
     """What became of a chunk."""
 
     chunk: Chunk  # without pixels or files
-    embedded: list[Embedded]
+    embedded: list[EmbeddedImages]
     seconds: dict[str, float]  # by stage, from the pixels on
     cosine: float | None  # to float32, once known
 
@@ -125,7 +125,7 @@ def _preparing(reference: ray.ObjectRef, slab: ray.ObjectRef) -> tuple[ChunkLoad
         part.keys,
         part.sizes,
         chunk_size=shipped.rows,
-        embedded_digests=shipped.known,
+        embedded_digests=shipped.known_digests,
         leave_to_device=leave,
     )
     return prepare, part.start
@@ -224,7 +224,7 @@ class EmbedChunk:
         runtime.use_cores(1)  # core, of those that Ray shares out
         hands = ThreadPoolExecutor(runtime.caller_threads, initializer=runtime.enter_thread)
         self._profile = Profile()
-        self._passes = Passes(self._encoder, hands, _ROWS, self._profile)
+        self._runner = BatchRunner(self._encoder, hands, _ROWS, self._profile)
 
     def __call__(self, row: Row) -> Row:
         """Embed the chunk that a row of Ray Data's holds or names."""
@@ -235,8 +235,8 @@ class EmbedChunk:
         if isinstance(chunk, Exception):
             raise chunk
         before = self._profile.seconds.copy()
-        self._passes.add(chunk)
-        embedded = list(self._passes.rest())
+        self._runner.add(chunk)
+        embedded = list(self._runner.flush())
         seconds = self._profile.seconds - before
         stripped = replace(chunk, pixels=chunk.pixels[:0], undecoded=dict.fromkeys(chunk.undecoded, b""))
         return Done(stripped, embedded, dict(seconds), self._encoder.runtime.cosine)
