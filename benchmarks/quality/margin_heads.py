@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pucache.heads.design_matrix import Moments, leading_directions, reduced_precision
+from pucache.heads.design_matrix import leading_directions, reduced_precision
 from pucache.heads.lbfgs import minimise
+from pucache.heads.moments import Moments
 
 TOLERANCE, EVALUATIONS = 3e-3, 60
 _CURVATURE = 0.25
@@ -46,16 +47,16 @@ class Rows:
     @classmethod
     def of(cls, X: np.ndarray, s: np.ndarray, fold: np.ndarray, moments: Moments) -> "Rows":
         order = np.argsort(-s, kind="stable")
-        directions, variances, rest = leading_directions(X, moments, _DIRECTIONS)
+        leading = leading_directions(X, moments, _DIRECTIONS)
         scaled = torch.from_numpy(X[order].astype(np.float32)).sub_(torch.from_numpy(moments.centre))
         return cls(
             scaled.div_(moments.spread),
             int(s.sum()),
             torch.from_numpy(fold[order]),
             int(fold.max()) + 1,
-            torch.from_numpy(directions.astype(np.float32)),
-            torch.from_numpy(variances.astype(np.float32)),
-            rest,
+            torch.from_numpy(leading.directions.astype(np.float32)),
+            torch.from_numpy(leading.variances.astype(np.float32)),
+            leading.rest,
         )
 
     def thinned(self, unlabelled: int) -> "Rows":

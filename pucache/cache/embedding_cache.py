@@ -182,6 +182,22 @@ class EmbeddingCache:
         for file in self.files:
             file.verify()
 
+    def verified_blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """Verify every file as `verify` does, and yield the embeddings in blocks meanwhile: one read for both.
+
+        Yields
+        ------
+        rows : slice
+            Rows of the cache.
+        X : ndarray of float16 or float32, (b, d)
+            Finite; valid until the next block is requested.
+        """
+        offset = 0
+        for file in self.files:
+            for rows, block in file.verified_blocks():
+                yield slice(offset + rows.start, offset + rows.stop), block
+            offset += len(file)
+
 
 CacheLike = EmbeddingCache | str | Path | Sequence[EmbeddingCache | str | Path]
 

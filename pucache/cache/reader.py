@@ -270,11 +270,26 @@ class CacheFile:
             A byte has changed since it was written, the file cannot be read, or its writer broke the
             rules: keys that are not sorted or not UTF-8, embeddings that are not finite.
         """
+        for _ in self.verified_blocks():
+            pass
+
+    def verified_blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """Verify the whole file as `verify` does, and yield the embeddings in blocks meanwhile.
+
+        Damage in the last block, or in the keys, is raised only after other blocks have been yielded.
+
+        Yields
+        ------
+        rows : slice
+        X : ndarray of float16 or float32, (b, d)
+            Finite; valid until the next block is requested.
+        """
         self.check(*set(COLUMNS) - {"embeddings"}, *FAILURES)
         for rows, X in self.blocks(check=True):
             not_finite = np.flatnonzero(~np.isfinite(X).all(1))
             if len(not_finite):
                 raise self.not_finite_error(not_finite + rows.start)
+            yield rows, X
         keys = self.raw_keys
         require(self.path, bool(np.all(keys[1:] > keys[:-1])), "keys are not sorted and unique")
         for _ in chain(self.failures, Keys([keys])):

@@ -1,17 +1,15 @@
 """The batch solver: every head's risk over all rows, minimised to convergence.
 
-The same heads come out whatever the number of heads trained together, up to rounding. Most of the
-way goes by matrix products at reduced precision, the last of it in float32: at the end the
-preconditioned gradient is below `TOLERANCE` of what it was at the start.
+The result of a head does not depend on which heads are trained with it, up to rounding. The solver
+first minimises with matrix products at reduced precision, then in float32 until the norm of the
+preconditioned gradient is below `TOLERANCE` times its initial value.
 
-Where the negative part of a non-negative risk meets its bound, the minimum lies on a kink.
-R+ + max(R-, -beta) is therefore smoothed there, over a width of `WIDTH`, which lifts the objective by
-at most WIDTH * log(2). (Kiryo's gamma is a matter of minibatch steps and has no part in this.)
+The non-negative risks have a kink where the negative part reaches its bound. R+ + max(R-, -beta) is
+smoothed there over a width of `WIDTH`, which raises the objective by at most WIDTH * log(2).
+(Kiryo's gamma applies to minibatch steps only.)
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,112 +17,135 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from ..progress import Progress
-from .design_matrix import Blocks, leading_directions, reduced_precision
+from .design_matrix import reduced_precision
+from .fitted import FittedHeads
 from .lbfgs import Minimum, minimise
-from .problem import HeadSpec
+from .problem import HeadProblem
 from .risks import falling, rising
 
-TOLERANCE = 3e-4  # of the preconditioned gradient: the accuracy of scikit-learn's own default
-_ROUGH = 2e-3  # what reduced precision reaches
+TOLERANCE = 3e-4  # relative norm of the preconditioned gradient; about the accuracy of scikit-learn's default
+_COARSE_TOLERANCE = 2e-3  # what reduced precision reaches
 WIDTH = 2e-3  # of the smoothed kink, in units of the risk
-_PASSES = 300  # at most, over the data
-_START = 0.01  # bound of the initial coefficients
-_DIRECTIONS = 64  # that the preconditioner knows
-_LEAST = 0.01  # variance, over the mean of all directions, below which one is left to its penalty
-_CURVATURE = {"sigmoid": 0.1, "logistic": 0.25}  # greatest second derivatives of the losses
+_MAX_PASSES = 300  # over the data
+_INITIAL_BOUND = 0.01  # of the initial coefficients
+_MIN_VARIANCE = 0.01  # relative to the mean variance; smaller ones are treated as rounding
+_MAX_CURVATURE = {"sigmoid": 0.1, "logistic": 0.25}  # greatest second derivatives of the losses
 
 
-def train(spec: HeadSpec, start: np.ndarray | None, tolerance: float, progress: Progress) -> dict[str, Any]:
+def train(
+    problem: HeadProblem, *, start: FittedHeads | None = None, tolerance: float = TOLERANCE, progress: Progress
+) -> FittedHeads:
     """Minimise the penalised risk of each head.
+
+    Parameters
+    ----------
+    problem : HeadProblem
+    start : FittedHeads, optional
+        Heads to start from; small random ones by default.
+    tolerance : float
+        Relative norm of the preconditioned gradient at which a head is finished.
+    progress : Progress
 
     Returns
     -------
-    dict
-        The fields of `pucache.heads.fit.FittedHeads`.
+    FittedHeads
     """
-    risk = _Risk(spec, progress)
+    objective = _Objective(problem, progress)
     progress.start(None, "training")
-    everything = torch.arange(len(spec), device=spec.device)
-    preconditioner = _Preconditioner(spec, risk.coefficients.total, risk.penalty)
-    begin, reference = spec.initial(_START), None
-    if start is not None:  # what remains to be done is measured from a common point, wherever the start is
-        gradient = risk(begin, everything)[1]
-        reference = (gradient * preconditioner(gradient, everything)).sum(1).clamp(min=0).sqrt()
-        begin = _scaled(spec, start)
-    with reduced_precision(spec.device):
-        rough = max(tolerance, _ROUGH)
-        found = minimise(risk, begin, preconditioner, tolerance=rough, evaluations=_PASSES, reference=reference)
-    if tolerance < _ROUGH:
-        begin, reference = found.parameters, found.reference
-        found = minimise(risk, begin, preconditioner, tolerance=tolerance, evaluations=_PASSES, reference=reference)
-    risk(found.parameters, everything)  # so that what is reported is of where each head ended
-    return _on_X(spec, found, risk)
+    all_heads = torch.arange(len(problem), device=problem.device)
+    preconditioner = _Preconditioner(problem, objective.coefficients.total, objective.penalty)
+    parameters, reference = problem.initial_parameters(_INITIAL_BOUND), None
+    if start is not None:  # the tolerance refers to the gradient at the common initial point, wherever the start is
+        gradient = objective(parameters, all_heads)[1]
+        reference = (gradient * preconditioner(gradient, all_heads)).sum(1).clamp(min=0).sqrt()
+        parameters = _standardised(problem, start)
+    with reduced_precision(problem.device):
+        coarse = max(tolerance, _COARSE_TOLERANCE)
+        minimum = minimise(
+            objective, parameters, preconditioner, tolerance=coarse, evaluations=_MAX_PASSES, reference=reference
+        )
+    if tolerance < _COARSE_TOLERANCE:
+        minimum = minimise(
+            objective,
+            minimum.parameters,
+            preconditioner,
+            tolerance=tolerance,
+            evaluations=_MAX_PASSES,
+            reference=minimum.reference,
+        )
+    objective(minimum.parameters, all_heads)  # so that risk and clamp are reported at the final parameters
+    return _fitted(problem, minimum, objective)
 
 
-def _scaled(spec: HeadSpec, start: np.ndarray) -> Tensor:
-    """Heads on X as heads on its centred and scaled rows."""
-    coef, centre = start[:, :-1], spec.moments.centre
-    return spec.tensor(np.column_stack([coef * spec.moments.spread, start[:, -1] + coef @ centre]).astype(np.float32))
+def _standardised(problem: HeadProblem, start: FittedHeads) -> Tensor:
+    """Parameters of heads on X as parameters on the centred and scaled rows, (K, d + 1)."""
+    moments = problem.design.moments
+    intercept = start.intercept + start.coef @ moments.centre
+    return problem.tensor(np.column_stack([start.coef * moments.spread, intercept]).astype(np.float32))
 
 
-def _on_X(spec: HeadSpec, found: Minimum, risk: _Risk) -> dict[str, Any]:
-    parameters = found.parameters.cpu().numpy().astype(np.float64)
-    coef = parameters[:, :-1] / spec.moments.spread
-    return {
-        "coef": coef.astype(np.float32),
-        "intercept": (parameters[:, -1] - coef @ spec.moments.centre.astype(np.float64)).astype(np.float32),
-        "risk": risk.reported.cpu().numpy(),
-        "clamped": 1 - risk.factor.cpu().numpy(),
-        "residual": found.decrement.cpu().numpy(),
-        "passes": risk.passes,
-    }
+def _fitted(problem: HeadProblem, minimum: Minimum, objective: _Objective) -> FittedHeads:
+    moments = problem.design.moments
+    parameters = minimum.parameters.cpu().numpy().astype(np.float64)
+    coef = parameters[:, :-1] / moments.spread
+    return FittedHeads(
+        coef=coef.astype(np.float32),
+        intercept=(parameters[:, -1] - coef @ moments.centre.astype(np.float64)).astype(np.float32),
+        risk=objective.reported_risk.cpu().numpy(),
+        clamped=1 - objective.clamp_factor.cpu().numpy(),
+        residual=minimum.decrement.cpu().numpy(),
+        passes=objective.passes,
+    )
 
 
-class _Risk:
-    """Value and gradient of the heads' penalised risks; remembers each head's last reported risk."""
+class _Objective:
+    """Value and gradient of the heads' penalised risks; keeps the last reported risk of each head."""
 
-    def __init__(self, spec: HeadSpec, progress: Progress):
-        self._spec, self._progress, self.passes = spec, progress, 0
-        positive, unlabelled = np.flatnonzero(spec.s), np.flatnonzero(~spec.s)
-        self._positive = Blocks(spec.X, positive, spec.moments, spec.device)
-        self._unlabelled = Blocks(spec.X, unlabelled, spec.moments, spec.device)
-        self._w_positive, total_positive = spec.weights_of(positive)
-        self._w_unlabelled, total_unlabelled = spec.weights_of(unlabelled)
-        self._column = spec.tensor(spec.column)
-        self.coefficients = spec.coefficients(total_positive, total_unlabelled)
-        self.penalty = spec.tensor(spec.penalty) * self.coefficients.total
-        self.reported, self.factor = torch.zeros_like(self.penalty), torch.ones_like(self.penalty)
+    def __init__(self, problem: HeadProblem, progress: Progress):
+        self._problem, self._progress, self.passes = problem, progress, 0
+        design = problem.design
+        self._weights_positive, total_positive = problem.normalised_weights(design.positive_rows)
+        self._weights_unlabelled, total_unlabelled = problem.normalised_weights(design.unlabelled_rows)
+        self._column = problem.tensor(problem.column)
+        self.coefficients = problem.coefficients(total_positive, total_unlabelled)
+        self.penalty = problem.tensor(problem.penalty) * self.coefficients.total
+        self.reported_risk = torch.zeros_like(self.penalty)
+        self.clamp_factor = torch.ones_like(self.penalty)
 
     def __call__(self, parameters: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
-        surrogate, c = str(self._spec.risk.surrogate), self.coefficients
-        upper, lower = _Part(parameters), _Part(parameters)  # R+ and R-
-        for part, X in self._positive:
-            weights = self._w_positive[self._column[head]][:, part]
-            margins = upper.margins(X)
-            upper.add(X, weights * c.a[head, None], *falling(surrogate, margins))
-            lower.add(X, weights * c.p[head, None], *rising(surrogate, margins))
-        for part, X in self._unlabelled:
-            weights = self._w_unlabelled[:, part][self._column[head]]
-            lower.add(X, weights * c.u[head, None], *rising(surrogate, lower.margins(X)))
+        """Values (A,) and gradients (A, d + 1) of the heads numbered ``head`` (A,) at ``parameters`` (A, d + 1)."""
+        surrogate, c = str(self._problem.risk.surrogate), self.coefficients
+        positive_part, negative_part = _WeightedLoss(parameters), _WeightedLoss(parameters)  # R+ and R-
+        for rows, X in self._problem.design.positive:
+            weights = self._weights_positive[self._column[head]][:, rows]
+            margins = positive_part.margins(X)
+            positive_part.add(X, weights * c.a[head, None], *falling(surrogate, margins))
+            negative_part.add(X, weights * c.p[head, None], *rising(surrogate, margins))
+        for rows, X in self._problem.design.unlabelled:
+            weights = self._weights_unlabelled[:, rows][self._column[head]]
+            negative_part.add(X, weights * c.u[head, None], *rising(surrogate, negative_part.margins(X)))
         self.passes += 1
         self._progress.advance(1)
-        return self._combined(parameters, head, upper, lower)
+        return self._combine(parameters, head, positive_part, negative_part)
 
-    def _combined(self, parameters: Tensor, head: Tensor, upper: _Part, lower: _Part) -> tuple[Tensor, Tensor]:
-        self.reported[head] = self._spec.risk.combine(upper.value, lower.value)[0]
-        held, factor = lower.value, torch.ones_like(lower.value)
-        if self._spec.risk.clamped:
-            above = (lower.value + self._spec.risk.beta) / WIDTH
-            held, factor = softplus(above) * WIDTH - self._spec.risk.beta, torch.sigmoid(above)
-        self.factor[head] = factor
+    def _combine(
+        self, parameters: Tensor, head: Tensor, positive_part: _WeightedLoss, negative_part: _WeightedLoss
+    ) -> tuple[Tensor, Tensor]:
+        risk = self._problem.risk
+        self.reported_risk[head] = risk.combine(positive_part.value, negative_part.value)[0]
+        bounded, factor = negative_part.value, torch.ones_like(negative_part.value)
+        if risk.clamped:
+            above = (negative_part.value + risk.beta) / WIDTH
+            bounded, factor = softplus(above) * WIDTH - risk.beta, torch.sigmoid(above)
+        self.clamp_factor[head] = factor
         penalty, coef = self.penalty[head], parameters[:, :-1]
-        gradient = upper.gradient.addcmul_(lower.gradient, factor[:, None])
+        gradient = positive_part.gradient.addcmul_(negative_part.gradient, factor[:, None])
         gradient[:, :-1].addcmul_(coef, penalty[:, None])
-        return upper.value + held + 0.5 * penalty * coef.square().sum(1), gradient
+        return positive_part.value + bounded + 0.5 * penalty * coef.square().sum(1), gradient
 
 
-class _Part:
-    """A sum over rows of weight times loss, and its gradient in coefficients and intercept."""
+class _WeightedLoss:
+    """Sum over rows of weight times loss, and its gradient in coefficients and intercept."""
 
     def __init__(self, parameters: Tensor):
         self._coef, self._intercept = parameters[:, :-1], parameters[:, -1:]
@@ -141,16 +162,16 @@ class _Part:
 
 
 class _Preconditioner:
-    """The inverse of curvature * covariance + penalty, the covariance known in its leading directions."""
+    """Inverse of curvature * covariance + penalty, where the covariance is known in its leading directions."""
 
-    def __init__(self, spec: HeadSpec, total: Tensor, penalty: Tensor):
-        directions, variances, rest = leading_directions(spec.X, spec.moments, _DIRECTIONS)
-        curvature = _CURVATURE[str(spec.risk.surrogate)] * total
-        least = _LEAST / spec.d  # rows have a variance of one in all; less is taken for rounding
-        self._directions = spec.tensor(directions.astype(np.float32))  # (d, q)
-        self._rest = 1 / (curvature * max(rest, least) + penalty)  # (K,)
-        along = curvature[:, None] * spec.tensor(variances.clip(least).astype(np.float32)) + penalty[:, None]
-        self._along = 1 / along - self._rest[:, None]  # (K, q)
+    def __init__(self, problem: HeadProblem, total: Tensor, penalty: Tensor):
+        leading = problem.design.leading
+        curvature = _MAX_CURVATURE[str(problem.risk.surrogate)] * total
+        least = _MIN_VARIANCE / problem.d  # the variances of all directions sum to one
+        self._directions = problem.tensor(leading.directions.astype(np.float32))  # (d, q)
+        self._rest = 1 / (curvature * max(leading.rest, least) + penalty)  # (K,)
+        variances = problem.tensor(leading.variances.clip(least).astype(np.float32))
+        self._along = 1 / (curvature[:, None] * variances + penalty[:, None]) - self._rest[:, None]  # (K, q)
         self._intercept = 1 / curvature
 
     def __call__(self, vectors: Tensor, head: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Limited-memory BFGS on many independent problems at once (Nocedal and Wright 2006, algorithm 7.4).
 
-Every evaluation is one trial for every problem still running: a problem whose trial is good moves
-on, one whose trial is bad tries a shorter step next time, one that is done is left out. So each
-pass over the data serves all of them, whatever their pace.
+Every evaluation of the objective is one trial point for each problem still running. A problem whose
+trial decreases its value enough moves there; otherwise its step is shortened for the next trial;
+finished problems are left out. So each pass over the data serves all problems, whatever their pace.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# parameters (A, p) and the problems they belong to (A,) -> values (A,), gradients (A, p)
+# parameters (A, p) and the numbers of their problems (A,) -> values (A,), gradients (A, p)
 Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-# vectors (A, p) and their problems (A,) -> approximately inverse Hessian times vectors (A, p)
+# vectors (A, p) and the numbers of their problems (A,) -> approximate inverse Hessian times vectors (A, p)
 Preconditioner = Callable[[Tensor, Tensor], Tensor]
 
-_MEMORY = 10
-_SUFFICIENT = 1e-4  # Armijo's share of the decrease that the slope promises
-_ROUNDING = 3e-7  # of a value in float32
-_SHORTEST = 1e-3  # a step cut down to this finds no decrease above rounding: the problem is done
+_MEMORY = 10  # pairs of step and gradient change that are kept
+_SUFFICIENT = 1e-4  # Armijo's share of the decrease that the slope predicts
+_ROUNDING = 3e-7  # relative rounding error of a value in float32
+_SHORTEST = 1e-3  # a step shortened to this finds no decrease above rounding: the problem is finished
 
 
 @dataclass(frozen=True)
 class Minimum:
-    """Where K problems ended.
+    """Final state of K problems.
 
     Attributes
     ----------
     parameters : (K, p) tensor
     value : (K,) tensor
     decrement : (K,) tensor
-        Norm of the preconditioned gradient there, over that at the reference point.
+        Norm of the preconditioned gradient, relative to ``reference``.
     reference : (K,) tensor
-        That norm.
+        Norm of the preconditioned gradient at the reference point.
     evaluations : int
         Passes over the data.
     """
@@ -63,43 +63,53 @@ def minimise(
     objective, preconditioner : callable
     start : (K, p) tensor
     tolerance : float
-        A problem is done when its preconditioned gradient norm falls below this share of its
-        reference.
+        A problem is finished when the norm of its preconditioned gradient falls below this share of
+        its reference.
     evaluations : int
-        At most so many.
+        Greatest number of evaluations of the objective.
     reference : (K,) tensor, optional
         Norms that the tolerance refers to; those at the start by default.
+
+    Returns
+    -------
+    Minimum
     """
-    everything = torch.arange(len(start), device=start.device)
-    state = _State(everything, start.clone(), *objective(start, everything))
-    norm = _norm(state.gradient, preconditioner(state.gradient, everything))
+    all_problems = torch.arange(len(start), device=start.device)
+    state = _State(all_problems, start.clone(), *objective(start, all_problems))
+    norm = _norm(state.gradient, preconditioner(state.gradient, all_problems))
     reference = norm if reference is None else reference
-    state.turn(preconditioner)
-    done = _Results(start, state.value, norm)
+    state.update_direction(preconditioner)
+    results = _Results(start, state.value, norm)
     used = 1
     while True:
-        running = (norm > tolerance * reference[state.problem]) & (state.step >= _SHORTEST)
+        running = (norm > tolerance * reference[state.problem]) & (state.step_size >= _SHORTEST)
         running &= norm > _ROUNDING * state.value.abs().sqrt()
-        done.keep(state, norm)
+        results.store(state, norm)
         if not running.any() or used >= evaluations:
             break
         if not running.all():
             state.keep_only(running)
         value, gradient = objective(state.trial(), state.problem)
         used += 1
-        moved = state.judge(value, gradient)
-        state.turn(preconditioner, moved)
+        accepted = state.accept_or_shorten(value, gradient)
+        state.update_direction(preconditioner, accepted)
         norm = _norm(state.gradient, preconditioner(state.gradient, state.problem))
-    return Minimum(done.parameters, done.value, done.norm / reference.clamp(min=1e-30), reference, used)
+    return Minimum(
+        parameters=results.parameters,
+        value=results.value,
+        decrement=results.norm / reference.clamp(min=1e-30),
+        reference=reference,
+        evaluations=used,
+    )
 
 
 class _Results:
-    """What is known of every problem, running or done."""
+    """Latest parameters, value and gradient norm of every problem, running or finished."""
 
     def __init__(self, parameters: Tensor, value: Tensor, norm: Tensor):
         self.parameters, self.value, self.norm = parameters.clone(), value.clone(), norm.clone()
 
-    def keep(self, state: _State, norm: Tensor) -> None:
+    def store(self, state: _State, norm: Tensor) -> None:
         self.parameters[state.problem] = state.parameters
         self.value[state.problem] = state.value
         self.norm[state.problem] = norm
@@ -111,71 +121,75 @@ class _State:
     def __init__(self, problem: Tensor, parameters: Tensor, value: Tensor, gradient: Tensor):
         self.problem, self.parameters, self.value, self.gradient = problem, parameters, value, gradient
         self.direction, self.slope = torch.zeros_like(gradient), torch.zeros_like(value)
-        self.step = torch.ones_like(value)
-        self._moves = gradient.new_zeros((_MEMORY, *gradient.shape))
-        self._turns = torch.zeros_like(self._moves)
-        self._inverse = gradient.new_zeros((_MEMORY, len(value)))  # 1 / (move . turn), 0: none
+        self.step_size = torch.ones_like(value)
+        self._steps = gradient.new_zeros((_MEMORY, *gradient.shape))
+        self._gradient_changes = torch.zeros_like(self._steps)
+        self._inverse_curvature = gradient.new_zeros((_MEMORY, len(value)))  # 1 / (step . gradient change), 0: empty
         self._count = torch.zeros_like(problem)
 
     def trial(self) -> Tensor:
-        """Where each problem tries next."""
-        return self.parameters + self.step[:, None] * self.direction
+        """Trial point of each problem."""
+        return self.parameters + self.step_size[:, None] * self.direction
 
-    def judge(self, value: Tensor, gradient: Tensor) -> Tensor:
-        """Move where the trial decreases the value enough, shorten the step elsewhere; says where it moved."""
-        promised = self.step * self.slope
-        good = value <= self.value + _SUFFICIENT * promised + _ROUNDING * self.value.abs()
-        self._remember(good, gradient)
-        shorter = -promised / (2 * (value - self.value - promised)).clamp(min=1e-30)  # of a parabola
-        self.parameters = torch.where(good[:, None], self.trial(), self.parameters)
-        self.value = torch.where(good, value, self.value)
-        self.gradient = torch.where(good[:, None], gradient, self.gradient)
-        self.step = torch.where(good, torch.ones_like(self.step), self.step * shorter.nan_to_num(0.1).clamp(0.1, 0.5))
-        return good
+    def accept_or_shorten(self, value: Tensor, gradient: Tensor) -> Tensor:
+        """Move where the trial decreases the value enough, shorten the step elsewhere; returns where it moved."""
+        predicted = self.step_size * self.slope
+        accepted = value <= self.value + _SUFFICIENT * predicted + _ROUNDING * self.value.abs()
+        self._remember(accepted, gradient)
+        shorter = -predicted / (2 * (value - self.value - predicted)).clamp(min=1e-30)  # minimum of a parabola
+        self.parameters = torch.where(accepted[:, None], self.trial(), self.parameters)
+        self.value = torch.where(accepted, value, self.value)
+        self.gradient = torch.where(accepted[:, None], gradient, self.gradient)
+        shortened = self.step_size * shorter.nan_to_num(0.1).clamp(0.1, 0.5)
+        self.step_size = torch.where(accepted, torch.ones_like(self.step_size), shortened)
+        return accepted
 
-    def _remember(self, good: Tensor, gradient: Tensor) -> None:
-        move, turn = self.step[:, None] * self.direction, gradient - self.gradient
-        curvature = (move * turn).sum(1)
-        keep = (good & (curvature > 1e-8 * move.norm(dim=1) * turn.norm(dim=1))).nonzero()[:, 0]
-        place = self._count[keep] % _MEMORY
-        self._moves[place, keep], self._turns[place, keep] = move[keep], turn[keep]
-        self._inverse[place, keep] = 1 / curvature[keep]
+    def _remember(self, accepted: Tensor, gradient: Tensor) -> None:
+        step, change = self.step_size[:, None] * self.direction, gradient - self.gradient
+        curvature = (step * change).sum(1)
+        keep = (accepted & (curvature > 1e-8 * step.norm(dim=1) * change.norm(dim=1))).nonzero()[:, 0]
+        slot = self._count[keep] % _MEMORY
+        self._steps[slot, keep], self._gradient_changes[slot, keep] = step[keep], change[keep]
+        self._inverse_curvature[slot, keep] = 1 / curvature[keep]
         self._count[keep] += 1
 
-    def turn(self, preconditioner: Preconditioner, moved: Tensor | None = None) -> None:
-        """Choose the direction of the next step, for the problems that moved."""
-        fresh = -self._two_loops(preconditioner)
-        slope = (fresh * self.gradient).sum(1)
-        plain = -preconditioner(self.gradient, self.problem)
+    def update_direction(self, preconditioner: Preconditioner, moved: Tensor | None = None) -> None:
+        """Compute the next search direction of the problems that moved; of all by default."""
+        newton = -self._two_loop_recursion(preconditioner)
+        slope = (newton * self.gradient).sum(1)
+        steepest = -preconditioner(self.gradient, self.problem)
         uphill = slope >= 0
-        fresh = torch.where(uphill[:, None], plain, fresh)
-        slope = torch.where(uphill, (plain * self.gradient).sum(1), slope)
+        newton = torch.where(uphill[:, None], steepest, newton)
+        slope = torch.where(uphill, (steepest * self.gradient).sum(1), slope)
         moved = torch.ones_like(uphill) if moved is None else moved
-        self.direction = torch.where(moved[:, None], fresh, self.direction)
+        self.direction = torch.where(moved[:, None], newton, self.direction)
         self.slope = torch.where(moved, slope, self.slope)
 
-    def _two_loops(self, preconditioner: Preconditioner) -> Tensor:
-        every = torch.arange(len(self.value), device=self.value.device)
-        order = [(self._count - 1 - back) % _MEMORY for back in range(min(_MEMORY, int(self._count.max())))]
-        memory = [(self._moves[at, every], self._turns[at, every], self._inverse[at, every]) for at in order]
-        q, shares = self.gradient.clone(), []
-        for move, turn, inverse in memory:
-            shares.append(inverse * (move * q).sum(1))
-            q -= shares[-1][:, None] * turn
+    def _two_loop_recursion(self, preconditioner: Preconditioner) -> Tensor:
+        rows = torch.arange(len(self.value), device=self.value.device)
+        slots = [(self._count - 1 - back) % _MEMORY for back in range(min(_MEMORY, int(self._count.max())))]
+        memory = [
+            (self._steps[slot, rows], self._gradient_changes[slot, rows], self._inverse_curvature[slot, rows])
+            for slot in slots
+        ]
+        q, alphas = self.gradient.clone(), []
+        for step, change, inverse in memory:
+            alphas.append(inverse * (step * q).sum(1))
+            q -= alphas[-1][:, None] * change
         z = preconditioner(q, self.problem)
-        if memory:  # scale as the newest pair says
-            _, turn, inverse = memory[0]
-            bent = (turn * preconditioner(turn, self.problem)).sum(1) * inverse
-            z *= torch.where(bent > 0, 1 / bent.clamp(min=1e-30), torch.ones_like(bent))[:, None]
-        for (move, turn, inverse), share in zip(reversed(memory), reversed(shares), strict=True):
-            z += (share - inverse * (turn * z).sum(1))[:, None] * move
+        if memory:  # scale by the newest pair
+            _, change, inverse = memory[0]
+            scale = (change * preconditioner(change, self.problem)).sum(1) * inverse
+            z *= torch.where(scale > 0, 1 / scale.clamp(min=1e-30), torch.ones_like(scale))[:, None]
+        for (step, change, inverse), alpha in zip(reversed(memory), reversed(alphas), strict=True):
+            z += (alpha - inverse * (change * z).sum(1))[:, None] * step
         return z
 
     def keep_only(self, running: Tensor) -> None:
-        """Drop the problems that are done."""
-        for name in ("problem", "parameters", "value", "gradient", "direction", "slope", "step", "_count"):
+        """Drop the finished problems."""
+        for name in ("problem", "parameters", "value", "gradient", "direction", "slope", "step_size", "_count"):
             setattr(self, name, getattr(self, name)[running])
-        for name in ("_moves", "_turns", "_inverse"):
+        for name in ("_steps", "_gradient_changes", "_inverse_curvature"):
             setattr(self, name, getattr(self, name)[:, running])
 
 

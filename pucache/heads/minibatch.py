@@ -1,16 +1,15 @@
 """The minibatch solver: the protocol of Dorigatti et al. (ImPULSeS), for any number of heads at once.
 
-Adam on batches of 256 for 100 epochs, on features that are scaled by one number to the root mean
-square of common encoders' raw features, but neither centred nor standardised. Rows are shuffled
-and cut into batches once; in every epoch the order of the batches is new, and the labelled positives
-are dealt anew among their places in them. (A new shuffle of everything would cost more than the
-training; without new company for the positives the heads fit the batches: half a point of accuracy.)
+Adam on batches of 256 for 100 epochs. Features are scaled by one number to the root mean square of
+common encoders' raw features, but neither centred nor standardised. Rows are shuffled and cut into
+batches once. In every epoch the batches come in a new order, and the labelled positives are permuted
+among their positions in the batches. (Shuffling all rows again would cost more than the training;
+without permuting the positives the heads overfit the batches and lose half a point of accuracy.)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,27 +20,28 @@ from ..devices import multiplies_bfloat16
 from ..progress import Progress
 from ..storage.mapped_arrays import release_pages
 from .design_matrix import CPU_RESIDENT
-from .problem import HeadSpec
+from .fitted import FittedHeads
+from .problem import HeadProblem
 from .risks import falling, rising
 
-RMS = 0.5  # of the features trained on: that of common encoders' raw features
+RMS = 0.5  # root mean square that features are scaled to, which is that of common encoders' raw features
 
 
 @dataclass(frozen=True)
-class Protocol:
-    """How long and how fast; the defaults are the authors'.
+class SGDSettings:
+    """Settings of the minibatch solver; the defaults are those of Dorigatti et al.
 
     Attributes
     ----------
     epochs : int
         Passes over X.
     min_steps : int
-        Epochs are added until so many steps are made: few rows would otherwise end far from
-        converged.
+        Least number of steps: epochs are added until it is reached, as few rows would otherwise end
+        far from converged.
     batch_size : int
-        Rows a step.
+        Rows per step.
     learning_rate : float
-        Of Adam (betas 0.9, 0.999).
+        Learning rate of Adam (betas 0.9, 0.999).
     """
 
     epochs: int = 100
@@ -54,7 +54,7 @@ class Protocol:
             raise ValueError(f"epochs, batch_size and learning_rate must be positive, got {self}")
 
     def passes(self, n: int) -> int:
-        """Epochs for n rows.
+        """Number of epochs for n rows.
 
         Parameters
         ----------
@@ -67,135 +67,137 @@ class Protocol:
         return max(self.epochs, -(-self.min_steps // -(-n // self.batch_size)))
 
 
-def train(spec: HeadSpec, protocol: Protocol, progress: Progress) -> dict[str, Any]:
-    """Train the heads of `spec`.
-
-    Returns
-    -------
-    dict
-        The fields of `pucache.heads.fit.FittedHeads`.
-    """
-    passes = protocol.passes(len(spec.X))
-    scale = RMS / max(spec.moments.root_mean_square, 1e-12)
-    order = torch.Generator().manual_seed(0)
-    batches, weights = _Batches(spec, order, protocol.batch_size, scale), _Weights(spec)
-    penalty = spec.tensor(spec.penalty * (spec.moments.spread * scale) ** 2) * weights.total
-    adam = _Adam(spec.initial(spec.d**-0.5), penalty, protocol.learning_rate, batches.dtype)
-    progress.start(passes, "training")
-    for _ in range(passes):
-        batches.deal()
-        weights.follow(batches)
-        for number in torch.randperm(len(batches), generator=order).tolist():
+def train(problem: HeadProblem, settings: SGDSettings, progress: Progress) -> FittedHeads:
+    """Train the heads of a problem by Adam on minibatches."""
+    epochs = settings.passes(len(problem.design))
+    moments = problem.design.moments
+    scale = RMS / max(moments.root_mean_square, 1e-12)
+    generator = torch.Generator().manual_seed(0)
+    batches, weights = _Batches(problem, generator, settings.batch_size, scale), _BatchWeights(problem)
+    penalty = problem.tensor(problem.penalty * (moments.spread * scale) ** 2) * weights.total
+    adam = _Adam(problem.initial_parameters(problem.d**-0.5), penalty, settings.learning_rate, batches.dtype)
+    progress.start(epochs, "training")
+    for _ in range(epochs):
+        batches.permute_positives()
+        weights.update(batches)
+        for number in torch.randperm(len(batches), generator=generator).tolist():
             adam.step(*weights.gradient(number, adam.working, batches[number]))
         progress.advance(1)
-    reported, clamped = weights.report(batches, adam.parameters)
+    risk, clamped = weights.report(batches, adam.parameters)
     parameters = adam.parameters.cpu().numpy()
-    return {
-        "coef": parameters[:, :-1] * np.float32(scale),
-        "intercept": parameters[:, -1].copy(),
-        "risk": reported,
-        "clamped": clamped,
-        "residual": np.full(len(spec), np.nan, np.float32),
-        "passes": passes,
-    }
+    return FittedHeads(
+        coef=parameters[:, :-1] * np.float32(scale),
+        intercept=parameters[:, -1].copy(),
+        risk=risk,
+        clamped=clamped,
+        residual=np.full(len(problem), np.nan, np.float32),
+        passes=epochs,
+    )
 
 
 class _Batches:
-    """Shuffled rows, a column of ones behind them, in batches; the positives come first in each."""
+    """Shuffled rows in batches, with a column of ones appended; the positives come first in each batch."""
 
-    def __init__(self, spec: HeadSpec, generator: torch.Generator, size: int, scale: float):
-        self._spec, self._scale, self._generator = spec, scale, generator
-        self.dtype = torch.bfloat16 if multiplies_bfloat16(spec.device) else torch.float32
-        order = torch.randperm(len(spec.X), generator=generator).numpy()
+    def __init__(self, problem: HeadProblem, generator: torch.Generator, size: int, scale: float):
+        self._problem, self._X, self._scale, self._generator = problem, problem.design.X, scale, generator
+        self.dtype = torch.bfloat16 if multiplies_bfloat16(problem.device) else torch.float32
+        is_positive = problem.design.is_positive
+        order = torch.randperm(len(self._X), generator=generator).numpy()
         parts = [order[begin : begin + size] for begin in range(0, len(order), size)]
-        self.rows = [part[np.argsort(~spec.s[part], kind="stable")] for part in parts]
-        self._places = np.cumsum([0] + [int(spec.s[part].sum()) for part in parts]).tolist()
-        self._positive = np.flatnonzero(spec.s)
-        self._of_positive = self._make(self._positive)
-        fits = spec.device.type == "cuda" or spec.X.size * self.dtype.itemsize <= 2 * CPU_RESIDENT
+        self.rows = [part[np.argsort(~is_positive[part], kind="stable")] for part in parts]
+        self._offsets = np.cumsum([0] + [int(is_positive[part].sum()) for part in parts]).tolist()
+        self._positive_rows = np.flatnonzero(is_positive)
+        self._positive = self._make(self._positive_rows)
+        fits = problem.device.type == "cuda" or self._X.size * self.dtype.itemsize <= 2 * CPU_RESIDENT
         self._kept = [self._make(rows) for rows in self.rows] if fits else None
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def deal(self) -> None:
-        """Deal the positives anew."""
-        self._dealt = torch.randperm(len(self._positive), generator=self._generator).to(self._spec.device)
-        positive = self._positive[self._dealt.cpu().numpy()]
-        for rows, begin, end in zip(self.rows, self._places, self._places[1:], strict=False):
+    def permute_positives(self) -> None:
+        """Distribute the positives anew over their positions in the batches."""
+        self._permutation = torch.randperm(len(self._positive_rows), generator=self._generator).to(self._problem.device)
+        positive = self._positive_rows[self._permutation.cpu().numpy()]
+        for rows, begin, end in zip(self.rows, self._offsets, self._offsets[1:], strict=False):
             rows[: end - begin] = positive[begin:end]
 
     def __getitem__(self, number: int) -> Tensor:
         if self._kept is None:
             return self._make(self.rows[number])
-        batch, begin, end = self._kept[number], self._places[number], self._places[number + 1]
+        batch, begin, end = self._kept[number], self._offsets[number], self._offsets[number + 1]
         if end > begin:
-            torch.index_select(self._of_positive, 0, self._dealt[begin:end], out=batch[: end - begin])
+            torch.index_select(self._positive, 0, self._permutation[begin:end], out=batch[: end - begin])
         return batch
 
     def _make(self, rows: np.ndarray) -> Tensor:
-        block = torch.ones((len(rows), self._spec.d + 1), dtype=self.dtype)
-        block[:, :-1] = torch.from_numpy(self._spec.X[rows]).float().mul_(self._scale)
-        release_pages(self._spec.X)
-        return block.to(self._spec.device)
+        block = torch.ones((len(rows), self._problem.d + 1), dtype=self.dtype)
+        block[:, :-1] = torch.from_numpy(self._X[rows]).float().mul_(self._scale)
+        release_pages(self._X)
+        return block.to(self._problem.device)
 
 
-class _Weights:
-    """For each batch the weights of the losses, (K, b) or (1, b): normalised, times the risk's coefficients."""
+class _BatchWeights:
+    """Weights of the losses in each batch, (K, b) or (1, b): normalised, times the coefficients of the risk."""
 
-    def __init__(self, spec: HeadSpec):
-        self._spec, self._risk, self._logistic = spec, spec.risk, spec.risk.surrogate == "logistic"
-        alike = all(len(np.unique(values)) == 1 for values in (spec.column, spec.prior))
+    def __init__(self, problem: HeadProblem):
+        self._problem, self._risk, self._logistic = problem, problem.risk, problem.risk.surrogate == "logistic"
+        alike = all(len(np.unique(values)) == 1 for values in (problem.column, problem.prior))
         heads = slice(0, 1) if alike else slice(None)
-        self._prior, self._column = spec.tensor(spec.prior[heads]), spec.tensor(spec.column[heads])
+        self._prior, self._column = problem.tensor(problem.prior[heads]), problem.tensor(problem.column[heads])
         self._parts: list[tuple[Tensor, Tensor]] = []
-        share = torch.full_like(self._prior, float(spec.s.mean()))
-        self.total = spec.risk.coefficients(self._prior, share).total  # (K,) or (1,)
+        share = torch.full_like(self._prior, float(problem.design.is_positive.mean()))
+        self.total = problem.risk.coefficients(self._prior, share).total  # (K,) or (1,)
 
-    def follow(self, batches: _Batches) -> None:
-        """Weigh the rows that are now in the batches; without weights one positive is like another."""
-        if not self._parts or self._spec.weights is not None:
-            self._parts = [self._of_batch(rows) for rows in batches.rows]
+    def update(self, batches: _Batches) -> None:
+        """Compute the weights of the rows now in the batches; without row weights they never change."""
+        if not self._parts or self._problem.weights is not None:
+            self._parts = [self._batch_weights(rows) for rows in batches.rows]
             self._steps = [self._step(*part) for part in self._parts]
 
-    def _of_batch(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        spec, positive = self._spec, self._spec.s[rows]
-        weights = np.ones((1, len(rows)), np.float32) if spec.weights is None else spec.weights[rows].T
-        (of_p, total_p), (of_u, total_u) = (_normalised(weights * side) for side in (positive, ~positive))
-        share = spec.tensor(total_p / np.maximum(total_p + total_u, 1e-30))[self._column]
-        c = spec.risk.coefficients(self._prior, share)
-        in_p, in_u = spec.tensor(of_p)[self._column], spec.tensor(of_u)[self._column]
+    def _batch_weights(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Weights of the positive and of the negative part of the risk."""
+        problem, positive = self._problem, self._problem.design.is_positive[rows]
+        weights = np.ones((1, len(rows)), np.float32) if problem.weights is None else problem.weights[rows].T
+        (weights_p, total_p), (weights_u, total_u) = (_normalised(weights * side) for side in (positive, ~positive))
+        share = problem.tensor(total_p / np.maximum(total_p + total_u, 1e-30))[self._column]
+        c = problem.risk.coefficients(self._prior, share)
+        in_p, in_u = problem.tensor(weights_p)[self._column], problem.tensor(weights_u)[self._column]
         return c.a[:, None] * in_p, c.u[:, None] * in_u + c.p[:, None] * in_p
 
     def gradient(self, number: int, parameters: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
-        """Step in the margins, (K, b), and the rows it belongs to."""
+        """Gradient in the margins, (K, b), and the rows of the batch, (b, d + 1)."""
         margins = (parameters @ X.T).float()  # (K, b)
         sigmoid = margins.sigmoid()
         loss = softplus(margins) if self._logistic else sigmoid
         slope = sigmoid if self._logistic else torch.addcmul(sigmoid, sigmoid, sigmoid, value=-1)
-        lower, free, against, constant = self._steps[number]
+        negative_weights, factor, clamped_factor, constant = self._steps[number]
         if self._risk.clamped:  # Kiryo's rule: where the negative part is below -beta, step against it alone
-            held = torch.linalg.vecdot(lower, loss)[:, None] < -self._risk.beta  # (K, 1)
-            free = torch.where(held, against, free)
-            constant = None if constant is None else constant * ~held
-        step = slope * free
+            clamped = torch.linalg.vecdot(negative_weights, loss)[:, None] < -self._risk.beta  # (K, 1)
+            factor = torch.where(clamped, clamped_factor, factor)
+            constant = None if constant is None else constant * ~clamped
+        step = slope * factor
         return (step if constant is None else step.sub_(constant)).to(X.dtype), X
 
-    def _step(self, upper: Tensor, lower: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """The weights of the negative part, and step = slope * factor - constant, free and where the clamp acts."""
-        against = -self._risk.gamma * lower
-        return (lower, lower + upper, against, upper) if self._logistic else (lower, lower - upper, against, None)
+    def _step(self, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Terms of step = slope * factor - constant.
+
+        Returns the weights of the negative part, the factor where the clamp is inactive, the factor
+        where it is active, and the constant.
+        """
+        clamped_factor = -self._risk.gamma * negative
+        if self._logistic:
+            return negative, negative + positive, clamped_factor, positive
+        return negative, negative - positive, clamped_factor, None
 
     def report(self, batches: _Batches, parameters: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Mean over the batches of the reported risk and of the clamp's activity, (K,) each."""
         risks, clamps = torch.zeros_like(parameters[:, 0]), torch.zeros_like(parameters[:, 0])
-        for number, (upper, lower) in enumerate(self._parts):
+        surrogate = str(self._risk.surrogate)
+        for number, (positive, negative) in enumerate(self._parts):
             margins = parameters @ batches[number].float().T
-            surrogate = str(self._risk.surrogate)
-            parts = (
-                (weights * side(surrogate, margins)[0]).sum(1) for weights, side in ((upper, falling), (lower, rising))
-            )
-            value, _, clamped = self._risk.combine(*parts)
+            positive_part = (positive * falling(surrogate, margins)[0]).sum(1)
+            negative_part = (negative * rising(surrogate, margins)[0]).sum(1)
+            value, _, clamped = self._risk.combine(positive_part, negative_part)
             risks += value
             clamps += clamped
         return (risks / len(batches)).cpu().numpy(), (clamps / len(batches)).cpu().numpy()
@@ -206,7 +208,7 @@ class _Adam:
 
     def __init__(self, parameters: Tensor, penalty: Tensor, learning_rate: float, working: torch.dtype):
         self.parameters = parameters
-        self.working = parameters.to(working)  # what the products take; a copy where the types differ
+        self.working = parameters.to(working)  # copy for the matrix products, where the types differ
         self._gradient = torch.zeros_like(self.working)
         self._penalty = penalty[:, None] if bool((penalty != 0).any()) else None
         self._first, self._second = torch.zeros_like(parameters), torch.zeros_like(parameters)
@@ -214,7 +216,7 @@ class _Adam:
         self._rate, self._steps = learning_rate, 0
 
     def step(self, step: Tensor, X: Tensor) -> None:
-        """Go against the gradient step @ X."""
+        """Update the parameters by the gradient ``step @ X``."""
         torch.mm(step, X, out=self._gradient)
         gradient = self._gradient.float()
         if self._penalty is not None:

@@ -1,4 +1,4 @@
-"""What is asked of a set of heads: the data, and for each head its column of weights, prior, penalty and seed."""
+"""What a set of linear heads is trained for: rows, and for each head row weights, prior, penalty and seed."""
 
 from __future__ import annotations
 
@@ -9,66 +9,56 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from .design_matrix import Moments
+from .design_matrix import DesignMatrix
 from .risks import Coefficients, PURisk
 
 
 @dataclass(frozen=True)
-class HeadSpec:
+class HeadProblem:
     """K heads to be trained on n rows; see `pucache.heads.fit.fit_heads`.
 
     Attributes
     ----------
-    X : ndarray, (n, d)
-    s : ndarray of bool, (n,)
+    design : DesignMatrix
+        Rows and their labels.
     weights : ndarray or None, (n, C)
-        None: one column of ones.
+        Row weights; None for one column of ones.
     column, seed : ndarray of int64, (K,)
     prior, penalty : ndarray of float32, (K,)
     risk : PURisk
-    moments : Moments
-    device : torch.device
     """
 
-    X: np.ndarray
-    s: np.ndarray
+    design: DesignMatrix
     weights: np.ndarray | None
     column: np.ndarray
     prior: np.ndarray
     penalty: np.ndarray
     seed: np.ndarray
     risk: PURisk
-    moments: Moments
-    device: torch.device
 
     @classmethod
     def of(
         cls,
-        X: np.ndarray,
-        s: np.ndarray,
-        weights: np.ndarray | None,
-        each: dict[str, ArrayLike | None],
+        design: DesignMatrix,
         risk: PURisk,
-        moments: Moments | None,
-        device: torch.device,
-    ) -> HeadSpec:
-        """Bring what each head has ("prior", "penalty", "seed", "column") to one length."""
-        columns = 1 if weights is None else weights.shape[1]
-        given = {name: np.atleast_1d(value) for name, value in each.items() if value is not None}
-        K = max([len(value) for value in given.values()] + ([] if "column" in given else [columns]))
-        given.setdefault("column", np.arange(columns))
-        full = {name: np.broadcast_to(value, K) for name, value in given.items()}
+        *,
+        weights: np.ndarray | None = None,
+        prior: ArrayLike = 0.5,
+        penalty: ArrayLike = 0.0,
+        seed: ArrayLike = 0,
+        column: ArrayLike | None = None,
+    ) -> HeadProblem:
+        """Broadcast the parameters of the heads to one length K."""
+        columns = np.arange(1 if weights is None else weights.shape[1]) if column is None else np.atleast_1d(column)
+        prior, penalty, seed, columns = np.broadcast_arrays(*map(np.atleast_1d, (prior, penalty, seed, columns)))
         return cls(
-            X,
-            np.asarray(s) == 1,
-            weights,
-            full["column"].astype(np.int64),
-            full["prior"].astype(np.float32),
-            full["penalty"].astype(np.float32),
-            full["seed"].astype(np.int64),
-            risk,
-            moments or Moments.of(X),
-            device,
+            design=design,
+            weights=weights,
+            column=columns.astype(np.int64),
+            prior=prior.astype(np.float32),
+            penalty=penalty.astype(np.float32),
+            seed=seed.astype(np.int64),
+            risk=risk,
         )
 
     def __len__(self) -> int:
@@ -76,15 +66,20 @@ class HeadSpec:
 
     @property
     def d(self) -> int:
-        """Dimensions."""
-        return int(self.X.shape[1])
+        """Number of dimensions."""
+        return self.design.d
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the tensors."""
+        return self.design.device
 
     def tensor(self, values: np.ndarray) -> Tensor:
-        """Values on the device; a copy."""
+        """Copy of an array on the device."""
         return torch.from_numpy(np.array(values)).to(self.device)
 
-    def weights_of(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Weights of some rows, scaled to sum to one in each column, (C, m), and what they summed to, (C,)."""
+    def normalised_weights(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Weights of some rows, scaled to sum to one in each column, (C, m), and their sums before, (C,)."""
         if self.weights is None:
             weights = np.ones((1, len(rows)), np.float32)
         else:
@@ -94,15 +89,15 @@ class HeadSpec:
         return self.tensor(weights), self.tensor(total)
 
     def coefficients(self, total_positive: Tensor, total_unlabelled: Tensor) -> Coefficients:
-        """Coefficients of each head's risk, given the weight of P and of U in each column, (C,)."""
+        """Coefficients of each head's risk, given the total weight of P and of U in each column, (C,)."""
         share = total_positive / (total_positive + total_unlabelled).clamp(min=1e-30)
         return self.risk.coefficients(self.tensor(self.prior), share[self.tensor(self.column)])
 
-    def initial(self, bound: float) -> Tensor:
-        """Coefficients and intercept uniform within `bound`, a stream of its own for each seed; (K, d + 1)."""
+    def initial_parameters(self, bound: float) -> Tensor:
+        """Coefficients and intercepts drawn uniformly from (-bound, bound), one stream per seed; (K, d + 1)."""
         generators = {seed: torch.Generator().manual_seed(int(seed)) for seed in np.unique(self.seed)}
-        drawn = {
+        draws = {
             seed: torch.empty(self.d + 1).uniform_(-bound, bound, generator=generator)
             for seed, generator in generators.items()
         }
-        return torch.stack([drawn[seed] for seed in self.seed]).to(self.device)
+        return torch.stack([draws[seed] for seed in self.seed]).to(self.device)

@@ -24,19 +24,47 @@ def with_labels(y: np.ndarray, margins: np.ndarray, predicted: np.ndarray) -> di
         n, n_positive, accuracy, precision, recall, f1, auc, average_precision. The last two are NaN
         if only one class occurs.
     """
-    from sklearn import metrics as sk  # takes a second to import
-
-    both = 0 < y.sum() < len(y)
+    positive, called = np.asarray(y) == 1, np.asarray(predicted) == 1
+    n_positive, n_called, hits = int(positive.sum()), int(called.sum()), int((positive & called).sum())
+    both = 0 < n_positive < len(positive)
+    true_positives, false_positives = _cumulative_counts(positive, margins) if both else (None, None)
     return {
-        "n": len(y),
-        "n_positive": int(y.sum()),
-        "accuracy": float(sk.accuracy_score(y, predicted)),
-        "precision": float(sk.precision_score(y, predicted, zero_division=0)),
-        "recall": float(sk.recall_score(y, predicted, zero_division=0)),
-        "f1": float(sk.f1_score(y, predicted, zero_division=0)),
-        "auc": float(sk.roc_auc_score(y, margins)) if both else float("nan"),
-        "average_precision": float(sk.average_precision_score(y, margins)) if both else float("nan"),
+        "n": len(positive),
+        "n_positive": n_positive,
+        "accuracy": float((positive == called).mean()),
+        "precision": hits / n_called if n_called else 0.0,
+        "recall": hits / n_positive if n_positive else 0.0,
+        "f1": 2 * hits / (n_positive + n_called) if n_positive + n_called else 0.0,
+        "auc": _roc_auc(true_positives, false_positives) if both else float("nan"),
+        "average_precision": _average_precision(true_positives, false_positives) if both else float("nan"),
     }
+
+
+# Equal to the last bit to sklearn.metrics, whose import alone takes more than a second.
+
+
+def _cumulative_counts(positive: np.ndarray, margins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """True and false positives at or above each distinct margin, from the highest down, (m,) each."""
+    order = np.argsort(margins, kind="stable")[::-1]
+    last = np.append(np.flatnonzero(np.diff(margins[order])), len(order) - 1)  # of rows with equal margins
+    true_positives = np.cumsum(positive[order], dtype=np.float64)[last]
+    return true_positives, 1 + last - true_positives
+
+
+def _roc_auc(true_positives: np.ndarray, false_positives: np.ndarray) -> float:
+    """Area under the ROC curve, by trapezoids between its corners."""
+    corner = np.ones(len(true_positives), bool)
+    corner[1:-1] = (np.diff(false_positives, 2) != 0) | (np.diff(true_positives, 2) != 0)
+    recall = np.append(0, true_positives[corner]) / true_positives[-1]
+    false_positive_rate = np.append(0, false_positives[corner]) / false_positives[-1]
+    return float(np.trapezoid(recall, false_positive_rate))
+
+
+def _average_precision(true_positives: np.ndarray, false_positives: np.ndarray) -> float:
+    """Mean precision over the steps of recall, without interpolation."""
+    precision = (true_positives / (true_positives + false_positives))[::-1]
+    recall = np.append((true_positives / true_positives[-1])[::-1], 0)
+    return float(max(0.0, -np.sum(np.diff(recall) * precision)))
 
 
 def precision_at(y: np.ndarray, scores: np.ndarray, k: int) -> float:

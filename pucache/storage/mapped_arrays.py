@@ -14,6 +14,11 @@ _RUN_BYTES = 1 << 26  # `take_rows` releases pages each time it has passed this 
 _BLOCK_VALUES = 1 << 22  # values per block of `row_slices`
 
 
+def row_step(d: int) -> int:
+    """Rows of d values in a block of about 4 million values, at least 256."""
+    return max(256, _BLOCK_VALUES // d)
+
+
 def row_slices(n: int, d: int) -> Iterator[slice]:
     """Slices of consecutive rows, of about 4 million values each, that cover an (n, d) array.
 
@@ -26,7 +31,7 @@ def row_slices(n: int, d: int) -> Iterator[slice]:
     ------
     slice
     """
-    step = max(256, _BLOCK_VALUES // d)
+    step = row_step(d)
     return (slice(begin, min(begin + step, n)) for begin in range(0, n, step))
 
 

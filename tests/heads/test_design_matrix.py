@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from pucache.heads import design_matrix
-from pucache.heads.design_matrix import Blocks, Moments, leading_directions, reduced_precision
+from pucache.heads.design_matrix import RowBlocks, leading_directions, reduced_precision
+from pucache.heads.moments import Moments
 from pucache.storage import mapped_arrays
 
 CPU = torch.device("cpu")
@@ -54,7 +55,7 @@ def test_blocks_are_the_chosen_rows_centred_and_scaled(monkeypatch, tmp_path, re
     np.save(tmp_path / "X.npy", rows(mean=10).astype(dtype))
     X = np.load(tmp_path / "X.npy", mmap_mode="r")
     moments, chosen = Moments.of(X), np.flatnonzero(np.arange(700) % 5)
-    made = Blocks(X, chosen, moments, CPU)
+    made = RowBlocks(X, chosen, moments, CPU)
     expected = (X[chosen].astype(np.float64) - moments.centre) / moments.spread
     assert len(made) == len(chosen) == 560
     for _ in range(2):  # a second pass gives the same
@@ -68,13 +69,13 @@ def test_what_fits_is_kept_and_what_does_not_is_read_anew(monkeypatch):
     X, every = rows(), np.arange(700)
     for room, kept in ((4 * X.size, True), (4 * X.size - 1, False)):
         monkeypatch.setattr(design_matrix, "CPU_RESIDENT", room)
-        made = Blocks(X, every, Moments.of(X), CPU)
+        made = RowBlocks(X, every, Moments.of(X), CPU)
         assert all((a is b) == kept for (_, a), (_, b) in zip(made, made, strict=True))
 
 
 def test_no_rows_make_no_blocks():
     X = rows()
-    assert list(Blocks(X, np.arange(0), Moments.of(X), CPU)) == []
+    assert list(RowBlocks(X, np.arange(0), Moments.of(X), CPU)) == []
 
 
 @pytest.mark.parametrize("mode", ["r+", "c"])
@@ -91,7 +92,8 @@ def test_changes_to_a_memory_map_outlive_the_reading(monkeypatch, tmp_path, mode
 def test_leading_directions_are_the_eigenvectors_of_the_covariance(turned):
     X = spectral(turned=turned)
     moments = Moments.of(X)
-    directions, variances, rest = leading_directions(X, moments, 3)
+    leading = leading_directions(X, moments, 3)
+    directions, variances, rest = leading.directions, leading.variances, leading.rest
     values, vectors = np.linalg.eigh(np.cov(X.T.astype(np.float64), bias=True) / moments.spread**2)
     np.testing.assert_allclose(variances, values[:-4:-1], rtol=1e-3)
     np.testing.assert_allclose(np.abs((directions * vectors[:, :-4:-1]).sum(0)), 1, atol=1e-3)
@@ -104,7 +106,8 @@ def test_directions_are_estimated_on_rows_from_everywhere(monkeypatch):
     monkeypatch.setattr(design_matrix, "_SAMPLE", 500)
     X = spectral(turned=False)
     X = X[X[:, 0].argsort()]
-    _, variances, rest = leading_directions(X, Moments.of(X), 2)
+    leading = leading_directions(X, Moments.of(X), 2)
+    variances, rest = leading.variances, leading.rest
     whole = SPECTRUM**2 / np.square(SPECTRUM).sum()
     np.testing.assert_allclose(variances, whole[:2], rtol=0.15)
     assert rest == pytest.approx(whole[2:].mean(), rel=0.15)
@@ -113,7 +116,8 @@ def test_directions_are_estimated_on_rows_from_everywhere(monkeypatch):
 @pytest.mark.parametrize("n, count", [(700, 64), (5, 64)])
 def test_no_more_directions_than_dimensions_or_rows(n, count):
     X = rows(n, 8, mean=0)
-    directions, variances, rest = leading_directions(X, Moments.of(X), count)
+    leading = leading_directions(X, Moments.of(X), count)
+    directions, variances, rest = leading.directions, leading.variances, leading.rest
     assert directions.shape == (8, min(n, 8)) and variances.shape == (min(n, 8),)
     assert variances.sum() == pytest.approx(1, abs=1e-3)
     assert rest == pytest.approx(1 / 8 if n > 8 else 0, abs=1e-3)  # of all, where there are no others

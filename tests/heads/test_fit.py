@@ -3,13 +3,15 @@ import pytest
 import torch
 from helpers.planted import planted
 
-from pucache.heads.fit import FittedHeads, Protocol, fit_heads
+from pucache.heads.fit import fit_heads
+from pucache.heads.fitted import FittedHeads
+from pucache.heads.minibatch import SGDSettings
 from pucache.heads.risks import PURisk
 from pucache.progress import Silent
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N, D = 300, 6
-QUICK = Protocol(epochs=4, min_steps=0, batch_size=64, learning_rate=0.01)
+QUICK = SGDSettings(epochs=4, min_steps=0, batch_size=64, learning_rate=0.01)
 EVERY = ["upu", "nnpu", "imbupu", "imbnnpu", "weighted_bce", "bce"]
 SOLVERS = pytest.mark.parametrize("solver", ["batch", "sgd"])
 
@@ -21,7 +23,7 @@ def data():
 
 
 def fit(X, s, **options):
-    options = {"prior": 0.3, "penalty": 0.01, "protocol": QUICK, "device": "cpu"} | options
+    options = {"prior": 0.3, "penalty": 0.01, "sgd_settings": QUICK, "device": "cpu"} | options
     return fit_heads(X, s, **options)
 
 
@@ -39,9 +41,9 @@ def same(one, other, **tolerance):
 @pytest.mark.parametrize("name", EVERY)
 def test_separable_blobs_are_separated(data, name, surrogate, solver):
     X, s, y = data
-    long = Protocol(epochs=100, min_steps=0, learning_rate=0.05)
+    long = SGDSettings(epochs=100, min_steps=0, learning_rate=0.05)
     risk = PURisk(name, None if "bce" in name else surrogate)
-    heads = fit(X, s, risk=risk, protocol=long, solver=solver)
+    heads = fit(X, s, risk=risk, sgd_settings=long, solver=solver)
     assert heads.coef.shape == (1, D) and heads.intercept.shape == (1,)
     margins = heads.margins(X)[:, 0]
     assert margins[y == 1].mean() > margins[y == 0].mean() + 1
@@ -87,8 +89,8 @@ def test_a_seed_gives_the_same_head_again_and_another_seed_another(data, solver)
 @SOLVERS
 def test_a_penalty_shrinks_the_coefficients_whatever_the_unit_of_x(data, solver):
     X, s, _ = data
-    long, penalties = Protocol(epochs=300, min_steps=0, batch_size=N, learning_rate=0.02), [0.0, 0.1, 1.0, 10.0]
-    heads, others = (fit(x, s, penalty=penalties, protocol=long, solver=solver) for x in (X, 8 * X))
+    long, penalties = SGDSettings(epochs=300, min_steps=0, batch_size=N, learning_rate=0.02), [0.0, 0.1, 1.0, 10.0]
+    heads, others = (fit(x, s, penalty=penalties, sgd_settings=long, solver=solver) for x in (X, 8 * X))
     norms = np.linalg.norm(heads.coef, axis=1)
     assert (np.diff(norms) < 0).all() and norms[-1] < norms[0] / 10
     np.testing.assert_allclose(8 * others.coef[1:], heads.coef[1:], rtol=0.02, atol=1e-3)
@@ -97,9 +99,9 @@ def test_a_penalty_shrinks_the_coefficients_whatever_the_unit_of_x(data, solver)
 @SOLVERS
 def test_the_solvers_agree_where_a_convex_risk_is_trained_long_enough(data, solver):
     X, s, _ = data
-    long = Protocol(epochs=1500, min_steps=0, batch_size=N, learning_rate=0.01)
+    long = SGDSettings(epochs=1500, min_steps=0, batch_size=N, learning_rate=0.01)
     prior = {"risk": PURisk("weighted_bce"), "penalty": [0.3, 0.03]}
-    one, other = fit(X, s, **prior), fit(X, s, **prior, solver=solver, protocol=long)
+    one, other = fit(X, s, **prior), fit(X, s, **prior, solver=solver, sgd_settings=long)
     np.testing.assert_allclose(other.coef, one.coef, atol=0.02)
     np.testing.assert_allclose(other.intercept, one.intercept, atol=0.03)
     np.testing.assert_allclose(other.risk, one.risk, atol=0.005)
@@ -123,7 +125,7 @@ def heads():
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_margins_are_products_plus_intercepts(data, heads, monkeypatch, dtype):
-    monkeypatch.setattr("pucache.heads.fit._ROWS", 128)
+    monkeypatch.setattr("pucache.heads.fitted._ROWS", 128)
     X = data[0].astype(dtype)
     margins = heads.margins(X)
     assert margins.dtype == np.float32 and margins.shape == (N, 3)
@@ -131,7 +133,7 @@ def test_margins_are_products_plus_intercepts(data, heads, monkeypatch, dtype):
 
 
 def test_margins_of_chosen_heads(data, heads, monkeypatch):
-    monkeypatch.setattr("pucache.heads.fit._ROWS", 128)
+    monkeypatch.setattr("pucache.heads.fitted._ROWS", 128)
     chosen = np.random.default_rng(1).integers(0, 3, (N, 2))
     expected = np.take_along_axis(heads.margins(data[0]), chosen, axis=1)
     np.testing.assert_array_equal(heads.margins_by(data[0], chosen), expected)

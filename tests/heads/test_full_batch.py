@@ -5,9 +5,10 @@ from helpers.planted import planted
 from sklearn.linear_model import LogisticRegression
 
 from pucache.heads import design_matrix, full_batch
-from pucache.heads.design_matrix import Moments
+from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.fit import fit_heads
-from pucache.heads.problem import HeadSpec
+from pucache.heads.moments import Moments
+from pucache.heads.problem import HeadProblem
 from pucache.heads.risks import PURisk
 from pucache.progress import Silent
 from pucache.storage import mapped_arrays
@@ -91,11 +92,11 @@ def test_value_and_gradient_are_those_of_the_formulas(data, small_blocks, name, 
         surrogate = None
     risk = PURisk(name, surrogate, target_prior=0.4, beta=0.01)
     priors, penalties, weights = [0.02, 0.3, 0.8], [0.0, 0.1, 2.0], weights_of(3)
-    each = {"prior": priors, "penalty": penalties, "seed": 0, "column": None}
-    spec = HeadSpec.of(X, s, weights, each, risk, Moments(np.zeros(6, np.float32), 1.0), CPU)
+    design = DesignMatrix(X, s, Moments(np.zeros(6, np.float32), 1.0), CPU)
+    problem = HeadProblem.of(design, risk, weights=weights, prior=priors, penalty=penalties)
     parameters = torch.randn(3, 7, generator=torch.Generator().manual_seed(0)) / 2
     parameters[2, :6] += 1  # towards the clamp
-    values, gradients = full_batch._Risk(spec, Silent())(parameters, torch.arange(3))
+    values, gradients = full_batch._Objective(problem, Silent())(parameters, torch.arange(3))
     negatives = []
     for k in range(3):
         value, gradient, _, negative = objective(
@@ -130,7 +131,7 @@ def test_at_the_end_the_gradient_of_the_whole_objective_is_nearly_nothing(data, 
 def test_what_is_reported_is_of_where_a_head_ended_however_early(data, monkeypatch, passes):
     X, s = data[0].copy(), data[1]
     X[np.flatnonzero(s)[0]] *= 100  # many steps are too long and taken back
-    monkeypatch.setattr(full_batch, "_PASSES", passes)
+    monkeypatch.setattr(full_batch, "_MAX_PASSES", passes)
     heads = fit(X, s, PURisk("upu"), penalty=1e-4, prior=[0.01, 0.9], tolerance=1e-9)
     assert heads.passes <= 2 * passes + 2
     for k, prior in enumerate((0.01, 0.9)):

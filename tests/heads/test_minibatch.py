@@ -6,17 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pucache.heads import minibatch
-from pucache.heads.design_matrix import Moments
+from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.fit import fit_heads
-from pucache.heads.minibatch import Protocol
-from pucache.heads.problem import HeadSpec
+from pucache.heads.minibatch import SGDSettings
+from pucache.heads.moments import Moments
+from pucache.heads.problem import HeadProblem
 from pucache.heads.risks import PURisk
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N, D = 300, 6
-QUICK = Protocol(epochs=4, min_steps=0, batch_size=64, learning_rate=0.01)
-WHOLE = Protocol(epochs=30, min_steps=0, batch_size=N, learning_rate=0.01)
-STILL = Protocol(epochs=2, min_steps=0, batch_size=70, learning_rate=1e-12)
+QUICK = SGDSettings(epochs=4, min_steps=0, batch_size=64, learning_rate=0.01)
+WHOLE = SGDSettings(epochs=30, min_steps=0, batch_size=N, learning_rate=0.01)
+STILL = SGDSettings(epochs=2, min_steps=0, batch_size=70, learning_rate=1e-12)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def float32(monkeypatch):
 
 
 def fit(X, s, **options):
-    options = {"prior": 0.3, "protocol": QUICK, "device": "cpu", "risk": PURisk("imbnnpu")} | options
+    options = {"prior": 0.3, "sgd_settings": QUICK, "device": "cpu", "risk": PURisk("imbnnpu")} | options
     return fit_heads(X, s, solver="sgd", **options)
 
 
@@ -41,7 +42,7 @@ def same(one, other, **tolerance):
     assert one.passes == other.passes
 
 
-# --- the protocol once more, with autograd and torch.optim -------------------------------------
+# --- the same training once more, with autograd and torch.optim -------------------------------------
 
 
 def stream(s, size, epochs):
@@ -72,7 +73,7 @@ SEED = 7
 START = torch.empty(D + 1).uniform_(-(D**-0.5), D**-0.5, generator=torch.Generator().manual_seed(SEED))
 
 
-def reference_fit(X, s, weights, prior, penalty, risk, protocol):
+def reference_fit(X, s, weights, prior, penalty, risk, settings):
     """One head by torch.nn, autograd and torch.optim.Adam; its coefficients are on X as given."""
     scale = 0.5 / np.sqrt(np.square(X.astype(np.float64)).mean())
     spread = np.sqrt(np.square(X - X.mean(0)).sum(1).mean())
@@ -81,10 +82,10 @@ def reference_fit(X, s, weights, prior, penalty, risk, protocol):
     total = parts(risk, prior, weights, positive, X @ coef)[2]
     decay = penalty * total * (spread * scale) ** 2
     adam = torch.optim.Adam(
-        [{"params": [coef], "weight_decay": decay}, {"params": [intercept]}], lr=protocol.learning_rate
+        [{"params": [coef], "weight_decay": decay}, {"params": [intercept]}], lr=settings.learning_rate
     )
     clamped = 0
-    for batches in stream(s, protocol.batch_size, protocol.epochs):
+    for batches in stream(s, settings.batch_size, settings.epochs):
         for rows in batches:
             upper, lower, _ = parts(risk, prior, weights[rows], positive[rows], X[rows] @ coef + intercept)
             below = risk.name != "bce" and bool(lower < -risk.beta)
@@ -123,7 +124,7 @@ def test_training_is_that_of_torch_autograd_and_adam(data, float32, risk, prior,
 def test_risk_and_clamped_are_means_over_the_batches_of_the_last_epoch(data, float32):
     X, s = data
     prior = [0.1, 0.6, 0.97]
-    heads = fit(X, s, prior=prior, seed=[5, 5, 1], protocol=STILL)
+    heads = fit(X, s, prior=prior, seed=[5, 5, 1], sgd_settings=STILL)
     margins, flags = torch.from_numpy(heads.margins(X).T.copy()), torch.from_numpy(s).float()
     steps = [
         PURisk("imbnnpu").value_and_step(margins[:, rows], torch.ones(3, len(rows)), flags[rows], torch.tensor(prior))
@@ -143,13 +144,12 @@ def test_every_row_is_once_in_every_epoch_and_the_positives_in_new_company(monke
     monkeypatch.setattr(minibatch, "CPU_RESIDENT", resident)
     s = np.arange(N) % 7 == 0
     X = np.arange(N, dtype=np.float32)[:, None]
-    each = {"prior": 0.3, "penalty": 0.0, "seed": 0, "column": None}
-    spec = HeadSpec.of(X, s, None, each, PURisk(), None, torch.device("cpu"))
-    batches = minibatch._Batches(spec, torch.Generator().manual_seed(0), 64, 1.0)
+    problem = HeadProblem.of(DesignMatrix(X, s, None, torch.device("cpu")), PURisk(), prior=0.3)
+    batches = minibatch._Batches(problem, torch.Generator().manual_seed(0), 64, 1.0)
     assert len(batches) == 5
     seen = []
     for _ in range(3):
-        batches.deal()
+        batches.permute_positives()
         made = [batches[number].numpy() for number in range(5)]
         rows = [batch[:, 0].astype(int).copy() for batch in made]
         assert all((batch[:, 1] == 1).all() for batch in made)  # for the intercept
@@ -238,16 +238,16 @@ def test_a_head_does_not_see_its_rows_of_weight_zero(data):
 def test_with_one_batch_an_epoch_weight_zero_is_the_same_as_leaving_the_row_out(data, float32, name):
     X, s = data  # with smaller batches it is not: batches are cut from all rows
     kept, moments, risk = np.arange(N) % 3 > 0, Moments.of(X), PURisk(name)
-    whole = fit(X, s, weights=kept[:, None].astype(np.float32), protocol=WHOLE, moments=moments, risk=risk)
-    same(whole, fit(X[kept], s[kept], protocol=WHOLE, moments=moments, risk=risk), atol=1e-5)
+    whole = fit(X, s, weights=kept[:, None].astype(np.float32), sgd_settings=WHOLE, moments=moments, risk=risk)
+    same(whole, fit(X[kept], s[kept], sgd_settings=WHOLE, moments=moments, risk=risk), atol=1e-5)
 
 
 def test_with_one_batch_an_epoch_a_row_of_weight_three_is_three_rows(data, float32):
     X, s = data
     times, moments = np.random.default_rng(2).integers(1, 4, N), Moments.of(X)
-    whole = Protocol(epochs=30, min_steps=0, batch_size=3 * N, learning_rate=0.01)
-    weighed = fit(X, s, weights=times[:, None].astype(np.float32), protocol=whole, moments=moments)
-    same(weighed, fit(X.repeat(times, 0), s.repeat(times), protocol=whole, moments=moments), atol=1e-4)
+    whole = SGDSettings(epochs=30, min_steps=0, batch_size=3 * N, learning_rate=0.01)
+    weighed = fit(X, s, weights=times[:, None].astype(np.float32), sgd_settings=whole, moments=moments)
+    same(weighed, fit(X.repeat(times, 0), s.repeat(times), sgd_settings=whole, moments=moments), atol=1e-4)
 
 
 def test_batches_without_positives_are_borne(data):
@@ -264,7 +264,7 @@ def test_batches_without_positives_are_borne(data):
 
 @given(st.integers(1, 10**6), st.integers(1, 50), st.integers(0, 5000), st.integers(1, 999))
 def test_epochs_are_added_until_the_least_number_of_steps_is_made(n, epochs, min_steps, batch_size):
-    passes = Protocol(epochs, min_steps, batch_size).passes(n)
+    passes = SGDSettings(epochs, min_steps, batch_size).passes(n)
     steps_a_pass = -(-n // batch_size)
     assert passes >= epochs and passes * steps_a_pass >= min_steps
     assert passes == epochs or (passes - 1) * steps_a_pass < min_steps
@@ -272,9 +272,9 @@ def test_epochs_are_added_until_the_least_number_of_steps_is_made(n, epochs, min
 
 def test_as_many_passes_are_made(data):
     X, s = data
-    few = fit(X[:40], s[:40], protocol=Protocol(epochs=1, min_steps=57, batch_size=64))
+    few = fit(X[:40], s[:40], sgd_settings=SGDSettings(epochs=1, min_steps=57, batch_size=64))
     assert few.passes == 57
-    same(few, fit(X[:40], s[:40], protocol=Protocol(epochs=57, min_steps=0, batch_size=64)), atol=0)
+    same(few, fit(X[:40], s[:40], sgd_settings=SGDSettings(epochs=57, min_steps=0, batch_size=64)), atol=0)
 
 
 @pytest.mark.parametrize(
@@ -282,4 +282,4 @@ def test_as_many_passes_are_made(data):
 )
 def test_a_protocol_that_trains_nothing_is_refused(bad):
     with pytest.raises(ValueError, match="must be positive"):
-        Protocol(**bad)
+        SGDSettings(**bad)

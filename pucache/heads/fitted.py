@@ -1,0 +1,103 @@
+"""Trained linear heads and their margins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ..storage.mapped_arrays import release_pages
+
+_ROWS = 4096  # rows whose margins are computed at once
+
+
+@dataclass(frozen=True)
+class FittedHeads:
+    """Trained linear heads, for X as given.
+
+    Attributes
+    ----------
+    coef : ndarray of float32, (K, d)
+    intercept : ndarray of float32, (K,)
+    risk : ndarray of float32, (K,)
+        Reported risk without the penalty; with ``sgd`` its mean over the batches of the last epoch.
+    clamped : ndarray of float32, (K,)
+        Activity of the clamp on the negative part: with ``sgd`` the share of the last epoch's batches
+        in which it acts; with ``batch`` the share of the gradient that it removes.
+    residual : ndarray of float32, (K,)
+        With ``batch`` the norm of the preconditioned gradient relative to its initial value; NaN with
+        ``sgd``.
+    passes : int
+        Passes over the data.
+    """
+
+    coef: np.ndarray
+    intercept: np.ndarray
+    risk: np.ndarray
+    clamped: np.ndarray
+    residual: np.ndarray
+    passes: int
+
+    def margins(self, X: np.ndarray) -> np.ndarray:
+        """Margins of every head, (n, K) float32.
+
+        Parameters
+        ----------
+        X : ndarray, (n, d)
+            May be a memory map.
+
+        Returns
+        -------
+        ndarray of float32, (n, K)
+        """
+        all_heads = np.broadcast_to(np.arange(len(self.coef)), (len(X), len(self.coef)))
+        return self.margins_by(X, all_heads)
+
+    def margins_by(self, X: np.ndarray, head: np.ndarray) -> np.ndarray:
+        """Margins of chosen heads for each row.
+
+        Parameters
+        ----------
+        X : ndarray, (n, d)
+        head : ndarray of int, (n, J)
+            Numbers of J heads for each row.
+
+        Returns
+        -------
+        ndarray of float32, (n, J)
+        """
+        result = np.empty(head.shape, np.float32)
+        for begin in range(0, len(X), _ROWS):
+            rows = slice(begin, begin + _ROWS)
+            margins = np.asarray(X[rows], np.float32) @ self.coef.T + self.intercept
+            result[rows] = np.take_along_axis(margins, head[rows], axis=1)
+            release_pages(X)
+        return result
+
+    def take(self, heads: ArrayLike) -> FittedHeads:
+        """Select heads by number.
+
+        Parameters
+        ----------
+        heads : array of int, (J,)
+
+        Returns
+        -------
+        FittedHeads
+            J heads.
+        """
+        chosen = np.asarray(heads)
+        return FittedHeads(
+            coef=self.coef[chosen],
+            intercept=self.intercept[chosen],
+            risk=self.risk[chosen],
+            clamped=self.clamped[chosen],
+            residual=self.residual[chosen],
+            passes=self.passes,
+        )
+
+    def mean(self) -> FittedHeads:
+        """One head with the mean coefficients and intercept: a starting point for further training."""
+        first = self.take([0])
+        return replace(first, coef=self.coef.mean(0, keepdims=True), intercept=self.intercept.mean(0, keepdims=True))

@@ -1,0 +1,89 @@
+"""Mean and spread of the rows of X, accumulated block by block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..storage.mapped_arrays import release_pages, row_slices, row_step
+
+
+@dataclass(frozen=True)
+class Moments:
+    """First and second moment of the rows of X.
+
+    Attributes
+    ----------
+    centre : ndarray of float32, (d,)
+        Mean row.
+    spread : float
+        Root mean square distance of the rows from the mean; 1 where all rows are equal.
+    """
+
+    centre: np.ndarray
+    spread: float
+
+    @classmethod
+    def of(cls, X: np.ndarray) -> Moments:
+        """Compute the moments of X, (n, d), in blocks."""
+        sums = MomentSums()
+        for rows in row_slices(len(X), X.shape[1]):
+            sums.add(X[rows])
+            release_pages(X)
+        return sums.moments()
+
+    @property
+    def root_mean_square(self) -> float:
+        """Root mean square of all values of X."""
+        centre = self.centre.astype(np.float64)
+        return float(np.sqrt((centre @ centre + self.spread**2) / len(centre)))
+
+
+class MomentSums:
+    """Sums from which `Moments` follow, accumulated over consecutive blocks of rows.
+
+    Rows are summed in float32 in runs of a fixed length, whatever the blocks they come in, and the runs
+    in float64. So the moments of several files are those of one file with the same rows, to the last bit.
+    """
+
+    def __init__(self) -> None:
+        self._count, self._squares = 0, 0.0
+        self._pending: list[np.ndarray] = []  # rows that do not fill a run yet
+
+    def add(self, block: np.ndarray) -> None:
+        """Add a block of rows, (b, d)."""
+        step = row_step(block.shape[1])
+        while len(block):
+            room = step - sum(map(len, self._pending))
+            if not self._pending and len(block) >= step:
+                self._sum(block[:step])
+            else:
+                self._pending.append(block[:room].copy())
+                if len(block) >= room:
+                    self._sum_pending()
+            block = block[room:]
+
+    def moments(self) -> Moments:
+        """Moments of all rows added so far; at least one row."""
+        self._sum_pending()
+        mean = self._total / self._count
+        spread = np.sqrt(max(self._squares / self._count - float(mean @ mean), 0.0))
+        centre = (mean + self._origin.numpy()).astype(np.float32)
+        return Moments(centre=centre, spread=float(spread) if spread > 1e-12 else 1.0)
+
+    def _sum_pending(self) -> None:
+        if self._pending:
+            self._sum(np.concatenate(self._pending))
+            self._pending = []
+
+    def _sum(self, rows: np.ndarray) -> None:
+        values = torch.tensor(np.ascontiguousarray(rows), dtype=torch.float32)
+        if not self._count:
+            self._origin = values[0].clone()  # against cancellation where the mean is far from zero
+            self._total = np.zeros(rows.shape[1])
+        values.sub_(self._origin)
+        self._total += values.sum(0).double().numpy()
+        self._squares += float(values.square_().sum(1).double().sum())
+        self._count += len(values)

@@ -1,0 +1,31 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pucache.heads.moments import Moments, MomentSums
+from pucache.storage import mapped_arrays
+
+X = np.random.default_rng(0).normal(3, 2, (700, 5)).astype(np.float16)
+
+
+@given(cuts=st.lists(st.integers(0, len(X)), max_size=6))
+def test_moments_do_not_depend_on_the_blocks_that_rows_come_in(cuts):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mapped_arrays, "_BLOCK_VALUES", 256)
+        sums, edges = MomentSums(), [0, *sorted(cuts), len(X)]
+        for begin, end in zip(edges, edges[1:], strict=False):
+            sums.add(X[begin:end])
+        expected = Moments.of(X)
+    moments = sums.moments()
+    np.testing.assert_array_equal(moments.centre, expected.centre)
+    assert moments.spread == expected.spread
+
+
+def test_a_block_may_be_overwritten_once_it_has_been_added():
+    sums, buffer = MomentSums(), np.empty((100, 5), np.float16)
+    for begin in range(0, 700, 100):
+        buffer[:] = X[begin : begin + 100]
+        sums.add(buffer)
+    buffer[:] = np.nan
+    assert sums.moments().spread == pytest.approx(Moments.of(X).spread)
