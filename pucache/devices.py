@@ -1,4 +1,4 @@
-"""Which processor computes, in which numbers, by which engine; ``auto`` is chosen by measurement."""
+"""Choice of device, precision and runtime, and the cores that this process may use."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import contextlib
 import importlib.util
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PRECISIONS = ("fp32", "bf16", "fp16")
 RUNTIMES = ("torch", "compile", "openvino")
 
 
@@ -23,6 +25,8 @@ def choose_device(device: str | torch.device = "auto") -> torch.device:
     ValueError
         The device has no such name or is not there.
     """
+    import torch
+
     if isinstance(device, torch.device):
         return device
     if device == "auto":
@@ -99,6 +103,15 @@ def _quota() -> float | None:
 
 def multiplies_bfloat16(device: torch.device) -> bool:
     """Whether the processor multiplies bfloat16 natively, and so several times as fast as float32."""
+    import torch
+
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def torch_dtype(precision: str) -> torch.dtype:
+    """The type of tensors in a precision: ``fp32``, ``bf16`` or ``fp16``."""
+    import torch
+
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]

@@ -29,7 +29,7 @@ from benchmarks.common.cifar import is_positive, split, write_manifest
 from benchmarks.common.environment import environment
 from pucache import EmbeddingCache, load_encoder, open_source
 from pucache.allocator import keep_freed_memory
-from pucache.devices import PRECISIONS, choose_device, choose_training_precision
+from pucache.devices import choose_device, choose_training_precision, torch_dtype
 from pucache.embedding.embed import run_embedding
 from pucache.encoders import pretrained_file
 from pucache.pretraining.augmentations import VIEWS, Augment, random_numbers
@@ -263,7 +263,7 @@ def timed(call: Callable[[], object], device: torch.device, least: float = 2.0) 
 def step_speed(backbone: str, device: str, *, batch: int, size: int = 32, compiled: bool = False) -> dict:
     """A step against the matrix rate of the device, and the input against the step."""
     where = choose_device(device)
-    dtype = PRECISIONS[choose_training_precision("auto", where)]
+    dtype = torch_dtype(choose_training_precision("auto", where))
     recipe: Recipe = dataclasses.replace(RECIPES["modern"], batch_size=batch)
     network = build_network(NetworkConfig(backbone, stem="small", size=size), norm=True, seed=0)
     flops = 3 * recipe.n_views * batch * forward_flops(network, size)  # backward costs twice the forward pass

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ..allocator import keep_freed_memory
-from ..devices import PRECISIONS, cores
+from ..devices import cores, torch_dtype
 from ..errors import EncoderError
 from .batchnorm_folding import fold_batch_norm
 from .inference_backends import (
@@ -175,7 +175,7 @@ class Runtime:
         reference.network = fold_batch_norm(reference.network, sample)
         reference.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         is_reference = (self.name, self.precision) == ("torch", "fp32")
-        model = (reference if is_reference else copy.deepcopy(reference)).convert(PRECISIONS[self.precision])
+        model = (reference if is_reference else copy.deepcopy(reference)).convert(torch_dtype(self.precision))
         if not self.batch_size:
             self.batch_size = largest_cuda_batch(
                 model, device=self.device, input_size=self.input_size, streams=self.streams

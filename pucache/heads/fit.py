@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from ..devices import choose_device
 from ..progress import Progress, Silent
+from ..threads import limited_threads
 from . import full_batch, minibatch
 from .design_matrix import DesignMatrix
 from .fitted import FittedHeads
@@ -23,7 +24,6 @@ from .minibatch import SGDSettings
 from .moments import Moments
 from .problem import HeadProblem
 from .risks import PURisk
-from .threads import limited_threads
 
 SOLVERS = ("batch", "sgd")
 

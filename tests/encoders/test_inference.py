@@ -19,7 +19,7 @@ from torch._inductor import config as inductor
 
 from pucache import devices
 from pucache.allocator import keep_freed_memory
-from pucache.devices import PRECISIONS, choose_device, choose_precision, choose_runtime
+from pucache.devices import PRECISIONS, choose_device, choose_precision, choose_runtime, torch_dtype
 from pucache.encoders.encoder import load_encoder
 from pucache.encoders.inference import Runtime
 from pucache.encoders.inference_backends import largest_cuda_batch
@@ -95,7 +95,7 @@ def test_the_model_is_frozen_and_in_inference():
 def test_the_model_sees_its_own_precision_and_the_caller_float32(precision):
     model = Recorder()
     rows = runtime(model, precision)(pixels(3))
-    assert model.seen[0].dtype == PRECISIONS[precision] and rows.dtype == np.float32
+    assert model.seen[0].dtype == torch_dtype(precision) and rows.dtype == np.float32
     np.testing.assert_allclose(rows, runtime()(pixels(3)), atol=0.05)
 
 

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,7 +16,7 @@ def test_moments_do_not_depend_on_the_blocks_that_rows_come_in(cuts):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mapped_arrays, "_BLOCK_VALUES", 256)
         sums, edges = MomentSums(), [0, *sorted(cuts), len(X)]
-        for begin, end in zip(edges, edges[1:], strict=False):
+        for begin, end in pairwise(edges):
             sums.add(X[begin:end])
         expected = Moments.of(X)
     moments = sums.moments()

@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from threadpoolctl import ThreadpoolController
 
-from ..devices import cores
+from .devices import cores
 
 VALUES_PER_THREAD = 1 << 26  # values of X that a second thread is worth its synchronisation for
 
