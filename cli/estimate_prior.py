@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from . import options, output
+
+if TYPE_CHECKING:
+    from pucache.pu.priors import PriorEstimate
 
 
 @click.command("estimate-prior")
@@ -50,29 +53,29 @@ def estimate_prior(
     \b
     pucache estimate-prior cache.h5 --positives found.txt
     """
-    from pucache.cache.embedding_cache import EmbeddingCache
+    from pucache.cache.embedding_cache import open_cache
     from pucache.pu.data import PUData
     from pucache.pu.estimate_prior import estimate_prior_on
     from pucache.pu.priors import METHODS
 
     from .progress import terminal_progress
 
-    data = PUData.of(EmbeddingCache(*cache), positives, options.twin_cosine(twins), negatives=negatives)
-    found = estimate_prior_on(data, methods=methods or tuple(METHODS), progress=terminal_progress(), **parameters)
+    data = PUData.of(open_cache(cache), positives, options.twin_cosine(twins), negatives=negatives)
+    estimates = estimate_prior_on(data, methods=methods or tuple(METHODS), progress=terminal_progress(), **parameters)
     labelled = int(data.s.sum())
     result = {
         "labelled_positives": labelled,
         "unlabelled": len(data.s) - labelled,
-        "estimates": {one.method: vars(one) for one in found},
+        "estimates": {estimate.method: vars(estimate) for estimate in estimates},
     }
-    interval = f"{found[0].level:.0%} interval" if found[0].draws else "no interval"
+    interval = f"{estimates[0].level:.0%} interval" if estimates[0].draws else "no interval"
     lines = [
         f"{labelled:,} labelled positives, {len(data.s) - labelled:,} unlabelled",
         f"{'method':<10} {'prior':>8}   {interval}",
-        *(f"{one.method:<10} {one.prior:8.4f}   {_span(one)}" for one in found),
+        *(f"{estimate.method:<10} {estimate.prior:8.4f}   {_interval(estimate)}" for estimate in estimates),
     ]
     output.print_result(result, lines, as_json)
 
 
-def _span(one: Any) -> str:
-    return f"{one.low:.4f} to {one.high:.4f}" if one.draws else ""
+def _interval(estimate: PriorEstimate) -> str:
+    return f"{estimate.low:.4f} to {estimate.high:.4f}" if estimate.draws else ""

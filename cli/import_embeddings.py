@@ -31,8 +31,7 @@ def import_embeddings(npy: str, cache: str, keys: str, name: str | None, dtype: 
     """
     from pucache.cache.importing import import_embeddings as run
     from pucache.storage.atomic import check_writable
-    from pucache.storage.tables import read_table
 
     check_writable(cache, inputs=[npy, keys])
-    rows = run(npy, [row["key"] for row in read_table(keys)], cache, name=name, dtype=dtype)
+    rows = run(npy, keys, cache, name=name, dtype=dtype)
     output.print_result({"cache": cache, "rows": rows}, [f"{cache}: {rows:,} rows"], as_json)

@@ -57,65 +57,73 @@ def sweep_priors(
     \b
     pucache sweep-priors cache.h5 --positives found.txt --loss imbnnpu
     """
-    from pucache.cache.embedding_cache import open_cache
-    from pucache.pu.data import PUData
-    from pucache.pu.label_files import read_truth
-    from pucache.pu.prior_sweep import PRIORS, plot_sweep, sweep_on, write_sweep_table
-    from pucache.storage.atomic import check_writable
+    from pucache.pu.prior_sweep import PRIORS, plot_sweep, write_sweep_table
+    from pucache.pu.prior_sweep import sweep_priors as run
 
     from .progress import terminal_progress
 
     inputs = [positives, *cache, *filter(None, [negatives, truth])]
-    picture = None if no_plot else Path(plot or Path(out).with_suffix(".png"))
-    if no_plot and plot:
-        raise ValueError("--plot and --no-plot exclude each other")
-    if picture is not None and check_writable(picture, inputs=inputs).resolve() == check_writable(out).resolve():
-        raise ValueError(f"--out and --plot are one file, {out}; name two")
-    check_writable(out, inputs=inputs)
-    told = PRIORS if priors is None else _numbers(priors)
-    data = PUData.of(open_cache(cache), positives, options.twin_cosine(twins), negatives=negatives)
-    known = None if truth is None else read_truth(truth, data.cache.keys)
-    result = sweep_on(
-        data,
-        priors=told,
+    plot_path = _check_outputs(out, plot, no_plot, inputs=inputs)
+    result = run(
+        cache,
+        positives,
+        negatives=negatives,
+        twins=options.twin_cosine(twins),
+        truth=truth,
+        priors=PRIORS if priors is None else _parse_numbers(priors),
         seeds=range(seed, seed + seeds),
-        truth=known,
         progress=terminal_progress(),
         **options.training_parameters(parameters),
     )
     write_sweep_table(result, out)
-    if picture is not None:
-        plot_sweep(result, picture)
+    if plot_path is not None:
+        plot_sweep(result, plot_path)
     rows = [row.to_dict() for row in result.rows]
-    wrote = f"wrote {out}" + (f" and {picture}" if picture else "")
+    written = f"wrote {out}" + (f" and {plot_path}" if plot_path else "")
     output.print_result(
         {"verdict": result.verdict, "penalty": result.penalty, "rows": rows},
-        [*_lines(rows), result.verdict, wrote],
+        [*_table(rows), result.verdict, written],
         as_json,
     )
 
 
-def _numbers(text: str) -> list[float]:
+def _check_outputs(out: str, plot: str | None, no_plot: bool, inputs: list[str]) -> Path | None:
+    """Check that both outputs can be written; return the path of the plot."""
+    from pucache.storage.atomic import check_writable
+
+    if no_plot and plot:
+        raise ValueError("--plot and --no-plot exclude each other")
+    plot_path = None if no_plot else Path(plot or Path(out).with_suffix(".png"))
+    if plot_path is not None and check_writable(plot_path, inputs=inputs).resolve() == check_writable(out).resolve():
+        raise ValueError(f"--out and --plot are one file, {out}; name two")
+    check_writable(out, inputs=inputs)
+    return plot_path
+
+
+def _parse_numbers(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError as error:
         raise ValueError(f"--priors must be numbers with commas between, got {text!r}") from error
 
 
-def _lines(rows: list[dict[str, Any]]) -> list[str]:
-    """Means over the seeds, a line per prior."""
-    columns = {
-        "held_out_risk": "risk",
-        "pauc": "PAUC",
-        "f1": "F1",
-        "share_predicted_positive": "positive",
-        "clamped": "clamp",
-    }
-    columns |= {"true_f1": "true F1", "true_average_precision": "true AP"}
-    columns = {name: title for name, title in columns.items() if name in rows[0]}
+_COLUMNS = {
+    "held_out_risk": "risk",
+    "pauc": "PAUC",
+    "f1": "F1",
+    "share_predicted_positive": "positive",
+    "clamped": "clamp",
+    "true_f1": "true F1",
+    "true_average_precision": "true AP",
+}
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    """Means over the seeds, one line per prior."""
+    columns = {name: title for name, title in _COLUMNS.items() if name in rows[0]}
     lines = ["   prior " + "".join(f"{title:>10}" for title in columns.values())]
     for prior in dict.fromkeys(row["prior"] for row in rows):
-        of_prior = [row for row in rows if row["prior"] == prior]
-        means = [sum(row[name] for row in of_prior) / len(of_prior) for name in columns]
+        rows_of_prior = [row for row in rows if row["prior"] == prior]
+        means = [sum(row[name] for row in rows_of_prior) / len(rows_of_prior) for name in columns]
         lines.append(f"{prior:8.4g} " + "".join(f"{mean:10.4f}" for mean in means))
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from . import options, output
 
 if TYPE_CHECKING:
     from pucache.pu.scar import ScarCheck
+    from pucache.pu.train import TrainingSummary
 
 
 @click.command("train-pu")
@@ -74,91 +76,108 @@ def train_pu(
     \b
     pucache train-pu cache.h5 --positives found.txt
     """
-    from pucache.cache.embedding_cache import EmbeddingCache
+    from pucache.cache.embedding_cache import open_cache
     from pucache.pu.data import PUData
-    from pucache.pu.train import scar_of, summary, train_on
-    from pucache.storage.atomic import check_writable, replacing
+    from pucache.pu.linear_model import PULinearModel
+    from pucache.pu.train import fit_model, scar_of, summary
+    from pucache.storage.atomic import replacing
 
     from .progress import terminal_progress
 
-    written = Path(metrics or check_writable(out).with_name("metrics.json"))
-    if written.resolve() == check_writable(out).resolve():
-        raise ValueError(f"--out and --metrics are one file, {out}; name two")
-    for path in (out, written):
-        check_writable(path, inputs=[positives, *cache, *filter(None, [negatives])])
-    data = PUData.of(EmbeddingCache(*cache), positives, options.twin_cosine(twins), negatives=negatives)
-    model = train_on(data, prior=_prior(prior), progress=terminal_progress(), **options.training_parameters(parameters))
+    metrics_path = _check_outputs(out, metrics, inputs=[positives, *cache, *filter(None, [negatives])])
+    data = PUData.of(open_cache(cache), positives, options.twin_cosine(twins), negatives=negatives)
+    model = PULinearModel(prior=_parse_prior(prior), **options.training_parameters(parameters))
+    fit_model(model, data, progress=terminal_progress())
     model.save(out)
-    found = data.twins_of_positives()
-    scar = scar_of(data, model)
-    result = asdict(summary(model)) | {"scar": scar.to_dict(), "found_by_twins": [key for key, _ in found]}
-    with replacing(written) as temporary:
+    duplicates, scar = data.twins_of_positives(), scar_of(data, model)
+    training = summary(model)
+    result = asdict(training) | {"scar": scar.to_dict(), "found_by_twins": [key for key, _ in duplicates]}
+    with replacing(metrics_path) as temporary:
         temporary.write_text(output.to_json(result) + "\n")
-    output.print_result(
-        result, [*_lines(result, data.training_labels.bounds), *_of_scar(scar), f"wrote {out} and {written}"], as_json
-    )
-    _warn_of_twins(found)
+    lines = [*_lines(training), *_warnings(training, data.training_labels.bounds), *_scar_lines(scar)]
+    output.print_result(result, [*lines, f"wrote {out} and {metrics_path}"], as_json)
+    _list_duplicates(duplicates)
 
 
-def _prior(text: str) -> float | None:
+def _check_outputs(out: str, metrics: str | None, inputs: list[str]) -> Path:
+    """Check that both outputs can be written; return the path of the metrics."""
+    from pucache.storage.atomic import check_writable
+
+    metrics_path = Path(metrics or check_writable(out).with_name("metrics.json"))
+    if metrics_path.resolve() == check_writable(out).resolve():
+        raise ValueError(f"--out and --metrics are one file, {out}; name two")
+    for path in (out, metrics_path):
+        check_writable(path, inputs=inputs)
+    return metrics_path
+
+
+def _parse_prior(text: str) -> float | None:
     try:
         return None if text == "auto" else float(text)
     except ValueError as error:
         raise ValueError(f"--prior must be a number in (0, 1) or auto, got {text!r}") from error
 
 
-def _of_scar(scar: ScarCheck) -> list[str]:
-    lines = [str(scar)]
+def _lines(training: TrainingSummary) -> Iterator[str]:
+    estimates = training.estimates
+    positive, negative = training.confirmed_positives, training.known_negatives
+    reviewed = f" (of them reviewed: {positive:,} positive, {negative:,} negative)" if positive or negative else ""
+    yield (
+        f"{training.labelled_positives:,} labelled positives, {training.unlabelled:,} unlabelled{reviewed}, "
+        f"{_prior_text(training)}"
+    )
+    yield "estimated among the unlabelled, from held-out margins and without negative labels:"
+    yield (
+        f"  AUC {estimates['auc']:.3f}   recall {estimates['recall']:.3f}   precision {estimates['precision']:.3f}   "
+        f"F1 {estimates['f1']:.3f}   called positive {estimates['share_predicted_positive']:.3%}"
+    )
+
+
+def _prior_text(training: TrainingSummary) -> str:
+    text, estimate = f"prior {training.prior:.4g}", training.prior_estimate
+    if estimate is None:
+        return text
+    if not estimate.draws:
+        return f"{text} (estimated)"
+    return f"{text} (estimated; {estimate.level:.0%} interval {estimate.low:.4g} to {estimate.high:.4g})"
+
+
+def _warnings(training: TrainingSummary, prior_bounds: tuple[float, float]) -> Iterator[str]:
+    low, high = prior_bounds
+    if training.prior_estimate is not None and not 1.02 * low < training.prior < 1 - 1.02 * (1 - high):
+        yield (
+            "  warning: the estimate of the prior lies at the end of what is possible, so that nothing rests on it; "
+            "label more positives, of other kinds too, or give --prior"
+        )
+    if training.confirmed_positives or training.known_negatives:
+        yield "  after a review these lean upwards, recall most: what was confirmed lies around the labelled positives"
+    if training.estimates["collapsed"]:
+        yield (
+            f"  warning: the classifier is {training.estimates['collapsed']} at this threshold; label more positives"
+        )
+
+
+def _scar_lines(scar: ScarCheck) -> Iterator[str]:
+    yield str(scar)
     if scar.verdict == "none found":
-        lines.append(
+        yield (
             "  warning: hardly any positives are hidden, or the labelled ones come from elsewhere, such as another "
             "camera, and that is what they have in common"
         )
     if scar.verdict == "differ":
-        lines.append(
+        yield (
             "  warning: they are no fair sample of all positives, on which the prior, recall and F1 rest; label some "
             "that are drawn at random, and see which differ with pucache report"
         )
-    return lines
 
 
-def _warn_of_twins(found: list[tuple[str, str]]) -> None:
-    if found:
-        named = "; ".join(f"{key!r} (twin of {positive!r})" for key, positive in found[:5])
-        more = "; ..." if len(found) > 5 else ""
+def _list_duplicates(duplicates: list[tuple[str, str]]) -> None:
+    """Print the unlabelled duplicates of labelled positives on stderr."""
+    if duplicates:
+        first = "; ".join(f"{key!r} (twin of {positive!r})" for key, positive in duplicates[:5])
+        more = "; ..." if len(duplicates) > 5 else ""
         click.echo(
-            f"found positives, to be added to the list: {len(found)} unlabelled, the same picture as a labelled one: "
-            f"{named}{more}",
+            f"found positives, to be added to the list: {len(duplicates)} unlabelled, the same picture as a labelled "
+            f"one: {first}{more}",
             err=True,
         )
-
-
-def _lines(result: dict[str, Any], bounds: tuple[float, float]) -> list[str]:
-    estimates, interval = result["estimates"], result["prior_estimate"]
-    told = f"prior {result['prior']:.4g}"
-    if interval:
-        told += " (estimated" + (
-            f"; {interval['level']:.0%} interval {interval['low']:.4g} to {interval['high']:.4g})"
-            if interval["draws"]
-            else ")"
-        )
-    reviewed = [result["confirmed_positives"], result["known_negatives"]]
-    among = f" (of them reviewed: {reviewed[0]:,} positive, {reviewed[1]:,} negative)" if any(reviewed) else ""
-    lines = [
-        f"{result['labelled_positives']:,} labelled positives, {result['unlabelled']:,} unlabelled{among}, {told}",
-        "estimated among the unlabelled, from held-out margins and without negative labels:",
-        f"  AUC {estimates['auc']:.3f}   recall {estimates['recall']:.3f}   precision {estimates['precision']:.3f}   "
-        f"F1 {estimates['f1']:.3f}   called positive {estimates['share_predicted_positive']:.3%}",
-    ]
-    if interval and not 1.02 * bounds[0] < result["prior"] < 1 - 1.02 * (1 - bounds[1]):
-        lines.append(
-            "  warning: the estimate of the prior lies at the end of what is possible, so that nothing rests on it; "
-            "label more positives, of other kinds too, or give --prior"
-        )
-    if any(reviewed):
-        lines.append(
-            "  after a review these lean upwards, recall most: what was confirmed lies around the labelled positives"
-        )
-    if estimates["collapsed"]:
-        lines.append(f"  warning: the classifier is {estimates['collapsed']} at this threshold; label more positives")
-    return lines

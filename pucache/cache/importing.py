@@ -10,6 +10,7 @@ import numpy as np
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError
 from ..storage.atomic import check_writable
+from ..storage.tables import read_table
 from .keys import encode_keys
 from .layout import DTYPES
 from .reader import rows_per_read
@@ -17,8 +18,8 @@ from .writer import Rows, write_file
 
 
 def import_embeddings(
-    embeddings: str | Path,
-    keys: Sequence[str],
+    embeddings: str | Path | np.ndarray,
+    keys: str | Path | Sequence[str],
     out: str | Path,
     *,
     name: str | None = None,
@@ -28,14 +29,14 @@ def import_embeddings(
 
     Parameters
     ----------
-    embeddings : path or str
-        A NumPy ``.npy`` file of floats, (n, d); it is mapped, and never unpickled.
-    keys : sequence of str
-        One per row, unique; in any order.
+    embeddings : path, str or ndarray of float, (n, d)
+        An array, or a NumPy ``.npy`` file of one; a file is mapped, and never unpickled.
+    keys : path, str or sequence of str
+        One per row, unique; in any order. A path: a text file, or a CSV with a ``key`` column.
     out : path or str
         The file to write.
     name : str, optional
-        Name of the encoder; the stem of the file by default.
+        Name of the encoder; by default the stem of the file, or ``array``.
     dtype : {"float16", "float32"}, optional
         Type of the stored embeddings; by default float16 if the array has it, else float32.
 
@@ -51,8 +52,11 @@ def import_embeddings(
     OutputError
         `out` cannot be written.
     """
-    out, source = check_writable(out), Path(embeddings)
-    X = _open_npy(source)
+    out = check_writable(out)
+    source = "the array" if isinstance(embeddings, np.ndarray) else Path(embeddings)
+    X = _open_array(embeddings)
+    if isinstance(keys, str | Path):
+        keys = [row["key"] for row in read_table(keys)]
     if len(keys) != len(X):
         raise CacheError(f"{source} has {len(X)} rows, but {len(keys)} keys were given; one key per row is needed")
     encoded = encode_keys(keys)
@@ -75,7 +79,8 @@ def import_embeddings(
             digests, size_mtime = np.zeros((len(rows), 32), np.uint8), np.full((len(rows), 2), -1, np.int64)
             yield Rows(keys=encoded[rows], X=block, digests=digests, size_mtime=size_mtime)
 
-    encoder = EncoderSpec.imported(name or source.stem, X.shape[1])
+    default_name = "array" if isinstance(embeddings, np.ndarray) else Path(embeddings).stem
+    encoder = EncoderSpec.imported(name or default_name, X.shape[1])
     write_file(out, encoder, "", blocks(), shape=(len(X), encoded.itemsize, stored), failures={})
     return len(X)
 
@@ -90,14 +95,19 @@ def _order(keys: np.ndarray) -> np.ndarray:
     return order
 
 
-def _open_npy(path: Path) -> np.ndarray:
+def _open_array(embeddings: str | Path | np.ndarray) -> np.ndarray:
+    X = embeddings if isinstance(embeddings, np.ndarray) else _map_npy(Path(embeddings))
+    if not isinstance(X, np.ndarray) or X.ndim != 2 or X.dtype.kind != "f" or 0 in X.shape:
+        holder = "the array" if isinstance(embeddings, np.ndarray) else embeddings
+        got = f"{X.dtype} {X.shape}" if isinstance(X, np.ndarray) else "an archive of arrays"
+        raise CacheError(f"{holder} holds {got}; expected one array of floats with rows and columns")
+    return X
+
+
+def _map_npy(path: Path) -> np.ndarray:
     try:
-        X = np.load(path, mmap_mode="r", allow_pickle=False)
+        return np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError as error:
         raise CacheError(f"no such file: {path}") from error
     except Exception as error:  # numpy parses the header as Python, and damage raises almost anything
         raise CacheError(f"{path} is not a .npy array of numbers; save one with numpy.save") from error
-    if not isinstance(X, np.ndarray) or X.ndim != 2 or X.dtype.kind != "f" or 0 in X.shape:
-        got = f"{X.dtype} {X.shape}" if isinstance(X, np.ndarray) else "an archive of arrays"
-        raise CacheError(f"{path} holds {got}; expected one array of floats with rows and columns")
-    return X
