@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from pucache.errors import PUCacheError
+from pucache.threads import set_thread_defaults
 from pucache.version import __version__
 
 from .demo import demo
@@ -158,6 +159,7 @@ def run(arguments: list[str] | None = None) -> None:
     A signal that arrives after the command has finished ends the process at once with the command's
     exit code, instead of a traceback from a library that is shutting down.
     """
+    set_thread_defaults()  # before numpy and torch are imported
     code = 0
     try:
         main(arguments, prog_name="pucache")

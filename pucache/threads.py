@@ -1,35 +1,59 @@
-"""Number of threads for numerical work on the CPU, and limits on the libraries that start them."""
+"""Number of threads for numerical work on the CPU, and limits on the libraries that start them.
+
+Threads that wait for each other after every product are slower than one thread on a busy machine,
+where each of them waits for its turn, and on small matrices also on an idle one. So a second thread
+is used only for large matrices, one threading runtime is in use at a time, and threads sleep while
+they wait.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-
-import torch
-from threadpoolctl import ThreadpoolController
+from typing import TYPE_CHECKING
 
 from .devices import cores
 
-VALUES_PER_THREAD = 1 << 26  # values of X that a second thread is worth its synchronisation for
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
+
+VALUES_PER_THREAD = 1 << 26  # values of X from which on one more thread pays for its synchronisation
+
+
+def set_thread_defaults() -> None:
+    """Set the environment variables that numerical libraries read when they are loaded.
+
+    Threads sleep while they wait, OpenBLAS has one thread, and OpenMP as many as the cores that this
+    process may use (a container's quota counts). Variables that are set already are left alone.
+    """
+    defaults = {
+        "OMP_NUM_THREADS": str(cores()),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "KMP_BLOCKTIME": "0",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
 
 
 def threads_for(values: int) -> int:
-    """Threads for passes over so many values: one per `VALUES_PER_THREAD`, at most the cores of this process.
-
-    A thread that waits for another at every product is slower than none on a busy machine, where each
-    has to wait for its turn; on a small matrix it is slower on an idle one too.
-    """
+    """Threads for passes over so many values: one per `VALUES_PER_THREAD`, at most the cores of this process."""
     return max(1, min(cores(), values // VALUES_PER_THREAD))
 
 
 @contextmanager
 def limited_threads(values: int) -> Iterator[None]:
-    """Let torch use `threads_for` the values, and BLAS one thread.
+    """Let torch use `threads_for` the values at most, and BLAS one thread.
 
-    With one runtime in use, no threads of another spin beside it. A lower limit that is in force
-    already, such as ``OMP_NUM_THREADS=1``, is kept.
+    Parameters
+    ----------
+    values : int
+        Size of the matrix that is passed over.
     """
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(min(before, threads_for(values)))
     try:
@@ -41,5 +65,7 @@ def limited_threads(values: int) -> Iterator[None]:
 
 @cache
 def _controller() -> ThreadpoolController:
-    """Libraries are looked up once per process, as that takes milliseconds."""
+    """The loaded libraries, looked up once per process, as that takes milliseconds."""
+    from threadpoolctl import ThreadpoolController
+
     return ThreadpoolController()

@@ -1,0 +1,65 @@
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from threadpoolctl import threadpool_info
+
+from pucache import devices, threads
+from pucache.threads import VALUES_PER_THREAD, limited_threads, threads_for
+
+
+@pytest.mark.parametrize(
+    ("values", "cores", "expected"),
+    [(0, 8, 1), (33_000 * 1280, 8, 1), (2 * VALUES_PER_THREAD, 8, 2), (5_000_000 * 256, 8, 8), (1 << 40, 2, 2)],
+)
+def test_threads_grow_with_the_matrix_up_to_the_cores(monkeypatch, values, cores, expected):
+    monkeypatch.setattr(threads, "cores", lambda: cores)
+    assert threads_for(values) == expected
+
+
+def test_limits_hold_inside_and_are_lifted_afterwards_even_after_a_failure(monkeypatch):
+    monkeypatch.setattr(threads, "cores", lambda: 8)
+    np.ones((2, 2)) @ np.ones((2, 2))  # loads BLAS
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for values, inside in ((1, 1), (8 * VALUES_PER_THREAD, 2)):  # a lower limit in force is kept
+            with pytest.raises(ZeroDivisionError), limited_threads(values):
+                assert torch.get_num_threads() == inside
+                assert {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"} == {1}
+                raise ZeroDivisionError
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def variables(**given):
+    """Environment of a command, as it is when the libraries are loaded."""
+    code = (
+        "from pucache.threads import set_thread_defaults; set_thread_defaults(); import os, json;"
+        "names = ['OMP_NUM_THREADS', 'OMP_WAIT_POLICY', 'OPENBLAS_NUM_THREADS'];"
+        "print(json.dumps([os.environ[name] for name in names]))"
+    )
+    unset = {"OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OPENBLAS_NUM_THREADS"}
+    environ = {name: value for name, value in os.environ.items() if name not in unset} | given
+    return subprocess.run([sys.executable, "-c", code], env=environ, check=True, capture_output=True, text=True).stdout
+
+
+def test_defaults_are_set_before_libraries_load_and_do_not_replace_what_is_set():
+    assert variables() == f'["{devices.cores()}", "PASSIVE", "1"]\n'
+    assert (
+        variables(OMP_NUM_THREADS="7", OMP_WAIT_POLICY="ACTIVE", OPENBLAS_NUM_THREADS="3") == '["7", "ACTIVE", "3"]\n'
+    )
+
+
+def test_the_defaults_of_a_command_come_before_numpy_and_torch():
+    code = (
+        "import sys, pucache.threads as threads;"
+        "threads.set_thread_defaults = lambda: sys.exit(str({'numpy', 'torch'} & set(sys.modules)));"
+        "from pucache.cli import main; main.set_thread_defaults = threads.set_thread_defaults; main.run(['--help'])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert ended.stderr.strip() == "set()"
