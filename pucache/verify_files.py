@@ -54,8 +54,8 @@ def verify(paths: str | Path | EmbeddingCache | Iterable[str | Path | EmbeddingC
     CacheError
         There is no file to verify.
     """
-    given = [paths] if isinstance(paths, str | Path | EmbeddingCache) else list(paths)
-    files = [file for path in given for file in _files(path)]
+    listed = [paths] if isinstance(paths, str | Path | EmbeddingCache) else list(paths)
+    files = [file for path in listed for file in _files(path)]
     return [_verify(path) for path in files or expand_paths(())]
 
 

@@ -70,20 +70,11 @@ def write_file(
     OutputError
         The file cannot be written.
     """
-    n, _, _ = shape
     with replacing(path) as temporary:
         with hdf5.new_file(temporary) as file:
             columns = _create_columns(file, encoder.dim, shape)
-            start = 0
-            for rows in blocks:
-                for name, values in zip(COLUMNS, (rows.X, rows.keys, rows.digests, rows.size_mtime), strict=True):
-                    columns[name].write(start, values)
-                start += len(rows.keys)
-            assert start == n, f"{start} rows written, {n} announced"
-            for name, texts in zip(FAILURES, (failures, failures.values()), strict=True):
-                encoded = encode_keys(list(texts))
-                columns[name] = _HashedDataset(file, name, encoded.shape, encoded.dtype, block_rows=len(encoded))
-                columns[name].write(0, encoded)
+            _write_rows(columns, blocks, n=shape[0])
+            columns |= _write_failures(file, failures)
             attributes: hdf5.Attributes = {"format": FORMAT, "version": VERSION, "encoder": encoder.to_json()}
             attributes |= {"created": creation_time(), "pucache_version": __version__, "source": source}
             file.set_attributes(attributes)
@@ -100,6 +91,24 @@ def _create_columns(file: hdf5.Writer, dim: int, shape: tuple[int, int, np.dtype
         "size_mtime": ((n, 2), np.dtype("<i8")),
     }
     return {name: _HashedDataset(file, name, *layouts[name], block_rows=rows_per_hash(n)) for name in COLUMNS}
+
+
+def _write_rows(columns: dict[str, _HashedDataset], blocks: Iterable[Rows], n: int) -> None:
+    start = 0
+    for rows in blocks:
+        for name, values in zip(COLUMNS, (rows.X, rows.keys, rows.digests, rows.size_mtime), strict=True):
+            columns[name].write(start, values)
+        start += len(rows.keys)
+    assert start == n, f"{start} rows written, {n} announced"
+
+
+def _write_failures(file: hdf5.Writer, failures: dict[str, str]) -> dict[str, _HashedDataset]:
+    columns = {}
+    for name, texts in zip(FAILURES, (failures, failures.values()), strict=True):
+        encoded = encode_keys(list(texts))
+        columns[name] = _HashedDataset(file, name, encoded.shape, encoded.dtype, block_rows=len(encoded))
+        columns[name].write(0, encoded)
+    return columns
 
 
 class _HashedDataset:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-def prefetch(items: Iterable[T], ahead: int = 1) -> Iterator[T]:
+def prefetch(items: Iterable[T], ahead: int = 1) -> Generator[T, None, None]:
     """Yield the items of an iterable in order; one thread computes up to ``ahead`` items in advance.
 
     Only that thread advances the iterable. An exception that the iterable raises reaches the caller in
