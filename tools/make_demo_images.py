@@ -6,7 +6,6 @@ Writes fashion-mnist.png, one sheet of 28 x 28 tiles, and fashion-mnist.csv, a l
 `folder,key,class`. A tenth of either folder are dresses; 40 dresses more are the labelled positives.
 """
 
-import csv
 import json
 import subprocess
 import sys
@@ -16,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+from pucache.storage.tables import table_writer
 
 CLASSES = "t-shirt trouser pullover dress coat sandal shirt sneaker bag boot".split()
 POSITIVE = "dress"
@@ -49,13 +50,13 @@ def main(out):
     order = rng.permutation(len(tiles))  # so that a key tells nothing about its class
     sheet = np.zeros((-(-len(tiles) // COLUMNS) * 28, COLUMNS * 28), np.uint8)
     with (out / "fashion-mnist.csv").open("w", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(["folder", "key", "class"])
+        write_row = table_writer(stream)
+        write_row(["folder", "key", "class"])
         for position, index in enumerate(order):
             folder, name, tile = tiles[index]
             row, column = divmod(position, COLUMNS)
             sheet[row * 28 : row * 28 + 28, column * 28 : column * 28 + 28] = tile
-            writer.writerow([folder, f"{position:04d}.png", name])
+            write_row([folder, f"{position:04d}.png", name])
     Image.fromarray(sheet).save(out / "fashion-mnist.png", optimize=True)
 
 

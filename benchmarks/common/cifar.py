@@ -4,7 +4,6 @@ The folder holds train/<class>/<index>.png and test/<class>/<index>.png, `index`
 original batches; or those batches themselves, ``cifar-10-batches-py``, see `unpack.py`.
 """
 
-import csv
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from benchmarks.common.unpack import unpacked
 from pucache import EmbeddingCache, load_encoder, open_source
 from pucache.embedding.embed import run_embedding
+from pucache.storage.tables import table_writer
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 VEHICLES = ("airplane", "automobile", "ship", "truck")
@@ -139,9 +139,10 @@ def split(folder: Path) -> tuple[list[str], list[str], list[str]]:
 
 def write_manifest(path: Path, folder: Path, keys: list[str]) -> Path:
     with path.open("w", newline="") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(["key", "path"])
-        writer.writerows([key, folder / key] for key in keys)
+        write_row = table_writer(stream)
+        write_row(["key", "path"])
+        for key in keys:
+            write_row([key, folder / key])
     return path
 
 

@@ -1,4 +1,4 @@
-"""What a training has come to so far: a CSV, and TensorBoard's files beside it where they are asked for."""
+"""Metrics of a training by step: log.csv, and TensorBoard files on request."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from typing import Any
 
 from ..errors import MissingExtraError, OutputError, one_line
 from ..storage.atomic import replacing
+from ..storage.tables import table_writer
 
 COLUMNS = ("step", "epoch", "loss", "rate", "alignment", "uniformity", "spread", "probe", "rank", "images_per_second")
 
 
-class History:
-    """Rows of figures, one every few steps; a context manager.
+class MetricsLog:
+    """Rows of metrics, appended every few steps; a context manager.
 
     Parameters
     ----------
     folder : path
-        Gets ``log.csv``, and ``tensorboard/``.
+        Run folder, which receives ``log.csv`` and ``tensorboard/``.
     step : int
-        That training goes on from; what was logged beyond it is dropped, at 0 everything.
+        Step from which training continues. Later rows of an existing log are dropped; at 0, all of them.
     tensorboard : bool
 
     Raises
@@ -38,67 +39,72 @@ class History:
         self._path = folder / "log.csv"
         self.rows = [row for row in _read(self._path) if int(row["step"]) <= step] if step else []
         with replacing(self._path) as temporary, temporary.open("w", newline="") as stream:
-            writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(self.rows)
-        with self._written():
+            write_row = table_writer(stream)
+            for cells in [COLUMNS, *map(_cells, self.rows)]:
+                write_row(cells)
+        with self._report_write_errors():
             self._stream = self._path.open("a", newline="")
-            self._writer = csv.DictWriter(self._stream, COLUMNS, lineterminator="\n")
+            self._write_row = table_writer(self._stream)
             self._board = _board(folder / "tensorboard", step) if tensorboard else None
 
-    def add(self, **figures: float) -> None:
-        """Add a row; a figure that is not known, or not finite, is left empty.
+    def append(self, **metrics: float) -> None:
+        """Append a row; missing and non-finite values leave their column empty.
 
         Raises
         ------
         OutputError
-            It cannot be written.
+            The row cannot be written.
         """
-        known = {name: value for name, value in figures.items() if math.isfinite(value)}
-        row = {name: f"{known[name]:.6g}" if name in known else "" for name in COLUMNS}
-        row["step"] = str(int(figures["step"]))
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        row = {name: f"{finite[name]:.6g}" if name in finite else "" for name in COLUMNS}
+        row["step"] = str(int(metrics["step"]))
         self.rows.append(row)
-        with self._written():
-            self._writer.writerow(row)
+        with self._report_write_errors():
+            self._write_row(_cells(row))
             self._stream.flush()
-            os.fsync(self._stream.fileno())  # the log is to be at least as far as the checkpoint
+            os.fsync(self._stream.fileno())  # the log must not fall behind the checkpoint
             if self._board is not None:
-                for name in known.keys() - {"step"}:
-                    self._board.add_scalar(name, known[name], int(figures["step"]))
+                for name in finite.keys() - {"step"}:
+                    self._board.add_scalar(name, finite[name], int(metrics["step"]))
 
     @contextlib.contextmanager
-    def _written(self) -> Iterator[None]:
+    def _report_write_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             raise OutputError(f"cannot write {self._path}: {one_line(error)}; make room and run again") from error
 
     def column(self, name: str) -> dict[int, float]:
-        """What is known of one figure, by its step."""
+        """Values of one metric by step."""
         return {int(row["step"]): float(row[name]) for row in self.rows if row[name]}
 
-    def __enter__(self) -> History:
+    def __enter__(self) -> MetricsLog:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with contextlib.suppress(OSError):  # of what could not be written, and was said
+        with contextlib.suppress(OSError):  # of buffered rows whose failure `append` has reported
             self._stream.close()
         if self._board is not None:
             with contextlib.suppress(OSError):
                 self._board.close()
 
 
+def _cells(row: dict[str, str]) -> list[str]:
+    return [row[name] for name in COLUMNS]
+
+
 def _read(path: Path) -> list[dict[str, str]]:
+    """Rows of an existing log; an unreadable log does not prevent training."""
     try:
         with path.open(newline="", errors="replace") as stream:
             rows = list(csv.DictReader(stream))
-    except (OSError, csv.Error):  # a log is no reason not to train
+    except (OSError, csv.Error):
         return []
     return [row for row in rows if _is_row(row)]
 
 
 def _is_row(row: dict[str, str]) -> bool:
-    """Whether a row is whole; the last line of a killed run may be half a one."""
+    """Whether a row is complete; a killed run may leave half a line."""
     return set(row) == set(COLUMNS) and all(map(_is_number, row.values())) and row["step"].isdecimal()
 
 
@@ -110,7 +116,7 @@ def _is_number(text: str | None) -> bool:
 
 
 def require_tensorboard() -> None:
-    """Raise `MissingExtraError` where TensorBoard is not installed."""
+    """Raise `MissingExtraError` if TensorBoard is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
         raise MissingExtraError("TensorBoard is not installed; pip install 'pucache[tensorboard]'")
 

@@ -13,6 +13,7 @@ import fsspec
 import numpy as np
 import pytest
 from helpers.pictures import encode, mutations, refusal
+from helpers.slow import slow
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -565,7 +566,7 @@ def nested(tmp_path, monkeypatch):
     subprocess.run(["rm", "-rf", root], check=True)  # Python's own removal recurses
 
 
-@pytest.mark.parametrize("levels", [1300, 2300])
+@pytest.mark.parametrize("levels", [1300, slow(2300)])
 def test_the_depth_of_a_folder_has_no_limit_but_that_of_a_path(nested, levels):
     depths = range(0, levels + 1, 100)
     source = open_source(nested(["d"] * levels, depths))
