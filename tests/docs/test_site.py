@@ -31,8 +31,7 @@ VERBS = [None, *main.commands]
 
 # public in documented modules, and for pucache's own modules alone
 OURS = {
-    "pucache.cache.embedding_cache": {"check_same_encoder", "expand_paths", "is_cache"},
-    "pucache.embedding.embed": {"made_with", "writer_lock"},
+    "pucache.cache.embedding_cache": {"check_same_encoder", "expand_paths", "is_cache", "open_cache"},
     "pucache.errors": {"one_line"},
     "pucache.images.source": {"image_digest"},
     "pucache.embedding.engine": {"Job"},
@@ -40,7 +39,9 @@ OURS = {
     "pucache.pu.labels": {"check_labels"},
     "pucache.pu.label_files": {"name_first", "read_decisions", "short_digest"},
     "pucache.cache.merging": {"merge"},
-    "pucache.embedding.local_engine": {"default_workers", "rows_at_once"},
+    "pucache.embedding.local_engine": {"default_workers", "images_per_call"},
+    "pucache.embedding.plan": {"EmbedPlan", "RunCounts"},
+    "pucache.encoders.deferred": {"DeferredEncoder", "open_encoder"},
     "pucache.pu.priors": {
         "best_bin",
         "density_ratio",
@@ -54,8 +55,8 @@ OURS = {
     "pucache.pu.score": {"embed_for"},
     "pucache.pu.score_tables": {"ScoredRows", "check_output", "open_table"},
     "pucache.heads.minibatch": {"train"},
-    "pucache.pretraining.recipes": {"optimizer"},
-    "pucache.pretraining.report": {"keep", "of", "of_finished"},
+    "pucache.pretraining.recipes": {"build_optimizer", "find_recipe"},
+    "pucache.pretraining.training_summary": {"load_summary", "save_summary", "summarize"},
     "pucache.images.listing": {"ListingBuilder", "check_shard", "check_size", "is_hidden", "take_shard"},
 }
 
