@@ -11,6 +11,7 @@ import argparse
 import functools
 import importlib
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -18,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import h5py
 import numpy as np
 
 POSITIVES = ["--positives", "positives.txt"]
@@ -36,10 +38,11 @@ COUNTED = {  # what is shown: module, and the function or class in it
     "fits of heads": ("pucache.heads.fit", "fit_heads"),
     "keys encoded": ("pucache.cache.keys", "encode_keys"),
 }
-CARRIERS = {"take_rows", "blocks", "take", "<genexpr>", "<listcomp>"}  # functions that read for their caller
+CARRIERS = ("pucache.cache.", "pucache.storage.")  # modules that read for their callers
 
 reads: Counter[str] = Counter()  # bytes of X by the function that reads them
 calls: Counter[str] = Counter()
+consumer = "elsewhere"  # of the blocks that are being read, for threads that read ahead
 
 
 def reader() -> str:
@@ -47,10 +50,10 @@ def reader() -> str:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if module.startswith("pucache.") and frame.f_code.co_name not in CARRIERS:
+        if module.startswith("pucache.") and not module.startswith(CARRIERS):
             return f"{module.removeprefix('pucache.')}.{frame.f_code.co_qualname}"
         frame = frame.f_back
-    return "elsewhere"
+    return consumer
 
 
 class CountedRows(np.ndarray):
@@ -82,7 +85,7 @@ def _plain(values: Any) -> Any:
 # --- counters ------------------------------------------------------------------------------------
 
 
-def instrument() -> None:
+def instrument(cache: str) -> None:
     """Put the counters in."""
     from pucache.cache.reader import CacheFile
 
@@ -94,9 +97,9 @@ def instrument() -> None:
         else:
             _replace(genuine, _counting(name, genuine))
     CacheFile.X = property(_counted_X(CacheFile.X.fget))  # type: ignore[method-assign, attr-defined]
-    CacheFile.blocks = _counted_blocks(CacheFile.blocks)  # type: ignore[method-assign]
-    CacheFile.take = _counted_take(CacheFile.take)  # type: ignore[method-assign]
-    CacheFile.damage = _counted_damage(CacheFile.damage)  # type: ignore[method-assign]
+    for name in ("blocks", "verified_blocks"):
+        setattr(CacheFile, name, _noting_consumer(getattr(CacheFile, name)))
+    _count_reads(Path(cache))
     np.asarray = _keeping(np.asarray)
     np.asanyarray = _keeping(np.asanyarray)
 
@@ -126,32 +129,37 @@ def _counted_X(genuine: Any) -> Any:
     return lambda self: genuine(self).view(CountedRows)
 
 
-def _counted_blocks(genuine: Any) -> Any:
+def _noting_consumer(genuine: Any) -> Any:
     def blocks(self: Any, **named: Any) -> Any:
-        for rows, X in genuine(self, **named):
-            reads[reader()] += X.nbytes
-            yield rows, X
+        global consumer
+        consumer = reader()
+        yield from genuine(self, **named)
 
     return blocks
 
 
-def _counted_take(genuine: Any) -> Any:
-    def take(self: Any, name: str, rows: np.ndarray) -> np.ndarray:
-        taken = genuine(self, name, rows)
-        if name == "embeddings":
-            reads[reader()] += taken.nbytes
-        return taken
+def _count_reads(path: Path) -> None:
+    """Count what system calls read of the embeddings in a cache file."""
+    with h5py.File(path) as file:
+        begin = file["embeddings"].id.get_offset()
+        end = begin + file["embeddings"].id.get_storage_size()
+    wanted = path.stat()
 
-    return take
+    def count(descriptor: int, offset: int, size: int) -> None:
+        if os.path.samestat(os.fstat(descriptor), wanted):
+            reads[reader()] += max(0, min(end, offset + size) - max(begin, offset))
 
+    def pread(descriptor: int, size: int, offset: int, genuine: Any = os.pread) -> bytes:
+        data = genuine(descriptor, size, offset)
+        count(descriptor, offset, len(data))
+        return data
 
-def _counted_damage(genuine: Any) -> Any:
-    def damage(self: Any, *names: Any) -> Any:
-        if not names or "embeddings" in names[0]:
-            reads[reader()] += len(self) * self.encoder.dim * self.dtype.itemsize
-        return genuine(self, *names)
+    def preadv(descriptor: int, buffers: Any, offset: int, flags: int = 0, genuine: Any = os.preadv) -> int:
+        size = genuine(descriptor, buffers, offset, flags)
+        count(descriptor, offset, size)
+        return size
 
-    return damage
+    os.pread, os.preadv = pread, preadv
 
 
 def _keeping(genuine: Any) -> Any:
@@ -175,7 +183,7 @@ def run_counted(name: str) -> dict[str, Any]:
     from pucache.cli.main import main as command
 
     size = CacheFile(Path("pile.h5")).X.nbytes
-    instrument()
+    instrument("pile.h5")
     command([*COMMANDS[name], "--json"] if name != "report" else COMMANDS[name], standalone_mode=False)
     return {"size": size, "reads": dict(reads.most_common()), "calls": dict(calls)}
 
