@@ -54,7 +54,13 @@ _CHOSEN_PER_RUN = ("decoder", "precision", "runtime")  # fields that options dec
 
 @dataclass(frozen=True)
 class EncoderOptions:
-    """Arguments of `pucache.load_encoder`; see there."""
+    """Arguments of `pucache.load_encoder`.
+
+    Parameters
+    ----------
+    name, weights, device, precision, runtime, decode, batch_size
+        As for `pucache.load_encoder`.
+    """
 
     name: str | Path = BUNDLED
     weights: str | Path | None = None

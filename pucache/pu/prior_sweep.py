@@ -105,7 +105,12 @@ class Sweep:
 class SweepSettings:
     """Parameters of `pucache.PULinearClassifier` that a sweep trains with.
 
-    With ``penalty="auto"`` one penalty is chosen at the first prior and seed.
+    Parameters
+    ----------
+    loss, surrogate, target_prior, solver, sgd_settings, n_folds, device
+        As for `pucache.PULinearClassifier`.
+    penalty : float or "auto"
+        ``auto`` chooses one penalty, at the first prior and seed.
     """
 
     loss: str = "imbupu"
@@ -141,10 +146,11 @@ def sweep_priors(
 
     Parameters
     ----------
-    cache, positives, negatives, twins, progress
+    cache, positives, negatives, twins
         As for `pucache.train_pu`.
     truth : path, str or ndarray of int8 (n,), optional
         True classes: a file as for `pucache.pu.label_files.read_truth`, or 1, 0, and -1 for unknown.
+    progress : Progress, optional
     **options
         Options of `sweep_on`: priors, seeds, and parameters of `SweepSettings`.
 
