@@ -40,7 +40,16 @@ class CacheFileInfo:
 
     @classmethod
     def of(cls, file: CacheFile) -> CacheFileInfo:
-        """Describe an opened file."""
+        """Describe an opened file.
+
+        Parameters
+        ----------
+        file : CacheFile
+
+        Returns
+        -------
+        CacheFileInfo
+        """
         return cls(
             path=file.path,
             rows=len(file),

@@ -107,10 +107,12 @@ class SweepSettings:
 
     Parameters
     ----------
-    loss, surrogate, target_prior, solver, sgd_settings, n_folds, device
+    loss, surrogate, target_prior
         As for `pucache.PULinearClassifier`.
     penalty : float or "auto"
         ``auto`` chooses one penalty, at the first prior and seed.
+    solver, sgd_settings, n_folds, device
+        As for `pucache.PULinearClassifier`.
     """
 
     loss: str = "imbupu"
