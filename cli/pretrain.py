@@ -10,7 +10,17 @@ import click
 
 from . import options, output
 
-_OF_RECIPE = ("epochs", "batch_size", "accumulate", "optimizer", "lr", "temperature", "tau_plus", "n_views", "views")
+_RECIPE_OPTIONS = (
+    "epochs",
+    "batch_size",
+    "accumulate",
+    "optimizer",
+    "lr",
+    "temperature",
+    "tau_plus",
+    "n_views",
+    "views",
+)
 
 
 @click.command()
@@ -96,7 +106,7 @@ _OF_RECIPE = ("epochs", "batch_size", "accumulate", "optimizer", "lr", "temperat
 @click.option("--compile", "compiled", is_flag=True, help="Use torch.compile, which takes up to a minute to start.")
 @click.option(
     "--decode",
-    "decoded",
+    "decode",
     default="auto",
     show_default=True,
     type=click.Choice(["auto", "once", "always"]),
@@ -132,26 +142,27 @@ def pretrain(
     from pucache.allocator import keep_freed_memory
 
     keep_freed_memory()  # before the first thread, or large array
-    from pucache.images.source import open_source
     from pucache.pretraining import process_group
-    from pucache.pretraining.pretrain import Start, show_views
-    from pucache.pretraining.pretrain import pretrain as run
+    from pucache.pretraining.network import NetworkConfig
+    from pucache.pretraining.pretrain import pretrain as run_pretraining
+    from pucache.pretraining.preview import show_views
 
     from .progress import terminal_progress
 
-    how = _recipe(recipe, {name: rest.pop(name) for name in _OF_RECIPE})
-    start = Start(**{name: rest.pop(name) for name in ("backbone", "stem", "size", "weights")}, seed=seed)
-    images = open_source(source)
+    changed_recipe = _recipe(recipe, {name: rest.pop(name) for name in _RECIPE_OPTIONS})
+    network = NetworkConfig(**{name: rest.pop(name) for name in ("backbone", "stem", "size", "weights")})
     if preview is not None:
-        shown = show_views(images, preview, start, how)
+        shown = show_views(source, preview, network, changed_recipe, seed=seed)
         output.print_result(
             {"preview": preview, "images": shown}, [f"drew {shown} images and their views: {preview}"], as_json
         )
         return
     try:
-        report = run(images, run_dir, start, how, progress=terminal_progress(), **rest)
+        report = run_pretraining(
+            source, run_dir, network, changed_recipe, seed=seed, progress=terminal_progress(), **rest
+        )
     except process_group.FailedElsewhereError as error:
-        raise click.exceptions.Exit(1) from error  # that process has said it
+        raise click.exceptions.Exit(1) from error  # that process prints the reason
     if not process_group.is_main_process():
         return
     result = {
@@ -165,13 +176,13 @@ def pretrain(
 
 def _recipe(name: str, changes: dict[str, Any]) -> Any:
     """The recipe `name` with the settings that options override."""
-    from pucache.pretraining.recipes import RECIPES, USUAL_RATES
+    from pucache.pretraining.recipes import DEFAULT_LEARNING_RATES, RECIPES
 
     recipe = RECIPES[name]
     changes = {name: value for name, value in changes.items() if value is not None}
     optimizer = changes.get("optimizer", recipe.optimizer)
-    if optimizer != recipe.optimizer:  # whose rate would be hundreds of times too high or low
-        changes = {"lr": USUAL_RATES[optimizer], **changes}
+    if optimizer != recipe.optimizer:  # the rates of the two differ by a factor of 200
+        changes = {"lr": DEFAULT_LEARNING_RATES[optimizer], **changes}
     return dataclasses.replace(recipe, **changes)
 
 

@@ -154,10 +154,10 @@ def small(folder: Path, work: Path, device: str) -> str:
         [
             "# Pretraining, small",
             "",
-            f"`python -m benchmarks.quality.pretrain DIR WORK`: {task.told} (CIFAR-10, {task.prior:.1%} of the unlabelled "
-            f"are vehicles). timm's test_resnet (0.4 million weights) with a small stem at 32 px, {SMALL.epochs} epochs of "
-            f"the modern recipe in batches of {SMALL.batch_size}; then the default head of pucache, on the features "
-            f"before and after. Seeds {SEEDS}, mean ± sd, in %, at margin 0.",
+            f"`python -m benchmarks.quality.pretrain DIR WORK`: {task.told} (CIFAR-10, {task.prior:.1%} of the "
+            "unlabelled are vehicles). timm's test_resnet (0.4 million weights) with a small stem at 32 px, "
+            f"{SMALL.epochs} epochs of the modern recipe in batches of {SMALL.batch_size}; then the default head of "
+            f"pucache, on the features before and after. Seeds {SEEDS}, mean ± sd, in %, at margin 0.",
             "",
             *lines,
             "",
@@ -408,8 +408,9 @@ def speed(folder: Path, device: str) -> str:
             "# Speed of pretraining",
             "",
             "`python -m benchmarks.quality.pretrain DIR WORK --speed`: 32 px, small stem, two views, modern recipe; "
-            "medians; *views of it* and *gathering of it* are the two halves of the input as shares of the step; the gathering "
-            "goes on beside it, in a thread. *Share of it*: the multiplications of the network, thrice those forward, "
+            "medians; *views of it* and *gathering of it* are the two halves of the input as shares of the step; the "
+            "gathering goes on beside it, in a thread. *Share of it*: the multiplications of the network, thrice those "
+            "forward, "
             "per second, over those of a large square product in the same run.",
             "",
             *lines,

@@ -1,4 +1,4 @@
-"""The state of a training, on disk: the last two, each whole or absent, so that a damaged one costs a little work."""
+"""Checkpoints of a training: the last two are kept, so that a damaged one costs only a little work."""
 
 from __future__ import annotations
 
@@ -26,26 +26,28 @@ KIND = tensor_file.Kind(
     remedy="an earlier one is needed",
 )
 MAX_BYTES = 1 << 36
-_KEPT = 2
+_KEPT = 2  # number of checkpoints that stay on disk
 
 
 def save(
     folder: Path, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
 ) -> None:
-    """Write the state after so many steps, and remove all but the last two.
+    """Write the state after a step, and remove all checkpoints but the last two.
 
     Parameters
     ----------
     folder : Path
     step : int
-    model, optimizer
+        Number of steps taken.
+    model : Module
+    optimizer : Optimizer
     state : dict
-        JSON-able; comes back from `load`.
+        Further JSON values, which `load` returns.
 
     Raises
     ------
     OutputError
-        It cannot be written.
+        The file cannot be written.
     """
     tensors = {f"model.{name}": _array(tensor) for name, tensor in model.state_dict().items()}
     for number, values in optimizer.state_dict()["state"].items():
@@ -54,7 +56,7 @@ def save(
     try:
         make_folder(folder)
         tensor_file.write(path, KIND, tensors, {**state, "step": step})
-        for _, older in _found(folder)[:-_KEPT]:
+        for _, older in _list(folder)[:-_KEPT]:
             older.unlink(missing_ok=True)
         fsync_directory(folder)
     except OSError as error:
@@ -62,17 +64,20 @@ def save(
 
 
 def load(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
-    """Bring model and optimiser to the last state that is whole; returns what was saved beside it, with `step`.
+    """Load the last undamaged checkpoint into a model and its optimiser.
 
-    None where there is no checkpoint.
+    Returns
+    -------
+    dict or None
+        The `state` that was saved, with ``step``; None if there is no checkpoint.
 
     Raises
     ------
     RunError
-        There are some, and none is whole.
+        There are checkpoints, and all are damaged or of another network.
     """
-    found = _found(folder)
-    for step, path in reversed(found):
+    checkpoints = _list(folder)
+    for step, path in reversed(checkpoints):
         try:
             tensors, state = tensor_file.read(path, KIND, max_bytes=MAX_BYTES)
             _restore(path, tensors, model, optimizer)
@@ -80,33 +85,34 @@ def load(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer)
             log.warning("%s", error)
             continue
         if state.get("step") == step:
-            if step < found[-1][0]:
+            if step < checkpoints[-1][0]:
                 log.warning("going back to the state after step %d", step)
             return state
         log.warning("%s is the checkpoint of another step; an earlier one is needed", path)
-    if found:
+    if checkpoints:
         raise RunError(f"no checkpoint in {folder} is whole; remove that folder to begin anew, or copy one back")
     return None
 
 
 def exist(folder: Path) -> bool:
-    """Whether there is a checkpoint, whole or not."""
-    return bool(_found(folder))
+    """Whether a folder holds a checkpoint, damaged or not."""
+    return bool(_list(folder))
 
 
 def set_aside_after(folder: Path, step: int) -> None:
-    """Rename checkpoints later than a step, which were found damaged, lest they be taken for the last good ones."""
-    for later, path in _found(folder):
+    """Rename the damaged checkpoints after a step, so that later saves do not count them as the last two."""
+    for later, path in _list(folder):
         if later > step:
             with contextlib.suppress(OSError):
                 path.rename(path.with_suffix(".damaged"))
 
 
-def _found(folder: Path) -> list[tuple[int, Path]]:
+def _list(folder: Path) -> list[tuple[int, Path]]:
+    """Step and path of each checkpoint, by step."""
     if not folder.is_dir():
         return []
-    names = [path for path in folder.iterdir() if re.fullmatch(r"\d{10}\.safetensors", path.name)]
-    return sorted((int(path.stem), path) for path in names)
+    paths = [path for path in folder.iterdir() if re.fullmatch(r"\d{10}\.safetensors", path.name)]
+    return sorted((int(path.stem), path) for path in paths)
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
@@ -125,28 +131,28 @@ def _restore(
         for name, tensor in parts["optimizer"].items():
             number, _, field = name.partition(".")
             states.setdefault(int(number), {})[field] = tensor
-        fitting = _as_parameters(states, optimizer)
+        states = _match_parameter_strides(states, optimizer)
         model.load_state_dict(parts["model"])
-        optimizer.load_state_dict({"state": fitting, "param_groups": optimizer.state_dict()["param_groups"]})
+        optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
     except (RuntimeError, ValueError, KeyError, IndexError) as error:
         raise RunError(f"{path} is of another network or optimiser") from error
 
 
-def _as_parameters(
+def _match_parameter_strides(
     states: dict[int, dict[str, torch.Tensor]], optimizer: torch.optim.Optimizer
 ) -> dict[int, dict[str, torch.Tensor]]:
-    """The same states, laid out in memory as their parameters are, which fused optimisers rely on; torch does not look.
+    """Optimiser states with the strides of their parameters, which fused optimisers assume and torch does not check.
 
-    Raises `ValueError` where one is neither of the shape of its parameter nor a single number.
+    Raises `ValueError` for a state that is neither of its parameter's shape nor a scalar.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return {
-        number: {name: _laid_out_as(parameters[number], tensor) for name, tensor in fields.items()}
+        number: {name: _with_strides_of(parameters[number], tensor) for name, tensor in fields.items()}
         for number, fields in states.items()
     }
 
 
-def _laid_out_as(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+def _with_strides_of(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.ndim:
         return tensor
     if tensor.shape != parameter.shape:

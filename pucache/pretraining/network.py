@@ -1,8 +1,9 @@
-"""What is trained: a backbone, and the projector that is thrown away afterwards."""
+"""The network that is trained: a backbone, and a projector that is discarded after training."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,21 +21,67 @@ from ..encoders.pretrained_file import LARGEST, Description
 from ..encoders.spec import BUNDLED
 from ..errors import EncoderError, one_line
 
-_OUT = 128  # dimensions in which views are compared
-_WIDEST = 2048  # of the projector's hidden layer
-_SMALL = 32  # pixels a side, by default, with a small stem
+STEMS = ("standard", "small")
+_PROJECTION_DIM = 128
+_MAX_HIDDEN = 2048  # width of the projector's hidden layer
+_SMALL_STEM_SIZE = 32  # default side of the views with a small stem, in pixels
+_MAX_SEED = 1 << 63
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """The network that is trained, and the weights from which training starts.
+
+    Attributes
+    ----------
+    backbone : str
+        Name of a timm model, or ``bundled``.
+    stem : {"standard", "small"}
+        ``small`` replaces the first convolution by one of 3 x 3 without stride, for images of about 32 to 64
+        pixels.
+    size : int, optional
+        Side of the views in pixels. By default that of the earlier run in `weights`, else the one in timm's
+        configuration, or 32 with a small stem.
+    weights : str, optional
+        A file, the folder of an earlier run, or ``hub`` for timm's pretrained weights. By default the weights
+        are random; the ``bundled`` network always has its own.
+    """
+
+    backbone: str = "resnet50"
+    stem: str = "standard"
+    size: int | None = None
+    weights: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.stem not in STEMS:
+            raise ValueError(f"unknown stem {self.stem!r}; use {' or '.join(STEMS)}")
+
+    @property
+    def has_random_weights(self) -> bool:
+        """Whether training starts from random weights."""
+        return self.weights is None and self.backbone != BUNDLED
+
+    @property
+    def initial_weights(self) -> str:
+        """Name of the weights from which training starts, for the user."""
+        return "random weights" if self.has_random_weights else f"weights of {self.weights or self.backbone}"
 
 
 class Network(torch.nn.Module):
-    """Views to projections.
+    """Backbone and projector: views to projections.
 
     Parameters
     ----------
     backbone : Module
-        Normalised (b, 3, H, W) to (b, d).
+        Takes normalised pixels (b, 3, H, W), returns features (b, d).
     description : Description
     norm : bool
         Whether the projector has a batch norm.
+
+    Raises
+    ------
+    EncoderError
+        The backbone does not return one vector per image.
     """
 
     mean: torch.Tensor
@@ -44,78 +91,85 @@ class Network(torch.nn.Module):
         super().__init__()
         self.backbone, self.description = backbone, description
         with torch.no_grad():
-            rows: Any = backbone.eval()(torch.zeros(1, 3, description.size, description.size))
-        if not isinstance(rows, torch.Tensor) or rows.ndim != 2:
+            features: Any = backbone.eval()(torch.zeros(1, 3, description.size, description.size))
+        if not isinstance(features, torch.Tensor) or features.ndim != 2:
             raise EncoderError(f"{description.architecture} does not give one vector per image; choose a pooled model")
-        self.dim = rows.shape[1]
-        hidden = min(self.dim, _WIDEST)
+        self.dim = features.shape[1]
+        hidden = min(self.dim, _MAX_HIDDEN)
         self.projector = torch.nn.Sequential(
             torch.nn.Linear(self.dim, hidden, bias=False),
             torch.nn.BatchNorm1d(hidden) if norm else torch.nn.Identity(),
             torch.nn.ReLU(),
-            torch.nn.Linear(hidden, _OUT, bias=False),
+            torch.nn.Linear(hidden, _PROJECTION_DIM, bias=False),
         )
         self.register_buffer("mean", torch.tensor(description.mean).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(description.std).view(3, 1, 1), persistent=False)
 
     def features(self, views: torch.Tensor) -> torch.Tensor:
-        """Embeddings of views in [0, 1]: (b, 3, H, W) -> (b, d)."""
+        """Embeddings of views with values in [0, 1]: (b, 3, H, W) -> (b, d)."""
         x = (views - self.mean) / self.std
         return self.backbone(x.contiguous(memory_format=torch.channels_last))
 
     def forward(self, views: torch.Tensor) -> torch.Tensor:
-        """Projections of views in [0, 1]: (b, 3, H, W) -> (b, 128)."""
+        """Projections of views with values in [0, 1]: (b, 3, H, W) -> (b, 128)."""
         return self.projector(self.features(views))
 
 
-def build(architecture: str, *, stem: str, size: int | None, weights: str | None, norm: bool, seed: int) -> Network:
-    """Build a network, and draw or load the weights that training begins with.
+def build_network(config: NetworkConfig, *, norm: bool, seed: int) -> Network:
+    """Build a network with the weights from which training starts.
 
     Parameters
     ----------
-    architecture : str
-        Of timm, or ``bundled``.
-    stem : {"standard", "small"}
-    size : int, optional
-        Side of the views in pixels; by default that of the earlier run, else what timm's configuration says,
-        or 32 with a small stem.
-    weights : str, optional
-        A file, the folder of an earlier run, or ``hub`` for timm's pretrained ones; random ones by default.
+    config : NetworkConfig
     norm : bool
+        Whether the projector has a batch norm.
     seed : int
-        Of the random weights.
+        Seed of the random weights, 0 <= seed < 2**63.
+
+    Returns
+    -------
+    Network
 
     Raises
     ------
     EncoderError
-        An unknown architecture, or weights that do not fit it.
+        The architecture is unknown, or the weights do not fit it.
     ValueError
-        A size that it cannot take.
+        The network cannot take images of that size, or the seed is outside its domain.
     """
-    architecture = architecture.removeprefix("timm:")
+    if not 0 <= seed < _MAX_SEED:
+        raise ValueError(f"the seed must be at least 0 and below 2 to the 63rd, got {seed}")
+    architecture = config.backbone.removeprefix("timm:")
     torch.manual_seed(seed)
-    backbone, config = _backbone(architecture, stem, weights)
-    if config["input_size"][0] != 3:
-        raise EncoderError(f"{architecture} takes {config['input_size'][0]} channels; only RGB models are supported")
-    if size is None:
-        size = max(config["input_size"][1:])
+    backbone, timm_config = _build_backbone(architecture, config.stem, config.weights)
+    channels, *sides = timm_config["input_size"]
+    if channels != 3:
+        raise EncoderError(f"{architecture} takes {channels} channels; only RGB models are supported")
+    size = max(sides) if config.size is None else config.size
     if not 0 < size <= LARGEST:
         raise ValueError(f"images of {size} pixels; use a --size from 1 to {LARGEST}")
-    name = getattr(backbone, "default_cfg", {}).get("architecture", architecture)
-    interpolation = config["interpolation"] if config["interpolation"] in ("bilinear", "bicubic") else "bicubic"
-    told = Description(name, stem, size, list(config["mean"]), list(config["std"]), interpolation, 0)
+    interpolation = timm_config["interpolation"]
+    description = Description(
+        architecture=getattr(backbone, "default_cfg", {}).get("architecture", architecture),
+        stem=config.stem,
+        size=size,
+        mean=list(timm_config["mean"]),
+        std=list(timm_config["std"]),
+        interpolation=interpolation if interpolation in ("bilinear", "bicubic") else "bicubic",
+        steps=0,
+    )
     try:
-        return Network(backbone, told, norm=norm)
+        return Network(backbone, description, norm=norm)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(
             f"{architecture} cannot take images of {size} pixels ({one_line(error)[:100]}); use another --size"
         ) from error
 
 
-def _backbone(architecture: str, stem: str, weights: str | None) -> tuple[Any, dict[str, Any]]:
-    """The network, and how images are brought to it, in timm's terms."""
+def _build_backbone(architecture: str, stem: str, weights: str | None) -> tuple[Any, dict[str, Any]]:
+    """Backbone, and its preprocessing as timm's configuration."""
     if weights not in (None, "hub") and (os.path.isdir(weights) or pretrained_file.is_pretrained(weights)):
-        return _earlier(architecture, stem, weights)
+        return _load_earlier_run(architecture, stem, weights)
     if architecture == BUNDLED:
         if weights is not None:
             raise EncoderError("the bundled network has its own weights; leave out --weights, or name a --backbone")
@@ -127,18 +181,18 @@ def _backbone(architecture: str, stem: str, weights: str | None) -> tuple[Any, d
     config = configuration(model)
     if stem == "small":
         make_stem_small(model, architecture)
-        config["input_size"] = (config["input_size"][0], _SMALL, _SMALL)
+        config["input_size"] = (config["input_size"][0], _SMALL_STEM_SIZE, _SMALL_STEM_SIZE)
     return model, config
 
 
-def _earlier(architecture: str, stem: str, weights: str) -> tuple[Any, dict[str, Any]]:
-    """What an earlier run learned, if it is of that architecture."""
-    tensors, told = pretrained_file.read(weights)
-    wanted = BUNDLED_ARCHITECTURE if architecture == BUNDLED else architecture.partition(".")[0]
-    if (told.architecture, told.stem) != (wanted, stem):
+def _load_earlier_run(architecture: str, stem: str, weights: str) -> tuple[Any, dict[str, Any]]:
+    """Backbone that an earlier run trained, which must be of the same architecture and stem."""
+    tensors, description = pretrained_file.read(weights)
+    expected = BUNDLED_ARCHITECTURE if architecture == BUNDLED else architecture.partition(".")[0]
+    if (description.architecture, description.stem) != (expected, stem):
         raise EncoderError(
-            f"{weights} holds {told.architecture} with a {told.stem} stem; "
-            f"pass --backbone {told.architecture} --stem {told.stem}"
+            f"{weights} holds {description.architecture} with a {description.stem} stem; "
+            f"pass --backbone {description.architecture} --stem {description.stem}"
         )
-    model, config, _ = pretrained_file.build(weights, tensors, told)
+    model, config, _ = pretrained_file.build(weights, tensors, description)
     return model, config

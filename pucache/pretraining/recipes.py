@@ -1,4 +1,4 @@
-"""How to train: optimiser, schedule, batch, loss and views, under two names."""
+"""Training recipes: optimiser, schedule, batch, loss and views, under two names."""
 
 from __future__ import annotations
 
@@ -12,39 +12,41 @@ from .augmentations import VIEWS
 from .losses import check_parameters
 
 OPTIMIZERS = ("adam", "sgd")
+_REFERENCE_BATCH = 256  # batch size for which the learning rate of sgd is stated
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything about a training but the network and the images.
+    """All settings of a training except the network and the images.
 
     Attributes
     ----------
     optimizer : {"adam", "sgd"}
         Adam (betas 0.9 and 0.999), or gradient descent with momentum 0.9.
     lr : float
-        Learning rate, of ``adam`` as it is, of ``sgd`` for batches of 256; there it grows with the root of
-        the batch (Chen et al. 2020, appendix B.1).
+        Learning rate. For ``sgd`` it is stated for batches of 256 and grows with the square root of the
+        batch size (Chen et al. 2020, appendix B.1).
     weight_decay : float
-        Not of biases and norms.
+        Not applied to biases and norms.
     warmup : float
-        Share of the steps over which the rate rises from 0; then it falls as a half cosine to 0. With
-        ``constant`` it does neither.
+        Share of the steps over which the learning rate rises linearly from 0. Afterwards it falls to 0 along
+        half a cosine. Ignored if `constant`.
     constant : bool
+        Keep the learning rate constant.
     batch_size : int
-        Images whose views are compared with each other, over all processes.
+        Number of images whose views are compared with each other, over all processes.
     accumulate : int
-        Parts in which a batch passes the network, one after the other, so that it fits into memory. All
-        its images stay each other's negatives; batch norm sees a part at a time.
+        Number of equal parts in which a batch passes through the network, one after the other, to save memory.
+        All images of the batch stay negatives of each other; batch norm sees one part at a time.
     epochs : int
     n_views : int
-        M, of each image.
+        M, number of views per image.
     views : str
-        A set of `pucache.pretraining.augmentations.VIEWS`.
+        Name of a set of `pucache.pretraining.augmentations.VIEWS`.
     temperature, tau_plus : float
         See `pucache.pretraining.losses`.
     projector_norm : bool
-        Batch norm in the projector.
+        Use batch norm in the projector.
     """
 
     optimizer: str
@@ -82,30 +84,30 @@ class Recipe:
         if self.batch_size % self.accumulate:
             raise ValueError(f"a batch of {self.batch_size} does not divide into {self.accumulate} equal parts")
 
-    def rate(self, step: int, steps: int) -> float:
-        """Learning rate of a step, 0 <= step < steps.
+    def learning_rate(self, step: int, steps: int) -> float:
+        """Learning rate of one step.
 
         Parameters
         ----------
         step : int
-            From 0.
+            0 <= step < steps.
         steps : int
-            Of the whole training.
+            Number of steps of the whole training.
 
         Returns
         -------
         float
         """
-        peak = self.lr * math.sqrt(self.batch_size / 256) if self.optimizer == "sgd" else self.lr
+        peak = self.lr * math.sqrt(self.batch_size / _REFERENCE_BATCH) if self.optimizer == "sgd" else self.lr
         if self.constant:
             return peak
-        rising = max(1, round(self.warmup * steps))
-        if step < rising:
-            return peak * (step + 1) / rising
-        return peak * 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
+        warmup_steps = max(1, round(self.warmup * steps))
+        if step < warmup_steps:
+            return peak * (step + 1) / warmup_steps
+        return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / max(1, steps - warmup_steps)))
 
-    def goes_on_as(self, other: Recipe) -> bool:
-        """Whether a training by this recipe can be gone on with by another: more epochs, of a constant rate.
+    def can_continue_as(self, other: Recipe) -> bool:
+        """Whether a training by this recipe may continue by another one.
 
         Parameters
         ----------
@@ -114,21 +116,57 @@ class Recipe:
         Returns
         -------
         bool
+            True if the recipes are equal, or if the learning rate is constant and `other` only has more epochs.
         """
         return other == self or (
             self.constant and self.epochs < other.epochs and dataclasses.replace(self, epochs=other.epochs) == other
         )
 
 
-USUAL_RATES = {"adam": 3e-4, "sgd": 0.06}
+DEFAULT_LEARNING_RATES = {"adam": 3e-4, "sgd": 0.06}
 RECIPES = {
-    "impulses": Recipe("adam", USUAL_RATES["adam"], 0.0, 0.0, True, 128, 100, "impulses", False),
-    "modern": Recipe("sgd", USUAL_RATES["sgd"], 1e-4, 0.1, False, 256, 200, "natural", True),
+    "impulses": Recipe(
+        optimizer="adam",
+        lr=DEFAULT_LEARNING_RATES["adam"],
+        weight_decay=0.0,
+        warmup=0.0,
+        constant=True,
+        batch_size=128,
+        epochs=100,
+        views="impulses",
+        projector_norm=False,
+    ),
+    "modern": Recipe(
+        optimizer="sgd",
+        lr=DEFAULT_LEARNING_RATES["sgd"],
+        weight_decay=1e-4,
+        warmup=0.1,
+        constant=False,
+        batch_size=256,
+        epochs=200,
+        views="natural",
+        projector_norm=True,
+    ),
 }
 
 
-def optimizer(recipe: Recipe, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """Build the optimiser of a recipe for a model on its device."""
+def find_recipe(recipe: str | Recipe) -> Recipe:
+    """Recipe of a name; a `Recipe` is returned as it is.
+
+    Raises
+    ------
+    ValueError
+        There is no recipe of that name.
+    """
+    if isinstance(recipe, Recipe):
+        return recipe
+    if recipe not in RECIPES:
+        raise ValueError(f"unknown recipe {recipe!r}; use {' or '.join(RECIPES)}")
+    return RECIPES[recipe]
+
+
+def build_optimizer(recipe: Recipe, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Build the optimiser of a recipe for a model that is on its device."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": recipe.weight_decay},

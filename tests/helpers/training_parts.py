@@ -8,7 +8,7 @@ import torch
 
 from pucache.encoders.pretrained_file import Description
 from pucache.pretraining import process_group
-from pucache.pretraining.network import Network, build
+from pucache.pretraining.network import Network, NetworkConfig, build_network
 from pucache.pretraining.recipes import RECIPES
 from pucache.pretraining.train_step import Training
 
@@ -23,7 +23,7 @@ def recipe(name="modern", **changes):
 
 def with_norms():
     """A network with batch norms, in the projector too."""
-    return build("test_resnet", stem="small", size=SIDE, weights=None, norm=True, seed=0)
+    return build_network(NetworkConfig("test_resnet", stem="small", size=SIDE), norm=True, seed=0)
 
 
 def without_norms(dropout=0.0):
@@ -38,19 +38,19 @@ def with_two_norms():
 
 
 def _toy(*layers, norm):
-    told = Description("toy", "standard", SIDE, [0.5] * 3, [0.25] * 3, "bilinear", 0)
-    return Network(torch.nn.Sequential(*layers, torch.nn.Flatten()), told, norm=norm)
+    description = Description("toy", "standard", SIDE, [0.5] * 3, [0.25] * 3, "bilinear", 0)
+    return Network(torch.nn.Sequential(*layers, torch.nn.Flatten()), description, norm=norm)
 
 
-def training(network, how, *, seed=3, images=N, numbers=torch.float32, device=CPU, compiled=False):
-    return Training(network, how, images=images, seed=seed, device=device, numbers=numbers, compiled=compiled)
+def training(network, how, *, seed=3, images=N, dtype=torch.float32, device=CPU, compiled=False):
+    return Training(network, how, images=images, seed=seed, device=device, dtype=dtype, compiled=compiled)
 
 
 def train(trained, first=0, steps=10):
     """Take steps; gives the losses."""
     return [
         trained.step(number, IMAGES[rows])[0].item()
-        for number, rows in zip(range(first, first + steps), trained.rows(first), strict=False)
+        for number, rows in zip(range(first, first + steps), trained.batch_rows(first), strict=False)
     ]
 
 

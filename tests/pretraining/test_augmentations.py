@@ -13,7 +13,8 @@ from torch.nn.functional import grid_sample, interpolate
 from torchvision.transforms.v2 import functional as tv
 
 from pucache.errors import OutputError
-from pucache.pretraining.augmentations import _NAMES, DRAWN, VIEWS, Augment, View, draw, preview
+from pucache.pretraining.augmentations import _RANDOM_NAMES, N_RANDOM, VIEWS, Augment, View, random_numbers
+from pucache.pretraining.preview import save_view_sheet
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NOTHING = View((1.0, 1.0), ratio=1.0, flip=0, jitter=0, grey=0)
@@ -27,9 +28,9 @@ def noise(b=1, D=32, low=0, high=256, seed=0):
 
 def drawn(b=1, **values):
     """One view an image, of these numbers; one half where none is given."""
-    rows = torch.full((b, 1, DRAWN), 0.5)
+    rows = torch.full((b, 1, N_RANDOM), 0.5)
     for name, value in values.items():
-        rows[:, 0, _NAMES.index(name)] = torch.as_tensor(value, dtype=torch.float32).clamp_max(1 - 2**-24)
+        rows[:, 0, _RANDOM_NAMES.index(name)] = torch.as_tensor(value, dtype=torch.float32).clamp_max(1 - 2**-24)
     return rows
 
 
@@ -115,7 +116,10 @@ def test_what_is_even_stays_even_whatever_is_cropped_turned_or_blurred():
     images = torch.tensor([200, 100, 50], dtype=torch.uint8).expand(300, 20, 20, 3)
     view = View((0.01, 1.0), ratio=3, turn_over=0.5, transpose=0.5, jitter=0, grey=0, blur=0.5, sigma=(1, 20))
     for size in (7, 50):
-        close(one(images, view, draw(0, 0, 300, 1), size), floats(images[:, :1, :1]).expand(-1, -1, size, size))
+        close(
+            one(images, view, random_numbers(0, 0, images=300, views=1), size),
+            floats(images[:, :1, :1]).expand(-1, -1, size, size),
+        )
 
 
 # --- blur --------------------------------------------------------------------------------------
@@ -260,7 +264,7 @@ def differs(got, other):
 @pytest.mark.parametrize(("name", "number"), EACH)
 def test_each_change_happens_as_often_as_it_says(name, number):
     view = VIEWS[name][number]
-    rows = draw(7, number, B, 1)
+    rows = random_numbers(7, number, images=B, views=1)
     even = torch.tensor([220, 100, 40], dtype=torch.uint8).expand(B, 4, 4, 3)
     same = floats(even)
     about(differs(one(even, replace(view, grey=0, solarize=0, blur=0), rows), same).sum(), B, view.jitter)
@@ -289,7 +293,7 @@ def crops(view, rows, D=32):
 @pytest.mark.parametrize(("name", "number"), EACH)
 def test_crops_are_within_the_image_and_spread_as_they_say(name, number):
     view = VIEWS[name][number]
-    start, length, mirrored, transposed = crops(view, draw(3, number, B, 1))
+    start, length, mirrored, transposed = crops(view, random_numbers(3, number, images=B, views=1))
     assert start.min() > -1e-5 and (start + length).max() < 1 + 1e-5
     area, ratio = length.prod(1), length[:, 0] / length[:, 1]
     low, high = view.area
@@ -313,7 +317,7 @@ def test_crops_are_within_the_image_and_spread_as_they_say(name, number):
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_depends_on_its_image_and_its_numbers_alone(name):
-    images, rows, augment = noise(6, 36), draw(1, 2, 6, 2), Augment(VIEWS[name], 44)
+    images, rows, augment = noise(6, 36), random_numbers(1, 2, images=6, views=2), Augment(VIEWS[name], 44)
     together = augment(images, rows)
     assert together.shape == (2, 6, 3, 44, 44) and together.dtype == torch.float32
     order = torch.tensor([4, 1, 5, 0, 3, 2])
@@ -327,10 +331,10 @@ def test_a_view_depends_on_its_image_and_its_numbers_alone(name):
 
 def test_each_image_and_each_view_has_its_own_draw():
     images = noise(1, 32).expand(20, -1, -1, -1)
-    views = Augment(VIEWS["impulses"], 16)(images, draw(0, 0, 20, 3)).flatten(0, 1)
+    views = Augment(VIEWS["impulses"], 16)(images, random_numbers(0, 0, images=20, views=3)).flatten(0, 1)
     assert len({view.numpy().tobytes() for view in views}) == 60
-    changed = draw(0, 0, 20, 3)
-    changed[7, 1] = draw(0, 1, 1, 1)[0]
+    changed = random_numbers(0, 0, images=20, views=3)
+    changed[7, 1] = random_numbers(0, 1, images=1, views=1)[0]
     other = Augment(VIEWS["impulses"], 16)(images, changed).flatten(0, 1)
     assert differs(other, views).nonzero().flatten().tolist() == [27]
 
@@ -338,13 +342,13 @@ def test_each_image_and_each_view_has_its_own_draw():
 def test_sets_of_several_views_are_taken_in_turn():
     augment = Augment([replace(NOTHING, flip=1), NOTHING, replace(NOTHING, turn_over=1)], 32)
     images = noise(2)
-    x, views = floats(images), augment(images, draw(0, 0, 2, 5))
+    x, views = floats(images), augment(images, random_numbers(0, 0, images=2, views=5))
     for got, expected in zip(views, [x.flip(3), x, x.flip(2), x.flip(3), x], strict=True):
         close(got, expected, 0)
 
 
 def test_images_are_left_as_they_were():
-    images, rows = noise(2), draw(0, 0, 2, 2)
+    images, rows = noise(2), random_numbers(0, 0, images=2, views=2)
     before = images.clone(), rows.clone()
     Augment(VIEWS["natural"], 32)(images, rows)
     assert torch.equal(images, before[0]) and torch.equal(rows, before[1])
@@ -354,13 +358,15 @@ def test_images_are_left_as_they_were():
 
 
 def test_the_same_seed_and_step_draw_the_same_and_others_do_not():
-    first = draw(3, 5, 4, 2)
-    assert first.shape == (4, 2, DRAWN) and first.dtype == torch.float32
-    assert torch.equal(draw(3, 5, 4, 2), first)
-    numbers = {draw(seed, step, 4, 2).numpy().tobytes() for seed in range(20) for step in range(20)}
+    first = random_numbers(3, 5, images=4, views=2)
+    assert first.shape == (4, 2, N_RANDOM) and first.dtype == torch.float32
+    assert torch.equal(random_numbers(3, 5, images=4, views=2), first)
+    numbers = {
+        random_numbers(seed, step, images=4, views=2).numpy().tobytes() for seed in range(20) for step in range(20)
+    }
     assert len(numbers) == 400
     torch.manual_seed(1)
-    assert torch.equal(draw(3, 5, 4, 2), first)
+    assert torch.equal(random_numbers(3, 5, images=4, views=2), first)
 
 
 @pytest.mark.parametrize("steps", [(50699, 55170), (88028, 106305), (101174, 112877)])
@@ -368,17 +374,17 @@ def test_steps_whose_seeds_agree_in_32_bits_draw_different_numbers(steps):
     """A generator of torch looks at no more, and would give both steps the same views."""
     seeds = [int(np.random.SeedSequence((0, step)).generate_state(1, np.uint64)[0]) >> 1 for step in steps]
     assert seeds[0] != seeds[1] and seeds[0] % 2**32 == seeds[1] % 2**32
-    assert not torch.equal(*(draw(0, step, 2, 2) for step in steps))
+    assert not torch.equal(*(random_numbers(0, step, images=2, views=2) for step in steps))
 
 
 def test_the_numbers_are_not_those_that_order_the_images():
     """Which come from the seed and the number of the epoch."""
-    epoch = np.random.default_rng((0, 3)).random(4 * 2 * DRAWN, np.float32)
-    assert np.abs(draw(0, 3, 4, 2).numpy().ravel() - epoch).max() > 0.5
+    epoch = np.random.default_rng((0, 3)).random(4 * 2 * N_RANDOM, np.float32)
+    assert np.abs(random_numbers(0, 3, images=4, views=2).numpy().ravel() - epoch).max() > 0.5
 
 
 def test_the_numbers_are_uniform_and_unrelated_between_steps_seeds_images_and_names():
-    numbers = torch.stack([draw(seed, step, 64, 2) for seed in (0, 1) for step in range(40)])
+    numbers = torch.stack([random_numbers(seed, step, images=64, views=2) for seed in (0, 1) for step in range(40)])
     assert numbers.min() >= 0 and numbers.max() < 1
     assert stats.kstest(numbers.flatten(), stats.uniform.cdf).pvalue > 1e-4
     for rows in (numbers, numbers.transpose(0, 1), numbers.transpose(0, 3)):
@@ -394,7 +400,7 @@ def test_the_numbers_are_uniform_and_unrelated_between_steps_seeds_images_and_na
 @pytest.mark.parametrize("size", [8, 32, 224])
 @pytest.mark.parametrize("name", VIEWS)
 def test_every_set_of_views_runs_at_every_size(name, size, M):
-    views = Augment(VIEWS[name], size)(noise(2, max(32, size)), draw(0, 0, 2, M))
+    views = Augment(VIEWS[name], size)(noise(2, max(32, size)), random_numbers(0, 0, images=2, views=M))
     assert views.shape == (M, 2, 3, size, size) and views.isfinite().all()
     assert views.min() >= 0 and views.max() <= 1
 
@@ -403,7 +409,7 @@ def test_every_set_of_views_runs_at_every_size(name, size, M):
 def test_values_stay_within_0_and_1_at_the_ends_of_every_draw(name):
     black, white = torch.zeros(1, 24, 24, 3, dtype=torch.uint8), torch.full((1, 24, 24, 3), 255, dtype=torch.uint8)
     images = torch.cat([black, white, noise(1, 24), noise(1, 24, 0, 2) * 255]).repeat_interleave(40, 0)
-    rows = (draw(0, 0, 160, 2) > 0.5).float() * (1 - 2**-24)
+    rows = (random_numbers(0, 0, images=160, views=2) > 0.5).float() * (1 - 2**-24)
     rows[::40], rows[1::40] = 0, 1 - 2**-24
     for size in (12, 48):
         views = Augment(VIEWS[name], size)(images, rows)
@@ -416,8 +422,8 @@ def test_values_stay_within_0_and_1_at_the_ends_of_every_draw(name):
 @pytest.mark.parametrize(("size", "side"), [(32, 96), (128, 128), (300, 224)])
 def test_a_preview_shows_each_image_and_its_views(tmp_path, size, side):
     images, path = noise(3, size), tmp_path / "new" / "views.png"
-    augment, rows = Augment([NOTHING, replace(NOTHING, flip=1)], size), draw(0, 0, 3, 3)
-    preview(path, images, augment, rows)
+    augment, rows = Augment([NOTHING, replace(NOTHING, flip=1)], size), random_numbers(0, 0, images=3, views=3)
+    save_view_sheet(path, images, augment, rows)
     with Image.open(path) as opened:
         assert opened.format == "PNG" and opened.size == (4 * (side + 4) + 4, 18 + 3 * (side + 4))
         sheet = np.asarray(opened.convert("RGB"))
@@ -435,7 +441,7 @@ def test_views_of_photographs_show_something(name):
     """No set takes so much away that little is left of most views."""
     photographs = [Image.fromarray(image).resize((73, 73)) for image in load_sample_images().images]
     images = torch.stack([torch.from_numpy(np.array(image)) for image in photographs])
-    views = Augment(VIEWS[name], 64)(images.repeat(30, 1, 1, 1), draw(0, 0, 60, 2)).flatten(0, 1)
+    views = Augment(VIEWS[name], 64)(images.repeat(30, 1, 1, 1), random_numbers(0, 0, images=60, views=2)).flatten(0, 1)
     contrast = views.mean(1).flatten(1).std(1)
     assert contrast.median() > 0.1 and (contrast > 0.03).float().mean() > 0.8
 
@@ -443,12 +449,12 @@ def test_views_of_photographs_show_something(name):
 def test_a_preview_that_cannot_be_written_is_an_output_error(tmp_path, small_disk):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
-    images, augment, rows = noise(2), Augment(VIEWS["grey"], 32), draw(0, 0, 2, 2)
+    images, augment, rows = noise(2), Augment(VIEWS["grey"], 32), random_numbers(0, 0, images=2, views=2)
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "folder", tmp_path / "file" / "views.png", tmp_path / "pipe"):
         with pytest.raises(OutputError):
-            preview(path, images, augment, rows)
+            save_view_sheet(path, images, augment, rows)
     with small_disk(500), pytest.raises(OutputError, match=r"views\.png"):
-        preview(tmp_path / "views.png", images, augment, rows)
+        save_view_sheet(tmp_path / "views.png", images, augment, rows)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "folder", "pipe"]
     assert (tmp_path / "pipe").is_fifo()

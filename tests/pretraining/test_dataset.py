@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +16,11 @@ from pucache.errors import ImageError, OutputError, SourceError
 from pucache.images.decoding import decode
 from pucache.images.preprocessing import Preprocess
 from pucache.images.source import Listing, open_source
-from pucache.pretraining import dataset
+from pucache.pretraining import decoded_images
 from pucache.pretraining.augmentations import VIEWS
-from pucache.pretraining.dataset import Mapped, Squash, Streamed, decode_all, fits, identity, remove
+from pucache.pretraining.decoded_images import MappedImages, decode_all, has_room, listing_digest, remove_decoded
+from pucache.pretraining.squash import Squash
+from pucache.pretraining.streamed_images import StreamedImages
 from pucache.progress import Silent
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -40,7 +43,7 @@ def decoded(folder, run, *, workers=0, side=SIDE, **options):
     source, listing = opened(folder)
     run.mkdir(exist_ok=True)
     decode_all(source, listing, run, squash(side, **options), workers=workers, progress=Silent())
-    return Mapped(run, listing, side, CPU)
+    return MappedImages(run, listing, side, CPU)
 
 
 def all_of(images):
@@ -103,7 +106,7 @@ def test_what_cannot_be_used_is_left_out_with_its_reason(odd_folder, tmp_path):
 
 
 def test_threads_and_processes_give_the_same_file_over_many_chunks(image_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(dataset, "_CHUNK", 4)
+    monkeypatch.setattr(decoded_images, "_CHUNK", 4)
     folder = image_folder(21)
     for number in (0, 5, 6, 20):
         (folder / f"{number:03}.png").write_text("no image")
@@ -191,19 +194,19 @@ def test_another_size_or_listing_is_decoded_again(image_folder, tmp_path):
 DECODING = """
 import sys, time
 from pathlib import Path
-from test_pixels import decoded, pixels
+from test_dataset import decoded, decoded_images
 
-pixels._CHUNK = 2
+decoded_images._CHUNK = 2
 
 
-def chunks(prepare, workers, real=pixels._chunks):
-    for number, chunk in enumerate(real(prepare, workers)):
+def chunks(*args, real=decoded_images._decoded_chunks, **options):
+    for number, chunk in enumerate(real(*args, **options)):
         if number == 3:
             print("half way", flush=True)
             time.sleep(3600)
         yield chunk
 
-pixels._chunks = chunks
+decoded_images._decoded_chunks = chunks
 decoded(*map(Path, sys.argv[1:]))
 """
 
@@ -216,7 +219,7 @@ def test_a_killed_decode_leaves_nothing_that_is_taken_for_whole_and_nothing_for_
     process = subprocess.Popen(
         [sys.executable, "-c", DECODING, folder, run],
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.path.dirname(__file__)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(__file__).parents[up]) for up in (0, 1, 2))},
     )
     with process:
         assert process.stdout.readline() == b"half way\n"
@@ -243,7 +246,7 @@ def test_an_old_description_does_not_vouch_for_images_that_were_decoded_after_it
     size = (folder / "001.png").stat().st_size
     (folder / "001.png").write_bytes(bytes(size))
     with monkeypatch.context() as patch:
-        patch.setattr(dataset.json, "dumps", ends)
+        patch.setattr(decoded_images.json, "dumps", ends)
         with pytest.raises(KeyboardInterrupt):
             decoded(folder, run)
     images = decoded(folder, run)
@@ -273,7 +276,7 @@ def test_decoded_images_are_removed_when_they_are_of_no_more_use(image_folder, t
     images = decoded(image_folder(3), tmp_path / "run")
     before = all_of(images).clone()
     for _ in range(2):
-        remove(tmp_path / "run")
+        remove_decoded(tmp_path / "run")
     assert list((tmp_path / "run").iterdir()) == [] and torch.equal(all_of(images), before), "mapped is mapped"
 
 
@@ -281,19 +284,19 @@ def test_there_is_room_for_images_that_are_there_already(image_folder, tmp_path,
     folder = image_folder(4)
     decoded(folder, tmp_path / "run")
     need = 4 * SIDE * SIDE * 3
-    usage = type("Usage", (), {"free": dataset._SPARE})
-    monkeypatch.setattr(dataset.shutil, "disk_usage", lambda _: usage)
-    assert fits(tmp_path / "run", 4, SIDE) and not fits(tmp_path / "run", 5, SIDE)
-    remove(tmp_path / "run")
-    assert not fits(tmp_path / "run", 4, SIDE)
+    usage = type("Usage", (), {"free": decoded_images._RESERVE})
+    monkeypatch.setattr(decoded_images.shutil, "disk_usage", lambda _: usage)
+    assert has_room(tmp_path / "run", 4, SIDE) and not has_room(tmp_path / "run", 5, SIDE)
+    remove_decoded(tmp_path / "run")
+    assert not has_room(tmp_path / "run", 4, SIDE)
     usage.free += need
-    assert fits(tmp_path / "run", 4, SIDE) and not fits(tmp_path / "run", 5, SIDE)
+    assert has_room(tmp_path / "run", 4, SIDE) and not has_room(tmp_path / "run", 5, SIDE)
 
 
 def test_what_a_killed_run_left_behind_takes_no_room(tmp_path):
     left = tmp_path / ".images.u8.abcdefgh.partial"
     left.write_bytes(bytes(100))
-    fits(tmp_path, 1, SIDE)
+    has_room(tmp_path, 1, SIDE)
     assert not left.exists()
 
 
@@ -304,7 +307,7 @@ def test_what_a_killed_run_left_behind_takes_no_room(tmp_path):
 def test_batches_come_in_the_order_of_the_plan_however_they_are_decoded(image_folder, tmp_path, interpolation):
     folder = image_folder(8)
     mapped = decoded(folder, tmp_path / "run", interpolation=interpolation)
-    streamed = Streamed(*opened(folder), squash(interpolation=interpolation))
+    streamed = StreamedImages(*opened(folder), squash(interpolation=interpolation))
     assert mapped.keys == streamed.keys
     whole = torch.stack([expected(folder / key, interpolation=interpolation) for key in mapped.keys])
     rows = list(plan(8))
@@ -316,7 +319,7 @@ def test_batches_come_in_the_order_of_the_plan_however_they_are_decoded(image_fo
 @pytest.mark.parametrize("kind", ["mapped", "streamed"])
 def test_batches_may_be_changed_and_be_left_half_way(image_folder, tmp_path, kind):
     folder = image_folder(8)
-    images = decoded(folder, tmp_path / "run") if kind == "mapped" else Streamed(*opened(folder), squash())
+    images = decoded(folder, tmp_path / "run") if kind == "mapped" else StreamedImages(*opened(folder), squash())
     before = all_of(images).clone()
     for batch in images.batches(plan(8, epochs=100)):
         batch.zero_()
@@ -327,7 +330,7 @@ def test_batches_may_be_changed_and_be_left_half_way(image_folder, tmp_path, kin
 
 def test_only_a_few_batches_are_prepared_ahead(image_folder, tmp_path):
     folder = image_folder(8)
-    for images in (decoded(folder, tmp_path / "run"), Streamed(*opened(folder), squash())):
+    for images in (decoded(folder, tmp_path / "run"), StreamedImages(*opened(folder), squash())):
         asked = []
         batches = images.batches(asked.append(number) or np.array([0]) for number in range(100))
         next(batches)
@@ -339,7 +342,7 @@ def test_only_a_few_batches_are_prepared_ahead(image_folder, tmp_path):
 
 
 def test_an_image_that_fails_is_left_black_and_told_of_once(odd_folder, caplog):
-    images = Streamed(*opened(odd_folder), squash())
+    images = StreamedImages(*opened(odd_folder), squash())
     with caplog.at_level(logging.WARNING, "pucache"):
         for _ in range(2):
             for key, made in zip(images.keys, all_of(images), strict=True):
@@ -354,7 +357,7 @@ def test_a_few_failures_do_not_end_a_training_however_often_they_come(image_fold
     folder = image_folder(6)
     for number in range(3):
         (folder / f"{number:03}.png").write_text("no image")
-    images = Streamed(*opened(folder), squash())
+    images = StreamedImages(*opened(folder), squash())
     assert len(list(images.batches(plan(6, batch=2, epochs=20)))) == 60
 
 
@@ -362,7 +365,7 @@ def test_it_ends_when_most_images_fail_in_a_small_source_at_once(image_folder):
     folder = image_folder(6)
     for number in range(4):
         (folder / f"{number:03}.png").write_text("no image")
-    images = Streamed(*opened(folder), squash())
+    images = StreamedImages(*opened(folder), squash())
     with pytest.raises(SourceError, match=r"most images of .* cannot be used \('00\d\.png': not an image"):
         list(images.batches(plan(6, batch=2)))
 
@@ -386,7 +389,7 @@ def test_it_ends_soon_when_a_large_source_is_gone():
     keys = [f"{number:06}.png" for number in range(100_000)]
     listing = Listing(keys, np.zeros((len(keys), 2), np.int64))
     with pytest.raises(SourceError, match="most images of gone cannot be used"):
-        list(Streamed(source, listing, squash()).batches(plan(100_000, batch=32, epochs=1)))
+        list(StreamedImages(source, listing, squash()).batches(plan(100_000, batch=32, epochs=1)))
     assert source.asked < 2000
 
 
@@ -395,11 +398,11 @@ def test_it_ends_soon_when_a_large_source_is_gone():
 
 def test_the_identity_of_a_listing_is_its_keys_and_sizes(image_folder):
     folder = image_folder(3)
-    first = identity(opened(folder)[1])
+    first = listing_digest(opened(folder)[1])
     path = folder / "001.png"
     data = path.read_bytes()
     os.utime(path, (1, 1))
-    assert identity(opened(folder)[1]) == first, "not their times"
+    assert listing_digest(opened(folder)[1]) == first, "not their times"
     seen = {first}
     for change in (
         lambda: path.write_bytes(data + b"\0"),
@@ -408,5 +411,5 @@ def test_the_identity_of_a_listing_is_its_keys_and_sizes(image_folder):
         lambda: (folder / "000.png").unlink(),
     ):
         change()
-        seen.add(identity(opened(folder)[1]))
+        seen.add(listing_digest(opened(folder)[1]))
     assert len(seen) == 5

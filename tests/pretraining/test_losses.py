@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy, normalize
 
-from pucache.pretraining.losses import alignment, check_parameters, contrastive_loss, uniformity
+from pucache.pretraining.losses import check_parameters, contrastive_loss
+from pucache.pretraining.projection_geometry import alignment, uniformity
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEMPERATURES = st.floats(0.05, 5)

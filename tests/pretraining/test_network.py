@@ -7,15 +7,13 @@ from helpers.learned import MEAN, STD, description, network, write_run
 
 from pucache.encoders import backbones, pretrained_file
 from pucache.errors import EncoderError
-from pucache.pretraining.network import Network, build
+from pucache.pretraining.network import Network, NetworkConfig, build_network
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-ORDINARY = {"stem": "small", "size": None, "weights": None, "norm": True, "seed": 0}
 
-
-def make(architecture="test_resnet", **changed):
-    return build(architecture, **{**ORDINARY, **changed})
+def make(architecture="test_resnet", *, norm=True, seed=0, **changed):
+    return build_network(NetworkConfig(architecture, **{"stem": "small", **changed}), norm=norm, seed=seed)
 
 
 def refusal(error, *arguments, **changed):

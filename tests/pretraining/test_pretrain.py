@@ -16,6 +16,7 @@ import timm
 import torch
 from click.testing import CliRunner
 from helpers.hangs import HANG_SECONDS
+from helpers.slow import slow
 from helpers.started import Started, Strike, torchrun_says
 from helpers.training_parts import recipe, train, training, with_norms
 from PIL import Image
@@ -201,7 +202,7 @@ KILLS = {
 
 
 @pytest.mark.parametrize(
-    ("precision", "places"), [("fp32", KILLS), ("bf16", ["in the first step", "between encoder and checkpoint"])]
+    ("precision", "places"), [slow("fp32", KILLS), ("bf16", ["in the first step", "between encoder and checkpoint"])]
 )
 def test_a_run_that_is_killed_ends_in_the_same_bytes(precision, places, photos, undisturbed, tmp_path):
     how, folder, step = ("--precision", precision, "--save-every", 0), tmp_path / "run", 0
@@ -343,6 +344,7 @@ def test_a_run_that_learned_nothing_gives_way_to_another(photos, undisturbed, tm
     assert outcome(tmp_path / "run") == outcome(undisturbed())
 
 
+@pytest.mark.slow
 def test_another_rate_before_the_first_checkpoint_costs_no_decoding(photos, undisturbed, tmp_path):
     refused("pretrain", photos, tmp_path / "run", *SMALL, "--lr", 1e38)
     decoded = (tmp_path / "run" / "images.u8").stat()
@@ -370,7 +372,7 @@ def test_a_folder_that_holds_only_an_encoder_is_not_overwritten(photos, undistur
     assert "no run.json" in refused("pretrain", photos, tmp_path, *SMALL)
 
 
-@pytest.mark.parametrize("content", ["", "{", "{}", "[1]", '{"recipe": 1, "result": {}}', "step"])
+@pytest.mark.parametrize("content", ["{", "step", *map(slow, ["", "{}", "[1]", '{"recipe": 1, "result": {}}'])])
 def test_a_strange_log_or_result_is_no_hindrance(content, photos, undisturbed, tmp_path):
     sliced(photos, tmp_path / "run")
     for name in ("log.csv", "finished.json"):
@@ -501,7 +503,7 @@ def test_a_disk_that_is_full_of_images_is_one_line(photos, undisturbed, tmp_path
     assert outcome(tmp_path / "run") == outcome(undisturbed())
 
 
-@pytest.mark.parametrize(("room", "which"), [(1 << 20, "encoder.safetensors"), (2 << 20, "0000000002.safetensors")])
+@pytest.mark.parametrize(("room", "which"), [(1 << 20, "encoder.safetensors"), slow(2 << 20, "0000000002.safetensors")])
 def test_a_disk_that_is_full_when_saving_costs_only_time(room, which, photos, undisturbed, tmp_path, small_disk):
     sliced(photos, tmp_path / "run")
     with small_disk(room):
@@ -515,7 +517,9 @@ def test_a_disk_that_is_full_of_log_is_one_line(photos, undisturbed, tmp_path, s
     sliced(photos, tmp_path / "run")
     size = (tmp_path / "run" / "log.csv").stat().st_size
     with small_disk(size + 3), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pucache.pretraining.run_folder._write", lambda path, told: None)  # which is larger than that
+        patch.setattr(
+            "pucache.pretraining.run_folder._write_json", lambda path, told: None
+        )  # which is larger than that
         assert "log.csv" in refused("pretrain", photos, tmp_path / "run", *SMALL)
     run("pretrain", photos, tmp_path / "run", *SMALL)
     assert outcome(tmp_path / "run") == outcome(undisturbed())
@@ -546,6 +550,7 @@ def test_without_tensorboard_its_install_line_is_told(photos, tmp_path, monkeypa
 # --- several processes -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_torchrun_trains_as_one_process_does(photos, tmp_path):
     how = (*SMALL, "--epochs", 2)
     run("pretrain", photos, tmp_path / "alone", *how)
@@ -616,8 +621,10 @@ def test_an_error_of_the_first_of_two_ends_both_with_one_line(photos, tmp_path):
     assert "no image" in line and "Traceback" not in two[0].stderr + two[1].stderr
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("struck", [0, 1])
+@pytest.mark.parametrize(
+    ("struck", "number", "code"),
+    [(0, signal.SIGINT, 130), (1, signal.SIGTERM, 143), slow(0, signal.SIGTERM, 143), slow(1, signal.SIGINT, 130)],
+)
 def test_two_processes_stop_after_the_same_step_whoever_is_told(struck, number, code, photos, tmp_path):
     how = ("--epochs", 4000, "--save-every", 1000)
     told = Strike(number, STEP, 6)

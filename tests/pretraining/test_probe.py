@@ -10,15 +10,16 @@ from pucache.errors import LabelError, RunError
 from pucache.images.source import open_source
 from pucache.pretraining import probe
 from pucache.pretraining.augmentations import VIEWS
-from pucache.pretraining.dataset import Squash, Streamed
-from pucache.pretraining.network import build
-from pucache.pretraining.probe import Probe, effective_rank, features, held_out_auc, neighbours_agree
+from pucache.pretraining.network import NetworkConfig, build_network
+from pucache.pretraining.probe import Probe, effective_rank, features, held_out_auc, knn_accuracy
+from pucache.pretraining.squash import Squash
+from pucache.pretraining.streamed_images import StreamedImages
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 
 
-class Recorded(Streamed):
+class Recorded(StreamedImages):
     """Images of a folder, and which of them were asked for."""
 
     asked: np.ndarray
@@ -31,7 +32,7 @@ class Recorded(Streamed):
 
 @pytest.fixture(scope="module")
 def network():
-    return build("test_resnet", stem="small", size=32, weights=None, norm=True, seed=0).train()
+    return build_network(NetworkConfig("test_resnet", stem="small", size=32), norm=True, seed=0).train()
 
 
 @pytest.fixture(scope="module")
@@ -114,16 +115,16 @@ def test_neighbours_vote_as_in_a_loop(n, count):
         generator = np.random.default_rng(seed)
         classes = generator.permutation(np.arange(n) % count)
         X = generator.standard_normal((n, 6)) + np.eye(6)[classes]
-        found = neighbours_agree(torch.from_numpy(X).float(), torch.from_numpy(classes))
+        found = knn_accuracy(torch.from_numpy(X).float(), torch.from_numpy(classes))
         assert found == pytest.approx(agreement(X, classes), abs=1e-6)
 
 
-def test_neighbours_agree_where_classes_lie_apart_and_never_where_an_image_would_have_to_vote_for_itself():
+def test_knn_accuracy_where_classes_lie_apart_and_never_where_an_image_would_have_to_vote_for_itself():
     classes = torch.arange(60) % 3
     X = 5 * torch.eye(3)[classes] + 0.01 * torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
-    assert neighbours_agree(X, classes) == 1
-    assert neighbours_agree(X, torch.arange(60)) == 0
-    assert neighbours_agree(1000 * X, classes) == 1
+    assert knn_accuracy(X, classes) == 1
+    assert knn_accuracy(X, torch.arange(60)) == 0
+    assert knn_accuracy(1000 * X, classes) == 1
 
 
 # --- rank --------------------------------------------------------------------------------------
@@ -248,13 +249,13 @@ def test_classes_beyond_those_that_are_looked_at_cost_nothing(network, folder, t
     many = "".join(f"elsewhere/{number}.png,{number}\n" for number in range(50_000))
     found = Probe(images(folder), labels=table(tmp_path, CLASSES + many))
     counted = []
-    monkeypatch.setattr(probe, "neighbours_agree", lambda X, classes: counted.append(int(classes.max()) + 1) or 0.0)
+    monkeypatch.setattr(probe, "knn_accuracy", lambda X, classes: counted.append(int(classes.max()) + 1) or 0.0)
     look(found, network)
     assert counted == [2]
 
 
 def test_the_same_few_images_are_looked_at_each_time(network, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(probe, "_MOST", 12)
+    monkeypatch.setattr(probe, "_MAX_IMAGES", 12)
     (tmp_path / "positives.txt").write_text(REDDISH)
     labels = table(tmp_path, CLASSES)
     for options in ({}, {"positives": tmp_path / "positives.txt"}, {"labels": labels}):
@@ -271,7 +272,7 @@ def test_the_same_few_images_are_looked_at_each_time(network, folder, tmp_path, 
 
 
 def test_features_that_are_no_numbers_are_an_error_that_says_so(folder):
-    broken = build("test_resnet", stem="small", size=32, weights=None, norm=True, seed=0)
+    broken = build_network(NetworkConfig("test_resnet", stem="small", size=32), norm=True, seed=0)
     with torch.no_grad():
         for weight in broken.backbone.parameters():
             weight.mul_(1e15)
@@ -297,7 +298,7 @@ def test_both_positives_and_labels_are_a_value_error(folder):
     ],
 )
 def test_positives_that_do_not_fit_are_a_label_error(folder, tmp_path, monkeypatch, text, told):
-    monkeypatch.setattr(probe, "_MOST", 12)
+    monkeypatch.setattr(probe, "_MAX_IMAGES", 12)
     (tmp_path / "positives.txt").write_text(text)
     with pytest.raises(LabelError, match=told):
         Probe(images(folder), positives=tmp_path / "positives.txt")

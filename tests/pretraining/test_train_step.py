@@ -17,8 +17,8 @@ from helpers.training_parts import (
 )
 
 from pucache.pretraining import process_group
-from pucache.pretraining.augmentations import VIEWS, Augment, draw
-from pucache.pretraining.train_step import geometry
+from pucache.pretraining.augmentations import VIEWS, Augment, random_numbers
+from pucache.pretraining.projection_geometry import projection_geometry
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -47,7 +47,7 @@ def by_hand(network, optimizer, rate, *, views, seed=3, steps=5):
     for number in range(steps):
         order = np.random.default_rng((seed, number // (N // BATCH))).permutation(N)
         place = number % (N // BATCH) * BATCH
-        one, other = augment(IMAGES[order[place : place + BATCH]], draw(seed, number, BATCH, 2))
+        one, other = augment(IMAGES[order[place : place + BATCH]], random_numbers(seed, number, images=BATCH, views=2))
         z = network(torch.cat([one, other]))
         loss = loss_as_printed(torch.stack([z[:BATCH], z[BATCH:]], 1), 0.5, 0.1)
         optimizer.zero_grad()
@@ -92,10 +92,10 @@ def test_impulses_steps_are_those_of_a_loop_written_out():
     assert_near(state(run.network), state(plain), 1e-4)
 
 
-@pytest.mark.parametrize("numbers", [torch.float32, torch.bfloat16])
-def test_training_lowers_the_loss_in_either_precision(numbers):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_training_lowers_the_loss_in_either_precision(dtype):
     how = recipe(epochs=20, n_views=3, views="grey")
-    losses = train(training(with_norms(), how, numbers=numbers), steps=60)
+    losses = train(training(with_norms(), how, dtype=dtype), steps=60)
     assert all(map(math.isfinite, losses)) and np.mean(losses[-10:]) < np.mean(losses[:10]) - 0.05
 
 
@@ -120,8 +120,8 @@ def test_parts_make_the_loss_and_the_gradient_of_the_whole(accumulate):
 def test_parts_are_drawn_alike_in_both_passes():
     run = training(without_norms(dropout=0.5), recipe(accumulate=2))
     plain = training(without_norms(dropout=0.5), recipe(accumulate=2))
-    rows = next(iter(run.rows(0)))
-    drawn = draw(3, 0, BATCH, 2)
+    rows = next(iter(run.batch_rows(0)))
+    drawn = random_numbers(3, 0, images=BATCH, views=2)
     z = [plain._project(0, place, IMAGES[rows][half], drawn[half]) for place, half in
          enumerate((slice(0, 4), slice(4, 8)))]  # fmt: skip
     loss_as_printed(torch.cat(z), 0.5, 0.1).backward()
@@ -131,7 +131,7 @@ def test_parts_are_drawn_alike_in_both_passes():
 
 def test_parts_move_the_running_statistics_once_an_image():
     parts, plain = (training(with_norms(), recipe(accumulate=4)) for _ in range(2))
-    rows, drawn = next(iter(plain.rows(0))), draw(3, 0, BATCH, 2)
+    rows, drawn = next(iter(plain.batch_rows(0))), random_numbers(3, 0, images=BATCH, views=2)
     with torch.no_grad():  # one pass of each part, in their order
         for place, (images, numbers) in enumerate(zip(IMAGES[rows].chunk(4), drawn.chunk(4), strict=True)):
             plain._project(0, place, images, numbers)
@@ -148,7 +148,7 @@ def test_parts_move_the_running_statistics_once_an_image():
 
 
 def rows_of(run, first=0):
-    return [rows.tolist() for rows in run.rows(first)]
+    return [rows.tolist() for rows in run.batch_rows(first)]
 
 
 def joined(batches):
@@ -158,7 +158,7 @@ def joined(batches):
 def test_every_epoch_is_another_order_without_repetition():
     run = training(without_norms(), recipe())
     batches = rows_of(run)
-    assert len(batches) == run.steps == 12 and run.an_epoch == 3 and {len(rows) for rows in batches} == {BATCH}
+    assert len(batches) == run.steps == 12 and run.steps_per_epoch == 3 and {len(rows) for rows in batches} == {BATCH}
     epochs = [joined(batches[first : first + 3]) for first in range(0, 12, 3)]
     for epoch in epochs:
         assert len(set(epoch)) == 3 * BATCH and set(epoch) <= set(range(N))
@@ -190,7 +190,7 @@ def test_the_shares_of_the_processes_are_the_batch(monkeypatch):
 @pytest.mark.parametrize("steps", [1, 2, 10, 1000])
 def test_the_rate_rises_peaks_and_falls_to_nearly_nothing(steps):
     how = recipe(batch_size=1024)
-    rates = [how.rate(step, steps) for step in range(steps)]
+    rates = [how.learning_rate(step, steps) for step in range(steps)]
     peak = rates.index(max(rates))
     assert max(rates) == pytest.approx(0.06 * 2)  # the root of four times 256
     assert peak == max(0, steps // 10 - 1)
@@ -199,8 +199,8 @@ def test_the_rate_rises_peaks_and_falls_to_nearly_nothing(steps):
 
 
 def test_the_rate_of_impulses_is_constant():
-    assert {recipe("impulses", batch_size=b).rate(s, 9) for b in (8, 1024) for s in range(9)} == {3e-4}
-    assert recipe("impulses", optimizer="sgd", batch_size=1024).rate(5, 9) == pytest.approx(6e-4)
+    assert {recipe("impulses", batch_size=b).learning_rate(s, 9) for b in (8, 1024) for s in range(9)} == {3e-4}
+    assert recipe("impulses", optimizer="sgd", batch_size=1024).learning_rate(5, 9) == pytest.approx(6e-4)
 
 
 # --- what is refused ---------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_what_is_not_finite_is_seen():
 
 def test_geometry_tells_a_point_from_a_sphere():
     draws = torch.randn(400, 2, 64, generator=torch.Generator().manual_seed(0))
-    even, point = geometry(draws), geometry(torch.ones(400, 2, 64))
+    even, point = projection_geometry(draws), projection_geometry(torch.ones(400, 2, 64))
     assert even.spread == pytest.approx(1, abs=0.02) and even.alignment == pytest.approx(2, abs=0.1)
     assert point.spread == pytest.approx(0, abs=1e-3) and point.alignment == pytest.approx(0, abs=1e-5)
     assert even.uniformity < -3.5 and point.uniformity == pytest.approx(0, abs=1e-5)

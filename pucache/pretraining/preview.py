@@ -1,0 +1,112 @@
+"""Drawing views of a few images into a PNG, to choose them before training."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+
+from ..errors import ImageError, SourceError
+from ..images.decoding import decode
+from ..images.source import Source, open_source
+from ..storage.atomic import check_writable, replacing
+from .augmentations import VIEWS, Augment, random_numbers
+from .dataset import list_images
+from .network import NetworkConfig, build_network
+from .recipes import Recipe, find_recipe
+from .squash import squash_for
+
+_IMAGES, _VIEWS = 8, 6  # rows and columns of the sheet
+_MAX_ATTEMPTS = 20 * _IMAGES  # images that are tried
+_GAP, _TITLE_HEIGHT = 4, 18  # pixels
+
+
+def show_views(
+    source: str | os.PathLike[str] | Source,
+    path: str | Path,
+    network: NetworkConfig | None = None,
+    recipe: str | Recipe = "modern",
+    *,
+    seed: int = 0,
+) -> int:
+    """Draw a few images of a source and their views into a PNG.
+
+    Parameters
+    ----------
+    source : str, path or Source
+        What `pucache.images.source.open_source` takes or returns.
+    path : path or str
+        Of the PNG.
+    network : NetworkConfig, optional
+        Determines the size of the views.
+    recipe : str or Recipe
+        Determines the views.
+    seed : int
+        Seed of the choice of images and of their views.
+
+    Returns
+    -------
+    int
+        Number of images drawn.
+
+    Raises
+    ------
+    SourceError
+        The source holds no image, or none that can be used.
+    OutputError
+        The PNG cannot be written.
+    """
+    check_writable(path)
+    recipe = find_recipe(recipe)
+    source = open_source(source) if isinstance(source, str | os.PathLike) else source
+    listing = list_images(source)
+    model = build_network(network or NetworkConfig(), norm=recipe.projector_norm, seed=seed)
+    squash = squash_for(model.description, VIEWS[recipe.views])
+    order = np.random.default_rng(seed).permutation(len(listing.keys))[:_MAX_ATTEMPTS]
+    images: list[torch.Tensor] = []
+    for row in order:
+        with contextlib.suppress(ImageError):
+            images.append(squash(decode(source.read(listing.keys[row]), squash.sufficient_side)).contiguous())
+        if len(images) == _IMAGES:
+            break
+    if not images:
+        raise SourceError(f"none of {len(order)} images of {source.name} can be used")
+    augment = Augment(VIEWS[recipe.views], model.description.size)
+    randoms = random_numbers(seed, 0, images=len(images), views=_VIEWS)
+    save_view_sheet(path, torch.stack(images), augment, randoms)
+    return len(images)
+
+
+def save_view_sheet(path: str | Path, images: torch.Tensor, augment: Augment, randoms: torch.Tensor) -> None:
+    """Draw each image and its views side by side into a PNG, one row per image.
+
+    Parameters
+    ----------
+    path : path
+    images : uint8 tensor, (b, D, D, 3)
+    augment : Augment
+    randoms : float32 tensor, (b, M, N_RANDOM)
+
+    Raises
+    ------
+    OutputError
+        The PNG cannot be written.
+    """
+    views = augment(images, randoms)  # (M, b, 3, size, size)
+    M, side = len(views), max(96, min(augment.size, 224))
+    cell = side + _GAP
+    sheet = Image.new("RGB", ((M + 1) * cell + _GAP, _TITLE_HEIGHT + len(images) * cell), "white")
+    pen = ImageDraw.Draw(sheet)
+    for column, title in enumerate(["original", *(f"view {m % len(augment.views) + 1}" for m in range(M))]):
+        pen.text((_GAP + column * cell, 3), title, fill="black")
+    for row, original in enumerate(images):
+        pictures = [original, *(views[:, row].permute(0, 2, 3, 1) * 255).round().to(torch.uint8)]
+        for column, pixels in enumerate(pictures):
+            tile = Image.fromarray(pixels.cpu().numpy()).resize((side, side), Image.Resampling.NEAREST)
+            sheet.paste(tile, (_GAP + column * cell, _TITLE_HEIGHT + row * cell))
+    with replacing(check_writable(path)) as temporary:
+        sheet.save(temporary, "PNG")
