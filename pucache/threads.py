@@ -1,25 +1,29 @@
 """Number of threads for numerical work on the CPU, and limits on the libraries that start them.
 
 Threads that wait for each other after every product are slower than one thread on a busy machine,
-where each of them waits for its turn, and on small matrices also on an idle one. So a second thread
-is used only for large matrices, one threading runtime is in use at a time, and threads sleep while
-they wait.
+where each of them waits for its turn, and on small matrices also on an idle one. So products have one
+thread unless they are large, long sums are divided among threads that meet once at the end
+(`worker_threads`), one threading runtime is in use at a time, and threads sleep while they wait.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .devices import cores
 
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
-VALUES_PER_THREAD = 1 << 26  # values of X from which on one more thread pays for its synchronisation
+T = TypeVar("T")
+RunAll = Callable[[Sequence[Callable[[], Any]]], list[Any]]
+
+VALUES_PER_THREAD = 1 << 24  # products of a step from which on one more thread pays for its synchronisation
 
 
 def set_thread_defaults() -> None:
@@ -39,7 +43,7 @@ def set_thread_defaults() -> None:
 
 
 def threads_for(values: int) -> int:
-    """Threads for passes over so many values: one per `VALUES_PER_THREAD`, at most the cores of this process."""
+    """Threads for a step of so many products: one per `VALUES_PER_THREAD`, at most the cores of this process."""
     return max(1, min(cores(), values // VALUES_PER_THREAD))
 
 
@@ -50,7 +54,7 @@ def limited_threads(values: int) -> Iterator[None]:
     Parameters
     ----------
     values : int
-        Size of the matrix that is passed over.
+        Products (multiplications) of one step.
     """
     import torch
 
@@ -61,6 +65,39 @@ def limited_threads(values: int) -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
+
+
+def run_in_turn(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Run tasks in the calling thread and return their results in order."""
+    return [task() for task in tasks]
+
+
+@contextmanager
+def worker_threads(count: int) -> Iterator[RunAll]:
+    """Yield a function that runs tasks in so many threads and returns their results in order.
+
+    Torch has one thread in each of them, flushes denormals and records no gradients. With one
+    thread, tasks run in the calling thread.
+
+    Parameters
+    ----------
+    count : int
+    """
+    if count < 2:
+        yield run_in_turn
+        return
+    import torch
+
+    def prepare() -> None:
+        torch.set_num_threads(1)
+        torch.set_flush_denormal(True)
+
+    def without_gradients(task: Callable[[], T]) -> T:
+        with torch.inference_mode():
+            return task()
+
+    with ThreadPoolExecutor(count, initializer=prepare) as pool:
+        yield lambda tasks: list(pool.map(without_gradients, tasks))
 
 
 @cache

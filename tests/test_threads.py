@@ -13,7 +13,7 @@ from pucache.threads import VALUES_PER_THREAD, limited_threads, threads_for
 
 @pytest.mark.parametrize(
     ("values", "cores", "expected"),
-    [(0, 8, 1), (33_000 * 1280, 8, 1), (2 * VALUES_PER_THREAD, 8, 2), (5_000_000 * 256, 8, 8), (1 << 40, 2, 2)],
+    [(0, 8, 1), (256 * 1280, 8, 1), (2 * VALUES_PER_THREAD, 8, 2), (320 * 256 * 1280, 8, 6), (1 << 40, 2, 2)],
 )
 def test_threads_grow_with_the_matrix_up_to_the_cores(monkeypatch, values, cores, expected):
     monkeypatch.setattr(threads, "cores", lambda: cores)
@@ -63,3 +63,18 @@ def test_the_defaults_of_a_command_come_before_numpy_and_torch():
     )
     ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert ended.stderr.strip() == "set()"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_workers_return_results_in_order_with_one_torch_thread_and_no_gradients(count):
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode(), threads.worker_threads(count) as run_all:
+            assert run_all([lambda number=number: number for number in range(9)]) == list(range(9))
+            states = run_all([lambda: (torch.get_num_threads(), torch.is_inference_mode_enabled())] * 5)
+            assert states == [(1, True)] * 5
+            with pytest.raises(ZeroDivisionError):
+                run_all([lambda: 1 / 0])
+    finally:
+        torch.set_num_threads(before)

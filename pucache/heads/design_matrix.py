@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from .moments import Moments
 
 CPU_RESIDENT = 1 << 29  # bytes of float32 rows kept in memory on the CPU
 CUDA_RESIDENT = 0.5  # share of the free device memory that rows may take
+_BLOCKS_PER_GROUP, _MAX_GROUPS = 4, 32  # see `RowBlocks.groups`
 _SAMPLE = 4096  # rows that the leading directions are estimated from
 _DIRECTIONS = 64  # leading directions that preconditioners use
 
@@ -48,8 +50,22 @@ class RowBlocks:
 
     def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield (slice into ``rows``, block (b, d)) pairs."""
-        for number, part in enumerate(self._slices):
+        return self.blocks(range(len(self._slices)))
+
+    def blocks(self, numbers: range) -> Iterator[tuple[slice, Tensor]]:
+        """Yield some of the blocks by number; several threads may do so at once."""
+        for number in numbers:
+            part = self._slices[number]
             yield part, self._kept[number] if self._kept is not None else self._make(part)
+
+    def groups(self) -> list[range]:
+        """Numbers of the blocks in groups of consecutive ones, for sums that several threads add up.
+
+        The groups depend on the shape alone, so the sums do not depend on the number of threads.
+        """
+        count = max(1, min(_MAX_GROUPS, len(self._slices) // _BLOCKS_PER_GROUP))
+        bounds = [round(len(self._slices) * group / count) for group in range(count + 1)]
+        return [range(begin, end) for begin, end in pairwise(bounds)]
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -99,15 +99,13 @@ def fit_heads(
     problem = HeadProblem.of(
         design, risk or PURisk(), weights=weights, prior=prior, penalty=penalty, seed=seed, column=column
     )
-    with (
-        progress or Silent() as shown_progress,
-        torch.inference_mode(),
-        _flushed_denormals(),
-        limited_threads(design.X.size),
-    ):
+    settings = sgd_settings or SGDSettings()
+    with progress or Silent() as shown_progress, torch.inference_mode(), _flushed_denormals():
         if solver == "sgd":
-            return minibatch.train(problem, sgd_settings or SGDSettings(), shown_progress)
-        return full_batch.train(problem, start=start, tolerance=tolerance, progress=shown_progress)
+            with limited_threads(len(problem) * settings.batch_size * problem.d):
+                return minibatch.train(problem, settings, shown_progress)
+        with limited_threads(0):  # the solver runs blocks of rows in threads, which need not wait at every product
+            return full_batch.train(problem, start=start, tolerance=tolerance, progress=shown_progress)
 
 
 @contextmanager

@@ -11,12 +11,16 @@ smoothed there over a width of `WIDTH`, which raises the objective by at most WI
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from ..devices import cores
 from ..progress import Progress
+from ..threads import RunAll, run_in_turn, worker_threads
 from .design_matrix import reduced_precision
 from .fitted import FittedHeads
 from .lbfgs import Minimum, minimise
@@ -50,8 +54,14 @@ def train(
     -------
     FittedHeads
     """
-    objective = _Objective(problem, progress)
     progress.start(None, "training")
+    on_cpu = problem.device.type == "cpu"
+    threads = min(cores(), len(problem.design.unlabelled.groups())) if on_cpu else 1
+    with worker_threads(threads) as run_all:
+        return _train(_Objective(problem, progress, run_all), problem, start, tolerance)
+
+
+def _train(objective: _Objective, problem: HeadProblem, start: FittedHeads | None, tolerance: float) -> FittedHeads:
     all_heads = torch.arange(len(problem), device=problem.device)
     preconditioner = _Preconditioner(problem, objective.coefficients.total, objective.penalty)
     parameters, reference = problem.initial_parameters(_INITIAL_BOUND), None
@@ -101,9 +111,10 @@ def _fitted(problem: HeadProblem, minimum: Minimum, objective: _Objective) -> Fi
 class _Objective:
     """Value and gradient of the heads' penalised risks; keeps the last reported risk of each head."""
 
-    def __init__(self, problem: HeadProblem, progress: Progress):
+    def __init__(self, problem: HeadProblem, progress: Progress, run_all: RunAll = run_in_turn):
         self._problem, self._progress, self.passes = problem, progress, 0
         design = problem.design
+        self._groups, self._run_all = design.unlabelled.groups(), run_all
         self._weights_positive, total_positive = problem.normalised_weights(design.positive_rows)
         self._weights_unlabelled, total_unlabelled = problem.normalised_weights(design.unlabelled_rows)
         self._column = problem.tensor(problem.column)
@@ -121,9 +132,17 @@ class _Objective:
             margins = positive_part.margins(X)
             positive_part.add(X, weights * c.a[head, None], *falling(surrogate, margins))
             negative_part.add(X, weights * c.p[head, None], *rising(surrogate, margins))
-        for rows, X in self._problem.design.unlabelled:
-            weights = self._weights_unlabelled[:, rows][self._column[head]]
-            negative_part.add(X, weights * c.u[head, None], *rising(surrogate, negative_part.margins(X)))
+
+        def add_unlabelled(group: range, total: _WeightedLoss) -> _WeightedLoss:
+            for rows, X in self._problem.design.unlabelled.blocks(group):
+                weights = self._weights_unlabelled[:, rows][self._column[head]]
+                total.add(X, weights * c.u[head, None], *rising(surrogate, total.margins(X)))
+            return total
+
+        totals = [negative_part, *(_WeightedLoss(parameters) for _ in self._groups[1:])]
+        tasks = [partial(add_unlabelled, group, total) for group, total in zip(self._groups, totals, strict=True)]
+        for total in self._run_all(tasks)[1:]:
+            negative_part.merge(total)
         self.passes += 1
         self._progress.advance(1)
         return self._combine(parameters, head, positive_part, negative_part)
@@ -159,6 +178,11 @@ class _WeightedLoss:
         step = slope.mul_(weights)
         self.gradient[:, :-1] += step @ X
         self.gradient[:, -1] += step.sum(1)
+
+    def merge(self, other: _WeightedLoss) -> None:
+        """Add the sums over other rows."""
+        self.value += other.value
+        self.gradient += other.gradient
 
 
 class _Preconditioner:

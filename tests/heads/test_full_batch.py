@@ -374,3 +374,16 @@ def test_a_row_far_out_is_no_obstacle(name):
     weights[row, 1] = 1
     heads = fit(X, s, name, weights=weights, penalty=1e-3)
     assert (heads.residual <= full_batch.TOLERANCE).all()
+
+
+@pytest.mark.parametrize("name", ["imbupu", "imbnnpu"])
+def test_the_number_of_threads_does_not_change_a_bit(data, small_blocks, monkeypatch, name):
+    X, s = (np.tile(part, (12, 1) if part.ndim > 1 else 12) for part in data)
+    fitted = []
+    for count in (1, 2, 5):
+        monkeypatch.setattr(full_batch, "cores", lambda count=count: count)
+        fitted.append(fit(X, s, name, penalty=[0.01, 0.1]))
+    assert len(DesignMatrix(X, s, None, CPU).unlabelled.groups()) > 2
+    for other in fitted[1:]:
+        np.testing.assert_array_equal(other.coef, fitted[0].coef)
+        assert other.passes == fitted[0].passes
