@@ -1,13 +1,25 @@
 """The public API: one function per command, resolved on first use."""
 
+import dataclasses
 import pkgutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import safetensors.torch
+import timm
+import torch
+from PIL import Image
 
 import pucache
 from pucache.cli.main import main
+from pucache.pretraining.network import NetworkConfig
+from pucache.pretraining.recipes import RECIPES
+from pucache.pu.label_files import read_truth
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 COMMANDS = sorted(main.commands)
 
@@ -34,3 +46,150 @@ def test_importing_pucache_imports_neither_torch_nor_h5py():
     code = "import pucache, sys; print(sorted({'torch', 'h5py', 'numpy', 'sklearn'} & set(sys.modules)))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout == "[]\n"
+
+
+# --- every function, with paths and with opened objects ----------------------------------------
+
+ENCODER = "timm:test_convnext"
+TRAINING = {"prior": 0.2, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Red images among blue ones, the first eight labelled; true classes; weights of a small network."""
+    folder = tmp_path_factory.mktemp("api")
+    draw = np.random.default_rng(0)
+    lines = ["key,label"]
+    for number in range(48):
+        red = number < 16
+        pixels = draw.normal((220, 40, 40) if red else (40, 60, 200), 40, (12, 12, 3)).clip(0, 255).astype(np.uint8)
+        path = folder / "photos" / f"{number:03}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(path)
+        lines.append(f"{path.name},{int(red)}")
+    (folder / "truth.csv").write_text("\n".join(lines) + "\n")
+    (folder / "found.txt").write_text("".join(f"{number:03}.png\n" for number in range(8)))
+    torch.manual_seed(0)
+    safetensors.torch.save_file(timm.create_model("test_convnext").state_dict(), folder / "weights.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cache(folder):
+    return pucache.embed(
+        str(folder / "photos"),
+        str(folder / "cache.h5"),
+        ENCODER,
+        weights=str(folder / "weights.safetensors"),
+        device="cpu",
+    )
+
+
+@pytest.fixture(scope="module")
+def model(folder, cache):
+    model = pucache.train_pu(cache, folder / "found.txt", **TRAINING)
+    model.save(folder / "model.safetensors")
+    return model
+
+
+@pytest.fixture(scope="module", params=["paths", "opened"])
+def arguments(request, folder, cache, model):
+    """The same arguments as strings and as opened objects."""
+    if request.param == "paths":
+        names = {"cache": "cache.h5", "labels": "found.txt", "model": "model.safetensors", "truth": "truth.csv"}
+        return SimpleNamespace(**{name: str(folder / file) for name, file in names.items()})
+    labels = pucache.Labels.read(cache, folder / "found.txt")
+    return SimpleNamespace(cache=cache, labels=labels, model=model, truth=read_truth(folder / "truth.csv", cache.keys))
+
+
+def test_embed_returns_the_opened_cache_and_takes_an_opened_source_and_encoder(folder, cache):
+    assert isinstance(cache, pucache.EmbeddingCache) and len(cache) == 48
+    encoder = pucache.load_encoder(ENCODER, weights=folder / "weights.safetensors", device="cpu", like=cache.encoder)
+    again = pucache.embed(pucache.open_source(folder / "photos"), folder / "again.h5", encoder)
+    assert list(again.keys) == list(cache.keys) and np.array_equal(again.X, cache.X)
+
+
+def test_train_pu(arguments, model):
+    trained = pucache.train_pu(arguments.cache, arguments.labels, **TRAINING)
+    assert isinstance(trained, pucache.PULinearClassifier)
+    np.testing.assert_array_equal(trained.coef_, model.coef_)
+
+
+def test_estimate_prior(arguments):
+    (estimate,) = pucache.estimate_prior(arguments.cache, arguments.labels, methods=["tilt"], draws=0, device="cpu")
+    assert 0 < estimate.prior < 1
+
+
+def test_sweep_priors(arguments):
+    sweep = pucache.sweep_priors(
+        arguments.cache, arguments.labels, truth=arguments.truth, priors=[0.1, 0.2], seeds=[0], device="cpu"
+    )
+    assert [row.prior for row in sweep.rows] == [0.1, 0.2] and sweep.rows[0].true_auc > 0.8
+
+
+def test_retrieve_positives_and_write_review_page(arguments, tmp_path):
+    ranking = pucache.retrieve_positives(arguments.cache, arguments.labels, arguments.model, k=5, device="cpu")
+    assert len(ranking.keys) == 5 and all(int(key[:3]) < 16 for key in ranking.keys)
+    pucache.write_review_page(arguments.cache, ranking, arguments.labels, tmp_path / "review.html")
+    assert ranking.keys[0] in (tmp_path / "review.html").read_text()
+
+
+def test_score_and_evaluate(arguments, folder, tmp_path):
+    report = pucache.score(arguments.model, arguments.cache, str(tmp_path / "scores.csv"))
+    assert report.rows == 48
+    metrics = pucache.evaluate(str(tmp_path / "scores.csv"), str(folder / "truth.csv"))
+    assert metrics["auc"] > 0.9
+
+
+def test_score_embeds_images_first(folder, model, tmp_path):
+    report = pucache.score(
+        model,
+        str(folder / "photos"),
+        tmp_path / "new.csv",
+        weights=folder / "weights.safetensors",
+        device="cpu",
+    )
+    assert report.rows == 48 and (tmp_path / "new.h5").is_file()
+
+
+def test_report(arguments, tmp_path):
+    pucache.report(
+        arguments.cache,
+        arguments.labels,
+        tmp_path / "report.html",
+        model=arguments.model,
+        truth=arguments.truth,
+        draws=0,
+        device="cpu",
+    )
+    assert "</html>" in (tmp_path / "report.html").read_text()
+
+
+def test_info_verify_and_pack(arguments, tmp_path):
+    assert pucache.info(arguments.cache).rows == 48
+    (verified,) = pucache.verify(arguments.cache)
+    assert (verified.kind, verified.rows, verified.damage) == ("cache", 48, "")
+    assert pucache.pack(arguments.cache, tmp_path / "packed.h5") == 48
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_import_embeddings(tmp_path, opened):
+    X, keys = np.eye(3, dtype=np.float32), ["a", "b", "c"]
+    np.save(tmp_path / "X.npy", X)
+    (tmp_path / "keys.txt").write_text("\n".join(keys))
+    arguments = (X, keys) if opened else (str(tmp_path / "X.npy"), str(tmp_path / "keys.txt"))
+    pucache.import_embeddings(*arguments, str(tmp_path / "cache.h5"))
+    np.testing.assert_array_equal(pucache.EmbeddingCache(tmp_path / "cache.h5").X, X)
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_pretrain(folder, tmp_path, opened):
+    source = folder / "photos"
+    network = NetworkConfig(backbone="test_resnet", stem="small", size=16)
+    recipe = dataclasses.replace(RECIPES["modern"], epochs=1, batch_size=16)
+    report = pucache.pretrain(
+        pucache.open_source(source) if opened else str(source), str(tmp_path / "run"), network, recipe, device="cpu"
+    )
+    assert report.steps == report.total > 0
+    encoder = pucache.load_encoder(str(tmp_path / "run"), device="cpu")
+    assert len(pucache.embed(source, tmp_path / "own.h5", encoder)) == 48
