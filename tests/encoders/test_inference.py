@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.hangs import HANG_SECONDS
+from helpers.slow import slow
 from hypothesis import given
 from hypothesis import strategies as st
 from torch._inductor import config as inductor
@@ -257,7 +258,7 @@ def photographs():
     return (smooth * 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
 
-@pytest.mark.parametrize("precision, least", [("fp32", 0.9999), ("bf16", 0.99)])
+@pytest.mark.parametrize("precision, least", [slow("fp32", 0.9999), ("bf16", 0.99)])
 def test_openvino_gives_the_embeddings_of_torch(photographs, precision, least):
     pytest.importorskip("openvino")
     settings = {"device": "cpu", "batch_size": 4}
