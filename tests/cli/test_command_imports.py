@@ -1,0 +1,55 @@
+"""Each command imports only the large packages that it uses."""
+
+import shlex
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from helpers.planted import planted, write_cache
+
+from pucache.pu.classifier import PULinearClassifier
+
+LARGE = {"torch", "torchvision", "timm", "sklearn", "matplotlib", "faiss", "h5py", "ray", "openvino"}
+RUN = f"""
+import sys
+from pucache.cli.main import main
+main(sys.argv[1:], standalone_mode=False)
+print("imported:", *sorted({LARGE!r} & set(sys.modules)))
+"""
+LABELS = "--positives positives.txt --twins 2"
+ALLOWED = {
+    "info cache.h5": {"h5py"},
+    "verify cache.h5 model.safetensors": {"h5py"},
+    "pack cache.h5 --out packed.h5": {"h5py"},
+    "evaluate scores.csv --truth truth.csv": set(),
+    "score model.safetensors cache.h5 --out new.csv": {"h5py"},
+    f"retrieve-positives cache.h5 {LABELS}": {"h5py"},
+    f"retrieve-positives cache.h5 {LABELS} --model model.safetensors": {"h5py", "faiss"},
+    f"train-pu cache.h5 {LABELS} --prior 0.3 --device cpu": {"h5py", "torch"},
+    f"estimate-prior cache.h5 {LABELS} --draws 0 --device cpu": {"h5py", "torch", "sklearn"},
+    f"sweep-priors cache.h5 {LABELS} --no-plot --device cpu": {"h5py", "torch"},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("imports")
+    X, s, y = planted(120, labelled=20)
+    cache = write_cache(folder / "cache.h5", X)
+    model = PULinearClassifier(prior=0.3, device="cpu").fit(X, s)
+    model.save(folder / "model.safetensors")
+    (folder / "positives.txt").write_text("".join(f"{key}\n" for key in cache.keys[np.flatnonzero(s)]))
+    truth = [f"{key},{label}" for key, label in zip(cache.keys, y, strict=True)]
+    (folder / "truth.csv").write_text("\n".join(["key,label", *truth]) + "\n")
+    scores = [f"{key},{margin},0.5,1" for key, margin in zip(cache.keys, X[:, 0], strict=True)]
+    (folder / "scores.csv").write_text("\n".join(["key,margin,posterior,label", *scores]) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("command", ALLOWED)
+def test_a_command_imports_only_what_it_uses(folder, command):
+    process = [sys.executable, "-c", RUN, *shlex.split(command)]
+    ended = subprocess.run(process, cwd=folder, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert set(ended.stdout.splitlines()[-1].split()[1:]) <= ALLOWED[command]
