@@ -1,5 +1,6 @@
 import contextlib
 import csv
+import dataclasses
 import json
 import math
 import os
@@ -21,9 +22,13 @@ from helpers.started import Started, Strike, torchrun_says
 from helpers.training_parts import recipe, train, training, with_norms
 from PIL import Image
 
+import pucache
 from pucache.cli.main import main
 from pucache.encoders import pretrained_file
+from pucache.images.source import open_source
 from pucache.pretraining import checkpoints
+from pucache.pretraining.network import NetworkConfig
+from pucache.pretraining.recipes import RECIPES, find_recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -168,11 +173,29 @@ def test_a_preview_is_drawn_and_nothing_trained(photos, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["views.png"]
 
 
+def test_the_function_takes_a_path_or_an_opened_source_and_does_what_the_command_does(photos, tmp_path):
+    run("pretrain", photos, tmp_path / "command", *SMALL, "--epochs", 1)
+    network = NetworkConfig("test_resnet", stem="small", size=16)
+    options = {"device": "cpu", "workers": 0, "precision": "fp32"}
+    recipe = dataclasses.replace(RECIPES["modern"], batch_size=BATCH, epochs=1)
+    for name, source in (("text", str(photos)), ("path", photos), ("source", open_source(photos))):
+        report = pucache.pretrain(source, tmp_path / name, network, recipe, **options)
+        assert report.steps == report.total == 4
+        assert outcome(tmp_path / name) == outcome(tmp_path / "command")
+
+
+def test_a_recipe_goes_by_its_name():
+    assert find_recipe("modern") is find_recipe(RECIPES["modern"]) is RECIPES["modern"]
+    with pytest.raises(ValueError, match="unknown recipe 'new'; use impulses or modern"):
+        find_recipe("new")
+
+
 # --- going on ----------------------------------------------------------------------------------
 
 
-STEP, SAVE, ADD = (
-    f"pucache.pretraining.{name}" for name in ("training.Training.step", "checkpoints.save", "history.History.add")
+STEP, SAVE, APPEND = (
+    f"pucache.pretraining.{name}"
+    for name in ("train_step.Training.step", "checkpoints.save", "metrics_log.MetricsLog.append")
 )
 
 
@@ -197,7 +220,7 @@ KILLS = {
     "before the encoder has its name": (("os.replace", 3, "encoder."), 4),
     "with a checkpoint just begun": (("pathlib.Path.open", 1, ".0000000006."), 5),
     "with a checkpoint too many": (("os.replace", 1, "0000000008."), 8),
-    "with a row of the log too many": ((ADD, 1), 11),
+    "with a row of the log too many": ((APPEND, 1), 11),
 }
 
 
@@ -223,7 +246,7 @@ def test_a_run_that_is_killed_ends_in_the_same_bytes(precision, places, photos, 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_run_that_is_interrupted_loses_nothing(number, code, photos, undisturbed, tmp_path):
     # though nothing is saved between: as images are decoded, in a step, in a look at the losses, in the last save
-    places = [(("os.replace", 1, "images.u8"), 0), ((STEP, 1), 1), ((STEP, 5), 6), ((ADD, 1), 8), ((SAVE, 1), STEPS)]
+    places = [(("os.replace", 1, "images.u8"), 0), ((STEP, 1), 1), ((STEP, 5), 6), ((APPEND, 1), 8), ((SAVE, 1), STEPS)]
     taken = []
     for turn, (place, step) in enumerate(places):
         struck = Strike(number, *place)
