@@ -1,13 +1,13 @@
-"""Work on many machines (only user of ray)."""
+"""The engine of many machines (only user of ray)."""
 
 import os
 
 from pucache.errors import MissingExtraError
 
-# Ray reads them when it is imported. Nothing is reported to its makers, and its processes write to log files alone.
+# Ray reads these when it is imported: no usage reports, and its processes write to log files only.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-if "RAY_AUTH_TOKEN" in os.environ:  # who has one means to show it
+if "RAY_AUTH_TOKEN" in os.environ:  # a token that is set is meant to be used
     os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 try:

@@ -1,4 +1,4 @@
-"""What every node of a cluster must have, asked before any work."""
+"""Checks of every node of a cluster before any work."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .cluster import last_line
 log = logging.getLogger("pucache")
 
 _ANSWER_SECONDS = 120  # the first task on a node starts a process there, and imports torch
-_MATTER = ("torch", "torchvision", "pillow", "timm")  # versions that can change an embedding's last bits
+_CHECKED_PACKAGES = ("torch", "torchvision", "pillow", "timm")  # versions that can change an embedding's last bits
 
 
 def check_nodes(shipped: ray.ObjectRef, spec: EncoderSpec) -> None:
-    """Ask every node for its pucache, its packages, and whether it sees the images.
+    """Check pucache, the packages and access to the images on every node.
 
     Parameters
     ----------
@@ -32,48 +32,48 @@ def check_nodes(shipped: ray.ObjectRef, spec: EncoderSpec) -> None:
     Raises
     ------
     EngineError
-        A node lacks pucache or what the encoder runs on, has another version, does not see the images, or does
-        not answer.
+        A node lacks pucache or a package of the encoder, has another version of pucache, cannot read the images,
+        or does not answer.
     """
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-    ask = _asking(("openvino", *_MATTER) if spec.runtime == "openvino" else _MATTER)
+    inspect = _inspection(("openvino", *_CHECKED_PACKAGES) if spec.runtime == "openvino" else _CHECKED_PACKAGES)
     answers = {}
     for node in nodes:
-        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        asked = ray.remote(num_cpus=0, max_retries=1, scheduling_strategy=there)(ask)
-        answers[_name(node)] = asked.remote([shipped])  # in a list: it is opened there, once pucache is found
-    here = ask([])
+        on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        task = ray.remote(num_cpus=0, max_retries=1, scheduling_strategy=on_node)(inspect)
+        answers[_name(node)] = task.remote([shipped])  # in a list, so that it is unpickled only once pucache is found
+    driver = inspect([])
     for name, answer in answers.items():
-        _compare(name, _answer(name, answer), here)
+        _compare(name, _answer(name, answer), driver)
 
 
-def _asking(packages: tuple[str, ...]) -> Callable[[list[Any]], dict[str, Any]]:
-    """A function that Ray sends whole, as it is defined in another: a node without pucache can run it too."""
+def _inspection(packages: tuple[str, ...]) -> Callable[[list[Any]], dict[str, Any]]:
+    """Make a function that a node without pucache can run: Ray pickles it by value, as it is a closure."""
 
-    def ask(shipped: list[Any]) -> dict[str, Any]:
+    def inspect(shipped: list[Any]) -> dict[str, Any]:
         import importlib.metadata
 
-        found: dict[str, Any] = {}
+        versions: dict[str, Any] = {}
         for name in packages:
             try:
-                found[name] = importlib.metadata.version(name)
+                versions[name] = importlib.metadata.version(name)
             except importlib.metadata.PackageNotFoundError:
-                found[name] = None
+                versions[name] = None
         try:
             import pucache
 
-            found["pucache"] = pucache.__version__
+            versions["pucache"] = pucache.__version__
         except ImportError:
-            found["pucache"] = None
-            return found
-        if shipped and found["pucache"] == driver:
+            versions["pucache"] = None
+            return versions
+        if shipped and versions["pucache"] == driver_version:
             from pucache.embedding.distributed.tasks import problem
 
-            found["problem"] = problem(shipped[0])
-        return found
+            versions["problem"] = problem(shipped[0])
+        return versions
 
-    driver = __version__
-    return ask
+    driver_version = __version__
+    return inspect
 
 
 def _answer(name: str, answer: ray.ObjectRef) -> dict[str, Any]:
@@ -85,21 +85,21 @@ def _answer(name: str, answer: ray.ObjectRef) -> dict[str, Any]:
         raise EngineError(f"{name} cannot run pucache: {last_line(error)}") from error
 
 
-def _compare(name: str, there: dict[str, Any], here: dict[str, Any]) -> None:
-    if there["pucache"] != here["pucache"]:
-        has = f"pucache {there['pucache']}" if there["pucache"] else "no pucache"
+def _compare(name: str, node: dict[str, Any], driver: dict[str, Any]) -> None:
+    if node["pucache"] != driver["pucache"]:
+        has = f"pucache {node['pucache']}" if node["pucache"] else "no pucache"
         raise EngineError(
-            f"{name} has {has}, this machine pucache {here['pucache']}; install the same version on every node"
+            f"{name} has {has}, this machine pucache {driver['pucache']}; install the same version on every node"
         )
-    if there.get("problem"):
-        raise EngineError(f"{name} {there['problem']}")
-    differing = [package for package in here if there.get(package) != here[package] and package != "problem"]
-    missing = [package for package in differing if there[package] is None]
+    if node.get("problem"):
+        raise EngineError(f"{name} {node['problem']}")
+    differing = [package for package in driver if node.get(package) != driver[package] and package != "problem"]
+    missing = [package for package in differing if node[package] is None]
     if missing:
         raise EngineError(f"{name} lacks {', '.join(missing)}, which the encoder here runs on; install the same there")
     if differing:
-        told = ", ".join(f"{package} {there[package]} (here {here[package]})" for package in differing)
-        log.warning("%s has %s: its embeddings may differ in their last bits", name, told)
+        differences = ", ".join(f"{package} {node[package]} (here {driver[package]})" for package in differing)
+        log.warning("%s has %s: its embeddings may differ in their last bits", name, differences)
 
 
 def _name(node: dict[str, Any]) -> str:

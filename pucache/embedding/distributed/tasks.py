@@ -1,4 +1,4 @@
-"""What runs in Ray's processes: chunks are prepared, and embedded."""
+"""Work in Ray's processes: loading and embedding chunks."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from ...version import __version__
 from ..batching import BatchRunner, EmbeddedImages
 from ..profiling import Profile
 
-TRIES = 4  # of a chunk whose worker dies
-_ROWS = 64  # images that are handed to the encoder at once, or a whole batch of it
-Row = dict[str, list[Any]]  # a batch of Ray Data's, of one row: a chunk on its way
+MAX_ATTEMPTS = 4  # for a chunk whose worker dies
+_IMAGES_AT_ONCE = 64  # handed to the encoder, or a whole batch
+Row = dict[str, list[Any]]  # a Ray Data batch of one row, which holds the number of a chunk or a chunk
 
 
 @dataclass(frozen=True)
 class Shipped:
-    """What every process of Ray's gets once.
+    """What each of Ray's processes receives once.
 
     Attributes
     ----------
@@ -45,9 +45,9 @@ class Shipped:
     rows : int
         Images in a chunk.
     probe : tuple of (str, bytes) or None
-        Key of an image that can be read, and its digest.
+        Key of a readable image, and its digest.
     version : str
-        Of the driver's pucache.
+        Version of the driver's pucache.
     """
 
     source: Source
@@ -60,7 +60,7 @@ class Shipped:
 
 @dataclass(frozen=True)
 class Slab:
-    """Keys and sizes of some chunks in a row, the first of which begins at position `start`."""
+    """Keys and sizes of consecutive chunks, the first of which begins at position `start`."""
 
     start: int
     keys: list[str]
@@ -69,48 +69,48 @@ class Slab:
 
 @dataclass
 class Done:
-    """What became of a chunk."""
+    """Result of a chunk."""
 
     chunk: Chunk  # without pixels or files
     embedded: list[EmbeddedImages]
-    seconds: dict[str, float]  # by stage, from the pixels on
-    cosine: float | None  # to float32, once known
+    seconds: dict[str, float]  # by stage, without the stages of loading
+    cosine: float | None  # least cosine to float32, once measured
 
 
 def problem(reference: ray.ObjectRef) -> str:
-    """What keeps this process from the work; empty where nothing does."""
+    """Reason why this process cannot do the work; empty where it can."""
     shipped: Shipped = ray.get(reference)
-    if shipped.version != __version__:  # on a node that came later
+    if shipped.version != __version__:  # on a node that joined later
         return f"has pucache {__version__}, the driver {shipped.version}; install the same version on every node"
     if shipped.probe is None:
         return ""
     key, content = shipped.probe
     try:
-        why = "" if image_digest(shipped.source.read(key)) == content else "is another file"
+        reason = "" if image_digest(shipped.source.read(key)) == content else "is another file"
     except ImageError as error:
-        why = str(error)
-    if not why:
+        reason = str(error)
+    if not reason:
         return ""
     return (
-        f"does not see the images of {shipped.source.name}: {key!r} {why}; mount them at the same path on every node, "
-        "or use an object store"
+        f"does not see the images of {shipped.source.name}: {key!r} {reason}; mount them at the same path on every "
+        "node, or use an object store"
     )
 
 
 @lru_cache(1)
 def receive(reference: ray.ObjectRef) -> Shipped:
-    """What was shipped, once a process.
+    """Receive what was shipped, once per process.
 
     Raises
     ------
     EngineError
-        This node is not fit for the work.
+        This node cannot do the work.
     """
     keep_freed_memory()
     torch.set_num_threads(1)
-    found = problem(reference)
-    if found:
-        raise EngineError(f"node {ray.util.get_node_ip_address()} ({platform.node()}) {found}")
+    reason = problem(reference)
+    if reason:
+        raise EngineError(f"node {ray.util.get_node_ip_address()} ({platform.node()}) {reason}")
     return ray.get(reference)
 
 
@@ -132,39 +132,39 @@ def _preparing(reference: ray.ObjectRef, slab: ray.ObjectRef) -> tuple[ChunkLoad
 
 
 def start_attempts() -> Any:
-    """Start an actor that knows how often each chunk was begun, as Ray begins one whose worker died time and again.
+    """Start an actor that counts the attempts at each chunk; Ray retries a chunk whose worker dies without end.
 
-    It runs where the driver is, with which it may go. Its class is defined in here, so that Ray sends it
-    whole and its process need not import what workers do.
+    The actor runs on the node of the driver. Its class is defined in this function, so that Ray pickles it by
+    value and its process need not import the modules of workers.
     """
 
     class Attempts:
         def __init__(self) -> None:
             self._counts: Counter[int] = Counter()
-            self._at: dict[int, int] = {}
+            self._positions: dict[int, int] = {}
 
         def begin(self, number: int) -> tuple[int, int]:
-            """Count; returns how often by now, and the position in the chunk at which it ended last (-1: at none)."""
+            """Count an attempt; returns attempts so far, and the position at which the last one died, or -1."""
             self._counts[number] += 1
-            return self._counts[number], self._at.get(number, -1)
+            return self._counts[number], self._positions.get(number, -1)
 
         def at(self, number: int, position: int) -> None:
-            """Note that an image is being prepared."""
-            self._at[number] = position
+            """Record that an image is being loaded."""
+            self._positions[number] = position
 
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-    return ray.remote(num_cpus=0, scheduling_strategy=here)(Attempts).remote()
+    same_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    return ray.remote(num_cpus=0, scheduling_strategy=same_node)(Attempts).remote()
 
 
 class PrepareChunk:
-    """Turns the number of a chunk into the chunk.
+    """Loads the chunk of a number.
 
     Parameters
     ----------
     shipped : ObjectRef of Shipped
     slabs : list of ObjectRef of Slab
     chunks : int
-        In each slab.
+        Chunks in each slab.
     attempts : actor
         See `start_attempts`.
     """
@@ -173,7 +173,7 @@ class PrepareChunk:
         self._shipped, self._slabs, self._chunks, self._attempts = shipped, slabs, chunks, attempts
 
     def chunk(self, number: int) -> Chunk:
-        """Prepare the chunk of this number.
+        """Load the chunk of this number.
 
         Raises
         ------
@@ -183,11 +183,11 @@ class PrepareChunk:
         slab, within = divmod(number, self._chunks)
         prepare, start = _preparing(self._shipped, self._slabs[slab])
         attempt, position = ray.get(self._attempts.begin.remote(number))
-        if attempt > TRIES:
+        if attempt > MAX_ATTEMPTS:
             where = f"at {prepare.keys[position]!r}" if position >= 0 else "in the encoder"
             raise EngineError(
-                f"a worker died {TRIES} times {where} (out of memory, or an image that its decoder cannot take); what "
-                "was finished is kept: run again, without that image or with more memory for each worker"
+                f"a worker died {MAX_ATTEMPTS} times {where} (out of memory, or an image that its decoder cannot "
+                "take); what was finished is kept: run again, without that image or with more memory for each worker"
             )
 
         def note(position: int) -> None:
@@ -204,12 +204,12 @@ class PrepareChunk:
         )
 
     def task(self, row: Row) -> Row:
-        """Prepare the chunk that a row of Ray Data's names."""
+        """Load the chunk whose number is in a row of Ray Data."""
         return _packed(lambda: self.chunk(int(row["number"][0])))
 
 
 class EmbedChunk:
-    """An actor with an encoder: embeds chunks, and prepares them first where no task has.
+    """An actor with an encoder: embeds chunks, and loads those that no task has loaded.
 
     Parameters
     ----------
@@ -221,13 +221,13 @@ class EmbedChunk:
         self._prepare = prepare
         self._encoder = receive(shipped).encoder
         runtime = self._encoder.runtime
-        runtime.use_cores(1)  # core, of those that Ray shares out
+        runtime.use_cores(1)  # Ray shares out the cores
         hands = ThreadPoolExecutor(runtime.caller_threads, initializer=runtime.enter_thread)
         self._profile = Profile()
-        self._runner = BatchRunner(self._encoder, hands, _ROWS, self._profile)
+        self._runner = BatchRunner(self._encoder, hands, _IMAGES_AT_ONCE, self._profile)
 
     def __call__(self, row: Row) -> Row:
-        """Embed the chunk that a row of Ray Data's holds or names."""
+        """Embed the chunk that is in a row of Ray Data, or whose number is."""
         return _packed(lambda: self._done(row))
 
     def _done(self, row: Row) -> Done:
@@ -243,14 +243,14 @@ class EmbedChunk:
 
 
 def _packed(work: Callable[[], Chunk | Done]) -> Row:
-    """What comes of some work as a row of Ray Data's: an error too, which Ray would wrap, and its text with it."""
+    """Result of `work`, or its exception, as a row of Ray Data; Ray would wrap the exception and its text."""
     try:
-        what: Chunk | Done | Exception = work()
+        result: Chunk | Done | Exception = work()
     except Exception as error:
-        what = picklable_error(error)
-    return {"payload": [pickle.dumps(what, protocol=5)]}
+        result = picklable_error(error)
+    return {"payload": [pickle.dumps(result, protocol=5)]}
 
 
 def unpacked(payload: bytes) -> Any:
-    """What a task has packed."""
+    """Undo `_packed`."""
     return pickle.loads(payload)  # noqa: S301  (from our own process, through Ray, which pickles everything)
