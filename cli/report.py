@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from . import options, output
+
+if TYPE_CHECKING:
+    from pucache.pages.report_numbers import ReportNumbers
 
 
 @click.command("report")
@@ -66,40 +69,35 @@ def report(
     \b
     pucache report cache.h5 --positives found.txt --model model.safetensors
     """
-    from pucache.cache.embedding_cache import EmbeddingCache
     from pucache.pages.report_page import report as run
-    from pucache.pu.classifier import PULinearClassifier
-    from pucache.pu.label_files import read_truth
     from pucache.storage.atomic import check_writable
 
     from .progress import terminal_progress
 
     check_writable(out, inputs=[positives, *cache, *filter(None, [negatives, model, truth])])
-    opened = EmbeddingCache(*cache)
     numbers = run(
-        opened,
+        cache,
         positives,
         out,
         negatives=negatives,
-        model=PULinearClassifier.load(model) if model else None,
-        truth=read_truth(truth, opened.keys) if truth else None,
+        model=model,
+        truth=truth,
         twins=options.twin_cosine(twins),
         command=shlex.join(["pucache", *sys.argv[1:]]),
         progress=terminal_progress(),
         **parameters,
     )
-    output.print_result(numbers | {"out": out}, [*_lines(numbers), f"wrote {out}"], as_json)
+    output.print_result(numbers.to_dict() | {"out": out}, [*_lines(numbers), f"wrote {out}"], as_json)
 
 
-def _lines(numbers: dict[str, Any]) -> list[str]:
-    estimates, hidden = numbers["estimates"], numbers["hidden_positives"]
-    span = "" if hidden["low"] is None else f" ({hidden['low']:,.0f} to {hidden['high']:,.0f})"
-    confirmed = numbers["reviewed"]["confirmed"]
-    known = f" (of them {confirmed:,} confirmed)" if confirmed else ""
+def _lines(numbers: ReportNumbers) -> list[str]:
+    estimates, hidden = numbers.estimates, numbers.hidden_positives
+    interval = "" if hidden.low is None else f" ({hidden.low:,.0f} to {hidden.high:,.0f})"
+    confirmed = f" (of them {numbers.reviewed.confirmed:,} confirmed)" if numbers.reviewed.confirmed else ""
     return [
-        f"{numbers['labelled']:,} labelled positives, {numbers['unlabelled']:,} unlabelled{known}, about "
-        f"{hidden['expected']:,.0f} more positives{span}",
+        f"{numbers.labelled:,} labelled positives, {numbers.unlabelled:,} unlabelled{confirmed}, about "
+        f"{hidden.expected:,.0f} more positives{interval}",
         f"estimated: precision {estimates['precision']:.3f}   recall {estimates['recall']:.3f}   "
         f"F1 {estimates['f1']:.3f}   AUC {estimates['auc']:.3f}",
-        *(f"note: {warning}" for warning in numbers["warnings"]),
+        *(f"note: {warning}" for warning in numbers.warnings),
     ]

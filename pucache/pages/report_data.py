@@ -1,110 +1,202 @@
-"""Everything that the report tells is told from this: data, two classifiers, estimates and a sweep."""
+"""Data of the report: labels, a trained and a ranking model, estimates of the prior and a sweep."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
 
+from ..cache.embedding_cache import EmbeddingCache
+from ..heads.risks import PURisk
+from ..progress import Progress, Silent
 from ..pu.classifier import PULinearClassifier
 from ..pu.data import PUData
+from ..pu.estimate_prior import estimate_from_cross_fit, estimate_prior_on
+from ..pu.fitting import Fit
+from ..pu.linear_model import PULinearModel
 from ..pu.near_duplicates import unlabelled_twins
-from ..pu.prior_sweep import Sweep
+from ..pu.prior_sweep import Sweep, SweepSettings, sweep_on
 from ..pu.priors import PriorEstimate
 from ..pu.scar import ScarCheck
-from ..pu.train import scar_of
+from ..pu.train import fit_model, scar_of
 from .report_statistics import HeldOut
 
-_SAME = 5e-3  # relative distance of coefficients; another processor rounds otherwise
+_COEF_TOLERANCE = 5e-3  # relative distance of equal models; processors round differently
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """What was found out about a cache and its labelled positives.
+class ReportData:
+    """What the report is made from.
 
     Attributes
     ----------
     data : PUData
     trained : PULinearClassifier
-        Trained on `data` just now; knows a held-out margin of each row.
-    ranker : PULinearClassifier
+        Trained on `data` for the report; has a held-out margin of each row.
+    ranker : PULinearModel
         Ranks the unlabelled images: the model given, or `trained`.
     margins : ndarray of float32, (n,)
-        By `ranker`.
-    estimates : list of PriorEstimate
-        By each method.
-    swept : Sweep
+        Of `ranker`.
+    prior_estimates : list of PriorEstimate
+        By each method; the first is that of the tilt.
+    sweep : Sweep
     truth : ndarray of int8, (n,), or None
-        True class: 1, 0, or -1 where it is not known.
+        True class: 1, 0, or -1 where it is unknown.
     """
 
     data: PUData
     trained: PULinearClassifier
-    ranker: PULinearClassifier
+    ranker: PULinearModel
     margins: np.ndarray
-    estimates: list[PriorEstimate]
-    swept: Sweep
+    prior_estimates: list[PriorEstimate]
+    sweep: Sweep
     truth: np.ndarray | None
 
     @cached_property
     def labelled(self) -> np.ndarray:
-        """Rows of labelled positives, int64, rising."""
+        """Rows of labelled positives, int64, ascending."""
         return np.flatnonzero(self.data.s == 1)
 
     @cached_property
     def unlabelled(self) -> np.ndarray:
-        """Rows that are not labelled, int64, rising; figures are about these, so reviewed ones are among them."""
+        """Rows that are not labelled, int64, ascending; estimates are about these, reviewed rows included."""
         return np.flatnonzero(self.data.s == 0)
 
     @cached_property
     def twins(self) -> tuple[np.ndarray, np.ndarray]:
-        """Unlabelled rows that show the same picture as a labelled positive, and that positive."""
+        """Unlabelled rows that show the same picture as a labelled positive, and that positive's row."""
         labels = self.data.labels
-        rows, labelled = unlabelled_twins(self.data.group, labels.positive)
-        new = labels.unlabelled[rows]
-        return rows[new], labelled[new]
+        rows, labelled_rows = unlabelled_twins(self.data.group, labels.positive)
+        undecided = labels.unlabelled[rows]
+        return rows[undecided], labelled_rows[undecided]
 
     @cached_property
-    def held(self) -> HeldOut:
+    def held_out(self) -> HeldOut:
         """Held-out margins, with the truth of the unlabelled rows."""
-        margins, model = self.trained.held_out_margins_, self.trained
-        truth = None if self.truth is None else self.truth[self.unlabelled]
-        return HeldOut(margins[self.labelled], margins[self.unlabelled], model.tilt_, model.threshold_, truth)
+        margins = self.trained.held_out_margins_
+        return HeldOut(
+            positive=margins[self.labelled],
+            unlabelled=margins[self.unlabelled],
+            tilt=self.trained.tilt_,
+            threshold=self.trained.threshold_,
+            truth=None if self.truth is None else self.truth[self.unlabelled],
+        )
 
     @cached_property
     def scar(self) -> ScarCheck:
-        """Whether the labelled positives look like those that are found."""
+        """Comparison of the labelled positives with the likely ones."""
         return scar_of(self.data, self.trained)
 
     @property
-    def held_out(self) -> bool:
-        """Whether anything could be held out: not with a single labelled picture, or a single unlabelled one."""
+    def has_held_out(self) -> bool:
+        """Whether rows could be held out, which takes two labelled pictures and two unlabelled ones."""
         return min(len(np.unique(self.data.group[rows])) for rows in (self.labelled, self.unlabelled)) > 1
 
     @property
-    def interval(self) -> tuple[float, float] | None:
-        """Ends of the interval of the prior; None where it was told, no draws were made, or it lies outside."""
-        tilt, prior = self.estimates[0], self.trained.prior_
-        known = tilt.draws > 1 and self.trained.prior is None and tilt.low <= prior <= tilt.high
-        return (tilt.low, tilt.high) if known else None
+    def prior_interval(self) -> tuple[float, float] | None:
+        """Interval of the prior; None where the prior was given, no draws were made, or it lies outside."""
+        tilt, prior = self.prior_estimates[0], self.trained.prior_
+        valid = tilt.draws > 1 and self.trained.prior is None and tilt.low <= prior <= tilt.high
+        return (tilt.low, tilt.high) if valid else None
 
     @property
-    def other_labels(self) -> bool:
-        """Whether the model given cannot come from these labels and this cache."""
-        given, here = self.ranker, self.trained
-        if (given.n_labelled_, given.n_unlabelled_) != (here.n_labelled_, here.n_unlabelled_):
+    def trained_on_other_labels(self) -> bool:
+        """Whether the model given was trained on other labels or another cache."""
+        ranker, trained = self.ranker, self.trained
+        if (ranker.n_labelled_, ranker.n_unlabelled_) != (trained.n_labelled_, trained.n_unlabelled_):
             return True
-        return bool(np.linalg.norm(given.coef_ - here.coef_) > _SAME * np.linalg.norm(here.coef_))
+        distance = np.linalg.norm(ranker.coef_ - trained.coef_)
+        return bool(distance > _COEF_TOLERANCE * np.linalg.norm(trained.coef_))
 
     def posterior(self, rows: np.ndarray) -> np.ndarray:
-        """Probability of being positive, (m,): held out for labelled rows, by the `ranker` for the others."""
+        """Probability of being positive, (m,): held out for labelled rows, by `ranker` for the others."""
         by_ranker = self.ranker.tilt_.posterior(self.margins[rows])
         held_out = self.trained.tilt_.posterior(self.trained.held_out_margins_[rows])
         return np.where(self.data.s[rows] == 1, held_out, by_ranker)
 
     @cached_property
     def ranked(self) -> np.ndarray:
-        """Rows that nobody has decided on, but for twins of positives, from the highest margin down; int64."""
+        """Undecided rows without twins of positives, by falling margin; int64."""
         candidates = np.setdiff1d(np.flatnonzero(self.data.labels.unlabelled), self.twins[0], assume_unique=True)
         return candidates[np.argsort(-self.margins[candidates], kind="stable")]
+
+
+def prepare(
+    data: PUData,
+    model: PULinearClassifier | None,
+    *,
+    truth: np.ndarray | None,
+    draws: int,
+    seed: int,
+    device: str,
+    progress: Progress | None,
+) -> ReportData:
+    """Train with the parameters of `model`, estimate the prior by each method, and sweep over priors.
+
+    Parameters
+    ----------
+    data : PUData
+    model : PULinearClassifier or None
+        None: train at the defaults, with `seed`.
+    truth : ndarray of int8, (n,), or None
+    draws : int
+        Bootstrap draws of the prior's intervals.
+    seed : int
+    device : str
+    progress : Progress or None
+    """
+    parameters = {"seed": seed} if model is None else model.get_params(deep=False)
+    trained = PULinearClassifier(**parameters | {"device": device, "draws": 0})  # draws are made below
+    fit = fit_model(trained, data, progress=progress)
+    sweep_parameters = {field.name: getattr(trained, field.name) for field in fields(SweepSettings)}
+    ranker = model or trained
+    return ReportData(
+        data=data,
+        trained=trained,
+        ranker=ranker,
+        margins=_margins(ranker, data.cache),
+        prior_estimates=_prior_estimates(data, trained, fit, draws=draws, progress=progress),
+        sweep=sweep_on(
+            data,
+            seeds=(trained.seed,),
+            truth=truth if truth is not None and _has_both_classes(truth, data.s) else None,
+            progress=progress,
+            **sweep_parameters | {"penalty": trained.penalty_},
+        ),
+        truth=truth,
+    )
+
+
+def _prior_estimates(
+    data: PUData, model: PULinearClassifier, fit: Fit, *, draws: int, progress: Progress | None
+) -> list[PriorEstimate]:
+    """Estimate the prior by each method, from the cross-fit of training where that was of the default risk."""
+    if not _is_default_cross_fit(model):
+        return estimate_prior_on(
+            data, draws=draws, n_folds=model.n_folds, seed=model.seed, device=model.device, progress=progress
+        )
+    with progress or Silent() as stages:
+        stages.start(draws, "estimating")
+        return estimate_from_cross_fit(
+            data, fit.cross_fitter, fit.cross_fit, draws=draws, seed=model.seed, progress=stages
+        )
+
+
+def _is_default_cross_fit(model: PULinearClassifier) -> bool:
+    """Whether training cross-fits as `estimate_prior_on` does."""
+    risk = PURisk(model.loss, model.surrogate, target_prior=model.target_prior)
+    return risk == PURisk() and model.prior is None and model.solver == "batch" and model.penalty == "auto"
+
+
+def _has_both_classes(truth: np.ndarray, s: np.ndarray) -> bool:
+    """Whether the unlabelled rows hold both true classes, without which there is no true curve."""
+    unlabelled_truth = truth[s == 0]
+    return bool((unlabelled_truth == 1).any() and (unlabelled_truth == 0).any())
+
+
+def _margins(model: PULinearModel, cache: EmbeddingCache) -> np.ndarray:
+    margins = np.empty(len(cache), np.float32)
+    for rows, block in model.margins_of(cache):
+        margins[rows] = block
+    return margins

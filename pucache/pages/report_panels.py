@@ -1,16 +1,16 @@
-"""The report's figures with their words and tables."""
+"""Charts of the report with their explanations and tables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from . import report_plots, report_statistics
-from .report_data import Evidence
+from . import report_plots
+from .report_data import ReportData
+from .report_numbers import TrainingNumbers
 from .report_text import number, percent, plural
 
 Rows = list[list[str]]
@@ -18,7 +18,7 @@ Rows = list[list[str]]
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A figure: how to read it, what it says, its SVG, and its numbers as a table."""
+    """A chart: how to read it, its finding, its SVG, and its numbers as a table."""
 
     reading: str
     finding: str
@@ -27,48 +27,53 @@ class Exhibit:
     rows: Rows
 
 
-def exhibits(evidence: Evidence, numbers: dict[str, Any]) -> dict[str, Exhibit]:
-    """Draw every figure: priors, margins, curve, sweep, reliability."""
-    makers: dict[str, Callable[[Evidence, dict[str, Any]], Exhibit]] = {
+def exhibits(report: ReportData, numbers: TrainingNumbers) -> dict[str, Exhibit]:
+    """Every chart: priors, margins, curve, sweep, reliability."""
+    makers: dict[str, Callable[[ReportData, TrainingNumbers], Exhibit]] = {
         "priors": _priors,
         "margins": _margins,
         "curve": _curve,
         "sweep": _sweep,
         "reliability": _reliability,
     }
-    return {name: make(evidence, numbers) for name, make in makers.items()}
+    return {name: make(report, numbers) for name, make in makers.items()}
 
 
 def _exhibit(
-    name: str, said: tuple[str, str, str], onto: Callable[[Figure], None], table: Rows, *, height: float = 3.2
+    name: str, texts: tuple[str, str, str], paint: Callable[[Figure], None], table: Rows, *, height: float = 3.2
 ) -> Exhibit:
-    """Of a title, a way to read it and a finding; a table's first row is its header."""
-    title, reading, finding = said
-    return Exhibit(reading, finding, report_plots.draw(name, title, finding, onto, height=height), table[0], table[1:])
+    """A chart of three texts (title, reading, finding); the first row of the table is its header."""
+    title, reading, finding = texts
+    svg = report_plots.draw(name, title, finding, paint, height=height)
+    return Exhibit(reading=reading, finding=finding, svg=svg, header=table[0], rows=table[1:])
 
 
-def _priors(evidence: Evidence, numbers: dict[str, Any]) -> Exhibit:
-    found, truth = evidence.estimates, numbers["true_prior"]
-    spread = [one.prior for one in found]
+def _priors(report: ReportData, numbers: TrainingNumbers) -> Exhibit:
+    estimates, truth = report.prior_estimates, numbers.true_prior
+    spread = [estimate.prior for estimate in estimates]
     finding = f"The methods say {percent(min(spread))} to {percent(max(spread))}; this page uses " + (
-        f"{percent(numbers['prior'])}" + (" as the model was told." if numbers["prior_told"] else ".")
+        f"{percent(numbers.prior)}" + (" as the model was told." if numbers.prior_told else ".")
     )
     if truth is not None:
         finding += f" In truth it is {percent(truth)}."
     table = [["method", "share", "interval"]] + [
-        [one.method, percent(one.prior), f"{percent(one.low)} to {percent(one.high)}" if one.draws > 1 else "none"]
-        for one in found
+        [
+            estimate.method,
+            percent(estimate.prior),
+            f"{percent(estimate.low)} to {percent(estimate.high)}" if estimate.draws > 1 else "none",
+        ]
+        for estimate in estimates
     ]
     reading = (
         "Each dot is one method's estimate, and the bar the range that holds the truth nine times in ten, if labelled "
         "positives are a fair sample of all; tilt is the method whose estimate is used, the others are cross-checks."
     )
-    said = ("Share of positives among the unlabelled, by each method", reading, finding)
-    return _exhibit("priors", said, report_plots.prior_methods(found, numbers["prior"], truth), table, height=2.6)
+    texts = ("Share of positives among the unlabelled, by each method", reading, finding)
+    return _exhibit("priors", texts, report_plots.prior_methods(estimates, numbers.prior, truth), table, height=2.6)
 
 
-def _margins(evidence: Evidence, numbers: dict[str, Any]) -> Exhibit:
-    bins, estimates = numbers["figures"]["margins"], numbers["estimates"]
+def _margins(report: ReportData, numbers: TrainingNumbers) -> Exhibit:
+    bins, estimates = numbers.figures.margins, numbers.estimates
     finding = (
         f"{percent(estimates['recall'])} of the labelled positives and "
         f"{percent(estimates['share_predicted_positive'])} of the unlabelled images lie above the threshold."
@@ -77,20 +82,20 @@ def _margins(evidence: Evidence, numbers: dict[str, Any]) -> Exhibit:
     titles = ["labelled positives", "unlabelled", "of these expected positive", "truly positive"]
     ends = zip(bins["edges"][:-1], bins["edges"][1:], strict=True)
     table = [["margin from", "to", *titles[: len(names)]]] + [
-        [f"{low:.3g}", f"{high:.3g}", *(number(bins[name][at]) for name in names)]
-        for at, (low, high) in enumerate(ends)
+        [f"{low:.3g}", f"{high:.3g}", *(number(bins[name][index]) for name in names)]
+        for index, (low, high) in enumerate(ends)
     ]
     reading = (
         "The margin is the score that an image gets from a training that did not see its label: the further the "
         "labelled positives lie to the right of the grey hill, the better positives can be told, and the coloured part "
         "of that hill, whose scale goes up by tenfold steps, is the positives expected to be hidden in it."
     )
-    said = ("Margins of labelled and of unlabelled images", reading, finding)
-    return _exhibit("margins", said, report_plots.margins(bins, evidence.held.threshold), table, height=4.4)
+    texts = ("Margins of labelled and of unlabelled images", reading, finding)
+    return _exhibit("margins", texts, report_plots.margins(bins, report.held_out.threshold), table, height=4.4)
 
 
-def _curve(evidence: Evidence, numbers: dict[str, Any]) -> Exhibit:
-    curves = numbers["figures"]["precision_recall"]
+def _curve(report: ReportData, numbers: TrainingNumbers) -> Exhibit:
+    curves = numbers.figures.precision_recall
     finding = " ".join(
         f"{name[0].upper()}{name[1:]}: precision {percent(curves[curve]['at'][1])} at recall "
         f"{percent(curves[curve]['at'][0])}."
@@ -110,13 +115,13 @@ def _curve(evidence: Evidence, numbers: dict[str, Any]) -> Exhibit:
         "Going right, the threshold falls and more of the positives are found; the height says what share of the "
         "images called positive is right, and the marks stand where the threshold is now."
     )
-    said = ("Precision and recall among the unlabelled", reading, finding)
-    return _exhibit("curve", said, report_plots.precision_recall(curves), table, height=3.6)
+    texts = ("Precision and recall among the unlabelled", reading, finding)
+    return _exhibit("curve", texts, report_plots.precision_recall(curves), table, height=3.6)
 
 
-def _sweep(evidence: Evidence, numbers: dict[str, Any]) -> Exhibit:
-    rows = [row.to_dict() for row in evidence.swept.rows]
-    verdict = evidence.swept.verdict
+def _sweep(report: ReportData, numbers: TrainingNumbers) -> Exhibit:
+    rows = numbers.figures.sweep
+    verdict = report.sweep.verdict
     columns = {"pauc": "PAUC", "auc": "AUC", "f1": "F1", "share_predicted_positive": "called positive"}
     columns |= {name: f"true {name[5:].replace('_', ' ')}" for name in ("true_auc", "true_f1") if name in rows[0]}
     table = [["prior told", *columns.values()]] + [
@@ -126,44 +131,33 @@ def _sweep(evidence: Evidence, numbers: dict[str, Any]) -> Exhibit:
         "The training was repeated, told a different share of hidden positives each time; flat lines on the left mean "
         "that the order of the images does not depend on knowing it, and the dotted line is the share used here."
     )
-    said = ("What changes with the prior", reading, verdict[0].upper() + verdict[1:])
-    return _exhibit("sweep", said, report_plots.prior_sweep(evidence.swept, numbers["prior"]), table, height=3.4)
+    texts = ("What changes with the prior", reading, verdict[0].upper() + verdict[1:])
+    return _exhibit("sweep", texts, report_plots.prior_sweep(report.sweep, numbers.prior), table, height=3.4)
 
 
-def _reliability(evidence: Evidence, numbers: dict[str, Any]) -> Exhibit:
-    bins = numbers["figures"]["reliability"]
+def _reliability(report: ReportData, numbers: TrainingNumbers) -> Exhibit:
+    bins = numbers.figures.reliability
     ends = list(zip(bins["counted_low"], bins["counted_high"], strict=True))
     inside = sum(low <= mean <= high for mean, (low, high) in zip(bins["posterior"], ends, strict=True))
     finding = f"In {inside} of {plural(len(ends), 'bin')} the diagonal lies within the error bars of the count."
     table = [["posterior", "unlabelled", "labelled", "mean posterior", "counted", "within"]] + [
         [
-            f"{100 * bins['low'][at]:.0f} to {100 * bins['high'][at]:.0f} %",
-            number(bins["n"][at]),
-            number(bins["labelled"][at]),
-            *(percent(bins[name][at]) for name in ("posterior", "counted")),
+            f"{100 * bins['low'][index]:.0f} to {100 * bins['high'][index]:.0f} %",
+            number(bins["n"][index]),
+            number(bins["labelled"][index]),
+            *(percent(bins[name][index]) for name in ("posterior", "counted")),
             f"{percent(low)} to {percent(min(high, 1))}",
         ]
-        for at, (low, high) in enumerate(ends)
+        for index, (low, high) in enumerate(ends)
     ]
     if "true" in bins:
         table[0] += ["true share", "class known"]
-        for at, row in enumerate(table[1:]):
-            known = bins["n_known"][at]
-            row += [percent(bins["true"][at]) if known else "", number(known)]
+        for index, row in enumerate(table[1:]):
+            n_known = bins["n_known"][index]
+            row += [percent(bins["true"][index]) if n_known else "", number(n_known)]
     reading = (
         "Of the images to which the model gives 30 %, three in ten should be positive: dots on the dotted line mean "
         "that the probabilities can be taken at their word; bars are two standard errors."
     )
-    said = ("Whether the probabilities hold", reading, finding)
-    return _exhibit("reliability", said, report_plots.reliability(bins), table, height=3.6)
-
-
-def measured(evidence: Evidence) -> dict[str, Any]:
-    """The numbers of the figures that are drawn from held-out margins."""
-    held = evidence.held
-    return {
-        "margins": report_statistics.margin_histogram(held),
-        "precision_recall": report_statistics.precision_recall(held),
-        "reliability": report_statistics.reliability(held),
-        "sweep": [row.to_dict() for row in evidence.swept.rows],
-    }
+    texts = ("Whether the probabilities hold", reading, finding)
+    return _exhibit("reliability", texts, report_plots.reliability(bins), table, height=3.6)

@@ -60,7 +60,7 @@ def margin_histogram(held: HeldOut) -> dict[str, list[float]]:
     Returns
     -------
     dict
-        edges (b + 1), and of each bin: labelled, unlabelled, expected_recall_precision (positives among the unlabelled, by
+        edges (b + 1), and of each bin: labelled, unlabelled, expected (positives among the unlabelled, by
         their posteriors) and, with truth, hidden (true positives among the unlabelled whose class is known).
     """
     low, high = np.quantile(held.unlabelled, [_TAIL, 1 - _TAIL])
@@ -75,7 +75,7 @@ def margin_histogram(held: HeldOut) -> dict[str, list[float]]:
         "edges": edges.tolist(),
         "labelled": count(held.positive),
         "unlabelled": count(held.unlabelled),
-        "expected_recall_precision": count(held.unlabelled, held.tilt.posterior(held.unlabelled)),
+        "expected": count(held.unlabelled, held.tilt.posterior(held.unlabelled)),
     }
     if held.truth is not None:
         counts["hidden"] = count(held.unlabelled[held.truth == 1])
@@ -88,7 +88,7 @@ def precision_recall(held: HeldOut) -> dict[str, dict[str, Any]]:
     Returns
     -------
     dict
-        ``expected_recall_precision``: by the posteriors. ``counted``: recall counted on P, precision = prior * recall / share of
+        ``expected``: by the posteriors. ``counted``: recall counted on P, precision = prior * recall / share of
         U above, from the tenth labelled positive on. ``true``: with truth that knows some positive. Each holds
         the lists recall and precision, and `at`: the pair at the threshold.
     """
@@ -97,7 +97,7 @@ def precision_recall(held: HeldOut) -> dict[str, dict[str, Any]]:
     recall, precision = (values[last] for values in expected_recall_precision(held.tilt, m, held.tilt.prior))
     called = int(np.searchsorted(-m[last], -held.threshold, "left"))  # of the distinct margins
     at = (float(recall[called - 1]), float(precision[called - 1])) if called else (0.0, 1.0)
-    curves = {"expected_recall_precision": _curve(recall, precision, at), "counted": _counted(held, m)}
+    curves = {"expected": _curve(recall, precision, at), "counted": _counted(held, m)}
     true = held.true()
     if true is not None and true["n_positive"]:
         curves["true"] = _true_curve(held, (true["recall"], true["precision"]))

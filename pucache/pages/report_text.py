@@ -1,31 +1,32 @@
-"""What the report's numbers mean, in words that need no knowledge of PU learning."""
+"""Sentences of the report, in words that need no knowledge of PU learning."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..pu.priors import PriorEstimate
+if TYPE_CHECKING:
+    from .report_numbers import Pictures, TrainingNumbers
 
 FEW = 30  # labelled positives, below which every estimate is rough
-_WIDE = 3.0  # ratio of the ends of an interval
-_APART = 3.0  # factor between the methods' median and the tilt
-_COPIES = 0.05  # share of rows that are copies of others
+_WIDE_RATIO = 3.0  # ratio of the ends of an interval
+_DISAGREEING_FACTOR = 3.0  # factor between the methods' median and the tilt
+_MANY_COPIES = 0.05  # share of rows that are copies of others
 
 
 def number(value: float) -> str:
-    """Write a count with its thousands marked; below ten with a decimal where it has one."""
+    """Format a count with thousands separators; below ten with one decimal, unless it is whole."""
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
 
 
 def about(value: float) -> str:
-    """Write an estimated count with two digits, which is more than is known of it."""
+    """Format an estimated count with two significant digits."""
     return number(round(float(f"{value:.2g}")))
 
 
 def percent(share: float) -> str:
-    """Write a share in per cent: three digits, but never more than two decimals."""
+    """Format a share in per cent with three significant digits, at most two decimals."""
     value = 100 * share
     if value > 0 and value < 0.01:
         return "under 0.01 %"
@@ -34,77 +35,77 @@ def percent(share: float) -> str:
 
 
 def plural(count: float, one: str, many: str | None = None) -> str:
-    """Write a count with its noun."""
+    """Format a count with its noun."""
     return f"{number(count)} {one if count == 1 else many or one + 's'}"
 
 
-def headline(numbers: dict[str, Any]) -> str:
-    """Say the most important number, and how it is to be taken."""
-    labelled, confirmed = f"{number(numbers['labelled'])} labelled", numbers["reviewed"]["confirmed"]
-    if confirmed:  # the number of those still hidden leans downwards by then
+def headline(numbers: TrainingNumbers) -> str:
+    """Heading: the number of labelled and of hidden or confirmed positives."""
+    labelled, confirmed = f"{number(numbers.labelled)} labelled", numbers.reviewed.confirmed
+    if confirmed:  # after a review, the number of hidden positives is biased downwards
         return f"{labelled}, {number(confirmed)} confirmed"
     how = "perhaps" if wide(numbers) else "about"
-    return f"{labelled}, {how} {about(numbers['hidden_positives']['expected'])} hidden"
+    return f"{labelled}, {how} {about(numbers.hidden_positives.expected)} hidden"
 
 
-def wide(numbers: dict[str, Any]) -> bool:
-    """Whether the number of hidden positives is known so badly that it is a guess."""
-    found = numbers["hidden_positives"]
-    return found["low"] is not None and found["high"] > _WIDE * found["low"]
+def wide(numbers: TrainingNumbers) -> bool:
+    """Whether the interval of hidden positives is too wide for a single number."""
+    low, high = numbers.hidden_positives.low, numbers.hidden_positives.high
+    return low is not None and high is not None and high > _WIDE_RATIO * low
 
 
-def hidden(numbers: dict[str, Any]) -> str:
-    """Say how many positives are expected among the unlabelled."""
-    found = numbers["hidden_positives"]
-    confirmed = numbers["reviewed"]["confirmed"]
+def hidden(numbers: TrainingNumbers) -> str:
+    """Sentence on the number of positives expected among the unlabelled."""
+    hidden_positives, confirmed = numbers.hidden_positives, numbers.reviewed.confirmed
+    expected, low, high = hidden_positives.expected, hidden_positives.low, hidden_positives.high
     of_them = f", {number(confirmed)} of which are confirmed by now" if confirmed else ""
-    share = f"positives are {percent(numbers['prior'])} of the unlabelled images{of_them}"
+    share = f"positives are {percent(numbers.prior)} of the unlabelled images{of_them}"
+    if low is None or high is None:
+        return f"About {about(expected)} more positives are expected ({share}; there is no interval)."
     if wide(numbers):
         return (
-            f"How many more positives are hidden cannot be told yet: anything from {about(found['low'])} to "
-            f"{about(found['high'])} agrees with the data, with {about(found['expected'])} as the best guess ({share})."
+            f"How many more positives are hidden cannot be told yet: anything from {about(low)} to {about(high)} "
+            f"agrees with the data, with {about(expected)} as the best guess ({share})."
         )
-    if found["low"] is None:
-        return f"About {about(found['expected'])} more positives are expected ({share}; there is no interval)."
     return (
-        f"About {about(found['expected'])} more positives are expected ({share}), most likely between "
-        f"{about(found['low'])} and {about(found['high'])}."
+        f"About {about(expected)} more positives are expected ({share}), most likely between {about(low)} and "
+        f"{about(high)}."
     )
 
 
-def decisions(numbers: dict[str, Any]) -> str:
-    """Say how good the classifier is estimated to be at its threshold."""
-    estimates = numbers["estimates"]
-    called = estimates["share_predicted_positive"] * numbers["unlabelled"]
+def decisions(numbers: TrainingNumbers) -> str:
+    """Sentence on estimated precision and recall at the threshold."""
+    estimates, intervals = numbers.estimates, numbers.intervals
+    called = estimates["share_predicted_positive"] * numbers.unlabelled
     if called < 0.5:
         return "At its threshold the classifier calls no unlabelled image positive."
     return (
         f"The classifier calls {plural(round(called), 'unlabelled image')} positive. Of 100 such images "
-        f"{_of_100(numbers, 'precision')} are expected to be right (precision), and of 100 positives it finds "
-        f"{_of_100(numbers, 'recall')} (recall)."
+        f"{_of_100(estimates['precision'], intervals.precision)} are expected to be right (precision), and of 100 "
+        f"positives it finds {_of_100(estimates['recall'], intervals.recall)} (recall)."
     )
 
 
 def ends(interval: Sequence[float]) -> str:
-    """Write the interval of a share in whole per cent."""
+    """Format the interval of a share in whole per cent."""
     return f"{100 * interval[0]:.0f} to {100 * interval[1]:.0f} %"
 
 
 def unsure(interval: Sequence[float] | None) -> bool:
-    """Whether an interval is so wide that no single number should be told."""
-    return interval is not None and interval[1] > _WIDE * interval[0]
+    """Whether an interval is too wide for a single number."""
+    return interval is not None and interval[1] > _WIDE_RATIO * interval[0]
 
 
-def _of_100(numbers: dict[str, Any], figure: str) -> str:
-    interval, told = numbers["intervals"][figure], f"about {100 * numbers['estimates'][figure]:.0f}"
+def _of_100(estimate: float, interval: Sequence[float] | None) -> str:
+    rounded = f"about {100 * estimate:.0f}"
     if interval is None:
-        return told
+        return rounded
     ends = f"{100 * interval[0]:.0f} to {100 * interval[1]:.0f}"
-    return ends if unsure(interval) else f"{told} ({ends})"
+    return ends if unsure(interval) else f"{rounded} ({ends})"
 
 
 def fair_sample(scar: dict[str, Any]) -> str:
-    """Say whether labelled positives can be told from those that are found."""
+    """Sentence on whether labelled and likely positives differ; `scar` is `ScarCheck.to_dict`."""
     compared = (
         f"{plural(scar['labelled'], 'labelled positive')} and {plural(scar['found'], 'unlabelled image')} that "
         f"{'is' if scar['found'] == 1 else 'are'} likely positive"
@@ -116,122 +117,121 @@ def fair_sample(scar: dict[str, Any]) -> str:
         )
     if scar["auc"] is None:
         return f"There is too little to compare: {compared}."
-    told = f"Of {compared}, the nearest images tell which are labelled with AUC {scar['auc']:.2f}"
+    auc = f"Of {compared}, the nearest images tell which are labelled with AUC {scar['auc']:.2f}"
     if scar["verdict"] == "differ":
         return (
-            f"{told} (p = {scar['p_value']:.2g}), more than negatives among them explain ({scar['explained']:.2f}): "
+            f"{auc} (p = {scar['p_value']:.2g}), more than negatives among them explain ({scar['explained']:.2f}): "
             "the labelled positives are no fair sample of what is found."
         )
-    said = "no sign that they differ"
+    verdict = "no sign that they differ"
     if scar["verdict"] == "explained":
-        said = f"no more than negatives among them may explain ({scar['explained']:.2f})"
-    return f"{told} (p = {scar['p_value']:.2g}): {said}. Positives that are never found cannot be compared."
+        verdict = f"no more than negatives among them may explain ({scar['explained']:.2f})"
+    return f"{auc} (p = {scar['p_value']:.2g}): {verdict}. Positives that are never found cannot be compared."
 
 
 def expected_among(cards: Sequence[Any]) -> str:
-    """Say how many of some images should be positive, by their probabilities."""
+    """Phrase on how many of some images should be positive, by their probabilities."""
     return f"of these {len(cards)}, about {sum(card.chance for card in cards):.0f} should be"
 
 
-def warnings(numbers: dict[str, Any], estimates: Sequence[PriorEstimate]) -> list[str]:
-    """List what a reader should know before believing the page."""
-    found = [*_of_labels(numbers), *_of_the_prior(numbers, estimates), *_of_the_cache(numbers)]
-    if numbers["estimates"]["collapsed"]:
-        found.append(
-            f"At its threshold the classifier is {numbers['estimates']['collapsed']}: it calls nearly every image the "
+def warnings(numbers: TrainingNumbers, pictures: Pictures) -> list[str]:
+    """Warnings to read before trusting the page."""
+    lines = [*_label_warnings(numbers), *_prior_warnings(numbers), *_cache_warnings(numbers, pictures)]
+    if numbers.estimates["collapsed"]:
+        lines.append(
+            f"At its threshold the classifier is {numbers.estimates['collapsed']}: it calls nearly every image the "
             "same. Its ranking may still be good; label more positives, or choose another threshold."
         )
-    if numbers["model"]["trained_on_other_labels"]:
-        found.append(
+    if numbers.model.trained_on_other_labels:
+        lines.append(
             "The model given was trained on other labels or on another cache. The estimates on this page are those of "
             "a training with its parameters on these labels; images are ranked by the model given."
         )
-    return found
+    return lines
 
 
-def _of_labels(numbers: dict[str, Any]) -> list[str]:
-    found = []
-    if not numbers["held_out"]:
-        found.append(
+def _label_warnings(numbers: TrainingNumbers) -> list[str]:
+    lines = []
+    if not numbers.held_out:
+        lines.append(
             "Only one picture is labelled positive, or unlabelled, so nothing could be held out: the estimates are of "
             "images that were trained on, and far too good."
         )
-    if numbers["labelled"] < FEW:
-        few = plural(numbers["labelled"], "labelled positive")
-        found.append(f"There {'is' if numbers['labelled'] == 1 else 'are'} only {few}: take every estimate as rough.")
-    if numbers["scar"]["verdict"] == "none found":
-        found.append(
+    if numbers.labelled < FEW:
+        few = plural(numbers.labelled, "labelled positive")
+        lines.append(f"There {'is' if numbers.labelled == 1 else 'are'} only {few}: take every estimate as rough.")
+    if numbers.scar["verdict"] == "none found":
+        lines.append(
             "Hardly any unlabelled image looks like the labelled positives (section 3): hardly any are hidden, or the "
             "labels come from elsewhere, such as another camera."
         )
-    if numbers["scar"]["verdict"] == "differ":
-        found.append(
+    if numbers.scar["verdict"] == "differ":
+        lines.append(
             f"The labelled positives differ from the likely positives that are found (section 3; AUC "
-            f"{numbers['scar']['auc']:.2f}): they are no fair sample, and the number of hidden positives, recall and "
+            f"{numbers.scar['auc']:.2f}): they are no fair sample, and the number of hidden positives, recall and "
             "F1 may be far off. Label positives from a random sample."
         )
-    reviewed = numbers["reviewed"]
-    if reviewed["confirmed"] or reviewed["negative"]:
-        found.append(
-            f"A review has confirmed {plural(reviewed['confirmed'], 'positive')} and rejected "
-            f"{plural(reviewed['negative'], 'image')}. These lie around the labelled positives, on which the estimates "
+    reviewed = numbers.reviewed
+    if reviewed.confirmed or reviewed.negative:
+        lines.append(
+            f"A review has confirmed {plural(reviewed.confirmed, 'positive')} and rejected "
+            f"{plural(reviewed.negative, 'image')}. These lie around the labelled positives, on which the estimates "
             "rest: precision, F1, AUC and most of all recall lean upwards, and the number of hidden positives "
             "downwards."
         )
-    if numbers["twins_found"]:
-        found.append(
-            f"{plural(numbers['twins_found'], 'unlabelled image')} show the same picture as a labelled positive; add "
+    if numbers.twins_found:
+        lines.append(
+            f"{plural(numbers.twins_found, 'unlabelled image')} show the same picture as a labelled positive; add "
             "them to the positives (section 3)."
         )
-    return found
+    return lines
 
 
-def _of_the_prior(numbers: dict[str, Any], estimates: Sequence[PriorEstimate]) -> list[str]:
-    tilt, *others = estimates
-    found = []
-    if tilt.draws > 1 and tilt.high > _WIDE * tilt.low:
-        found.append(
+def _prior_warnings(numbers: TrainingNumbers) -> list[str]:
+    tilt, *others = numbers.prior_estimates.values()
+    lines = []
+    if tilt.draws > 1 and tilt.high > _WIDE_RATIO * tilt.low:
+        lines.append(
             f"How many positives are hidden is uncertain: anything from {percent(tilt.low)} to {percent(tilt.high)} of "
             "the unlabelled. Precision and the probabilities are as uncertain; recall and the ranking do not depend on "
             "it."
         )
     ratio = median(one.prior for one in others) / tilt.prior
-    if max(ratio, 1 / ratio) > _APART:
-        found.append("The methods disagree widely about how many positives are hidden (section 4): believe none alone.")
-    if numbers["prior_told"] and tilt.draws > 1 and not tilt.low <= numbers["prior"] <= tilt.high:
-        found.append(
-            f"The model was told a share of {percent(numbers['prior'])}; the data speak for {percent(tilt.low)} to "
+    if max(ratio, 1 / ratio) > _DISAGREEING_FACTOR:
+        lines.append("The methods disagree widely about how many positives are hidden (section 4): believe none alone.")
+    if numbers.prior_told and tilt.draws > 1 and not tilt.low <= numbers.prior <= tilt.high:
+        lines.append(
+            f"The model was told a share of {percent(numbers.prior)}; the data speak for {percent(tilt.low)} to "
             f"{percent(tilt.high)}."
         )
-    return found
+    return lines
 
 
-def _of_the_cache(numbers: dict[str, Any]) -> list[str]:
-    found = []
-    if numbers["failures"]["count"]:
-        found.append(f"{plural(numbers['failures']['count'], 'image')} could not be read and took no part (section 2).")
-    duplicates = numbers["duplicates"]
-    if duplicates["copies"] > _COPIES * numbers["images"]:
-        found.append(
-            f"{percent(duplicates['copies'] / numbers['images'])} of the images are copies of others; counts on this "
+def _cache_warnings(numbers: TrainingNumbers, pictures: Pictures) -> list[str]:
+    lines = []
+    if numbers.failures.count:
+        lines.append(f"{plural(numbers.failures.count, 'image')} could not be read and took no part (section 2).")
+    duplicates = numbers.duplicates
+    if duplicates.copies > _MANY_COPIES * numbers.images:
+        lines.append(
+            f"{percent(duplicates.copies / numbers.images)} of the images are copies of others; counts on this "
             "page count every copy."
         )
-    pictures = numbers["pictures"]
-    if pictures["missing"]:
-        reason = next(iter(pictures["problems"]))
-        found.append(
-            f"{plural(pictures['missing'], 'picture')} of {number(pictures['asked'])} cannot be shown ({reason}); "
+    if pictures.missing:
+        reason = next(iter(pictures.problems))
+        lines.append(
+            f"{plural(pictures.missing, 'picture')} of {number(pictures.asked)} cannot be shown ({reason}); "
             "where the images have moved, name the place with --images SOURCE. No number depends on it."
         )
-    return found
+    return lines
 
 
-def next_steps(numbers: dict[str, Any]) -> list[str]:
-    """Say what to do with this page in hand."""
+def next_steps(numbers: TrainingNumbers) -> list[str]:
+    """Next steps to take, one sentence or two each."""
     steps = []
-    if numbers["twins_found"]:
+    if numbers.twins_found:
         steps.append("Add the copies of labelled positives to the positives file: they are found already.")
-    if numbers["labelled"] >= 5:
+    if numbers.labelled >= 5:
         steps.append(
             "Look at the labelled positives that the model doubts (section 3): a wrong label among them spoils what is "
             "learned."
@@ -240,7 +240,7 @@ def next_steps(numbers: dict[str, Any]) -> list[str]:
         "Review the highest-ranked and the most doubtful images (section 10 shows the first of them; pucache "
         "retrieve-positives --review makes a page to accept and reject them on), and train again with what it exports."
     )
-    if numbers["labelled"] < FEW:
+    if numbers.labelled < FEW:
         steps.append(
             f"Label at least {FEW} positives that no ranking has found, such as those in a random sample; then the "
             "estimates begin to hold. What a review confirms is trained on, but no estimate rests on it."

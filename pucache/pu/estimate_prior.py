@@ -88,6 +88,61 @@ def estimate_prior_on(
     ValueError
         Unknown method, or a number outside its domain.
     """
+    _check(methods, draws, level, n_folds)
+    labels = data.training_labels
+    fold = assign_folds(labels.training_s, n_folds, seed, data.group)
+    fitter = CrossFitter(data.design_matrix(device), labels, fold, risk=PURisk(), prior=0.5, seed=seed)
+    with progress or Silent() as stages:
+        stages.start(draws + 1, "estimating")
+        cross_fit = fitter.choose_penalty()
+        stages.advance(1)
+        return estimate_from_cross_fit(
+            data, fitter, cross_fit, methods=methods, draws=draws, level=level, seed=seed, progress=stages
+        )
+
+
+def estimate_from_cross_fit(
+    data: PUData,
+    fitter: CrossFitter,
+    cross_fit: CrossFit,
+    *,
+    methods: Sequence[str] = tuple(METHODS),
+    draws: int = 40,
+    level: float = 0.9,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> list[PriorEstimate]:
+    """Estimate the prior from a cross-fit of the default risk that was made already.
+
+    Parameters
+    ----------
+    data : PUData
+    fitter : CrossFitter
+        Refits the heads on bootstrap draws.
+    cross_fit : CrossFit
+        Of `fitter`, such as training made it.
+    methods, draws, level, seed
+        As for `estimate_prior_on`.
+    progress : Progress, optional
+        Started by the caller; it advances by one for each draw.
+
+    Returns
+    -------
+    list of PriorEstimate
+        One per method, in the order given.
+    """
+    _check(methods, draws, level)
+    drawn = _estimate_draws(fitter, cross_fit, methods, draws=draws, seed=seed, progress=progress or Silent())
+    bounds = data.training_labels.bounds
+    drawn = np.clip(drawn, *bounds)
+    estimates = [estimate(cross_fit.margins, data.s, method, bounds=bounds) for method in methods]
+    return [
+        interval(method, prior, drawn[:, column], level, bounds=bounds)
+        for column, (method, prior) in enumerate(zip(methods, estimates, strict=True))
+    ]
+
+
+def _check(methods: Sequence[str], draws: int, level: float, n_folds: int = 2) -> None:
     unknown = [method for method in methods if method not in METHODS]
     if unknown or not methods:
         raise ValueError(f"unknown method {', '.join(map(repr, unknown)) or 'none'}; use {', '.join(METHODS)}")
@@ -95,28 +150,14 @@ def estimate_prior_on(
         raise ValueError(
             f"draws must be at least 0, level in (0, 1), n_folds at least 2; got {draws}, {level}, {n_folds}"
         )
-    labels = data.training_labels
-    fold = assign_folds(labels.training_s, n_folds, seed, data.group)
-    fitter = CrossFitter(data.design_matrix(device), labels, fold, risk=PURisk(), prior=0.5, seed=seed)
-    with progress or Silent() as stages:
-        stages.start(draws + 1, "estimating")
-        fitted = fitter.choose_penalty()
-        stages.advance(1)
-        drawn = _estimate_draws(fitter, fitted, methods, draws=draws, seed=seed, progress=stages)
-    drawn = np.clip(drawn, *labels.bounds)
-    estimates = [estimate(fitted.margins, data.s, method, bounds=labels.bounds) for method in methods]
-    return [
-        interval(method, prior, drawn[:, column], level, bounds=labels.bounds)
-        for column, (method, prior) in enumerate(zip(methods, estimates, strict=True))
-    ]
 
 
 def _estimate_draws(
-    fitter: CrossFitter, fitted: CrossFit, methods: Sequence[str], *, draws: int, seed: int, progress: Progress
+    fitter: CrossFitter, cross_fit: CrossFit, methods: Sequence[str], *, draws: int, seed: int, progress: Progress
 ) -> np.ndarray:
     """Estimates of each bootstrap draw, (draws, methods)."""
     rows = []
-    for draw in fitter.bootstrap(fitted, draws, seed):
+    for draw in fitter.bootstrap(cross_fit, draws, seed):
         rows.append([estimate(draw.margins, draw.s, method, draw.weights) for method in methods])
         progress.advance(1)
     return np.array(rows).reshape(draws, len(methods))

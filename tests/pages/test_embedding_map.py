@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from helpers.planted import planted
 
-from pucache.pages.embedding_map import choose_rows, company, embedding_map
+from pucache.pages.embedding_map import choose_rows, embedding_map, shares_of_likely
 
 
 def test_a_sample_is_a_third_labelled_a_third_top_and_the_rest_at_random():
@@ -55,7 +55,7 @@ def test_two_heaps_lie_apart_in_the_neighbour_map_and_it_repeats():
     rows = np.arange(160)
     first, again = embedding_map(X, rows), embedding_map(X, rows)
     assert np.array_equal(first.tsne, again.tsne)
-    near, everywhere = company(first.tsne, y == 1, y == 1)
+    near, everywhere = shares_of_likely(first.tsne, y == 1, y == 1)
     assert near > 0.99 and everywhere == pytest.approx(y.mean())
 
 
@@ -84,9 +84,9 @@ def test_company_is_counted_among_the_nearest_ten():
     for own in range(4):
         distance = np.linalg.norm(places - places[own], axis=1)
         shares.append(likely[np.argsort(distance)[1:11]].mean())
-    assert company(places, labelled, likely) == pytest.approx((np.mean(shares), likely.mean()))
+    assert shares_of_likely(places, labelled, likely) == pytest.approx((np.mean(shares), likely.mean()))
 
 
 def test_places_that_coincide_have_company():
-    near, _ = company(np.full((20, 2), 0.5), np.arange(20) < 1, np.ones(20, bool))
+    near, _ = shares_of_likely(np.full((20, 2), 0.5), np.arange(20) < 1, np.ones(20, bool))
     assert near == 1

@@ -2,6 +2,7 @@ import hashlib
 import json
 import re
 from html import unescape
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,9 +19,9 @@ from pucache.cache.writer import Rows, write_file
 from pucache.cli.main import main
 from pucache.encoders.spec import EncoderSpec
 from pucache.errors import LabelError, ModelError, OutputError, SourceError
-from pucache.pages import report_text
+from pucache.pages import report_page, report_text
+from pucache.pages.report_data import prepare
 from pucache.pages.report_galleries import probability, visible
-from pucache.pages.report_page import gather, report
 from pucache.pu.classifier import PULinearClassifier
 from pucache.pu.data import PUData
 from pucache.pu.priors import PriorEstimate
@@ -78,6 +79,11 @@ def plain(tmp_path_factory):
     return (folder / "r.html").read_text(), numbers
 
 
+def report(*given, **named):
+    """Write a report; return its numbers as the command prints them."""
+    return report_page.report(*given, **named).to_dict()
+
+
 def bare(folder, n, labelled, **how):
     """A cache without pictures, and s."""
     X, s, _ = planted(n=n, labelled=labelled, **how)
@@ -87,7 +93,7 @@ def bare(folder, n, labelled, **how):
 def evidence(cache, s, model, truth=None):
     """What the page would be made of."""
     data = PUData.of(cache, s)
-    return gather(data, model, truth=truth, draws=0, seed=0, device="cpu", progress=None)
+    return prepare(data, model, truth=truth, draws=0, seed=0, device="cpu", progress=None)
 
 
 def sections(html):
@@ -134,7 +140,7 @@ def test_a_model_of_these_labels_is_recognised_and_ranks(made, tmp_path):
     model.save(tmp_path / "model.safetensors")
     loaded = PULinearClassifier.load(tmp_path / "model.safetensors")
     found = evidence(cache, s, loaded)
-    assert not found.other_labels and found.trained.estimates_ == numbers["estimates"]
+    assert not found.trained_on_other_labels and found.trained.estimates_ == numbers["estimates"]
     assert np.array_equal(found.margins, loaded.margins(cache.X))
 
 
@@ -172,8 +178,8 @@ def test_another_loss_trains_and_sweeps(made):
     _, _, cache, s, y = made
     model = train_pu(cache, s, device="cpu", loss="imbnnpu", draws=0, penalty=1e-3)
     found = evidence(cache, s, model, y)
-    assert found.trained.loss == "imbnnpu" and not found.other_labels
-    assert len({row.pauc for row in found.swept.rows}) > 1 and found.swept.rows[0].true_f1 is not None
+    assert found.trained.loss == "imbnnpu" and not found.trained_on_other_labels
+    assert len({row.pauc for row in found.sweep.rows}) > 1 and found.sweep.rows[0].true_f1 is not None
 
 
 def test_reviewed_images_are_trained_on_and_not_shown_as_candidates(made, tmp_path):
@@ -492,7 +498,16 @@ def told(**changed):
         "scar": {"verdict": "alike", "auc": 0.5},
         "pictures": {"asked": 10, "missing": 0, "problems": {}},
     }
-    return good | changed
+    levels = ("hidden_positives", "intervals", "model", "failures", "duplicates", "reviewed", "pictures")
+    numbers = SimpleNamespace(**good | changed)
+    for level in levels:
+        setattr(numbers, level, SimpleNamespace(**getattr(numbers, level)))
+    return numbers
+
+
+def warnings(methods_used, **changed):
+    numbers = told(prior_estimates={one.method: one for one in methods_used}, **changed)
+    return report_text.warnings(numbers, numbers.pictures)
 
 
 def methods(*priors, low=0.08, high=0.12):
@@ -500,7 +515,7 @@ def methods(*priors, low=0.08, high=0.12):
 
 
 def test_a_good_training_gets_no_warning():
-    assert report_text.warnings(told(), methods(0.1, 0.12, 0.09)) == []
+    assert warnings(methods(0.1, 0.12, 0.09)) == []
 
 
 @pytest.mark.parametrize(
@@ -523,13 +538,13 @@ def test_a_good_training_gets_no_warning():
     ids=lambda given: given if isinstance(given, str) else "",
 )
 def test_each_reason_for_doubt_has_its_warning(changed, estimates, said):
-    (warning,) = report_text.warnings(told(**changed), estimates)
+    (warning,) = warnings(estimates, **changed)
     assert said in warning
 
 
 def test_a_collapsed_classifier_is_said():
-    estimates = told()["estimates"] | {"collapsed": "all-negative"}
-    (warning,) = report_text.warnings(told(estimates=estimates), methods(0.1, 0.1))
+    changed = told().estimates | {"collapsed": "all-negative"}
+    (warning,) = warnings(methods(0.1, 0.1), estimates=changed)
     assert "all-negative" in warning
 
 
@@ -547,7 +562,7 @@ def test_sentences_tell_ranges_and_a_wide_one_alone():
 
 
 def test_a_classifier_that_calls_nothing_positive_is_said():
-    none = told(estimates=told()["estimates"] | {"share_predicted_positive": 0.0})
+    none = told(estimates=told().estimates | {"share_predicted_positive": 0.0})
     assert report_text.decisions(none) == "At its threshold the classifier calls no unlabelled image positive."
 
 

@@ -1,0 +1,253 @@
+"""Numbers on the report page; their names are the keys of ``pucache report --json``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from scipy.stats import binomtest
+
+from ..pu.metrics import with_labels
+from ..pu.priors import PriorEstimate
+from . import report_statistics
+from .report_data import ReportData
+
+FAILURE_REASONS = 10  # most frequent reasons listed
+
+
+@dataclass(frozen=True)
+class Failures:
+    """Images that could not be read: their number, and the number for each of the most frequent reasons."""
+
+    count: int
+    reasons: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Groups of images that show the same picture, and images beyond the first of each group."""
+
+    groups: int
+    copies: int
+
+
+@dataclass(frozen=True)
+class Reviewed:
+    """Reviewed images: confirmed positives and known negatives."""
+
+    confirmed: int
+    negative: int
+
+
+@dataclass(frozen=True)
+class HiddenPositives:
+    """Positives expected beyond the known ones, with the interval where there is one."""
+
+    expected: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Intervals of recall and of precision; None where there is none."""
+
+    recall: list[float]
+    precision: list[float] | None
+
+
+@dataclass(frozen=True)
+class ModelNumbers:
+    """Threshold and penalty of the training; whether the model given was trained on other labels."""
+
+    threshold: float
+    penalty: float
+    trained_on_other_labels: bool
+
+
+@dataclass(frozen=True)
+class Charts:
+    """Values of the charts, see `pucache.pages.report_statistics`; `sweep` has a dict for each prior."""
+
+    margins: dict[str, list[float]]
+    precision_recall: dict[str, dict[str, Any]]
+    reliability: dict[str, list[float]]
+    sweep: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Thumbnails of the galleries: wanted, missing, and the number for each reason, the most frequent first."""
+
+    asked: int
+    missing: int
+    problems: dict[str, int]
+
+
+@dataclass(frozen=True)
+class MapNumbers:
+    """The map: images shown, share of the variance explained, and shares of likely positives.
+
+    `near_labelled` is the share among the neighbours of labelled positives, `everywhere` that among all images.
+    """
+
+    shown: int
+    explained: float
+    near_labelled: float
+    everywhere: float
+
+
+@dataclass(frozen=True)
+class TrainingNumbers:
+    """Numbers of the labels, the training and its estimates.
+
+    Attributes
+    ----------
+    images, labelled, unlabelled : int
+        Reviewed images are among the unlabelled.
+    failures : Failures
+    duplicates : Duplicates
+    reviewed : Reviewed
+    twins_found : int
+        Undecided images that show the same picture as a positive.
+    scar : dict
+        `ScarCheck.to_dict`.
+    doubted : int
+        Labelled positives at or below the threshold.
+    prior : float
+    prior_told : bool
+        Whether the prior was given rather than estimated.
+    prior_estimates : dict of str to PriorEstimate
+        By method.
+    hidden_positives : HiddenPositives
+    held_out : bool
+        Whether any row could be held out.
+    intervals : Intervals
+    true_prior : float or None
+    estimates : dict
+        `PULinearClassifier.estimates_`.
+    true, true_by_model : dict or None
+        `with_labels` of the held-out margins, and of the model given if it was trained on other labels.
+    model : ModelNumbers
+    sweep_verdict : str
+    figures : Charts
+    """
+
+    images: int
+    labelled: int
+    unlabelled: int
+    failures: Failures
+    duplicates: Duplicates
+    reviewed: Reviewed
+    twins_found: int
+    scar: dict[str, Any]
+    doubted: int
+    prior: float
+    prior_told: bool
+    prior_estimates: dict[str, PriorEstimate]
+    hidden_positives: HiddenPositives
+    held_out: bool
+    intervals: Intervals
+    true_prior: float | None
+    estimates: dict[str, Any]
+    true: dict[str, float] | None
+    true_by_model: dict[str, float] | None
+    model: ModelNumbers
+    sweep_verdict: str
+    figures: Charts
+
+
+@dataclass(frozen=True)
+class ReportNumbers(TrainingNumbers):
+    """All numbers on the page.
+
+    Attributes
+    ----------
+    pictures : Pictures
+    map : MapNumbers
+    provenance : dict
+        See `pucache.pages.provenance`.
+    warnings : list of str
+    """
+
+    pictures: Pictures
+    map: MapNumbers
+    provenance: dict[str, Any]
+    warnings: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested dicts, for JSON."""
+        return asdict(self)
+
+
+def training_numbers(report: ReportData) -> TrainingNumbers:
+    """Numbers of the labels, the training and its estimates."""
+    data, trained, held_out = report.data, report.trained, report.held_out
+    failures, true, reviewed = data.cache.failures, held_out.true(), data.labels.reviewed
+    _, group_sizes = np.unique(data.group, return_counts=True)
+    return TrainingNumbers(
+        images=len(data.s),
+        labelled=len(report.labelled),
+        unlabelled=len(report.unlabelled),
+        failures=Failures(count=len(failures), reasons=dict(Counter(failures.values()).most_common(FAILURE_REASONS))),
+        duplicates=Duplicates(groups=int((group_sizes > 1).sum()), copies=int((group_sizes - 1).sum())),
+        reviewed=Reviewed(confirmed=int((reviewed == 1).sum()), negative=int((reviewed == -1).sum())),
+        twins_found=len(report.twins[0]),
+        scar=report.scar.to_dict(),
+        doubted=int((held_out.positive <= held_out.threshold).sum()),
+        prior=trained.prior_,
+        prior_told=trained.prior is not None,
+        prior_estimates={estimate.method: estimate for estimate in report.prior_estimates},
+        hidden_positives=_hidden_positives(report),
+        held_out=report.has_held_out,
+        intervals=_intervals(report),
+        true_prior=None if true is None else true["n_positive"] / true["n"],
+        estimates=trained.estimates_,
+        true=true,
+        true_by_model=_true_by_model(report),
+        model=ModelNumbers(
+            threshold=trained.threshold_,
+            penalty=trained.penalty_,
+            trained_on_other_labels=report.trained_on_other_labels,
+        ),
+        sweep_verdict=report.sweep.verdict,
+        figures=Charts(
+            margins=report_statistics.margin_histogram(held_out),
+            precision_recall=report_statistics.precision_recall(held_out),
+            reliability=report_statistics.reliability(held_out),
+            sweep=[row.to_dict() for row in report.sweep.rows],
+        ),
+    )
+
+
+def _hidden_positives(report: ReportData) -> HiddenPositives:
+    confirmed = int((report.data.labels.reviewed == 1).sum())
+
+    def count(share: float) -> float:
+        return max(0.0, share * len(report.unlabelled) - confirmed)
+
+    low, high = (None, None) if report.prior_interval is None else map(count, report.prior_interval)
+    return HiddenPositives(expected=count(report.trained.prior_), low=low, high=high)
+
+
+def _intervals(report: ReportData) -> Intervals:
+    """Clopper-Pearson interval of recall, a count on P; precision is proportional to the prior, and so its interval."""
+    positive, estimates = report.held_out.positive, report.trained.estimates_
+    above, level = int((positive > report.held_out.threshold).sum()), report.prior_estimates[0].level
+    recall = binomtest(above, len(positive)).proportion_ci(level, method="exact")
+    share, called = float(estimates["recall"]), float(estimates["share_predicted_positive"])
+    precision = [min(1.0, end * share / called) for end in report.prior_interval or ()] if called else []
+    return Intervals(recall=[recall.low, recall.high], precision=precision or None)
+
+
+def _true_by_model(report: ReportData) -> dict[str, float] | None:
+    """True figures of the model given, where it was trained on other labels."""
+    if report.truth is None or not report.trained_on_other_labels:
+        return None
+    rows = report.unlabelled[report.truth[report.unlabelled] >= 0]
+    if not len(rows):
+        return None
+    margins = report.margins[rows]
+    return with_labels(report.truth[rows], margins, (margins > report.ranker.threshold_).astype(int))
