@@ -1,4 +1,4 @@
-"""Cells of a table: measured once, kept as JSON lines so that a run that was cut off goes on, and shown."""
+"""Cells of a result table: measured once, stored as JSON lines so that a run can be resumed, and formatted."""
 
 import json
 import time

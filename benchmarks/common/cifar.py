@@ -1,4 +1,4 @@
-"""CIFAR-10 as tasks: its embeddings, made once by pucache's default encoder, and who is positive.
+"""CIFAR-10 tasks: embeddings by pucache's default encoder, computed once, and the positive classes.
 
 The folder holds train/<class>/<index>.png and test/<class>/<index>.png, `index` being the place in the
 original batches; or those batches themselves, ``cifar-10-batches-py``, see `unpack.py`.

@@ -1,4 +1,4 @@
-"""Where a figure was measured: hardware, versions, commit."""
+"""Hardware, versions and commit of a measurement."""
 
 import importlib.metadata
 import os

@@ -1,4 +1,4 @@
-"""Synthetic caches of planted positives, as large as one likes, and measuring in a process of its own.
+"""Synthetic caches of any size with planted positives, and measurements in child processes.
 
 `scale.py` and `opening.py` use it. Files are made in the folder they are given, each by a process of its
 own, so that no map of one outlives its making, and found there by name the next time.

@@ -1,4 +1,4 @@
-"""Everything worth measuring on a GPU, in slices of a few minutes that can be resumed.
+"""All GPU measurements, in resumable slices of a few minutes.
 
     python -m benchmarks.gpu.suite OUT [--device cuda] [--minutes 7] [--rows 33000] [--dim 2048] [--images 60000]
                                    [--cifar DIR] [--epochs 100] [--only WORD]

@@ -1,4 +1,4 @@
-"""Words and tables of benchmarks/paper/tables.py: losses, wrong priors, pretraining, maps."""
+"""Sections of benchmarks/paper/tables.py: losses, wrong priors, pretraining, feature maps."""
 
 import numpy as np
 

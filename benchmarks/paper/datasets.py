@@ -1,4 +1,4 @@
-"""CIFAR-100 and Glaucoma as the tasks of the paper: one in five positives labelled, drawn by a seed."""
+"""CIFAR-100 and Glaucoma as the tasks of the paper: a random fifth of the positives is labelled."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The pictures of benchmarks/paper/tables.py."""
+"""Figures of benchmarks/paper/tables.py."""
 
 from pathlib import Path
 

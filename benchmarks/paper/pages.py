@@ -1,4 +1,4 @@
-"""Words and tables of benchmarks/paper/tables.py: transfer, competitors, retrieval, posterior."""
+"""Sections of benchmarks/paper/tables.py: transfer, competitors, retrieval, posterior."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,8 @@ GIVEN = {  # to what may stand before pucache
 def introduction(encoder: str, scope: Scope, quick: bool) -> str:
     few = "**--quick: a quarter of the images; figures are not to be quoted.** " if quick else ""
     return (
-        f"# The paper's tables and figures, run again\n\n`python -m benchmarks.paper.tables DIR{' --quick' * quick}`. {few}"
+        "# The paper's tables and figures, run again\n\n"
+        f"`python -m benchmarks.paper.tables DIR{' --quick' * quick}`. {few}"
         "Dorigatti, Schweisthal, Bischl, Rezaei: ImPULSeS. "
         f"Encoder {encoder}, frozen, unless a table says otherwise. Seeds {', '.join(map(str, scope.seeds))}: mean ± "
         "standard deviation (of n − 1) of n runs, in %; the paper gives means of three runs and no spread. Accuracy, "

@@ -1,4 +1,4 @@
-"""Heads on a task, and what they come to: what benchmarks/paper/tables.py tells of transfer, losses and priors."""
+"""Training and evaluation of heads on the tasks of benchmarks/paper/tables.py: transfer, losses and priors."""
 
 import time
 from dataclasses import dataclass, replace
@@ -8,7 +8,8 @@ from sklearn.metrics import average_precision_score
 
 from benchmarks.common.cifar import Task
 from pucache import PULinearClassifier
-from pucache.heads.fit import FittedHeads, fit_heads
+from pucache.heads.fit import fit_heads
+from pucache.heads.fitted import FittedHeads
 from pucache.heads.risks import RISKS, PURisk
 from pucache.pu.cross_fitting import PENALTIES
 from pucache.pu.metrics import with_labels
@@ -123,7 +124,7 @@ def _others(task: Task, seed: int):
 
 
 def logistic(Z: np.ndarray, labels: np.ndarray, seed: int, of: tuple[float, ...] = CS) -> FittedHeads:
-    """Balanced logistic regression at each C; heads of pucache, which equal scikit-learn's (tests/test_batch.py)."""
+    """Balanced logistic regression at each C, by heads of pucache; tests/heads compares them with scikit-learn."""
     scale = np.square(Z, dtype=np.float64).sum(1).mean()  # the unit of penalties
     return fit_heads(Z, labels, risk=BCE, penalty=1 / (np.array(of) * len(Z) * scale), seed=seed)
 

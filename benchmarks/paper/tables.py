@@ -1,4 +1,4 @@
-"""The tables and figures of the ImPULSeS paper, run again with pucache: for who asks whether it keeps up.
+"""Tables and figures of the ImPULSeS paper, reproduced with pucache.
 
     python -m benchmarks.paper.tables DIR [--quick] [--cifar100 DIR] [--glaucoma DIR] [--out docs/results/paper.md]
 

@@ -1,4 +1,4 @@
-"""Ranking and embedding without pucache, beside the same with it: bare faiss, a bare DataLoader with timm."""
+"""Ranking and embedding without pucache (bare faiss, a DataLoader with timm) and with it."""
 
 import time
 from pathlib import Path

@@ -1,12 +1,12 @@
-"""What people would use instead, beside pucache: learners, bare faiss, a bare DataLoader with timm.
+"""pucache against its alternatives: PU learners, bare faiss, a bare DataLoader with timm.
 
     python -m benchmarks.peers.compare DIR [--quick] [--out docs/results/peers.md]
 
 DIR holds train/<class>/*.png and test/<class>/*.png of CIFAR-10. For whoever asks whether pucache is worth a
 dependency: every tool gets the same embeddings, rows and labels, at its own defaults and its own threshold.
 
-- Learners (benchmarks/peers/learners.py): each in a process of its own, over the authors' 1:10 task and one-vs-rest tasks
-  of four classes (100 labelled, 5 % of the unlabelled positive); the slow ones on fewer.
+- Learners (benchmarks/peers/learners.py): each in its own process, on the authors' 1:10 task and one-vs-rest tasks of
+  four classes (100 labelled, 5 % of the unlabelled positive); the slow ones on fewer.
 - Ranking: bare faiss and `retrieve-positives` on the 1:10 task. Embedding: a loop as people write it and `embed`,
   on PNG files drawn from DIR, each in a process of its own.
 
@@ -216,7 +216,7 @@ def main() -> None:
         print(json.dumps(cell(kind, name, arguments.folder, tasks), default=float))
         return
     if lacking := missing():
-        raise SystemExit(f"peers.py needs the peers: pip install {' '.join(lacking)}")
+        raise SystemExit(f"benchmarks.peers.compare needs the peers: pip install {' '.join(lacking)}")
     folder = arguments.folder.resolve()
     text = run(folder, arguments.work or folder / "pucache-bench", arguments.quick, not arguments.no_slowest)
     print(text)

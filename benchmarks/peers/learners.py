@@ -1,4 +1,4 @@
-"""The learners that stand beside pucache's: pulearn, pu-toolbox, scikit-learn, a plain PyTorch loop.
+"""Learners compared with pucache's: pulearn, pu-toolbox, scikit-learn, a plain PyTorch loop.
 
 `LEARNERS[name].fit(X, s, truth) -> score`. X is float16 (n, d), as a cache holds it; s is int8, 1 labelled positive
 and 0 unlabelled. `score(X)` gives the learner's own ranking score, float (m,), and decision, int (m,) in {0, 1}.

@@ -1,4 +1,4 @@
-"""The page of benchmarks/peers/compare.py."""
+"""Result page of benchmarks/peers/compare.py."""
 
 from benchmarks.common.cells import TUNED, table
 from benchmarks.common.cifar import Cifar

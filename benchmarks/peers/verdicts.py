@@ -1,4 +1,4 @@
-"""Whether pucache is first beside a peer, and where it is not, what the figures say of it.
+"""Verdict on pucache against each peer: first, or the reason from the figures.
 
 A tool's figures on a task are a dict of `FIGURES`; a `Side` is what it did on several. Every sentence follows from
 the figures and from what a learner declares of itself (`learners.Learner`); none is written by hand.

@@ -1,4 +1,4 @@
-"""Trains many linear heads at once on any loss that is a function of the margins, by pucache's own L-BFGS."""
+"""Train many linear heads at once on any loss of the margins, with pucache's L-BFGS."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The methods that `objectives.py` compares: settings of each, and heads trained at any of them.
+"""Methods that `objectives.py` compares: their settings, and how their heads are trained.
 
 A method trains a head for each pair of a setting and a column; column k leaves out fold k, the last one none. Pseudo
 labels of a head come of its own margins, so that no head learns of labels in the fold that it leaves out. Training

@@ -1,4 +1,4 @@
-"""The page of `objectives.py`: differences to the default, paired by task, and the rule that makes a winner."""
+"""Result page of `objectives.py`: paired differences to the default, and the rule for choosing a winner."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Losses and self-training of other papers as linear heads on the same embeddings, against pucache's default.
+"""Losses and self-training from other papers, as linear heads on the same embeddings, against pucache's default.
 
     python -m benchmarks.quality.objectives DIR [--quick] [--work W] [--out docs/results/objectives.md]
 

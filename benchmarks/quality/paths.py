@@ -1,9 +1,10 @@
-"""What each way of running the encoder costs in accuracy: cosine to fp32, and the 1:10 task.
+"""Accuracy of each inference backend: cosine of its embeddings to fp32, and the 1:10 task.
 
     python -m benchmarks.quality.paths DIR WORK [--out docs/results/paths.md]
 
-DIR holds CIFAR-10 as PNG files, see `cifar.py`. A cache of the pile and of the test set is made by each path that this
-machine has; the last row is Pillow's own resampling in place of torch's, by torch in float32.
+DIR holds CIFAR-10 as PNG files, see benchmarks/common/cifar.py. A cache of the pile and of the test set is
+made by each path that this machine has; the last row is
+Pillow's own resampling in place of torch's, by torch in float32.
 """
 
 import argparse
@@ -50,8 +51,8 @@ def main(folder: Path, work: Path, paths: list[str]) -> str:
     lines = [
         "# What each way of running the encoder costs",
         "",
-        "`python -m benchmarks.quality.paths DIR WORK`: bundled encoder, CIFAR-10 1:10 task, no prior given, seed 0; cosine of "
-        "the 10,000 test images' embeddings to those by torch in fp32, accuracy and F1 at margin 0.",
+        "`python -m benchmarks.quality.paths DIR WORK`: bundled encoder, CIFAR-10 1:10 task, no prior given, seed 0; "
+        "cosine of the 10,000 test images' embeddings to those by torch in fp32, accuracy and F1 at margin 0.",
         "",
         "| path | cosine, mean | least | accuracy | F1 | AUC | P@2400 | AP |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",

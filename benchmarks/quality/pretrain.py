@@ -1,4 +1,4 @@
-"""Learning the encoder: how much better its features are, and how fast it trains.
+"""Pretraining: gain in feature quality, and training speed.
 
     python -m benchmarks.quality.pretrain DIR WORK [--out docs/results/pretrain.md]    # small, for a CPU: 5 minutes
     python -m benchmarks.quality.pretrain DIR WORK --speed [--out docs/results/pretrain-speed.md]

@@ -1,4 +1,4 @@
-"""Rounds of review, the truth answering: how many positives are found, by each way of ranking.
+"""Simulated rounds of review: number of positives found by each ranking, with answers from the true labels.
 
     python -m benchmarks.quality.rounds DIR [--out docs/results/rounds.md]
 
@@ -113,8 +113,9 @@ def report(rows: list[dict]) -> str:
         [
             "# Rounds of review",
             "",
-            f"`python -m benchmarks.quality.rounds DIR`: CIFAR-10, one class ({', '.join(classes)}) against nine, {LABELLED} "
-            f"labelled positives, {SHOWN} images reviewed a round, the truth answering. Positives found after each "
+            f"`python -m benchmarks.quality.rounds DIR`: CIFAR-10, one class ({', '.join(classes)}) against nine, "
+            f"{LABELLED} labelled positives, {SHOWN} images reviewed a round, the truth answering. "
+            "Positives found after each "
             f"round, mean over classes and seeds; beside them what {RANDOM_ROUNDS} rounds of random images are "
             "expected to find, and the least ratio of three rounds to those over the tasks.",
             "",

@@ -1,4 +1,4 @@
-"""Whether broken labelling is seen: the SCAR check on labels that are, and are not, a fair sample.
+"""Power of the SCAR check, on labelled positives that are and are not a random sample of the positives.
 
     python -m benchmarks.quality.scar DIR [--quick] [--work W] [--out docs/results/scar.md]
 
@@ -109,9 +109,7 @@ def measure(X: np.ndarray, s: np.ndarray, y: np.ndarray) -> dict:
         "true_prior": y[s == 0].mean(),
         "recall": model.estimates_["recall"],
         "true_recall": (margins[hidden] > model.threshold_).mean(),
-        "true_precision": float(y[check.rows_by_likeness][s[check.rows_by_likeness] == 0].mean())
-        if len(check.rows_by_likeness)
-        else None,
+        "true_precision": float(y[likely].mean()) if len(check.rows_by_likeness) else None,
     }
 
 

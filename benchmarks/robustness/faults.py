@@ -1,9 +1,11 @@
-"""Kills, full disks, failing disks, lost power, signals and rivals, many times: is anything lost, is anything wrong?
+"""Fault injection: kills, full and failing disks, power loss, signals and concurrent writers.
 
-    python -m benchmarks.robustness.faults WORK [--only embed,pack,...] [--kills 500] [--seed 0] [--out docs/results/faults.md]
+    python -m benchmarks.robustness.faults WORK [--only embed,pack,...] [--kills 500] [--seed 0]
+                                             [--out docs/results/faults.md]
 
 Runs the real commands on a small world of images (tests/faults) and counts what held and what did not. What is
-checked each time stands in `places.World`: outputs are byte for byte the old or the new ones, inputs are untouched,
+checked each time stands in `World` of tests/faults/places.py: outputs are byte for byte the old or the new
+ones, inputs are untouched,
 finished parts verify, the same command run again succeeds, computes nothing that was safe a second time, ends in the
 bytes of an undisturbed run and leaves nothing else in the folder. Sections that are done are kept in WORK and
 not run again.

@@ -1,4 +1,4 @@
-"""Feeds every reader of pucache with damaged input and holds each answer against an independent one.
+"""Fuzzing: feed damaged input to every reader of pucache and compare with an independent reader.
 
     python -m benchmarks.robustness.fuzz [--inputs 20000] [--seed 0] [--only cache,tar] [--out docs/results/fuzz.md]
 

@@ -1,7 +1,7 @@
-"""What crash safety costs embedding: `embed` as it is, without fsync, and the pipeline with no safety at all.
+"""Cost of crash safety in embedding: `embed`, `embed` without fsync, and the bare pipeline.
 
-    python -m benchmarks.robustness.safety_cost CIFAR_FOLDER WORK [--images 8000] [--rounds 3] [--paths torch-fp32 openvino-bf16]
-                                     [--out docs/results/safety-cost.md]
+    python -m benchmarks.robustness.safety_cost CIFAR_FOLDER WORK [--images 8000] [--rounds 3]
+                                     [--paths torch-fp32 openvino-bf16] [--out docs/results/safety-cost.md]
 
 *safe* is `pucache.embedding.embed`. *no fsync* is the same with `os.fsync` doing nothing. *bare* has no parts, no
 checksums, no lock and no HDF5: the blocks of the same pipeline are kept in memory and written once,
@@ -177,9 +177,10 @@ def main(arguments: argparse.Namespace) -> str:
     lines = [
         "# What crash safety costs embedding",
         "",
-        f"`python -m benchmarks.robustness.safety_cost CIFAR_FOLDER WORK --images {a.images} --rounds {a.rounds} --paths "
-        f"{' '.join(a.paths)}`: bundled encoder at 224 px, {a.images:,} CIFAR-10 PNG files, float16, n = {a.rounds}; "
-        "medians (smallest to largest). *safe* is `embed`; *no fsync* the same with `os.fsync` doing nothing; *bare* "
+        f"`python -m benchmarks.robustness.safety_cost CIFAR_FOLDER WORK --images {a.images} --rounds {a.rounds} "
+        f"--paths {' '.join(a.paths)}`: bundled encoder at 224 px, {a.images:,} CIFAR-10 PNG files, float16, "
+        f"n = {a.rounds}; medians (smallest to largest). "
+        "*safe* is `embed`; *no fsync* the same with `os.fsync` doing nothing; *bare* "
         "the same pipeline without parts, checksums, lock and HDF5, its blocks kept in memory and written once to a "
         "plain .npy file. All arms gave the same embeddings, bit for bit.",
     ]

@@ -1,4 +1,4 @@
-"""Ray against the engine of one machine, on one machine: rates, equal bytes, and what kills cost.
+"""The Ray engine against the local engine on one machine: throughput, equal bytes, cost of killed workers.
 
     python -m benchmarks.speed.distributed CIFAR_FOLDER WORK [--images 8000] [--rounds 3] [--workers 2]
                                      [--runtimes auto torch] [--out docs/results/distributed.md]

@@ -1,4 +1,4 @@
-"""Embedding: each stage alone, the forward pass alone, and end to end, against a plain DataLoader with timm.
+"""Embedding speed: each stage, the forward pass, and end to end, against a plain DataLoader with timm.
 
     python -m benchmarks.speed.embed CIFAR_FOLDER WORK [--images 8000] [--rounds 3] [--out docs/results/embed-cpu.md]
 
@@ -284,9 +284,9 @@ def report(bench: Bench, png: Path, jpeg: Path, paths: list[str], arguments: arg
     lines = [
         "# Embedding on the CPU",
         "",
-        f"`python -m benchmarks.speed.embed CIFAR_FOLDER WORK`: bundled encoder at 224 px, {arguments.images:,} CIFAR-10 PNG "
-        f"files and {JPEGS:,} JPEG files of 500 x 375, float16 cache; images a second, medians of {arguments.rounds} "
-        "rounds (compile: of one).",
+        f"`python -m benchmarks.speed.embed CIFAR_FOLDER WORK`: bundled encoder at 224 px, {arguments.images:,} "
+        f"CIFAR-10 PNG files and {JPEGS:,} JPEG files of 500 x 375, float16 cache; images a second, medians of "
+        f"{arguments.rounds} rounds (compile: of one).",
     ]
     for name, folder in (("PNG files of 32 x 32", png), ("JPEG files of 500 x 375", jpeg)):
         plain = bench.median("peer", folder)["end to end"]

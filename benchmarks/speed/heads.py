@@ -1,4 +1,4 @@
-"""How fast heads are trained, beside loops that do the same and beside what the machine can do.
+"""Training speed of heads, compared with plain loops and with the peak of the machine.
 
     python -m benchmarks.speed.heads DIR [--device cuda] [--quick] [--out docs/results/heads.md]
 

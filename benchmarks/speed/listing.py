@@ -1,4 +1,4 @@
-"""Memory and time a key: listing a source, planning a run, opening many shares as one, packing them.
+"""Memory and time per key of listing a source, planning a run, and opening and packing many shares.
 
     python -m benchmarks.speed.listing FOLDER [--images 1000000] [--shares 16 256] [--out docs/results/listing.md]
 
@@ -172,9 +172,10 @@ def main(folder: Path, images: int, counts: list[int]) -> str:
     lines = [
         "# Listing, opening and packing many images",
         "",
-        f"`python -m benchmarks.speed.listing FOLDER --images {images} --shares {' '.join(map(str, counts))}`: {images:,} "
-        f"names of {len(key(0))} bytes, caches of {DIM} numbers a row; n = 1, files in the page cache. Memory is what "
-        "the process grew by at its peak, *anonymous* what of it are no pages of files, which the kernel may drop.",
+        f"`python -m benchmarks.speed.listing FOLDER --images {images} --shares {' '.join(map(str, counts))}`: "
+        f"{images:,} names of {len(key(0))} bytes, caches of {DIM} numbers a row; n = 1, files in the page cache. "
+        "Memory is what the process grew by at its peak, "
+        "*anonymous* what of it are no pages of files, which the kernel may drop.",
         "",
         "| | seconds | of them CPU | MB | anonymous, MB | anonymous bytes a key |",
         "| --- | --- | --- | --- | --- | --- |",

@@ -1,4 +1,4 @@
-"""Opening a large cache, and reading all of it beside a plain file of the same bytes.
+"""Time to open a large cache, and to read all of it compared with a plain file of the same bytes.
 
     python -m benchmarks.speed.opening FOLDER [--rows 1000000] [--dim 512] [--out docs/results/opening.md]
 

@@ -1,4 +1,4 @@
-"""How time and memory grow with the rows of a cache.
+"""Growth of time and memory with the number of rows of a cache.
 
     python -m benchmarks.speed.scale FOLDER [--sizes 625000 1250000 2500000 5000000] [--dim 256] [--rounds 3]
                                [--out docs/results/scale.md] [--plot docs/images/scale.png]

@@ -1,4 +1,4 @@
-"""How fast a large cache is scored, beside how fast its file can be read.
+"""Scoring speed on a large cache, compared with the speed of reading its file.
 
     python -m benchmarks.speed.scoring FOLDER [--rows 1000000] [--dim 1280] [--rounds 5] [--out docs/results/scoring.md]
 
@@ -72,9 +72,10 @@ def main(given: argparse.Namespace) -> str:
     lines = [
         "# Scoring",
         "",
-        f"`python -m benchmarks.speed.scoring FOLDER --rows {given.rows} --dim {given.dim} --rounds {given.rounds}`: a cache "
-        f"of {given.rows:,} x {given.dim} float16 ({at.cache.stat().st_size / 1e9:.2f} GB), each byte of which is held "
-        "against its seal. Medians; *of reading* is the median ratio of the seconds of reading the file in the same "
+        f"`python -m benchmarks.speed.scoring FOLDER --rows {given.rows} --dim {given.dim} --rounds {given.rounds}`: a "
+        f"cache of {given.rows:,} x {given.dim} float16 ({at.cache.stat().st_size / 1e9:.2f} GB), each byte of which "
+        "is held against its seal. Medians; "
+        "*of reading* is the median ratio of the seconds of reading the file in the same "
         "round to those of scoring; *peak memory* is over what the process had after its imports; *spread* is "
         "(largest - smallest) / median.",
         "",
