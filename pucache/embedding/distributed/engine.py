@@ -66,8 +66,8 @@ class RayEngine:
             self._stack.enter_context(joined(self._address))
         elif self._requested_address is not None:
             raise ValueError(
-                f"this process has joined a Ray cluster already, and cannot join {self._requested_address}; leave out the "
-                "address, or call ray.shutdown() first"
+                f"this process has joined a Ray cluster already, and cannot join {self._requested_address}; leave "
+                "out the address, or call ray.shutdown() first"
             )
         return self
 
