@@ -77,7 +77,7 @@ def commands(folder: Path) -> dict[str, Asked]:
         "info": Asked(pucache("info", "pile.h5"), ratio=0.5),
         "verify": Asked(pucache("verify", "pile.h5"), ratio=0.5),
         "pack": Asked(pucache("pack", "pile.h5", "new.h5", "--out", "packed.h5"), ratio=0.5),
-        "evaluate": Asked(pucache("evaluate", "scores.csv", "truth.csv"), ratio=0.5),
+        "evaluate": Asked(pucache("evaluate", "scores.csv", "--truth", "truth.csv"), ratio=0.5),
         "embed, unchanged folder": Asked(pucache("embed", "tiny", "tiny.h5"), ratio=1.3),
         "score CACHE": Asked(pucache("score", "model.safetensors", "new.h5", "--out", "again.csv"), ratio=1.3),
         "retrieve-positives": Asked(
