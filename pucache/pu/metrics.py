@@ -26,8 +26,11 @@ def with_labels(y: np.ndarray, margins: np.ndarray, predicted: np.ndarray) -> di
     """
     positive, called = np.asarray(y) == 1, np.asarray(predicted) == 1
     n_positive, n_called, hits = int(positive.sum()), int(called.sum()), int((positive & called).sum())
-    both = 0 < n_positive < len(positive)
-    true_positives, false_positives = _cumulative_counts(positive, margins) if both else (None, None)
+    auc = average_precision = float("nan")
+    if 0 < n_positive < len(positive):
+        true_positives, false_positives = _cumulative_counts(positive, margins)
+        auc = _roc_auc(true_positives, false_positives)
+        average_precision = _average_precision(true_positives, false_positives)
     return {
         "n": len(positive),
         "n_positive": n_positive,
@@ -35,8 +38,8 @@ def with_labels(y: np.ndarray, margins: np.ndarray, predicted: np.ndarray) -> di
         "precision": hits / n_called if n_called else 0.0,
         "recall": hits / n_positive if n_positive else 0.0,
         "f1": 2 * hits / (n_positive + n_called) if n_positive + n_called else 0.0,
-        "auc": _roc_auc(true_positives, false_positives) if both else float("nan"),
-        "average_precision": _average_precision(true_positives, false_positives) if both else float("nan"),
+        "auc": auc,
+        "average_precision": average_precision,
     }
 
 

@@ -309,7 +309,7 @@ def _figures(run: _Run, s: np.ndarray, truth: np.ndarray | None) -> SweepRow:
     tilt = fit_tilt(margins, s, prior=prior)
     threshold = choose_threshold(tilt, margins[s == 0], "f1", prior)
     estimates: dict[str, Any] = from_pu(margins, s, prior, threshold)
-    true: dict[str, float] = {}
+    true: dict[str, Any] = {}
     if truth is not None:
         rows = (s == 0) & (truth >= 0)
         figures = with_labels(truth[rows], margins[rows], (margins[rows] > threshold).astype(int))

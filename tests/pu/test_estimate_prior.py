@@ -2,7 +2,7 @@ import pytest
 from helpers.planted import planted, write_cache
 
 from pucache.pu.data import PUData
-from pucache.pu.estimate_prior import estimate_prior_on
+from pucache.pu.estimate_prior import estimate_prior, estimate_prior_on
 
 
 @pytest.fixture(scope="module")
@@ -40,3 +40,15 @@ def test_no_draws_no_interval(data):
 def test_arguments_outside_their_domain_are_refused(data, bad):
     with pytest.raises(ValueError, match=r"unknown method|draws must be"):
         estimate_prior_on(data, **bad)
+
+
+def test_an_estimate_takes_what_training_takes_strings_or_opened_objects(tmp_path):
+    X, s, _ = planted(n=300, labelled=40)
+    cache = write_cache(tmp_path / "cache.h5", X)
+    (tmp_path / "found.txt").write_text("\n".join(key for key, label in zip(cache.keys, s, strict=True) if label))
+    options = {"methods": ["tilt"], "draws": 0, "device": "cpu"}
+    expected = estimate_prior_on(PUData.of(cache, s), **options)
+    assert estimate_prior(cache, s, **options) == expected
+    assert estimate_prior(str(tmp_path / "cache.h5"), tmp_path / "found.txt", **options) == expected
+    reviewed = estimate_prior(cache, tmp_path / "found.txt", negatives="0029*", twins=None, **options)
+    assert reviewed != expected

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn import metrics as sk
 
 from pucache.heads.risks import PURisk
 from pucache.pu.metrics import TINY, from_pu, precision_at, with_labels
@@ -50,6 +51,22 @@ def test_metrics_with_labels_are_those_counted_by_hand(rows):
     expected["auc"] = share_of_pairs_in_order(y == 1, margins) if both else math.nan
     expected["average_precision"] = average_precision(y, margins) if both else math.nan
     assert result == pytest.approx(expected, nan_ok=True)
+
+
+@settings(deadline=None)
+@given(ROWS, st.sampled_from([0.1, 0.7, 1.0]))
+def test_metrics_with_labels_equal_those_of_scikit_learn_to_the_last_bit(rows, unit):
+    y, margins, predicted = np.array([*rows, (0, 0, 1), (1, 1, 1)]).T
+    margins = margins * np.float32(unit)
+    expected = {
+        "accuracy": sk.accuracy_score(y, predicted),
+        "precision": sk.precision_score(y, predicted, zero_division=0),
+        "recall": sk.recall_score(y, predicted, zero_division=0),
+        "f1": sk.f1_score(y, predicted, zero_division=0),
+        "auc": sk.roc_auc_score(y, margins),
+        "average_precision": sk.average_precision_score(y, margins),
+    }
+    assert with_labels(y, margins, predicted) == {"n": len(y), "n_positive": int(y.sum()), **expected}
 
 
 def test_precision_at_breaks_ties_by_position():

@@ -4,7 +4,7 @@ from helpers.planted import planted, write_cache
 
 from pucache.pu.data import PUData
 from pucache.pu.labels import Labels
-from pucache.pu.prior_sweep import sweep_on
+from pucache.pu.prior_sweep import sweep_on, sweep_priors, write_sweep_table
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,9 @@ def test_truth_stands_beside_the_estimates(data):
     truth[:50] = -1  # not known
     rows = sweep_on(data, priors=[0.2], seeds=[0], truth=truth, device="cpu").rows
     assert rows[0].true_auc > 0.8 and abs(rows[0].true_f1 - rows[0].f1) < 0.25
-    assert not any(name.startswith("true_") for name in sweep_on(data, priors=[0.2], seeds=[0], device="cpu").rows[0].to_dict())
+    assert not any(
+        name.startswith("true_") for name in sweep_on(data, priors=[0.2], seeds=[0], device="cpu").rows[0].to_dict()
+    )
 
 
 def test_the_authors_solver_can_be_swept(data):
@@ -77,3 +79,29 @@ def test_priors_that_a_review_has_shown_to_be_wrong_are_left_out(tmp_path):
     assert "Left out, as a review has shown them to be wrong: 2 priors." in result.verdict
     with pytest.raises(ValueError, match=r"the prior cannot be 0\.01"):
         sweep_on(data, priors=(0.01, 0.1), seeds=(0,), device="cpu", penalty=1e-3)
+
+
+def test_a_sweep_takes_what_training_takes_strings_or_opened_objects(tmp_path):
+    X, s, y = planted(n=200, labelled=30)
+    cache = write_cache(tmp_path / "cache.h5", X)
+    (tmp_path / "found.txt").write_text("\n".join(key for key, label in zip(cache.keys, s, strict=True) if label))
+    rows = [f"{key},{label}" for key, label in zip(cache.keys, y, strict=True)]
+    (tmp_path / "truth.csv").write_text("\n".join(["key,label", *rows]))
+    options = {"priors": [0.2, 0.4], "seeds": [0], "penalty": 1e-3, "device": "cpu", "twins": None}
+    expected = sweep_on(PUData.of(cache, s, None), truth=y, priors=[0.2, 0.4], seeds=[0], penalty=1e-3, device="cpu")
+    for paths in (cache, tmp_path / "cache.h5", [str(tmp_path / "cache.h5")]):
+        for positives, truth in ((s, y), (str(tmp_path / "found.txt"), tmp_path / "truth.csv")):
+            assert sweep_priors(paths, positives, truth=truth, **options) == expected
+    with pytest.raises(TypeError, match="priority"):
+        sweep_priors(cache, s, priority=1)
+
+
+def test_the_table_has_a_column_per_figure_and_true_ones_only_with_truth(data, tmp_path):
+    columns = "prior,seed,risk,clamped,held_out_risk,threshold,pauc,auc,recall,share_predicted_positive,precision,f1,"
+    columns += "false_positive_rate,accuracy,upu_risk,collapsed"
+    true = ",true_accuracy,true_precision,true_recall,true_f1,true_auc,true_average_precision"
+    for truth, header in ((None, columns), (data[1], columns + true)):
+        result = sweep_on(data[0], priors=[0.2], seeds=[0], truth=truth, penalty=1e-3, device="cpu")
+        write_sweep_table(result, tmp_path / "sweep.csv")
+        lines = (tmp_path / "sweep.csv").read_text().splitlines()
+        assert lines[0] == header and len(lines) == 2 and lines[1].startswith("0.2,0,")

@@ -292,8 +292,9 @@ def test_a_sweep_trains_on_a_review_and_counts_by_the_labels(data, loss):
     )
     assert before.risk != after.risk and after.recall == pytest.approx(before.recall, abs=0.15)
     fold = assign_folds(data[1].training_labels.training_s, 5, 0, data[1].group)
-    heads = CrossFitter(X, data[1].training_labels, fold, risk=PURisk(loss), prior=data[1].training_labels.training_prior(0.3),
-                        moments=Moments.of(X), device="cpu").fit((1e-3,))[0].heads  # fmt: skip
+    prior = data[1].training_labels.training_prior(0.3)
+    fitter = CrossFitter(X, data[1].training_labels, fold, risk=PURisk(loss), prior=prior, device="cpu")
+    heads = fitter.fit((1e-3,))[0].heads
     assert after.risk == pytest.approx(heads.risk.mean(), abs=2e-3)
 
 

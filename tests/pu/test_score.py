@@ -1,19 +1,15 @@
-import csv
-import json
 import sys
 
 import numpy as np
 import pytest
 from helpers.planted import planted, write_cache
 from helpers.tiny import tiny_encoder
-from sklearn import metrics as sk
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.encoders.spec import EncoderSpec
-from pucache.errors import LabelError, MissingExtraError, ModelError, OutputError
+from pucache.errors import MissingExtraError, ModelError, OutputError
 from pucache.images.source import open_source
 from pucache.pu.classifier import PULinearClassifier
-from pucache.pu.evaluate import evaluate
 from pucache.pu.score import ScoreReport, embed_for, score
 from pucache.pu.score_tables import check_output, read_scores
 
@@ -69,6 +65,26 @@ def test_several_files_and_none_at_all_are_scored_alike(tmp_path, model, out):
     nothing = write_cache(tmp_path / "empty.h5", X[:0])
     assert score(model, nothing, out) == ScoreReport(nothing, 0, 0, 0)
     assert [len(column) for column in read_scores(out).values()] == [0] * 4
+
+
+def test_paths_are_scored_as_the_opened_model_and_cache_are(cache, model, tmp_path):
+    model.save(tmp_path / "model.safetensors")
+    score(model, cache, tmp_path / "expected.csv")
+    for where in (tmp_path / "cache.h5", str(tmp_path / "cache.h5"), [tmp_path / "cache.h5"]):
+        report = score(str(tmp_path / "model.safetensors"), where, tmp_path / "scores.csv")
+        assert (report.rows, report.cache.name) == (200, str(tmp_path / "cache.h5"))
+        assert (tmp_path / "scores.csv").read_bytes() == (tmp_path / "expected.csv").read_bytes()
+
+
+@pytest.mark.parametrize("unused", [{"cache": "new.h5"}, {"device": "cpu", "batch_size": 2}], ids=str)
+def test_options_of_embedding_are_refused_where_a_cache_is_scored(cache, model, tmp_path, unused):
+    with pytest.raises(ValueError, match=f"{', '.join(unused)} is for images that are to be embedded"):
+        score(model, cache, tmp_path / "scores.csv", **unused)
+
+
+def test_several_sources_are_refused(model, tmp_path):
+    with pytest.raises(ValueError, match="give one source of images, or any number of caches"):
+        score(model, [tmp_path / "photos", tmp_path / "more"], tmp_path / "scores.csv")
 
 
 def test_csv_and_parquet_agree(cache, model, tmp_path):
@@ -132,51 +148,6 @@ def test_an_interruption_leaves_the_old_scores_alone(cache, model, out, monkeypa
     assert out.read_bytes() == before and list(out.parent.iterdir()) == [out]
 
 
-# --- reading scores ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "name, content",
-    [
-        ("scores.csv", b""),
-        ("scores.csv", b"key,margin,label\na,1,1\n"),
-        ("scores.csv", b"key,margin,posterior,label\na,high,0.5,1\n"),
-        ("scores.csv", b"key,margin,posterior,label\na,1,0.5\n"),
-        ("scores.csv", b"key,margin,posterior,label\na,nan,0.5,1\n"),
-        ("scores.csv", b"label,margin,posterior,key\n1,1,0.5\n"),
-        ("scores.csv", b"key,margin,posterior,label\na,1,0.5,2\n"),
-        ("scores.csv", b"rank,key,score\n"),
-        ("scores.csv", b'key,margin,posterior,label\n"a,1,0.5,1\n'),
-        ("scores.csv", b"\xff\xfe\x00"),
-        ("scores.parquet", b"key,margin,posterior,label\na,1,0.5,1\n"),
-        ("scores.parquet", b""),
-    ],
-)
-def test_what_is_no_table_of_scores_is_refused(tmp_path, name, content):
-    if name.endswith(".parquet"):
-        pytest.importorskip("pyarrow")
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(LabelError, match=r"is not a table of scores .*expected columns key, margin, posterior, label"):
-        read_scores(tmp_path / name)
-
-
-@pytest.mark.parametrize("name", ["missing.csv", "."])
-def test_scores_that_are_not_there_are_named(tmp_path, name):
-    with pytest.raises(LabelError, match=f"no such scores: {tmp_path}"):
-        read_scores(tmp_path / name)
-
-
-def test_a_spreadsheet_s_byte_order_mark_and_further_columns_do_no_harm(tmp_path):
-    (tmp_path / "scores.csv").write_text("\ufeffkey,note,label,posterior,margin\r\na,x,1,0.5,2\r\n", "utf-8")
-    table = read_scores(tmp_path / "scores.csv")
-    assert {name: column.tolist() for name, column in table.items()} == {
-        "key": ["a"],
-        "margin": [2],
-        "posterior": [0.5],
-        "label": [1],
-    }
-
-
 # --- images through a model --------------------------------------------------------------------
 
 
@@ -210,6 +181,14 @@ def test_images_are_embedded_with_the_model_s_encoder_and_scored(image_folder, a
     assert name == "tiny" and (options["batch_size"], str(options["device"])) == (2, "cpu")
 
 
+def test_a_source_is_embedded_beside_the_scores_and_scored(image_folder, asked, of_tiny, tmp_path):
+    folder = image_folder(3)
+    for source, name in ((str(folder), "a"), (open_source(str(folder)), "b")):
+        report = score(of_tiny, source, tmp_path / f"{name}.csv", device="cpu")
+        assert report.rows == 3 and report.cache.name == str(tmp_path / f"{name}.h5")
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
+
+
 def test_an_encoder_with_other_weights_is_refused_before_embedding(image_folder, asked, of_tiny, tmp_path):
     with pytest.raises(ModelError, match=r"expects tiny .*differ in weights\): pass the weights"):
         embed_for(of_tiny, open_source(str(image_folder(3))), tmp_path / "new.h5", weights="other.pth")
@@ -222,97 +201,3 @@ def test_a_model_of_embeddings_made_elsewhere_cannot_score_images(of_tiny, image
     with pytest.raises(ModelError, match=f"trained on {named}.*cannot make; score a cache"):
         embed_for(of_tiny, open_source(str(image_folder(1))), "unused.h5")
     assert asked == []
-
-
-# --- evaluate ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def scored(cache, model, out):
-    score(model, cache, out)
-    return out
-
-
-@pytest.fixture
-def table(tmp_path):
-    """Write rows as CSV under a name."""
-
-    def make(name, header, rows):
-        with (tmp_path / name).open("w", newline="", encoding="utf-8") as stream:
-            csv.writer(stream, quoting=csv.QUOTE_ALL).writerows([header, *rows])
-        return tmp_path / name
-
-    return make
-
-
-def of_keys(keys, values):
-    """Values of KEYS in the order of `keys`."""
-    return np.array([values[KEYS.index(key)] for key in keys])
-
-
-def expected_metrics(y, scores, keep):
-    y, margins, predicted = y[keep], scores["margin"][keep], scores["label"][keep]
-    return {
-        "n": int(keep.sum()),
-        "n_positive": int(y.sum()),
-        "accuracy": sk.accuracy_score(y, predicted),
-        "precision": sk.precision_score(y, predicted),
-        "recall": sk.recall_score(y, predicted),
-        "f1": sk.f1_score(y, predicted),
-        "auc": sk.roc_auc_score(y, margins),
-        "average_precision": sk.average_precision_score(y, margins),
-        "precision@10": y[np.argsort(-margins, kind="stable")[:10]].mean(),
-    }
-
-
-@pytest.mark.parametrize("positives", [False, True])
-def test_metrics_are_those_of_scikit_learn_on_the_images_with_truth(scored, table, positives):
-    scores = read_scores(scored)
-    y = of_keys(scores["key"], Y)
-    known = np.arange(len(y)) % 4 > 0  # the file says nothing about the others
-    rows = [(label, key) for label, key, told in zip(y, scores["key"], known, strict=True) if told]
-    truth = table("truth.csv", ["label", "key"], [*rows, (1, "elsewhere.png")])
-    keep, options = known, {"at": (10, 1000)}
-    if positives:
-        labelled = of_keys(scores["key"], S) == 1
-        keep = known & ~labelled
-        options["positives"] = table("found.csv", ["key"], [[key] for key in scores["key"][labelled]])
-    assert ((scores["margin"] > 0) != scores["label"]).any()  # the label follows the model's threshold
-    expected = expected_metrics(y, scores, keep) | {"without_truth": 50}
-    result = evaluate(scored, truth, **options)
-    assert result == pytest.approx(expected) and list(result) == list(expected)
-    json.dumps(result)
-
-
-def test_a_list_of_the_positives_says_as_much_as_a_table(scored, table):
-    full = table("truth.csv", ["key", "label"], zip(KEYS, Y, strict=True))
-    short = table("list.csv", ["key"], [[key] for key, label in zip(KEYS, Y, strict=True) if label])
-    assert evaluate(scored, full) == evaluate(scored, short)
-    assert evaluate(scored, full)["without_truth"] == 0 and "precision@100" in evaluate(scored, full)
-
-
-def test_one_class_alone_has_no_auc_and_is_still_evaluated(scored, table):
-    truth = table("truth.csv", ["key", "label"], [(key, 1) for key in KEYS[:20]])
-    result = evaluate(scored, truth, at=(20, 21))
-    assert np.isnan(result["auc"]) and result["precision@20"] == 1 and "precision@21" not in result
-
-
-@pytest.mark.parametrize(
-    "rows, positives, message",
-    [
-        ([("n/010.png", "perhaps")], None, "has the label 'perhaps'"),
-        ([("x.png", 1)], None, "none of the 1 keys .* has a score"),
-        ([("n/010.png", 1), ("n/011.png", 0)], [["n/010.png"], ["n/011.png"]], "no image of .* is left to evaluate"),
-    ],
-)
-def test_truth_that_leaves_nothing_to_evaluate_is_refused(scored, table, rows, positives, message):
-    found = table("found.csv", ["key"], positives) if positives else None
-    with pytest.raises(LabelError, match=message):
-        evaluate(scored, table("truth.csv", ["key", "label"], rows), positives=found)
-
-
-@pytest.mark.parametrize("missing", ["scores", "truth", "positives"])
-def test_a_missing_file_is_named(scored, table, tmp_path, missing):
-    files = {"scores": scored, "truth": table("truth.csv", ["key", "label"], [(KEYS[0], 1)]), "positives": None}
-    with pytest.raises(LabelError, match=r"nowhere\.csv"):
-        evaluate(**files | {missing: tmp_path / "nowhere.csv"})

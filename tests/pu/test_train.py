@@ -46,6 +46,12 @@ def test_a_glob_a_file_and_labels_give_the_same_data_and_the_model_that_fit_give
             model.check_fits(cache)
 
 
+def test_a_path_trains_as_the_opened_cache_does(cache, tmp_path):
+    expected = train_pu(cache, "found/**", **OPTIONS)
+    for path in (tmp_path / "cache.h5", str(tmp_path / "cache.h5"), [tmp_path / "cache.h5"]):
+        assert (train_pu(path, "found/**", **OPTIONS).coef_ == expected.coef_).all()
+
+
 def test_several_files_train_as_one(cache, tmp_path):
     cut = np.array([key < "rest/1" for key in KEYS])
     for name, rows in (("a", cut), ("b", ~cut)):
