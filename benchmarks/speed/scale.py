@@ -218,7 +218,7 @@ OPERATIONS: dict[str, Callable[[Planted, Measured], None]] = {
 
 def run_cell(name: str, at: Planted) -> dict[str, float]:
     """In that process."""
-    for module in ("retrieve", "retrieval.by_model", "score", "train"):  # so that the imports are behind us
+    for module in ("retrieval.retrieve", "retrieval.model_scorers", "pu.score", "pu.train"):  # imports are not measured
         importlib.import_module(f"pucache.{module}")
     if has_pyarrow():
         importlib.import_module("pyarrow.parquet")
