@@ -11,14 +11,14 @@ from typing import Any
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..cache.writer import creation_time
-from ..pu.linear_model import PULinearModel
+from ..pu.classifier import PULinearClassifier
 from ..version import __version__
 
 _PACKAGES = ("numpy", "torch", "scikit-learn", "scipy", "matplotlib")
 _FAISS = ("faiss-gpu", "faiss-cpu")
 
 
-def provenance(cache: EmbeddingCache, labels: tuple[Any, Any], model: PULinearModel, **settings: Any) -> dict[str, Any]:
+def provenance(cache: EmbeddingCache, labels: tuple[Any, Any], model: PULinearClassifier, **settings: Any) -> dict[str, Any]:
     """Collect what is needed to make the page again.
 
     Parameters
@@ -26,7 +26,7 @@ def provenance(cache: EmbeddingCache, labels: tuple[Any, Any], model: PULinearMo
     cache : EmbeddingCache
     labels : tuple
         Positives and negatives, as given to `report`.
-    model : PULinearModel
+    model : PULinearClassifier
         Whose parameters were trained with.
     **settings
         Of the report; None and "" are left out.
@@ -57,7 +57,7 @@ def provenance(cache: EmbeddingCache, labels: tuple[Any, Any], model: PULinearMo
     }
 
 
-def _parameters(model: PULinearModel) -> dict[str, str]:
+def _parameters(model: PULinearClassifier) -> dict[str, str]:
     """As text, but for the draws, which the report makes itself."""
     known = {name: value for name, value in model.get_params(deep=False).items() if name != "draws"}
     return {name: str(value) for name, value in sorted(known.items()) if value is not None}

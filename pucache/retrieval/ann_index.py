@@ -30,7 +30,7 @@ KINDS = ("ivf", "hnsw")
 _ROWS_PER_CELL = 64  # rows that a centroid is learned from
 _GRAPH_ROWS = 1 << 15  # rows that the bounds of 8-bit storage are learned from
 _GRAPH_EFFORT = 80  # candidates considered for each row while a graph is built
-_QUANTIZERS = {"float16": faiss.ScalarQuantizer.QT_fp16, "8 bit": faiss.ScalarQuantizer.QT_8bit}
+_QUANTIZERS: dict[str, Any] = {"float16": faiss.ScalarQuantizer.QT_fp16, "8 bit": faiss.ScalarQuantizer.QT_8bit}
 _log = logging.getLogger(__name__)
 
 
