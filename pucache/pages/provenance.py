@@ -18,7 +18,9 @@ _PACKAGES = ("numpy", "torch", "scikit-learn", "scipy", "matplotlib")
 _FAISS = ("faiss-gpu", "faiss-cpu")
 
 
-def provenance(cache: EmbeddingCache, labels: tuple[Any, Any], model: PULinearClassifier, **settings: Any) -> dict[str, Any]:
+def provenance(
+    cache: EmbeddingCache, labels: tuple[Any, Any], model: PULinearClassifier, **settings: Any
+) -> dict[str, Any]:
     """Collect what is needed to make the page again.
 
     Parameters
