@@ -286,7 +286,7 @@ def test_every_exported_name_is_documented_under_the_name_it_is_imported_by(docu
 
 
 def test_every_public_name_of_a_documented_module_is_documented_or_ours_alone(documented):
-    homes = {home(found): name for name, found in documented.items() if hasattr(found, "__module__")}
+    homes = {home(found): name for name, found in documented.items() if hasattr(found, "__qualname__")}
     modules = {found.__module__ for found in documented.values() if inspect.isclass(found) or inspect.isfunction(found)}
     public = {
         (module, name)
