@@ -23,10 +23,10 @@ demo: .venv/installed
 
 JOBS ?= 2
 test: .venv/installed-test lint
-	OMP_NUM_THREADS=1 .venv/bin/pytest -n $(JOBS) --dist loadfile
+	OMP_NUM_THREADS=1 .venv/bin/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-slow: .venv/installed-test
-	OMP_NUM_THREADS=1 .venv/bin/pytest -n $(JOBS) --dist loadfile --slow -m slow
+	OMP_NUM_THREADS=1 .venv/bin/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --slow -m slow
 
 test-docker: .venv/installed-docker
 	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/pytest docker -v -rs $(if $(FIGURES),--figures $(FIGURES))

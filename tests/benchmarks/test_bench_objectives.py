@@ -1,4 +1,4 @@
-"""benchmarks/quality/objectives.py and its modules: formulas, no leak into folds left out, and the rule, on made-up rows."""
+"""benchmarks/quality/objectives.py and its modules: formulas, no leak into folds left out, the rule on made-up rows."""
 
 import numpy as np
 import pytest
