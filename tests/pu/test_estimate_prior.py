@@ -43,12 +43,16 @@ def test_arguments_outside_their_domain_are_refused(data, bad):
 
 
 def test_an_estimate_takes_what_training_takes_strings_or_opened_objects(tmp_path):
-    X, s, _ = planted(n=300, labelled=40)
+    X, s, y = planted(n=300, labelled=40)
     cache = write_cache(tmp_path / "cache.h5", X)
     (tmp_path / "found.txt").write_text("\n".join(key for key, label in zip(cache.keys, s, strict=True) if label))
     options = {"methods": ["tilt"], "draws": 0, "device": "cpu"}
     expected = estimate_prior_on(PUData.of(cache, s), **options)
     assert estimate_prior(cache, s, **options) == expected
     assert estimate_prior(str(tmp_path / "cache.h5"), tmp_path / "found.txt", **options) == expected
-    reviewed = estimate_prior(cache, tmp_path / "found.txt", negatives="0029*", twins=None, **options)
+    (tmp_path / "rejected.txt").write_text(
+        "\n".join(key for key, label in zip(cache.keys, y, strict=True) if not label)
+    )
+    negatives = tmp_path / "rejected.txt"
+    reviewed = estimate_prior(cache, tmp_path / "found.txt", negatives=negatives, twins=None, **options)
     assert reviewed != expected
