@@ -54,6 +54,7 @@ OURS = {
     },  # METHODS has them
     "pucache.progress": {"Silent"},
     "pucache.heads.minibatch": {"train"},
+    "pucache.pu.linear_model": {"PULinearModel"},
     "pucache.heads.risks": {"falling", "rising"},
     "pucache.pu.score": {"embed_for"},
     "pucache.pu.score_tables": {"ScoredRows", "check_output", "open_table"},
