@@ -165,8 +165,11 @@ def embed_for(
     from ..embedding.embed import run_embedding
     from ..embedding.plan import EmbedOptions
     from ..encoders.deferred import EncoderOptions, open_encoder
+    from ..images.source import open_source
 
     open_destination(cache).check_writable()
+    if isinstance(source, str | Path):
+        source = open_source(source)  # a missing source is reported before the encoder is loaded
     expected = model.encoder_
     if expected is None or expected.name.startswith("imported:"):
         raise ModelError(
