@@ -299,7 +299,7 @@ class PULinearModel:
             margins = self.margins(X)
             bad = np.flatnonzero(~np.isfinite(margins))
             if len(bad):
-                raise cache.not_finite(bad + rows.start)
+                raise cache.not_finite_error(bad + rows.start)
             yield rows, margins
 
     def posterior(self, margins: np.ndarray) -> np.ndarray:

@@ -4,7 +4,8 @@ from helpers.planted import planted, write_cache
 
 from pucache.pu.data import PUData
 from pucache.pu.labels import Labels
-from pucache.pu.prior_sweep import sweep_on, sweep_priors, write_sweep_table
+from pucache.pu.prior_sweep import sweep_on, sweep_priors
+from pucache.pu.sweep_output import write_sweep_table
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,69 @@
+"""Table and picture of a sweep over priors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..storage.atomic import replacing
+from ..storage.tables import table_writer
+from .prior_sweep import Sweep
+
+
+def write_sweep_table(result: Sweep, path: str | Path) -> None:
+    """Write the rows of a sweep as CSV.
+
+    Parameters
+    ----------
+    result : Sweep
+    path : path or str
+    """
+    rows = [row.to_dict() for row in result.rows]
+    with replacing(Path(path)) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+        write = table_writer(stream)
+        write(list(rows[0]))
+        for row in rows:
+            write([f"{value:.6g}" if isinstance(value, float) else value for value in row.values()])
+
+
+def plot_sweep(result: Sweep, path: str | Path) -> None:
+    """Plot ranking, operating point and training over the prior: lines are means over seeds, dots are seeds.
+
+    Parameters
+    ----------
+    result : Sweep
+    path : path or str
+        PNG file to write.
+    """
+    from matplotlib.figure import Figure  # takes a third of a second to import
+
+    sheet = Figure(figsize=(11, 4.8), layout="constrained")
+    ranking = {"pauc": "PAUC", "auc": "AUC, estimated", "true_auc": "AUC, true", "true_average_precision": "AP, true"}
+    point = {
+        "f1": "F1, estimated",
+        "true_f1": "F1, true",
+        "share_predicted_positive": "called positive",
+        "prior": "the prior told",
+    }
+    training = {"held_out_risk": "nnPU risk, held out", "clamped": "clamp's activity"}
+    panels = (("Ranking", ranking), ("Operating point (greatest expected F1)", point), ("Training", training))
+    rows = [row.to_dict() for row in result.rows]
+    for axes, (title, lines) in zip(sheet.subplots(1, 3), panels, strict=True):
+        for name, label in lines.items():
+            if name in rows[0]:
+                _plot_line(axes, rows, name, label)
+        axes.set(title=title, xscale="log", xlabel="prior told to the training")
+        axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
+        axes.grid(alpha=0.3)
+    with replacing(Path(path)) as temporary:
+        sheet.savefig(temporary, format="png", dpi=130)
+
+
+def _plot_line(axes: Any, rows: list[dict[str, Any]], name: str, label: str) -> None:
+    priors = sorted({row["prior"] for row in rows})
+    means = [np.mean([row[name] for row in rows if row["prior"] == prior]) for prior in priors]
+    (line,) = axes.plot(priors, means, label=label, linestyle=":" if name == "prior" else "-")
+    if name != "prior":
+        axes.plot([row["prior"] for row in rows], [row[name] for row in rows], ".", ms=3, color=line.get_color())
