@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -66,10 +67,7 @@ class ReportData:
     @cached_property
     def twins(self) -> tuple[np.ndarray, np.ndarray]:
         """Unlabelled rows that show the same picture as a labelled positive, and that positive's row."""
-        labels = self.data.labels
-        rows, labelled_rows = unlabelled_twins(self.data.group, labels.positive)
-        undecided = labels.unlabelled[rows]
-        return rows[undecided], labelled_rows[undecided]
+        return _undecided_twins(self.data)
 
     @cached_property
     def held_out(self) -> HeldOut:
@@ -118,8 +116,7 @@ class ReportData:
     @cached_property
     def ranked(self) -> np.ndarray:
         """Undecided rows without twins of positives, by falling margin; int64."""
-        candidates = np.setdiff1d(np.flatnonzero(self.data.labels.unlabelled), self.twins[0], assume_unique=True)
-        return candidates[np.argsort(-self.margins[candidates], kind="stable")]
+        return _ranked(self.data, self.margins)
 
 
 def prepare(
@@ -131,6 +128,7 @@ def prepare(
     seed: int,
     device: str,
     progress: Progress | None,
+    on_ranked: Callable[[np.ndarray], None] | None = None,
 ) -> ReportData:
     """Train with the parameters of `model`, estimate the prior by each method, and sweep over priors.
 
@@ -145,17 +143,29 @@ def prepare(
     seed : int
     device : str
     progress : Progress or None
+    on_ranked : callable, optional
+        Called with `ReportData.ranked` as soon as it is known: before the training if there is a model, after it
+        otherwise.
     """
+
+    def rank(ranker: PULinearModel) -> np.ndarray:
+        margins = _margins(ranker, data.cache)
+        if on_ranked:
+            on_ranked(_ranked(data, margins))
+        return margins
+
     parameters = {"seed": seed} if model is None else model.get_params(deep=False)
     trained = PULinearClassifier(**parameters | {"device": device, "draws": 0})  # draws are made below
+    margins = None if model is None else rank(model)
     fit = fit_model(trained, data, progress=progress)
+    if margins is None:
+        margins = rank(trained)
     sweep_parameters = {field.name: getattr(trained, field.name) for field in fields(SweepSettings)}
-    ranker = model or trained
     return ReportData(
         data=data,
         trained=trained,
-        ranker=ranker,
-        margins=_margins(ranker, data.cache),
+        ranker=model or trained,
+        margins=margins,
         prior_estimates=_prior_estimates(data, trained, fit, draws=draws, progress=progress),
         sweep=sweep_on(
             data,
@@ -166,6 +176,20 @@ def prepare(
         ),
         truth=truth,
     )
+
+
+def _undecided_twins(data: PUData) -> tuple[np.ndarray, np.ndarray]:
+    """Undecided rows that show the same picture as a positive, and that positive's row."""
+    rows, labelled_rows = unlabelled_twins(data.group, data.labels.positive)
+    undecided = data.labels.unlabelled[rows]
+    return rows[undecided], labelled_rows[undecided]
+
+
+def _ranked(data: PUData, margins: np.ndarray) -> np.ndarray:
+    """Undecided rows without twins of positives, by falling margin; int64."""
+    twins, _ = _undecided_twins(data)
+    candidates = np.setdiff1d(np.flatnonzero(data.labels.unlabelled), twins, assume_unique=True)
+    return candidates[np.argsort(-margins[candidates], kind="stable")]
 
 
 def _prior_estimates(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..progress import Progress
-from .embedding_map import EmbeddingMap, choose_rows, embedding_map, shares_of_likely
+from .embedding_map import EmbeddingMap, shares_of_likely
 from .report_data import ReportData
 from .report_numbers import MapNumbers, Pictures
 from .thumbnails import Thumbnail, thumbnails
@@ -106,11 +106,9 @@ class Galleries:
             for index, (row, posterior) in enumerate(zip(rows.tolist(), self._report.posterior(rows), strict=True))
         ]
 
-    def map_points(self, sample: int, seed: int) -> tuple[EmbeddingMap, dict[str, Any]]:
-        """The map, and its points as data of the page's script."""
-        report = self._report
-        rows = choose_rows(report.labelled, report.unlabelled, report.ranked, sample=sample, seed=seed)
-        layout = embedding_map(report.data.cache.X, rows, seed=seed)
+    def map_points(self, layout: EmbeddingMap) -> dict[str, Any]:
+        """Points of the map as data of the page's script."""
+        report, rows = self._report, layout.rows
         pictures = self._thumbnails(rows, _MAP_SIDE)
         points: dict[str, Any] = {
             "pca": layout.pca.tolist(),
@@ -124,7 +122,7 @@ class Galleries:
         }
         if report.truth is not None:
             points["truth"] = [_CLASSES[int(true_class)] for true_class in report.truth[rows]]
-        return layout, points
+        return points
 
     def map_numbers(self, layout: EmbeddingMap) -> MapNumbers:
         """Counts of the map, and shares of likely positives among neighbours on it."""

@@ -18,6 +18,8 @@ from ..pu.label_files import read_truth
 from ..pu.labels import TWIN_COSINE, Labels
 from ..storage.atomic import check_writable
 from . import report_text
+from .background_map import BackgroundMap
+from .embedding_map import choose_rows
 from .html import render, write
 from .provenance import provenance
 from .report_data import ReportData, prepare
@@ -108,14 +110,32 @@ def report(
     if images is not None:
         open_source(images)  # fails before the training rather than after it
     data = PUData.of(cache, positives, twins, negatives=negatives)
-    content = prepare(data, classifier, truth=y, draws=draws, seed=seed, device=device, progress=progress)
+    with BackgroundMap(cache.X, seed=seed) as background_map:
+
+        def start_map(ranked: np.ndarray) -> None:
+            labelled, unlabelled = np.flatnonzero(data.s == 1), np.flatnonzero(data.s == 0)
+            background_map.start(choose_rows(labelled, unlabelled, ranked, sample=sample, seed=seed))
+
+        content = prepare(
+            data,
+            classifier,
+            truth=y,
+            draws=draws,
+            seed=seed,
+            device=device,
+            progress=progress,
+            on_ranked=start_map,
+        )
+        galleries = Galleries(content, images=images, seed=seed, progress=progress)
+        layout = background_map.result()
     settings = {"draws": draws, "sample": sample, "seed": seed, "device": device, "twins": twins, "images": images}
     origin = provenance(cache, (positives, negatives), content.trained, **settings, command=command)
-    galleries = Galleries(content, images=images, seed=seed, progress=progress)
-    layout, points = galleries.map_points(sample, seed)
     numbers = _numbers(content, galleries, galleries.map_numbers(layout), origin)
     page = _context(content, numbers)
-    write(path, render("report", points, **page, galleries=galleries.cards(), groups=galleries.copies()))
+    write(
+        path,
+        render("report", galleries.map_points(layout), **page, galleries=galleries.cards(), groups=galleries.copies()),
+    )
     return numbers
 
 
