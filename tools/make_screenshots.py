@@ -18,7 +18,7 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
-from browser import chromium, opened  # noqa: E402
+from helpers.browser import chromium, opened  # noqa: E402
 
 TEXT, PICTURES = ROOT / "docs/walkthrough.md", ROOT / "docs/images"
 COMMAND, PICTURE = re.compile(r"\$ (.+)"), re.compile(r"!\[.+\]\(images/([\w-]+)\.png\)")

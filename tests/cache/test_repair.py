@@ -40,9 +40,9 @@ def cache(folder, tmp_path):
     return tmp_path / "out" / "cache.h5"
 
 
-def run(folder, cache, encoder=None, **options):
-    chosen = EmbedOptions(**options)
-    return run_embedding(open_source(folder), cache, encoder or tiny_encoder(), workers=0, options=chosen)
+def run(folder, cache, encoder=None, progress=None, **options):
+    chosen, encoder = EmbedOptions(**options), encoder or tiny_encoder()
+    return run_embedding(open_source(folder), cache, encoder, workers=0, options=chosen, progress=progress)
 
 
 def damage(path, name, row=0):

@@ -730,11 +730,11 @@ class Struck:
     def __del__(self):
         signal.raise_signal(int(sys.argv.pop()))
 
-def slow(path):
+def slow(*_):
     Struck()
     time.sleep(3600)
 
-pucache.cache.embedding_cache.EmbeddingCache = slow
+pucache.cache.embedding_cache.EmbeddingCache.__init__ = slow
 run(["info", "cache.h5"])
 """
 

@@ -22,6 +22,7 @@ from helpers.browser import needs_chromium, opened
 import pucache
 from pucache.cli.main import main
 
+pytestmark = pytest.mark.slow  # the site is built, which takes a minute
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(path.relative_to(DOCS) for path in DOCS.rglob("*.md") if "_build" not in path.parts)

@@ -15,6 +15,7 @@ import torch
 from helpers.learned import write_run
 from helpers.ray_cluster import BLOCK, Cluster, Command, eventually, free_port
 from helpers.ray_sources import Buggy, Deadly, DeadlyOnce, Held, Mixed, Pile, Unmounted
+from helpers.slow import slow
 from helpers.tiny import save_image, tiny_encoder
 from ray import cloudpickle
 from ray.data import DataContext, ExecutionResources
@@ -97,7 +98,7 @@ def parts(cache):
 # --- the result ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rows", "workers"), [(8, 2), pytest.param(24, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("rows", "workers"), [slow(8, 2), slow(24, 1)])
 def test_the_cache_is_to_the_byte_the_one_of_one_machine(cluster, pile, tmp_path, monkeypatch, rows, workers):
     monkeypatch.setattr(engine, "_CHUNK_ROWS", {"cpu": rows})
     known = tmp_path / "known.h5"
@@ -258,7 +259,7 @@ UNFIT = {
 
 @pytest.mark.parametrize(
     ("site", "environ", "told"),
-    [pytest.param(*case, id=name, marks=[] if name == "none" else pytest.mark.slow) for name, case in UNFIT.items()],
+    [pytest.param(*case, id=name, marks=pytest.mark.slow) for name, case in UNFIT.items()],
 )
 def test_a_node_that_is_unfit_is_refused_by_name(cluster, pile, tmp_path, site, environ, told):
     (tmp_path / "sitecustomize.py").write_text(site)

@@ -66,7 +66,7 @@ def blocks(html):
     return parser.found
 
 
-REVIEW = {"title": "t", "by": "b", "caches": ["c"], "positives": 1, "negatives": 0, "warnings": [], "shown": 1}
+REVIEW = {"title": "t", "scorer": "b", "caches": ["c"], "positives": 1, "negatives": 0, "warnings": [], "shown": 1}
 
 
 @given(VALUES)

@@ -171,7 +171,7 @@ def test_a_prior_that_was_told_is_used_and_said(made, tmp_path):
     model = train_pu(cache, s, device="cpu", prior=0.05)
     told = report(cache, s, tmp_path / "r.html", model=model, **FAST)
     assert told["prior"] == 0.05 and told["prior_told"] and told["hidden_positives"]["low"] is None
-    assert "as the model was told" in (tmp_path / "r.html").read_text()
+    assert "the prior given to the model" in (tmp_path / "r.html").read_text()
 
 
 def test_another_loss_trains_and_sweeps(made):
@@ -256,6 +256,7 @@ def test_a_tiny_cache_makes_a_page(tmp_path, n):
     assert numbers["map"]["shown"] == n
 
 
+@pytest.mark.slow
 def test_rows_that_are_all_alike_make_a_page(tmp_path):
     s = np.array([1, 1, 0, 0, 0, 0, 0, 0], np.int8)
     cache = write_cache(tmp_path / "c.h5", np.ones((8, 3), np.float32))
@@ -277,6 +278,7 @@ def test_a_cache_without_a_source_is_shown_without_pictures_and_says_so(plain):
     assert "no picture: the cache does not say where its images are" in html
 
 
+@pytest.mark.slow
 def test_truth_that_is_known_of_one_class_only_or_of_none_makes_a_page(made, tmp_path):
     _, _, cache, s, _ = made
     for value, there in ((0, True), (-1, False)):
@@ -362,6 +364,7 @@ def test_the_layouts_can_be_changed_by_keyboard(made, browser):
         assert page.is_checked("input[value=pca]") and page.locator(".dot").first.get_attribute("cx") != before
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_four_images_are_mapped_without_neighbours(tmp_path, browser):
     X = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
@@ -529,7 +532,7 @@ def test_a_good_training_gets_no_warning():
         ({"twins_found": 3}, methods(0.1, 0.1), "3 unlabelled images show the same picture"),
         ({}, methods(0.1, 0.1, low=0.02, high=0.4), "anything from 2.00 % to 40.0 %"),
         ({}, methods(0.1, 0.4, 0.5, 0.01), "disagree widely"),
-        ({"prior": 0.3, "prior_told": True}, methods(0.1, 0.1), "was told a share of 30.0 %"),
+        ({"prior": 0.3, "prior_told": True}, methods(0.1, 0.1), "was trained with a prior of 30.0 %"),
         ({"failures": {"count": 1, "reasons": {}}}, methods(0.1, 0.1), "1 image could not be read"),
         ({"duplicates": {"groups": 9, "copies": 200}}, methods(0.1, 0.1), "20.0 % of the images are copies"),
         ({"pictures": {"asked": 9, "missing": 4, "problems": {"gone": 4}}}, methods(0.1, 0.1), "4 pictures of 9"),
@@ -553,10 +556,10 @@ def test_sentences_tell_ranges_and_a_wide_one_alone():
     assert "about 90 (70 to 100) are expected to be right" in report_text.decisions(told())
     reviewed = told(reviewed={"confirmed": 7, "negative": 2})
     assert report_text.headline(reviewed) == "100 labelled, 7 confirmed"
-    assert "of the unlabelled images, 7 of which are confirmed by now" in report_text.hidden(reviewed)
+    assert "of the unlabelled images, 7 of which are confirmed" in report_text.hidden(reviewed)
     wide = told(hidden_positives={"expected": 90.0, "low": 5.0, "high": 700.0})
     assert report_text.headline(wide) == "100 labelled, perhaps 90 hidden"
-    assert "cannot be told yet: anything from 5 to 700" in report_text.hidden(wide)
+    assert "still very uncertain: anything from 5 to 700" in report_text.hidden(wide)
     unsure = told(intervals={"precision": [0.01, 1.0], "recall": [0.7, 0.9]})
     assert "Of 100 such images 1 to 100 are expected" in report_text.decisions(unsure)
 
@@ -592,4 +595,4 @@ def test_too_few_likely_positives_are_not_compared_on_the_page():
     none = report_text.fair_sample(told | {"labelled": 89, "verdict": "none found"})
     assert none.startswith("Hardly any unlabelled image looks like the labelled positives: 89 labelled")
     some = told | {"labelled": 50, "found": 50, "auc": 0.7, "p_value": 0.001, "explained": 0.72, "verdict": "explained"}
-    assert "no more than negatives among them may explain (0.72)" in report_text.fair_sample(some)
+    assert "no more than negatives among the likely positives can explain (0.72)" in report_text.fair_sample(some)
