@@ -1,7 +1,7 @@
-"""The review page: one HTML page on which a person accepts or rejects retrieved images.
+"""The review page: an HTML page on which a person accepts or rejects retrieved images.
 
-The page exports its decisions as a CSV ``key,label,reviewed,digest``, which `pucache.pu.labels.Labels` reads as
-positives and as known negatives: everything labelled before, and this review.
+The page exports the earlier labels and its decisions as a CSV ``key,label,reviewed,digest``, which
+`pucache.pu.labels.Labels` reads as positives and as known negatives.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from . import html as page
 from .thumbnails import Thumbnail, thumbnails
 
 EXPORT = "reviewed.csv"
-MAX_CANDIDATES = 20_000  # on one page, of about 5 kB each
+MAX_CANDIDATES = 20_000  # per page; each takes about 5 kB
 _REASONS = 3
 
 
@@ -66,7 +66,7 @@ def write_review_page(
     Parameters
     ----------
     cache : EmbeddingCache, path, or sequence of paths
-        Of the ranking.
+        The cache that was ranked.
     ranking : Ranking
         The candidates, best first; may be empty. Its scorer is named at the top of the page.
     positives : path, str, ndarray of int8 (n,) or Labels
@@ -150,7 +150,7 @@ def _data(cache: EmbeddingCache, ranking: Ranking, pictures: list[Thumbnail], la
         "id": _page_id(cache, ranking),
         "base": base,
         "candidates": candidates,
-        "known": labelled,
+        "labelled": labelled,
         "command": _next_commands(cache),
     }
 
@@ -200,12 +200,12 @@ def _warnings(pictures: list[Thumbnail], counts: ReviewPage) -> list[str]:
         named = "; ".join(f"{reason} ({times:,})" for reason, times in reasons[:_REASONS])
         more = f"; and {len(reasons) - _REASONS} more reasons" if len(reasons) > _REASONS else ""
         lines.append(
-            f"{counts.without_picture:,} of {len(pictures):,} have no picture: {named}{more}. If the images lie "
-            "elsewhere by now, write this page again with --images SOURCE."
+            f"{counts.without_picture:,} of {len(pictures):,} have no picture: {named}{more}. If the images "
+            "have moved, write this page again with --images SOURCE."
         )
     if counts.changed:
         lines.append(
-            f"{counts.changed:,} of {len(pictures):,} files have changed since they were embedded: you see what they "
-            "hold now, the ranking is of what they held then. Run pucache embed again."
+            f"{counts.changed:,} of {len(pictures):,} files have changed since they were embedded: the page "
+            "shows their present content, but the ranking is of the old content. Run pucache embed again."
         )
     return lines

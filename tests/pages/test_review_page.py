@@ -152,7 +152,7 @@ def test_data_tell_digest_address_and_what_was_labelled_before(pile):
     assert len(data["candidates"]) == 200 and data["candidates"][0]["key"] == "006.png"
     assert data["candidates"][0]["digest"] == short_digest(cache.digests[6])
     assert data["base"] + data["candidates"][0]["file"] == (path.parent / "images/006.png").as_uri()
-    assert [(one["key"], one["label"], one["reviewed"]) for one in data["known"]] == [
+    assert [(one["key"], one["label"], one["reviewed"]) for one in data["labelled"]] == [
         *((f"{row:03}.png", 1, 0) for row in range(3)),
         ("003.png", 1, 1),
         ("004.png", 0, 1),
@@ -162,7 +162,7 @@ def test_data_tell_digest_address_and_what_was_labelled_before(pile):
 
 def test_digests_that_are_not_known_are_empty(tmp_path):
     path, _ = sheet(tmp_path / "r.html", bare(tmp_path, 3), [1, 2], positives=[0])
-    assert {one["digest"] for name in ("candidates", "known") for one in data_of(path)[name]} == {""}
+    assert {one["digest"] for name in ("candidates", "labelled") for one in data_of(path)[name]} == {""}
 
 
 def test_digests_and_pictures_are_of_the_file_that_a_row_stands_in(tmp_path):
@@ -172,7 +172,7 @@ def test_digests_and_pictures_are_of_the_file_that_a_row_stands_in(tmp_path):
     data = data_of(sheet(tmp_path / "r.html", cache, [4, 1], positives=[5])[0])
     assert [one["key"] for one in data["candidates"]] == ["two/1.png", "one/1.png"]
     digests = [short_digest(cache.digests[row]) for row in (4, 1, 5)]
-    assert [one["digest"] for one in data["candidates"] + data["known"]] == digests
+    assert [one["digest"] for one in data["candidates"] + data["labelled"]] == digests
     assert data["base"] + data["candidates"][0]["file"] == (tmp_path / "two/two/1.png").as_uri()
     assert shlex.split(data["command"])[2:4] == [str(tmp_path / "one.h5"), str(tmp_path / "two.h5")]
 
@@ -304,18 +304,18 @@ def test_undo_goes_back_to_the_beginning_and_a_group_is_one_step(pile, browser):
         press(page, ["u"])
         assert in_turn(page) == 2 and badges(page)[1] == ""
         press(page, ["u", "u", "u"])
-        assert tally(page) == "0 of 200 decided" and page.text_content("#said") == "nothing to undo"
+        assert tally(page) == "0 of 200 decided" and page.text_content("#announcement") == "nothing to undo"
 
 
 @needs_chromium
 def test_every_decision_is_announced(pile, browser):
     with opened(browser, pile[0]) as page:
         press(page, ["a"])
-        assert page.text_content("#said") == "accepted, rank 1, 1 of 200 decided"
+        assert page.text_content("#announcement") == "accepted, rank 1, 1 of 200 decided"
         press(page, ["s"])
-        assert page.text_content("#said") == "skipped, rank 2, 1 of 200 decided"
+        assert page.text_content("#announcement") == "skipped, rank 2, 1 of 200 decided"
         press(page, ["z", "r"])
-        assert page.text_content("#zoom-said") == "rejected, rank 3, 2 of 200 decided"
+        assert page.text_content("#zoom-announcement") == "rejected, rank 3, 2 of 200 decided"
         label = page.locator("#grid .cell").nth(2).get_attribute("aria-label")
         assert label == "rank 3, rejected, score 1.960, probability 98 %, 008.png"
 
@@ -502,7 +502,7 @@ def test_a_browser_that_keeps_nothing_is_told_of_and_guards_what_is_not_exported
         page.on("dialog", answer)
         page.click("h1")
         press(page, ["a"])
-        assert page.is_visible("#unkept") and badges(page)[0] == "accepted"
+        assert page.is_visible("#not-saved") and badges(page)[0] == "accepted"
         with page.expect_event("dialog"):
             page.close(run_before_unload=True)
         assert asked == ["beforeunload"]

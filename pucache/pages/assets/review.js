@@ -1,20 +1,20 @@
 "use strict";
-/* The review sheet. What a person decides is kept in `decisions`, one word for each candidate; everything
-   on the screen is drawn from it. A candidate's number is its place in `candidates` (its rank less one), its
-   position is its place in `order`, the list as it is filtered and sorted at the moment. */
+/* The review page. `decisions` holds one word per candidate; everything on the screen is drawn from it. The
+   number of a candidate is its index in `candidates` (its rank minus one). Its position is its index in `order`,
+   the filtered and sorted list. */
 
-/* ---- What the page is about -------------------------------------------------------------------- */
+/* ---- Data and elements of the page -------------------------------------------------------------- */
 
 const byId = (name) => document.getElementById(name);
-const { id, base, candidates, known, command } = JSON.parse(byId("data").textContent);
+const { id, base, candidates, labelled, command } = JSON.parse(byId("data").textContent);
 const MARKS = { "": "", accepted: "✓ accepted", rejected: "✗ rejected", skipped: "– skipped" };
 const LABELS = { accepted: 1, rejected: 0 };
 const zoomDialog = byId("zoom");
 const helpDialog = byId("help");
 const grid = byId("grid");
 
-/* Characters that have no shape of their own, or that turn the text around them, are shown by name. The
-   joiners U+200C and U+200D stay: emoji and some scripts are made of them. */
+/* Replaces invisible characters, and those that change the direction of the text, by their code points. The
+   joiners U+200C and U+200D stay, because emoji and some scripts need them. */
 function visible(text) {
   return text
     .replace(/[\u0000-\u001f]/g, (character) => String.fromCharCode(0x2400 + character.charCodeAt(0)))
@@ -23,16 +23,16 @@ function visible(text) {
     });
 }
 
-/* A screen reader hears nothing from outside an open dialog, so the dialog has a line of its own. */
-function say(text) {
-  byId(zoomDialog.open ? "zoom-said" : "said").textContent = text;
+/* Screen readers ignore the page behind an open dialog, so the dialog has its own live region. */
+function announce(text) {
+  byId(zoomDialog.open ? "zoom-announcement" : "announcement").textContent = text;
 }
 
-function tell(text) {
+function notify(text) {
   byId("notice").textContent = text;
 }
 
-/* ---- Decisions, and taking them back ----------------------------------------------------------- */
+/* ---- Decisions and undo ------------------------------------------------------------------------ */
 
 const decisions = candidates.map(() => "");
 const undoable = []; // groups of [number, decision before]
@@ -56,46 +56,46 @@ function decide(decision) {
   if (!order.length) return;
   const number = order[current];
   change([[number, decision]]);
-  say(`${decision}, rank ${number + 1}, ${progressText()}`);
+  announce(`${decision}, rank ${number + 1}, ${progressText()}`);
   goToUndecided();
 }
 
-/* The button of a decision that is there already takes it back. */
+/* Pressing the button of the current decision removes that decision. */
 function toggle(number, decision) {
   change([[number, decisions[number] === decision ? "" : decision]]);
-  say(`${decisions[number] || "undecided"}, rank ${number + 1}, ${progressText()}`);
+  announce(`${decisions[number] || "undecided"}, rank ${number + 1}, ${progressText()}`);
 }
 
 function decideRest(decision) {
   const rest = pageNumbers().filter((number) => !decisions[number]);
   change(rest.map((number) => [number, decision]));
-  say(`${rest.length} of this page ${decision}, ${progressText()}`);
+  announce(`${rest.length} of this page ${decision}, ${progressText()}`);
   goToUndecided();
 }
 
 function undo() {
   const group = undoable.pop();
-  if (!group) return say("nothing to undo");
+  if (!group) return announce("nothing to undo");
   apply(group);
   const [number, decision] = group[0];
   const what = group.length > 1 ? `${group.length} decisions` : `rank ${number + 1} is ${decision || "undecided"} again`;
-  say(`undone: ${what}, ${progressText()}`);
+  announce(`undone: ${what}, ${progressText()}`);
   const position = order.indexOf(number);
   if (position >= 0) moveTo(position);
 }
 
 function reset() {
   const decided = [...decisions.keys()].filter((number) => decisions[number]);
-  if (!decided.length) return tell("There is no decision to take back.");
+  if (!decided.length) return notify("There is no decision to take back.");
   if (!confirm(`Take back all ${decided.length} decisions? Undo would bring them back.`)) return;
   change(decided.map((number) => [number, ""]));
-  tell(`Took back ${decided.length} decisions. Undo (U) brings them back.`);
+  notify(`Took back ${decided.length} decisions. Undo (U) brings them back.`);
 }
 
 function counts() {
-  const found = { all: decisions.length, "": 0, accepted: 0, rejected: 0, skipped: 0 };
-  for (const decision of decisions) found[decision] += 1;
-  return found;
+  const totals = { all: decisions.length, "": 0, accepted: 0, rejected: 0, skipped: 0 };
+  for (const decision of decisions) totals[decision] += 1;
+  return totals;
 }
 
 function progressText() {
@@ -103,20 +103,20 @@ function progressText() {
   return `${accepted + rejected} of ${candidates.length} decided`;
 }
 
-/* ---- Keeping them in the browser --------------------------------------------------------------- */
+/* ---- Storage in the browser -------------------------------------------------------------------- */
 
 const STORE = `pucache review ${id}`;
 const LETTERS = { "": ".", accepted: "a", rejected: "r", skipped: "s" };
-let kept = true;
+let saved = true;
 
 function save() {
   try {
     localStorage.setItem(STORE, decisions.map((decision) => LETTERS[decision]).join(""));
-    kept = true;
+    saved = true;
   } catch {
-    kept = false; // switched off, or full
+    saved = false; // storage is disabled or full
   }
-  byId("unkept").hidden = kept;
+  byId("not-saved").hidden = saved;
 }
 
 function restore() {
@@ -124,30 +124,30 @@ function restore() {
   try {
     stored = localStorage.getItem(STORE);
   } catch {
-    kept = false;
-    byId("unkept").hidden = false;
+    saved = false;
+    byId("not-saved").hidden = false;
   }
   if (stored === null || stored.length !== decisions.length) return;
   const words = Object.fromEntries(Object.entries(LETTERS).map(([word, letter]) => [letter, word]));
   for (const number of decisions.keys()) decisions[number] = words[stored[number]] ?? "";
 }
 
-/* The same page in another tab has changed something. */
-function follow(event) {
+/* Another tab with the same page has changed a decision. */
+function onStorage(event) {
   if (event.key !== STORE) return;
   restore();
   undoable.length = 0;
   drawDecisions(pageNumbers());
 }
 
-function guard(event) {
-  if (!kept && unexported) event.preventDefault();
+function onBeforeUnload(event) {
+  if (!saved && unexported) event.preventDefault();
 }
 
-/* ---- Which candidates are listed, and which is in turn ----------------------------------------- */
+/* ---- List of candidates, and the current one --------------------------------------------------- */
 
 let order = [];
-let current = 0; // position of the candidate in turn; its page is the one that is drawn
+let current = 0; // position of the current candidate; its page is the one shown
 let size = 60;
 
 const COMPARE = {
@@ -169,14 +169,13 @@ function chosen() {
       candidates[number].key.toLowerCase().includes(part));
 }
 
-/* Made anew only when somebody asks for it: a list that shrank with each decision would run away under
-   the hands of whoever decides. */
+/* Called only on request: a list that shrank with each decision would move while the user is deciding. */
 function arrange() {
   const before = order[current];
   order = [...candidates.keys()].filter(chosen()).sort(COMPARE[byId("sort").value]);
   current = Math.max(0, order.indexOf(before));
   drawPage();
-  say(`${order.length} candidates listed`);
+  announce(`${order.length} candidates listed`);
 }
 
 function resize() {
@@ -188,7 +187,7 @@ function goToUndecided() {
   const open = (position) => !decisions[order[position]];
   const positions = [...order.keys()];
   const next = positions.slice(current + 1).find(open) ?? positions.find(open);
-  if (next === undefined) say(`every candidate of this list is seen, ${progressText()}`);
+  if (next === undefined) announce(`every candidate of this list is seen, ${progressText()}`);
   moveTo(next ?? current);
 }
 
@@ -205,7 +204,7 @@ function step(by) {
   const position = current + by;
   if (position < 0 || position >= order.length) return;
   moveTo(position);
-  if (zoomDialog.open) say(spoken(order[current]));
+  if (zoomDialog.open) announce(spoken(order[current]));
 }
 
 function stepRow(by) {
@@ -223,7 +222,7 @@ function turn(by) {
   const page = Math.min(lastPage(), Math.max(0, pageStart() / size + by));
   if (page * size === pageStart()) return;
   moveTo(page * size);
-  say(whereText());
+  announce(whereText());
 }
 
 function whereText() {
@@ -248,14 +247,14 @@ function spoken(number) {
 }
 
 function drawPage() {
-  grid.replaceChildren(...pageNumbers().map((number, at) => card(number, pageStart() + at)));
+  grid.replaceChildren(...pageNumbers().map((number, index) => card(number, pageStart() + index)));
   grid.setAttribute("aria-rowcount", order.length);
   grid.hidden = !order.length;
   byId("nothing").hidden = order.length > 0;
-  for (const place of document.querySelectorAll(".where")) place.textContent = whereText();
+  for (const element of document.querySelectorAll(".where")) element.textContent = whereText();
   for (const button of document.querySelectorAll("[data-turn]")) {
     const end = button.dataset.turn === "1" ? lastPage() * size : 0;
-    button.setAttribute("aria-disabled", pageStart() === end); // `disabled` would throw the focus away
+    button.setAttribute("aria-disabled", pageStart() === end); // `disabled` would lose the focus
   }
   drawDecisions(pageNumbers());
 }
@@ -282,7 +281,7 @@ function picture(image, absent, uri, problem) {
   absent.textContent = uri ? "" : `No picture: ${problem}`;
 }
 
-/* Of these candidates, as far as they are on the page, and all that is counted. */
+/* Redraws the decisions of these candidates where they are on the page, and all counts. */
 function drawDecisions(numbers) {
   for (const number of numbers) {
     const cell = cellOf(number);
@@ -301,7 +300,7 @@ function press(buttons, isPressed) {
   for (const button of buttons) button.setAttribute("aria-pressed", isPressed(button));
 }
 
-/* One candidate is in turn: it alone, with its buttons, is reached by the tab key. */
+/* The tab key reaches only the current candidate and its buttons. */
 function drawTurn() {
   for (const cell of cells()) {
     const inTurn = Number(cell.dataset.number) === order[current];
@@ -311,12 +310,12 @@ function drawTurn() {
 }
 
 function drawCounts() {
-  const found = counts();
-  const decided = found.accepted + found.rejected;
-  const share = decided ? ` · accepted ${found.accepted} of ${decided}, ${percent(found.accepted / decided)}` : "";
-  byId("tally").textContent = `${progressText()}${found.skipped ? `, ${found.skipped} skipped` : ""}${share}`;
-  byId("progress").value = decided + found.skipped;
-  for (const place of document.querySelectorAll("[data-count]")) place.textContent = found[place.dataset.count];
+  const totals = counts();
+  const decided = totals.accepted + totals.rejected;
+  const share = decided ? ` · accepted ${totals.accepted} of ${decided}, ${percent(totals.accepted / decided)}` : "";
+  byId("tally").textContent = `${progressText()}${totals.skipped ? `, ${totals.skipped} skipped` : ""}${share}`;
+  byId("progress").value = decided + totals.skipped;
+  for (const element of document.querySelectorAll("[data-count]")) element.textContent = totals[element.dataset.count];
   byId("undo").setAttribute("aria-disabled", !undoable.length);
   const fits = chosen();
   const gone = order.filter((number) => !fits(number)).length;
@@ -328,7 +327,7 @@ function drawCounts() {
 
 function zoom() {
   if (!order.length || zoomDialog.open) return;
-  document.activeElement.blur(); // or closing gave the focus back to this candidate, whichever is in turn by then
+  document.activeElement.blur(); // otherwise closing returns the focus to this candidate, which may no longer be the current one
   zoomDialog.showModal();
   drawZoom();
 }
@@ -348,7 +347,7 @@ function drawZoom() {
   drawLarge(number);
 }
 
-/* The thumbnail at once, and the original in its place when the browser could load it. */
+/* Shows the thumbnail at once, and replaces it by the original once that is loaded. */
 function drawLarge(number) {
   const { file, uri, problem } = candidates[number];
   const large = byId("zoom-picture");
@@ -373,16 +372,16 @@ const ZOOM = {
   undo,
 };
 
-/* ---- Out and in again: CSV as RFC 4180 has it -------------------------------------------------- */
+/* ---- Export and import as CSV (RFC 4180) ------------------------------------------------------- */
 
 function quoted(text) {
   return /[",\r\n]|^\s|\s$/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 
 function csv() {
-  const labelled = [...candidates.keys()].filter((number) => decisions[number] in LABELS);
-  const now = labelled.map((number) => ({ ...candidates[number], label: LABELS[decisions[number]], reviewed: 1 }));
-  const lines = [...known, ...now].map(({ key, label, reviewed, digest }) => {
+  const decided = [...candidates.keys()].filter((number) => decisions[number] in LABELS);
+  const reviewed = decided.map((number) => ({ ...candidates[number], label: LABELS[decisions[number]], reviewed: 1 }));
+  const lines = [...labelled, ...reviewed].map(({ key, label, reviewed, digest }) => {
     return `${quoted(key)},${label},${reviewed},${digest}\n`;
   });
   return ["key,label,reviewed,digest\n", ...lines].join("");
@@ -393,10 +392,10 @@ function exportFile() {
   link.href = URL.createObjectURL(new Blob([csv()], { type: "text/csv" }));
   link.download = "reviewed.csv";
   link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 60_000); // the download reads it meanwhile
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000); // the download still reads it
   unexported = false;
   const { accepted, rejected } = counts();
-  tell(`Exported ${accepted} accepted and ${rejected} rejected, after ${known.length} labelled before.`);
+  notify(`Exported ${accepted} accepted and ${rejected} rejected, after ${labelled.length} labelled before.`);
   byId("next").hidden = false;
 }
 
@@ -404,16 +403,16 @@ function parseCsv(text) {
   const cell = /(?:"([^"]*(?:""[^"]*)*)"|([^",\r\n]*))(,|\r\n|\n|\r|$)/y;
   const rows = [[]];
   for (let end = ","; end; ) {
-    const found = cell.exec(text);
-    if (!found) throw new Error(`it is not CSV (line ${rows.length}); choose a file that this page exported`);
-    rows.at(-1).push(found[1] === undefined ? found[2] : found[1].replaceAll('""', '"'));
-    end = found[3];
+    const match = cell.exec(text);
+    if (!match) throw new Error(`it is not CSV (line ${rows.length}); choose a file that this page exported`);
+    rows.at(-1).push(match[1] === undefined ? match[2] : match[1].replaceAll('""', '"'));
+    end = match[3];
     if (end && end !== ",") rows.push([]);
   }
   return rows.filter((row) => row.some(Boolean));
 }
 
-/* [key, decision, digest] of each row; raises for a file that is no review. */
+/* Returns [key, decision, digest] of each row; throws if the file is not an exported review. */
 function readReview(text) {
   const [header = [], ...rows] = parseCsv(text);
   const [key, label, digest] = ["key", "label", "digest"].map((name) => header.indexOf(name));
@@ -425,9 +424,9 @@ function readReview(text) {
   });
 }
 
-/* A digest is of an image's content: where one differs, the file tells of other images. */
+/* Digests are of image contents; a different digest means that the review belongs to other images. */
 function checkDigests(rows) {
-  const digests = new Map([...known, ...candidates].map(({ key, digest }) => [key, digest]));
+  const digests = new Map([...labelled, ...candidates].map(({ key, digest }) => [key, digest]));
   for (const [key, , digest] of rows) {
     const ours = digests.get(key);
     if (ours && digest && ours !== digest) {
@@ -439,12 +438,12 @@ function checkDigests(rows) {
 function takeReview(rows) {
   checkDigests(rows);
   const numbers = new Map(candidates.map(({ key }, number) => [key, number]));
-  const before = new Set(known.map(({ key }) => key));
-  const here = rows.filter(([key]) => numbers.has(key));
-  const labelled = rows.filter(([key]) => before.has(key) && !numbers.has(key)).length;
-  change(here.map(([key, decision]) => [numbers.get(key), decision]));
-  const rest = rows.length - here.length - labelled;
-  return `took ${here.length} decision${here.length === 1 ? "" : "s"}; labelled before: ${labelled}, not on this page: ${rest}.`;
+  const before = new Set(labelled.map(({ key }) => key));
+  const onPage = rows.filter(([key]) => numbers.has(key));
+  const labelledEarlier = rows.filter(([key]) => before.has(key) && !numbers.has(key)).length;
+  change(onPage.map(([key, decision]) => [numbers.get(key), decision]));
+  const rest = rows.length - onPage.length - labelledEarlier;
+  return `took ${onPage.length} decision${onPage.length === 1 ? "" : "s"}; labelled before: ${labelledEarlier}, not on this page: ${rest}.`;
 }
 
 async function importFile(event) {
@@ -452,10 +451,10 @@ async function importFile(event) {
   if (!file) return;
   try {
     const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
-    tell(`${file.name}: ${takeReview(readReview(text))}`);
+    notify(`${file.name}: ${takeReview(readReview(text))}`);
   } catch (error) {
     const reason = error instanceof TypeError ? "it is not UTF-8 text; choose a file that this page exported" : error.message;
-    tell(`${file.name} was refused: ${reason}`);
+    notify(`${file.name} was refused: ${reason}`);
   }
   event.target.value = ""; // so that the same file can be chosen again
 }
@@ -550,8 +549,8 @@ function start() {
   onEach("#reset", "click", reset);
   byId("import").addEventListener("change", importFile);
   zoomDialog.addEventListener("close", () => moveTo(current));
-  addEventListener("storage", follow);
-  addEventListener("beforeunload", guard);
+  addEventListener("storage", onStorage);
+  addEventListener("beforeunload", onBeforeUnload);
   restore();
   arrange();
 }
