@@ -1,4 +1,4 @@
-"""A map of some embeddings in two dimensions: principal components, and t-SNE."""
+"""Two-dimensional map of embeddings: principal components and t-SNE."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..storage.mapped_arrays import take_rows
 
 _COMPONENTS = 50  # principal components that t-SNE works on
 _PERPLEXITY = 30.0
-_NEAREST = 10
+_NEAREST = 10  # neighbours in `shares_of_likely`
 _MIN_ROWS = 5  # for t-SNE
 
 
@@ -43,14 +43,14 @@ class EmbeddingMap:
 def choose_rows(
     labelled: np.ndarray, unlabelled: np.ndarray, ranked: np.ndarray, *, sample: int, seed: int
 ) -> np.ndarray:
-    """Choose the rows of a map: a third labelled, a third top-ranked, the rest unlabelled ones at random.
+    """Sample the rows of a map: a third labelled, a third top-ranked, the rest random unlabelled rows.
 
     Parameters
     ----------
     labelled, unlabelled : ndarray of int64, (p,) and (u,)
         Rows.
     ranked : ndarray of int64
-        The highest-ranked of the unlabelled ones, best first.
+        Unlabelled rows by rank, best first.
     sample : int
         Greatest number of rows, at least 3.
     seed : int
@@ -73,11 +73,11 @@ def choose_rows(
     third = sample // 3
     positives = generator.permutation(labelled)[:third]
     top = ranked[:third]
-    room = sample - len(positives) - len(top)
-    # drawn rows that rank at the top are dropped below; enough remain
-    drawn = generator.choice(len(unlabelled), min(len(unlabelled), room + len(top)), replace=False)
+    remaining = sample - len(positives) - len(top)
+    # top-ranked rows among the drawn ones are dropped below, so draw len(top) more
+    drawn = generator.choice(len(unlabelled), min(len(unlabelled), remaining + len(top)), replace=False)
     rest = np.setdiff1d(unlabelled[drawn], top)
-    rest = generator.permutation(rest)[:room]
+    rest = generator.permutation(rest)[:remaining]
     return np.sort(np.concatenate([positives, top, rest]))
 
 
@@ -95,19 +95,23 @@ def embedding_map(X: np.ndarray, rows: np.ndarray, *, seed: int = 0) -> Embeddin
     -------
     EmbeddingMap
     """
-    with threadpool_limits(1):  # threads add in varying order, and t-SNE amplifies the rounding
+    with threadpool_limits(1):  # the order of sums varies with threads, and t-SNE amplifies the rounding
         components, explained = _principal(take_rows(X, rows).astype(np.float64), seed)
         return EmbeddingMap(rows, _unit_square(components[:, :2]), _tsne(components, seed), explained)
 
 
 def shares_of_likely(points: np.ndarray, labelled: np.ndarray, likely: np.ndarray) -> tuple[float, float]:
-    """Share of likely positives among the ten nearest points of labelled ones, and among all points.
+    """Share of likely positives among the ten nearest neighbours of labelled points, and among all points.
 
     Parameters
     ----------
     points : ndarray, (m, 2)
     labelled, likely : ndarray of bool, (m,)
         At least one point is labelled.
+
+    Returns
+    -------
+    near_labelled, everywhere : float
     """
     k = min(_NEAREST + 1, len(points))
     _, indices = cKDTree(points).query(points[labelled], k)
@@ -131,8 +135,8 @@ def _tsne(components: np.ndarray, seed: int) -> np.ndarray | None:
     if len(components) < _MIN_ROWS or not np.ptp(components, axis=0).any():
         return None
     perplexity = min(_PERPLEXITY, (len(components) - 1) / 3)
-    start = components[:, :2] / max(float(components[:, 0].std()), 1e-12) * 1e-4
-    tsne = TSNE(perplexity=perplexity, init=start.astype(np.float32), random_state=seed)
+    initial = components[:, :2] / max(float(components[:, 0].std()), 1e-12) * 1e-4
+    tsne = TSNE(perplexity=perplexity, init=initial.astype(np.float32), random_state=seed)
     return _unit_square(tsne.fit_transform(components))
 
 

@@ -1,8 +1,8 @@
-"""One self-contained HTML page from a template, its data, and the style and script files beside it.
+"""Rendering of self-contained HTML pages from a template, data, and the style and script files in assets.
 
-A page asks nobody for anything: its content security policy allows no address but ``data:``, and images
-of this machine (``file:``) where the page says so. What comes from outside, such as a file's name, is
-either escaped by the template or part of a JSON block, never markup.
+A page loads nothing from the network: its content security policy allows only ``data:`` addresses and, for
+pages with `local_images`, images on this machine (``file:``). Untrusted text, such as a file name, is either
+escaped by the template or part of a JSON block, never markup.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def render(name: str, data: Any, *, local_images: bool = False, **context: Any) 
     Parameters
     ----------
     name : str
-        Of the template, which extends ``base.html``.
+        Name of the template, which extends ``base.html``.
     data : object
-        For the script, as JSON: ``JSON.parse(document.getElementById("data").textContent)``.
+        Data of the script, as JSON, read with ``JSON.parse(document.getElementById("data").textContent)``.
     local_images : bool
-        Whether the page may show files of this machine.
+        Whether the page may show image files of this machine.
     **context
-        For the template; text is escaped there.
+        Variables of the template, which escapes text.
 
     Returns
     -------
@@ -54,15 +54,15 @@ def render(name: str, data: Any, *, local_images: bool = False, **context: Any) 
 
 
 def write(path: str | Path, html: str) -> None:
-    """Write a page, whole or not at all.
+    """Write a page atomically.
 
     Raises
     ------
     OutputError
-        The file system refused.
+        The file cannot be written.
     """
     with replacing(path) as temporary:
-        temporary.write_bytes(html.encode("utf-8", "replace"))  # a path that it names need not be UTF-8
+        temporary.write_bytes(html.encode("utf-8", "replace"))  # a path on the page may hold bytes that are not UTF-8
 
 
 def _asset(file: str) -> str:
@@ -79,7 +79,7 @@ def _policy(script: str, local_images: bool) -> str:
 
 
 def _json(data: Any) -> str:
-    """JSON that no parser of HTML takes for the end of its block, or for a comment."""
+    """JSON without characters that could end its HTML script block or start a comment."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

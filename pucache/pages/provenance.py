@@ -1,4 +1,4 @@
-"""Where a report's numbers come from: files and their hashes, parameters, seeds, versions."""
+"""Provenance of a report: input files with their hashes, parameters, seeds and package versions."""
 
 from __future__ import annotations
 
@@ -21,17 +21,22 @@ _FAISS = ("faiss-gpu", "faiss-cpu")
 def provenance(
     cache: EmbeddingCache, labels: tuple[Any, Any], model: PULinearClassifier, **settings: Any
 ) -> dict[str, Any]:
-    """Collect what is needed to make the page again.
+    """Collect what is needed to reproduce the page.
 
     Parameters
     ----------
     cache : EmbeddingCache
     labels : tuple
-        Positives and negatives, as given to `report`.
+        The arguments `positives` and `negatives` of `report`.
     model : PULinearClassifier
-        Whose parameters were trained with.
+        The model trained for the report; its parameters are recorded.
     **settings
-        Of the report; None and "" are left out.
+        Parameters of the report; None and "" are left out.
+
+    Returns
+    -------
+    dict
+        Lists of dicts and dicts of text, for the page and for JSON.
     """
     return {
         "cache": [
@@ -47,10 +52,10 @@ def provenance(
         ],
         "encoder": {name: str(value) for name, value in asdict(cache.encoder).items() if value not in ("", ())},
         "labels": {
-            f"{name}: {what}": value
-            for name, given in zip(("positives", "negatives"), labels, strict=True)
-            if given is not None
-            for what, value in _labels(given).items()
+            f"{name}: {field}": value
+            for name, source in zip(("positives", "negatives"), labels, strict=True)
+            if source is not None
+            for field, value in _label_source(source).items()
         },
         "training": _parameters(model),
         "report": {name: str(value) for name, value in settings.items() if value not in (None, "")},
@@ -60,15 +65,15 @@ def provenance(
 
 
 def _parameters(model: PULinearClassifier) -> dict[str, str]:
-    """As text, but for the draws, which the report makes itself."""
-    known = {name: value for name, value in model.get_params(deep=False).items() if name != "draws"}
-    return {name: str(value) for name, value in sorted(known.items()) if value is not None}
+    """Parameters as text, without `draws`, which the report sets itself."""
+    parameters = {name: value for name, value in model.get_params(deep=False).items() if name != "draws"}
+    return {name: str(value) for name, value in sorted(parameters.items()) if value is not None}
 
 
-def _labels(given: Any) -> dict[str, str]:
-    if isinstance(given, str | Path) and os.path.isfile(given):
-        return {"file": str(given), "sha256": hashlib.sha256(Path(given).read_bytes()).hexdigest()}
-    return {"given as": f"glob {given}" if isinstance(given, str | Path) else "an array of labels"}
+def _label_source(source: Any) -> dict[str, str]:
+    if isinstance(source, str | Path) and os.path.isfile(source):
+        return {"file": str(source), "sha256": hashlib.sha256(Path(source).read_bytes()).hexdigest()}
+    return {"given as": f"glob {source}" if isinstance(source, str | Path) else "an array of labels"}
 
 
 def _version(package: str) -> str:
@@ -79,4 +84,4 @@ def _version(package: str) -> str:
 
 
 def _faiss() -> str:
-    return next((found for found in map(_version, _FAISS) if found != "not installed"), "not installed")
+    return next((installed for installed in map(_version, _FAISS) if installed != "not installed"), "not installed")

@@ -1,4 +1,4 @@
-"""Images of the report: galleries, and points of the map."""
+"""Image galleries of the report, and the points of its map."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .thumbnails import Thumbnail, thumbnails
 SHOWN = 24  # images of a gallery
 _GROUPS, _GROUP_CARDS = 6, 6
 _SIDE, _MAP_SIDE = 112, 56  # pixels
-_UNSEEN = re.compile("[\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+_INVISIBLE = re.compile("[\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 _CLASSES = {1: "positive", 0: "negative", -1: "not known"}
 
 
@@ -38,7 +38,7 @@ class Card:
         `chance` in per cent.
     note : str
     truth : str
-        "positive", "negative", "not known", or "" where no truth was given.
+        "positive", "negative", "not known", or "" without truth.
     """
 
     key: str
@@ -50,7 +50,7 @@ class Card:
 
 
 class Galleries:
-    """Rows of each gallery, and their pictures, made together.
+    """Galleries of the report; the thumbnails of all of them are made together.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class Galleries:
     images : str or path, optional
         Source of the images; by default that of each cache file.
     seed : int
-        Of the random samples.
+        Seed of the random samples.
     progress : Progress, optional
     """
 
@@ -85,7 +85,7 @@ class Galleries:
         return [self._cards(rows) for rows in self._copies]
 
     def pictures(self) -> Pictures:
-        """Counts of the pictures wanted and missing."""
+        """Counts of the requested and the missing pictures."""
         problems = Counter(picture.problem for picture in self._pictures.values() if not picture.uri)
         return Pictures(asked=len(self._pictures), missing=problems.total(), problems=dict(problems.most_common()))
 
@@ -151,7 +151,7 @@ def _rows(report: ReportData, seed: int) -> dict[str, np.ndarray]:
 
 
 def _unlike(report: ReportData) -> dict[str, np.ndarray]:
-    """Where labelled and likely positives differ, the rows of each kind that are least like the other."""
+    """If labelled and likely positives differ: the rows of each that are least similar to the other."""
     by_likeness = report.scar.rows_by_likeness if report.scar.verdict == "differ" else np.empty(0, np.int64)
     is_labelled = report.data.s[by_likeness] == 1
     return {
@@ -169,7 +169,7 @@ def _largest_groups(group: np.ndarray) -> list[np.ndarray]:
 def visible(key: str) -> str:
     """Replace control characters by their symbols, and other invisible characters by their code points."""
     key = re.sub("[\0-\x1f]", lambda match: chr(0x2400 + ord(match[0])), key)
-    return _UNSEEN.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", key)
+    return _INVISIBLE.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", key)
 
 
 def probability(value: float) -> str:

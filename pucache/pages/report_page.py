@@ -1,4 +1,4 @@
-"""The report: one HTML page about a cache, its labelled positives and how well a classifier finds the others."""
+"""The report: an HTML page about a cache, its labelled positives, and how well a classifier finds the others."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ def report(
 ) -> ReportNumbers:
     """Write a self-contained HTML page about a cache and its labelled positives.
 
-    A model file holds no held-out margins, so the page trains again, with the parameters of `model`
-    if one is given. All estimates are of that training. Unlabelled images are ranked by `model`.
+    The estimates need held-out margins, which a model file does not hold. The report therefore trains again, with
+    the parameters of `model` if it is passed, and estimates are those of this training. Unlabelled images are
+    ranked by `model`.
 
     Parameters
     ----------
@@ -61,20 +62,20 @@ def report(
     path : path
         HTML file to write.
     model : PULinearClassifier or path, optional
-        Of the cache's encoder.
+        Must be of the encoder of the cache.
     negatives : path or str, optional
         Known negatives, as for `pucache.train_pu`.
     truth : path, str or ndarray of int8 (n,), optional
         True classes: a file as for `pucache.pu.label_files.read_truth`, or 1, 0, and -1 for unknown. True figures
         are shown beside the estimates.
     images : str or path, optional
-        Source of the images, where they have moved since they were embedded.
+        Source of the images, if they have moved since they were embedded.
     draws : int
         Bootstrap draws of the prior's intervals; fewer than 2: no intervals.
     sample : int
         Images on the map, at least 3.
     seed : int
-        Of the samples and the map, and of the training where no model is given.
+        Seed of the samples and the map, and of the training if `model` is None.
     device : str
     twins : float or None
         As for `pucache.train_pu`.
@@ -90,15 +91,15 @@ def report(
     Raises
     ------
     LabelError, CacheError
-        As `PUData.of` and `read_truth`; a truth of another length.
+        As `PUData.of` and `read_truth`; or `truth` has another length than the cache.
     ModelError
-        The model cannot be read, or is of another encoder.
+        The model cannot be read, or expects another encoder.
     SourceError
         `images` cannot be opened.
     OutputError
         `path` cannot be written.
     ValueError
-        A number outside its domain.
+        `draws` is negative, or `sample` is below 3.
     """
     cache = open_cache(cache)
     classifier = PULinearClassifier.load(model) if isinstance(model, str | Path) else model
@@ -147,7 +148,7 @@ def _check(cache: EmbeddingCache, truth: np.ndarray | None, draws: int, sample: 
 
 
 def _inputs(cache: EmbeddingCache, *labels: Any) -> list[Path]:
-    """Files that the page must not replace."""
+    """Input files, which the page must not overwrite."""
     return [*(file.path for file in cache.files), *(Path(name) for name in labels if isinstance(name, str | Path))]
 
 

@@ -42,7 +42,7 @@ def exhibits(report: ReportData, numbers: TrainingNumbers) -> dict[str, Exhibit]
 def _exhibit(
     name: str, texts: tuple[str, str, str], paint: Callable[[Figure], None], table: Rows, *, height: float = 3.2
 ) -> Exhibit:
-    """A chart of three texts (title, reading, finding); the first row of the table is its header."""
+    """Draw a chart; `texts` are its title, reading and finding, and the first row of `table` is its header."""
     title, reading, finding = texts
     svg = report_plots.draw(name, title, finding, paint, height=height)
     return Exhibit(reading=reading, finding=finding, svg=svg, header=table[0], rows=table[1:])
@@ -51,8 +51,8 @@ def _exhibit(
 def _priors(report: ReportData, numbers: TrainingNumbers) -> Exhibit:
     estimates, truth = report.prior_estimates, numbers.true_prior
     spread = [estimate.prior for estimate in estimates]
-    finding = f"The methods say {percent(min(spread))} to {percent(max(spread))}; this page uses " + (
-        f"{percent(numbers.prior)}" + (" as the model was told." if numbers.prior_told else ".")
+    finding = f"The methods estimate {percent(min(spread))} to {percent(max(spread))}; this page uses " + (
+        f"{percent(numbers.prior)}" + (", the prior given to the model." if numbers.prior_told else ".")
     )
     if truth is not None:
         finding += f" In truth it is {percent(truth)}."
@@ -65,8 +65,9 @@ def _priors(report: ReportData, numbers: TrainingNumbers) -> Exhibit:
         for estimate in estimates
     ]
     reading = (
-        "Each dot is one method's estimate, and the bar the range that holds the truth nine times in ten, if labelled "
-        "positives are a fair sample of all; tilt is the method whose estimate is used, the others are cross-checks."
+        "Each dot is the estimate of one method. The bar contains the true share nine times in ten if the labelled "
+        "positives are a fair sample of all positives. The page uses the estimate named tilt; the others are "
+        "cross-checks."
     )
     texts = ("Share of positives among the unlabelled, by each method", reading, finding)
     return _exhibit("priors", texts, report_plots.prior_methods(estimates, numbers.prior, truth), table, height=2.6)
@@ -86,9 +87,9 @@ def _margins(report: ReportData, numbers: TrainingNumbers) -> Exhibit:
         for index, (low, high) in enumerate(ends)
     ]
     reading = (
-        "The margin is the score that an image gets from a training that did not see its label: the further the "
-        "labelled positives lie to the right of the grey hill, the better positives can be told, and the coloured part "
-        "of that hill, whose scale goes up by tenfold steps, is the positives expected to be hidden in it."
+        "The margin is the score of an image by a training that did not see its label. The further the labelled "
+        "positives lie to the right of the unlabelled images (grey), the better the two are separated. The coloured "
+        "part of the lower histogram, which has a logarithmic scale, is the positives expected among the unlabelled."
     )
     texts = ("Margins of labelled and of unlabelled images", reading, finding)
     return _exhibit("margins", texts, report_plots.margins(bins, report.held_out.threshold), table, height=4.4)
@@ -112,8 +113,8 @@ def _curve(report: ReportData, numbers: TrainingNumbers) -> Exhibit:
         for recall, precision in zip(curve["recall"], curve["precision"], strict=True)
     ]
     reading = (
-        "Going right, the threshold falls and more of the positives are found; the height says what share of the "
-        "images called positive is right, and the marks stand where the threshold is now."
+        "From left to right the threshold falls and more of the positives are found. The height is the share of the "
+        "images called positive that are positive. The marks show the present threshold."
     )
     texts = ("Precision and recall among the unlabelled", reading, finding)
     return _exhibit("curve", texts, report_plots.precision_recall(curves), table, height=3.6)
@@ -124,12 +125,13 @@ def _sweep(report: ReportData, numbers: TrainingNumbers) -> Exhibit:
     verdict = report.sweep.verdict
     columns = {"pauc": "PAUC", "auc": "AUC", "f1": "F1", "share_predicted_positive": "called positive"}
     columns |= {name: f"true {name[5:].replace('_', ' ')}" for name in ("true_auc", "true_f1") if name in rows[0]}
-    table = [["prior told", *columns.values()]] + [
+    table = [["prior", *columns.values()]] + [
         [percent(row["prior"]), *(f"{row[name]:.4f}" for name in columns)] for row in rows
     ]
     reading = (
-        "The training was repeated, told a different share of hidden positives each time; flat lines on the left mean "
-        "that the order of the images does not depend on knowing it, and the dotted line is the share used here."
+        "The training was repeated with a different prior (share of hidden positives) each time. Flat lines on the "
+        "left mean that the order of the images does not depend on the prior. The dotted line is the prior used on "
+        "this page."
     )
     texts = ("What changes with the prior", reading, verdict[0].upper() + verdict[1:])
     return _exhibit("sweep", texts, report_plots.prior_sweep(report.sweep, numbers.prior), table, height=3.4)
@@ -156,8 +158,8 @@ def _reliability(report: ReportData, numbers: TrainingNumbers) -> Exhibit:
             n_known = bins["n_known"][index]
             row += [percent(bins["true"][index]) if n_known else "", number(n_known)]
     reading = (
-        "Of the images to which the model gives 30 %, three in ten should be positive: dots on the dotted line mean "
-        "that the probabilities can be taken at their word; bars are two standard errors."
+        "Of the images with a probability of 30 %, three in ten should be positive. Dots on the dotted line mean that "
+        "the probabilities are right; the bars are two standard errors."
     )
     texts = ("Whether the probabilities hold", reading, finding)
     return _exhibit("reliability", texts, report_plots.reliability(bins), table, height=3.6)

@@ -1,6 +1,7 @@
-"""The report's figures, drawn by matplotlib, as SVG to stand inside a page, in whatever colours the page has.
+"""Charts of the report: matplotlib figures as inline SVG.
 
-Drawn in stand-in colours, which become the page's variables; so one drawing serves light and dark.
+Each chart is drawn in placeholder colours, which are then replaced by the page's CSS variables, so that one
+drawing serves the light and the dark scheme.
 """
 
 from __future__ import annotations
@@ -47,36 +48,40 @@ _WIDTH = 7.2  # inches
 _OUTSIDE: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "borderaxespad": 0.2, "handlelength": 1.6}
 
 
-def draw(name: str, title: str, finding: str, onto: Callable[[Figure], None], *, height: float = 3.2) -> Markup:
+def draw(name: str, title: str, finding: str, paint: Callable[[Figure], None], *, height: float = 3.2) -> Markup:
     """Draw a figure as an SVG element.
 
     Parameters
     ----------
     name : str
-        Of letters; makes the ids within the element differ from those of other figures.
+        Letters only; makes the ids within the element differ from those of other charts.
     title, finding : str
-        What it shows and what it says, for those who do not see it.
-    onto : callable
-        Draws on the empty figure it is given.
+        Title and description of the SVG element, for screen readers.
+    paint : callable
+        Draws on an empty figure.
     height : float
         In inches; the width is 7.2, and the page scales both.
+
+    Returns
+    -------
+    Markup
     """
     stream = io.StringIO()
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
-        sheet = Figure(figsize=(_WIDTH, height), layout="constrained")
-        onto(sheet)
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        sheet.savefig(stream, format="svg", transparent=True, metadata=nothing)
-    return Markup(_inline(stream.getvalue(), name, title, finding))  # noqa: S704 - ours, and what is told is escaped
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        paint(figure)
+        no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(stream, format="svg", transparent=True, metadata=no_metadata)
+    return Markup(_inline(stream.getvalue(), name, title, finding))  # noqa: S704 - our own SVG; texts are escaped
 
 
 def _inline(svg: str, name: str, title: str, finding: str) -> str:
     body = svg[svg.index(">", svg.index("<svg")) + 1 :]
-    body = re.sub(r"<style.*?</style>", "", body, count=1, flags=re.DOTALL)  # it would hold for the whole page
+    body = re.sub(r"<style.*?</style>", "", body, count=1, flags=re.DOTALL)  # its rules would apply to the whole page
     body = re.sub(r'<g id="[^"]*"', "<g", body)
     body = re.sub(r' *font-family: [^;"]*;?', "", body)
-    for stand_in, variable in _VARIABLES.items():
-        body = body.replace(stand_in, variable)
+    for placeholder, variable in _VARIABLES.items():
+        body = body.replace(placeholder, variable)
     box = re.search(r'viewBox="[^"]*"', svg)
     assert box
     return (
@@ -86,33 +91,33 @@ def _inline(svg: str, name: str, title: str, finding: str) -> str:
 
 
 def prior_methods(estimates: Sequence[PriorEstimate], used: float, truth: float | None) -> Callable[[Figure], None]:
-    """Dots with intervals, a row per method; a line where the prior that is used lies, another for the true one."""
+    """Chart of the prior estimates: a dot with its interval per method, and lines at the used and the true prior."""
 
-    def onto(sheet: Figure) -> None:
-        axes = sheet.subplots()
-        for row, one in enumerate(estimates):
-            axes.plot([one.prior], [row], "o", color=_POSITIVE, ms=7)
-            if one.draws > 1:
-                axes.plot([one.low, one.high], [row, row], color=_POSITIVE, lw=2)
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        for row, estimate in enumerate(estimates):
+            axes.plot([estimate.prior], [row], "o", color=_POSITIVE, ms=7)
+            if estimate.draws > 1:
+                axes.plot([estimate.low, estimate.high], [row, row], color=_POSITIVE, lw=2)
         axes.axvline(used, color=_INK, lw=1, ls=":", label="used on this page", zorder=0)
         if truth is not None:
             axes.axvline(truth, color=_TRUTH, lw=2, label="true share", zorder=0)
-        shown = [value for one in estimates for value in (one.prior, *((one.low, one.high) if one.draws > 1 else ()))]
-        high = min(1.0, 1.08 * max(*shown, used, truth or 0))
-        axes.set(yticks=range(len(estimates)), yticklabels=[one.method for one in estimates], xlim=(0, high))
+        ends = [max(estimate.prior, estimate.high if estimate.draws > 1 else 0) for estimate in estimates]
+        high = min(1.0, 1.08 * max(*ends, used, truth or 0))
+        axes.set(yticks=range(len(estimates)), yticklabels=[estimate.method for estimate in estimates], xlim=(0, high))
         axes.set(ylim=(len(estimates) - 0.5, -0.5), xlabel="share of positives among the unlabelled")
         axes.xaxis.set_major_formatter(_percent)
         axes.grid(axis="x")
         axes.legend(ncols=2, **_OUTSIDE)
 
-    return onto
+    return paint
 
 
 def margins(bins: dict[str, list[float]], threshold: float) -> Callable[[Figure], None]:
-    """Two histograms over one axis: of the labelled; of the unlabelled, and the positives expected among them."""
+    """Chart of the margins: a histogram of the labelled, and one of the unlabelled with the expected positives."""
 
-    def onto(sheet: Figure) -> None:
-        above, below = sheet.subplots(2, 1, sharex=True, height_ratios=(1, 1.5))
+    def paint(figure: Figure) -> None:
+        above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1.5))
         edges = bins["edges"]
         above.stairs(bins["labelled"], edges, fill=True, color=_POSITIVE, label="labelled positives")
         below.stairs(bins["unlabelled"], edges, fill=True, color=_UNLABELLED, alpha=0.45, label="unlabelled")
@@ -127,10 +132,11 @@ def margins(bins: dict[str, list[float]], threshold: float) -> Callable[[Figure]
         for axes in (above, below):
             axes.axvline(threshold, color=_INK, lw=1.2, ls="--")
             axes.legend(ncols=3, **_OUTSIDE)
-        at = ("data", "axes fraction")
-        above.annotate("threshold", (threshold, 1.04), xycoords=at, ha="center", fontsize=9, color=_INK)
+        above.annotate(
+            "threshold", (threshold, 1.04), xycoords=("data", "axes fraction"), ha="center", fontsize=9, color=_INK
+        )
 
-    return onto
+    return paint
 
 
 _CURVES = {
@@ -141,35 +147,35 @@ _CURVES = {
 
 
 def precision_recall(curves: dict[str, dict[str, Any]]) -> Callable[[Figure], None]:
-    """A line per curve, its mark at the threshold."""
+    """Chart of precision against recall: a line per curve, with a mark at the threshold."""
 
-    def onto(sheet: Figure) -> None:
-        axes = sheet.subplots()
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
         for name, curve in curves.items():
             label, colour, line, mark = _CURVES[name]
             axes.plot(curve["recall"], curve["precision"], line, color=colour, lw=2, label=label)
             axes.plot(*[[value] for value in curve["at"]], mark, color=colour, ms=8, clip_on=False)
         axes.plot([], [], "o", color=_INK, mfc="none", label="at the threshold")
         axes.set(xlim=(0, 1.01), ylim=(0, 1.03), xlabel="recall: share of the positives found")
-        axes.set(ylabel="precision: share that is right")
+        axes.set(ylabel="precision: share that are positive")
         _percents(axes)
         axes.legend(ncols=2, **_OUTSIDE)
 
-    return onto
+    return paint
 
 
 def reliability(bins: dict[str, list[float]]) -> Callable[[Figure], None]:
-    """Shares that the data say against the posterior, with two standard errors, and the diagonal."""
+    """Reliability diagram: observed share of positives against mean posterior, with two standard errors."""
 
-    def onto(sheet: Figure) -> None:
-        axes = sheet.subplots()
-        axes.plot([0, 1], [0, 1], color=_INK, lw=1, ls=":", label="as they should be")
-        for name, label, colour, mark, aside in (
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.plot([0, 1], [0, 1], color=_INK, lw=1, ls=":", label="perfectly calibrated")
+        for name, label, colour, mark, offset in (
             ("counted", "counted on the labelled", _POSITIVE, "o", -0.004),
             ("true", "true share", _TRUTH, "D", 0.004),
         ):
             if name in bins:
-                x = np.array(bins["posterior"]) + aside * (len(bins.get("true", [])) > 0)
+                x = np.array(bins["posterior"]) + offset * (len(bins.get("true", [])) > 0)
                 share, low, high = (np.minimum(bins[name + end], 1.0) for end in ("", "_low", "_high"))
                 axes.errorbar(x, share, (share - low, high - share), fmt=mark, color=colour, ms=6, lw=1.4, label=label)
         axes.set(xlim=(-0.02, 1.02), ylim=(0, 1.03), xlabel="mean posterior of the unlabelled images in the bin")
@@ -177,7 +183,7 @@ def reliability(bins: dict[str, list[float]]) -> Callable[[Figure], None]:
         _percents(axes)
         axes.legend(ncols=3, **_OUTSIDE)
 
-    return onto
+    return paint
 
 
 _LINES = {
@@ -195,16 +201,16 @@ _LINES = {
 
 
 def prior_sweep(result: Sweep, used: float) -> Callable[[Figure], None]:
-    """What ranking and threshold come to at every prior told; a line where the prior that is used lies."""
+    """Chart of a sweep: metrics of the ranking and at the threshold against the prior; a line at the used prior."""
 
-    def onto(sheet: Figure) -> None:
+    def paint(figure: Figure) -> None:
         rows = [row.to_dict() for row in result.rows]
         priors = [row["prior"] for row in rows]
-        for axes, (title, lines) in zip(sheet.subplots(1, 2), _LINES.items(), strict=True):
+        for axes, (title, lines) in zip(figure.subplots(1, 2), _LINES.items(), strict=True):
             for name, (label, colour, line) in lines.items():
                 if name in rows[0]:
                     axes.plot(priors, [row[name] for row in rows], line, color=colour, lw=2, label=label)
-            axes.set(xscale="log", ylim=(0, 1.03), xlabel="prior told to the training")
+            axes.set(xscale="log", ylim=(0, 1.03), xlabel="prior used in training")
             axes.set_title(title, y=1.03 + 0.09 * -(-len(axes.lines) // 2), fontweight="bold")
             axes.xaxis.set_major_formatter(_percent)
             axes.yaxis.set_major_formatter(_percent)
@@ -212,7 +218,7 @@ def prior_sweep(result: Sweep, used: float) -> Callable[[Figure], None]:
             axes.grid()
             axes.legend(ncols=2, columnspacing=1, **_OUTSIDE)
 
-    return onto
+    return paint
 
 
 def _percents(axes: Axes) -> None:

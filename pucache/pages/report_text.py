@@ -1,4 +1,4 @@
-"""Sentences of the report, in words that need no knowledge of PU learning."""
+"""Sentences of the report, for readers who do not know PU learning."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def percent(share: float) -> str:
     return f"{value:.{decimals}f} %"
 
 
-def plural(count: float, one: str, many: str | None = None) -> str:
-    """Format a count with its noun."""
-    return f"{number(count)} {one if count == 1 else many or one + 's'}"
+def plural(count: float, singular: str, plural_form: str | None = None) -> str:
+    """Format a count with its noun; the plural is `singular` with an s unless it is passed."""
+    return f"{number(count)} {singular if count == 1 else plural_form or singular + 's'}"
 
 
 def headline(numbers: TrainingNumbers) -> str:
@@ -58,14 +58,14 @@ def hidden(numbers: TrainingNumbers) -> str:
     """Sentence on the number of positives expected among the unlabelled."""
     hidden_positives, confirmed = numbers.hidden_positives, numbers.reviewed.confirmed
     expected, low, high = hidden_positives.expected, hidden_positives.low, hidden_positives.high
-    of_them = f", {number(confirmed)} of which are confirmed by now" if confirmed else ""
+    of_them = f", {number(confirmed)} of which are confirmed" if confirmed else ""
     share = f"positives are {percent(numbers.prior)} of the unlabelled images{of_them}"
     if low is None or high is None:
         return f"About {about(expected)} more positives are expected ({share}; there is no interval)."
     if wide(numbers):
         return (
-            f"How many more positives are hidden cannot be told yet: anything from {about(low)} to {about(high)} "
-            f"agrees with the data, with {about(expected)} as the best guess ({share})."
+            f"The number of hidden positives is still very uncertain: anything from {about(low)} to {about(high)} "
+            f"agrees with the data; the best estimate is {about(expected)} ({share})."
         )
     return (
         f"About {about(expected)} more positives are expected ({share}), most likely between {about(low)} and "
@@ -112,21 +112,22 @@ def fair_sample(scar: dict[str, Any]) -> str:
     )
     if scar["verdict"] == "none found":
         return (
-            f"Hardly any unlabelled image looks like the labelled positives: {compared}. So hardly any are hidden, or "
-            "the labelled ones come from elsewhere, such as another camera, and that is what they have in common."
+            f"Hardly any unlabelled image looks like the labelled positives: {compared}. Either few "
+            "positives are hidden, or the labelled ones come from another source, such as another camera, and the "
+            "model has learned that difference."
         )
     if scar["auc"] is None:
-        return f"There is too little to compare: {compared}."
-    auc = f"Of {compared}, the nearest images tell which are labelled with AUC {scar['auc']:.2f}"
+        return f"There are too few images to compare: {compared}."
+    auc = f"Among {compared}, nearest neighbours predict which are labelled with AUC {scar['auc']:.2f}"
     if scar["verdict"] == "differ":
         return (
-            f"{auc} (p = {scar['p_value']:.2g}), more than negatives among them explain ({scar['explained']:.2f}): "
-            "the labelled positives are no fair sample of what is found."
+            f"{auc} (p = {scar['p_value']:.2g}), more than negatives among the likely positives can explain "
+            f"({scar['explained']:.2f}): the labelled positives are no fair sample."
         )
     verdict = "no sign that they differ"
     if scar["verdict"] == "explained":
-        verdict = f"no more than negatives among them may explain ({scar['explained']:.2f})"
-    return f"{auc} (p = {scar['p_value']:.2g}): {verdict}. Positives that are never found cannot be compared."
+        verdict = f"no more than negatives among the likely positives can explain ({scar['explained']:.2f})"
+    return f"{auc} (p = {scar['p_value']:.2g}): {verdict}. Positives that the model does not find cannot be compared."
 
 
 def expected_among(cards: Sequence[Any]) -> str:
@@ -139,13 +140,13 @@ def warnings(numbers: TrainingNumbers, pictures: Pictures) -> list[str]:
     lines = [*_label_warnings(numbers), *_prior_warnings(numbers), *_cache_warnings(numbers, pictures)]
     if numbers.estimates["collapsed"]:
         lines.append(
-            f"At its threshold the classifier is {numbers.estimates['collapsed']}: it calls nearly every image the "
-            "same. Its ranking may still be good; label more positives, or choose another threshold."
+            f"At its threshold the classifier is {numbers.estimates['collapsed']}: it gives nearly every image "
+            "the same class. Its ranking may still be good; label more positives, or choose another threshold."
         )
     if numbers.model.trained_on_other_labels:
         lines.append(
-            "The model given was trained on other labels or on another cache. The estimates on this page are those of "
-            "a training with its parameters on these labels; images are ranked by the model given."
+            "The model was trained on other labels or on another cache. The estimates on this page come from a new "
+            "training on these labels with the model's parameters; the images are ranked by the model itself."
         )
     return lines
 
@@ -154,30 +155,30 @@ def _label_warnings(numbers: TrainingNumbers) -> list[str]:
     lines = []
     if not numbers.held_out:
         lines.append(
-            "Only one picture is labelled positive, or unlabelled, so nothing could be held out: the estimates are of "
-            "images that were trained on, and far too good."
+            "Only one picture is labelled positive, or unlabelled, so nothing could be held out: the estimates are "
+            "measured on training images and are far too optimistic."
         )
     if numbers.labelled < FEW:
         few = plural(numbers.labelled, "labelled positive")
-        lines.append(f"There {'is' if numbers.labelled == 1 else 'are'} only {few}: take every estimate as rough.")
+        lines.append(f"There {'is' if numbers.labelled == 1 else 'are'} only {few}: every estimate is rough.")
     if numbers.scar["verdict"] == "none found":
         lines.append(
-            "Hardly any unlabelled image looks like the labelled positives (section 3): hardly any are hidden, or the "
-            "labels come from elsewhere, such as another camera."
+            "Hardly any unlabelled image looks like the labelled positives (section 3): few positives are "
+            "hidden, or the labelled ones come from another source, such as another camera."
         )
     if numbers.scar["verdict"] == "differ":
         lines.append(
-            f"The labelled positives differ from the likely positives that are found (section 3; AUC "
-            f"{numbers.scar['auc']:.2f}): they are no fair sample, and the number of hidden positives, recall and "
+            f"The labelled positives differ from the likely positives among the unlabelled (section 3; "
+            f"AUC {numbers.scar['auc']:.2f}): they are no fair sample, and the number of hidden positives, recall and "
             "F1 may be far off. Label positives from a random sample."
         )
     reviewed = numbers.reviewed
     if reviewed.confirmed or reviewed.negative:
         lines.append(
             f"A review has confirmed {plural(reviewed.confirmed, 'positive')} and rejected "
-            f"{plural(reviewed.negative, 'image')}. These lie around the labelled positives, on which the estimates "
-            "rest: precision, F1, AUC and most of all recall lean upwards, and the number of hidden positives "
-            "downwards."
+            f"{plural(reviewed.negative, 'image')}. These lie close to the labelled positives, on which the "
+            "estimates rest, so the estimates of precision, F1, AUC and above all recall are too high, and that of the "
+            "number of hidden positives is too low."
         )
     if numbers.twins_found:
         lines.append(
@@ -196,12 +197,14 @@ def _prior_warnings(numbers: TrainingNumbers) -> list[str]:
             "the unlabelled. Precision and the probabilities are as uncertain; recall and the ranking do not depend on "
             "it."
         )
-    ratio = median(one.prior for one in others) / tilt.prior
+    ratio = median(estimate.prior for estimate in others) / tilt.prior
     if max(ratio, 1 / ratio) > _DISAGREEING_FACTOR:
-        lines.append("The methods disagree widely about how many positives are hidden (section 4): believe none alone.")
+        lines.append(
+            "The methods disagree widely about how many positives are hidden (section 4): do not rely on one alone."
+        )
     if numbers.prior_told and tilt.draws > 1 and not tilt.low <= numbers.prior <= tilt.high:
         lines.append(
-            f"The model was told a share of {percent(numbers.prior)}; the data speak for {percent(tilt.low)} to "
+            f"The model was trained with a prior of {percent(numbers.prior)}; the data suggest {percent(tilt.low)} to "
             f"{percent(tilt.high)}."
         )
     return lines
@@ -210,18 +213,18 @@ def _prior_warnings(numbers: TrainingNumbers) -> list[str]:
 def _cache_warnings(numbers: TrainingNumbers, pictures: Pictures) -> list[str]:
     lines = []
     if numbers.failures.count:
-        lines.append(f"{plural(numbers.failures.count, 'image')} could not be read and took no part (section 2).")
+        lines.append(f"{plural(numbers.failures.count, 'image')} could not be read (section 2).")
     duplicates = numbers.duplicates
     if duplicates.copies > _MANY_COPIES * numbers.images:
         lines.append(
             f"{percent(duplicates.copies / numbers.images)} of the images are copies of others; counts on this "
-            "page count every copy."
+            "page include every copy."
         )
     if pictures.missing:
         reason = next(iter(pictures.problems))
         lines.append(
             f"{plural(pictures.missing, 'picture')} of {number(pictures.asked)} cannot be shown ({reason}); "
-            "where the images have moved, name the place with --images SOURCE. No number depends on it."
+            "if the images have moved, give their new location with --images SOURCE. No number depends on the pictures."
         )
     return lines
 
@@ -230,24 +233,26 @@ def next_steps(numbers: TrainingNumbers) -> list[str]:
     """Next steps to take, one sentence or two each."""
     steps = []
     if numbers.twins_found:
-        steps.append("Add the copies of labelled positives to the positives file: they are found already.")
+        steps.append("Add the copies of labelled positives to the positives file: they show the same pictures.")
     if numbers.labelled >= 5:
         steps.append(
-            "Look at the labelled positives that the model doubts (section 3): a wrong label among them spoils what is "
-            "learned."
+            "Look at the labelled positives that the model doubts (section 3): a wrong label among them harms the "
+            "training."
         )
     steps.append(
-        "Review the highest-ranked and the most doubtful images (section 10 shows the first of them; pucache "
-        "retrieve-positives --review makes a page to accept and reject them on), and train again with what it exports."
+        "Review the highest-ranked and the most doubtful images. Section 10 shows the first of them; pucache "
+        "retrieve-positives --review writes a page on which to accept or reject them. Then train again with the "
+        "labels that this page exports."
     )
     if numbers.labelled < FEW:
         steps.append(
             f"Label at least {FEW} positives that no ranking has found, such as those in a random sample; then the "
-            "estimates begin to hold. What a review confirms is trained on, but no estimate rests on it."
+            "estimates become reliable. Positives confirmed in a review are used for training, but not for the "
+            "estimates."
         )
     else:
         steps.append(
-            "When new rounds find few positives, score everything (pucache score) and use what is called positive, or "
-            "raise the threshold for fewer mistakes."
+            "When new rounds find few positives, score everything (pucache score) and use the images classified as "
+            "positive, or raise the threshold for fewer mistakes."
         )
     return steps

@@ -1,6 +1,6 @@
 """Thumbnails of cached images for HTML pages; an image that cannot be shown gets a reason instead.
 
-Apart from embedding, only this module opens images.
+This is the only module besides embedding that opens images.
 """
 
 from __future__ import annotations
@@ -97,13 +97,13 @@ def thumbnails(
         digest = cache.files[file_number].digests[row - starts[file_number]].tobytes()
         return _thumbnail(sources[file_number], cache.keys[row], digest, side)
 
-    made = []
+    pictures = []
     with progress or Silent() as progress, ThreadPoolExecutor(THREADS) as pool:
         progress.start(len(rows), "pictures")
         for thumbnail in pool.map(make, rows.tolist(), file_numbers.tolist()):
-            made.append(thumbnail)
+            pictures.append(thumbnail)
             progress.advance(1)
-    return made
+    return pictures
 
 
 def _sources(cache: EmbeddingCache, file_numbers: set[int], images: str | Path | None) -> dict[int, Source | str]:

@@ -342,12 +342,12 @@ def test_arrow_keys_go_from_image_to_image_and_home_to_the_likeliest(made, brows
         first = page.text_content("#map-card bdi")
         best = max((p, -at) for at, p in enumerate(data["posterior"]) if not data["labelled"][at])
         assert first == data["key"][-best[1]]
-        x = float(page.get_attribute(".here", "cx"))
+        x = float(page.get_attribute(".marker", "cx"))
         seen = {first}
         for _ in range(60):
             page.keyboard.press("ArrowLeft")
             seen.add(page.text_content("#map-card bdi"))
-            now = float(page.get_attribute(".here", "cx"))
+            now = float(page.get_attribute(".marker", "cx"))
             assert now <= x
             x = now
         assert len(seen) > 3 and x < 300
@@ -586,7 +586,7 @@ def test_labels_that_are_no_fair_sample_are_said_and_shown(labels_of_kinds):
     assert numbers["scar"]["verdict"] == ("differ" if unfair else "alike")
     assert f"AUC {numbers['scar']['auc']:.2f}" in page
     assert ("are no fair sample" in page) == unfair == any("fair sample" in one for one in numbers["warnings"])
-    assert ("least like what is found" in page) == unfair
+    assert ("least similar to the likely positives" in page) == unfair
 
 
 def test_too_few_likely_positives_are_not_compared_on_the_page():

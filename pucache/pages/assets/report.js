@@ -1,10 +1,10 @@
 "use strict";
-// The map of the report: dots of an SVG, looked at with the pointer or the arrow keys.
+// The map of the report: an SVG with a dot per image, explored with the pointer or the arrow keys.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const plot = document.getElementById("map-plot");
 const card = document.getElementById("map-card");
-const WIDTH = 900, HEIGHT = 620, EDGE = 18, REACH = 22; // in units of the drawing
+const WIDTH = 900, HEIGHT = 620, EDGE = 18, REACH = 22; // in units of the SVG
 
 // --- drawing ---------------------------------------------------------------------------------
 
@@ -15,84 +15,84 @@ function svg(name, attributes) {
 }
 
 function element(name, text, className = "") {
-  const made = document.createElement(name);
-  made.textContent = text;
-  made.className = className;
-  return made;
+  const node = document.createElement(name);
+  node.textContent = text;
+  node.className = className;
+  return node;
 }
 
 const drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": "true" });
-const dots = data.key.map((_, at) => {
-  const step = Math.min(9, Math.floor(data.posterior[at] * 10));
-  const labelled = data.labelled[at] ? " labelled" : "";
+const dots = data.key.map((_, index) => {
+  const step = Math.min(9, Math.floor(data.posterior[index] * 10));
+  const labelled = data.labelled[index] ? " labelled" : "";
   return svg("circle", { r: labelled ? 7 : 4.5, class: `dot q${step}${labelled}` });
 });
-const here = svg("circle", { r: 9, class: "here", visibility: "hidden" });
-// likely images are drawn last, and labelled ones after them, so that none of these is covered
-const order = data.key.map((_, at) => at);
+const marker = svg("circle", { r: 9, class: "marker", visibility: "hidden" });
+// likely positives are drawn late and labelled ones last, so that other dots do not cover them
+const order = data.key.map((_, index) => index);
 order.sort((a, b) => data.labelled[a] - data.labelled[b] || data.posterior[a] - data.posterior[b]);
-drawing.append(...order.map((at) => dots[at]), here);
+drawing.append(...order.map((index) => dots[index]), marker);
 plot.append(drawing);
 
-let places = [];
+let points = [];
 let current = -1;
 
 function layOut(name) {
-  places = data[name].map(([x, y]) => [EDGE + x * (WIDTH - 2 * EDGE), EDGE + (1 - y) * (HEIGHT - 2 * EDGE)]);
-  dots.forEach((dot, at) => {
-    dot.setAttribute("cx", places[at][0].toFixed(1));
-    dot.setAttribute("cy", places[at][1].toFixed(1));
+  points = data[name].map(([x, y]) => [EDGE + x * (WIDTH - 2 * EDGE), EDGE + (1 - y) * (HEIGHT - 2 * EDGE)]);
+  dots.forEach((dot, index) => {
+    dot.setAttribute("cx", points[index][0].toFixed(1));
+    dot.setAttribute("cy", points[index][1].toFixed(1));
   });
   if (current >= 0) mark(current);
 }
 
-function mark(at) {
-  here.setAttribute("cx", places[at][0]);
-  here.setAttribute("cy", places[at][1]);
-  here.setAttribute("visibility", "visible");
+function mark(index) {
+  marker.setAttribute("cx", points[index][0]);
+  marker.setAttribute("cy", points[index][1]);
+  marker.setAttribute("visibility", "visible");
 }
 
-// --- looking at one image ----------------------------------------------------------------------
+// --- showing one image ----------------------------------------------------------------------
 
-function show(at) {
-  if (at === current || at < 0) return;
-  current = at;
-  mark(at);
+function show(index) {
+  if (index === current || index < 0) return;
+  current = index;
+  mark(index);
   const parts = [];
-  if (data.picture[at]) {
+  if (data.picture[index]) {
     const picture = element("img", "");
-    picture.src = data.picture[at];
+    picture.src = data.picture[index];
     picture.alt = "";
     parts.push(picture);
   }
-  parts.push(element("p", `${data.likely[at]} likely positive`, "probability"));
-  if (data.labelled[at]) parts.push(element("p", "labelled positive"));
-  if (data.truth && data.truth[at] !== "not known") parts.push(element("p", `truly ${data.truth[at]}`));
+  parts.push(element("p", `${data.likely[index]} likely positive`, "probability"));
+  if (data.labelled[index]) parts.push(element("p", "labelled positive"));
+  if (data.truth && data.truth[index] !== "not known") parts.push(element("p", `truly ${data.truth[index]}`));
   const key = element("p", "");
-  key.append(element("bdi", data.key[at]));
+  key.append(element("bdi", data.key[index]));
   parts.push(key);
-  if (data.problem[at]) parts.push(element("p", data.problem[at], "note"));
+  if (data.problem[index]) parts.push(element("p", data.problem[index], "note"));
   card.replaceChildren(...parts);
 }
 
 function nearest(x, y, allowed = () => true, reach = Infinity) {
   let best = -1, least = reach * reach;
-  places.forEach(([px, py], at) => {
+  points.forEach(([px, py], index) => {
     const distance = (px - x) ** 2 + (py - y) ** 2;
-    if (distance < least && allowed(px - x, py - y, at)) [best, least] = [at, distance];
+    if (distance < least && allowed(px - x, py - y, index)) [best, least] = [index, distance];
   });
   return best;
 }
 
-function look(event) {
+function showAtPointer(event) {
   const box = drawing.getBoundingClientRect();
   const scale = WIDTH / box.width;
   const x = (event.clientX - box.left) * scale, y = (event.clientY - box.top) * scale;
   show(nearest(x, y, undefined, REACH * Math.max(1, scale)));
 }
 
-plot.addEventListener("pointermove", look);
-plot.addEventListener("pointerdown", look); // a finger does not hover
+plot.addEventListener("pointermove", showAtPointer);
+plot.addEventListener("pointerdown", showAtPointer); // touch has no hover
 
 // --- keyboard ------------------------------------------------------------------------------------
 
@@ -100,9 +100,9 @@ const DIRECTIONS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], A
 
 function likeliest() {
   let best = 0;
-  data.posterior.forEach((posterior, at) => {
-    const better = data.labelled[best] - data.labelled[at] || posterior - data.posterior[best];
-    if (better > 0) best = at;
+  data.posterior.forEach((posterior, index) => {
+    const better = data.labelled[best] - data.labelled[index] || posterior - data.posterior[best];
+    if (better > 0) best = index;
   });
   return best;
 }
@@ -114,9 +114,9 @@ plot.addEventListener("keydown", (event) => {
   if (event.key === "Home") show(likeliest());
   else if (event.key in DIRECTIONS) {
     const [dx, dy] = DIRECTIONS[event.key];
-    const [x, y] = places[current];
-    // the nearest within a quarter turn around the direction
-    show(nearest(x, y, (px, py, at) => at !== current && px * dx + py * dy > Math.abs(px * dy) + Math.abs(py * dx) - 1e-6));
+    const [x, y] = points[current];
+    // the nearest dot within 45 degrees of the direction
+    show(nearest(x, y, (px, py, index) => index !== current && px * dx + py * dy > Math.abs(px * dy) + Math.abs(py * dx) - 1e-6));
   } else return;
   event.preventDefault();
 });
