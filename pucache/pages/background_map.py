@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -91,8 +92,8 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _save(path: Path, layout: EmbeddingMap) -> None:
-    tsne = {} if layout.tsne is None else {"tsne": layout.tsne}
-    np.savez(path, rows=layout.rows, pca=layout.pca, explained=np.float64(layout.explained), **tsne)
+    arrays: dict[str, Any] = {name: value for name, value in vars(layout).items() if value is not None}
+    np.savez(path, **arrays)
 
 
 def _load(path: Path) -> EmbeddingMap:

@@ -28,19 +28,19 @@ _COEF_TOLERANCE = 5e-3  # relative distance of equal models; processors round di
 
 @dataclass(frozen=True)
 class ReportData:
-    """What the report is made from.
+    """Data of the report, from which its numbers, charts and galleries are computed.
 
     Attributes
     ----------
     data : PUData
     trained : PULinearClassifier
-        Trained on `data` for the report; has a held-out margin of each row.
+        Trained on `data` for the report, with a held-out margin for each row.
     ranker : PULinearModel
-        Ranks the unlabelled images: the model given, or `trained`.
+        Ranks the unlabelled images: the model passed to `report`, or `trained`.
     margins : ndarray of float32, (n,)
-        Of `ranker`.
+        Margins by `ranker`.
     prior_estimates : list of PriorEstimate
-        By each method; the first is that of the tilt.
+        One per method; the first is that of the tilt.
     sweep : Sweep
     truth : ndarray of int8, (n,), or None
         True class: 1, 0, or -1 where it is unknown.
@@ -61,7 +61,7 @@ class ReportData:
 
     @cached_property
     def unlabelled(self) -> np.ndarray:
-        """Rows that are not labelled, int64, ascending; estimates are about these, reviewed rows included."""
+        """Rows that are not labelled, int64, ascending, reviewed rows included; the estimates are about these."""
         return np.flatnonzero(self.data.s == 0)
 
     @cached_property
@@ -88,19 +88,19 @@ class ReportData:
 
     @property
     def has_held_out(self) -> bool:
-        """Whether rows could be held out, which takes two labelled pictures and two unlabelled ones."""
+        """Whether rows could be held out; this needs two labelled and two unlabelled pictures."""
         return min(len(np.unique(self.data.group[rows])) for rows in (self.labelled, self.unlabelled)) > 1
 
     @property
     def prior_interval(self) -> tuple[float, float] | None:
-        """Interval of the prior; None where the prior was given, no draws were made, or it lies outside."""
+        """Interval of the prior; None if the prior is a parameter, there are no draws, or it lies outside."""
         tilt, prior = self.prior_estimates[0], self.trained.prior_
         valid = tilt.draws > 1 and self.trained.prior is None and tilt.low <= prior <= tilt.high
         return (tilt.low, tilt.high) if valid else None
 
     @property
     def trained_on_other_labels(self) -> bool:
-        """Whether the model given was trained on other labels or another cache."""
+        """Whether `ranker` was trained on other labels or another cache."""
         ranker, trained = self.ranker, self.trained
         if (ranker.n_labelled_, ranker.n_unlabelled_) != (trained.n_labelled_, trained.n_unlabelled_):
             return True
@@ -195,7 +195,7 @@ def _ranked(data: PUData, margins: np.ndarray) -> np.ndarray:
 def _prior_estimates(
     data: PUData, model: PULinearClassifier, fit: Fit, *, draws: int, progress: Progress | None
 ) -> list[PriorEstimate]:
-    """Estimate the prior by each method, from the cross-fit of training where that was of the default risk."""
+    """Estimate the prior by each method; reuse the cross-fit of the training if it has the default risk."""
     if not _is_default_cross_fit(model):
         return estimate_prior_on(
             data, draws=draws, n_folds=model.n_folds, seed=model.seed, device=model.device, progress=progress

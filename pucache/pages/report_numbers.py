@@ -43,7 +43,7 @@ class Reviewed:
 
 @dataclass(frozen=True)
 class HiddenPositives:
-    """Positives expected beyond the known ones, with the interval where there is one."""
+    """Positives expected beyond the known ones, with the interval if there is one."""
 
     expected: float
     low: float | None
@@ -52,7 +52,7 @@ class HiddenPositives:
 
 @dataclass(frozen=True)
 class Intervals:
-    """Intervals of recall and of precision; None where there is none."""
+    """Intervals of recall and precision; None if there is none."""
 
     recall: list[float]
     precision: list[float] | None
@@ -60,7 +60,7 @@ class Intervals:
 
 @dataclass(frozen=True)
 class ModelNumbers:
-    """Threshold and penalty of the training; whether the model given was trained on other labels."""
+    """Threshold and penalty of the training; whether the ranking model was trained on other labels."""
 
     threshold: float
     penalty: float
@@ -79,7 +79,7 @@ class Charts:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Thumbnails of the galleries: wanted, missing, and the number for each reason, the most frequent first."""
+    """Thumbnails of the galleries: requested, missing, and the count per reason, the most frequent first."""
 
     asked: int
     missing: int
@@ -118,7 +118,7 @@ class TrainingNumbers:
         Labelled positives at or below the threshold.
     prior : float
     prior_told : bool
-        Whether the prior was given rather than estimated.
+        Whether the prior is a parameter of the model rather than estimated.
     prior_estimates : dict of str to PriorEstimate
         By method.
     hidden_positives : HiddenPositives
@@ -129,7 +129,7 @@ class TrainingNumbers:
     estimates : dict
         `PULinearClassifier.estimates_`.
     true, true_by_model : dict or None
-        `with_labels` of the held-out margins, and of the model given if it was trained on other labels.
+        True metrics of the held-out margins, and of the ranking model if it was trained on other labels.
     model : ModelNumbers
     sweep_verdict : str
     figures : Charts
@@ -243,7 +243,7 @@ def _intervals(report: ReportData) -> Intervals:
 
 
 def _true_by_model(report: ReportData) -> dict[str, float] | None:
-    """True figures of the model given, where it was trained on other labels."""
+    """True metrics of the ranking model, if it was trained on other labels."""
     if report.truth is None or not report.trained_on_other_labels:
         return None
     rows = report.unlabelled[report.truth[report.unlabelled] >= 0]

@@ -40,14 +40,14 @@ def test_a_sample_of_two_is_refused():
 def test_principal_components_are_those_of_the_singular_value_decomposition(n):
     X, _, _ = planted(n=n, d=8, apart=3.0)
     rows = np.arange(0, n, 2)
-    found = embedding_map(X, rows)
+    layout = embedding_map(X, rows)
     centred = X[rows] - X[rows].mean(0)
     U, S, _ = np.linalg.svd(centred, full_matrices=False)
     for axis in range(2):
         expected = U[:, axis] * S[axis]
-        assert abs(np.corrcoef(found.pca[:, axis], expected)[0, 1]) > 0.999
-    assert found.explained == pytest.approx((S[:2] ** 2).sum() / (S**2).sum(), rel=1e-3)
-    assert found.pca.min() == 0 and found.pca.max() == 1 and np.array_equal(found.rows, rows)
+        assert abs(np.corrcoef(layout.pca[:, axis], expected)[0, 1]) > 0.999
+    assert layout.explained == pytest.approx((S[:2] ** 2).sum() / (S**2).sum(), rel=1e-3)
+    assert layout.pca.min() == 0 and layout.pca.max() == 1 and np.array_equal(layout.rows, rows)
 
 
 def test_two_heaps_lie_apart_in_the_neighbour_map_and_it_repeats():
@@ -62,29 +62,29 @@ def test_two_heaps_lie_apart_in_the_neighbour_map_and_it_repeats():
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 7])
 def test_a_handful_of_rows_is_laid_out(n):
     X = np.random.default_rng(0).normal(size=(n, 4)).astype(np.float16)
-    found = embedding_map(X, np.arange(n))
-    assert found.pca.shape == (n, 2) and np.isfinite(found.pca).all() and (found.tsne is None) == (n < 5)
+    layout = embedding_map(X, np.arange(n))
+    assert layout.pca.shape == (n, 2) and np.isfinite(layout.pca).all() and (layout.tsne is None) == (n < 5)
 
 
 def test_rows_that_are_all_alike_lie_in_the_middle():
-    found = embedding_map(np.ones((8, 3), np.float32), np.arange(8))
-    assert (found.pca == 0.5).all() and found.tsne is None and found.explained == 0
+    layout = embedding_map(np.ones((8, 3), np.float32), np.arange(8))
+    assert (layout.pca == 0.5).all() and layout.tsne is None and layout.explained == 0
 
 
 def test_one_dimension_is_laid_out_on_a_line():
-    found = embedding_map(np.arange(6, dtype=np.float32)[:, None], np.arange(6))
-    assert (found.pca[:, 1] == 0.5).all() and np.ptp(found.pca[:, 0]) == 1
+    layout = embedding_map(np.arange(6, dtype=np.float32)[:, None], np.arange(6))
+    assert (layout.pca[:, 1] == 0.5).all() and np.ptp(layout.pca[:, 0]) == 1
 
 
 def test_company_is_counted_among_the_nearest_ten():
-    places = np.random.default_rng(0).random((50, 2))
+    points = np.random.default_rng(0).random((50, 2))
     labelled = np.arange(50) < 4
     likely = np.arange(50) % 3 == 0
     shares = []
     for own in range(4):
-        distance = np.linalg.norm(places - places[own], axis=1)
+        distance = np.linalg.norm(points - points[own], axis=1)
         shares.append(likely[np.argsort(distance)[1:11]].mean())
-    assert shares_of_likely(places, labelled, likely) == pytest.approx((np.mean(shares), likely.mean()))
+    assert shares_of_likely(points, labelled, likely) == pytest.approx((np.mean(shares), likely.mean()))
 
 
 def test_places_that_coincide_have_company():

@@ -79,9 +79,9 @@ def plain(tmp_path_factory):
     return (folder / "r.html").read_text(), numbers
 
 
-def report(*given, **named):
+def report(*arguments, **keywords):
     """Write a report; return its numbers as the command prints them."""
-    return report_page.report(*given, **named).to_dict()
+    return report_page.report(*arguments, **keywords).to_dict()
 
 
 def bare(folder, n, labelled, **how):
@@ -90,8 +90,8 @@ def bare(folder, n, labelled, **how):
     return write_cache(folder / "bare.h5", X), s
 
 
-def evidence(cache, s, model, truth=None):
-    """What the page would be made of."""
+def prepared(cache, s, model, truth=None):
+    """Data of the page."""
     data = PUData.of(cache, s)
     return prepare(data, model, truth=truth, draws=0, seed=0, device="cpu", progress=None)
 
@@ -108,8 +108,8 @@ def test_the_estimates_are_those_of_training_at_the_defaults(made):
     model = train_pu(cache, s, device="cpu", draws=2)
     assert numbers["estimates"] == pytest.approx(model.estimates_, nan_ok=True)
     assert numbers["prior"] == model.prior_ == numbers["prior_estimates"]["tilt"]["prior"]
-    found = numbers["prior_estimates"]["tilt"]
-    assert (found["low"], found["high"]) == pytest.approx((model.prior_estimate_.low, model.prior_estimate_.high))
+    tilt = numbers["prior_estimates"]["tilt"]
+    assert (tilt["low"], tilt["high"]) == pytest.approx((model.prior_estimate_.low, model.prior_estimate_.high))
     assert numbers["hidden_positives"]["expected"] == pytest.approx(model.prior_ * 130)
     assert set(numbers["prior_estimates"]) == {"tilt", "bbe", "dedpul", "elkanoto", "histogram"}
 
@@ -127,10 +127,10 @@ def test_counts_tell_failures_copies_and_what_is_found_already(made):
 def test_intervals_hold_the_estimates_and_are_wide_where_positives_are_few(made, tmp_path):
     _, numbers, *_ = made
     few = report(*bare(tmp_path, 300, 6), tmp_path / "few.html", **FAST)
-    for told in (numbers, few):
-        low, high = told["intervals"]["recall"]
-        assert low <= told["estimates"]["recall"] <= high
-    width = [np.ptp(told["intervals"]["recall"]) for told in (few, numbers)]
+    for result in (numbers, few):
+        low, high = result["intervals"]["recall"]
+        assert low <= result["estimates"]["recall"] <= high
+    width = [np.ptp(result["intervals"]["recall"]) for result in (few, numbers)]
     assert width[0] > 1.5 * width[1]
 
 
@@ -139,9 +139,9 @@ def test_a_model_of_these_labels_is_recognised_and_ranks(made, tmp_path):
     model = train_pu(cache, s, device="cpu", draws=2)
     model.save(tmp_path / "model.safetensors")
     loaded = PULinearClassifier.load(tmp_path / "model.safetensors")
-    found = evidence(cache, s, loaded)
-    assert not found.trained_on_other_labels and found.trained.estimates_ == numbers["estimates"]
-    assert np.array_equal(found.margins, loaded.margins(cache.X))
+    content = prepared(cache, s, loaded)
+    assert not content.trained_on_other_labels and content.trained.estimates_ == numbers["estimates"]
+    assert np.array_equal(content.margins, loaded.margins(cache.X))
 
 
 def test_a_model_of_other_labels_is_said_and_ranks_all_the_same(made, tmp_path):
@@ -149,8 +149,8 @@ def test_a_model_of_other_labels_is_said_and_ranks_all_the_same(made, tmp_path):
     fewer = s.copy()
     fewer[np.flatnonzero(s)[::2]] = 0
     other = train_pu(cache, fewer, device="cpu", penalty=0.05, draws=0)
-    told = report(cache, s, tmp_path / "r.html", model=other, truth=y, **FAST)
-    assert told["model"]["trained_on_other_labels"] and any("other labels" in one for one in told["warnings"])
+    result = report(cache, s, tmp_path / "r.html", model=other, truth=y, **FAST)
+    assert result["model"]["trained_on_other_labels"] and any("other labels" in one for one in result["warnings"])
     margins = np.where(s == 0, other.margins(cache.X), -np.inf)
     html = (tmp_path / "r.html").read_text()
     top = html[html.index("The highest-ranked unlabelled images") :]
@@ -158,7 +158,7 @@ def test_a_model_of_other_labels_is_said_and_ranks_all_the_same(made, tmp_path):
     shown = re.findall(r'class="key" title="([^"]+)"', unescape(top))
     found_already = shown_in(html, "Copies of labelled positives")
     assert shown[:5] == [key for key in first if key not in found_already][:5]
-    assert told["true_by_model"]["n"] == 130 and "true, of the model given" in html
+    assert result["true_by_model"]["n"] == 130 and "true, of the model given" in html
 
 
 def shown_in(html, heading):
@@ -169,17 +169,17 @@ def shown_in(html, heading):
 def test_a_prior_that_was_told_is_used_and_said(made, tmp_path):
     _, _, cache, s, _ = made
     model = train_pu(cache, s, device="cpu", prior=0.05)
-    told = report(cache, s, tmp_path / "r.html", model=model, **FAST)
-    assert told["prior"] == 0.05 and told["prior_told"] and told["hidden_positives"]["low"] is None
+    result = report(cache, s, tmp_path / "r.html", model=model, **FAST)
+    assert result["prior"] == 0.05 and result["prior_told"] and result["hidden_positives"]["low"] is None
     assert "the prior given to the model" in (tmp_path / "r.html").read_text()
 
 
 def test_another_loss_trains_and_sweeps(made):
     _, _, cache, s, y = made
     model = train_pu(cache, s, device="cpu", loss="imbnnpu", draws=0, penalty=1e-3)
-    found = evidence(cache, s, model, y)
-    assert found.trained.loss == "imbnnpu" and not found.trained_on_other_labels
-    assert len({row.pauc for row in found.sweep.rows}) > 1 and found.sweep.rows[0].true_f1 is not None
+    content = prepared(cache, s, model, y)
+    assert content.trained.loss == "imbnnpu" and not content.trained_on_other_labels
+    assert len({row.pauc for row in content.sweep.rows}) > 1 and content.sweep.rows[0].true_f1 is not None
 
 
 def test_reviewed_images_are_trained_on_and_not_shown_as_candidates(made, tmp_path):
@@ -228,12 +228,12 @@ def test_provenance_names_files_hashes_parameters_and_versions(made, tmp_path):
     _, _, cache, s, _ = made
     positives = tmp_path / "positives.csv"
     positives.write_text("key\n" + "".join(f"{cache.keys[int(row)]}\n" for row in np.flatnonzero(s) if row > 20))
-    told = report(cache, positives, tmp_path / "r.html", command="pucache report ...", **FAST)["provenance"]
-    assert told["labels"]["positives: sha256"] == hashlib.sha256(positives.read_bytes()).hexdigest()
-    assert told["cache"][0]["checksum"] == cache.files[0].checksum and told["cache"][0]["source"]
-    assert told["versions"]["numpy"] == np.__version__ and told["report"]["command"] == "pucache report ..."
+    result = report(cache, positives, tmp_path / "r.html", command="pucache report ...", **FAST)["provenance"]
+    assert result["labels"]["positives: sha256"] == hashlib.sha256(positives.read_bytes()).hexdigest()
+    assert result["cache"][0]["checksum"] == cache.files[0].checksum and result["cache"][0]["source"]
+    assert result["versions"]["numpy"] == np.__version__ and result["report"]["command"] == "pucache report ..."
     html = (tmp_path / "r.html").read_text()
-    for text in (told["labels"]["positives: sha256"], cache.files[0].checksum, told["versions"]["torch"]):
+    for text in (result["labels"]["positives: sha256"], cache.files[0].checksum, result["versions"]["torch"]):
         assert text in html
 
 
@@ -425,8 +425,8 @@ def test_the_command_writes_the_page_and_prints_its_numbers(files, tmp_path):
     options = ["--positives", files / "positives.txt", "--truth", files / "truth.txt", "--draws", 2, "--device", "cpu"]
     ended = run(files / "cache.h5", *options, "--out", tmp_path / "r.html", "--json")
     assert ended.exit_code == 0, ended.output
-    told = json.loads(ended.stdout)
-    assert told["out"] == str(tmp_path / "r.html") and told["labelled"] == 30 and told["true"]["n"] == 90
+    result = json.loads(ended.stdout)
+    assert result["out"] == str(tmp_path / "r.html") and result["labelled"] == 30 and result["true"]["n"] == 90
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
     plain = run(files / "cache.h5", *options[:2], *options[4:], "--out", tmp_path / "r.html")
     assert "30 labelled positives, 90 unlabelled" in plain.stdout and f"wrote {tmp_path / 'r.html'}" in plain.stdout
@@ -434,7 +434,7 @@ def test_the_command_writes_the_page_and_prints_its_numbers(files, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    "options, expected",
     [
         (["--positives", "{f}/positives.txt", "--model", "{f}/none.safetensors"], "none.safetensors"),
         (["--positives", "{f}/unknown.txt"], "are not in the cache ('nowhere.png')"),
@@ -444,14 +444,14 @@ def test_the_command_writes_the_page_and_prints_its_numbers(files, tmp_path):
         (["--positives", "{f}/positives.txt", "--images", "{f}/nowhere"], "no such source"),
         (["--positives", "{f}/positives.txt", "--truth", "{f}/unknown.txt"], "none of the 1 keys"),
     ],
-    ids=lambda given: given[-1] if isinstance(given, list) else "",
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
-def test_bad_input_is_told_in_one_line(files, tmp_path, monkeypatch, options, said):
+def test_bad_input_is_told_in_one_line(files, tmp_path, monkeypatch, options, expected):
     (files / "unknown.txt").write_text("nowhere.png\n")
     monkeypatch.chdir(tmp_path)
     before = {path: path.read_bytes() for path in files.iterdir()}
     ended = run(files / "cache.h5", *(option.format(f=files) for option in options), "--draws", 0)
-    assert ended.exit_code == 1 and re.fullmatch(r"Error: [^\n]+\n", ended.stderr) and said in ended.stderr
+    assert ended.exit_code == 1 and re.fullmatch(r"Error: [^\n]+\n", ended.stderr) and expected in ended.stderr
     assert {path: path.read_bytes() for path in files.iterdir()} == before
     assert not (tmp_path / "report.html").exists()
 
@@ -460,28 +460,30 @@ def test_bad_input_is_told_in_one_line(files, tmp_path, monkeypatch, options, sa
 
 
 @pytest.mark.parametrize(
-    "share, said",
+    "share, expected",
     [(0, "0 %"), (1, "100 %"), (0.9999, "100 %"), (0.5, "50.0 %"), (0.0123, "1.23 %"), (1e-6, "under 0.01 %")],
 )
-def test_shares_are_written_in_per_cent(share, said):
-    assert report_text.percent(share) == said
+def test_shares_are_written_in_per_cent(share, expected):
+    assert report_text.percent(share) == expected
 
 
-@pytest.mark.parametrize("value, said", [(0.99995, "over 99.9 %"), (0.0, "under 0.1 %"), (0.4567, "45.7 %")])
-def test_no_probability_is_written_as_certain(value, said):
-    assert probability(value) == said
+@pytest.mark.parametrize("value, expected", [(0.99995, "over 99.9 %"), (0.0, "under 0.1 %"), (0.4567, "45.7 %")])
+def test_no_probability_is_written_as_certain(value, expected):
+    assert probability(value) == expected
 
 
-@pytest.mark.parametrize("value, said", [(4173.2, "4,200"), (0.31, "0"), (7, "7"), (48_423, "48,000"), (103, "100")])
-def test_estimated_counts_have_two_digits(value, said):
-    assert report_text.about(value) == said
+@pytest.mark.parametrize(
+    "value, expected", [(4173.2, "4,200"), (0.31, "0"), (7, "7"), (48_423, "48,000"), (103, "100")]
+)
+def test_estimated_counts_have_two_digits(value, expected):
+    assert report_text.about(value) == expected
 
 
 def test_what_cannot_be_seen_in_a_key_is_written_so_that_it_can():
     assert visible("a\nb\t\u202e\x7f👩‍👧<b>.png") == "a␊b␉⟨U+202E⟩⟨U+007F⟩👩‍👧<b>.png"
 
 
-def told(**changed):
+def good_numbers(**changed):
     """Numbers of a good training, with some changed."""
     good = {
         "images": 1000,
@@ -509,7 +511,7 @@ def told(**changed):
 
 
 def warnings(methods_used, **changed):
-    numbers = told(prior_estimates={one.method: one for one in methods_used}, **changed)
+    numbers = good_numbers(prior_estimates={one.method: one for one in methods_used}, **changed)
     return report_text.warnings(numbers, numbers.pictures)
 
 
@@ -522,7 +524,7 @@ def test_a_good_training_gets_no_warning():
 
 
 @pytest.mark.parametrize(
-    "changed, estimates, said",
+    "changed, estimates, expected",
     [
         ({"labelled": 12}, methods(0.1, 0.1), "only 12 labelled positives"),
         ({"held_out": False}, methods(0.1, 0.1), "nothing could be held out"),
@@ -538,34 +540,34 @@ def test_a_good_training_gets_no_warning():
         ({"pictures": {"asked": 9, "missing": 4, "problems": {"gone": 4}}}, methods(0.1, 0.1), "4 pictures of 9"),
         ({"model": {"trained_on_other_labels": True}}, methods(0.1, 0.1), "trained on other labels"),
     ],
-    ids=lambda given: given if isinstance(given, str) else "",
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_each_reason_for_doubt_has_its_warning(changed, estimates, said):
+def test_each_reason_for_doubt_has_its_warning(changed, estimates, expected):
     (warning,) = warnings(estimates, **changed)
-    assert said in warning
+    assert expected in warning
 
 
 def test_a_collapsed_classifier_is_said():
-    changed = told().estimates | {"collapsed": "all-negative"}
+    changed = good_numbers().estimates | {"collapsed": "all-negative"}
     (warning,) = warnings(methods(0.1, 0.1), estimates=changed)
     assert "all-negative" in warning
 
 
 def test_sentences_tell_ranges_and_a_wide_one_alone():
-    assert report_text.headline(told()) == "100 labelled, about 90 hidden"
-    assert "about 90 (70 to 100) are expected to be right" in report_text.decisions(told())
-    reviewed = told(reviewed={"confirmed": 7, "negative": 2})
+    assert report_text.headline(good_numbers()) == "100 labelled, about 90 hidden"
+    assert "about 90 (70 to 100) are expected to be right" in report_text.decisions(good_numbers())
+    reviewed = good_numbers(reviewed={"confirmed": 7, "negative": 2})
     assert report_text.headline(reviewed) == "100 labelled, 7 confirmed"
     assert "of the unlabelled images, 7 of which are confirmed" in report_text.hidden(reviewed)
-    wide = told(hidden_positives={"expected": 90.0, "low": 5.0, "high": 700.0})
+    wide = good_numbers(hidden_positives={"expected": 90.0, "low": 5.0, "high": 700.0})
     assert report_text.headline(wide) == "100 labelled, perhaps 90 hidden"
     assert "still very uncertain: anything from 5 to 700" in report_text.hidden(wide)
-    unsure = told(intervals={"precision": [0.01, 1.0], "recall": [0.7, 0.9]})
+    unsure = good_numbers(intervals={"precision": [0.01, 1.0], "recall": [0.7, 0.9]})
     assert "Of 100 such images 1 to 100 are expected" in report_text.decisions(unsure)
 
 
 def test_a_classifier_that_calls_nothing_positive_is_said():
-    none = told(estimates=told().estimates | {"share_predicted_positive": 0.0})
+    none = good_numbers(estimates=good_numbers().estimates | {"share_predicted_positive": 0.0})
     assert report_text.decisions(none) == "At its threshold the classifier calls no unlabelled image positive."
 
 
@@ -590,9 +592,16 @@ def test_labels_that_are_no_fair_sample_are_said_and_shown(labels_of_kinds):
 
 
 def test_too_few_likely_positives_are_not_compared_on_the_page():
-    told = {"labelled": 1, "found": 1, "auc": None, "p_value": None, "explained": None, "verdict": "too few"}
-    assert "1 labelled positive and 1 unlabelled image that is likely positive" in report_text.fair_sample(told)
-    none = report_text.fair_sample(told | {"labelled": 89, "verdict": "none found"})
+    result = {"labelled": 1, "found": 1, "auc": None, "p_value": None, "explained": None, "verdict": "too few"}
+    assert "1 labelled positive and 1 unlabelled image that is likely positive" in report_text.fair_sample(result)
+    none = report_text.fair_sample(result | {"labelled": 89, "verdict": "none found"})
     assert none.startswith("Hardly any unlabelled image looks like the labelled positives: 89 labelled")
-    some = told | {"labelled": 50, "found": 50, "auc": 0.7, "p_value": 0.001, "explained": 0.72, "verdict": "explained"}
+    some = result | {
+        "labelled": 50,
+        "found": 50,
+        "auc": 0.7,
+        "p_value": 0.001,
+        "explained": 0.72,
+        "verdict": "explained",
+    }
     assert "no more than negatives among the likely positives can explain (0.72)" in report_text.fair_sample(some)
