@@ -9,10 +9,12 @@ thread unless they are large, long sums are divided among threads that meet once
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .devices import cores
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
 T = TypeVar("T")
-RunAll = Callable[[Sequence[Callable[[], Any]]], list[Any]]
+RunAll = Callable[[Sequence[Callable[[], Any]]], Iterator[Any]]
 
 VALUES_PER_THREAD = 1 << 24  # products of a step from which on one more thread pays for its synchronisation
 
@@ -47,34 +49,71 @@ def threads_for(values: int) -> int:
     return max(1, min(cores(), values // VALUES_PER_THREAD))
 
 
+class _Limits:
+    """Limits in force in this process; they are lifted when the last of several overlapping uses ends."""
+
+    def __init__(self) -> None:
+        self._lock, self._uses, self._torch_threads = threading.Lock(), 0, 1
+        self._blas: Any = None
+
+    def enter(self) -> int:
+        """Limit BLAS to one thread; returns the threads that torch had before any limit."""
+        import torch
+
+        with self._lock:
+            if not self._uses:
+                self._torch_threads = torch.get_num_threads()
+                self._blas = _libraries(len(sys.modules)).limit(limits=1, user_api="blas")
+            self._uses += 1
+            return self._torch_threads
+
+    def leave(self) -> None:
+        import torch
+
+        with self._lock:
+            self._uses -= 1
+            torch.set_num_threads(self._torch_threads)
+            if not self._uses:
+                self._blas.restore_original_limits()
+
+
+_limits = _Limits()
+
+
 @contextmanager
-def limited_threads(values: int) -> Iterator[None]:
+def limited_threads(values: int) -> Iterator[int]:
     """Let torch use `threads_for` the values at most, and BLAS one thread.
+
+    Several threads may do so at the same time.
 
     Parameters
     ----------
     values : int
         Products (multiplications) of one step.
+
+    Yields
+    ------
+    int
+        Threads that the process allows: those of torch before the limit, and no more than its cores.
     """
     import torch
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(min(before, threads_for(values)))
+    allowed = min(_limits.enter(), cores())
     try:
-        with _controller().limit(limits=1, user_api="blas"):
-            yield
+        torch.set_num_threads(min(allowed, threads_for(values)))
+        yield allowed
     finally:
-        torch.set_num_threads(before)
+        _limits.leave()
 
 
-def run_in_turn(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Run tasks in the calling thread and return their results in order."""
-    return [task() for task in tasks]
+def run_in_turn(tasks: Sequence[Callable[[], Any]]) -> Iterator[Any]:
+    """Run tasks in the calling thread, each when its result is asked for; yield the results in order."""
+    return (task() for task in tasks)
 
 
 @contextmanager
 def worker_threads(count: int) -> Iterator[RunAll]:
-    """Yield a function that runs tasks in so many threads and returns their results in order.
+    """Yield a function that runs tasks in so many threads and yields their results in order.
 
     Torch has one thread in each of them, flushes denormals and records no gradients. With one
     thread, tasks run in the calling thread.
@@ -96,13 +135,17 @@ def worker_threads(count: int) -> Iterator[RunAll]:
         with torch.inference_mode():
             return task()
 
-    with ThreadPoolExecutor(count, initializer=prepare) as pool:
-        yield lambda tasks: list(pool.map(without_gradients, tasks))
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(count, initializer=prepare) as pool:
+            yield lambda tasks: pool.map(without_gradients, tasks)
+    finally:
+        torch.set_num_threads(before)  # what a worker sets is also the default of threads to come
 
 
-@cache
-def _controller() -> ThreadpoolController:
-    """The loaded libraries, looked up once per process, as that takes milliseconds."""
+@lru_cache(maxsize=1)
+def _libraries(modules: int) -> ThreadpoolController:
+    """The loaded libraries, looked up again when further modules have been imported: that takes milliseconds."""
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()

@@ -14,6 +14,7 @@ from .cache.embedding_cache import EmbeddingCache, expand_paths
 from .cache.hdf5 import begins_as_hdf5
 from .errors import PUCacheError, RunError
 from .storage import tensor_file
+from .storage.urls import is_url
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def verify(paths: str | Path | EmbeddingCache | Iterable[str | Path | EmbeddingC
 
 def _files(path: str | Path | EmbeddingCache) -> list[Path]:
     """List the files of a run folder with the caches in it; or the caches of a folder; or the file itself."""
-    if not isinstance(path, EmbeddingCache):
+    if isinstance(path, Path) or (isinstance(path, str) and not is_url(path)):
         path = Path(path)
         run = [*path.glob("encoder.safetensors"), *sorted(path.glob("checkpoints/*.safetensors"))]
         if run:

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def test_limits_hold_inside_and_are_lifted_afterwards_even_after_a_failure(monke
         for values, inside in ((1, 1), (8 * VALUES_PER_THREAD, 2)):  # a lower limit in force is kept
             with pytest.raises(ZeroDivisionError), limited_threads(values):
                 assert torch.get_num_threads() == inside
-                assert {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"} == {1}
+                assert blas_threads() == {1}
                 raise ZeroDivisionError
             assert torch.get_num_threads() == 2
     finally:
@@ -71,10 +72,35 @@ def test_workers_return_results_in_order_with_one_torch_thread_and_no_gradients(
     torch.set_num_threads(1)
     try:
         with torch.inference_mode(), threads.worker_threads(count) as run_all:
-            assert run_all([lambda number=number: number for number in range(9)]) == list(range(9))
+            assert list(run_all([lambda number=number: number for number in range(9)])) == list(range(9))
             states = run_all([lambda: (torch.get_num_threads(), torch.is_inference_mode_enabled())] * 5)
-            assert states == [(1, True)] * 5
+            assert list(states) == [(1, True)] * 5
             with pytest.raises(ZeroDivisionError):
-                run_all([lambda: 1 / 0])
+                list(run_all([lambda: 1 / 0]))
     finally:
         torch.set_num_threads(before)
+
+
+def test_limits_of_several_threads_are_lifted_when_the_last_of_them_ends(monkeypatch):
+    monkeypatch.setattr(threads, "cores", lambda: 8)
+    np.ones((2, 2)) @ np.ones((2, 2))  # loads BLAS
+    before, blas = torch.get_num_threads(), blas_threads()
+    torch.set_num_threads(2)
+    try:
+        with ThreadPoolExecutor(1) as pool, limited_threads(0):
+
+            def overlapping():
+                with limited_threads(0) as allowed:
+                    return allowed
+
+            assert pool.submit(overlapping).result() == 2
+            assert blas_threads() == {1} and torch.get_num_threads() == 1  # this use has not ended
+        assert blas_threads() == blas
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torch.get_num_threads).result() == 2  # the default of threads to come
+    finally:
+        torch.set_num_threads(before)
+
+
+def blas_threads():
+    return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}

@@ -63,6 +63,7 @@ class EmbedReport:
     written : bool
         False where nothing had changed and the cache was left as it was.
     seconds : float
+        Without loading the encoder.
     profile : Profile
         Seconds by stage.
     cosine : float or None
@@ -206,7 +207,7 @@ def run_embedding(
     PUCacheError, ValueError
         As `embed`.
     """
-    started, profile, options = time.monotonic(), Profile(), options or EmbedOptions()
+    profile, options = Profile(), options or EmbedOptions()
     if engine is not None and workers is not None:
         raise ValueError("workers are those of the engine of this machine; give the other engine its own")
     destination = open_destination(cache)
@@ -221,6 +222,7 @@ def run_embedding(
         from .local_engine import LocalEngine
 
         engine = LocalEngine(workers)
+    started = time.monotonic()
     with writer_lock(destination.local), progress or Silent() as progress:
         destination.fetch()
         plan = EmbedPlan(source, destination, spec=encoder.spec, options=options, profile=profile)
@@ -239,7 +241,7 @@ def run_embedding(
         failures=plan.inventory.failures,
         ignored=plan.listing.ignored,
         written=written,
-        seconds=time.monotonic() - started,
+        seconds=time.monotonic() - started - counts.loading_seconds,
         profile=profile,
         cosine=counts.cosine,
     )

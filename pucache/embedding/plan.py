@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -80,11 +81,14 @@ class RunCounts:
         Images that were embedded, and images whose embedding was copied because the content was known.
     cosine : float or None
         See `pucache.embedding.embed.EmbedReport`.
+    loading_seconds : float
+        Spent on loading the encoder, where that was deferred until now.
     """
 
     computed: int = 0
     reused: int = 0
     cosine: float | None = None
+    loading_seconds: float = 0.0
 
 
 class EmbedPlan:
@@ -169,13 +173,16 @@ class EmbedPlan:
         progress : Progress
         """
         missing = self.inventory.missing
-        progress.start(len(missing), "embedding")
         if not len(missing):
+            progress.start(0, "embedding")
             return RunCounts()
         from .engine import Job  # imports torch
         from .row_blocks import BlockAssembler
 
+        started = time.monotonic()
         loaded = encoder.load()
+        loading_seconds = time.monotonic() - started
+        progress.start(len(missing), "embedding")
         job = Job(
             source=self._source,
             encoder=loaded,
@@ -188,7 +195,12 @@ class EmbedPlan:
         with closing(results), closing(assembler.blocks(results, self._dtype, progress)) as blocks:
             self._write_parts(blocks, progress)
         self.inventory = self._take_inventory()
-        return RunCounts(computed=assembler.computed, reused=assembler.reused, cosine=loaded.runtime.cosine)
+        return RunCounts(
+            computed=assembler.computed,
+            reused=assembler.reused,
+            cosine=loaded.runtime.cosine,
+            loading_seconds=loading_seconds,
+        )
 
     def _content_lookup(self) -> ContentLookup:
         for file in self._reusable:

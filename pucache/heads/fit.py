@@ -104,8 +104,8 @@ def fit_heads(
         if solver == "sgd":
             with limited_threads(len(problem) * settings.batch_size * problem.d):
                 return minibatch.train(problem, settings, shown_progress)
-        with limited_threads(0):  # the solver runs blocks of rows in threads, which need not wait at every product
-            return full_batch.train(problem, start=start, tolerance=tolerance, progress=shown_progress)
+        with limited_threads(0) as threads:  # for blocks of rows; products have one thread each
+            return full_batch.train(problem, start=start, tolerance=tolerance, threads=threads, progress=shown_progress)
 
 
 @contextmanager

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ..devices import cores
 from ..progress import Progress
 from ..threads import RunAll, run_in_turn, worker_threads
 from .design_matrix import reduced_precision
@@ -37,7 +36,12 @@ _MAX_CURVATURE = {"sigmoid": 0.1, "logistic": 0.25}  # greatest second derivativ
 
 
 def train(
-    problem: HeadProblem, *, start: FittedHeads | None = None, tolerance: float = TOLERANCE, progress: Progress
+    problem: HeadProblem,
+    *,
+    start: FittedHeads | None = None,
+    tolerance: float = TOLERANCE,
+    threads: int = 1,
+    progress: Progress,
 ) -> FittedHeads:
     """Minimise the penalised risk of each head.
 
@@ -48,6 +52,8 @@ def train(
         Heads to start from; small random ones by default.
     tolerance : float
         Relative norm of the preconditioned gradient at which a head is finished.
+    threads : int
+        On the CPU, at most so many threads sum over blocks of rows; the result does not depend on them.
     progress : Progress
 
     Returns
@@ -56,8 +62,8 @@ def train(
     """
     progress.start(None, "training")
     on_cpu = problem.device.type == "cpu"
-    threads = min(cores(), len(problem.design.unlabelled.groups())) if on_cpu else 1
-    with worker_threads(threads) as run_all:
+    groups = len(problem.design.unlabelled.groups())
+    with worker_threads(min(threads, groups) if on_cpu else 1) as run_all:
         return _train(_Objective(problem, progress, run_all), problem, start, tolerance)
 
 
@@ -133,16 +139,16 @@ class _Objective:
             positive_part.add(X, weights * c.a[head, None], *falling(surrogate, margins))
             negative_part.add(X, weights * c.p[head, None], *rising(surrogate, margins))
 
-        def add_unlabelled(group: range, total: _WeightedLoss) -> _WeightedLoss:
+        def sum_group(group: range) -> _WeightedLoss:
+            total = negative_part if group is self._groups[0] else _WeightedLoss(parameters)
             for rows, X in self._problem.design.unlabelled.blocks(group):
                 weights = self._weights_unlabelled[:, rows][self._column[head]]
                 total.add(X, weights * c.u[head, None], *rising(surrogate, total.margins(X)))
             return total
 
-        totals = [negative_part, *(_WeightedLoss(parameters) for _ in self._groups[1:])]
-        tasks = [partial(add_unlabelled, group, total) for group, total in zip(self._groups, totals, strict=True)]
-        for total in self._run_all(tasks)[1:]:
-            negative_part.merge(total)
+        for total in self._run_all([partial(sum_group, group) for group in self._groups]):
+            if total is not negative_part:
+                negative_part.merge(total)
         self.passes += 1
         self._progress.advance(1)
         return self._combine(parameters, head, positive_part, negative_part)

@@ -24,7 +24,7 @@ therefore two different things there.
 
 With the sigmoid loss, l(m) + l(-m) = 1, and the imbalanced risk is, but for a constant, a weighting
 of two means whose ratio at target_prior = 1/2 is one for *every* prior: imbupu then has the same
-minimiser whatever prior it is told, and imbnnpu as long as its clamp does not act.
+minimiser whatever the prior, and imbnnpu as long as its clamp does not act.
 """
 
 from __future__ import annotations

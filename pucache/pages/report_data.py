@@ -160,20 +160,23 @@ def prepare(
     fit = fit_model(trained, data, progress=progress)
     if margins is None:
         margins = rank(trained)
+    prior_estimates = _prior_estimates(data, trained, fit, draws=draws, progress=progress)
     sweep_parameters = {field.name: getattr(trained, field.name) for field in fields(SweepSettings)}
+    sweep = sweep_on(
+        data,
+        seeds=(trained.seed,),
+        truth=truth if truth is not None and _has_both_classes(truth, data.s) else None,
+        progress=progress,
+        **sweep_parameters | {"penalty": trained.penalty_},
+    )
+    data.release()
     return ReportData(
         data=data,
         trained=trained,
         ranker=model or trained,
         margins=margins,
-        prior_estimates=_prior_estimates(data, trained, fit, draws=draws, progress=progress),
-        sweep=sweep_on(
-            data,
-            seeds=(trained.seed,),
-            truth=truth if truth is not None and _has_both_classes(truth, data.s) else None,
-            progress=progress,
-            **sweep_parameters | {"penalty": trained.penalty_},
-        ),
+        prior_estimates=prior_estimates,
+        sweep=sweep,
         truth=truth,
     )
 

@@ -105,7 +105,7 @@ def report(
     classifier = PULinearClassifier.load(model) if isinstance(model, str | Path) else model
     y = read_truth(truth, cache.keys) if isinstance(truth, str | Path) else truth
     _check(cache, y, draws, sample)
-    path = check_writable(path, inputs=_inputs(cache, positives, negatives))
+    path = check_writable(path, inputs=_inputs(cache, positives, negatives, model, truth))
     if classifier is not None:
         classifier.check_fits(cache)
     if images is not None:

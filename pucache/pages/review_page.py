@@ -99,6 +99,8 @@ def write_review_page(
             "retrieve fewer with -k"
         )
     cache = open_cache(cache)
+    if isinstance(positives, Labels) and negatives is not None:
+        raise ValueError("negatives go with a file or a glob of positives; give Labels that hold both instead")
     labels = positives if isinstance(positives, Labels) else open_labels(cache, positives, negatives)
     if len(labels.s) != len(cache):
         raise ValueError(f"there are {len(labels.s)} labels, but {cache.name} has {len(cache)} rows")

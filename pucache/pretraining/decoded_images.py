@@ -97,7 +97,7 @@ def decode_all(
         return
     failures: dict[str, str] = {}
     path = check_writable(folder / _PIXELS)
-    # until the new description is written, no description may vouch for the new pixels
+    # the old description is removed first, so that it is never taken for that of the new pixels
     (folder / _DESCRIPTION).unlink(missing_ok=True)
     digest = hashlib.sha256()
     progress.start(len(listing.keys), "decoding")

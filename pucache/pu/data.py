@@ -35,7 +35,7 @@ class PUData:
     labels: Labels
     group: np.ndarray
     moments: Moments
-    _designs: dict[str, DesignMatrix] = field(default_factory=dict, repr=False, compare=False)
+    _designs: dict[str, DesignMatrix] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     @property
     def s(self) -> np.ndarray:
@@ -80,11 +80,12 @@ class PUData:
             The cache is damaged, or holds embeddings that are not finite.
         """
         labels = open_labels(cache, positives, negatives)
-        scan, sums = DuplicateScan(cache.X, twins, cache.digests), MomentSums()
+        shape = (len(cache), cache.encoder.dim)
+        scan, sums = DuplicateScan(shape, cache.take, twins), MomentSums()
         for rows, X in cache.verified_blocks():
             scan.add(rows.start, X)
             sums.add(X)
-        return cls(cache=cache, labels=labels, group=scan.groups(), moments=sums.moments())
+        return cls(cache=cache, labels=labels, group=scan.groups(cache.X, cache.digests), moments=sums.moments())
 
     def design_matrix(self, device: str = "auto") -> DesignMatrix:
         """Rows and training labels as the solvers take them; the same object for each device.
@@ -103,6 +104,10 @@ class PUData:
             training_s = self.training_labels.training_s
             self._designs[str(chosen)] = DesignMatrix(self.cache.X, training_s, self.moments, chosen)
         return self._designs[str(chosen)]
+
+    def release(self) -> None:
+        """Free the rows that design matrices hold in memory; they are prepared again on the next use."""
+        self._designs.clear()
 
     def twins_of_positives(self) -> list[tuple[str, str]]:
         """Unlabelled images that show the same picture as a known positive.

@@ -268,7 +268,7 @@ class PULinearModel:
             block = X[start : start + step]
             rows = buffer[: len(block)]
             copy(rows, block)
-            # row by row: a matrix product may round a row differently in other company
+            # row by row: a matrix product may round a row differently depending on the other rows of the block
             np.vecdot(rows, self.coef_, out=margins[start : start + step])
         return margins + np.float32(self.intercept_)
 

@@ -91,7 +91,8 @@ class ModelState:
         if self.sgd_settings is not None:
             _check_names(self.sgd_settings, SGD_SETTINGS, "settings of the protocol")
             settings = dict.fromkeys(SGD_SETTINGS, 1) | self.sgd_settings
-            if settings["min_steps"] < 0 or not all(settings[name] > 0 for name in SGD_SETTINGS - {"min_steps"}):
+            counts_fit = settings["epochs"] >= 1 and settings["batch_size"] >= 1 and settings["min_steps"] >= 0
+            if not (counts_fit and settings["learning_rate"] > 0):
                 raise ValueError(f"settings of its protocol are not positive: {self.sgd_settings}")
         if self.prior_estimate is not None and set(self.prior_estimate) != PRIOR_ESTIMATE:
             raise ValueError(f"its prior estimate has the fields {sorted(self.prior_estimate)}")

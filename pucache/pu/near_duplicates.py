@@ -8,7 +8,7 @@ k-d tree finds it; each pair found there is measured again in all dimensions.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 
 import numpy as np
@@ -57,12 +57,15 @@ def groups(X: np.ndarray, digests: np.ndarray | None = None, *, cosine: float | 
     ValueError
         `cosine` not above 0, shapes that do not fit, or embeddings that are not finite.
     """
-    scan = DuplicateScan(X, cosine, digests)
+    if X.ndim != 2 or (digests is not None and digests.shape != (len(X), 32)):
+        shape = (len(X), 32) if digests is None else digests.shape
+        raise ValueError(f"expected X (n, d) and digests (n, 32); got X {X.shape} and digests {shape}")
+    scan = DuplicateScan(X.shape, lambda rows: take_rows(X, rows), cosine)
     step = max(1, _BLOCK_VALUES // max(1, X.shape[1]))
     for start in range(0, len(X), step):
         scan.add(start, np.array(X[start : start + step]))
         release_pages(X)
-    return scan.groups()
+    return scan.groups(X, digests)
 
 
 class DuplicateScan:
@@ -70,24 +73,20 @@ class DuplicateScan:
 
     Parameters
     ----------
-    X : ndarray of float16 or float32, (n, d)
-        A sample is read at once, and pairs of near duplicates once more at the end.
+    shape : (n, d)
+        Of X.
+    take : callable
+        Returns a copy of some rows of X, (m, d), given their ascending numbers.
     cosine : float or None
-        As for `groups`.
-    digests : ndarray of uint8, (n, 32), optional
         As for `groups`.
     """
 
-    def __init__(self, X: np.ndarray, cosine: float | None, digests: np.ndarray | None = None):
+    def __init__(self, shape: tuple[int, int], take: Callable[[np.ndarray], np.ndarray], cosine: float | None):
         limit = 2.0 if cosine is None else cosine
         if not limit > 0:
             raise ValueError(f"cosine must be in (0, 1], or None for equal bytes only; got {cosine}")
-        digests = np.zeros((len(X), 32), np.uint8) if digests is None else digests
-        if X.ndim != 2 or digests.shape != (len(X), 32):
-            raise ValueError(f"expected X (n, d) and digests (n, 32); got X {X.shape} and digests {digests.shape}")
-        self._X, self._limit, self._digests = X, limit, digests
-        self._basis = _directions(X, _DIRECTIONS if limit <= 1 else 0)
-        n = len(X)
+        n, self._limit = shape[0], limit
+        self._basis = _directions(shape, take, _DIRECTIONS if limit <= 1 else 0)
         self._content, self._norm = np.empty(n, "S32"), np.empty(n)
         self._projection = np.empty((n, self._basis.shape[1]), np.float32)
 
@@ -101,25 +100,35 @@ class DuplicateScan:
         if len(bad):
             raise ValueError(f"X holds NaN or infinite values, first in row {start + bad[0]}")
 
-    def groups(self) -> np.ndarray:
-        """Groups of all rows, int64 (n,), once each row has been added; see `groups`."""
-        n = len(self._X)
-        parent, with_digest = np.arange(n), np.flatnonzero(self._digests.any(1))
-        _join_equal(parent, with_digest, np.ascontiguousarray(self._digests[with_digest]).view("S32").ravel())
+    def groups(self, X: np.ndarray, digests: np.ndarray | None = None) -> np.ndarray:
+        """Groups of all rows, int64 (n,), once each row has been added.
+
+        Parameters
+        ----------
+        X : ndarray, (n, d)
+            From which pairs of near duplicates are read once more.
+        digests : ndarray of uint8, (n, 32), optional
+            As for `groups`.
+        """
+        n = len(self._norm)
+        parent = np.arange(n)
+        if digests is not None:
+            with_digest = np.flatnonzero(digests.any(1))
+            _join_equal(parent, with_digest, np.ascontiguousarray(digests[with_digest]).view("S32").ravel())
         distinct = _join_equal(parent, np.arange(n), self._content)
         if self._limit <= 1:
             zero = np.flatnonzero(self._norm == 0)  # not all equal in bytes, as there is -0.0
             _join(parent, zero, zero[:1].repeat(len(zero)))
-            self._join_near_duplicates(parent, distinct[self._norm[distinct] > 0])
+            self._join_near_duplicates(parent, X, distinct[self._norm[distinct] > 0])
         return _roots(parent, np.arange(n))
 
-    def _join_near_duplicates(self, parent: np.ndarray, distinct: np.ndarray) -> None:
+    def _join_near_duplicates(self, parent: np.ndarray, X: np.ndarray, distinct: np.ndarray) -> None:
         projection = self._projection[distinct]
         if len(distinct):
             order = cKDTree(projection[:, :_TREE_DIMENSIONS]).indices  # neighbours in space get nearby numbers
             distinct, projection = distinct[order], projection[order]
         radius = max(float(np.sqrt(2 - 2 * self._limit)), _ROUNDING)
-        _join_near(parent, self._X, distinct, projection, radius)
+        _join_near(parent, X, distinct, projection, radius)
 
 
 def unlabelled_twins(group: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -150,11 +159,11 @@ def _unit(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return wide.astype(np.float32, copy=False), norm
 
 
-def _directions(X: np.ndarray, count: int) -> np.ndarray:
+def _directions(shape: tuple[int, int], take: Callable[[np.ndarray], np.ndarray], count: int) -> np.ndarray:
     """Orthonormal (d, k), k <= count. Any directions find every pair; those of most variance admit few others."""
-    n, d = X.shape
+    n, d = shape
     basis = np.random.default_rng(0).normal(size=(d, min(count, d, n))).astype(np.float32)
-    sample, _ = _unit(take_rows(X, np.unique(np.linspace(0, max(n - 1, 0), min(n, _SAMPLE)).astype(np.intp))))
+    sample, _ = _unit(take(np.unique(np.linspace(0, max(n - 1, 0), min(n, _SAMPLE)).astype(np.intp))))
     sample -= sample.mean(0) if n else 0
     return leading_subspace(sample, basis)
 

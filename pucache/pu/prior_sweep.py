@@ -344,13 +344,13 @@ def _verdict(rows: list[SweepRow], risk: PURisk) -> str:
         within = f"PAUC stays within {pauc[worst]:.4f} and {pauc[best]:.4f}"
         if clamped:
             return (
-                f"flat: {within}, although {clamp}, for PAUC sees little of what that does to the top of the ranking. "
-                "It does not tell the prior; see estimate-prior."
+                f"flat: {within}, although {clamp}: PAUC hardly depends on the top of the ranking, where that shows. "
+                "It says nothing about the prior; see estimate-prior."
             )
-        return f"flat: {within}, as {clamp}; the ranking does not tell the prior. See estimate-prior."
+        return f"flat: {within}, as {clamp}; the ranking says nothing about the prior. See estimate-prior."
     return (
         f"not flat: PAUC is {pauc[best]:.4f} at prior {best:.3g} and {pauc[worst]:.4f} at {worst:.3g}; {clamp}. "
-        "A high PAUC speaks for a training, not for the prior it was told; see estimate-prior."
+        "A high PAUC says that a training ranks well, not that its prior is right; see estimate-prior."
     )
 
 

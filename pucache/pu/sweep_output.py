@@ -45,7 +45,7 @@ def plot_sweep(result: Sweep, path: str | Path) -> None:
         "f1": "F1, estimated",
         "true_f1": "F1, true",
         "share_predicted_positive": "called positive",
-        "prior": "the prior told",
+        "prior": "training prior",
     }
     training = {"held_out_risk": "nnPU risk, held out", "clamped": "clamp's activity"}
     panels = (("Ranking", ranking), ("Operating point (greatest expected F1)", point), ("Training", training))
@@ -54,7 +54,7 @@ def plot_sweep(result: Sweep, path: str | Path) -> None:
         for name, label in lines.items():
             if name in rows[0]:
                 _plot_line(axes, rows, name, label)
-        axes.set(title=title, xscale="log", xlabel="prior told to the training")
+        axes.set(title=title, xscale="log", xlabel="training prior")
         axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
         axes.grid(alpha=0.3)
     with replacing(Path(path)) as temporary:

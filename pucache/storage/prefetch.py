@@ -46,3 +46,4 @@ def prefetch(items: Iterable[T], ahead: int = 1) -> Generator[T, None, None]:
             yield item  # type: ignore[misc]
     finally:
         pool.shutdown(cancel_futures=True)
+        getattr(source, "close", lambda: None)()  # a generator releases what it holds now

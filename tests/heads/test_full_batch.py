@@ -1,3 +1,5 @@
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from pucache.heads.problem import HeadProblem
 from pucache.heads.risks import PURisk
 from pucache.progress import Silent
 from pucache.storage import mapped_arrays
+from pucache.threads import worker_threads
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N, PRIOR, PENALTY = 400, 0.3, 0.01
@@ -377,12 +380,23 @@ def test_a_row_far_out_is_no_obstacle(name):
 
 
 @pytest.mark.parametrize("name", ["imbupu", "imbnnpu"])
-def test_the_number_of_threads_does_not_change_a_bit(data, small_blocks, monkeypatch, name):
+def test_the_number_of_threads_does_not_change_a_bit(data, small_blocks, monkeypatch, name, one_thread):
     X, s = (np.tile(part, (12, 1) if part.ndim > 1 else 12) for part in data)
     fitted = []
     for count in (1, 2, 5):
-        monkeypatch.setattr(full_batch, "cores", lambda count=count: count)
+        used = []
+
+        @contextmanager
+        def spied(threads, used=used, count=count):
+            used.append(threads)
+            with worker_threads(threads) as run_all:
+                yield run_all
+
+        monkeypatch.setattr(full_batch, "worker_threads", spied)
+        monkeypatch.setattr("pucache.threads.cores", lambda count=count: count)
+        torch.set_num_threads(count)  # what OMP_NUM_THREADS allows
         fitted.append(fit(X, s, name, penalty=[0.01, 0.1]))
+        assert used == [min(count, len(DesignMatrix(X, s, None, CPU).unlabelled.groups()))]
     assert len(DesignMatrix(X, s, None, CPU).unlabelled.groups()) > 2
     for other in fitted[1:]:
         np.testing.assert_array_equal(other.coef, fitted[0].coef)

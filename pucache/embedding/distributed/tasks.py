@@ -132,7 +132,7 @@ def _preparing(reference: ray.ObjectRef, slab: ray.ObjectRef) -> tuple[ChunkLoad
 
 
 def start_attempts() -> Any:
-    """Start an actor that counts the attempts at each chunk; Ray retries a chunk whose worker dies without end.
+    """Start an actor that counts the attempts at each chunk, as Ray retries without limit a chunk whose worker dies.
 
     The actor runs on the node of the driver. Its class is defined in this function, so that Ray pickles it by
     value and its process need not import the modules of workers.
@@ -222,12 +222,12 @@ class EmbedChunk:
         self._encoder = receive(shipped).encoder
         runtime = self._encoder.runtime
         runtime.use_cores(1)  # Ray shares out the cores
-        hands = ThreadPoolExecutor(runtime.caller_threads, initializer=runtime.enter_thread)
+        threads = ThreadPoolExecutor(runtime.caller_threads, initializer=runtime.enter_thread)
         self._profile = Profile()
-        self._runner = BatchRunner(self._encoder, hands, _IMAGES_AT_ONCE, self._profile)
+        self._runner = BatchRunner(self._encoder, threads, _IMAGES_AT_ONCE, self._profile)
 
     def __call__(self, row: Row) -> Row:
-        """Embed the chunk that is in a row of Ray Data, or whose number is."""
+        """Embed a chunk; a row of Ray Data holds the chunk or its number."""
         return _packed(lambda: self._done(row))
 
     def _done(self, row: Row) -> Done:
