@@ -40,7 +40,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 ALL = [block for page in PAGES for block in blocks(page)]
 LANGUAGES = {"sh", "console", "python", "text", "yaml"}
 RUNS = ("sh", "console", "python")
-LONG = {f"docs/{page}.md" for page in ("prior", "report", "retrieval", "scaling", "threshold", "walkthrough")}
+LONG = {
+    f"docs/{page}.md" for page in ("prior", "quickstart", "report", "retrieval", "scaling", "threshold", "walkthrough")
+}
 ANEW = "in a folder of its own"  # the one mark of a block that is run here
 MARKS = {  # what a block that is not run here may say, and how many do
     "runs in: make test-docker": 2,

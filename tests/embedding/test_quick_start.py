@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from helpers.learned import write_run
+from helpers.slow import slow
 from helpers.tiny import save_image, tiny_encoder
 
 import pucache
@@ -38,7 +39,7 @@ def run(*arguments):
     return json.loads(ended.stdout or "{}"), code, modules
 
 
-@pytest.fixture(scope="module", params=["bundled", "pretrained"])
+@pytest.fixture(scope="module", params=["bundled", slow("pretrained")])
 def embedded(request, tmp_path_factory):
     """A folder of images, its cache, and the options it was made with."""
     folder = tmp_path_factory.mktemp(request.param)

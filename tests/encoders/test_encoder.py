@@ -372,6 +372,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 def test_no_hub_in_reach_is_one_line_soon_with_the_way_out(tmp_path):
     closed = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "TORCH_HOME": str(tmp_path)}
     (tmp_path / "images").mkdir()

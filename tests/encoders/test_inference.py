@@ -280,6 +280,7 @@ def test_openvino_leaves_rows_of_one_batch_alone_when_the_next_is_run():
     np.testing.assert_array_equal(first, kept)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="torch.compile needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore")
 def test_a_compiled_network_gives_what_the_plain_one_does():

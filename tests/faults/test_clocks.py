@@ -6,6 +6,8 @@ from helpers.slow import slow
 
 from faults.places import state
 
+pytestmark = pytest.mark.slow
+
 YEAR = 365 * 24 * 3600
 JUMPS = {
     "back": [0, -30 * YEAR],

@@ -23,7 +23,7 @@ def test_an_image_that_the_disk_cannot_read_is_a_failure_and_costs_nothing_else(
     world.check_finished(job, folder, again)
 
 
-@pytest.mark.parametrize("name", ["score", "update", *map(slow, ("train-pu", "retrieve", "pack"))])
+@pytest.mark.parametrize("name", ["score", *map(slow, ("update", "train-pu", "retrieve", "pack"))])
 def test_a_cache_that_the_disk_cannot_read_is_one_line_that_names_it(world, name):
     job = world.jobs[name]
     folder = world.place(job)
@@ -35,14 +35,14 @@ def test_a_cache_that_the_disk_cannot_read_is_one_line_that_names_it(world, name
 
 
 @pytest.mark.parametrize("call", ["fsync", RENAMES])
-@pytest.mark.parametrize("name", ["embed", "score", slow("pack"), slow("train-pu")])
+@pytest.mark.parametrize("name", ["embed", *map(slow, ("score", "pack", "train-pu"))])
 def test_a_disk_that_fails_to_keep_a_file_is_an_error_and_never_a_success(world, name, call):
     job = world.jobs[name]
     folder = world.place(job)
     check_failed(world, job, folder, run_traced(world, job, folder, f"{call}:error=EIO"))
 
 
-@pytest.mark.parametrize("name", ["embed", "score", *map(slow, ("pack", "score, Parquet", "train-pu", "retrieve"))])
+@pytest.mark.parametrize("name", ["embed", *map(slow, ("score", "pack", "score, Parquet", "train-pu", "retrieve"))])
 def test_a_disk_that_fails_to_write_is_an_error_and_never_a_success(world, name):
     job = world.jobs[name]
     folder = world.place(job)
@@ -56,7 +56,7 @@ def check_failed(world, job, folder, done):
     world.check_rerun(job, folder, done.acknowledged)
 
 
-@pytest.mark.parametrize("when", [2, 3])
+@pytest.mark.parametrize("when", [2, slow(3)])
 def test_a_single_fsync_that_fails_is_an_error_too(world, when):
     job = world.jobs["embed"]
     folder = world.place(job)

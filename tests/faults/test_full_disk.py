@@ -1,4 +1,5 @@
 import pytest
+from helpers.slow import slow
 
 from faults.filling import can_mount, fill_pages, limit_files
 
@@ -21,19 +22,19 @@ def mountable(tmp_path_factory):
         pytest.skip("mounting a small disk needs root")
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", [name if name in ("embed", "score") else slow(name) for name in SIZES])
 def test_a_file_that_cannot_grow_is_one_line_and_with_room_the_same_command_goes_on(world, name):
     assert limit_files(world, world.jobs[name], SIZES[name]) == len(SIZES[name])
 
 
 @pytest.mark.parametrize(
     ("name", "pages"),
-    [("embed", [1, 8, 14]), ("update", [2]), ("pack", [2]), ("score", [0]), ("train-pu", [0, 1])],
+    [("embed", [1, 8, 14]), slow("update", [2]), slow("pack", [2]), ("score", [0]), slow("train-pu", [0, 1])],
 )
 def test_a_full_disk_is_one_line_and_with_room_the_same_command_goes_on(world, mountable, name, pages):
     assert fill_pages(world, world.jobs[name], pages) == len(pages)
 
 
-@pytest.mark.parametrize(("name", "inodes"), [("embed", [0, 1, 4]), ("score", [0]), ("score, Parquet", [1])])
+@pytest.mark.parametrize(("name", "inodes"), [slow("embed", [0, 1, 4]), ("score", [0]), slow("score, Parquet", [1])])
 def test_a_disk_without_inodes_is_one_line_and_with_some_the_same_command_goes_on(world, mountable, name, inodes):
     assert fill_pages(world, world.jobs[name], inodes, inodes=True) == len(inodes)

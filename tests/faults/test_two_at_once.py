@@ -9,6 +9,8 @@ from faults.places import differences, state
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import CacheError
 
+pytestmark = pytest.mark.slow
+
 BUSY = "is being written by another process"
 REPLACED = "while it was open; open it again"
 

@@ -3,6 +3,7 @@ import sys
 import numpy as np
 import pytest
 from helpers.planted import planted, write_cache
+from helpers.slow import slow
 
 from pucache.pages import background_map, report_page
 from pucache.pages.background_map import BackgroundMap
@@ -37,7 +38,7 @@ def same(first, second):
     return arrays and first.explained == second.explained
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("dtype", [np.float16, slow(np.float32)])
 def test_the_map_of_the_child_process_equals_that_of_this_process(child_for_any_size, no_map_in_this_process, dtype):
     X = planted(n=90, d=6, apart=2.0)[0].astype(dtype)
     with BackgroundMap(X, seed=3) as mapping:
@@ -77,7 +78,7 @@ def test_leaving_the_context_ends_the_child_and_removes_its_files(child_for_any_
     assert child.poll() is not None and not folder.exists()
 
 
-@pytest.mark.parametrize("with_model", [False, True])
+@pytest.mark.parametrize("with_model", [slow(False), True])
 def test_the_page_is_the_same_with_and_without_a_child(monkeypatch, tmp_path, fixed_time, with_model):
     X, s, _ = planted(n=120, d=4, labelled=30)
     cache = write_cache(tmp_path / "cache.h5", X)

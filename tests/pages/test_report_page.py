@@ -216,6 +216,7 @@ def test_without_truth_nothing_is_said_of_it(plain):
     assert "truth" not in sections(html) and "truly" not in html and "In truth" not in html
 
 
+@pytest.mark.slow
 def test_equal_input_gives_equal_bytes(made, tmp_path, fixed_time):
     _, _, cache, s, y = made
     for name in ("a.html", "b.html"):
@@ -247,7 +248,7 @@ def test_few_positives_make_a_page_that_warns(tmp_path, labelled):
     assert len(sections((tmp_path / "r.html").read_text())) == 11
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", [2, slow(3)])
 def test_a_tiny_cache_makes_a_page(tmp_path, n):
     X = np.random.default_rng(0).normal(size=(n, 4)).astype(np.float32)
     s = np.zeros(n, np.int8)

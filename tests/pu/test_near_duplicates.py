@@ -119,6 +119,7 @@ def test_thousands_of_equal_rows_are_one_pair_of_nothing(monkeypatch):
     assert groups(X).tolist() == [0] * 7 + [7] + [0] * 19_993
 
 
+@pytest.mark.slow
 def test_a_crowd_of_nearly_equal_rows_takes_no_square_of_pairs(monkeypatch):
     draw = np.random.default_rng(0)
     X = (1 + 0.01 * draw.normal(size=(20_000, 32))).astype(np.float32)
