@@ -71,8 +71,9 @@ def by_ray(source, cache, *, workers=1, encoder=None, progress=None, **options):
         return run_embedding(source, cache, encoder or tiny_encoder(), **settings)
 
 
-def here(source, cache, **options):
-    return run_embedding(source, cache, tiny_encoder(), workers=0, options=EmbedOptions(**options))
+def here(source, cache, *, progress=None, **options):
+    chosen = EmbedOptions(**options)
+    return run_embedding(source, cache, tiny_encoder(), workers=0, options=chosen, progress=progress)
 
 
 class Stop(Silent):
