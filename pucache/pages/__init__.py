@@ -1,1 +1,0 @@
-"""HTML pages to look at: each one file, with no network, script and styles inside."""
