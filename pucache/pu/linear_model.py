@@ -38,69 +38,7 @@ _NUMBER = (*_INTEGER, float, np.floating)
 class PULinearModel:
     """Linear model trained on labelled positives and unlabelled rows.
 
-    Parameters
-    ----------
-    prior : float, optional
-        Share of positives among the unlabelled rows, in (0, 1); estimated by default.
-    loss : {"imbupu", "imbnnpu", "upu", "nnpu", "weighted_bce", "bce"}
-        Risk to minimise, see `pucache.heads.risks`. A risk that depends on the prior is trained with an
-        estimate of it where none is given.
-    surrogate : {"sigmoid", "logistic"}, optional
-        Loss of a margin. Sigmoid by default; logistic for the two ``bce``.
-    target_prior : float
-        Weight of the positive part of the imbalanced risks, in (0, 1).
-    penalty : float or "auto"
-        L2 penalty relative to the spread of the rows, see `pucache.heads.fit.fit_heads`. ``auto``
-        chooses it by cross-fitting; with ``sgd``, ``auto`` means 0, as in Dorigatti et al.
-    solver : {"batch", "sgd"}
-        ``batch`` trains to convergence; ``sgd`` is the protocol of Dorigatti et al.
-    sgd_settings : SGDSettings, optional
-        Epochs, batch size and learning rate of ``sgd``.
-    threshold : float or str
-        A row is called positive where its margin is above: ``f1`` (greatest expected F1),
-        ``precision=P`` or ``recall=R`` (expected to be at least that), or a margin.
-    deploy_prior : float, optional
-        Share of positives where the classifier will be used, for posterior and threshold; the share
-        among the unlabelled by default.
-    n_folds : int
-        Folds of the cross-fit; fewer are used where there are fewer positives.
-    draws : int
-        Bootstrap draws for the interval of an estimated prior; 0 for no interval.
-    seed : int
-        Seed of folds, initial coefficients and draws.
-    device : str
-        ``auto``, ``cpu``, ``cuda`` or ``cuda:N``, for training.
-
-    Attributes
-    ----------
-    coef_ : ndarray of float32, (d,)
-        Coefficients for X as given.
-    intercept_ : float
-    threshold_ : float
-        Margin above which a row is called positive.
-    classes_ : ndarray, (2,)
-        The two labels; the second, larger one is that of the labelled positives.
-    prior_ : float
-        Given or estimated.
-    prior_estimate_ : PriorEstimate or None
-        None where the prior was given.
-    share_ : float
-        Share of positives that posterior and threshold are for: `deploy_prior`, or else `prior_`;
-        where that means less than one hidden positive, the share among all rows trained on.
-    penalty_ : float
-    tilt_ : Tilt
-        Posterior as a function of the margin.
-    estimates_ : dict
-        `pucache.pu.metrics.from_pu` on cross-fitted margins, with the risk and the clamp's activity.
-    held_out_margins_ : ndarray of float32, (n,)
-        Margin of each row trained on, by a head that did not see it; not saved.
-    encoder_ : EncoderSpec or None
-        Encoder of X; set by `train_pu` and checked by `check_fits`.
-    n_labelled_, n_unlabelled_ : int
-        Numbers of rows by the labels that estimates use; reviewed rows count as unlabelled.
-    n_confirmed_, n_negatives_ : int
-        Numbers of reviewed rows: confirmed positives and known negatives.
-    n_features_in_ : int
+    Parameters and fitted attributes are those of `pucache.PULinearClassifier`, which documents them.
     """
 
     encoder_: EncoderSpec | None
