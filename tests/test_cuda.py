@@ -20,14 +20,14 @@ from PIL import Image
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cli.main import main
 from pucache.images.source import open_source
+from pucache.neighbours.ann_index import open_or_build
+from pucache.neighbours.knn import nearest
 from pucache.pretraining import checkpoints, decoded_images
 from pucache.pretraining.augmentations import VIEWS, Augment, random_numbers
 from pucache.pretraining.decoded_images import MappedImages, decode_all
 from pucache.pretraining.losses import contrastive_loss
 from pucache.pretraining.squash import Squash
 from pucache.progress import Silent
-from pucache.retrieval.ann_index import open_or_build
-from pucache.retrieval.knn import nearest
 from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.similarity import Similarity
 
@@ -257,6 +257,6 @@ def test_similarity_ranks_alike(tmp_path, kind):
 def test_an_index_of_cells_finds_alike(tmp_path):
     X, _, _ = planted(n=5000, d=32)
     index = open_or_build(write_cache(tmp_path / "cache.h5", X), "ivf")
-    queries = index.space.unit(X[:40])
+    queries = index.whitening.centred_units(X[:40])
     here, there = (index.search(queries, 100, device=device) for device in ("cuda", "cpu"))
     assert np.mean([len(np.intersect1d(a, b)) / 100 for a, b in zip(here, there, strict=True)]) > 0.97

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pucache"
 OWNERS = {
-    "faiss": "retrieval",
+    "faiss": "neighbours",
     "h5py": "cache/hdf5.py",
     "ray": "embedding/distributed",
     "timm": "encoders",

@@ -33,10 +33,10 @@ from pucache import EmbeddingCache, PULinearClassifier
 from pucache.cache.keys import encode_keys
 from pucache.cache.writer import Rows, write_file
 from pucache.encoders.spec import EncoderSpec
+from pucache.neighbours import ann_index
+from pucache.neighbours.ann_index_file import index_path
 from pucache.pu.labels import Labels, label_vector
 from pucache.pu.metrics import precision_at
-from pucache.retrieval import ann_index
-from pucache.retrieval.ann_index_file import index_path
 from pucache.retrieval.indexed_similarity import IndexedSimilarity
 from pucache.retrieval.model_scorers import Fused, Margins
 from pucache.retrieval.retrieve import rank_unlabelled

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
+from ..neighbours.ann_index import open_or_build
+from ..neighbours.index_tuning import RECALL, RECALL_AT
 from ..progress import Progress
 from ..pu.labels import Labels
-from .ann_index import open_or_build
-from .index_tuning import RECALL, RECALL_AT
 from .scorer import Scores
 from .similarity import Similarity
 

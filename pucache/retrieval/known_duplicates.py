@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
-from .whitening import centred_units
+from ..neighbours.whitening import centred_units
 
 _ROUNDING = 1e-6  # error of a cosine in float32
 _LABELLED_PER_BLOCK = 1 << 12

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
+from ..neighbours.whitening import Whitening
 from ..progress import Progress, Silent
 from ..pu.labels import Labels
 from .scorer import Scores
-from .whitening import Whitening
 
 if TYPE_CHECKING:
     from ..pu.linear_model import PULinearModel
@@ -143,7 +143,7 @@ def neighbours(
     rows : ndarray of int64, (m, k)
         -1 where there are fewer rows.
     """
-    from .knn import merge_neighbours, nearest  # imports faiss
+    from ..neighbours.knn import merge_neighbours, nearest  # imports faiss
 
     whitening = Whitening.estimate(cache)
     queries = whitening.whiten(whitening.centred_units(cache.take(query_rows)))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
+from ..neighbours.whitening import Whitening
 from ..progress import Progress, Silent
 from ..pu.labels import TWIN_COSINE, Labels, open_labels
 from . import mmr
@@ -17,7 +18,6 @@ from .ranking import Ranking
 from .scorer import Scorer, Scores
 from .scorer_choice import ScorerOptions, choose_scorer
 from .similarity import Similarity
-from .whitening import Whitening
 
 if TYPE_CHECKING:
     from ..pu.linear_model import PULinearModel

@@ -5,7 +5,7 @@ r"""Similarity of rows to the labelled positives.
     topk       mean cosine to the `TOP` nearest positives
     max        cosine to the nearest positive
 
-z is a centred unit row (`pucache.retrieval.whitening`), C the covariance of all rows. The first is the direction
+z is a centred unit row (`pucache.neighbours.whitening`), C the covariance of all rows. The first is the direction
 of Fisher's discriminant with all rows as the negatives. Its ridge t is the uncertainty of a mean of few positives:
 with many positives it becomes the discriminant, with few the centroid.
 """
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
+from ..neighbours.whitening import Whitening
 from ..progress import Progress, Silent
 from ..pu.labels import Labels
 from .scorer import Scores
-from .whitening import Whitening
 
 SIMILARITIES = ("whitened", "centroid", "topk", "max")
 TOP = 50
@@ -80,7 +80,7 @@ class Similarity:
     def scores(self, units: np.ndarray, queries: np.ndarray) -> np.ndarray:
         """Scores of centred unit rows, (b,)."""
         if self.kind in ("topk", "max"):
-            from .knn import nearest  # imports faiss
+            from ..neighbours.knn import nearest  # imports faiss
 
             cosines, _ = nearest(units, queries, TOP if self.kind == "topk" else 1, device=self.device)
             return cosines.mean(1)

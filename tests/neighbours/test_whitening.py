@@ -5,7 +5,7 @@ from helpers.planted import planted, write_cache
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import CacheError
-from pucache.retrieval.whitening import Whitening
+from pucache.neighbours.whitening import Whitening
 
 X = planted(300, d=12, seed=1)[0] @ np.diag(np.geomspace(4, 0.2, 12)).astype(np.float32)
 
@@ -31,7 +31,7 @@ def test_whitening_inverts_the_whole_covariance_where_dimensions_are_few(opened,
 
 
 def test_directions_beyond_those_known_share_their_mean_variance(opened, monkeypatch):
-    monkeypatch.setattr("pucache.retrieval.whitening.DIRECTIONS", 3)
+    monkeypatch.setattr("pucache.neighbours.whitening.DIRECTIONS", 3)
     Z = plain.unit(X)
     variances, axes = np.linalg.eigh(Z.T @ Z / len(Z))
     variances[:-3] = variances[:-3].mean()
@@ -54,7 +54,7 @@ def test_whitened_rows_have_the_inner_products_of_the_definition(opened):
 
 
 def test_directions_come_from_evenly_spaced_rows_wherever_blocks_end(opened, monkeypatch, tmp_path):
-    monkeypatch.setattr("pucache.retrieval.whitening._SAMPLE", 50)
+    monkeypatch.setattr("pucache.neighbours.whitening._SAMPLE", 50)
     rows = X.copy()
     rows[np.arange(300) % 6 != 0, 0] *= 100  # not in the sample
     whitening = Whitening.estimate(opened(rows))

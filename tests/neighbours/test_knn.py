@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 import torch
 
-from pucache.retrieval import knn as module
-from pucache.retrieval.knn import MAX_GPU_NEIGHBOURS, nearest, to_gpu
+from pucache.neighbours import knn as module
+from pucache.neighbours.knn import MAX_GPU_NEIGHBOURS, nearest, to_gpu
 
 DRAW = np.random.default_rng(0)
 ROWS, AMONG = DRAW.normal(size=(7, 5)).astype(np.float32), DRAW.normal(size=(3000, 5)).astype(np.float32)

@@ -12,11 +12,11 @@ from helpers.started import Started, Strike
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import CacheError, OutputError
+from pucache.neighbours import ann_index, ann_index_file, index_memory
+from pucache.neighbours.ann_index import KINDS, Index, open_or_build
+from pucache.neighbours.ann_index_file import index_path, read_index
+from pucache.neighbours.index_tuning import RECALL, RECALL_AT
 from pucache.pu.labels import Labels
-from pucache.retrieval import ann_index, ann_index_file, index_memory
-from pucache.retrieval.ann_index import KINDS, Index, open_or_build
-from pucache.retrieval.ann_index_file import index_path, read_index
-from pucache.retrieval.index_tuning import RECALL, RECALL_AT
 from pucache.retrieval.indexed_similarity import IndexedSimilarity
 from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.similarity import Similarity
