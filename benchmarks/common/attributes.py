@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from benchmarks.common.cifar import Cifar, Task
+from benchmarks.common.cifar import Cifar
+from benchmarks.common.image_classes import Task, one_vs_rest_rows
 from pucache import EmbeddingCache, load_encoder, open_source
 from pucache.embedding.embed import run_embedding
 
@@ -111,11 +112,11 @@ class Attributes:
         """Images that were transformed in one way, at a share of the unlabelled, among images as they are."""
         negatives, positives, X_test, y_test = self.base(name)
         draw = np.random.default_rng([list(ATTRIBUTES).index(name), round(1000 * share), labelled, seed])
-        hidden = round(share / (1 - share) * len(negatives))
-        chosen = draw.permutation(len(positives))[: labelled + hidden]
-        X = np.concatenate([positives[chosen], negatives])
-        order = draw.permutation(len(X))
-        return Task(X[order], (order < labelled).astype(np.int8), order < len(chosen), X_test, y_test)
+        X = np.concatenate([positives, negatives])
+        y = np.arange(len(X)) < len(positives)
+        pile, s = one_vs_rest_rows(y, share=share, labelled=labelled, draw=draw)
+        order = draw.permutation(np.flatnonzero(pile))
+        return Task(X[order], s[order], y[order], X_test, y_test)
 
     def _embeddings(self, attribute: str, part: str) -> np.ndarray:
         return self.X[[self.row[self._key(attribute, part, row)] for row in self.rows(attribute, part)]]

@@ -19,7 +19,7 @@ import numpy as np
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-from benchmarks.common.cifar import QUICK, Task
+from benchmarks.common.image_classes import QUICK, Task, one_vs_rest_rows
 from pucache.storage.atomic import replacing
 
 PACKAGES = {  # module: distribution; what pucache's own dependencies and scikit-learn bring
@@ -171,13 +171,10 @@ class Texts:
 
     def one_vs_rest(self, name: str, share: float, labelled: int, seed: int) -> Task:
         """The docstrings of one topic or kind, at a share of the unlabelled, among all others."""
-        y, train = self.labels[name], ~self.test
         draw = np.random.default_rng([list(self.labels).index(name), round(1000 * share), labelled, seed])
-        positive, rest = draw.permutation(np.flatnonzero(y & train)), ~y & train
-        hidden = round(share / (1 - share) * rest.sum())
-        pile, s = rest.copy(), np.zeros(len(y), np.int8)
-        pile[positive[: labelled + hidden]], s[positive[:labelled]] = True, 1
-        return Task(self.X[pile], s[pile], y[pile], self.X[self.test], y[self.test])
+        X, y = self.X[~self.test], self.labels[name][~self.test]
+        pile, s = one_vs_rest_rows(y, share=share, labelled=labelled, draw=draw)
+        return Task(X[pile], s[pile], y[pile], self.X[self.test], self.labels[name][self.test])
 
     def describe(self) -> str:
         """One sentence for the page."""
