@@ -1,8 +1,12 @@
 """Cells of a result table: measured once, stored as JSON lines so that a run can be resumed, and formatted."""
 
 import json
+import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -29,20 +33,49 @@ def append(path: Path, row: dict) -> None:
 
 
 def measured(
-    work: Path, name: str, wanted: Iterable[dict], measure: Callable[..., dict], *, minutes: float = float("inf")
+    work: Path,
+    name: str,
+    wanted: Iterable[dict],
+    measure: Callable[..., dict],
+    *,
+    minutes: float = float("inf"),
+    jobs: int = 1,
 ) -> list[dict]:
     """The rows of `wanted` cells: those of earlier runs of this commit, and `measure(**cell)` of the others.
 
     A cell is a dict of what it is; all have the same names. They are kept in WORK/NAME-COMMIT.jsonl. None is
-    begun after so many minutes.
+    begun after so many minutes. More than one job: in that many processes of one thread; `measure` must be picklable.
     """
-    cells, began, path = list(wanted), time.monotonic(), work / f"{name}-{commit() or 'unknown'}.jsonl"
+    cells, path = list(wanted), work / f"{name}-{commit() or 'unknown'}.jsonl"
     identity = tuple(cells[0])
-    for cell in cells:
-        if tuple(cell.values()) not in kept(path, identity) and time.monotonic() - began < 60 * minutes:
-            append(path, cell | measure(**cell))
+    earlier = kept(path, identity)
+    missing = [cell for cell in cells if tuple(cell.values()) not in earlier]
+    deadline = time.monotonic() + 60 * minutes
+    for row in (
+        _one_by_one(missing, measure, deadline) if jobs == 1 else _in_processes(missing, measure, deadline, jobs)
+    ):
+        append(path, row)
     found = kept(path, identity)
     return [found[tuple(cell.values())] for cell in cells if tuple(cell.values()) in found]
+
+
+def _one_by_one(cells: list[dict], measure: Callable[..., dict], deadline: float) -> Iterator[dict]:
+    for cell in cells:
+        if time.monotonic() < deadline:
+            yield cell | measure(**cell)
+
+
+def _in_processes(cells: list[dict], measure: Callable[..., dict], deadline: float, jobs: int) -> Iterator[dict]:
+    """In any order."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # read when the processes start
+    waiting = iter(cells)
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        running = {pool.submit(measure, **cell): cell for cell in islice(waiting, jobs)}
+        while running:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                yield running.pop(future) | future.result()
+                if time.monotonic() < deadline:
+                    running |= {pool.submit(measure, **cell): cell for cell in islice(waiting, 1)}
 
 
 def table(head: list[str], rows: list[list]) -> str:

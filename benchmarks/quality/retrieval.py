@@ -28,11 +28,9 @@ from benchmarks.common.cells import append, kept, table
 from benchmarks.common.cifar import CLASSES, Cifar
 from benchmarks.common.environment import environment
 from benchmarks.common.planted_cache import Planted, asked_for_a_cell, cell, keep, memory, prepare
+from benchmarks.common.row_cache import write_row_cache
 from benchmarks.quality.suite import LABELLED, SHARES
 from pucache import EmbeddingCache, PULinearClassifier
-from pucache.cache.keys import encode_keys
-from pucache.cache.writer import Rows, write_file
-from pucache.encoders.spec import EncoderSpec
 from pucache.neighbours import ann_index
 from pucache.neighbours.ann_index_file import index_path
 from pucache.pu.labels import Labels, label_vector
@@ -51,11 +49,7 @@ POSITIVES, K, REPEATS = 600, 100, 3
 
 def write_rows(path: Path, like: EmbeddingCache, X: np.ndarray, *, imported: bool = False) -> EmbeddingCache:
     """A cache of bare rows, of the same encoder or of none."""
-    encoder = EncoderSpec.imported("made", X.shape[1]) if imported else like.encoder
-    keys = encode_keys([f"{row:06}.png" for row in range(len(X))])
-    empty = np.zeros((len(X), 32), np.uint8), np.full((len(X), 2), -1)
-    write_file(path, encoder, "", [Rows(keys, X, *empty)], shape=(len(X), keys.itemsize, X.dtype), failures={})
-    return EmbeddingCache(path)
+    return write_row_cache(path, X, None if imported else like.encoder)
 
 
 def scorers(model: PULinearClassifier) -> dict:
