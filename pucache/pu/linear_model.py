@@ -18,7 +18,8 @@ from ..encoders.spec import ROUNDING, EncoderSpec
 from ..errors import ModelError
 from ..progress import Progress, Silent
 from .calibration import Tilt, fit_tilt
-from .metrics import from_pu
+from .label_requirements import ASSUMED_PRIOR, LabelCount
+from .metric_intervals import prior_range, stated_estimates
 from .model_file import PARAMETERS, ModelState, read_model, write_model
 from .priors import PriorEstimate
 from .review_weights import TrainingLabels
@@ -110,7 +111,7 @@ class PULinearModel:
         settings = self._fit_settings()
         with progress or Silent() as shown_progress:
             fit = fit_positive_unlabelled(design, labels, groups, settings, shown_progress)
-        self._set_fitted(fit, labels)
+        self._set_fitted(fit, labels, LabelCount.of(labels.s, groups=groups, weights=labels.weights))
         self.n_features_in_ = design.d
         return fit
 
@@ -155,16 +156,26 @@ class PULinearModel:
             if not (isinstance(value, _INTEGER) and value >= least):
                 raise ValueError(f"{name} must be a whole number, at least {least}, got {value!r}")
 
-    def _set_fitted(self, fit: Fit, labels: TrainingLabels) -> None:
+    def _set_fitted(self, fit: Fit, labels: TrainingLabels, count: LabelCount) -> None:
         s = labels.s
         self.coef_, self.intercept_ = fit.head.coef[0], float(fit.head.intercept[0])
         self.penalty_, self.prior_, self.prior_estimate_ = fit.cross_fit.penalty, fit.prior, fit.prior_estimate
+        if self.prior is None and not count.has_estimates:
+            self.prior_, self.prior_estimate_ = float(np.clip(ASSUMED_PRIOR, *labels.bounds)), None
         self.held_out_margins_ = fit.held_out_margins
         self._calibrate(fit.held_out_margins, s, labels.weights)
         self.estimates_ = {
             "risk": float(fit.head.risk[0]),
             "clamped": float(fit.head.clamped[0]),
-            **from_pu(fit.held_out_margins, s, self.prior_, self.threshold_),
+            **stated_estimates(
+                fit.held_out_margins,
+                s,
+                labels=count,
+                prior=self.prior_,
+                prior_range=prior_range(self.prior_, self.prior_estimate_),
+                threshold=self.threshold_,
+                seed=int(self.seed),
+            ),
         }
         self.classes_ = np.array([0, 1], np.int8)
         self.n_labelled_, self.n_unlabelled_ = int(s.sum()), int((s == 0).sum())

@@ -1,0 +1,117 @@
+"""How many labelled positives an estimate takes, and how estimates are written with few of them.
+
+Below `LEAST_LABELS` labelled positives no prior, recall, precision, F1 or AUC is stated. From there to
+`LEAST_LABELS_FOR_POINTS` each is stated as an interval. From then on each is stated as a number with its interval.
+The ranking works from one labelled positive. Commands, JSON, report and demo follow this rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+LEAST_LABELS = 10
+LEAST_LABELS_FOR_POINTS = 30
+# share of positives that posterior and threshold assume below `LEAST_LABELS`, where an estimate lies anywhere
+ASSUMED_PRIOR = 0.05
+
+
+@dataclass(frozen=True)
+class LabelCount:
+    """Number of labelled positives that estimates rest on, and what may be estimated from it.
+
+    Attributes
+    ----------
+    labels : int
+        Different pictures that are labelled positive. Positives that a review confirmed are not counted: they are
+        no random sample.
+    """
+
+    labels: int
+
+    @classmethod
+    def of(cls, s: np.ndarray, *, groups: np.ndarray | None = None, weights: np.ndarray | None = None) -> LabelCount:
+        """Count the labelled positives.
+
+        Parameters
+        ----------
+        s : ndarray of 0 and 1, (n,)
+        groups : ndarray of int, (n,), optional
+            Rows of one group show the same picture, and count once.
+        weights : ndarray, (n,), optional
+            Rows of weight 0 are not counted.
+
+        Returns
+        -------
+        LabelCount
+        """
+        labelled = np.asarray(s) == 1 if weights is None else (np.asarray(s) == 1) & (weights > 0)
+        return cls(int(labelled.sum() if groups is None else len(np.unique(groups[labelled]))))
+
+    @property
+    def has_estimates(self) -> bool:
+        """Whether intervals are stated."""
+        return self.labels >= LEAST_LABELS
+
+    @property
+    def has_points(self) -> bool:
+        """Whether single figures are stated beside their intervals."""
+        return self.labels >= LEAST_LABELS_FOR_POINTS
+
+    @property
+    def sentence(self) -> str:
+        """What is not stated, and how many labels it takes; "" where nothing is left out."""
+        if self.has_points:
+            return ""
+        if self.has_estimates:
+            return (
+                f"with {self.labels} labelled positives every estimate is an interval; single figures take at least "
+                f"{LEAST_LABELS_FOR_POINTS}"
+            )
+        few = "1 labelled positive is" if self.labels == 1 else f"{self.labels} labelled positives are"
+        return (
+            f"{few} too few to estimate prior, recall, precision, F1 or AUC: intervals take at least {LEAST_LABELS}, "
+            f"single figures {LEAST_LABELS_FOR_POINTS}; the ranking works from one"
+        )
+
+
+def assumption(prior: float) -> str:
+    """Sentence on the share of positives that posterior and threshold assume below `LEAST_LABELS`.
+
+    Parameters
+    ----------
+    prior : float
+        Of the model.
+
+    Returns
+    -------
+    str
+    """
+    return (
+        f"posterior and threshold assume that {100 * prior:.3g} % of the unlabelled are positive, which is no estimate"
+    )
+
+
+def figure(value: float | None, interval: Sequence[float] | None, digits: int = 3) -> str:
+    """Write an estimate with its interval.
+
+    Parameters
+    ----------
+    value : float or None
+        None: only the interval is written.
+    interval : (float, float) or None
+        None: only the value is written.
+    digits : int
+        Decimals of the value; the ends of the interval have one less.
+
+    Returns
+    -------
+    str
+        Such as ``0.800 (0.67 to 0.90)``, ``0.67 to 0.90`` or ``0.800``; ``not estimated`` where both are None.
+    """
+    ends = "" if interval is None else f"{interval[0]:.{digits - 1}f} to {interval[1]:.{digits - 1}f}"
+    if value is None:
+        return ends or "not estimated"
+    return f"{value:.{digits}f} ({ends})" if ends else f"{value:.{digits}f}"
