@@ -46,9 +46,14 @@ def demo(folder: str, device: str, as_json: bool) -> None:
 
 def _lines(result: dict[str, Any], folder: str) -> Iterator[str]:
     yield f"{result['labelled_positives']} labelled dresses, {result['unlabelled']:,} unlabelled images"
-    low, high = result["prior_interval"]
-    estimated = f"estimated {result['prior']:.3f} ({low:.3f} to {high:.3f})"
+    from pucache.pu.label_requirements import figure
+
+    estimated = figure(result["prior"], result["prior_interval"], digits=4)
+    if estimated[0].isdigit():
+        estimated = f"estimated {estimated}"
     yield f"share of dresses among the unlabelled: {estimated}, truly {result['true_prior']:.3f}"
+    if result["note"]:
+        yield result["note"]
     yield ""
     yield f"{'':34s}" + "".join(f"{title:>11s}" for title in _METRICS.values())
     for title, name in _CLASSIFIERS.items():

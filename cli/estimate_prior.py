@@ -9,6 +9,7 @@ import click
 from . import options, output
 
 if TYPE_CHECKING:
+    from pucache.pu.label_requirements import LabelCount
     from pucache.pu.priors import PriorEstimate
 
 
@@ -48,7 +49,8 @@ def estimate_prior(
 
     train-pu uses tilt. The other methods are cross-checks with known biases: bbe overestimates, elkanoto
     errs in either direction. Where they disagree widely, trust none of the intervals. All methods
-    assume that the labelled positives are a random sample of all positives.
+    assume that the labelled positives are a random sample of all positives. An interval takes at least
+    ten of them, a single figure thirty.
 
     \b
     pucache estimate-prior cache.h5 --positives found.txt
@@ -56,26 +58,45 @@ def estimate_prior(
     from pucache.cache.embedding_cache import open_cache
     from pucache.pu.data import PUData
     from pucache.pu.estimate_prior import estimate_prior_on
+    from pucache.pu.label_requirements import LabelCount
     from pucache.pu.priors import METHODS
 
     from .progress import terminal_progress
 
     data = PUData.of(open_cache(cache), positives, options.twin_cosine(twins), negatives=negatives)
+    count, labelled = LabelCount.of(data.s, groups=data.group), int(data.s.sum())
+    counts = {"labelled_positives": labelled, "unlabelled": len(data.s) - labelled}
+    line = f"{labelled:,} labelled positives, {len(data.s) - labelled:,} unlabelled"
+    if not count.has_estimates:
+        output.print_result(counts | {"estimates": None, "note": count.sentence}, [line, count.sentence], as_json)
+        return
     estimates = estimate_prior_on(data, methods=methods or tuple(METHODS), progress=terminal_progress(), **parameters)
-    labelled = int(data.s.sum())
-    result = {
-        "labelled_positives": labelled,
-        "unlabelled": len(data.s) - labelled,
-        "estimates": {estimate.method: vars(estimate) for estimate in estimates},
+    result = counts | {
+        "estimates": {estimate.method: _stated(estimate, count) for estimate in estimates},
+        "note": count.sentence,
     }
-    interval = f"{estimates[0].level:.0%} interval" if estimates[0].draws else "no interval"
+    interval = f"{estimates[0].level:.0%} interval" if any(map(_interval, estimates)) else "no interval"
     lines = [
-        f"{labelled:,} labelled positives, {len(data.s) - labelled:,} unlabelled",
+        line,
         f"{'method':<10} {'prior':>8}   {interval}",
-        *(f"{estimate.method:<10} {estimate.prior:8.4f}   {_interval(estimate)}" for estimate in estimates),
+        *(_line(estimate, count) for estimate in estimates),
+        *filter(None, [count.sentence]),
     ]
     output.print_result(result, lines, as_json)
 
 
+def _stated(estimate: PriorEstimate, count: LabelCount) -> dict[str, Any]:
+    """Fields of an estimate, without the single figure where the labels are too few for it."""
+    return vars(estimate) if count.has_points else vars(estimate) | {"prior": None}
+
+
+def _line(estimate: PriorEstimate, count: LabelCount) -> str:
+    prior = f"{estimate.prior:8.4f}" if count.has_points else f"{'':8}"
+    return f"{estimate.method:<10} {prior}   {_interval(estimate)}".rstrip()
+
+
 def _interval(estimate: PriorEstimate) -> str:
-    return f"{estimate.low:.4f} to {estimate.high:.4f}" if estimate.draws else ""
+    """The interval of an estimate; "" where there is none."""
+    if estimate.low <= 0 and estimate.high >= 1:
+        return ""
+    return f"{estimate.low:.4f} to {estimate.high:.4f}"

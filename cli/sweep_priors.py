@@ -52,7 +52,8 @@ def sweep_priors(
     """Train at many priors and seeds, all at once, and report what the prior changes.
 
     All metrics are of held-out margins: PU risk, PAUC, estimated F1, share predicted positive, and how
-    often the non-negativity clamp was active. --truth adds the true metrics.
+    often the non-negativity clamp was active. --truth adds the true metrics. PAUC and F1 take ten
+    labelled positives, and thirty for single figures.
 
     \b
     pucache sweep-priors cache.h5 --positives found.txt --loss imbnnpu
@@ -82,8 +83,8 @@ def sweep_priors(
     rows = [row.to_dict() for row in result.rows]
     written = f"wrote {out}" + (f" and {plot_path}" if plot_path else "")
     output.print_result(
-        {"verdict": result.verdict, "penalty": result.penalty, "rows": rows},
-        [*_table(rows), result.verdict, written],
+        {"verdict": result.verdict, "penalty": result.penalty, "rows": rows, "note": result.note},
+        [*_table(rows), result.verdict, *filter(None, [result.note]), written],
         as_json,
     )
 
@@ -121,10 +122,21 @@ _COLUMNS = {
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:
     """Means over the seeds, one line per prior."""
-    columns = {name: title for name, title in _COLUMNS.items() if name in rows[0]}
-    lines = ["   prior " + "".join(f"{title:>10}" for title in columns.values())]
+    columns = {name: title for name, title in _COLUMNS.items() if name in rows[0] or f"{name}_low" in rows[0]}
+    widths = {name: 10 if name in rows[0] else 16 for name in columns}
+    lines = ["   prior " + "".join(f"{title:>{widths[name]}}" for name, title in columns.items())]
     for prior in dict.fromkeys(row["prior"] for row in rows):
         rows_of_prior = [row for row in rows if row["prior"] == prior]
-        means = [sum(row[name] for row in rows_of_prior) / len(rows_of_prior) for name in columns]
-        lines.append(f"{prior:8.4g} " + "".join(f"{mean:10.4f}" for mean in means))
+        lines.append(f"{prior:8.4g} " + "".join(f"{_cell(name, rows_of_prior):>{widths[name]}}" for name in columns))
     return lines
+
+
+def _cell(name: str, rows: list[dict[str, Any]]) -> str:
+    """Mean of a figure over the rows; where it is not stated, means of the ends of its interval."""
+    if name in rows[0]:
+        return f"{_mean(name, rows):.4f}"
+    return f"{_mean(f'{name}_low', rows):.2f} to {_mean(f'{name}_high', rows):.2f}"
+
+
+def _mean(name: str, rows: list[dict[str, Any]]) -> float:
+    return float(sum(row[name] for row in rows) / len(rows))

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pucache.pu.scar import ScarCheck
     from pucache.pu.train import TrainingSummary
 
+_FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F1"}
+
 
 @click.command("train-pu")
 @options.caches
@@ -71,7 +73,8 @@ def train_pu(
     """Train a classifier on labelled positives and the unlabelled rest of CACHE.
 
     Penalty, prior and threshold are chosen from these data. All estimates are of cross-fitted margins
-    and need no negative labels.
+    and need no negative labels. They take ten labelled positives, and thirty for single figures beside
+    their intervals; with fewer, the ranking works all the same.
 
     \b
     pucache train-pu cache.h5 --positives found.txt
@@ -94,7 +97,7 @@ def train_pu(
     result = asdict(training) | {"scar": scar.to_dict(), "found_by_twins": [key for key, _ in duplicates]}
     with replacing(metrics_path) as temporary:
         temporary.write_text(output.to_json(result) + "\n")
-    lines = [*_lines(training), *_warnings(training, data.training_labels.bounds), *_scar_lines(scar)]
+    lines = [*_lines(training), *_warnings(training, model.prior_, data.training_labels.bounds), *_scar_lines(scar)]
     output.print_result(result, [*lines, f"wrote {out} and {metrics_path}"], as_json)
     _list_duplicates(duplicates)
 
@@ -119,32 +122,41 @@ def _parse_prior(text: str) -> float | None:
 
 
 def _lines(training: TrainingSummary) -> Iterator[str]:
-    estimates = training.estimates
     positive, negative = training.confirmed_positives, training.known_negatives
     reviewed = f" (of them reviewed: {positive:,} positive, {negative:,} negative)" if positive or negative else ""
-    yield (
-        f"{training.labelled_positives:,} labelled positives, {training.unlabelled:,} unlabelled{reviewed}, "
-        f"{_prior_text(training)}"
-    )
-    yield "estimated among the unlabelled, from held-out margins and without negative labels:"
-    yield (
-        f"  AUC {estimates['auc']:.3f}   recall {estimates['recall']:.3f}   precision {estimates['precision']:.3f}   "
-        f"F1 {estimates['f1']:.3f}   called positive {estimates['share_predicted_positive']:.3%}"
-    )
+    counts = f"{training.labelled_positives:,} labelled positives, {training.unlabelled:,} unlabelled{reviewed}"
+    yield ", ".join(filter(None, [counts, _prior_text(training)]))
+    yield from _estimates(training.estimates)
+    if training.note:
+        yield training.note
+
+
+def _estimates(estimates: dict[str, Any]) -> Iterator[str]:
+    from pucache.pu.metric_intervals import interval_of, stated_text
+
+    called = f"called positive {estimates['share_predicted_positive']:.3%}"
+    if interval_of(estimates, "recall") is None:
+        yield f"{called} of the unlabelled"
+        return
+    yield "estimated among the unlabelled, from held-out margins and without negative labels, with 90% intervals:"
+    yield "  " + "   ".join([*(f"{title} {stated_text(estimates, name)}" for name, title in _FIGURES.items()), called])
 
 
 def _prior_text(training: TrainingSummary) -> str:
-    text, estimate = f"prior {training.prior:.4g}", training.prior_estimate
+    estimate = training.prior_estimate
     if estimate is None:
-        return text
-    if not estimate.draws:
-        return f"{text} (estimated)"
-    return f"{text} (estimated; {estimate.level:.0%} interval {estimate.low:.4g} to {estimate.high:.4g})"
+        return "" if training.prior is None else f"prior {training.prior:.4g}"
+    interval = f"{estimate['low']:.4g} to {estimate['high']:.4g}"
+    if estimate["low"] <= 0 and estimate["high"] >= 1:  # there is no interval
+        return "" if training.prior is None else f"prior {training.prior:.4g} (estimated)"
+    if training.prior is None:
+        return f"prior {interval} (estimated; {estimate['level']:.0%} interval)"
+    return f"prior {training.prior:.4g} (estimated; {estimate['level']:.0%} interval {interval})"
 
 
-def _warnings(training: TrainingSummary, prior_bounds: tuple[float, float]) -> Iterator[str]:
+def _warnings(training: TrainingSummary, model_prior: float, prior_bounds: tuple[float, float]) -> Iterator[str]:
     low, high = prior_bounds
-    if training.prior_estimate is not None and not 1.02 * low < training.prior < 1 - 1.02 * (1 - high):
+    if training.prior_estimate is not None and not 1.02 * low < model_prior < 1 - 1.02 * (1 - high):
         yield (
             "  warning: the estimate of the prior lies at the end of what is possible, so that nothing rests on it; "
             "label more positives, of other kinds too, or give --prior"

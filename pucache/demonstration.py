@@ -27,9 +27,10 @@ from .pu.classifier import PULinearClassifier
 from .pu.evaluate import evaluate
 from .pu.label_files import read_truth
 from .pu.labels import Labels
+from .pu.metric_intervals import prior_range
 from .pu.metrics import with_labels
 from .pu.score import score
-from .pu.train import train_pu
+from .pu.train import label_count, label_note, stated_prior, train_pu
 from .retrieval.ranking import Ranking
 from .retrieval.retrieve import retrieve_positives
 from .storage.atomic import replacing
@@ -59,7 +60,8 @@ def demo(
     -------
     dict
         Counts, the prior and its interval, metrics of pucache and of a supervised classifier, and the
-        time in seconds, ready for JSON.
+        time in seconds, ready for JSON. Estimates are None where the labels are too few for them
+        (`pucache.pu.label_requirements`).
 
     Raises
     ------
@@ -94,12 +96,13 @@ def demo(
     return {
         "labelled_positives": int(labels.s.sum()),
         "unlabelled": int((labels.s == 0).sum()),
-        "prior": model.prior_,
+        "prior": stated_prior(model, label_count(model))[0],
         "prior_interval": _prior_interval(model),
         "true_prior": float(y_ranked.mean()),
         "pucache": metrics,
         "supervised": _supervised_metrics(pile, new, y, read_truth(folder / "truth.csv", new.keys), labels.s == 0),
         "estimates": model.estimates_,
+        "note": label_note(model, label_count(model)),
         "seconds": round(time.monotonic() - began, 1),
     }
 
@@ -113,8 +116,9 @@ def _embed_images(folder: Path, device: str, progress: Progress | None) -> list[
 
 
 def _prior_interval(model: PULinearClassifier) -> list[float] | None:
+    """Interval of an estimated prior; None where there is none."""
     estimate = model.prior_estimate_
-    return None if estimate is None else [estimate.low, estimate.high]
+    return None if estimate is None or prior_range(model.prior_, estimate) is None else [estimate.low, estimate.high]
 
 
 # --- images ------------------------------------------------------------------------------------

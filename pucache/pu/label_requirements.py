@@ -67,13 +67,13 @@ class LabelCount:
             return ""
         if self.has_estimates:
             return (
-                f"with {self.labels} labelled positives every estimate is an interval; single figures take at least "
-                f"{LEAST_LABELS_FOR_POINTS}"
+                f"With {self.labels} labelled positives every estimate is an interval; single figures take at least "
+                f"{LEAST_LABELS_FOR_POINTS}."
             )
         few = "1 labelled positive is" if self.labels == 1 else f"{self.labels} labelled positives are"
         return (
             f"{few} too few to estimate prior, recall, precision, F1 or AUC: intervals take at least {LEAST_LABELS}, "
-            f"single figures {LEAST_LABELS_FOR_POINTS}; the ranking works from one"
+            f"single figures {LEAST_LABELS_FOR_POINTS}; the ranking works from one."
         )
 
 
@@ -90,7 +90,7 @@ def assumption(prior: float) -> str:
     str
     """
     return (
-        f"posterior and threshold assume that {100 * prior:.3g} % of the unlabelled are positive, which is no estimate"
+        f"Posterior and threshold assume that {100 * prior:.3g} % of the unlabelled are positive; this is no estimate."
     )
 
 

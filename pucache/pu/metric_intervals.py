@@ -23,7 +23,7 @@ import numpy as np
 from scipy.special import expit, logit, ndtri
 
 from .calibration import LEAST, MOST
-from .label_requirements import LabelCount
+from .label_requirements import LabelCount, figure
 from .metrics import from_pu
 
 if TYPE_CHECKING:
@@ -218,3 +218,8 @@ def interval_of(estimates: Mapping[str, Any], name: str) -> tuple[float, float] 
     """Interval of one figure of `stated_estimates`; None where there is none."""
     low, high = estimates.get(f"{name}_low"), estimates.get(f"{name}_high")
     return None if low is None or high is None else (low, high)
+
+
+def stated_text(estimates: Mapping[str, Any], name: str) -> str:
+    """One figure of `stated_estimates` with its interval, as `pucache.pu.label_requirements.figure` writes it."""
+    return figure(estimates[name], interval_of(estimates, name))

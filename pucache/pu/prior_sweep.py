@@ -20,8 +20,10 @@ from .cross_fitting import CrossFitter
 from .data import PUData
 from .folds import assign_folds
 from .label_files import read_truth
+from .label_requirements import LabelCount
 from .labels import TWIN_COSINE, Labels
-from .metrics import from_pu, with_labels
+from .metric_intervals import PriorRange, stated_estimates
+from .metrics import with_labels
 from .thresholds import choose_threshold
 
 PRIORS = tuple(float(f"{prior:.3g}") for prior in np.geomspace(0.01, 0.5, 12))
@@ -43,11 +45,15 @@ class SweepRow:
         Value of the training risk, on the rows trained on.
     clamped : float
         Share of the iterations in which the clamp of the negative part acted.
-    held_out_risk : float
-        nnPU risk.
     threshold : float
-    pauc, auc, recall, share_predicted_positive, precision, f1, false_positive_rate, accuracy, upu_risk, collapsed
-        See `pucache.pu.metrics.from_pu`.
+    share_predicted_positive : float
+        Share of the unlabelled rows above the threshold.
+    held_out_risk : float or None
+        nnPU risk.
+    pauc, auc, recall, precision, f1, false_positive_rate, accuracy, upu_risk, collapsed
+        See `pucache.pu.metrics.from_pu`; None where the labels are too few (`pucache.pu.label_requirements`).
+    pauc_low, pauc_high, auc_low, ..., accuracy_high : float or None
+        90 % intervals at this prior, see `pucache.pu.metric_intervals`; they do not cover a wrong prior.
     true_accuracy, true_precision, true_recall, true_f1, true_auc, true_average_precision : float or None
         Among the unlabelled rows whose true class is known; None without truth.
     """
@@ -56,18 +62,32 @@ class SweepRow:
     seed: int
     risk: float
     clamped: float
-    held_out_risk: float
     threshold: float
-    pauc: float
-    auc: float
-    recall: float
     share_predicted_positive: float
-    precision: float
-    f1: float
-    false_positive_rate: float
-    accuracy: float
-    upu_risk: float
-    collapsed: str
+    held_out_risk: float | None = None
+    pauc: float | None = None
+    auc: float | None = None
+    recall: float | None = None
+    precision: float | None = None
+    f1: float | None = None
+    false_positive_rate: float | None = None
+    accuracy: float | None = None
+    upu_risk: float | None = None
+    collapsed: str | None = None
+    pauc_low: float | None = None
+    pauc_high: float | None = None
+    auc_low: float | None = None
+    auc_high: float | None = None
+    recall_low: float | None = None
+    recall_high: float | None = None
+    precision_low: float | None = None
+    precision_high: float | None = None
+    f1_low: float | None = None
+    f1_high: float | None = None
+    false_positive_rate_low: float | None = None
+    false_positive_rate_high: float | None = None
+    accuracy_low: float | None = None
+    accuracy_high: float | None = None
     true_accuracy: float | None = None
     true_precision: float | None = None
     true_recall: float | None = None
@@ -76,7 +96,7 @@ class SweepRow:
     true_average_precision: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Figures by name, for JSON and CSV; without the true ones where there is no truth."""
+        """Figures by name, for JSON and CSV; without the true ones where there is no truth, and those not estimated."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -92,11 +112,14 @@ class Sweep:
         L2 penalty of all heads.
     verdict : str
         One sentence or two: whether the ranking depends on the prior, and why.
+    note : str
+        What is not estimated because the labels are too few; "" where nothing is left out.
     """
 
     rows: list[SweepRow]
     penalty: float
     verdict: str
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -211,16 +234,17 @@ def sweep_on(
         data.training_labels.check(priors[0])
     settings = SweepSettings(**parameters)
     trainer = _SweepTrainer(data, list(seeds), settings)
+    count = LabelCount.of(data.s, groups=data.group)
     with progress or Silent() as stages:
         stages.start(len(possible) * len(seeds), "training")
         penalty = trainer.choose_penalty(possible[0]) if settings.penalty == "auto" else float(settings.penalty)
         rows = []
         for run in trainer.runs(possible, penalty):
-            rows.append(_figures(run, data.s, truth))
+            rows.append(_figures(run, data.s, truth, count))
             stages.advance(1)
     ruled_out = len(priors) - len(possible)
     note = f" Left out, as a review has shown them to be wrong: {ruled_out} priors." if ruled_out else ""
-    return Sweep(rows, penalty, _verdict(rows, settings.risk) + note)
+    return Sweep(rows, penalty, _verdict(rows, settings.risk) + note, count.sentence)
 
 
 @dataclass(frozen=True)
@@ -302,11 +326,15 @@ class _SweepTrainer:
             yield _Run(priors[i], self._seeds[j], margins[:, column], risk, clamped)
 
 
-def _figures(run: _Run, s: np.ndarray, truth: np.ndarray | None) -> SweepRow:
+def _figures(run: _Run, s: np.ndarray, truth: np.ndarray | None, count: LabelCount) -> SweepRow:
     margins, prior = run.margins, run.prior
     tilt = fit_tilt(margins, s, prior=prior)
     threshold = choose_threshold(tilt, margins[s == 0], "f1", prior)
-    estimates: dict[str, Any] = from_pu(margins, s, prior, threshold)
+    assumed = PriorRange(prior, prior, prior)
+    estimates: dict[str, Any] = stated_estimates(
+        margins, s, labels=count, prior=prior, prior_range=assumed, threshold=threshold
+    )
+    del estimates["labels"]
     true: dict[str, Any] = {}
     if truth is not None:
         rows = (s == 0) & (truth >= 0)
@@ -336,6 +364,8 @@ def _verdict(rows: list[SweepRow], risk: PURisk) -> str:
             f"flat: {why}, so the heads are the same and so is their ranking. Only posterior, threshold, precision "
             "and F1 depend on the prior; find it with estimate-prior, not with a sweep."
         )
+    if rows[0].pauc is None:
+        return "the heads depend on the prior; single figures, and so more labels, are needed to say how."
     pauc = {prior: np.mean([row.pauc for row in rows if row.prior == prior]) for prior in _priors(rows)}
     best, worst = max(pauc, key=pauc.__getitem__), min(pauc, key=pauc.__getitem__)
     clamped = [prior for prior in pauc if max(row.clamped for row in rows if row.prior == prior) > 0.01]

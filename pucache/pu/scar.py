@@ -23,6 +23,7 @@ from scipy.sparse import csr_array
 
 from ..storage.mapped_arrays import take_rows
 from .calibration import Tilt
+from .label_requirements import LabelCount, figure
 from .labels import Labels
 from .near_duplicates import unlabelled_twins
 
@@ -44,6 +45,8 @@ class ScarCheck:
     auc : float or None
         Effect size: how well labelled rows are told from likely ones, 0.5 by guessing, 1 without an
         error; None if there are too few rows.
+    error : float or None
+        Standard deviation of the AUC over permuted labels.
     p_value : float or None
         Probability of an AUC at least as great under permuted labels.
     explained : float or None
@@ -60,17 +63,31 @@ class ScarCheck:
     n_labelled: int
     n_likely: int
     auc: float | None = None
+    error: float | None = None
     p_value: float | None = None
     explained: float | None = None
     verdict: str = "too few"
     rows_by_likeness: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64), repr=False, compare=False)
 
+    @property
+    def auc_interval(self) -> tuple[float, float] | None:
+        """90 % interval of the AUC; None if there is none."""
+        if self.auc is None or self.error is None:
+            return None
+        return max(0.0, self.auc - BEYOND * self.error), min(1.0, self.auc + BEYOND * self.error)
+
+    @property
+    def stated_auc(self) -> float | None:
+        """The AUC where enough labelled positives are compared for a single figure."""
+        return self.auc if LabelCount(self.n_labelled).has_points else None
+
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the rows, for JSON."""
+        """Everything but the rows, for JSON; ``auc`` is None where only its interval is stated."""
         return {
             "labelled": self.n_labelled,
             "found": self.n_likely,
-            "auc": self.auc,
+            "auc": self.stated_auc,
+            "auc_interval": None if self.auc_interval is None else list(self.auc_interval),
             "p_value": self.p_value,
             "explained": self.explained,
             "verdict": self.verdict,
@@ -82,7 +99,8 @@ class ScarCheck:
         sentence = f"labelled against found positives: {_VERDICTS[self.verdict]}"
         if self.auc is None:
             return f"{sentence} ({counts})"
-        return f"{sentence}: told apart with AUC {self.auc:.2f}, p = {self.p_value:.2g} ({counts})"
+        auc = f"{self.auc:.2f}" if self.stated_auc is not None else figure(None, self.auc_interval)
+        return f"{sentence}: told apart with AUC {auc}, p = {self.p_value:.2g} ({counts})"
 
 
 _VERDICTS = {
@@ -143,6 +161,7 @@ def check_scar(
         n_labelled=len(labelled),
         n_likely=len(likely),
         auc=test.auc,
+        error=test.error,
         p_value=test.p_value,
         explained=explained,
         verdict=verdict,

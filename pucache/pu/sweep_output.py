@@ -31,6 +31,8 @@ def write_sweep_table(result: Sweep, path: str | Path) -> None:
 def plot_sweep(result: Sweep, path: str | Path) -> None:
     """Plot ranking, operating point and training over the prior: lines are means over seeds, dots are seeds.
 
+    Where only intervals are stated, bands stand for the lines.
+
     Parameters
     ----------
     result : Sweep
@@ -54,16 +56,31 @@ def plot_sweep(result: Sweep, path: str | Path) -> None:
         for name, label in lines.items():
             if name in rows[0]:
                 _plot_line(axes, rows, name, label)
+            elif f"{name}_low" in rows[0]:
+                _plot_band(axes, rows, name, label)
         axes.set(title=title, xscale="log", xlabel="training prior")
-        axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
+        else:
+            axes.text(0.5, 0.5, "too few labels", transform=axes.transAxes, ha="center")
         axes.grid(alpha=0.3)
     with replacing(Path(path)) as temporary:
         sheet.savefig(temporary, format="png", dpi=130)
 
 
+def _plot_band(axes: Any, rows: list[dict[str, Any]], name: str, label: str) -> None:
+    priors = sorted({row["prior"] for row in rows})
+    ends = [[_mean(rows, f"{name}_{end}", prior) for prior in priors] for end in ("low", "high")]
+    axes.fill_between(priors, *ends, alpha=0.3, label=f"{label}, interval")
+
+
+def _mean(rows: list[dict[str, Any]], name: str, prior: float) -> float:
+    return float(np.mean([row[name] for row in rows if row["prior"] == prior]))
+
+
 def _plot_line(axes: Any, rows: list[dict[str, Any]], name: str, label: str) -> None:
     priors = sorted({row["prior"] for row in rows})
-    means = [np.mean([row[name] for row in rows if row["prior"] == prior]) for prior in priors]
+    means = [_mean(rows, name, prior) for prior in priors]
     (line,) = axes.plot(priors, means, label=label, linestyle=":" if name == "prior" else "-")
     if name != "prior":
         axes.plot([row["prior"] for row in rows], [row[name] for row in rows], ".", ms=3, color=line.get_color())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,9 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..progress import Progress
 from .data import PUData
+from .label_requirements import LabelCount, assumption
 from .labels import TWIN_COSINE, Labels
 from .linear_model import PULinearModel
-from .priors import PriorEstimate
 from .scar import ScarCheck, check_scar
 
 if TYPE_CHECKING:
@@ -138,10 +138,12 @@ class TrainingSummary:
         Reviewed rows are among the unlabelled.
     confirmed_positives, known_negatives : int
         Reviewed rows.
-    prior : float
-        Share of positives among the unlabelled.
-    prior_estimate : PriorEstimate or None
-        None if the prior was given.
+    prior : float or None
+        Share of positives among the unlabelled, as given or as estimated; None where the labels are too few for a
+        single figure.
+    prior_estimate : dict or None
+        Fields of `pucache.pu.priors.PriorEstimate`, with None for its `prior` where `prior` is None. None if the
+        prior was given, or the labels are too few for an interval.
     penalty, threshold : float
     threshold_rule : str
     loss : str
@@ -150,6 +152,9 @@ class TrainingSummary:
     deploy_prior : float or None
     estimates : dict
         `PULinearClassifier.estimates_`.
+    note : str
+        What is not stated because the labels are too few (`pucache.pu.label_requirements`), and what posterior and
+        threshold assume then; "" where nothing is left out.
     """
 
     encoder: str
@@ -157,8 +162,8 @@ class TrainingSummary:
     unlabelled: int
     confirmed_positives: int
     known_negatives: int
-    prior: float
-    prior_estimate: PriorEstimate | None
+    prior: float | None
+    prior_estimate: dict[str, Any] | None
     penalty: float
     threshold: float
     threshold_rule: str
@@ -167,6 +172,7 @@ class TrainingSummary:
     solver: str
     deploy_prior: float | None
     estimates: dict[str, Any]
+    note: str
 
 
 def summary(model: PULinearModel) -> TrainingSummary:
@@ -180,14 +186,16 @@ def summary(model: PULinearModel) -> TrainingSummary:
     -------
     TrainingSummary
     """
+    count = label_count(model)
+    prior, prior_estimate = stated_prior(model, count)
     return TrainingSummary(
         encoder=str(model.encoder_),
         labelled_positives=model.n_labelled_,
         unlabelled=model.n_unlabelled_,
         confirmed_positives=model.n_confirmed_,
         known_negatives=model.n_negatives_,
-        prior=model.prior_,
-        prior_estimate=model.prior_estimate_,
+        prior=prior,
+        prior_estimate=prior_estimate,
         penalty=model.penalty_,
         threshold=model.threshold_,
         threshold_rule=str(model.threshold),
@@ -196,4 +204,38 @@ def summary(model: PULinearModel) -> TrainingSummary:
         solver=model.solver,
         deploy_prior=None if model.deploy_prior is None else float(model.deploy_prior),
         estimates=model.estimates_,
+        note=label_note(model, count),
     )
+
+
+def label_count(model: PULinearModel) -> LabelCount:
+    """Number of labels that the estimates of a fitted model rest on."""
+    return LabelCount(int(model.estimates_.get("labels", model.n_labelled_)))
+
+
+def stated_prior(model: PULinearModel, count: LabelCount) -> tuple[float | None, dict[str, Any] | None]:
+    """Prior and fields of its estimate, as far as the labels allow; a given prior is stated as it is.
+
+    Parameters
+    ----------
+    model : PULinearModel
+        Fitted.
+    count : LabelCount
+
+    Returns
+    -------
+    prior : float or None
+    prior_estimate : dict or None
+    """
+    if model.prior is not None:
+        return float(model.prior), None
+    if not count.has_estimates or model.prior_estimate_ is None:
+        return None, None
+    estimate = asdict(model.prior_estimate_)
+    return (model.prior_, estimate) if count.has_points else (None, estimate | {"prior": None})
+
+
+def label_note(model: PULinearModel, count: LabelCount) -> str:
+    """What a fitted model does not state because its labels are too few; "" where nothing is left out."""
+    note = count.sentence
+    return f"{note} {assumption(model.prior_)}" if not count.has_estimates and model.prior is None else note
