@@ -51,9 +51,10 @@ def measured(
     earlier = kept(path, identity)
     missing = [cell for cell in cells if tuple(cell.values()) not in earlier]
     deadline = time.monotonic() + 60 * minutes
-    for row in (
-        _one_by_one(missing, measure, deadline) if jobs == 1 else _in_processes(missing, measure, deadline, jobs)
-    ):
+    rows = _one_by_one(missing, measure, deadline)
+    if jobs > 1:
+        rows = _in_processes(missing, measure, deadline, jobs)
+    for row in rows:
         append(path, row)
     found = kept(path, identity)
     return [found[tuple(cell.values())] for cell in cells if tuple(cell.values()) in found]

@@ -29,8 +29,8 @@ TASKS = {
 }
 MISLEADING = (ATTRIBUTES, KINDS)  # groups in which neighbours mislead
 CHOICE = (
-    "The constants of pucache's methods (number, weight and temperature of neighbours, rounds, penalties, thresholds "
-    f"of evidence) are chosen on four classes of CIFAR-10 ({', '.join(CHOSEN_ON)}) and on nothing else."
+    "The constants of the neighbours and of the distilled head are chosen on four classes of CIFAR-10 "
+    f"({', '.join(CHOSEN_ON)}) and on nothing else."
 )
 
 
@@ -91,17 +91,17 @@ class TaskGroups:
         return self.data(setting.group).one_vs_rest(setting.task, setting.share, setting.labelled, setting.seed)
 
     def describe(self) -> str:
-        """What the rows of each group are, a sentence each."""
-        sentences = ["CIFAR-10: 50,000 training and 10,000 test images."]
-        if self.fashion_source is not None:
-            sentences += ["Fashion-MNIST: 60,000 training and 10,000 test images."]
-        sentences += [
-            f"Attributes: {attributes.TRANSFORMED:,} training and {attributes.TRANSFORMED_TEST:,} test images of "
-            "CIFAR-10, of all classes, rotated by 90 degrees, tinted, compressed to JPEG quality "
+        """What the rows of the groups are that have been asked for, a sentence each."""
+        sentences = {
+            CIFAR: "CIFAR-10: 50,000 training and 10,000 test images.",
+            FASHION: "Fashion-MNIST: 60,000 training and 10,000 test images.",
+            ATTRIBUTES: f"Attributes: {attributes.TRANSFORMED:,} training and {attributes.TRANSFORMED_TEST:,} test "
+            "images of CIFAR-10, of all classes, rotated by 90 degrees, tinted, compressed to JPEG quality "
             f"{attributes.QUALITY}, or greyed, among the others as they are.",
-            self.data(TOPICS).describe(),  # type: ignore[attr-defined]
-        ]
-        return " ".join(sentences) + " One in four of all rows is used." * self.quick
+        }
+        told = [sentence for group, sentence in sentences.items() if group in self._data]
+        told += [data.describe() for data in set(self._data.values()) if isinstance(data, texts.Texts)]
+        return " ".join(told) + " One in four of all rows is used." * self.quick
 
     def _opened(self, group: str) -> Data:
         if group == CIFAR:
@@ -114,7 +114,7 @@ class TaskGroups:
             images = self.data(CIFAR)
             assert isinstance(images, cifar.Cifar)
             return attributes.Attributes(images, self.work)
-        other = KINDS if group == TOPICS else TOPICS
+        other = KINDS if group == TOPICS else TOPICS  # both are of one set of texts
         return self._data.get(other) or texts.Texts(self.work, quick=self.quick)
 
 

