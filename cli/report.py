@@ -13,6 +13,8 @@ from . import options, output
 if TYPE_CHECKING:
     from pucache.pages.report_numbers import ReportNumbers
 
+_FIGURES = {"precision": "precision", "recall": "recall", "f1": "F1", "auc": "AUC"}
+
 
 @click.command("report")
 @options.caches
@@ -91,13 +93,25 @@ def report(
 
 
 def _lines(numbers: ReportNumbers) -> list[str]:
-    estimates, hidden = numbers.estimates, numbers.hidden_positives
-    interval = "" if hidden.low is None else f" ({hidden.low:,.0f} to {hidden.high:,.0f})"
+    from pucache.pu.metric_intervals import interval_of, stated_text
+
+    estimates = numbers.estimates
     confirmed = f" (of them {numbers.reviewed.confirmed:,} confirmed)" if numbers.reviewed.confirmed else ""
+    counts = f"{numbers.labelled:,} labelled positives, {numbers.unlabelled:,} unlabelled{confirmed}"
+    lines = [", ".join(filter(None, [counts, _hidden(numbers)]))]
+    if interval_of(estimates, "recall") is not None:
+        figures = [f"{title} {stated_text(estimates, name)}" for name, title in _FIGURES.items()]
+        lines.append("estimated: " + "   ".join(figures))
     return [
-        f"{numbers.labelled:,} labelled positives, {numbers.unlabelled:,} unlabelled{confirmed}, about "
-        f"{hidden.expected:,.0f} more positives{interval}",
-        f"estimated: precision {estimates['precision']:.3f}   recall {estimates['recall']:.3f}   "
-        f"F1 {estimates['f1']:.3f}   AUC {estimates['auc']:.3f}",
+        *lines,
         *(f"note: {warning}" for warning in numbers.warnings),
     ]
+
+
+def _hidden(numbers: ReportNumbers) -> str:
+    """Number of hidden positives, with its interval; "" where the labels are too few."""
+    hidden = numbers.hidden_positives
+    interval = "" if hidden.low is None else f"{hidden.low:,.0f} to {hidden.high:,.0f}"
+    if hidden.expected is None:
+        return f"{interval} more positives" if interval else ""
+    return f"about {hidden.expected:,.0f} more positives" + (f" ({interval})" if interval else "")

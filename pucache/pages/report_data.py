@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,9 @@ from ..pu.classifier import PULinearClassifier
 from ..pu.data import PUData
 from ..pu.estimate_prior import estimate_from_cross_fit, estimate_prior_on
 from ..pu.fitting import Fit
+from ..pu.label_requirements import LabelCount
 from ..pu.linear_model import PULinearModel
+from ..pu.metric_intervals import PriorRange, prior_range, stated_estimates
 from ..pu.near_duplicates import unlabelled_twins
 from ..pu.prior_sweep import Sweep, SweepSettings, sweep_on
 from ..pu.priors import PriorEstimate
@@ -39,9 +42,12 @@ class ReportData:
         Ranks the unlabelled images: the model passed to `report`, or `trained`.
     margins : ndarray of float32, (n,)
         Margins by `ranker`.
+    count : LabelCount
+        Number of labels, which says what may be estimated.
     prior_estimates : list of PriorEstimate
-        One per method; the first is that of the tilt.
-    sweep : Sweep
+        One per method; the first is that of the tilt. Empty where the labels are too few.
+    sweep : Sweep or None
+        None where the labels are too few.
     truth : ndarray of int8, (n,), or None
         True class: 1, 0, or -1 where it is unknown.
     """
@@ -50,8 +56,9 @@ class ReportData:
     trained: PULinearClassifier
     ranker: PULinearModel
     margins: np.ndarray
+    count: LabelCount
     prior_estimates: list[PriorEstimate]
-    sweep: Sweep
+    sweep: Sweep | None
     truth: np.ndarray | None
 
     @cached_property
@@ -93,10 +100,30 @@ class ReportData:
 
     @property
     def prior_interval(self) -> tuple[float, float] | None:
-        """Interval of the prior; None if the prior is a parameter, there are no draws, or it lies outside."""
+        """Interval of the prior; None if the prior is a parameter, there is no interval, or it lies outside."""
+        if not self.prior_estimates or self.trained.prior is not None:
+            return None
         tilt, prior = self.prior_estimates[0], self.trained.prior_
-        valid = tilt.draws > 1 and self.trained.prior is None and tilt.low <= prior <= tilt.high
+        valid = prior_range(prior, tilt) is not None and tilt.low <= prior <= tilt.high
         return (tilt.low, tilt.high) if valid else None
+
+    @cached_property
+    def estimates(self) -> dict[str, Any]:
+        """`PULinearClassifier.estimates_`, with intervals that rest on `prior_interval`."""
+        trained, interval = self.trained, self.prior_interval
+        assumed = None if interval is None else PriorRange(trained.prior_, *interval)
+        if trained.prior is not None:
+            assumed = PriorRange(trained.prior, trained.prior, trained.prior)
+        stated = stated_estimates(
+            trained.held_out_margins_,
+            self.data.s,
+            labels=self.count,
+            prior=trained.prior_,
+            prior_range=assumed,
+            threshold=trained.threshold_,
+            seed=trained.seed,
+        )
+        return {name: trained.estimates_[name] for name in ("risk", "clamped")} | stated
 
     @property
     def trained_on_other_labels(self) -> bool:
@@ -112,6 +139,10 @@ class ReportData:
         by_ranker = self.ranker.tilt_.posterior(self.margins[rows])
         held_out = self.trained.tilt_.posterior(self.trained.held_out_margins_[rows])
         return np.where(self.data.s[rows] == 1, held_out, by_ranker)
+
+    def margins_of(self, rows: np.ndarray) -> np.ndarray:
+        """Margins, (m,): held out for labelled rows, by `ranker` for the others."""
+        return np.where(self.data.s[rows] == 1, self.trained.held_out_margins_[rows], self.margins[rows])
 
     @cached_property
     def ranked(self) -> np.ndarray:
@@ -160,24 +191,32 @@ def prepare(
     fit = fit_model(trained, data, progress=progress)
     if margins is None:
         margins = rank(trained)
-    prior_estimates = _prior_estimates(data, trained, fit, draws=draws, progress=progress)
-    sweep_parameters = {field.name: getattr(trained, field.name) for field in fields(SweepSettings)}
-    sweep = sweep_on(
-        data,
-        seeds=(trained.seed,),
-        truth=truth if truth is not None and _has_both_classes(truth, data.s) else None,
-        progress=progress,
-        **sweep_parameters | {"penalty": trained.penalty_},
-    )
+    count = LabelCount.of(data.s, groups=data.group)
+    prior_estimates, sweep = [], None
+    if count.has_estimates:
+        prior_estimates = _prior_estimates(data, trained, fit, draws=draws, progress=progress)
+        sweep = _sweep(data, trained, truth, progress)
     data.release()
     return ReportData(
         data=data,
         trained=trained,
         ranker=model or trained,
         margins=margins,
+        count=count,
         prior_estimates=prior_estimates,
         sweep=sweep,
         truth=truth,
+    )
+
+
+def _sweep(data: PUData, trained: PULinearClassifier, truth: np.ndarray | None, progress: Progress | None) -> Sweep:
+    parameters = {field.name: getattr(trained, field.name) for field in fields(SweepSettings)}
+    return sweep_on(
+        data,
+        seeds=(trained.seed,),
+        truth=truth if truth is not None and _has_both_classes(truth, data.s) else None,
+        progress=progress,
+        **parameters | {"penalty": trained.penalty_},
     )
 
 

@@ -35,7 +35,7 @@ class Card:
     chance : float
         Probability of being positive.
     posterior : str
-        `chance` in per cent.
+        `chance` in per cent; the margin where the labels are too few for probabilities.
     note : str
     truth : str
         "positive", "negative", "not known", or "" without truth.
@@ -94,17 +94,24 @@ class Galleries:
 
     def _cards(self, rows: np.ndarray, notes: list[str] | None = None) -> list[Card]:
         truth = None if self._report.truth is None else self._report.truth[rows]
+        texts = self._texts(rows)
         return [
             Card(
                 key=visible(self._key(row)),
                 picture=self._pictures[row],
                 chance=float(posterior),
-                posterior=probability(float(posterior)),
+                posterior=texts[index],
                 note=notes[index] if notes else "",
                 truth="" if truth is None else _CLASSES[int(truth[index])],
             )
             for index, (row, posterior) in enumerate(zip(rows.tolist(), self._report.posterior(rows), strict=True))
         ]
+
+    def _texts(self, rows: np.ndarray) -> list[str]:
+        """How likely each image is to be positive: in per cent, or by its margin where the labels are too few."""
+        if self._report.count.has_estimates:
+            return [probability(float(posterior)) for posterior in self._report.posterior(rows)]
+        return [f"margin {margin:.2f}" for margin in self._report.margins_of(rows)]
 
     def map_points(self, layout: EmbeddingMap) -> dict[str, Any]:
         """Points of the map as data of the page's script."""
@@ -114,7 +121,7 @@ class Galleries:
             "pca": layout.pca.tolist(),
             "tsne": None if layout.tsne is None else layout.tsne.tolist(),
             "posterior": np.round(report.posterior(rows), 3).tolist(),
-            "likely": [probability(float(posterior)) for posterior in report.posterior(rows)],
+            "likely": [f"{text} likely positive" if text.endswith("%") else text for text in self._texts(rows)],
             "labelled": report.data.labels.positive[rows].astype(int).tolist(),
             "key": [visible(key) for key in report.data.cache.keys[rows]],
             "picture": [picture.uri for picture in pictures],
@@ -126,6 +133,8 @@ class Galleries:
 
     def map_numbers(self, layout: EmbeddingMap) -> MapNumbers:
         """Counts of the map, and shares of likely positives among neighbours on it."""
+        if not self._report.count.has_estimates:
+            return MapNumbers(shown=len(layout.rows), explained=layout.explained, near_labelled=None, everywhere=None)
         labelled = self._report.data.s[layout.rows] == 1
         likely = labelled | (self._report.posterior(layout.rows) > 0.5)
         points = layout.pca if layout.tsne is None else layout.tsne

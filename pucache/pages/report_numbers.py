@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import binomtest
 
+from ..pu.label_requirements import LabelCount
+from ..pu.metric_intervals import interval_of
 from ..pu.metrics import with_labels
 from ..pu.priors import PriorEstimate
+from ..pu.train import label_note, stated_prior
 from . import report_statistics
 from .report_data import ReportData
 
@@ -43,19 +45,24 @@ class Reviewed:
 
 @dataclass(frozen=True)
 class HiddenPositives:
-    """Positives expected beyond the known ones, with the interval if there is one."""
+    """Positives expected beyond the known ones, with the interval if there is one.
 
-    expected: float
+    `expected` is None where the labels are too few for a single figure.
+    """
+
+    expected: float | None
     low: float | None
     high: float | None
 
 
 @dataclass(frozen=True)
 class Intervals:
-    """Intervals of recall and precision; None if there is none."""
+    """Intervals of the figures at the threshold and of the ranking; None if there is none."""
 
-    recall: list[float]
+    recall: list[float] | None
     precision: list[float] | None
+    f1: list[float] | None
+    auc: list[float] | None
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,10 @@ class ModelNumbers:
 
 @dataclass(frozen=True)
 class Charts:
-    """Values of the charts, see `pucache.pages.report_statistics`; `sweep` has a dict for each prior."""
+    """Values of the charts, see `pucache.pages.report_statistics`; `sweep` has a dict for each prior.
+
+    Charts of estimates are empty where the labels are too few for them.
+    """
 
     margins: dict[str, list[float]]
     precision_recall: dict[str, dict[str, Any]]
@@ -90,13 +100,14 @@ class Pictures:
 class MapNumbers:
     """The map: images shown, share of the variance explained, and shares of likely positives.
 
-    `near_labelled` is the share among the neighbours of labelled positives, `everywhere` that among all images.
+    `near_labelled` is the share among the neighbours of labelled positives, `everywhere` that among all images; both
+    are None where the labels are too few for estimates.
     """
 
     shown: int
     explained: float
-    near_labelled: float
-    everywhere: float
+    near_labelled: float | None
+    everywhere: float | None
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,10 @@ class TrainingNumbers:
     ----------
     images, labelled, unlabelled : int
         Reviewed images are among the unlabelled.
+    labels : int
+        Different pictures that are labelled; they decide what may be estimated.
+    note : str
+        What is not estimated because the labels are too few; "" where nothing is left out.
     failures : Failures
     duplicates : Duplicates
     reviewed : Reviewed
@@ -116,37 +131,41 @@ class TrainingNumbers:
         `ScarCheck.to_dict`.
     doubted : int
         Labelled positives at or below the threshold.
-    prior : float
+    prior : float or None
+        None where the labels are too few for a single figure.
     prior_told : bool
         Whether the prior is a parameter of the model rather than estimated.
-    prior_estimates : dict of str to PriorEstimate
-        By method.
+    prior_estimates : dict of str to dict
+        By method; without intervals and single figures that the labels are too few for.
     hidden_positives : HiddenPositives
     held_out : bool
         Whether any row could be held out.
     intervals : Intervals
     true_prior : float or None
     estimates : dict
-        `PULinearClassifier.estimates_`.
+        As `PULinearClassifier.estimates_`.
     true, true_by_model : dict or None
         True metrics of the held-out margins, and of the ranking model if it was trained on other labels.
     model : ModelNumbers
     sweep_verdict : str
+        "" where there is no sweep.
     figures : Charts
     """
 
     images: int
     labelled: int
     unlabelled: int
+    labels: int
+    note: str
     failures: Failures
     duplicates: Duplicates
     reviewed: Reviewed
     twins_found: int
     scar: dict[str, Any]
     doubted: int
-    prior: float
+    prior: float | None
     prior_told: bool
-    prior_estimates: dict[str, PriorEstimate]
+    prior_estimates: dict[str, dict[str, Any]]
     hidden_positives: HiddenPositives
     held_out: bool
     intervals: Intervals
@@ -157,6 +176,11 @@ class TrainingNumbers:
     model: ModelNumbers
     sweep_verdict: str
     figures: Charts
+
+    @property
+    def count(self) -> LabelCount:
+        """Number of labels, which says what may be estimated."""
+        return LabelCount(self.labels)
 
 
 @dataclass(frozen=True)
@@ -191,20 +215,22 @@ def training_numbers(report: ReportData) -> TrainingNumbers:
         images=len(data.s),
         labelled=len(report.labelled),
         unlabelled=len(report.unlabelled),
+        labels=report.count.labels,
+        note=label_note(trained, report.count),
         failures=Failures(count=len(failures), reasons=dict(Counter(failures.values()).most_common(FAILURE_REASONS))),
         duplicates=Duplicates(groups=int((group_sizes > 1).sum()), copies=int((group_sizes - 1).sum())),
         reviewed=Reviewed(confirmed=int((reviewed == 1).sum()), negative=int((reviewed == -1).sum())),
         twins_found=len(report.twins[0]),
         scar=report.scar.to_dict(),
         doubted=int((held_out.positive <= held_out.threshold).sum()),
-        prior=trained.prior_,
+        prior=stated_prior(trained, report.count)[0],
         prior_told=trained.prior is not None,
-        prior_estimates={estimate.method: estimate for estimate in report.prior_estimates},
+        prior_estimates={estimate.method: _stated(estimate, report.count) for estimate in report.prior_estimates},
         hidden_positives=_hidden_positives(report),
         held_out=report.has_held_out,
-        intervals=_intervals(report),
+        intervals=_intervals(report.estimates),
         true_prior=None if true is None else true["n_positive"] / true["n"],
-        estimates=trained.estimates_,
+        estimates=report.estimates,
         true=true,
         true_by_model=_true_by_model(report),
         model=ModelNumbers(
@@ -212,14 +238,27 @@ def training_numbers(report: ReportData) -> TrainingNumbers:
             penalty=trained.penalty_,
             trained_on_other_labels=report.trained_on_other_labels,
         ),
-        sweep_verdict=report.sweep.verdict,
-        figures=Charts(
-            margins=report_statistics.margin_histogram(held_out),
-            precision_recall=report_statistics.precision_recall(held_out),
-            reliability=report_statistics.reliability(held_out),
-            sweep=[row.to_dict() for row in report.sweep.rows],
-        ),
+        sweep_verdict="" if report.sweep is None else report.sweep.verdict,
+        figures=_charts(report),
     )
+
+
+def _charts(report: ReportData) -> Charts:
+    held_out, points = report.held_out, report.count.has_points
+    margins = report_statistics.margin_histogram(held_out)
+    if not points:
+        del margins["expected"]
+    return Charts(
+        margins=margins,
+        precision_recall=report_statistics.precision_recall(held_out) if points else {},
+        reliability=report_statistics.reliability(held_out) if points else {},
+        sweep=[] if report.sweep is None else [row.to_dict() for row in report.sweep.rows],
+    )
+
+
+def _stated(estimate: PriorEstimate, count: LabelCount) -> dict[str, Any]:
+    """Fields of an estimate, without the single figure where the labels are too few for it."""
+    return asdict(estimate) if count.has_points else asdict(estimate) | {"prior": None}
 
 
 def _hidden_positives(report: ReportData) -> HiddenPositives:
@@ -229,17 +268,13 @@ def _hidden_positives(report: ReportData) -> HiddenPositives:
         return max(0.0, share * len(report.unlabelled) - confirmed)
 
     low, high = (None, None) if report.prior_interval is None else map(count, report.prior_interval)
-    return HiddenPositives(expected=count(report.trained.prior_), low=low, high=high)
+    prior, _ = stated_prior(report.trained, report.count)
+    return HiddenPositives(expected=None if prior is None else count(prior), low=low, high=high)
 
 
-def _intervals(report: ReportData) -> Intervals:
-    """Clopper-Pearson interval of recall, a count on P; precision is proportional to the prior, and so its interval."""
-    positive, estimates = report.held_out.positive, report.trained.estimates_
-    above, level = int((positive > report.held_out.threshold).sum()), report.prior_estimates[0].level
-    recall = binomtest(above, len(positive)).proportion_ci(level, method="exact")
-    share, called = float(estimates["recall"]), float(estimates["share_predicted_positive"])
-    precision = [min(1.0, end * share / called) for end in report.prior_interval or ()] if called else []
-    return Intervals(recall=[recall.low, recall.high], precision=precision or None)
+def _intervals(estimates: dict[str, Any]) -> Intervals:
+    ends = {name: interval_of(estimates, name) for name in ("recall", "precision", "f1", "auc")}
+    return Intervals(**{name: None if interval is None else list(interval) for name, interval in ends.items()})
 
 
 def _true_by_model(report: ReportData) -> dict[str, float] | None:

@@ -15,7 +15,9 @@ from ..progress import Progress
 from ..pu.classifier import PULinearClassifier
 from ..pu.data import PUData
 from ..pu.label_files import read_truth
+from ..pu.label_requirements import LEAST_LABELS, LEAST_LABELS_FOR_POINTS
 from ..pu.labels import TWIN_COSINE, Labels
+from ..pu.metric_intervals import interval_of
 from ..storage.atomic import check_writable
 from . import report_text
 from .background_map import BackgroundMap
@@ -165,6 +167,21 @@ def _numbers(
     )
 
 
+def _truth_rows(content: ReportData, numbers: ReportNumbers) -> list[list[str]]:
+    """Rows of the table of estimated and true figures; none without truth."""
+    true, by_model = numbers.true, numbers.true_by_model
+    if true is None or numbers.true_prior is None:
+        return []
+    share = report_text.share(numbers.prior, content.prior_interval)
+    rows = [["share of positives", share, report_text.percent(numbers.true_prior), *([""] if by_model else [])]]
+    for name in _TRUE_FIGURES:
+        estimate = report_text.share(numbers.estimates[name], interval_of(numbers.estimates, name))
+        title = {"auc": "AUC", "f1": "F1"}.get(name, name)
+        models = [figures[name] for figures in (true, by_model) if figures]
+        rows.append([title, estimate, *map(report_text.percent, models)])
+    return rows
+
+
 def _context(content: ReportData, numbers: ReportNumbers) -> dict[str, Any]:
     """Variables of the template."""
     failures = content.data.cache.failures
@@ -172,12 +189,15 @@ def _context(content: ReportData, numbers: ReportNumbers) -> dict[str, Any]:
         "title": "pucache report",
         "numbers": numbers,
         "words": report_text,
+        "missing": f"takes {LEAST_LABELS} labelled positives",
+        "interval_only": f"a single number takes {LEAST_LABELS_FOR_POINTS} labelled positives",
+        "likeness": "probability" if numbers.count.has_estimates else "margin",
+        "truth_rows": _truth_rows(content, numbers),
         "hidden": report_text.hidden(numbers),
         "decisions": report_text.decisions(numbers),
         "next_steps": report_text.next_steps(numbers),
         "exhibits": exhibits(content, numbers),
         "encoder": str(content.data.cache.encoder),
         "failures": [(visible(key), reason) for key, reason in sorted(failures.items())[:_NAMED_FAILURES]],
-        "compared": _TRUE_FIGURES if numbers.true else (),
         "with_truth": content.truth is not None,
     }

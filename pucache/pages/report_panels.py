@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from ..pu.metric_intervals import prior_range
 from . import report_plots
 from .report_data import ReportData
 from .report_numbers import TrainingNumbers
-from .report_text import number, percent, plural
+from .report_text import between, number, percent, plural
 
 Rows = list[list[str]]
 
@@ -27,16 +29,17 @@ class Exhibit:
     rows: Rows
 
 
-def exhibits(report: ReportData, numbers: TrainingNumbers) -> dict[str, Exhibit]:
-    """Every chart: priors, margins, curve, sweep, reliability."""
-    makers: dict[str, Callable[[ReportData, TrainingNumbers], Exhibit]] = {
-        "priors": _priors,
-        "margins": _margins,
-        "curve": _curve,
-        "sweep": _sweep,
-        "reliability": _reliability,
+def exhibits(report: ReportData, numbers: TrainingNumbers) -> dict[str, Exhibit | None]:
+    """Every chart: priors, margins, curve, sweep, reliability; None where the labels are too few for it."""
+    count = numbers.count
+    makers: dict[str, tuple[bool, Callable[[ReportData, TrainingNumbers], Exhibit]]] = {
+        "priors": (count.has_estimates, _priors),
+        "margins": (True, _margins),
+        "curve": (count.has_points, _curve),
+        "sweep": (count.has_estimates, _sweep),
+        "reliability": (count.has_points, _reliability),
     }
-    return {name: make(report, numbers) for name, make in makers.items()}
+    return {name: make(report, numbers) if stated else None for name, (stated, make) in makers.items()}
 
 
 def _exhibit(
@@ -50,46 +53,65 @@ def _exhibit(
 
 def _priors(report: ReportData, numbers: TrainingNumbers) -> Exhibit:
     estimates, truth = report.prior_estimates, numbers.true_prior
-    spread = [estimate.prior for estimate in estimates]
-    finding = f"The methods estimate {percent(min(spread))} to {percent(max(spread))}; this page uses " + (
-        f"{percent(numbers.prior)}" + (", the prior given to the model." if numbers.prior_told else ".")
-    )
+    finding = _priors_finding(report, numbers)
     if truth is not None:
         finding += f" In truth it is {percent(truth)}."
     table = [["method", "share", "interval"]] + [
         [
             estimate.method,
-            percent(estimate.prior),
-            f"{percent(estimate.low)} to {percent(estimate.high)}" if estimate.draws > 1 else "none",
+            percent(estimate.prior) if numbers.count.has_points else "",
+            "none" if prior_range(estimate.prior, estimate) is None else between(estimate.low, estimate.high),
         ]
         for estimate in estimates
     ]
+    dots = "Each dot is the estimate of one method. The" if numbers.count.has_points else "A"
     reading = (
-        "Each dot is the estimate of one method. The bar contains the true share nine times in ten if the labelled "
+        f"{dots} bar contains the true share nine times in ten if the labelled "
         "positives are a fair sample of all positives. The page uses the estimate named tilt; the others are "
         "cross-checks."
     )
     texts = ("Share of positives among the unlabelled, by each method", reading, finding)
-    return _exhibit("priors", texts, report_plots.prior_methods(estimates, numbers.prior, truth), table, height=2.6)
+    chart = report_plots.prior_methods(estimates, numbers.prior, truth, points=numbers.count.has_points)
+    return _exhibit("priors", texts, chart, table, height=2.6)
+
+
+def _priors_finding(report: ReportData, numbers: TrainingNumbers) -> str:
+    if numbers.prior_told and numbers.prior is not None:
+        return f"This page uses {percent(numbers.prior)}, the prior given to the model."
+    if numbers.prior is None:
+        interval = report.prior_interval
+        return "There is no interval." if interval is None else f"The estimate is {between(*interval)}."
+    spread = [estimate.prior for estimate in report.prior_estimates]
+    return f"The methods estimate {between(min(spread), max(spread))}; this page uses {percent(numbers.prior)}."
 
 
 def _margins(report: ReportData, numbers: TrainingNumbers) -> Exhibit:
     bins, estimates = numbers.figures.margins, numbers.estimates
     finding = (
-        f"{percent(estimates['recall'])} of the labelled positives and "
+        f"{number(numbers.labelled - numbers.doubted)} of {plural(numbers.labelled, 'labelled positive')} and "
         f"{percent(estimates['share_predicted_positive'])} of the unlabelled images lie above the threshold."
     )
-    names = ["labelled", "unlabelled", "expected", *(["hidden"] if "hidden" in bins else [])]
-    titles = ["labelled positives", "unlabelled", "of these expected positive", "truly positive"]
+    titles = {
+        "labelled": "labelled positives",
+        "unlabelled": "unlabelled",
+        "expected": "of these expected positive",
+        "hidden": "truly positive",
+    }
+    names = [name for name in titles if name in bins]
     ends = zip(bins["edges"][:-1], bins["edges"][1:], strict=True)
-    table = [["margin from", "to", *titles[: len(names)]]] + [
+    table = [["margin from", "to", *(titles[name] for name in names)]] + [
         [f"{low:.3g}", f"{high:.3g}", *(number(bins[name][index]) for name in names)]
         for index, (low, high) in enumerate(ends)
     ]
     reading = (
         "The margin is the score of an image by a training that did not see its label. The further the labelled "
-        "positives lie to the right of the unlabelled images (grey), the better the two are separated. The coloured "
-        "part of the lower histogram, which has a logarithmic scale, is the positives expected among the unlabelled."
+        "positives lie to the right of the unlabelled images (grey), the better the two are separated. "
+    )
+    reading += (
+        "The coloured part of the lower histogram, which has a logarithmic scale, is the positives expected among the "
+        "unlabelled."
+        if "expected" in bins
+        else "The lower histogram has a logarithmic scale."
     )
     texts = ("Margins of labelled and of unlabelled images", reading, finding)
     return _exhibit("margins", texts, report_plots.margins(bins, report.held_out.threshold), table, height=4.4)
@@ -121,20 +143,30 @@ def _curve(report: ReportData, numbers: TrainingNumbers) -> Exhibit:
 
 
 def _sweep(report: ReportData, numbers: TrainingNumbers) -> Exhibit:
+    assert report.sweep is not None
     rows = numbers.figures.sweep
     verdict = report.sweep.verdict
     columns = {"pauc": "PAUC", "auc": "AUC", "f1": "F1", "share_predicted_positive": "called positive"}
     columns |= {name: f"true {name[5:].replace('_', ' ')}" for name in ("true_auc", "true_f1") if name in rows[0]}
     table = [["prior", *columns.values()]] + [
-        [percent(row["prior"]), *(f"{row[name]:.4f}" for name in columns)] for row in rows
+        [percent(row["prior"]), *(_swept(row, name) for name in columns)] for row in rows
     ]
     reading = (
         "The training was repeated with a different prior (share of hidden positives) each time. Flat lines on the "
-        "left mean that the order of the images does not depend on the prior. The dotted line is the prior used on "
-        "this page."
+        "left mean that the order of the images does not depend on the prior. "
+    )
+    reading += (
+        "Bands are intervals of the figures at that prior."
+        if numbers.prior is None
+        else "The dotted line is the prior used on this page."
     )
     texts = ("What changes with the prior", reading, verdict[0].upper() + verdict[1:])
     return _exhibit("sweep", texts, report_plots.prior_sweep(report.sweep, numbers.prior), table, height=3.4)
+
+
+def _swept(row: dict[str, Any], name: str) -> str:
+    """A figure of a sweep; where it is not stated, its interval."""
+    return f"{row[name]:.4f}" if name in row else f"{row[f'{name}_low']:.2f} to {row[f'{name}_high']:.2f}"
 
 
 def _reliability(report: ReportData, numbers: TrainingNumbers) -> Exhibit:

@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from ..pu.metric_intervals import prior_range
 from ..pu.prior_sweep import Sweep
 from ..pu.priors import PriorEstimate
 
@@ -90,25 +91,36 @@ def _inline(svg: str, name: str, title: str, finding: str) -> str:
     )
 
 
-def prior_methods(estimates: Sequence[PriorEstimate], used: float, truth: float | None) -> Callable[[Figure], None]:
-    """Chart of the prior estimates: a dot with its interval per method, and lines at the used and the true prior."""
+def prior_methods(
+    estimates: Sequence[PriorEstimate], used: float | None, truth: float | None, *, points: bool = True
+) -> Callable[[Figure], None]:
+    """Chart of the prior estimates: a dot with its interval per method, and lines at the used and the true prior.
+
+    Without `points`, intervals alone.
+    """
 
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
+        with_interval = [prior_range(estimate.prior, estimate) is not None for estimate in estimates]
         for row, estimate in enumerate(estimates):
-            axes.plot([estimate.prior], [row], "o", color=_POSITIVE, ms=7)
-            if estimate.draws > 1:
-                axes.plot([estimate.low, estimate.high], [row, row], color=_POSITIVE, lw=2)
-        axes.axvline(used, color=_INK, lw=1, ls=":", label="used on this page", zorder=0)
+            if points:
+                axes.plot([estimate.prior], [row], "o", color=_POSITIVE, ms=7)
+            if with_interval[row]:
+                axes.plot([estimate.low, estimate.high], [row, row], color=_POSITIVE, lw=2 if points else 7)
+        if used is not None:
+            axes.axvline(used, color=_INK, lw=1, ls=":", label="used on this page", zorder=0)
         if truth is not None:
             axes.axvline(truth, color=_TRUTH, lw=2, label="true share", zorder=0)
-        ends = [max(estimate.prior, estimate.high if estimate.draws > 1 else 0) for estimate in estimates]
-        high = min(1.0, 1.08 * max(*ends, used, truth or 0))
+        ends = [
+            estimate.high if shown else estimate.prior for estimate, shown in zip(estimates, with_interval, strict=True)
+        ]
+        high = min(1.0, 1.08 * max(*ends, used or 0, truth or 0))
         axes.set(yticks=range(len(estimates)), yticklabels=[estimate.method for estimate in estimates], xlim=(0, high))
         axes.set(ylim=(len(estimates) - 0.5, -0.5), xlabel="share of positives among the unlabelled")
         axes.xaxis.set_major_formatter(_percent)
         axes.grid(axis="x")
-        axes.legend(ncols=2, **_OUTSIDE)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(ncols=2, **_OUTSIDE)
 
     return paint
 
@@ -121,7 +133,8 @@ def margins(bins: dict[str, list[float]], threshold: float) -> Callable[[Figure]
         edges = bins["edges"]
         above.stairs(bins["labelled"], edges, fill=True, color=_POSITIVE, label="labelled positives")
         below.stairs(bins["unlabelled"], edges, fill=True, color=_UNLABELLED, alpha=0.45, label="unlabelled")
-        below.stairs(bins["expected"], edges, fill=True, color=_POSITIVE, label="of these expected positive")
+        if "expected" in bins:
+            below.stairs(bins["expected"], edges, fill=True, color=_POSITIVE, label="of these expected positive")
         if "hidden" in bins:
             below.stairs(bins["hidden"], edges, color=_TRUTH, lw=1.8, label="truly positive")
         below.set(yscale="log", ylim=(0.5, 2 * max(bins["unlabelled"])), ylabel="images (log)")
@@ -200,8 +213,11 @@ _LINES = {
 }
 
 
-def prior_sweep(result: Sweep, used: float) -> Callable[[Figure], None]:
-    """Chart of a sweep: metrics of the ranking and at the threshold against the prior; a line at the used prior."""
+def prior_sweep(result: Sweep, used: float | None) -> Callable[[Figure], None]:
+    """Chart of a sweep: metrics of the ranking and at the threshold against the prior; a line at the used prior.
+
+    Where only intervals are stated, bands stand for the lines.
+    """
 
     def paint(figure: Figure) -> None:
         rows = [row.to_dict() for row in result.rows]
@@ -210,11 +226,16 @@ def prior_sweep(result: Sweep, used: float) -> Callable[[Figure], None]:
             for name, (label, colour, line) in lines.items():
                 if name in rows[0]:
                     axes.plot(priors, [row[name] for row in rows], line, color=colour, lw=2, label=label)
+                elif f"{name}_low" in rows[0]:
+                    low, high = ([row[f"{name}_{end}"] for row in rows] for end in ("low", "high"))
+                    axes.fill_between(priors, low, high, color=colour, alpha=0.35, lw=0, label=label)
             axes.set(xscale="log", ylim=(0, 1.03), xlabel="prior used in training")
-            axes.set_title(title, y=1.03 + 0.09 * -(-len(axes.lines) // 2), fontweight="bold")
+            shown = len(axes.get_legend_handles_labels()[0])
+            axes.set_title(title, y=1.03 + 0.09 * -(-shown // 2), fontweight="bold")
             axes.xaxis.set_major_formatter(_percent)
             axes.yaxis.set_major_formatter(_percent)
-            axes.axvline(used, color=_INK, lw=1, ls=":", zorder=0)
+            if used is not None:
+                axes.axvline(used, color=_INK, lw=1, ls=":", zorder=0)
             axes.grid()
             axes.legend(ncols=2, columnspacing=1, **_OUTSIDE)
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from ..pu.label_requirements import LEAST_LABELS, LEAST_LABELS_FOR_POINTS, figure
+
 if TYPE_CHECKING:
     from .report_numbers import Pictures, TrainingNumbers
 
-FEW = 30  # labelled positives, below which every estimate is rough
 _WIDE_RATIO = 3.0  # ratio of the ends of an interval
 _DISAGREEING_FACTOR = 3.0  # factor between the methods' median and the tilt
 _MANY_COPIES = 0.05  # share of rows that are copies of others
@@ -34,6 +35,11 @@ def percent(share: float) -> str:
     return f"{value:.{decimals}f} %"
 
 
+def between(low: float, high: float) -> str:
+    """Format an interval of a share in per cent."""
+    return f"{percent(low)} to {percent(high)}"
+
+
 def plural(count: float, singular: str, plural_form: str | None = None) -> str:
     """Format a count with its noun; the plural is `singular` with an s unless it is passed."""
     return f"{number(count)} {singular if count == 1 else plural_form or singular + 's'}"
@@ -44,8 +50,13 @@ def headline(numbers: TrainingNumbers) -> str:
     labelled, confirmed = f"{number(numbers.labelled)} labelled", numbers.reviewed.confirmed
     if confirmed:  # after a review, the number of hidden positives is biased downwards
         return f"{labelled}, {number(confirmed)} confirmed"
+    hidden_positives = numbers.hidden_positives
+    if hidden_positives.expected is None:
+        if hidden_positives.low is None or hidden_positives.high is None:
+            return labelled
+        return f"{labelled}, {about(hidden_positives.low)} to {about(hidden_positives.high)} hidden"
     how = "perhaps" if wide(numbers) else "about"
-    return f"{labelled}, {how} {about(numbers.hidden_positives.expected)} hidden"
+    return f"{labelled}, {how} {about(hidden_positives.expected)} hidden"
 
 
 def wide(numbers: TrainingNumbers) -> bool:
@@ -59,6 +70,10 @@ def hidden(numbers: TrainingNumbers) -> str:
     hidden_positives, confirmed = numbers.hidden_positives, numbers.reviewed.confirmed
     expected, low, high = hidden_positives.expected, hidden_positives.low, hidden_positives.high
     of_them = f", {number(confirmed)} of which are confirmed" if confirmed else ""
+    if expected is None or numbers.prior is None:
+        if low is None or high is None:
+            return numbers.note
+        return f"Between {about(low)} and {about(high)} more positives are hidden{of_them}. {numbers.note}"
     share = f"positives are {percent(numbers.prior)} of the unlabelled images{of_them}"
     if low is None or high is None:
         return f"About {about(expected)} more positives are expected ({share}; there is no interval)."
@@ -79,11 +94,12 @@ def decisions(numbers: TrainingNumbers) -> str:
     called = estimates["share_predicted_positive"] * numbers.unlabelled
     if called < 0.5:
         return "At its threshold the classifier calls no unlabelled image positive."
-    return (
-        f"The classifier calls {plural(round(called), 'unlabelled image')} positive. Of 100 such images "
-        f"{_of_100(estimates['precision'], intervals.precision)} are expected to be right (precision), and of 100 "
-        f"positives it finds {_of_100(estimates['recall'], intervals.recall)} (recall)."
-    )
+    precision = _of_100(estimates["precision"], intervals.precision)
+    recall = _of_100(estimates["recall"], intervals.recall)
+    count = f"The classifier calls {plural(round(called), 'unlabelled image')} positive."
+    if precision:
+        count += f" Of 100 such images {precision} are expected to be right (precision)."
+    return count + (f" Of 100 positives it finds {recall} (recall)." if recall else "")
 
 
 def ends(interval: Sequence[float]) -> str:
@@ -96,12 +112,19 @@ def unsure(interval: Sequence[float] | None) -> bool:
     return interval is not None and interval[1] > _WIDE_RATIO * interval[0]
 
 
-def _of_100(estimate: float, interval: Sequence[float] | None) -> str:
+def _of_100(estimate: float | None, interval: Sequence[float] | None) -> str:
+    ends = "" if interval is None else f"{100 * interval[0]:.0f} to {100 * interval[1]:.0f}"
+    if estimate is None or unsure(interval):
+        return ends
     rounded = f"about {100 * estimate:.0f}"
-    if interval is None:
-        return rounded
-    ends = f"{100 * interval[0]:.0f} to {100 * interval[1]:.0f}"
-    return ends if unsure(interval) else f"{rounded} ({ends})"
+    return f"{rounded} ({ends})" if ends else rounded
+
+
+def share(estimate: float | None, interval: Sequence[float] | None) -> str:
+    """Format an estimated share in per cent with its interval; the interval alone where the labels are few."""
+    if estimate is None:
+        return "not estimated" if interval is None else ends(interval)
+    return percent(estimate) if interval is None else f"{percent(estimate)} ({ends(interval)})"
 
 
 def fair_sample(scar: dict[str, Any]) -> str:
@@ -116,9 +139,9 @@ def fair_sample(scar: dict[str, Any]) -> str:
             "positives are hidden, or the labelled ones come from another source, such as another camera, and the "
             "model has learned that difference."
         )
-    if scar["auc"] is None:
+    if scar["p_value"] is None:
         return f"There are too few images to compare: {compared}."
-    auc = f"Among {compared}, nearest neighbours predict which are labelled with AUC {scar['auc']:.2f}"
+    auc = f"Among {compared}, nearest neighbours predict which are labelled with AUC {scar_auc(scar)}"
     if scar["verdict"] == "differ":
         return (
             f"{auc} (p = {scar['p_value']:.2g}), more than negatives among the likely positives can explain "
@@ -128,6 +151,11 @@ def fair_sample(scar: dict[str, Any]) -> str:
     if scar["verdict"] == "explained":
         verdict = f"no more than negatives among the likely positives can explain ({scar['explained']:.2f})"
     return f"{auc} (p = {scar['p_value']:.2g}): {verdict}. Positives that the model does not find cannot be compared."
+
+
+def scar_auc(scar: dict[str, Any]) -> str:
+    """Format the AUC of the comparison; the interval alone where few labelled positives are compared."""
+    return f"{scar['auc']:.2f}" if scar["auc"] is not None else figure(None, scar["auc_interval"])
 
 
 def expected_among(cards: Sequence[Any]) -> str:
@@ -153,14 +181,13 @@ def warnings(numbers: TrainingNumbers, pictures: Pictures) -> list[str]:
 
 def _label_warnings(numbers: TrainingNumbers) -> list[str]:
     lines = []
-    if not numbers.held_out:
+    if not numbers.held_out and numbers.count.has_estimates:
         lines.append(
-            "Only one picture is labelled positive, or unlabelled, so nothing could be held out: the estimates are "
-            "measured on training images and are far too optimistic."
+            "Only one picture is unlabelled, so nothing could be held out: the estimates are measured on training "
+            "images and are far too optimistic."
         )
-    if numbers.labelled < FEW:
-        few = plural(numbers.labelled, "labelled positive")
-        lines.append(f"There {'is' if numbers.labelled == 1 else 'are'} only {few}: every estimate is rough.")
+    if numbers.note:
+        lines.append(numbers.note)
     if numbers.scar["verdict"] == "none found":
         lines.append(
             "Hardly any unlabelled image looks like the labelled positives (section 3): few positives are "
@@ -169,7 +196,7 @@ def _label_warnings(numbers: TrainingNumbers) -> list[str]:
     if numbers.scar["verdict"] == "differ":
         lines.append(
             f"The labelled positives differ from the likely positives among the unlabelled (section 3; "
-            f"AUC {numbers.scar['auc']:.2f}): they are no fair sample, and the number of hidden positives, recall and "
+            f"AUC {scar_auc(numbers.scar)}): they are no fair sample, and the number of hidden positives, recall and "
             "F1 may be far off. Label positives from a random sample."
         )
     reviewed = numbers.reviewed
@@ -189,23 +216,25 @@ def _label_warnings(numbers: TrainingNumbers) -> list[str]:
 
 
 def _prior_warnings(numbers: TrainingNumbers) -> list[str]:
+    if not numbers.prior_estimates:
+        return []
     tilt, *others = numbers.prior_estimates.values()
-    lines = []
-    if tilt.draws > 1 and tilt.high > _WIDE_RATIO * tilt.low:
+    low, high = tilt["low"], tilt["high"]
+    lines, has_interval = [], low > 0 or high < 1
+    if has_interval and high > _WIDE_RATIO * low:
         lines.append(
-            f"How many positives are hidden is uncertain: anything from {percent(tilt.low)} to {percent(tilt.high)} of "
+            f"How many positives are hidden is uncertain: anything from {between(low, high)} of "
             "the unlabelled. Precision and the probabilities are as uncertain; recall and the ranking do not depend on "
             "it."
         )
-    ratio = median(estimate.prior for estimate in others) / tilt.prior
+    ratio = median(other["prior"] for other in others) / tilt["prior"] if numbers.count.has_points else 1.0
     if max(ratio, 1 / ratio) > _DISAGREEING_FACTOR:
         lines.append(
             "The methods disagree widely about how many positives are hidden (section 4): do not rely on one alone."
         )
-    if numbers.prior_told and tilt.draws > 1 and not tilt.low <= numbers.prior <= tilt.high:
+    if numbers.prior_told and numbers.prior is not None and has_interval and not low <= numbers.prior <= high:
         lines.append(
-            f"The model was trained with a prior of {percent(numbers.prior)}; the data suggest {percent(tilt.low)} to "
-            f"{percent(tilt.high)}."
+            f"The model was trained with a prior of {percent(numbers.prior)}; the data suggest {between(low, high)}."
         )
     return lines
 
@@ -244,11 +273,11 @@ def next_steps(numbers: TrainingNumbers) -> list[str]:
         "retrieve-positives --review writes a page on which to accept or reject them. Then train again with the "
         "labels that this page exports."
     )
-    if numbers.labelled < FEW:
+    if not numbers.count.has_points:
         steps.append(
-            f"Label at least {FEW} positives that no ranking has found, such as those in a random sample; then the "
-            "estimates become reliable. Positives confirmed in a review are used for training, but not for the "
-            "estimates."
+            f"Label at least {LEAST_LABELS_FOR_POINTS} positives that no ranking has found, such as those in a random "
+            f"sample; {LEAST_LABELS} make intervals, and {LEAST_LABELS_FOR_POINTS} single figures. "
+            "Positives confirmed in a review are used for training, but not for the estimates."
         )
     else:
         steps.append(

@@ -21,6 +21,7 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..progress import Progress
 from ..pu.label_files import short_digest
+from ..pu.label_requirements import LabelCount
 from ..pu.labels import Labels, open_labels
 from ..retrieval.ranking import Ranking
 from . import html as page
@@ -68,7 +69,8 @@ def write_review_page(
     cache : EmbeddingCache, path, or sequence of paths
         The cache that was ranked.
     ranking : Ranking
-        The candidates, best first; may be empty. Its scorer is named at the top of the page.
+        The candidates, best first; may be empty. Its scorer is named at the top of the page. Its probabilities are
+        shown where the labels suffice for estimates (`pucache.pu.label_requirements`).
     positives : path, str, ndarray of int8 (n,) or Labels
         As for `pucache.retrieve_positives`; the page exports these labels together with its decisions.
     path : str or path
@@ -121,17 +123,22 @@ def write_review_page(
         positives=int(labels.positive.sum()),
         negatives=int(labels.negative.sum()),
         shown=len(pictures),
-        has_posterior=ranking.posterior is not None,
+        has_posterior=_has_posterior(ranking, labels),
     )
     page.write(path, html)
     return counts
+
+
+def _has_posterior(ranking: Ranking, labels: Labels) -> bool:
+    """Whether probabilities are shown; with few labels they would rest on an assumed prior."""
+    return ranking.posterior is not None and LabelCount.of(labels.s).has_estimates
 
 
 def _data(cache: EmbeddingCache, ranking: Ranking, pictures: list[Thumbnail], labels: Labels) -> dict[str, Any]:
     """Data of the page's script, review.js."""
     base, files = _file_urls([picture.path for picture in pictures])
     scores = ranking.scores.tolist()
-    posterior = [None] * len(scores) if ranking.posterior is None else ranking.posterior.tolist()
+    posterior = ranking.posterior.tolist() if _has_posterior(ranking, labels) else [None] * len(scores)
     columns = zip(ranking.keys, _digests(cache, ranking.rows), scores, posterior, pictures, files, strict=True)
     candidates = [
         {"key": key, "digest": digest, "score": score, "p": p, "file": file, **_picture(picture)}

@@ -65,7 +65,7 @@ function show(index) {
     picture.alt = "";
     parts.push(picture);
   }
-  parts.push(element("p", `${data.likely[index]} likely positive`, "probability"));
+  parts.push(element("p", data.likely[index], "probability"));
   if (data.labelled[index]) parts.push(element("p", "labelled positive"));
   if (data.truth && data.truth[index] !== "not known") parts.push(element("p", `truly ${data.truth[index]}`));
   const key = element("p", "");
