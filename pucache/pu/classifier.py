@@ -55,11 +55,17 @@ class PULinearClassifier(ClassifierMixin, PULinearModel, BaseEstimator):
     n_folds : int
         Folds of the cross-fit; fewer are used where there are fewer positives.
     draws : int
-        Bootstrap draws for the interval of an estimated prior; 0 for no interval.
+        0: the interval of an estimated prior is that of its profile likelihood. Otherwise the number of
+        bootstrap draws that it comes from.
     seed : int
         Seed of folds, initial coefficients and draws.
     device : str
         ``auto``, ``cpu``, ``cuda`` or ``cuda:N``, for training.
+    method : {"distilled", "linear"}, optional
+        ``distilled`` propagates the classifier's probabilities over the graph of nearest neighbours and
+        trains the head on them, where the labels show that neighbours help
+        (`pucache.pu.neighbour_evidence`, `pucache.pu.distillation`). ``linear`` trains on the labels alone.
+        ``distilled`` by default; ``linear`` with the solver ``sgd``.
 
     Attributes
     ----------
@@ -82,6 +88,11 @@ class PULinearClassifier(ClassifierMixin, PULinearModel, BaseEstimator):
         Posterior as a function of the margin.
     estimates_ : dict
         `pucache.pu.metrics.from_pu` on cross-fitted margins, with the risk and the clamp's activity.
+    method_ : {"distilled", "linear"}
+        Kind of the head; ``linear`` where neighbours do not help or the labels are too few to tell.
+    neighbours_ : NeighbourSettings or None
+        Evidence on what neighbours are worth, their weight in rankings, and the calibration of scores with
+        neighbours; None where they were not looked at.
     held_out_margins_ : ndarray of float32, (n,)
         Margin of each row trained on, by a head that did not see it; not saved.
     encoder_ : EncoderSpec or None

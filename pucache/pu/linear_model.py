@@ -21,6 +21,7 @@ from .calibration import Tilt, fit_tilt
 from .label_requirements import ASSUMED_PRIOR, LabelCount
 from .metric_intervals import prior_range, stated_estimates
 from .model_file import PARAMETERS, ModelState, read_model, write_model
+from .neighbour_evidence import NeighbourSettings
 from .priors import PriorEstimate
 from .review_weights import TrainingLabels
 from .thresholds import choose_threshold, parse_rule
@@ -28,7 +29,9 @@ from .thresholds import choose_threshold, parse_rule
 if TYPE_CHECKING:
     from ..heads.design_matrix import DesignMatrix
     from ..heads.minibatch import SGDSettings
-    from .fitting import Fit, FitSettings
+    from ..neighbours.graph import NeighbourGraph
+    from .distillation import GraphSource
+    from .fitting import Fit, FitSettings, NeighbourUse
 
 _VALUES_AT_ONCE = 1 << 15  # values of X converted to float32 at once: they stay in the processor's cache
 _WORTH_TORCH = 1 << 31  # values; torch converts float16 six times as fast as numpy, but takes seconds to import
@@ -57,9 +60,10 @@ class PULinearModel:
         threshold: float | str = "f1",
         deploy_prior: float | None = None,
         n_folds: int = 5,
-        draws: int = 20,
+        draws: int = 0,
         seed: int = 0,
         device: str = "auto",
+        method: str | None = None,
     ):
         self.prior = prior
         self.loss = loss
@@ -74,6 +78,7 @@ class PULinearModel:
         self.draws = draws
         self.seed = seed
         self.device = device
+        self.method = method
 
     # --- training --------------------------------------------------------------------------------
 
@@ -83,6 +88,7 @@ class PULinearModel:
         labels: TrainingLabels,
         *,
         groups: np.ndarray | None = None,
+        graph_source: GraphSource | None = None,
         progress: Progress | None = None,
     ) -> Fit:
         """Train on rows that have been checked, and set the fitted attributes.
@@ -94,6 +100,9 @@ class PULinearModel:
         labels : TrainingLabels
         groups : ndarray of int64, (n,), optional
             Rows of one group stay in one fold.
+        graph_source : callable, optional
+            Graph of the nearest neighbours of some rows, given their numbers, or of all rows, given None;
+            computed from the rows by default.
         progress : Progress, optional
 
         Returns
@@ -110,7 +119,9 @@ class PULinearModel:
 
         settings = self._fit_settings()
         with progress or Silent() as shown_progress:
-            fit = fit_positive_unlabelled(design, labels, groups, settings, shown_progress)
+            fit = fit_positive_unlabelled(
+                design, labels, groups, settings, shown_progress, graph_source or _graph_source(design)
+            )
         self._set_fitted(fit, labels, LabelCount.of(labels.s, groups=groups, weights=labels.weights))
         self.n_features_in_ = design.d
         return fit
@@ -119,7 +130,7 @@ class PULinearModel:
         """Check the parameters."""
         from ..heads.fit import SOLVERS
         from ..heads.risks import PURisk
-        from .fitting import FitSettings
+        from .fitting import METHODS, FitSettings
 
         self._check_shares()
         self._check_counts()
@@ -129,6 +140,11 @@ class PULinearModel:
             raise ValueError(f"unknown solver {self.solver!r}; use {' or '.join(SOLVERS)}")
         if self.sgd_settings is not None and self.solver != "sgd":
             raise ValueError("sgd_settings are for solver='sgd'; leave them out or choose that solver")
+        method = self.method or ("distilled" if self.solver == "batch" else "linear")
+        if method not in METHODS:
+            raise ValueError(f"unknown method {method!r}; use {' or '.join(METHODS)}")
+        if method == "distilled" and self.solver != "batch":
+            raise ValueError("method='distilled' needs solver='batch'; leave one of the two out")
         parse_rule(self.threshold)
         return FitSettings(
             risk=PURisk(self.loss, self.surrogate, target_prior=self.target_prior),
@@ -139,6 +155,7 @@ class PULinearModel:
             n_folds=int(self.n_folds),
             draws=int(self.draws),
             seed=int(self.seed),
+            method=method,
         )
 
     def _check_shares(self) -> None:
@@ -162,8 +179,9 @@ class PULinearModel:
         self.penalty_, self.prior_, self.prior_estimate_ = fit.cross_fit.penalty, fit.prior, fit.prior_estimate
         if self.prior is None and not count.has_estimates:
             self.prior_, self.prior_estimate_ = float(np.clip(ASSUMED_PRIOR, *labels.bounds)), None
-        self.held_out_margins_ = fit.held_out_margins
+        self.held_out_margins_, self.method_ = fit.held_out_margins, fit.method
         self._calibrate(fit.held_out_margins, s, labels.weights)
+        self.neighbours_ = None if fit.neighbours is None else self._neighbour_settings(fit.neighbours)
         self.estimates_ = {
             "risk": float(fit.head.risk[0]),
             "clamped": float(fit.head.clamped[0]),
@@ -191,6 +209,15 @@ class PULinearModel:
         all_rows = labelled_share + (1 - labelled_share) * self.prior_
         self.share_ = self.deploy_prior or (self.prior_ if hidden >= 1 else all_rows)
         self.threshold_ = choose_threshold(self.tilt_, margins[s == 0], self.threshold, self.share_)
+
+    def _neighbour_settings(self, use: NeighbourUse) -> NeighbourSettings:
+        return NeighbourSettings(
+            evidence=use.evidence,
+            search=use.search,
+            share=use.share,
+            tilt=use.tilt,
+            threshold=choose_threshold(use.tilt, use.scores, self.threshold, self.share_),
+        )
 
     # --- scoring ---------------------------------------------------------------------------------
 
@@ -327,6 +354,8 @@ class PULinearModel:
             n_negatives=self.n_negatives_,
             classes=self.classes_,
             encoder=self.encoder_,
+            neighbours=self.neighbours_,
+            method=self.method_,
         )
 
     @classmethod
@@ -364,6 +393,7 @@ class PULinearModel:
         self.penalty_, self.tilt_ = state.penalty, Tilt(state.alpha, state.slope, state.prior)
         self.estimates_, self.classes_, self.encoder_ = state.estimates, state.classes, state.encoder
         self.n_labelled_, self.n_unlabelled_ = state.n_labelled, state.n_unlabelled
+        self.neighbours_, self.method_ = state.neighbours, state.method
         self.n_confirmed_, self.n_negatives_ = state.n_confirmed, state.n_negatives
         self.prior_estimate_ = None if state.prior_estimate is None else PriorEstimate(**state.prior_estimate)
 
@@ -373,3 +403,14 @@ def _copy_with_torch(target: np.ndarray, source: np.ndarray) -> None:
 
     to_tensor = torch.from_numpy if source.flags.writeable else torch.tensor  # the latter copies, for read-only maps
     torch.from_numpy(target).copy_(to_tensor(np.ascontiguousarray(source)))
+
+
+def _graph_source(design: DesignMatrix) -> GraphSource:
+    """Graphs of rows of a matrix; kept nowhere."""
+
+    def graph(rows: np.ndarray | None) -> NeighbourGraph:
+        from ..neighbours.graph import neighbour_graph
+
+        return neighbour_graph(design.X, rows=rows, device=str(design.device))
+
+    return graph

@@ -16,6 +16,7 @@ from ..encoders.spec import EncoderSpec
 from ..errors import ModelError
 from ..storage import tensor_file
 from ..version import __version__
+from .neighbour_evidence import NeighbourSettings
 
 FORMAT, VERSION = "pucache-model", 3
 MAX_BYTES = 1 << 30  # a model is a few numbers a dimension; a larger file is something else
@@ -23,7 +24,7 @@ TENSORS = ("coef", "numbers")
 NUMBERS = ("intercept", "threshold", "prior", "share", "penalty", "alpha", "slope")  # in the order of the tensor
 # names in the JSON: parameters of `PULinearClassifier`, whose `sgd_settings` the file calls "protocol"
 PARAMETERS = frozenset(
-    "prior loss surrogate target_prior penalty solver threshold deploy_prior n_folds draws seed device".split()
+    "prior loss surrogate target_prior penalty solver threshold deploy_prior n_folds draws seed device method".split()
 )
 SGD_SETTINGS = frozenset({"epochs", "min_steps", "batch_size", "learning_rate"})
 PRIOR_ESTIMATE = frozenset({"method", "prior", "low", "high", "level", "draws"})
@@ -54,6 +55,10 @@ class ModelState:
         Labels of the unlabelled and of the positives.
     encoder : EncoderSpec or None
         Encoder of the embeddings trained on.
+    neighbours : NeighbourSettings or None
+        None where neighbours were not looked at.
+    method : {"linear", "distilled"}
+        Kind of the head.
     """
 
     coef: np.ndarray
@@ -74,6 +79,8 @@ class ModelState:
     n_negatives: int = 0
     classes: np.ndarray
     encoder: EncoderSpec | None = None
+    neighbours: NeighbourSettings | None = None
+    method: str = "linear"
 
     def check(self) -> None:
         """Raise `ValueError` or `TypeError` for a state that no fitted classifier has."""
@@ -85,6 +92,8 @@ class ModelState:
             raise ValueError("its numbers are not those of a linear head")
         if not (0 < self.prior < 1 and 0 < self.share < 1 and self.penalty >= 0):
             raise ValueError(f"its prior is {self.prior}, its share {self.share}, its penalty {self.penalty}")
+        if self.method not in ("linear", "distilled"):
+            raise ValueError(f"its method is {self.method!r}")
         if self.classes.shape != (2,):
             raise ValueError("it does not have two classes")
         _check_names(self.parameters, PARAMETERS, "parameters")
@@ -126,6 +135,8 @@ def write_model(path: str | Path, state: ModelState) -> None:
         "classes": [state.classes.tolist(), state.classes.dtype.str],
         "prior_estimate": state.prior_estimate,
         "encoder": state.encoder.to_json() if state.encoder else "",
+        "neighbours": None if state.neighbours is None else state.neighbours.to_json(),
+        "method": state.method,
     }
     write(path, {"coef": state.coef, "numbers": state.numbers()}, content)
 
@@ -178,6 +189,8 @@ def _parse(tensors: dict[str, np.ndarray], content: dict[str, Any]) -> ModelStat
         n_negatives=n_negatives,
         classes=np.array(values, dtype),
         encoder=EncoderSpec.from_json(content["encoder"]) if content["encoder"] else None,
+        neighbours=NeighbourSettings.from_json(content["neighbours"]) if content.get("neighbours") else None,
+        method=content.get("method", "linear"),  # missing, as neighbours are, in files of version 0.1
     )
 
 

@@ -39,6 +39,8 @@ class TrainingLabels:
         Share of the training weight of rows with `training_s` = 0 that known negatives have.
     confirmed_weight, rejected_weight : float
         Total weight of the confirmed positives, and of the known negatives.
+    known_negative : ndarray of bool, (n,), or None
+        Known negatives; None where there are none.
     """
 
     s: np.ndarray
@@ -48,6 +50,7 @@ class TrainingLabels:
     negative_share: float = 0.0
     confirmed_weight: float = 0.0
     rejected_weight: float = 0.0
+    known_negative: np.ndarray | None = None
 
     @classmethod
     def of(cls, s: np.ndarray, reviewed: np.ndarray | None = None, weights: np.ndarray | None = None) -> TrainingLabels:
@@ -83,6 +86,7 @@ class TrainingLabels:
             negative_share=float(share),
             confirmed_weight=float(row_weights[(reviewed == 1) & (s == 0)].sum()),
             rejected_weight=float(of_negative),
+            known_negative=negative if negative.any() else None,
         )
 
     def take(self, rows: np.ndarray, sampled_share: float) -> TrainingLabels:
@@ -112,6 +116,7 @@ class TrainingLabels:
             negative_share=self.negative_share,
             confirmed_weight=sampled_share * self.confirmed_weight,
             rejected_weight=sampled_share * self.rejected_weight,
+            known_negative=None if self.known_negative is None else self.known_negative[rows],
         )
 
     @property

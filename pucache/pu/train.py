@@ -18,7 +18,9 @@ from .linear_model import PULinearModel
 from .scar import ScarCheck, check_scar
 
 if TYPE_CHECKING:
+    from ..neighbours.graph import NeighbourGraph
     from .classifier import PULinearClassifier
+    from .distillation import GraphSource
     from .fitting import Fit
 
 
@@ -81,10 +83,29 @@ def fit_model(model: PULinearModel, data: PUData, *, progress: Progress | None =
         With the cross-fit, from which further estimates can be made.
     """
     design = data.design_matrix(model.device)
-    fit = model.train(design, data.training_labels, groups=data.group, progress=progress)
+    fit = model.train(
+        design,
+        data.training_labels,
+        groups=data.group,
+        graph_source=_graph_source(data, model.device),
+        progress=progress,
+    )
     model.n_negatives_ = int(data.labels.negative.sum())
     model.encoder_ = data.cache.encoder
     return fit
+
+
+def _graph_source(data: PUData, device: str) -> GraphSource:
+    """Graphs of rows of the cache; that of all rows is kept beside it."""
+
+    def graph(rows: np.ndarray | None) -> NeighbourGraph:
+        from ..neighbours.graph import cached_graph, neighbour_graph
+
+        if rows is None:
+            return cached_graph(data.cache, device=device)
+        return neighbour_graph(data.cache, rows=rows, device=device)
+
+    return graph
 
 
 def train_on(data: PUData, *, progress: Progress | None = None, **parameters: Any) -> PULinearClassifier:

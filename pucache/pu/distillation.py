@@ -1,0 +1,219 @@
+r"""Distillation: one linear head that has learnt what a classifier and its neighbours' graph say together.
+
+1. The classifier's margins become log density ratios by its tilt, and probabilities are propagated over
+   the graph (`pucache.pu.propagation`), `_FIRST_ROUNDS` rounds.
+2. A linear head is trained on the probabilities T as soft targets, by cross-entropy with the penalty
+   `_PENALTY`. Its margin minus logit(mean T) is a log density ratio.
+3. From these, `_LATER_ROUNDS` more rounds of 1 and another head of 2, which is the result.
+
+The classifier is the linear head of `pucache.pu.fitting`, so the result is one coefficient vector again.
+
+**Figures.** The targets of a head have seen the labels, so none of its margins of the rows it was trained
+on is fit for an estimate. The chain 1-3 therefore runs once for each fold, side by side: it starts from the
+head that was trained without the fold, and nowhere sees a label of the fold; the held-out positives are
+unlabelled rows to it as the hidden positives are. The margins of a fold by its chain are held out, and
+penalty, prior, tilt, threshold and all figures rest on them alone (docs/method.md has the measurements).
+
+Where rows are many, everything happens on the positives and an evenly spaced sample of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.special import logit
+
+from ..heads.design_matrix import DesignMatrix
+from ..heads.fitted import FittedHeads
+from ..heads.soft_targets import fit_soft_targets
+from ..neighbours.graph import NeighbourGraph
+from ..storage.mapped_arrays import take_rows
+from .calibration import Tilt
+from .cross_fitting import CrossFit
+from .neighbour_choice import held_out_gains
+from .neighbour_evidence import WEIGHTS, NeighbourEvidence
+from .propagation import ChainLabels, neighbour_log_odds, probabilities, propagate
+from .review_weights import TrainingLabels
+
+# graph of the rows with these numbers (ascending), or of all rows for None
+GraphSource = Callable[[np.ndarray | None], NeighbourGraph]
+
+_FIRST_ROUNDS, _LATER_ROUNDS = 6, 3
+_PENALTY = 2e-6
+_MEAN_LIMIT = 1e-5  # mean targets are kept this far from 0 and 1
+SAMPLE_ROWS, SAMPLE_BYTES = 1 << 18, 1 << 28  # greatest sample of rows and of their embeddings
+
+
+@dataclass(frozen=True)
+class DistillationRows:
+    """Rows that a head is distilled on, all or a sample, with their graph.
+
+    Attributes
+    ----------
+    rows : ndarray of int64, (m,), or None
+        Row numbers, ascending; None for all.
+    design : DesignMatrix
+        Of these rows.
+    labels : TrainingLabels
+        Of these rows.
+    fold : ndarray of int64, (m,)
+    graph : NeighbourGraph
+        Of these rows.
+    """
+
+    rows: np.ndarray | None
+    design: DesignMatrix
+    labels: TrainingLabels
+    fold: np.ndarray
+    graph: NeighbourGraph
+
+    @classmethod
+    def of(
+        cls, design: DesignMatrix, labels: TrainingLabels, fold: np.ndarray, graph_source: GraphSource
+    ) -> DistillationRows:
+        """All rows, or the positives and as many of the others as fit into the sample, evenly spaced.
+
+        Parameters
+        ----------
+        design : DesignMatrix
+        labels : TrainingLabels
+        fold : ndarray of int64, (n,)
+        graph_source : callable
+
+        Returns
+        -------
+        DistillationRows
+        """
+        others, X = design.unlabelled_rows, design.X
+        room = max(1, min(SAMPLE_ROWS, SAMPLE_BYTES // (X.itemsize * X.shape[1])))
+        if len(others) <= room:
+            return cls(rows=None, design=design, labels=labels, fold=fold, graph=graph_source(None))
+        kept = others[np.linspace(0, len(others) - 1, room).astype(np.int64)]
+        rows = np.union1d(kept, design.positive_rows)
+        sampled = labels.take(rows, len(kept) / len(others))
+        return cls(
+            rows=rows,
+            design=DesignMatrix(take_rows(X, rows), sampled.training_s, design.moments, design.device),
+            labels=sampled,
+            fold=fold[rows],
+            graph=graph_source(rows),
+        )
+
+    def take(self, values: np.ndarray) -> np.ndarray:
+        """Values of these rows, out of values of all rows."""
+        return values if self.rows is None else values[self.rows]
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """Result of distillation.
+
+    Attributes
+    ----------
+    head : FittedHeads
+        One head, trained on all labels; its margins are log density ratios.
+    cross_fit : CrossFit
+        The heads of the folds' chains and their margins of all rows.
+    share : float
+        Mean target of the rows not labelled positive, with which probabilities for neighbours are computed.
+    held_out_scores : list of ndarray of float32, (m,)
+        Held-out scores with neighbours, for each of `pucache.pu.neighbour_evidence.WEIGHTS`.
+    """
+
+    head: FittedHeads
+    cross_fit: CrossFit
+    share: float
+    held_out_scores: list[np.ndarray]
+
+
+def distil(
+    on: DistillationRows, design: DesignMatrix, cross_fit: CrossFit, head: FittedHeads, tilt: Tilt
+) -> Distillation:
+    """Run the chains of all folds, and the one with all labels.
+
+    Parameters
+    ----------
+    on : DistillationRows
+    design : DesignMatrix
+        Of all rows.
+    cross_fit : CrossFit
+        Of the classifier, on all rows.
+    head : FittedHeads
+        The classifier, trained on all rows.
+    tilt : Tilt
+        Of the held-out margins of the classifier.
+
+    Returns
+    -------
+    Distillation
+    """
+    folds = len(cross_fit.heads.coef)
+    labels = ChainLabels.of(on.labels, on.fold, folds)
+    margins = np.hstack([cross_fit.heads.margins(on.design.X), head.margins(on.design.X)])
+    log_ratios = tilt.log_ratio(margins).astype(np.float32)
+    targets = propagate(log_ratios, labels, np.full(folds + 1, tilt.prior), on.graph, rounds=_FIRST_ROUNDS)
+    heads, log_ratios = _fit(on, targets)
+    shares = labels.unlabelled_means(targets)
+    targets = propagate(log_ratios, labels, shares, on.graph, rounds=_LATER_ROUNDS)
+    heads, log_ratios = _fit(on, targets, start=heads)
+    shares = labels.unlabelled_means(targets)
+    heads = _centred(heads, targets)
+    of_folds = heads.take(np.arange(folds))
+    return Distillation(
+        head=heads.take([folds]),
+        cross_fit=CrossFit(
+            penalty=cross_fit.penalty,
+            heads=of_folds,
+            fold=cross_fit.fold,
+            margins=of_folds.margins_by(design.X, cross_fit.fold[:, None])[:, 0],
+        ),
+        share=float(shares[-1]),
+        held_out_scores=_held_out_scores(on, labels, log_ratios, shares),
+    )
+
+
+def evidence(
+    on: DistillationRows, classifier: CrossFit, distillation: Distillation, agreement: tuple[float, ...]
+) -> NeighbourEvidence:
+    """Both kinds of evidence on what neighbours are worth.
+
+    Parameters
+    ----------
+    on : DistillationRows
+    classifier : CrossFit
+        Before distillation, on all rows.
+    distillation : Distillation
+    agreement : tuple of float
+        Result of `pucache.pu.neighbour_choice.agreement_gains`.
+
+    Returns
+    -------
+    NeighbourEvidence
+    """
+    gains = held_out_gains(on.take(classifier.margins), distillation.held_out_scores, on.labels, on.fold)
+    return NeighbourEvidence(agreement=agreement, held_out=gains, labels=int(on.labels.training_s.sum()))
+
+
+def _fit(on: DistillationRows, targets: np.ndarray, start: FittedHeads | None = None) -> tuple[FittedHeads, np.ndarray]:
+    """Heads of soft targets (m, C), and their margins as log density ratios, float32 (m, C)."""
+    heads = fit_soft_targets(on.design, targets, weights=on.labels.training_weights, penalty=_PENALTY, start=start)
+    return heads, _centred(heads, targets).margins(on.design.X)
+
+
+def _centred(heads: FittedHeads, targets: np.ndarray) -> FittedHeads:
+    """The heads with logit(mean target) taken off their intercepts."""
+    means = targets.mean(0, dtype=np.float64).clip(_MEAN_LIMIT, 1 - _MEAN_LIMIT)
+    return replace(heads, intercept=(heads.intercept - logit(means)).astype(np.float32))
+
+
+def _held_out_scores(
+    on: DistillationRows, labels: ChainLabels, log_ratios: np.ndarray, shares: np.ndarray
+) -> list[np.ndarray]:
+    """Score of each row with neighbours, by the chain of its fold."""
+    p = probabilities(log_ratios, shares)
+    labels.set_known(p)
+    lifts, chain = neighbour_log_odds(on.graph.weighted_means(p)), on.fold[:, None]
+    own, lift = (np.take_along_axis(values, chain, axis=1)[:, 0] for values in (log_ratios, lifts))
+    return [own + np.float32(weight) * lift for weight in WEIGHTS]
