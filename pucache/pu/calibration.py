@@ -10,7 +10,8 @@ row belongs to P or to U then depends on three numbers. With e = alpha + slope *
     odds(P : U | m) = n_P / n_U * exp(e) / (1 - prior + prior * exp(e)).
 
 `fit_tilt` maximises the likelihood of these odds on held-out margins. The odds level off at 1 / prior
-where all rows are positive, which identifies the prior. The posterior of an unlabelled row is
+where all rows are positive, which identifies the prior. `profile_prior` shows how well: the likelihood at
+fixed priors, from which `pucache.pu.priors` takes the interval. The posterior of an unlabelled row is
 prior * exp(e) / (1 - prior + prior * exp(e)); another share of positives replaces the prior in it.
 """
 
@@ -24,7 +25,9 @@ from scipy.special import expit, logit
 
 LEAST, MOST = 1e-5, 1 - 1e-3  # range of estimated priors
 _MAX_SLOPE = 60.0  # per standard deviation of the margins; under perfect separation the likelihood has no maximum
-_STARTS = (0.01, 0.1, 0.5)  # of the prior
+_BOUNDS = ((-40.0, 40.0), (float(np.log(1e-3)), float(np.log(_MAX_SLOPE))))  # of alpha and log slope
+_START, _PRIORS = (-1.5, 0.5), (0.01, 0.1, 0.5)  # where maximisation starts: alpha and log slope, and the priors
+_STEP = 0.15  # between the priors of a profile, in log odds
 _TOP_ROWS = 4000  # highest margins, which are binned more finely because the positives are among them
 _BINS = 1500  # for the highest margins, and as many for the others
 
@@ -123,43 +126,157 @@ def fit_tilt(margins: np.ndarray, s: np.ndarray, weights: np.ndarray | None = No
     -------
     Tilt
     """
+    likelihood = _likelihood(margins, s, weights)
+    alpha, log_slope, logit_prior = likelihood.maximise() if prior is None else likelihood.maximise_at(logit(prior))[0]
+    slope = float(np.exp(log_slope)) / likelihood.scale
+    return Tilt(
+        float(alpha) - slope * likelihood.centre, slope, prior if prior is not None else float(expit(logit_prior))
+    )
+
+
+@dataclass(frozen=True)
+class PriorProfile:
+    """Profile likelihood of the prior: the greatest likelihood of the tilt at each of several fixed priors.
+
+    Attributes
+    ----------
+    estimate : float
+        Prior of greatest likelihood; one of `priors`.
+    priors : ndarray of float64, (k,)
+        Ascending, even on the scale of log odds.
+    deviance : ndarray of float64, (k,)
+        Twice the log likelihood that is lost against the best of `priors`.
+    """
+
+    estimate: float
+    priors: np.ndarray
+    deviance: np.ndarray
+
+    def ends(self, threshold: float) -> tuple[float | None, float | None]:
+        """Least and greatest prior with a deviance up to a threshold.
+
+        Parameters
+        ----------
+        threshold : float
+            At most the `depth` of the profile.
+
+        Returns
+        -------
+        low, high : float or None
+            Interpolated between `priors`. None where the likelihood sets no limit on this side.
+        """
+        inside = np.flatnonzero(self.deviance <= threshold)
+        return self._end(inside[0], inside[0] - 1, threshold), self._end(inside[-1], inside[-1] + 1, threshold)
+
+    def _end(self, inside: int, outside: int, threshold: float) -> float | None:
+        if not 0 <= outside < len(self.priors):
+            return None
+        near, far = np.sqrt(self.deviance[[inside, outside]])  # nearly linear in the log odds, as deviance is squared
+        low, high = logit(self.priors[[inside, outside]])
+        return float(expit(low + (high - low) * (np.sqrt(threshold) - near) / (far - near)))
+
+
+def profile_prior(
+    margins: np.ndarray,
+    s: np.ndarray,
+    weights: np.ndarray | None = None,
+    *,
+    bounds: tuple[float, float] = (LEAST, MOST),
+    depth: float = 4.0,
+) -> PriorProfile:
+    """Profile the likelihood of the tilt over the prior, on both sides of the estimate.
+
+    The likelihood is that of the rows' numbers. Rows of unequal weight count as n rows of equal weight, with
+    n = (sum of weights)**2 / (sum of squared weights) for P (Kish 1965).
+
+    Parameters
+    ----------
+    margins : ndarray, (n,)
+        Held out, as for `fit_tilt`.
+    s : ndarray of 0 and 1, (n,)
+    weights : ndarray, (n,), optional
+        Row weights; only their ratios matter.
+    bounds : (float, float)
+        Least and greatest possible prior.
+    depth : float
+        Each side ends at the first prior with a deviance above `depth`, or at the bound.
+
+    Returns
+    -------
+    PriorProfile
+    """
+    likelihood = _likelihood(margins, s, weights)
+    scale = 2 * _effective_number(s == 1, weights)
+    least, greatest = logit(np.array(bounds)).tolist()
+    best = likelihood.maximise()
+    centre = float(np.clip(best[2], least, greatest))
+    parameters, value = likelihood.maximise_at(centre, best[:2])
+    values = {centre: value}
+    for bound in (least, greatest):
+        at, nearest = centre, parameters
+        while at != bound and scale * (values[at] - min(values.values())) <= depth:
+            at = bound if abs(bound - at) <= _STEP else at + float(np.copysign(_STEP, bound - at))
+            nearest, values[at] = likelihood.maximise_at(at, nearest[:2])
+    logits = np.array(sorted(values))
+    lost = np.array([values[at] for at in logits.tolist()])
+    return PriorProfile(
+        estimate=float(expit(centre)), priors=np.asarray(expit(logits)), deviance=scale * (lost - lost.min())
+    )
+
+
+def _effective_number(rows: np.ndarray, weights: np.ndarray | None) -> float:
+    if weights is None:
+        return float(rows.sum())
+    w = weights[rows].astype(np.float64)
+    return float(w.sum() ** 2 / np.square(w).sum())
+
+
+def _likelihood(margins: np.ndarray, s: np.ndarray, weights: np.ndarray | None) -> _Likelihood:
     positive, unlabelled = (
         _binned(margins[s == value], None if weights is None else weights[s == value]) for value in (1, 0)
     )
     m = np.concatenate([positive[0], unlabelled[0]])
-    w = np.concatenate([positive[1], unlabelled[1]])
-    centre = float(np.average(m, weights=w))
-    scale = float(np.sqrt(np.average((m - centre) ** 2, weights=w)))
-    scale = scale if scale > 1e-9 * np.abs(m).max() else 1.0  # differences of rounding carry no slope
-    likelihood = _Likelihood((m - centre) / scale, w, len(positive[0]), prior)
-    alpha, log_slope, logit_prior = likelihood.maximise()
-    slope = float(np.exp(log_slope)) / scale
-    return Tilt(float(alpha) - slope * centre, slope, prior if prior is not None else float(expit(logit_prior)))
+    return _Likelihood(m, np.concatenate([positive[1], unlabelled[1]]), len(positive[0]))
 
 
 class _Likelihood:
-    """Likelihood of P against U, per unit of P weight, as a function of alpha, log slope and logit prior."""
+    """Likelihood of P against U, per unit of P weight, as a function of alpha, log slope and logit prior.
 
-    def __init__(self, m: np.ndarray, weights: np.ndarray, n_positive: int, prior: float | None):
-        self._m, self._sign = m, np.where(np.arange(len(m)) < n_positive, 1.0, -1.0)
+    Alpha and slope are those of standardised margins, (m - centre) / scale.
+    """
+
+    def __init__(self, m: np.ndarray, weights: np.ndarray, n_positive: int):
+        self.centre = float(np.average(m, weights=weights))
+        scale = float(np.sqrt(np.average((m - self.centre) ** 2, weights=weights)))
+        self.scale = scale if scale > 1e-9 * np.abs(m).max() else 1.0  # differences of rounding carry no slope
+        self._m, self._sign = (m - self.centre) / self.scale, np.where(np.arange(len(m)) < n_positive, 1.0, -1.0)
         total = weights[:n_positive].sum()
         self._weights = weights / total
         self._log_odds = np.log(total / weights[n_positive:].sum())
-        self._prior = prior
 
     def maximise(self) -> np.ndarray:
         """Parameters of greatest likelihood, (3,)."""
         from scipy.optimize import minimize  # heavy to import
 
-        starts, (low, high) = (_STARTS, (LEAST, MOST)) if self._prior is None else ((self._prior,), [self._prior] * 2)
-        bounds = [(-40.0, 40.0), (np.log(1e-3), np.log(_MAX_SLOPE)), (logit(low), logit(high))]
+        bounds = [*_BOUNDS, (logit(LEAST), logit(MOST))]
         optima = [
-            minimize(self, [-1.5, 0.5, logit(start)], jac=True, method="L-BFGS-B", bounds=bounds) for start in starts
+            minimize(self, [*_START, logit(start)], jac=True, method="L-BFGS-B", bounds=bounds) for start in _PRIORS
         ]
         return np.asarray(min(optima, key=lambda optimum: optimum.fun).x)
 
+    def maximise_at(self, logit_prior: float, start: ArrayLike = _START) -> tuple[np.ndarray, float]:
+        """Parameters of greatest likelihood at a fixed prior, (3,), and the negative log likelihood there."""
+        from scipy.optimize import minimize  # heavy to import
+
+        def objective(parameters: np.ndarray) -> tuple[float, np.ndarray]:
+            value, gradient = self(np.append(parameters, logit_prior))
+            return value, gradient[:2]
+
+        optimum = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=_BOUNDS)
+        return np.append(optimum.x, logit_prior), float(optimum.fun)
+
     def __call__(self, parameters: np.ndarray) -> tuple[float, np.ndarray]:
-        """Negative log likelihood and its gradient, (3,); 0 in the direction of a fixed prior."""
+        """Negative log likelihood and its gradient, (3,)."""
         slope = np.exp(parameters[1])
         e, logit_prior = parameters[0] + slope * self._m, parameters[2]
         posterior = expit(e + logit_prior)
@@ -168,7 +285,7 @@ class _Likelihood:
         value = np.sum(self._weights * np.logaddexp(0, -log_odds))
         outer = -self._weights * expit(-log_odds) * self._sign
         by_e = outer * (1 - posterior)
-        by_prior = 0.0 if self._prior is not None else np.sum(outer * (expit(logit_prior) - posterior))
+        by_prior = np.sum(outer * (expit(logit_prior) - posterior))
         return float(value), np.array([by_e.sum(), slope * np.sum(by_e * self._m), by_prior])
 
 

@@ -1,4 +1,4 @@
-"""Estimates of the prior, the share of positives among the unlabelled, by several methods with intervals."""
+"""Estimates of the prior, the share of positives among the unlabelled, by several methods; the tilt has an interval."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .cross_fitting import CrossFit, CrossFitter
 from .data import PUData
 from .folds import assign_folds
 from .labels import TWIN_COSINE, Labels
-from .priors import METHODS, PriorEstimate, estimate, interval
+from .priors import METHODS, PriorEstimate, bootstrap_interval, estimate, profile_interval
 
 
 def estimate_prior(
@@ -56,7 +56,7 @@ def estimate_prior_on(
     data: PUData,
     *,
     methods: Sequence[str] = tuple(METHODS),
-    draws: int = 40,
+    draws: int = 0,
     level: float = 0.9,
     n_folds: int = 5,
     seed: int = 0,
@@ -71,9 +71,10 @@ def estimate_prior_on(
     methods : sequence of str
         Names in `pucache.pu.priors.METHODS`.
     draws : int
-        Bootstrap draws of the rows; heads are refitted on each. 0: no intervals.
+        0: the interval of the tilt is that of its profile likelihood. Otherwise the number of bootstrap draws of
+        the rows that it comes from; heads are refitted on each. The other methods have no interval.
     level : float
-        Nominal coverage of the intervals, in (0, 1).
+        Nominal coverage of the interval, in (0, 1).
     n_folds, seed : int
     device : str
     progress : Progress, optional
@@ -107,7 +108,7 @@ def estimate_from_cross_fit(
     cross_fit: CrossFit,
     *,
     methods: Sequence[str] = tuple(METHODS),
-    draws: int = 40,
+    draws: int = 0,
     level: float = 0.9,
     seed: int = 0,
     progress: Progress | None = None,
@@ -132,20 +133,27 @@ def estimate_from_cross_fit(
         One per method, in the order given.
     """
     _check(methods, draws, level)
-    drawn = _estimate_draws(fitter, cross_fit, methods, draws=draws, seed=seed, progress=progress or Silent())
     bounds = data.training_labels.bounds
-    drawn = np.clip(drawn, *bounds)
-    estimates = [estimate(cross_fit.margins, data.s, method, bounds=bounds) for method in methods]
-    return [
-        interval(method, prior, drawn[:, column], level, bounds=bounds)
-        for column, (method, prior) in enumerate(zip(methods, estimates, strict=True))
-    ]
+    estimates = []
+    for method in methods:
+        if method == "tilt" and not draws:
+            estimates.append(profile_interval(cross_fit.margins, data.s, level, bounds=bounds))
+            continue
+        prior = estimate(cross_fit.margins, data.s, method, bounds=bounds)
+        if method == "tilt":
+            drawn = _estimate_draws(fitter, cross_fit, draws, seed=seed, progress=progress or Silent())
+            estimates.append(bootstrap_interval(method, prior, np.clip(drawn, *bounds), level, bounds=bounds))
+        else:
+            estimates.append(PriorEstimate.without_interval(method, prior, level))
+    return estimates
 
 
 def _check(methods: Sequence[str], draws: int, level: float, n_folds: int = 2) -> None:
     unknown = [method for method in methods if method not in METHODS]
     if unknown or not methods:
         raise ValueError(f"unknown method {', '.join(map(repr, unknown)) or 'none'}; use {', '.join(METHODS)}")
+    if draws and "tilt" not in methods:
+        raise ValueError(f"draws are for the interval of tilt, got {', '.join(methods)}; add tilt or leave draws out")
     if draws < 0 or not 0 < level < 1 or n_folds < 2:
         raise ValueError(
             f"draws must be at least 0, level in (0, 1), n_folds at least 2; got {draws}, {level}, {n_folds}"
@@ -153,11 +161,11 @@ def _check(methods: Sequence[str], draws: int, level: float, n_folds: int = 2) -
 
 
 def _estimate_draws(
-    fitter: CrossFitter, cross_fit: CrossFit, methods: Sequence[str], *, draws: int, seed: int, progress: Progress
+    fitter: CrossFitter, cross_fit: CrossFit, draws: int, *, seed: int, progress: Progress
 ) -> np.ndarray:
-    """Estimates of each bootstrap draw, (draws, methods)."""
-    rows = []
+    """Estimates of the tilt on each bootstrap draw, (draws,)."""
+    estimates = []
     for draw in fitter.bootstrap(cross_fit, draws, seed):
-        rows.append([estimate(draw.margins, draw.s, method, draw.weights) for method in methods])
+        estimates.append(estimate(draw.margins, draw.s, weights=draw.weights))
         progress.advance(1)
-    return np.array(rows).reshape(draws, len(methods))
+    return np.array(estimates)

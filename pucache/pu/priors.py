@@ -1,7 +1,9 @@
 r"""Estimators of the prior, the share of positives among the unlabelled, from held-out margins.
 
-Every estimate comes with an interval: `pucache.pu.cross_fitting` refits the heads on bootstrap draws of the
-rows, and `interval` spans the estimates of the draws. The methods::
+Only the tilt has an interval, from its profile likelihood (`profile_interval`), or on request from bootstrap
+draws (`bootstrap_interval`), on which `pucache.pu.cross_fitting` refits the heads. The other methods are
+cross-checks. Bootstrap intervals of theirs show the variance but not the bias: those of BBE and of Elkan and
+Noto covered the truth in 58 % and 45 % of 220 sets. The methods::
 
     tilt      exponential tilt of `pucache.pu.calibration`; used by ``train_pu``
     bbe       best-bin estimate (Garg et al. 2021, algorithm 1)
@@ -17,11 +19,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit, logit, stdtrit
+from scipy.special import expit, logit, ndtri, stdtrit
 
-from .calibration import LEAST, MOST, fit_tilt
+from .calibration import LEAST, MOST, fit_tilt, profile_prior
 
-MODEL_ERROR = 0.05  # relative error that no bootstrap draw shows; measured on the one-vs-rest suite with many rows
+MODEL_ERROR = 0.05  # relative error of the tilt itself; measured on the one-vs-rest suite with many rows
+DEVIANCE = 3.5  # of the ends of a 90 % interval; 2.71 were it the chi-squared quantile of independent margins
 _DELTA, _GAMMA = 0.1, 0.01  # confidence and slack of Garg et al.
 _GRID_POINTS, _GRID_TOP = 512, 0.97  # of density_ratio: number of points, and quantile of P at the last one
 _TINY = 1e-12
@@ -29,18 +32,18 @@ _TINY = 1e-12
 
 @dataclass(frozen=True)
 class PriorEstimate:
-    """An estimated prior with its interval.
+    """An estimated prior, with its interval where there is one.
 
     Attributes
     ----------
     method : str
     prior : float
     low, high : float
-        Ends of the interval.
+        Ends of the interval; 0 and 1 where there is none.
     level : float
         Nominal coverage of the interval.
     draws : int
-        Number of bootstrap draws. 0: no interval; `low` is 0 and `high` 1.
+        Number of bootstrap draws that the interval comes from; 0 for the profile likelihood.
     """
 
     method: str
@@ -49,6 +52,40 @@ class PriorEstimate:
     high: float
     level: float
     draws: int
+
+    @classmethod
+    def without_interval(cls, method: str, prior: float, level: float = 0.9) -> PriorEstimate:
+        """Estimate that has no interval."""
+        return cls(method=method, prior=prior, low=0.0, high=1.0, level=level, draws=0)
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether `low` and `high` are the ends of an interval."""
+        return (self.low, self.high) != (0.0, 1.0)
+
+    @property
+    def one_sided(self) -> bool:
+        """Whether the data limit the prior on one side only, mostly from above."""
+        return self.has_interval and (self.low <= LEAST) != (self.high >= MOST)
+
+    def interval_text(self, number: Callable[[float], str]) -> str:
+        """The interval in words: "A to B", "at most B", "at least A" or "none".
+
+        Parameters
+        ----------
+        number : callable
+            Formats an end.
+        """
+        return interval_text(self.low, self.high, number) if self.has_interval else "none"
+
+
+def interval_text(low: float, high: float, number: Callable[[float], str]) -> str:
+    """The interval of a prior in words, see `PriorEstimate.interval_text`."""
+    if low <= LEAST and high < MOST:
+        return f"at most {number(high)}"
+    if low > LEAST and high >= MOST:
+        return f"at least {number(low)}"
+    return f"{number(low)} to {number(high)}"
 
 
 def tilt(margins: np.ndarray, s: np.ndarray, weights: np.ndarray) -> float:
@@ -156,7 +193,59 @@ def estimate(
     return float(np.clip(METHODS[method](margins[rows], s[rows], weights[rows]), *bounds))
 
 
-def interval(
+def profile_interval(
+    margins: np.ndarray,
+    s: np.ndarray,
+    level: float = 0.9,
+    weights: np.ndarray | None = None,
+    *,
+    bounds: tuple[float, float] = (LEAST, MOST),
+) -> PriorEstimate:
+    """Estimate by the tilt, with the interval of its profile likelihood.
+
+    The interval holds the priors with a deviance up to `DEVIANCE` times the ratio of the chi-squared
+    quantiles (one degree of freedom) of `level` and of 0.9. Its ends are then moved outwards on log odds:
+    `MODEL_ERROR` is added to the distance from the estimate in quadrature, in the same multiple of a
+    standard error. An end that the likelihood does not limit lies at the bound, and the interval is
+    `PriorEstimate.one_sided`.
+
+    Parameters
+    ----------
+    margins, s, weights
+        As for `estimate`.
+    level : float
+        Nominal coverage, in (0, 1).
+    bounds : (float, float)
+        Least and greatest possible prior.
+
+    Returns
+    -------
+    PriorEstimate
+        Of method ``tilt``, with 0 draws.
+    """
+    deviance = DEVIANCE * float(ndtri((1 + level) / 2) / ndtri(0.95)) ** 2
+    profile = profile_prior(margins, s, weights, bounds=bounds, depth=deviance)
+    low, high = (
+        bound if end is None else _moved(end, profile.estimate, np.sqrt(deviance) * MODEL_ERROR)
+        for end, bound in zip(profile.ends(deviance), bounds, strict=True)
+    )
+    return PriorEstimate(
+        method="tilt",
+        prior=profile.estimate,
+        low=max(low, bounds[0]),
+        high=min(high, bounds[1]),
+        level=level,
+        draws=0,
+    )
+
+
+def _moved(end: float, prior: float, error: float) -> float:
+    """End of an interval, moved away from the estimate by an error on log odds in quadrature."""
+    distance = logit(end) - logit(prior)
+    return float(expit(logit(prior) + np.copysign(np.hypot(distance, error), distance)))
+
+
+def bootstrap_interval(
     method: str,
     prior: float,
     draws: np.ndarray,
@@ -164,11 +253,10 @@ def interval(
     *,
     bounds: tuple[float, float] = (0.0, 1.0),
 ) -> PriorEstimate:
-    """Interval around an estimate, symmetric in log odds.
+    """Interval of bootstrap draws around an estimate, symmetric in log odds.
 
     Half the width is Student's t quantile times the standard error. The squared error is the sum of
-    the variance of the bootstrap draws, their squared shift from the estimate, and `MODEL_ERROR`
-    squared.
+    the variance of the draws, their squared shift from the estimate, and `MODEL_ERROR` squared.
 
     Parameters
     ----------
@@ -185,10 +273,10 @@ def interval(
     Returns
     -------
     PriorEstimate
-        With fewer than two draws the interval is 0 to 1.
+        Without interval where there are fewer than two draws.
     """
     if len(draws) < 2:
-        return PriorEstimate(method=method, prior=prior, low=0.0, high=1.0, level=level, draws=len(draws))
+        return PriorEstimate.without_interval(method, prior, level)
     centre, drawn = logit(prior), logit(draws)
     error = np.sqrt(drawn.var(ddof=1) + (drawn.mean() - centre) ** 2 + MODEL_ERROR**2)
     half = float(stdtrit(len(draws) - 1, (1 + level) / 2)) * error

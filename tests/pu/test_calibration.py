@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from pucache.pu import calibration
-from pucache.pu.calibration import LEAST, MOST, Tilt, _binned, _Likelihood, fit_tilt
+from pucache.pu.calibration import LEAST, MOST, Tilt, _binned, _Likelihood, fit_tilt, profile_prior
 from pucache.pu.thresholds import choose_threshold
 
 
@@ -94,17 +94,15 @@ def test_a_known_prior_beyond_the_bounds_of_estimates_is_fitted_at_its_own_value
     assert all(best >= log_likelihood(tilt.alpha + a, tilt.slope + b) for a, b in steps)
 
 
-@pytest.mark.parametrize("prior", [None, 0.3])
 @pytest.mark.parametrize("at", [(-1.5, 0.5, -1.0), (0.3, -1.0, 2.0), (-6.0, 2.0, -7.0)])
-def test_the_gradient_of_the_likelihood_is_its_slope(at, prior):
+def test_the_gradient_of_the_likelihood_is_its_slope(at):
     draw = np.random.default_rng(0)
-    objective = _Likelihood(draw.normal(size=30), draw.uniform(0.1, 3, 30), 11, prior)
+    objective = _Likelihood(draw.normal(size=30), draw.uniform(0.1, 3, 30), 11)
     at = np.array(at)
     _, gradient = objective(at)
     steps = 1e-6 * np.eye(3)
     numeric = [(objective(at + step)[0] - objective(at - step)[0]) / 2e-6 for step in steps]
-    np.testing.assert_allclose(gradient[:2], numeric[:2], rtol=1e-6, atol=1e-8)
-    assert gradient[2] == pytest.approx(0.0 if prior else numeric[2], rel=1e-6, abs=1e-8)
+    np.testing.assert_allclose(gradient, numeric, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("prior", [None, 0.3])
@@ -179,6 +177,70 @@ def test_perfect_separation_is_certain_on_both_sides():
     margins = np.concatenate([np.linspace(5, 6, 30), np.linspace(-6, -5, 300)]).astype(np.float32)
     tilt = fit_tilt(margins, np.arange(330) < 30)
     assert tilt.prior < 0.005 and tilt.posterior(-5.0) < 1e-6 and tilt.posterior(5.0, 0.5) > 0.99
+
+
+# --- the profile of the prior --------------------------------------------------------------------
+
+
+def log_likelihood(tilt, margins, s):
+    """Of the rows of P and U, by the formula of the module, row by row."""
+    e, positive = tilt.log_ratio(margins), s == 1
+    log_odds = np.log(positive.sum() / (~positive).sum()) + e - np.log(1 - tilt.prior + tilt.prior * np.exp(e))
+    return -np.logaddexp(0, np.where(positive, -log_odds, log_odds)).sum()
+
+
+@pytest.mark.parametrize(("prior", "n_p"), [(0.02, 30), (0.2, 200), (0.7, 60)])
+def test_the_deviance_is_twice_the_log_likelihood_that_a_fixed_prior_loses(prior, n_p):
+    margins, s = gaussians(prior, n_p, 1000)
+    profile, best = profile_prior(margins, s), fit_tilt(margins, s)
+    assert profile.estimate == pytest.approx(best.prior, rel=1e-6) and profile.estimate in profile.priors
+    assert (np.diff(profile.priors) > 0).all() and profile.deviance.min() == 0
+    top = log_likelihood(best, margins, s)
+    lost = [2 * (top - log_likelihood(fit_tilt(margins, s, prior=at), margins, s)) for at in profile.priors.tolist()]
+    np.testing.assert_allclose(profile.deviance, lost, atol=2e-3)
+
+
+def test_the_profile_ends_beyond_its_depth_or_at_the_bounds():
+    profile = profile_prior(*gaussians(0.2), depth=5.0)
+    assert (profile.deviance[[0, -1]] > 5).all() and (profile.deviance[1:-1] <= 5).all()
+    low, high = profile.ends(5.0)
+    assert profile.priors[0] < low < profile.priors[1] and profile.priors[-2] < high < profile.priors[-1]
+    within = profile_prior(*gaussians(0.2), depth=5.0, bounds=(0.19, 0.21))
+    assert within.ends(5.0) == (None, None)
+    assert within.priors[[0, -1]] == pytest.approx([0.19, 0.21])
+
+
+def test_a_bound_moves_the_estimate_and_the_deviance_counts_from_there():
+    profile = profile_prior(*gaussians(0.2), depth=3.0, bounds=(0.4, MOST))
+    assert profile.estimate == pytest.approx(0.4) and profile.deviance[0] == 0
+    assert (np.diff(profile.deviance) > 0).all() and profile.ends(3.0)[0] is None
+
+
+def test_ends_are_where_the_deviance_reaches_the_threshold():
+    margins, s = gaussians(0.2, 100, 1000)
+    top = log_likelihood(fit_tilt(margins, s), margins, s)
+    for end in profile_prior(margins, s).ends(3.5):
+        reached = 2 * (top - log_likelihood(fit_tilt(margins, s, prior=end), margins, s))
+        assert reached == pytest.approx(3.5, abs=0.05)
+
+
+def test_only_ratios_of_weights_matter_and_equal_weights_count_rows():
+    margins, s = gaussians(0.2, 50, 500)
+    plain = profile_prior(margins, s)
+    np.testing.assert_allclose(
+        profile_prior(margins, s, np.full(len(s), 7.0)).deviance, plain.deviance, rtol=1e-3, atol=1e-3
+    )
+    weights = np.where(np.arange(len(s)) % 2, 2.0, 0.0)  # half of the rows
+    half = profile_prior(margins[1::2], s[1::2])
+    np.testing.assert_allclose(profile_prior(margins, s, weights).ends(3.5), half.ends(3.5), rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", EXTREME)
+def test_the_profile_of_extreme_margins_is_finite(name):
+    margins, s = np.array(EXTREME[name][0], np.float32), np.array(EXTREME[name][1])
+    profile = profile_prior(margins, s)
+    assert np.isfinite(profile.deviance).all() and LEAST <= profile.estimate <= MOST
+    assert all(end is None or LEAST < end < MOST for end in profile.ends(4.0))
 
 
 # --- bins --------------------------------------------------------------------------------------

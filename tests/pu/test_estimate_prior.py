@@ -27,9 +27,18 @@ def test_methods_come_in_the_order_asked_for_and_repeat_by_seed(data):
     assert first == again and first != other
 
 
-def test_no_draws_no_interval(data):
-    (found,) = estimate_prior_on(data, methods=["tilt"], draws=0, device="cpu")
-    assert (found.low, found.high, found.draws) == (0.0, 1.0, 0)
+def test_without_draws_the_tilt_has_the_interval_of_its_likelihood_and_the_other_methods_have_none(data):
+    found = {one.method: one for one in estimate_prior_on(data, device="cpu")}
+    tilt = found.pop("tilt")
+    assert tilt.draws == 0 and 0.1 < tilt.low < tilt.prior < tilt.high < 0.3
+    assert found and not any(one.has_interval for one in found.values())
+
+
+def test_draws_are_the_tilt_s_alone(data):
+    tilt, other = estimate_prior_on(data, methods=["tilt", "bbe"], draws=3, device="cpu")
+    assert tilt.draws == 3 and tilt.has_interval and not other.has_interval
+    with pytest.raises(ValueError, match="draws are for the interval of tilt, got bbe; add tilt or leave draws out"):
+        estimate_prior_on(data, methods=["bbe"], draws=3, device="cpu")
 
 
 @pytest.mark.parametrize(

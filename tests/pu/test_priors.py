@@ -7,8 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pucache.pu import priors
-from pucache.pu.calibration import LEAST, MOST
-from pucache.pu.priors import METHODS, MODEL_ERROR, best_bin, estimate, interval
+from pucache.pu.calibration import LEAST, MOST, profile_prior
+from pucache.pu.priors import (
+    DEVIANCE,
+    METHODS,
+    MODEL_ERROR,
+    PriorEstimate,
+    best_bin,
+    bootstrap_interval,
+    estimate,
+    profile_interval,
+)
 
 
 def margins_of(prior, n_p=800, n_u=3000, apart=2.0, seed=0):
@@ -132,16 +141,74 @@ def test_the_default_is_the_tilt():
 # --- intervals ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("prior", "n_p"), [(0.01, 20), (0.1, 40), (0.1, 500), (0.6, 100)])
+def test_the_interval_is_the_profile_s_widened_by_the_model_error(prior, n_p):
+    margins, s = margins_of(prior, n_p, apart=1.2)
+    found = profile_interval(margins, s)
+    assert found.prior == pytest.approx(estimate(margins, s), rel=1e-6)
+    assert (found.method, found.draws, found.level, found.has_interval) == ("tilt", 0, 0.9, True)
+    ends = profile_prior(margins, s).ends(DEVIANCE)
+    centre, error = math.log(found.prior / (1 - found.prior)), MODEL_ERROR * math.sqrt(DEVIANCE)
+    for sign, end, got in zip((-1, 1), ends, (found.low, found.high), strict=True):
+        far = centre + sign * math.hypot(math.log(end / (1 - end)) - centre, error)
+        assert got == pytest.approx(1 / (1 + math.exp(-far)), rel=1e-6)
+
+
+def test_a_higher_level_and_fewer_labels_widen_the_interval():
+    widths = [
+        np.subtract(*np.log([(e := profile_interval(*margins_of(0.1, n), level)).high, e.low]))
+        for n, level in ((500, 0.5), (500, 0.9), (500, 0.99), (50, 0.99))
+    ]
+    assert widths == sorted(widths) and widths[0] < widths[1] < widths[2] < widths[3]
+
+
+def test_the_interval_covers_the_truth_in_nine_of_ten_sets_of_exact_tilts():
+    covered = [
+        e.low <= 0.1 <= e.high
+        for e in (profile_interval(*margins_of(0.1, 40, 600, apart=1.2, seed=seed)) for seed in range(60))
+    ]
+    assert np.mean(covered) >= 0.87
+
+
+def test_where_nothing_excludes_that_no_positive_is_hidden_the_interval_is_one_sided():
+    margins, s = margins_of(0.0, 30, 500)
+    found = profile_interval(margins, s)
+    assert found.one_sided and found.low == LEAST < found.high < 0.1
+    assert found.interval_text("{:.2f}".format) == f"at most {found.high:.2f}"
+    two_sided = profile_interval(*margins_of(0.2))
+    assert not two_sided.one_sided and two_sided.interval_text("{:.1f}".format) == "0.2 to 0.2"
+
+
+def test_bounds_hold_estimate_and_interval():
+    found = profile_interval(*margins_of(0.2), bounds=(0.3, 0.5))
+    assert found.prior == found.low == pytest.approx(0.3) and 0.3 < found.high < 0.5 and not found.one_sided
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words", "one_sided"),
+    [
+        (LEAST, 0.2, "at most 0.20", True),
+        (0.3, MOST, "at least 0.30", True),
+        (0.1, 0.2, "0.10 to 0.20", False),
+        (LEAST, MOST, "0.00 to 1.00", False),
+        (0.0, 1.0, "none", False),
+    ],
+)
+def test_intervals_in_words(low, high, words, one_sided):
+    made = PriorEstimate(method="tilt", prior=0.15, low=low, high=high, level=0.9, draws=0)
+    assert (made.interval_text("{:.2f}".format), made.one_sided) == (words, one_sided)
+
+
 @pytest.mark.parametrize("draws", [[], [0.2]])
-def test_without_draws_the_interval_says_nothing(draws):
-    found = interval("tilt", 0.3, np.array(draws))
-    assert (found.method, found.prior, found.low, found.high, found.draws) == ("tilt", 0.3, 0.0, 1.0, len(draws))
+def test_fewer_than_two_draws_give_no_interval(draws):
+    found = bootstrap_interval("tilt", 0.3, np.array(draws))
+    assert found == PriorEstimate.without_interval("tilt", 0.3) and not found.has_interval
 
 
 @pytest.mark.parametrize("level", [0.9, 0.5])
 def test_the_interval_is_student_t_on_log_odds_with_shift_and_model_error(level):
     drawn = np.random.default_rng(0).normal(-2.0, 0.3, 15)
-    found = interval("bbe", 0.1, 1 / (1 + np.exp(-drawn)), level)
+    found = bootstrap_interval("bbe", 0.1, 1 / (1 + np.exp(-drawn)), level)
     middle = math.log(0.1 / 0.9)
     error = math.sqrt(statistics.variance(drawn) + (statistics.mean(drawn) - middle) ** 2 + MODEL_ERROR**2)
     half = {0.9: 1.7613, 0.5: 0.6924}[level] * error  # Student's t with 14 degrees of freedom, from a table
@@ -152,12 +219,12 @@ def test_the_interval_is_student_t_on_log_odds_with_shift_and_model_error(level)
 
 @pytest.mark.parametrize("prior", [0.1, 0.9])
 def test_the_interval_covers_the_estimate_even_where_the_draws_do_not(prior):
-    found = interval("tilt", prior, np.linspace(0.4, 0.6, 20))
+    found = bootstrap_interval("tilt", prior, np.linspace(0.4, 0.6, 20))
     assert found.low <= prior <= found.high and found.low <= 0.41 and found.high >= 0.59
 
 
 def test_intervals_are_plain_numbers():
-    found = interval("tilt", 0.2, np.array([0.1, 0.2], np.float32))
+    found = bootstrap_interval("tilt", 0.2, np.array([0.1, 0.2], np.float32))
     assert all(type(value) in (str, float, int) for value in vars(found).values())
 
 
