@@ -4,9 +4,10 @@ The unlabelled rows U are all there are, so counts of them have no error. Two th
 
 - **Where the positives' margins lie.** The labelled positives P are a sample of it. A draw of the distribution
   weights the margins of P by a Dirichlet distribution (the Bayesian bootstrap, Rubin 1981), with two further margins
-  of half a row's weight: one drawn from the rows of U above the threshold, and one from those below. So recall has
-  Jeffreys' posterior Beta(k + 1/2, n - k + 1/2) for k of n positives above the threshold. The interval of a share
-  keeps its coverage with few rows, also next to 0 and 1 (Brown, Cai and DasGupta 2001).
+  of weight 1: one drawn from the rows of U above the threshold, and one from those below. So recall has the posterior
+  Beta(wk + 1, w(n - k) + 1) of a uniform prior for k of n positives above the threshold, which keeps its coverage next
+  to 0 and 1. Each row of P has a weight w = 0.8 rather than 1, because threshold and penalty were chosen on the same
+  margins: with few labels the threshold often lies just below the lowest of them.
 - **The prior.** Each draw has a prior from its interval, normal in log odds to either side of the estimate.
 
 A draw gives recall r and prior q, so that q * r of U are positives above the threshold. At most all rows of U above it
@@ -34,6 +35,7 @@ WITH_INTERVAL = ("pauc", "auc", "recall", "precision", "f1", "false_positive_rat
 POINTS = (*WITH_INTERVAL, "upu_risk", "nnpu_risk")  # figures that need the labels, unlike counts of U
 _WITHOUT_PRIOR = ("pauc", "recall")
 _DRAWS = 2000
+_ROW_WEIGHT = 0.8  # of a labelled row; with 1, 90 % intervals of recall held the truth in 84 % of 106 sets
 _MAX_BINS = 256  # of the margins of P; many labelled positives are drawn in bins
 
 
@@ -110,8 +112,8 @@ def _draw_positives(
     cut = int(np.searchsorted(positive, threshold, "right"))
     starts = np.unique(np.concatenate([_bin_starts(0, cut), _bin_starts(cut, len(positive))]))
     rows = np.diff(starts, append=len(positive))
-    weights = generator.standard_gamma(rows, (_DRAWS, len(rows)))  # (B, bins)
-    below, above = generator.standard_gamma(0.5, (2, _DRAWS))
+    weights = generator.standard_gamma(_ROW_WEIGHT * rows, (_DRAWS, len(rows)))  # (B, bins)
+    below, above = generator.standard_gamma(1.0, (2, _DRAWS))
     total = weights.sum(1) + below + above
     recall = (weights @ (starts >= cut) + above) / total
     threshold_placement = np.searchsorted(unlabelled, threshold, "right") / len(unlabelled)
