@@ -32,6 +32,8 @@ _DIRECTIONS = 64  # leading directions that preconditioners use
 class RowBlocks:
     """Some rows of X as float32 blocks of (X - centre) / spread on a device.
 
+    On the CPU, blocks are made when they are first read, by the thread that reads them, and kept if all fit.
+
     Parameters
     ----------
     X : ndarray of float16 or float32, (n, d)
@@ -46,7 +48,10 @@ class RowBlocks:
         self._X, self._rows, self._device = X, rows, device
         self._centre, self._spread = torch.from_numpy(moments.centre), moments.spread
         self._slices = list(row_slices(len(rows), X.shape[1]))
-        self._kept = [self._make(part) for part in self._slices] if self._fits() else None
+        self._kept: list[Tensor | None] | None = [None] * len(self._slices) if self._fits() else None
+        if device.type == "cuda":  # so that what fits beside them is known
+            for _ in self:
+                pass
 
     def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield (slice into ``rows``, block (b, d)) pairs."""
@@ -55,8 +60,7 @@ class RowBlocks:
     def blocks(self, numbers: range) -> Iterator[tuple[slice, Tensor]]:
         """Yield some of the blocks by number; several threads may do so at once."""
         for number in numbers:
-            part = self._slices[number]
-            yield part, self._kept[number] if self._kept is not None else self._make(part)
+            yield self._slices[number], self._block(number)
 
     def groups(self) -> list[range]:
         """Numbers of the blocks in groups of consecutive ones, for sums that several threads add up.
@@ -69,6 +73,14 @@ class RowBlocks:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def _block(self, number: int) -> Tensor:
+        if self._kept is None:
+            return self._make(self._slices[number])
+        block = self._kept[number]
+        if block is None:
+            block = self._kept[number] = self._make(self._slices[number])
+        return block
 
     def _fits(self) -> bool:
         size = 4 * len(self._rows) * self._X.shape[1]

@@ -100,7 +100,7 @@ def fit_heads(
         design, risk or PURisk(), weights=weights, prior=prior, penalty=penalty, seed=seed, column=column
     )
     settings = sgd_settings or SGDSettings()
-    with progress or Silent() as shown_progress, torch.inference_mode(), _flushed_denormals():
+    with progress or Silent() as shown_progress, torch.inference_mode(), flushed_denormals():
         if solver == "sgd":
             with limited_threads(len(problem) * settings.batch_size * problem.d):
                 return minibatch.train(problem, settings, shown_progress)
@@ -109,7 +109,7 @@ def fit_heads(
 
 
 @contextmanager
-def _flushed_denormals() -> Iterator[None]:
+def flushed_denormals() -> Iterator[None]:
     """Treat numbers below 1e-38 as zero: saturated sigmoids produce many, and they are slow on a CPU."""
     torch.set_flush_denormal(True)
     try:

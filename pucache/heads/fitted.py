@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ..storage.mapped_arrays import release_pages
+from .moments import Moments
 
 _ROWS = 4096  # rows whose margins are computed at once
 
@@ -38,6 +40,27 @@ class FittedHeads:
     clamped: np.ndarray
     residual: np.ndarray
     passes: int
+
+    @classmethod
+    def of_standardised(cls, parameters: np.ndarray, moments: Moments, **fields: Any) -> FittedHeads:
+        """Heads for X from coefficients and intercepts for (X - centre) / spread, (K, d + 1).
+
+        Parameters
+        ----------
+        parameters : ndarray of float, (K, d + 1)
+        moments : Moments
+        **fields
+            All other attributes.
+        """
+        values = parameters.astype(np.float64)
+        coef = values[:, :-1] / moments.spread
+        intercept = values[:, -1] - coef @ moments.centre.astype(np.float64)
+        return cls(coef=coef.astype(np.float32), intercept=intercept.astype(np.float32), **fields)
+
+    def standardised(self, moments: Moments) -> np.ndarray:
+        """Coefficients and intercepts for (X - centre) / spread, float32 (K, d + 1)."""
+        intercept = self.intercept + self.coef @ moments.centre
+        return np.column_stack([self.coef * moments.spread, intercept]).astype(np.float32)
 
     def margins(self, X: np.ndarray) -> np.ndarray:
         """Margins of every head, (n, K) float32.

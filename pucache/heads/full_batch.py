@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
@@ -23,6 +22,8 @@ from ..threads import RunAll, run_in_turn, worker_threads
 from .design_matrix import reduced_precision
 from .fitted import FittedHeads
 from .lbfgs import Minimum, minimise
+from .loss_sums import LossSum
+from .preconditioner import CovariancePreconditioner
 from .problem import HeadProblem
 from .risks import falling, rising
 
@@ -31,7 +32,6 @@ _COARSE_TOLERANCE = 2e-3  # what reduced precision reaches
 WIDTH = 2e-3  # of the smoothed kink, in units of the risk
 _MAX_PASSES = 300  # over the data
 _INITIAL_BOUND = 0.01  # of the initial coefficients
-_MIN_VARIANCE = 0.01  # relative to the mean variance; smaller ones are treated as rounding
 _MAX_CURVATURE = {"sigmoid": 0.1, "logistic": 0.25}  # greatest second derivatives of the losses
 
 
@@ -69,12 +69,13 @@ def train(
 
 def _train(objective: _Objective, problem: HeadProblem, start: FittedHeads | None, tolerance: float) -> FittedHeads:
     all_heads = torch.arange(len(problem), device=problem.device)
-    preconditioner = _Preconditioner(problem, objective.coefficients.total, objective.penalty)
+    curvature = _MAX_CURVATURE[str(problem.risk.surrogate)] * objective.coefficients.total
+    preconditioner = CovariancePreconditioner(problem.design, curvature, objective.penalty)
     parameters, reference = problem.initial_parameters(_INITIAL_BOUND), None
     if start is not None:  # the tolerance refers to the gradient at the common initial point, wherever the start is
         gradient = objective(parameters, all_heads)[1]
         reference = (gradient * preconditioner(gradient, all_heads)).sum(1).clamp(min=0).sqrt()
-        parameters = _standardised(problem, start)
+        parameters = problem.tensor(start.standardised(problem.design.moments))
     with reduced_precision(problem.device):
         coarse = max(tolerance, _COARSE_TOLERANCE)
         minimum = minimise(
@@ -93,20 +94,10 @@ def _train(objective: _Objective, problem: HeadProblem, start: FittedHeads | Non
     return _fitted(problem, minimum, objective)
 
 
-def _standardised(problem: HeadProblem, start: FittedHeads) -> Tensor:
-    """Parameters of heads on X as parameters on the centred and scaled rows, (K, d + 1)."""
-    moments = problem.design.moments
-    intercept = start.intercept + start.coef @ moments.centre
-    return problem.tensor(np.column_stack([start.coef * moments.spread, intercept]).astype(np.float32))
-
-
 def _fitted(problem: HeadProblem, minimum: Minimum, objective: _Objective) -> FittedHeads:
-    moments = problem.design.moments
-    parameters = minimum.parameters.cpu().numpy().astype(np.float64)
-    coef = parameters[:, :-1] / moments.spread
-    return FittedHeads(
-        coef=coef.astype(np.float32),
-        intercept=(parameters[:, -1] - coef @ moments.centre.astype(np.float64)).astype(np.float32),
+    return FittedHeads.of_standardised(
+        minimum.parameters.cpu().numpy(),
+        problem.design.moments,
         risk=objective.reported_risk.cpu().numpy(),
         clamped=1 - objective.clamp_factor.cpu().numpy(),
         residual=minimum.decrement.cpu().numpy(),
@@ -132,18 +123,18 @@ class _Objective:
     def __call__(self, parameters: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
         """Values (A,) and gradients (A, d + 1) of the heads numbered ``head`` (A,) at ``parameters`` (A, d + 1)."""
         surrogate, c = str(self._problem.risk.surrogate), self.coefficients
-        positive_part, negative_part = _WeightedLoss(parameters), _WeightedLoss(parameters)  # R+ and R-
+        positive_part, negative_part = LossSum(parameters), LossSum(parameters)  # R+ and R-
         for rows, X in self._problem.design.positive:
             weights = self._weights_positive[self._column[head]][:, rows]
             margins = positive_part.margins(X)
-            positive_part.add(X, weights * c.a[head, None], *falling(surrogate, margins))
-            negative_part.add(X, weights * c.p[head, None], *rising(surrogate, margins))
+            positive_part.add(X, *_weighted(weights * c.a[head, None], *falling(surrogate, margins)))
+            negative_part.add(X, *_weighted(weights * c.p[head, None], *rising(surrogate, margins)))
 
-        def sum_group(group: range) -> _WeightedLoss:
-            total = negative_part if group is self._groups[0] else _WeightedLoss(parameters)
+        def sum_group(group: range) -> LossSum:
+            total = negative_part if group is self._groups[0] else LossSum(parameters)
             for rows, X in self._problem.design.unlabelled.blocks(group):
                 weights = self._weights_unlabelled[:, rows][self._column[head]]
-                total.add(X, weights * c.u[head, None], *rising(surrogate, total.margins(X)))
+                total.add(X, *_weighted(weights * c.u[head, None], *rising(surrogate, total.margins(X))))
             return total
 
         for total in self._run_all([partial(sum_group, group) for group in self._groups]):
@@ -154,7 +145,7 @@ class _Objective:
         return self._combine(parameters, head, positive_part, negative_part)
 
     def _combine(
-        self, parameters: Tensor, head: Tensor, positive_part: _WeightedLoss, negative_part: _WeightedLoss
+        self, parameters: Tensor, head: Tensor, positive_part: LossSum, negative_part: LossSum
     ) -> tuple[Tensor, Tensor]:
         risk = self._problem.risk
         self.reported_risk[head] = risk.combine(positive_part.value, negative_part.value)[0]
@@ -169,45 +160,6 @@ class _Objective:
         return positive_part.value + bounded + 0.5 * penalty * coef.square().sum(1), gradient
 
 
-class _WeightedLoss:
-    """Sum over rows of weight times loss, and its gradient in coefficients and intercept."""
-
-    def __init__(self, parameters: Tensor):
-        self._coef, self._intercept = parameters[:, :-1], parameters[:, -1:]
-        self.value, self.gradient = torch.zeros_like(parameters[:, 0]), torch.zeros_like(parameters)
-
-    def margins(self, X: Tensor) -> Tensor:
-        return torch.addmm(self._intercept, self._coef, X.T)  # (A, b)
-
-    def add(self, X: Tensor, weights: Tensor, loss: Tensor, slope: Tensor) -> None:
-        self.value += (weights * loss).sum(1)
-        step = slope.mul_(weights)
-        self.gradient[:, :-1] += step @ X
-        self.gradient[:, -1] += step.sum(1)
-
-    def merge(self, other: _WeightedLoss) -> None:
-        """Add the sums over other rows."""
-        self.value += other.value
-        self.gradient += other.gradient
-
-
-class _Preconditioner:
-    """Inverse of curvature * covariance + penalty, where the covariance is known in its leading directions."""
-
-    def __init__(self, problem: HeadProblem, total: Tensor, penalty: Tensor):
-        leading = problem.design.leading
-        curvature = _MAX_CURVATURE[str(problem.risk.surrogate)] * total
-        least = _MIN_VARIANCE / problem.d  # the variances of all directions sum to one
-        self._directions = problem.tensor(leading.directions.astype(np.float32))  # (d, q)
-        self._rest = 1 / (curvature * max(leading.rest, least) + penalty)  # (K,)
-        variances = problem.tensor(leading.variances.clip(least).astype(np.float32))
-        self._along = 1 / (curvature[:, None] * variances + penalty[:, None]) - self._rest[:, None]  # (K, q)
-        self._intercept = 1 / curvature
-
-    def __call__(self, vectors: Tensor, head: Tensor) -> Tensor:
-        coef = vectors[:, :-1]
-        result = torch.empty_like(vectors)
-        torch.mul(coef, self._rest[head, None], out=result[:, :-1])
-        result[:, :-1] += ((coef @ self._directions) * self._along[head]) @ self._directions.T
-        result[:, -1] = vectors[:, -1] * self._intercept[head]
-        return result
+def _weighted(weights: Tensor, loss: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    """Weighted sum of the losses over rows, (A,), and weighted derivatives, (A, b)."""
+    return (weights * loss).sum(1), slope.mul_(weights)

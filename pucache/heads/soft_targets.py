@@ -1,0 +1,229 @@
+r"""Linear heads trained on soft targets: probabilities in place of labels.
+
+Head k minimises over coefficients w and intercept b, with margins m = X w + b::
+
+    sum_i weight_ik * (softplus(m_i) - target_ik * m_i) + 0.5 * penalty * norm(w)^2
+
+where the weights of a head sum to one, and w counts on X divided by the root mean square distance of
+its rows from their mean. It is the cross-entropy of targets and margins, so targets of 0 and 1 give
+logistic regression, and any other target is two rows of one label each, weighted by it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from ..devices import choose_device
+from ..progress import Progress, Silent
+from ..threads import RunAll, limited_threads, run_in_turn, worker_threads
+from .design_matrix import DesignMatrix, RowBlocks, reduced_precision
+from .fit import flushed_denormals
+from .fitted import FittedHeads
+from .lbfgs import Minimum, minimise
+from .loss_sums import LossSum
+from .moments import Moments
+from .preconditioner import CovariancePreconditioner
+
+TOLERANCE = 2e-3  # relative norm of the preconditioned gradient; the ranking by margins no longer changes
+_COARSE_TOLERANCE = 2e-3  # what reduced precision reaches
+_MAX_PASSES = 300  # over the data
+_LEAST_MEAN = 1e-6  # of the targets that an initial intercept is computed from
+_CURVATURE = 0.5  # of the second derivative where every margin is the log-odds of its target
+_LEAST_CURVATURE = 0.05  # of the second derivative at the initial intercept; for targets of 0 and 1
+
+
+def fit_soft_targets(
+    X: np.ndarray | DesignMatrix,
+    targets: np.ndarray,
+    *,
+    weights: np.ndarray | None = None,
+    penalty: ArrayLike = 2e-6,
+    start: FittedHeads | None = None,
+    tolerance: float = TOLERANCE,
+    moments: Moments | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> FittedHeads:
+    """Train one linear head for each column of targets.
+
+    Parameters
+    ----------
+    X : ndarray of float16 or float32, (n, d), or DesignMatrix
+        Rows; an array may be a memory map. The labels of a `DesignMatrix` are not used, its
+        preparation is.
+    targets : ndarray of float, (n, K) or (n,)
+        Probabilities of the positive class, in [0, 1].
+    weights : ndarray, (n,) or (n, K), optional
+        Row weights >= 0, with at least one positive in each column; 0 leaves a row out. All equal by default.
+    penalty : float or (K,)
+        Adds 0.5 * penalty * norm(coef)^2, for coef on X divided by the root mean square distance of its
+        rows from their mean, as in `pucache.heads.fit.fit_heads`.
+    start : FittedHeads, optional
+        K heads to start from; by default coefficients of zero.
+    tolerance : float
+        `FittedHeads.residual` at which a head is finished.
+    moments : Moments, optional
+        Of X, where they have been computed already; part of a `DesignMatrix`.
+    device : str
+        Ignored for a `DesignMatrix`, which has its own.
+    progress : Progress, optional
+
+    Returns
+    -------
+    FittedHeads
+        ``risk`` is the weighted mean of the cross-entropy.
+
+    Raises
+    ------
+    ValueError
+        Shapes do not agree, or targets or weights are outside their domain.
+    """
+    design = X if isinstance(X, DesignMatrix) else _unlabelled_design(X, moments, device)
+    targets, weights = _checked(len(design), targets, weights)
+    with progress or Silent() as shown, torch.inference_mode(), flushed_denormals(), limited_threads(0) as threads:
+        shown.start(None, "training")
+        groups = len(design.unlabelled.groups())
+        with worker_threads(min(threads, groups) if design.device.type == "cpu" else 1) as run_all:
+            objective = _Objective(design, targets, weights, np.atleast_1d(penalty), shown, run_all)
+            return _train(objective, design, start, tolerance)
+
+
+def _unlabelled_design(X: np.ndarray, moments: Moments | None, device: str) -> DesignMatrix:
+    return DesignMatrix(X, np.zeros(len(X), np.int8), moments, choose_device(device))
+
+
+def _checked(n: int, targets: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Targets (n, K) and weights (n, K) or (n, 1), valid, the latter with sums of one."""
+    targets = np.asarray(targets)
+    targets = targets[:, None] if targets.ndim == 1 else targets
+    if targets.ndim != 2 or len(targets) != n:
+        raise ValueError(f"targets must have shape ({n}, K), got {targets.shape}")
+    if not (targets.min(initial=0) >= 0 and targets.max(initial=0) <= 1):
+        raise ValueError("targets must lie in [0, 1]")
+    weights = np.ones((n, 1), np.float32) if weights is None else np.asarray(weights)
+    weights = weights[:, None] if weights.ndim == 1 else weights
+    if weights.shape not in ((n, 1), targets.shape):
+        raise ValueError(f"weights must have shape ({n},) or {targets.shape}, got {weights.shape}")
+    total = weights.sum(0, dtype=np.float64)
+    if not (weights.min(initial=0) >= 0 and (total > 0).all() and np.isfinite(total).all()):
+        raise ValueError("weights must be finite, >= 0 and not all zero in any column")
+    return targets, (weights / total).astype(np.float32)
+
+
+def _train(objective: _Objective, design: DesignMatrix, start: FittedHeads | None, tolerance: float) -> FittedHeads:
+    all_heads = torch.arange(len(objective), device=design.device)
+    preconditioner = CovariancePreconditioner(design, objective.curvature, objective.penalty)
+    parameters, reference = objective.initial_parameters(), None
+    with reduced_precision(design.device):
+        if start is not None:  # the tolerance refers to the gradient at the common initial point
+            gradient = objective(parameters, all_heads)[1]
+            reference = (gradient * preconditioner(gradient, all_heads)).sum(1).clamp(min=0).sqrt()
+            parameters = torch.from_numpy(start.standardised(design.moments)).to(design.device)
+        minimum = minimise(
+            objective,
+            parameters,
+            preconditioner,
+            tolerance=max(tolerance, _COARSE_TOLERANCE),
+            evaluations=_MAX_PASSES,
+            reference=reference,
+        )
+    if tolerance < _COARSE_TOLERANCE:
+        minimum = minimise(
+            objective,
+            minimum.parameters,
+            preconditioner,
+            tolerance=tolerance,
+            evaluations=_MAX_PASSES,
+            reference=minimum.reference,
+        )
+    return _fitted(objective, minimum, design.moments)
+
+
+def _fitted(objective: _Objective, minimum: Minimum, moments: Moments) -> FittedHeads:
+    coef, penalty = minimum.parameters[:, :-1], objective.penalty
+    risk = minimum.value - 0.5 * penalty * coef.square().sum(1)
+    return FittedHeads.of_standardised(
+        minimum.parameters.cpu().numpy(),
+        moments,
+        risk=risk.cpu().numpy(),
+        clamped=np.zeros(len(coef), np.float32),
+        residual=minimum.decrement.cpu().numpy(),
+        passes=objective.passes,
+    )
+
+
+class _Objective:
+    """Value and gradient of the heads' penalised cross-entropies; rows are the positives and then the others."""
+
+    def __init__(
+        self,
+        design: DesignMatrix,
+        targets: np.ndarray,
+        weights: np.ndarray,
+        penalty: np.ndarray,
+        progress: Progress,
+        run_all: RunAll = run_in_turn,
+    ):
+        self._design, self._progress, self._run_all, self.passes = design, progress, run_all, 0
+        self._sides = [
+            tuple(_columns(values[rows], design.device) for values in (targets, weights))
+            for rows in (design.positive_rows, design.unlabelled_rows)
+        ]
+        means = [(w * T).sum(1) for T, w in self._sides], [(w * T * (1 - T)).sum(1) for T, w in self._sides]
+        self._mean, spread = (sum(parts).clamp(_LEAST_MEAN, 1 - _LEAST_MEAN) for parts in means)
+        self.curvature = torch.maximum(_CURVATURE * spread, _LEAST_CURVATURE * self._mean * (1 - self._mean))
+        self.penalty = torch.as_tensor(penalty, dtype=torch.float32, device=design.device).expand(len(self._mean))
+
+    def __len__(self) -> int:
+        return len(self._mean)
+
+    def initial_parameters(self) -> Tensor:
+        """Coefficients of zero, and the best intercepts for them, (K, d + 1)."""
+        parameters = self._mean.new_zeros((len(self), self._design.d + 1))
+        parameters[:, -1] = self._mean.logit()
+        return parameters
+
+    def __call__(self, parameters: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
+        """Values (A,) and gradients (A, d + 1) of the heads numbered ``head`` (A,) at ``parameters`` (A, d + 1)."""
+
+        def sum_group(blocks: RowBlocks, group: range, targets: Tensor, weights: Tensor) -> LossSum:
+            total = LossSum(parameters)
+            for rows, X in blocks.blocks(group):
+                total.add(X, *_cross_entropy(total.margins(X), targets[:, rows], weights[:, rows]))
+            return total
+
+        tasks = []
+        for blocks, (targets, weights) in zip(
+            (self._design.positive, self._design.unlabelled), self._sides, strict=True
+        ):
+            targets, weights = _heads(targets, head), _heads(weights, head)
+            tasks += [partial(sum_group, blocks, group, targets, weights) for group in blocks.groups()]
+        total, penalty, coef = LossSum(parameters), self.penalty[head], parameters[:, :-1]
+        for part in self._run_all(tasks):
+            total.merge(part)
+        total.gradient[:, :-1].addcmul_(coef, penalty[:, None])
+        self.passes += 1
+        self._progress.advance(1)
+        return total.value + 0.5 * penalty * coef.square().sum(1), total.gradient
+
+
+def _cross_entropy(margins: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Weighted sum over rows, (A,), and its derivatives in the margins, (A, b)."""
+    value = (weights * (softplus(margins) - targets * margins)).sum(1)
+    return value, margins.sigmoid().sub_(targets).mul_(weights)
+
+
+def _columns(values: np.ndarray, device: torch.device) -> Tensor:
+    """Float32 values of each head in one row, (K, n)."""
+    return torch.from_numpy(np.ascontiguousarray(values.T, np.float32)).to(device)
+
+
+def _heads(values: Tensor, head: Tensor) -> Tensor:
+    """Rows of the heads still running, (A, n); one row that serves all heads stays one."""
+    return values if len(values) in (1, len(head)) else values[head]
