@@ -19,6 +19,7 @@ import faiss
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import CacheError
 from ..storage.atomic import check_writable, replacing
+from .paths import beside
 from .whitening import Whitening
 
 _MAGIC = b"PUINDEX1"
@@ -65,8 +66,7 @@ class Trailer:
 
 def index_path(cache: EmbeddingCache, kind: str) -> Path:
     """Path of a cache's index: beside its first file."""
-    first = cache.files[0].path
-    return first.with_name(f"{first.name}.{kind}")
+    return beside(cache, kind)
 
 
 def read_index(path: Path) -> tuple[Any, Trailer] | None:

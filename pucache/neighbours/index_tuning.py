@@ -9,7 +9,8 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..progress import Progress
-from .knn import merge_neighbours, nearest
+from .knn import nearest
+from .neighbour_lists import merge_neighbours
 from .whitening import Whitening
 
 RECALL, RECALL_AT = 0.99, 100  # share of the 100 true neighbours of a row to find

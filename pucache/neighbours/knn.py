@@ -35,15 +35,6 @@ def nearest(queries: np.ndarray, rows: np.ndarray, k: int, *, device: str = "aut
     return faiss.knn(queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT)
 
 
-def merge_neighbours(
-    first: tuple[np.ndarray, np.ndarray], second: tuple[np.ndarray, np.ndarray], k: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Merge two lists of (products, rows), each (m, any), into the k greatest; the first list wins ties."""
-    products, rows = (np.hstack(pair) for pair in zip(first, second, strict=True))
-    order = np.argsort(-products, axis=1, kind="stable")[:, :k]
-    return np.take_along_axis(products, order, 1), np.take_along_axis(rows, order, 1)
-
-
 def to_gpu(index: Any, device: str) -> Any | None:
     """Copy a faiss index to the GPU; None where faiss sees none, or `device` is the CPU."""
     gpu = _gpu(device)

@@ -2,13 +2,14 @@
 
 Inner products of centred unit rows are cosines. Centring removes what all images share; without it the
 mean cosine ranks far worse. Whitening also gives less weight to directions in which all images vary much.
-Both are estimated from the cache alone, without labels (docs/results/retrieval.md has what each is worth).
+Both are estimated from the rows alone, without labels (docs/results/retrieval.md has what each is worth).
 """
 
 from __future__ import annotations
 
 import base64
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..heads.linear_algebra import truncated_svd, unit_rows
+from .row_source import RowSource, row_source
 
 DIRECTIONS = 256  # leading directions whose variances are estimated one by one
 _SAMPLE = 16_384  # rows that the covariance is estimated from
@@ -45,12 +47,13 @@ class Whitening:
     residual_variance: float
 
     @classmethod
-    def estimate(cls, cache: EmbeddingCache) -> Whitening:
-        """Estimate mean and covariance in two passes over a cache; the first verifies the checksums.
+    def estimate(cls, X: EmbeddingCache | np.ndarray | RowSource) -> Whitening:
+        """Estimate mean and covariance in two passes; the first verifies the checksums of a cache.
 
         Parameters
         ----------
-        cache : EmbeddingCache
+        X : EmbeddingCache, or ndarray of float16 or float32, (n, d)
+            At least one row.
 
         Returns
         -------
@@ -60,12 +63,15 @@ class Whitening:
         ------
         CacheError
             The cache is damaged, or holds embeddings that are not finite.
+        ValueError
+            An array holds values that are not finite.
         """
-        if len(cache) * cache.encoder.dim > _TORCH_PAYS:
+        source = row_source(X)
+        if len(source) * source.d > _TORCH_PAYS:
             import_module("torch")
-        mean = _mean(cache)
-        step = -(-len(cache) // _SAMPLE)
-        sample = np.concatenate([centred_units(X[-rows.start % step :: step], mean) for rows, X in cache.blocks()])
+        mean = _mean(source)
+        step = -(-len(source) // _SAMPLE)
+        sample = np.concatenate([centred_units(X[-rows.start % step :: step], mean) for rows, X in source.blocks()])
         count = min(DIRECTIONS, *sample.shape)
         singular_values, directions = truncated_svd(sample, count)
         variances = singular_values**2 / len(sample)
@@ -153,15 +159,15 @@ def centred_units(X: np.ndarray, mean: np.ndarray | None = None) -> np.ndarray:
     return rows.astype(np.float32, copy=False)
 
 
-def _mean(cache: EmbeddingCache) -> np.ndarray:
+def _mean(source: RowSource) -> np.ndarray:
     """Mean of the rows, float32 (d,)."""
-    total = np.zeros(cache.encoder.dim)
-    for rows, X in cache.blocks(check=True):
+    total = np.zeros(source.d)
+    for rows, X in source.blocks(check=True):
         block_sum = X.sum(0, dtype=np.float64)
         if not np.isfinite(block_sum).all():
-            raise cache.not_finite_error(rows.start + np.flatnonzero(~np.isfinite(X).all(1)))
+            raise source.not_finite_error(rows.start + np.flatnonzero(~np.isfinite(X).all(1)))
         total += block_sum
-    return (total / len(cache)).astype(np.float32)
+    return (total / len(source)).astype(np.float32)
 
 
 def _float32(X: np.ndarray) -> np.ndarray:
@@ -172,3 +178,44 @@ def _float32(X: np.ndarray) -> np.ndarray:
     """
     torch = sys.modules.get("torch")
     return X.astype(np.float32) if torch is None else torch.tensor(X, dtype=torch.float32).numpy()
+
+
+def whitened_blocks(source: RowSource, whitening: Whitening) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+    """Read a source in blocks of whitened rows; rows that equal the mean, which have no direction, are left out.
+
+    Parameters
+    ----------
+    source : RowSource
+    whitening : Whitening
+
+    Yields
+    ------
+    rows : slice
+        The block.
+    numbers : ndarray of int64, (m,)
+        Rows of the block that have a direction, ascending.
+    Z : ndarray of float32, (m, q)
+        Whitened, at unit norm.
+
+    Raises
+    ------
+    CacheError, ValueError
+        A row is not finite: the error of the source.
+    """
+    for rows, X in source.blocks():
+        Z = whitening.whiten(whitening.centred_units(X))
+        finite = np.isfinite(Z).all(1)
+        if not finite.all():
+            raise source.not_finite_error(rows.start + np.flatnonzero(~finite))
+        directed = Z.any(1)
+        yield rows, rows.start + np.flatnonzero(directed), Z if directed.all() else Z[directed]
+
+
+def whitened_rows(source: RowSource, whitening: Whitening) -> tuple[np.ndarray, np.ndarray]:
+    """All rows of `whitened_blocks`: Z float32 (m, q), and their numbers int64 (m,)."""
+    Z, numbers, count = np.empty((len(source), len(whitening.variances)), np.float32), [], 0
+    for _, part, whitened in whitened_blocks(source, whitening):
+        Z[count : count + len(part)] = whitened
+        numbers.append(part)
+        count += len(part)
+    return Z[:count], np.concatenate(numbers)

@@ -1,0 +1,361 @@
+r"""The graph of nearest neighbours of a pile of embeddings, and weighted means over neighbours.
+
+    (W v)_i  =  sum_j w_ij v_j,     w_ij ~ exp(c_ij / T),     sum_j w_ij = 1
+
+over the k rows of greatest whitened cosine c_ij (`pucache.neighbours.whitening`), the row itself left out. Rows
+that equal another one are its neighbours. A row that equals the mean of the pile has no direction: it has no
+neighbours, and is nobody's.
+
+Every row is compared with every other one where that takes seconds. Larger piles are divided into cells
+(`pucache.neighbours.cell_search`). The graph is kept beside its cache (`pucache.neighbours.graph_file`).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..cache.embedding_cache import EmbeddingCache
+from ..errors import PUCacheError
+from ..progress import Progress, Silent
+from .neighbour_lists import merge_neighbours
+from .row_source import RowSource, row_source, subset
+from .whitening import Whitening, whitened_rows
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+NEIGHBOURS, TEMPERATURE = 30, 0.1
+METHODS = ("auto", "exact", "ivf")
+_EXACT_PAIRS = {"cpu": 1 << 33, "cuda": 1 << 41}  # rows times rows that are compared in seconds
+_ROWS_PER_SEARCH = 1 << 16  # rows of a pile that queries are compared with at once
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class NeighbourGraph:
+    """Nearest rows of a pile, for each of its rows or for other rows.
+
+    Attributes
+    ----------
+    rows : ndarray of int32, (m, k)
+        Row numbers in the pile, nearest first; -1 where there are fewer neighbours.
+    cosines : ndarray of float16, (m, k)
+        Whitened cosines, falling; -inf where there are fewer neighbours.
+    search : str
+        How neighbours were searched, such as "exact search" or "search in cells, recall 0.95".
+    exact : bool
+        Whether all rows were compared; up to rounding of the cosines.
+    whitening : Whitening or None
+        Of the pile.
+    """
+
+    rows: np.ndarray
+    cosines: np.ndarray
+    search: str = "exact search"
+    exact: bool = True
+    whitening: Whitening | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def k(self) -> int:
+        """Greatest number of neighbours of a row."""
+        return int(self.rows.shape[1])
+
+    def weighted_means(
+        self, values: np.ndarray, temperature: float = TEMPERATURE, *, rows: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Means of values over the neighbours of each row, weighted by exp(cosine / temperature).
+
+        Parameters
+        ----------
+        values : ndarray of float32 or float64, (n,) or (n, C)
+            Of the rows of the pile.
+        temperature : float
+            Above 0. Weights are computed at the first call and kept for the last temperature used.
+        rows : ndarray of int, (q,), optional
+            Rows of the graph to compute; all by default.
+
+        Returns
+        -------
+        ndarray of the type of `values`, (m,) or (m, C); or q in place of m
+            A row without neighbours gets the mean of `values` over the pile.
+
+        Raises
+        ------
+        ValueError
+            `temperature` is not above 0, or `values` has fewer rows than the pile.
+        """
+        weights = self._weights_at(temperature, len(values))
+        without = self._without_neighbours
+        if rows is not None:
+            weights, without = weights[rows], without[rows]
+        means: np.ndarray = weights @ values
+        means = means.astype(values.dtype, copy=False)
+        if without.any():
+            means[without] = values.mean(0)
+        return means
+
+    @cached_property
+    def _without_neighbours(self) -> np.ndarray:
+        return (self.rows < 0).all(1)
+
+    @cached_property
+    def _kept_weights(self) -> dict[tuple[float, int], csr_matrix]:
+        return {}
+
+    def _weights_at(self, temperature: float, n: int) -> csr_matrix:
+        """Sparse matrix of the normalised weights, float32 (m, n)."""
+        if (temperature, n) not in self._kept_weights:
+            self._kept_weights.clear()
+            self._kept_weights[temperature, n] = _weight_matrix(self.rows, self.cosines, temperature, n)
+        return self._kept_weights[temperature, n]
+
+
+def _weight_matrix(rows: np.ndarray, cosines: np.ndarray, temperature: float, n: int) -> csr_matrix:
+    from scipy.sparse import csr_matrix
+
+    if not temperature > 0:
+        raise ValueError(f"temperature must be above 0, got {temperature}")
+    if n <= rows.max(initial=-1):
+        raise ValueError(f"values have {n} rows, but a neighbour has row number {rows.max()}: pass one per row")
+    weights, absent = cosines.astype(np.float32), rows < 0
+    greatest = weights.max(1, initial=-np.inf, keepdims=True)
+    weights -= np.where(greatest > -np.inf, greatest, 0)
+    weights /= temperature
+    np.exp(weights, out=weights)
+    weights[absent] = 0
+    weights /= np.maximum(weights.sum(1, keepdims=True), np.finfo(np.float32).tiny)
+    columns = np.where(absent, 0, rows) if absent.any() else rows
+    row_ends = np.arange(len(rows) + 1, dtype=np.int64 if rows.size >> 31 else np.int32) * rows.shape[1]
+    return csr_matrix((weights.ravel(), columns.ravel(), row_ends), shape=(len(rows), n))
+
+
+def neighbour_graph(
+    X: EmbeddingCache | np.ndarray,
+    *,
+    k: int = NEIGHBOURS,
+    rows: np.ndarray | None = None,
+    whitening: Whitening | None = None,
+    method: str = "auto",
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> NeighbourGraph:
+    """Find the k nearest rows of every row by whitened cosine.
+
+    Parameters
+    ----------
+    X : EmbeddingCache, or ndarray of float16 or float32, (n, d)
+        An array may be a memory map; X is read in blocks.
+    k : int
+    rows : ndarray of int64, (m,), optional
+        Ascending: the graph of these rows alone, numbered from 0 to m - 1. They are whitened as rows of X.
+    whitening : Whitening, optional
+        Of X, where it has been estimated already.
+    method : {"auto", "exact", "ivf"}
+        Compare all rows, or the rows of near cells; ``auto`` compares all where that takes seconds.
+    device : str
+    progress : Progress, optional
+
+    Returns
+    -------
+    NeighbourGraph
+
+    Raises
+    ------
+    CacheError
+        The cache is damaged, or holds embeddings that are not finite.
+    ValueError
+        An array holds values that are not finite, or a parameter is outside its domain.
+    """
+    _check(k, method)
+    source = row_source(X)
+    part = source if rows is None else subset(source, rows)
+    if not len(part):
+        return _graph(len(part), k, whitening)
+    whitening = whitening or Whitening.estimate(source)
+    with progress or Silent() as progress:
+        if _is_exact(method, len(part), device):
+            return _exact_graph(part, whitening, k=k, device=device, progress=progress)
+        return _graph_by_cells(part, whitening, k=k, device=device, progress=progress)
+
+
+def cached_graph(
+    cache: EmbeddingCache,
+    *,
+    k: int = NEIGHBOURS,
+    method: str = "auto",
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> NeighbourGraph:
+    """Read the graph kept beside a cache; where there is none of this cache, make it and keep it.
+
+    Where it cannot be kept, such as in a folder that is read-only, a warning says so.
+
+    Parameters
+    ----------
+    cache : EmbeddingCache
+    k, method, device, progress
+        As for `neighbour_graph`.
+
+    Returns
+    -------
+    NeighbourGraph
+
+    Raises
+    ------
+    CacheError
+        The cache is damaged, or holds embeddings that are not finite.
+    ValueError
+        A parameter is outside its domain.
+    """
+    _check(k, method)
+    graph = _kept_graph(cache, k, method)
+    if graph is None:
+        graph = neighbour_graph(cache, k=k, method=method, device=device, progress=progress)
+        _keep(cache, graph)
+    return graph
+
+
+def query_neighbours(
+    X: EmbeddingCache | np.ndarray,
+    queries: np.ndarray,
+    k: int = NEIGHBOURS,
+    *,
+    whitening: Whitening | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> NeighbourGraph:
+    """Find the k nearest rows of a pile to other rows; all are compared.
+
+    Parameters
+    ----------
+    X : EmbeddingCache, or ndarray of float16 or float32, (n, d)
+        The pile; read in blocks.
+    queries : ndarray of float16 or float32, (m, d)
+        Whitened as the pile. One that equals a row of the pile has it as a neighbour.
+    k : int
+    whitening : Whitening, optional
+        Of X, such as `cached_graph(X).whitening`; estimated by default.
+    device : str
+    progress : Progress, optional
+
+    Returns
+    -------
+    NeighbourGraph
+        Row numbers are those of X, so `weighted_means` takes values of its rows.
+
+    Raises
+    ------
+    CacheError
+        The cache is damaged, or holds embeddings that are not finite.
+    ValueError
+        Queries of other dimensions; values that are not finite; k below 1.
+    """
+    from .blocked_search import nearest_rows, no_neighbours  # imports torch
+
+    _check(k, "exact")
+    source, asked = row_source(X), row_source(np.asarray(queries))
+    if asked.d != source.d:
+        raise ValueError(f"queries have {asked.d} dimensions, the rows {source.d}: use one encoder for both")
+    if not len(asked) or not len(source):
+        return _graph(len(asked), k, whitening)
+    whitening = whitening or Whitening.estimate(source)
+    with progress or Silent() as progress:
+        Q, query_numbers = whitened_rows(asked, whitening)
+        best = no_neighbours(len(Q), k)
+        progress.start(len(source), "finding neighbours")
+        for start in range(0, len(source), _ROWS_PER_SEARCH):
+            part = np.arange(start, min(start + _ROWS_PER_SEARCH, len(source)))
+            Z, numbers = whitened_rows(subset(source, part), whitening)
+            cosines, found = nearest_rows(Q, Z, k, device=device)
+            best = merge_neighbours(best, (cosines, _renumbered(found, part[numbers])), k)
+            progress.advance(len(part))
+    return _graph(len(asked), k, whitening, query_numbers, best)
+
+
+def _exact_graph(source: RowSource, whitening: Whitening, *, k: int, device: str, progress: Progress) -> NeighbourGraph:
+    from .blocked_search import nearest_rows  # imports torch
+
+    Z, numbers = whitened_rows(source, whitening)
+    progress.start(len(Z), "finding neighbours")
+    best = nearest_rows(Z, Z, k, among_themselves=True, device=device, advance=progress.advance)
+    return _graph(len(source), k, whitening, numbers, (best[0], _renumbered(best[1], numbers)))
+
+
+def _graph_by_cells(
+    source: RowSource, whitening: Whitening, *, k: int, device: str, progress: Progress
+) -> NeighbourGraph:
+    from .cell_search import nearest_by_cells  # imports torch
+
+    numbers, (cosines, found), search = nearest_by_cells(source, whitening, k, device=device, progress=progress)
+    graph = _graph(len(source), k, whitening, numbers, (cosines, _renumbered(found, numbers)))
+    return replace(graph, search=search, exact=False)
+
+
+def _is_exact(method: str, n: int, device: str) -> bool:
+    if method != "auto":
+        return method == "exact"
+    from ..devices import choose_device  # imports torch
+
+    return n * n <= _EXACT_PAIRS[choose_device(device).type]
+
+
+def _renumbered(found: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Row numbers of positions among `numbers`; -1 stays."""
+    return np.append(numbers, -1).astype(np.int32)[found]
+
+
+def _graph(
+    m: int,
+    k: int,
+    whitening: Whitening | None,
+    numbers: np.ndarray | slice = slice(0),
+    best: tuple[np.ndarray, np.ndarray] | None = None,
+) -> NeighbourGraph:
+    """Graph of m rows, with neighbours (cosines, rows) for those in `numbers`."""
+    rows, cosines = np.full((m, k), -1, np.int32), np.full((m, k), -np.inf, np.float16)
+    if best is not None:
+        cosines[numbers], rows[numbers] = best
+    return NeighbourGraph(rows=rows, cosines=cosines, whitening=whitening)
+
+
+def _kept_graph(cache: EmbeddingCache, k: int, method: str) -> NeighbourGraph | None:
+    """The graph beside a cache; None where there is none, or one of another cache, or of another search."""
+    from .graph_file import checksums_of, graph_path, read_graph
+
+    path = graph_path(cache)
+    try:
+        graph, checksums = read_graph(path)
+    except PUCacheError as error:
+        _log.debug("%s; making it anew", error)
+        return None
+    if checksums != checksums_of(cache) or len(graph) != len(cache):
+        _log.debug("%s is of another state of the cache; making it anew", path)
+        return None
+    if graph.k != k or (method != "auto" and graph.exact != (method == "exact")):
+        _log.debug("%s has %d neighbours by %s; making it anew", path, graph.k, graph.search)
+        return None
+    return graph
+
+
+def _keep(cache: EmbeddingCache, graph: NeighbourGraph) -> None:
+    from .graph_file import checksums_of, graph_path, write_graph
+
+    try:
+        write_graph(graph_path(cache), graph, checksums_of(cache))
+    except PUCacheError as error:
+        _log.warning("the graph of neighbours is not kept, and made anew each time: %s", error)
+
+
+def _check(k: int, method: str) -> None:
+    if k < 1:
+        raise ValueError(f"k must be at least 1 neighbour, got {k}")
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}; use {', '.join(METHODS)}")
