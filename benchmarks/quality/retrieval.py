@@ -1,11 +1,11 @@
 """How well each way of ranking finds hidden positives, and how fast, against bare faiss.
 
-    python -m benchmarks.quality.retrieval DIR [--out docs/results/retrieval.md]
+    python -m benchmarks.quality.retrieval DIR [--fashion SOURCE] [--out docs/results/retrieval.md]
     python -m benchmarks.quality.retrieval --speed WORK --like CACHE [--out docs/results/retrieval-speed.md]
 
 DIR holds train/<class>/*.png of CIFAR-10. The first measures the 1:10 task of the paper (three seeds of the
-classifier) and ten one-vs-rest tasks in six settings, a seed each; every cell is appended to
-DIR/pucache-bench/retrieval.jsonl, so a run that is cut off goes on where it was. The second needs no images: it
+classifier) and the tasks of the suite in six settings, a seed each; every cell is kept in DIR/pucache-bench, so a run
+that is cut off goes on where it was. The second needs no images: it
 makes a cache of planted positives, 1,000,000 x 512, in WORK (2 GB), and searches with 600 of them, every measurement
 in a process of its own. The approximate part is measured on CACHE, real embeddings such as the suite's, and on
 400,000 rows made from it: each is between a real one, turned into 512 dimensions, and one of its neighbours, for
@@ -14,33 +14,41 @@ neighbourhoods decide what an index has to do.
 
 import argparse
 import json
+import os
 import statistics
 import sys
+import tempfile
 import time
-from itertools import product
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import faiss
 import numpy as np
 from sklearn.metrics import average_precision_score
 
-from benchmarks.common.cells import append, kept, table
-from benchmarks.common.cifar import CLASSES, Cifar
+from benchmarks.common.cells import measured, table
 from benchmarks.common.environment import environment
 from benchmarks.common.planted_cache import Planted, asked_for_a_cell, cell, keep, memory, prepare
 from benchmarks.common.row_cache import write_row_cache
+from benchmarks.common.tasks import CHOICE, CIFAR, MISLEADING, TASKS, Setting, settings
+from benchmarks.quality import suite, suite_page
 from benchmarks.quality.suite import LABELLED, SHARES
-from pucache import EmbeddingCache, PULinearClassifier
+from pucache import EmbeddingCache
 from pucache.neighbours import ann_index
 from pucache.neighbours.ann_index_file import index_path
 from pucache.pu.labels import Labels, label_vector
 from pucache.pu.metrics import precision_at
+from pucache.pu.train import train_pu
 from pucache.retrieval.indexed_similarity import IndexedSimilarity
-from pucache.retrieval.model_scorers import Fused, Margins
+from pucache.retrieval.model_scorers import Margins
 from pucache.retrieval.retrieve import rank_unlabelled
+from pucache.retrieval.scorer import Scorer
+from pucache.retrieval.scorer_choice import ScorerOptions, choose_scorer
 from pucache.retrieval.similarity import SIMILARITIES, Similarity
 
 SEEDS, RANKS = (0, 1, 2), (100, 1000, 2400)
+PAPER, DEFAULT = "paper", "default ranking"
 POSITIVES, K, REPEATS = 600, 100, 3
 
 
@@ -52,45 +60,54 @@ def write_rows(path: Path, like: EmbeddingCache, X: np.ndarray, *, imported: boo
     return write_row_cache(path, X, None if imported else like.encoder)
 
 
-def scorers(model: PULinearClassifier) -> dict:
-    ways = {f"similarity: {kind}": Similarity(kind) for kind in SIMILARITIES}
-    return ways | {"classifier": Margins(model), "**fused**": Fused(model)}
+def scorers(rows: EmbeddingCache, s: np.ndarray, seed: int) -> dict[str, Scorer]:
+    """Each way of ranking; those with a model start from the plain classifier and from the default one."""
+    plain, default = next(iter(suite.ARMS)), suite.RANKINGS[DEFAULT][0]
+    models = {
+        arm: train_pu(rows, s, twins=None, draws=0, seed=seed, **suite.ARMS[arm])
+        for arm in dict.fromkeys((plain, default))
+    }
+    ways: dict[str, Scorer] = {f"similarity: {kind}": Similarity(kind) for kind in SIMILARITIES}
+    fused = choose_scorer(ScorerOptions(), models[default], None)
+    return ways | {"classifier": Margins(models[plain]), f"**{DEFAULT}**": fused}
 
 
-def figures(cache: EmbeddingCache, s: np.ndarray, y: np.ndarray, by) -> dict[str, float]:
+def figures(cache: EmbeddingCache, s: np.ndarray, y: np.ndarray, by: Scorer) -> dict[str, float]:
     ranking = rank_unlabelled(cache, s, k=None, scorer=by, twins=None)  # all of them, copies too
     hidden = y[ranking.rows]
-    precision = {f"P@{rank}": precision_at(hidden, ranking.scores, rank) for rank in RANKS}
+    precision = {f"P@{rank}": precision_at(hidden, ranking.scores, min(rank, len(hidden))) for rank in RANKS}
     return precision | {"AP": average_precision_score(hidden, ranking.scores)}
 
 
-def measure(data: Cifar, work: Path, like: EmbeddingCache, task: dict) -> dict:
-    paper = task["class"] == "vehicles"
-    of = data.authors() if paper else data.one_vs_rest(*(task[name] for name in IDENTITY))
-    cache = write_rows(work / "retrieval.h5", like, of.X)
-    model = PULinearClassifier(draws=0, seed=task["seed"]).fit(cache.X, of.s)
-    model.encoder_ = cache.encoder
-    return task | {name: figures(cache, of.s, of.y, by) for name, by in scorers(model).items()}
+def measure(at: suite.Location, **cell) -> dict:
+    """The figures of a cell, by way of ranking."""
+    setting = Setting(**cell)
+    of = suite.opened(at).data(CIFAR).authors() if setting.group == PAPER else suite.opened(at).task(setting)
+    with tempfile.TemporaryDirectory(dir=at.work) as folder:
+        rows = write_row_cache(Path(folder) / "rows.h5", of.X)
+        return {name: figures(rows, of.s, of.y, by) for name, by in scorers(rows, of.s, setting.seed).items()}
 
 
-IDENTITY = ("class", "share", "labelled", "seed")
+def run(at: suite.Location, groups: list[str] | None, *, jobs: int, minutes: float) -> list[dict]:
+    """The cells of the paper's task, and of the groups' tasks."""
+    data = suite.opened(at)
+    chosen = [name for name in data.names if not groups or name in groups]
+    for name in {CIFAR, *chosen}:
+        data.data(name)  # embeds what is not embedded yet, before other processes read it
+    labelled = suite.QUICK_SEEDS if at.quick else LABELLED
+    names = suite.QUICK_TASKS if at.quick else None
+    wanted = [Setting(PAPER, "vehicles", 0.0741, 600, seed) for seed in SEEDS]
+    wanted += settings(chosen, shares=SHARES, seeds=dict.fromkeys(labelled, 1), names=names)
+    cells, name = [asdict(setting) for setting in wanted], f"{data.prefix}retrieval"
+    return measured(at.work, name, cells, partial(measure, at), minutes=minutes, jobs=jobs)
 
 
-def run(folder: Path, work: Path, minutes: float) -> list[dict]:
-    data, path, began = Cifar(folder, work), work / "retrieval.jsonl", time.monotonic()
-    like = EmbeddingCache(work / "suite-train.h5")
-    tasks = [("vehicles", 0.0741, 600, seed) for seed in SEEDS]
-    tasks += [(name, share, labelled, 0) for name, share, labelled in product(CLASSES, SHARES, LABELLED)]
-    for task in tasks:
-        if task not in kept(path, IDENTITY) and time.monotonic() - began < 60 * minutes:
-            append(path, measure(data, work, like, dict(zip(IDENTITY, task, strict=True))))
-    return list(kept(path, IDENTITY).values())
-
-
-def report(rows: list[dict]) -> str:
-    ways = [name for name in rows[0] if name not in IDENTITY]
-    paper = [row for row in rows if row["class"] == "vehicles"]
-    columns = list(paper[0][ways[0]])
+def report(rows: list[dict], data: str) -> str:
+    """The page."""
+    ways = [name for name in rows[0] if name not in Setting.__dataclass_fields__]
+    paper = [row for row in rows if row["group"] == PAPER]
+    others = [row for row in rows if row["group"] != PAPER]
+    columns = list(rows[0][ways[0]])
     first = [
         [
             way,
@@ -101,43 +118,42 @@ def report(rows: list[dict]) -> str:
         ]
         for way in ways
     ]
-    settings = list(product(LABELLED, SHARES))
-    cells = {
-        at: [row for row in rows if row["class"] != "vehicles" and (row["labelled"], row["share"]) == at]
-        for at in settings
-    }
-    second = [
-        [way, *(f"{np.mean([row[way]['AP'] for row in cells[at]]):.3f}" for at in settings if cells[at])]
-        for way in ways
-    ]
     return "\n".join(
         [
             "# Retrieval",
             "",
-            "`python -m benchmarks.quality.retrieval DIR`: finding the hidden positives of CIFAR-10 among the "
-            "unlabelled, by each way of ranking, from the labels alone: no prior is given.",
+            "`python -m benchmarks.quality.retrieval DIR --fashion SOURCE`: finding the hidden positives among the "
+            f"unlabelled, by each way of ranking, from the labels alone: no prior is given. {data}",
+            "",
+            CHOICE,
             "",
             "## The paper's task, 1:10",
             "",
             f"600 labelled, 2,400 hidden among 32,400 unlabelled. In %, mean ± sd of {len(paper)} seeds of the "
             "classifier (similarities draw nothing).",
             "",
-            table(["", *columns], first),
+            table(["", *columns], first) if paper else "Not measured.",
             "",
-            "## One class against nine",
+            "## One kind against all others",
             "",
-            "Average precision among the unlabelled, mean over the classes ("
-            + ", ".join(str(len(cells[at])) for at in settings)
-            + " of them), by number of labelled positives and share of positives among the unlabelled.",
+            "Average precision among the unlabelled, mean over the tasks of each group, by number of labelled "
+            f"positives and share of positives among the unlabelled. In {' and '.join(MISLEADING)} neighbours mislead.",
             "",
-            table(
-                ["", *(f"{labelled}, {share:.0%}" for labelled, share in settings if cells[labelled, share])], second
-            ),
-            "",
+            *(group_table(column.title, column.of(others), ways) for column in suite_page.columns(others)),
             environment(),
             "",
         ]
     )
+
+
+def group_table(title: str, rows: list[dict], ways: list[str]) -> str:
+    """Ways of ranking against settings, for one group of tasks."""
+    settings_ = suite_page.settings_of(rows)
+    cells = [
+        [way, *(f"{suite_page.mean(suite_page.at(rows, one), way, 'AP'):.3f}" for one in settings_)] for way in ways
+    ]
+    head = [f"{labelled}, {share:.0%}" for labelled, share in settings_]
+    return f"### {title}\n\n{len({row['task'] for row in rows})} tasks.\n\n{table(['', *head], cells)}\n"
 
 
 # --- speed: each of these runs in a process of its own -----------------------------------------
@@ -354,22 +370,26 @@ if __name__ == "__main__":
         print(json.dumps(SPEED[asked[0]](asked[1]), default=float))
         sys.exit()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, help="CIFAR-10; with --speed: where caches are kept")
+    parser.add_argument("--fashion", type=Path, metavar="SOURCE", help="Fashion-MNIST (default: without it)")
+    parser.add_argument("--groups", nargs="+", choices=TASKS, metavar="GROUP", help="these only (default: all)")
+    parser.add_argument("--quick", action="store_true", help="a quarter of the rows; one task of each group")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--rows", type=int, default=1_000_000, help="with --speed")
     parser.add_argument("--like", type=Path, help="with --speed: real embeddings")
     parser.add_argument("--made", type=int, default=400_000, help="with --speed: rows made from these")
     parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
-    parser.add_argument("--minutes", type=float, default=1e9, help="start no further cell after so long")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further cell after so long")
     parser.add_argument("--out", type=Path, help="write the report here too")
     arguments = parser.parse_args()
-    text = (
-        run_speed(arguments.folder, arguments.like, arguments.rows, 512, arguments.made)
-        if arguments.speed
-        else report(
-            run(arguments.folder.resolve(), arguments.work or arguments.folder / "pucache-bench", arguments.minutes)
-        )
-    )
+    if arguments.speed:
+        text = run_speed(arguments.folder, arguments.like, arguments.rows, 512, arguments.made)
+    else:
+        folder = arguments.folder.resolve()
+        at = suite.Location(folder, arguments.work or folder / "pucache-bench", arguments.fashion, arguments.quick)
+        rows = run(at, arguments.groups, jobs=arguments.jobs, minutes=arguments.minutes)
+        text = report(rows, suite.opened(at).describe())
     print(text)
     if arguments.out:
         arguments.out.write_text(text)

@@ -213,13 +213,16 @@ def main() -> None:
     folder = given.folder.resolve()
     at = Location(folder, given.work or folder / "pucache-bench", given.fashion, given.quick)
     groups = opened(at)
-    chosen = tuple(group for group in groups.names if not given.groups or group in given.groups)
-    for group in chosen:
-        groups.data(group)  # embeds what is not embedded yet, before other processes read it
     seeds = QUICK_SEEDS if given.quick else SEEDS
     if given.seeds is not None:
         seeds = {labelled: min(count, given.seeds) for labelled, count in seeds.items()}
     names = given.classes or (QUICK_TASKS if given.quick else None)
+    chosen = [name for name in groups.names if not given.groups or name in given.groups]
+    chosen = [name for name in chosen if names is None or set(names) & set(TASKS[name])]
+    if not chosen:
+        raise SystemExit("no group has these tasks; those of Fashion-MNIST need --fashion SOURCE")
+    for group in chosen:
+        groups.data(group)  # embeds what is not embedded yet, before other processes read it
     wanted = [asdict(setting) for setting in settings(chosen, shares=SHARES, seeds=seeds, names=names)]
     rows = measured(
         at.work, f"{groups.prefix}suite", wanted, partial(measure, at), minutes=given.minutes, jobs=given.jobs

@@ -10,8 +10,6 @@ from benchmarks.common.cells import TUNED, table
 from benchmarks.common.environment import environment
 from benchmarks.common.tasks import CHOICE, CHOSEN_ON, CIFAR, MISLEADING, TASKS
 
-PLAIN_NOTE = "the plain classifier"
-
 
 @dataclass(frozen=True)
 class Column:
@@ -185,14 +183,18 @@ def page(rows: list[dict], wanted: int, data: str, *, arms: tuple[str, ...], ran
     """
     cut = f" Cut off: {len(rows)} of {wanted} cells." if len(rows) < wanted else ""
     counts = ", ".join(f"{column.title} {len(column.of(rows))}" for column in columns(rows))
+    number = {
+        labelled: {row["seed"] for row in rows if row["labelled"] == labelled} for labelled, _ in settings_of(rows)
+    }
+    seeds = ", ".join(f"{len(found)} with {labelled} labelled" for labelled, found in number.items())
     return f"""# One-vs-rest suite
 
 `python -m benchmarks.quality.suite DIR --fashion SOURCE`: {data}{cut}
 
 {CHOICE} {TUNED}
 
-Means over the cells of a group ({counts}), which are its tasks and seeds: three seeds with 20 and 100 labelled, one
-with 500. In brackets the gain over {arms[0]}, {PLAIN_NOTE}. In {" and ".join(MISLEADING)} neighbours mislead.
+Means over the cells of a group ({counts}), which are its tasks and seeds ({seeds}). In brackets the gain over
+{arms[0]}, the plain one. In {" and ".join(MISLEADING)} neighbours mislead.
 
 ## Ranking of the unlabelled
 

@@ -1,0 +1,105 @@
+"""The suite: figures against their definitions, cells in several processes, and the page."""
+
+import numpy as np
+import pytest
+from scipy.special import expit, logit
+
+from benchmarks.common.cells import measured
+from benchmarks.common.image_classes import Task
+from benchmarks.common.row_cache import write_row_cache
+from benchmarks.common.tasks import CHOSEN_ON, CIFAR, KINDS, TASKS
+from benchmarks.quality import fixed_fusion, suite, suite_page
+from pucache import PULinearClassifier
+from pucache.neighbours.whitening import Whitening
+
+
+@pytest.fixture(scope="module")
+def task():
+    """Two clusters, 40 labelled and 60 hidden positives among 400 rows."""
+    draw = np.random.default_rng(0)
+    y = np.arange(400) < 100
+    X, X_test = ((draw.standard_normal((400, 8)) + 1.5 * y[:, None]).astype(np.float16) for _ in range(2))
+    return Task(X, (np.arange(400) < 40).astype(np.int8), y, X_test, y)
+
+
+def test_an_arm_and_its_rankings_are_measured(tmp_path, task):
+    found = suite.compare(task, write_row_cache(tmp_path / "rows.h5", task.X))
+    assert list(found) == [*suite.ARMS, *suite.RANKINGS]
+    for name in suite.ARMS:
+        assert {"ap", "ap_test", "f1", "best_f1", "ece", "prior", "seconds"} <= set(found[name])
+    assert all(0.5 < figures["ap"] <= 1 for figures in found.values())
+
+
+def test_calibration_error_against_its_definition():
+    draw = np.random.default_rng(0)
+    posterior = np.append(draw.random(1000), [0.0, 1.0, 0.5])
+    y = draw.random(1003) < posterior**2
+    expected = 0.0
+    for low in np.arange(0, 1, 0.1):
+        inside = (posterior >= low - 1e-12) & ((posterior < low + 0.1 - 1e-12) | (low > 0.85))
+        expected += inside.mean() * abs(posterior[inside].mean() - y[inside].mean())
+    assert suite.calibration_error(y, posterior) == pytest.approx(expected)
+
+
+def test_fixed_fusion_against_brute_force(tmp_path, task):
+    rows = write_row_cache(tmp_path / "rows.h5", task.X)
+    model = PULinearClassifier(draws=0).fit(task.X, task.s)
+    whitening = Whitening.estimate(rows)
+    Z = whitening.whiten(whitening.centred_units(task.X))
+    margins = model.margins(task.X)
+    p = np.where(task.s == 1, 1, expit(model.tilt_.log_ratio(margins) + logit(model.tilt_.prior)))
+    for row in (50, 200, 399):
+        cosines = Z @ Z[row]
+        cosines[row] = -np.inf
+        near = np.argsort(-cosines)[:30]
+        share = np.average(p[near], weights=np.exp(cosines[near] / 0.1))
+        expected = model.tilt_.log_ratio(margins[row]) + 2 * logit(np.clip(share, 1e-3, 1 - 1e-3))
+        assert fixed_fusion.fused_scores(rows, task.s, model)[row] == pytest.approx(float(expected), rel=1e-4)
+
+
+def double(n, seed):
+    return {"twice": 2 * n + seed}
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_cells_are_measured_once_in_any_number_of_processes(tmp_path, jobs):
+    wanted = [{"n": n, "seed": seed} for n in range(2) for seed in range(2)]
+    rows = measured(tmp_path, "cells", wanted, double, jobs=jobs)
+    assert rows == [cell | double(**cell) for cell in wanted]
+    assert measured(tmp_path, "cells", wanted, None, jobs=jobs) == rows
+
+
+def cells():
+    """AP of the classifier .5, of the ranking .6 on the four classes and .4 elsewhere."""
+    rows = []
+    for group, task in ((CIFAR, "cat"), (CIFAR, "dog"), (KINDS, "class")):
+        gain = 0.1 if task in CHOSEN_ON else -0.1
+        arm = {
+            "ap": 0.5,
+            "ap_test": 0.5,
+            "f1": 0.4,
+            "best_f1": 0.5,
+            "ece": 0.01,
+            "ece_test": 0.01,
+            "expected_over_true": 1.0,
+            "prior_error": 0.1,
+            "seconds": 1.0,
+        }
+        row = {"group": group, "task": task, "share": 0.01, "labelled": 20, "seed": 0}
+        row |= {"classifier": arm, "ranking": {"ap": 0.5 + gain}}
+        row |= {"logistic": {"ap": [0.3, 0.4], "f1_at_0": [0.2, 0.1]}, "centroid": {"ap": 0.2, "f1_at_0": 0.1}}
+        rows.append(row | {"supervised": {"ap": 0.9, "best_f1": 0.8}})
+    return rows
+
+
+def test_the_page_has_groups_side_by_side_and_gains_over_the_first_arm():
+    text = suite_page.page(cells(), 4, "Rows.", arms=("classifier",), rankings=("ranking",))
+    assert "Cut off: 3 of 4 cells." in text
+    assert "| labelled, share |  | cifar classes | cifar, four chosen on | cifar, six others | texts by kind |" in text
+    assert "| 20, 1% | ranking | 0.500 (+0.000) | 0.600 (+0.100) | 0.400 (-0.100) | 0.400 (-0.100) |" in text
+    assert all(name in text for name in CHOSEN_ON) and "on nothing else" in text
+    assert "nan" not in text
+
+
+def test_every_group_has_a_quick_task():
+    assert [sum(task in names for task in suite.QUICK_TASKS) for names in TASKS.values()] == [1] * len(TASKS)
