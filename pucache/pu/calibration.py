@@ -109,7 +109,14 @@ class Tilt:
         return replace(self, alpha=self.alpha + self.slope * by)
 
 
-def fit_tilt(margins: np.ndarray, s: np.ndarray, weights: np.ndarray | None = None, prior: float | None = None) -> Tilt:
+def fit_tilt(
+    margins: np.ndarray,
+    s: np.ndarray,
+    weights: np.ndarray | None = None,
+    prior: float | None = None,
+    *,
+    start: Tilt | None = None,
+) -> Tilt:
     """Fit the tilt by maximum likelihood.
 
     Parameters
@@ -121,13 +128,19 @@ def fit_tilt(margins: np.ndarray, s: np.ndarray, weights: np.ndarray | None = No
         Row weights, such as the counts of a bootstrap draw.
     prior : float, optional
         Share of positives among the unlabelled; estimated by default.
+    start : Tilt, optional
+        Where maximisation starts, such as the tilt of similar margins; by default at several priors.
 
     Returns
     -------
     Tilt
     """
     likelihood = _likelihood(margins, s, weights)
-    alpha, log_slope, logit_prior = likelihood.maximise() if prior is None else likelihood.maximise_at(logit(prior))[0]
+    starts = None if start is None else [likelihood.parameters(start)]
+    if prior is None:
+        alpha, log_slope, logit_prior = likelihood.maximise(starts)
+    else:
+        alpha, log_slope, logit_prior = likelihood.maximise_at(logit(prior), starts[0][:2] if starts else _START)[0]
     slope = float(np.exp(log_slope)) / likelihood.scale
     return Tilt(
         float(alpha) - slope * likelihood.centre, slope, prior if prior is not None else float(expit(logit_prior))
@@ -254,14 +267,18 @@ class _Likelihood:
         self._weights = weights / total
         self._log_odds = np.log(total / weights[n_positive:].sum())
 
-    def maximise(self) -> np.ndarray:
-        """Parameters of greatest likelihood, (3,)."""
+    def parameters(self, tilt: Tilt) -> np.ndarray:
+        """Parameters of a tilt of the margins as given, (3,)."""
+        alpha, slope = tilt.alpha + tilt.slope * self.centre, tilt.slope * self.scale
+        return np.array([alpha, np.log(max(slope, 1e-3)), logit(np.clip(tilt.prior, LEAST, MOST))])
+
+    def maximise(self, starts: list[np.ndarray] | None = None) -> np.ndarray:
+        """Parameters of greatest likelihood, (3,), of those found from each start."""
         from scipy.optimize import minimize  # heavy to import
 
         bounds = [*_BOUNDS, (logit(LEAST), logit(MOST))]
-        optima = [
-            minimize(self, [*_START, logit(start)], jac=True, method="L-BFGS-B", bounds=bounds) for start in _PRIORS
-        ]
+        starts = starts or [np.array([*_START, logit(prior)]) for prior in _PRIORS]
+        optima = [minimize(self, start, jac=True, method="L-BFGS-B", bounds=bounds) for start in starts]
         return np.asarray(min(optima, key=lambda optimum: optimum.fun).x)
 
     def maximise_at(self, logit_prior: float, start: ArrayLike = _START) -> tuple[np.ndarray, float]:

@@ -22,7 +22,7 @@ import numpy as np
 from scipy.special import expit, logit
 
 from ..neighbours.graph import NeighbourGraph
-from .calibration import fit_tilt
+from .calibration import Tilt, fit_tilt
 from .review_weights import TrainingLabels
 
 LEAST_SHARE = 0.003  # least share of positives among the unlabelled that probabilities are computed with
@@ -103,6 +103,10 @@ class ChainLabels:
             negative=visible & negative[:, None],
         )
 
+    def labelled(self, chain: int) -> np.ndarray:
+        """Labels for estimates that a chain sees, int8 (n,)."""
+        return (self.positive[:, chain] & (self.s == 1)).astype(np.int8)
+
     def set_known(self, values: np.ndarray) -> None:
         """Set the values of known rows, (n, C), to 1 and 0 in place."""
         values[self.positive], values[self.negative] = 1, 0
@@ -137,17 +141,13 @@ def propagate(
     p = probabilities(log_ratios, shares)
     labels.set_known(p)
     q = p
+    tilts: list[Tilt | None] = [None] * p.shape[1]  # of the round before: where the fits of a round start
     for _ in range(rounds):
         q = log_ratios + neighbour_log_odds(graph.weighted_means(p))
-        for chain in range(q.shape[1]):
-            q[:, chain] = _calibrated(q[:, chain], labels, chain)
+        for chain, previous in enumerate(tilts):
+            scores = q[:, chain]
+            tilts[chain] = tilt = fit_tilt(scores, labels.labelled(chain), labels.weights, start=previous)
+            q[:, chain] = probabilities(tilt.log_ratio(scores).astype(np.float32), tilt.prior)
         labels.set_known(q)
         p = (p + q) / 2
     return q
-
-
-def _calibrated(scores: np.ndarray, labels: ChainLabels, chain: int) -> np.ndarray:
-    """Posterior of scores (n,) by the tilt fitted to the labels that the chain sees."""
-    labelled = labels.positive[:, chain] & (labels.s == 1)
-    tilt = fit_tilt(scores, labelled.astype(np.int8), labels.weights)
-    return probabilities(tilt.log_ratio(scores).astype(np.float32), tilt.prior)
