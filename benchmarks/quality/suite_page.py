@@ -193,7 +193,7 @@ def page(rows: list[dict], wanted: int, data: str, *, arms: tuple[str, ...], ran
 
 {CHOICE} {TUNED}
 
-Means over the cells of a group ({counts}), which are its tasks and seeds ({seeds}). In brackets the gain over
+Means over the cells of a group ({counts}), which are its tasks and seeds ({numbers}). In brackets the gain over
 {arms[0]}, the plain one. In {" and ".join(MISLEADING)} neighbours mislead.
 
 ## Ranking of the unlabelled
