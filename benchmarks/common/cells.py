@@ -4,8 +4,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from itertools import islice
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -71,12 +70,14 @@ def _in_processes(cells: list[dict], measure: Callable[..., dict], deadline: flo
     os.environ["OMP_NUM_THREADS"] = "1"  # read when the processes start
     waiting = iter(cells)
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        running = {pool.submit(measure, **cell): cell for cell in islice(waiting, jobs)}
-        while running:
+        running: dict[Future, dict] = {}
+        while True:
+            while len(running) < jobs and time.monotonic() < deadline and (cell := next(waiting, None)):
+                running[pool.submit(measure, **cell)] = cell
+            if not running:
+                return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 yield running.pop(future) | future.result()
-                if time.monotonic() < deadline:
-                    running |= {pool.submit(measure, **cell): cell for cell in islice(waiting, 1)}
 
 
 def table(head: list[str], rows: list[list]) -> str:

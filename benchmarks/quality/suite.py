@@ -60,9 +60,9 @@ def default_ranking(rows: EmbeddingCache, s: np.ndarray, model: PULinearClassifi
 
 # What is compared: classifiers by their parameters, and rankings by the classifier that they start from. The first
 # classifier is the plain one, which all gains are measured from.
-ARMS: dict[str, dict] = {"classifier": {}}
+ARMS: dict[str, dict] = {"classifier": {"method": "linear"}, "default": {}}
 RANKINGS: dict[str, tuple[str, Ranking]] = {
-    "default ranking": ("classifier", default_ranking),
+    "default ranking": ("default", default_ranking),
     "fused, fixed weight": ("classifier", fused_scores),
 }
 

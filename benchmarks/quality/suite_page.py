@@ -183,10 +183,10 @@ def page(rows: list[dict], wanted: int, data: str, *, arms: tuple[str, ...], ran
     """
     cut = f" Cut off: {len(rows)} of {wanted} cells." if len(rows) < wanted else ""
     counts = ", ".join(f"{column.title} {len(column.of(rows))}" for column in columns(rows))
-    number = {
-        labelled: {row["seed"] for row in rows if row["labelled"] == labelled} for labelled, _ in settings_of(rows)
-    }
-    seeds = ", ".join(f"{len(found)} with {labelled} labelled" for labelled, found in number.items())
+    seeds: dict[int, set[int]] = {}
+    for row in rows:
+        seeds.setdefault(row["labelled"], set()).add(row["seed"])
+    numbers = ", ".join(f"{len(seeds[labelled])} with {labelled} labelled" for labelled in sorted(seeds))
     return f"""# One-vs-rest suite
 
 `python -m benchmarks.quality.suite DIR --fashion SOURCE`: {data}{cut}

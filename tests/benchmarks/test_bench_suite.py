@@ -1,10 +1,9 @@
-"""The suite: figures against their definitions, cells in several processes, and the page."""
+"""The suite: figures against their definitions, and the page."""
 
 import numpy as np
 import pytest
 from scipy.special import expit, logit
 
-from benchmarks.common.cells import measured
 from benchmarks.common.image_classes import Task
 from benchmarks.common.row_cache import write_row_cache
 from benchmarks.common.tasks import CHOSEN_ON, CIFAR, KINDS, TASKS
@@ -55,18 +54,6 @@ def test_fixed_fusion_against_brute_force(tmp_path, task):
         share = np.average(p[near], weights=np.exp(cosines[near] / 0.1))
         expected = model.tilt_.log_ratio(margins[row]) + 2 * logit(np.clip(share, 1e-3, 1 - 1e-3))
         assert fixed_fusion.fused_scores(rows, task.s, model)[row] == pytest.approx(float(expected), rel=1e-4)
-
-
-def double(n, seed):
-    return {"twice": 2 * n + seed}
-
-
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_cells_are_measured_once_in_any_number_of_processes(tmp_path, jobs):
-    wanted = [{"n": n, "seed": seed} for n in range(2) for seed in range(2)]
-    rows = measured(tmp_path, "cells", wanted, double, jobs=jobs)
-    assert rows == [cell | double(**cell) for cell in wanted]
-    assert measured(tmp_path, "cells", wanted, None, jobs=jobs) == rows
 
 
 def cells():
