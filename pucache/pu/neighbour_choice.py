@@ -16,7 +16,7 @@ from .review_weights import TrainingLabels
 LEAST_POSITIVES = 4  # halves of two
 _SPLITS = 2  # random splits into halves
 _TOLERANCE = 5e-3  # of the heads of the halves
-_FLOOR = 0.01  # added to the share of rows above a positive
+_AGREEMENT_FLOOR, _HELD_OUT_FLOOR = 0.003, 0.01  # added to the share of rows above a positive
 
 
 def agreement_gains(
@@ -112,10 +112,12 @@ def _half_weights(labels: TrainingLabels, groups: np.ndarray | None, seed: int) 
 
 
 def _mean_rank(scores: np.ndarray, probability: np.ndarray) -> float:
-    """Mean of -log(share of rows above + floor) over all rows, weighted by their probabilities."""
-    above = np.empty(len(scores))
-    above[np.argsort(-scores, kind="stable")] = np.arange(len(scores)) / len(scores)
-    return float(np.average(-np.log(above + _FLOOR), weights=probability.astype(np.float64)))
+    """Mean of -log(share of the likely negatives above + floor) over likely positives, both by probabilities (u,)."""
+    order = np.argsort(-scores, kind="stable")
+    positive = probability[order].astype(np.float64)
+    negative = 1 - positive
+    above = np.cumsum(negative) - negative
+    return float(np.average(-np.log(above / max(negative.sum(), 1e-12) + _AGREEMENT_FLOOR), weights=positive))
 
 
 def _ranks_within_folds(scores: np.ndarray, labels: TrainingLabels, fold: np.ndarray) -> np.ndarray:
@@ -126,5 +128,5 @@ def _ranks_within_folds(scores: np.ndarray, labels: TrainingLabels, fold: np.nda
         of_fold = fold[positives] == number
         unlabelled = np.sort(scores[(fold == number) & (labels.training_s == 0)])
         below = np.searchsorted(unlabelled, scores[positives[of_fold]], side="left")
-        ranks[of_fold] = -np.log(1 - below / max(len(unlabelled), 1) + _FLOOR)
+        ranks[of_fold] = -np.log(1 - below / max(len(unlabelled), 1) + _HELD_OUT_FLOOR)
     return ranks

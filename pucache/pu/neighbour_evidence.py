@@ -4,7 +4,7 @@ Neighbours help where the positives form clusters of the embedding space, and mi
 cuts across them. Two kinds of evidence tell the cases apart (`pucache.pu.neighbour_choice` computes them).
 Both are mean changes of
 
-    -log(share of unlabelled rows above + 0.01),
+    -log(share of negatives above a positive + a small constant),
 
 that is, of how high positives rank, between the ranking by the classifier and the ranking by
 
@@ -13,14 +13,15 @@ that is, of how high positives rank, between the ranking by the classifier and t
 the log density ratio plus the log odds of the neighbours' mean probability (`pucache.pu.propagation`).
 
 *Agreement.* The labelled positives are split into halves at random, twice, and a head is trained on each
-half. The likely positives of one head (all unlabelled rows, weighted by its probabilities) are ranked by
-the other, with and without neighbours. What both heads share is what is wanted; what neighbours add to
+half. The likely positives of one head are ranked by the other among the likely negatives of the first (all
+unlabelled rows are both, weighted by its probabilities), with and without neighbours. What both heads share is what is wanted; what neighbours add to
 one head and the other does not share is noise. Thousands of rows take part, so this works with few labels.
 
 *Held-out positives.* Each is ranked among the unlabelled rows of its fold, by the chain of its fold, with
 and without neighbours. With n labels this counts `_HELD_OUT_WEIGHT` * n / (n + `_HALF_TRUST`).
 
-Neighbours are used where the sum of the two exceeds `_LEAST_EVIDENCE` at weight 1; the weight in the
+Neighbours are used where the sum of the two at weight 1 exceeds `_LEAST_EVIDENCE` * sqrt(20 / n): with
+few labels only clear evidence counts. The weight in the
 ranking is the one of `WEIGHTS` with the greatest sum. The constants were chosen on classes of CIFAR-10 and
 on tasks in which neighbours mislead (docs/results/suite.md).
 """
@@ -36,8 +37,8 @@ from .calibration import Tilt
 
 WEIGHTS = (0.5, 1.0, 2.0)  # of the neighbours in a ranking
 _JUDGED = 1  # number of the weight that decides whether neighbours are used
-_HELD_OUT_WEIGHT, _HALF_TRUST = 0.2, 20
-_LEAST_EVIDENCE = 0.02
+_HELD_OUT_WEIGHT, _HALF_TRUST = 0.5, 20
+_LEAST_EVIDENCE = 0.02  # with 20 labels
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,12 @@ class NeighbourEvidence:
     def weight(self) -> float:
         """Weight of the neighbours: 0, or one of `WEIGHTS`."""
         total = self.total
-        return float(WEIGHTS[int(np.argmax(total))]) if total[_JUDGED] > _LEAST_EVIDENCE else 0.0
+        return float(WEIGHTS[int(np.argmax(total))]) if total[_JUDGED] > self.least else 0.0
+
+    @property
+    def least(self) -> float:
+        """Evidence that is asked for."""
+        return _LEAST_EVIDENCE * float(np.sqrt(20 / max(self.labels, 1)))
 
     def sentence(self) -> str:
         """The choice and its reason."""
@@ -76,11 +82,11 @@ class NeighbourEvidence:
         if self.weight:
             return (
                 f"neighbours count {self.weight:g} times: with them positives rank higher "
-                f"(evidence {total[best]:+.3f}, at least {_LEAST_EVIDENCE:+.3f} is asked)"
+                f"(evidence {total[best]:+.3f}, more than {self.least:+.3f} is asked)"
             )
         return (
             f"neighbours do not count: with them positives do not rank clearly higher "
-            f"(evidence {total[_JUDGED]:+.3f}, at least {_LEAST_EVIDENCE:+.3f} is asked)"
+            f"(evidence {total[_JUDGED]:+.3f}, more than {self.least:+.3f} is asked)"
         )
 
 
