@@ -14,16 +14,17 @@ the log density ratio plus the log odds of the neighbours' mean probability (`pu
 
 *Agreement.* The labelled positives are split into halves at random, twice, and a head is trained on each
 half. The likely positives of one head are ranked by the other among the likely negatives of the first (all
-unlabelled rows are both, weighted by its probabilities), with and without neighbours. What both heads share is what is wanted; what neighbours add to
-one head and the other does not share is noise. Thousands of rows take part, so this works with few labels.
+unlabelled rows are both, weighted by its probabilities), with and without neighbours. What both heads
+share is what is wanted; what neighbours add to one head and the other does not share is noise. Thousands
+of rows take part, so this works with few labels.
 
 *Held-out positives.* Each is ranked among the unlabelled rows of its fold, by the chain of its fold, with
 and without neighbours. With n labels this counts `_HELD_OUT_WEIGHT` * n / (n + `_HALF_TRUST`).
 
 Neighbours are used where the sum of the two at weight 1 exceeds `_LEAST_EVIDENCE` * sqrt(20 / n): with
-few labels only clear evidence counts. The weight in the
-ranking is the one of `WEIGHTS` with the greatest sum. The constants were chosen on classes of CIFAR-10 and
-on tasks in which neighbours mislead (docs/results/suite.md).
+few labels only clear evidence counts. The weight in the ranking is the greatest of `WEIGHTS` with at least
+`_NEAR_BEST` of the greatest sum. The constants were chosen on classes of CIFAR-10 and on tasks in which
+neighbours mislead (docs/results/suite.md).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from .calibration import Tilt
 WEIGHTS = (0.5, 1.0, 2.0)  # of the neighbours in a ranking
 _JUDGED = 1  # number of the weight that decides whether neighbours are used
 _HELD_OUT_WEIGHT, _HALF_TRUST = 0.5, 20
-_LEAST_EVIDENCE = 0.02  # with 20 labels
+_LEAST_EVIDENCE, _NEAR_BEST = 0.02, 0.7  # the first with 20 labels
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,9 @@ class NeighbourEvidence:
     def weight(self) -> float:
         """Weight of the neighbours: 0, or one of `WEIGHTS`."""
         total = self.total
-        return float(WEIGHTS[int(np.argmax(total))]) if total[_JUDGED] > self.least else 0.0
+        if total[_JUDGED] <= self.least:
+            return 0.0
+        return float(np.max(np.array(WEIGHTS)[total >= _NEAR_BEST * total.max()]))
 
     @property
     def least(self) -> float:
@@ -78,16 +81,10 @@ class NeighbourEvidence:
 
     def sentence(self) -> str:
         """The choice and its reason."""
-        total, best = self.total, int(np.argmax(self.total))
+        change = f"{self.total[_JUDGED]:+.3f} in mean log rank; more than {self.least:+.3f} is asked"
         if self.weight:
-            return (
-                f"neighbours count {self.weight:g} times: with them positives rank higher "
-                f"(evidence {total[best]:+.3f}, more than {self.least:+.3f} is asked)"
-            )
-        return (
-            f"neighbours do not count: with them positives do not rank clearly higher "
-            f"(evidence {total[_JUDGED]:+.3f}, more than {self.least:+.3f} is asked)"
-        )
+            return f"nearest neighbours count, with weight {self.weight:g}: with them positives rank higher ({change})"
+        return f"nearest neighbours do not count: with them positives do not rank clearly higher ({change})"
 
 
 @dataclass(frozen=True)
