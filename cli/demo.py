@@ -46,11 +46,7 @@ def demo(folder: str, device: str, as_json: bool) -> None:
 
 def _lines(result: dict[str, Any], folder: str) -> Iterator[str]:
     yield f"{result['labelled_positives']} labelled dresses, {result['unlabelled']:,} unlabelled images"
-    from pucache.pu.label_requirements import figure
-
-    estimated = figure(result["prior"], result["prior_interval"], digits=4)
-    if estimated[0].isdigit():
-        estimated = f"estimated {estimated}"
+    estimated = _estimated(result["prior"], result["prior_interval"])
     yield f"share of dresses among the unlabelled: {estimated}, truly {result['true_prior']:.3f}"
     if result["note"]:
         yield result["note"]
@@ -63,3 +59,12 @@ def _lines(result: dict[str, Any], folder: str) -> Iterator[str]:
     yield f"{result['seconds']} s. Files in {folder}/:"
     for name, content in _FILES.items():
         yield f"  {name:26s}{content}"
+
+
+def _estimated(prior: float | None, interval: list[float] | None) -> str:
+    from pucache.pu.priors import interval_text
+
+    ends = "" if interval is None else interval_text(*interval, "{:.3f}".format)
+    if prior is None:
+        return f"estimated {ends}" if ends else "not estimated"
+    return f"estimated {prior:.3f} ({ends})" if ends else f"estimated {prior:.3f}"

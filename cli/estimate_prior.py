@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from pucache.pu.label_requirements import LabelCount
     from pucache.pu.priors import PriorEstimate
 
+_NO_INTERVAL = (
+    "only tilt has an interval: those of the other methods leave out their bias, and held the truth too rarely"
+)
+
 
 @click.command("estimate-prior")
 @options.caches
@@ -25,12 +29,12 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--draws",
-    default=40,
+    default=0,
     show_default=True,
     type=click.IntRange(min=0),
-    help="Number of bootstrap draws for the interval; 0: no interval.",
+    help="Number of bootstrap draws for the interval of tilt; 0: from the profile likelihood.",
 )
-@click.option("--level", default=0.9, show_default=True, help="Confidence level of the interval, in (0, 1).")
+@click.option("--level", default=0.9, show_default=True, help="Confidence level of the interval of tilt, in (0, 1).")
 @options.twins
 @options.folds
 @options.device
@@ -47,8 +51,8 @@ def estimate_prior(
 ) -> None:
     """Estimate the share of positives among the unlabelled rows of CACHE.
 
-    train-pu uses tilt. The other methods are cross-checks with known biases: bbe overestimates, elkanoto
-    errs in either direction. Where they disagree widely, trust none of the intervals. All methods
+    train-pu uses tilt, which alone has an interval. The other methods are cross-checks with known biases:
+    bbe overestimates, elkanoto errs in either direction. Where they disagree widely, trust none. All methods
     assume that the labelled positives are a random sample of all positives. An interval takes at least
     ten of them, a single figure thirty.
 
@@ -75,11 +79,13 @@ def estimate_prior(
         "estimates": {estimate.method: _stated(estimate, count) for estimate in estimates},
         "note": count.sentence,
     }
-    interval = f"{estimates[0].level:.0%} interval" if any(map(_interval, estimates)) else "no interval"
+    with_interval = any(estimate.has_interval for estimate in estimates)
+    interval = f"{estimates[0].level:.0%} interval" if with_interval else "no interval"
     lines = [
         line,
         f"{'method':<10} {'prior':>8}   {interval}",
         *(_line(estimate, count) for estimate in estimates),
+        *([] if all(estimate.has_interval for estimate in estimates) else [_NO_INTERVAL]),
         *filter(None, [count.sentence]),
     ]
     output.print_result(result, lines, as_json)
@@ -92,11 +98,4 @@ def _stated(estimate: PriorEstimate, count: LabelCount) -> dict[str, Any]:
 
 def _line(estimate: PriorEstimate, count: LabelCount) -> str:
     prior = f"{estimate.prior:8.4f}" if count.has_points else f"{'':8}"
-    return f"{estimate.method:<10} {prior}   {_interval(estimate)}".rstrip()
-
-
-def _interval(estimate: PriorEstimate) -> str:
-    """The interval of an estimate; "" where there is none."""
-    if estimate.low <= 0 and estimate.high >= 1:
-        return ""
-    return f"{estimate.low:.4f} to {estimate.high:.4f}"
+    return f"{estimate.method:<10} {prior}   {estimate.interval_text('{:.4f}'.format)}".rstrip()

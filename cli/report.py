@@ -34,10 +34,10 @@ _FIGURES = {"precision": "precision", "recall": "recall", "f1": "F1", "auc": "AU
 @options.images
 @click.option(
     "--draws",
-    default=20,
+    default=0,
     show_default=True,
     type=click.IntRange(min=0),
-    help="Number of bootstrap draws for the intervals; 0: no intervals.",
+    help="Number of bootstrap draws for the interval of the prior; 0: from the profile likelihood.",
 )
 @click.option(
     "--sample",
@@ -110,8 +110,12 @@ def _lines(numbers: ReportNumbers) -> list[str]:
 
 def _hidden(numbers: ReportNumbers) -> str:
     """Number of hidden positives, with its interval; "" where the labels are too few."""
+    from pucache.pages.report_text import count_range
+
     hidden = numbers.hidden_positives
-    interval = "" if hidden.low is None else f"{hidden.low:,.0f} to {hidden.high:,.0f}"
+    interval = (
+        "" if hidden.low is None or hidden.high is None else count_range(hidden.low, hidden.high, "{:,.0f}".format)
+    )
     if hidden.expected is None:
         return f"{interval} more positives" if interval else ""
     return f"about {hidden.expected:,.0f} more positives" + (f" ({interval})" if interval else "")

@@ -170,7 +170,7 @@ def prepare(
         None: train at the defaults, with `seed`.
     truth : ndarray of int8, (n,), or None
     draws : int
-        Bootstrap draws of the prior's intervals.
+        Bootstrap draws of the prior's interval; 0: from the profile likelihood.
     seed : int
     device : str
     progress : Progress or None

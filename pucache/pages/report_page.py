@@ -42,7 +42,7 @@ def report(
     negatives: str | Path | None = None,
     truth: str | Path | np.ndarray | None = None,
     images: str | Path | None = None,
-    draws: int = 20,
+    draws: int = 0,
     sample: int = 1500,
     seed: int = 0,
     device: str = "auto",
@@ -73,7 +73,8 @@ def report(
     images : str or path, optional
         Source of the images, if they have moved since they were embedded.
     draws : int
-        Bootstrap draws of the prior's intervals; fewer than 2: no intervals.
+        0: the prior's interval is that of its profile likelihood. Otherwise the number of bootstrap draws that it
+        comes from.
     sample : int
         Images on the map, at least 3.
     seed : int

@@ -82,7 +82,8 @@ def _priors_finding(report: ReportData, numbers: TrainingNumbers) -> str:
         interval = report.prior_interval
         return "There is no interval." if interval is None else f"The estimate is {between(*interval)}."
     spread = [estimate.prior for estimate in report.prior_estimates]
-    return f"The methods estimate {between(min(spread), max(spread))}; this page uses {percent(numbers.prior)}."
+    ends = f"{percent(min(spread))} to {percent(max(spread))}"
+    return f"The methods estimate {ends}; this page uses {percent(numbers.prior)}."
 
 
 def _margins(report: ReportData, numbers: TrainingNumbers) -> Exhibit:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ..pu.label_requirements import LEAST_LABELS, LEAST_LABELS_FOR_POINTS, figure
+from ..pu.priors import interval_text
 
 if TYPE_CHECKING:
     from .report_numbers import Pictures, TrainingNumbers
@@ -36,8 +37,13 @@ def percent(share: float) -> str:
 
 
 def between(low: float, high: float) -> str:
-    """Format an interval of a share in per cent."""
-    return f"{percent(low)} to {percent(high)}"
+    """Format an interval of the prior in per cent; "at most" where it is one-sided."""
+    return interval_text(low, high, percent)
+
+
+def count_range(low: float, high: float, number: Callable[[float], str] = about) -> str:
+    """Format an interval of a count; "at most" where not one is certain."""
+    return f"at most {number(high)}" if low < 0.5 else f"{number(low)} to {number(high)}"
 
 
 def plural(count: float, singular: str, plural_form: str | None = None) -> str:
@@ -54,7 +60,7 @@ def headline(numbers: TrainingNumbers) -> str:
     if hidden_positives.expected is None:
         if hidden_positives.low is None or hidden_positives.high is None:
             return labelled
-        return f"{labelled}, {about(hidden_positives.low)} to {about(hidden_positives.high)} hidden"
+        return f"{labelled}, {count_range(hidden_positives.low, hidden_positives.high)} hidden"
     how = "perhaps" if wide(numbers) else "about"
     return f"{labelled}, {how} {about(hidden_positives.expected)} hidden"
 
@@ -73,13 +79,13 @@ def hidden(numbers: TrainingNumbers) -> str:
     if expected is None or numbers.prior is None:
         if low is None or high is None:
             return numbers.note
-        return f"Between {about(low)} and {about(high)} more positives are hidden{of_them}. {numbers.note}"
+        return f"Hidden are {count_range(low, high)} more positives{of_them}. {numbers.note}"
     share = f"positives are {percent(numbers.prior)} of the unlabelled images{of_them}"
     if low is None or high is None:
         return f"About {about(expected)} more positives are expected ({share}; there is no interval)."
     if wide(numbers):
         return (
-            f"The number of hidden positives is still very uncertain: anything from {about(low)} to {about(high)} "
+            f"The number of hidden positives is still very uncertain: {count_range(low, high)} "
             f"agrees with the data; the best estimate is {about(expected)} ({share})."
         )
     return (
@@ -223,7 +229,7 @@ def _prior_warnings(numbers: TrainingNumbers) -> list[str]:
     lines, has_interval = [], low > 0 or high < 1
     if has_interval and high > _WIDE_RATIO * low:
         lines.append(
-            f"How many positives are hidden is uncertain: anything from {between(low, high)} of "
+            f"How many positives are hidden is uncertain: {between(low, high)} of "
             "the unlabelled. Precision and the probabilities are as uncertain; recall and the ranking do not depend on "
             "it."
         )

@@ -162,12 +162,19 @@ def test_train_needs_no_prior_and_names_twins(world, embedded, here):
     assert twins and f"{len(twins)} unlabelled, the same picture as a labelled one: {twins[0]!r}" in shown.stderr
 
 
-def test_estimate_prior_tells_every_method_with_its_interval(world, embedded):
-    told = run_json("estimate-prior {w}/cache.h5 --positives {w}/positives.txt --draws 3", w=world)
-    assert list(told["estimates"]) == ["tilt", "bbe", "dedpul", "elkanoto", "histogram"]
-    assert all(0 < one["low"] <= one["prior"] <= one["high"] < 1 for one in told["estimates"].values())
-    one = run("estimate-prior {w}/cache.h5 --positives {w}/positives.txt --draws 0 --method bbe", w=world).stdout
-    assert "no interval" in one and "bbe" in one and "tilt" not in one
+def test_estimate_prior_tells_every_method_and_the_interval_of_tilt(world, embedded):
+    told = run_json("estimate-prior {w}/cache.h5 --positives {w}/positives.txt", w=world)["estimates"]
+    assert list(told) == ["tilt", "bbe", "dedpul", "elkanoto", "histogram"]
+    assert 0 < told["tilt"]["low"] <= told["tilt"]["prior"] <= told["tilt"]["high"] < 1
+    assert all((one["low"], one["high"]) == (0, 1) for name, one in told.items() if name != "tilt")
+    one = run("estimate-prior {w}/cache.h5 --positives {w}/positives.txt --method bbe", w=world).stdout
+    assert "no interval" in one and "only tilt has an interval" in one and "bbe" in one
+
+
+def test_bootstrap_draws_are_an_option_of_tilt(world, embedded):
+    asked = "estimate-prior {w}/cache.h5 --positives {w}/positives.txt --draws 3 "
+    assert run_json(asked + "--method tilt", w=world)["estimates"]["tilt"]["draws"] == 3
+    assert "draws are for the interval of tilt" in refused(asked + "--method bbe", w=world)
 
 
 def test_sweep_priors_writes_a_table_and_a_picture_and_says_what_it_means(world, embedded, here):

@@ -22,6 +22,7 @@ from pucache.errors import LabelError, ModelError, OutputError, SourceError
 from pucache.pages import report_page, report_text
 from pucache.pages.report_data import prepare
 from pucache.pages.report_galleries import probability, visible
+from pucache.pu.calibration import LEAST
 from pucache.pu.classifier import PULinearClassifier
 from pucache.pu.data import PUData
 from pucache.pu.priors import PriorEstimate
@@ -266,10 +267,17 @@ def test_rows_that_are_all_alike_make_a_page(tmp_path):
     assert "No unlabelled image is left to rank." in (tmp_path / "r.html").read_text()
 
 
-def test_no_draws_no_interval(plain):
-    html, numbers = plain
-    assert numbers["hidden_positives"]["low"] is None and numbers["intervals"]["precision"] is None
-    assert "there is no interval" in html
+def test_without_draws_the_interval_is_that_of_the_likelihood_and_of_the_tilt_alone(plain):
+    _, numbers = plain
+    tilt, *others = numbers["prior_estimates"].values()
+    assert tilt["draws"] == 0 and 0 < tilt["low"] < tilt["high"] < 1
+    assert numbers["hidden_positives"]["low"] == pytest.approx(tilt["low"] * numbers["unlabelled"])
+    assert others and all((other["low"], other["high"]) == (0, 1) for other in others)
+
+
+def test_a_one_sided_interval_is_at_most():
+    assert report_text.between(LEAST, 0.12) == "at most 12.0 %" and report_text.count_range(0.01, 130) == "at most 130"
+    assert report_text.between(0.02, 0.12) == "2.00 % to 12.0 %" and report_text.count_range(2, 130) == "2 to 130"
 
 
 def test_a_cache_without_a_source_is_shown_without_pictures_and_says_so(plain):
@@ -533,7 +541,7 @@ def test_a_good_training_gets_no_warning():
         ({"scar": {"verdict": "none found", "auc": None}}, methods(0.1, 0.1), "Hardly any unlabelled image"),
         ({"scar": {"verdict": "differ", "auc": 0.7}}, methods(0.1, 0.1), "AUC 0.70): they are no fair sample"),
         ({"twins_found": 3}, methods(0.1, 0.1), "3 unlabelled images show the same picture"),
-        ({}, methods(0.1, 0.1, low=0.02, high=0.4), "anything from 2.00 % to 40.0 %"),
+        ({}, methods(0.1, 0.1, low=0.02, high=0.4), "uncertain: 2.00 % to 40.0 %"),
         ({}, methods(0.1, 0.4, 0.5, 0.01), "disagree widely"),
         ({"prior": 0.3, "prior_told": True}, methods(0.1, 0.1), "was trained with a prior of 30.0 %"),
         ({"failures": {"count": 1, "reasons": {}}}, methods(0.1, 0.1), "1 image could not be read"),
@@ -562,7 +570,7 @@ def test_sentences_tell_ranges_and_a_wide_one_alone():
     assert "of the unlabelled images, 7 of which are confirmed" in report_text.hidden(reviewed)
     wide = good_numbers(hidden_positives={"expected": 90.0, "low": 5.0, "high": 700.0})
     assert report_text.headline(wide) == "100 labelled, perhaps 90 hidden"
-    assert "still very uncertain: anything from 5 to 700" in report_text.hidden(wide)
+    assert "still very uncertain: 5 to 700" in report_text.hidden(wide)
     unsure = good_numbers(intervals={"precision": [0.01, 1.0], "recall": [0.7, 0.9]})
     assert "Of 100 such images 1 to 100 are expected" in report_text.decisions(unsure)
 
