@@ -24,7 +24,7 @@ from .model_file import PARAMETERS, ModelState, read_model, write_model
 from .neighbour_evidence import NeighbourSettings
 from .priors import PriorEstimate
 from .review_weights import TrainingLabels
-from .thresholds import choose_threshold, parse_rule
+from .thresholds import choose_threshold, near_share, parse_rule
 
 if TYPE_CHECKING:
     from ..heads.design_matrix import DesignMatrix
@@ -181,6 +181,8 @@ class PULinearModel:
             self.prior_, self.prior_estimate_ = float(np.clip(ASSUMED_PRIOR, *labels.bounds)), None
         self.held_out_margins_, self.method_ = fit.held_out_margins, fit.method
         self._calibrate(fit.held_out_margins, s, labels.weights)
+        if not count.has_estimates and parse_rule(self.threshold)[0] == "f1":
+            self.threshold_ = near_share(self.threshold_, fit.held_out_margins[s == 0], self.prior_)
         self.neighbours_ = None if fit.neighbours is None else self._neighbour_settings(fit.neighbours)
         self.estimates_ = {
             "risk": float(fit.head.risk[0]),

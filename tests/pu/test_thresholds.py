@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pucache.pu.calibration import Tilt
-from pucache.pu.thresholds import choose_threshold, parse_rule
+from pucache.pu.thresholds import choose_threshold, near_share, parse_rule
 
 
 @pytest.fixture(autouse=True)
@@ -133,3 +133,15 @@ def test_any_other_rule_is_refused_in_one_line(rule):
     with pytest.raises(ValueError, match=r"^threshold must be f1, precision=P or recall=R with .*; got .*$") as caught:
         parse_rule(rule)
     assert str(caught.value).endswith(f"got {rule!r}") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("threshold", "called"), [(9.0, 25), (-9.0, 100), (0.0, 50)])
+def test_a_threshold_near_a_share_calls_half_to_twice_of_it(threshold, called):
+    margins = np.random.default_rng(0).permutation(np.linspace(-9.5, 0.5, 1001))[:1000].astype(np.float32)
+    above = np.sum(margins > near_share(threshold, margins, 0.05))
+    assert above == pytest.approx(called, abs=2)
+
+
+def test_a_threshold_near_a_share_calls_a_row_of_few_and_all_that_are_equal():
+    assert np.sum(np.arange(3.0) > near_share(9.0, np.arange(3.0), 0.05)) == 1
+    assert np.all(np.ones(5) > near_share(9.0, np.ones(5), 0.05))

@@ -1,0 +1,220 @@
+"""With few labels no figure is stated that they cannot support, in print, JSON or on the report."""
+
+import json
+import re
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from helpers.planted import planted, write_cache
+from helpers.slow import slow
+
+from pucache.cli.main import main
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# a figure's name with a number after it, such as "recall 1.000" or "prior 1e-05"
+NAMED = re.compile(r"\b(prior|recall|precision|F1|P?AUC)\b[ :=]+(about |≈ )?[\d.]+", re.IGNORECASE)
+INTERVAL = r"[\d.e-]+ to [\d.]+"
+ESTIMATED = ("prior", "recall", "precision", "f1", "auc", "pauc", "accuracy", "false_positive_rate", "nnpu", "upu")
+TOO_FEW = [1, 2, slow(5), 9]
+INTERVALS_ONLY = [10, slow(20), 29]
+
+
+@pytest.fixture
+def labelled(tmp_path, monkeypatch):
+    """Make cache.h5 and positives.txt with so many labels in an empty working directory; returns s and y."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(labels, n=240):
+        X, s, y = planted(n=n, labelled=labels, prior=0.15, seed=labels)
+        cache = write_cache(Path("cache.h5"), X)
+        Path("positives.txt").write_text("".join(f"{cache.keys[int(row)]}\n" for row in np.flatnonzero(s)))
+        rows = "".join(f"{key},{label}\n" for key, label in zip(cache.keys, y, strict=True))
+        Path("truth.csv").write_text("key,label\n" + rows)
+        return s, y
+
+    return make
+
+
+def run(command):
+    ended = CliRunner().invoke(main, command.split(), catch_exceptions=False)
+    assert ended.exit_code == 0, ended.output
+    return ended.stdout
+
+
+def strict_json(text):
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def numbers_of(result, path=""):
+    """Every number in JSON that is an estimate, by its path."""
+    if isinstance(result, dict):
+        return {at: v for key, value in result.items() for at, v in numbers_of(value, f"{path}/{key}").items()}
+    if isinstance(result, list):
+        return {at: v for i, value in enumerate(result) for at, v in numbers_of(value, f"{path}/{i}").items()}
+    estimated = any(part.startswith(ESTIMATED) for part in path.split("/"))
+    return {path: result} if estimated and isinstance(result, int | float) and not isinstance(result, bool) else {}
+
+
+def points_of(result):
+    """The estimates in JSON that are no end of an interval."""
+    ends = re.compile(r"(_low|_high|/low|/high|/level|/draws|_interval/\d)$")
+    return [at for at in numbers_of(result) if not ends.search(at)]
+
+
+# --- train-pu ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("labels", TOO_FEW)
+def test_train_pu_states_no_figure_below_ten_labels(labelled, labels):
+    labelled(labels)
+    shown = run("train-pu cache.h5 --positives positives.txt --device cpu")
+    assert not NAMED.search(shown) and "at least 10" in shown and "wrote model.safetensors" in shown
+    metrics = strict_json(Path("metrics.json").read_text())
+    assert numbers_of(metrics) == {} and "at least 10" in metrics["note"]
+    assert metrics["prior"] is None and metrics["prior_estimate"] is None and metrics["scar"]["auc"] is None
+    printed = strict_json(run("train-pu cache.h5 --positives positives.txt --device cpu --json"))
+    assert printed == metrics
+
+
+@pytest.mark.parametrize("labels", INTERVALS_ONLY)
+def test_train_pu_states_intervals_alone_below_thirty_labels(labelled, labels):
+    labelled(labels)
+    shown = run("train-pu cache.h5 --positives positives.txt --device cpu")
+    for name in ("AUC", "recall", "precision", "F1"):
+        assert re.search(rf"\b{name} {INTERVAL}", shown), name
+    assert re.search(rf"prior (at most [\d.]+|{INTERVAL}) \(estimated; 90% interval\)", shown)
+    assert "single figures take at least 30" in shown and "(0." not in shown
+    metrics = strict_json(Path("metrics.json").read_text())
+    assert points_of(metrics) == [] and metrics["prior"] is None
+    assert metrics["prior_estimate"]["low"] < metrics["prior_estimate"]["high"]
+    estimates = metrics["estimates"]
+    assert all(0 <= estimates[f"{name}_low"] <= estimates[f"{name}_high"] <= 1 for name in ("auc", "recall", "f1"))
+
+
+def test_train_pu_states_figures_with_intervals_from_thirty_labels(labelled):
+    labelled(30)
+    shown = run("train-pu cache.h5 --positives positives.txt --device cpu")
+    for name in ("AUC", "recall", "precision", "F1"):
+        assert re.search(rf"\b{name} \d\.\d\d\d \({INTERVAL}\)", shown), name
+    metrics = strict_json(Path("metrics.json").read_text())
+    assert metrics["note"] == "" and metrics["prior"] == metrics["prior_estimate"]["prior"]
+    for name in ("auc", "recall", "precision", "f1"):
+        estimates = metrics["estimates"]
+        assert estimates[f"{name}_low"] <= estimates[name] <= estimates[f"{name}_high"]
+
+
+def test_a_given_prior_is_printed_and_recall_is_not_estimated_all_the_same(labelled):
+    labelled(5)
+    shown = run("train-pu cache.h5 --positives positives.txt --device cpu --prior 0.15")
+    assert "prior 0.15" in shown and not NAMED.search(shown.replace("prior 0.15", "")) and "assume" not in shown
+    metrics = strict_json(Path("metrics.json").read_text())
+    assert metrics["prior"] == 0.15 and numbers_of(metrics["estimates"]) == {}
+
+
+def test_copies_of_one_picture_are_one_label(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    X, s, _ = planted(n=200, labelled=12)
+    X[s == 1] = X[np.flatnonzero(s)[0]]
+    write_cache(Path("cache.h5"), X)
+    Path("positives.txt").write_text("".join(f"{row:05}.png\n" for row in np.flatnonzero(s)))
+    shown = run("train-pu cache.h5 --positives positives.txt --device cpu")
+    assert "1 labelled positive is too few" in shown and not NAMED.search(shown)
+
+
+@pytest.mark.parametrize("labels", [1, 2])
+def test_ranking_and_scoring_work_from_one_label(labelled, labels):
+    s, y = labelled(labels)
+    run("train-pu cache.h5 --positives positives.txt --device cpu")
+    run("retrieve-positives cache.h5 --positives positives.txt --model model.safetensors -k all --device cpu")
+    ranked = [line.split(",")[1] for line in Path("ranked.csv").read_text().splitlines()[1:]]
+    hidden = {f"{row:05}.png" for row in np.flatnonzero((y == 1) & (s == 0))}
+    assert len(ranked) == 240 - labels and len(hidden & set(ranked[: len(hidden)])) > 0.5 * len(hidden)
+    run("score model.safetensors cache.h5")
+    scores = np.genfromtxt("scores.csv", delimiter=",", skip_header=1, usecols=(1, 2, 3))
+    assert np.isfinite(scores).all() and 0 < scores[:, 2].sum() < 120
+
+
+# --- the other commands --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("labels", TOO_FEW)
+def test_estimate_prior_estimates_nothing_below_ten_labels(labelled, labels):
+    labelled(labels)
+    shown = run("estimate-prior cache.h5 --positives positives.txt --device cpu")
+    assert "at least 10" in shown and "tilt" not in shown and not NAMED.search(shown)
+    result = strict_json(run("estimate-prior cache.h5 --positives positives.txt --device cpu --json"))
+    assert result["estimates"] is None and "at least 10" in result["note"]
+
+
+def test_estimate_prior_states_intervals_alone_below_thirty_labels(labelled):
+    labelled(20)
+    shown = run("estimate-prior cache.h5 --positives positives.txt --device cpu")
+    assert re.search(rf"^tilt +(at most [\d.]+|{INTERVAL})$", shown, re.MULTILINE) and "at least 30" in shown
+    result = strict_json(run("estimate-prior cache.h5 --positives positives.txt --device cpu --json"))
+    assert all(estimate["prior"] is None for estimate in result["estimates"].values())
+
+
+@pytest.mark.parametrize("labels", [1, slow(2), slow(9)])
+def test_sweep_priors_estimates_nothing_below_ten_labels(labelled, labels):
+    labelled(labels)
+    command = "sweep-priors cache.h5 --positives positives.txt --device cpu --seeds 1 --priors 0.05,0.2"
+    shown = run(command)
+    assert "at least 10" in shown and "PAUC" not in shown
+    assert not re.search("pauc|f1|recall|precision|accuracy", Path("sweep.csv").read_text().splitlines()[0])
+    rows = strict_json(run(command + " --json"))["rows"]
+    assert set(rows[0]) == {"prior", "seed", "risk", "clamped", "threshold", "share_predicted_positive"}
+    with_truth = strict_json(run(command + " --truth truth.csv --json"))["rows"]
+    assert 0.5 < with_truth[0]["true_auc"] <= 1 and "auc" not in with_truth[0]
+
+
+def test_sweep_priors_states_intervals_alone_below_thirty_labels(labelled):
+    labelled(20)
+    command = "sweep-priors cache.h5 --positives positives.txt --device cpu --seeds 2 --priors 0.05,0.2 --loss nnpu"
+    shown = run(command)
+    assert len(re.findall(rf"{INTERVAL} +{INTERVAL}", shown)) == 2 and "at least 30" in shown
+    header = Path("sweep.csv").read_text().splitlines()[0].split(",")
+    assert {"pauc_low", "f1_high"} <= set(header) and not {"pauc", "f1", "recall"} & set(header)
+
+
+@pytest.mark.parametrize("labels", [slow(1), 5, slow(9)])
+def test_the_report_states_no_figure_below_ten_labels(labelled, labels):
+    labelled(labels, n=90)
+    shown = run("report cache.h5 --positives positives.txt --device cpu --sample 40")
+    assert not NAMED.search(shown) and "at least 10" in shown
+    page = text_of("report.html").replace("a classifier cannot separate the two (AUC 0.5)", "")
+    assert not NAMED.search(page) and "at least 10" in page and "Expected hidden – takes 10" in page
+    assert not re.search(r"precision,? [^.]{0,30}\d %|\d %[^.]{0,20}likely positive", page)
+    result = strict_json(run("report cache.h5 --positives positives.txt --device cpu --sample 40 --json"))
+    allowed = ("/provenance", "/prior_told", "/figures/margins")
+    assert not [at for at in numbers_of(result) if not at.startswith(allowed)]
+    assert result["hidden_positives"] == {"expected": None, "low": None, "high": None}
+
+
+@pytest.mark.parametrize("labels", [slow(10), 20])
+def test_the_report_states_intervals_alone_below_thirty_labels(labelled, labels):
+    labelled(labels, n=160)
+    shown = run("report cache.h5 --positives positives.txt --truth truth.csv --device cpu --sample 40")
+    assert re.search(rf"precision {INTERVAL}   recall {INTERVAL}   F1 {INTERVAL}   AUC {INTERVAL}", shown)
+    page = text_of("report.html")
+    assert re.search(r"Recall, estimated \d+ to \d+ % a single number takes 30", page)
+    assert re.search(r"precision \d+ to \d+ % [\d.]+ %", page), "estimated beside true"
+    result = strict_json(run("report cache.h5 --positives positives.txt --device cpu --sample 40 --json"))
+    assert result["hidden_positives"]["expected"] is None and result["prior"] is None
+    assert all(result["estimates"][name] is None for name in ("auc", "recall", "precision", "f1"))
+
+
+def text_of(path):
+    body = re.sub(r"<(script|style|svg).*?</\1>", " ", Path(path).read_text("utf-8"), flags=re.DOTALL)
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
+
+
+def test_evaluate_has_no_figure_without_truth(labelled):
+    labelled(5)
+    run("train-pu cache.h5 --positives positives.txt --device cpu")
+    run("score model.safetensors cache.h5")
+    ended = CliRunner().invoke(main, ["evaluate", "scores.csv"])
+    assert ended.exit_code == 2 and "--truth" in ended.output and not NAMED.search(ended.output)
