@@ -151,6 +151,15 @@ folds = click.option(
 )
 
 
+method = click.option(
+    "--method",
+    type=click.Choice(["distilled", "linear"]),
+    help="distilled: the head also learns from the nearest neighbours of each image, where the labels show that this "
+    "ranks positives higher; else it is the linear head. linear: neighbours are not looked at.  [default: distilled; "
+    "linear with --solver sgd]",
+)
+
+
 def training(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of commands that train linear heads."""
     for option in (

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     "--by",
     type=click.Choice(["similarity", "classifier", "fused"]),
     help="Ranking: similarity to the positives, margins of --model, or margins of the image and of its nearest "
-    "neighbours (fused).  [default: fused with --model, else similarity]",
+    "neighbours (fused).  [default: similarity; with --model fused, or classifier where the labels of train-pu did not "
+    "show that neighbours help]",
 )
 @click.option("--model", metavar="FILE", help="Model from train-pu, for --by classifier or fused.")
 @click.option(
@@ -111,6 +112,8 @@ def retrieve_positives(
     result = {
         "out": out,
         "by": ranking.scorer,
+        "note": ranking.note or None,
+        "search": ranking.search or None,
         "retrieved": len(ranking.keys),
         "unlabelled": int(labels.unlabelled.sum()),
     }
@@ -132,9 +135,12 @@ def _count(k: str) -> int | None:
 
 def _lines(ranking: Ranking, result: dict[str, Any]) -> list[str]:
     best = zip(ranking.keys[:5], ranking.scores, strict=False)
+    search = f" ({ranking.search})" if ranking.search else ""
     return [
         *(f"{rank:4d}  {score:8.4f}  {key}" for rank, (key, score) in enumerate(best, 1)),
-        f"wrote {result['retrieved']:,} of {result['unlabelled']:,} unlabelled to {result['out']}, by {result['by']}",
+        *filter(None, [ranking.note]),
+        f"wrote {result['retrieved']:,} of {result['unlabelled']:,} unlabelled to {result['out']}, "
+        f"by {result['by']}{search}",
     ]
 
 

@@ -22,6 +22,12 @@ from . import options, output
 @click.option(
     "--cache", metavar="FILE", help="Cache that images are embedded into.  [default: beside --out, as NAME.h5]"
 )
+@click.option(
+    "--neighbours",
+    metavar="CACHE",
+    help="Cache in which the neighbours of each image are searched, such as the one that MODEL was trained on. Scores "
+    "then follow the image and its neighbours, as in retrieve-positives. Only where train-pu gave neighbours a weight.",
+)
 @options.encoding
 @options.strict
 @options.as_json
@@ -30,6 +36,7 @@ def score(
     what: tuple[str, ...],
     out: str,
     cache: str | None,
+    neighbours: str | None,
     shard: str | None,
     engine: str,
     address: str | None,
@@ -42,11 +49,13 @@ def score(
 
     Images are first embedded into a cache with the encoder of the model. An interrupted run continues
     from there, and the next model scores the same images in seconds. Columns: key, margin, posterior
-    (probability of being positive), label (1 where the margin is above the threshold).
+    (probability of being positive), label (1 where the margin is above the threshold). With --neighbours
+    the margin is the score with neighbours, which has its own threshold.
 
     \b
     pucache score model.safetensors cache.h5
     pucache score model.safetensors new-photos/ --out new.parquet
+    pucache score model.safetensors new-photos/ --neighbours cache.h5
     """
     from pucache.allocator import keep_freed_memory
 
@@ -59,11 +68,11 @@ def score(
 
     from .progress import terminal_progress
 
-    check_output(out, inputs=[model, *what])
+    check_output(out, inputs=[model, *what, *filter(None, [neighbours])])
     classifier = PULinearModel.load(model)
     if all(map(is_cache, what)):
         options.refuse_encoding_options("cache")
-        report = run(classifier, what, out)
+        report = run(classifier, what, out, neighbours=neighbours, progress=terminal_progress())
     elif len(what) == 1:
         part = options.parse_shard(shard)
         with options.opened_engine(engine, address, workers) as opened:
@@ -72,6 +81,7 @@ def score(
                 what,
                 out,
                 cache=cache,
+                neighbours=neighbours,
                 engine=opened,
                 shard=part,
                 progress=terminal_progress(),
@@ -86,8 +96,10 @@ def score(
         "rows": report.rows,
         "positives": report.positives,
         "failures": report.failures,
+        "neighbours": None if report.neighbours is None else report.neighbours.name,
     }
-    lines = [f"wrote {report.rows:,} scores to {name}; {report.positives:,} above the threshold"]
+    by = f", by the image and its neighbours in {report.neighbours.name}" if report.neighbours else ""
+    lines = [f"wrote {report.rows:,} scores to {name}; {report.positives:,} above the threshold{by}"]
     if report.failures:
         listing = f"pucache info {report.cache.name} --failures"
         lines.append(f"{report.failures:,} images could not be read and have no score: {listing}")

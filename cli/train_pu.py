@@ -12,6 +12,7 @@ import click
 from . import options, output
 
 if TYPE_CHECKING:
+    from pucache.pu.linear_model import PULinearModel
     from pucache.pu.scar import ScarCheck
     from pucache.pu.train import TrainingSummary
 
@@ -29,6 +30,7 @@ _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F
     metavar="FLOAT|auto",
     help="Share of positives among the unlabelled, in (0, 1). auto: estimated, with an interval.",
 )
+@options.method
 @options.training
 @click.option(
     "--threshold",
@@ -45,10 +47,10 @@ _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F
 )
 @click.option(
     "--draws",
-    default=20,
+    default=0,
     show_default=True,
     type=click.IntRange(min=0),
-    help="Number of bootstrap draws for the interval of an estimated prior.",
+    help="Number of bootstrap draws for the interval of an estimated prior; 0: from the profile likelihood.",
 )
 @options.twins
 @options.folds
@@ -72,9 +74,9 @@ def train_pu(
 ) -> None:
     """Train a classifier on labelled positives and the unlabelled rest of CACHE.
 
-    Penalty, prior and threshold are chosen from these data. All estimates are of cross-fitted margins
-    and need no negative labels. They take ten labelled positives, and thirty for single figures beside
-    their intervals; with fewer, the ranking works all the same.
+    Penalty, prior, threshold and the weight of neighbours are chosen from these data. All estimates are of
+    cross-fitted margins and need no negative labels. They take ten labelled positives, and thirty for single
+    figures beside their intervals; with fewer, the ranking works all the same.
 
     \b
     pucache train-pu cache.h5 --positives found.txt
@@ -94,10 +96,16 @@ def train_pu(
     model.save(out)
     duplicates, scar = data.twins_of_positives(), scar_of(data, model)
     training = summary(model)
-    result = asdict(training) | {"scar": scar.to_dict(), "found_by_twins": [key for key, _ in duplicates]}
+    result = asdict(training) | _neighbours(model)
+    result |= {"scar": scar.to_dict(), "found_by_twins": [key for key, _ in duplicates]}
     with replacing(metrics_path) as temporary:
         temporary.write_text(output.to_json(result) + "\n")
-    lines = [*_lines(training), *_warnings(training, model.prior_, data.training_labels.bounds), *_scar_lines(scar)]
+    lines = [
+        *_lines(training),
+        _method_line(model),
+        *_warnings(training, model.prior_, data.training_labels.bounds),
+        *_scar_lines(scar),
+    ]
     output.print_result(result, [*lines, f"wrote {out} and {metrics_path}"], as_json)
     _list_duplicates(duplicates)
 
@@ -142,11 +150,27 @@ def _estimates(estimates: dict[str, Any]) -> Iterator[str]:
     yield "  " + "   ".join([*(f"{title} {stated_text(estimates, name)}" for name, title in _FIGURES.items()), called])
 
 
+def _neighbours(model: PULinearModel) -> dict[str, Any]:
+    settings = {} if model.neighbours_ is None else model.neighbours_.to_json()
+    settings.pop("tilt", None)  # it holds a prior, which few labels do not support
+    return {"method": model.method_, "neighbours": settings or None}
+
+
+def _method_line(model: PULinearModel) -> str:
+    settings = model.neighbours_
+    if settings is None:
+        asked = model.method == "linear" or model.solver != "batch"
+        return "method linear" + ("" if asked else ": too few labelled positives to tell whether neighbours help")
+    return f"method {model.method_}: {settings.evidence.sentence()}; neighbours by {settings.search}"
+
+
 def _prior_text(training: TrainingSummary) -> str:
+    from pucache.pu.priors import interval_text
+
     estimate = training.prior_estimate
     if estimate is None:
         return "" if training.prior is None else f"prior {training.prior:.4g}"
-    interval = f"{estimate['low']:.4g} to {estimate['high']:.4g}"
+    interval = interval_text(estimate["low"], estimate["high"], "{:.4g}".format)
     if estimate["low"] <= 0 and estimate["high"] >= 1:  # there is no interval
         return "" if training.prior is None else f"prior {training.prior:.4g} (estimated)"
     if training.prior is None:

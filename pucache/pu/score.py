@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..cache.destination import atomic_output, encoder_of_existing, open_destination
-from ..cache.embedding_cache import EmbeddingCache, is_cache, open_cache
+from ..cache.embedding_cache import CacheLike, EmbeddingCache, is_cache, open_cache
 from ..encoders.spec import ROUNDING
 from ..errors import ModelError
 from ..progress import Progress
@@ -22,6 +22,7 @@ from .score_tables import ScoredRows, check_output, open_table
 if TYPE_CHECKING:
     from ..embedding.engine import Engine
     from ..images.source import Source
+    from .pile_scores import Pile
 
 
 @dataclass(frozen=True)
@@ -35,15 +36,18 @@ class ScoreReport:
     rows : int
         Rows written.
     positives : int
-        Rows with a margin above the threshold.
+        Rows with a score above the threshold.
     failures : int
         Images that could not be read and have no score.
+    neighbours : EmbeddingCache or None
+        The cache in which neighbours were searched.
     """
 
     cache: EmbeddingCache
     rows: int
     positives: int
     failures: int
+    neighbours: EmbeddingCache | None = None
 
 
 def score(
@@ -52,10 +56,16 @@ def score(
     out: str | Path = "scores.csv",
     *,
     cache: str | Path | None = None,
+    neighbours: CacheLike | None = None,
     progress: Progress | None = None,
     **embedding: Any,
 ) -> ScoreReport:
     """Write key, margin, posterior and label of every image, in cache order.
+
+    With `neighbours`, the margin column holds the score with neighbours (`pucache.pu.neighbour_scores`), and
+    posterior and label are by the tilt and the threshold that the model has for it. The share of positives is
+    `PULinearClassifier.share_` in both cases. No label is needed. Images of the pile itself are left out of their own
+    neighbours where `images` is the same cache.
 
     Parameters
     ----------
@@ -66,8 +76,11 @@ def score(
         ``.csv``, or ``.parquet`` (needs the extra ``parquet``).
     cache : path or URL, optional
         Cache that images are embedded into; by default beside `out`, with the suffix ``.h5``.
+    neighbours : EmbeddingCache, path, or sequence of paths, optional
+        Pile of the model's encoder, such as the cache that it was trained on, in which the images' neighbours are
+        searched. Only for a model that chose a weight for neighbours.
     progress : Progress, optional
-        Of the embedding.
+        Of the embedding, and of the search for neighbours.
     **embedding
         Of `embed_for`: weights, device, precision, runtime, decode, batch_size, engine, shard.
 
@@ -78,25 +91,28 @@ def score(
     Raises
     ------
     ModelError
-        The model is of another encoder, or its encoder cannot be loaded.
+        The model is of another encoder, or its encoder cannot be loaded; `neighbours` for a model that chose no
+        weight for them.
     CacheError
-        The cache is damaged, or holds embeddings that are not finite.
+        A cache is damaged, or holds embeddings that are not finite.
     OutputError, MissingExtraError
         The output cannot be written.
     ValueError
-        The output has another suffix; options of embedding where a cache is scored.
+        The output has another suffix; options of embedding where a cache is scored; a pile without rows.
     """
     check_output(out)
     if not isinstance(model, PULinearModel):
         model = PULinearModel.load(model)
     source = _source_of(images)
+    pile = None if neighbours is None else _open_pile(model, neighbours)  # is checked before images are embedded
     if source is not None:
         cache = cache or os.path.splitext(out)[0] + ".h5"
-        return _score_cache(model, embed_for(model, source, cache, progress=progress, **embedding), out)
+        embedded = embed_for(model, source, cache, progress=progress, **embedding)
+        return _score_cache(model, embedded, out, pile, progress)
     if cache is not None or embedding:
         unused = ", ".join([*(["cache"] if cache is not None else []), *embedding])
         raise ValueError(f"{unused} is for images that are to be embedded, and none are given; leave it out")
-    return _score_cache(model, open_cache(images), out)  # type: ignore[arg-type]
+    return _score_cache(model, open_cache(images), out, pile, progress)  # type: ignore[arg-type]
 
 
 def _source_of(images: str | Path | Sequence[str | Path] | EmbeddingCache | Source) -> str | Source | None:
@@ -114,15 +130,27 @@ def _source_of(images: str | Path | Sequence[str | Path] | EmbeddingCache | Sour
     return os.fspath(images[0])
 
 
-def _score_cache(model: PULinearModel, cache: EmbeddingCache, out: str | Path) -> ScoreReport:
+def _open_pile(model: PULinearModel, neighbours: CacheLike) -> Pile:
+    from .pile_scores import Pile, check_weight
+
+    check_weight(model)
+    return Pile.of(model, open_cache(neighbours))
+
+
+def _score_cache(
+    model: PULinearModel, cache: EmbeddingCache, out: str | Path, pile: Pile | None, progress: Progress | None
+) -> ScoreReport:
     cache.check("keys")
     positives, failures = 0, len(cache.failures)  # damage is noticed before anything is written
+    blocks = model.margins_of(cache) if pile is None else pile.scores_of(cache, progress)
+    threshold = np.float32(model.threshold_ if pile is None else pile.threshold)
+    posterior = model.posterior if pile is None else pile.posterior
     with atomic_output(out) as temporary, open_table(temporary, out) as write:
-        for rows, margins in prefetch(model.margins_of(cache)):
-            labels = (margins > np.float32(model.threshold_)).astype(np.int8)
+        for rows, scores in prefetch(blocks):
+            labels = (scores > threshold).astype(np.int8)
             positives += int(labels.sum())
-            write(ScoredRows(cache.keys[rows], margins, model.posterior(margins), labels))
-    return ScoreReport(cache, len(cache), positives, failures)
+            write(ScoredRows(cache.keys[rows], scores, posterior(scores), labels))
+    return ScoreReport(cache, len(cache), positives, failures, None if pile is None else pile.cache)
 
 
 def embed_for(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,10 @@ class Ranking:
         Probability of being positive, where a model took part.
     scorer : str
         Name of the scorer, such as "similarity (whitened)".
+    note : str
+        Why neighbours count, or do not, where a model took part.
+    search : str
+        How neighbours were searched; "" where they do not count.
     """
 
     rows: np.ndarray
@@ -33,6 +37,8 @@ class Ranking:
     scores: np.ndarray
     posterior: np.ndarray | None = None
     scorer: str = ""
+    note: str = ""
+    search: str = ""
 
     def first(self, k: int) -> Ranking:
         """The best k rows.
@@ -45,12 +51,12 @@ class Ranking:
         -------
         Ranking
         """
-        return Ranking(
+        return replace(
+            self,
             rows=self.rows[:k],
             keys=self.keys[:k],
             scores=self.scores[:k],
             posterior=None if self.posterior is None else self.posterior[:k],
-            scorer=self.scorer,
         )
 
     def save(self, path: str | Path) -> None:

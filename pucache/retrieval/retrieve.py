@@ -59,7 +59,9 @@ def retrieve_positives(
         A file of keys or a glob on keys of known negatives.
     by : {"similarity", "classifier", "fused"}, optional
         Rank by similarity to the positives, by the model's margins, or by margins and the classes of the
-        nearest images; ``fused`` by default with a model, else ``similarity``.
+        nearest images. With a model the default is ``fused`` where the model chose a weight for neighbours,
+        else ``classifier``; without one it is ``similarity``. ``fused`` with a model that chose none gives
+        neighbours the weight 1.
     similarity : {"whitened", "centroid", "topk", "max"}, optional
         See `pucache.retrieval.similarity`; ``whitened`` by default. Only without a model.
     index : {"exact", "ivf", "hnsw"}
@@ -139,6 +141,8 @@ def rank_unlabelled(
         scores=scores.values[rows],
         posterior=None if scores.posterior is None else scores.posterior(rows),
         scorer=scorer.name,
+        note=scores.note,
+        search=scores.search,
     )
 
 

@@ -25,11 +25,17 @@ class Scores:
         Maps row numbers to the probability of being positive, where a model took part.
     complete : bool
         Whether every row has a score.
+    note : str
+        Why neighbours count, or do not, where a model took part; "" where it was not asked.
+    search : str
+        How neighbours were searched; "" where they do not count.
     """
 
     values: np.ndarray
     posterior: Callable[[np.ndarray], np.ndarray] | None = None
     complete: bool = True
+    note: str = ""
+    search: str = ""
 
 
 class Scorer(Protocol):

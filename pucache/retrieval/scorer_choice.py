@@ -36,11 +36,10 @@ def choose_scorer(options: ScorerOptions, model: str | Path | PULinearModel | No
     ModelError
         The model cannot be read.
     """
-    by = options.by or ("similarity" if model is None else "fused")
-    _check(options, by, model is not None, k)
+    _check(options, model is not None, k)
     _check_device(options.device)
     if model is not None:
-        return _model_scorer(by, model, options.device)
+        return _model_scorer(options.by, model, options.device)
     similarity = Similarity(options.similarity or "whitened", options.device)
     if options.index == "exact":
         return similarity
@@ -50,21 +49,20 @@ def choose_scorer(options: ScorerOptions, model: str | Path | PULinearModel | No
     return IndexedSimilarity(similarity, options.index, memory)
 
 
-def _check(options: ScorerOptions, by: str, has_model: bool, k: int | None) -> None:
-    if by not in SCORERS:
+def _check(options: ScorerOptions, has_model: bool, k: int | None) -> None:
+    by = options.by
+    if by is not None and by not in SCORERS:
         raise ValueError(f"unknown way to rank {by!r}; use {', '.join(SCORERS)}")
-    if by != "similarity" and not has_model:
-        raise ValueError(f"--by {by} needs --model FILE (train one with pucache train-pu)")
+    if by in ("classifier", "fused") and not has_model:
+        raise ValueError(f"ranking by {by} needs a model; train one with train-pu")
     if by == "similarity" and has_model:
-        raise ValueError("--by similarity does not use --model; leave one of the two out")
-    if by != "similarity" and (options.similarity is not None or options.index != "exact"):
-        raise ValueError("--similarity and --index do nothing where --model ranks; leave them out, or --model")
+        raise ValueError("ranking by similarity uses no model; leave one of the two out")
+    if has_model and (options.similarity is not None or options.index != "exact"):
+        raise ValueError("similarity and index do nothing where a model ranks; leave them out, or the model")
     if options.memory is not None and (options.index == "exact" or not 0 < options.memory < float("inf")):
-        raise ValueError("--memory is for --index ivf or hnsw, and a number of GB above 0")
+        raise ValueError("memory is for index ivf or hnsw, and a number of GB above 0")
     if options.index != "exact" and k is None:
-        raise ValueError(
-            f"-k all scores every image, which --index {options.index} is not for; name a number, or use exact"
-        )
+        raise ValueError(f"all images are wanted, which index {options.index} is not for; name a number, or use exact")
 
 
 def _check_device(device: str) -> None:
@@ -75,11 +73,14 @@ def _check_device(device: str) -> None:
         choose_device(device)
 
 
-def _model_scorer(by: str, model: str | Path | PULinearModel, device: str) -> Scorer:
+def _model_scorer(by: str | None, model: str | Path | PULinearModel, device: str) -> Scorer:
+    from ..pu.neighbour_scores import chosen_weight, reason
     from .model_scorers import Fused, Margins
 
     if isinstance(model, str | Path):
         from ..pu.linear_model import PULinearModel
 
         model = PULinearModel.load(model)
-    return Margins(model) if by == "classifier" else Fused(model, device)
+    if by == "fused" or (by is None and chosen_weight(model)):
+        return Fused(model, device)
+    return Margins(model, note="" if by else f"the classifier ranks alone; {reason(model)}")

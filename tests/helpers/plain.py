@@ -3,9 +3,9 @@
 import numpy as np
 
 
-def unit(X):
-    """Centred on the mean, at length 1; zero where a row equals it."""
-    centred = X.astype(float) - X.astype(float).mean(0)
+def unit(X, of=None):
+    """Centred on the mean of `of`, by default X, at length 1; zero where a row equals it."""
+    centred = X.astype(float) - (X if of is None else of).astype(float).mean(0)
     centred[np.abs(centred).max(1) < 1e-6] = 0
     length = np.linalg.norm(centred, axis=1, keepdims=True)
     return centred / np.where(length > 0, length, 1)
@@ -24,10 +24,11 @@ def similarity(kind, X, positive, top=50):
     return {"centroid": cosines, "topk": cosines[:, :top], "max": cosines[:, :1]}[kind].mean(1)
 
 
-def whitened(X):
-    """Rows in the space of the neighbours: along the axes of the covariance, each scaled, at length 1."""
-    Z = unit(X)
-    variances, axes = np.linalg.eigh(Z.T @ Z / len(Z))
+def whitened(X, of=None):
+    """Rows in the space of the neighbours: along the axes of the covariance of `of`, each scaled, at length 1."""
+    of = X if of is None else of
+    Z, pile = unit(X, of), unit(of)
+    variances, axes = np.linalg.eigh(pile.T @ pile / len(pile))
     W = Z @ axes / np.sqrt(variances + variances.mean())
     length = np.linalg.norm(W, axis=1, keepdims=True)
     return W / np.where(length > 0, length, 1)

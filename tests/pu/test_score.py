@@ -2,12 +2,15 @@ import sys
 
 import numpy as np
 import pytest
+from helpers import plain
+from helpers.neighbours import THRESHOLD, TILT, log_ratio, probabilities, share_among, with_neighbours
 from helpers.planted import planted, write_cache
 from helpers.tiny import tiny_encoder
+from scipy.special import logit
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.encoders.spec import EncoderSpec
-from pucache.errors import MissingExtraError, ModelError, OutputError
+from pucache.errors import CacheError, MissingExtraError, ModelError, OutputError
 from pucache.images.source import open_source
 from pucache.pu.classifier import PULinearClassifier
 from pucache.pu.score import ScoreReport, embed_for, score
@@ -146,6 +149,96 @@ def test_an_interruption_leaves_the_old_scores_alone(cache, model, out, monkeypa
     with pytest.raises(KeyboardInterrupt):
         score(model, cache, out)
     assert out.read_bytes() == before and list(out.parent.iterdir()) == [out]
+
+
+# --- with the neighbours of a pile -------------------------------------------------------------
+
+NEW, *_ = planted(90, labelled=10, seed=1)
+
+
+@pytest.fixture
+def fused(model):
+    return with_neighbours(model, 2.0)
+
+
+@pytest.fixture
+def pile(tmp_path):
+    return write_cache(tmp_path / "pile.h5", X)
+
+
+def expected_scores(model, rows, weight):
+    """The definition: whitened as the pile, all its rows compared, no label."""
+    p, both = probabilities(model, X), np.concatenate([X, rows])
+    W = plain.whitened(both, of=X)
+    shares = [share_among(W[: len(X)] @ W[len(X) + row], p) for row in range(len(rows))]
+    return log_ratio(model, rows) + weight * logit(np.clip(shares, 1e-3, 1 - 1e-3))
+
+
+@pytest.mark.parametrize("method", ["distilled", "linear"])
+@pytest.mark.parametrize("weight", [0.5, 2.0])
+def test_new_images_are_scored_with_their_neighbours_in_the_pile(tmp_path, model, pile, method, weight):
+    fused = with_neighbours(model, weight, method)
+    new = write_cache(tmp_path / "new.h5", NEW, failures={"bad.png": "truncated"})
+    report = score(fused, new, tmp_path / "scores.csv", neighbours=pile)
+    table = read_scores(tmp_path / "scores.csv")
+    np.testing.assert_allclose(table["margin"], expected_scores(fused, NEW, weight), atol=0.03)
+    np.testing.assert_allclose(table["posterior"], TILT.posterior(table["margin"], fused.share_), atol=1e-5)
+    assert table["label"].tolist() == (table["margin"] > THRESHOLD).astype(int).tolist()
+    assert report == ScoreReport(new, 90, int(table["label"].sum()), 1, pile)
+    assert 0 < report.positives < 90
+
+
+@pytest.mark.parametrize("at_once", [6, 6 * 40, 6 * 90])
+def test_scores_do_not_depend_on_the_blocks(tmp_path, fused, pile, monkeypatch, at_once):
+    new = write_cache(tmp_path / "new.h5", NEW)
+    score(fused, new, tmp_path / "expected.csv", neighbours=pile)
+    monkeypatch.setattr("pucache.cache.reader.BLOCK_BYTES", 500)
+    monkeypatch.setattr("pucache.pu.pile_scores._VALUES_AT_ONCE", at_once)
+    (tmp_path / "caches").mkdir()
+    for number, rows in enumerate((slice(0, 70), slice(70, 200))):
+        write_cache(tmp_path / "caches" / f"{number}.h5", X[rows], [f"{row:05}" for row in range(200)[rows]])
+    score(fused, new, tmp_path / "scores.csv", neighbours=tmp_path / "caches")
+    tables = [read_scores(tmp_path / name)["margin"] for name in ("expected.csv", "scores.csv")]
+    np.testing.assert_allclose(*tables, atol=0.01)
+
+
+def test_rows_of_the_pile_itself_are_left_out_of_their_own_neighbours(tmp_path, fused, pile):
+    score(fused, tmp_path / "pile.h5", tmp_path / "itself.csv", neighbours=pile)
+    itself = read_scores(tmp_path / "itself.csv")["margin"]
+    W, p = plain.whitened(X), probabilities(fused, X)
+    shares = [share_among(W @ W[row], p, row) for row in range(len(X))]
+    expected = log_ratio(fused, X) + 2 * logit(np.clip(shares, 1e-3, 1 - 1e-3))
+    np.testing.assert_allclose(itself, expected, atol=0.03)
+    score(fused, write_cache(tmp_path / "copy.h5", X[:50]), tmp_path / "copy.csv", neighbours=pile)
+    np.testing.assert_allclose(
+        read_scores(tmp_path / "copy.csv")["margin"], expected_scores(fused, X[:50], 2.0), atol=0.03
+    )
+
+
+def test_a_model_that_chose_no_weight_is_refused_before_any_work(tmp_path, model):
+    old = with_neighbours(model, 0.0, "linear")
+    old.neighbours_ = None
+    refused = {"does not say whether neighbours help": old, "do not count": with_neighbours(model, 0.0, "linear")}
+    for reason, trained in refused.items():
+        with pytest.raises(ModelError, match=f"does not score with neighbours; leave neighbours out .*{reason}"):
+            score(trained, tmp_path / "nowhere", tmp_path / "scores.csv", neighbours=tmp_path / "nowhere.h5")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pile_of_another_encoder_or_without_rows_is_refused(tmp_path, fused, cache):
+    other = write_cache(tmp_path / "other.h5", X[:, :5])
+    with pytest.raises(ModelError, match=r"expects 6-d rows; .*other.h5 holds"):
+        score(fused, cache, tmp_path / "scores.csv", neighbours=other)
+    with pytest.raises(ValueError, match=r"empty.h5 has no rows, so nothing has neighbours in it"):
+        score(fused, cache, tmp_path / "scores.csv", neighbours=write_cache(tmp_path / "empty.h5", X[:0]))
+    with pytest.raises(CacheError, match=r"no such cache: .*nowhere.h5"):
+        score(fused, cache, tmp_path / "scores.csv", neighbours=tmp_path / "nowhere.h5")
+    assert not (tmp_path / "scores.csv").exists()
+
+
+def test_no_images_have_no_neighbours(tmp_path, fused, pile):
+    nothing = write_cache(tmp_path / "empty.h5", X[:0])
+    assert score(fused, nothing, tmp_path / "scores.csv", neighbours=pile) == ScoreReport(nothing, 0, 0, 0, pile)
 
 
 # --- images through a model --------------------------------------------------------------------

@@ -1,18 +1,20 @@
+import copy
 import dataclasses
 
 import numpy as np
 import pytest
 from helpers import plain
+from helpers.neighbours import TILT, fused, with_neighbours
 from helpers.planted import planted, write_cache
 from helpers.tiny import tiny_encoder
-from scipy.special import logit
 
 from pucache.errors import CacheError, ModelError
 from pucache.pu.classifier import PULinearClassifier
 from pucache.pu.labels import Labels
 from pucache.retrieval import model_scorers
-from pucache.retrieval.model_scorers import Fused, Margins, neighbours
-from pucache.retrieval.retrieve import rank_unlabelled
+from pucache.retrieval.model_scorers import Fused, Margins
+from pucache.retrieval.retrieve import rank_unlabelled, retrieve_positives
+from pucache.retrieval.scorer_choice import ScorerOptions, choose_scorer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N = 300
@@ -21,46 +23,39 @@ REVIEWED = np.zeros(N, np.int8)
 REVIEWED[np.flatnonzero((Y == 1) & (S == 0))[:8]] = 1
 REVIEWED[np.flatnonzero(Y == 0)[:12]] = -1
 LABELS = Labels(S, REVIEWED)
+CLOSE = 0.03  # cosines of a graph are float16, and products may be bfloat16
 
 
 @pytest.fixture(scope="module")
-def model():
-    return PULinearClassifier(prior=0.3, penalty=1e-3, device="cpu").fit(X, S)
+def linear():
+    """A model that did not look at neighbours."""
+    return PULinearClassifier(prior=0.3, penalty=1e-3, method="linear", device="cpu").fit(X, S)
 
 
-def fused(model, X, labels, asked):
-    """The definition, row by row."""
-    margins = model.margins(X).astype(float)
-    posterior = model.posterior(margins)
-    W = plain.whitened(X)
-    scores = np.array(model.tilt_.log_ratio(margins), float)
-    for row in range(len(X)):
-        if not asked[row]:
-            scores[row] += 2 * logit(1e-3)
-            continue
-        near = [other for other in np.argsort(-W @ W[row], kind="stable") if other != row][:30]
-        total = said = 0.0
-        for other in near:
-            weight = np.exp(W[other] @ W[row] / 0.1)
-            told = 1 if labels.positive[other] else 0 if labels.negative[other] else posterior[other]
-            total, said = total + weight, said + weight * told
-        scores[row] += 2 * logit(min(max(said / total, 1e-3), 1 - 1e-3))
-    return scores
+@pytest.fixture
+def model(linear):
+    return with_neighbours(linear, 2.0)
+
+
+@pytest.fixture
+def no_graph(monkeypatch):
+    """Let every cache be too large for a graph of all rows."""
+    monkeypatch.setattr(model_scorers, "_MAX_PAIRS", 1)
 
 
 # --- margins -----------------------------------------------------------------------------------
 
 
-def test_scores_are_margins_and_the_posterior_is_the_models(opened, model):
-    scores = Margins(model)(opened(X), LABELS)
-    assert (scores.values == model.margins(X)).all() and scores.values.dtype == np.float32
+def test_scores_are_margins_and_the_posterior_is_the_models(opened, linear):
+    scores = Margins(linear)(opened(X), LABELS)
+    assert (scores.values == linear.margins(X)).all() and scores.values.dtype == np.float32
     rows = np.array([5, 250, 0])
-    assert (scores.posterior(rows) == model.posterior(model.margins(X))[rows]).all()
+    assert (scores.posterior(rows) == linear.posterior(linear.margins(X))[rows]).all()
 
 
 @pytest.mark.parametrize("scorer", [Margins, lambda model: Fused(model, "cpu")])
-def test_a_model_of_another_encoder_is_refused(tmp_path, scorer):
-    other = PULinearClassifier(prior=0.3, penalty=1e-3, device="cpu").fit(X, S)
+def test_a_model_of_another_encoder_is_refused(tmp_path, model, scorer):
+    other = copy.copy(model)
     other.encoder_ = dataclasses.replace(tiny_encoder().spec, dim=6)
     with pytest.raises(ModelError, match="holds embeddings of imported:planted"):
         scorer(other)(write_cache(tmp_path / "cache.h5", X), LABELS)
@@ -77,38 +72,45 @@ def test_rows_that_are_not_finite_are_named(tmp_path, model, scorer):
 # --- fused -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_fused_scores_are_those_of_the_definition(opened, model, dtype):
-    rows = X.astype(dtype)
-    scores = Fused(model, "cpu")(opened(rows), LABELS)
-    expected = fused(model, rows, LABELS, LABELS.unlabelled)
-    np.testing.assert_allclose(scores.values, expected, atol=0.02 if dtype == np.float16 else 5e-3)
-    assert (scores.posterior(np.arange(N)) == model.posterior(model.margins(rows))).all()
+@pytest.mark.parametrize("weight", [0.5, 1.0, 2.0])
+def test_fused_scores_are_those_of_the_definition(opened, linear, weight):
+    model = with_neighbours(linear, weight)
+    scores = Fused(model, "cpu")(opened(X), LABELS)
+    np.testing.assert_allclose(scores.values, fused(model, X, LABELS, weight), atol=CLOSE)
+    rows = np.array([5, 250, 0])
+    np.testing.assert_allclose(scores.posterior(rows), TILT.posterior(scores.values[rows], model.prior_))
+    assert scores.search == "exact search" and f"weight {weight:g}" in scores.note
+
+
+def test_float16_rows_are_scored_by_the_definition(tmp_path, model):
+    rows = X.astype(np.float16)
+    scores = Fused(model, "cpu")(write_cache(tmp_path / "cache.h5", rows), LABELS)
+    np.testing.assert_allclose(scores.values, fused(model, rows, LABELS, 2.0), atol=2 * CLOSE)
+
+
+@pytest.mark.parametrize("neighbours", [None, 0.0])
+def test_a_model_without_a_weight_is_fused_at_weight_1_and_says_so(opened, linear, neighbours):
+    model = linear if neighbours is None else with_neighbours(linear, neighbours, "linear")
+    scores = Fused(model, "cpu")(opened(X), LABELS)
+    np.testing.assert_allclose(scores.values, fused(model, X, LABELS, 1.0), atol=CLOSE)
+    assert (scores.posterior(np.arange(N)) == model.posterior(model.margins(X))).all()
+    assert scores.note.startswith("neighbours count 1 time because fused was asked for; ")
 
 
 def test_what_a_review_told_counts_in_the_neighbourhood(tmp_path, model):
     cache = write_cache(tmp_path / "cache.h5", X)
     flipped = Labels(S, -REVIEWED)
     got, other = (Fused(model, "cpu")(cache, labels).values for labels in (LABELS, flipped))
-    both = LABELS.unlabelled
-    assert np.abs(got - other)[both].max() > 0.5
-    np.testing.assert_allclose(other, fused(model, X, flipped, both), atol=5e-3)
+    assert np.abs(got - other)[LABELS.unlabelled].max() > 0.5
+    np.testing.assert_allclose(other, fused(model, X, flipped, 2.0), atol=CLOSE)
 
 
-@pytest.mark.parametrize("pairs, least, pool", [(1, 50, 50), (60 * N, 1, 60), (1, 1, 1), (1 << 34, 2000, 250)])
-def test_rows_beyond_the_pool_come_after_it_in_the_order_of_their_margins(
-    opened, model, monkeypatch, pairs, least, pool
-):
-    monkeypatch.setattr(model_scorers, "_MAX_PAIRS", pairs)
-    monkeypatch.setattr(model_scorers, "_MIN_CANDIDATES", least)
-    cache, margins = opened(X), model.margins(X)
-    order = plain.ranked(margins, LABELS.unlabelled, N)
-    asked = np.isin(np.arange(N), order[:pool])
-    result = rank_unlabelled(cache, LABELS, k=None, scorer=Fused(model, "cpu"), twins=None)
-    assert set(result.rows[:pool]) == set(order[:pool]) and result.rows[pool:].tolist() == order[pool:].tolist()
-    assert (np.diff(result.scores) <= 0).all()
-    np.testing.assert_allclose(result.scores, fused(model, X, LABELS, asked)[result.rows], atol=5e-3)
-    assert (result.posterior == model.posterior(margins)[result.rows]).all()
+def test_the_graph_is_kept_and_used_again(tmp_path, model, monkeypatch):
+    cache = write_cache(tmp_path / "cache.h5", X)
+    first = Fused(model, "cpu")(cache, LABELS).values
+    assert (tmp_path / "cache.h5.neighbours").is_file()
+    monkeypatch.setattr("pucache.neighbours.graph.neighbour_graph", None)
+    assert (Fused(model, "cpu")(cache, LABELS).values == first).all()
 
 
 @pytest.mark.parametrize("n", [2, 5, 31])
@@ -116,7 +118,7 @@ def test_fewer_rows_than_neighbours_do_too(tmp_path, model, n):
     rows = X[np.argsort(-Y, kind="stable")[:n]]
     labels = Labels.of(np.arange(n) == 0)
     scores = Fused(model, "cpu")(write_cache(tmp_path / "cache.h5", rows), labels)
-    np.testing.assert_allclose(scores.values, fused(model, rows, labels, labels.unlabelled), atol=5e-3)
+    np.testing.assert_allclose(scores.values, fused(model, rows, labels, 2.0), atol=CLOSE)
 
 
 def test_equal_rows_have_finite_scores(opened, model):
@@ -124,45 +126,93 @@ def test_equal_rows_have_finite_scores(opened, model):
     assert np.isfinite(scores).all()
 
 
-# --- neighbours --------------------------------------------------------------------------------
+# --- large caches ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at_once", [1, 40, 1 << 16])
-@pytest.mark.parametrize("k", [1, 30, 299, 400])
-def test_neighbours_are_those_of_all_cosines(opened, monkeypatch, k, at_once):
-    monkeypatch.setattr(model_scorers, "_ROWS_PER_SEARCH", at_once)
-    wanted = np.array([0, 7, 150, 299])
-    cosines, rows = neighbours(opened(X), wanted, k, device="cpu")
-    W = plain.whitened(X)
-    every = W[wanted] @ W.T
-    every[np.arange(4), wanted] = -np.inf
-    expected = -np.sort(-every, axis=1)[:, : min(k, N - 1)]
-    assert cosines.shape == rows.shape == (4, k)
-    np.testing.assert_allclose(cosines[:, : N - 1], expected, atol=1e-3)
-    found = rows[:, : N - 1]
-    np.testing.assert_allclose(np.take_along_axis(every, found, 1), expected, atol=1e-3)
-    assert all(len(set(some)) == len(some) for some in found.tolist()) and not (found == wanted[:, None]).any()
-    assert (rows[:, N - 1 :] == -1).all() and (cosines[:, N - 1 :] == -np.inf).all()
+@pytest.mark.parametrize("least, pool", [(50, 50), (1, 1), (2000, 250)])
+def test_rows_beyond_the_pool_come_after_it_in_the_order_of_their_margins(
+    opened, model, no_graph, monkeypatch, least, pool
+):
+    monkeypatch.setattr(model_scorers, "_MIN_CANDIDATES", least)
+    cache, margins = opened(X), model.margins(X)
+    order = plain.ranked(margins, LABELS.unlabelled, N)
+    searched = np.isin(np.arange(N), order[:pool])
+    result = rank_unlabelled(cache, LABELS, k=None, scorer=Fused(model, "cpu"), twins=None)
+    assert set(result.rows[:pool]) == set(order[:pool]) and result.rows[pool:].tolist() == order[pool:].tolist()
+    assert (np.diff(result.scores) <= 0).all()
+    np.testing.assert_allclose(result.scores, fused(model, X, LABELS, 2.0, searched)[result.rows], atol=CLOSE)
+    assert (result.posterior[pool:] == model.posterior(margins)[result.rows[pool:]]).all()
+    np.testing.assert_allclose(result.posterior[:pool], TILT.posterior(result.scores[:pool], model.prior_))
+    assert result.search == f"exact search for the {pool:,} rows of the highest margins"
 
 
-def test_a_row_is_not_its_own_neighbour_among_its_copies(opened):
-    copies = X[np.arange(N) % 3]
-    _, rows = neighbours(opened(copies), np.arange(N), 30, device="cpu")
-    assert not (rows == np.arange(N)[:, None]).any() and (rows % 3 == np.arange(N)[:, None] % 3).all()
-    assert all(len(set(some)) == 30 for some in rows.tolist())
+def test_a_large_cache_whose_graph_is_kept_uses_it(tmp_path, model, monkeypatch):
+    cache = write_cache(tmp_path / "cache.h5", X)
+    first = Fused(model, "cpu")(cache, LABELS)
+    monkeypatch.setattr(model_scorers, "_MAX_PAIRS", 1)
+    again = Fused(model, "cpu")(cache, LABELS)
+    assert again.search == "exact search" and (again.values == first.values).all()
+    changed = write_cache(tmp_path / "cache.h5", X[:200])
+    labels = Labels(S[:200], REVIEWED[:200])
+    assert "of the highest margins" in Fused(model, "cpu")(changed, labels).search
 
 
-def test_neighbours_are_sought_for_so_many_rows_as_the_wanted_ones_ask_for(tmp_path, monkeypatch, model):
-    monkeypatch.setattr("pucache.retrieval.model_scorers._MIN_CANDIDATES", 1)
-    monkeypatch.setattr("pucache.retrieval.model_scorers._CANDIDATES_PER_ROW", 3)
-    cache, sought = write_cache(tmp_path / "cache.h5", X), []
-    genuine = model_scorers.neighbours
+@pytest.mark.parametrize("copies", [3, 40])
+def test_a_row_is_not_its_own_neighbour_among_its_copies(opened, model, no_graph, copies):
+    rows = X[np.arange(N) // copies]
+    values = Fused(model, "cpu")(opened(rows), LABELS).values
+    searched = LABELS.unlabelled
+    np.testing.assert_allclose(values[searched], fused(model, rows, LABELS, 2.0)[searched], atol=CLOSE)
 
-    def counted(cache, wanted, *given, **named):
-        sought.append(len(wanted))
-        return genuine(cache, wanted, *given, **named)
 
-    monkeypatch.setattr(model_scorers, "neighbours", counted)
-    for count in (10, None):
-        Fused(model, "cpu")(cache, LABELS, count)
-    assert sought == [30, LABELS.unlabelled.sum()]
+def test_the_pool_grows_with_the_rows_wanted_and_the_positives_expected(tmp_path, model, monkeypatch):
+    monkeypatch.setattr(model_scorers, "_MAX_PAIRS", 200 * N)
+    for name, value in (("_MIN_CANDIDATES", 1), ("_CANDIDATES_PER_ROW", 3), ("_CANDIDATES_PER_POSITIVE", 0.4)):
+        monkeypatch.setattr(model_scorers, name, value)
+    cache, model.prior_ = write_cache(tmp_path / "cache.h5", X), 0.5
+    searched = [Fused(model, "cpu")(cache, LABELS, count).search for count in (10, 30, None)]
+    assert [int(text.split()[4]) for text in searched] == [50, 90, 200]
+
+
+# --- the choice --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weight", [None, 0.0, 0.5, 2.0])
+def test_a_model_ranks_with_neighbours_where_it_chose_a_weight(tmp_path, linear, weight):
+    model = linear if weight is None else with_neighbours(linear, weight, "distilled" if weight else "linear")
+    model.save(tmp_path / "model.safetensors")
+    cache = write_cache(tmp_path / "cache.h5", X)
+    ranking = retrieve_positives(cache, LABELS, tmp_path / "model.safetensors", k=20, device="cpu")
+    if weight:
+        assert ranking.scorer == "classifier and neighbours, fused" and ranking.search == "exact search"
+    else:
+        assert ranking.scorer == "classifier" and not ranking.search
+        assert ranking.rows.tolist() == plain.ranked(linear.margins(X), LABELS.unlabelled, 20).tolist()
+        reason = "does not say whether neighbours help" if weight is None else "do not count"
+        assert ranking.note.startswith("the classifier ranks alone; ") and reason in ranking.note
+    assert ranking.first(3).note == ranking.note and ranking.first(3).search == ranking.search
+
+
+def test_a_way_that_is_named_is_used(linear):
+    chosen = with_neighbours(linear, 2.0)
+    assert isinstance(choose_scorer(ScorerOptions(by="fused"), linear, 1), Fused)
+    assert choose_scorer(ScorerOptions(by="classifier"), chosen, 1) == Margins(chosen)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"by": "fused"}, "ranking by fused needs a model; train one with train-pu"),
+        ({"by": "classifier"}, "ranking by classifier needs a model"),
+        ({"by": "nearest"}, "unknown way to rank 'nearest'; use similarity, classifier, fused"),
+        ({"by": "similarity", "model": 0}, "ranking by similarity uses no model; leave one of the two out"),
+        ({"similarity": "max", "model": 0}, "similarity and index do nothing where a model ranks"),
+        ({"index": "ivf", "model": 0}, "similarity and index do nothing where a model ranks"),
+        ({"memory": 1.0}, "memory is for index ivf or hnsw, and a number of GB above 0"),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused_in_words_of_python(linear, options, message):
+    model = linear if "model" in options else None
+    given = ScorerOptions(**{name: value for name, value in options.items() if name != "model"})
+    with pytest.raises(ValueError, match=message):
+        choose_scorer(given, model, 1)
