@@ -120,6 +120,26 @@ class FittedHeads:
             passes=self.passes,
         )
 
+    def joined(self, other: FittedHeads) -> FittedHeads:
+        """These heads, and then the other ones.
+
+        Parameters
+        ----------
+        other : FittedHeads
+
+        Returns
+        -------
+        FittedHeads
+        """
+        return FittedHeads(
+            coef=np.concatenate([self.coef, other.coef]),
+            intercept=np.concatenate([self.intercept, other.intercept]),
+            risk=np.concatenate([self.risk, other.risk]),
+            clamped=np.concatenate([self.clamped, other.clamped]),
+            residual=np.concatenate([self.residual, other.residual]),
+            passes=max(self.passes, other.passes),
+        )
+
     def mean(self) -> FittedHeads:
         """One head with the mean coefficients and intercept: a starting point for further training."""
         first = self.take([0])
