@@ -165,7 +165,7 @@ def fit_positive_unlabelled(
         prior_estimate=None,
     )
     fit = linear
-    if settings.method == "distilled" and graph_source and _can_distil(labels, cross_fitter.folds, groups):
+    if settings.method == "distilled" and graph_source and _can_distil(labels, fold, groups):
         fit = _distilled(linear, design, labels, groups, settings, graph_source)
     progress.advance(1)
     estimate_on = fit if not settings.draws else linear  # bootstrap draws refit the classifier
@@ -177,11 +177,12 @@ def fit_positive_unlabelled(
     return replace(fit, prior=float(final_prior or 0.0), prior_estimate=prior_estimate)
 
 
-def _can_distil(labels: TrainingLabels, folds: int, groups: np.ndarray | None) -> bool:
-    """Whether there are labels enough to tell whether neighbours help."""
-    positives = np.flatnonzero(labels.training_s == 1)
+def _can_distil(labels: TrainingLabels, fold: np.ndarray, groups: np.ndarray | None) -> bool:
+    """Whether there are labels enough to tell whether neighbours help, and each fold's chain sees one."""
+    weighted = np.ones(len(fold), bool) if labels.weights is None else labels.weights > 0
+    positives = np.flatnonzero((labels.training_s == 1) & weighted)
     different = len(positives) if groups is None else len(np.unique(groups[positives]))
-    return folds > 1 and different >= LEAST_POSITIVES
+    return different >= LEAST_POSITIVES and len(np.unique(fold[(labels.s == 1) & weighted])) > 1
 
 
 def _distilled(
