@@ -115,6 +115,8 @@ def _mean_rank(scores: np.ndarray, probability: np.ndarray) -> float:
     """Mean of -log(share of the likely negatives above + floor) over likely positives, both by probabilities (u,)."""
     order = np.argsort(-scores, kind="stable")
     positive = probability[order].astype(np.float64)
+    if not positive.any():  # each below the least float32: there are no likely positives
+        return 0.0
     negative = 1 - positive
     above = np.cumsum(negative) - negative
     return float(np.average(-np.log(above / max(negative.sum(), 1e-12) + _AGREEMENT_FLOOR), weights=positive))

@@ -136,6 +136,8 @@ class NeighbourSettings:
         numbers = [*agreement, *held_out, tilt.alpha, tilt.slope, settings.threshold]
         if not (len(agreement) == len(held_out) == len(WEIGHTS) and np.isfinite(numbers).all()):
             raise ValueError("its evidence on neighbours is not that of a model")
+        if settings.evidence.labels < 1:
+            raise ValueError(f"its evidence on neighbours is that of {settings.evidence.labels} positives")
         if not (0 <= settings.share <= 1 and 0 < tilt.prior < 1):
             raise ValueError(f"its shares for neighbours are {settings.share} and {tilt.prior}")
         return settings
