@@ -112,9 +112,10 @@ class ChainLabels:
         values[self.positive], values[self.negative] = 1, 0
 
     def unlabelled_means(self, values: np.ndarray) -> np.ndarray:
-        """Mean of values, (n, C), over the rows that a chain does not see as positives; (C,)."""
-        free = ~self.positive
-        return np.asarray(np.where(free, values, 0).sum(0, dtype=np.float64) / np.maximum(free.sum(0), 1))
+        """Weighted mean of values, (n, C), over the rows that a chain does not see as positives; (C,)."""
+        weights = np.ones(len(values), np.float32) if self.weights is None else self.weights
+        free = np.where(self.positive, 0, weights[:, None])
+        return np.asarray((values * free).sum(0, dtype=np.float64) / free.sum(0, dtype=np.float64))
 
 
 def propagate(
