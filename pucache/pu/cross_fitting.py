@@ -44,7 +44,7 @@ from .review_weights import TrainingLabels
 # tolerances of the solver; heads that stop early would make a weak penalty look good
 _CHOICE_TOLERANCE, _DRAW_TOLERANCE = 2e-3, 0.01
 _DRAWS_PER_FIT = 20
-SAMPLE_BYTES = 1 << 27
+SAMPLE_BYTES = 1 << 25
 
 
 @dataclass(frozen=True)
