@@ -148,12 +148,10 @@ def report(rows: list[dict], data: str) -> str:
 
 def group_table(title: str, rows: list[dict], ways: list[str]) -> str:
     """Ways of ranking against settings, for one group of tasks."""
-    settings_ = suite_page.settings_of(rows)
-    cells = [
-        [way, *(f"{suite_page.mean(suite_page.at(rows, one), way, 'AP'):.3f}" for one in settings_)] for way in ways
-    ]
-    head = [f"{labelled}, {share:.0%}" for labelled, share in settings_]
-    return f"### {title}\n\n{len({row['task'] for row in rows})} tasks.\n\n{table(['', *head], cells)}\n"
+    each = {setting: suite_page.at(rows, setting) for setting in suite_page.settings_of(rows)}
+    cells = [[way, *(f"{suite_page.mean(part, way, 'AP'):.3f}" for part in each.values())] for way in ways]
+    head = [f"{labelled}, {share:.0%}" for labelled, share in each]
+    return f"### {title}\n\nTasks: {len({row['task'] for row in rows})}.\n\n{table(['', *head], cells)}\n"
 
 
 # --- speed: each of these runs in a process of its own -----------------------------------------
