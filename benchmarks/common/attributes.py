@@ -1,6 +1,6 @@
 """Tasks whose positives cut across the classes: images of CIFAR-10 that were rotated, tinted, compressed or greyed.
 
-The nearest neighbours of an image show the same object, whatever was done to it, so neighbours mislead.
+The nearest neighbours of an image show the same object, whatever was done to it, so they may mislead.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Groups of tasks: classes, where neighbours help, and attributes and kinds, where they mislead.
+"""Groups of tasks: classes and topics, whose rows lie together, and attributes and kinds, which cut across these.
 
 The constants of pucache's methods are chosen on four tasks (`CHOSEN_ON`) and on nothing else.
 """
@@ -27,7 +27,7 @@ TASKS = {
     TOPICS: tuple(texts.TOPICS),
     KINDS: tuple(texts.KINDS),
 }
-MISLEADING = (ATTRIBUTES, KINDS)  # groups in which neighbours mislead
+CROSSING = (ATTRIBUTES, KINDS)  # groups that cut across classes and topics: neighbours may mislead
 CHOICE = (
     "The constants of the neighbours and of the distilled head are chosen on four classes of CIFAR-10 "
     f"({', '.join(CHOSEN_ON)}) and on nothing else."

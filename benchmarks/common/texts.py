@@ -1,6 +1,6 @@
 """Tasks on embeddings of text: docstrings of installed packages, by topic and by kind.
 
-Topics are clusters of the embeddings: neighbours help. Kinds cut across the topics: neighbours mislead.
+Topics are clusters of the embeddings: neighbours help. Kinds cut across the topics: neighbours may mislead.
 The source files are parsed, not imported. Which docstrings there are depends on the versions installed.
 """
 

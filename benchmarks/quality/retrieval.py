@@ -31,7 +31,7 @@ from benchmarks.common.cells import measured, table
 from benchmarks.common.environment import environment
 from benchmarks.common.planted_cache import Planted, asked_for_a_cell, cell, keep, memory, prepare
 from benchmarks.common.row_cache import write_row_cache
-from benchmarks.common.tasks import CHOICE, CIFAR, MISLEADING, TASKS, Setting, settings
+from benchmarks.common.tasks import CHOICE, CIFAR, CROSSING, TASKS, Setting, settings
 from benchmarks.quality import suite, suite_page
 from benchmarks.quality.suite import LABELLED, SHARES
 from pucache import EmbeddingCache
@@ -137,7 +137,7 @@ def report(rows: list[dict], data: str) -> str:
             "## One kind against all others",
             "",
             "Average precision among the unlabelled, mean over the tasks of each group, by number of labelled "
-            f"positives and share of positives among the unlabelled. In {' and '.join(MISLEADING)} neighbours mislead.",
+            f"positives and share of positives among the unlabelled. The tasks of {' and '.join(CROSSING)} cut across classes and topics.",
             "",
             *(group_table(column.title, column.of(others), ways) for column in suite_page.columns(others)),
             environment(),

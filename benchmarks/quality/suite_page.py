@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.common.cells import TUNED, table
 from benchmarks.common.environment import environment
-from benchmarks.common.tasks import CHOICE, CHOSEN_ON, CIFAR, MISLEADING, TASKS
+from benchmarks.common.tasks import CHOICE, CHOSEN_ON, CIFAR, CROSSING, TASKS
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,23 @@ def with_gain(rows: list[dict], name: str, plain: str, figure: str) -> str:
     return f"{value:.3f}" if name == plain else f"{value:.3f} ({value - mean(rows, plain, figure):+.3f})"
 
 
+def weights(rows: list[dict]) -> str:
+    """Share of cells whose neighbours count."""
+    lines = []
+    for setting in settings_of(rows):
+        cells = [at(column.of(rows), setting) for column in columns(rows)]
+        counted = [[row["default ranking"]["weight"] > 0 for row in part] for part in cells]
+        lines.append([f"{setting[0]}, {setting[1]:.0%}", *(f"{np.mean(part):.0%}" if part else "" for part in counted)])
+    return table(["labelled, share", *(column.title for column in columns(rows))], lines)
+
+
 def by_task(rows: list[dict], names: tuple[str, ...], figure: str) -> str:
-    """Mean over all cells of each task of the groups in which neighbours mislead, and of the others."""
+    """Mean over all cells of each task of the groups that cut across classes and topics, then of the others."""
     lines = []
     for group, task in dict.fromkeys((row["group"], row["task"]) for row in rows if row["labelled"] <= 100):
         cells = [row for row in rows if (row["group"], row["task"]) == (group, task) and row["labelled"] <= 100]
         lines.append([group, task, *(with_gain(cells, name, names[0], figure) for name in names)])
-    order = [*MISLEADING, *TASKS]
+    order = [*CROSSING, *TASKS]
     lines.sort(key=lambda line: order.index(line[0]))
     return table(["group", "task", *names], lines)
 
@@ -194,7 +204,8 @@ def page(rows: list[dict], wanted: int, data: str, *, arms: tuple[str, ...], ran
 {CHOICE} {TUNED}
 
 Means over the cells of a group ({counts}), which are its tasks and seeds ({numbers}). In brackets the gain over
-{arms[0]}, the plain one. In {" and ".join(MISLEADING)} neighbours mislead.
+{arms[0]}, the plain one. The tasks of {" and ".join(CROSSING)} cut across
+classes and topics; where neighbours mislead, the fixed weight loses.
 
 ## Ranking of the unlabelled
 
@@ -204,9 +215,15 @@ Average precision among the unlabelled.
 
 ## Ranking of new rows
 
-Average precision on the test set.
+Average precision on the test set; the default ranking is that of `score --neighbours` with the unlabelled at hand.
 
-{side_by_side(rows, arms, "ap_test")}
+{side_by_side(rows, (*arms, "default ranking"), "ap_test")}
+
+## Weight of the neighbours
+
+Share of the cells in which neighbours count, by the rule of `pucache.pu.neighbour_evidence`.
+
+{weights(rows)}
 
 ## Each task
 
