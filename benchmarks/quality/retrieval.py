@@ -137,7 +137,8 @@ def report(rows: list[dict], data: str) -> str:
             "## One kind against all others",
             "",
             "Average precision among the unlabelled, mean over the tasks of each group, by number of labelled "
-            f"positives and share of positives among the unlabelled. The tasks of {' and '.join(CROSSING)} cut across classes and topics.",
+            f"positives and share of positives among the unlabelled. The tasks of {' and '.join(CROSSING)} cut across "
+            "classes and topics: neighbours may mislead.",
             "",
             *(group_table(column.title, column.of(others), ways) for column in suite_page.columns(others)),
             environment(),
