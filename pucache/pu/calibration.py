@@ -199,8 +199,7 @@ def profile_prior(
 ) -> PriorProfile:
     """Profile the likelihood of the tilt over the prior, on both sides of the estimate.
 
-    The likelihood is that of the rows' numbers. Rows of unequal weight count as n rows of equal weight, with
-    n = (sum of weights)**2 / (sum of squared weights) for P (Kish 1965).
+    The likelihood is that of the rows' numbers; rows of unequal weight count as `effective_number` says.
 
     Parameters
     ----------
@@ -219,7 +218,7 @@ def profile_prior(
     PriorProfile
     """
     likelihood = _likelihood(margins, s, weights)
-    scale = 2 * _effective_number(s == 1, weights)
+    scale = 2 * effective_number(s == 1, weights)
     least, greatest = logit(np.array(bounds)).tolist()
     best = likelihood.maximise()
     centre = float(np.clip(best[2], least, greatest))
@@ -237,7 +236,20 @@ def profile_prior(
     )
 
 
-def _effective_number(rows: np.ndarray, weights: np.ndarray | None) -> float:
+def effective_number(rows: np.ndarray, weights: np.ndarray | None) -> float:
+    """Number of rows of equal weight that hold as much information (Kish 1965).
+
+    Parameters
+    ----------
+    rows : ndarray of bool, (n,)
+        Rows to count.
+    weights : ndarray, (n,), or None
+
+    Returns
+    -------
+    float
+        (sum of weights)**2 / (sum of squared weights).
+    """
     if weights is None:
         return float(rows.sum())
     w = weights[rows].astype(np.float64)

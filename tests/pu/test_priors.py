@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from pucache.pu import priors
 from pucache.pu.calibration import LEAST, MOST, profile_prior
 from pucache.pu.priors import (
-    DEVIANCE,
     METHODS,
     MODEL_ERROR,
     PriorEstimate,
     best_bin,
     bootstrap_interval,
+    deviance_limit,
     estimate,
     profile_interval,
 )
@@ -147,11 +147,19 @@ def test_the_interval_is_the_profile_s_widened_by_the_model_error(prior, n_p):
     found = profile_interval(margins, s)
     assert found.prior == pytest.approx(estimate(margins, s), rel=1e-6)
     assert (found.method, found.draws, found.level, found.has_interval) == ("tilt", 0, 0.9, True)
-    ends = profile_prior(margins, s).ends(DEVIANCE)
-    centre, error = math.log(found.prior / (1 - found.prior)), MODEL_ERROR * math.sqrt(DEVIANCE)
+    limit = deviance_limit(n_p)
+    ends = profile_prior(margins, s, depth=limit).ends(limit)
+    centre, error = math.log(found.prior / (1 - found.prior)), MODEL_ERROR * math.sqrt(limit)
     for sign, end, got in zip((-1, 1), ends, (found.low, found.high), strict=True):
         far = centre + sign * math.hypot(math.log(end / (1 - end)) - centre, error)
         assert got == pytest.approx(1 / (1 + math.exp(-far)), rel=1e-6)
+
+
+def test_the_limit_of_the_deviance_is_student_s_t_of_the_labels():
+    assert deviance_limit(10**9) == pytest.approx(3.27) and deviance_limit(30) == pytest.approx(3.5, abs=0.01)
+    assert deviance_limit(10) == pytest.approx(3.27 * (1.8595 / 1.6449) ** 2, rel=1e-3)  # from a table
+    assert deviance_limit(10, 0.5) == pytest.approx(3.27 * (0.7064 / 1.6449) ** 2, rel=1e-3)
+    assert deviance_limit(1) == deviance_limit(3) and np.isfinite(deviance_limit(0.5))
 
 
 def test_a_higher_level_and_fewer_labels_widen_the_interval():
