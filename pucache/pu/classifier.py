@@ -77,9 +77,10 @@ class PULinearClassifier(ClassifierMixin, PULinearModel, BaseEstimator):
     classes_ : ndarray, (2,)
         The two labels; the second, larger one is that of the labelled positives.
     prior_ : float
-        Given or estimated.
+        Given or estimated. With fewer than ten labelled positives, where an estimate could lie anywhere, it is an
+        assumption (`pucache.pu.label_requirements.ASSUMED_PRIOR`), and commands do not state it.
     prior_estimate_ : PriorEstimate or None
-        None where the prior was given.
+        None where the prior was given or assumed.
     share_ : float
         Share of positives that posterior and threshold are for: `deploy_prior`, or else `prior_`;
         where that means less than one hidden positive, the share among all rows trained on.
@@ -87,7 +88,8 @@ class PULinearClassifier(ClassifierMixin, PULinearModel, BaseEstimator):
     tilt_ : Tilt
         Posterior as a function of the margin.
     estimates_ : dict
-        `pucache.pu.metrics.from_pu` on cross-fitted margins, with the risk and the clamp's activity.
+        `pucache.pu.metric_intervals.stated_estimates` on cross-fitted margins, with the risk and the clamp's
+        activity. Figures that the labels are too few for are None.
     method_ : {"distilled", "linear"}
         Kind of the head; ``linear`` where neighbours do not help or the labels are too few to tell.
     neighbours_ : NeighbourSettings or None

@@ -1,6 +1,7 @@
 import hashlib
 import json
 import re
+from dataclasses import asdict
 from html import unescape
 from types import SimpleNamespace
 
@@ -25,6 +26,7 @@ from pucache.pages.report_galleries import probability, visible
 from pucache.pu.calibration import LEAST
 from pucache.pu.classifier import PULinearClassifier
 from pucache.pu.data import PUData
+from pucache.pu.label_requirements import LabelCount
 from pucache.pu.priors import PriorEstimate
 from pucache.pu.train import train_pu
 
@@ -127,10 +129,11 @@ def test_counts_tell_failures_copies_and_what_is_found_already(made):
 
 def test_intervals_hold_the_estimates_and_are_wide_where_positives_are_few(made, tmp_path):
     _, numbers, *_ = made
-    few = report(*bare(tmp_path, 300, 6), tmp_path / "few.html", **FAST)
-    for result in (numbers, few):
-        low, high = result["intervals"]["recall"]
-        assert low <= result["estimates"]["recall"] <= high
+    few = report(*bare(tmp_path, 300, 10), tmp_path / "few.html", **FAST)
+    for name in ("recall", "precision", "f1", "auc"):
+        low, high = numbers["intervals"][name]
+        assert low <= numbers["estimates"][name] <= high
+        assert few["estimates"][name] is None and few["intervals"][name][0] < few["intervals"][name][1]
     width = [np.ptp(result["intervals"]["recall"]) for result in (few, numbers)]
     assert width[0] > 1.5 * width[1]
 
@@ -141,7 +144,8 @@ def test_a_model_of_these_labels_is_recognised_and_ranks(made, tmp_path):
     model.save(tmp_path / "model.safetensors")
     loaded = PULinearClassifier.load(tmp_path / "model.safetensors")
     content = prepared(cache, s, loaded)
-    assert not content.trained_on_other_labels and content.trained.estimates_ == numbers["estimates"]
+    assert not content.trained_on_other_labels
+    assert all(content.trained.estimates_[name] == numbers["estimates"][name] for name in ("auc", "recall", "f1"))
     assert np.array_equal(content.margins, loaded.margins(cache.X))
 
 
@@ -244,8 +248,8 @@ def test_few_positives_make_a_page_that_warns(tmp_path, labelled):
     cache, s = bare(tmp_path, 80, labelled)
     numbers = report(cache, s, tmp_path / "r.html", **FAST)
     warnings = " ".join(numbers["warnings"])
-    assert f"only {labelled} labelled positive" in warnings
-    assert ("nothing could be held out" in warnings) == (labelled == 1) == (not numbers["held_out"])
+    assert f"{labelled} labelled positive" in warnings and "intervals take at least 10" in warnings
+    assert numbers["held_out"] == (labelled > 1) and numbers["prior"] is None
     assert len(sections((tmp_path / "r.html").read_text())) == 11
 
 
@@ -499,6 +503,8 @@ def good_numbers(**changed):
         "labelled": 100,
         "unlabelled": 900,
         "held_out": True,
+        "count": LabelCount(100),
+        "note": "",
         "prior": 0.1,
         "prior_told": False,
         "hidden_positives": {"expected": 90.0, "low": 72.0, "high": 110.0},
@@ -520,7 +526,7 @@ def good_numbers(**changed):
 
 
 def warnings(methods_used, **changed):
-    numbers = good_numbers(prior_estimates={one.method: one for one in methods_used}, **changed)
+    numbers = good_numbers(prior_estimates={one.method: asdict(one) for one in methods_used}, **changed)
     return report_text.warnings(numbers, numbers.pictures)
 
 
@@ -535,7 +541,7 @@ def test_a_good_training_gets_no_warning():
 @pytest.mark.parametrize(
     "changed, estimates, expected",
     [
-        ({"labelled": 12}, methods(0.1, 0.1), "only 12 labelled positives"),
+        ({"count": LabelCount(12), "note": LabelCount(12).sentence}, methods(0.1, 0.1), "With 12 labelled positives"),
         ({"held_out": False}, methods(0.1, 0.1), "nothing could be held out"),
         ({"reviewed": {"confirmed": 5, "negative": 1}}, methods(0.1, 0.1), "5 positives and rejected 1 image. These"),
         ({"scar": {"verdict": "none found", "auc": None}}, methods(0.1, 0.1), "Hardly any unlabelled image"),
