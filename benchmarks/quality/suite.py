@@ -33,7 +33,10 @@ from benchmarks.quality.fixed_fusion import fused_scores
 from pucache import EmbeddingCache, PULinearClassifier
 from pucache.heads.fit import fit_heads
 from pucache.heads.risks import PURisk
+from pucache.neighbours.graph import query_neighbours
 from pucache.pu.folds import stratified_folds
+from pucache.pu.neighbour_scores import NeighbourScores, chosen_weight
+from pucache.pu.pile_scores import Pile
 from pucache.pu.train import train_pu
 from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.scorer_choice import ScorerOptions, choose_scorer
@@ -56,6 +59,15 @@ def default_ranking(rows: EmbeddingCache, s: np.ndarray, model: PULinearClassifi
     scores = np.full(len(rows), -np.inf)
     scores[ranking.rows] = ranking.scores
     return scores
+
+
+def scores_of_new(rows: EmbeddingCache, model: PULinearClassifier, X: np.ndarray) -> np.ndarray:
+    """Scores of new rows by `score --neighbours`; the margins where the model chose no weight for neighbours."""
+    margins = model.margins(X)
+    if not chosen_weight(model):
+        return margins
+    shares = query_neighbours(rows, X).weighted_means(Pile.of(model, rows).p)
+    return NeighbourScores(model, chosen_weight(model)).scores(margins, shares)
 
 
 # What is compared: classifiers by their parameters, and rankings by the classifier that they start from. The first
@@ -125,6 +137,12 @@ def compare(task: Task, rows: EmbeddingCache) -> dict:
             "ap": average_precision_score(task.hidden, unlabelled),
             "seconds": time.perf_counter() - began,
         }
+    new = scores_of_new(rows, models["default"], task.X_test)
+    found["default ranking"] |= {
+        "ap_test": average_precision_score(task.y_test, new),
+        "best_f1": best_f1(task.y_test, new),
+        "weight": chosen_weight(models["default"]),
+    }
     return found
 
 
