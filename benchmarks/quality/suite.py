@@ -234,6 +234,8 @@ def main() -> None:
     seeds = QUICK_SEEDS if given.quick else SEEDS
     if given.seeds is not None:
         seeds = {labelled: min(count, given.seeds) for labelled, count in seeds.items()}
+    if given.labelled is not None:
+        seeds = {labelled: count for labelled, count in seeds.items() if labelled in given.labelled}
     names = given.classes or (QUICK_TASKS if given.quick else None)
     chosen = [name for name in groups.names if not given.groups or name in given.groups]
     chosen = [name for name in chosen if names is None or set(names) & set(TASKS[name])]
@@ -261,6 +263,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a quarter of the rows; one task of each group, one seed")
     parser.add_argument("--groups", nargs="+", choices=TASKS, metavar="GROUP", help="these only (default: all)")
     parser.add_argument("--classes", nargs="+", choices=tasks, metavar="TASK", help="these only (default: all)")
+    parser.add_argument("--labelled", nargs="+", type=int, choices=LABELLED, metavar="N", help="these numbers only")
     parser.add_argument("--seeds", type=int, help="at most so many (default: three, and one with 500 labelled)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further cell after so long")
