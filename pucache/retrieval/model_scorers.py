@@ -95,10 +95,8 @@ class Fused:
     @property
     def note(self) -> str:
         """Why neighbours count."""
-        chosen = chosen_weight(self.model) > 0
-        return (
-            reason(self.model) if chosen else f"neighbours count {_WEIGHT:g} time, as asked, but {reason(self.model)}"
-        )
+        asked = "" if chosen_weight(self.model) else f"neighbours count {_WEIGHT:g} time because fused was asked for; "
+        return asked + reason(self.model)
 
     def __call__(
         self, cache: EmbeddingCache, labels: Labels, count: int | None = None, progress: Progress | None = None
