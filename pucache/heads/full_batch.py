@@ -21,9 +21,9 @@ from ..progress import Progress
 from ..threads import RunAll, run_in_turn, worker_threads
 from .design_matrix import reduced_precision
 from .fitted import FittedHeads
-from .lbfgs import Minimum, minimise
+from .lbfgs import Minimum, Preconditioner, minimise
 from .loss_sums import LossSum
-from .preconditioner import CovariancePreconditioner
+from .preconditioner import CovariancePreconditioner, balanced_preconditioner
 from .problem import HeadProblem
 from .risks import falling, rising
 
@@ -32,7 +32,7 @@ _COARSE_TOLERANCE = 2e-3  # what reduced precision reaches
 WIDTH = 2e-3  # of the smoothed kink, in units of the risk
 _MAX_PASSES = 300  # over the data
 _INITIAL_BOUND = 0.01  # of the initial coefficients
-_MAX_CURVATURE = {"sigmoid": 0.1, "logistic": 0.25}  # greatest second derivatives of the losses
+_CURVATURE = {"sigmoid": 0.1, "logistic": 0.2}  # about the greatest second derivatives of the losses
 
 
 def train(
@@ -69,8 +69,7 @@ def train(
 
 def _train(objective: _Objective, problem: HeadProblem, start: FittedHeads | None, tolerance: float) -> FittedHeads:
     all_heads = torch.arange(len(problem), device=problem.device)
-    curvature = _MAX_CURVATURE[str(problem.risk.surrogate)] * objective.coefficients.total
-    preconditioner = CovariancePreconditioner(problem.design, curvature, objective.penalty)
+    preconditioner = _preconditioner(problem, objective)
     parameters, reference = problem.initial_parameters(_INITIAL_BOUND), None
     if start is not None:  # the tolerance refers to the gradient at the common initial point, wherever the start is
         gradient = objective(parameters, all_heads)[1]
@@ -92,6 +91,15 @@ def _train(objective: _Objective, problem: HeadProblem, start: FittedHeads | Non
         )
     objective(minimum.parameters, all_heads)  # so that risk and clamp are reported at the final parameters
     return _fitted(problem, minimum, objective)
+
+
+def _preconditioner(problem: HeadProblem, objective: _Objective) -> Preconditioner:
+    risk = problem.risk
+    curvature = _CURVATURE[str(risk.surrogate)] * objective.coefficients.total
+    if risk.surrogate == "sigmoid" and risk.name in ("upu", "nnpu"):
+        # calling every row negative is a minimum too, which steps in the intercept may lead to
+        return CovariancePreconditioner(problem.design, curvature, objective.penalty)
+    return balanced_preconditioner(problem.design, curvature, objective.penalty)
 
 
 def _fitted(problem: HeadProblem, minimum: Minimum, objective: _Objective) -> FittedHeads:

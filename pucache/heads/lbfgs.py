@@ -75,8 +75,9 @@ def minimise(
     Minimum
     """
     all_problems = torch.arange(len(start), device=start.device)
-    state = _State(all_problems, start.clone(), *objective(start, all_problems))
-    norm = _norm(state.gradient, preconditioner(state.gradient, all_problems))
+    value, gradient = objective(start, all_problems)
+    state = _State(all_problems, start.clone(), value, gradient, preconditioner(gradient, all_problems))
+    norm = state.norm()
     reference = norm if reference is None else reference
     state.update_direction(preconditioner)
     results = _Results(start, state.value, norm)
@@ -91,9 +92,9 @@ def minimise(
             state.keep_only(running)
         value, gradient = objective(state.trial(), state.problem)
         used += 1
-        accepted = state.accept_or_shorten(value, gradient)
+        accepted = state.accept_or_shorten(value, gradient, preconditioner(gradient, state.problem))
         state.update_direction(preconditioner, accepted)
-        norm = _norm(state.gradient, preconditioner(state.gradient, state.problem))
+        norm = state.norm()
     return Minimum(
         parameters=results.parameters,
         value=results.value,
@@ -118,46 +119,55 @@ class _Results:
 class _State:
     """The A problems still running; every tensor has them along one axis."""
 
-    def __init__(self, problem: Tensor, parameters: Tensor, value: Tensor, gradient: Tensor):
+    def __init__(self, problem: Tensor, parameters: Tensor, value: Tensor, gradient: Tensor, preconditioned: Tensor):
         self.problem, self.parameters, self.value, self.gradient = problem, parameters, value, gradient
+        self._preconditioned = preconditioned  # gradient
         self.direction, self.slope = torch.zeros_like(gradient), torch.zeros_like(value)
         self.step_size = torch.ones_like(value)
         self._steps = gradient.new_zeros((_MEMORY, *gradient.shape))
         self._gradient_changes = torch.zeros_like(self._steps)
         self._inverse_curvature = gradient.new_zeros((_MEMORY, len(value)))  # 1 / (step . gradient change), 0: empty
         self._count = torch.zeros_like(problem)
+        self._scale = torch.ones_like(value)  # of the preconditioner, by the newest pair
+
+    def norm(self) -> Tensor:
+        """Norm of the preconditioned gradient, (A,)."""
+        return (self.gradient * self._preconditioned).sum(1).clamp(min=0).sqrt()
 
     def trial(self) -> Tensor:
         """Trial point of each problem."""
         return self.parameters + self.step_size[:, None] * self.direction
 
-    def accept_or_shorten(self, value: Tensor, gradient: Tensor) -> Tensor:
+    def accept_or_shorten(self, value: Tensor, gradient: Tensor, preconditioned: Tensor) -> Tensor:
         """Move where the trial decreases the value enough, shorten the step elsewhere; returns where it moved."""
         predicted = self.step_size * self.slope
         accepted = value <= self.value + _SUFFICIENT * predicted + _ROUNDING * self.value.abs()
-        self._remember(accepted, gradient)
+        self._remember(accepted, gradient, preconditioned)
         shorter = -predicted / (2 * (value - self.value - predicted)).clamp(min=1e-30)  # minimum of a parabola
         self.parameters = torch.where(accepted[:, None], self.trial(), self.parameters)
         self.value = torch.where(accepted, value, self.value)
         self.gradient = torch.where(accepted[:, None], gradient, self.gradient)
+        self._preconditioned = torch.where(accepted[:, None], preconditioned, self._preconditioned)
         shortened = self.step_size * shorter.nan_to_num(0.1).clamp(0.1, 0.5)
         self.step_size = torch.where(accepted, torch.ones_like(self.step_size), shortened)
         return accepted
 
-    def _remember(self, accepted: Tensor, gradient: Tensor) -> None:
+    def _remember(self, accepted: Tensor, gradient: Tensor, preconditioned: Tensor) -> None:
         step, change = self.step_size[:, None] * self.direction, gradient - self.gradient
         curvature = (step * change).sum(1)
         keep = (accepted & (curvature > 1e-8 * step.norm(dim=1) * change.norm(dim=1))).nonzero()[:, 0]
         slot = self._count[keep] % _MEMORY
         self._steps[slot, keep], self._gradient_changes[slot, keep] = step[keep], change[keep]
         self._inverse_curvature[slot, keep] = 1 / curvature[keep]
+        scale = (change * (preconditioned - self._preconditioned)).sum(1)[keep] / curvature[keep]
+        self._scale[keep] = torch.where(scale > 0, 1 / scale.clamp(min=1e-30), torch.ones_like(scale))
         self._count[keep] += 1
 
     def update_direction(self, preconditioner: Preconditioner, moved: Tensor | None = None) -> None:
         """Compute the next search direction of the problems that moved; of all by default."""
         newton = -self._two_loop_recursion(preconditioner)
         slope = (newton * self.gradient).sum(1)
-        steepest = -preconditioner(self.gradient, self.problem)
+        steepest = -self._preconditioned
         uphill = slope >= 0
         newton = torch.where(uphill[:, None], steepest, newton)
         slope = torch.where(uphill, (steepest * self.gradient).sum(1), slope)
@@ -176,22 +186,17 @@ class _State:
         for step, change, inverse in memory:
             alphas.append(inverse * (step * q).sum(1))
             q -= alphas[-1][:, None] * change
-        z = preconditioner(q, self.problem)
-        if memory:  # scale by the newest pair
-            _, change, inverse = memory[0]
-            scale = (change * preconditioner(change, self.problem)).sum(1) * inverse
-            z *= torch.where(scale > 0, 1 / scale.clamp(min=1e-30), torch.ones_like(scale))[:, None]
+        z = preconditioner(q, self.problem) if memory else self._preconditioned.clone()
+        z *= self._scale[:, None]
         for (step, change, inverse), alpha in zip(reversed(memory), reversed(alphas), strict=True):
             z += (alpha - inverse * (change * z).sum(1))[:, None] * step
         return z
 
     def keep_only(self, running: Tensor) -> None:
         """Drop the finished problems."""
-        for name in ("problem", "parameters", "value", "gradient", "direction", "slope", "step_size", "_count"):
+        for name in ("problem", "parameters", "value", "gradient", "direction", "slope", "step_size"):
+            setattr(self, name, getattr(self, name)[running])
+        for name in ("_preconditioned", "_count", "_scale"):
             setattr(self, name, getattr(self, name)[running])
         for name in ("_steps", "_gradient_changes", "_inverse_curvature"):
             setattr(self, name, getattr(self, name)[:, running])
-
-
-def _norm(gradient: Tensor, preconditioned: Tensor) -> Tensor:
-    return (gradient * preconditioned).sum(1).clamp(min=0).sqrt()

@@ -1,4 +1,10 @@
-"""Approximate inverse Hessians of the heads' risks, from the covariance of the rows."""
+"""Approximate inverse Hessians of the heads' risks.
+
+The Hessian of a risk is the sum over rows x, with 1 appended, of weight * second derivative * x x^T.
+The second moments of a sample of rows, of which each head has a multiple, serve in its place: they
+take as long as a few passes, and then about half the passes suffice. With more dimensions than
+`MAX_DIMENSIONS`, only the leading directions of the covariance are used.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +12,57 @@ import torch
 from torch import Tensor
 
 from .design_matrix import DesignMatrix
+from .lbfgs import Preconditioner
+from .second_moments import SecondMoments
 
+MAX_DIMENSIONS = 2048  # of second moments; their inverse takes time as their cube
 _MIN_VARIANCE = 0.01  # relative to the mean variance; smaller ones are treated as rounding
+
+
+def balanced_preconditioner(design: DesignMatrix, curvature: Tensor, penalty: Tensor) -> Preconditioner:
+    """Approximate inverse Hessians of K heads in which P and U count about the same.
+
+    Whatever the weights and priors of the heads, so that no head depends on others trained with it.
+
+    Parameters
+    ----------
+    design : DesignMatrix
+    curvature : (K,) tensor
+        Sum over rows of weight times second derivative, of each head.
+    penalty : (K,) tensor
+    """
+    if design.d > MAX_DIMENSIONS:
+        return CovariancePreconditioner(design, curvature, penalty)
+    return HessianPreconditioner(design.balanced_moments, curvature, penalty)
+
+
+class HessianPreconditioner:
+    """Inverse of curvature * second moments + penalty, for coefficients and intercept together.
+
+    The ratio of penalty to curvature is rounded to a power of ten, so that few inverses serve all heads.
+
+    Parameters
+    ----------
+    second_moments : SecondMoments
+    curvature, penalty : (K,) tensor
+    """
+
+    def __init__(self, second_moments: SecondMoments, curvature: Tensor, penalty: Tensor):
+        exponents = (penalty / curvature).clamp(min=second_moments.least_ratio).log10().round()
+        distinct, self._which = torch.unique(exponents, return_inverse=True)  # which: (K,)
+        self._inverses = [second_moments.inverse(10**exponent) for exponent in distinct.tolist()]
+        self._curvature = curvature
+
+    def __call__(self, vectors: Tensor, head: Tensor) -> Tensor:
+        """Approximate inverse Hessians of the heads numbered ``head`` (A,) times vectors (A, d + 1)."""
+        scaled, which = vectors / self._curvature[head, None], self._which[head]
+        if len(self._inverses) == 1:
+            return scaled @ self._inverses[0]
+        result = torch.empty_like(vectors)
+        for number, inverse in enumerate(self._inverses):
+            own = which == number
+            result[own] = scaled[own] @ inverse
+        return result
 
 
 class CovariancePreconditioner:
@@ -17,7 +72,7 @@ class CovariancePreconditioner:
     ----------
     design : DesignMatrix
     curvature : (K,) tensor
-        Weighted mean of the second derivatives of each head's losses, or a bound of it.
+        Sum over rows of weight times second derivative, of each head.
     penalty : (K,) tensor
     """
 

@@ -25,17 +25,17 @@ from ..threads import RunAll, limited_threads, run_in_turn, worker_threads
 from .design_matrix import DesignMatrix, RowBlocks, reduced_precision
 from .fit import flushed_denormals
 from .fitted import FittedHeads
-from .lbfgs import Minimum, minimise
+from .lbfgs import Minimum, Preconditioner, minimise
 from .loss_sums import LossSum
 from .moments import Moments
-from .preconditioner import CovariancePreconditioner
+from .preconditioner import MAX_DIMENSIONS, CovariancePreconditioner, HessianPreconditioner
+from .second_moments import SecondMoments
 
 TOLERANCE = 2e-3  # relative norm of the preconditioned gradient; the ranking by margins no longer changes
 _COARSE_TOLERANCE = 2e-3  # what reduced precision reaches
 _MAX_PASSES = 300  # over the data
 _LEAST_MEAN = 1e-6  # of the targets that an initial intercept is computed from
-_CURVATURE = 0.5  # of the second derivative where every margin is the log-odds of its target
-_LEAST_CURVATURE = 0.05  # of the second derivative at the initial intercept; for targets of 0 and 1
+_LEAST_CURVATURE = 0.02  # relative to the one at the initial intercept; for targets of 0 and 1
 
 
 def fit_soft_targets(
@@ -118,7 +118,7 @@ def _checked(n: int, targets: np.ndarray, weights: np.ndarray | None) -> tuple[n
 
 def _train(objective: _Objective, design: DesignMatrix, start: FittedHeads | None, tolerance: float) -> FittedHeads:
     all_heads = torch.arange(len(objective), device=design.device)
-    preconditioner = CovariancePreconditioner(design, objective.curvature, objective.penalty)
+    preconditioner = objective.preconditioner()
     parameters, reference = objective.initial_parameters(), None
     with reduced_precision(design.device):
         if start is not None:  # the tolerance refers to the gradient at the common initial point
@@ -175,9 +175,14 @@ class _Objective:
             tuple(_columns(values[rows], design.device) for values in (targets, weights))
             for rows in (design.positive_rows, design.unlabelled_rows)
         ]
-        means = [(w * T).sum(1) for T, w in self._sides], [(w * T * (1 - T)).sum(1) for T, w in self._sides]
-        self._mean, spread = (sum(parts).clamp(_LEAST_MEAN, 1 - _LEAST_MEAN) for parts in means)
-        self.curvature = torch.maximum(_CURVATURE * spread, _LEAST_CURVATURE * self._mean * (1 - self._mean))
+        self._mean = sum((w * T).sum(1) for T, w in self._sides).clamp(_LEAST_MEAN, 1 - _LEAST_MEAN)
+        # second derivatives where every margin is the log-odds of its target
+        least = _LEAST_CURVATURE * (self._mean * (1 - self._mean))[:, None]
+        derivatives = [w * (T * (1 - T) + least) for T, w in self._sides]  # (K, rows of a side)
+        self._curvature = sum(part.sum(1) for part in derivatives)
+        self._importance = np.empty(len(design), np.float32)
+        for rows, part in zip((design.positive_rows, design.unlabelled_rows), derivatives, strict=True):
+            self._importance[rows] = (part / self._curvature[:, None]).mean(0).cpu().numpy()
         self.penalty = torch.as_tensor(penalty, dtype=torch.float32, device=design.device).expand(len(self._mean))
 
     def __len__(self) -> int:
@@ -188,6 +193,14 @@ class _Objective:
         parameters = self._mean.new_zeros((len(self), self._design.d + 1))
         parameters[:, -1] = self._mean.logit()
         return parameters
+
+    def preconditioner(self) -> Preconditioner:
+        """Approximate inverse Hessians; the mean over the heads of each row's share in them serves all."""
+        design = self._design
+        if design.d > MAX_DIMENSIONS:
+            return CovariancePreconditioner(design, self._curvature, self.penalty)
+        moments = SecondMoments.of_sample(design.X, design.moments, self._importance, design.device)
+        return HessianPreconditioner(moments, self._curvature, self.penalty)
 
     def __call__(self, parameters: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
         """Values (A,) and gradients (A, d + 1) of the heads numbered ``head`` (A,) at ``parameters`` (A, d + 1)."""

@@ -1,0 +1,95 @@
+import numpy as np
+import pytest
+import torch
+
+from pucache.heads import preconditioner as preconditioners
+from pucache.heads.design_matrix import DesignMatrix
+from pucache.heads.moments import Moments
+from pucache.heads.preconditioner import HessianPreconditioner, balanced_preconditioner
+from pucache.heads.second_moments import SecondMoments, systematic_sample
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CPU = torch.device("cpu")
+
+
+def rows(n=300, d=5):
+    return np.random.default_rng(0).normal(2, [0.1, 0.5, 1, 2, 4][:d], (n, d)).astype(np.float32)
+
+
+def test_a_systematic_sample_draws_each_row_as_often_as_its_importance_says():
+    importance = np.random.default_rng(1).exponential(size=1000)
+    importance[::3] = 0
+    drawn, weights = systematic_sample(importance, 400)
+    expected = 400 * importance / importance.sum()
+    times = np.zeros(1000)
+    times[drawn] = weights * 400
+    assert (np.diff(drawn) > 0).all() and weights.sum() == pytest.approx(1)
+    assert (np.abs(times - expected) < 1 + 1e-9).all() and not times[importance == 0].any()
+
+
+def test_few_rows_are_all_taken_with_their_importance():
+    drawn, weights = systematic_sample(np.array([0.0, 3, 1]), 4)
+    assert drawn.tolist() == [1, 2] and weights.tolist() == [0.75, 0.25]
+
+
+def test_second_moments_are_the_weighted_mean_of_outer_products():
+    X, importance = rows(), np.arange(300.0)
+    moments = Moments.of(X)
+    x = np.column_stack([(X - moments.centre) / moments.spread, np.ones(300)])
+    second = SecondMoments.of_sample(X, moments, importance, CPU)
+    np.testing.assert_allclose(second.matrix, x.T @ (x * importance[:, None]) / importance.sum(), atol=1e-5)
+
+
+@pytest.mark.parametrize("ratio", [1e-3, 1.0])
+def test_the_inverse_is_that_of_the_matrix_plus_the_ratio(ratio):
+    X = rows()
+    second = SecondMoments.of_sample(X, Moments.of(X), np.ones(300), CPU)
+    whole = second.matrix.double() + torch.diag(torch.tensor([ratio] * 5 + [second.least_ratio], dtype=torch.float64))
+    torch.testing.assert_close(second.inverse(ratio).double() @ whole, torch.eye(6).double(), rtol=0, atol=1e-3)
+    assert second.inverse(ratio) is second.inverse(ratio)
+
+
+def test_a_matrix_that_rounding_made_indefinite_is_inverted():
+    matrix = torch.eye(4)
+    matrix[2, 2] = -1e-3
+    inverse = SecondMoments(matrix).inverse(1e-5)
+    assert torch.isfinite(inverse).all() and (torch.linalg.eigvalsh(inverse) > 0).all()
+
+
+def test_heads_use_multiples_of_the_same_inverses():
+    X = rows()
+    second = SecondMoments.of_sample(X, Moments.of(X), np.ones(300), CPU)
+    curvature, ratio = torch.tensor([0.1, 0.2, 0.1]), torch.tensor([0.01, 0.01, 1.0])
+    apply = HessianPreconditioner(second, curvature, curvature * ratio)
+    vectors = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
+    for head in ([0, 1, 2], [2], [1, 2]):
+        expected = [vectors[k] @ second.inverse(10 ** float(ratio[k].log10())) / curvature[k] for k in head]
+        torch.testing.assert_close(apply(vectors[head], torch.tensor(head)), torch.stack(expected))
+
+
+def test_positives_and_others_count_alike_in_balanced_moments():
+    X, s = rows(), (np.arange(300) < 10).astype(np.int8)
+    X[:10] += 3
+    design = DesignMatrix(X, s, None, CPU)
+    sides = [SecondMoments.of_sample(X, design.moments, s == side, CPU).matrix for side in (1, 0)]
+    torch.testing.assert_close(design.balanced_moments.matrix, (sides[0] + sides[1]) / 2, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("labels", [np.zeros(300), np.ones(300)])
+def test_rows_of_one_side_alone(labels):
+    X = rows()
+    design = DesignMatrix(X, labels, None, CPU)
+    plain = SecondMoments.of_sample(X, design.moments, np.ones(300), CPU)
+    torch.testing.assert_close(design.balanced_moments.matrix, plain.matrix)
+
+
+def test_many_dimensions_use_the_leading_directions(monkeypatch):
+    design = DesignMatrix(rows() * [10, 1, 1, 1, 1], np.zeros(300), None, CPU)  # no variance below the least
+    monkeypatch.setattr(preconditioners, "MAX_DIMENSIONS", 4)
+    apply = balanced_preconditioner(design, torch.tensor([0.1]), torch.tensor([1e-3]))
+    vectors = torch.randn(1, 6, generator=torch.Generator().manual_seed(0))
+    x = (design.X - design.moments.centre) / design.moments.spread
+    hessian = torch.zeros(6, 6)
+    hessian[:5, :5] = torch.from_numpy(0.1 * x.T @ x / 300).float() + 1e-3 * torch.eye(5)
+    hessian[5, 5] = 0.1
+    torch.testing.assert_close(apply(vectors, torch.tensor([0])) @ hessian, vectors, rtol=0, atol=0.05)
