@@ -8,6 +8,7 @@ from . import options, output
 
 _DESCRIPTIONS = {
     "cache": "{:,} rows",
+    "neighbours": "neighbours of {:,} rows",
     "model": "{:,} dimensions",
     "encoder": "an encoder after {:,} steps",
     "checkpoint": "a checkpoint after {:,} steps",

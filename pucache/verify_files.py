@@ -24,9 +24,10 @@ class VerifiedFile:
     Attributes
     ----------
     path : Path
-    kind : {"cache", "model", "encoder", "checkpoint"}
+    kind : {"cache", "neighbours", "model", "encoder", "checkpoint"}
     rows : int
-        Rows of a cache, dimensions of a model, training steps of an encoder or a checkpoint; 0 if damaged.
+        Rows of a cache or of a graph of neighbours, dimensions of a model, training steps of an encoder or a
+        checkpoint; 0 if damaged.
     damage : str
         Error message; empty if the file is whole.
     """
@@ -43,7 +44,7 @@ def verify(paths: str | Path | EmbeddingCache | Iterable[str | Path | EmbeddingC
     Parameters
     ----------
     paths : str, path, EmbeddingCache, or an iterable of these
-        Caches, folders of caches, models, encoders, checkpoints, and run folders of pretrain.
+        Caches, folders of caches, graphs of neighbours, models, encoders, checkpoints, and run folders of pretrain.
 
     Returns
     -------
@@ -92,6 +93,12 @@ def _verify_cache(path: Path) -> int:
     return verify_cache_file(path)
 
 
+def _verify_neighbours(path: Path) -> int:
+    from .neighbours.graph_file import read_graph
+
+    return len(read_graph(path)[0])
+
+
 def _verify_model(path: Path) -> int:
     from .pu.model_file import read_model
 
@@ -116,6 +123,7 @@ def _verify_checkpoint(path: Path) -> int:
 
 _VERIFIERS = {
     "cache": _verify_cache,
+    "neighbours": _verify_neighbours,
     "model": _verify_model,
     "encoder": _verify_encoder,
     "checkpoint": _verify_checkpoint,

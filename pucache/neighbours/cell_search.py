@@ -181,7 +181,7 @@ class _CellSearch:
         most = max(1, -(-_MAX_PAGES_PER_CELL * len(cells.positions) // (occupied * _PAGE)))
         self._pages = np.minimum(cells.pages, most)
         # a cell whose pages begin within the budget is visited; the last page of each is not full
-        self._budget = -(-_visits(len(cells.positions)) // _PAGE) + cells.nearest.shape[1] // 2
+        self._budget = -(-_visits(len(cells.positions)) // _PAGE) + cells.nearest.shape[1]
         self._slots = self._budget + most
         self._buffers = threading.local()
 

@@ -1,0 +1,358 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from helpers import plain
+from helpers.planted import planted, write_cache
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.errors import CacheError
+from pucache.neighbours import blocked_search, cell_search, graph
+from pucache.neighbours.graph import NeighbourGraph, neighbour_graph, query_neighbours
+from pucache.neighbours.row_source import row_source, subset
+from pucache.neighbours.whitening import Whitening
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+N = 300
+X = planted(N, d=8)[0]
+METHODS = ("exact", "ivf")
+TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@pytest.fixture(params=TYPES)
+def product_type(request, monkeypatch):
+    """Products of either type, whatever this processor is fastest at."""
+    for module in (blocked_search, cell_search):
+        monkeypatch.setattr(module, "product_type", lambda device: TYPES[request.param])
+
+
+def whitened_cosines(X):
+    """Every whitened cosine, float64 (n, n), -2 for a row with itself and for rows without direction."""
+    W = plain.whitened(X)
+    cosines = W @ W.T
+    without = ~W.any(1)
+    cosines[without] = cosines[:, without] = -2
+    np.fill_diagonal(cosines, -2)
+    return cosines
+
+
+def check_exact(result, cosines, k, tolerance=2e-3):
+    """Compare a graph with the k greatest cosines of each row."""
+    n = len(cosines)
+    assert result.rows.shape == result.cosines.shape == (n, k)
+    assert result.rows.dtype == np.int32 and result.cosines.dtype == np.float16
+    expected = -np.sort(-cosines, axis=1)[:, :k]
+    expected = np.pad(expected, ((0, 0), (0, k - expected.shape[1])), constant_values=-2)
+    absent = expected == -2
+    assert (result.rows[absent] == -1).all() and (result.cosines[absent] == -np.inf).all()
+    assert (result.rows[~absent] >= 0).all()
+    np.testing.assert_allclose(result.cosines[~absent], expected[~absent], atol=tolerance)
+    of_rows = np.take_along_axis(cosines, result.rows.clip(0).astype(np.int64), 1)
+    np.testing.assert_allclose(of_rows[~absent], expected[~absent], atol=tolerance)
+    assert (result.cosines[:, 1:] <= result.cosines[:, :-1]).all()
+    for some in result.rows:
+        assert len(set(some[some >= 0])) == np.count_nonzero(some >= 0)
+
+
+# --- the neighbours ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("k", [1, 30, 299, 400])
+def test_neighbours_are_the_rows_of_the_greatest_whitened_cosines(opened, product_type, k, dtype):
+    rows = X.astype(dtype)
+    result = neighbour_graph(opened(rows), k=k, device="cpu")
+    check_exact(result, whitened_cosines(rows), k, 5e-3)
+    assert result.exact and result.search == "exact search" and result.k == k and len(result) == N
+
+
+@pytest.mark.parametrize("values", [1, 3 * N, 40 * N])
+def test_the_size_of_the_blocks_does_not_matter(monkeypatch, product_type, values):
+    expected = neighbour_graph(X, device="cpu")
+    monkeypatch.setattr(blocked_search, "_BLOCK_VALUES", {"cpu": values})
+    got = neighbour_graph(X, device="cpu")
+    np.testing.assert_allclose(got.cosines, expected.cosines, atol=1e-3)
+    assert np.mean(got.rows == expected.rows) > 0.99
+
+
+def test_several_threads_find_what_one_finds(monkeypatch):
+    monkeypatch.setattr(blocked_search, "_BLOCK_VALUES", {"cpu": 20 * N})
+    expected = neighbour_graph(X, device="cpu")
+    torch.set_num_threads(2)
+    got = neighbour_graph(X, device="cpu")
+    assert (got.rows == expected.rows).all() and (got.cosines == expected.cosines).all()
+
+
+@given(
+    arrays(np.float32, st.tuples(st.integers(1, 40), st.integers(1, 5)), elements=st.integers(-2, 2).map(float)),
+    st.integers(1, 45),
+)
+def test_any_small_array(values, k):
+    check_exact(neighbour_graph(values, k=k, device="cpu"), whitened_cosines(values), k, 0.02)
+
+
+@settings(max_examples=30)
+@given(
+    arrays(np.float32, st.tuples(st.integers(1, 40), st.integers(1, 5)), elements=st.integers(-2, 2).map(float)),
+    st.integers(1, 45),
+)
+def test_cells_find_all_neighbours_of_any_small_array(values, k):
+    check_exact(neighbour_graph(values, k=k, method="ivf", device="cpu"), whitened_cosines(values), k, 0.02)
+
+
+def test_an_array_and_a_cache_have_one_graph(opened, tmp_path):
+    expected = neighbour_graph(X, device="cpu")
+    mapped = np.memmap(tmp_path / "rows", np.float32, "w+", shape=X.shape)
+    mapped[:] = X
+    for source in (opened(X), mapped, X.astype(np.float64)):
+        got = neighbour_graph(source, device="cpu")
+        np.testing.assert_allclose(got.cosines, expected.cosines, atol=1e-3)
+        assert np.mean(got.rows == expected.rows) > 0.99
+
+
+def test_whitening_of_an_array_is_that_of_a_cache(opened):
+    of_array, of_cache = Whitening.estimate(X), Whitening.estimate(opened(X))
+    np.testing.assert_allclose(of_array.mean, of_cache.mean, atol=1e-7)
+    np.testing.assert_allclose(of_array.variances, of_cache.variances, rtol=1e-5)
+    np.testing.assert_allclose(abs(of_array.directions @ of_cache.directions.T), np.eye(8), atol=1e-4)
+
+
+def test_the_graph_of_some_rows_has_their_numbers_and_the_whitening_of_all(opened):
+    some = np.flatnonzero(np.arange(N) % 7 < 2)
+    result = neighbour_graph(opened(X), rows=some, k=10, device="cpu")
+    check_exact(result, whitened_cosines(X)[np.ix_(some, some)], 10, 5e-3)
+
+
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        ([3, 1], "ascending"),
+        ([1, 1], "ascending"),
+        ([-1, 4], "0 to 299"),
+        ([5, 300], "0 to 299"),
+        ([[1, 2]], "vector"),
+        ([0.5], "vector"),
+    ],
+)
+def test_rows_that_are_no_subset_are_refused(rows, message):
+    with pytest.raises(ValueError, match=message):
+        neighbour_graph(X, rows=np.array(rows), device="cpu")
+
+
+def test_no_rows_have_no_neighbours():
+    for result in (neighbour_graph(X[:0]), neighbour_graph(X, rows=np.empty(0, np.int64))):
+        assert result.rows.shape == (0, 30) and result.weighted_means(np.empty(0, np.float32)).shape == (0,)
+
+
+# --- unusual piles -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("n", [1, 2, 29, 30, 31, 32])
+def test_fewer_rows_than_neighbours(product_type, n, method):
+    check_exact(neighbour_graph(X[:n], method=method, device="cpu"), whitened_cosines(X[:n]), 30, 0.02)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_rows_that_are_all_equal_have_no_neighbours(product_type, method, dtype):
+    result = neighbour_graph(np.full((200, 6), 0.1, dtype), method=method, device="cpu")
+    assert (result.rows == -1).all() and (result.cosines == -np.inf).all()
+    values = np.arange(200, dtype=np.float32)
+    assert (result.weighted_means(values) == values.mean()).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_row_that_equals_the_mean_has_no_neighbours_and_is_nobodys(product_type, method):
+    rows = np.concatenate([X[:50], 2 - X[:50], np.ones((3, 8), np.float32)])
+    rows = np.round(rows * 8) / 8  # sums are exact
+    rows[50:100] = 2 - rows[:50]
+    result = neighbour_graph(rows, method=method, device="cpu")
+    assert (result.rows[100:] == -1).all() and (result.rows[:100] < 100).all() and (result.rows[:100] >= 0).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_piles_of_twins_are_neighbours_of_their_own_kind(product_type, method):
+    kinds = np.arange(1500) % 3
+    result = neighbour_graph(X[:3][kinds], method=method, device="cpu")
+    assert (result.rows >= 0).all() and not (result.rows == np.arange(1500)[:, None]).any()
+    assert (kinds[result.rows] == kinds[:, None]).all() and np.abs(result.cosines - 1).max() < 5e-3
+    assert all(len(set(some)) == 30 for some in result.rows.tolist())
+
+
+def test_a_pile_of_twins_among_other_rows_ends(monkeypatch, product_type):
+    monkeypatch.setattr(cell_search, "_VISITS", 1 << 16)
+    monkeypatch.setattr(cell_search, "_MIN_VISITS", 1 << 8)
+    rows = planted(4000, d=8)[0]
+    rows[::2] = rows[0]
+    result = neighbour_graph(rows, method="ivf", device="cpu")
+    assert (result.rows[::2] % 2 == 0).all() and (result.rows >= 0).all()
+    assert not (result.rows == np.arange(4000)[:, None]).any()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_rows_that_are_not_finite_are_named(opened, value, method):
+    bad = X.copy()
+    bad[[250, 260], 3] = value
+    with pytest.raises(CacheError, match=r"holds NaN or infinite embeddings \('0250.png'"):
+        neighbour_graph(opened(bad), method=method, device="cpu")
+    with pytest.raises(ValueError, match="first in row 250"):
+        neighbour_graph(bad, method=method, device="cpu")
+    with pytest.raises(ValueError, match="first in row 250"):
+        neighbour_graph(bad, whitening=Whitening.estimate(X), method=method, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "X, options, message",
+    [
+        (X, {"k": 0}, "k must be at least 1"),
+        (X, {"method": "hnsw"}, "unknown method 'hnsw'; use auto, exact, ivf"),
+        (X[0], {}, r"expected X \(n, d\)"),
+        (X.astype(int), {}, r"expected X \(n, d\) of float16 or float32, got int64"),
+        (X, {"device": "gpu"}, "unknown device"),
+    ],
+)
+def test_bad_arguments_are_refused(X, options, message):
+    with pytest.raises(ValueError, match=message):
+        neighbour_graph(X, **options)
+
+
+# --- cells -------------------------------------------------------------------------------------
+
+
+def test_cells_find_most_neighbours_and_say_how_many(monkeypatch, product_type):
+    monkeypatch.setattr(cell_search, "_VISITS", 1 << 20)
+    monkeypatch.setattr(cell_search, "_MIN_VISITS", 1 << 9)
+    monkeypatch.setattr(cell_search, "_BLOCK_VALUES", {"cpu": 1 << 18})
+    draw = np.random.default_rng(0)
+    rows = draw.normal(size=(40, 24))[draw.integers(0, 40, 4000)] + 0.7 * draw.normal(size=(4000, 24))
+    exact, cells = (neighbour_graph(rows, k=10, method=method, device="cpu") for method in METHODS)
+    recall = np.mean([len(np.intersect1d(a, b)) / 10 for a, b in zip(exact.rows, cells.rows, strict=True)])
+    assert not cells.exact and cells.search.startswith("search in 63 cells, recall 0.")
+    assert cells.search.endswith(" on 256 rows") and 0.8 < recall < 1
+    assert float(cells.search.split()[5]) == pytest.approx(recall, abs=0.05)
+    W = plain.whitened(rows)
+    expected = np.einsum("nd,nkd->nk", W, W[cells.rows])
+    np.testing.assert_allclose(cells.cosines, expected, atol=5e-3)
+
+
+def test_large_piles_are_searched_in_cells(monkeypatch):
+    assert neighbour_graph(X, device="cpu").exact
+    monkeypatch.setattr(graph, "_EXACT_PAIRS", {"cpu": N * N - 1})
+    assert not neighbour_graph(X, device="cpu").exact
+    assert neighbour_graph(X, method="exact", device="cpu").exact
+
+
+# --- other rows --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows_per_search", [7, 1 << 16])
+def test_neighbours_of_other_rows_are_rows_of_the_pile(opened, monkeypatch, product_type, rows_per_search):
+    monkeypatch.setattr(graph, "_ROWS_PER_SEARCH", rows_per_search)
+    pile, queries = X[:200], X[200:]
+    result = query_neighbours(opened(pile), queries, 12, device="cpu")
+    whitening = Whitening.estimate(pile)
+    W, Q = (whitening.whiten(whitening.centred_units(rows)).astype(float) for rows in (pile, queries))
+    every = Q @ W.T
+    expected = -np.sort(-every, axis=1)[:, :12]
+    np.testing.assert_allclose(result.cosines, expected, atol=2e-3)
+    np.testing.assert_allclose(np.take_along_axis(every, result.rows.astype(np.int64), 1), expected, atol=2e-3)
+    assert result.weighted_means(np.ones(200, np.float32)) == pytest.approx(np.ones(100))
+
+
+def test_a_row_of_the_pile_is_the_nearest_of_its_copy_and_the_mean_has_none():
+    whitening = Whitening.estimate(X)
+    queries = np.concatenate([X[:5], whitening.mean[None]])
+    result = query_neighbours(X, queries, 3, whitening=whitening, device="cpu")
+    assert result.rows[:5, 0].tolist() == [0, 1, 2, 3, 4] and (result.rows[5] == -1).all()
+
+
+def test_more_neighbours_than_the_pile_has_rows():
+    result = query_neighbours(X[:4], X[:2], 6, device="cpu")
+    assert (result.rows[:, 4:] == -1).all() and (np.sort(result.rows[:, :4]) == np.arange(4)).all()
+
+
+def test_queries_of_other_dimensions_are_refused():
+    with pytest.raises(ValueError, match="queries have 7 dimensions, the rows 8"):
+        query_neighbours(X, X[:, :7])
+
+
+# --- weighted means ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (8,)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("temperature", [1e-3, 0.1, 10.0])
+def test_weighted_means_are_products_with_the_dense_matrix(shape, dtype, temperature):
+    result = neighbour_graph(X[:40], k=50, device="cpu")
+    dense = np.zeros((40, 40))
+    for row in range(40):
+        for other, cosine in zip(result.rows[row], result.cosines[row].astype(float), strict=True):
+            if other >= 0:
+                dense[row, other] = np.exp((cosine - float(result.cosines[row, 0])) / temperature)
+    dense /= dense.sum(1, keepdims=True)
+    values = np.random.default_rng(0).normal(size=(40, *shape)).astype(dtype)
+    means = result.weighted_means(values, temperature)
+    assert means.dtype == dtype and means.shape == values.shape
+    np.testing.assert_allclose(means, dense @ values, atol=1e-5)
+    some = np.array([7, 3, 3])
+    np.testing.assert_allclose(result.weighted_means(values, temperature, rows=some), (dense @ values)[some], atol=1e-5)
+
+
+def test_a_row_without_neighbours_gets_the_mean_of_all():
+    rows, cosines = (
+        np.array([[1, -1], [-1, -1], [0, 1]], np.int32),
+        np.array([[0.5, -np.inf], [-np.inf] * 2, [0.5] * 2]),
+    )
+    lone = NeighbourGraph(rows, cosines.astype(np.float16))
+    values = np.array([[1.0, 0], [2, 0], [6, 3]])
+    assert lone.weighted_means(values).tolist() == [[2, 0], [3, 1], [1.5, 0]]
+    assert lone.weighted_means(values, rows=np.array([1])).tolist() == [[3, 1]]
+
+
+def test_wrong_values_and_temperatures_are_refused():
+    result = neighbour_graph(X, device="cpu")
+    with pytest.raises(ValueError, match="values have 30 rows, but a neighbour has row number"):
+        result.weighted_means(np.ones(30))
+    for temperature in (0, -1, np.nan):
+        with pytest.raises(ValueError, match="temperature must be above 0"):
+            result.weighted_means(np.ones(N), temperature)
+
+
+# --- sources, imports --------------------------------------------------------------------------
+
+
+def test_some_rows_of_some_rows_are_read_in_blocks(opened):
+    source = subset(subset(row_source(opened(X)), np.arange(5, 305, 3)[:90]), np.array([0, 2, 89]))
+    assert len(source) == 3 and source.d == 8
+    assert (np.concatenate([block.copy() for _, block in source.blocks()]) == X[[5, 11, 272]]).all()
+    assert "0011.png" in str(source.not_finite_error(np.array([1])))
+
+
+def test_a_kept_graph_is_read_without_torch_and_faiss(tmp_path):
+    cache = write_cache(tmp_path / "cache.h5", X)
+    graph.cached_graph(cache, device="cpu")
+    script = (
+        "import sys; from pucache.cache.embedding_cache import EmbeddingCache\n"
+        "from pucache.neighbours.graph import cached_graph\n"
+        "print(cached_graph(EmbeddingCache(sys.argv[1])).k)\n"
+        "print(sorted({'torch', 'faiss', 'sklearn', 'scipy'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", script, str(cache.files[0].path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stdout.split("\n")[:2] == ["30", "[]"]
+
+
+def test_a_cache_that_is_damaged_is_named(tmp_path):
+    path = tmp_path / "cache.h5"
+    data = bytearray(write_cache(path, X).files[0].path.read_bytes())
+    data[data.index(X[7].tobytes())] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CacheError, match="is damaged: embeddings are not as they were written"):
+        neighbour_graph(EmbeddingCache(path), device="cpu")

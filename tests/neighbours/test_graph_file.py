@@ -1,0 +1,217 @@
+import logging
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from helpers.planted import planted, write_cache
+from helpers.slow import slow
+
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.errors import CacheError
+from pucache.neighbours import graph
+from pucache.neighbours.graph import cached_graph, neighbour_graph
+from pucache.neighbours.graph_file import KIND, checksums_of, graph_path, read_graph, write_graph
+from pucache.storage import tensor_file
+from pucache.verify_files import verify
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+N = 60
+X = planted(N, d=6)[0]
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return write_cache(tmp_path / "cache.h5", X)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Counts how often a graph is made."""
+    genuine, count = graph.neighbour_graph, []
+    monkeypatch.setattr(graph, "neighbour_graph", lambda *given, **named: count.append(1) or genuine(*given, **named))
+    return count
+
+
+@pytest.fixture
+def said(caplog):
+    caplog.set_level(logging.DEBUG, "pucache")
+    return lambda level: [record.getMessage() for record in caplog.records if record.levelno == level]
+
+
+def same(first, second):
+    return (first.rows == second.rows).all() and (first.cosines == second.cosines).all()
+
+
+def test_a_graph_comes_back_from_its_file(cache, made):
+    first, again = cached_graph(cache, device="cpu"), cached_graph(cache)
+    assert len(made) == 1 and graph_path(cache).name == "cache.h5.neighbours"
+    assert same(first, again) and (again.search, again.exact) == ("exact search", True)
+    assert again.rows.dtype == np.int32 and again.cosines.dtype == np.float16
+    for name in ("mean", "directions", "variances"):
+        assert (getattr(again.whitening, name) == getattr(first.whitening, name)).all()
+    values = np.arange(N, dtype=np.float32)
+    assert (again.weighted_means(values) == first.weighted_means(values)).all()
+    size = graph_path(cache).stat().st_size
+    assert size < N * 30 * 6 + 10_000
+
+
+@pytest.mark.parametrize("options", [{"k": 29}, {"method": "ivf"}])
+def test_another_search_means_another_graph(cache, made, options):
+    cached_graph(cache, device="cpu")
+    other = cached_graph(cache, device="cpu", **options)
+    assert len(made) == 2 and other.k == options.get("k", 30) and other.exact == ("method" not in options)
+    cached_graph(cache, device="cpu", **options)
+    assert len(made) == 2
+    cached_graph(cache, device="cpu", method="auto", k=other.k)
+    assert len(made) == 2
+
+
+def test_a_cache_that_was_written_anew_has_its_graph_made_anew(cache, tmp_path, made, said):
+    cached_graph(cache, device="cpu")
+    changed = write_cache(tmp_path / "cache.h5", X[::-1])
+    got = cached_graph(changed, device="cpu")
+    assert len(made) == 2 and same(got, neighbour_graph(X[::-1].copy(), device="cpu"))
+    assert said(logging.DEBUG)[-1] == f"{graph_path(cache)} is of another state of the cache; making it anew"
+    assert not said(logging.INFO) and not said(logging.WARNING)
+
+
+def test_a_graph_of_another_cache_is_not_used(cache, tmp_path, made):
+    other = write_cache(tmp_path / "other.h5", X + np.arange(6, dtype=np.float32) ** 2 * X)
+    cached_graph(other, device="cpu")
+    graph_path(other).rename(graph_path(cache))
+    assert same(cached_graph(cache, device="cpu"), neighbour_graph(X, device="cpu")) and len(made) == 2
+
+
+DAMAGE = {
+    "empty": lambda data: b"",
+    "short": lambda data: data[:10],
+    "half": lambda data: data[: len(data) // 2],
+    "flipped": lambda data: data[:-99] + bytes([data[-99] ^ 4]) + data[-98:],
+    "longer": lambda data: data + b"x",
+    "text": lambda data: b"precious notes\n" * 40,
+    "head cut": lambda data: data[8:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_graph_is_made_anew(cache, damage, made, said):
+    right = cached_graph(cache, device="cpu")
+    path = graph_path(cache)
+    whole = path.read_bytes()
+    path.write_bytes(DAMAGE[damage](whole))
+    with pytest.raises(CacheError, match=r"made anew|keeps beside a cache"):
+        read_graph(path)
+    assert same(cached_graph(cache, device="cpu"), right) and len(made) == 2
+    assert not said(logging.WARNING)
+    assert path.read_bytes() == whole and same(cached_graph(cache), right) and len(made) == 2
+
+
+def test_every_flipped_bit_is_seen(cache):
+    cached_graph(cache, device="cpu")
+    path = graph_path(cache)
+    whole, draw = path.read_bytes(), np.random.default_rng(0)
+    for place in draw.integers(0, len(whole), 300):
+        data = bytearray(whole)
+        data[place] ^= 1 << draw.integers(8)
+        path.write_bytes(data)
+        with pytest.raises(CacheError):
+            read_graph(path)
+
+
+@pytest.mark.parametrize(
+    "tensors, state",
+    [
+        ({"rows": np.zeros((3, 2), np.int32)}, {}),
+        ({"rows": np.full((3, 2), 3, np.int32)}, {"cosines": np.zeros((3, 2), np.float16)}),
+        ({"rows": np.full((3, 2), -2, np.int32)}, {"cosines": np.zeros((3, 2), np.float16)}),
+        ({"rows": np.zeros((3, 2), np.int64)}, {"cosines": np.zeros((3, 2), np.float16)}),
+        ({"rows": np.zeros((3, 2), np.int32)}, {"cosines": np.zeros((3, 3), np.float16)}),
+        ({"rows": np.zeros(3, np.int32)}, {"cosines": np.zeros(3, np.float16)}),
+    ],
+)
+def test_what_is_no_graph_is_refused(cache, tensors, state):
+    cached_graph(cache, device="cpu")
+    path = graph_path(cache)
+    _, genuine = tensor_file.read(path, KIND, max_bytes=1 << 30)
+    tensor_file.write(path, KIND, {**tensors, **state}, genuine)
+    with pytest.raises(CacheError):
+        read_graph(path)
+
+
+def test_the_graph_of_a_folder_of_shards_is_that_of_one_file(cache, tmp_path, made):
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for number, rows in enumerate(np.array_split(np.arange(N), 3)):
+        write_cache(folder / f"{number}.h5", X[rows], [f"{row:05}.png" for row in rows])
+    first = cached_graph(cache, device="cpu")
+    shards = EmbeddingCache(folder)
+    got = cached_graph(shards, device="cpu")
+    assert graph_path(shards) == folder / "0.h5.neighbours" and graph_path(shards).exists()
+    np.testing.assert_allclose(got.cosines, first.cosines, atol=2e-3)
+    assert np.mean(got.rows == first.rows) > 0.99
+    assert same(cached_graph(EmbeddingCache(folder)), got) and len(made) == 2
+    cached_graph(EmbeddingCache(folder / "0.h5"), device="cpu")
+    assert len(made) == 3, "the first shard alone is another cache"
+
+
+def test_a_folder_that_cannot_be_written_to_costs_one_line(cache, monkeypatch, made, said):
+    def refuse(*given, **named):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    got = cached_graph(cache, device="cpu")
+    (line,) = said(logging.WARNING)
+    assert line.startswith("the graph of neighbours is not kept, and made anew each time: cannot write ")
+    assert len(got) == N and not graph_path(cache).exists()
+
+
+def test_a_full_disk_costs_one_line_and_leaves_the_cache(cache, small_disk, said):
+    with small_disk(5000):
+        got = cached_graph(cache, device="cpu")
+    assert len(got) == N and len(said(logging.WARNING)) == 1
+    assert [path.name for path in graph_path(cache).parent.iterdir()] == ["cache.h5"]
+
+
+def test_a_folder_in_the_place_of_the_graph_costs_one_line(cache, said):
+    graph_path(cache).mkdir()
+    assert len(cached_graph(cache, device="cpu")) == N
+    (line,) = said(logging.WARNING)
+    assert "cache.h5.neighbours is a directory" in line
+
+
+def test_rows_of_a_subset_are_not_kept(cache):
+    neighbour_graph(cache, rows=np.arange(20), device="cpu")
+    assert not graph_path(cache).exists()
+
+
+@pytest.mark.parametrize("before", [slow(None), b"an earlier graph"])
+def test_killed_while_it_is_written_it_leaves_what_was_there(cache, tmp_path, before):
+    path = graph_path(cache)
+    if before is not None:
+        path.write_bytes(before)
+    script = (
+        "import os, signal, sys\n"
+        "os.replace = lambda *given: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "from pucache.cache.embedding_cache import EmbeddingCache\n"
+        "from pucache.neighbours.graph import cached_graph\n"
+        "cached_graph(EmbeddingCache(sys.argv[1]), device='cpu')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, str(cache.files[0].path)], capture_output=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert (path.read_bytes() if path.exists() else None) == before
+    assert list(tmp_path.glob(".cache.h5.neighbours*"))
+    cached_graph(cache, device="cpu")
+    assert read_graph(path)[1] == checksums_of(cache) and not list(tmp_path.glob(".cache.h5.neighbours*"))
+
+
+def test_verify_reads_the_cache_beside_its_graph_and_the_graph_itself(cache, tmp_path):
+    write_graph(graph_path(cache), neighbour_graph(cache, device="cpu"), checksums_of(cache))
+    (whole,) = verify(tmp_path)
+    assert (whole.kind, whole.rows, whole.damage) == ("cache", N, "")
+    (whole,) = verify(graph_path(cache))
+    assert (whole.kind, whole.rows, whole.damage) == ("neighbours", N, "")
+    graph_path(cache).write_bytes(graph_path(cache).read_bytes()[:-1] + b"x")
+    (damaged,) = verify(graph_path(cache))
+    assert damaged.kind == "neighbours" and "is damaged" in damaged.damage
