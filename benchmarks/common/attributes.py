@@ -11,9 +11,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.common.cifar import Cifar
-from benchmarks.common.image_classes import Task, one_vs_rest_rows
-from pucache import EmbeddingCache, load_encoder, open_source
-from pucache.embedding.embed import run_embedding
+from benchmarks.common.image_classes import Task, embedded, one_vs_rest_rows
 
 TRANSFORMED, TRANSFORMED_TEST = 3300, 1000  # images by attribute; 5 % of the pile and 500 labelled fit
 TINT = (1.15, 1.0, 0.8)  # factors of red, green, blue
@@ -73,8 +71,7 @@ class Attributes:
             for attribute in ATTRIBUTES:
                 self._write(folder, attribute)
             (folder / DONE).touch()
-        run_embedding(open_source(folder), cache := work / f"{name}.h5", load_encoder())
-        transformed = EmbeddingCache(cache)
+        transformed = embedded(folder, work / f"{name}.h5")
         self.X, self.row = np.array(transformed.X), {key: row for row, key in enumerate(transformed.keys)}
 
     def rows(self, attribute: str, part: str) -> np.ndarray:

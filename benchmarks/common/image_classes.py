@@ -1,5 +1,6 @@
 """One-vs-rest tasks on images of labelled classes: embeddings by pucache's default encoder, computed once."""
 
+import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,9 +9,21 @@ import numpy as np
 
 from pucache import EmbeddingCache, load_encoder, open_source
 from pucache.embedding.embed import run_embedding
+from pucache.errors import CacheLockedError
 from pucache.storage.tables import table_writer
 
 QUICK = 4  # the small version takes every image whose index this divides
+
+
+def embedded(source: Path, cache: Path) -> EmbeddingCache:
+    """Embeddings of images by the default encoder; waits while another process makes or checks them."""
+    while True:
+        try:
+            run_embedding(open_source(source), cache, load_encoder())
+        except CacheLockedError:
+            time.sleep(1)
+        else:
+            return EmbeddingCache(cache)
 
 
 @dataclass(frozen=True)
@@ -126,8 +139,7 @@ class ImageClasses:
             kept = [key for key in keys if int(Path(key).stem) % self.part == 0]
             source = write_manifest(work / f"{self.quick_prefix}-{name}.csv", source, kept)
             cache = work / f"{self.quick_prefix}-{name}.h5"
-        run_embedding(open_source(source), cache, load_encoder())
-        return EmbeddingCache(cache)
+        return embedded(source, cache)
 
     def one_vs_rest(self, name: str, share: float, labelled: int, seed: int) -> Task:
         """One class hidden, at a share of the unlabelled, among all images of the others."""
