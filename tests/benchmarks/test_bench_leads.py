@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from benchmarks.common import second_encoder
-from benchmarks.common.cifar import Task
+from benchmarks.common.cifar import CLASSES, Cifar, Task
 from benchmarks.quality import lead_methods as leads
 from benchmarks.quality import lead_page
+from benchmarks.quality import leads as script
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 P, HIDDEN, N, TEST, DIM = 20, 30, 300, 60, 8
@@ -95,6 +96,45 @@ def test_the_setting_of_the_greatest_gain_is_chosen():
 def test_a_lead_wins_where_the_gain_is_beyond_two_standard_errors(gain, verdict):
     assert lead_page.verdict(rows(gain), "a: x").startswith(verdict)
     assert verdict in lead_page.page(rows(gain), rows(gain), 1000, False)
+
+
+@pytest.fixture
+def images():
+    """Embeddings of 60 training and of 60 test images of each class."""
+    draw, data = np.random.default_rng(0), Cifar.__new__(Cifar)
+    keys = [f"{name}/{index:05}.png" for name in CLASSES for index in range(60)]
+    for part in ("", "_test"):
+        setattr(data, f"keys{part}", keys)
+        setattr(data, f"label{part}", np.array([key.split("/")[0] for key in keys]))
+        setattr(data, f"X{part}", draw.normal(size=(len(keys), DIM)).astype(np.float16))
+    return data
+
+
+def test_a_thin_run_has_a_sixth_of_the_images_in_their_order(images, monkeypatch, tmp_path):
+    monkeypatch.setattr(script, "DIRECTIONS", 3)
+    monkeypatch.setattr(script, "embedded", lambda data, work: (data.X * 2, data.X_test * 2))
+    data = script.embeddings(images, tmp_path, second=True, whole=False)
+    assert [data[name].X.shape for name in ("first", "second", "both")] == [(100, 3), (100, 3), (100, 6)]
+    assert (data["first"].label == np.repeat(CLASSES, 10)).all()
+    np.testing.assert_allclose(np.abs(data["first"].X), np.abs(data["second"].X), atol=2e-3)  # alike but for scale
+
+
+def test_a_run_verifies_only_the_chosen_settings_on_the_other_classes(monkeypatch, tmp_path):
+    asked = []
+
+    def measure(data, work, settings, cell):
+        asked.append((cell["class"], settings))
+        kinds = [f"{lead}: {kind}" for lead, names in settings.items() for kind in names]
+        gain = {name: 0.1 * ("800" in name) for name in kinds}
+        return {name: dict.fromkeys(lead_page.FIGURES, gain.get(name, 0)) for name in ["linear", *kinds]}
+
+    monkeypatch.setattr(script, "measure", measure)
+    choice, verification = script.run({}, tmp_path, "leads")
+    assert {row["class"] for row in choice} == set(script.CHOICE)
+    assert {row["class"] for row in verification} == set(CLASSES) - set(script.CHOICE)
+    assert len(choice) + len(verification) == len(asked) == 40
+    assert all(len(kinds) == 1 for kinds in asked[-1][1].values())
+    assert asked[-1][1]["labels of the cluster"][0].startswith("800")
 
 
 def test_packaged_weights_are_renamed_in_order_or_refused(tmp_path):
