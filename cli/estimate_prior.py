@@ -61,12 +61,14 @@ def estimate_prior(
     """
     from pucache.cache.embedding_cache import open_cache
     from pucache.pu.data import PUData
-    from pucache.pu.estimate_prior import estimate_prior_on
+    from pucache.pu.estimate_prior import check_request, estimate_prior_on
     from pucache.pu.label_requirements import LabelCount
     from pucache.pu.priors import METHODS
 
     from .progress import terminal_progress
 
+    methods = methods or tuple(METHODS)
+    check_request(methods, **{name: parameters[name] for name in ("draws", "level", "n_folds")})
     data = PUData.of(open_cache(cache), positives, options.twin_cosine(twins), negatives=negatives)
     count, labelled = LabelCount.of(data.s, groups=data.group), int(data.s.sum())
     counts = {"labelled_positives": labelled, "unlabelled": len(data.s) - labelled}
@@ -74,7 +76,7 @@ def estimate_prior(
     if not count.has_estimates:
         output.print_result(counts | {"estimates": None, "note": count.sentence}, [line, count.sentence], as_json)
         return
-    estimates = estimate_prior_on(data, methods=methods or tuple(METHODS), progress=terminal_progress(), **parameters)
+    estimates = estimate_prior_on(data, methods=methods, progress=terminal_progress(), **parameters)
     result = counts | {
         "estimates": {estimate.method: _stated(estimate, count) for estimate in estimates},
         "note": count.sentence,

@@ -89,7 +89,7 @@ def estimate_prior_on(
     ValueError
         Unknown method, or a number outside its domain.
     """
-    _check(methods, draws, level, n_folds)
+    check_request(methods, draws=draws, level=level, n_folds=n_folds)
     labels = data.training_labels
     fold = assign_folds(labels.training_s, n_folds, seed, data.group)
     fitter = CrossFitter(data.design_matrix(device), labels, fold, risk=PURisk(), prior=0.5, seed=seed)
@@ -132,7 +132,7 @@ def estimate_from_cross_fit(
     list of PriorEstimate
         One per method, in the order given.
     """
-    _check(methods, draws, level)
+    check_request(methods, draws=draws, level=level)
     bounds = data.training_labels.bounds
     estimates = []
     for method in methods:
@@ -148,7 +148,8 @@ def estimate_from_cross_fit(
     return estimates
 
 
-def _check(methods: Sequence[str], draws: int, level: float, n_folds: int = 2) -> None:
+def check_request(methods: Sequence[str], *, draws: int = 0, level: float = 0.9, n_folds: int = 2) -> None:
+    """Raise `ValueError` for arguments of `estimate_prior_on` that are outside their domain."""
     unknown = [method for method in methods if method not in METHODS]
     if unknown or not methods:
         raise ValueError(f"unknown method {', '.join(map(repr, unknown)) or 'none'}; use {', '.join(METHODS)}")
