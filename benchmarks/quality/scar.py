@@ -99,7 +99,7 @@ def task(vehicles: Vehicles, way: str, labelled: int, seed: int) -> tuple[np.nda
 
 
 def measure(X: np.ndarray, s: np.ndarray, y: np.ndarray) -> dict:
-    model = PULinearClassifier(draws=0).fit(X, s)
+    model = PULinearClassifier(method="linear").fit(X, s)
     margins = model.held_out_margins_
     check = check_scar(X, Labels.of(s), margins, model.tilt_)
     hidden = (s == 0) & y

@@ -96,7 +96,9 @@ class PULinearClassifier(ClassifierMixin, PULinearModel, BaseEstimator):
         Evidence on what neighbours are worth, their weight in rankings, and the calibration of scores with
         neighbours; None where they were not looked at.
     held_out_margins_ : ndarray of float32, (n,)
-        Margin of each row trained on, by a head that did not see it; not saved.
+        Margin of each row trained on, by a head that did not see its label; not saved.
+    classifier_margins_ : ndarray of float32, (n,)
+        The same by the classifier before distillation; not saved.
     encoder_ : EncoderSpec or None
         Encoder of X; set by `train_pu` and checked by `check_fits`.
     n_labelled_, n_unlabelled_ : int

@@ -180,6 +180,7 @@ class PULinearModel:
         if self.prior is None and not count.has_estimates:
             self.prior_, self.prior_estimate_ = float(np.clip(ASSUMED_PRIOR, *labels.bounds)), None
         self.held_out_margins_, self.method_ = fit.held_out_margins, fit.method
+        self.classifier_margins_ = fit.classifier_cross_fit.margins
         self._calibrate(fit.held_out_margins, s, labels.weights)
         if not count.has_estimates and parse_rule(self.threshold)[0] == "f1":
             self.threshold_ = near_share(self.threshold_, fit.held_out_margins[s == 0], self.prior_)

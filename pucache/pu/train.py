@@ -11,6 +11,7 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..progress import Progress
+from .calibration import fit_tilt
 from .data import PUData
 from .label_requirements import LabelCount, assumption
 from .labels import TWIN_COSINE, Labels
@@ -131,7 +132,9 @@ def train_on(data: PUData, *, progress: Progress | None = None, **parameters: An
 
 
 def scar_of(data: PUData, model: PULinearModel) -> ScarCheck:
-    """Compare labelled positives with likely positives, by the held-out margins of a model.
+    """Compare labelled positives with likely positives, by the held-out margins of a model's classifier.
+
+    A distilled head is not asked: it calls more rows like the labelled ones, and fewer of other kinds.
 
     Parameters
     ----------
@@ -143,9 +146,11 @@ def scar_of(data: PUData, model: PULinearModel) -> ScarCheck:
     -------
     ScarCheck
     """
-    return check_scar(
-        data.cache.X, data.labels, model.held_out_margins_, model.tilt_, group=data.group, seed=model.seed
-    )
+    margins, tilt = model.classifier_margins_, model.tilt_
+    if model.method_ == "distilled":
+        labels = data.training_labels
+        tilt = fit_tilt(margins, labels.s, labels.weights, model.prior)
+    return check_scar(data.cache.X, data.labels, margins, tilt, group=data.group, seed=model.seed)
 
 
 @dataclass(frozen=True)
