@@ -75,6 +75,9 @@ class DistillationRows:
     ) -> DistillationRows:
         """All rows, or the positives and as many of the others as fit into the sample, evenly spaced.
 
+        Rows of weight 0 are left out. The weights of all others are divided by their mean, among the labelled
+        positives and among the rest.
+
         Parameters
         ----------
         design : DesignMatrix
@@ -86,12 +89,13 @@ class DistillationRows:
         -------
         DistillationRows
         """
-        others, X = design.unlabelled_rows, design.X
+        X, labels = design.X, _evenly_weighted(labels)
         room = max(1, min(SAMPLE_ROWS, SAMPLE_BYTES // (X.itemsize * X.shape[1])))
-        if len(others) <= room:
+        positives, others = (_with_weight(rows, labels) for rows in (design.positive_rows, design.unlabelled_rows))
+        kept = others if len(others) <= room else others[np.linspace(0, len(others) - 1, room).astype(np.int64)]
+        if len(kept) + len(positives) == len(fold):
             return cls(rows=None, design=design, labels=labels, fold=fold, graph=graph_source(None))
-        kept = others[np.linspace(0, len(others) - 1, room).astype(np.int64)]
-        rows = np.union1d(kept, design.positive_rows)
+        rows = np.union1d(kept, positives)
         sampled = labels.take(rows, len(kept) / len(others))
         return cls(
             rows=rows,
@@ -159,7 +163,7 @@ def distil(
     targets = propagate(log_ratios, labels, shares, on.graph, rounds=_LATER_ROUNDS)
     heads, log_ratios = _fit(on, targets, start=heads)
     shares = labels.unlabelled_means(targets)
-    heads = _centred(heads, targets)
+    heads = _centred(heads, targets, on.labels.training_weights)
     of_folds = heads.take(np.arange(folds))
     return Distillation(
         head=heads.take([folds]),
@@ -196,15 +200,39 @@ def evidence(
     return NeighbourEvidence(agreement=agreement, held_out=gains, labels=int(on.labels.training_s.sum()))
 
 
+def _with_weight(rows: np.ndarray, labels: TrainingLabels) -> np.ndarray:
+    """Those of some rows that have a weight above 0."""
+    return rows if labels.training_weights is None else rows[labels.training_weights[rows] > 0]
+
+
+def _evenly_weighted(labels: TrainingLabels) -> TrainingLabels:
+    """Labels with the row weights divided by their mean, among the labelled positives and among the rest.
+
+    A held-out positive then weighs as much as a hidden one, on the average.
+    """
+    if labels.weights is None or labels.training_weights is None:
+        return labels
+    positive, weighted = labels.s == 1, labels.weights > 0
+    of_positives, of_rest = (float(labels.weights[rows & weighted].mean()) for rows in (positive, ~positive))
+    scale = np.where(positive, 1 / of_positives, 1 / of_rest).astype(np.float32)
+    return replace(
+        labels,
+        weights=labels.weights * scale,
+        training_weights=labels.training_weights * scale,
+        confirmed_weight=labels.confirmed_weight / of_rest,
+        rejected_weight=labels.rejected_weight / of_rest,
+    )
+
+
 def _fit(on: DistillationRows, targets: np.ndarray, start: FittedHeads | None = None) -> tuple[FittedHeads, np.ndarray]:
     """Heads of soft targets (m, C), and their margins as log density ratios, float32 (m, C)."""
     heads = fit_soft_targets(on.design, targets, weights=on.labels.training_weights, penalty=_PENALTY, start=start)
-    return heads, _centred(heads, targets).margins(on.design.X)
+    return heads, _centred(heads, targets, on.labels.training_weights).margins(on.design.X)
 
 
-def _centred(heads: FittedHeads, targets: np.ndarray) -> FittedHeads:
-    """The heads with logit(mean target) taken off their intercepts."""
-    means = targets.mean(0, dtype=np.float64).clip(_MEAN_LIMIT, 1 - _MEAN_LIMIT)
+def _centred(heads: FittedHeads, targets: np.ndarray, weights: np.ndarray | None) -> FittedHeads:
+    """The heads with logit(mean target), by the weights they were trained with, taken off their intercepts."""
+    means = np.average(targets.astype(np.float64), axis=0, weights=weights).clip(_MEAN_LIMIT, 1 - _MEAN_LIMIT)
     return replace(heads, intercept=(heads.intercept - logit(means)).astype(np.float32))
 
 
