@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from helpers.neighbours import with_neighbours
 from helpers.planted import planted, write_cache
 from helpers.slow import slow
 
@@ -26,7 +27,10 @@ ALLOWED = {
     "evaluate scores.csv --truth truth.csv": set(),
     "score model.safetensors cache.h5 --out new.csv": {"h5py"},
     f"retrieve-positives cache.h5 {LABELS}": {"h5py"},
-    f"retrieve-positives cache.h5 {LABELS} --model model.safetensors": {"h5py", "faiss"},
+    f"retrieve-positives cache.h5 {LABELS} --model model.safetensors": {"h5py"},
+    f"retrieve-positives cache.h5 {LABELS} --model with_neighbours.safetensors": {"h5py", "torch"},
+    f"retrieve-positives cache.h5 {LABELS} --model with_neighbours.safetensors --out kept.csv": {"h5py"},
+    "score with_neighbours.safetensors cache.h5 --neighbours cache.h5 --out fused.csv": {"h5py"},
     f"train-pu cache.h5 {LABELS} --prior 0.3 --device cpu": {"h5py", "torch"},
     f"estimate-prior cache.h5 {LABELS} --draws 0 --device cpu": {"h5py", "torch", "sklearn"},
     f"sweep-priors cache.h5 {LABELS} --no-plot --device cpu": {"h5py", "torch"},
@@ -38,8 +42,9 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("imports")
     X, s, y = planted(120, labelled=20)
     cache = write_cache(folder / "cache.h5", X)
-    model = PULinearClassifier(prior=0.3, device="cpu").fit(X, s)
+    model = PULinearClassifier(prior=0.3, method="linear", device="cpu").fit(X, s)
     model.save(folder / "model.safetensors")
+    with_neighbours(model, 2.0).save(folder / "with_neighbours.safetensors")
     (folder / "positives.txt").write_text("".join(f"{key}\n" for key in cache.keys[np.flatnonzero(s)]))
     truth = [f"{key},{label}" for key, label in zip(cache.keys, y, strict=True)]
     (folder / "truth.csv").write_text("\n".join(["key,label", *truth]) + "\n")

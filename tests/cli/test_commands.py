@@ -21,6 +21,7 @@ import timm
 import torch
 from click.testing import CliRunner
 from helpers.hangs import HANG_SECONDS
+from helpers.neighbours import with_neighbours
 from helpers.planted import planted, write_cache
 from helpers.sealing import edited
 from helpers.slow import slow
@@ -199,17 +200,34 @@ def test_train_writes_a_model_and_its_metrics(world, trained):
     assert trained["scar"]["verdict"] in ("alike", "too few") and trained["scar"]["labelled"] <= LABELLED
     model = PULinearClassifier.load(world / "model.safetensors")
     assert model.encoder_ == EmbeddingCache(world / "cache.h5").encoder
+    neighbours = {name: value for name, value in model.neighbours_.to_json().items() if name != "tilt"}
+    assert (trained["method"], trained["neighbours"]) == (model.method_, neighbours)
+
+
+def test_train_says_its_method_and_why(world, trained, here):
+    command = "train-pu {w}/cache.h5 --positives {w}/positives.txt --prior 0.15 --device cpu "
+    settings = trained["neighbours"]
+    expected = f"method {trained['method']}: {settings['reason']}; neighbours by exact search"
+    assert expected in run(command, w=world).stdout.splitlines()
+    for how in ("--method linear", "--solver sgd --epochs 1"):
+        assert "method linear" in run(command + how, w=world).stdout.splitlines()
+        assert json.loads(Path("metrics.json").read_text())["neighbours"] is None
+    few = command.replace("{w}/positives.txt", "red/00[0-2].png")
+    too_few = "method linear: too few labelled positives to tell whether neighbours help"
+    assert too_few in run(few, w=world).stdout.splitlines()
 
 
 FOUND = "retrieve-positives {w}/cache.h5 --positives {w}/positives.txt --twins 2 "
+FUSED = "classifier and neighbours, fused"
 WAYS = {
     "": "similarity (whitened)",
     "--by similarity": "similarity (whitened)",
     "--similarity centroid": "similarity (centroid)",
     "--similarity topk": "similarity (topk)",
     "--similarity max": "similarity (max)",
-    "--model {w}/model.safetensors": "classifier and neighbours, fused",
-    "--model {w}/model.safetensors --by fused": "classifier and neighbours, fused",
+    "--model {w}/model.safetensors --by fused": FUSED,
+    "--model {w}/with_neighbours.safetensors": FUSED,
+    "--model {w}/without_neighbours.safetensors": "classifier",
     "--model {w}/model.safetensors --by classifier": "classifier",
     "--index ivf": "similarity (whitened), ivf index",
     "--index hnsw --similarity max": "similarity (max), hnsw index",
@@ -219,22 +237,39 @@ WAYS = {
 
 @pytest.fixture
 def indexed(world, embedded, here):
-    """A copy of the world's cache, so that an index beside it stays here."""
-    shutil.copytree(world, here / "w", ignore=shutil.ignore_patterns("images", "bad"))
+    """A copy of the world's cache and models, so that an index beside it stays here."""
+    shutil.copytree(world, here / "w", ignore=shutil.ignore_patterns("images", "bad", "cache.h5.*"))
+    if (world / "model.safetensors").exists():
+        model = PULinearClassifier.load(world / "model.safetensors")
+        with_neighbours(model, 2.0).save(here / "w" / "with_neighbours.safetensors")
+        with_neighbours(model, 0.0, "linear").save(here / "w" / "without_neighbours.safetensors")
     return here / "w"
 
 
 @pytest.mark.parametrize("how", WAYS)
 def test_retrieve_finds_the_hidden_positives_first(trained, indexed, here, how):
     told = run_json(FOUND + "-k 20 --device cpu " + how, w=indexed)
+    note, search = told.pop("note"), told.pop("search")
     assert told == {"out": "ranked.csv", "by": WAYS[how], "retrieved": 20, "unlabelled": N - LABELLED}
+    assert search == ("exact search" if WAYS[how] == FUSED else None)
+    assert (note is not None) == ("--model" in how and "--by classifier" not in how)
     rows = table(here / "ranked.csv")
     assert list(rows[0]) == ["rank", "key", "score"] and [row["rank"] for row in rows] == [str(n) for n in range(1, 21)]
     scores = [float(row["score"]) for row in rows]
     assert scores == sorted(scores, reverse=True)
     assert {row["key"] for row in rows[:HIDDEN]} == {f"red/{LABELLED + number:03}.png" for number in range(HIDDEN)}
     kept = sorted(path.name for path in indexed.glob("cache.h5.*"))
-    assert kept == ([f"cache.h5.{WAYS[how].split()[-2]}"] if "--index" in how else [])
+    files = {"--index": f"cache.h5.{WAYS[how].split()[-2:][0]}", "neighbours, fused": "cache.h5.neighbours"}
+    assert kept == [file for part, file in files.items() if part in how + WAYS[how]]
+
+
+def test_a_ranking_says_in_a_line_whether_neighbours_count(trained, indexed, here):
+    shown = run(FOUND + "--model {w}/with_neighbours.safetensors", w=indexed).stdout.splitlines()
+    assert "nearest neighbours count, with weight 2" in shown[-2]
+    assert shown[-1].endswith("by classifier and neighbours, fused (exact search)")
+    shown = run(FOUND + "--model {w}/without_neighbours.safetensors", w=indexed).stdout.splitlines()
+    assert shown[-2].startswith("the classifier ranks alone; nearest neighbours do not count")
+    assert shown[-1].endswith("to ranked.csv, by classifier")
 
 
 def test_retrieve_prints_the_best_and_where_the_rest_is(world, embedded, here):
@@ -350,6 +385,18 @@ def test_scores_of_a_cache_and_of_its_images_are_the_same(world, trained, here):
     assert (here / "new.h5").stat() == written, "what is embedded is not embedded again"
 
 
+def test_scores_with_neighbours_have_their_own_threshold(trained, indexed, here):
+    model = PULinearClassifier.load(indexed / "with_neighbours.safetensors")
+    command = "score {w}/with_neighbours.safetensors {w}/cache.h5 --neighbours {w}/cache.h5"
+    told = run_json(command, w=indexed)
+    rows = table(here / "scores.csv")
+    threshold = model.neighbours_.threshold
+    assert told["positives"] == sum(float(row["margin"]) > threshold for row in rows)
+    assert told["neighbours"] == str(indexed / "cache.h5") and told["rows"] == len(rows) == N
+    shown = run(command, w=indexed).stdout
+    assert f"above the threshold, by the image and its neighbours in {indexed}/cache.h5" in shown
+
+
 def test_evaluate_holds_scores_against_the_truth(world, trained, here):
     run("score {w}/model.safetensors {w}/cache.h5", w=world)
     told = run_json("evaluate scores.csv --truth {w}/truth.csv --at 5 --at 1000", w=world)
@@ -451,6 +498,7 @@ def bad(world, trained):
     cache = write_cache(bad / "other.h5", X)
     model = PULinearClassifier(prior=0.3, device="cpu").fit(X, s)
     model.save(bad / "bare.safetensors")
+    PULinearClassifier(prior=0.3, method="linear", device="cpu").fit(X, s).save(bad / "no_neighbours.safetensors")
     model.encoder_ = cache.encoder
     model.save(bad / "other.safetensors")
     (bad / "truncated.safetensors").write_bytes((world / "model.safetensors").read_bytes()[:-9])
@@ -547,11 +595,11 @@ BAD = {  # command: (exit code, what the one line must tell)
         FIND + f" --positives red/** -k {k}": (2, f"-k must be a whole number of at least 1, or all; got '{k}'")
         for k in ("0", "-1", "1.5", "some")
     },
-    FIND + " --positives red/** --by fused": (2, "--by fused needs --model FILE .*pucache train-pu"),
-    FIND + " --positives red/** --index ivf --model m": (2, "--similarity and --index do nothing where --model ranks"),
-    FIND + " --positives red/** --index ivf -k all": (2, "-k all scores every image, which --index ivf is not for"),
+    FIND + " --positives red/** --by fused": (2, "ranking by fused needs a model; train one with train-pu"),
+    FIND + " --positives red/** --index ivf --model m": (2, "similarity and index do nothing where a model ranks"),
+    FIND + " --positives red/** --index ivf -k all": (2, "all images are wanted, which index ivf is not for"),
     **{
-        FIND + f" --positives red/** {more}": (2, "--memory is for --index ivf or hnsw, and a number of GB above 0")
+        FIND + f" --positives red/** {more}": (2, "memory is for index ivf or hnsw, and a number of GB above 0")
         for more in ("--memory 1", "--index ivf --memory 0", "--index ivf --memory nan", "--index ivf --memory inf")
     },
     FIND + " --positives red/** --index ivf --memory 1e-6": (2, "an ivf index of .* allow more with --memory, or use"),
@@ -575,13 +623,13 @@ BAD = {  # command: (exit code, what the one line must tell)
     },
     FIND + " --positives {b}/classes.csv": (1, "classes.csv has the label 'Dress'; expected 1 or 0"),
     FIND + " --positives {b}/other_images.csv": (1, "1 of 1 keys in .* are other images in .*remove the digest column"),
-    FIND + " --positives red/** --by classifier": (2, "--by classifier needs --model FILE .*pucache train-pu"),
-    FIND + " --positives red/** --by similarity --model m": (2, "--by similarity does not use --model"),
+    FIND + " --positives red/** --by classifier": (2, "ranking by classifier needs a model; train one with train-pu"),
+    FIND + " --positives red/** --by similarity --model m": (2, "ranking by similarity uses no model"),
     FIND + " --positives red/** --device bogus": (2, "bogus"),
     FIND + f" --positives '*{'x' * 300}'": (1, "no key matches"),
     FIND + " --positives red/** --similarity max --model m": (
         2,
-        "--similarity and --index do nothing where --model ranks; leave them out, or --model",
+        "similarity and index do nothing where a model ranks; leave them out, or the model",
     ),
     FIND + " --positives red/** --model {b}/other.safetensors": (
         1,
@@ -594,6 +642,13 @@ BAD = {  # command: (exit code, what the one line must tell)
     SCORE + " {w}/cache.h5 --engine ray": (2, "--engine is for images that are to be embedded.*leave it out"),
     SCORE + " {w}/cache.h5 --shard 1/2": (2, "--shard is for images that are to be embedded.*leave it out"),
     SCORE + " {w}/images --address auto": (2, "--address is that of a Ray cluster; add --engine ray"),
+    "score {b}/no_neighbours.safetensors {w}/cache.h5 --neighbours {w}/cache.h5": (
+        1,
+        r"this model does not score with neighbours; leave neighbours out \(the model does not say whether",
+    ),
+    SCORE + " {w}/cache.h5 --neighbours {w}/truth.csv --out {w}/truth.csv": (1, "truth.csv is also an input"),
+    TRAIN + " --method distilled --solver sgd": (2, "method='distilled' needs solver='batch'"),
+    TRAIN + " --method nearest": (2, "nearest"),
     SCORE + " {w}/cache.h5 --out old.txt": (2, "old.txt must end in .csv or .parquet"),
     "score {b}/bare.safetensors {w}/cache.h5": (1, "expects 6-d rows; .*cache.h5 holds timm:"),
     "score {b}/bare.safetensors {w}/images": (1, "trained on bare arrays, which pucache cannot make; score a cache"),
