@@ -26,6 +26,7 @@ from .second_moments import SecondMoments
 CPU_RESIDENT = 1 << 29  # bytes of float32 rows kept in memory on the CPU
 CUDA_RESIDENT = 0.5  # share of the free device memory that rows may take
 _BLOCKS_PER_GROUP, _MAX_GROUPS = 4, 32  # see `RowBlocks.groups`
+_PART_VALUES = 1 << 20  # of a block that products take at once: float32 rows that stay in the processor's cache
 _SAMPLE = 4096  # rows that the leading directions are estimated from
 _DIRECTIONS = 64  # leading directions that preconditioners use
 
@@ -59,9 +60,15 @@ class RowBlocks:
         return self.blocks(range(len(self._slices)))
 
     def blocks(self, numbers: range) -> Iterator[tuple[slice, Tensor]]:
-        """Yield some of the blocks by number; several threads may do so at once."""
+        """Yield some of the blocks by number, in parts; several threads may do so at once."""
+        step = max(256, _PART_VALUES // self._X.shape[1]) if self._device.type == "cpu" else len(self._rows)
         for number in numbers:
-            yield self._slices[number], self._block(number)
+            rows, block = self._slices[number], self._block(number)
+            if len(block) <= step:
+                yield rows, block
+                continue
+            for begin in range(0, len(block), step):
+                yield slice(rows.start + begin, min(rows.start + begin + step, rows.stop)), block[begin : begin + step]
 
     def groups(self) -> list[range]:
         """Numbers of the blocks in groups of consecutive ones, for sums that several threads add up.

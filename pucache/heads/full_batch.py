@@ -19,16 +19,15 @@ from torch.nn.functional import softplus
 
 from ..progress import Progress
 from ..threads import RunAll, run_in_turn, worker_threads
-from .design_matrix import reduced_precision
 from .fitted import FittedHeads
-from .lbfgs import Minimum, Preconditioner, minimise
+from .lbfgs import Minimum, Preconditioner
 from .loss_sums import LossSum
 from .preconditioner import CovariancePreconditioner, balanced_preconditioner
 from .problem import HeadProblem
 from .risks import falling, rising
+from .stages import minimise_in_two_stages
 
-TOLERANCE = 3e-4  # relative norm of the preconditioned gradient; about the accuracy of scikit-learn's default
-_COARSE_TOLERANCE = 2e-3  # what reduced precision reaches
+TOLERANCE = 2e-4  # relative norm of the preconditioned gradient; about the accuracy of scikit-learn's default
 WIDTH = 2e-3  # of the smoothed kink, in units of the risk
 _MAX_PASSES = 300  # over the data
 _INITIAL_BOUND = 0.01  # of the initial coefficients
@@ -75,20 +74,9 @@ def _train(objective: _Objective, problem: HeadProblem, start: FittedHeads | Non
         gradient = objective(parameters, all_heads)[1]
         reference = (gradient * preconditioner(gradient, all_heads)).sum(1).clamp(min=0).sqrt()
         parameters = problem.tensor(start.standardised(problem.design.moments))
-    with reduced_precision(problem.device):
-        coarse = max(tolerance, _COARSE_TOLERANCE)
-        minimum = minimise(
-            objective, parameters, preconditioner, tolerance=coarse, evaluations=_MAX_PASSES, reference=reference
-        )
-    if tolerance < _COARSE_TOLERANCE:
-        minimum = minimise(
-            objective,
-            minimum.parameters,
-            preconditioner,
-            tolerance=tolerance,
-            evaluations=_MAX_PASSES,
-            reference=minimum.reference,
-        )
+    minimum = minimise_in_two_stages(
+        objective, parameters, preconditioner, tolerance=tolerance, reference=reference, evaluations=_MAX_PASSES
+    )
     objective(minimum.parameters, all_heads)  # so that risk and clamp are reported at the final parameters
     return _fitted(problem, minimum, objective)
 

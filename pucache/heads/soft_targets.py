@@ -22,17 +22,17 @@ from torch.nn.functional import softplus
 from ..devices import choose_device
 from ..progress import Progress, Silent
 from ..threads import RunAll, limited_threads, run_in_turn, worker_threads
-from .design_matrix import DesignMatrix, RowBlocks, reduced_precision
+from .design_matrix import DesignMatrix, RowBlocks
 from .fit import flushed_denormals
 from .fitted import FittedHeads
-from .lbfgs import Minimum, Preconditioner, minimise
+from .lbfgs import Minimum, Preconditioner
 from .loss_sums import LossSum
 from .moments import Moments
 from .preconditioner import MAX_DIMENSIONS, CovariancePreconditioner, HessianPreconditioner
 from .second_moments import SecondMoments
+from .stages import minimise_in_two_stages
 
 TOLERANCE = 2e-3  # relative norm of the preconditioned gradient; the ranking by margins no longer changes
-_COARSE_TOLERANCE = 2e-3  # what reduced precision reaches
 _MAX_PASSES = 300  # over the data
 _LEAST_MEAN = 1e-6  # of the targets that an initial intercept is computed from
 _LEAST_CURVATURE = 0.02  # relative to the one at the initial intercept; for targets of 0 and 1
@@ -120,28 +120,13 @@ def _train(objective: _Objective, design: DesignMatrix, start: FittedHeads | Non
     all_heads = torch.arange(len(objective), device=design.device)
     preconditioner = objective.preconditioner()
     parameters, reference = objective.initial_parameters(), None
-    with reduced_precision(design.device):
-        if start is not None:  # the tolerance refers to the gradient at the common initial point
-            gradient = objective(parameters, all_heads)[1]
-            reference = (gradient * preconditioner(gradient, all_heads)).sum(1).clamp(min=0).sqrt()
-            parameters = torch.from_numpy(start.standardised(design.moments)).to(design.device)
-        minimum = minimise(
-            objective,
-            parameters,
-            preconditioner,
-            tolerance=max(tolerance, _COARSE_TOLERANCE),
-            evaluations=_MAX_PASSES,
-            reference=reference,
-        )
-    if tolerance < _COARSE_TOLERANCE:
-        minimum = minimise(
-            objective,
-            minimum.parameters,
-            preconditioner,
-            tolerance=tolerance,
-            evaluations=_MAX_PASSES,
-            reference=minimum.reference,
-        )
+    if start is not None:  # the tolerance refers to the gradient at the common initial point
+        gradient = objective(parameters, all_heads)[1]
+        reference = (gradient * preconditioner(gradient, all_heads)).sum(1).clamp(min=0).sqrt()
+        parameters = torch.from_numpy(start.standardised(design.moments)).to(design.device)
+    minimum = minimise_in_two_stages(
+        objective, parameters, preconditioner, tolerance=tolerance, reference=reference, evaluations=_MAX_PASSES
+    )
     return _fitted(objective, minimum, design.moments)
 
 
