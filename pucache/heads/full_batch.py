@@ -27,7 +27,7 @@ from .problem import HeadProblem
 from .risks import falling, rising
 from .stages import minimise_in_two_stages
 
-TOLERANCE = 2e-4  # relative norm of the preconditioned gradient; about the accuracy of scikit-learn's default
+TOLERANCE = 3e-4  # relative norm of the preconditioned gradient; about the accuracy of scikit-learn's default
 WIDTH = 2e-3  # of the smoothed kink, in units of the risk
 _MAX_PASSES = 300  # over the data
 _INITIAL_BOUND = 0.01  # of the initial coefficients
