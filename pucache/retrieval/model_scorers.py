@@ -95,8 +95,12 @@ class Fused:
     @property
     def note(self) -> str:
         """Why neighbours count."""
-        asked = "" if chosen_weight(self.model) else f"neighbours count {_WEIGHT:g} time because fused was asked for; "
-        return asked + reason(self.model)
+        if chosen_weight(self.model):
+            return reason(self.model)
+        return (
+            f"neighbours have weight {_WEIGHT:g} because fused was asked for; by default the classifier would rank "
+            f"alone: {reason(self.model)}"
+        )
 
     def __call__(
         self, cache: EmbeddingCache, labels: Labels, count: int | None = None, progress: Progress | None = None

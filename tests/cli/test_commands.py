@@ -648,7 +648,6 @@ BAD = {  # command: (exit code, what the one line must tell)
     ),
     SCORE + " {w}/cache.h5 --neighbours {w}/truth.csv --out {w}/truth.csv": (1, "truth.csv is also an input"),
     TRAIN + " --method distilled --solver sgd": (2, "method='distilled' needs solver='batch'"),
-    TRAIN + " --method nearest": (2, "nearest"),
     SCORE + " {w}/cache.h5 --out old.txt": (2, "old.txt must end in .csv or .parquet"),
     "score {b}/bare.safetensors {w}/cache.h5": (1, "expects 6-d rows; .*cache.h5 holds timm:"),
     "score {b}/bare.safetensors {w}/images": (1, "trained on bare arrays, which pucache cannot make; score a cache"),

@@ -94,7 +94,7 @@ def test_a_model_without_a_weight_is_fused_at_weight_1_and_says_so(opened, linea
     scores = Fused(model, "cpu")(opened(X), LABELS)
     np.testing.assert_allclose(scores.values, fused(model, X, LABELS, 1.0), atol=CLOSE)
     assert (scores.posterior(np.arange(N)) == model.posterior(model.margins(X))).all()
-    assert scores.note.startswith("neighbours count 1 time because fused was asked for; ")
+    assert scores.note.startswith("neighbours have weight 1 because fused was asked for; ")
 
 
 def test_what_a_review_told_counts_in_the_neighbourhood(tmp_path, model):
