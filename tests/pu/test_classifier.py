@@ -44,6 +44,7 @@ def state(model):
     """Everything a model is, comparable with ==."""
     arrays = [(array.dtype, array.tolist()) for array in (model.coef_, model.classes_)]
     names = "intercept_ threshold_ prior_ prior_estimate_ share_ penalty_ tilt_ estimates_ n_labelled_ n_unlabelled_"
+    names += " neighbours_ method_"
     rest = {name: getattr(model, name) for name in [*names.split(), "n_features_in_", "encoder_"]}
     return arrays, rest, model.get_params()
 

@@ -12,6 +12,7 @@ from helpers.tiny import tiny_encoder
 
 from pucache.errors import ModelError, OutputError
 from pucache.heads.minibatch import SGDSettings
+from pucache.pu.calibration import Tilt
 from pucache.pu.classifier import PULinearClassifier
 from pucache.pu.model_file import (
     FORMAT,
@@ -25,6 +26,7 @@ from pucache.pu.model_file import (
     write,
     write_model,
 )
+from pucache.pu.neighbour_evidence import NeighbourEvidence, NeighbourSettings
 from pucache.pu.priors import PriorEstimate
 from pucache.version import __version__
 
@@ -211,11 +213,23 @@ def example_state(**changes):
         n_negatives=3,
         classes=np.array(["no", "yes"]),
         encoder=tiny_encoder().spec,
+        neighbours=NeighbourSettings(
+            evidence=NeighbourEvidence(agreement=(0.1, 0.2, 0.3), held_out=(-0.1, 0.0, 0.1), labels=10),
+            search="exact search",
+            share=0.2,
+            tilt=Tilt(0.5, 1.5, 0.3),
+            threshold=-1.0,
+        ),
+        method="distilled",
     )
     return dataclasses.replace(state, **changes)
 
 
-@pytest.mark.parametrize("missing", [{}, {"sgd_settings": None, "prior_estimate": None, "encoder": None}], ids=len)
+@pytest.mark.parametrize(
+    "missing",
+    [{}, {"sgd_settings": None, "prior_estimate": None, "encoder": None}, {"neighbours": None, "method": "linear"}],
+    ids=["all", "few", "linear"],
+)
 def test_a_state_comes_back_exactly(tmp_path, missing):
     state = example_state(**missing)
     write_model(tmp_path / "model", state)
@@ -248,6 +262,10 @@ def test_the_names_in_the_file_are_those_of_the_classes_that_it_describes():
         {"share": 0.0},
         {"penalty": -1.0},
         {"threshold": np.inf},
+        {"method": "propagated"},
+        {"neighbours": dataclasses.replace(example_state().neighbours, share=1.5)},
+        {"neighbours": dataclasses.replace(example_state().neighbours, threshold=np.nan)},
+        {"neighbours": dataclasses.replace(example_state().neighbours, tilt=Tilt(0.0, 1.0, 0.0))},
     ],
     ids=str,
 )
@@ -255,3 +273,48 @@ def test_a_state_that_no_classifier_has_is_refused_without_torch_too(tmp_path, c
     write_model(tmp_path / "model", example_state(**changes))
     with pytest.raises(ModelError, match=r"holds no model of pucache .*; train the model again"):
         read_model(tmp_path / "model")
+
+
+def rewritten(path, change):
+    """Write a model whose content somebody has changed, sealed as it should be."""
+    write_model(path, example_state())
+    tensors, content = read(path, ("coef", "numbers"))
+    change(content)
+    write(path, tensors, content)
+    return path
+
+
+def test_a_model_of_before_there_were_neighbours_is_linear(tmp_path):
+    def remove(content):
+        del content["neighbours"], content["method"]
+
+    state = read_model(rewritten(tmp_path / "model", remove))
+    assert state.neighbours is None and state.method == "linear"
+
+
+STRANGE_NEIGHBOURS = {
+    "text": "exact",
+    "a list": [1, 2],
+    "one entry": {"search": "exact search"},
+    "evidence of two weights": {"evidence": {"agreement": [0.1, 0.2], "held_out": [0.1, 0.2], "labels": 10}},
+    "evidence in words": {"evidence": {"agreement": ["a"] * 3, "held_out": [0.1] * 3, "labels": 10}},
+    "evidence that is infinite": {"evidence": {"agreement": [float("inf")] * 3, "held_out": [0.1] * 3, "labels": 10}},
+    "evidence of no labels": {"evidence": {"agreement": [0.1] * 3, "held_out": [0.1] * 3, "labels": -20}},
+    "endless labels": {"evidence": {"agreement": [0.1] * 3, "held_out": [0.1] * 3, "labels": float("inf")}},
+    "a tilt without slope": {"tilt": {"alpha": 0.0, "prior": 0.5}},
+    "a slope that is no number": {"tilt": {"alpha": 0.0, "slope": float("nan"), "prior": 0.5}},
+    "a prior of 1": {"tilt": {"alpha": 0.0, "slope": 1.0, "prior": 1.0}},
+    "a negative share": {"share": -0.1},
+    "no threshold": {"threshold": None},
+}
+
+
+@pytest.mark.parametrize("strange", STRANGE_NEIGHBOURS.values(), ids=STRANGE_NEIGHBOURS)
+def test_neighbours_that_a_stranger_wrote_are_refused(tmp_path, strange):
+    def change(content):
+        whole = "search" not in strange and isinstance(strange, dict)
+        content["neighbours"] = content["neighbours"] | strange if whole else strange
+
+    with pytest.raises(ModelError, match=r"holds no model of pucache .*; train the model again") as caught:
+        read_model(rewritten(tmp_path / "model", change))
+    assert "\n" not in str(caught.value)

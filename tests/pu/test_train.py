@@ -13,6 +13,8 @@ from pucache.embedding.embed import run_embedding
 from pucache.encoders.spec import EncoderSpec
 from pucache.errors import CacheError, LabelError
 from pucache.images.source import open_source
+from pucache.neighbours import graph
+from pucache.neighbours.graph_file import graph_path
 from pucache.pu.classifier import PULinearClassifier
 from pucache.pu.data import PUData
 from pucache.pu.folds import assign_folds
@@ -90,6 +92,45 @@ def test_embeddings_that_are_not_finite_are_named(tmp_path, monkeypatch, value, 
 def test_what_cannot_be_trained_on_is_refused(cache, positives, parameters, error, message):
     with pytest.raises(error, match=message):
         train_pu(cache, positives, **OPTIONS | parameters)
+
+
+# --- the graph of neighbours ---------------------------------------------------------------------
+
+
+def test_the_graph_is_kept_beside_the_cache_and_used_again(cache, monkeypatch):
+    first = train_pu(cache, "found/**", **OPTIONS)
+    kept = graph_path(cache)
+    written = kept.read_bytes()
+    assert kept.is_file() and first.neighbours_.search == "exact search"
+    monkeypatch.setattr(graph, "neighbour_graph", None)  # a search would fail
+    again = train_pu(cache, "found/**", **OPTIONS)
+    assert (again.coef_ == first.coef_).all() and again.neighbours_ == first.neighbours_
+    assert kept.read_bytes() == written
+
+
+@pytest.mark.parametrize("parameters", [{"method": "linear"}, {"solver": "sgd", "sgd_settings": QUICK}], ids=str)
+def test_the_method_linear_makes_no_graph(cache, parameters):
+    train_pu(cache, "found/**", **OPTIONS | parameters)
+    assert not graph_path(cache).exists()
+
+
+def test_a_graph_of_other_rows_or_a_damaged_one_is_made_anew(cache, tmp_path):
+    expected = train_pu(cache, "found/**", **OPTIONS)
+    other = write_cache(tmp_path / "other.h5", X[::-1].copy(), KEYS)
+    train_pu(other, "found/**", **OPTIONS)
+    kept, good = graph_path(cache), graph_path(cache).read_bytes()
+    for content in (graph_path(other).read_bytes(), good[:-9], good[:100] + b"x" + good[101:], b""):
+        kept.write_bytes(content)
+        assert (train_pu(cache, "found/**", **OPTIONS).coef_ == expected.coef_).all()
+        assert kept.read_bytes() == good
+
+
+def test_a_graph_that_cannot_be_kept_is_used_all_the_same(cache, caplog):
+    expected = train_pu(cache, "found/**", **OPTIONS)
+    graph_path(cache).unlink()
+    graph_path(cache).mkdir()
+    assert (train_pu(cache, "found/**", **OPTIONS).coef_ == expected.coef_).all()
+    assert "made anew each time" in caplog.text
 
 
 # --- a review ----------------------------------------------------------------------------------
@@ -222,6 +263,7 @@ def test_the_summary_is_plain_json_and_tells_what_was_done(cache, number):
         "target_prior": 0.5,
         "solver": "batch",
         "deploy_prior": 0.125,
+        "note": "",
     }
     assert {"risk", "clamped", "pauc", "auc", "recall", "precision", "f1"} <= set(estimates)
 
