@@ -10,6 +10,7 @@ from helpers.neighbours import with_neighbours
 from helpers.planted import planted, write_cache
 from helpers.slow import slow
 
+from pucache.neighbours.graph import cached_graph
 from pucache.pu.classifier import PULinearClassifier
 
 LARGE = {"torch", "torchvision", "timm", "sklearn", "matplotlib", "faiss", "h5py", "ray", "openvino"}
@@ -28,8 +29,7 @@ ALLOWED = {
     "score model.safetensors cache.h5 --out new.csv": {"h5py"},
     f"retrieve-positives cache.h5 {LABELS}": {"h5py"},
     f"retrieve-positives cache.h5 {LABELS} --model model.safetensors": {"h5py"},
-    f"retrieve-positives cache.h5 {LABELS} --model with_neighbours.safetensors": {"h5py", "torch"},
-    f"retrieve-positives cache.h5 {LABELS} --model with_neighbours.safetensors --out kept.csv": {"h5py"},
+    f"retrieve-positives cache.h5 {LABELS} --model with_neighbours.safetensors": {"h5py"},  # the graph is kept
     "score with_neighbours.safetensors cache.h5 --neighbours cache.h5 --out fused.csv": {"h5py"},
     f"train-pu cache.h5 {LABELS} --prior 0.3 --device cpu": {"h5py", "torch"},
     f"estimate-prior cache.h5 {LABELS} --draws 0 --device cpu": {"h5py", "torch", "sklearn"},
@@ -45,6 +45,7 @@ def folder(tmp_path_factory):
     model = PULinearClassifier(prior=0.3, method="linear", device="cpu").fit(X, s)
     model.save(folder / "model.safetensors")
     with_neighbours(model, 2.0).save(folder / "with_neighbours.safetensors")
+    cached_graph(cache, device="cpu")
     (folder / "positives.txt").write_text("".join(f"{key}\n" for key in cache.keys[np.flatnonzero(s)]))
     truth = [f"{key},{label}" for key, label in zip(cache.keys, y, strict=True)]
     (folder / "truth.csv").write_text("\n".join(["key,label", *truth]) + "\n")
