@@ -84,8 +84,12 @@ def _train(objective: _Objective, problem: HeadProblem, start: FittedHeads | Non
 def _preconditioner(problem: HeadProblem, objective: _Objective) -> Preconditioner:
     risk = problem.risk
     curvature = _CURVATURE[str(risk.surrogate)] * objective.coefficients.total
-    if risk.surrogate == "sigmoid" and risk.name in ("upu", "nnpu"):
-        # calling every row negative is a minimum too, which steps in the intercept may lead to
+    # Heads with row weights leave rows out. Steps scaled by the moments of P would tell them what the held-out
+    # positives look like: at weak penalties, where many minima are alike, all of these then rank first.
+    leaves_rows_out = problem.weights is not None
+    # calling every row negative is a minimum of these, which steps in the intercept may lead to
+    has_trivial_minimum = risk.surrogate == "sigmoid" and risk.name in ("upu", "nnpu")
+    if leaves_rows_out or has_trivial_minimum:
         return CovariancePreconditioner(problem.design, curvature, objective.penalty)
     return balanced_preconditioner(problem.design, curvature, objective.penalty)
 
