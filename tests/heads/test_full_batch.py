@@ -403,17 +403,15 @@ def test_the_number_of_threads_does_not_change_a_bit(data, small_blocks, monkeyp
         assert other.passes == fitted[0].passes
 
 
-@pytest.mark.parametrize("penalty", [1e-6, 1e-4])
+@pytest.mark.parametrize("penalty", [1e-6, 1e-5])
 def test_a_head_learns_nothing_from_the_label_of_a_row_that_it_leaves_out(penalty):
-    """Held-out positives and hidden ones must rank alike, whatever the path of the solver."""
-    draw = np.random.default_rng(0)
-    hidden = 300
-    X = draw.normal(size=(3000, 120)).astype(np.float32)
-    X[: 40 + hidden, :6] += 1.2
-    s = (np.arange(3000) < 40).astype(np.int8)
+    """Held-out positives and hidden ones rank alike, whatever the path of the solver."""
+    draw, labelled, hidden = np.random.default_rng(0), 20, 300
+    X = draw.normal(size=(3000, 500)).astype(np.float32)
+    X[: labelled + hidden, :6] += 1.2
+    s = (np.arange(3000) < labelled).astype(np.int8)
     fold = np.arange(3000) % 5
     heads = fit_heads(X, s, weights=(fold[:, None] != np.arange(5)).astype(np.float32), penalty=penalty, tolerance=2e-3)
     margins = heads.margins_by(X, fold[:, None])[:, 0]
-    labelled, others = margins[:40], margins[40 : 40 + hidden]
-    above = (labelled[:, None] > others).mean()  # one half, with a standard error of 0.05
-    assert 0.35 < above < 0.65
+    above = (margins[:labelled, None] > margins[labelled : labelled + hidden]).mean()
+    assert 0.3 < above < 0.7  # one half, with a standard error of 0.07
