@@ -164,14 +164,14 @@ def distil(
     heads, log_ratios = _fit(on, targets, start=heads)
     shares = labels.unlabelled_means(targets)
     heads = _centred(heads, targets, on.labels.training_weights)
-    of_folds = heads.take(np.arange(folds))
+    of_folds, margins = heads.take(np.arange(folds)), _by_own_chain(log_ratios, on.fold)
     return Distillation(
         head=heads.take([folds]),
         cross_fit=CrossFit(
             penalty=cross_fit.penalty,
             heads=of_folds,
             fold=cross_fit.fold,
-            margins=of_folds.margins_by(design.X, cross_fit.fold[:, None])[:, 0],
+            margins=margins if on.rows is None else of_folds.margins_by(design.X, cross_fit.fold[:, None])[:, 0],
         ),
         share=float(shares[-1]),
         held_out_scores=_held_out_scores(on, labels, log_ratios, shares),
@@ -242,6 +242,11 @@ def _held_out_scores(
     """Score of each row with neighbours, by the chain of its fold."""
     p = probabilities(log_ratios, shares)
     labels.set_known(p)
-    lifts, chain = neighbour_log_odds(on.graph.weighted_means(p)), on.fold[:, None]
-    own, lift = (np.take_along_axis(values, chain, axis=1)[:, 0] for values in (log_ratios, lifts))
+    lifts = neighbour_log_odds(on.graph.weighted_means(p))
+    own, lift = (_by_own_chain(values, on.fold) for values in (log_ratios, lifts))
     return [own + np.float32(weight) * lift for weight in WEIGHTS]
+
+
+def _by_own_chain(values: np.ndarray, fold: np.ndarray) -> np.ndarray:
+    """Values (m, C) of each row by the chain of its fold, (m,)."""
+    return np.asarray(np.take_along_axis(values, fold[:, None], axis=1)[:, 0])
