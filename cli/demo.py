@@ -64,7 +64,7 @@ def _lines(result: dict[str, Any], folder: str) -> Iterator[str]:
 def _estimated(prior: float | None, interval: list[float] | None) -> str:
     from pucache.pu.priors import interval_text
 
-    ends = "" if interval is None else interval_text(*interval, "{:.3f}".format)
+    ends = "" if interval is None else interval_text(interval[0], interval[1], "{:.3f}".format)
     if prior is None:
         return f"estimated {ends}" if ends else "not estimated"
     return f"estimated {prior:.3f} ({ends})" if ends else f"estimated {prior:.3f}"

@@ -160,11 +160,13 @@ class _Objective:
             tuple(_columns(values[rows], design.device) for values in (targets, weights))
             for rows in (design.positive_rows, design.unlabelled_rows)
         ]
-        self._mean = sum((w * T).sum(1) for T, w in self._sides).clamp(_LEAST_MEAN, 1 - _LEAST_MEAN)
+        (T_positive, w_positive), (T_other, w_other) = self._sides
+        mean = (w_positive * T_positive).sum(1) + (w_other * T_other).sum(1)
+        self._mean = mean.clamp(_LEAST_MEAN, 1 - _LEAST_MEAN)
         # second derivatives where every margin is the log-odds of its target
         least = _LEAST_CURVATURE * (self._mean * (1 - self._mean))[:, None]
         derivatives = [w * (T * (1 - T) + least) for T, w in self._sides]  # (K, rows of a side)
-        self._curvature = sum(part.sum(1) for part in derivatives)
+        self._curvature = derivatives[0].sum(1) + derivatives[1].sum(1)
         self._importance = np.empty(len(design), np.float32)
         for rows, part in zip((design.positive_rows, design.unlabelled_rows), derivatives, strict=True):
             self._importance[rows] = (part / self._curvature[:, None]).mean(0).cpu().numpy()

@@ -177,8 +177,8 @@ class _CellSearch:
 
     def __init__(self, cells: Cells, device: torch.device):
         self._cells, self._device, self._type = cells, device, product_type(device)
-        occupied = np.count_nonzero(cells.sizes)
-        most = max(1, -(-_MAX_PAGES_PER_CELL * len(cells.positions) // (occupied * _PAGE)))
+        occupied = int(np.count_nonzero(cells.sizes))
+        most: int = max(1, -(-_MAX_PAGES_PER_CELL * len(cells.positions) // (occupied * _PAGE)))
         self._pages = np.minimum(cells.pages, most)
         # a cell whose pages begin within the budget is visited; the last page of each is not full
         self._budget = -(-_visits(len(cells.positions)) // _PAGE) + cells.nearest.shape[1]
@@ -217,7 +217,7 @@ class _CellSearch:
         for some in np.split(order, 1 + np.flatnonzero(np.diff(cell[order]))):
             number = int(cell[some[0]])
             slots = first_slot[some, None] + np.arange(self._pages[number])
-            yield number, *(torch.from_numpy(a).to(self._device) for a in (visitor[some], slots))
+            yield number, torch.from_numpy(visitor[some]).to(self._device), torch.from_numpy(slots).to(self._device)
 
     def _multiply(self, cell: int, Q: Tensor, slots: Tensor, products: Tensor, page_in_slot: Tensor) -> None:
         """Put the products of Q (v, q) with the rows of a cell into its slots, (v, pages)."""
@@ -261,4 +261,4 @@ def _recall(cells: Cells, cosines: np.ndarray) -> tuple[float, int]:
     true = best.cpu().numpy()
     least = np.where(true > -np.inf, true, np.inf).min(1, keepdims=True)  # cosine of the last true neighbour
     hits = np.count_nonzero((cosines[sample] > -np.inf) & (cosines[sample] >= least - _EQUAL))
-    return hits / max(np.count_nonzero(true > -np.inf), 1), len(sample)
+    return float(hits / np.maximum(np.count_nonzero(true > -np.inf), 1)), len(sample)

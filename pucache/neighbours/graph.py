@@ -104,7 +104,7 @@ class NeighbourGraph:
 
     @cached_property
     def _without_neighbours(self) -> np.ndarray:
-        return (self.rows < 0).all(1)
+        return np.asarray((self.rows < 0).all(1))
 
     @cached_property
     def _kept_weights(self) -> dict[tuple[float, int], csr_matrix]:

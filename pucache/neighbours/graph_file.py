@@ -56,6 +56,7 @@ def write_graph(path: str | Path, graph: NeighbourGraph, checksums: list[str]) -
     OutputError
         The file cannot be written.
     """
+    assert graph.whitening is not None  # of a graph that was searched
     state = {
         "checksums": checksums,
         "search": graph.search,

@@ -138,7 +138,8 @@ def _data(cache: EmbeddingCache, ranking: Ranking, pictures: list[Thumbnail], la
     """Data of the page's script, review.js."""
     base, files = _file_urls([picture.path for picture in pictures])
     scores = ranking.scores.tolist()
-    posterior = ranking.posterior.tolist() if _has_posterior(ranking, labels) else [None] * len(scores)
+    shown = ranking.posterior if _has_posterior(ranking, labels) else None
+    posterior = [None] * len(scores) if shown is None else shown.tolist()
     columns = zip(ranking.keys, _digests(cache, ranking.rows), scores, posterior, pictures, files, strict=True)
     candidates = [
         {"key": key, "digest": digest, "score": score, "p": p, "file": file, **_picture(picture)}

@@ -46,6 +46,7 @@ class PULinearModel:
     """
 
     encoder_: EncoderSpec | None
+    threshold_: float
 
     def __init__(
         self,

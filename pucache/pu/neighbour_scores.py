@@ -79,8 +79,10 @@ class NeighbourScores:
             Of the pile.
         """
         settings = self.model.neighbours_
-        distilled = self.model.method_ == "distilled" and settings is not None
-        return probabilities(self.log_ratios(margins), settings.share if distilled else self.model.prior_)
+        share = self.model.prior_
+        if self.model.method_ == "distilled" and settings is not None:
+            share = settings.share
+        return probabilities(self.log_ratios(margins), share)
 
     def scores(self, margins: np.ndarray, shares: np.ndarray) -> np.ndarray:
         """Scores with neighbours, float32 (n,).

@@ -236,7 +236,8 @@ def summary(model: PULinearModel) -> TrainingSummary:
 
 def label_count(model: PULinearModel) -> LabelCount:
     """Number of labels that the estimates of a fitted model rest on."""
-    return LabelCount(int(model.estimates_.get("labels", model.n_labelled_)))
+    labels = model.estimates_.get("labels")
+    return LabelCount(labels if isinstance(labels, int) else model.n_labelled_)
 
 
 def stated_prior(model: PULinearModel, count: LabelCount) -> tuple[float | None, dict[str, Any] | None]:
