@@ -132,7 +132,8 @@ def _parse_prior(text: str) -> float | None:
 def _lines(training: TrainingSummary) -> Iterator[str]:
     positive, negative = training.confirmed_positives, training.known_negatives
     reviewed = f" (of them reviewed: {positive:,} positive, {negative:,} negative)" if positive or negative else ""
-    counts = f"{training.labelled_positives:,} labelled positives, {training.unlabelled:,} unlabelled{reviewed}"
+    noun = "positive" if training.labelled_positives == 1 else "positives"
+    counts = f"{training.labelled_positives:,} labelled {noun}, {training.unlabelled:,} unlabelled{reviewed}"
     yield ", ".join(filter(None, [counts, _prior_text(training)]))
     yield from _estimates(training.estimates)
     if training.note:
