@@ -22,9 +22,10 @@ of rows take part, so this works with few labels.
 and without neighbours. With n labels this counts `_HELD_OUT_WEIGHT` * n / (n + `_HALF_TRUST`).
 
 Neighbours are used where the sum of the two at weight 1 exceeds `_LEAST_EVIDENCE` * sqrt(20 / n): with
-few labels only clear evidence counts. The weight in the ranking is the greatest of `WEIGHTS` with at least
-`_NEAR_BEST` of the greatest sum. The constants were chosen on classes of CIFAR-10 and on tasks in which
-neighbours mislead (docs/results/suite.md).
+few labels only clear evidence counts. Without agreement they are not used, as held-out positives alone are
+noisy. The weight in the ranking is the greatest of `WEIGHTS` with at least `_NEAR_BEST` of the greatest
+sum. The constants were chosen on classes of CIFAR-10 and on tasks in which neighbours mislead
+(docs/results/suite.md).
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class NeighbourEvidence:
     def weight(self) -> float:
         """Weight of the neighbours: 0, or one of `WEIGHTS`."""
         total = self.total
-        if total[_JUDGED] <= self.least:
+        if total[_JUDGED] <= self.least or self.agreement[_JUDGED] <= 0:
             return 0.0
         return float(np.max(np.array(WEIGHTS)[total >= _NEAR_BEST * total.max()]))
 

@@ -24,7 +24,7 @@ def test_the_weight_is_0_or_the_greatest_with_nearly_the_best_evidence(evidence)
     trust = 0.5 * evidence.labels / (evidence.labels + 20)
     total = [a + trust * h for a, h in zip(evidence.agreement, evidence.held_out, strict=True)]
     np.testing.assert_allclose(evidence.total, total, atol=1e-12)
-    if evidence.total[1] <= 0.02 * np.sqrt(20 / evidence.labels):
+    if evidence.total[1] <= 0.02 * np.sqrt(20 / evidence.labels) or evidence.agreement[1] <= 0:
         assert evidence.weight == 0 and "do not count" in evidence.sentence()
     else:
         near = [w for w, one in zip(WEIGHTS, evidence.total, strict=True) if one >= 0.7 * max(evidence.total)]
@@ -33,10 +33,14 @@ def test_the_weight_is_0_or_the_greatest_with_nearly_the_best_evidence(evidence)
 
 
 def test_fewer_labels_ask_for_clearer_evidence_and_weigh_held_out_positives_less():
-    few, many = (NeighbourEvidence((0.0,) * 3, (0.06,) * 3, labels) for labels in (8, 500))
+    few, many = (NeighbourEvidence((1e-3,) * 3, (0.06,) * 3, labels) for labels in (8, 500))
     assert few.weight == 0 < many.weight
     few, many = (NeighbourEvidence((0.03,) * 3, (-0.2,) * 3, labels) for labels in (8, 500))
     assert few.least > many.least and few.total[1] > many.total[1]
+
+
+def test_held_out_positives_alone_are_no_evidence():
+    assert NeighbourEvidence((0.0,) * 3, (1.0,) * 3, 100).weight == 0
 
 
 @pytest.mark.parametrize("seed", [0, 1])
