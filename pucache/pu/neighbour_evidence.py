@@ -85,6 +85,8 @@ class NeighbourEvidence:
         change = f"{self.total[_JUDGED]:+.3f} in mean log rank; more than {self.least:+.3f} is asked"
         if self.weight:
             return f"nearest neighbours count, with weight {self.weight:g}: with them positives rank higher ({change})"
+        if self.agreement[_JUDGED] <= 0:
+            return "nearest neighbours do not count: with them, heads of two halves of the labels do not agree better"
         return f"nearest neighbours do not count: with them positives do not rank clearly higher ({change})"
 
 
