@@ -160,7 +160,7 @@ def _neighbours(model: PULinearModel) -> dict[str, Any]:
 def _method_line(model: PULinearModel) -> str:
     settings = model.neighbours_
     if settings is None:
-        asked = model.method == "linear" or model.solver != "batch"
+        asked = model.method == "linear" or model.solver != "batch" or model.loss != "imbupu"
         return "method linear" + ("" if asked else ": too few labelled positives to tell whether neighbours help")
     return f"method {model.method_}: {settings.evidence.sentence()}; neighbours by {settings.search}"
 

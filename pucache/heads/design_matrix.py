@@ -21,7 +21,6 @@ from ..devices import multiplies_bfloat16
 from ..storage.mapped_arrays import release_pages, row_slices, take_rows
 from .linear_algebra import leading_subspace
 from .moments import Moments
-from .second_moments import SecondMoments
 
 CPU_RESIDENT = 1 << 29  # bytes of float32 rows kept in memory on the CPU
 CUDA_RESIDENT = 0.5  # share of the free device memory that rows may take
@@ -181,14 +180,6 @@ class DesignMatrix:
     def unlabelled(self) -> RowBlocks:
         """Blocks of the unlabelled rows."""
         return RowBlocks(self.X, self.unlabelled_rows, self.moments, self.device)
-
-    @cached_property
-    def balanced_moments(self) -> SecondMoments:
-        """Second moments of a sample of rows in which the positives and the others have the same weight."""
-        importance = np.empty(len(self), np.float32)
-        for rows in (self.positive_rows, self.unlabelled_rows):
-            importance[rows] = 1 / max(1, len(rows))
-        return SecondMoments.of_sample(self.X, self.moments, importance, self.device)
 
     @cached_property
     def leading(self) -> LeadingDirections:

@@ -22,7 +22,7 @@ from ..threads import RunAll, run_in_turn, worker_threads
 from .fitted import FittedHeads
 from .lbfgs import Minimum, Preconditioner
 from .loss_sums import LossSum
-from .preconditioner import CovariancePreconditioner, balanced_preconditioner
+from .preconditioner import CovariancePreconditioner
 from .problem import HeadProblem
 from .risks import falling, rising
 from .stages import minimise_in_two_stages
@@ -31,7 +31,7 @@ TOLERANCE = 3e-4  # relative norm of the preconditioned gradient; about the accu
 WIDTH = 2e-3  # of the smoothed kink, in units of the risk
 _MAX_PASSES = 300  # over the data
 _INITIAL_BOUND = 0.01  # of the initial coefficients
-_CURVATURE = {"sigmoid": 0.1, "logistic": 0.2}  # about the greatest second derivatives of the losses
+_CURVATURE = {"sigmoid": 0.1, "logistic": 0.25}  # the greatest second derivatives of the losses
 
 
 def train(
@@ -82,16 +82,10 @@ def _train(objective: _Objective, problem: HeadProblem, start: FittedHeads | Non
 
 
 def _preconditioner(problem: HeadProblem, objective: _Objective) -> Preconditioner:
-    risk = problem.risk
-    curvature = _CURVATURE[str(risk.surrogate)] * objective.coefficients.total
-    # Heads with row weights leave rows out. Steps scaled by the moments of P would tell them what the held-out
-    # positives look like: at weak penalties, where many minima are alike, all of these then rank first.
-    leaves_rows_out = problem.weights is not None
-    # calling every row negative is a minimum of these, which steps in the intercept may lead to
-    has_trivial_minimum = risk.surrogate == "sigmoid" and risk.name in ("upu", "nnpu")
-    if leaves_rows_out or has_trivial_minimum:
-        return CovariancePreconditioner(problem.design, curvature, objective.penalty)
-    return balanced_preconditioner(problem.design, curvature, objective.penalty)
+    # The covariance of all rows knows no labels. Steps scaled by the moments of P would tell a head of a cross-fit
+    # what the held-out positives look like: at weak penalties, where many minima are alike, these then rank first.
+    curvature = _CURVATURE[str(problem.risk.surrogate)] * objective.coefficients.total
+    return CovariancePreconditioner(problem.design, curvature, objective.penalty)
 
 
 def _fitted(problem: HeadProblem, minimum: Minimum, objective: _Objective) -> FittedHeads:

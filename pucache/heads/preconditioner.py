@@ -1,9 +1,9 @@
 """Approximate inverse Hessians of the heads' risks.
 
 The Hessian of a risk is the sum over rows x, with 1 appended, of weight * second derivative * x x^T.
-The second moments of a sample of rows, of which each head has a multiple, serve in its place: they
-take as long as a few passes, and then about half the passes suffice. With more dimensions than
-`MAX_DIMENSIONS`, only the leading directions of the covariance are used.
+For soft targets, the second moments of a sample of rows, of which each head has a multiple, serve in its
+place: they take as long as a few passes, and then about half the passes suffice. Otherwise, and with more
+dimensions than `MAX_DIMENSIONS`, the leading directions of the covariance are used.
 """
 
 from __future__ import annotations
@@ -12,28 +12,10 @@ import torch
 from torch import Tensor
 
 from .design_matrix import DesignMatrix
-from .lbfgs import Preconditioner
 from .second_moments import SecondMoments
 
 MAX_DIMENSIONS = 2048  # of second moments; their inverse takes time as their cube
 _MIN_VARIANCE = 0.01  # relative to the mean variance; smaller ones are treated as rounding
-
-
-def balanced_preconditioner(design: DesignMatrix, curvature: Tensor, penalty: Tensor) -> Preconditioner:
-    """Approximate inverse Hessians of K heads in which P and U count about the same.
-
-    Whatever the weights and priors of the heads, so that no head depends on others trained with it.
-
-    Parameters
-    ----------
-    design : DesignMatrix
-    curvature : (K,) tensor
-        Sum over rows of weight times second derivative, of each head.
-    penalty : (K,) tensor
-    """
-    if design.d > MAX_DIMENSIONS:
-        return CovariancePreconditioner(design, curvature, penalty)
-    return HessianPreconditioner(design.balanced_moments, curvature, penalty)
 
 
 class HessianPreconditioner:

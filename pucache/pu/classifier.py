@@ -65,7 +65,7 @@ class PULinearClassifier(ClassifierMixin, PULinearModel, BaseEstimator):
         ``distilled`` propagates the classifier's probabilities over the graph of nearest neighbours and
         trains the head on them, where the labels show that neighbours help
         (`pucache.pu.neighbour_evidence`, `pucache.pu.distillation`). ``linear`` trains on the labels alone.
-        ``distilled`` by default; ``linear`` with the solver ``sgd``.
+        ``distilled`` by default; ``linear`` with the solver ``sgd`` or another loss than ``imbupu``.
 
     Attributes
     ----------

@@ -141,7 +141,8 @@ class PULinearModel:
             raise ValueError(f"unknown solver {self.solver!r}; use {' or '.join(SOLVERS)}")
         if self.sgd_settings is not None and self.solver != "sgd":
             raise ValueError("sgd_settings are for solver='sgd'; leave them out or choose that solver")
-        method = self.method or ("distilled" if self.solver == "batch" else "linear")
+        of_default_risk = self.solver == "batch" and self.loss == "imbupu"
+        method = self.method or ("distilled" if of_default_risk else "linear")
         if method not in METHODS:
             raise ValueError(f"unknown method {method!r}; use {' or '.join(METHODS)}")
         if method == "distilled" and self.solver != "batch":

@@ -121,6 +121,7 @@ class NeighbourSettings:
     def to_json(self) -> dict[str, Any]:
         """Content for the model file."""
         content = asdict(self)
+        content["evidence"] |= {name: list(content["evidence"][name]) for name in ("agreement", "held_out")}
         return content | {"weight": self.weight, "reason": self.evidence.sentence()}
 
     @classmethod

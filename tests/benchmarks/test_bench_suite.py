@@ -73,17 +73,17 @@ def cells():
             "seconds": 1.0,
         }
         row = {"group": group, "task": task, "share": 0.01, "labelled": 20, "seed": 0}
-        row |= {"classifier": arm, "ranking": {"ap": 0.5 + gain}}
+        row |= {"classifier": arm, "default ranking": {"ap": 0.5 + gain, "ap_test": 0.5, "weight": 1.0}}
         row |= {"logistic": {"ap": [0.3, 0.4], "f1_at_0": [0.2, 0.1]}, "centroid": {"ap": 0.2, "f1_at_0": 0.1}}
         rows.append(row | {"supervised": {"ap": 0.9, "best_f1": 0.8}})
     return rows
 
 
 def test_the_page_has_groups_side_by_side_and_gains_over_the_first_arm():
-    text = suite_page.page(cells(), 4, "Rows.", arms=("classifier",), rankings=("ranking",))
+    text = suite_page.page(cells(), 4, "Rows.", arms=("classifier",), rankings=("default ranking",))
     assert "Cut off: 3 of 4 cells." in text
     assert "| labelled, share |  | cifar classes | cifar, four chosen on | cifar, six others | texts by kind |" in text
-    assert "| 20, 1% | ranking | 0.500 (+0.000) | 0.600 (+0.100) | 0.400 (-0.100) | 0.400 (-0.100) |" in text
+    assert "| 20, 1% | default ranking | 0.500 (+0.000) | 0.600 (+0.100) | 0.400 (-0.100) | 0.400 (-0.100) |" in text
     assert all(name in text for name in CHOSEN_ON) and "on nothing else" in text
     assert "nan" not in text
 

@@ -2,10 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from pucache.heads import preconditioner as preconditioners
-from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.moments import Moments
-from pucache.heads.preconditioner import HessianPreconditioner, balanced_preconditioner
+from pucache.heads.preconditioner import HessianPreconditioner
 from pucache.heads.second_moments import SecondMoments, systematic_sample
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -65,31 +63,3 @@ def test_heads_use_multiples_of_the_same_inverses():
     for head in ([0, 1, 2], [2], [1, 2]):
         expected = [vectors[k] @ second.inverse(10 ** float(ratio[k].log10())) / curvature[k] for k in head]
         torch.testing.assert_close(apply(vectors[head], torch.tensor(head)), torch.stack(expected))
-
-
-def test_positives_and_others_count_alike_in_balanced_moments():
-    X, s = rows(), (np.arange(300) < 10).astype(np.int8)
-    X[:10] += 3
-    design = DesignMatrix(X, s, None, CPU)
-    sides = [SecondMoments.of_sample(X, design.moments, s == side, CPU).matrix for side in (1, 0)]
-    torch.testing.assert_close(design.balanced_moments.matrix, (sides[0] + sides[1]) / 2, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("labels", [np.zeros(300), np.ones(300)])
-def test_rows_of_one_side_alone(labels):
-    X = rows()
-    design = DesignMatrix(X, labels, None, CPU)
-    plain = SecondMoments.of_sample(X, design.moments, np.ones(300), CPU)
-    torch.testing.assert_close(design.balanced_moments.matrix, plain.matrix)
-
-
-def test_many_dimensions_use_the_leading_directions(monkeypatch):
-    design = DesignMatrix(rows() * [10, 1, 1, 1, 1], np.zeros(300), None, CPU)  # no variance below the least
-    monkeypatch.setattr(preconditioners, "MAX_DIMENSIONS", 4)
-    apply = balanced_preconditioner(design, torch.tensor([0.1]), torch.tensor([1e-3]))
-    vectors = torch.randn(1, 6, generator=torch.Generator().manual_seed(0))
-    x = (design.X - design.moments.centre) / design.moments.spread
-    hessian = torch.zeros(6, 6)
-    hessian[:5, :5] = torch.from_numpy(0.1 * x.T @ x / 300).float() + 1e-3 * torch.eye(5)
-    hessian[5, 5] = 0.1
-    torch.testing.assert_close(apply(vectors, torch.tensor([0])) @ hessian, vectors, rtol=0, atol=0.05)

@@ -98,8 +98,10 @@ def test_a_sweep_takes_what_training_takes_strings_or_opened_objects(tmp_path):
 
 
 def test_the_table_has_a_column_per_figure_and_true_ones_only_with_truth(data, tmp_path):
-    columns = "prior,seed,risk,clamped,held_out_risk,threshold,pauc,auc,recall,share_predicted_positive,precision,f1,"
+    columns = "prior,seed,risk,clamped,threshold,share_predicted_positive,held_out_risk,pauc,auc,recall,precision,f1,"
     columns += "false_positive_rate,accuracy,upu_risk,collapsed"
+    ranged = ("pauc", "auc", "recall", "precision", "f1", "false_positive_rate", "accuracy")
+    columns += "".join(f",{name}_low,{name}_high" for name in ranged)
     true = ",true_accuracy,true_precision,true_recall,true_f1,true_auc,true_average_precision"
     for truth, header in ((None, columns), (data[1], columns + true)):
         result = sweep_on(data[0], priors=[0.2], seeds=[0], truth=truth, penalty=1e-3, device="cpu")

@@ -1,10 +1,12 @@
 import numpy as np
 import pytest
+import torch
 from helpers.planted import planted, write_cache
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import expit
 
+from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.fit import fit_heads
 from pucache.heads.moments import Moments
 from pucache.heads.risks import PURisk
@@ -15,6 +17,7 @@ from pucache.pu.data import PUData
 from pucache.pu.estimate_prior import estimate_prior_on
 from pucache.pu.folds import assign_folds
 from pucache.pu.labels import Labels
+from pucache.pu.linear_model import PULinearModel
 from pucache.pu.prior_sweep import sweep_on
 from pucache.pu.review_weights import TrainingLabels
 
@@ -80,7 +83,8 @@ def test_the_risk_with_negatives_is_that_of_the_formula():
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
 @pytest.mark.parametrize("loss", ["imbupu", "upu", "nnpu", "weighted_bce"])
 def test_the_head_is_that_of_plain_row_weights(loss, weights):
-    model = PULinearClassifier(loss=loss, **OPTIONS).fit(X, S, sample_weight=weights, reviewed=REVIEWED)
+    model = PULinearClassifier(loss=loss, method="linear", **OPTIONS)
+    model.fit(X, S, sample_weight=weights, reviewed=REVIEWED)
     each = np.ones(N) if weights is None else weights.astype(float)
     positive, negative, unlabelled = parts(S, REVIEWED)
     share = min(0.5, each[negative].sum() / (each[negative].sum() + each[positive].sum()))
@@ -232,8 +236,10 @@ def test_every_draw_holds_a_labelled_positive_however_many_are_confirmed(labelle
     s[np.flatnonzero(S)[:labelled]] = 1
     reviewed = np.where(s == 1, 0, np.where(Y == 1, 1, 0)).astype(np.int8)
     reviewed[HIDDEN[60:]] = 0
-    model = PULinearClassifier(penalty=1e-3, draws=40, device="cpu").fit(X, s, reviewed=reviewed)
-    assert model.prior_estimate_.draws == 40 and 0 < model.prior_estimate_.low < model.prior_estimate_.high < 1
+    labels = TrainingLabels.of(s, reviewed)
+    design = DesignMatrix(X, labels.training_s, None, torch.device("cpu"))
+    estimate = PULinearModel(penalty=1e-3, draws=40, device="cpu").train(design, labels).prior_estimate
+    assert estimate.draws == 40 and 0 < estimate.low < estimate.high < 1
 
 
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])

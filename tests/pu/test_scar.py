@@ -104,7 +104,7 @@ def test_many_rows_are_sampled_and_the_seed_says_how():
 def test_what_is_told_is_json_and_a_sentence():
     X, s, _ = two_kinds(side=0.4)
     found = checked(X, s)
-    assert set(found.to_dict()) == {"labelled", "found", "auc", "p_value", "explained", "verdict"}
+    assert set(found.to_dict()) == {"labelled", "found", "auc", "auc_interval", "p_value", "explained", "verdict"}
     assert f"AUC {found.auc:.2f}" in str(found) and "they differ" in str(found)
     assert "no sign" in str(ScarCheck(50, 50, auc=0.5, p_value=0.6, explained=0.52, verdict="alike"))
     assert "negatives among the found may explain" in str(
