@@ -10,6 +10,7 @@ from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.risks import RISKS
 from pucache.pu.classifier import PULinearClassifier
 from pucache.pu.linear_model import PULinearModel
+from pucache.pu.neighbour_evidence import NeighbourEvidence
 from pucache.pu.review_weights import TrainingLabels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -132,7 +133,7 @@ def test_piles_that_are_hard_on_neighbours_give_a_sound_model(name):
 @pytest.mark.parametrize(
     "parameters",
     [
-        *({"loss": loss} for loss in RISKS if loss != "imbupu"),
+        *({"loss": loss, "method": "distilled"} for loss in RISKS if loss != "imbupu"),
         {"n_folds": 2},
         {"prior": None},
         {"prior": None, "draws": 3},
@@ -202,7 +203,12 @@ def test_figures_are_those_of_the_held_out_margins_of_the_distilled_head(distill
     assert auc(seen) > auc(held_out) + 0.01
 
 
-def test_a_graph_that_is_given_is_used_and_asked_for_once():
+def test_other_losses_are_trained_plainly_unless_asked():
+    assert fit(loss="upu").method_ == "linear" and fit(loss="upu").neighbours_ is None
+
+
+def test_a_graph_that_is_given_is_used_and_asked_for_once(monkeypatch):
+    monkeypatch.setattr(NeighbourEvidence, "weight", 1.0)
     requested = []
 
     def source(rows):
