@@ -43,7 +43,7 @@ GraphSource = Callable[[np.ndarray | None], NeighbourGraph]
 _FIRST_ROUNDS, _LATER_ROUNDS = 6, 3
 _PENALTY = 2e-6
 _MEAN_LIMIT = 1e-5  # mean targets are kept this far from 0 and 1
-SAMPLE_ROWS, SAMPLE_BYTES = 1 << 18, 1 << 28  # greatest sample of rows and of their embeddings
+SAMPLE_ROWS, SAMPLE_BYTES = 1 << 16, 1 << 28  # greatest sample of rows and of their embeddings
 
 
 @dataclass(frozen=True)
