@@ -53,7 +53,7 @@ class Start:
     def __init__(self, task: Task, work: Path, like: EmbeddingCache):
         self.task, self._work, self._like = task, work, like
         self._clusters: dict[int, Clusters] = {}
-        self.model = PULinearClassifier(draws=0).fit(task.X, task.s)
+        self.model = PULinearClassifier(method="linear").fit(task.X, task.s)
         self.pile, self.test = (self.model.tilt_.log_ratio(self.model.margins(X)) for X in (task.X, task.X_test))
 
     @property

@@ -64,7 +64,7 @@ class Judge:
 
 def default(task: Task, judge: Judge) -> tuple[dict, Known]:
     began = time.perf_counter()
-    model = PULinearClassifier(deploy_prior=judge.deployed, draws=0).fit(task.X, task.s)
+    model = PULinearClassifier(deploy_prior=judge.deployed, method="linear").fit(task.X, task.s)
     seconds = time.perf_counter() - began
     test = model.margins(task.X_test)
     row = judge.ranking(model.margins(task.unlabelled), test) | {"f1": judge.f1(test, model.threshold_)}

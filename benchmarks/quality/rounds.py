@@ -36,7 +36,7 @@ PICTURE = Path(__file__).parents[2] / "docs" / "images" / "rounds.png"
 def by_model(ranks_by, negatives: bool = True):
     def ranker(cache: EmbeddingCache, labels: Labels):
         reviewed = labels.reviewed if negatives else np.maximum(labels.reviewed, 0)
-        model = PULinearClassifier(draws=0).fit(cache.X, labels.s, reviewed=reviewed)
+        model = PULinearClassifier(method="linear").fit(cache.X, labels.s, reviewed=reviewed)
         model.encoder_ = cache.encoder
         return ranks_by(model)
 
