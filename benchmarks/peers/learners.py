@@ -224,7 +224,9 @@ DEFAULT, TOLD, ONE_FIT = "pucache, defaults", "pucache, told the test set's shar
 OURS = {
     DEFAULT: Learner(ours(), "151 fits: penalty, prior with interval, threshold", pace="quick"),
     TOLD: Learner(ours(told=True), "the same fits", "the share in the test set", pace="quick"),
-    ONE_FIT: Learner(ours(penalty=PENALTY, method="linear"), "6 fits: one, and five for prior and threshold", pace="quick"),
+    ONE_FIT: Learner(
+        ours(penalty=PENALTY, method="linear"), "6 fits: one, and five for prior and threshold", pace="quick"
+    ),
 }
 
 PRIOR = "the true prior"

@@ -58,7 +58,16 @@ class FittedHeads:
         return cls(coef=coef.astype(np.float32), intercept=intercept.astype(np.float32), **fields)
 
     def standardised(self, moments: Moments) -> np.ndarray:
-        """Coefficients and intercepts for (X - centre) / spread, float32 (K, d + 1)."""
+        """Coefficients and intercepts for (X - centre) / spread.
+
+        Parameters
+        ----------
+        moments : Moments
+
+        Returns
+        -------
+        ndarray of float32, (K, d + 1)
+        """
         intercept = self.intercept + self.coef @ moments.centre
         return np.column_stack([self.coef * moments.spread, intercept]).astype(np.float32)
 

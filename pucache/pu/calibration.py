@@ -175,7 +175,8 @@ class PriorProfile:
 
         Returns
         -------
-        low, high : float or None
+        low : float or None
+        high : float or None
             Interpolated between `priors`. None where the likelihood sets no limit on this side.
         """
         inside = np.flatnonzero(self.deviance <= threshold)

@@ -55,10 +55,19 @@ class PriorRange:
     high: float
 
     def draw(self, generator: np.random.Generator, count: int) -> np.ndarray:
-        """Draw priors, float64 (count,).
+        """Draw priors.
 
         In log odds, the distance from `prior` is normal to either side, and a share (1 - `LEVEL`) / 2 of the draws
         lies beyond either end.
+
+        Parameters
+        ----------
+        generator : numpy.random.Generator
+        count : int
+
+        Returns
+        -------
+        ndarray of float64, (count,)
         """
         low, high = max(self.low, LEAST), min(self.high, MOST)
         low, centre, high = logit([low, min(max(self.prior, low), high), high])
@@ -167,12 +176,14 @@ def stated_estimates(
 
     Parameters
     ----------
-    margins, s, threshold, seed
+    margins, s
         As for `intervals_from_pu`.
     labels : LabelCount
     prior : float
     prior_range : PriorRange or None
         None: the prior has no interval, and neither have the figures that depend on it.
+    threshold, seed
+        As for `intervals_from_pu`.
 
     Returns
     -------
@@ -217,11 +228,36 @@ def prior_range(prior: float, estimate: PriorEstimate | None) -> PriorRange | No
 
 
 def interval_of(estimates: Mapping[str, Any], name: str) -> tuple[float, float] | None:
-    """Interval of one figure of `stated_estimates`; None where there is none."""
+    """Interval of one figure.
+
+    Parameters
+    ----------
+    estimates : mapping
+        Result of `stated_estimates`.
+    name : str
+        Of the figure.
+
+    Returns
+    -------
+    (float, float) or None
+        None where there is none.
+    """
     low, high = estimates.get(f"{name}_low"), estimates.get(f"{name}_high")
     return None if low is None or high is None else (low, high)
 
 
 def stated_text(estimates: Mapping[str, Any], name: str) -> str:
-    """One figure of `stated_estimates` with its interval, as `pucache.pu.label_requirements.figure` writes it."""
+    """Write one figure with its interval, as `pucache.pu.label_requirements.figure` does.
+
+    Parameters
+    ----------
+    estimates : mapping
+        Result of `stated_estimates`.
+    name : str
+        Of the figure.
+
+    Returns
+    -------
+    str
+    """
     return figure(estimates[name], interval_of(estimates, name))

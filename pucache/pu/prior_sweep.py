@@ -50,9 +50,16 @@ class SweepRow:
         Share of the unlabelled rows above the threshold.
     held_out_risk : float or None
         nnPU risk.
-    pauc, auc, recall, precision, f1, false_positive_rate, accuracy, upu_risk, collapsed
+    pauc, auc, recall, precision, f1, false_positive_rate, accuracy, upu_risk : float or None
+    collapsed : str or None
         See `pucache.pu.metrics.from_pu`; None where the labels are too few (`pucache.pu.label_requirements`).
-    pauc_low, pauc_high, auc_low, ..., accuracy_high : float or None
+    pauc_low, pauc_high : float or None
+    auc_low, auc_high : float or None
+    recall_low, recall_high : float or None
+    precision_low, precision_high : float or None
+    f1_low, f1_high : float or None
+    false_positive_rate_low, false_positive_rate_high : float or None
+    accuracy_low, accuracy_high : float or None
         90 % intervals at this prior, see `pucache.pu.metric_intervals`; they do not cover a wrong prior.
     true_accuracy, true_precision, true_recall, true_f1, true_auc, true_average_precision : float or None
         Among the unlabelled rows whose true class is known; None without truth.

@@ -56,7 +56,18 @@ class PriorEstimate:
 
     @classmethod
     def without_interval(cls, method: str, prior: float, level: float = 0.9) -> PriorEstimate:
-        """Estimate that has no interval."""
+        """Estimate that has no interval.
+
+        Parameters
+        ----------
+        method : str
+        prior : float
+        level : float
+
+        Returns
+        -------
+        PriorEstimate
+        """
         return cls(method=method, prior=prior, low=0.0, high=1.0, level=level, draws=0)
 
     @property
@@ -76,6 +87,10 @@ class PriorEstimate:
         ----------
         number : callable
             Formats an end.
+
+        Returns
+        -------
+        str
         """
         return interval_text(self.low, self.high, number) if self.has_interval else "none"
 
@@ -211,10 +226,12 @@ def profile_interval(
 
     Parameters
     ----------
-    margins, s, weights
+    margins, s
         As for `estimate`.
     level : float
         Nominal coverage, in (0, 1).
+    weights : ndarray, (n,), optional
+        As for `estimate`.
     bounds : (float, float)
         Least and greatest possible prior.
 
