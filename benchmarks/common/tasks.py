@@ -31,7 +31,8 @@ CROSSING = (ATTRIBUTES, KINDS)  # groups that cut across classes and topics: nei
 CHOICE = (
     "The constants of the neighbours and of the distilled head are chosen on four classes of CIFAR-10 "
     f"({', '.join(CHOSEN_ON)}) and on nothing else; "
-    "those of the rule whether neighbours count on smaller piles of all ten classes, of the attributes and of the texts."
+    "those of the rule whether neighbours count on smaller piles of all ten classes, of the attributes and of the "
+    "texts."
 )
 
 
