@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from faults.commands import Outcome
-from faults.places import Job, World, assert_one_line, state
+from faults.places import Job, World, error_line, state
 
 PAGE = 4096
 FULL, TOO_LARGE = "No space left on device", "File too large"
@@ -97,9 +97,9 @@ def check_struck(world: World, job: Job, folder: Path, done: Outcome, reason: st
     if done.code == 0:
         world.check_finished(job, folder, done)
         return False
-    assert_one_line(done, reason)
+    error = error_line(done, reason)
     named = [Path(name).name for name in job.outputs]
-    assert any(name in done.said[0] for name in named), f"{done.said[0]!r} names none of {named}"
+    assert any(name in error for name in named), f"{error!r} names none of {named}"
     left = [name for name in state(folder) if name.endswith(".partial")]
     assert not left, f"{job.name} left {left}"
     return True

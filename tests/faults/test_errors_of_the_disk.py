@@ -3,7 +3,7 @@ import signal
 import pytest
 from helpers.slow import slow
 
-from faults.places import assert_one_line, state
+from faults.places import error_line, state
 from faults.tracing import READS, RENAMES, can_trace, count_calls, run_traced, run_unwritable
 
 pytestmark = pytest.mark.skipif(not can_trace(), reason="needs strace, and the right to trace")
@@ -29,7 +29,7 @@ def test_a_cache_that_the_disk_cannot_read_is_one_line_that_names_it(world, name
     folder = world.place(job)
     cache = next(path for path in folder.iterdir() if path.suffix == ".h5")
     done = run_traced(world, job, folder, f"{READS}:error=EIO:when=2+", only=[cache])
-    assert_one_line(done, cache.name, BAD)
+    error_line(done, cache.name, BAD)
     world.check_interrupted(job, folder)
     world.check_rerun(job, folder, done.acknowledged)
 
@@ -50,7 +50,7 @@ def test_a_disk_that_fails_to_write_is_an_error_and_never_a_success(world, name)
 
 
 def check_failed(world, job, folder, done):
-    assert_one_line(done, BAD)
+    error_line(done, BAD)
     world.check_interrupted(job, folder)
     assert not [path for path in state(folder) if path.endswith(".partial")]
     world.check_rerun(job, folder, done.acknowledged)

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from faults.places import LEFTOVER, assert_one_line, state
+from faults.places import LEFTOVER, error_line, state
 
 NOBODY = [("nobody", {})]
 
@@ -35,7 +35,7 @@ def test_a_folder_that_may_not_be_written_is_one_line_and_when_it_may_the_comman
         open_to_all(path)
     folder.chmod(0o555)
     done = world.zygote.run(job.command, folder, twists=NOBODY)
-    assert_one_line(done, "Permission denied", os.path.basename(job.outputs[0]))
+    error_line(done, "Permission denied", os.path.basename(job.outputs[0]))
     world.check_interrupted(job, folder)
     folder.chmod(0o777)
     world.check_rerun(job, folder, twists=NOBODY)
@@ -52,7 +52,7 @@ def test_a_folder_that_loses_its_permission_midway_is_one_line_and_nothing_safe_
         pass
     (parts if inner else folder).chmod(0o555)
     done = command.wait()
-    assert_one_line(done, "Permission denied")
+    error_line(done, "Permission denied")
     assert done.acknowledged > 0
     (parts if inner else folder).chmod(0o777)
     world.check_interrupted(job, folder)
@@ -106,7 +106,7 @@ def test_a_cache_that_may_not_be_read_is_one_line(world, reachable):
     open_to_all(folder)
     (folder / "cache.h5").chmod(0o000)
     done = world.zygote.run(job.command, folder, twists=NOBODY)
-    assert_one_line(done, "cache.h5", "Permission denied")
+    error_line(done, "cache.h5", "Permission denied")
     assert all(name in world.undisturbed(job).before or LEFTOVER.fullmatch(name) for name in state(folder))
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
+import ray._private.worker
 import ray._raylet
 import ray.exceptions
 
@@ -40,7 +41,7 @@ def joined(address: str | None) -> Iterator[None]:
     elif address != "auto":
         _require_reachable(address)
     what = f"join the Ray cluster at {address}" if address else "start Ray on this machine"
-    with _own_signals(), _cannot(what), _silenced_stderr():
+    with _own_signals(), _cannot(what), _silenced_stderr(), _without_error_messages():
         ray.init(address or "local", **settings)
     try:
         yield
@@ -107,6 +108,23 @@ def _silenced_stderr() -> Iterator[None]:
         os.dup2(stderr, 2)
         os.close(stderr)
         os.close(devnull)
+
+
+@contextmanager
+def _without_error_messages() -> Iterator[None]:
+    """Let no thread of Ray print to stdout that an actor has ended, which our exceptions say; stdout may be JSON.
+
+    `log_to_driver` does not cover these messages, and Ray has no public setting for them.
+    """
+    listen = getattr(ray._private.worker, "listen_error_messages", None)
+    if listen is None:
+        yield
+        return
+    ray._private.worker.listen_error_messages = lambda worker, stopped: None
+    try:
+        yield
+    finally:
+        ray._private.worker.listen_error_messages = listen
 
 
 @contextmanager
