@@ -45,6 +45,8 @@ setup(
         "click>=8.1",
         "rich>=13",
         "safetensors>=0.5",
+        "starlette>=0.40",
+        "uvicorn>=0.30",
         "scikit-learn>=1.6",
         "scipy>=1.11",
         "threadpoolctl>=3.5",
