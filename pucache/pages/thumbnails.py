@@ -88,31 +88,85 @@ def thumbnails(
     """
     if side < 1:
         raise ValueError(f"side must be at least 1 pixel, got {side}")
-    rows = np.asarray(rows, np.int64)
-    starts = np.cumsum([0, *map(len, cache.files)])
-    file_numbers = np.searchsorted(starts, rows, "right") - 1
-    sources = _sources(cache, set(file_numbers.tolist()), images)
-
-    def make(row: int, file_number: int) -> Thumbnail:
-        digest = cache.files[file_number].digests[row - starts[file_number]].tobytes()
-        return _thumbnail(sources[file_number], cache.keys[row], digest, side)
-
+    sources = RowImages(cache, images)
     pictures = []
     with progress or Silent() as progress, ThreadPoolExecutor(THREADS) as pool:
         progress.start(len(rows), "pictures")
-        for thumbnail in pool.map(make, rows.tolist(), file_numbers.tolist()):
-            pictures.append(thumbnail)
+        for image in pool.map(lambda row: sources.read(row, side), np.asarray(rows, np.int64).tolist()):
+            uri = "" if image.pixels is None else _uri(image.pixels)
+            pictures.append(Thumbnail(uri, image.width, image.height, image.problem, image.path))
             progress.advance(1)
     return pictures
 
 
-def _sources(cache: EmbeddingCache, file_numbers: set[int], images: str | Path | None) -> dict[int, Source | str]:
-    """The source of each cache file, or the reason why it cannot be opened."""
-    if images is not None:
-        return dict.fromkeys(file_numbers, _open_indexed(images))
-    names = {cache.files[number].source for number in file_numbers}
-    sources = {name: _open_or_reason(name) for name in names}
-    return {number: sources[cache.files[number].source] for number in file_numbers}
+@dataclass(frozen=True)
+class RowImage:
+    """The image of a row, decoded, or the reason why there is none.
+
+    Attributes
+    ----------
+    pixels : PIL.Image.Image or None
+        Upright, 8-bit RGB, no larger than asked for.
+    width, height, problem, path
+        As for `Thumbnail`.
+    """
+
+    pixels: Image.Image | None = None
+    width: int = 0
+    height: int = 0
+    problem: str = ""
+    path: str = ""
+
+
+class RowImages:
+    """Reads and decodes the images of a cache's rows; several threads may read at the same time.
+
+    Parameters
+    ----------
+    cache : EmbeddingCache
+    images : str or path, optional
+        Source of the images, as for `pucache.open_source`; by default each cache file's own source, which is
+        opened when the first of its images is read.
+
+    Raises
+    ------
+    SourceError
+        `images` cannot be opened.
+    """
+
+    def __init__(self, cache: EmbeddingCache, images: str | Path | None = None):
+        self._cache = cache
+        self._starts = np.cumsum([0, *map(len, cache.files)])
+        self._images = None if images is None else _open_indexed(images)
+        self._sources: dict[str, Source | str] = {}
+        self._opening = threading.Lock()
+
+    def read(self, row: int, side: int) -> RowImage:
+        """Decode the image of a row, scaled down to at most `side` pixels; never raises for an image.
+
+        Parameters
+        ----------
+        row : int
+        side : int
+            Greatest width and height in pixels; smaller images are not enlarged.
+
+        Returns
+        -------
+        RowImage
+        """
+        file_number = int(np.searchsorted(self._starts, row, "right")) - 1
+        file = self._cache.files[file_number]
+        digest = file.digests[row - self._starts[file_number]].tobytes()
+        return _read(self._source(file.source), self._cache.keys[row], digest, side)
+
+    def _source(self, name: str) -> Source | str:
+        """The source of a cache file, or the reason why it cannot be opened."""
+        if self._images is not None:
+            return self._images
+        with self._opening:
+            if name not in self._sources:
+                self._sources[name] = _open_or_reason(name)
+            return self._sources[name]
 
 
 def _open_or_reason(name: str) -> Source | str:
@@ -132,25 +186,25 @@ def _open_indexed(name: str | Path) -> Source:
     return source
 
 
-def _thumbnail(source: Source | str, key: str, expected_digest: bytes, side: int) -> Thumbnail:
+def _read(source: Source | str, key: str, expected_digest: bytes, side: int) -> RowImage:
     if isinstance(source, str):
-        return Thumbnail(problem=source)
+        return RowImage(problem=source)
     path = _local_path(source, key)
     try:
         data = source.read(key)
     except KeyError:
-        return Thumbnail(problem=f"{source.name} does not hold it")
+        return RowImage(problem=f"{source.name} does not hold it")
     except Exception as error:  # a file system behind a URL raises almost anything
-        return Thumbnail(problem=one_line(error))
+        return RowImage(problem=one_line(error))
     width, height = _size(data)
     try:
         picture = _picture(data, side, large=width * height > LARGE)
     except PUCacheError as error:
-        return Thumbnail("", width, height, one_line(error), path)
+        return RowImage(None, width, height, one_line(error), path)
     if (width - height) * (picture.width - picture.height) < 0:  # the picture is upright, the header's size is not
         width, height = height, width
     changed = any(expected_digest) and image_digest(data) != expected_digest
-    return Thumbnail(_uri(picture), width, height, CHANGED if changed else "", path)
+    return RowImage(picture, width, height, CHANGED if changed else "", path)
 
 
 def _local_path(source: Source, key: str) -> str:
