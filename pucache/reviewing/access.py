@@ -1,0 +1,207 @@
+"""Who may ask the sitting's server for anything: token, cookie, Host, Origin, methods and headers.
+
+A page of another site cannot ask: it has no cookie (``SameSite=Strict``), its Origin is another, and a name of its
+own that resolves to this machine (DNS rebinding) is no loopback name. Another user of this machine has no token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import re
+import secrets
+import socket
+from collections.abc import Iterable
+from urllib.parse import parse_qs
+
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+READING = ("GET", "HEAD")
+HEADERS = {
+    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "object-src 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+NOTHING = "there is nothing at this address"
+NO_COOKIE = "this page opens with the address that pucache review printed; open that one"
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::([0-9]{1,5}))?", re.ASCII | re.IGNORECASE)
+_PATH = re.compile(rb"/[A-Za-z0-9/._-]*")  # nothing encoded: the raw path is the path
+_JSON = re.compile(r"application/json(?:;\s*charset=utf-8)?", re.IGNORECASE)
+_PAGE_WITHOUT_COOKIE = (
+    '<!doctype html><html lang="en"><meta charset="utf-8"><title>pucache review</title>'
+    '<p>{}.</p><p>If you have just opened it: <a href="/">go on</a>.</p></html>'
+)
+
+
+class Access:
+    """Guards an application; an ASGI middleware that stands before everything else.
+
+    Parameters
+    ----------
+    app : ASGI application
+    token : str
+        Secret of the sitting.
+    host : str
+        Address that the server is bound to.
+    """
+
+    def __init__(self, app: ASGIApp, token: str, host: str = "127.0.0.1"):
+        self._app, self._token, self._host = app, token, host
+        self._once: set[str] = set()
+        mark = hashlib.sha256(token.encode()).hexdigest()
+        self.cookie_name = f"pucache_{mark[:8]}"  # cookies do not tell ports apart, sittings must
+        self.cookie = hmac.new(token.encode(), b"cookie", hashlib.sha256).hexdigest()
+
+    def token_for_one_use(self) -> str:
+        """Return a token that is void once it was exchanged, for a command line that other users can see."""
+        token = secrets.token_urlsafe(32)
+        self._once.add(token)
+        return token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what is refused, and hand the rest on."""
+        if scope["type"] == "lifespan":
+            return await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            return await send({"type": "websocket.close", "code": 1008})
+        refusal = self._refuse(scope)
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = with_headers(message["headers"])
+            await send(message)
+
+        return await (refusal or self._app)(scope, receive, send_guarded)
+
+    def _refuse(self, scope: Scope) -> Response | None:
+        """The answer to a request that goes no further; None for one that does."""
+        headers = _Headers(scope["headers"])
+        host = headers.only("host")
+        if host is None or not is_own_host(host, self._host):
+            return refused(403, "the Host of this request is not this machine; open the address that pucache printed")
+        if scope["method"] not in READING:
+            if headers.only("origin") not in own_origins(host):
+                return refused(403, "the Origin of this request is not this page")
+            if not _JSON.fullmatch(headers.only("content-type") or ""):
+                return refused(415, "expected application/json")
+        if not _PATH.fullmatch(scope["raw_path"]):
+            return refused(404, NOTHING)
+        exchanged = self._exchange(scope)
+        if exchanged is not None:
+            return exchanged
+        if not self._has_cookie(headers):
+            return self._without_cookie(scope)
+        return None
+
+    def _exchange(self, scope: Scope) -> Response | None:
+        """The answer to the printed address: the cookie, and the address without the token."""
+        if scope["raw_path"] != b"/" or not scope["query_string"] or scope["method"] != "GET":
+            return None
+        tokens = parse_qs(scope["query_string"][:1000].decode("ascii", "replace")).get("token", [])
+        if len(tokens) != 1 or not self._takes(tokens[0]):
+            return self._without_cookie(scope)
+        answer = RedirectResponse("/", status_code=303, headers={"cache-control": "no-store"})
+        answer.set_cookie(self.cookie_name, self.cookie, httponly=True, samesite="strict", path="/")
+        return answer
+
+    def _takes(self, token: str) -> bool:
+        if equal(token, self._token):
+            return True
+        used = [other for other in self._once if equal(token, other)]
+        self._once.difference_update(used)
+        return bool(used)
+
+    def _has_cookie(self, headers: _Headers) -> bool:
+        values = [_cookie(text, self.cookie_name) for text in headers.all("cookie")]
+        return any([equal(value, self.cookie) for value in values])
+
+    def _without_cookie(self, scope: Scope) -> Response:
+        if scope["raw_path"] == b"/":
+            return HTMLResponse(_PAGE_WITHOUT_COOKIE.format(NO_COOKIE), 403)
+        return refused(403, NO_COOKIE)
+
+
+class _Headers:
+    """Header lines of a request, as ASGI gives them."""
+
+    def __init__(self, lines: Iterable[tuple[bytes, bytes]]):
+        self._lines = [(name.decode("latin-1").lower(), value.decode("latin-1").strip()) for name, value in lines]
+
+    def all(self, name: str) -> list[str]:
+        return [value for other, value in self._lines if other == name]
+
+    def only(self, name: str) -> str | None:
+        """The value of a header that stands there exactly once."""
+        values = self.all(name)
+        return values[0] if len(values) == 1 else None
+
+
+def equal(first: str, second: str) -> bool:
+    """Compare two secrets in constant time."""
+    return hmac.compare_digest(first.encode("utf-8", "surrogatepass"), second.encode())
+
+
+def refused(status: int, reason: str) -> JSONResponse:
+    """Return an answer that says in one line why a request was not served."""
+    return JSONResponse({"error": reason}, status, headers={"cache-control": "no-store"})
+
+
+def with_headers(lines: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Headers of an answer, together with those that every answer has."""
+    added = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+    return [*((name, value) for name, value in lines if name.decode("latin-1").lower() not in HEADERS), *added]
+
+
+def is_own_host(host: str, bound: str) -> bool:
+    """Whether a Host header names this machine.
+
+    Parameters
+    ----------
+    host : str
+        Name or address, with or without a port; any port, as a tunnel may have another.
+    bound : str
+        Address that the server is bound to. Loopback names are always taken; where the address is another, that one
+        too; for 0.0.0.0 and :: every address, and this machine's name: none of them can be rebound.
+    """
+    match = _HOST.fullmatch(host)
+    if match is None or int(match[2] or 0) > 65535:
+        return False
+    name = match[1].strip("[]").lower()
+    address = _address(name)
+    if address is None:
+        return name == "localhost" or name == bound.lower() or (_is_any(bound) and name == socket.gethostname().lower())
+    if (address.version == 6) != match[1].startswith("["):
+        return False
+    return address.is_loopback or address == _address(bound) or _is_any(bound)
+
+
+def own_origins(host: str) -> list[str]:
+    """Origins of the page that was loaded from this Host, which is this machine's: other ports are other programs."""
+    match = _HOST.fullmatch(host)
+    assert match is not None  # `is_own_host` has seen it
+    name, port = match[1].lower(), int(match[2] or 80)
+    return [f"http://{name}:{port}", *([f"http://{name}"] if port == 80 else [])]
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(name)
+    except ValueError:
+        return None
+
+
+def _is_any(bound: str) -> bool:
+    address = _address(bound)
+    return address is not None and address.is_unspecified
+
+
+def _cookie(text: str, name: str) -> str:
+    """Value of a cookie; other programs of this machine may have set odd ones, which are passed over."""
+    pairs = [part.strip().partition("=") for part in text.split(";")]
+    return next((value for other, _, value in pairs if other == name), "")

@@ -1,0 +1,208 @@
+"""Pictures of rows for the sitting's page: decoded, scaled, encoded again and kept in memory.
+
+No byte of an image file reaches the browser: what is sent was encoded here from pixels.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from PIL import Image
+
+from ..cache.embedding_cache import EmbeddingCache
+from ..pages.thumbnails import RowImages
+
+SIDES = {"card": 640, "original": 4096}  # greatest width and height in pixels
+SMALL = 256  # pixels; smaller pictures are encoded without loss, as every pixel of them is seen
+MEMORY = 128 << 20  # bytes of encoded pictures that are kept
+PROBLEM_SECONDS = 20.0  # for which an image that cannot be read is not tried again
+THREADS = 2
+AHEAD = 240  # pictures that wait to be made in advance
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture as it is sent, or the reason why there is none.
+
+    Attributes
+    ----------
+    data : bytes
+        Encoded; empty where there is no picture.
+    media_type : str
+    problem : str
+        Why there is no picture; "" where there is one.
+    note : str
+        What is to be said of a picture that is shown: that the file has changed.
+    made : float
+        Time of `time.monotonic`.
+    """
+
+    data: bytes
+    media_type: str
+    problem: str = ""
+    note: str = ""
+    made: float = field(default_factory=time.monotonic)
+
+    @property
+    def bytes(self) -> int:
+        """Memory that it takes, about."""
+        return len(self.data) + 500
+
+
+class Pictures:
+    """Makes pictures of rows, in advance where told to, and keeps the latest ones.
+
+    Parameters
+    ----------
+    cache : EmbeddingCache
+    images : str or path, optional
+        Source of the images, where they have moved since the cache was made.
+
+    Raises
+    ------
+    SourceError
+        `images` cannot be opened.
+    """
+
+    def __init__(self, cache: EmbeddingCache, images: str | Path | None = None):
+        self._rows = len(cache)
+        self._images = RowImages(cache, images)
+        self._asked = ThreadPoolExecutor(THREADS, "picture")
+        self._ahead = ThreadPoolExecutor(THREADS, "picture-ahead")
+        self._lock = threading.Lock()
+        self._pending: dict[tuple[int, str], Future[Picture]] = {}
+        self._kept: OrderedDict[tuple[int, str], Picture] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, row: int, size: str = "card", *, timeout: float | None = None) -> Picture | None:
+        """Return the picture of a row.
+
+        Parameters
+        ----------
+        row : int
+        size : {"card", "original"}
+        timeout : float, optional
+            Seconds to wait for one that is not made yet.
+
+        Returns
+        -------
+        Picture or None
+            None for a row or a size that does not exist, and where the time was too short.
+        """
+        if not 0 <= row < self._rows or size not in SIDES:
+            return None
+        for _ in range(2):  # again where a picture's turn was given up between its look-up and the wait
+            found = self._start(self._asked, (row, size), urgent=True)
+            if isinstance(found, Picture):
+                return found
+            try:
+                return found.result(timeout)
+            except FutureTimeoutError:
+                return None
+            except CancelledError:
+                continue
+        return None
+
+    def prefetch(self, rows: Iterable[int]) -> None:
+        """Make the cards of rows in advance; what was to be made in advance before, and is not begun, is left.
+
+        Parameters
+        ----------
+        rows : iterable of int
+            The first `AHEAD` of them are made.
+        """
+        for row in list(rows)[:AHEAD]:
+            self._start(self._ahead, (row, "card"), urgent=False)
+
+    def made(self, row: int) -> Picture | None:
+        """The card of a row where it has been made, else None; makes nothing."""
+        with self._lock:
+            return self._find((row, "card"))
+
+    def close(self) -> None:
+        """Make nothing more."""
+        for pool in (self._asked, self._ahead):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _start(self, pool: ThreadPoolExecutor, name: tuple[int, str], *, urgent: bool) -> Picture | Future[Picture]:
+        """The picture, or who makes it; one that waits for its turn in advance is made at once where it is urgent."""
+        with self._lock:
+            picture = self._find(name)
+            if picture is not None:
+                return picture
+            future = self._pending.get(name)
+            if future is not None and not (urgent and future.cancel()):
+                return future
+            future = pool.submit(self._make, name)
+            self._pending[name] = future
+            return future
+
+    def _find(self, name: tuple[int, str]) -> Picture | None:
+        """A picture that is kept; a problem is looked at again after `PROBLEM_SECONDS`."""
+        picture = self._kept.get(name)
+        if picture is None:
+            return None
+        if picture.problem and time.monotonic() - picture.made > PROBLEM_SECONDS:
+            self._forget(name)
+            return None
+        self._kept.move_to_end(name)
+        return picture
+
+    def _make(self, name: tuple[int, str]) -> Picture:
+        row, size = name
+        try:
+            picture = self._encoded(row, SIDES[size])
+            with self._lock:
+                self._keep(name, picture)
+            return picture
+        finally:
+            with self._lock:
+                self._pending.pop(name, None)
+
+    def _encoded(self, row: int, side: int) -> Picture:
+        image = self._images.read(row, side)
+        if image.pixels is None:
+            return Picture(b"", "", problem=image.problem)
+        data, media_type = encode(image.pixels)
+        return Picture(data, media_type, note=image.problem)
+
+    def _keep(self, name: tuple[int, str], picture: Picture) -> None:
+        self._kept[name] = picture
+        self._bytes += picture.bytes
+        while self._bytes > MEMORY and len(self._kept) > 1:
+            self._forget(next(iter(self._kept)))
+
+    def _forget(self, name: tuple[int, str]) -> None:
+        self._bytes -= self._kept.pop(name).bytes
+
+
+def encode(pixels: Image.Image) -> tuple[bytes, str]:
+    """Encode pixels for a browser, without metadata.
+
+    Parameters
+    ----------
+    pixels : PIL.Image.Image
+        8-bit RGB.
+
+    Returns
+    -------
+    data : bytes
+    media_type : str
+        ``image/png`` for small pictures, ``image/jpeg`` for others: WebP takes ten times as long to encode.
+    """
+    stream = io.BytesIO()
+    bare = Image.new("RGB", pixels.size)
+    bare.paste(pixels)  # without the profile and EXIF that `info` holds
+    if max(pixels.size) <= SMALL:
+        bare.save(stream, "PNG", compress_level=1)
+        return stream.getvalue(), "image/png"
+    bare.save(stream, "JPEG", quality=88)
+    return stream.getvalue(), "image/jpeg"
