@@ -18,10 +18,13 @@ import jinja2
 from ..storage.atomic import replacing
 
 ASSETS = Path(__file__).parent / "assets"
+_SHARED = {"review": ("cards",)}  # style and script files of a page that another one uses too; before its own
 
 
 def render(name: str, data: Any, *, local_images: bool = False, **context: Any) -> str:
     """Fill ``assets/NAME.html`` and put ``base.css``, ``NAME.css``, ``NAME.js`` and `data` into it.
+
+    What the page shares with another one, such as ``cards.js``, stands before its own style and script.
 
     Parameters
     ----------
@@ -38,6 +41,16 @@ def render(name: str, data: Any, *, local_images: bool = False, **context: Any) 
     -------
     str
     """
+    parts = (*_SHARED.get(name, ()), name)
+    style = "\n".join(map(read_asset, ("base.css", *(f"{part}.css" for part in parts))))
+    script = "\n".join(read_asset(f"{part}.js") for part in parts)
+    return template(name).render(
+        policy=_policy(script, local_images), style=style, script=script, data=_json(data), **context
+    )
+
+
+def template(name: str) -> jinja2.Template:
+    """``assets/NAME.html``, which escapes text and refuses a variable that is missing."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ASSETS),
         autoescape=True,
@@ -45,12 +58,7 @@ def render(name: str, data: Any, *, local_images: bool = False, **context: Any) 
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style, script = (
-        "\n".join(_asset(file) for file in files) for files in (("base.css", f"{name}.css"), (f"{name}.js",))
-    )
-    return environment.get_template(f"{name}.html").render(
-        policy=_policy(script, local_images), style=style, script=script, data=_json(data), **context
-    )
+    return environment.get_template(f"{name}.html")
 
 
 def write(path: str | Path, html: str) -> None:
@@ -65,7 +73,8 @@ def write(path: str | Path, html: str) -> None:
         temporary.write_bytes(html.encode("utf-8", "replace"))  # a path on the page may hold bytes that are not UTF-8
 
 
-def _asset(file: str) -> str:
+def read_asset(file: str) -> str:
+    """Content of a file in assets."""
     return (ASSETS / file).read_text(encoding="utf-8")
 
 

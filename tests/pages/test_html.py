@@ -74,7 +74,7 @@ def test_data_come_through_the_page_whatever_they_hold(data):
     html = page.render("review", data, **REVIEW, has_posterior=True)
     block, script = blocks(html)
     assert json.loads(block) == data
-    assert script == (page.ASSETS / "review.js").read_text()
+    assert script == "\n".join((page.ASSETS / name).read_text() for name in ("cards.js", "review.js"))
 
 
 @given(VALUES)
@@ -111,7 +111,7 @@ def test_styles_are_inside_the_shared_ones_first(assets):
     assert style.index("margin: 0") < style.index("color: red")
 
 
-@pytest.mark.parametrize("name", ["review"])
+@pytest.mark.parametrize("name", ["cards", "review"])
 def test_no_asset_names_an_address_or_ends_its_own_block(name):
     for kind in ("css", "js"):
         text = (page.ASSETS / f"{name}.{kind}").read_text() + (page.ASSETS / "base.css").read_text()

@@ -5,32 +5,8 @@
 
 /* ---- Data and elements of the page -------------------------------------------------------------- */
 
-const byId = (name) => document.getElementById(name);
 const { id, base, candidates, labelled, command } = JSON.parse(byId("data").textContent);
-const MARKS = { "": "", accepted: "✓ accepted", rejected: "✗ rejected", skipped: "– skipped" };
 const LABELS = { accepted: 1, rejected: 0 };
-const zoomDialog = byId("zoom");
-const helpDialog = byId("help");
-const grid = byId("grid");
-
-/* Replaces invisible characters, and those that change the direction of the text, by their code points. The
-   joiners U+200C and U+200D stay, because emoji and some scripts need them. */
-function visible(text) {
-  return text
-    .replace(/[\u0000-\u001f]/g, (character) => String.fromCharCode(0x2400 + character.charCodeAt(0)))
-    .replace(/[\u007f-\u009f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g, (character) => {
-      return `⟨U+${character.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
-    });
-}
-
-/* Screen readers ignore the page behind an open dialog, so the dialog has its own live region. */
-function announce(text) {
-  byId(zoomDialog.open ? "zoom-announcement" : "announcement").textContent = text;
-}
-
-function notify(text) {
-  byId("notice").textContent = text;
-}
 
 /* ---- Decisions and undo ------------------------------------------------------------------------ */
 
@@ -195,7 +171,7 @@ function moveTo(position) {
   const page = pageStart();
   current = position;
   if (pageStart() !== page) drawPage();
-  drawTurn();
+  markTurn(order[current]);
   if (zoomDialog.open) drawZoom();
   else cells()[current - pageStart()]?.focus();
 }
@@ -213,11 +189,6 @@ function stepRow(by) {
   if (position >= pageStart() && position < Math.min(order.length, pageStart() + size)) moveTo(position);
 }
 
-function columns() {
-  const tops = cells().map((cell) => cell.parentElement.offsetTop);
-  return tops.filter((top) => top === tops[0]).length;
-}
-
 function turn(by) {
   const page = Math.min(lastPage(), Math.max(0, pageStart() / size + by));
   if (page * size === pageStart()) return;
@@ -230,10 +201,6 @@ function whereText() {
 }
 
 /* ---- Cards ------------------------------------------------------------------------------------- */
-
-const cells = () => [...grid.querySelectorAll(".cell")];
-const cellOf = (number) => grid.querySelector(`[data-number="${number}"]`);
-const percent = (p) => `${(100 * p).toFixed(p > 0.99 || p < 0.01 ? 1 : 0)} %`;
 
 function facts(number) {
   const { score, p } = candidates[number];
@@ -261,52 +228,25 @@ function drawPage() {
 
 function card(number, position) {
   const { key, score, p, uri, problem } = candidates[number];
-  const row = byId("card").content.firstElementChild.cloneNode(true);
+  const row = newCard(number, key);
   const part = (name) => row.querySelector(name);
   row.setAttribute("aria-rowindex", position + 1);
-  part(".cell").dataset.number = number;
   picture(part("img"), part(".absent"), uri, problem);
   part(".rank").textContent = number + 1;
   part(".score").textContent = score.toFixed(3);
   part(".probability").textContent = p === null ? "" : percent(p);
-  part(".key").textContent = visible(key);
-  part(".name").title = visible(key);
   return row;
-}
-
-function picture(image, absent, uri, problem) {
-  image.hidden = !uri;
-  if (uri) image.src = uri;
-  else image.removeAttribute("src");
-  absent.textContent = uri ? "" : `No picture: ${problem}`;
 }
 
 /* Redraws the decisions of these candidates where they are on the page, and all counts. */
 function drawDecisions(numbers) {
   for (const number of numbers) {
     const cell = cellOf(number);
-    if (!cell) continue;
-    cell.parentElement.className = `card ${decisions[number]}`;
-    cell.querySelector(".badge").textContent = MARKS[decisions[number]];
-    cell.setAttribute("aria-label", spoken(number));
-    press(cell.querySelectorAll("[data-decision]"), (button) => button.dataset.decision === decisions[number]);
+    if (cell) markCard(cell, decisions[number], spoken(number));
   }
-  drawTurn();
+  markTurn(order[current]);
   drawCounts();
   if (zoomDialog.open) drawZoom();
-}
-
-function press(buttons, isPressed) {
-  for (const button of buttons) button.setAttribute("aria-pressed", isPressed(button));
-}
-
-/* The tab key reaches only the current candidate and its buttons. */
-function drawTurn() {
-  for (const cell of cells()) {
-    const inTurn = Number(cell.dataset.number) === order[current];
-    cell.classList.toggle("turn", inTurn);
-    for (const element of [cell, ...cell.querySelectorAll("button")]) element.tabIndex = inTurn ? 0 : -1;
-  }
 }
 
 function drawCounts() {
@@ -327,39 +267,24 @@ function drawCounts() {
 
 function zoom() {
   if (!order.length || zoomDialog.open) return;
-  document.activeElement.blur(); // otherwise closing returns the focus to this candidate, which may no longer be the current one
-  zoomDialog.showModal();
+  openZoom();
   drawZoom();
 }
 
 function drawZoom() {
   const number = order[current];
-  const { key, width, height, uri, problem } = candidates[number];
-  byId("zoom-title").textContent = `Rank ${number + 1}`;
-  byId("zoom-badge").textContent = MARKS[decisions[number]];
-  byId("zoom-badge").className = `badge ${decisions[number]}`;
-  byId("zoom-key").textContent = visible(key);
+  const { key, width, height, uri, problem, file } = candidates[number];
   const pixels = width ? [`${width} × ${height} pixels`] : [];
-  byId("zoom-facts").textContent = [...facts(number), ...pixels].join(" · ");
-  byId("zoom-problem").textContent = uri ? problem : "";
-  byId("zoom-picture").alt = visible(key);
-  press(zoomDialog.querySelectorAll("[data-zoom$=ed]"), (button) => button.dataset.zoom === decisions[number]);
-  drawLarge(number);
-}
-
-/* Shows the thumbnail at once, and replaces it by the original once that is loaded. */
-function drawLarge(number) {
-  const { file, uri, problem } = candidates[number];
-  const large = byId("zoom-picture");
-  if (large.dataset.number === String(number)) return;
-  large.dataset.number = number;
-  picture(large, byId("zoom-absent"), uri, problem);
-  if (!file) return;
-  const original = new Image();
-  original.onload = () => {
-    if (large.dataset.number === String(number)) picture(large, byId("zoom-absent"), original.src, "");
-  };
-  original.src = base + file;
+  fillZoom({
+    number,
+    title: `Rank ${number + 1}`,
+    decision: decisions[number],
+    key,
+    facts: [...facts(number), ...pixels],
+    uri,
+    problem,
+    original: file && base + file,
+  });
 }
 
 const ZOOM = {
@@ -498,16 +423,6 @@ function keysFor(target) {
   return grid.contains(target) ? IN_THE_GRID : ON_THE_PAGE;
 }
 
-function onKey(event) {
-  if (event.altKey || event.metaKey) return;
-  const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
-  const shift = event.shiftKey && key !== "?" ? "Shift+" : "";
-  const action = keysFor(event.target)[(event.ctrlKey ? "Ctrl+" : "") + shift + key];
-  if (!action) return;
-  event.preventDefault();
-  if (!event.repeat || key.startsWith("Arrow")) action(); // a key held down must not decide a hundred images
-}
-
 /* ---- Mouse, touch and forms -------------------------------------------------------------------- */
 
 function onGridClick({ target }) {
@@ -524,16 +439,12 @@ function onGridFocus({ target }) {
   const cell = target.closest(".cell");
   if (!cell) return;
   current = order.indexOf(Number(cell.dataset.number));
-  drawTurn();
+  markTurn(order[current]);
 }
-
-const onEach = (selector, type, handler) => {
-  for (const element of document.querySelectorAll(selector)) element.addEventListener(type, () => handler(element));
-};
 
 function start() {
   byId("command").textContent = command;
-  document.addEventListener("keydown", onKey);
+  listenForKeys(keysFor);
   grid.addEventListener("click", onGridClick);
   grid.addEventListener("focusin", onGridFocus);
   onEach("[data-turn]", "click", (button) => turn(Number(button.dataset.turn)));

@@ -1,0 +1,128 @@
+"use strict";
+/* Shared by the review page and the sitting: text that is safe to show, announcements, cards, the dialog with one
+   large image, keys. The page's own script follows in the same scope. A card has a number, which its page chooses. */
+
+const byId = (name) => document.getElementById(name);
+const MARKS = { "": "", accepted: "✓ accepted", rejected: "✗ rejected", skipped: "– skipped" };
+const zoomDialog = byId("zoom");
+const helpDialog = byId("help");
+const grid = byId("grid");
+
+/* ---- Text ------------------------------------------------------------------------------------- */
+
+/* Replaces invisible characters, and those that change the direction of the text, by their code points. The
+   joiners U+200C and U+200D stay, because emoji and some scripts need them. */
+function visible(text) {
+  return text
+    .replace(/[\u0000-\u001f]/g, (character) => String.fromCharCode(0x2400 + character.charCodeAt(0)))
+    .replace(/[\u007f-\u009f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g, (character) => {
+      return `⟨U+${character.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
+    });
+}
+
+const percent = (p) => `${(100 * p).toFixed(p > 0.99 || p < 0.01 ? 1 : 0)} %`;
+
+/* Screen readers ignore the page behind an open dialog, so the dialog has its own live region. */
+function announce(text) {
+  byId(zoomDialog.open ? "zoom-announcement" : "announcement").textContent = text;
+}
+
+function notify(text) {
+  byId("notice").textContent = text;
+}
+
+/* ---- Cards ------------------------------------------------------------------------------------- */
+
+const cells = () => [...grid.querySelectorAll(".cell")];
+const cellOf = (number) => grid.querySelector(`[data-number="${number}"]`);
+
+function newCard(number, key) {
+  const row = byId("card").content.firstElementChild.cloneNode(true);
+  row.querySelector(".cell").dataset.number = number;
+  row.querySelector(".key").textContent = visible(key);
+  row.querySelector(".name").title = visible(key);
+  return row;
+}
+
+function markCard(cell, decision, label) {
+  cell.parentElement.className = `card ${decision}`;
+  cell.querySelector(".badge").textContent = MARKS[decision];
+  cell.setAttribute("aria-label", label);
+  press(cell.querySelectorAll("[data-decision]"), (button) => button.dataset.decision === decision);
+}
+
+function picture(image, absent, uri, problem) {
+  image.hidden = !uri;
+  if (uri) image.src = uri;
+  else image.removeAttribute("src");
+  absent.textContent = uri ? "" : `No picture: ${problem}`;
+}
+
+function press(buttons, isPressed) {
+  for (const button of buttons) button.setAttribute("aria-pressed", isPressed(button));
+}
+
+/* The tab key reaches only the current card and its buttons. */
+function markTurn(number) {
+  for (const cell of cells()) {
+    const inTurn = Number(cell.dataset.number) === number;
+    cell.classList.toggle("turn", inTurn);
+    for (const element of [cell, ...cell.querySelectorAll("button")]) element.tabIndex = inTurn ? 0 : -1;
+  }
+}
+
+function columns() {
+  const tops = cells().map((cell) => cell.parentElement.offsetTop);
+  return tops.filter((top) => top === tops[0]).length;
+}
+
+/* ---- One image, large -------------------------------------------------------------------------- */
+
+function openZoom() {
+  document.activeElement.blur(); // otherwise closing returns the focus to this card, which may no longer be the current one
+  zoomDialog.showModal();
+}
+
+/* Shows the small image at once, and replaces it by the original once that is loaded. */
+function fillZoom({ number, title, decision, key, facts, uri, problem, original }) {
+  byId("zoom-title").textContent = title;
+  byId("zoom-badge").textContent = MARKS[decision];
+  byId("zoom-badge").className = `badge ${decision}`;
+  byId("zoom-key").textContent = visible(key);
+  byId("zoom-facts").textContent = facts.join(" · ");
+  byId("zoom-problem").textContent = uri ? problem : "";
+  byId("zoom-picture").alt = visible(key);
+  press(zoomDialog.querySelectorAll("[data-zoom$=ed]"), (button) => button.dataset.zoom === decision);
+  const large = byId("zoom-picture");
+  if (large.dataset.number === String(number)) return;
+  large.dataset.number = number;
+  picture(large, byId("zoom-absent"), uri, problem);
+  if (original) replaceWhenLoaded(large, number, original);
+}
+
+function replaceWhenLoaded(large, number, original) {
+  const image = new Image();
+  image.onload = () => {
+    if (large.dataset.number === String(number)) picture(large, byId("zoom-absent"), original, "");
+  };
+  image.src = original;
+}
+
+/* ---- Keys and clicks --------------------------------------------------------------------------- */
+
+/* `keysFor` returns the actions at an element, by key: "a", "Shift+a", "Ctrl+z", "ArrowLeft". */
+function listenForKeys(keysFor) {
+  document.addEventListener("keydown", (event) => {
+    if (event.altKey || event.metaKey) return;
+    const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+    const shift = event.shiftKey && key !== "?" ? "Shift+" : "";
+    const action = keysFor(event.target)[(event.ctrlKey ? "Ctrl+" : "") + shift + key];
+    if (!action) return;
+    event.preventDefault();
+    if (!event.repeat || key.startsWith("Arrow")) action(); // a key held down must not decide a hundred images
+  });
+}
+
+const onEach = (selector, type, handler) => {
+  for (const element of document.querySelectorAll(selector)) element.addEventListener(type, () => handler(element));
+};
