@@ -1,0 +1,290 @@
+"""Which images are shown next.
+
+Most are the first of the ranking. Mixed in, at random slots and unmarked, are images drawn at random for the audit,
+and now and then a known positive, to see whether it is recognised. A random draw is written to the log before anybody
+sees its image, and is offered again until it is answered.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .log_entries import Choice, Stream
+from .reservations import Reservations
+from .spread_selection import SpreadSelection
+
+if TYPE_CHECKING:
+    from .session import Session
+
+AUDIT_SHARE, RECHECK_SHARE = 0.05, 0.02  # probabilities of a slot
+MIN_POSITIVES = 10  # found, before any is shown again
+_TOP = 4096  # rows of the ranking that are kept sorted
+_RECENT = 100  # images after which one may be shown again
+_DRAWS = 20  # attempts to fill the slots of a closing audit
+
+
+class NextImages:
+    """Gives rows to the tabs of a sitting, different ones to each.
+
+    Parameters
+    ----------
+    session : Session
+    rng : Generator
+    audit_share : float
+        Probability that a slot is drawn at random from all unknown rows.
+    recheck_share : float
+        Probability that a slot shows a positive again, once `MIN_POSITIVES` are found.
+    now : callable
+        Time in seconds, from any origin.
+
+    Attributes
+    ----------
+    closing_audit : bool
+        Whether all slots are drawn at random.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        rng: np.random.Generator,
+        *,
+        audit_share: float = AUDIT_SHARE,
+        recheck_share: float = RECHECK_SHARE,
+        now: Callable[[], float] = time.monotonic,
+    ):
+        self.closing_audit = False
+        self._session, self._rng = session, rng
+        self._audit_share, self._recheck_share = audit_share, recheck_share
+        self._reservations = Reservations(now=now)
+        self._recent: deque[int] = deque(maxlen=_RECENT)
+        self._scores: np.ndarray | None = None
+        self._p: np.ndarray | None = None
+        self._version = 0
+        self._top = np.empty(0, np.int64)  # best unknown rows when it was made, best first
+        self._returned: deque[int] = deque(maxlen=_RECENT)  # taken back by the reviewer, shown before the ranking
+        self._skipped: set[int] = set()
+        self._spread: SpreadSelection | None = None
+        self._lock = threading.RLock()
+
+    def set_ranking(self, scores: np.ndarray, p: np.ndarray | None, version: int) -> None:
+        """Rank by new scores from the next call on.
+
+        Parameters
+        ----------
+        scores : ndarray of float32, (n,)
+            Higher is more likely positive.
+        p : ndarray of float32, (n,), or None
+            Probability of being positive.
+        version : int
+            Serial number of the last entry of the log that the model has seen.
+
+        Raises
+        ------
+        ValueError
+            Another number of rows, or NaN.
+        """
+        shape = self._session.groups.shape
+        if scores.shape != shape or (p is not None and p.shape != shape):
+            raise ValueError(f"expected a score and a probability for each of {shape[0]:,} rows, got {scores.shape}")
+        if np.isnan(scores).any():
+            raise ValueError("scores are NaN")
+        top = best_rows(scores, self._session.unknown, _TOP + len(self._skipped))
+        with self._lock:
+            self._scores, self._p, self._version, self._top = scores, p, version, top
+
+    def next(self, tab: str, count: int, keep: Sequence[int] = ()) -> list[int]:
+        """Rows to show next, reserved for a tab.
+
+        Parameters
+        ----------
+        tab : str
+        count : int
+            Rows wanted besides those that the tab keeps.
+        keep : sequence of int
+            Rows that the tab shows, or will show, or has decided without an answer yet. It loses all others.
+
+        Returns
+        -------
+        list of int
+            In the order of showing; fewer than `count` where the pile is used up.
+        """
+        with self._lock:
+            self._reservations.keep_only(tab, self._groups_of(keep))
+            drawn = self._waiting(tab, count)
+            drawn += self._rechecks_and_audits(tab, count - len(drawn))
+            rows = self._mixed(self._ranked(tab, count - len(drawn)), drawn)
+            if len(rows) < count:
+                rows += self._skipped_rows(tab, count - len(rows))
+            self._recent.extend(rows)
+            return rows
+
+    def heard(self, tab: str) -> None:
+        """Note that a tab is alive, when it decides: a silent one loses its rows after ten minutes."""
+        with self._lock:
+            self._reservations.heard(tab)
+
+    def release(self, tab: str) -> None:
+        """Free the rows of a tab that closes."""
+        with self._lock:
+            self._reservations.release(tab)
+
+    def show_again(self, row: int) -> None:
+        """Give a row before those of the ranking, after its decision was taken back."""
+        with self._lock:
+            self._returned.appendleft(row)
+
+    # --- random draws --------------------------------------------------------------------------------
+
+    def _waiting(self, tab: str, count: int) -> list[int]:
+        """Rows that were drawn, and that no open tab holds."""
+        rows = (draw.row for draw in self._session.pending_draws())
+        return self._take(tab, rows, count)
+
+    def _rechecks_and_audits(self, tab: str, slots: int) -> list[int]:
+        """Each slot is drawn with its probability."""
+        if slots <= 0:
+            return []
+        if self.closing_audit:
+            return self._closing_audit(tab, slots)
+        rows = self._drawn(tab, Stream.AUDIT, int(self._rng.binomial(slots, self._audit_share)))
+        again = int(self._rng.binomial(slots - len(rows), self._recheck_share))
+        if again and self._session.counts().positives >= MIN_POSITIVES:
+            rows += self._drawn(tab, Stream.RECHECK, again)
+        return rows
+
+    def _closing_audit(self, tab: str, slots: int) -> list[int]:
+        rows: list[int] = []
+        for _ in range(_DRAWS):  # a draw of a row that a tab holds already fills no slot
+            if len(rows) == slots or not self._session.unknown.any():
+                break
+            rows += self._drawn(tab, Stream.AUDIT, slots - len(rows))
+        return rows
+
+    def _drawn(self, tab: str, stream: Stream, count: int) -> list[int]:
+        """Draw rows; those that a tab holds already are answered there.
+
+        The audit draws from all unknown rows, whoever holds them, or it would not be uniform.
+        """
+        if not count:
+            return []
+        exclude: list[int] = []
+        if stream is Stream.RECHECK:
+            exclude = [*self._recent, *self._reservations.groups.tolist()]
+        expected = self._expected_share()
+        draws = self._session.draw(self._rng, stream, count, expected, self._version, exclude)
+        return self._take(tab, (draw.row for draw in draws), count)
+
+    def _expected_share(self) -> float:
+        """Mean probability of the unknown rows; NaN without a model."""
+        unknown = self._session.unknown
+        if self._p is None or not unknown.any():
+            return float("nan")
+        return float(np.mean(self._p, where=unknown, dtype=np.float64))
+
+    # --- rows by rank --------------------------------------------------------------------------------
+
+    def _ranked(self, tab: str, count: int) -> list[int]:
+        if count <= 0 or self.closing_audit:
+            return []
+        rows = self._take(tab, self._open(np.array(self._returned, np.int64)), count)
+        if self._scores is None:
+            return rows + self._spread_out(tab, count - len(rows))
+        rows += self._take(tab, self._open(self._top), count - len(rows))
+        if len(rows) < count:
+            self._top = best_rows(self._scores, self._session.unknown, _TOP + len(self._skipped))
+            rows += self._take(tab, self._open(self._top), count - len(rows))
+        return rows
+
+    def _spread_out(self, tab: str, count: int) -> list[int]:
+        rows: list[int] = []
+        while len(rows) < count:
+            if self._spread is not None:
+                rows += self._take(tab, self._open(self._spread.rows), count - len(rows))
+            if len(rows) < count and not self._extend_spread(count - len(rows)):
+                break
+        return rows
+
+    def _extend_spread(self, count: int) -> bool:
+        """Select further rows; False where none is left."""
+        if self._spread is None or self._spread.exhausted:
+            left = np.flatnonzero(self._session.unknown)
+            held = np.isin(self._session.groups[left], self._reservations.groups)
+            left = left[~held & ~np.isin(left, list(self._skipped))]
+            if not len(left):
+                return False
+            self._spread = SpreadSelection(self._session.cache, left, self._rng)
+        self._spread.extend(count)
+        return True
+
+    def _skipped_rows(self, tab: str, count: int) -> list[int]:
+        """Rows that were skipped, longest ago first, once nothing else is left."""
+        serials = {}
+        for row in self._skipped:
+            decision = self._session.decision_in_force(row)
+            if decision is not None and decision.choice is Choice.SKIP:
+                serials[row] = decision.serial
+        return self._take(tab, sorted(serials, key=serials.__getitem__), count)
+
+    # --- what may be given ---------------------------------------------------------------------------
+
+    def _open(self, rows: np.ndarray) -> Iterator[int]:
+        """Rows that nobody has decided, skipped, or holds."""
+        undecided = rows[self._session.unknown[rows]]
+        held = np.isin(self._session.groups[undecided], self._reservations.groups)
+        for row in undecided[~held].tolist():
+            decision = self._session.decision_in_force(row)
+            if decision is not None and decision.choice is Choice.SKIP:
+                self._skipped.add(row)
+            else:
+                self._skipped.discard(row)
+                yield row
+
+    def _take(self, tab: str, rows: Iterable[int], count: int) -> list[int]:
+        """Reserve the first rows whose groups are free: one image of a group."""
+        taken: list[int] = []
+        for row in rows if count > 0 else ():
+            group = int(self._session.groups[row])
+            if group not in self._reservations and self._reservations.take(tab, group):
+                taken.append(row)
+                if len(taken) == count:
+                    break
+        return taken
+
+    def _groups_of(self, rows: Iterable[int]) -> list[int]:
+        return [int(self._session.groups[row]) for row in rows]
+
+    def _mixed(self, ranked: list[int], drawn: list[int]) -> list[int]:
+        """Ranked rows in their order, with the others at random slots."""
+        rows = np.empty(len(ranked) + len(drawn), np.int64)
+        is_drawn = np.zeros(len(rows), bool)
+        is_drawn[self._rng.choice(len(rows), len(drawn), replace=False)] = True
+        rows[is_drawn], rows[~is_drawn] = self._rng.permutation(np.array(drawn, np.int64)), ranked
+        return rows.tolist()
+
+
+def best_rows(scores: np.ndarray, unknown: np.ndarray, count: int) -> np.ndarray:
+    """Unknown rows of the highest scores, best first; ties by row number.
+
+    Parameters
+    ----------
+    scores : ndarray of float32, (n,)
+    unknown : ndarray of bool, (n,)
+    count : int
+
+    Returns
+    -------
+    ndarray of int64, (at most count,)
+    """
+    rows = np.flatnonzero(unknown)
+    if count < len(rows):
+        values = scores[rows]
+        least = np.partition(values, len(rows) - count)[len(rows) - count]
+        above, level = rows[values > least], rows[values == least]
+        rows = np.concatenate([above, level[: count - len(above)]])
+    return rows[np.lexsort((rows, -scores[rows]))]
