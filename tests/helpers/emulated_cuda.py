@@ -1,0 +1,413 @@
+"""A CUDA device that is not there: its tensors say ``cuda:0``, and the CPU computes.
+
+Within `emulated_cuda`, code takes its CUDA paths on a machine without a GPU. Operations on tensors of both devices are
+refused, as CUDA refuses them. Two things are counted by the line of pucache that asked for them: kernels that are
+launched, and waits of the host for the device, such as ``item()`` or a copy from memory that is not pinned.
+
+torch sees the tensors as tensors on ``meta``, so that autograd asks for no streams; with `as_cpu` it sees ``cpu``, and
+autocast of the CPU serves.
+"""
+
+import collections
+import contextlib
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+aten = torch.ops.aten
+CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
+ROOT = str(Path(__file__).parents[2])
+MEMORY = 141 << 30  # bytes of an H200
+
+# Operations whose result the host needs before it can go on: a value, or a shape that depends on values.
+WAITS = {
+    aten._local_scalar_dense.default: "item",
+    aten.nonzero.default: "nonzero",
+    aten.masked_select.default: "masked_select",
+    aten.equal.default: "equal",
+    aten._unique2.default: "unique",
+    aten.unique_dim.default: "unique",
+    aten.unique_consecutive.default: "unique",
+}
+INDEXING = {
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+}
+BOTH_DEVICES = {aten.copy_.default, aten._to_copy.default, aten.set_.source_Storage, *INDEXING}
+# Operations that launch nothing: views, and allocations.
+NO_KERNEL = set(
+    "view _unsafe_view expand permute transpose t slice select unsqueeze squeeze as_strided detach alias split "
+    "split_with_sizes unbind diagonal chunk _reshape_alias lift_fresh unfold view_as_real empty empty_like "
+    "empty_strided new_empty new_empty_strided is_same_size sym_size set_ resize_ is_pinned".split()
+)
+
+
+class CudaTensor(torch.Tensor):
+    """A tensor that says it is on the device; `inner` holds its values on the CPU."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner):
+        with torch._C._DisableTorchDispatch():
+            if EmulatedDevice.current.as_cpu:
+                with torch.no_grad():
+                    made = torch.Tensor._make_subclass(cls, inner.detach(), False)
+            else:
+                with torch.inference_mode(inner.is_inference()):
+                    shape = {"size": inner.size(), "stride": inner.stride(), "dtype": inner.dtype}
+                    meta = torch.empty_strided(**shape, device="meta")
+                made = torch.Tensor._make_subclass(cls, meta, False, device_for_backend_keys=CUDA)
+        made.inner = inner
+        return made
+
+    device = property(lambda self: CUDA)
+    is_cuda = property(lambda self: True)
+    is_cpu = property(lambda self: False)
+    is_meta = property(lambda self: False)
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.prim.device.default:
+            return CUDA
+        with EmulatedDevice.current:
+            return func(*args, **(kwargs or {}))
+
+    def __deepcopy__(self, memo):
+        with torch.no_grad():
+            copied = self.clone()
+        copied.requires_grad_(self.requires_grad)
+        copied._is_param = getattr(self, "_is_param", False)
+        memo[id(self)] = copied
+        return copied
+
+    def get_device(self):
+        return 0
+
+    def to(self, *args, copy=False, **kwargs):
+        device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)
+        options = {"dtype": dtype} | ({} if layout is None else {"memory_format": layout})
+        if device is not None and device.type != "cuda":
+            return EmulatedDevice.current.move(self, CPU, non_blocking, options)
+        unchanged = dtype in (None, self.dtype) and (layout is None or self.is_contiguous(memory_format=layout))
+        return self if unchanged and not copy else aten._to_copy(self, **options)
+
+    def cpu(self, *args, **kwargs):
+        return self.to("cpu")
+
+    def cuda(self, *args, **kwargs):
+        return self
+
+    def numpy(self, *args, **kwargs):
+        raise TypeError("can't convert cuda:0 device type tensor to numpy; copy it to host memory with cpu() first")
+
+    __array__ = numpy
+
+    def tolist(self):
+        return self.cpu().tolist()
+
+    def __repr__(self):
+        return f"CudaTensor({self.inner!r})"
+
+
+@dataclass
+class Counts:
+    """Kernels, waits and copies that did not wait, by the line of pucache that asked for them."""
+
+    kernels: collections.Counter = field(default_factory=collections.Counter)
+    waits: collections.Counter = field(default_factory=collections.Counter)
+    copies: collections.Counter = field(default_factory=collections.Counter)
+
+    @property
+    def launches(self):
+        return sum(self.kernels.values())
+
+    @property
+    def waited(self):
+        return sum(self.waits.values())
+
+    def clear(self):
+        for counter in (self.kernels, self.waits, self.copies):
+            counter.clear()
+
+    def __str__(self):
+        return "\n".join(
+            f"{times:6d} {what} {line}"
+            for name in ("waits", "kernels")
+            for (what, line), times in getattr(self, name).most_common(20)
+        )
+
+
+class EmulatedDevice(TorchDispatchMode):
+    """Runs every operation of torch within it, on the CPU, for the device that it names."""
+
+    current = None
+
+    def __init__(self, as_cpu=False):
+        super().__init__()
+        self.as_cpu, self.counts, self.pinned, self._outer = as_cpu, Counts(), set(), []
+
+    def __enter__(self):
+        self._outer.append(EmulatedDevice.current)
+        EmulatedDevice.current = self
+        return super().__enter__()
+
+    def __exit__(self, *raised):
+        handled = super().__exit__(*raised)
+        EmulatedDevice.current = self._outer.pop() or EmulatedDevice.current
+        return handled
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if func is torch.ops.prim.device.default:
+            return args[0].device
+        leaves = tree_leaves((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        on_device = [tensor for tensor in tensors if isinstance(tensor, CudaTensor)]
+        named = any(isinstance(leaf, torch.device) and leaf.type in ("cuda", "meta") for leaf in leaves)
+        if not on_device and not named:
+            return self._on_host(func, args, kwargs)
+        if func is not aten._to_copy.default and _is_composite(func):
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        _check_generator(func, kwargs.get("generator"))
+        if on_device and func not in BOTH_DEVICES:
+            _check_one_device(func, tensors)
+        if func is aten._to_copy.default:
+            options = {name: kwargs[name] for name in ("dtype", "memory_format") if name in kwargs}
+            to = kwargs.get("device") or args[0].device
+            return self.move(args[0], CUDA if self.as_cpu and on_device else to, kwargs.get("non_blocking"), options)
+        if func is aten.copy_.default:
+            return self._copy(*args, **kwargs)
+        return self._compute(func, args, kwargs)
+
+    def move(self, tensor, device, non_blocking, options):
+        """Copy to a device, or within one."""
+        copied = aten._to_copy.default(_inner(tensor), **options)
+        if device.type in ("cuda", "meta"):
+            copied = CudaTensor(copied)
+            if isinstance(tensor, CudaTensor):
+                self._launch(aten._to_copy.default)
+            else:
+                self._upload(tensor, non_blocking)
+        elif isinstance(tensor, CudaTensor):
+            self._download(non_blocking)
+        return copied
+
+    def wait(self, reason):
+        self.counts.waits[reason, _line()] += 1
+
+    def pin(self, tensor):
+        """A copy in pinned memory."""
+        assert not isinstance(tensor, CudaTensor), "cannot pin a tensor of the device"
+        copied = tensor.clone()
+        self.pinned.add(copied.untyped_storage().data_ptr())
+        return copied
+
+    def is_pinned(self, tensor):
+        on_host = not isinstance(tensor, CudaTensor)
+        return on_host and tensor.untyped_storage().data_ptr() in self.pinned
+
+    def _on_host(self, func, args, kwargs):
+        if func is aten.is_pinned.default:
+            return self.is_pinned(args[0])
+        if func in (aten.pin_memory.default, aten._pin_memory.default):
+            return self.pin(args[0])
+        pins = kwargs.pop("pin_memory", None)
+        result = func(*args, **kwargs)
+        return self.pin(result) if pins else result
+
+    def _compute(self, func, args, kwargs):
+        if func in WAITS:
+            self.wait(WAITS[func])
+        if func in INDEXING:
+            self._check_indices(func, args)
+        kwargs.pop("pin_memory", None)
+        inner_args, inner_kwargs = tree_map(_inner, (args, kwargs))
+        result = func(*inner_args, **inner_kwargs)
+        if func.name().split("::")[1].split(".")[0] not in NO_KERNEL:
+            self._launch(func)
+        wrapped = tree_map(lambda leaf: CudaTensor(leaf) if isinstance(leaf, torch.Tensor) else leaf, result)
+        return _written_arguments(func, args, kwargs, wrapped)
+
+    def _check_indices(self, func, args):
+        for index in args[1]:
+            if index is None:
+                continue
+            if index.dtype in (torch.bool, torch.uint8):
+                self.wait("mask as index")
+            elif not isinstance(index, CudaTensor) and index.dim():
+                self.wait("index of the host")
+        if func is not aten.index.Tensor and not isinstance(args[2], CudaTensor) and args[2].dim():
+            raise RuntimeError("index_put_: expected values on cuda:0, got values on cpu")
+
+    def _copy(self, target, source, non_blocking=False):
+        if isinstance(target, CudaTensor) and isinstance(source, CudaTensor):
+            self._launch(aten.copy_.default)
+        elif isinstance(target, CudaTensor):
+            self._upload(source, non_blocking)
+        else:
+            self._download(non_blocking)
+        _inner(target).copy_(_inner(source))
+        return target
+
+    def _launch(self, func):
+        self.counts.kernels[str(func), _line()] += 1
+
+    def _upload(self, tensor, non_blocking):
+        if self.is_pinned(tensor) and non_blocking:
+            self.counts.copies["to the device", _line()] += 1
+        else:
+            self.wait("copy to the device")
+
+    def _download(self, non_blocking):
+        if non_blocking:
+            self.counts.copies["to the host", _line()] += 1
+        else:
+            self.wait("copy to the host")
+
+
+def _inner(leaf):
+    """What the CPU computes with."""
+    if isinstance(leaf, CudaTensor):
+        return leaf.inner
+    return CPU if isinstance(leaf, torch.device) and leaf.type in ("cuda", "meta") else leaf
+
+
+def _is_composite(func):
+    """Whether torch makes it of other operations, on every device."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
+def _check_generator(func, generator):
+    if generator is not None and generator.device.type != "cuda":
+        raise RuntimeError(f"{func}: expected a generator of cuda, got one of {generator.device.type}")
+
+
+def _check_one_device(func, tensors):
+    if any(tensor.dim() and not isinstance(tensor, CudaTensor) for tensor in tensors):
+        raise RuntimeError(f"expected all tensors to be on one device, but found cuda:0 and cpu ({func}, {_line()})")
+
+
+def _written_arguments(func, args, kwargs, results):
+    """Results, where those that an operation wrote into are its arguments themselves."""
+    schema = func._schema
+    if not schema.is_mutable:
+        return results
+    written = {}
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            by_name = argument.kwarg_only or position >= len(args)
+            value = kwargs.get(argument.name) if by_name else args[position]
+            written[tuple(argument.alias_info.before_set)] = value
+    many = isinstance(results, tuple | list)
+    returned = list(results) if many else [results]
+    for position, result in enumerate(schema.returns[: len(returned)]):
+        if result.alias_info is not None and tuple(result.alias_info.before_set) in written:
+            returned[position] = written[tuple(result.alias_info.before_set)]
+    return type(results)(returned) if many else returned[0]
+
+
+def _line():
+    """The innermost line of pucache that runs now."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(f"{ROOT}/pucache/"):
+            return f"{name[len(ROOT) + 1 :]}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "elsewhere"
+
+
+class Stream:
+    """Stands for streams and events, of which there is one."""
+
+    def __init__(self, *args, **kwargs):
+        pass
+
+    def synchronize(self):
+        EmulatedDevice.current.wait("stream")
+
+    def record_event(self, event=None):
+        return event or Stream()
+
+    def query(self):
+        return True
+
+    def ignored(self, *args):
+        pass
+
+    wait_stream = wait_event = record = ignored
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *raised):
+        pass
+
+
+@contextlib.contextmanager
+def emulated_cuda(*, as_cpu=False, free=MEMORY - (11 << 30)):
+    """Let torch believe that there is one GPU; yields the `EmulatedDevice`.
+
+    Parameters
+    ----------
+    as_cpu : bool
+        Whether torch's core sees the tensors as tensors of the CPU; for autocast, and for networks.
+    free : int
+        Bytes of memory that the device says are free.
+    """
+    device = EmulatedDevice(as_cpu)
+    stand_ins = {
+        "_lazy_init": lambda: None,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_name": lambda *args: "emulated",
+        "is_bf16_supported": lambda including_emulation=True: True,
+        "is_current_stream_capturing": lambda: False,
+        "manual_seed_all": lambda seed: None,
+        "mem_get_info": lambda *args: (free, MEMORY),
+        "memory_allocated": lambda *args: 0,
+        "max_memory_allocated": lambda *args: 0,
+        "reset_peak_memory_stats": lambda *args: None,
+        "empty_cache": lambda: None,
+        "synchronize": lambda *args: device.wait("torch.cuda.synchronize"),
+        "Stream": Stream,
+        "Event": Stream,
+        "stream": lambda stream: contextlib.nullcontext(),
+        "current_stream": lambda *args: Stream(),
+    }
+    torch._C._ensureCUDADeviceGuardSet()
+    with contextlib.ExitStack() as stack:
+        for name, stand_in in stand_ins.items():
+            stack.enter_context(patch.object(torch.cuda, name, stand_in))
+        stack.enter_context(patch.object(torch.Tensor, "pin_memory", lambda tensor, *args: device.pin(tensor)))
+        stack.enter_context(patch.object(torch.Tensor, "is_pinned", lambda tensor, *args: device.is_pinned(tensor)))
+        if as_cpu:
+            stack.enter_context(patch.object(torch, "autocast", _autocast_of_cpu(torch.autocast)))
+        overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
+        stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, overwrites)
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
+        stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
+        torch._C._set_only_lift_cpu_tensors(True)
+        stack.enter_context(device)
+        yield device
+
+
+def _autocast_of_cpu(autocast):
+    def entered(device_type, *args, **kwargs):
+        return autocast("cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+    return entered
