@@ -59,7 +59,8 @@ def compile_with_torch(model: PixelModel, *, freeze: bool) -> ForwardPass:
     def run(pixels: torch.Tensor) -> torch.Tensor:
         try:
             with torch.inference_mode(False), torch.no_grad():  # freezing refuses inference tensors
-                return compiled(pixels)
+                # one kind of tensor, as torch compiles anew for the other
+                return compiled(pixels.clone() if pixels.is_inference() else pixels)
         except torch._dynamo.exc.TorchDynamoException as error:
             reason = " ".join(str(error).split())[:160]
             raise EncoderError(f"torch.compile failed ({reason}); use --runtime torch") from error

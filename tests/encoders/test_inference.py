@@ -283,12 +283,15 @@ def test_openvino_leaves_rows_of_one_batch_alone_when_the_next_is_run():
 @pytest.mark.slow
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="torch.compile needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore")
-def test_a_compiled_network_gives_what_the_plain_one_does():
+def test_a_compiled_network_gives_what_the_plain_one_does_and_is_compiled_once():
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     run = runtime(network(), name="compile")
     for count in (BATCH, 1):
         batch = pixels(count)
         np.testing.assert_allclose(run(batch), plain(network(), batch), rtol=1e-4, atol=1e-4)
     assert run.cosine == pytest.approx(1, abs=1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 class Singular(torch.nn.Module):
