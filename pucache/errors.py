@@ -4,6 +4,13 @@ Bad arguments raise :class:`ValueError`. Problems with a file, a source or a mac
 :class:`PUCacheError`, whose text is one line: subject, expected, got, remedy.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .reviewing.log_entries import Decision
+
 
 class PUCacheError(Exception):
     """Base class of errors about the user's files, as opposed to bugs."""
@@ -51,6 +58,32 @@ class OutputError(PUCacheError):
 
 class MissingExtraError(PUCacheError):
     """An optional dependency is not installed; the text holds the install command."""
+
+
+class SessionError(PUCacheError):
+    """The folder of a review session is damaged, of another cache or version, or cannot be written."""
+
+
+class SessionLockedError(SessionError):
+    """Another process runs the session."""
+
+
+class StaleDecisionError(SessionError):
+    """A decision would replace one that is no longer in force.
+
+    Attributes
+    ----------
+    request : str
+        Of the decision that was refused.
+    row : int
+    in_force : Decision or None
+        The decision that is in force.
+    """
+
+    def __init__(self, request: str, row: int, in_force: Decision | None):
+        self.request, self.row, self.in_force = request, row, in_force
+        present = "none" if in_force is None else f"number {in_force.serial}, {in_force.choice}"
+        super().__init__(f"row {row} was decided meanwhile: the decision in force is {present}; look at it again")
 
 
 def one_line(error: BaseException) -> str:

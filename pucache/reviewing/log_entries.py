@@ -111,3 +111,30 @@ class Decision:
 
 
 Entry = Draw | Decision
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A decision as a client sends it.
+
+    Attributes
+    ----------
+    request : str
+        Identifier that the client chose; sent again, it gets the same answer.
+    row : int
+        Row of the cache.
+    choice : Choice
+        UNDONE takes back the decision named by `replaces`. What that one replaced is in force again.
+    replaces : int
+        Serial number of the decision that the client knows to be in force; 0: none.
+    reviewer : str
+    model_version : int
+        Of the ranking that showed the image.
+    """
+
+    request: str
+    row: int
+    choice: Choice
+    replaces: int = 0
+    reviewer: str = ""
+    model_version: int = 0
