@@ -118,8 +118,7 @@ class Access:
         return bool(used)
 
     def _has_cookie(self, headers: _Headers) -> bool:
-        values = [_cookie(text, self.cookie_name) for text in headers.all("cookie")]
-        return any([equal(value, self.cookie) for value in values])
+        return any(equal(_cookie(text, self.cookie_name), self.cookie) for text in headers.all("cookie"))
 
     def _without_cookie(self, scope: Scope) -> Response:
         if scope["raw_path"] == b"/":

@@ -1,0 +1,306 @@
+"""The HTTP interface of a sitting: a page, its assets, images, and a small JSON API.
+
+Reading and deciding run in threads of their own, so that a decision waits neither for pictures nor for an audit.
+`pucache.reviewing.access` refuses before any of this what does not come from the sitting's own page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from ..errors import OutputError, PUCacheError, SessionError, one_line
+from .access import NOTHING, Access, refused
+from .listeners import Listeners
+from .log_entries import Choice, Decision, Proposal
+from .page import asset, sitting_page
+from .sitting import Sitting
+
+MAX_BODY = 1 << 20  # bytes of a request
+MAX_IMPORT = 256 << 20  # bytes of a table of decisions
+MAX_DECISIONS = 500  # of a request
+MAX_COUNT = 500  # images of a request
+MAX_ROW = 1 << 40
+PICTURE_SECONDS = 60.0  # for which a request waits for its picture
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_ROW = re.compile(r"0|[1-9][0-9]{0,11}", re.ASCII)
+Body = dict[str, Any]
+
+
+class Application:
+    """The routes of a sitting, guarded; an ASGI application.
+
+    Parameters
+    ----------
+    sitting : Sitting
+    token : str
+        Secret that the printed address holds.
+    host : str
+        Address that the server is bound to.
+    title : str
+        Of the page.
+
+    Attributes
+    ----------
+    access : Access
+    routes : list of Route
+    listeners : Listeners
+    """
+
+    def __init__(self, sitting: Sitting, token: str, *, host: str = "127.0.0.1", title: str = "Review"):
+        self._sitting, self._title = sitting, title
+        self._writing = ThreadPoolExecutor(1, "decide")  # one writer: decisions are logged in the order of arrival
+        self._choosing = ThreadPoolExecutor(1, "next")
+        self.listeners = Listeners()
+        sitting.listen(self.listeners.tell)
+        self.routes = [
+            Route("/", self._page),
+            Route("/assets/{name}", self._asset),
+            Route("/api/state", self._state),
+            Route("/api/card/{row}", self._card),
+            Route("/api/image/{row}", self._image),
+            Route("/api/events", self._events),
+            *(
+                Route(f"/api/{name}", self._post(handler, limit), methods=["POST"])
+                for name, handler, limit in (
+                    ("next", self._next, MAX_BODY),
+                    ("decide", self._decide, MAX_BODY),
+                    ("release", self._release, MAX_BODY),
+                    ("closing-audit", self._closing_audit, MAX_BODY),
+                    ("export", self._export, MAX_BODY),
+                    ("import", self._import, MAX_IMPORT),
+                )
+            ),
+        ]
+        inner = Starlette(routes=self.routes, exception_handlers={HTTPException: _answer_error, Exception: _answer_bug})
+        inner.router.redirect_slashes = False  # it would rebuild an address from Host
+        self.access = Access(inner, token, host)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        await self.access(scope, receive, send)
+
+    def close(self) -> None:
+        """Finish the decision that is being written, and take no more."""
+        for pool in (self._writing, self._choosing):
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    # --- reading -------------------------------------------------------------------------------------
+
+    async def _page(self, request: Request) -> Response:
+        html = sitting_page(self._title, session=self._sitting.identifier)
+        return HTMLResponse(html, headers={"cache-control": "no-store"})
+
+    async def _asset(self, request: Request) -> Response:
+        try:
+            content, media_type = asset(request.path_params["name"])
+        except KeyError:
+            return refused(404, NOTHING)
+        return Response(content, media_type=media_type, headers={"cache-control": "no-cache"})
+
+    async def _state(self, request: Request) -> Response:
+        return _json(await run_in_threadpool(self._sitting.state))
+
+    async def _card(self, request: Request) -> Response:
+        row = _row(request)
+        card = None if row is None else await run_in_threadpool(self._sitting.card, row)
+        return refused(404, NOTHING) if card is None else _json(card)
+
+    async def _image(self, request: Request) -> Response:
+        row, size = _row(request), request.query_params.get("size", "card")
+        if row is None:
+            return refused(404, NOTHING)
+        get = self._sitting.pictures.get
+        picture = await run_in_threadpool(get, row, size, timeout=PICTURE_SECONDS)
+        if picture is None or not picture.data:
+            return refused(404, NOTHING)
+        lasting = request.query_params.get("v") == self._sitting.identifier
+        control = "private, max-age=86400, immutable" if lasting else "no-store"
+        return Response(picture.data, media_type=picture.media_type, headers={"cache-control": control})
+
+    async def _events(self, request: Request) -> Response:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream", headers=headers)
+        stream = self.listeners.stream(request.client.host if request.client else "", self._sitting.state)
+        if stream is None:
+            return Response(status_code=204)  # the browser asks no more; states come with every answer too
+        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+
+    # --- changing ------------------------------------------------------------------------------------
+
+    def _post(self, handler: Callable[[Body], Awaitable[Body]], limit: int) -> Callable[..., Awaitable[Response]]:
+        """Route of a POST: reads the body, checks that it is about this session, and answers errors in one line."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                body = await _read(request, limit)
+                if body.get("session") != self._sitting.identifier:
+                    return refused(409, "this page is of another sitting, or the cache has changed; reload the page")
+                result = await handler(body)
+                return _json(result | {"state": await run_in_threadpool(self._sitting.state)})
+            except _BadRequestError as error:
+                return refused(error.status, str(error))
+            except ClientDisconnect:
+                return refused(400, "the request was not sent to its end")
+            except (SessionError, OutputError) as error:
+                return refused(507, one_line(error))
+            except PUCacheError as error:
+                return refused(400, one_line(error))
+            except RuntimeError as error:
+                if "shutdown" not in str(error):
+                    raise
+                return refused(503, "the server is ending; send this again when it is back")
+
+        return answer
+
+    async def _next(self, body: Body) -> Body:
+        tab, count = _name(body, "tab"), _number(body, "count", MAX_COUNT)
+        keep = [self._existing(row) for row in _list(body, "keep", 10 * MAX_COUNT)]
+        images = await self._run(self._choosing, self._sitting.next, tab, count, keep)
+        return {"images": images}
+
+    async def _decide(self, body: Body) -> Body:
+        tab = _name(body, "tab")
+        proposals = [self._proposal(item) for item in _list(body, "decisions", MAX_DECISIONS)]
+        outcome = await self._run(self._writing, self._sitting.decide, tab, proposals)
+        accepted, stale = ([_in_force(*pair) for pair in pairs] for pairs in (outcome.accepted, outcome.stale))
+        return {"accepted": accepted, "stale": stale}
+
+    def _proposal(self, item: Any) -> Proposal:
+        if not isinstance(item, dict):
+            raise _BadRequestError("a decision is an object")
+        try:
+            choice = Choice(item.get("choice"))
+        except ValueError as error:
+            raise _BadRequestError(f"choice must be one of {', '.join(Choice)}") from error
+        return Proposal(
+            request=_name(item, "request"),
+            row=self._existing(item.get("row")),
+            choice=choice,
+            replaces=_number(item, "replaces", MAX_ROW),
+            reviewer=self._sitting.reviewer,
+            model_version=_number({"shown_version": 0} | item, "shown_version", MAX_ROW),
+        )
+
+    async def _release(self, body: Body) -> Body:
+        await self._run(self._choosing, self._sitting.release, _name(body, "tab"))
+        return {}
+
+    async def _closing_audit(self, body: Body) -> Body:
+        if not isinstance(body.get("on"), bool):
+            raise _BadRequestError("on must be true or false")
+        await self._run(self._choosing, self._sitting.set_closing_audit, body["on"])
+        return {}
+
+    async def _export(self, body: Body) -> Body:
+        return await run_in_threadpool(self._sitting.export)
+
+    async def _import(self, body: Body) -> Body:
+        if not isinstance(body.get("csv"), str):
+            raise _BadRequestError("csv must be text")
+        return await self._run(self._writing, self._sitting.take_reviewed, body["csv"])
+
+    async def _run(self, pool: ThreadPoolExecutor, work: Callable[..., Any], *arguments: Any) -> Any:
+        # shielded: a decision that is being written is finished, whoever has gone meanwhile
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(pool, work, *arguments))
+
+    def _existing(self, row: Any) -> int:
+        if type(row) is not int or not 0 <= row < len(self._sitting.session.cache):
+            raise _BadRequestError("row must be a row of the cache")
+        return row
+
+
+class _BadRequestError(Exception):
+    """A request that is not as the interface wants it."""
+
+    def __init__(self, reason: str, status: int = 400):
+        super().__init__(reason)
+        self.status = status
+
+
+async def _read(request: Request, limit: int) -> Body:
+    """The JSON object of a request, of so many bytes at most."""
+    too_large = _BadRequestError(f"a request here has at most {limit:,} bytes", 413)
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or int(length[:20]) > limit:
+        raise too_large
+    parts, total = [], 0
+    async for part in request.stream():
+        total += len(part)
+        if total > limit:
+            raise too_large
+        parts.append(part)
+    try:
+        body = json.loads(b"".join(parts))
+    except (ValueError, RecursionError) as error:
+        raise _BadRequestError("the body is not JSON") from error
+    if not isinstance(body, dict):
+        raise _BadRequestError("the body must be a JSON object")
+    return body
+
+
+def _row(request: Request) -> int | None:
+    text = request.path_params["row"]
+    return int(text) if _ROW.fullmatch(text) else None
+
+
+def _name(body: Body, field: str) -> str:
+    value = body.get(field)
+    if not (isinstance(value, str) and _NAME.fullmatch(value)):
+        raise _BadRequestError(f"{field} must be 1 to 64 letters, digits, - or _")
+    return value
+
+
+def _number(body: Body, field: str, greatest: int) -> int:
+    value = body.get(field)
+    if type(value) is not int or not 0 <= value <= greatest:
+        raise _BadRequestError(f"{field} must be a whole number from 0 to {greatest:,}")
+    return value
+
+
+def _list(body: Body, field: str, longest: int) -> list[Any]:
+    value = body.get(field, [])
+    if not isinstance(value, list):
+        raise _BadRequestError(f"{field} must be a list")
+    if len(value) > longest:
+        raise _BadRequestError(f"{field} has {len(value):,} entries; at most {longest:,} in a request", 413)
+    return value
+
+
+def _in_force(proposal: Proposal, decision: Decision | None) -> Body:
+    """What stands after a proposal was accepted or refused."""
+    return {
+        "request": proposal.request,
+        "row": proposal.row,
+        "serial": 0 if decision is None else decision.serial,
+        "choice": str(Choice.UNDONE if decision is None else decision.choice),
+    }
+
+
+def _json(body: Body) -> Response:
+    text = json.dumps(body, allow_nan=False)  # ASCII: a key may hold bytes that are not UTF-8
+    return Response(text, media_type="application/json", headers={"cache-control": "no-store"})
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    if status == 405:
+        return refused(405, f"{request.method} is not a method of this address")
+    return refused(status, NOTHING)
+
+
+async def _answer_bug(request: Request, error: Exception) -> Response:
+    return refused(500, "an error of pucache, which its terminal shows; what was decided before is kept")

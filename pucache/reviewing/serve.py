@@ -1,0 +1,237 @@
+"""`pucache review`: opens a session and serves its page until it is stopped."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import logging
+import os
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvicorn
+
+from ..cache.embedding_cache import CacheLike, open_cache
+from ..pu.labels import TWIN_COSINE, Labels
+from .app import Application
+from .next_images import NextImages
+from .pictures import Pictures
+from .server_address import ServerAddress, listening_socket, printed_url
+from .session import Session, open_session
+from .sitting import Sitting
+from .trainer import Trainer
+
+SWITCH_SECONDS = 5e-4  # between threads: Python's 5 ms would be waited for at every step of a decision
+ENDING_SECONDS = 5  # for which answers under way are waited for
+_log = logging.getLogger(__name__)
+
+
+def review(
+    cache: CacheLike,
+    positives: str | Path | np.ndarray | Labels | None = None,
+    *,
+    negatives: str | Path | None = None,
+    session: str | Path | None = None,
+    images: str | Path | None = None,
+    reviewer: str | None = None,
+    twins: float | None = TWIN_COSINE,
+    port: int | None = None,
+    host: str = "127.0.0.1",
+    open_browser: bool = True,
+    device: str = "auto",
+    seed: int | None = None,
+    announce: Callable[[str], None] = print,
+) -> None:
+    """Serve a page on which to find the positives of a cache, until Ctrl-C.
+
+    Parameters
+    ----------
+    cache : EmbeddingCache, path, or sequence of paths
+    positives, negatives
+        Labels from before the sitting, as for `pucache.train_pu`. None: those that the session began with; a new
+        session without positives begins with a selection that is spread over the pile.
+    session : path, optional
+        Folder of the session. Default: ``CACHE.review`` beside the cache.
+    images : str or path, optional
+        Source of the images, where they have moved since the cache was made.
+    reviewer : str, optional
+        Name that is logged with each decision. Default: that of the user.
+    twins : float or None
+        Cosine from which on two images show the same picture. None: equal bytes only.
+    port : int, optional
+        Where it is in use, the next free one; 0: any. Default: that of the session's last server, or 8321.
+    host : str
+        Address to serve at. With another one than that of this machine alone, whoever has the printed address
+        may review.
+    open_browser : bool
+    device : str
+        Of the training: auto, cpu, cuda or cuda:N.
+    seed : int, optional
+        Of the random draws. Default: another one every time.
+    announce : callable
+        Takes each line for the user.
+
+    Raises
+    ------
+    LabelError, CacheError, SessionError
+        As `pucache.reviewing.session.open_session`.
+    SourceError
+        `images` cannot be opened.
+    OutputError
+        No port is free.
+    KeyboardInterrupt
+        It was stopped; nothing is lost.
+    """
+    cache = open_cache(cache)
+    with ExitStack() as stack:
+        pictures = Pictures(cache, images)
+        stack.callback(pictures.close)
+        opened = stack.enter_context(open_session(cache, positives, negatives=negatives, folder=session, twins=twins))
+        kept = ServerAddress.kept(opened.folder)
+        address = kept or ServerAddress.new()
+        wanted = address.port if port is None else port
+        listener = stack.enter_context(listening_socket(host, wanted))
+        address = ServerAddress(listener.getsockname()[1], address.token)
+        address.keep(opened.folder)
+        sitting = Sitting(
+            opened,
+            NextImages(opened, np.random.default_rng(seed)),
+            pictures,
+            identifier=identifier(opened, address.token),
+            reviewer=reviewer or user_name(),
+        )
+        stack.callback(sitting.close)
+        trainer = stack.enter_context(
+            Trainer(
+                [file.path for file in cache.files],
+                sitting.take_ranking,
+                _log.warning,
+                groups=opened.groups,
+                device=device,
+            )
+        )
+        application = Application(
+            sitting, address.token, host=host, title=f"Review of {opened.cache.files[0].path.name}"
+        )
+        stack.callback(application.close)
+        sitting.begin(trainer)
+        for line in _opening_lines(opened, wanted, address, host):
+            announce(line)
+        server = Server(application)
+        if open_browser:
+            server.on_start = lambda: open_in_browser(application, host, address.port, announce)
+        with _quick_switches():
+            server.run(sockets=[listener])
+
+
+def identifier(session: Session, token: str) -> str:
+    """Identifier of a session and of its cache, 16 hexadecimal digits; it survives a restart of the server."""
+    parts = [token, *(file.checksum for file in session.cache.files)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def user_name() -> str:
+    """Name of the user; "" where it has none, as in a container."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return ""
+
+
+class Server(uvicorn.Server):
+    """Serves an application on sockets that are bound already; ends its event streams when it ends.
+
+    Parameters
+    ----------
+    application : Application
+
+    Attributes
+    ----------
+    on_start : callable
+        Called once requests are served.
+    """
+
+    def __init__(self, application: Application):
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what a stranger sends is no news
+        config = uvicorn.Config(
+            application,
+            http="h11",
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            h11_max_incomplete_event_size=1 << 16,
+            timeout_keep_alive=60,
+            timeout_graceful_shutdown=ENDING_SECONDS,
+        )
+        super().__init__(config)
+        self._application = application
+        self.on_start: Callable[[], None] = lambda: None
+
+    async def startup(self, sockets: list[Any] | None = None) -> None:
+        """Begin to serve."""
+        await super().startup(sockets)
+        self.on_start()
+
+    async def shutdown(self, sockets: list[Any] | None = None) -> None:
+        """End the event streams, finish the requests under way, and stop."""
+        self._application.listeners.close()
+        await super().shutdown(sockets)
+
+
+def open_in_browser(application: Application, host: str, port: int, announce: Callable[[str], None]) -> None:
+    """Open the page in a browser, in a thread, with a token that is void afterwards: others may see command lines."""
+
+    def start() -> None:
+        url = printed_url(host, port, application.access.token_for_one_use())
+        if not (_has_display() and _opens(url)):
+            announce("no browser could be started here; open the address in one")
+
+    threading.Thread(target=start, name="browser", daemon=True).start()
+
+
+def _opens(url: str) -> bool:
+    try:
+        return webbrowser.open(url)
+    except (webbrowser.Error, OSError):
+        return False
+
+
+def _has_display() -> bool:
+    """Whether a browser has a screen; without one, `webbrowser` would start one of text in this terminal."""
+    if sys.platform != "linux" or os.environ.get("BROWSER"):
+        return True
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "WSL_DISTRO_NAME"))
+
+
+def _opening_lines(session: Session, wanted: int, address: ServerAddress, host: str) -> Iterator[str]:
+    counts, labels = session.counts(), session.file_labels
+    before = f"{int(labels.positive.sum()):,} labelled positive, {int(labels.negative.sum()):,} known negative before"
+    yield f"{session.cache.name}: {len(session.cache):,} images, {before}; {counts.unknown:,} to search"
+    done = f"goes on with {counts.decided:,} decided, {counts.positives:,} of them positive"
+    yield f"session {session.folder} {done if counts.decided or counts.skipped else 'begins'}"
+    if session.epoch_note:
+        yield session.epoch_note
+    if wanted and wanted != address.port:
+        yield f"port {wanted} is in use; {address.port} is served instead"
+    yield f"open {printed_url(host, address.port, address.token)}"
+    yield "every decision is on disk before the page goes on; Ctrl-C ends, and the same command goes on"
+
+
+@contextmanager
+def _quick_switches() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)

@@ -1,0 +1,330 @@
+"""The sitting: joins session, queue, trainer, pictures and audit, and tells the open pages what has changed.
+
+A decision waits for the log alone. Audit, advice and training follow in a thread of their own, always from the
+newest state: what has been overtaken meanwhile is left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import shlex
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import PUCacheError, StaleDecisionError, one_line
+from ..pages.review_page import EXPORT
+from .audit import Audit, audit
+from .export import import_reviewed, write_reviewed
+from .log_entries import Choice, Decision, Proposal
+from .next_images import NextImages
+from .pictures import Picture, Pictures
+from .stop_advice import advice
+
+if TYPE_CHECKING:
+    from .ranker import RankingResult
+    from .session import Session
+    from .sitting_state import SittingCounts
+    from .trainer import Trainer
+
+AUDIT_SECONDS = 0.3  # between two audits
+PICTURE_SECONDS = 0.1  # for which new cards wait for their pictures, to say which cannot be shown
+Listener = Callable[[str, dict[str, Any]], None]
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of proposed decisions.
+
+    Attributes
+    ----------
+    accepted : list of (Proposal, Decision or None)
+        Logged, with the decision that a page may show as in force; None after an undo that left none.
+    stale : list of (Proposal, Decision or None)
+        Refused, as another decision is in force than the one that they were to replace.
+    """
+
+    accepted: list[tuple[Proposal, Decision | None]]
+    stale: list[tuple[Proposal, Decision | None]]
+
+
+class Sitting:
+    """A review session that pages work on.
+
+    Parameters
+    ----------
+    session : Session
+    queue : NextImages
+    pictures : Pictures
+    identifier : str
+        Of the session and of its cache; rows mean other images in another one.
+    reviewer : str
+        Name that is logged with each decision.
+    """
+
+    def __init__(self, session: Session, queue: NextImages, pictures: Pictures, *, identifier: str, reviewer: str):
+        self.session, self.queue, self.pictures = session, queue, pictures
+        self.identifier, self.reviewer = identifier, reviewer
+        self.ranking_version = 0
+        self._trainer: Trainer | None = None
+        self._expected = math.nan
+        self._audit: Audit | None = None
+        self._advice = ""
+        self._submitted = -1
+        self._listeners: list[Listener] = []
+        self._listening = threading.Lock()
+        self._changed, self._ending = threading.Event(), False
+        self._follower = threading.Thread(target=self._follow, name="sitting-follower", daemon=True)
+
+    def begin(self, trainer: Trainer | None) -> None:
+        """Audit what the log holds, train on it, and follow what is decided from now on."""
+        self._trainer = trainer
+        self._changed.set()
+        self._follower.start()
+
+    def close(self) -> None:
+        """Stop following; what was decided is in the log."""
+        self._ending = True
+        self._changed.set()
+        if self._follower.is_alive():
+            self._follower.join(5)
+        self.pictures.close()
+
+    # --- what pages ask for --------------------------------------------------------------------------
+
+    def next(self, tab: str, count: int, keep: Sequence[int] = ()) -> list[dict[str, Any]]:
+        """Cards of the images to show next, reserved for a tab; see `NextImages.next`."""
+        drawn_before = len(self.session.pending_draws())
+        rows = self.queue.next(tab, count, keep)
+        if len(self.session.pending_draws()) != drawn_before:
+            self._changed.set()
+        self.pictures.prefetch(rows)
+        until = time.monotonic() + PICTURE_SECONDS
+        made = [self.pictures.get(row, timeout=max(0.0, until - time.monotonic())) for row in rows]
+        return [self._card(row, picture) for row, picture in zip(rows, made, strict=True)]
+
+    def card(self, row: int) -> dict[str, Any] | None:
+        """Card of one row; None for a row that does not exist."""
+        if not 0 <= row < len(self.session.cache):
+            return None
+        return self._card(row, self.pictures.get(row))
+
+    def _card(self, row: int, picture: Picture | None) -> dict[str, Any]:
+        """What a page may know of an image: neither its score, nor why it is shown, nor how it was decided before."""
+        decision = self.session.decision_to_show(row)
+        return {
+            "row": row,
+            "key": self.session.cache.keys[row],
+            "problem": "" if picture is None else picture.problem,
+            "note": "" if picture is None else picture.note,
+            "serial": 0 if decision is None else decision.serial,
+        }
+
+    def decide(self, tab: str, proposals: Sequence[Proposal]) -> Outcome:
+        """Log decisions; what is accepted is on disk when this returns.
+
+        Parameters
+        ----------
+        tab : str
+        proposals : sequence of Proposal
+
+        Returns
+        -------
+        Outcome
+
+        Raises
+        ------
+        SessionError
+            The log could not be written, and nothing was decided.
+        """
+        self.queue.heard(tab)
+        try:
+            outcome = Outcome(self._decide_all(proposals), [])
+        except StaleDecisionError:
+            outcome = self._decide_each(proposals)
+        self._changed.set()
+        return outcome
+
+    def _decide_all(self, proposals: Sequence[Proposal]) -> list[tuple[Proposal, Decision | None]]:
+        decisions = self.session.decide(proposals)
+        return [self._accepted(*pair) for pair in zip(proposals, decisions, strict=True)]
+
+    def _decide_each(self, proposals: Sequence[Proposal]) -> Outcome:
+        outcome = Outcome([], [])
+        for proposal in proposals:
+            try:
+                outcome.accepted.extend(self._decide_all([proposal]))
+            except StaleDecisionError:
+                outcome.stale.append((proposal, self.session.decision_to_show(proposal.row)))
+        return outcome
+
+    def _accepted(self, proposal: Proposal, decision: Decision) -> tuple[Proposal, Decision | None]:
+        if proposal.choice is not Choice.UNDONE:
+            return proposal, decision
+        in_force = self.session.decision_to_show(proposal.row)
+        if in_force is None:
+            self.queue.show_again(proposal.row)
+        return proposal, in_force
+
+    def release(self, tab: str) -> None:
+        """Free the images of a tab that closes."""
+        self.queue.release(tab)
+
+    def set_closing_audit(self, on: bool) -> None:
+        """Show only images that are drawn at random, or go back to the ranking."""
+        self.queue.closing_audit = on
+        self._advice = self._advise()
+        self.tell("state", self.state())
+
+    def export(self) -> dict[str, Any]:
+        """Write the labels of now as ``reviewed.csv`` into the session's folder.
+
+        Returns
+        -------
+        dict
+            ``files`` written, and the ``commands`` that take them.
+
+        Raises
+        ------
+        OutputError
+            The file cannot be written.
+        """
+        path = self.session.folder / EXPORT
+        write_reviewed(self.session, path)
+        return {"files": [str(path)], "commands": export_commands(self.session)}
+
+    def take_reviewed(self, csv: str) -> dict[str, Any]:
+        """Take in a table of decisions that a review page exported.
+
+        Returns
+        -------
+        dict
+            Counts by what became of the rows.
+
+        Raises
+        ------
+        LabelError
+            The table is of another cache, or damaged; nothing was taken.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "imported.csv")
+            path.write_bytes(csv.encode("utf-8", "surrogatepass"))
+            taken = import_reviewed(self.session, path, self.reviewer)
+        self._changed.set()
+        return taken
+
+    def state(self) -> dict[str, Any]:
+        """Progress of the sitting, ready for JSON."""
+        counts, audit_result = self.session.counts(), self._audit
+        estimate, hidden = self._estimate(counts), None
+        if audit_result is not None and audit_result.draws:
+            hidden = {
+                "low": audit_result.hidden_low,
+                "high": audit_result.hidden_high,
+                "level": audit_result.level,
+                "draws": audit_result.draws,
+            }
+        return {
+            "session": self.identifier,
+            "decided": counts.decided,
+            "found": counts.positives,
+            "rejected": counts.negatives,
+            "skipped": counts.skipped,
+            "unknown": counts.unknown,
+            "rate": counts.rate if math.isfinite(counts.rate) else None,
+            "rate_of": counts.rate_of,
+            "estimate": None if estimate is None else round(estimate, 1),
+            "hidden": hidden,
+            "sentence": "" if audit_result is None else audit_result.sentence(estimate),
+            "advice": self._advice,
+            "closing_audit": self.queue.closing_audit,
+            "training": self._trainer is not None and self._trainer.busy,
+            "ranking_version": self.ranking_version,
+            "epoch_note": self.session.epoch_note,
+            "reviewer": self.reviewer,
+        }
+
+    def _estimate(self, counts: SittingCounts) -> float | None:
+        """Number of hidden positives by the model."""
+        return self._expected * counts.unknown if math.isfinite(self._expected) else None
+
+    def _advise(self) -> str:
+        counts = self.session.counts()
+        return advice(counts, self._audit, estimate=self._estimate(counts), closing_audit=self.queue.closing_audit)
+
+    # --- what follows --------------------------------------------------------------------------------
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Call back with the name and the data of each event, from any thread; returns what ends it."""
+        with self._listening:
+            self._listeners.append(listener)
+
+        def end() -> None:
+            with self._listening:
+                self._listeners.remove(listener)
+
+        return end
+
+    def tell(self, name: str, data: dict[str, Any]) -> None:
+        """Send an event to all that listen."""
+        with self._listening:
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener(name, data)
+
+    def take_ranking(self, result: RankingResult, serial: int) -> None:
+        """Show images by a new ranking from now on; called by the trainer, in its thread.
+
+        Parameters
+        ----------
+        result : RankingResult
+        serial : int
+            Number of the last entry that it has seen.
+        """
+        self.queue.set_ranking(result.scores, result.posterior, serial)
+        self.ranking_version, self._expected = serial, result.expected
+        self.tell("ranking", {"version": serial})
+        self._changed.set()
+
+    def _follow(self) -> None:
+        while True:
+            self._changed.wait()
+            self._changed.clear()
+            if self._ending:
+                return
+            try:
+                self._train()
+                self._audit = audit(self.session.entries(), self.session.pile_size)
+                self._advice = self._advise()
+                self.tell("state", self.state())
+            except PUCacheError as error:  # of the log's file; what was acknowledged before is in it
+                _log.warning("%s", one_line(error))
+            time.sleep(AUDIT_SECONDS)
+
+    def _train(self) -> None:
+        """Hand the newest labels to the trainer, if they have changed since."""
+        serial = self.session.label_serial
+        if self._trainer is None or serial == self._submitted:
+            return
+        s, reviewed = self.session.labels()
+        if np.any(s == 1) or np.any(reviewed == 1):
+            self._submitted = serial
+            self._trainer.submit(serial, s, reviewed)
+
+
+def export_commands(session: Session) -> list[str]:
+    """Commands that train and rank by the labels of a session."""
+    paths = " ".join(shlex.quote(str(file.path)) for file in session.cache.files)
+    csv = shlex.quote(str(session.folder / EXPORT))
+    return [
+        f"pucache train-pu {paths} --session {shlex.quote(str(session.folder))}",
+        f"pucache retrieve-positives {paths} --positives {csv} --negatives {csv} --model model.safetensors",
+    ]

@@ -1,0 +1,279 @@
+import asyncio
+import hmac
+import socket
+
+import pytest
+from starlette.responses import PlainTextResponse
+
+from pucache.reviewing import access as module
+from pucache.reviewing.access import HEADERS, Access, is_own_host, own_origins, with_headers
+
+TOKEN = "t" * 43
+
+
+def guarded(host="127.0.0.1", **settings):
+    return Access(PlainTextResponse("inner"), TOKEN, host, **settings)
+
+
+def ask(access, method="GET", path="/", *, query="", lines=(), host="127.0.0.1:8321"):
+    """Status, headers as a list, and body of a request to the guard itself."""
+    headers = [*([(b"host", host.encode())] if host is not None else []), *lines]
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode("latin-1"),
+        "query_string": query.encode(),
+        "headers": [(name, value) for name, value in headers],
+    }
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(access(scope, receive, send))
+    body = b"".join(message.get("body", b"") for message in sent)
+    return sent[0]["status"], [(name.decode(), value.decode()) for name, value in sent[0]["headers"]], body
+
+
+def cookie(access):
+    return (b"cookie", f"{access.cookie_name}={access.cookie}".encode())
+
+
+JSON = (b"content-type", b"application/json")
+OWN = (b"origin", b"http://127.0.0.1:8321")
+
+
+# --- token and cookie --------------------------------------------------------------------------
+
+
+def test_the_printed_address_is_exchanged_for_a_cookie_and_a_redirect():
+    access = guarded()
+    status, headers, body = ask(access, query=f"token={TOKEN}")
+    assert status == 303 and ("location", "/") in headers and body == b""
+    (line,) = [value for name, value in headers if name == "set-cookie"]
+    assert line.startswith(f"{access.cookie_name}={access.cookie};")
+    assert {part.strip().lower() for part in line.split(";")[1:]} == {"httponly", "path=/", "samesite=strict"}
+    assert TOKEN not in line, "whoever sees the cookie does not know the token"
+    assert ask(access, lines=[cookie(access)])[0] == 200
+
+
+@pytest.mark.parametrize(
+    "query", ["token=", "token", "token=x", f"token={TOKEN}x", f"token={TOKEN[:-1]}", f"token={TOKEN}&token=x", "a=b"]
+)
+def test_any_other_token_is_refused_and_the_page_says_what_to_open(query):
+    status, headers, body = ask(guarded(), query=query)
+    assert status == 403 and b"that pucache review printed" in body
+    assert not [value for name, value in headers if name == "set-cookie"]
+
+
+def test_a_token_of_any_bytes_is_refused_in_the_same_way():
+    for query in ("token=%ff%fe", "token=%E2%98%83", "token=" + "x" * 5000, "&" * 3000, "token=%00"):
+        assert ask(guarded(), query=query)[0] == 403
+
+
+def test_the_exchange_is_a_get_of_the_page_alone():
+    access = guarded()
+    assert ask(access, "POST", query=f"token={TOKEN}", lines=[OWN, JSON])[0] == 403
+    assert ask(access, "HEAD", query=f"token={TOKEN}")[0] == 403
+    assert ask(access, path="/api/state", query=f"token={TOKEN}")[0] == 403
+
+
+def test_a_token_for_one_use_works_once():
+    access = guarded()
+    token = access.token_for_one_use()
+    assert token != access.token_for_one_use()
+    assert [ask(access, query=f"token={token}")[0] for _ in range(2)] == [303, 403]
+    assert ask(access, query=f"token={TOKEN}")[0] == 303
+
+
+@pytest.mark.parametrize("value", ["", "x", "name", "{}x"])
+def test_another_cookie_is_refused(value):
+    access = guarded()
+    text = f"{access.cookie_name}={value.format(access.cookie)}".encode()
+    assert ask(access, lines=[(b"cookie", text)])[0] == 403
+    assert ask(access, lines=[(b"cookie", access.cookie.encode())])[0] == 403
+
+
+def test_cookies_of_other_programs_of_this_machine_do_not_matter():
+    access = guarded()
+    odd = b'a="; b; =c; {"json": 1}; pucache_00000000=x; ' + cookie(access)[1] + b"; z=\xff"
+    assert ask(access, lines=[(b"cookie", odd)])[0] == 200
+    assert ask(access, lines=[(b"cookie", b"a=b"), cookie(access)])[0] == 200
+
+
+def test_two_sittings_have_two_cookies():
+    first, second = guarded(), Access(PlainTextResponse(""), "u" * 43)
+    assert first.cookie_name != second.cookie_name and first.cookie != second.cookie
+    assert ask(first, lines=[cookie(second)])[0] == 403
+
+
+def test_secrets_are_compared_in_constant_time(monkeypatch):
+    compared = []
+    genuine = hmac.compare_digest
+
+    def compare(first, second):
+        compared.append((first, second))
+        return genuine(first, second)
+
+    monkeypatch.setattr(module.hmac, "compare_digest", compare)
+    access = guarded()
+    ask(access, query="token=wrong")
+    assert compared == [(b"wrong", TOKEN.encode())]
+    compared.clear()
+    ask(access, lines=[(b"cookie", f"{access.cookie_name}=wrong".encode())])
+    assert compared == [(b"wrong", access.cookie.encode())]
+
+
+# --- Host --------------------------------------------------------------------------------------
+
+GOOD = (
+    "127.0.0.1 127.0.0.1:1 127.0.0.1:65535 127.5.6.7:80 localhost LocalHost:8888 localhost:8321 [::1] [::1]:8321 "
+    "[0:0:0:0:0:0:0:1]:9"
+).split()
+BAD = [
+    *(
+        "evil.example evil.example:8321 localhost.evil.example 127.0.0.1.evil.example 10.0.0.1:8321 0.0.0.0:8321 "
+        "[::]:80 ::1 ::1:8321 [::1 [127.0.0.1]:8321 127.1 2130706433 0x7f.1 127.0.0.1:65536 127.0.0.1:-1 127.0.0.1: "
+        "localhost:x localhost: user@127.0.0.1 127.0.0.1/x 127.0.0.1,localhost localhost#a [fe80::1]:80 localhost. ٣"
+    ).split(),
+    "",
+    "local host",
+]
+
+
+@pytest.mark.parametrize("host", GOOD)
+def test_a_loopback_host_is_taken_at_any_port(host):
+    access = guarded()
+    assert ask(access, host=host, lines=[cookie(access)])[0] == 200
+
+
+@pytest.mark.parametrize("host", BAD)
+def test_any_other_host_is_refused_even_with_the_cookie(host):
+    access = guarded()
+    line = (b"host", host.encode())
+    assert ask(access, host=None, lines=[line, cookie(access)])[0] == 403
+    assert ask(access, host=None, query=f"token={TOKEN}", lines=[line])[0] == 403
+
+
+def test_there_is_exactly_one_host():
+    access = guarded()
+    line = (b"host", b"localhost")
+    assert ask(access, host=None, lines=[cookie(access)])[0] == 403
+    assert ask(access, host=None, lines=[line, line, cookie(access)])[0] == 403
+    assert ask(access, host=None, lines=[line, (b"Host", b"evil.example"), cookie(access)])[0] == 403
+
+
+def test_another_address_takes_its_own_name_and_every_one_takes_all_addresses():
+    assert is_own_host("10.1.2.3:80", "10.1.2.3") and not is_own_host("10.1.2.4", "10.1.2.3")
+    assert is_own_host("127.0.0.1", "10.1.2.3") and is_own_host("Box.lan:1", "box.lan")
+    assert is_own_host("10.1.2.4:80", "0.0.0.0") and is_own_host("[fd00::1]:80", "::")
+    assert is_own_host(socket.gethostname(), "0.0.0.0") and not is_own_host("evil.example", "0.0.0.0")
+    assert not is_own_host(f"{socket.gethostname()}x", "127.0.0.1")
+
+
+# --- Origin, methods, paths, headers -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "get", "X"])
+@pytest.mark.parametrize(
+    "origin",
+    [
+        None,
+        b"null",
+        b"",
+        b"http://evil.example",
+        b"http://127.0.0.1",
+        b"http://127.0.0.1:8322",
+        b"https://127.0.0.1:8321",
+        b"http://localhost:8321",
+        b"http://127.0.0.1:8321/",
+        b"http://127.0.0.1:8321 http://evil.example",
+    ],
+)
+def test_whatever_may_change_something_needs_the_origin_of_this_page(method, origin):
+    access = guarded()
+    lines = [cookie(access), JSON, *([(b"origin", origin)] if origin is not None else [])]
+    assert ask(access, method, "/api/decide", lines=lines)[0] == 403
+
+
+def test_two_origins_are_refused():
+    access = guarded()
+    assert ask(access, "POST", "/x", lines=[cookie(access), JSON, OWN, OWN])[0] == 403
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8321", "localhost:7000", "[::1]:8321", "localhost", "LOCALHOST:80"])
+def test_our_own_origin_is_that_of_the_host_through_a_tunnel_too(host):
+    access = guarded()
+    for origin in own_origins(host):
+        assert (
+            ask(access, "POST", "/x", host=host, lines=[cookie(access), JSON, (b"origin", origin.encode())])[0] == 200
+        )
+    assert "http://localhost" in own_origins("localhost") and own_origins("localhost:1") == ["http://localhost:1"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [None, b"", b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data", b"application/jsonp"],
+)
+def test_a_post_is_json(kind):
+    access = guarded()
+    lines = [cookie(access), OWN, *([(b"content-type", kind)] if kind is not None else [])]
+    assert ask(access, "POST", "/x", lines=lines)[0] == 415
+    good = (b"content-type", b"application/json; charset=UTF-8")
+    assert ask(access, "POST", "/x", lines=[cookie(access), OWN, good])[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/%2e%2e/x",
+        "/api/image/%2e%2e",
+        "//x\\y",
+        "/a b",
+        "http://127.0.0.1:8321/",
+        "*",
+        "",
+        "/\xd9\xa3",
+        "/a;b",
+        "/a%2fb",
+    ],
+)
+def test_an_encoded_or_odd_path_is_nothing(path):
+    access = guarded()
+    status, _, body = ask(access, path=path, lines=[cookie(access)])
+    assert status == 404 and body == b'{"error":"there is nothing at this address"}'
+
+
+@pytest.mark.parametrize("lines", [[], "cookie"])
+@pytest.mark.parametrize("path", ["/", "/x", "/%2e"])
+@pytest.mark.parametrize("host", ["localhost:1", "evil.example"])
+def test_every_answer_has_the_headers(lines, path, host):
+    access = guarded()
+    _, headers, _ = ask(access, path=path, host=host, lines=[cookie(access)] if lines else [])
+    values = dict(headers)
+    assert len(values) == len(headers)
+    assert values["content-security-policy"].startswith("default-src 'self'; ")
+    assert "unsafe" not in values["content-security-policy"] and "*" not in values["content-security-policy"]
+    assert values["x-content-type-options"] == "nosniff" and values["referrer-policy"] == "no-referrer"
+    assert set(HEADERS) <= set(values)
+    assert not [name for name in values if name.startswith("access-control")], "no CORS"
+
+
+def test_a_header_of_the_answer_is_replaced_and_not_repeated():
+    lines = with_headers([(b"Referrer-Policy", b"unsafe-url"), (b"x", b"y")])
+    assert [value for name, value in lines if name.lower() == b"referrer-policy"] == [b"no-referrer"]
+    assert (b"x", b"y") in lines
+
+
+def test_a_web_socket_is_closed_at_once():
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(guarded()({"type": "websocket", "headers": []}, None, send))
+    assert sent == [{"type": "websocket.close", "code": 1008}]
