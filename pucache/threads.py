@@ -28,19 +28,23 @@ RunAll = Callable[[Sequence[Callable[[], Any]]], Iterator[Any]]
 VALUES_PER_THREAD = 1 << 24  # products of a step from which on one more thread pays for its synchronisation
 
 
-def set_thread_defaults() -> None:
-    """Set the environment variables that numerical libraries read when they are loaded.
+def thread_defaults() -> dict[str, str]:
+    """Environment variables that numerical libraries read when they are loaded.
 
     Threads sleep while they wait, OpenBLAS has one thread, and OpenMP as many as the cores that this
-    process may use (a container's quota counts). Variables that are set already are left alone.
+    process may use (a container's quota counts).
     """
-    defaults = {
+    return {
         "OMP_NUM_THREADS": str(cores()),
         "OMP_WAIT_POLICY": "PASSIVE",
         "KMP_BLOCKTIME": "0",
         "OPENBLAS_NUM_THREADS": "1",
     }
-    for name, value in defaults.items():
+
+
+def set_thread_defaults() -> None:
+    """Set `thread_defaults` in the environment; variables that are set already are left alone."""
+    for name, value in thread_defaults().items():
         os.environ.setdefault(name, value)
 
 

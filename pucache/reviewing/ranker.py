@@ -8,7 +8,6 @@ margins calibrate the scores. Neighbours count as in `pucache.pu.neighbour_score
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -29,6 +28,7 @@ from ..pu.labels import Labels
 from ..pu.propagation import LEAST_SHARE, neighbour_log_odds, probabilities
 from ..pu.review_weights import TrainingLabels
 from ..retrieval.similarity import Similarity
+from .ranking_result import RankingResult
 
 SAMPLE_ROWS = 1 << 14  # of the rows that are not known
 FOLDS = 5
@@ -39,28 +39,6 @@ _LEAST_FOR_POSTERIOR = 10
 _NEIGHBOUR_WEIGHT = 1.0
 _RISK = PURisk()
 _BLOCK = 1 << 13  # rows whose margins are computed at once
-
-
-@dataclass(frozen=True)
-class RankingResult:
-    """Scores of all rows of a cache.
-
-    Attributes
-    ----------
-    scores : ndarray of float32, (n,)
-        Higher is more likely positive. Known rows have scores too.
-    posterior : ndarray of float32, (n,), or None
-        Probability of being positive; None without a head, and with fewer than ten positives.
-    expected : float
-        Mean posterior of the rows whose label is not known, in (0, 1); NaN without a posterior.
-    seconds : float
-        Time that it took.
-    """
-
-    scores: np.ndarray
-    posterior: np.ndarray | None
-    expected: float
-    seconds: float
 
 
 class _Folds:
@@ -105,6 +83,11 @@ class Ranker:
     seed : int
         Of the sample and of the folds.
     device : str
+
+    Attributes
+    ----------
+    graph : NeighbourGraph or None
+        May be set between two fits.
     """
 
     def __init__(
@@ -117,7 +100,7 @@ class Ranker:
         device: str = "auto",
     ):
         self._source: RowSource = row_source(cache)
-        self._graph, self._device = graph, choose_device(device)
+        self.graph, self._device = graph, choose_device(device)
         n = len(self._source)
         generator = np.random.default_rng(seed)
         self._sample = np.sort(generator.permutation(n)[:SAMPLE_ROWS])
@@ -233,7 +216,7 @@ class Ranker:
         held_out = np.take_along_axis(margins, 1 + self._fold.of_all[:, None], axis=1)[:, 0]
         tilt = fit_tilt(held_out, labelled)
         scores = tilt.log_ratio(margins[:, 0]).astype(np.float32)
-        if self._graph is not None:
+        if self.graph is not None:
             scores, held_out = (
                 self._fused(values, tilt, positive, reviewed == -1) for values in (margins[:, 0], held_out)
             )
@@ -245,8 +228,8 @@ class Ranker:
         return scores, posterior, expected
 
     def _fused(self, margins: np.ndarray, tilt: Tilt, positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
-        assert self._graph is not None
+        assert self.graph is not None
         log_ratios = tilt.log_ratio(margins).astype(np.float32)
         p = probabilities(log_ratios, max(tilt.prior, LEAST_SHARE))
         p[positive], p[negative] = 1, 0
-        return log_ratios + np.float32(_NEIGHBOUR_WEIGHT) * neighbour_log_odds(self._graph.weighted_means(p))
+        return log_ratios + np.float32(_NEIGHBOUR_WEIGHT) * neighbour_log_odds(self.graph.weighted_means(p))

@@ -1,0 +1,248 @@
+"""The trainer: real child processes, and what happens when either end is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.planted import planted, write_cache
+
+from pucache.reviewing.trainer import Trainer
+from pucache.reviewing.training_messages import Job, Setup
+
+SECONDS = 120  # until a test gives up
+
+
+class Listener:
+    """Keeps what a trainer says, and waits for it."""
+
+    def __init__(self):
+        self.rankings, self.errors, self._changed = [], [], threading.Condition()
+
+    def on_ranking(self, result, serial):
+        with self._changed:
+            self.rankings.append((serial, result))
+            self._changed.notify_all()
+
+    def on_error(self, message):
+        with self._changed:
+            self.errors.append(message)
+            self._changed.notify_all()
+
+    def wait(self, happened):
+        with self._changed:
+            assert self._changed.wait_for(happened, SECONDS), (self.serials, self.errors)
+
+    def wait_for(self, serial):
+        self.wait(lambda: any(result.posterior is not None for at, result in self.rankings if at == serial))
+
+    @property
+    def serials(self):
+        return [serial for serial, _ in self.rankings]
+
+
+def eventually(happens):
+    until = time.monotonic() + SECONDS
+    while not happens():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def is_gone(process_id):
+    """Neither running nor a zombie."""
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.fixture(scope="module")
+def pile(tmp_path_factory):
+    X, s, y = planted(n=300, labelled=20)
+    cache = write_cache(tmp_path_factory.mktemp("trainer") / "cache.h5", X)
+    return cache, s, y
+
+
+@pytest.fixture
+def trainer(pile):
+    listener = Listener()
+    with Trainer([file.path for file in pile[0].files], listener.on_ranking, listener.on_error) as trainer:
+        yield trainer, listener
+
+
+def reviewed_rows(s, y, count):
+    reviewed = np.zeros(len(s), np.int8)
+    rows = np.flatnonzero(s == 0)[:count]
+    reviewed[rows] = np.where(y[rows], 1, -1)
+    return reviewed
+
+
+def test_rankings_begin_with_similarity(pile, trainer):
+    trainer, listener = trainer
+    _, s, y = pile
+    assert not trainer.busy
+    trainer.submit(7, s, np.zeros_like(s))
+    assert trainer.busy
+    listener.wait_for(7)
+    eventually(lambda: not trainer.busy)
+    assert set(listener.serials) == {7} and listener.rankings[0][1].posterior is None and not listener.errors
+    scores = listener.rankings[-1][1].scores
+    assert scores[(y == 1) & (s == 0)].mean() > scores[y == 0].mean()
+
+
+def test_the_newest_labels_win(pile, trainer):
+    trainer, listener = trainer
+    _, s, y = pile
+    for serial in range(1, 200):
+        trainer.submit(serial, s, reviewed_rows(s, y, serial % 50))
+    listener.wait_for(199)
+    assert listener.serials == sorted(listener.serials) and len(set(listener.serials)) < 50
+
+
+def test_a_changed_decision_retrains(pile, trainer):
+    """The number of labels stays the same."""
+    trainer, listener = trainer
+    _, s, y = pile
+    reviewed = reviewed_rows(s, y, 40)
+    trainer.submit(1, s, reviewed)
+    listener.wait_for(1)
+    trainer.submit(2, s, -reviewed)
+    listener.wait_for(2)
+    first, second = (next(r for at, r in listener.rankings[::-1] if at == serial) for serial in (1, 2))
+    assert not np.array_equal(first.scores, second.scores)
+
+
+def test_older_labels_are_ignored(pile, trainer):
+    trainer, listener = trainer
+    _, s, y = pile
+    trainer.submit(5, s, np.zeros_like(s))
+    trainer.submit(4, s, reviewed_rows(s, y, 30))
+    trainer.submit(5, s, reviewed_rows(s, y, 30))
+    listener.wait_for(5)
+    eventually(lambda: not trainer.busy)
+    assert set(listener.serials) == {5}
+
+
+def test_without_positives_nothing_is_trained(pile, trainer):
+    trainer, listener = trainer
+    _, s, y = pile
+    nothing = np.zeros_like(s)
+    trainer.submit(1, nothing, nothing)
+    trainer.submit(2, nothing, np.where(y == 0, -1, 0).astype(np.int8))
+    assert not trainer.busy
+    trainer.submit(3, s, nothing)
+    listener.wait_for(3)
+    assert set(listener.serials) == {3}
+
+
+def test_a_killed_child_is_started_again_with_the_newest_labels(pile, trainer):
+    trainer, listener = trainer
+    _, s, y = pile
+    trainer.submit(1, s, np.zeros_like(s))
+    listener.wait_for(1)
+    for serial in (2, 3):
+        before = trainer.process_id
+        os.kill(before, signal.SIGKILL)
+        trainer.submit(serial, s, reviewed_rows(s, y, serial))
+        listener.wait_for(serial)
+        assert is_gone(before) and trainer.process_id != before
+    assert listener.serials == sorted(listener.serials)
+    assert len(listener.errors) == 2 and all("signal 9" in error and "\n" not in error for error in listener.errors)
+
+
+def test_killed_in_a_fit_the_same_labels_are_trained_on_again(pile, trainer):
+    trainer, listener = trainer
+    _, s, _ = pile
+    trainer.submit(1, s, np.zeros_like(s))
+    listener.wait(lambda: listener.rankings)
+    process_id = trainer.process_id
+    os.kill(process_id, signal.SIGKILL)
+    count = len(listener.rankings)
+    listener.wait(lambda: len(listener.rankings) > count + 1)
+    assert is_gone(process_id)
+
+
+def test_an_error_of_the_child_is_one_line(tmp_path, pile):
+    listener = Listener()
+    _, s, _ = pile
+    with Trainer([tmp_path / "missing.h5"], listener.on_ranking, listener.on_error) as trainer:
+        trainer.submit(1, s, np.zeros_like(s))
+        listener.wait(lambda: listener.errors)
+        assert "missing.h5" in listener.errors[0] and "\n" not in listener.errors[0]
+
+
+def test_close_ends_the_child_within_a_fit(pile):
+    listener = Listener()
+    _, s, _ = pile
+    trainer = Trainer([file.path for file in pile[0].files], listener.on_ranking)
+    trainer.submit(1, s, np.zeros_like(s))
+    eventually(lambda: trainer.process_id)
+    process_id = trainer.process_id
+    trainer.close()
+    trainer.close()
+    trainer.submit(2, s, np.zeros_like(s))
+    assert is_gone(process_id)
+
+
+def test_close_ends_a_child_that_does_not_react(pile):
+    listener = Listener()
+    _, s, _ = pile
+    trainer = Trainer([file.path for file in pile[0].files], listener.on_ranking)
+    trainer.submit(1, s, np.zeros_like(s))
+    listener.wait(lambda: listener.rankings)
+    process_id = trainer.process_id
+    os.kill(process_id, signal.SIGSTOP)
+    trainer.close()
+    assert is_gone(process_id)
+
+
+def test_the_child_ends_when_the_parent_is_killed(pile, tmp_path):
+    cache, s, _ = pile
+    np.save(tmp_path / "s.npy", s)
+    script = f"""
+        import time
+        import numpy as np
+        from pucache.reviewing.trainer import Trainer
+        ready = lambda result, serial: print(trainer.process_id, flush=True)
+        trainer = Trainer([{str(cache.files[0].path)!r}], ready)
+        s = np.load({str(tmp_path / "s.npy")!r})
+        trainer.submit(1, s, np.zeros_like(s))
+        time.sleep(1000)
+    """
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        child = int(parent.stdout.readline())
+        parent.kill()
+    eventually(lambda: is_gone(child) or _is_zombie(child))
+
+
+def _is_zombie(process_id):
+    """Ended, and not yet fetched by the process that took it over."""
+    status = Path(f"/proc/{process_id}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_labels_travel_as_the_known_rows():
+    s, reviewed = np.zeros(9, np.int8), np.zeros(9, np.int8)
+    s[[1, 4]], reviewed[2], reviewed[[0, 8]] = 1, 1, -1
+    job = Job.of(3, s, reviewed)
+    assert job.has_positive and len(job.rows) == 5
+    for given, received in zip((s, reviewed), job.labels(9), strict=True):
+        np.testing.assert_array_equal(given, received)
+    assert not Job.of(3, np.zeros_like(s), np.minimum(reviewed, 0)).has_positive
+
+
+def test_groups_travel_as_the_rows_that_have_twins():
+    groups = np.array([0, 1, 0, 3, 4, 3, 6])
+    setup = Setup.of((), groups, 0, "cpu")
+    assert len(setup.rows) == 4
+    together = setup.all_groups(7)
+    np.testing.assert_array_equal(together[:, None] == together, groups[:, None] == groups)
