@@ -1,0 +1,142 @@
+"""Labels of a session as a table, and tables of the review page taken into a session.
+
+Both have the format of the page's export, ``key,label,reviewed,digest``, which `pucache.pu.labels.Labels` reads.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import LabelError
+from ..pu.label_files import read_decisions, short_digest
+from ..storage.atomic import check_writable, replacing
+from ..storage.tables import read_table
+from .log_entries import Choice, Proposal
+from .session import Session
+
+IMPORTER = "import"
+_NEEDS_QUOTES = re.compile(r'[",\r\n]|^\s|\s$')
+
+
+@dataclass(frozen=True)
+class ImportCounts:
+    """What became of the rows of a table.
+
+    Attributes
+    ----------
+    taken : int
+        Decisions written.
+    agreeing : int
+        Rows that have this label already, by the labels before the session, a decision in it, or a twin.
+    contradicting : int
+        Rows that have the other label in the session, which stays.
+    contradicting_keys : tuple of str
+    """
+
+    taken: int
+    agreeing: int
+    contradicting: int
+    contradicting_keys: tuple[str, ...] = ()
+
+
+def write_reviewed(session: Session, path: str | Path) -> Path:
+    """Write the labels of now: those from before the session, then what was decided in it.
+
+    Parameters
+    ----------
+    session : Session
+    path : path
+        CSV file to write. Columns: key, label (1 positive, 0 negative), reviewed (1: decided in a review), digest.
+
+    Returns
+    -------
+    Path
+
+    Raises
+    ------
+    OutputError
+        The file cannot be written.
+    """
+    path = check_writable(path, inputs=[file.path for file in session.cache.files])
+    s, reviewed = session.labels()
+    before = ~session.file_labels.unlabelled
+    labelled = (s == 1) | (reviewed != 0)
+    rows = np.concatenate([np.flatnonzero(before), np.flatnonzero(labelled & ~before)])
+    keys, digests = session.cache.keys, session.cache.digests
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as stream:
+        stream.write("key,label,reviewed,digest\n")
+        for row in rows.tolist():
+            label, decided = int(s[row] == 1 or reviewed[row] == 1), int(reviewed[row] != 0)
+            stream.write(f"{_quoted(keys[row])},{label},{decided},{short_digest(digests[row])}\n")
+    return path
+
+
+def import_reviewed(session: Session, path: str | Path, reviewer: str = IMPORTER) -> ImportCounts:
+    """Take the decisions of a table into a session, all or none.
+
+    Rows that have a label in the session keep it.
+
+    Parameters
+    ----------
+    session : Session
+    path : path
+        CSV file with the columns key and label, such as the review page exports.
+    reviewer : str
+
+    Returns
+    -------
+    ImportCounts
+
+    Raises
+    ------
+    LabelError
+        The file cannot be read, names keys that the cache does not hold, or has digests of other images.
+    SessionError
+        The log cannot be written.
+    """
+    choices = _choices(session, path)
+    proposals: list[Proposal] = []
+    decided: dict[int, Choice] = {}  # by group
+    contradicting: list[int] = []
+    s, reviewed = session.labels()
+    batch = uuid.uuid4().hex
+    for row, choice in choices:
+        group = int(session.groups[row])
+        present = decided.get(group) or _label(s[row], reviewed[row])
+        if present is not None:
+            contradicting += [row] if present is not choice else []
+            continue
+        decided[group] = choice
+        current = session.decision_in_force(row)  # a skip
+        request, replaces = f"import-{batch}-{row}", current.serial if current else 0
+        proposals.append(Proposal(request, row, choice, replaces, reviewer))
+    session.decide(proposals)
+    agreeing = len(choices) - len(proposals) - len(contradicting)
+    names = tuple(session.cache.keys[row] for row in contradicting)
+    return ImportCounts(len(proposals), agreeing, len(contradicting), names)
+
+
+def _choices(session: Session, path: str | Path) -> list[tuple[int, Choice]]:
+    """Row and decision of each line of a table, by row."""
+    table = read_table(path)
+    if not table or "label" not in table[0]:
+        raise LabelError(f"{path} has no decisions: expected a CSV with the columns key and label, as a review exports")
+    choices = [(int(row), Choice.NEGATIVE) for row in read_decisions(session.cache, path, 0)[0]]
+    if any((row["label"] or "").strip() not in ("", "0") for row in table):
+        choices += [(int(row), Choice.POSITIVE) for row in read_decisions(session.cache, path, 1)[0]]
+    return sorted(choices)
+
+
+def _label(s: int, reviewed: int) -> Choice | None:
+    if s == 1 or reviewed == 1:
+        return Choice.POSITIVE
+    return Choice.NEGATIVE if reviewed == -1 else None
+
+
+def _quoted(key: str) -> str:
+    return '"' + key.replace('"', '""') + '"' if _NEEDS_QUOTES.search(key) else key
