@@ -10,12 +10,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .log_entries import Choice, Stream
+from .log_entries import Stream
 from .reservations import Reservations
 from .spread_selection import SpreadSelection
 
@@ -40,6 +40,9 @@ class NextImages:
         Probability that a slot is drawn at random from all unknown rows.
     recheck_share : float
         Probability that a slot shows a positive again, once `MIN_POSITIVES` are found.
+    share_at_full_yield : float
+        Factor of both probabilities while all of the last 100 images were positive; it rises linearly to 1 where
+        none was. Random draws say most when few positives are left.
     now : callable
         Time in seconds, from any origin.
 
@@ -56,11 +59,13 @@ class NextImages:
         *,
         audit_share: float = AUDIT_SHARE,
         recheck_share: float = RECHECK_SHARE,
+        share_at_full_yield: float = 1.0,
         now: Callable[[], float] = time.monotonic,
     ):
         self.closing_audit = False
         self._session, self._rng = session, rng
         self._audit_share, self._recheck_share = audit_share, recheck_share
+        self._share_at_full_yield = share_at_full_yield
         self._reservations = Reservations(now=now)
         self._recent: deque[int] = deque(maxlen=_RECENT)
         self._scores: np.ndarray | None = None
@@ -68,7 +73,6 @@ class NextImages:
         self._version = 0
         self._top = np.empty(0, np.int64)  # best unknown rows when it was made, best first
         self._returned: deque[int] = deque(maxlen=_RECENT)  # taken back by the reviewer, shown before the ranking
-        self._skipped: set[int] = set()
         self._spread: SpreadSelection | None = None
         self._lock = threading.RLock()
 
@@ -94,7 +98,7 @@ class NextImages:
             raise ValueError(f"expected a score and a probability for each of {shape[0]:,} rows, got {scores.shape}")
         if np.isnan(scores).any():
             raise ValueError("scores are NaN")
-        top = best_rows(scores, self._session.unknown, _TOP + len(self._skipped))
+        top = best_rows(scores, self._undecided(), _TOP)
         with self._lock:
             self._scores, self._p, self._version, self._top = scores, p, version, top
 
@@ -152,9 +156,12 @@ class NextImages:
             return []
         if self.closing_audit:
             return self._closing_audit(tab, slots)
-        rows = self._drawn(tab, Stream.AUDIT, int(self._rng.binomial(slots, self._audit_share)))
-        again = int(self._rng.binomial(slots - len(rows), self._recheck_share))
-        if again and self._session.counts().positives >= MIN_POSITIVES:
+        counts = self._session.counts()
+        rate = counts.rate if counts.rate_of else 0.0
+        factor = 1 - rate * (1 - self._share_at_full_yield)
+        rows = self._drawn(tab, Stream.AUDIT, int(self._rng.binomial(slots, factor * self._audit_share)))
+        again = int(self._rng.binomial(slots - len(rows), factor * self._recheck_share))
+        if again and counts.positives >= MIN_POSITIVES:
             rows += self._drawn(tab, Stream.RECHECK, again)
         return rows
 
@@ -197,7 +204,7 @@ class NextImages:
             return rows + self._spread_out(tab, count - len(rows))
         rows += self._take(tab, self._open(self._top), count - len(rows))
         if len(rows) < count:
-            self._top = best_rows(self._scores, self._session.unknown, _TOP + len(self._skipped))
+            self._top = best_rows(self._scores, self._undecided(), _TOP)
             rows += self._take(tab, self._open(self._top), count - len(rows))
         return rows
 
@@ -213,9 +220,7 @@ class NextImages:
     def _extend_spread(self, count: int) -> bool:
         """Select further rows; False where none is left."""
         if self._spread is None or self._spread.exhausted:
-            left = np.flatnonzero(self._session.unknown)
-            held = np.isin(self._session.groups[left], self._reservations.groups)
-            left = left[~held & ~np.isin(left, list(self._skipped))]
+            left = self._open(np.flatnonzero(self._undecided()))
             if not len(left):
                 return False
             self._spread = SpreadSelection(self._session.cache, left, self._rng)
@@ -224,31 +229,25 @@ class NextImages:
 
     def _skipped_rows(self, tab: str, count: int) -> list[int]:
         """Rows that were skipped, longest ago first, once nothing else is left."""
-        serials = {}
-        for row in self._skipped:
-            decision = self._session.decision_in_force(row)
-            if decision is not None and decision.choice is Choice.SKIP:
-                serials[row] = decision.serial
+        decisions = map(self._session.decision_in_force, np.flatnonzero(self._session.skipped).tolist())
+        serials = {decision.row: decision.serial for decision in decisions if decision is not None}
         return self._take(tab, sorted(serials, key=serials.__getitem__), count)
 
     # --- what may be given ---------------------------------------------------------------------------
 
-    def _open(self, rows: np.ndarray) -> Iterator[int]:
-        """Rows that nobody has decided, skipped, or holds."""
-        undecided = rows[self._session.unknown[rows]]
-        held = np.isin(self._session.groups[undecided], self._reservations.groups)
-        for row in undecided[~held].tolist():
-            decision = self._session.decision_in_force(row)
-            if decision is not None and decision.choice is Choice.SKIP:
-                self._skipped.add(row)
-            else:
-                self._skipped.discard(row)
-                yield row
+    def _undecided(self) -> np.ndarray:
+        """Rows of the pile neither decided nor skipped nor drawn, bool (n,)."""
+        return self._session.unknown & ~self._session.skipped
+
+    def _open(self, rows: np.ndarray) -> np.ndarray:
+        """Those of some rows that are undecided, and that no tab holds."""
+        undecided = rows[self._session.unknown[rows] & ~self._session.skipped[rows]]
+        return undecided[~np.isin(self._session.groups[undecided], self._reservations.groups)]
 
     def _take(self, tab: str, rows: Iterable[int], count: int) -> list[int]:
         """Reserve the first rows whose groups are free: one image of a group."""
         taken: list[int] = []
-        for row in rows if count > 0 else ():
+        for row in map(int, rows if count > 0 else ()):
             group = int(self._session.groups[row])
             if group not in self._reservations and self._reservations.take(tab, group):
                 taken.append(row)

@@ -14,6 +14,8 @@ from pucache.reviewing.next_images import MIN_POSITIVES, NextImages, best_rows
 @dataclass(frozen=True)
 class Counts:
     positives: int
+    rate: float
+    rate_of: int
 
 
 class FakeSession:
@@ -28,8 +30,14 @@ class FakeSession:
         closed = [group for group, decision in self.decisions.items() if decision.choice.is_label]
         return ~np.isin(self.groups, [*closed, *(group for (stream, group) in self.draws if stream is Stream.AUDIT)])
 
+    @property
+    def skipped(self):
+        return np.isin(self.groups, [group for group, at in self.decisions.items() if at.choice is Choice.SKIP])
+
     def counts(self):
-        return Counts(sum(decision.choice is Choice.POSITIVE for decision in self.decisions.values()))
+        choices = [at.choice for at in self.decisions.values() if at.choice.is_label]
+        last = choices[-100:]
+        return Counts(choices.count(Choice.POSITIVE), last.count(Choice.POSITIVE) / max(len(last), 1), len(last))
 
     def decision_in_force(self, row):
         return self.decisions.get(int(self.groups[row]))
@@ -241,6 +249,17 @@ def test_one_slot_in_twenty_is_an_audit():
     session = FakeSession(4000)
     sitting(session, ranked(session, audit_share=0.05), 2000)
     assert 70 < len(session.drawn()) < 130
+
+
+def test_fewer_slots_are_audits_while_the_ranking_yields():
+    drawn = []
+    for kind in (Choice.POSITIVE, Choice.NEGATIVE):
+        session = FakeSession(4000)
+        images = ranked(session, audit_share=0.2, share_at_full_yield=0.25)
+        sitting(session, images, 1000, answer=lambda row, kind=kind: kind)
+        drawn.append(len(session.drawn()))
+    assert 30 < drawn[0] < 75
+    assert 160 < drawn[1] < 240
 
 
 def test_audits_are_at_any_slot():
