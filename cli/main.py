@@ -29,6 +29,7 @@ from .pack import pack
 from .pretrain import pretrain
 from .report import report
 from .retrieve_positives import retrieve_positives
+from .review import review
 from .score import score
 from .sweep_priors import sweep_priors
 from .train_pu import train_pu
@@ -81,6 +82,7 @@ def main(ctx: click.Context) -> None:
 
     \b
     pucache embed photos/ cache.h5                      images -> embeddings, once
+    pucache review cache.h5 --positives found.txt       look, decide, and see what is still hidden
     pucache train-pu cache.h5 --positives found.txt
     pucache retrieve-positives cache.h5 --positives found.txt
     pucache score model.safetensors cache.h5
@@ -142,6 +144,7 @@ for _command in (
     sweep_priors,
     estimate_prior,
     retrieve_positives,
+    review,
     score,
     evaluate,
     report,

@@ -31,6 +31,7 @@ _HOMES = {
     "sweep_priors": "pu.prior_sweep",
     "retrieve_positives": "retrieval.retrieve",
     "write_review_page": "pages.review_page",
+    "review": "reviewing.serve",
     "score": "pu.score",
     "evaluate": "pu.evaluate",
     "report": "pages.report_page",
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from .pu.score import score as score
     from .pu.train import train_pu as train_pu
     from .retrieval.retrieve import retrieve_positives as retrieve_positives
+    from .reviewing.serve import review as review
     from .verify_files import verify as verify
 
 

@@ -100,7 +100,8 @@ class Application:
     # --- reading -------------------------------------------------------------------------------------
 
     async def _page(self, request: Request) -> Response:
-        html = sitting_page(self._title, session=self._sitting.identifier)
+        note = self._sitting.session.epoch_note
+        html = sitting_page(self._title, session=self._sitting.identifier, warnings=[note] if note else [])
         return HTMLResponse(html, headers={"cache-control": "no-store"})
 
     async def _asset(self, request: Request) -> Response:

@@ -100,25 +100,31 @@ def import_reviewed(session: Session, path: str | Path, reviewer: str = IMPORTER
         The log cannot be written.
     """
     choices = _choices(session, path)
+    with session.lock:
+        proposals, contradicting = _undecided(session, choices, reviewer)
+        session.decide(proposals)
+    agreeing = len(choices) - len(proposals) - len(contradicting)
+    return ImportCounts(len(proposals), agreeing, len(contradicting), tuple(contradicting))
+
+
+def _undecided(session: Session, choices: list[tuple[int, Choice]], reviewer: str) -> tuple[list[Proposal], list[str]]:
+    """Decisions on images that have no label, and keys of those that have the other one."""
     proposals: list[Proposal] = []
-    decided: dict[int, Choice] = {}  # by group
-    contradicting: list[int] = []
+    contradicting: list[str] = []
+    taken: dict[int, Choice] = {}  # by group
     s, reviewed = session.labels()
     batch = uuid.uuid4().hex
     for row, choice in choices:
         group = int(session.groups[row])
-        present = decided.get(group) or _label(s[row], reviewed[row])
-        if present is not None:
-            contradicting += [row] if present is not choice else []
-            continue
-        decided[group] = choice
-        current = session.decision_in_force(row)  # a skip
-        request, replaces = f"import-{batch}-{row}", current.serial if current else 0
-        proposals.append(Proposal(request, row, choice, replaces, reviewer))
-    session.decide(proposals)
-    agreeing = len(choices) - len(proposals) - len(contradicting)
-    names = tuple(session.cache.keys[row] for row in contradicting)
-    return ImportCounts(len(proposals), agreeing, len(contradicting), names)
+        present = taken.get(group) or _label(s[row], reviewed[row])
+        if present is None:
+            taken[group] = choice
+            current = session.decision_in_force(row)  # a skip
+            replaces = current.serial if current else 0
+            proposals.append(Proposal(f"import-{batch}-{row}", row, choice, replaces, reviewer))
+        elif present is not choice:
+            contradicting.append(session.cache.keys[row])
+    return proposals, contradicting
 
 
 def _choices(session: Session, path: str | Path) -> list[tuple[int, Choice]]:

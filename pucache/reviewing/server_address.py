@@ -103,7 +103,8 @@ def listening_socket(host: str, port: int) -> socket.socket:
         raise ValueError(f"--port must be from 0 to 65535, got {port}")
     family, address = _resolved(host)
     for candidate in range(port, min(port + PORTS, 65536)) if port else [0]:
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        # named, as asyncio sends answers at once only where it reads TCP here; else each takes 40 ms
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((address, candidate))

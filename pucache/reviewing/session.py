@@ -38,6 +38,8 @@ class Session:
         How twins were found, see `pucache.reviewing.twins`.
     epoch_note : str
         What has changed in the cache since the session began, and what that means for the audit; "" if nothing.
+    lock : threading.RLock
+        Every method holds it; hold it around several that belong together.
     """
 
     def __init__(self, cache: EmbeddingCache, folder: Path, start: Start, stack: ExitStack):
@@ -45,7 +47,7 @@ class Session:
         self.pile_size, self.grouping = start.facts.pile, start.facts.grouping
         self.epoch_note = start.note
         self._start, self._log = start, start.log
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._load()
 
     def _load(self) -> None:
@@ -54,7 +56,7 @@ class Session:
 
     def close(self) -> None:
         """Close the log and release the folder; closing twice is allowed."""
-        with self._lock:
+        with self.lock:
             self._log.close()
             self._stack.close()
 
@@ -91,7 +93,7 @@ class Session:
     @property
     def label_serial(self) -> int:
         """Serial number of the last decision; labels are the same as long as it is."""
-        with self._lock:
+        with self.lock:
             return self._state.last_decision
 
     def labels(self) -> tuple[np.ndarray, np.ndarray]:
@@ -104,33 +106,33 @@ class Session:
         reviewed : ndarray of int8, (n,)
             1 confirmed positive, -1 known negative, 0 neither. Twins of labelled and of decided images inherit.
         """
-        with self._lock:
+        with self.lock:
             return self._state.labels()
 
     def counts(self) -> SittingCounts:
         """Progress of the sitting."""
-        with self._lock:
+        with self.lock:
             return self._state.counts()
 
     def entries(self) -> list[Entry]:
         """Draws and decisions of the present epoch, in order; what the audit is computed from."""
-        with self._lock:
+        with self.lock:
             return list(self._entries)
 
     def decision_in_force(self, row: int) -> Decision | None:
         """Decision in force on the picture of a row."""
-        with self._lock:
+        with self.lock:
             return self._state.in_force(row)
 
     def decision_to_show(self, row: int) -> Decision | None:
         """As `decision_in_force`, but None where a recheck is pending, which must look like any new image."""
-        with self._lock:
+        with self.lock:
             draw = self._state.pending.get(int(self.groups[row]))
             return None if draw is not None and draw.stream is Stream.RECHECK else self._state.in_force(row)
 
     def pending_draws(self) -> list[Draw]:
         """Draws that no decision has answered, in order."""
-        with self._lock:
+        with self.lock:
             return list(self._state.pending.values())
 
     # --- what is written ----------------------------------------------------------------------------
@@ -157,7 +159,7 @@ class Session:
         ValueError
             A row that does not exist, an empty or overlong request, or one that stands for another picture.
         """
-        with self._lock:
+        with self.lock:
             fresh = self._fresh(proposals)
             if fresh:
                 self._write(fresh)
@@ -228,7 +230,7 @@ class Session:
             )
         excluded = np.unique(self.groups[np.asarray(exclude, np.int64)])
         draws: list[Draw] = []
-        with self._lock, self._writing() as records:
+        with self.lock, self._writing() as records:
             for _ in range(count):
                 rows = self._drawable(stream, excluded)
                 if not len(rows):

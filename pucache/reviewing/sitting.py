@@ -22,7 +22,6 @@ import numpy as np
 from ..errors import PUCacheError, StaleDecisionError, one_line
 from ..pages.review_page import EXPORT
 from .audit import Audit, audit
-from .export import import_reviewed, write_reviewed
 from .log_entries import Choice, Decision, Proposal
 from .next_images import NextImages
 from .pictures import Picture, Pictures
@@ -197,6 +196,8 @@ class Sitting:
         OutputError
             The file cannot be written.
         """
+        from .export import write_reviewed
+
         path = self.session.folder / EXPORT
         write_reviewed(self.session, path)
         return {"files": [str(path)], "commands": export_commands(self.session)}
@@ -214,6 +215,8 @@ class Sitting:
         LabelError
             The table is of another cache, or damaged; nothing was taken.
         """
+        from .export import import_reviewed
+
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "imported.csv")
             path.write_bytes(csv.encode("utf-8", "surrogatepass"))
@@ -239,7 +242,7 @@ class Sitting:
             "rejected": counts.negatives,
             "skipped": counts.skipped,
             "unknown": counts.unknown,
-            "rate": counts.rate if math.isfinite(counts.rate) else None,
+            "rate": counts.rate,
             "rate_of": counts.rate_of,
             "estimate": None if estimate is None else round(estimate, 1),
             "hidden": hidden,
