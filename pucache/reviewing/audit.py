@@ -1,0 +1,258 @@
+"""How many positives of the pile are still hidden, from the log of a sitting alone.
+
+The interval rests on rows drawn at random and on nothing else: not on the model, the ranking or the order of decisions.
+It holds at every moment of the sitting at once, so it may be looked at all the time and the sitting may end at any
+point. `pucache.reviewing.hidden_interval` has the mathematics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .audit_log import ReplayedLog, replay
+from .hidden_interval import DrawHistory, greatest_total, least_sensitivity, least_total, likeliest_total
+from .log_entries import Entry
+
+MORE = 200  # further random images that `Audit.sentence` speaks of
+RECHECKS_NEEDED = 50  # rechecks from which on the limits allow for overlooked positives,
+MISSES_NEEDED = 3  # or misses, whichever comes first
+UPPER_PART = 0.6  # of the error is for the upper limit, the rest for the lower one
+SENSITIVITY_PART = 0.2  # of the error is for the sensitivity, where it is used
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Interval of the number of positives in the pile. All numbers but the first four are rows.
+
+    Attributes
+    ----------
+    draws : int
+        Images drawn at random.
+    positives : int
+        How many of them are labelled positive.
+    skipped : int
+        How many of them were skipped.
+    pending : int
+        How many of them are not decided, or no longer.
+    found : int
+        Rows of the pile labelled positive.
+    unknown : int
+        Rows of the pile neither decided nor drawn.
+    hidden_low, hidden_high : int
+        Limits of the number of positives that are not labelled positive. Drawn images without a label count as
+        positive in `hidden_high` and as negative in `hidden_low`.
+    total_low, total_high : int
+        Limits of the number of positives in the pile: `found` and the hidden ones.
+    recall_low : float
+        found / total_high, the share of positives found is at least this; 1 where the pile has none.
+    rechecks : int
+        Known positives that were shown again and got a label.
+    missed : int
+        How many of them were rejected.
+    sensitivity_low : float or None
+        Lower limit of the share of positives that the reviewer recognises. The upper limits are divided by it.
+        None with too few rechecks: then they hold if no positive was overlooked.
+    level : float
+        Probability that the limits are right at every moment of the sitting.
+    """
+
+    draws: int
+    positives: int
+    skipped: int
+    pending: int
+    found: int
+    unknown: int
+    hidden_low: int
+    hidden_high: int
+    total_low: int
+    total_high: int
+    recall_low: float
+    rechecks: int
+    missed: int
+    sensitivity_low: float | None
+    level: float
+    _pile: int = field(repr=False, compare=False)
+    _log: ReplayedLog = field(repr=False, compare=False)
+
+    @property
+    def likeliest_share(self) -> float:
+        """Share of positives among the unknown rows, of the greatest likelihood; NaN without a draw or a row."""
+        if not self.draws or not self.unknown:
+            return math.nan
+        greatest = self._pile - self._log.rejected - self._log.doubtful
+        total = likeliest_total(self._log.all_negative, least=self.found, greatest=greatest)
+        return (total - self.found) / self.unknown
+
+    def outlook(self, more: int, share: float | None = None) -> int:
+        """Upper limit that is to be expected after further random images.
+
+        Parameters
+        ----------
+        more : int
+            Number of images; all unknown ones where there are fewer.
+        share : float, optional
+            Share of positives among them. By default `likeliest_share`; 0 where that is not known.
+
+        Returns
+        -------
+        int
+            `hidden_high` if the images bring that share of positives.
+
+        Raises
+        ------
+        ValueError
+            `more` is negative, or `share` outside [0, 1].
+        """
+        share = _or_zero(self.likeliest_share) if share is None else share
+        if more < 0 or not 0.0 <= share <= 1.0:
+            raise ValueError(f"more must be at least 0 and share within 0 and 1; got {more} and {share}")
+        more = min(more, self.unknown)
+        positives = round(share * more)
+        history = self._log.all_positive.extended(
+            positives, more, unknown=self.unknown, positives_before=self.found + self._log.doubtful
+        )
+        found, rejected = self.found + positives, self._log.rejected + more - positives
+        total = _total_high(history, self._log, self._pile, found, rejected, self.level, self.sensitivity_low)
+        return total - found
+
+    def sentence(self, model_estimate: float | None = None) -> str:
+        """What is known about hidden positives, in words.
+
+        Parameters
+        ----------
+        model_estimate : float, optional
+            Number of hidden positives by the model: a guess that stands beside the interval.
+        """
+        if model_estimate is not None and not math.isfinite(model_estimate):
+            model_estimate = None
+        guess = "" if model_estimate is None else f"about {model_estimate:,.0f} {{}}by the model"
+        share = None if model_estimate is None else min(1.0, max(0.0, model_estimate) / max(self.unknown, 1))
+        more = min(MORE, self.unknown)
+        further = _images(more, "random") if self.draws == 0 else f"{more:,} more random image{'s' * (more != 1)}"
+        outlook = f"{further} would make it at most about {self.outlook(more, share):,}" if more else ""
+        if self.draws:
+            bound = f"at most {self.hidden_high:,} more with {100 * self.level:g} % confidence ({self._basis()})"
+            first = ", ".join(filter(None, (bound, guess.format(""))))
+            return "; ".join(filter(None, (f"found {self.found:,}", first, outlook)))
+        if not self.hidden_high:
+            return f"found {self.found:,}; every image is decided"
+        known = f"{guess.format('more ')}, and nothing is known beyond it" if guess else "how many more is not known"
+        return f"found {self.found:,}; {known}: no image was drawn at random yet; {outlook}"
+
+    def _basis(self) -> str:
+        """What the interval rests on."""
+        parts = [_images(self.draws, "random")]
+        if self.skipped + self.pending:
+            parts.append(f"{self.skipped + self.pending:,} without a label counted as positive")
+        if self.sensitivity_low is not None:
+            parts.append(
+                f"{self.missed:,} of {self.rechecks:,} known positives rejected when shown again, so at least "
+                f"{100 * self.sensitivity_low:.0f} % are recognised"
+            )
+        return "; ".join(parts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The attributes as plain numbers, for JSON."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+
+def audit(entries: Sequence[Entry], pile: int, *, level: float = 0.95) -> Audit:
+    """Limits of the number of hidden positives.
+
+    Parameters
+    ----------
+    entries : sequence of Draw or Decision
+        All entries of the log since the pile was fixed, in their order.
+    pile : int
+        Rows of the pile.
+    level : float
+        Probability that the limits are right at every moment of the sitting at once.
+
+    Returns
+    -------
+    Audit
+
+    Raises
+    ------
+    ValueError
+        The level is not within (0, 1), or the entries contradict each other or the pile.
+
+    Notes
+    -----
+    With fewer than 50 rechecks and fewer than 3 misses the whole error 1 - level is that of the interval, which
+    then holds if no positive was overlooked. Afterwards four fifths are, and one fifth is that of
+    `sensitivity_low`.
+    """
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level must be between 0 and 1; got {level}")
+    if pile < 0:
+        raise ValueError(f"a pile has at least 0 rows; got {pile}")
+    log = replay(entries, pile)
+    sensitivity = None
+    if log.rechecks >= RECHECKS_NEEDED or log.missed >= MISSES_NEEDED:
+        sensitivity = least_sensitivity(log.rechecks, log.missed, SENSITIVITY_PART * (1.0 - level))
+    high = _total_high(log.all_positive, log, pile, log.found, log.rejected, level, sensitivity)
+    low = least_total(
+        log.all_negative,
+        pile,
+        least=log.found,
+        greatest=pile - log.rejected - log.doubtful,
+        error=(1.0 - UPPER_PART) * _interval_error(level, sensitivity),
+    )
+    low = min(low, high)
+    return Audit(
+        draws=log.all_positive.positive.size,
+        positives=log.positives,
+        skipped=log.skipped,
+        pending=log.pending,
+        found=log.found,
+        unknown=log.unknown,
+        hidden_low=low - log.found,
+        hidden_high=high - log.found,
+        total_low=low,
+        total_high=high,
+        recall_low=log.found / high if high else 1.0,
+        rechecks=log.rechecks,
+        missed=log.missed,
+        sensitivity_low=sensitivity,
+        level=level,
+        _pile=pile,
+        _log=log,
+    )
+
+
+def _interval_error(level: float, sensitivity: float | None) -> float:
+    return (1.0 - level) * (1.0 if sensitivity is None else 1.0 - SENSITIVITY_PART)
+
+
+def _total_high(
+    history: DrawHistory,
+    log: ReplayedLog,
+    pile: int,
+    found: int,
+    rejected: int,
+    level: float,
+    sensitivity: float | None,
+) -> int:
+    """Upper limit of the positives in the pile, those included that were overlooked."""
+    total = greatest_total(
+        history,
+        pile,
+        least=found + log.doubtful,
+        greatest=pile - rejected,
+        error=UPPER_PART * _interval_error(level, sensitivity),
+    )
+    if sensitivity is None:
+        return total
+    return min(pile, math.ceil(total / sensitivity)) if sensitivity else pile
+
+
+def _images(number: int, kind: str) -> str:
+    return f"{number:,} {kind} image{'s' * (number != 1)}"
+
+
+def _or_zero(value: float) -> float:
+    return 0.0 if math.isnan(value) else value
