@@ -158,7 +158,7 @@ class Application:
                 return refused(400, "the request was not sent to its end")
             except (SessionError, OutputError) as error:
                 return refused(507, one_line(error))
-            except PUCacheError as error:
+            except (PUCacheError, ValueError) as error:
                 return refused(400, one_line(error))
             except RuntimeError as error:
                 if "shutdown" not in str(error):

@@ -13,15 +13,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import PUCacheError, StaleDecisionError, one_line
+from ..errors import StaleDecisionError, one_line
 from ..pages.review_page import EXPORT
 from .audit import Audit, audit
+from .export import import_reviewed, write_reviewed
 from .log_entries import Choice, Decision, Proposal
 from .next_images import NextImages
 from .pictures import Picture, Pictures
@@ -196,8 +197,6 @@ class Sitting:
         OutputError
             The file cannot be written.
         """
-        from .export import write_reviewed
-
         path = self.session.folder / EXPORT
         write_reviewed(self.session, path)
         return {"files": [str(path)], "commands": export_commands(self.session)}
@@ -208,21 +207,19 @@ class Sitting:
         Returns
         -------
         dict
-            Counts by what became of the rows.
+            Fields of `pucache.reviewing.export.ImportCounts`.
 
         Raises
         ------
         LabelError
             The table is of another cache, or damaged; nothing was taken.
         """
-        from .export import import_reviewed
-
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "imported.csv")
             path.write_bytes(csv.encode("utf-8", "surrogatepass"))
             taken = import_reviewed(self.session, path, self.reviewer)
         self._changed.set()
-        return taken
+        return asdict(taken)
 
     def state(self) -> dict[str, Any]:
         """Progress of the sitting, ready for JSON."""
@@ -308,8 +305,8 @@ class Sitting:
                 self._audit = audit(self.session.entries(), self.session.pile_size)
                 self._advice = self._advise()
                 self.tell("state", self.state())
-            except PUCacheError as error:  # of the log's file; what was acknowledged before is in it
-                _log.warning("%s", one_line(error))
+            except Exception as error:  # decisions go on without it, and it is tried again after the next one
+                _log.warning("the count of hidden positives is not up to date: %s", one_line(error))
             time.sleep(AUDIT_SECONDS)
 
     def _train(self) -> None:
