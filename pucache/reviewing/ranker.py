@@ -10,27 +10,25 @@ from __future__ import annotations
 import time
 
 import numpy as np
-import torch
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..devices import choose_device
-from ..heads.design_matrix import DesignMatrix, LeadingDirections, leading_directions
+from ..heads.design_matrix import DesignMatrix
 from ..heads.fit import fit_heads
 from ..heads.fitted import FittedHeads
-from ..heads.moments import Moments
 from ..heads.risks import PURisk
 from ..neighbours.graph import NeighbourGraph
-from ..neighbours.row_source import RowSource, row_source
-from ..neighbours.whitening import Whitening
+from ..neighbours.row_source import row_source
 from ..pu.calibration import Tilt, fit_tilt
 from ..pu.cross_fitting import CrossFitter
 from ..pu.labels import Labels
 from ..pu.propagation import LEAST_SHARE, neighbour_log_odds, probabilities
 from ..pu.review_weights import TrainingLabels
 from ..retrieval.similarity import Similarity
+from .pile_features import PileFeatures
+from .ranking_folds import RankingFolds
 from .ranking_result import RankingResult
 
-SAMPLE_ROWS = 1 << 14  # of the rows that are not known
 FOLDS = 5
 _TOLERANCE = 2e-3
 _FIRST_PENALTY = 1e-4  # of PENALTIES, the middle one
@@ -38,34 +36,6 @@ _LEAST_FOR_CHOICE = 4  # positives from which on the penalty is chosen, and neig
 _LEAST_FOR_POSTERIOR = 10
 _NEIGHBOUR_WEIGHT = 1.0
 _RISK = PURisk()
-_BLOCK = 1 << 13  # rows whose margins are computed at once
-
-
-class _Folds:
-    """Fold of each row: at random, but positives in turn, in the order in which they become known."""
-
-    def __init__(self, group: np.ndarray, count: int, seed: int):
-        self._group, self._count = group, count
-        self._of_group = np.random.default_rng(seed).integers(count, size=int(group.max()) + 1)
-        self._placed = np.zeros(len(self._of_group), bool)
-        self._sizes = np.zeros(count, np.int64)
-
-    def place(self, positive: np.ndarray) -> None:
-        """Move groups that have become positive to the fold with the fewest."""
-        groups = np.unique(self._group[positive])
-        for group in groups[~self._placed[groups]]:
-            fold = int(self._sizes.argmin())
-            self._of_group[group], self._placed[group] = fold, True
-            self._sizes[fold] += 1
-
-    @property
-    def of_all(self) -> np.ndarray:
-        """Of all rows, int64 (n,)."""
-        return self._of_group[self._group]
-
-    def of(self, rows: np.ndarray) -> np.ndarray:
-        """Of some rows, int64 (m,)."""
-        return self._of_group[self._group[rows]]
 
 
 class Ranker:
@@ -99,17 +69,11 @@ class Ranker:
         seed: int = 0,
         device: str = "auto",
     ):
-        self._source: RowSource = row_source(cache)
+        self._source = row_source(cache)
         self.graph, self._device = graph, choose_device(device)
-        n = len(self._source)
-        generator = np.random.default_rng(seed)
-        self._sample = np.sort(generator.permutation(n)[:SAMPLE_ROWS])
-        self._sample_X = self._source.take(self._sample)
-        self._moments = Moments.of(self._sample_X)
-        self._group = np.arange(n) if groups is None else np.unique(groups, return_inverse=True)[1]
-        self._fold = _Folds(self._group, FOLDS, seed)
-        self._leading: LeadingDirections | None = None
-        self._whitening: Whitening | None = None if graph is None else graph.whitening
+        self._features = PileFeatures(self._source, np.random.default_rng(seed))
+        group = np.arange(len(self._source)) if groups is None else np.unique(groups, return_inverse=True)[1]
+        self._folds = RankingFolds(group, FOLDS, seed)
         self._heads: FittedHeads | None = None
         self._penalty, self._chosen_at = _FIRST_PENALTY, 0
 
@@ -126,13 +90,8 @@ class Ranker:
         RankingResult
         """
         began = time.perf_counter()
-        if self._whitening is None:
-            self._whitening = Whitening.estimate(self._sample_X)
-        similarity, labels = Similarity(), Labels(s, reviewed)
-        queries = similarity.queries(self._source, labels, self._whitening)  # type: ignore[arg-type]  # only takes rows
-        scores = np.empty(len(s), np.float32)
-        for rows, X in self._source.blocks():
-            scores[rows] = similarity.scores(self._whitening.centred_units(X), queries)
+        query = Similarity().queries(self._source, Labels(s, reviewed), self._features.whitening)[0]  # type: ignore[arg-type]
+        scores = self._features.similarities(query)
         return RankingResult(scores, None, float("nan"), time.perf_counter() - began)
 
     def choice_is_due(self, s: np.ndarray, reviewed: np.ndarray) -> bool:
@@ -155,55 +114,35 @@ class Ranker:
         RankingResult
         """
         began = time.perf_counter()
-        self._fold.place((s == 1) | (reviewed == 1))
+        self._folds.place((s == 1) | (reviewed == 1))
         rows, X = self._training_rows((s == 1) | (reviewed != 0))
         labels = TrainingLabels.of(s[rows], reviewed[rows])
-        design = self._design(X, labels)
+        design = DesignMatrix(X, labels.training_s, self._features.moments, self._device)
+        design.leading = self._features.leading  # the same at every fit
         if self.choice_is_due(s, reviewed) if choose is None else choose:
-            fitter = CrossFitter(design, labels, self._fold.of(rows), risk=_RISK, prior=0.5)
+            fitter = CrossFitter(design, labels, self._folds.of(rows), risk=_RISK, prior=0.5)
             self._penalty = fitter.choose_penalty().penalty
             self._chosen_at = int(labels.training_s.sum())
         self._heads = self._fit_heads(design, labels, rows)
-        margins = self._margins(self._heads)
+        margins = self._features.margins(self._heads.coef, self._heads.intercept)
         scores, posterior, expected = self._scores(margins, s, reviewed)
         return RankingResult(scores, posterior, expected, time.perf_counter() - began)
 
     def _training_rows(self, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Row numbers and embeddings of the sample and of the known rows."""
-        outside = known.copy()
-        outside[self._sample] = False
+        """Row numbers and features of the sample and of the known rows."""
+        sample, outside = self._features.sample, known.copy()
+        outside[sample] = False
         others = np.flatnonzero(outside)
-        if not len(others):
-            return self._sample, self._sample_X
-        return np.append(self._sample, others), np.concatenate([self._sample_X, self._source.take(others)])
-
-    def _design(self, X: np.ndarray, labels: TrainingLabels) -> DesignMatrix:
-        design = DesignMatrix(X, labels.training_s, self._moments, self._device)
-        if self._leading is None:
-            self._leading = leading_directions(self._sample_X, self._moments, 64)
-        design.leading = self._leading  # of the sample: the same at every fit
-        return design
+        return np.append(sample, others), np.concatenate([self._features.of_sample, self._features.take(others)])
 
     def _fit_heads(self, design: DesignMatrix, labels: TrainingLabels, rows: np.ndarray) -> FittedHeads:
         """The head of all labels, and after it one for each fold."""
         weights = np.ones(len(rows), np.float32) if labels.training_weights is None else labels.training_weights
         columns = np.repeat(weights[:, None], FOLDS + 1, axis=1)
-        columns[:, 1:][self._fold.of(rows)[:, None] == np.arange(FOLDS)] = 0
+        columns[:, 1:][self._folds.of(rows)[:, None] == np.arange(FOLDS)] = 0
         return fit_heads(
             design, weights=columns, penalty=self._penalty, tolerance=_TOLERANCE, start=self._heads, risk=_RISK
         )
-
-    def _margins(self, heads: FittedHeads) -> np.ndarray:
-        """Margins of every row by every head, float32 (n, K)."""
-        coef, margins = (
-            torch.from_numpy(heads.coef.T.copy()),
-            np.empty((len(self._source), len(heads.coef)), np.float32),
-        )
-        for rows, X in self._source.blocks():
-            for begin in range(0, len(X), _BLOCK):
-                part = torch.tensor(X[begin : begin + _BLOCK], dtype=torch.float32)
-                margins[rows.start + begin : rows.start + begin + len(part)] = (part @ coef).numpy()
-        return margins + heads.intercept
 
     def _scores(
         self, margins: np.ndarray, s: np.ndarray, reviewed: np.ndarray
@@ -213,7 +152,7 @@ class Ranker:
         labelled = s if s.sum() >= _LEAST_FOR_POSTERIOR else positive.astype(np.int8)
         if positive.sum() < _LEAST_FOR_CHOICE:
             return margins[:, 0], None, float("nan")
-        held_out = np.take_along_axis(margins, 1 + self._fold.of_all[:, None], axis=1)[:, 0]
+        held_out = np.take_along_axis(margins, 1 + self._folds.of_all[:, None], axis=1)[:, 0]
         tilt = fit_tilt(held_out, labelled)
         scores = tilt.log_ratio(margins[:, 0]).astype(np.float32)
         if self.graph is not None:
