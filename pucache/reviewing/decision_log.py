@@ -53,13 +53,13 @@ class SittingFacts:
     cache : str
         Name of the cache, for messages.
     checksums : tuple of str
-        Of its files, in row order.
+        Of its files, sorted.
     rows : int
         Of the cache.
     pile : int
         Rows that were neither labelled nor twins of labelled ones.
     pile_checksum : str
-        Of the keys' membership in the pile.
+        Of which images are in the pile.
     twins : float or None
         Cosine from which on two images share their label; None: equal bytes only.
     grouping : str

@@ -130,7 +130,9 @@ def _undecided(session: Session, choices: list[tuple[int, Choice]], reviewer: st
 def _choices(session: Session, path: str | Path) -> list[tuple[int, Choice]]:
     """Row and decision of each line of a table, by row."""
     table = read_table(path)
-    if not table or "label" not in table[0]:
+    if not table:
+        return []
+    if "label" not in table[0]:
         raise LabelError(f"{path} has no decisions: expected a CSV with the columns key and label, as a review exports")
     choices = [(int(row), Choice.NEGATIVE) for row in read_decisions(session.cache, path, 0)[0]]
     if any((row["label"] or "").strip() not in ("", "0") for row in table):

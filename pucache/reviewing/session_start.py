@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,9 +16,9 @@ from ..pu.labels import Labels, open_labels
 from .cache_match import listed_images, rows_of
 from .decision_log import DecisionLog, LoggedImage, Record, SittingFacts, is_unwritten
 from .log_entries import Choice, Decision, Entry
-from .pile import Groups, membership_checksum
 from .session_folder import LOG, groups_in
 from .sitting_state import SittingState
+from .twin_rows import Groups
 from .twins import grouping_of
 
 
@@ -56,19 +57,22 @@ class Start:
         state = SittingState(self.labels, self.groups, self.in_pile)
         for decision in self.carried:
             state.carry(decision)
+        entries: list[Entry] = []
+        by_request: dict[str, Decision] = {}
         records = self.log.records()
-        present = [record for record in records if self.current and record.epoch == self.log.epoch]
-        entries = []
-        for record, row in zip(present, rows_of(cache, present).tolist(), strict=True):
-            if row < 0:
-                raise SessionError(
-                    f"{self.log.path} is damaged: it names {record.key!r}, which {cache.name} never held"
-                )
-            entries.append(replace(record.entry, row=row, group=int(self.groups.group[row])))
-            state.apply(entries[-1], record.restores)
-        decisions = [record.entry for record in records if isinstance(record.entry, Decision)]
-        by_request = {decision.request: decision for decision in decisions}
-        return state, entries, by_request | {entry.request: entry for entry in entries if isinstance(entry, Decision)}
+        for record, row in zip(records, rows_of(cache, records).tolist(), strict=True):
+            entry = record.entry if row < 0 else replace(record.entry, row=row, group=int(self.groups.group[row]))
+            if isinstance(entry, Decision):
+                by_request[entry.request] = entry
+            if self.current and record.epoch == self.log.epoch:
+                if row < 0 or not state.can_apply(entry, record.restores):
+                    raise SessionError(
+                        f"{self.log.path} is damaged: entry {entry.serial} does not fit those before it; restore it "
+                        "from a copy, or name another folder with --session"
+                    )
+                state.apply(entry, record.restores)
+                entries.append(entry)
+        return state, entries, by_request
 
 
 def labels_before(
@@ -146,7 +150,7 @@ def _standing(
         before = [number for number, record in enumerate(records) if record.epoch < log.epoch]
         carried = _carried([records[number] for number in before], record_rows[before], groups)
         in_pile = _pile(labels, groups, carried)
-        if membership_checksum(in_pile) == facts.pile_checksum:
+        if _pile_checksum(cache, in_pile) == facts.pile_checksum:
             note = _note(log, cache, images, image_rows, records, record_rows) if log.epoch > 1 else ""
             return Start(log, facts, labels, groups, in_pile, carried, note=note)
     elif not (image_rows >= 0).any() and not (record_rows >= 0).any():
@@ -198,14 +202,22 @@ def _facts(cache: EmbeddingCache, groups: Groups, in_pile: np.ndarray, twins: fl
         checksums=_checksums(cache),
         rows=len(cache),
         pile=int(in_pile.sum()),
-        pile_checksum=membership_checksum(in_pile),
+        pile_checksum=_pile_checksum(cache, in_pile),
         twins=twins,
         grouping=grouping_of(cache, twins),
     )
 
 
 def _checksums(cache: EmbeddingCache) -> tuple[str, ...]:
-    return tuple(file.checksum for file in cache.files)
+    """Checksums of the files of a cache, in an order that does not depend on how they were named."""
+    return tuple(sorted(file.checksum for file in cache.files))
+
+
+def _pile_checksum(cache: EmbeddingCache, in_pile: np.ndarray) -> str:
+    """Checksum of which images are in the pile, file by file in the order of `_checksums`."""
+    parts = np.split(in_pile, np.cumsum([len(file) for file in cache.files])[:-1])
+    ordered = sorted(zip((file.checksum for file in cache.files), parts, strict=True), key=lambda pair: pair[0])
+    return hashlib.sha256(b"".join(np.packbits(part).tobytes() for _, part in ordered)).hexdigest()[:32]
 
 
 def _images(cache: EmbeddingCache, labels: Labels) -> list[LoggedImage]:

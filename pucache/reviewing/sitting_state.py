@@ -13,7 +13,7 @@ import numpy as np
 
 from ..pu.labels import Labels
 from .log_entries import Choice, Decision, Draw, Entry, Proposal, Stream
-from .pile import Groups, inherited
+from .twin_rows import Groups, inherited
 
 RATE_OF = 100  # decisions that the rate is of
 _LABELS = {Choice.POSITIVE: 1, Choice.NEGATIVE: -1}
@@ -217,6 +217,13 @@ class SittingState:
 
     # --- entries ------------------------------------------------------------------------------------
 
+    def can_apply(self, entry: Entry, restores: int = 0) -> bool:
+        """Whether the decisions that an entry names are there; they are, unless the log is damaged."""
+        if isinstance(entry, Draw):
+            return True
+        needed = [entry.replaces] if restores or entry.choice is Choice.UNDONE else []
+        return all(serial in self._by_serial for serial in [*needed, *filter(None, [restores])])
+
     def apply(self, entry: Entry, restores: int = 0) -> None:
         """Take in an entry of the log, in order.
 
@@ -239,6 +246,8 @@ class SittingState:
         else:
             self._before[entry.serial] = self._before.get(restores, 0)
             self._reopen(undone)
+            if restores in self._answered:
+                self._answered[entry.serial] = self._answered[restores]
         self._by_serial[entry.serial] = entry
         self._put_in_force(entry)
 

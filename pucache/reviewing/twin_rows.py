@@ -1,8 +1,6 @@
-"""The pile of a sitting: the rows among which hidden positives are counted, fixed when it begins."""
+"""Groups of twins, and the labels that twins inherit."""
 
 from __future__ import annotations
-
-import hashlib
 
 import numpy as np
 
@@ -48,8 +46,3 @@ def inherited(labels: Labels, groups: Groups) -> Labels:
     reviewed[undecided & negative] = -1
     reviewed[undecided & positive] = 1
     return Labels(labels.s, reviewed)
-
-
-def membership_checksum(in_pile: np.ndarray) -> str:
-    """Checksum of which rows the pile holds, bool (n,)."""
-    return hashlib.sha256(np.packbits(in_pile).tobytes()).hexdigest()[:32]

@@ -1,0 +1,292 @@
+import math
+import os
+import random
+import resource
+import shutil
+import signal
+import sqlite3
+import subprocess
+from dataclasses import replace
+
+import pytest
+from faults.filling import can_mount, disk
+
+from pucache.errors import SessionError
+from pucache.reviewing.decision_log import DecisionLog, LoggedImage, Record, SittingFacts, is_unwritten
+from pucache.reviewing.log_entries import Choice, Decision, Draw, Stream
+
+FACTS = SittingFacts("pile.h5", ("ab", "cd"), 60, 57, "0123", 0.999, "equal bytes")
+IMAGES = [LoggedImage("a.png", bytes(range(32)), 1, 0), LoggedImage("b\n é.png", bytes(32))]
+DRAW = Draw(1, 7, 7, 1, Stream.AUDIT, 57, 0, 0.25, 3, 1.5)
+DECISION = Decision(2, "one", 7, 7, 2, Choice.POSITIVE, Stream.AUDIT, 0, 56, 0, 3, "me", 2.5)
+
+
+def record(entry, restores=0):
+    return Record(entry, f"{entry.row:03}.png", bytes([entry.row % 256] * 32), restores)
+
+
+def decisions(first, count, **changes):
+    return [
+        record(replace(DECISION, serial=serial, request=f"r{serial}", row=serial, group=serial, **changes))
+        for serial in range(first, first + count)
+    ]
+
+
+@pytest.fixture
+def log(tmp_path):
+    log = DecisionLog.create(tmp_path / "log.sqlite", FACTS, IMAGES)
+    yield log
+    log.close()
+
+
+def reopened(log):
+    log.close()
+    return DecisionLog.open(log.path)
+
+
+def test_what_is_written_is_read_again(log):
+    written = [record(DRAW), record(DECISION, restores=1)]
+    log.append(written)
+    again = reopened(log)
+    assert again.facts() == FACTS and again.last == 2 and again.epoch == 1
+    assert again.images() == [replace(image, epoch=1) for image in IMAGES]
+    assert again.records() == [replace(one, epoch=1) for one in written]
+    assert again.entries() == [DRAW, DECISION] and again.entries(after=1) == [DECISION]
+    again.close()
+
+
+def test_a_draw_without_a_model_has_no_expectation(log):
+    log.append([record(replace(DRAW, expected=math.nan))])
+    assert math.isnan(log.entries()[0].expected)
+
+
+def test_entries_are_of_the_present_epoch_and_records_of_all(log):
+    log.append([record(DRAW)])
+    log.begin_epoch(replace(FACTS, pile=3), IMAGES[:1])
+    log.append([record(DECISION)])
+    again = reopened(log)
+    assert again.entries() == [DECISION] and [one.epoch for one in again.records()] == [1, 2]
+    assert again.facts().pile == 3 and [image.epoch for image in again.images()] == [1, 1, 2]
+    again.close()
+
+
+@pytest.mark.parametrize("table", ["format", "epochs", "images", "entries"])
+@pytest.mark.parametrize("change", ["UPDATE {} SET rowid = rowid", "DELETE FROM {}"])
+def test_nothing_that_was_written_can_be_changed(log, table, change):
+    log.append([record(DRAW), record(DECISION)])
+    with sqlite3.connect(log.path) as other, pytest.raises(sqlite3.IntegrityError, match="append-only"):
+        other.execute(change.format(table))
+    other.close()
+    assert len(log.records()) == 2
+
+
+def test_entries_of_one_call_are_written_together_or_not_at_all(log):
+    repeated = [record(DRAW), record(DECISION), record(replace(DECISION, serial=3))]
+    with pytest.raises(SessionError, match="cannot write"):
+        log.append(repeated)
+    assert log.records() == [] and log.last == 0
+    log.append(repeated[:2])
+    assert len(log.records()) == 2
+
+
+def test_a_reader_sees_what_is_written_meanwhile(log):
+    reader = DecisionLog.open(log.path, read_only=True)
+    log.append([record(DRAW)])
+    assert reader.entries() == [DRAW]
+    with pytest.raises(SessionError, match="cannot write"):
+        reader.append([record(DECISION)])
+    reader.close()
+
+
+def test_a_log_is_read_where_nothing_can_be_written(log, tmp_path):
+    if not can_mount(tmp_path):
+        pytest.skip("mounting is not permitted")
+    log.append([record(DRAW)])
+    log.close()
+    assert not log.path.with_name("log.sqlite-wal").exists(), "a log that was closed is one file"
+    with disk(tmp_path / "disk") as medium:
+        shutil.copy(log.path, medium.folder)
+        subprocess.run(["mount", "-o", "remount,ro", medium.folder], check=True)
+        reader = DecisionLog.open(medium.folder / "log.sqlite", read_only=True)
+        assert reader.entries() == [DRAW]
+        reader.close()
+        with pytest.raises(SessionError, match="cannot open"):
+            DecisionLog.open(medium.folder / "log.sqlite")
+
+
+# --- files that are no log ------------------------------------------------------------------------
+
+
+def error_of(path, **options):
+    with pytest.raises(SessionError) as caught:
+        DecisionLog.open(path, **options).records()
+    text = str(caught.value)
+    assert str(path.name) in text and "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_files_that_are_no_log_are_refused_by_name(tmp_path, read_only):
+    assert "is missing" in error_of(tmp_path / "none.sqlite", read_only=read_only)
+    (tmp_path / "text.sqlite").write_text("no database at all " * 100)
+    assert "is damaged" in error_of(tmp_path / "text.sqlite", read_only=read_only)
+    with sqlite3.connect(tmp_path / "other.sqlite") as other:
+        other.execute("CREATE TABLE format (name, version)")
+        other.execute("INSERT INTO format VALUES ('photo library', 1)")
+    other.close()
+    assert "is not the log of a review session" in error_of(tmp_path / "other.sqlite", read_only=read_only)
+
+
+def test_a_log_of_another_version_says_so(log, tmp_path):
+    log.close()
+    with sqlite3.connect(log.path) as other:
+        other.execute("DROP TRIGGER format_no_update")
+        other.execute("UPDATE format SET version = 2")
+    other.close()
+    assert "has version 2 of the log" in error_of(log.path)
+
+
+def test_a_log_without_one_of_its_entries_is_damaged(log):
+    log.append([record(DRAW), *decisions(2, 3)])
+    log.close()
+    with sqlite3.connect(log.path) as other:
+        other.execute("DROP TRIGGER entries_no_delete")
+        other.execute("DELETE FROM entries WHERE serial = 3")
+    other.close()
+    assert "entry 3 is missing" in error_of(log.path)
+
+
+def test_a_log_with_a_value_of_no_meaning_is_damaged(log):
+    log.append([record(DRAW), *decisions(2, 3)])
+    log.close()
+    with sqlite3.connect(log.path) as other:
+        other.execute("DROP TRIGGER entries_no_update")
+        other.execute("UPDATE entries SET choice = 'perhaps' WHERE serial = 3")
+    other.close()
+    assert "is damaged" in error_of(log.path)
+
+
+def test_a_damaged_log_gives_one_line_or_what_was_written(log, tmp_path):
+    log.append(decisions(1, 200))
+    log.close()
+    content, draw = log.path.read_bytes(), random.Random(0)
+    for number in range(60):
+        damaged = bytearray(content)
+        if number % 3 == 0:
+            del damaged[draw.randrange(len(damaged)) :]
+        for _ in range(1 + 40 * (number % 2)):
+            if damaged:
+                damaged[draw.randrange(len(damaged))] ^= 1 << draw.randrange(8)
+        path = tmp_path / f"damaged{number}.sqlite"
+        path.write_bytes(damaged)
+        try:
+            again = DecisionLog.open(path)
+        except SessionError as error:
+            assert path.name in str(error) and "\n" not in str(error)
+            continue
+        try:
+            assert len(again.records()) <= 200
+            again.facts(), again.images()
+        except SessionError as error:
+            assert path.name in str(error) and "\n" not in str(error)
+        finally:
+            again.close()
+
+
+def test_a_writer_killed_before_its_first_transaction_leaves_no_log(tmp_path):
+    path = tmp_path / "log.sqlite"
+    assert is_unwritten(path)
+    path.write_bytes(b"")
+    assert is_unwritten(path)
+    sqlite3.connect(path).execute("PRAGMA journal_mode = WAL").connection.close()
+    assert path.stat().st_size and is_unwritten(path)
+    DecisionLog.create(path, FACTS).close()
+    assert not is_unwritten(path)
+    shutil.copy(path, tmp_path / "copy.sqlite")
+    assert DecisionLog.open(tmp_path / "copy.sqlite").facts() == FACTS
+
+
+# --- a disk that is full --------------------------------------------------------------------------
+
+
+def fill(log, first=1, most=20_000):
+    """Append until it fails; returns the number of entries that were acknowledged, and the error."""
+    acknowledged = first - 1
+    while acknowledged < most:
+        try:
+            log.append(decisions(acknowledged + 1, 5))
+        except SessionError as error:
+            return acknowledged, str(error)
+        acknowledged += 5
+    raise AssertionError("never full")
+
+
+def test_on_a_full_disk_nothing_is_acknowledged_that_is_not_written(tmp_path):
+    if not can_mount(tmp_path):
+        pytest.skip("mounting is not permitted")
+    with disk(tmp_path / "disk") as full:
+        log = DecisionLog.create(full.folder / "log.sqlite", FACTS, IMAGES)
+        full.resize(pages=full.used[0] + 40)
+        acknowledged, error = fill(log)
+        assert "cannot write" in error and "full" in error and "nothing was kept" in error and "\n" not in error
+        assert acknowledged > 5 and len(log.records()) == acknowledged == log.last
+        full.resize()
+        log.append(decisions(acknowledged + 1, 5))
+        again = reopened(log)
+        assert [one.entry.serial for one in again.records()] == list(range(1, acknowledged + 6))
+        again.close()
+
+
+def test_where_files_cannot_grow_nothing_is_acknowledged_that_is_not_written(tmp_path):
+    path = tmp_path / "log.sqlite"
+    log = DecisionLog.create(path, FACTS, IMAGES)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, before[1]))
+        acknowledged, error = fill(log)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert "cannot write" in error and "\n" not in error
+    assert len(log.records()) == acknowledged
+    log.append(decisions(acknowledged + 1, 5))
+    again = reopened(log)
+    assert len(again.records()) == acknowledged + 5
+    again.close()
+
+
+# --- a writer that is killed ----------------------------------------------------------------------
+
+
+def append_until_killed(path, pipe):
+    """In a child process: append, and report each acknowledged entry."""
+    log = DecisionLog.create(path, FACTS) if is_unwritten(path) else DecisionLog.open(path)
+    while True:
+        log.append(decisions(log.last + 1, 1))
+        os.write(pipe, log.last.to_bytes(4, "big"))
+
+
+def test_a_killed_writer_loses_nothing_that_it_acknowledged(tmp_path):
+    path, draw, acknowledged = tmp_path / "log.sqlite", random.Random(1), 0
+    for _ in range(15):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                append_until_killed(path, writer)
+            finally:
+                os._exit(1)
+        os.close(writer)
+        for _ in range(draw.randrange(12)):
+            acknowledged = int.from_bytes(os.read(reader, 4), "big")
+        os.kill(child, signal.SIGKILL)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        while data := os.read(reader, 4):
+            acknowledged = int.from_bytes(data, "big")
+        os.close(reader)
+        if acknowledged:
+            log = DecisionLog.open(path, read_only=True)
+            assert len(log.records()) >= acknowledged
+            log.close()
+    assert acknowledged > 30

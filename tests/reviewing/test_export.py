@@ -1,0 +1,174 @@
+import csv
+import json
+import re
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from helpers.browser import needs_chromium, opened
+from helpers.sessions import decide, labels_of, pile_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pucache.errors import LabelError, OutputError
+from pucache.pages.review_page import write_review_page
+from pucache.pu.label_files import short_digest
+from pucache.pu.labels import Labels
+from pucache.retrieval.ranking import Ranking
+from pucache.reviewing.export import ImportCounts, import_reviewed, write_reviewed
+from pucache.reviewing.log_entries import Choice, Stream
+from pucache.reviewing.session import open_session
+
+POSITIVE, NEGATIVE, SKIP, UNDONE = Choice
+ODD = ['say "cheese", please.png', "line\nbreak\r\nand\ttab.png", " blanks around ", "emoji 🦜.png", "return\ronly.png"]
+
+
+@pytest.fixture
+def session(tmp_path):
+    cache = pile_of(tmp_path, [*(f"{row:03}.png" for row in range(30)), *ODD], twins=[(10, 11), (1, 3)])
+    with open_session(cache, labels_of(35)) as session:
+        yield session
+
+
+def row_of(session, key):
+    return int(session.cache.keys.rows([key])[0])
+
+
+def table(path):
+    with open(path, encoding="utf-8", newline="") as stream:
+        return list(csv.reader(stream, strict=True))
+
+
+def assert_same(labels, session):
+    s, reviewed = session.labels()
+    assert labels.s.tolist() == s.tolist() and labels.reviewed.tolist() == reviewed.tolist()
+
+
+# --- export ---------------------------------------------------------------------------------------
+
+
+def test_what_is_exported_is_read_as_the_labels_of_the_session(session, tmp_path):
+    for key in ODD:
+        decide(session, row_of(session, key))
+    decide(session, row_of(session, "011.png"), NEGATIVE), decide(session, row_of(session, "012.png"), SKIP)
+    path = write_reviewed(session, tmp_path / "reviewed.csv")
+    assert_same(Labels.read(session.cache, path, path), session)
+    header, *rows = table(path)
+    assert header == ["key", "label", "reviewed", "digest"]
+    before = session.cache.keys[np.flatnonzero(session.file_labels.s)]
+    assert [row[:3] for row in rows[:3]] == [[key, "1", "0"] for key in before]
+    assert sorted(row[0] for row in rows if row[1:3] == ["0", "1"]) == ["010.png", "011.png"], "twins are written too"
+    assert all(row[3] == short_digest(session.cache.digests[row_of(session, row[0])]) for row in rows)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.lists(st.tuples(st.integers(0, 11), st.sampled_from([POSITIVE, NEGATIVE, SKIP])), min_size=1), st.booleans())
+def test_any_sitting_is_exported_as_it_stands(course, labelled):
+    with TemporaryDirectory() as folder:
+        cache = pile_of(Path(folder), 14, twins=[(4, 5), (0, 6)])
+        with open_session(cache, labels_of(14, [0]) if labelled else None) as session:
+            for row, choice in course:
+                decide(session, row, choice)
+            path = write_reviewed(session, Path(folder, "reviewed.csv"))
+            if session.labels()[0].any():
+                assert_same(Labels.read(cache, path, path), session)
+            with open_session(cache, Labels.of(labels_of(14, [0])), folder=Path(folder, "other")) as other:
+                import_reviewed(other, path)
+                positives, of_both = ((of.labels()[0] == 1) | (of.labels()[1] == 1) for of in (session, other))
+                assert (of_both >= positives).all()
+
+
+def test_a_path_that_will_not_do_is_refused(session, tmp_path):
+    with pytest.raises(OutputError, match="is also an input"):
+        write_reviewed(session, session.cache.files[0].path)
+    with pytest.raises(OutputError):
+        write_reviewed(session, tmp_path)
+
+
+# --- import ---------------------------------------------------------------------------------------
+
+
+def written(tmp_path, text, name="reviewed.csv"):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_table_is_taken_in_as_decisions_of_an_importer(session, tmp_path):
+    rows = [row_of(session, f"{number:03}.png") for number in (0, 10, 11, 12, 13, 14, 15)]
+    decide(session, rows[4]), decide(session, rows[5], NEGATIVE), decide(session, rows[6], SKIP)
+    path = written(
+        tmp_path,
+        "key,label,reviewed,digest\n000.png,1,0,\n010.png,1,1,\n011.png,1,1,\n012.png,0,1,\n"
+        "013.png,1,1,\n014.png,1,1,\n015.png,0,1,\n",
+    )
+    assert import_reviewed(session, path) == ImportCounts(3, 3, 1, ("014.png",))
+    taken = session.entries()[3:]
+    assert [(entry.reviewer, entry.stream) for entry in taken] == [("import", Stream.RANKED)] * 3
+    assert session.labels()[1][rows[1:]].tolist() == [1, 1, -1, 1, -1, -1]
+    assert import_reviewed(session, path, "ann") == ImportCounts(0, 6, 1, ("014.png",)), "again: nothing is new"
+
+
+def test_rejections_alone_are_taken_in(session, tmp_path):
+    assert import_reviewed(session, written(tmp_path, "key,label\n012.png,0\n")).taken == 1
+    assert import_reviewed(session, written(tmp_path, "key,label\n")) == ImportCounts(0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("key\n012.png\n", "has no decisions"),
+        ("", "has columns"),
+        ("key,label\nnowhere.png,1\n", "1 of 1 keys in .* are not in the cache"),
+        ("key,label\n012.png,maybe\n", "has the label 'maybe'"),
+        ("key,label\n012.png,1\n012.png,0\n", "have both labels"),
+        ("key,label,digest\n013.png,1,\n012.png,0,sha256:0123456789abcdef\n", "are other images in"),
+        ("key,label,digest\n013.png,1,sha256:0123456789abcdef\n012.png,0,\n", "are other images in"),
+    ],
+)
+def test_other_tables_and_other_images_are_refused_and_nothing_is_taken(session, tmp_path, text, message):
+    with pytest.raises(LabelError, match=message) as caught:
+        import_reviewed(session, written(tmp_path, text))
+    assert "\n" not in str(caught.value) and not session.entries()
+
+
+def test_a_list_of_keys_has_no_decisions(session, tmp_path):
+    with pytest.raises(LabelError, match="has no decisions"):
+        import_reviewed(session, written(tmp_path, "012.png\n", "found.txt"))
+
+
+def review_page(session, path):
+    rows = np.flatnonzero(session.unknown)
+    scores = np.linspace(1, 0, len(rows), dtype=np.float32)
+    ranking = Ranking(rows=rows, keys=session.cache.keys[rows], scores=scores, posterior=None, scorer="similarity")
+    write_review_page(session.cache, ranking, Labels(*session.labels()), path)
+    return rows
+
+
+@needs_chromium
+def test_what_the_review_page_exports_is_taken_in_and_written_in_the_same_bytes(session, tmp_path, browser):
+    rows = review_page(session, tmp_path / "review.html")
+    with opened(browser, tmp_path / "review.html") as page:
+        for number, key in enumerate(session.cache.keys[rows]):
+            page.keyboard.press({"010.png": "a", "011.png": "r"}.get(key, "ars"[number % 3]))
+        with page.expect_download() as download:
+            page.click("#export")
+        exported = Path(download.value.path()).read_bytes()
+    (tmp_path / "reviewed.csv").write_bytes(exported)
+    counts = import_reviewed(session, tmp_path / "reviewed.csv")
+    assert counts.contradicting_keys == ("011.png",), "010 and 011 show the same picture; 010 was accepted"
+    written_again = write_reviewed(session, tmp_path / "again.csv").read_bytes()
+    lines = set(exported.splitlines(keepends=True)) - set(written_again.splitlines(keepends=True))
+    assert all(line.startswith(b"011.png") for line in lines)
+
+
+def test_the_page_shows_what_the_session_labels(session, tmp_path):
+    decide(session, row_of(session, "012.png"), NEGATIVE)
+    review_page(session, tmp_path / "review.html")
+    page = (tmp_path / "review.html").read_text("utf-8")
+    labelled = json.loads(re.search('id="data">(.*?)</script>', page)[1])["labelled"]
+    rows = table(write_reviewed(session, tmp_path / "reviewed.csv"))[1:]
+    assert sorted([one["key"], str(one["label"]), str(one["reviewed"]), one["digest"]] for one in labelled) == sorted(
+        rows
+    )

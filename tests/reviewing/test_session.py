@@ -1,0 +1,528 @@
+import os
+import random
+import shutil
+import signal
+import threading
+import traceback
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from faults.filling import can_mount, disk
+from helpers.sessions import decide, labels_of, pile_of, proposal
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.errors import LabelError, SessionError, SessionLockedError, StaleDecisionError
+from pucache.pu.labels import Labels
+from pucache.reviewing.audit_log import replay
+from pucache.reviewing.log_entries import Choice, Decision, Draw, Proposal, Stream
+from pucache.reviewing.session import open_session, read_session
+from pucache.reviewing.twins import EQUAL_BYTES, NEAR_DUPLICATES
+
+POSITIVE, NEGATIVE, SKIP, UNDONE = Choice
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def cache(tmp_path):
+    """60 rows; 10 and 11, and 3 and 1, which is labelled by the fixture `session`, show the same picture."""
+    return pile_of(tmp_path, 60, twins=[(10, 11), (1, 3)])
+
+
+@pytest.fixture
+def session(cache):
+    with open_session(cache, labels_of(60)) as session:
+        yield session
+
+
+# --- labels ---------------------------------------------------------------------------------------
+
+
+def test_a_session_begins_beside_the_cache_with_labels_and_what_their_twins_inherit(session, cache):
+    s, reviewed = session.labels()
+    assert np.flatnonzero(s).tolist() == [0, 1, 2] and np.flatnonzero(reviewed).tolist() == [3] and reviewed[3] == 1
+    assert session.pile_size == 56 and session.unknown.sum() == 56 and not session.unknown[:4].any()
+    assert session.folder == cache.files[0].path.with_name("pile.h5.review") and session.epoch_note == ""
+    assert session.counts().decided == 0 and session.counts().unknown == 56
+
+
+def test_twins_share_their_decision(session):
+    decision = decide(session, 11)
+    assert (decision.serial, decision.group, decision.copies) == (1, 10, 2)
+    assert (decision.unknown, decision.positives, decision.stream) == (56, 0, Stream.RANKED)
+    assert session.labels()[1][[10, 11]].tolist() == [1, 1] and not session.unknown[[10, 11]].any()
+    assert session.decision_in_force(10) == decision
+    following = decide(session, 20, NEGATIVE)
+    assert (following.unknown, following.positives) == (54, 2)
+    assert session.counts().decided == 2 and session.counts().positives == 1 and session.counts().unknown == 53
+
+
+def test_a_changed_decision_replaces_the_one_in_force(session):
+    first = decide(session, 10)
+    second = decide(session, 11, NEGATIVE)
+    assert second.replaces == first.serial and session.labels()[1][[10, 11]].tolist() == [-1, -1]
+    assert session.counts().positives == 0 and session.counts().negatives == 1
+
+
+def test_an_undo_brings_back_what_had_been_replaced_and_then_nothing(session):
+    decide(session, 10), decide(session, 10, NEGATIVE)
+    assert decide(session, 10, UNDONE).choice is POSITIVE and session.labels()[1][10] == 1
+    last = decide(session, 10, UNDONE)
+    assert last.choice is UNDONE and session.labels()[1][10] == 0 and session.unknown[[10, 11]].all()
+    assert session.decision_in_force(10) is None and session.counts().decided == 0
+    with pytest.raises(StaleDecisionError):
+        session.decide([proposal(10, UNDONE, last.serial)])
+    assert decide(session, 10, SKIP, last.serial).choice is SKIP
+    assert session.skipped[[10, 11]].all() and session.unknown[10] and session.counts().skipped == 1
+    decide(session, 10, UNDONE)
+    assert not session.skipped.any() and session.counts().skipped == 0
+
+
+def test_labels_from_before_are_never_changed(session, rng):
+    decide(session, 0, NEGATIVE)
+    decide(session, 3, NEGATIVE)
+    assert session.labels()[0][:3].all() and session.labels()[1][3] == 1
+    assert session.counts().decided == 0 and session.counts().unknown == 56
+
+
+def test_a_session_may_begin_without_any_label(cache):
+    with open_session(cache) as session:
+        assert session.pile_size == 60 and not session.labels()[0].any()
+        decide(session, 11), decide(session, 20, NEGATIVE)
+        s, reviewed = session.labels()
+        assert np.flatnonzero(s).tolist() == [11] and reviewed[[10, 11, 20]].tolist() == [1, 0, -1]
+        Labels(s, reviewed).check()
+        decide(session, 11, NEGATIVE)
+        assert not session.labels()[0].any()
+
+
+def test_a_session_may_begin_with_negatives_alone(cache, tmp_path):
+    (tmp_path / "no.txt").write_text("005.png\n010.png\n")
+    with open_session(cache, negatives=tmp_path / "no.txt") as session:
+        assert session.labels()[1][[5, 10, 11]].tolist() == [-1, -1, -1] and session.pile_size == 57
+
+
+def test_labels_from_files_are_those_of_training(cache, tmp_path):
+    (tmp_path / "yes.csv").write_text("key,label,reviewed\n000.png,1,0\n004.png,1,1\n")
+    with open_session(cache, tmp_path / "yes.csv") as session:
+        expected = Labels.read(cache, tmp_path / "yes.csv")
+        assert (session.labels()[0] == expected.s).all() and (session.labels()[1] == expected.reviewed).all()
+    with pytest.raises(LabelError):
+        open_session(cache, tmp_path / "no such file")
+
+
+def test_progress_is_the_share_of_positives_among_the_last_hundred_decisions(tmp_path):
+    with open_session(pile_of(tmp_path, 150)) as session:
+        assert (session.counts().rate, session.counts().rate_of) == (0, 0)
+        session.decide([proposal(row, NEGATIVE) for row in range(40)])
+        session.decide([proposal(row) for row in range(40, 60)])
+        assert (session.counts().rate, session.counts().rate_of) == (20 / 60, 60)
+        session.decide([proposal(row) for row in range(60, 150)])
+        assert (session.counts().rate, session.counts().rate_of) == (1, 100)
+        for row in range(140, 150):
+            decide(session, row, UNDONE)
+        assert (session.counts().rate, session.counts().rate_of) == (1, 100)
+        for row in range(140):
+            decide(session, row, SKIP)
+        assert session.counts().rate_of == 0 and session.counts().skipped == 140
+
+
+# --- who may write what ---------------------------------------------------------------------------
+
+
+def test_a_request_is_written_once(session):
+    sent = proposal(10)
+    answer = session.decide([sent])
+    assert session.decide([sent]) == answer and session.decide([sent, sent]) == answer * 2
+    assert len(session.entries()) == 1
+    with pytest.raises(ValueError, match="was for another image"):
+        session.decide([Proposal(sent.request, 30, POSITIVE)])
+
+
+def test_a_request_is_written_once_across_a_restart(cache):
+    sent = proposal(10)
+    with open_session(cache, labels_of(60)) as session:
+        answer = session.decide([sent])
+    with open_session(cache) as session:
+        assert session.decide([sent]) == answer and len(session.entries()) == 1
+
+
+def test_a_decision_that_was_overtaken_is_refused_with_the_one_in_force(session):
+    first = decide(session, 10)
+    late = proposal(11, NEGATIVE)
+    with pytest.raises(StaleDecisionError) as caught:
+        session.decide([proposal(20), late])
+    error = caught.value
+    assert (error.request, error.row, error.in_force) == (late.request, 11, first) and "\n" not in str(error)
+    assert len(session.entries()) == 1, "all or none"
+    assert session.decide([proposal(11, NEGATIVE, first.serial)])[0].replaces == first.serial
+    with pytest.raises(StaleDecisionError):
+        session.decide([proposal(20), proposal(20, NEGATIVE)])
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        (Proposal("a", 60, POSITIVE), "no row 60"),
+        (Proposal("a", -1, POSITIVE), "no row -1"),
+        (Proposal("", 5, POSITIVE), "1 to 200 characters"),
+        (Proposal("x" * 201, 5, POSITIVE), "1 to 200 characters"),
+    ],
+)
+def test_proposals_outside_the_domain_are_refused(session, sent, message):
+    with pytest.raises(ValueError, match=message):
+        session.decide([proposal(4), sent])
+    assert not session.entries()
+
+
+def test_a_second_server_is_refused(session, cache):
+    with pytest.raises(SessionLockedError, match=r"pile\.h5\.review is in use by another pucache review"):
+        open_session(cache)
+    session.close()
+    open_session(cache).close()
+
+
+def test_two_threads_that_decide_at_once_lose_nothing(session):
+    outcomes = Counter()
+    start = threading.Barrier(4)
+
+    def work(number):
+        start.wait()
+        for row in range(4, 60):
+            try:
+                session.decide([proposal(row, (POSITIVE, NEGATIVE)[number % 2], request=f"{number}-{row}")])
+                outcomes[number] += 1
+            except StaleDecisionError as error:
+                assert error.in_force is not None
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    entries = session.entries()
+    assert sum(outcomes.values()) == len(entries) == 55, "56 rows of the pile, two of them twins"
+    assert [entry.serial for entry in entries] == list(range(1, 56)) and not session.unknown.any()
+    assert replay(entries, session.pile_size).unknown == 0
+
+
+# --- draws ----------------------------------------------------------------------------------------
+
+
+def test_audit_draws_leave_the_urn_with_their_twins(session, rng):
+    draws = session.draw(rng, Stream.AUDIT, 60, 0.25, 7)
+    assert len(draws) == 55 and not session.unknown.any() and session.draw(rng, Stream.AUDIT, 1) == []
+    copies = np.array([draw.copies for draw in draws])
+    assert [draw.unknown for draw in draws] == (56 - np.cumsum(copies) + copies).tolist()
+    assert {draw.group for draw in draws} == set(range(4, 60)) - {11}
+    assert all((draw.expected, draw.model_version, draw.positives) == (0.25, 7, 0) for draw in draws)
+    assert session.pending_draws() == draws == session.entries()
+    assert replay(session.entries(), session.pile_size).pending == 55
+
+
+def test_an_audit_is_uniform_over_the_unknown_rows(tmp_path):
+    cache = pile_of(tmp_path, 8, twins=[(5, 6)])
+    with open_session(cache, labels_of(8, [0])) as session:
+        decide(session, 3)
+        counts, rng = Counter(), np.random.default_rng(1)
+        drawable = np.flatnonzero(session.unknown)
+        for _ in range(3000):
+            counts[int(rng.choice(session._drawable(Stream.AUDIT, np.array([]))))] += 1
+    assert drawable.tolist() == [1, 2, 4, 5, 6, 7] and set(counts) == set(drawable.tolist())
+    assert max(abs(count - 500) for count in counts.values()) < 5 * np.sqrt(500)
+
+
+def test_a_decision_on_a_drawn_row_is_of_its_stream(session, rng):
+    (draw,) = session.draw(rng, Stream.AUDIT, 1)
+    assert decide(session, draw.row, NEGATIVE).stream is Stream.AUDIT and not session.pending_draws()
+    changed = decide(session, draw.row, POSITIVE)
+    assert changed.stream is Stream.AUDIT
+    decide(session, draw.row, UNDONE), decide(session, draw.row, UNDONE)
+    assert session.pending_draws() == [draw] and not session.unknown[draw.row], "it stays drawn"
+    assert decide(session, draw.row, SKIP).stream is Stream.AUDIT and not session.unknown[draw.row]
+    assert not session.pending_draws() and replay(session.entries(), session.pile_size).skipped == 1
+
+
+def test_a_recheck_looks_like_a_new_image(session, rng):
+    decide(session, 20)
+    drawn = session.draw(rng, Stream.RECHECK, 9, exclude=[0, 1])
+    assert sorted(draw.group for draw in drawn) == [2, 20], "1 and its twin 3 are excluded"
+    assert session.decision_in_force(20) is not None and session.decision_to_show(20) is None
+    blind = session.decide([proposal(20, NEGATIVE, 0)])[0]
+    assert (blind.stream, blind.replaces) == (Stream.RECHECK, 1) and session.labels()[1][20] == -1
+    assert session.counts().rechecked == 1 and session.decision_to_show(20) == blind
+    again = decide(session, 20, UNDONE)
+    assert (again.choice, again.stream) == (POSITIVE, Stream.RANKED) and session.labels()[1][20] == 1
+    assert session.counts().rechecked == 0 and 20 in [draw.row for draw in session.pending_draws()]
+    session.decide([proposal(2, NEGATIVE, 0)])
+    assert session.labels()[0][2] == 1, "a label from before the session stays"
+    outcome = replay(session.entries(), session.pile_size)
+    assert (outcome.rechecks, outcome.missed) == (1, 1)
+
+
+def test_an_audit_leaves_no_row_out(session, rng):
+    for stream, exclude in [(Stream.AUDIT, [5]), (Stream.RANKED, [])]:
+        with pytest.raises(ValueError, match="draws are for the audit"):
+            session.draw(rng, stream, 1, exclude=exclude)
+
+
+# --- a model of it all ----------------------------------------------------------------------------
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("decide"), st.integers(0, 11), st.sampled_from([POSITIVE, NEGATIVE, SKIP])),
+        st.tuples(st.just("undo"), st.integers(0, 11)),
+        st.tuples(st.just("draw"), st.sampled_from([Stream.AUDIT, Stream.RECHECK]), st.integers(1, 3)),
+        st.tuples(st.just("reopen")),
+    ),
+    max_size=25,
+)
+
+
+def expected_state(entries, groups, outside):
+    """Labels and urn by the rules, from the entries: last decision of each group, drawn groups."""
+    last = {entry.group: entry.choice for entry in entries if isinstance(entry, Decision)}
+    drawn = {entry.group for entry in entries if isinstance(entry, Draw) and entry.stream is Stream.AUDIT}
+    label = [{POSITIVE: 1, NEGATIVE: -1}.get(last.get(group), 0) for group in groups]
+    unknown = [
+        not out and not lab and group not in drawn for out, lab, group in zip(outside, label, groups, strict=True)
+    ]
+    return np.array(label), np.array(unknown)
+
+
+@settings(deadline=None, max_examples=40)
+@given(STEPS, st.booleans())
+def test_any_course_of_a_sitting_follows_the_rules_and_survives_reopening(steps, labelled):
+    with TemporaryDirectory() as folder:
+        cache = pile_of(Path(folder), 12, twins=[(4, 5), (0, 6), (8, 9), (8, 10)])
+        positives = labels_of(12, [0]) if labelled else None
+        outside = np.isin(np.arange(12), [0, 6] if labelled else [])
+        rng, session = np.random.default_rng(len(steps)), open_session(cache, positives)
+        for kind, *values in steps:
+            if kind == "reopen":
+                session.close()
+                session = open_session(cache)
+            elif kind == "draw":
+                session.draw(rng, values[0], values[1])
+            elif kind == "undo":
+                if session.decision_in_force(values[0]):
+                    decide(session, values[0], UNDONE)
+            else:
+                decide(session, *values)
+            label, unknown = expected_state(session.entries(), session.groups, outside)
+            s, reviewed = session.labels()
+            assert ((s | (reviewed == 1)) - (reviewed == -1))[~outside].tolist() == label[~outside].tolist()
+            assert session.unknown.tolist() == unknown.tolist() and session.counts().unknown == unknown.sum()
+            audited = replay(session.entries(), session.pile_size)
+            assert audited.unknown == unknown.sum() and session.pile_size == (~outside).sum()
+            assert audited.found == (label[~outside] == 1).sum()
+            before = (session.counts(), session.entries(), session.pending_draws(), s.tolist(), reviewed.tolist())
+        session.close()
+        if steps:
+            with open_session(cache) as again:
+                s, reviewed = again.labels()
+                assert repr(before[:2]) == repr((again.counts(), again.entries()))
+                assert repr(before[2]) == repr(again.pending_draws())
+                assert before[3:] == (s.tolist(), reviewed.tolist())
+
+
+# --- closed and opened again ----------------------------------------------------------------------
+
+
+def test_a_session_goes_on_where_its_folder_is_moved_to(cache, tmp_path):
+    with open_session(cache, labels_of(60)) as session:
+        decide(session, 10)
+    shutil.move(session.folder, tmp_path / "elsewhere")
+    with open_session(cache, labels_of(60), folder=tmp_path / "elsewhere") as session:
+        assert session.labels()[1][11] == 1 and session.counts().decided == 1 and session.epoch_note == ""
+
+
+def test_a_session_is_read_while_it_runs(session, cache):
+    decide(session, 10)
+    reader = read_session(cache)
+    assert reader.counts() == session.counts() and reader.entries() == session.entries()
+    with pytest.raises(SessionError, match="was opened for reading"):
+        decide(reader, 20)
+    reader.close()
+    with pytest.raises(SessionError, match="no review session at"):
+        read_session(cache, cache.files[0].path.parent / "none")
+
+
+def test_other_labels_or_twins_than_it_began_with_are_refused(cache):
+    open_session(cache, labels_of(60)).close()
+    with pytest.raises(SessionError, match=r"began with other labels \(3 positives, 0 negatives; now 2 positives"):
+        open_session(cache, labels_of(60, [0, 1]))
+    with pytest.raises(SessionError, match=r"began with twins by a cosine of 0\.999"):
+        open_session(cache, twins=None)
+    open_session(cache, labels_of(60)).close()
+
+
+def test_groups_that_were_kept_are_read_again_and_damaged_ones_computed_anew(cache):
+    with open_session(cache, labels_of(60)) as session:
+        groups = session.groups
+    (kept,) = session.folder.glob("twins-*.npy")
+    kept.write_bytes(kept.read_bytes()[:-9])
+    with open_session(cache) as session:
+        assert (session.groups == groups).all() and session.grouping == NEAR_DUPLICATES
+    np.save(kept, np.flip(groups))
+    with open_session(cache) as session:
+        assert (session.groups == groups).all()
+
+
+def test_twins_of_a_large_cache_are_those_of_equal_bytes(cache, monkeypatch):
+    monkeypatch.setattr("pucache.reviewing.twins._SCANNED_VALUES", 10)
+    with open_session(cache) as session:
+        assert session.grouping == EQUAL_BYTES
+        assert [int(row) for row in np.flatnonzero(session.groups != np.arange(60))] == [3, 11]
+        assert session.groups[[3, 11]].tolist() == [1, 10]
+
+
+# --- the cache has changed ------------------------------------------------------------------------
+
+
+def test_a_session_of_another_cache_is_refused_by_name(cache, tmp_path):
+    with open_session(cache, labels_of(60)) as session:
+        decide(session, 10)
+    other = pile_of(tmp_path, [f"other{row}.png" for row in range(9)], name="other.h5")
+    for opener in (open_session, read_session):
+        with pytest.raises(SessionError, match=r"is a session of .*pile\.h5; .*other\.h5 holds none of its images"):
+            opener(other, folder=session.folder)
+
+
+def test_decisions_stay_where_the_cache_grows_shrinks_and_changes(tmp_path, rng):
+    cache = pile_of(tmp_path, 30, twins=[(10, 11)])
+    with open_session(cache, labels_of(30)) as session:
+        decide(session, 10), decide(session, 20, NEGATIVE), decide(session, 21), decide(session, 22, SKIP)
+        decide(session, 23), decide(session, 23, UNDONE)
+        session.draw(rng, Stream.AUDIT, 4)
+    keys = ["aaa.png", *(key for key in cache.keys if key not in ("020.png", "002.png"))]
+    changed = pile_of(tmp_path, keys, contents={"021.png": "another picture", "011.png": "010.png"})
+    rows = {key: row for row, key in enumerate(changed.keys)}
+    for _ in range(2):
+        with open_session(changed) as session:
+            s, reviewed = session.labels()
+            assert np.flatnonzero(s).tolist() == [rows["000.png"], rows["001.png"]]
+            assert np.flatnonzero(reviewed).tolist() == [rows["010.png"], rows["011.png"]]
+            assert session.pile_size == len(keys) - 4 and session.entries() == [] and not session.pending_draws()
+            assert "the audit counts from the change on" in session.epoch_note
+            assert "3 labelled or decided images are gone" in session.epoch_note
+            assert "'002.png', '020.png', '021.png'" in session.epoch_note
+            assert session.skipped[rows["022.png"]] and session.unknown[rows["022.png"]]
+            assert session.counts().positives == 1 and session.counts().skipped == 1
+
+
+def test_a_new_epoch_takes_decisions_and_changes_of_earlier_ones(tmp_path, rng):
+    with open_session(pile_of(tmp_path, 20), labels_of(20)) as session:
+        decide(session, 5), decide(session, 6, SKIP)
+    with open_session(pile_of(tmp_path, 25)) as session:
+        assert session.pile_size == 25 - 4
+        assert decide(session, 5, NEGATIVE).copies == 0 and session.labels()[1][5] == -1
+        assert decide(session, 6).copies == 1
+        assert [draw.unknown for draw in session.draw(rng, Stream.AUDIT, 2)] == [20, 19]
+        assert replay(session.entries(), session.pile_size).unknown == 18
+        counts, labels = session.counts(), session.labels()
+    with open_session(EmbeddingCache(tmp_path / "pile.h5")) as session:
+        assert session.counts() == counts and (session.labels()[1] == labels[1]).all()
+        decide(session, 5, UNDONE)
+        assert session.labels()[1][5] == 1, "the decision of the earlier epoch"
+
+
+def test_a_reader_of_a_changed_cache_writes_nothing(tmp_path):
+    with open_session(pile_of(tmp_path, 20), labels_of(20)) as session:
+        decide(session, 5)
+    changed = pile_of(tmp_path, 25)
+    content = {path: path.read_bytes() for path in session.folder.iterdir()}
+    with read_session(changed) as reader:
+        assert reader.labels()[1][5] == 1 and reader.entries() == [] and "changed" in reader.epoch_note
+    assert {path: path.read_bytes() for path in session.folder.iterdir() if path in content} == content
+
+
+def test_several_files_may_come_in_another_order(tmp_path, rng):
+    pile_of(tmp_path, [f"a{row}.png" for row in range(10)], name="a.h5")
+    pile_of(tmp_path, [f"b{row}.png" for row in range(10)], name="b.h5", seed=1)
+    with open_session([tmp_path / "a.h5", tmp_path / "b.h5"], folder=tmp_path / "s") as session:
+        decide(session, 3), decide(session, 14, NEGATIVE)
+        session.draw(rng, Stream.AUDIT, 3)
+        counts, drawn = session.counts(), [session.cache.keys[draw.row] for draw in session.pending_draws()]
+    with open_session([tmp_path / "b.h5", tmp_path / "a.h5"], folder=tmp_path / "s") as session:
+        assert session.counts() == counts and session.epoch_note == ""
+        s, reviewed = session.labels()
+        assert np.flatnonzero(s).tolist() == [13] and np.flatnonzero(reviewed).tolist() == [4]
+        assert [session.cache.keys[draw.row] for draw in session.pending_draws()] == drawn
+
+
+# --- disks and kills ------------------------------------------------------------------------------
+
+
+def test_on_a_full_disk_nothing_is_decided_and_the_session_goes_on_afterwards(tmp_path, rng):
+    if not can_mount(tmp_path):
+        pytest.skip("mounting is not permitted")
+    cache = pile_of(tmp_path, 2000)
+    with disk(tmp_path / "disk") as full, open_session(cache, folder=full.folder / "s") as session:
+        full.resize(pages=full.used[0] + 30)
+        with pytest.raises(SessionError, match=r"cannot write .*decisions\.sqlite: .*full") as caught:
+            for row in range(2000):
+                decide(session, row)
+        assert "\n" not in str(caught.value)
+        row = len(session.entries())
+        assert row > 2 and session.counts().decided == row == (session.labels()[0] == 1).sum()
+        with pytest.raises(SessionError, match="cannot write"):
+            session.draw(rng, Stream.AUDIT, 900)
+        assert not session.pending_draws() and session.unknown.sum() == 2000 - row
+        full.resize()
+        assert decide(session, row).serial == row + 1
+        session.close()
+        with open_session(cache, folder=full.folder / "s") as again:
+            assert again.counts().decided == row + 1
+
+
+def test_a_folder_that_cannot_be_written_is_named(cache, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SessionError, match=r"cannot write the session .*file/s"):
+        open_session(cache, folder=tmp_path / "file/s")
+
+
+def review_until_killed(cache, pipe, seed):
+    """In a child process: draw and decide at random, and report each acknowledged decision."""
+    rng = np.random.default_rng(seed)
+    with open_session(cache, labels_of(len(cache))) as session:
+        while True:
+            if rng.random() < 0.1:
+                session.draw(rng, Stream.AUDIT, 1)
+            row = int(rng.integers(len(cache)))
+            decision = decide(session, row, list(Choice)[rng.integers(3)])
+            os.write(pipe, decision.serial.to_bytes(4, "big"))
+
+
+def test_killed_servers_lose_no_acknowledged_decision(tmp_path):
+    cache, draw, acknowledged = pile_of(tmp_path, 300), random.Random(0), 0
+    for number in range(15):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                review_until_killed(cache, writer, number)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+        os.close(writer)
+        for _ in range(draw.randrange(10)):
+            acknowledged = int.from_bytes(os.read(reader, 4), "big")
+        os.kill(child, signal.SIGKILL)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        while data := os.read(reader, 4):
+            acknowledged = int.from_bytes(data, "big")
+        os.close(reader)
+        with open_session(cache, labels_of(300)) as session:
+            entries = session.entries()
+            assert len(entries) >= acknowledged
+            assert replay(entries, session.pile_size).unknown == session.unknown.sum()
+    assert acknowledged > 30
