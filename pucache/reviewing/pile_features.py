@@ -48,8 +48,8 @@ class PileFeatures:
         self.sample = np.sort(generator.permutation(len(source))[:SAMPLE_ROWS])
         rows = source.take(self.sample)
         self._of_rows = Moments.of(rows)
-        step = -(-len(rows) // _DIRECTION_ROWS)
-        self.whitening = Whitening.estimate(rows[::step])
+        with limited_threads(0):
+            self.whitening = Whitening.estimate(rows[:: -(-len(rows) // _DIRECTION_ROWS)])
         self._directions = torch.from_numpy(np.ascontiguousarray(self.whitening.directions.T))  # (d, q)
         self.of_sample = self._project(rows)
 
