@@ -21,13 +21,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import expit, logit
+from scipy.special import expit, logit, xlogy
 
 LEAST, MOST = 1e-5, 1 - 1e-3  # range of estimated priors
 _MAX_SLOPE = 60.0  # per standard deviation of the margins; under perfect separation the likelihood has no maximum
 _BOUNDS = ((-40.0, 40.0), (float(np.log(1e-3)), float(np.log(_MAX_SLOPE))))  # of alpha and log slope
 _START, _PRIORS = (-1.5, 0.5), (0.01, 0.1, 0.5)  # where maximisation starts: alpha and log slope, and the priors
 _STEP = 0.15  # between the priors of a profile, in log odds
+_LEAST_ERROR = 0.01  # share of the variance that is not sampling error; keeps deviances finite
 _TOP_ROWS = 4000  # highest margins, which are binned more finely because the positives are among them
 _BINS = 1500  # for the highest margins, and as many for the others
 
@@ -181,6 +182,33 @@ class PriorProfile:
         """
         inside = np.flatnonzero(self.deviance <= threshold)
         return self._end(inside[0], inside[0] - 1, threshold), self._end(inside[-1], inside[-1] + 1, threshold)
+
+    def within_pile(self, unlabelled: float) -> PriorProfile:
+        """Profile of the share of positives in the pile itself.
+
+        The likelihood takes the unlabelled rows for a sample, and allows for the sampling error of their share of
+        positives. For the share in the pile at hand there is no such error. Variances subtract, and at a given
+        distance from the estimate a deviance is the reciprocal of a variance::
+
+            1 / pile deviance = 1 / deviance - 1 / B,    B = 2 * unlabelled * KL(estimate, prior),
+
+        where B is the deviance of sampling alone, as if all classes were visible, and KL the divergence of two
+        Bernoulli distributions (finite population correction: Cochran 1977, section 2.6).
+
+        Parameters
+        ----------
+        unlabelled : float
+            Number of unlabelled rows.
+
+        Returns
+        -------
+        PriorProfile
+            With the same estimate, and no smaller a deviance.
+        """
+        p, q = self.estimate, self.priors
+        visible = 2 * unlabelled * (xlogy(p, p / q) + xlogy(1 - p, (1 - p) / (1 - q)))
+        share = np.divide(self.deviance, visible, out=np.zeros_like(visible), where=visible > 0)
+        return replace(self, deviance=self.deviance / np.maximum(1 - share, _LEAST_ERROR))
 
     def _end(self, inside: int, outside: int, threshold: float) -> float | None:
         if not 0 <= outside < len(self.priors):

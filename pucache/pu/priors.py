@@ -19,13 +19,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit, logit, ndtri, stdtrit
+from scipy.special import expit, logit, stdtrit
 
 from .calibration import LEAST, MOST, effective_number, fit_tilt, profile_prior
 
 MODEL_ERROR = 0.05  # relative error of the tilt itself; measured on the one-vs-rest suite with many rows
-# of the ends of a 90 % interval with many labels, 3.5 with thirty; were margins independent and the tilt exact, 2.71
-DEVIANCE = 3.27
+_FITTED = 2 + 5  # parameters that labels are spent on: alpha and slope, and the level of the head of each fold
 _DELTA, _GAMMA = 0.1, 0.01  # confidence and slack of Garg et al.
 _GRID_POINTS, _GRID_TOP = 512, 0.97  # of density_ratio: number of points, and quantile of P at the last one
 _TINY = 1e-12
@@ -219,10 +218,14 @@ def profile_interval(
 ) -> PriorEstimate:
     """Estimate by the tilt, with the interval of its profile likelihood.
 
-    The interval holds the priors with a deviance up to `deviance_limit`. Its ends are then moved outwards on
-    log odds: `MODEL_ERROR` is added to the distance from the estimate in quadrature, in the same multiple of a
-    standard error. An end that the likelihood does not limit lies at the bound, and the interval is
-    `PriorEstimate.one_sided`.
+    The interval is that of the share in the pile itself: it holds the priors with a deviance D up to::
+
+        D / (1 - D / B) <= t**2
+
+    B is the deviance of sampling alone, 2 * n_U * KL(estimate, prior), see `PriorProfile.within_pile`, and t**2 the
+    `deviance_limit`. The ends are then moved outwards on log odds: `MODEL_ERROR` is added to the distance from the
+    estimate in quadrature, in the same multiple of a standard error. An end that the likelihood does not limit lies
+    at the bound, and the interval is `PriorEstimate.one_sided`.
 
     Parameters
     ----------
@@ -242,6 +245,7 @@ def profile_interval(
     """
     deviance = deviance_limit(effective_number(s == 1, weights), level)
     profile = profile_prior(margins, s, weights, bounds=bounds, depth=deviance)
+    profile = profile.within_pile(effective_number(s == 0, weights))
     low, high = (
         bound if end is None else _moved(end, profile.estimate, np.sqrt(deviance) * MODEL_ERROR)
         for end, bound in zip(profile.ends(deviance), bounds, strict=True)
@@ -257,10 +261,10 @@ def profile_interval(
 
 
 def deviance_limit(labels: float, level: float = 0.9) -> float:
-    """Deviance at the ends of an interval.
+    """Deviance at the ends of an interval: the squared quantile of Student's t at `level`.
 
-    `DEVIANCE`, times the squared ratio of two quantiles: Student's t at `level` with n - 2 degrees of freedom,
-    as two parameters are fitted to n labels beside the prior, and the normal distribution's at 0.9.
+    With many labels it is that of the chi-squared distribution, 2.71 at 0.9 (Wilks 1938). n labels leave n - 7
+    degrees of freedom: alpha, slope and the levels of the heads of five folds are fitted to them.
 
     Parameters
     ----------
@@ -269,8 +273,7 @@ def deviance_limit(labels: float, level: float = 0.9) -> float:
     level : float
         Nominal coverage, in (0, 1).
     """
-    quantile = float(stdtrit(max(labels - 2, 1), (1 + level) / 2))
-    return DEVIANCE * (quantile / float(ndtri(0.95))) ** 2
+    return float(stdtrit(max(labels - _FITTED, 1), (1 + level) / 2)) ** 2
 
 
 def _moved(end: float, prior: float, error: float) -> float:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from pucache.pu import calibration
-from pucache.pu.calibration import LEAST, MOST, Tilt, _binned, _Likelihood, fit_tilt, profile_prior
+from pucache.pu.calibration import LEAST, MOST, PriorProfile, Tilt, _binned, _Likelihood, fit_tilt, profile_prior
 from pucache.pu.thresholds import choose_threshold
 
 
@@ -224,6 +224,24 @@ def test_ends_are_where_the_deviance_reaches_the_threshold():
         assert reached == pytest.approx(3.5, abs=0.05)
 
 
+def test_within_a_pile_the_variance_of_sampling_is_subtracted():
+    profile = profile_prior(*gaussians(0.2, 300, 500))
+    p, q = profile.estimate, profile.priors
+    visible = 2 * 500 * (p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q)))
+    other = profile.deviance > 0
+    within = profile.within_pile(500)
+    np.testing.assert_allclose(1 / within.deviance[other], 1 / profile.deviance[other] - 1 / visible[other], rtol=1e-9)
+    assert within.deviance[~other] == 0 and within.estimate == p and (within.priors == q).all()
+    ends = [np.subtract(*one.ends(2.7)) for one in (within, profile, profile.within_pile(10**9))]
+    assert abs(ends[0]) < 0.95 * abs(ends[1]) and ends[1] == pytest.approx(ends[2])
+
+
+def test_pile_deviances_are_finite_where_sampling_is_all_the_error_there_is():
+    priors = np.array([0.05, 0.1, 0.2])
+    within = PriorProfile(estimate=0.1, priors=priors, deviance=np.array([50.0, 0.0, 50.0])).within_pile(100)
+    np.testing.assert_allclose(within.deviance, [5000, 0, 5000])
+
+
 def test_only_ratios_of_weights_matter_and_equal_weights_count_rows():
     margins, s = gaussians(0.2, 50, 500)
     plain = profile_prior(margins, s)
@@ -240,7 +258,9 @@ def test_the_profile_of_extreme_margins_is_finite(name):
     margins, s = np.array(EXTREME[name][0], np.float32), np.array(EXTREME[name][1])
     profile = profile_prior(margins, s)
     assert np.isfinite(profile.deviance).all() and LEAST <= profile.estimate <= MOST
-    assert all(end is None or LEAST < end < MOST for end in profile.ends(4.0))
+    within = profile.within_pile((s == 0).sum())
+    assert np.isfinite(within.deviance).all() and (within.deviance >= profile.deviance).all()
+    assert all(end is None or LEAST <= end <= MOST for one in (profile, within) for end in one.ends(4.0))
 
 
 # --- bins --------------------------------------------------------------------------------------
