@@ -18,6 +18,7 @@ from pucache.errors import PUCacheError
 from pucache.threads import set_thread_defaults
 from pucache.version import __version__
 
+from .audit import audit
 from .demo import demo
 from .embed import embed
 from .estimate_prior import estimate_prior
@@ -148,6 +149,7 @@ for _command in (
     score,
     evaluate,
     report,
+    audit,
     info,
     verify,
     pack,

@@ -35,6 +35,7 @@ _HOMES = {
     "score": "pu.score",
     "evaluate": "pu.evaluate",
     "report": "pages.report_page",
+    "audit": "reviewing.session_audit",
     "info": "cache.cache_info",
     "pack": "cache.merging",
     "verify": "verify_files",
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from .pu.train import train_pu as train_pu
     from .retrieval.retrieve import retrieve_positives as retrieve_positives
     from .reviewing.serve import review as review
+    from .reviewing.session_audit import audit as audit
     from .verify_files import verify as verify
 
 

@@ -1,0 +1,50 @@
+"""`pucache audit`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from . import options, output
+
+if TYPE_CHECKING:
+    from pucache.reviewing.audit import Audit
+
+
+@click.command("audit")
+@click.argument("session")
+@click.option("--level", default=0.95, show_default=True, help="Probability that the limits are right, in (0, 1).")
+@options.as_json
+def audit(session: str, level: float, as_json: bool) -> None:
+    """Say how many positives are still hidden, from the images that a review drew at random.
+
+    SESSION is the folder of a review, such as cache.h5.review. The limits hold at every moment of the
+    review at once, however often they are looked at, and whatever the model has learned.
+
+    \b
+    pucache audit cache.h5.review
+    """
+    from pucache.reviewing.session_audit import audit as run
+    from pucache.reviewing.session_audit import model_estimate
+
+    audited = run(session, level=level)
+    estimate = model_estimate(session, audited)
+    sentence = audited.sentence(estimate)
+    result = audited.as_dict() | {"model_estimate": estimate, "sentence": sentence}
+    output.print_result(result, [sentence, *_lines(audited)], as_json)
+
+
+def _lines(audited: Audit) -> list[str]:
+    if not audited.draws:
+        return []
+    outcomes = {"positive": audited.positives, "skipped": audited.skipped, "without a decision": audited.pending}
+    named = ", ".join(f"{count:,} {name}" for name, count in outcomes.items() if count or name == "positive")
+    lines = [
+        f"{audited.draws:,} drawn at random: {named}; {audited.unknown:,} images not looked at",
+        f"hidden {audited.hidden_low:,} to {audited.hidden_high:,}, in all {audited.total_low:,} to "
+        f"{audited.total_high:,}, found at least {audited.recall_low:.1%}",
+    ]
+    if audited.rechecks:
+        lines.append(f"{audited.rechecks:,} known positives shown again: {audited.missed:,} rejected")
+    return lines

@@ -1,0 +1,86 @@
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from helpers.sessions import decide, labels_of, pile_of
+
+import pucache
+from pucache.cli.main import main
+from pucache.errors import SessionError
+from pucache.reviewing.audit import audit as audit_entries
+from pucache.reviewing.log_entries import Choice, Stream
+from pucache.reviewing.session import open_session
+
+
+def run(*arguments, code=0):
+    ended = CliRunner().invoke(main, ["audit", *map(str, arguments)], catch_exceptions=False)
+    assert ended.exit_code == code, ended.output
+    return ended.output if code else ended.stdout
+
+
+@pytest.fixture
+def session(tmp_path):
+    with open_session(pile_of(tmp_path, 80), labels_of(80)) as session:
+        yield session
+
+
+def reviewed(session, draws=20, expected=0.1):
+    for draw in session.draw(np.random.default_rng(0), Stream.AUDIT, draws, expected, 1):
+        decide(session, draw.row, Choice.POSITIVE if draw.row % 10 == 5 else Choice.NEGATIVE)
+
+
+def test_before_the_first_random_image_nothing_is_claimed(session):
+    decide(session, 10)
+    assert run(session.folder) == audit_entries(session.entries(), 77).sentence() + "\n"
+    assert "found 1; how many more is not known" in run(session.folder)
+
+
+def test_the_audit_is_read_while_the_sitting_goes_on(session):
+    reviewed(session)
+    audited = pucache.audit(session)
+    assert audited == pucache.audit(session.folder) == audit_entries(session.entries(), session.pile_size)
+    sentence, draws, hidden = run(session.folder).splitlines()
+    assert sentence == audited.sentence(0.1 * audited.unknown) and "by the model" in sentence
+    assert draws == f"20 drawn at random: {audited.positives} positive; 57 images not looked at"
+    assert hidden.startswith(f"hidden {audited.hidden_low} to {audited.hidden_high}, in all ")
+    session.draw(np.random.default_rng(1), Stream.AUDIT, 2)
+    decide(session, session.pending_draws()[0].row, Choice.SKIP)
+    assert "1 skipped, 1 without a decision; 55 images not looked at" in run(session.folder)
+
+
+def test_json_holds_every_number(session):
+    reviewed(session, expected=float("nan"))
+    result = json.loads(run(session.folder, "--json"))
+    audited = pucache.audit(session)
+    assert result == audited.as_dict() | {"model_estimate": None, "sentence": audited.sentence()}
+    looser = json.loads(run(session.folder, "--json", "--level", "0.8"))
+    assert looser["hidden_high"] <= result["hidden_high"] and looser["level"] == 0.8
+
+
+def test_rechecks_are_told(session):
+    reviewed(session)
+    for draw in session.draw(np.random.default_rng(1), Stream.RECHECK, 3):
+        decide(session, draw.row, Choice.NEGATIVE if draw.row == 1 else Choice.POSITIVE)
+    assert "3 known positives shown again: " in run(session.folder)
+
+
+def test_a_session_counts_from_the_change_of_its_cache(session, tmp_path):
+    reviewed(session)
+    session.close()
+    with open_session(pile_of(tmp_path, 90)) as again:
+        assert pucache.audit(again).draws == 0 and pucache.audit(again).unknown == again.pile_size == 67
+
+
+@pytest.mark.parametrize(("name", "reason"), [("none", "no review session at"), ("pile.h5", "is a file; expected the")])
+def test_what_is_no_session_is_named(session, tmp_path, name, reason):
+    output = run(tmp_path / name, code=1)
+    assert reason in output and output.count("\n") == 1
+
+
+def test_bad_arguments_and_damaged_logs_give_one_line(session):
+    assert "level must be between 0 and 1; got 1.5" in run(session.folder, "--level", "1.5", code=2)
+    session.pile_size = 0
+    decide(session, 10)
+    with pytest.raises(SessionError, match=r"is damaged: .*restore it from a copy"):
+        pucache.audit(session)
