@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import StaleDecisionError, one_line
+from ..errors import LabelError, StaleDecisionError, one_line
 from ..pages.review_page import EXPORT
 from .audit import Audit, audit
 from .export import import_reviewed, write_reviewed
@@ -217,7 +217,10 @@ class Sitting:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "imported.csv")
             path.write_bytes(csv.encode("utf-8", "surrogatepass"))
-            taken = import_reviewed(self.session, path, self.reviewer)
+            try:
+                taken = import_reviewed(self.session, path, self.reviewer)
+            except LabelError as error:
+                raise LabelError(one_line(error).replace(str(path), "the table")) from error
         self._changed.set()
         return asdict(taken)
 

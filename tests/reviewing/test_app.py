@@ -1,0 +1,659 @@
+import http.client
+import itertools
+import json
+import socket
+import threading
+
+import numpy as np
+import pytest
+from helpers.hangs import HANG_SECONDS
+from helpers.review_client import ReviewClient
+from helpers.sittings import TOKEN, picture_of, pictured_pile, served
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.errors import SessionError
+from pucache.reviewing import app as module
+from pucache.reviewing import listeners as listeners_module
+from pucache.reviewing.app import MAX_BODY, MAX_DECISIONS
+from pucache.reviewing.listeners import STREAMS
+from pucache.reviewing.log_entries import Stream
+from pucache.reviewing.ranking_result import RankingResult
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "get")
+READ, WRITTEN = {"GET", "HEAD"}, {"POST"}
+TABLE = {  # every route: its methods, an address of it, and a body
+    "/": (READ, "/", {}),
+    "/assets/{name}": (READ, "/assets/base.css", {}),
+    "/api/state": (READ, "/api/state", {}),
+    "/api/card/{row}": (READ, "/api/card/7", {}),
+    "/api/image/{row}": (READ, "/api/image/7", {}),
+    "/api/events": (READ, "/api/events", {}),
+    "/api/next": (WRITTEN, "/api/next", {"count": 0}),
+    "/api/decide": (WRITTEN, "/api/decide", {"decisions": []}),
+    "/api/release": (WRITTEN, "/api/release", {}),
+    "/api/closing-audit": (WRITTEN, "/api/closing-audit", {"on": False}),
+    "/api/export": (WRITTEN, "/api/export", {}),
+    "/api/import": (WRITTEN, "/api/import", {"csv": "key,label\n"}),
+}
+BROKEN = 50
+
+
+@pytest.fixture(scope="module")
+def pile(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pile")
+    return pictured_pile(folder, broken=[BROKEN]), folder / "found.txt"
+
+
+@pytest.fixture
+def cache(pile):
+    return EmbeddingCache(pile[0].files[0].path)
+
+
+@pytest.fixture
+def running(cache, pile, tmp_path):
+    with served(cache, tmp_path / "session", pile[1]) as both:
+        yield both
+
+
+@pytest.fixture
+def opened(running):
+    return running[0]
+
+
+@pytest.fixture
+def server(running):
+    return running[1]
+
+
+@pytest.fixture
+def client(server):
+    client = server.client()
+    yield client
+    client.close()
+
+
+# --- every route, every method -----------------------------------------------------------------
+
+
+def test_the_table_of_this_test_names_every_route(opened):
+    assert {route.path: set(route.methods) for route in opened.application.routes} == {
+        path: methods for path, (methods, _, _) in TABLE.items()
+    }
+
+
+def ask(server, method, path, body=None, **headers):
+    """Status and headers; the connection is closed at once, as one answer has no end."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=HANG_SECONDS)
+    try:
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("path", TABLE)
+def test_each_route_answers_its_methods_alone_and_only_who_may(server, client, path):
+    methods, address, body = TABLE[path]
+    text = json.dumps({"session": client.session, "tab": client.tab, **body})
+    cookie = {"Cookie": client.cookie}
+    foreign = {"Origin": "http://evil.example", "Content-Type": "application/json"}
+    own = {"Origin": client.origin, "Content-Type": "application/json"}
+    for method in METHODS:
+        reads = method in READ
+        content = None if reads else text
+        assert ask(server, method, address, content)[0] == 403, "a stranger"
+        assert ask(server, method, address, content, **own)[0] == 403, "without the cookie"
+        if not reads:
+            assert ask(server, method, address, content, **cookie)[0] == 403, "without an Origin"
+            assert ask(server, method, address, content, **cookie, **foreign)[0] == 403, "from another page"
+            form = {**own, "Content-Type": "text/plain"}
+            assert ask(server, method, address, content, **cookie, **form)[0] == 415, "a form of another page"
+        status, headers = ask(server, method, address, content, **cookie, **own)
+        expected = {200, 400} if path == "/api/import" else {200}
+        assert status in (expected if method in methods else {405}), (method, path, status)
+        assert headers["content-security-policy"].startswith("default-src 'self'")
+        assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
+        assert not [name for name in headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    "path", ["/x", "/api", "/api/", "/api/state/", "/assets/", "/assets/../app.py", "/favicon.ico"]
+)
+def test_what_is_no_route_is_nothing_and_no_redirect(server, client, path):
+    for method in METHODS:
+        own = {"Origin": client.origin, "Content-Type": "application/json", "Cookie": client.cookie}
+        assert ask(server, method, path, None if method in READ else "{}", **own)[0] in (404, 405), (method, path)
+        assert "location" not in ask(server, method, path, **own)[1]
+
+
+def raw(server, text):
+    """The answer to bytes that no client library would send."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=HANG_SECONDS) as connection:
+        connection.sendall(text)
+        answer = b""
+        while part := connection.recv(1 << 16):
+            answer += part
+        return answer
+
+
+def test_a_host_is_there_once_over_real_http(server, client):
+    get = b"GET /api/state HTTP/1.1\r\nConnection: close\r\nCookie: " + client.cookie.encode() + b"\r\n"
+    assert raw(server, get + b"Host: localhost\r\n\r\n").startswith(b"HTTP/1.1 200")
+    assert raw(server, get + b"Host: [::1]:8321\r\n\r\n").startswith(b"HTTP/1.1 200")
+    for hosts in (b"", b"Host: localhost\r\nHost: localhost\r\n", b"Host: evil.example\r\n", b"Host: \r\n"):
+        assert raw(server, get + hosts + b"\r\n")[9:12] in (b"400", b"403")
+    old = get.replace(b"1.1", b"1.0")
+    assert raw(server, old + b"\r\n").startswith(b"HTTP/1.1 403"), "HTTP 1.0 may lack it"
+
+
+@pytest.mark.parametrize(
+    "target", [b"http://evil.example/api/state", b"//evil.example/api/state", b"*", b"/api/state%00"]
+)
+def test_the_address_of_a_request_is_its_raw_path(server, client, target):
+    lines = b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nCookie: " + client.cookie.encode() + b"\r\n\r\n"
+    assert raw(server, b"GET " + target + lines).startswith(b"HTTP/1.1 404")
+    assert raw(server, b"GET /api/state" + lines).startswith(b"HTTP/1.1 200")
+
+
+def test_an_upgrade_is_not_made(server, client):
+    lines = b"GET /api/events HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n"
+    answer = raw(server, lines + b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAA\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 403")
+
+
+# --- the page ----------------------------------------------------------------------------------
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_has_nothing_inline(client):
+    status, headers, html = client.ask("GET", "/")
+    assert status == 200 and headers["content-type"] == "text/html; charset=utf-8"
+    text = html.decode()
+    assert client.session in text and "http" not in text.replace("http-equiv", "")
+    assert " style=" not in text and "<style" not in text and " onclick" not in text and "javascript:" not in text
+    for name in {part.partition('"')[0] for part in text.split("/assets/")[1:]}:
+        status, headers, content = client.ask("GET", f"/assets/{name}")
+        assert (
+            status == 200
+            and content
+            and headers["content-type"].partition(";")[0]
+            in (
+                "text/css",
+                "text/javascript",
+                "image/svg+xml",
+            )
+        )
+    assert client.ask("GET", "/assets/page.py")[0] == client.ask("GET", "/assets/report.js")[0] == 404
+
+
+def test_the_token_is_not_in_the_page_and_not_in_the_cookie(client):
+    assert TOKEN not in client.ask("GET", "/")[2].decode() and TOKEN not in client.cookie
+
+
+# --- images ------------------------------------------------------------------------------------
+
+
+def test_an_image_is_decoded_and_encoded_again(client, pile):
+    status, headers, content = client.ask("GET", "/api/image/7")
+    assert status == 200 and headers["content-type"] == "image/png"
+    original = pile[0].files[0].path.parent / "images" / "007.png"
+    assert picture_of(content).size == (47, 30) and content != original.read_bytes()
+    for size in ("card", "original"):
+        assert client.ask("GET", f"/api/image/7?size={size}")[0] == 200
+
+
+NO_IMAGES = (
+    "../app.py ../../etc/passwd %2e%2e %2e%2e%2fetc%2fpasswd ..%2f -1 -0 +1 1e9 60 61 999999999999 "
+    "9999999999999999999999 %D9%A3 0x1 01 00 1.0 1_0 7.png 7/ %207 7%00 7;v=1 NaN 7%0a"
+).split()
+
+
+def test_whatever_is_no_image_answers_alike(server, client):
+    (broken, _, body), status_of_gone = client.ask("GET", f"/api/image/{BROKEN}"), 404
+    assert (broken, json.loads(body)) == (status_of_gone, {"error": "there is nothing at this address"})
+    answers = [client.ask("GET", f"/api/image/{name}") for name in (BROKEN, *NO_IMAGES)]
+    answers += [client.ask("GET", f"/api/image/7?size={size}") for size in ("huge", "", "../card", "1e9")]
+    assert {(status, content) for status, _, content in answers} == {(404, body)}
+    names = [{name: value for name, value in headers.items() if name != "date"} for _, headers, _ in answers]
+    assert all(one == names[0] for one in names)
+    line = "GET /api/image/٣ HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nCookie: " + client.cookie + "\r\n\r\n"
+    assert raw(server, line.encode())[9:12] in (b"400", b"404")
+
+
+def test_an_image_that_is_gone_answers_like_any_other_that_is_none(tmp_path):
+    cache = pictured_pile(tmp_path)
+    (tmp_path / "images/010.png").unlink()
+    with served(cache, tmp_path / "session", tmp_path / "found.txt") as (_, server):
+        client = server.client()
+        assert client.ask("GET", "/api/image/10")[2] == client.ask("GET", "/api/image/99")[2]
+        assert "No such file" in client.get("/api/card/10")["problem"]
+        client.close()
+
+
+def test_there_are_no_ranges(client):
+    whole = client.ask("GET", "/api/image/7")
+    part = client.ask("GET", "/api/image/7", Range="bytes=0-10")
+    assert part[0] == 200 and part[2] == whole[2] and "accept-ranges" not in part[1]
+
+
+def test_an_image_may_be_kept_by_the_browser_only_under_its_session(client):
+    assert client.ask("GET", "/api/image/7")[1]["cache-control"] == "no-store"
+    assert client.ask("GET", "/api/image/7?v=other")[1]["cache-control"] == "no-store"
+    assert "private" in client.ask("GET", f"/api/image/7?v={client.session}")[1]["cache-control"]
+
+
+# --- cards -------------------------------------------------------------------------------------
+
+
+def test_a_card_says_neither_score_nor_stream_nor_earlier_decision(cache, pile, tmp_path):
+    with served(cache, tmp_path / "session", pile[1], audit_share=0.5, recheck_share=0.5) as (opened, server):
+        client = server.client()
+        shown = set()
+        for _ in range(40):
+            for card in client.next(2):
+                assert set(card) == {"row", "key", "problem", "note", "serial"}
+                assert card["key"] == f"{card['row']:03}.png"
+                assert card["serial"] == 0, "also where it was decided before, and is shown to see whether it is seen"
+                client.decide(card, "positive" if card["row"] < 15 else "negative")
+                shown.add(card["row"])
+        client.close()
+        streams = {entry.stream for entry in opened.session.entries()}
+        assert Stream.AUDIT in streams and Stream.RECHECK in streams
+
+
+def test_an_image_that_cannot_be_shown_says_why_on_its_card(client):
+    cards = []
+    while BROKEN not in {card["row"] for card in cards}:
+        cards += client.next(20, [card["row"] for card in cards])
+    problems = {card["row"]: card["problem"] for card in cards}
+    assert "not an image" in problems.pop(BROKEN) and set(problems.values()) == {""}
+    assert "not an image" in client.get(f"/api/card/{BROKEN}")["problem"]
+    assert client.ask("GET", "/api/card/60")[0] == client.ask("GET", "/api/card/x")[0] == 404
+
+
+def test_two_tabs_get_different_images_and_a_closed_one_gives_its_back(server):
+    first, second = server.client("one"), server.client("two")
+    mine = [card["row"] for card in first.next(20)]
+    others = [card["row"] for card in second.next(20)]
+    assert len(mine) == len(others) == 20 and not set(mine) & set(others)
+    assert len(second.next(60, others)) == 60 - 4 - 40
+    first.post("/api/release")
+    assert len(second.next(60)) == 56
+    first.close()
+    second.close()
+
+
+# --- decisions ---------------------------------------------------------------------------------
+
+
+def test_a_decision_is_in_the_log_and_in_the_state(opened, client):
+    (card,) = client.next(1)
+    answer = client.decide(card, "positive", request="first", shown_version=3)
+    (accepted,) = answer["accepted"]
+    assert accepted == {"request": "first", "row": card["row"], "serial": accepted["serial"], "choice": "positive"}
+    decision = opened.session.decision_in_force(card["row"])
+    assert (decision.serial, decision.reviewer, decision.model_version) == (accepted["serial"], "tester", 3)
+    state = client.get("/api/state")
+    assert (state["decided"], state["found"], state["rejected"], state["reviewer"]) == (1, 1, 0, "tester")
+    assert answer["state"]["decided"] == 1 and state["session"] == client.session
+
+
+def test_a_request_that_is_sent_again_counts_once(client):
+    (card,) = client.next(1)
+    first, again = (client.decide(card, "negative", request="same") for _ in range(2))
+    assert first["accepted"] == again["accepted"] and client.get("/api/state")["decided"] == 1
+
+
+def test_what_another_tab_decided_meanwhile_is_said_and_not_overwritten(server):
+    mine, other = server.client("one"), server.client("two")
+    (card,) = mine.next(1)
+    (accepted,) = other.decide(card, "negative")["accepted"]
+    answer = mine.decide(card, "positive", request="late")
+    assert answer["accepted"] == [] and answer["stale"] == [{**accepted, "request": "late"}]
+    assert answer["state"]["rejected"] == 1
+    (changed,) = mine.decide({**card, "serial": accepted["serial"]}, "positive")["accepted"]
+    assert changed["choice"] == "positive" and mine.get("/api/state")["found"] == 1
+    mine.close()
+    other.close()
+
+
+def test_the_rest_of_a_request_is_taken_where_one_of_it_is_stale(server):
+    client = server.client()
+    cards = client.next(3)
+    client.decide(cards[1], "negative")
+    decisions = [{"request": f"r{card['row']}", "row": card["row"], "choice": "skip", "replaces": 0} for card in cards]
+    answer = client.post("/api/decide", decisions=decisions)
+    assert [item["row"] for item in answer["accepted"]] == [cards[0]["row"], cards[2]["row"]]
+    assert [item["row"] for item in answer["stale"]] == [cards[1]["row"]]
+    client.close()
+
+
+def test_undo_gives_the_image_back_to_be_shown(client):
+    (card,) = client.next(1)
+    (made,) = client.decide(card, "positive")["accepted"]
+    undo = {"request": "undo", "row": card["row"], "choice": "undone", "replaces": made["serial"]}
+    (undone,) = client.post("/api/decide", decisions=[undo])["accepted"]
+    assert undone["choice"] == "undone" and undone["serial"] == 0
+    assert client.get("/api/state")["decided"] == 0
+    assert card["row"] in [again["row"] for again in client.next(3)]
+
+
+def test_a_page_of_another_session_decides_nothing_here(client):
+    (card,) = client.next(1)
+    decision = {"request": "r", "row": card["row"], "choice": "positive", "replaces": 0}
+    for session in ("", "x", None, 3, [client.session]):
+        assert "reload" in client.post("/api/decide", 409, session=session, decisions=[decision])["error"]
+    assert client.get("/api/state")["decided"] == 0
+
+
+def test_nothing_is_acknowledged_before_it_is_on_disk(opened, server, monkeypatch):
+    client, writing, go_on = server.client(), threading.Event(), threading.Event()
+    (card,) = client.next(1)
+    genuine, answered = opened.session._log.append, []
+
+    def slowly(records):
+        writing.set()
+        assert go_on.wait(HANG_SECONDS)
+        genuine(records)
+
+    monkeypatch.setattr(opened.session._log, "append", slowly)
+    thread = threading.Thread(target=lambda: answered.append(client.decide(card, "positive")))
+    thread.start()
+    assert writing.wait(HANG_SECONDS)
+    thread.join(0.2)
+    assert not answered
+    go_on.set()
+    thread.join(HANG_SECONDS)
+    assert len(answered[0]["accepted"]) == 1
+    client.close()
+
+
+def test_what_could_not_be_written_is_not_acknowledged_and_can_be_sent_again(opened, client, monkeypatch):
+    (card,) = client.next(1)
+
+    def full(records):
+        raise SessionError("cannot write decisions.sqlite: database or disk is full; make room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opened.session._log, "append", full)
+        decision = {"request": "r1", "row": card["row"], "choice": "positive", "replaces": 0}
+        error = client.post("/api/decide", 507, decisions=[decision])["error"]
+        assert "disk is full" in error and "\n" not in error
+        assert client.get("/api/state")["decided"] == 0
+    assert len(client.post("/api/decide", decisions=[decision])["accepted"]) == 1
+
+
+def test_a_decision_waits_for_no_picture(opened, client, server, monkeypatch):
+    stop = threading.Event()
+    monkeypatch.setattr(opened.pictures, "_encoded", lambda *_: stop.wait(HANG_SECONDS) and None)
+    other = server.client()
+    threads = [threading.Thread(target=lambda row=row: ask_image(server, other, row)) for row in range(20, 26)]
+    for thread in threads:
+        thread.start()
+    try:
+        card = {"row": 40, "serial": 0}
+        assert len(client.decide(card, "negative")["accepted"]) == 1
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(HANG_SECONDS)
+        other.close()
+
+
+def ask_image(server, client, row):
+    ask(server, "GET", f"/api/image/{row}", Cookie=client.cookie)
+
+
+def test_a_decision_whose_sender_has_gone_is_finished(opened, server):
+    client = server.client()
+    body = {
+        "session": client.session,
+        "tab": "t",
+        "decisions": [{"request": "r", "row": 40, "choice": "skip", "replaces": 0}],
+    }
+    text = json.dumps(body).encode()
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        head = f"POST /api/decide HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nOrigin: {client.origin}\r\n"
+        head += f"Cookie: {client.cookie}\r\nContent-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
+        connection.sendall(head.encode() + text)
+    answer = client.post("/api/decide", decisions=body["decisions"])
+    assert len(answer["accepted"]) == 1 and client.get("/api/state")["skipped"] == 1
+    client.close()
+
+
+# --- what a request may be ---------------------------------------------------------------------
+
+GOOD = {"request": "r", "row": 40, "choice": "skip", "replaces": 0}
+ODD = [
+    {"decisions": 1},
+    {"decisions": {}},
+    {"decisions": [1]},
+    {"decisions": [{}]},
+    *({"decisions": [{**GOOD, "request": value}]} for value in (None, 1, "", "a b", "x" * 65, "ä", ["r"])),
+    *({"decisions": [{**GOOD, "row": value}]} for value in (None, -1, 60, 1.0, "40", True, [], 10**400)),
+    *({"decisions": [{**GOOD, "choice": value}]} for value in (None, "", "maybe", 1, ["skip"], {})),
+    *({"decisions": [{**GOOD, "replaces": value}]} for value in (None, -1, 0.5, "0", False, 1 << 60)),
+    *({"decisions": [{**GOOD, "shown_version": value}]} for value in (None, -1, "x")),
+    *({"decisions": [GOOD], "tab": value} for value in (None, "", 5, "a/b", "x" * 65)),
+]
+
+
+@pytest.mark.parametrize("body", ODD, ids=str)
+def test_an_odd_decision_is_one_line_and_changes_nothing(client, body):
+    error = client.post("/api/decide", 400, **body)["error"]
+    assert error and "\n" not in error and client.get("/api/state")["decided"] == 0
+
+
+def test_a_request_identifier_stands_for_one_image(client):
+    client.post("/api/decide", decisions=[GOOD])
+    assert "another image" in client.post("/api/decide", 400, decisions=[{**GOOD, "row": 41}])["error"]
+
+
+@pytest.mark.parametrize("body", [{}, {"count": -1}, {"count": 10**9}, {"count": 1, "keep": [60]}, {"count": True}])
+def test_an_odd_request_for_images_is_one_line(client, body):
+    assert client.post("/api/next", 400, **body)["error"]
+
+
+@pytest.mark.parametrize("on", [None, 1, "true"])
+def test_a_closing_audit_is_on_or_off(client, on):
+    assert "true or false" in client.post("/api/closing-audit", 400, on=on)["error"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "[]", "1", "null", '"a"', "{", "[" * 100_000, '{"a":' * 50_000, "\x00", "1" * 6000]
+)
+def test_what_is_no_json_object_is_refused(client, text):
+    status, _, content = client.ask("POST", "/api/decide", text)
+    assert status == 400 and "JSON" in json.loads(content)["error"]
+
+
+def test_bodies_are_bounded_by_what_they_say_and_by_what_they_are(server, client):
+    status, _, content = client.ask("POST", "/api/decide", " " * (MAX_BODY + 1))
+    assert status == 413 and "at most" in json.loads(content)["error"]
+    client.close()
+    head = f"POST /api/decide HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nOrigin: {client.origin}\r\n"
+    head += f"Cookie: {client.cookie}\r\nContent-Type: application/json\r\n"
+    head += "Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    piece = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+    answer = raw(server, head.encode() + piece * (MAX_BODY // 0x10000 + 1) + b"0\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 413")
+    decisions = [{**GOOD, "request": f"r{number}"} for number in range(MAX_DECISIONS + 1)]
+    assert client.post("/api/decide", 413, decisions=decisions)["error"]
+    assert client.get("/api/state")["decided"] == 0
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = st.sampled_from(["tab", "count", "keep", "decisions", "on", "csv", "row", "request", "choice", "replaces"])
+BODIES = st.dictionaries(FIELDS, JSON | st.lists(st.dictionaries(FIELDS, JSON)), max_size=5)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@given(path=st.sampled_from([path for path, (methods, _, _) in TABLE.items() if methods == WRITTEN]), body=BODIES)
+def test_no_body_is_an_error_of_the_server(client, path, body):
+    status, _, content = client.ask("POST", path, json.dumps({"session": client.session} | body))
+    assert status in (200, 400, 413) and isinstance(json.loads(content), dict), (status, content)
+
+
+# --- closing audit, export, import -------------------------------------------------------------
+
+
+def test_a_closing_audit_shows_random_images_alone(opened, client):
+    assert client.post("/api/closing-audit", on=True)["state"]["closing_audit"] is True
+    rows = {card["row"] for card in client.next(10)}
+    assert {draw.row for draw in opened.session.pending_draws()} == rows and len(rows) == 10
+    assert client.post("/api/closing-audit", on=False)["state"]["closing_audit"] is False
+
+
+def test_export_writes_labels_that_a_new_session_takes_in(opened, client, cache, tmp_path):
+    for card in client.next(10):
+        client.decide(card, "positive" if card["row"] % 2 else "negative")
+    answer = client.post("/api/export")
+    (path,) = answer["files"]
+    assert path == str(opened.session.folder / "reviewed.csv")
+    assert any("train-pu" in command for command in answer["commands"])
+    text = (tmp_path / "session/reviewed.csv").read_text()
+    assert text.startswith("key,label,reviewed,digest\n") and text.count("\n") == 1 + 4 + 10
+    with served(cache, tmp_path / "other", None) as (_, server):
+        other = server.client()
+        taken = other.post("/api/import", csv=text)
+        assert taken["taken"] == 14 and taken["state"]["decided"] == 14
+        again = other.post("/api/import", csv=text)
+        assert (again["taken"], again["agreeing"]) == (0, 14)
+        other.close()
+
+
+@pytest.mark.parametrize(
+    "csv", ["", "x", "key,label\nno-such.png,1\n", "key,label\n005.png,maybe\n", "\x00", "key\n005.png\n"]
+)
+def test_a_table_that_is_none_is_refused_whole(client, csv):
+    error = client.post("/api/import", 400, csv=csv)["error"]
+    assert error and "\n" not in error and "/tmp" not in error
+    assert client.get("/api/state")["decided"] == 0
+
+
+# --- events ------------------------------------------------------------------------------------
+
+
+class Events:
+    """An open event stream."""
+
+    def __init__(self, server, client):
+        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=HANG_SECONDS)
+        self._connection.request("GET", "/api/events", headers={"Cookie": client.cookie})
+        self.answer = self._connection.getresponse()
+
+    def lines(self):
+        """The next event or comment: its lines."""
+        taken = iter(lambda: self.answer.readline().decode().rstrip("\n"), "")
+        return list(itertools.takewhile(bool, taken))
+
+    def event(self):
+        name, data = self.lines()
+        assert name.startswith("event: ") and data.startswith("data: ")
+        return name[7:], json.loads(data[6:])
+
+    def close(self):
+        self.answer.close()
+        self._connection.close()
+
+
+def test_pages_hear_at_once_how_it_stands_and_then_what_changes(server, client):
+    events = Events(server, client)
+    assert events.answer.getheader("content-type") == "text/event-stream; charset=utf-8"
+    name, state = events.event()
+    assert name == "state" and state["session"] == client.session and state["decided"] == 0
+    client.decide({"row": 40, "serial": 0}, "positive")
+    while state["decided"] == 0:
+        name, state = events.event()
+    assert name == "state" and state["found"] == 1
+    events.close()
+
+
+def test_a_new_ranking_is_told_and_used(opened, server, client):
+    events = Events(server, client)
+    assert events.event()[0] == "state"
+    scores = np.arange(60, dtype=np.float32)
+    result = RankingResult(scores, np.full(60, 0.25, np.float32), 0.25, 0.1)
+    opened.sitting.take_ranking(result, 7)
+    while (event := events.event())[0] != "ranking":
+        pass
+    assert event[1] == {"version": 7}
+    state = client.get("/api/state")
+    assert state["ranking_version"] == 7 and state["estimate"] == pytest.approx(0.25 * 56)
+    opened.queue._audit_share = 0.0
+    assert [card["row"] for card in client.next(3)][:1] == [59]
+    events.close()
+
+
+def test_a_silent_stream_shows_that_it_lives(server, client, monkeypatch):
+    monkeypatch.setattr(listeners_module, "HEARTBEAT", 0.05)
+    events = Events(server, client)
+    for _ in range(20):
+        lines = events.lines()
+        if lines == [": here"]:
+            break
+    assert lines == [": here"]
+    events.close()
+
+
+def test_a_browser_has_connections_left_for_images(opened, server, client):
+    streams = [Events(server, client) for _ in range(STREAMS)]
+    for stream in streams:
+        stream.event()
+    more = Events(server, client)
+    assert more.answer.status == 204, "which ends the attempts of the browser"
+    more.close()
+    streams.pop().close()
+    until_free = threading.Event()
+    for _ in range(2000):  # the server sees the end of the connection
+        another = Events(server, client)
+        if another.answer.status == 200:
+            break
+        another.close()
+        until_free.wait(0.01)
+    assert another.answer.status == 200
+    for stream in [*streams, another]:
+        stream.close()
+
+
+def test_streams_end_with_the_server(cache, pile, tmp_path):
+    with served(cache, tmp_path / "session", pile[1]) as (_, server):
+        client = server.client()
+        events = Events(server, client)
+        events.event()
+        client.close()
+    while events.answer.readline():
+        pass
+    events.close()
+
+
+def test_head_of_the_events_ends(client):
+    status, _, content = client.ask("HEAD", "/api/events")
+    assert status == 200 and content == b""
+    assert client.ask("HEAD", "/api/image/7")[2] == b""
+
+
+def test_an_error_of_ours_is_one_line_and_the_server_goes_on(opened, client, monkeypatch, caplog):
+    monkeypatch.setattr(opened.sitting, "release", lambda tab: 1 / 0)
+    error = client.post("/api/release", 500)["error"]
+    assert "ZeroDivision" not in error and "\n" not in error
+    monkeypatch.undo()
+    client.close()
+    assert client.post("/api/release")["state"]
+
+
+def test_row_numbers_are_plain_digits():
+    assert module._ROW.fullmatch("0") and module._ROW.fullmatch("12") and not module._ROW.fullmatch("٣")
+
+
+def test_a_client_without_its_cookie_is_told_what_to_open(server):
+    client = ReviewClient(server.url)
+    status, _, content = client.ask("GET", "/api/state")
+    assert status == 403 and "pucache review printed" in json.loads(content)["error"]
+    client.close()

@@ -1,0 +1,168 @@
+import threading
+
+import numpy as np
+import pytest
+from helpers.hangs import HANG_SECONDS
+from helpers.pictured import folder_of, shaded
+from helpers.pictures import encode
+from helpers.sittings import picture_of
+from PIL import Image
+
+from pucache.errors import SourceError
+from pucache.reviewing import pictures as module
+from pucache.reviewing.pictures import SIDES, Pictures
+
+
+@pytest.fixture
+def pictures_of(tmp_path):
+    """Makes `Pictures` of encoded images by key; the cache of it is `.cache`."""
+    made = []
+
+    def make(files, **settings):
+        cache = folder_of(tmp_path, files, f"images{len(made)}")
+        pictures = Pictures(cache, **settings)
+        pictures.cache = cache
+        made.append(pictures)
+        return pictures
+
+    yield make
+    for pictures in made:
+        pictures.close()
+
+
+@pytest.mark.parametrize(
+    "size, original, expected",
+    [
+        ("card", (2000, 1000), (640, 320)),
+        ("card", (100, 2000), (32, 640)),
+        ("original", (2000, 1000), (2000, 1000)),
+        ("original", (5000, 50), (4096, 41)),
+        ("card", (32, 28), (32, 28)),
+    ],
+)
+def test_a_picture_is_scaled_down_to_its_size_and_never_up(pictures_of, size, original, expected):
+    picture = pictures_of({"a.png": encode(shaded(*original))}).get(0, size)
+    assert picture_of(picture.data).size == expected and max(expected) <= SIDES[size]
+
+
+def test_small_pictures_keep_every_pixel(pictures_of):
+    pixels = np.random.default_rng(0).integers(0, 256, (28, 32, 3), np.uint8)
+    picture = pictures_of({"a.png": encode(Image.fromarray(pixels))}).get(0)
+    assert picture.media_type == "image/png" and np.array_equal(np.asarray(picture_of(picture.data)), pixels)
+
+
+def test_large_pictures_are_jpeg_and_look_like_the_original(pictures_of):
+    original = shaded(600, 500)
+    picture = pictures_of({"a.png": encode(original)}).get(0)
+    shown = np.asarray(picture_of(picture.data), int)
+    assert picture.media_type == "image/jpeg" and np.abs(shown - np.asarray(original, int)).mean() < 3
+
+
+def test_nothing_of_the_file_but_pixels_is_sent(pictures_of):
+    exif = Image.Exif()
+    exif[0x010E] = "where the photographer lives"
+    files = {
+        "a.jpg": encode(shaded(600, 500), "JPEG", exif=exif, icc_profile=b"profile" * 99, comment=b"a comment"),
+        "b.png": encode(shaded(30, 20)) + b"hidden after the end",
+        "c.jpg": encode(shaded(60, 50), "JPEG", exif=exif),
+    }
+    pictures = pictures_of(files)
+    for row in range(3):
+        data = pictures.get(row).data
+        assert not any(text in data for text in (b"photographer", b"profile", b"comment", b"hidden"))
+        assert not picture_of(data).getexif() and "icc_profile" not in picture_of(data).info
+
+
+def test_a_picture_is_upright(pictures_of):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert picture_of(pictures_of({"a.jpg": encode(shaded(60, 30), "JPEG", exif=exif)}).get(0).data).size == (30, 60)
+
+
+@pytest.mark.parametrize("row, size", [(-1, "card"), (2, "card"), (10**12, "card"), (0, "huge"), (0, "")])
+def test_what_does_not_exist_has_no_picture(pictures_of, row, size):
+    pictures = pictures_of({"a.png": encode(shaded(40, 30)), "b.png": encode(shaded(41, 30))})
+    assert pictures.get(row, size) is None
+
+
+def test_an_image_that_cannot_be_shown_has_a_problem_and_is_looked_at_again_later(pictures_of, monkeypatch):
+    pictures = pictures_of({"a.png": b"no image", "b.png": encode(shaded(40, 30))})
+    picture = pictures.get(0)
+    assert picture.data == b"" and "not an image" in picture.problem
+    path = pictures.cache.files[0].path.with_suffix("") / "a.png"
+    path.write_bytes(encode(shaded(40, 30)))
+    assert pictures.get(0).data == b""
+    monkeypatch.setattr(module, "PROBLEM_SECONDS", -1.0)
+    again = pictures.get(0)
+    assert again.data and again.problem == "" and "has changed" in again.note
+
+
+def test_a_source_is_named_where_the_images_have_moved(pictures_of, tmp_path):
+    pictures = pictures_of({"a.png": encode(shaded(40, 30))})
+    (tmp_path / "images0").rename(tmp_path / "moved")
+    assert "no such source" in pictures.get(0).problem
+    moved = Pictures(pictures.cache, tmp_path / "moved")
+    assert moved.get(0).data
+    moved.close()
+    with pytest.raises(SourceError, match="no such source"):
+        Pictures(pictures.cache, tmp_path / "nowhere")
+
+
+def test_a_picture_is_made_once_for_all_that_ask_at_the_same_time(pictures_of, monkeypatch):
+    pictures = pictures_of({"a.png": encode(shaded(40, 30))})
+    read, began, go_on = [], threading.Event(), threading.Event()
+    genuine = pictures._images.read
+
+    def slowly(row, side):
+        read.append(row)
+        began.set()
+        assert go_on.wait(HANG_SECONDS)
+        return genuine(row, side)
+
+    monkeypatch.setattr(pictures._images, "read", slowly)
+    got = []
+    threads = [threading.Thread(target=lambda: got.append(pictures.get(0))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    assert began.wait(HANG_SECONDS)
+    assert pictures.get(0, timeout=0.01) is None and pictures.made(0) is None
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert read == [0] and len({id(picture) for picture in got}) == 1 and pictures.made(0) is got[0]
+
+
+def test_a_picture_that_is_asked_for_overtakes_those_made_in_advance(pictures_of, monkeypatch):
+    files = {f"{number:02}.png": encode(shaded(40 + number, 30)) for number in range(30)}
+    pictures = pictures_of(files)
+    go_on, genuine = threading.Event(), pictures._images.read
+
+    def slow_in_advance(row, side):
+        if "ahead" in threading.current_thread().name:
+            assert go_on.wait(HANG_SECONDS)
+        return genuine(row, side)
+
+    monkeypatch.setattr(pictures._images, "read", slow_in_advance)
+    pictures.prefetch(range(30))
+    assert picture_of(pictures.get(29).data).size == (69, 30)
+    go_on.set()
+    assert [picture_of(pictures.get(row).data).size[0] for row in range(30)] == [40 + row for row in range(30)]
+
+
+def test_pictures_made_in_advance_are_there_when_asked_for(pictures_of):
+    pictures = pictures_of({"a.png": encode(shaded(40, 30)), "b.png": encode(shaded(41, 30))})
+    pictures.prefetch([1])
+    wanted = pictures.get(1)
+    assert pictures.made(1) is wanted and pictures.made(0) is None
+
+
+def test_memory_is_bounded_and_the_latest_stay(pictures_of, monkeypatch):
+    monkeypatch.setattr(module, "MEMORY", 4000)
+    files = {f"{number}.png": encode(shaded(40, 30, 100 + number)) for number in range(9)}
+    pictures = pictures_of(files)
+    for row in range(9):
+        pictures.get(row)
+        assert pictures._bytes == sum(picture.bytes for picture in pictures._kept.values()) <= 4000
+    assert pictures.made(8) is not None and pictures.made(0) is None
+    monkeypatch.setattr(module, "MEMORY", 1)
+    assert pictures.get(3).data, "one larger than all memory is sent all the same"

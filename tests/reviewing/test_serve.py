@@ -1,0 +1,341 @@
+import http.client
+import json
+import os
+import resource
+import signal
+import socket
+import stat
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from helpers.hangs import HANG_SECONDS
+from helpers.review_client import ReviewClient
+from helpers.sittings import ReviewProcess, pictured_pile
+from helpers.slow import slow
+
+from pucache.cli.main import main
+from pucache.errors import OutputError
+from pucache.reviewing import serve as module
+from pucache.reviewing.server_address import FILE, ServerAddress, listening_socket, printed_url
+from pucache.reviewing.session import read_session
+
+FOUND = ("--positives", "found.txt", "--port", "0")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    pictured_pile(tmp_path)
+    return tmp_path
+
+
+def ipv6():
+    try:
+        listening_socket("::1", 0).close()
+    except (OSError, ValueError, OutputError):
+        return False
+    return True
+
+
+# --- the command -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_sitting_is_served_until_a_signal_and_goes_on_where_it_was(folder, number, code):
+    with ReviewProcess(folder, *FOUND, "--reviewer", "Ann") as first:
+        client = first.client()
+        assert f"http://127.0.0.1:{client.port}/?token={client.token}\n" in first.printed
+        assert "4 labelled positive" in first.printed and "56 to search" in first.printed
+        (card,) = client.next(1)
+        client.decide(card, "positive")
+        assert client.get("/api/state")["reviewer"] == "Ann"
+        assert first.end(number) == code
+        assert first.printed.endswith("interrupted; nothing is lost: run the same command again to go on\n")
+        assert "Traceback" not in first.printed
+    with ReviewProcess(folder, "--positives", "found.txt") as second:
+        again = second.client()
+        assert (again.port, again.token, again.session) == (client.port, client.token, client.session)
+        client.close()
+        assert client.get("/api/state")["found"] == 1, "the open page goes on with its cookie"
+        assert "goes on with 1 decided, 1 of them positive" in second.printed
+        client.close()
+        again.close()
+
+
+def test_an_event_stream_does_not_hold_up_the_end(folder):
+    with ReviewProcess(folder, *FOUND) as review:
+        client = review.client()
+        stream = socket.create_connection(("127.0.0.1", client.port))
+        stream.sendall(f"GET /api/events HTTP/1.1\r\nHost: localhost\r\nCookie: {client.cookie}\r\n\r\n".encode())
+        assert stream.recv(100).startswith(b"HTTP/1.1 200")
+        assert review.end() == 130
+        stream.close()
+        client.close()
+
+
+def test_a_second_server_on_the_session_is_refused_in_one_line(folder):
+    with ReviewProcess(folder, *FOUND) as first:
+        _ = first.url
+        with ReviewProcess(folder, *FOUND) as second:
+            assert second.process.wait(HANG_SECONDS) == 1
+            assert second.printed.count("\n") == 1 and "in use by another pucache review" in second.printed
+        assert first.process.poll() is None
+
+
+def test_a_port_in_use_is_said_and_the_next_free_one_taken(folder):
+    with listening_socket("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with ReviewProcess(folder, "--positives", "found.txt", "--port", port) as review:
+            client = review.client()
+            assert client.port > port and f"port {port} is in use; {client.port} is served instead" in review.printed
+            client.close()
+
+
+@pytest.mark.skipif(not ipv6(), reason="this machine has no IPv6")
+def test_the_loopback_address_of_ipv6_can_be_served(folder):
+    with ReviewProcess(folder, *FOUND, "--host", "::1") as review:
+        client = ReviewClient(review.url)
+        assert client.origin.startswith("http://[::1]:") and client.enter().get("/api/state")["decided"] == 0
+        client.close()
+
+
+def test_one_positive_is_enough_and_none_too(folder):
+    with ReviewProcess(folder, "--port", "0", "--session", "empty") as review:
+        client = review.client()
+        cards = client.next(6)
+        assert len({card["row"] for card in cards}) == 6 and client.get("/api/state")["hidden"] is None
+        client.decide(cards[0], "positive")
+        wait_for(lambda: client.get("/api/state")["ranking_version"] > 0)
+        assert client.get("/api/state")["found"] == 1
+        client.close()
+
+
+def wait_for(condition):
+    until = time.monotonic() + HANG_SECONDS
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+BAD = {
+    "none.h5 --positives found.txt": (1, "none.h5"),
+    "pile.h5 --positives none.txt": (1, "none.txt"),
+    "pile.h5 --positives found.txt --port 65536": (2, "--port"),
+    "pile.h5 --positives found.txt --port -1": (2, "--port"),
+    "pile.h5 --positives found.txt --host 203.0.113.7": (2, "--host 203.0.113.7 is no address of this machine"),
+    "pile.h5 --positives found.txt --host no/host": (2, "--host no/host"),
+    "pile.h5 --positives found.txt --images nowhere": (1, "no such source: nowhere"),
+    "pile.h5 --positives found.txt --session found.txt": (1, "found.txt"),
+    "pile.h5 --positives found.txt --json": (2, "--json is for --export"),
+}
+
+
+@pytest.mark.parametrize("command", BAD)
+def test_what_cannot_be_is_one_line_with_its_exit_code(folder, monkeypatch, command):
+    monkeypatch.chdir(folder)
+    ended = CliRunner().invoke(main, ["review", *command.split(), "--no-browser"])
+    code, text = BAD[command]
+    assert ended.exit_code == code and text in ended.stderr and ended.stderr.count("\n") == 1, ended.stderr
+
+
+# --- the browser -------------------------------------------------------------------------------
+
+
+def test_the_browser_gets_an_address_that_works_once(folder):
+    script = folder / "browser"
+    script.write_text('#!/bin/sh\necho "$1" > "$(dirname "$0")/opened"\n')
+    script.chmod(0o755)
+    with ReviewProcess(folder, *FOUND, browser=True, BROWSER=f"{script} %s") as review:
+        printed = review.url
+        wait_for(lambda: (folder / "opened").exists() and (folder / "opened").read_text())
+        opened = (folder / "opened").read_text().strip()
+        assert opened.startswith(printed.partition("=")[0]) and opened != printed
+        ReviewClient(opened).enter().close()
+        again = ReviewClient(opened)
+        assert again.ask("GET", f"/?token={again.token}")[0] == 403
+        again.close()
+        ReviewClient(printed).enter().close()
+
+
+@pytest.mark.parametrize(
+    "environ", [{"BROWSER": "/no/such/browser %s"}, {"BROWSER": "", "DISPLAY": "", "WAYLAND_DISPLAY": ""}]
+)
+def test_without_a_browser_the_address_is_there_all_the_same(folder, environ):
+    with ReviewProcess(folder, *FOUND, browser=True, **environ) as review:
+        client = review.client()
+        wait_for(lambda: "no browser could be started here" in review.printed)
+        assert client.get("/api/state")["decided"] == 0
+        client.close()
+
+
+# --- port and token ----------------------------------------------------------------------------
+
+
+def test_the_address_is_kept_for_its_owner_alone(tmp_path):
+    address = ServerAddress.new()
+    address.keep(tmp_path)
+    assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
+    assert ServerAddress.kept(tmp_path) == address and os.listdir(tmp_path) == [FILE]
+    assert address.token != ServerAddress.new().token and len(address.token) >= 43
+    (tmp_path / FILE).chmod(0o640)
+    assert ServerAddress.kept(tmp_path) is None, "others may have read it"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"port": 1}', '{"port": 0, "token": "%s"}', '{"port": "1", "token": "%s"}',
+             '{"port": 70000, "token": "%s"}', '{"port": 1, "token": ""}', '{"port": 1, "token": 5}', "\xff"]
+)  # fmt: skip
+def test_a_damaged_address_is_replaced(tmp_path, text):
+    path = tmp_path / FILE
+    path.write_bytes((text.replace("%s", "x" * 43)).encode("latin-1"))
+    path.chmod(0o600)
+    assert ServerAddress.kept(tmp_path) is None
+
+
+def test_no_address_can_be_kept_in_a_folder_that_cannot_be_written(tmp_path):
+    with pytest.raises(OutputError, match="cannot write"):
+        ServerAddress.new().keep(tmp_path / "none")
+
+
+def test_answers_leave_at_once():
+    """Without TCP_NODELAY an answer of two parts waits 40 ms for an acknowledgement."""
+    with listening_socket("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
+
+
+def test_every_port_in_use_is_one_line(monkeypatch):
+    monkeypatch.setattr("pucache.reviewing.server_address.PORTS", 1)
+    with listening_socket("127.0.0.1", 0) as taken, pytest.raises(OutputError, match="all in use; name a free one"):
+        listening_socket("127.0.0.1", taken.getsockname()[1])
+
+
+def test_printed_addresses_can_be_opened():
+    assert printed_url("127.0.0.1", 1, "t") == "http://127.0.0.1:1/?token=t"
+    assert printed_url("::1", 1, "t") == "http://[::1]:1/?token=t"
+    assert printed_url("0.0.0.0", 1, "t") == "http://127.0.0.1:1/?token=t"
+
+
+def test_a_user_without_a_name_can_review(monkeypatch):
+    def nameless():
+        raise KeyError("uid 5000")
+
+    monkeypatch.setattr(module.getpass, "getuser", nameless)
+    assert module.user_name() == ""
+
+
+# --- killed ------------------------------------------------------------------------------------
+
+
+class Page:
+    """Decides until told to stop, as the page does: what got no answer is sent again until it does."""
+
+    def __init__(self, client):
+        self.client, self.acknowledged, self.failures = client, {}, 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self):
+        while not self._stop.is_set():
+            cards = self._until_answered(lambda: self.client.next(1))
+            if not cards:
+                return
+            request, choice = uuid.uuid4().hex, "positive" if cards[0]["row"] < 15 else "negative"
+            answer = self._until_answered(lambda: self.client.decide(cards[0], choice, request))  # noqa: B023
+            for accepted in answer["accepted"] if answer else ():
+                self.acknowledged[accepted["request"]] = (accepted["row"], accepted["serial"], accepted["choice"])
+
+    def _until_answered(self, work):
+        while not self._stop.is_set():
+            try:
+                return work()
+            except (OSError, http.client.HTTPException):
+                self.failures += 1
+                time.sleep(0.02)
+        return None
+
+    def goes_on(self):
+        """Wait for further acknowledgements."""
+        before = len(self.acknowledged)
+        wait_for(lambda: len(self.acknowledged) > before + 2 or not self._thread.is_alive())
+
+    def stop(self):
+        self._stop.set()
+        self._thread.join(HANG_SECONDS)
+
+
+def check_log(folder, page):
+    """Every acknowledged decision is in the log, once, as it was acknowledged."""
+    with read_session(folder / "pile.h5") as session:
+        logged = {entry.request: entry for entry in session.entries() if hasattr(entry, "request")}
+        serials = [entry.serial for entry in session.entries()]
+    assert serials == sorted(set(serials))
+    for request, (row, serial, choice) in page.acknowledged.items():
+        entry = logged[request]
+        assert (entry.row, entry.serial, str(entry.choice)) == (row, serial, choice)
+    return logged
+
+
+@pytest.mark.parametrize("kills", [3, slow(30)])
+def test_a_killed_server_loses_no_acknowledged_decision_and_the_page_goes_on(tmp_path, kills):
+    pictured_pile(tmp_path, 60 + 60 * kills)
+    draw, page = np.random.default_rng(kills), None
+    for number in range(kills):
+        with ReviewProcess(tmp_path, "--positives", "found.txt", *(["--port", "0"] if page is None else [])) as review:
+            page = page or Page(review.client())
+            assert review.url
+            page.goes_on()
+            if number % 2:
+                kill_trainer(review)
+                page.goes_on()
+            time.sleep(draw.random() * 0.3)
+            os.killpg(review.process.pid, signal.SIGKILL)
+            review.process.wait()
+        check_log(tmp_path, page)
+    page.stop()
+    assert len(page.acknowledged) >= 3 * kills
+    page.client.close()
+
+
+def kill_trainer(review):
+    """Kill the process that trains; the server starts another one."""
+    threads = Path(f"/proc/{review.process.pid}/task").iterdir()
+    children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    assert len(children) == 1
+    os.kill(children[0], signal.SIGKILL)
+
+
+def test_on_a_full_disk_nothing_is_acknowledged_that_is_not_written(tmp_path):
+    pictured_pile(tmp_path, 300)
+    with ReviewProcess(tmp_path, *FOUND) as review:
+        client = review.client()
+        written = tmp_path / "pile.h5.review/decisions.sqlite-wal"
+        cards, acknowledged, errors = client.next(200), [], []
+        no_limit = resource.prlimit(review.process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(review.process.pid, resource.RLIMIT_FSIZE, (written.stat().st_size + 40_000, no_limit[1]))
+        for number, card in enumerate(cards):
+            decision = {"request": f"r{number}", "row": card["row"], "choice": "negative", "replaces": 0}
+            status, _, content = client.ask(
+                "POST",
+                "/api/decide",
+                json.dumps({"session": client.session, "tab": client.tab, "decisions": [decision]}),
+            )
+            answer = json.loads(content)
+            if status == 200:
+                acknowledged.append(decision["request"])
+                continue
+            assert status == 507 and "cannot write" in answer["error"] and "\n" not in answer["error"]
+            errors.append(decision)
+            if len(errors) == 3:
+                break
+        assert acknowledged and len(errors) == 3
+        assert client.get("/api/state")["decided"] == len(acknowledged)
+        with read_session(tmp_path / "pile.h5") as session:
+            assert [entry.request for entry in session.entries() if hasattr(entry, "request")] == acknowledged
+        resource.prlimit(review.process.pid, resource.RLIMIT_FSIZE, no_limit)
+        assert len(client.post("/api/decide", decisions=errors)["accepted"]) == 3
+        client.close()
