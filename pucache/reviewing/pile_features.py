@@ -65,8 +65,8 @@ class PileFeatures:
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """Projected rows, float32 (m, q), by ascending row numbers."""
-        if self._keeps_all:
-            return np.asarray(self._all[rows])
+        if self.keeps_all:
+            return np.asarray(self.all[rows])
         return self._project(self._source.take(rows))
 
     def margins(self, coef: np.ndarray, intercept: np.ndarray) -> np.ndarray:
@@ -81,9 +81,9 @@ class PileFeatures:
         -------
         ndarray of float32, (n, K)
         """
-        if self._keeps_all:
-            with limited_threads(self._all.size):
-                return (torch.from_numpy(self._all) @ torch.from_numpy(coef.T.copy())).numpy() + intercept
+        if self.keeps_all:
+            with limited_threads(self.all.size):
+                return (torch.from_numpy(self.all) @ torch.from_numpy(coef.T.copy())).numpy() + intercept
         by_dimension = self._directions @ torch.from_numpy(coef.T / np.float32(self._of_rows.spread))  # (d, K)
         offset = intercept - self._of_rows.centre @ by_dimension.numpy()
         margins = np.empty((len(self._source), len(coef)), np.float32)
@@ -103,11 +103,12 @@ class PileFeatures:
         return values[:, 0]
 
     @property
-    def _keeps_all(self) -> bool:
+    def keeps_all(self) -> bool:
+        """Whether all rows are projected once, and kept."""
         return 4 * len(self._source) * self._directions.shape[1] <= _KEPT_BYTES
 
     @cached_property
-    def _all(self) -> np.ndarray:
+    def all(self) -> np.ndarray:
         """All rows, projected, float32 (n, q)."""
         values = np.empty((len(self._source), self._directions.shape[1]), np.float32)
         self._each_block(self._projected, values)

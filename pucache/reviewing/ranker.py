@@ -1,13 +1,23 @@
 r"""Ranking of a pile by the labels of a sitting, made quickly and again and again.
 
-A linear head is trained on the known positives, the known negatives and a fixed sample of the other rows, from
-where the last fit ended. Beside it a head for each fold is trained, which does not see the labels of that fold: its
-margins calibrate the scores. Neighbours count as in `pucache.pu.neighbour_scores`.
+A linear head is trained on the known positives, the known negatives and a fixed sample of the other rows, along the
+directions of greatest variance (`pucache.reviewing.pile_features`), from where the last fit ended. Beside it a head
+for each fold is trained, which does not see the labels of that fold: its margins calibrate the scores, as in
+`pucache.pu.calibration`. Scores are log density ratios, to which neighbours add (`pucache.pu.neighbour_scores`)::
+
+    score  =  log f_P / f_N  +  weight * lg(W p)
+
+with the weight that `pucache.pu.neighbour_evidence` says, decided anew when the number of positives has doubled.
+
+Loss and penalty are fixed: cross-entropy in which the known positives weigh as much as all other rows. Known
+negatives have the share of the latter that `pucache.pu.review_weights` gives them. A choice of the penalty for each
+sitting found no more positives, and took ten times as long (docs/results/review.md).
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,8 +30,9 @@ from ..heads.risks import PURisk
 from ..neighbours.graph import NeighbourGraph
 from ..neighbours.row_source import row_source
 from ..pu.calibration import Tilt, fit_tilt
-from ..pu.cross_fitting import CrossFitter
 from ..pu.labels import Labels
+from ..pu.neighbour_choice import LEAST_POSITIVES, agreement_gains, held_out_gains
+from ..pu.neighbour_evidence import WEIGHTS, NeighbourEvidence
 from ..pu.propagation import LEAST_SHARE, neighbour_log_odds, probabilities
 from ..pu.review_weights import TrainingLabels
 from ..retrieval.similarity import Similarity
@@ -30,12 +41,17 @@ from .ranking_folds import RankingFolds
 from .ranking_result import RankingResult
 
 FOLDS = 5
-_TOLERANCE = 2e-3
-_FIRST_PENALTY = 1e-4  # of PENALTIES, the middle one
-_LEAST_FOR_CHOICE = 4  # positives from which on the penalty is chosen, and neighbours count
-_LEAST_FOR_POSTERIOR = 10
-_NEIGHBOUR_WEIGHT = 1.0
-_RISK = PURisk()
+_RISK, _PENALTY, _TOLERANCE = PURisk("weighted_bce"), 1e-3, 2e-3
+_LEAST_LABELLED = 10  # positives from before the sitting that estimates can rest on, and positives for a posterior
+_TINY = 1e-6  # least share of positives that is expected
+
+
+@dataclass(frozen=True)
+class _Margins:
+    """Margins of all rows, float32 (n,): by the head of all labels, and by the head that did not see the row's fold."""
+
+    of_all: np.ndarray
+    held_out: np.ndarray
 
 
 class Ranker:
@@ -58,6 +74,8 @@ class Ranker:
     ----------
     graph : NeighbourGraph or None
         May be set between two fits.
+    neighbour_weight : float
+        Of the neighbours in the last fit.
     """
 
     def __init__(
@@ -70,12 +88,13 @@ class Ranker:
         device: str = "auto",
     ):
         self._source = row_source(cache)
-        self.graph, self._device = graph, choose_device(device)
+        self.graph, self.neighbour_weight = graph, 0.0
+        self._device, self._seed = choose_device(device), seed
         self._features = PileFeatures(self._source, np.random.default_rng(seed))
-        group = np.arange(len(self._source)) if groups is None else np.unique(groups, return_inverse=True)[1]
-        self._folds = RankingFolds(group, FOLDS, seed)
+        self._group = np.arange(len(self._source)) if groups is None else np.unique(groups, return_inverse=True)[1]
+        self._folds = RankingFolds(self._group, FOLDS, seed)
         self._heads: FittedHeads | None = None
-        self._penalty, self._chosen_at = _FIRST_PENALTY, 0
+        self._chosen_at = 0  # positives when neighbours were last weighed
 
     def similarity(self, s: np.ndarray, reviewed: np.ndarray) -> RankingResult:
         """Rank by similarity to the known positives: no head, at once.
@@ -90,14 +109,15 @@ class Ranker:
         RankingResult
         """
         began = time.perf_counter()
-        query = Similarity().queries(self._source, Labels(s, reviewed), self._features.whitening)[0]  # type: ignore[arg-type]
+        labels, whitening = Labels(s, reviewed), self._features.whitening
+        query = Similarity().queries(self._source, labels, whitening)[0]  # type: ignore[arg-type]  # only takes rows
         scores = self._features.similarities(query)
         return RankingResult(scores, None, float("nan"), time.perf_counter() - began)
 
     def choice_is_due(self, s: np.ndarray, reviewed: np.ndarray) -> bool:
-        """Whether `fit` would choose the penalty anew: the positives have doubled since."""
+        """Whether `fit` would weigh the neighbours anew: they never were, or the positives have doubled since."""
         positives = int(((s == 1) | (reviewed == 1)).sum())
-        return positives >= _LEAST_FOR_CHOICE and positives >= 2 * self._chosen_at
+        return self.graph is not None and positives >= max(LEAST_POSITIVES, 2 * self._chosen_at)
 
     def fit(self, s: np.ndarray, reviewed: np.ndarray, *, choose: bool | None = None) -> RankingResult:
         """Rank by heads trained on these labels.
@@ -107,26 +127,48 @@ class Ranker:
         s, reviewed : ndarray of int8, (n,)
             As for `pucache.pu.labels.Labels`; at least one positive.
         choose : bool, optional
-            Whether to choose the penalty anew, which takes longer; by default where it is due.
+            Whether to weigh the neighbours anew, which takes longer; by default where it is due.
 
         Returns
         -------
         RankingResult
         """
         began = time.perf_counter()
-        self._folds.place((s == 1) | (reviewed == 1))
+        choose = self.choice_is_due(s, reviewed) if choose is None else choose
+        s, reviewed = _basis(s, reviewed)
+        positive, unknown = (s == 1) | (reviewed == 1), (s == 0) & (reviewed == 0)
+        self._folds.place(positive)
+        margins = self._train(s, reviewed)
+        if positive.sum() < LEAST_POSITIVES:
+            return RankingResult(margins.of_all, None, float("nan"), time.perf_counter() - began)
+        tilt = fit_tilt(margins.held_out, s)
+        if choose and self.graph is not None:
+            self._weigh_neighbours(s, reviewed, margins, tilt)
+        scores, held_out = (self._scores(tilt, values, s, reviewed) for values in (margins.of_all, margins.held_out))
+        if positive.sum() < _LEAST_LABELLED:
+            return RankingResult(scores, None, float("nan"), time.perf_counter() - began)
+        posterior = fit_tilt(held_out, s).posterior(scores).astype(np.float32)
+        expected = float(np.clip(posterior[unknown].mean(), _TINY, 1 - _TINY)) if unknown.any() else float("nan")
+        return RankingResult(scores, posterior, expected, time.perf_counter() - began)
+
+    def _train(self, s: np.ndarray, reviewed: np.ndarray) -> _Margins:
+        """Train the head of all labels and the heads of the folds on the sample and the known rows."""
         rows, X = self._training_rows((s == 1) | (reviewed != 0))
         labels = TrainingLabels.of(s[rows], reviewed[rows])
-        design = DesignMatrix(X, labels.training_s, self._features.moments, self._device)
-        design.leading = self._features.leading  # the same at every fit
-        if self.choice_is_due(s, reviewed) if choose is None else choose:
-            fitter = CrossFitter(design, labels, self._folds.of(rows), risk=_RISK, prior=0.5)
-            self._penalty = fitter.choose_penalty().penalty
-            self._chosen_at = int(labels.training_s.sum())
-        self._heads = self._fit_heads(design, labels, rows)
-        margins = self._features.margins(self._heads.coef, self._heads.intercept)
-        scores, posterior, expected = self._scores(margins, s, reviewed)
-        return RankingResult(scores, posterior, expected, time.perf_counter() - began)
+        weights = np.ones(len(rows), np.float32) if labels.training_weights is None else labels.training_weights
+        columns = np.repeat(weights[:, None], FOLDS + 1, axis=1)
+        columns[:, 1:][self._folds.of(rows)[:, None] == np.arange(FOLDS)] = 0
+        self._heads = fit_heads(
+            self._design(X, labels),
+            weights=columns,
+            penalty=_PENALTY,
+            tolerance=_TOLERANCE,
+            start=self._heads,
+            risk=_RISK,
+        )
+        margins = self._features.margins(self._heads.coef, self._heads.intercept)  # (n, 1 + FOLDS)
+        held_out = np.take_along_axis(margins, 1 + self._folds.of_all[:, None], axis=1)
+        return _Margins(of_all=margins[:, 0], held_out=held_out[:, 0])
 
     def _training_rows(self, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Row numbers and features of the sample and of the known rows."""
@@ -135,40 +177,51 @@ class Ranker:
         others = np.flatnonzero(outside)
         return np.append(sample, others), np.concatenate([self._features.of_sample, self._features.take(others)])
 
-    def _fit_heads(self, design: DesignMatrix, labels: TrainingLabels, rows: np.ndarray) -> FittedHeads:
-        """The head of all labels, and after it one for each fold."""
-        weights = np.ones(len(rows), np.float32) if labels.training_weights is None else labels.training_weights
-        columns = np.repeat(weights[:, None], FOLDS + 1, axis=1)
-        columns[:, 1:][self._folds.of(rows)[:, None] == np.arange(FOLDS)] = 0
-        return fit_heads(
-            design, weights=columns, penalty=self._penalty, tolerance=_TOLERANCE, start=self._heads, risk=_RISK
-        )
+    def _design(self, X: np.ndarray, labels: TrainingLabels) -> DesignMatrix:
+        design = DesignMatrix(X, labels.training_s, self._features.moments, self._device)
+        design.leading = self._features.leading  # the same at every fit
+        return design
 
-    def _scores(
-        self, margins: np.ndarray, s: np.ndarray, reviewed: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray | None, float]:
-        """Scores, posterior and its mean over unknown rows."""
-        positive, known = (s == 1) | (reviewed == 1), (s == 1) | (reviewed != 0)
-        labelled = s if s.sum() >= _LEAST_FOR_POSTERIOR else positive.astype(np.int8)
-        if positive.sum() < _LEAST_FOR_CHOICE:
-            return margins[:, 0], None, float("nan")
-        held_out = np.take_along_axis(margins, 1 + self._folds.of_all[:, None], axis=1)[:, 0]
-        tilt = fit_tilt(held_out, labelled)
-        scores = tilt.log_ratio(margins[:, 0]).astype(np.float32)
-        if self.graph is not None:
-            scores, held_out = (
-                self._fused(values, tilt, positive, reviewed == -1) for values in (margins[:, 0], held_out)
-            )
-            tilt = fit_tilt(held_out, labelled)
-        if positive.sum() < _LEAST_FOR_POSTERIOR:
-            return scores, None, float("nan")
-        posterior = tilt.posterior(scores).astype(np.float32)
-        expected = float(np.clip(posterior[~known].mean(), 1e-6, 1 - 1e-6)) if not known.all() else float("nan")
-        return scores, posterior, expected
-
-    def _fused(self, margins: np.ndarray, tilt: Tilt, positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
+    def _weigh_neighbours(self, s: np.ndarray, reviewed: np.ndarray, margins: _Margins, tilt: Tilt) -> None:
+        """Decide on the weight of the neighbours, by heads of halves of the labels and by held-out positives."""
         assert self.graph is not None
+        labels = TrainingLabels.of(s, reviewed)
+        positives = int(labels.training_s.sum())
+        agreement = agreement_gains(
+            self._design(self._features.all, labels),
+            labels,
+            self.graph,
+            risk=_RISK,
+            training_prior=0.5,
+            penalty=_PENALTY,
+            prior=tilt.prior,
+            groups=self._group,
+            seed=self._seed,
+        )
+        log_ratios = tilt.log_ratio(margins.held_out).astype(np.float32)
+        lifts = self._lifts(log_ratios, tilt, s, reviewed)
+        rankings = [log_ratios + np.float32(weight) * lifts for weight in WEIGHTS]
+        held_out = held_out_gains(log_ratios, rankings, labels, self._folds.of_all)
+        self.neighbour_weight = NeighbourEvidence(agreement=agreement, held_out=held_out, labels=positives).weight
+        self._chosen_at = positives
+
+    def _scores(self, tilt: Tilt, margins: np.ndarray, s: np.ndarray, reviewed: np.ndarray) -> np.ndarray:
+        """Log density ratios with neighbours, float32 (n,)."""
         log_ratios = tilt.log_ratio(margins).astype(np.float32)
+        if not self.neighbour_weight:
+            return log_ratios
+        return log_ratios + np.float32(self.neighbour_weight) * self._lifts(log_ratios, tilt, s, reviewed)
+
+    def _lifts(self, log_ratios: np.ndarray, tilt: Tilt, s: np.ndarray, reviewed: np.ndarray) -> np.ndarray:
+        """Log odds of the share of positives among the neighbours, float32 (n,)."""
+        assert self.graph is not None
         p = probabilities(log_ratios, max(tilt.prior, LEAST_SHARE))
-        p[positive], p[negative] = 1, 0
-        return log_ratios + np.float32(_NEIGHBOUR_WEIGHT) * neighbour_log_odds(self.graph.weighted_means(p))
+        p[(s == 1) | (reviewed == 1)], p[reviewed == -1] = 1, 0
+        return neighbour_log_odds(self.graph.weighted_means(p))
+
+
+def _basis(s: np.ndarray, reviewed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """s and reviewed as estimates take them: with few labelled positives, those of the sitting count as labelled."""
+    if np.count_nonzero(s == 1) >= _LEAST_LABELLED:
+        return s, reviewed
+    return ((s == 1) | (reviewed == 1)).astype(np.int8), np.minimum(reviewed, 0)

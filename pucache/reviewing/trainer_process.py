@@ -15,13 +15,12 @@ import time
 from multiprocessing.connection import Connection
 
 from ..cache.embedding_cache import EmbeddingCache
-from ..errors import CacheError, one_line
+from ..errors import one_line
 from ..neighbours.graph import NeighbourGraph, cached_graph
-from ..neighbours.graph_file import checksums_of, graph_path, read_graph
 from .training_messages import Failed, Idle, Job, Ranked, Setup
 
 NICE, _GRAPH_NICE = 5, 15  # the server, and in this process the fits, go first
-_MOST_PAIRS = 1 << 34  # rows times rows that are compared to make a graph
+_MOST_PAIRS = 1 << 34  # rows times rows; in larger piles neighbours would take minutes and gigabytes
 _FITS_BEFORE_CHOICE = 3  # with newer labels all the time, a choice that is due waits for so many fits
 
 
@@ -143,7 +142,8 @@ class Training:
         s, reviewed = job.labels(self._n)
         if not self._fits:
             self._outbox.send(Ranked(job.serial, self._ranker.similarity(s, reviewed)))
-            threading.Thread(target=self._find_graph, daemon=True).start()
+            if self._n**2 <= _MOST_PAIRS:
+                threading.Thread(target=self._find_graph, daemon=True).start()
         self._fits += 1
         due = self._ranker.choice_is_due(s, reviewed)
         at_once = due and self._postponed >= _FITS_BEFORE_CHOICE
@@ -154,37 +154,13 @@ class Training:
             self._postponed = 0
 
     def _find_graph(self) -> None:
-        """In a thread of its own: read the graph beside the cache, or make it where that takes seconds."""
+        """In a thread of its own: read the graph beside the cache, or make it."""
         with contextlib.suppress(OSError, AttributeError):  # threads have their own priority on Linux alone
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _GRAPH_NICE)
         try:
-            graph = graph_of(self._cache, self._device)
+            self._inbox.put_graph(cached_graph(self._cache, device=self._device))
         except Exception as error:
             self._outbox.send(Failed(f"neighbours do not count: {one_line(error)}"))
-            return
-        if graph is not None:
-            self._inbox.put_graph(graph)
-
-
-def graph_of(cache: EmbeddingCache, device: str) -> NeighbourGraph | None:
-    """Graph beside a cache; where there is none, it is made, but for a large cache.
-
-    Parameters
-    ----------
-    cache : EmbeddingCache
-    device : str
-
-    Returns
-    -------
-    NeighbourGraph or None
-    """
-    if len(cache) ** 2 <= _MOST_PAIRS:
-        return cached_graph(cache, device=device)
-    try:
-        graph, checksums = read_graph(graph_path(cache))
-    except CacheError:
-        return None
-    return graph if checksums == checksums_of(cache) and len(graph) == len(cache) else None
 
 
 def main(descriptor: int) -> None:
