@@ -1,7 +1,8 @@
 """Embeddings as the linear solvers take them: centred, scaled, float32, on the device, in blocks of rows.
 
 Blocks that fit stay on the device. Others are read and converted again in every pass, so resident
-memory stays bounded whatever the size of the cache.
+memory stays bounded whatever the size of the cache. On a CPU that multiplies bfloat16, all blocks are also
+there in that type: products with few heads then take half the time.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,14 +19,17 @@ import torch
 from torch import Tensor
 
 from ..devices import multiplies_bfloat16
-from ..storage.mapped_arrays import release_pages, row_slices, take_rows
+from ..storage.mapped_arrays import release_pages, row_step, take_rows
+from ..threads import limited_threads, worker_threads
+from .fitted import FittedHeads
 from .linear_algebra import leading_subspace
 from .moments import Moments
 
 CPU_RESIDENT = 1 << 29  # bytes of float32 rows kept in memory on the CPU
 CUDA_RESIDENT = 0.5  # share of the free device memory that rows may take
 _BLOCKS_PER_GROUP, _MAX_GROUPS = 4, 32  # see `RowBlocks.groups`
-_PART_VALUES = 1 << 20  # of a block that products take at once: float32 rows that stay in the processor's cache
+_CPU_BLOCK_VALUES = 1 << 20  # of a block on the CPU: float32 rows that stay in the processor's cache
+_REDUCED_VALUES = 1 << 22  # from which on rows are also kept in bfloat16; in fewer rows, rounding does not average out
 _SAMPLE = 4096  # rows that the leading directions are estimated from
 _DIRECTIONS = 64  # leading directions that preconditioners use
 
@@ -43,13 +47,25 @@ class RowBlocks:
         Ascending row numbers.
     moments : Moments
     device : torch.device
+
+    Attributes
+    ----------
+    reduces : bool
+        Whether there are blocks in bfloat16.
     """
 
     def __init__(self, X: np.ndarray, rows: np.ndarray, moments: Moments, device: torch.device):
         self._X, self._rows, self._device = X, rows, device
         self._centre, self._spread = torch.from_numpy(moments.centre), moments.spread
-        self._slices = list(row_slices(len(rows), X.shape[1]))
-        self._kept: list[Tensor | None] | None = [None] * len(self._slices) if self._fits() else None
+        step = row_step(X.shape[1])
+        if device.type == "cpu":
+            step = min(step, max(256, _CPU_BLOCK_VALUES // X.shape[1]))
+        self._slices = [slice(begin, min(begin + step, len(rows))) for begin in range(0, len(rows), step)]
+        self._keeps = self._fits()
+        self.reduces = (
+            device.type == "cpu" and multiplies_bfloat16(device) and len(rows) * X.shape[1] >= _REDUCED_VALUES
+        )
+        self._kept: dict[tuple[int, bool], Tensor] = {}
         if device.type == "cuda":  # so that what fits beside them is known
             for _ in self:
                 pass
@@ -58,16 +74,16 @@ class RowBlocks:
         """Yield (slice into ``rows``, block (b, d)) pairs."""
         return self.blocks(range(len(self._slices)))
 
-    def blocks(self, numbers: range) -> Iterator[tuple[slice, Tensor]]:
-        """Yield some of the blocks by number, in parts; several threads may do so at once."""
-        step = max(256, _PART_VALUES // self._X.shape[1]) if self._device.type == "cpu" else len(self._rows)
-        for number in numbers:
-            rows, block = self._slices[number], self._block(number)
-            if len(block) <= step:
-                yield rows, block
-                continue
-            for begin in range(0, len(block), step):
-                yield slice(rows.start + begin, min(rows.start + begin + step, rows.stop)), block[begin : begin + step]
+    def blocks(self, numbers: range, reduced: bool = False) -> Iterator[tuple[slice, Tensor]]:
+        """Yield some of the blocks by number; several threads may do so at once.
+
+        Parameters
+        ----------
+        numbers : range
+        reduced : bool
+            In bfloat16, where the processor is a CPU that multiplies it.
+        """
+        return ((self._slices[number], self._block(number, reduced and self.reduces)) for number in numbers)
 
     def groups(self) -> list[range]:
         """Numbers of the blocks in groups of consecutive ones, for sums that several threads add up.
@@ -81,12 +97,12 @@ class RowBlocks:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def _block(self, number: int) -> Tensor:
-        if self._kept is None:
-            return self._make(self._slices[number])
-        block = self._kept[number]
+    def _block(self, number: int, reduced: bool = False) -> Tensor:
+        block = self._kept.get((number, reduced))
         if block is None:
-            block = self._kept[number] = self._make(self._slices[number])
+            block = self._block(number).bfloat16() if reduced else self._make(self._slices[number])
+            if self._keeps:
+                self._kept[number, reduced] = block
         return block
 
     def _fits(self) -> bool:
@@ -152,6 +168,7 @@ class DesignMatrix:
     def __init__(self, X: np.ndarray, s: np.ndarray, moments: Moments | None, device: torch.device):
         self.X, self.is_positive, self.device = X, np.asarray(s) == 1, device
         self.moments = moments or Moments.of(X)
+        self._whole: DesignMatrix | None = None  # that these rows were taken from
 
     @property
     def d(self) -> int:
@@ -183,8 +200,64 @@ class DesignMatrix:
 
     @cached_property
     def leading(self) -> LeadingDirections:
-        """Leading directions of all rows."""
-        return leading_directions(self.X, self.moments, _DIRECTIONS)
+        """Leading directions of all rows, or of those that these were taken from."""
+        return self._whole.leading if self._whole else leading_directions(self.X, self.moments, _DIRECTIONS)
+
+    def take(self, rows: np.ndarray, s: np.ndarray) -> DesignMatrix:
+        """Design matrix of some rows with the centre, the scale and the leading directions of all.
+
+        Parameters
+        ----------
+        rows : ndarray of int64, (m,), ascending
+        s : ndarray, (m,)
+            Labels of these rows.
+
+        Returns
+        -------
+        DesignMatrix
+        """
+        taken = DesignMatrix(take_rows(self.X, rows), s, self.moments, self.device)
+        taken._whole = self
+        return taken
+
+    def margins(self, heads: FittedHeads, chosen: np.ndarray | None = None) -> np.ndarray:
+        """Margins of heads, computed on the blocks.
+
+        Parameters
+        ----------
+        heads : FittedHeads
+            K heads for `X`.
+        chosen : ndarray of int, (n, J), optional
+            Numbers of J heads for each row; by default all heads.
+
+        Returns
+        -------
+        ndarray of float32, (n, K) or (n, J)
+        """
+        parameters = torch.from_numpy(heads.standardised(self.moments)).to(self.device)
+        coef, intercept = parameters[:, :-1], parameters[:, -1:]
+        result = np.empty((len(self), len(coef)) if chosen is None else chosen.shape, np.float32)
+
+        def fill(row_numbers: np.ndarray, blocks: RowBlocks, group: range) -> None:
+            for part, X in blocks.blocks(group):
+                rows, margins = row_numbers[part], torch.addmm(intercept, coef, X.T).T.cpu().numpy()
+                result[rows] = margins if chosen is None else np.take_along_axis(margins, chosen[rows], axis=1)
+
+        sides = ((self.positive_rows, self.positive), (self.unlabelled_rows, self.unlabelled))
+        tasks = [partial(fill, rows, blocks, group) for rows, blocks in sides for group in blocks.groups()]
+        with torch.inference_mode(), limited_threads(0) as threads, worker_threads(self.workers(threads)) as run_all:
+            for _ in run_all(tasks):
+                pass
+        return result
+
+    @property
+    def reduces(self) -> bool:
+        """Whether products at reduced precision are faster."""
+        return self.device.type == "cuda" or self.unlabelled.reduces
+
+    def workers(self, threads: int) -> int:
+        """Threads that sum over the blocks, of those allowed."""
+        return min(threads, len(self.unlabelled.groups())) if self.device.type == "cpu" else 1
 
 
 def leading_directions(X: np.ndarray, moments: Moments, count: int) -> LeadingDirections:

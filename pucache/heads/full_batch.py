@@ -1,8 +1,10 @@
 """The batch solver: every head's risk over all rows, minimised to convergence.
 
 The result of a head does not depend on which heads are trained with it, up to rounding. The solver
-first minimises with matrix products at reduced precision, then in float32 until the norm of the
-preconditioned gradient is below `TOLERANCE` times its initial value.
+minimises until the norm of the preconditioned gradient is below `TOLERANCE` times its initial value.
+Where rows are many, products are at reduced precision first (`pucache.heads.stages`). Then margins and
+gradient are computed once in float32, and products at reduced precision add the changes since: their errors
+are relative to the changes, so they are below the tolerance.
 
 The non-negative risks have a kink where the negative part reaches its bound. R+ + max(R-, -beta) is
 smoothed there over a width of `WIDTH`, which raises the objective by at most WIDTH * log(2).
@@ -11,6 +13,7 @@ smoothed there over a width of `WIDTH`, which raises the objective by at most WI
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -20,8 +23,8 @@ from torch.nn.functional import softplus
 from ..progress import Progress
 from ..threads import RunAll, run_in_turn, worker_threads
 from .fitted import FittedHeads
-from .lbfgs import Minimum, Preconditioner
-from .loss_sums import LossSum
+from .lbfgs import Minimum, Objective, Preconditioner
+from .loss_sums import Anchor, AnchoredSum, LossSum, RecordedSum
 from .preconditioner import CovariancePreconditioner
 from .problem import HeadProblem
 from .risks import falling, rising
@@ -30,6 +33,7 @@ from .stages import minimise_in_two_stages
 TOLERANCE = 3e-4  # relative norm of the preconditioned gradient; about the accuracy of scikit-learn's default
 WIDTH = 2e-3  # of the smoothed kink, in units of the risk
 _MAX_PASSES = 300  # over the data
+_ANCHOR_VALUES = 1 << 26  # margins that an anchor may keep, of all heads
 _INITIAL_BOUND = 0.01  # of the initial coefficients
 _CURVATURE = {"sigmoid": 0.1, "logistic": 0.25}  # the greatest second derivatives of the losses
 
@@ -60,9 +64,7 @@ def train(
     FittedHeads
     """
     progress.start(None, "training")
-    on_cpu = problem.device.type == "cpu"
-    groups = len(problem.design.unlabelled.groups())
-    with worker_threads(min(threads, groups) if on_cpu else 1) as run_all:
+    with worker_threads(problem.design.workers(threads)) as run_all:
         return _train(_Objective(problem, progress, run_all), problem, start, tolerance)
 
 
@@ -114,33 +116,67 @@ class _Objective:
         self.reported_risk = torch.zeros_like(self.penalty)
         self.clamp_factor = torch.ones_like(self.penalty)
 
-    def __call__(self, parameters: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
-        """Values (A,) and gradients (A, d + 1) of the heads numbered ``head`` (A,) at ``parameters`` (A, d + 1)."""
+    def __call__(self, parameters: Tensor, head: Tensor, reduced: bool = False) -> tuple[Tensor, Tensor]:
+        """Values (A,) and gradients (A, d + 1) of the heads numbered ``head`` (A,) at ``parameters`` (A, d + 1).
+
+        With ``reduced``, unlabelled rows are rounded to bfloat16 where the processor multiplies it.
+        """
+        return self._combine(parameters, head, self._over_unlabelled(head, lambda: LossSum(parameters), reduced))
+
+    @property
+    def reduces(self) -> bool:
+        """Whether evaluation at reduced precision is faster."""
+        return self._problem.design.reduces
+
+    def anchored(self, parameters: Tensor) -> Objective:
+        """The objective near ``parameters`` (K, d + 1) of all heads, with products of rounded rows and changes."""
+        unlabelled, all_heads = self._problem.design.unlabelled, torch.arange(len(parameters), device=parameters.device)
+        if not unlabelled.reduces or len(parameters) * len(unlabelled) > _ANCHOR_VALUES:
+            return self
+        anchor = Anchor.at(parameters.clone(), len(unlabelled))
+        anchor.gradient[:] = self._over_unlabelled(all_heads, lambda: RecordedSum(anchor)).gradient
+
+        def evaluate(parameters: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
+            total = self._over_unlabelled(head, lambda: AnchoredSum(parameters, head, anchor), reduced=True)
+            total.gradient += anchor.gradient[head]
+            return self._combine(parameters, head, total)
+
+        return evaluate
+
+    def _over_unlabelled(self, head: Tensor, new_sum: Callable[[], LossSum], reduced: bool = False) -> LossSum:
+        """Negative part of the risk over the unlabelled rows."""
         surrogate, c = str(self._problem.risk.surrogate), self.coefficients
-        positive_part, negative_part = LossSum(parameters), LossSum(parameters)  # R+ and R-
-        for rows, X in self._problem.design.positive:
-            weights = self._weights_positive[self._column[head]][:, rows]
-            margins = positive_part.margins(X)
-            positive_part.add(X, *_weighted(weights * c.a[head, None], *falling(surrogate, margins)))
-            negative_part.add(X, *_weighted(weights * c.p[head, None], *rising(surrogate, margins)))
+        column = self._column[head]
 
         def sum_group(group: range) -> LossSum:
-            total = negative_part if group is self._groups[0] else LossSum(parameters)
-            for rows, X in self._problem.design.unlabelled.blocks(group):
-                weights = self._weights_unlabelled[:, rows][self._column[head]]
-                total.add(X, *_weighted(weights * c.u[head, None], *rising(surrogate, total.margins(X))))
+            total = new_sum()
+            for rows, X in self._problem.design.unlabelled.blocks(group, reduced):
+                weights = self._weights_unlabelled[:, rows][column]
+                total.add(X, rows, *_weighted(weights * c.u[head, None], *rising(surrogate, total.margins(X, rows))))
             return total
 
-        for total in self._run_all([partial(sum_group, group) for group in self._groups]):
-            if total is not negative_part:
-                negative_part.merge(total)
+        total, *others = self._run_all([partial(sum_group, group) for group in self._groups])
+        for other in others:
+            total.merge(other)
         self.passes += 1
         self._progress.advance(1)
-        return self._combine(parameters, head, positive_part, negative_part)
+        return total
 
-    def _combine(
-        self, parameters: Tensor, head: Tensor, positive_part: LossSum, negative_part: LossSum
-    ) -> tuple[Tensor, Tensor]:
+    def _over_positives(self, parameters: Tensor, head: Tensor) -> tuple[LossSum, LossSum]:
+        """Positive and negative part of the risk over the labelled rows."""
+        surrogate, c = str(self._problem.risk.surrogate), self.coefficients
+        column = self._column[head]
+        positive_part, negative_part = LossSum(parameters), LossSum(parameters)
+        for rows, X in self._problem.design.positive:
+            weights = self._weights_positive[:, rows][column]
+            margins = positive_part.margins(X, rows)
+            positive_part.add(X, rows, *_weighted(weights * c.a[head, None], *falling(surrogate, margins)))
+            negative_part.add(X, rows, *_weighted(weights * c.p[head, None], *rising(surrogate, margins)))
+        return positive_part, negative_part
+
+    def _combine(self, parameters: Tensor, head: Tensor, unlabelled: LossSum) -> tuple[Tensor, Tensor]:
+        positive_part, negative_part = self._over_positives(parameters, head)
+        negative_part.merge(unlabelled)
         risk = self._problem.risk
         self.reported_risk[head] = risk.combine(positive_part.value, negative_part.value)[0]
         bounded, factor = negative_part.value, torch.ones_like(negative_part.value)

@@ -74,129 +74,166 @@ def minimise(
     -------
     Minimum
     """
-    all_problems = torch.arange(len(start), device=start.device)
-    value, gradient = objective(start, all_problems)
-    state = _State(all_problems, start.clone(), value, gradient, preconditioner(gradient, all_problems))
-    norm = state.norm()
-    reference = norm if reference is None else reference
-    state.update_direction(preconditioner)
-    results = _Results(start, state.value, norm)
-    used = 1
-    while True:
-        running = (norm > tolerance * reference[state.problem]) & (state.step_size >= _SHORTEST)
-        running &= norm > _ROUNDING * state.value.abs().sqrt()
-        results.store(state, norm)
-        if not running.any() or used >= evaluations:
-            break
-        if not running.all():
-            state.keep_only(running)
-        value, gradient = objective(state.trial(), state.problem)
-        used += 1
-        accepted = state.accept_or_shorten(value, gradient, preconditioner(gradient, state.problem))
-        state.update_direction(preconditioner, accepted)
-        norm = state.norm()
-    return Minimum(
-        parameters=results.parameters,
-        value=results.value,
-        decrement=results.norm / reference.clamp(min=1e-30),
-        reference=reference,
-        evaluations=used,
-    )
+    minimiser = Minimiser(start, preconditioner, reference)
+    minimiser.run(objective, tolerance=tolerance, evaluations=evaluations)
+    return minimiser.minimum()
 
 
-class _Results:
-    """Latest parameters, value and gradient norm of every problem, running or finished."""
+class Minimiser:
+    """Minimisation in stages: each has an objective of its own, and continues with the curvature of those before.
 
-    def __init__(self, parameters: Tensor, value: Tensor, norm: Tensor):
-        self.parameters, self.value, self.norm = parameters.clone(), value.clone(), norm.clone()
+    Parameters
+    ----------
+    start : (K, p) tensor
+    preconditioner : callable
+    reference : (K,) tensor, optional
+        Norms that tolerances refer to; those at the first evaluation by default.
 
-    def store(self, state: _State, norm: Tensor) -> None:
-        self.parameters[state.problem] = state.parameters
-        self.value[state.problem] = state.value
-        self.norm[state.problem] = norm
+    Attributes
+    ----------
+    evaluations : int
+        Passes over the data until now.
+    """
+
+    def __init__(self, start: Tensor, preconditioner: Preconditioner, reference: Tensor | None = None):
+        self._state, self._preconditioner, self._reference = _State(start), preconditioner, reference
+        self.evaluations = 0
+
+    def run(self, objective: Objective, *, tolerance: float, evaluations: int) -> None:
+        """Minimise until all problems are finished, with at most so many evaluations.
+
+        Parameters
+        ----------
+        objective : callable
+            Approximately that of the stages before.
+        tolerance : float
+        evaluations : int
+        """
+        state, running = self._state, self._all_problems
+        value, gradient = objective(state.parameters, running)
+        state.restart(value, gradient, self._preconditioner(gradient, running))
+        if self._reference is None:
+            self._reference = state.norm(running)
+        state.update_direction(running, self._preconditioner)
+        for _ in range(evaluations - 1):
+            running = running[state.unfinished(running, tolerance * self._reference[running])]
+            if not len(running):
+                break
+            trial = state.trial(running)
+            value, gradient = objective(trial, running)
+            moved = state.accept_or_shorten(running, trial, value, gradient, self._preconditioner(gradient, running))
+            state.update_direction(running[moved], self._preconditioner)
+            self.evaluations += 1
+        self.evaluations += 1
+
+    def minimum(self) -> Minimum:
+        """State after the last stage."""
+        state, reference = self._state, self._reference
+        assert reference is not None
+        return Minimum(
+            parameters=state.parameters,
+            value=state.value,
+            decrement=state.norm(self._all_problems) / reference.clamp(min=1e-30),
+            reference=reference,
+            evaluations=self.evaluations,
+        )
+
+    @property
+    def parameters(self) -> Tensor:
+        """Parameters reached, (K, p)."""
+        return self._state.parameters
+
+    @property
+    def _all_problems(self) -> Tensor:
+        return torch.arange(len(self._state.parameters), device=self._state.parameters.device)
 
 
 class _State:
-    """The A problems still running; every tensor has them along one axis."""
+    """All K problems; methods take the numbers of those that are concerned, (A,)."""
 
-    def __init__(self, problem: Tensor, parameters: Tensor, value: Tensor, gradient: Tensor, preconditioned: Tensor):
-        self.problem, self.parameters, self.value, self.gradient = problem, parameters, value, gradient
-        self._preconditioned = preconditioned  # gradient
-        self.direction, self.slope = torch.zeros_like(gradient), torch.zeros_like(value)
-        self.step_size = torch.ones_like(value)
-        self._steps = gradient.new_zeros((_MEMORY, *gradient.shape))
+    def __init__(self, start: Tensor):
+        self.parameters = start.clone()
+        self.value, self._gradient, self._preconditioned = start[:, 0].clone(), start.clone(), start.clone()
+        self._direction, self._slope = torch.zeros_like(start), torch.zeros_like(self.value)
+        self._step_size = torch.ones_like(self.value)
+        self._steps = start.new_zeros((_MEMORY, *start.shape))
         self._gradient_changes = torch.zeros_like(self._steps)
-        self._inverse_curvature = gradient.new_zeros((_MEMORY, len(value)))  # 1 / (step . gradient change), 0: empty
-        self._count = torch.zeros_like(problem)
-        self._scale = torch.ones_like(value)  # of the preconditioner, by the newest pair
+        self._inverse_curvature = start.new_zeros((_MEMORY, len(start)))  # 1 / (step . gradient change), 0: empty
+        self._count = torch.zeros(len(start), dtype=torch.int64, device=start.device)
+        self._scale = torch.ones_like(self.value)  # of the preconditioner, by the newest pair
 
-    def norm(self) -> Tensor:
+    def restart(self, value: Tensor, gradient: Tensor, preconditioned: Tensor) -> None:
+        """Take over value and gradient of all problems by the objective of a new stage."""
+        self.value, self._gradient, self._preconditioned = value.clone(), gradient.clone(), preconditioned.clone()
+        self._step_size.fill_(1)
+
+    def norm(self, problem: Tensor) -> Tensor:
         """Norm of the preconditioned gradient, (A,)."""
-        return (self.gradient * self._preconditioned).sum(1).clamp(min=0).sqrt()
+        return (self._gradient[problem] * self._preconditioned[problem]).sum(1).clamp(min=0).sqrt()
 
-    def trial(self) -> Tensor:
-        """Trial point of each problem."""
-        return self.parameters + self.step_size[:, None] * self.direction
+    def unfinished(self, problem: Tensor, least: Tensor) -> Tensor:
+        """Whether the gradient is neither below the ``least`` norm (A,) nor rounding, and a step is left to try, (A,)."""
+        norm = self.norm(problem)
+        rounding = _ROUNDING * self.value[problem].abs().sqrt()
+        return (norm > least) & (norm > rounding) & (self._step_size[problem] >= _SHORTEST)
 
-    def accept_or_shorten(self, value: Tensor, gradient: Tensor, preconditioned: Tensor) -> Tensor:
-        """Move where the trial decreases the value enough, shorten the step elsewhere; returns where it moved."""
-        predicted = self.step_size * self.slope
-        accepted = value <= self.value + _SUFFICIENT * predicted + _ROUNDING * self.value.abs()
-        self._remember(accepted, gradient, preconditioned)
-        shorter = -predicted / (2 * (value - self.value - predicted)).clamp(min=1e-30)  # minimum of a parabola
-        self.parameters = torch.where(accepted[:, None], self.trial(), self.parameters)
-        self.value = torch.where(accepted, value, self.value)
-        self.gradient = torch.where(accepted[:, None], gradient, self.gradient)
-        self._preconditioned = torch.where(accepted[:, None], preconditioned, self._preconditioned)
-        shortened = self.step_size * shorter.nan_to_num(0.1).clamp(0.1, 0.5)
-        self.step_size = torch.where(accepted, torch.ones_like(self.step_size), shortened)
+    def trial(self, problem: Tensor) -> Tensor:
+        """Trial points, (A, p)."""
+        return self.parameters[problem] + self._step_size[problem, None] * self._direction[problem]
+
+    def accept_or_shorten(
+        self, problem: Tensor, trial: Tensor, value: Tensor, gradient: Tensor, preconditioned: Tensor
+    ) -> Tensor:
+        """Move where the trial decreases the value enough, shorten the step elsewhere; returns where it moved, (A,)."""
+        before, predicted = self.value[problem], self._step_size[problem] * self._slope[problem]
+        accepted = value <= before + _SUFFICIENT * predicted + _ROUNDING * before.abs()
+        shorter = -predicted / (2 * (value - before - predicted)).clamp(min=1e-30)  # minimum of a parabola
+        self._step_size[problem] *= torch.where(accepted, 1, shorter.nan_to_num(0.1).clamp(0.1, 0.5))
+        moved = problem[accepted]
+        if len(moved):
+            trial, gradient, preconditioned = trial[accepted], gradient[accepted], preconditioned[accepted]
+            self._remember(moved, trial, gradient, preconditioned)
+            self.parameters[moved], self.value[moved] = trial, value[accepted]
+            self._gradient[moved], self._preconditioned[moved] = gradient, preconditioned
+            self._step_size[moved] = 1
         return accepted
 
-    def _remember(self, accepted: Tensor, gradient: Tensor, preconditioned: Tensor) -> None:
-        step, change = self.step_size[:, None] * self.direction, gradient - self.gradient
+    def _remember(self, problem: Tensor, trial: Tensor, gradient: Tensor, preconditioned: Tensor) -> None:
+        step, change = trial - self.parameters[problem], gradient - self._gradient[problem]
         curvature = (step * change).sum(1)
-        keep = (accepted & (curvature > 1e-8 * step.norm(dim=1) * change.norm(dim=1))).nonzero()[:, 0]
-        slot = self._count[keep] % _MEMORY
-        self._steps[slot, keep], self._gradient_changes[slot, keep] = step[keep], change[keep]
-        self._inverse_curvature[slot, keep] = 1 / curvature[keep]
-        scale = (change * (preconditioned - self._preconditioned)).sum(1)[keep] / curvature[keep]
-        self._scale[keep] = torch.where(scale > 0, 1 / scale.clamp(min=1e-30), torch.ones_like(scale))
-        self._count[keep] += 1
+        keep = curvature > 1e-8 * step.norm(dim=1) * change.norm(dim=1)
+        scale = (change * (preconditioned - self._preconditioned[problem])).sum(1)[keep] / curvature[keep]
+        kept = problem[keep]
+        slot = self._count[kept] % _MEMORY
+        self._steps[slot, kept], self._gradient_changes[slot, kept] = step[keep], change[keep]
+        self._inverse_curvature[slot, kept] = 1 / curvature[keep]
+        self._scale[kept] = torch.where(scale > 0, 1 / scale.clamp(min=1e-30), torch.ones_like(scale))
+        self._count[kept] += 1
 
-    def update_direction(self, preconditioner: Preconditioner, moved: Tensor | None = None) -> None:
-        """Compute the next search direction of the problems that moved; of all by default."""
-        newton = -self._two_loop_recursion(preconditioner)
-        slope = (newton * self.gradient).sum(1)
-        steepest = -self._preconditioned
+    def update_direction(self, problem: Tensor, preconditioner: Preconditioner) -> None:
+        """Compute the next search directions."""
+        if not len(problem):
+            return
+        gradient, steepest = self._gradient[problem], -self._preconditioned[problem]
+        newton = -self._two_loop_recursion(problem, preconditioner)
+        slope = (newton * gradient).sum(1)
         uphill = slope >= 0
-        newton = torch.where(uphill[:, None], steepest, newton)
-        slope = torch.where(uphill, (steepest * self.gradient).sum(1), slope)
-        moved = torch.ones_like(uphill) if moved is None else moved
-        self.direction = torch.where(moved[:, None], newton, self.direction)
-        self.slope = torch.where(moved, slope, self.slope)
+        self._direction[problem] = torch.where(uphill[:, None], steepest, newton)
+        self._slope[problem] = torch.where(uphill, (steepest * gradient).sum(1), slope)
 
-    def _two_loop_recursion(self, preconditioner: Preconditioner) -> Tensor:
-        rows = torch.arange(len(self.value), device=self.value.device)
-        slots = [(self._count - 1 - back) % _MEMORY for back in range(min(_MEMORY, int(self._count.max())))]
+    def _two_loop_recursion(self, problem: Tensor, preconditioner: Preconditioner) -> Tensor:
+        count = self._count[problem]
+        slots = [(count - 1 - back) % _MEMORY for back in range(min(_MEMORY, int(count.max())))]
         memory = [
-            (self._steps[slot, rows], self._gradient_changes[slot, rows], self._inverse_curvature[slot, rows])
+            (self._steps[slot, problem], self._gradient_changes[slot, problem], self._inverse_curvature[slot, problem])
             for slot in slots
         ]
-        q, alphas = self.gradient.clone(), []
+        q, alphas = self._gradient[problem], []
         for step, change, inverse in memory:
             alphas.append(inverse * (step * q).sum(1))
-            q -= alphas[-1][:, None] * change
-        z = preconditioner(q, self.problem) if memory else self._preconditioned.clone()
-        z *= self._scale[:, None]
+            q = q - alphas[-1][:, None] * change
+        z = preconditioner(q, problem) if memory else self._preconditioned[problem]
+        z = z * self._scale[problem, None]
         for (step, change, inverse), alpha in zip(reversed(memory), reversed(alphas), strict=True):
             z += (alpha - inverse * (change * z).sum(1))[:, None] * step
         return z
-
-    def keep_only(self, running: Tensor) -> None:
-        """Drop the finished problems."""
-        for name in ("problem", "parameters", "value", "gradient", "direction", "slope", "step_size"):
-            setattr(self, name, getattr(self, name)[running])
-        for name in ("_preconditioned", "_count", "_scale"):
-            setattr(self, name, getattr(self, name)[running])
-        for name in ("_steps", "_gradient_changes", "_inverse_curvature"):
-            setattr(self, name, getattr(self, name)[:, running])

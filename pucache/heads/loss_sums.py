@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -22,19 +24,100 @@ class LossSum:
 
     def __init__(self, parameters: Tensor):
         self._coef, self._intercept = parameters[:, :-1], parameters[:, -1:]
+        self._reduced: Tensor | None = None
         self.value, self.gradient = torch.zeros_like(parameters[:, 0]), torch.zeros_like(parameters)
 
-    def margins(self, X: Tensor) -> Tensor:
-        """Margins of the rows of a block, (A, b)."""
-        return torch.addmm(self._intercept, self._coef, X.T)
+    def margins(self, X: Tensor, rows: slice) -> Tensor:
+        """Margins of the rows of a block (b, d) of the parameters' type or a shorter one, (A, b)."""
+        if X.dtype == self._coef.dtype:
+            return torch.addmm(self._intercept, self._coef, X.T)
+        if self._reduced is None:
+            self._reduced = self._coef.to(X.dtype)
+        return torch.mm(self._reduced, X.T) + self._intercept
 
-    def add(self, X: Tensor, loss: Tensor, step: Tensor) -> None:
+    def add(self, X: Tensor, rows: slice, loss: Tensor, step: Tensor) -> None:
         """Add a block of rows (b, d): their weighted loss (A,) and its derivatives in the margins (A, b)."""
         self.value += loss
-        self.gradient[:, :-1] += step @ X
+        self.gradient[:, :-1] += step.to(X.dtype) @ X
         self.gradient[:, -1] += step.sum(1)
 
     def merge(self, other: LossSum) -> None:
         """Add the sums over other rows."""
         self.value += other.value
         self.gradient += other.gradient
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """Exact margins and derivatives at one point for each of K heads, which `AnchoredSum` adds changes to.
+
+    Attributes
+    ----------
+    parameters : (K, d + 1) tensor
+    margins, steps : (K, n) tensor
+        Of each row: its margin, and the derivative of its weighted loss in the margin.
+    gradient : (K, d + 1) tensor
+        Sum over the rows of derivatives times rows.
+    """
+
+    parameters: Tensor
+    margins: Tensor
+    steps: Tensor
+    gradient: Tensor
+
+    @classmethod
+    def at(cls, parameters: Tensor, n: int) -> Anchor:
+        """Anchor of n rows to be filled by `RecordedSum`."""
+        margins = parameters.new_empty((len(parameters), n))
+        return cls(parameters, margins, torch.empty_like(margins), torch.zeros_like(parameters))
+
+
+class RecordedSum(LossSum):
+    """Sum that keeps margins and derivatives of its rows in an anchor.
+
+    Parameters
+    ----------
+    anchor : Anchor
+        Of the heads (K,) whose sums are computed.
+    """
+
+    def __init__(self, anchor: Anchor):
+        super().__init__(anchor.parameters)
+        self._anchor = anchor
+
+    def add(self, X: Tensor, rows: slice, loss: Tensor, step: Tensor) -> None:
+        """As `LossSum.add`."""
+        super().add(X, rows, loss, step)
+        self._anchor.steps[:, rows] = step
+
+    def margins(self, X: Tensor, rows: slice) -> Tensor:
+        """As `LossSum.margins`."""
+        margins = super().margins(X, rows)
+        self._anchor.margins[:, rows] = margins
+        return margins
+
+
+class AnchoredSum(LossSum):
+    """Sum whose products are those of changes since an anchor, without the gradient of the anchor.
+
+    Blocks of rows may then be rounded: errors are relative to the changes.
+
+    Parameters
+    ----------
+    parameters : (A, d + 1) tensor
+    head : (A,) tensor of int64
+        Numbers of the heads in the anchor.
+    anchor : Anchor
+    """
+
+    def __init__(self, parameters: Tensor, head: Tensor, anchor: Anchor):
+        super().__init__(parameters - anchor.parameters[head])
+        self._head, self._anchor = head, anchor
+
+    def margins(self, X: Tensor, rows: slice) -> Tensor:
+        """As `LossSum.margins`."""
+        return super().margins(X, rows) + self._anchor.margins[:, rows][self._head]
+
+    def add(self, X: Tensor, rows: slice, loss: Tensor, step: Tensor) -> None:
+        """As `LossSum.add`."""
+        super().add(X, rows, loss, step - self._anchor.steps[:, rows][self._head])

@@ -25,7 +25,7 @@ from ..threads import RunAll, limited_threads, run_in_turn, worker_threads
 from .design_matrix import DesignMatrix, RowBlocks
 from .fit import flushed_denormals
 from .fitted import FittedHeads
-from .lbfgs import Minimum, Preconditioner
+from .lbfgs import Minimum, Objective, Preconditioner
 from .loss_sums import LossSum
 from .moments import Moments
 from .preconditioner import MAX_DIMENSIONS, CovariancePreconditioner, HessianPreconditioner
@@ -84,18 +84,70 @@ def fit_soft_targets(
     ValueError
         Shapes do not agree, or targets or weights are outside their domain.
     """
-    design = X if isinstance(X, DesignMatrix) else _unlabelled_design(X, moments, device)
-    targets, weights = _checked(len(design), targets, weights)
-    with progress or Silent() as shown, torch.inference_mode(), flushed_denormals(), limited_threads(0) as threads:
-        shown.start(None, "training")
-        groups = len(design.unlabelled.groups())
-        with worker_threads(min(threads, groups) if design.device.type == "cpu" else 1) as run_all:
-            objective = _Objective(design, targets, weights, np.atleast_1d(penalty), shown, run_all)
-            return _train(objective, design, start, tolerance)
+    if not isinstance(X, DesignMatrix):
+        X = DesignMatrix(X, np.zeros(len(X), np.int8), moments, choose_device(device))
+    return SoftTargetTrainer(X, weights=weights, penalty=penalty, tolerance=tolerance).fit(
+        targets, start=start, progress=progress
+    )
 
 
-def _unlabelled_design(X: np.ndarray, moments: Moments | None, device: str) -> DesignMatrix:
-    return DesignMatrix(X, np.zeros(len(X), np.int8), moments, choose_device(device))
+class SoftTargetTrainer:
+    """Trains linear heads on targets that change a little from time to time.
+
+    The second moments that steps are scaled by are computed for the first targets, and serve all later ones.
+
+    Parameters
+    ----------
+    design : DesignMatrix
+    weights, penalty, tolerance
+        As for `fit_soft_targets`.
+    """
+
+    def __init__(
+        self,
+        design: DesignMatrix,
+        *,
+        weights: np.ndarray | None = None,
+        penalty: ArrayLike = 2e-6,
+        tolerance: float = TOLERANCE,
+    ):
+        self._design, self._weights, self._tolerance = design, weights, tolerance
+        self._penalty = np.atleast_1d(penalty)
+        self._moments: SecondMoments | None = None
+
+    def fit(
+        self, targets: np.ndarray, *, start: FittedHeads | None = None, progress: Progress | None = None
+    ) -> FittedHeads:
+        """Train one head for each column of targets.
+
+        Parameters
+        ----------
+        targets, start, progress
+            As for `fit_soft_targets`.
+
+        Returns
+        -------
+        FittedHeads
+        """
+        design = self._design
+        targets, weights = _checked(len(design), targets, self._weights)
+        with progress or Silent() as shown, torch.inference_mode(), flushed_denormals():
+            shown.start(None, "training")
+            objective = _Objective(design, targets, weights, self._penalty, shown)
+            preconditioner = self._preconditioner(objective)
+            with limited_threads(0) as threads, worker_threads(design.workers(threads)) as run_all:
+                objective.run_all = run_all
+                return _train(objective, preconditioner, design, start, self._tolerance)
+
+    def _preconditioner(self, objective: _Objective) -> Preconditioner:
+        """Approximate inverse Hessians; the mean over the heads of each row's share in them serves all."""
+        design, curvature, penalty = self._design, objective.curvature, objective.penalty
+        if design.d > MAX_DIMENSIONS:
+            return CovariancePreconditioner(design, curvature, penalty)
+        with limited_threads(len(design) * design.d):
+            if self._moments is None:
+                self._moments = SecondMoments.of_sample(design.X, design.moments, objective.importance, design.device)
+            return HessianPreconditioner(self._moments, curvature, penalty)
 
 
 def _checked(n: int, targets: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
@@ -116,9 +168,14 @@ def _checked(n: int, targets: np.ndarray, weights: np.ndarray | None) -> tuple[n
     return targets, (weights / total).astype(np.float32)
 
 
-def _train(objective: _Objective, design: DesignMatrix, start: FittedHeads | None, tolerance: float) -> FittedHeads:
+def _train(
+    objective: _Objective,
+    preconditioner: Preconditioner,
+    design: DesignMatrix,
+    start: FittedHeads | None,
+    tolerance: float,
+) -> FittedHeads:
     all_heads = torch.arange(len(objective), device=design.device)
-    preconditioner = objective.preconditioner()
     parameters, reference = objective.initial_parameters(), None
     if start is not None:  # the tolerance refers to the gradient at the common initial point
         gradient = objective(parameters, all_heads)[1]
@@ -153,9 +210,9 @@ class _Objective:
         weights: np.ndarray,
         penalty: np.ndarray,
         progress: Progress,
-        run_all: RunAll = run_in_turn,
     ):
-        self._design, self._progress, self._run_all, self.passes = design, progress, run_all, 0
+        self._design, self._progress, self.passes = design, progress, 0
+        self.run_all: RunAll = run_in_turn
         self._sides = [
             tuple(_columns(values[rows], design.device) for values in (targets, weights))
             for rows in (design.positive_rows, design.unlabelled_rows)
@@ -166,10 +223,10 @@ class _Objective:
         # second derivatives where every margin is the log-odds of its target
         least = _LEAST_CURVATURE * (self._mean * (1 - self._mean))[:, None]
         derivatives = [w * (T * (1 - T) + least) for T, w in self._sides]  # (K, rows of a side)
-        self._curvature = derivatives[0].sum(1) + derivatives[1].sum(1)
-        self._importance = np.empty(len(design), np.float32)
+        self.curvature = derivatives[0].sum(1) + derivatives[1].sum(1)
+        self.importance = np.empty(len(design), np.float32)
         for rows, part in zip((design.positive_rows, design.unlabelled_rows), derivatives, strict=True):
-            self._importance[rows] = (part / self._curvature[:, None]).mean(0).cpu().numpy()
+            self.importance[rows] = (part / self.curvature[:, None]).mean(0).cpu().numpy()
         self.penalty = torch.as_tensor(penalty, dtype=torch.float32, device=design.device).expand(len(self._mean))
 
     def __len__(self) -> int:
@@ -181,21 +238,25 @@ class _Objective:
         parameters[:, -1] = self._mean.logit()
         return parameters
 
-    def preconditioner(self) -> Preconditioner:
-        """Approximate inverse Hessians; the mean over the heads of each row's share in them serves all."""
-        design = self._design
-        if design.d > MAX_DIMENSIONS:
-            return CovariancePreconditioner(design, self._curvature, self.penalty)
-        moments = SecondMoments.of_sample(design.X, design.moments, self._importance, design.device)
-        return HessianPreconditioner(moments, self._curvature, self.penalty)
+    @property
+    def reduces(self) -> bool:
+        """Whether evaluation at reduced precision is faster."""
+        return self._design.reduces
 
-    def __call__(self, parameters: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
-        """Values (A,) and gradients (A, d + 1) of the heads numbered ``head`` (A,) at ``parameters`` (A, d + 1)."""
+    def anchored(self, parameters: Tensor) -> Objective:
+        """The objective near some parameters: itself."""
+        return self
+
+    def __call__(self, parameters: Tensor, head: Tensor, reduced: bool = False) -> tuple[Tensor, Tensor]:
+        """Values (A,) and gradients (A, d + 1) of the heads numbered ``head`` (A,) at ``parameters`` (A, d + 1).
+
+        With ``reduced``, rows are rounded to bfloat16 where the processor multiplies it.
+        """
 
         def sum_group(blocks: RowBlocks, group: range, targets: Tensor, weights: Tensor) -> LossSum:
             total = LossSum(parameters)
-            for rows, X in blocks.blocks(group):
-                total.add(X, *_cross_entropy(total.margins(X), targets[:, rows], weights[:, rows]))
+            for rows, X in blocks.blocks(group, reduced):
+                total.add(X, rows, *_cross_entropy(total.margins(X, rows), targets[:, rows], weights[:, rows]))
             return total
 
         tasks = []
@@ -205,7 +266,7 @@ class _Objective:
             targets, weights = _heads(targets, head), _heads(weights, head)
             tasks += [partial(sum_group, blocks, group, targets, weights) for group in blocks.groups()]
         total, penalty, coef = LossSum(parameters), self.penalty[head], parameters[:, :-1]
-        for part in self._run_all(tasks):
+        for part in self.run_all(tasks):
             total.merge(part)
         total.gradient[:, :-1].addcmul_(coef, penalty[:, None])
         self.passes += 1

@@ -37,7 +37,6 @@ from ..heads.full_batch import TOLERANCE
 from ..heads.minibatch import SGDSettings
 from ..heads.moments import Moments
 from ..heads.risks import PURisk
-from ..storage.mapped_arrays import take_rows
 from .penalty_choice import PENALTIES, ranks_of_positives, weakest_of_the_best
 from .review_weights import TrainingLabels
 
@@ -138,9 +137,8 @@ class CrossFitter:
         kept = unlabelled[np.linspace(0, len(unlabelled) - 1, room).astype(np.int64)]
         rows = np.union1d(kept, self._design.positive_rows)
         labels = self._labels.take(rows, len(kept) / len(unlabelled))
-        design = DesignMatrix(take_rows(X, rows), labels.training_s, self._design.moments, self._design.device)
         return CrossFitter(
-            design,
+            self._design.take(rows, labels.training_s),
             labels,
             self.fold[rows],
             risk=self._risk,
@@ -161,7 +159,7 @@ class CrossFitter:
             tolerance=tolerance,
             start=start,
         )
-        margins = heads.margins_by(self._design.X, self.fold[:, None] + self.folds * np.arange(len(penalties)))
+        margins = self._design.margins(heads, self.fold[:, None] + self.folds * np.arange(len(penalties)))
         of_first = np.arange(self.folds)
         return [
             CrossFit(
@@ -214,7 +212,7 @@ class CrossFitter:
             tolerance=_DRAW_TOLERANCE,
             start=cross_fit.heads.take(np.repeat(np.arange(self.folds), draws)),
         )
-        margins = heads.margins_by(self._design.X, self.fold[:, None] * draws + np.arange(draws))
+        margins = self._design.margins(heads, self.fold[:, None] * draws + np.arange(draws))
         row_weights = self._labels.weights
         for draw in range(draws):
             drawn = counts[:, draw] if row_weights is None else counts[:, draw] * row_weights

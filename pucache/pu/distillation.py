@@ -27,9 +27,8 @@ from scipy.special import logit
 
 from ..heads.design_matrix import DesignMatrix
 from ..heads.fitted import FittedHeads
-from ..heads.soft_targets import fit_soft_targets
+from ..heads.soft_targets import SoftTargetTrainer
 from ..neighbours.graph import NeighbourGraph
-from ..storage.mapped_arrays import take_rows
 from .calibration import Tilt
 from .cross_fitting import CrossFit
 from .neighbour_choice import held_out_gains
@@ -99,7 +98,7 @@ class DistillationRows:
         sampled = labels.take(rows, len(kept) / len(others))
         return cls(
             rows=rows,
-            design=DesignMatrix(take_rows(X, rows), sampled.training_s, design.moments, design.device),
+            design=design.take(rows, sampled.training_s),
             labels=sampled,
             fold=fold[rows],
             graph=graph_source(rows),
@@ -155,13 +154,14 @@ def distil(
     """
     folds = len(cross_fit.heads.coef)
     labels = ChainLabels.of(on.labels, on.fold, folds)
-    margins = np.hstack([cross_fit.heads.margins(on.design.X), head.margins(on.design.X)])
+    margins = on.design.margins(cross_fit.heads.joined(head))
     log_ratios = tilt.log_ratio(margins).astype(np.float32)
     targets = propagate(log_ratios, labels, np.full(folds + 1, tilt.prior), on.graph, rounds=_FIRST_ROUNDS)
-    heads, log_ratios = _fit(on, targets)
+    trainer = SoftTargetTrainer(on.design, weights=on.labels.training_weights, penalty=_PENALTY)
+    heads, log_ratios = _fit(trainer, on, targets)
     shares = labels.unlabelled_means(targets)
     targets = propagate(log_ratios, labels, shares, on.graph, rounds=_LATER_ROUNDS)
-    heads, log_ratios = _fit(on, targets, start=heads)
+    heads, log_ratios = _fit(trainer, on, targets, start=heads)
     shares = labels.unlabelled_means(targets)
     heads = _centred(heads, targets, on.labels.training_weights)
     of_folds, margins = heads.take(np.arange(folds)), _by_own_chain(log_ratios, on.fold)
@@ -171,7 +171,7 @@ def distil(
             penalty=cross_fit.penalty,
             heads=of_folds,
             fold=cross_fit.fold,
-            margins=margins if on.rows is None else of_folds.margins_by(design.X, cross_fit.fold[:, None])[:, 0],
+            margins=margins if on.rows is None else design.margins(of_folds, cross_fit.fold[:, None])[:, 0],
         ),
         share=float(shares[-1]),
         held_out_scores=_held_out_scores(on, labels, log_ratios, shares),
@@ -224,10 +224,12 @@ def _evenly_weighted(labels: TrainingLabels) -> TrainingLabels:
     )
 
 
-def _fit(on: DistillationRows, targets: np.ndarray, start: FittedHeads | None = None) -> tuple[FittedHeads, np.ndarray]:
+def _fit(
+    trainer: SoftTargetTrainer, on: DistillationRows, targets: np.ndarray, start: FittedHeads | None = None
+) -> tuple[FittedHeads, np.ndarray]:
     """Heads of soft targets (m, C), and their margins as log density ratios, float32 (m, C)."""
-    heads = fit_soft_targets(on.design, targets, weights=on.labels.training_weights, penalty=_PENALTY, start=start)
-    return heads, _centred(heads, targets, on.labels.training_weights).margins(on.design.X)
+    heads = trainer.fit(targets, start=start)
+    return heads, on.design.margins(_centred(heads, targets, on.labels.training_weights))
 
 
 def _centred(heads: FittedHeads, targets: np.ndarray, weights: np.ndarray | None) -> FittedHeads:

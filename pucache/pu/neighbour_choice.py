@@ -56,7 +56,7 @@ def agreement_gains(
     heads = fit_heads(
         design, weights=weights, risk=risk, prior=training_prior, penalty=penalty, tolerance=_TOLERANCE, seed=seed
     )
-    margins, share = heads.margins(design.X), max(prior, LEAST_SHARE)
+    margins, share = design.margins(heads), max(prior, LEAST_SHARE)
     ratios = [fit_tilt(column, labels.s, labels.weights, share).log_ratio(column) for column in margins.T]
     log_ratios = np.stack(ratios, axis=1).astype(np.float32)
     p = probabilities(log_ratios, share)

@@ -326,7 +326,7 @@ class _SweepTrainer:
         # head that did not see the row, for each seed: (n, seeds); then for each prior and seed: (n, priors * seeds)
         head_of_seed = np.stack([fold + start for fold, start in zip(self._folds, self._starts, strict=False)], axis=1)
         head = head_of_seed[:, None, :] + C * np.arange(len(priors))[:, None]
-        margins = heads.margins_by(self._design.X, head.reshape(len(head), -1))
+        margins = self._design.margins(heads, head.reshape(len(head), -1))
         for column, (i, j) in enumerate(product(range(len(priors)), range(len(self._seeds)))):
             own = slice(i * C + self._starts[j], i * C + self._starts[j + 1])
             risk, clamped = float(heads.risk[own].mean()), float(heads.clamped[own].mean())

@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from pucache.heads import design_matrix
-from pucache.heads.design_matrix import RowBlocks, leading_directions, reduced_precision
+from pucache.heads.design_matrix import DesignMatrix, RowBlocks, leading_directions, reduced_precision
+from pucache.heads.fitted import FittedHeads
 from pucache.heads.moments import Moments
 from pucache.storage import mapped_arrays
 
@@ -71,6 +72,48 @@ def test_what_fits_is_kept_and_what_does_not_is_read_anew(monkeypatch):
         monkeypatch.setattr(design_matrix, "CPU_RESIDENT", room)
         made = RowBlocks(X, every, Moments.of(X), CPU)
         assert all((a is b) == kept for (_, a), (_, b) in zip(made, made, strict=True))
+
+
+@pytest.mark.parametrize("resident", [0, 1 << 29])
+def test_many_rows_are_there_in_bfloat16_too_where_the_processor_multiplies_it(monkeypatch, resident):
+    X, every = rows(), np.arange(700)
+    monkeypatch.setattr(design_matrix, "CPU_RESIDENT", resident)
+    for native, least, reduced in ((True, X.size, True), (True, X.size + 1, False), (False, 0, False)):
+        monkeypatch.setattr(design_matrix, "multiplies_bfloat16", lambda device, native=native: native)
+        monkeypatch.setattr(design_matrix, "_REDUCED_VALUES", least)
+        made = RowBlocks(X, every, Moments.of(X), CPU)
+        assert made.reduces == reduced
+        for (part, exact), (same_part, block) in zip(made, made.blocks(range(3), reduced=True), strict=True):
+            assert part == same_part
+            assert (block == (exact.bfloat16() if reduced else exact)).all()
+
+
+def test_margins_are_those_of_the_heads_on_x(small_blocks):
+    X = rows(mean=3)
+    draw = np.random.default_rng(0)
+    nothing = np.zeros(4, np.float32)
+    heads = FittedHeads(
+        coef=draw.normal(size=(4, 5)).astype(np.float32),
+        intercept=draw.normal(size=4).astype(np.float32),
+        risk=nothing,
+        clamped=nothing,
+        residual=nothing,
+        passes=1,
+    )
+    design = DesignMatrix(X, draw.integers(2, size=700), None, CPU)
+    np.testing.assert_allclose(design.margins(heads), heads.margins(X), rtol=1e-4, atol=1e-4)
+    chosen = draw.integers(4, size=(700, 2))
+    np.testing.assert_array_equal(
+        design.margins(heads, chosen), np.take_along_axis(design.margins(heads), chosen, axis=1)
+    )
+
+
+def test_some_rows_have_centre_scale_and_directions_of_all():
+    X, taken = spectral(), np.arange(0, 3000, 7)
+    whole = DesignMatrix(X, np.zeros(3000), None, CPU)
+    part = whole.take(taken, np.ones(len(taken)))
+    np.testing.assert_array_equal(part.X, X[taken])
+    assert part.is_positive.all() and part.moments is whole.moments and part.leading is whole.leading
 
 
 def test_no_rows_make_no_blocks():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.planted import planted
+from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
 from pucache.heads import design_matrix, full_batch
@@ -170,7 +171,7 @@ def test_where_the_clamp_acts_the_negative_part_ends_at_its_bound(data, name, be
 def test_where_the_clamp_does_not_act_the_head_is_that_without_it(data, name):
     X, s = data
     held, free = (fit(X, s, PURisk(n, beta=0.5), prior=0.1, penalty=0.1) for n in (name, CLAMPED[name]))
-    same(held, free, atol=1e-6)
+    same(held, free, atol=1e-4)
 
 
 def test_imbalanced_upu_is_free_of_the_prior(data):
@@ -260,6 +261,59 @@ def test_a_processor_without_bfloat16_comes_to_the_same_heads(data, monkeypatch)
     usual = fit(X, s, "imbnnpu", tolerance=TIGHT)
     monkeypatch.setattr(design_matrix, "multiplies_bfloat16", lambda device: not torch.cpu._is_avx512_bf16_supported())
     np.testing.assert_allclose(fit(X, s, "imbnnpu", tolerance=TIGHT).coef, usual.coef, atol=1e-3)
+
+
+# --- rows in bfloat16 --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def many():
+    X, s, _ = planted(4000, 40, labelled=100, prior=PRIOR, apart=0.3)
+    return X.astype(np.float16).astype(np.float32), s
+
+
+@pytest.fixture
+def reduced(monkeypatch):
+    monkeypatch.setattr(design_matrix, "multiplies_bfloat16", lambda device: True)
+    monkeypatch.setattr(design_matrix, "_REDUCED_VALUES", 1)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_rounded_rows_lead_to_the_same_minimum(many, reduced, monkeypatch, name):
+    X, s = many
+    fitted = {}
+    for anchored in (0, 1 << 26):
+        monkeypatch.setattr(full_batch, "_ANCHOR_VALUES", anchored)
+        fitted[anchored] = fit(X, s, name, penalty=[0.01, 0.03])
+    monkeypatch.setattr(design_matrix, "_REDUCED_VALUES", 1 << 40)
+    exact = fit(X, s, name, penalty=[0.01, 0.03])
+    for heads in fitted.values():
+        assert (heads.residual <= full_batch.TOLERANCE).all()
+        np.testing.assert_allclose(expit(heads.margins(X)), expit(exact.margins(X)), atol=5e-3)
+        np.testing.assert_allclose(heads.risk, exact.risk, rtol=1e-4)
+
+
+def test_errors_of_rounded_rows_are_relative_to_the_distance_from_the_anchor(many, reduced):
+    X, s = many
+    problem = HeadProblem.of(DesignMatrix(X, s, None, CPU), PURisk("imbnnpu"), prior=PRIOR, penalty=[0.01, 0.03, 0.1])
+    objective, every = full_batch._Objective(problem, Silent()), torch.arange(3)
+    draw = torch.Generator().manual_seed(0)
+    at, step = torch.randn(3, 41, generator=draw), torch.randn(3, 41, generator=draw)
+    nearby, some = objective.anchored(at), torch.tensor([0, 2])
+    for distance, error in ((0.0, 1e-6), (0.01, 2e-5), (0.1, 2e-4)):
+        there = at + distance * step
+        for exact, close in zip(objective(there, every), nearby(there, every), strict=True):
+            torch.testing.assert_close(close, exact, rtol=0, atol=error * float(exact.abs().max()) + 1e-7)
+    exact, close = objective(at[some] + step[some], some)[1], nearby(at[some] + step[some], some)[1]
+    torch.testing.assert_close(close, exact, rtol=0, atol=5e-3 * float(exact.abs().max()))
+
+
+@pytest.mark.parametrize("resident", [0, 1 << 29])
+def test_room_changes_nothing_for_rounded_rows(many, reduced, monkeypatch, resident):
+    X, s = many
+    expected = fit(X, s)
+    monkeypatch.setattr(design_matrix, "CPU_RESIDENT", resident)
+    same(fit(X, s), expected, atol=0)
 
 
 # --- X in many forms ---------------------------------------------------------------------------

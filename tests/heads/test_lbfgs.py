@@ -3,7 +3,7 @@ import itertools
 import pytest
 import torch
 
-from pucache.heads.lbfgs import minimise
+from pucache.heads.lbfgs import Minimiser, minimise
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DIM, LIMIT = 6, 400
@@ -180,6 +180,26 @@ def test_a_step_out_of_the_domain_is_shortened():
     start = torch.full((3, 1), 0.9, dtype=torch.float64)
     far = minimise(barrier, start, lambda v, k: 9 * v, tolerance=1e-8, evaluations=LIMIT)
     torch.testing.assert_close(far.parameters[:, 0], scale, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_stage_continues_from_the_one_before_with_its_curvature(kind):
+    family, rough = kind(), kind()
+
+    def rounded(parameters, problem):
+        value, gradient = rough(parameters, problem)
+        return value, gradient.to(torch.bfloat16).double()
+
+    minimiser = Minimiser(family.start, plain)
+    minimiser.run(rounded, tolerance=0.03, evaluations=LIMIT)
+    reached = minimise(rounded, family.start, plain, tolerance=0.03, evaluations=LIMIT)
+    torch.testing.assert_close(minimiser.parameters, reached.parameters)
+    minimiser.run(family, tolerance=1e-7, evaluations=LIMIT)
+    found = minimiser.minimum()
+    torch.testing.assert_close(found.parameters, family.centre, rtol=0, atol=1e-4)
+    assert (found.decrement <= 1e-7).all() and found.evaluations == len(family.asked) + reached.evaluations
+    anew = minimise(family, reached.parameters, plain, tolerance=1e-7, evaluations=LIMIT, reference=reached.reference)
+    assert len(family.asked) - anew.evaluations <= anew.evaluations
 
 
 def test_a_gradient_of_rounding_alone_ends_the_search():

@@ -10,7 +10,8 @@ from sklearn.linear_model import LogisticRegression
 from pucache.heads import design_matrix, soft_targets
 from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.moments import Moments
-from pucache.heads.soft_targets import fit_soft_targets
+from pucache.heads.second_moments import SecondMoments
+from pucache.heads.soft_targets import SoftTargetTrainer, fit_soft_targets
 from pucache.progress import Silent
 from pucache.storage import mapped_arrays
 from pucache.threads import worker_threads
@@ -115,6 +116,33 @@ def test_a_warm_start_reaches_the_same_minimum_in_fewer_passes():
     assert warm.passes < cold.passes
     np.testing.assert_allclose(warm.margins(X), cold.margins(X), atol=0.03)
     assert fit(X, targets, tolerance=2e-3, start=cold).passes <= 2
+
+
+def test_a_trainer_comes_to_the_minimum_of_every_targets(data, monkeypatch):
+    X, s, targets = data
+    design = DesignMatrix(X, s, None, CPU)
+    trainer = SoftTargetTrainer(design, weights=weights_of(3), penalty=PENALTY, tolerance=TIGHT)
+    made = []
+    of_sample = SecondMoments.of_sample
+    monkeypatch.setattr(SecondMoments, "of_sample", lambda *given: made.append(given) or of_sample(*given))
+    first = trainer.fit(targets)
+    second = trainer.fit(targets[:, ::-1] ** 2, start=first)
+    assert len(made) == 1
+    for heads, expected in ((first, targets), (second, targets[:, ::-1] ** 2)):
+        plain = fit(design, expected, weights=weights_of(3))
+        np.testing.assert_allclose(heads.coef, plain.coef, atol=5e-4)
+
+
+def test_rounded_rows_lead_to_the_same_minimum(monkeypatch):
+    X = planted(4000, 40, apart=0.3)[0]
+    targets = expit(np.random.default_rng(0).normal(size=(4000, 2)) + 2 * X[:, :1] - [1, 3]).astype(np.float32)
+    exact = fit(X, targets, tolerance=2e-3)
+    monkeypatch.setattr(design_matrix, "multiplies_bfloat16", lambda device: True)
+    monkeypatch.setattr(design_matrix, "_REDUCED_VALUES", 1)
+    for tolerance in (2e-3, 1e-4):
+        heads = fit(X, targets, tolerance=tolerance)
+        assert (heads.residual <= tolerance).all()
+        np.testing.assert_allclose(heads.margins(X), exact.margins(X), atol=0.05)
 
 
 def test_the_labels_of_a_design_matrix_count_for_nothing(data):

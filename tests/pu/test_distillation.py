@@ -93,21 +93,26 @@ def test_neighbours_of_the_same_kind_make_a_better_head_than_the_labels_alone(st
 # --- honesty -------------------------------------------------------------------------------------
 
 
-def one_by_one(design, targets, *, weights=None, penalty, start=None):
+class OneByOne:
     """Weighted least squares in place of the solver: heads that cannot influence each other by rounding."""
-    rows = np.column_stack([design.X, np.ones(len(design.X))]).astype(float)
-    weights = np.ones(len(rows)) if weights is None else weights
-    gram = (rows * weights[:, None]).T @ rows + 1e-3 * np.eye(rows.shape[1])
-    solved = np.stack([np.linalg.solve(gram, (rows * weights[:, None]).T @ column) for column in targets.T])
-    nothing = np.zeros(len(solved), np.float32)
-    coef, intercept = solved[:, :-1].astype(np.float32), solved[:, -1].astype(np.float32)
-    return FittedHeads(coef, intercept, risk=nothing, clamped=nothing, residual=nothing, passes=1)
+
+    def __init__(self, design, *, weights=None, penalty):
+        self.rows = np.column_stack([design.X, np.ones(len(design.X))]).astype(float)
+        self.weights = np.ones(len(design.X)) if weights is None else weights
+
+    def fit(self, targets, start=None):
+        weighted = (self.rows * self.weights[:, None]).T
+        gram = weighted @ self.rows + 1e-3 * np.eye(self.rows.shape[1])
+        solved = np.stack([np.linalg.solve(gram, weighted @ column) for column in targets.T])
+        nothing = np.zeros(len(solved), np.float32)
+        coef, intercept = solved[:, :-1].astype(np.float32), solved[:, -1].astype(np.float32)
+        return FittedHeads(coef, intercept, risk=nothing, clamped=nothing, residual=nothing, passes=1)
 
 
 @pytest.mark.parametrize("held", range(FOLDS))
 def test_no_label_of_a_fold_reaches_the_margins_and_scores_of_the_fold(start, monkeypatch, held):
     """Given the classifier's heads, which leave the fold out, and the tilt that all chains share."""
-    monkeypatch.setattr(distillation, "fit_soft_targets", one_by_one)
+    monkeypatch.setattr(distillation, "SoftTargetTrainer", OneByOne)
     reviewed = np.zeros(N, np.int8)
     rows = np.flatnonzero(S == 0)[::9]
     reviewed[rows] = np.where(Y[rows], 1, -1)
