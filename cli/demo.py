@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -25,14 +27,18 @@ _FILES = {
 
 @click.command()
 @click.argument("folder", default="pucache-demo")
+@click.option("--review", is_flag=True, help="Then review the pile in the browser, as pucache review does.")
 @options.device
 @options.as_json
-def demo(folder: str, device: str, as_json: bool) -> None:
+def demo(folder: str, review: bool, device: str, as_json: bool) -> None:
     """Run the whole pipeline on the 2,040 images inside the package and write all outputs to FOLDER.
 
     \b
     pucache demo
+    pucache demo --review
     """
+    if review and as_json:
+        raise ValueError("--review goes on until Ctrl-C and prints no JSON; leave out one of --review and --json")
     from pucache.allocator import keep_freed_memory
 
     keep_freed_memory()  # before the first thread or large array
@@ -42,6 +48,19 @@ def demo(folder: str, device: str, as_json: bool) -> None:
 
     result = run(folder, device=device, progress=terminal_progress())
     output.print_result(result, list(_lines(result, folder)), as_json)
+    if review:
+        from pucache.reviewing.serve import review as serve
+
+        click.echo()
+        serve(*_pile(folder), device=device, announce=lambda line: click.echo(output.printable(line)))
+    elif not as_json:
+        cache, positives = map(shlex.quote, _pile(folder))
+        click.echo(f"\nto find the hidden dresses yourself:\n  pucache review {cache} --positives {positives}")
+
+
+def _pile(folder: str) -> tuple[str, str]:
+    """Cache and labelled positives to review."""
+    return str(Path(folder, "pile.h5")), str(Path(folder, "positives.txt"))
 
 
 def _lines(result: dict[str, Any], folder: str) -> Iterator[str]:

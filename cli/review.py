@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
 import click
 
 from . import options
-
-if TYPE_CHECKING:
-    from pucache.reviewing.export import SessionExport
 
 
 @click.command()
@@ -100,4 +94,28 @@ def review(
         open_browser=not no_browser,
         device=device,
         announce=lambda line: click.echo(output.printable(line)),
+    )
+
+
+def _export(cache: tuple[str, ...], folder: str | None, device: str, as_json: bool) -> None:
+    """Write labels and model of a session into its folder."""
+    from pucache.errors import LabelError
+    from pucache.pages.review_page import EXPORT
+    from pucache.reviewing.export import write_reviewed
+    from pucache.reviewing.session import read_session
+
+    from .train_pu import train_pu
+
+    with read_session(list(cache), folder) as session:
+        s, reviewed = session.labels()
+        labels = str(write_reviewed(session, session.folder / EXPORT))
+        model = str(session.folder / "model.safetensors")
+    if not as_json:
+        positive, negative = int(((s == 1) | (reviewed == 1)).sum()), int((reviewed == -1).sum())
+        click.echo(f"wrote {labels}: {positive:,} positive, {negative:,} negative")
+    if not (s == 1).any():
+        raise LabelError(f"{labels} holds no positive, and a model needs one: decide one, and export again")
+    negatives = labels if (reviewed == -1).any() else None
+    click.get_current_context().invoke(
+        train_pu, cache=cache, positives=labels, negatives=negatives, out=model, device=device, as_json=as_json
     )

@@ -184,7 +184,7 @@ class Application:
         if not isinstance(item, dict):
             raise _BadRequestError("a decision is an object")
         try:
-            choice = Choice(item.get("choice"))
+            choice = Choice(str(item.get("choice")))
         except ValueError as error:
             raise _BadRequestError(f"choice must be one of {', '.join(Choice)}") from error
         return Proposal(
