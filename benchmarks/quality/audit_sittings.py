@@ -1,0 +1,262 @@
+"""Simulated sittings for the audit: a ranking that learns from every label, random images among it, skips and undo.
+
+A positive of the pile belongs to one of ten kinds. Its score is logistic noise plus a signal that grows with the number
+of labelled positives of its kind, whether the ranking or the audit has brought them. The score of a negative is noise;
+only as many of the best negatives are kept as can be shown. Rows 0, ..., K - 1 are the positives.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pucache.reviewing.audit import UPPER_PART
+from pucache.reviewing.hidden_interval import DrawHistory, evidence_above, evidence_below
+from pucache.reviewing.log_entries import Choice, Decision, Draw, Entry, Stream
+
+CASES = ("random images alone", "ranking", "ranking, skips", "ranking, undo")
+KINDS, SIGNAL = 10, 7.0  # signal of a kind with many labels; the noise has a standard deviation of 1.8
+ROUNDS, SHOWN = 30, 19  # rounds of one random image and so many ranked ones
+CLOSING = 300  # random images at last
+SKIPPED = {True: 0.1, False: 0.03}  # share that is skipped, by truth
+WRONG, TAKEN_BACK = 0.03, 0.03  # share of decisions that are wrong at first, and of right ones that are taken back
+
+
+@dataclass
+class Sitting:
+    """A simulated sitting.
+
+    Attributes
+    ----------
+    pile, positives : int
+        Rows, and K.
+    unknown, before, truth : list of int
+        Of each draw: n_i, the positives out of the urn before it, y_i.
+    skipped : list of bool
+        Whether a draw has no label.
+    returned : dict of int to (int, int)
+        Ranked rows whose label was taken back: the first draw that they were out at, and the first that they were
+        not. A row leaves when it gets a label again.
+    closing_from : int
+        First draw of the closing audit.
+    excluded : set of {"above", "below"}
+        Limits that were on the wrong side of K after some random image.
+    misled : bool
+        Whether a limit was on the wrong side of K while a wrong label stood.
+    events : list of (str, int, Choice or None)
+        Of which the log consists.
+    """
+
+    pile: int
+    positives: int
+    level: float = 0.95
+    unknown: list = field(default_factory=list)
+    before: list = field(default_factory=list)
+    truth: list = field(default_factory=list)
+    skipped: list = field(default_factory=list)
+    returned: dict = field(default_factory=dict)
+    closing_from: int = 0
+    excluded: set = field(default_factory=set)
+    misled: bool = False
+    events: list = field(default_factory=list)
+
+    def history(self, *, doubtful_are: bool, to: int | None = None) -> DrawHistory:
+        """The first draws, with rows without a label as positives or as negatives."""
+        truth, skipped = np.array(self.truth[:to], bool), np.array(self.skipped[:to], bool)
+        positive = np.where(skipped, doubtful_are, truth)
+        added = np.concatenate([[0], np.cumsum(positive.astype(int) - truth)])[: truth.size]
+        for row, (first, last) in self.returned.items():
+            added[first:last] += int(doubtful_are) - (row < self.positives)
+        return DrawHistory(
+            positive, np.array(self.unknown[:to], float), np.array(self.before[:to]) + added.astype(float)
+        )
+
+    def excluded_ends(self, *, to: int | None = None, wrong_draw: bool = False, wrong_before: int = 0) -> set[str]:
+        """Limits on the wrong side of K after one of the first draws, with what is wrong at the last of them.
+
+        Rows that are without a label for a while count with their truth, which can only exclude more.
+        """
+        ends = set()
+        for end, evidence, part, doubtful_are in (
+            ("above", evidence_above, UPPER_PART, True),
+            ("below", evidence_below, 1.0 - UPPER_PART, False),
+        ):
+            history = self.history(doubtful_are=doubtful_are, to=to)
+            positive, before = history.positive, history.positives_before
+            if positive.size:
+                positive[-1] ^= wrong_draw
+                before[-1] += wrong_before
+            hidden = self.positives - before
+            possible = (hidden >= positive) & (history.unknown - hidden >= ~positive)
+            stop = positive.size if possible.all() else int(np.argmin(possible))  # then K is within the limits anyway
+            history = DrawHistory(positive[:stop], history.unknown[:stop], before[:stop])
+            if evidence(history, self.positives, self.pile) >= -math.log(part * (1.0 - self.level)):
+                ends.add(end)
+        return ends
+
+    def entries(self) -> list[Entry]:
+        """The log."""
+        written: list[Entry] = []
+        unknown, drawn = iter(self.unknown), set()
+        for row, choice in self.events:
+            common = {"serial": len(written) + 1, "row": row, "group": row, "copies": 1, "positives": 0}
+            common |= {"model_version": 0, "time": 0.0}
+            if choice is None:
+                written.append(Draw(stream=Stream.AUDIT, unknown=next(unknown), expected=math.nan, **common))
+                drawn.add(row)
+            else:
+                stream = Stream.AUDIT if row in drawn else Stream.RANKED
+                what = {"request": str(len(written)), "reviewer": "", "replaces": 0, "unknown": 0}
+                written.append(Decision(choice=choice, stream=stream, **what, **common))
+        return written
+
+
+class _Pile:
+    """Rows that are unknown, and a ranking of them."""
+
+    def __init__(self, rows: int, positives: int, rng: np.random.Generator):
+        self.rows, self.positives, self.rng = rows, positives, rng
+        self.left, self.unknown_positives = np.ones(positives, bool), positives
+        self.noise, self.kind = rng.logistic(size=positives), rng.integers(KINDS, size=positives)
+        self.labelled = np.zeros(KINDS)
+        listed = min(ROUNDS * SHOWN + 100, rows - positives)
+        tail = np.cumsum(rng.exponential(size=listed))  # order statistics of all negatives, from the best on
+        tail /= tail[-1] + rng.gamma(rows - positives + 1 - listed)
+        self.scores = np.log1p(-tail) - np.log(tail)  # of the best negatives, descending
+        self.listed, self.unknown_listed = np.ones(listed, bool), listed
+        self.others, self.next_other = rows - positives - listed, positives + listed
+        self.shelved: set[int] = set()  # skipped in the ranking: unknown, and not shown again
+
+    @property
+    def unknown(self) -> int:
+        return self.unknown_positives + self.unknown_listed + self.others
+
+    def best(self) -> np.ndarray:
+        """The next rows of the ranking."""
+        positives, negatives = np.flatnonzero(self.left), np.flatnonzero(self.listed)[: SHOWN + len(self.shelved)]
+        signal = SIGNAL * self.labelled / (self.labelled + 3.0)
+        scores = np.concatenate([self.noise[positives] + signal[self.kind[positives]], self.scores[negatives]])
+        rows = np.concatenate([positives, self.positives + negatives])
+        many = min(SHOWN + len(self.shelved), len(rows) - 1)
+        chosen = np.argpartition(-scores, many)[: many + 1]
+        chosen = chosen[np.argsort(-scores[chosen])]
+        return np.array([row for row in rows[chosen].tolist() if row not in self.shelved][:SHOWN])
+
+    def draw(self) -> int:
+        """Any unknown row, which is unknown no longer."""
+        number = int(self.rng.integers(self.unknown))
+        if number < self.unknown_positives:
+            row = int(np.flatnonzero(self.left)[number])
+        elif number < self.unknown_positives + self.unknown_listed:
+            row = self.positives + int(np.flatnonzero(self.listed)[number - self.unknown_positives])
+        else:
+            self.others, self.next_other = self.others - 1, self.next_other + 1
+            return self.next_other - 1
+        self._mark(row, False)
+        return row
+
+    def _mark(self, row: int, unknown: bool) -> None:
+        if row < self.positives:
+            self.left[row] = unknown
+            self.unknown_positives += 1 if unknown else -1
+        else:
+            self.listed[row - self.positives] = unknown
+            self.unknown_listed += 1 if unknown else -1
+
+    def take(self, row: int, *, back: bool = False) -> None:
+        """Give a ranked row a label, or take it back."""
+        self._mark(row, back)
+        if row < self.positives:
+            self.labelled[self.kind[row]] += -1 if back else 1
+
+
+def simulate(
+    rows: int,
+    positives: int,
+    case: str,
+    rng: np.random.Generator,
+    *,
+    level: float = 0.95,
+    closing: int | None = None,
+) -> Sitting:
+    """One sitting: rounds with a ranking, unless random images come alone, then `closing` random images."""
+    sitting, pile = Sitting(rows, positives, level), _Pile(rows, positives, rng)
+    taken_back: dict[int, bool] = {}  # rows to be taken back after the next random image: whether they are wrong
+    for _ in range(ROUNDS if case != CASES[0] else 0):
+        before = positives - pile.unknown_positives
+        sitting.unknown.append(pile.unknown)
+        sitting.before.append(before)
+        drawn = pile.draw()
+        sitting.events.append((drawn, None))
+        now = _review_ranked(sitting, pile, case)
+        _decide_drawn(sitting, drawn, case, rng, wrong_before=_surplus(taken_back, positives))
+        _take_back(sitting, pile, taken_back)
+        if drawn < positives and not sitting.skipped[-1]:
+            pile.labelled[pile.kind[drawn]] += 1
+        taken_back = now
+    _take_back(sitting, pile, taken_back)
+    _closing_audit(sitting, pile, case, closing or CLOSING + ROUNDS * (case == CASES[0]))
+    sitting.excluded = sitting.excluded_ends()
+    return sitting
+
+
+def _surplus(taken_back: dict[int, bool], positives: int) -> int:
+    """What wrong labels add to the positives that are out."""
+    return sum(-1 if row < positives else 1 for row, wrong in taken_back.items() if wrong)
+
+
+def _review_ranked(sitting: Sitting, pile: _Pile, case: str) -> dict[int, bool]:
+    chances = pile.rng.random((SHOWN, 2))
+    taken_back = {}
+    for row, (skip, slip) in zip(pile.best().tolist(), chances, strict=False):
+        truth = row < pile.positives
+        if case == "ranking, skips" and skip < SKIPPED[truth]:
+            sitting.events.append((row, Choice.SKIP))
+            pile.shelved.add(row)
+            continue
+        wrong = case == "ranking, undo" and slip < WRONG
+        if case == "ranking, undo" and slip < WRONG + TAKEN_BACK:
+            taken_back[row] = wrong
+        sitting.events.append((row, _choice(truth != wrong)))
+        sitting.returned.pop(row, None)
+        pile.take(row)
+    return taken_back
+
+
+def _take_back(sitting: Sitting, pile: _Pile, rows: dict[int, bool]) -> None:
+    draws = len(sitting.unknown)
+    for row in rows:
+        sitting.events.append((row, Choice.UNDONE))
+        sitting.returned[row] = (draws - 1, draws)
+        pile.take(row, back=True)
+
+
+def _decide_drawn(sitting: Sitting, row: int, case: str, rng: np.random.Generator, *, wrong_before: int = 0) -> None:
+    truth = row < sitting.positives
+    sitting.returned.pop(row, None)
+    sitting.truth.append(int(truth))
+    sitting.skipped.append(case == "ranking, skips" and rng.random() < SKIPPED[truth])
+    if sitting.skipped[-1]:
+        sitting.events.append((row, Choice.SKIP))
+        return
+    wrong = case == "ranking, undo" and rng.random() < WRONG
+    if wrong:
+        sitting.events += [(row, _choice(not truth)), (row, Choice.UNDONE)]
+    sitting.events.append((row, _choice(truth)))
+    if wrong or wrong_before:
+        ends = sitting.excluded_ends(to=len(sitting.truth), wrong_draw=wrong, wrong_before=wrong_before)
+        sitting.misled |= bool(ends)
+
+
+def _closing_audit(sitting: Sitting, pile: _Pile, case: str, count: int) -> None:
+    sitting.closing_from = len(sitting.unknown)
+    for _ in range(count):
+        sitting.unknown.append(pile.unknown)
+        sitting.before.append(pile.positives - pile.unknown_positives)
+        row = pile.draw()
+        sitting.events.append((row, None))
+        _decide_drawn(sitting, row, case, pile.rng)
+
+
+def _choice(positive: bool) -> Choice:
+    return Choice.POSITIVE if positive else Choice.NEGATIVE
