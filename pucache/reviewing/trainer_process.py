@@ -20,7 +20,7 @@ from ..neighbours.graph import NeighbourGraph, cached_graph
 from .training_messages import Failed, Idle, Job, Ranked, Setup
 
 NICE, _GRAPH_NICE = 5, 15  # the server, and in this process the fits, go first
-_MOST_PAIRS = 1 << 34  # rows times rows; in larger piles neighbours would take minutes and gigabytes
+MOST_PAIRS = 1 << 34  # rows times rows; in larger piles neighbours would take minutes and gigabytes
 _FITS_BEFORE_CHOICE = 3  # with newer labels all the time, a choice that is due waits for so many fits
 
 
@@ -142,7 +142,7 @@ class Training:
         s, reviewed = job.labels(self._n)
         if not self._fits:
             self._outbox.send(Ranked(job.serial, self._ranker.similarity(s, reviewed)))
-            if self._n**2 <= _MOST_PAIRS:
+            if self._n**2 <= MOST_PAIRS:
                 threading.Thread(target=self._find_graph, daemon=True).start()
         self._fits += 1
         due = self._ranker.choice_is_due(s, reviewed)

@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+from helpers.neighbourhoods import clusters, cut_across
+from scipy.stats import spearmanr
 
 from pucache.neighbours.graph import neighbour_graph
 from pucache.reviewing.ranker import Ranker
+from pucache.reviewing.ranking_folds import RankingFolds
 
 N, D, POSITIVE = 600, 24, 60
 
@@ -61,3 +64,72 @@ def test_the_same_calls_give_the_same_results(pile):
         sittings.append([ranker.fit(*labels(y, count, count)).scores for count in (5, 6, 12)])
     for one, other in zip(*sittings, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_another_seed_draws_other_folds(pile):
+    X, y = pile
+    one, other = (Ranker(X, seed=seed).fit(*labels(y, 20, 20)) for seed in (0, 1))
+    assert one.expected != other.expected
+
+
+def test_warm_start_ranks_as_cold_start(pile):
+    """A long sitting, in which decisions are also changed, ends where a new ranker begins."""
+    X, y = pile
+    warm = Ranker(X, neighbour_graph(X))
+    for count in range(1, 41):
+        s, reviewed = labels(y, 5, 2 * count)
+        reviewed[np.flatnonzero(y)[5 : 5 + count]] = 1 if count % 3 else -1
+        last = warm.fit(s, reviewed)
+    cold = Ranker(X, neighbour_graph(X)).fit(s, reviewed)
+    assert spearmanr(last.scores, cold.scores).statistic > 0.99
+    tops = [set(np.argsort(-result.scores)[:60]) for result in (last, cold)]
+    assert len(tops[0] & tops[1]) >= 57
+
+
+def test_positives_of_the_sitting_alone_are_enough(pile):
+    X, y = pile
+    s, reviewed = np.zeros(N, np.int8), np.zeros(N, np.int8)
+    reviewed[np.flatnonzero(y)[:15]], reviewed[np.flatnonzero(~y)[:15]] = 1, -1
+    result = Ranker(X).fit(s, reviewed)
+    assert result.posterior is not None and found_on_top(result.scores, y, s, reviewed) > 0.3
+
+
+def test_all_rows_known(pile):
+    X, y = pile
+    s, reviewed = labels(y, 20)
+    reviewed[s == 0] = np.where(y[s == 0], 1, -1)
+    result = Ranker(X).fit(s, reviewed)
+    assert np.isfinite(result.scores).all() and np.isnan(result.expected)
+
+
+@pytest.mark.parametrize(("draw", "helps"), [(clusters, True), (cut_across, False)])
+def test_neighbours_count_where_they_help(draw, helps):
+    X, s, _ = draw()
+    ranker = Ranker(X, neighbour_graph(X))
+    ranker.fit(s, np.zeros_like(s))
+    assert (ranker.neighbour_weight > 0) == helps
+
+
+def test_neighbours_are_weighed_when_positives_have_doubled(pile):
+    X, y = pile
+    ranker = Ranker(X, neighbour_graph(X))
+    due = []
+    for positives in (3, 4, 7, 8, 15, 16):
+        due.append(ranker.choice_is_due(*labels(y, positives)))
+        ranker.fit(*labels(y, positives))
+    assert due == [False, True, False, True, False, True]
+    assert not Ranker(X).choice_is_due(*labels(y, 16))
+
+
+def test_groups_stay_in_one_fold_and_positives_are_spread():
+    group = np.repeat(np.arange(30), 2)
+    folds = RankingFolds(group, 5, seed=0)
+    positive = np.zeros(60, bool)
+    for row in range(0, 40, 4):
+        positive[row : row + 2] = True
+        folds.place(positive)
+    np.testing.assert_array_equal(folds.of_all[::2], folds.of_all[1::2])
+    assert (np.bincount(folds.of_all[positive], minlength=5) == 4).all()
+    before = folds.of_all.copy()
+    folds.place(positive)
+    np.testing.assert_array_equal(folds.of_all, before)
