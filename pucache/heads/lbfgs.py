@@ -172,7 +172,7 @@ class _State:
         return (self._gradient[problem] * self._preconditioned[problem]).sum(1).clamp(min=0).sqrt()
 
     def unfinished(self, problem: Tensor, least: Tensor) -> Tensor:
-        """Whether the gradient is neither below the ``least`` norm (A,) nor rounding, and a step is left to try, (A,)."""
+        """Whether the norm of the gradient is above ``least`` (A,) and rounding, and a step is left to try, (A,)."""
         norm = self.norm(problem)
         rounding = _ROUNDING * self.value[problem].abs().sqrt()
         return (norm > least) & (norm > rounding) & (self._step_size[problem] >= _SHORTEST)
