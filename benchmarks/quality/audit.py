@@ -206,10 +206,11 @@ TEXT = f"""
 A sitting has {ROUNDS} rounds of {SHOWN} ranked images and one random one, and {CLOSING} random images at last;
 *{CASES[0]}* is {ROUNDS + CLOSING} of them. The ranking learns in each round. The score of a positive is noise, plus a
 signal that grows with the labelled positives of its kind (one of ten), also with those that the audit brought. In
-*skips* the reviewer skips {100 * SKIPPED[True]:.0f} % of the positives and {100 * SKIPPED[False]:.0f} % of the negatives,
-ranked and random. In *undo* {100 * WRONG:.0f} % of the decisions are wrong at first; these, and {100 * TAKEN_BACK:.0f} %
-of the right ones in the ranking, are taken back. A wrong label of a random image is corrected at once. A label of the
-ranking is taken back after the next random image, and the image comes back when the ranking brings it.
+*skips* the reviewer skips {100 * SKIPPED[True]:.0f} % of the positives and {100 * SKIPPED[False]:.0f} % of the
+negatives, ranked and random. In *undo* {100 * WRONG:.0f} % of the decisions are wrong at first; these, and
+{100 * TAKEN_BACK:.0f} % of the right ones in the ranking, are taken back. A wrong label of a random image is corrected
+at once. A label of the ranking is taken back after the next random image, and the image comes back when the ranking
+brings it.
 
 - **Ever excluded**: % of the sittings in which the 95 % interval left out the true number of positives after any
   random image (± standard error); asked: at most 5. Above and below: by the upper and by the lower limit.
@@ -237,7 +238,7 @@ def page(cells: dict[tuple, list[Outcome]], lengths: dict[tuple, float], command
         "",
         "The interval is that of the labels in force. While a wrong label stands, it can be wrong too. Looked at also "
         f"between a slip and its correction ({100 * WRONG:.0f} % of the random images), and while wrong labels of the "
-        f"ranking stood, it was wrong at such a moment in {slips} % of the sittings, in the order of the rows with undo.",
+        f"ranking stood, it was wrong at such a moment in {slips} % of the sittings (rows with undo, in their order).",
         "",
         "## Width and length",
         "",

@@ -34,9 +34,10 @@ class Sitting:
         Of each draw: n_i, the positives out of the urn before it, y_i.
     skipped : list of bool
         Whether a draw has no label.
-    returned : dict of int to (int, int)
-        Ranked rows whose label was taken back: the first draw that they were out at, and the first that they were
-        not. A row leaves when it gets a label again.
+    returned : dict of int to list of int
+        Draws that a ranked row was out at before its label was taken back.
+    unlabelled : set of int
+        Those of these rows that have no label again.
     closing_from : int
         First draw of the closing audit.
     excluded : set of {"above", "below"}
@@ -55,6 +56,7 @@ class Sitting:
     truth: list = field(default_factory=list)
     skipped: list = field(default_factory=list)
     returned: dict = field(default_factory=dict)
+    unlabelled: set = field(default_factory=set)
     closing_from: int = 0
     excluded: set = field(default_factory=set)
     misled: bool = False
@@ -65,8 +67,10 @@ class Sitting:
         truth, skipped = np.array(self.truth[:to], bool), np.array(self.skipped[:to], bool)
         positive = np.where(skipped, doubtful_are, truth)
         added = np.concatenate([[0], np.cumsum(positive.astype(int) - truth)])[: truth.size]
-        for row, (first, last) in self.returned.items():
-            added[first:last] += int(doubtful_are) - (row < self.positives)
+        for row in self.unlabelled:
+            added[[draw for draw in self.returned[row] if draw < truth.size]] += int(doubtful_are) - (
+                row < self.positives
+            )
         return DrawHistory(
             positive, np.array(self.unknown[:to], float), np.array(self.before[:to]) + added.astype(float)
         )
@@ -190,11 +194,11 @@ def simulate(
         sitting.events.append((drawn, None))
         now = _review_ranked(sitting, pile, case)
         _decide_drawn(sitting, drawn, case, rng, wrong_before=_surplus(taken_back, positives))
-        _take_back(sitting, pile, taken_back)
+        _take_back(sitting, pile, taken_back, out_at_last=True)
         if drawn < positives and not sitting.skipped[-1]:
             pile.labelled[pile.kind[drawn]] += 1
         taken_back = now
-    _take_back(sitting, pile, taken_back)
+    _take_back(sitting, pile, taken_back, out_at_last=False)
     _closing_audit(sitting, pile, case, closing or CLOSING + ROUNDS * (case == CASES[0]))
     sitting.excluded = sitting.excluded_ends()
     return sitting
@@ -218,22 +222,24 @@ def _review_ranked(sitting: Sitting, pile: _Pile, case: str) -> dict[int, bool]:
         if case == "ranking, undo" and slip < WRONG + TAKEN_BACK:
             taken_back[row] = wrong
         sitting.events.append((row, _choice(truth != wrong)))
-        sitting.returned.pop(row, None)
+        sitting.unlabelled.discard(row)
         pile.take(row)
     return taken_back
 
 
-def _take_back(sitting: Sitting, pile: _Pile, rows: dict[int, bool]) -> None:
-    draws = len(sitting.unknown)
+def _take_back(sitting: Sitting, pile: _Pile, rows: dict[int, bool], *, out_at_last: bool) -> None:
     for row in rows:
         sitting.events.append((row, Choice.UNDONE))
-        sitting.returned[row] = (draws - 1, draws)
+        if out_at_last:
+            sitting.returned.setdefault(row, []).append(len(sitting.unknown) - 1)
+        if row in sitting.returned:
+            sitting.unlabelled.add(row)
         pile.take(row, back=True)
 
 
 def _decide_drawn(sitting: Sitting, row: int, case: str, rng: np.random.Generator, *, wrong_before: int = 0) -> None:
     truth = row < sitting.positives
-    sitting.returned.pop(row, None)
+    sitting.unlabelled.discard(row)
     sitting.truth.append(int(truth))
     sitting.skipped.append(case == "ranking, skips" and rng.random() < SKIPPED[truth])
     if sitting.skipped[-1]:
