@@ -41,7 +41,7 @@ from .ranking_folds import RankingFolds
 from .ranking_result import RankingResult
 
 FOLDS = 5
-_RISK, _PENALTY, _TOLERANCE = PURisk("weighted_bce"), 1e-3, 2e-3
+_RISK, _PENALTY, _TOLERANCE = PURisk("weighted_bce"), 3e-4, 2e-3
 _LEAST_LABELLED = 10  # positives from before the sitting that estimates can rest on, and positives for a posterior
 _TINY = 1e-6  # least share of positives that is expected
 

@@ -45,3 +45,27 @@ def test_similarities_are_inner_products_of_centred_unit_rows(features):
 def test_sample_is_of_the_rows(features):
     features, _ = features
     np.testing.assert_allclose(features.of_sample, features.take(features.sample), atol=1e-5)
+
+
+@pytest.mark.parametrize("sample", [500, 100])
+def test_rows_that_are_not_finite_are_named(monkeypatch, sample):
+    monkeypatch.setattr(pile_features, "SAMPLE_ROWS", sample)
+    X = np.random.default_rng(0).normal(size=(500, 4)).astype(np.float32)
+    X[77, 2] = np.nan
+    with pytest.raises(ValueError, match="row 77"):
+        assert 77 in PileFeatures(row_source(X), np.random.default_rng(1)).all
+
+
+@pytest.mark.parametrize("X", [np.ones((20, 3)), np.ones((1, 3)), np.eye(3), np.zeros((5, 1))])
+def test_degenerate_rows(X):
+    features = PileFeatures(row_source(X.astype(np.float32)), np.random.default_rng(0))
+    assert np.isfinite(features.all).all() and np.isfinite(features.similarities(np.ones(X.shape[1], np.float32))).all()
+
+
+def test_many_dimensions_give_the_same_directions(monkeypatch):
+    X = (np.random.default_rng(0).normal(size=(300, 8)) * np.arange(8, 0, -1)).astype(np.float32)
+    whole = PileFeatures(row_source(X), np.random.default_rng(0))
+    monkeypatch.setattr(pile_features, "_MOST_DIMENSIONS", 4)
+    randomized = PileFeatures(row_source(X), np.random.default_rng(0))
+    np.testing.assert_allclose(whole.whitening.variances, randomized.whitening.variances, rtol=1e-3)
+    np.testing.assert_allclose(np.abs(whole.all), np.abs(randomized.all), atol=1e-2)
