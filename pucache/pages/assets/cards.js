@@ -78,9 +78,20 @@ function columns() {
 
 /* ---- One image, large -------------------------------------------------------------------------- */
 
+/* Shows one pixel of the image as one of the screen; the frame then scrolls. */
+function setFullSize(full) {
+  byId("zoom-frame").classList.toggle("full", full);
+  byId("zoom-frame").tabIndex = full ? 0 : -1;
+  byId("zoom-size").setAttribute("aria-pressed", full);
+  if (full) byId("zoom-frame").focus();
+}
+
+const toggleSize = () => setFullSize(byId("zoom-size").getAttribute("aria-pressed") === "false");
+
 function openZoom() {
   document.activeElement.blur(); // otherwise closing returns the focus to this card, which may no longer be the current one
   zoomDialog.showModal();
+  setFullSize(false);
 }
 
 /* Shows the small image at once, and replaces it by the original once that is loaded. */
@@ -117,7 +128,7 @@ function listenForKeys(keysFor) {
     const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
     const shift = event.shiftKey && key !== "?" ? "Shift+" : "";
     const action = keysFor(event.target)[(event.ctrlKey ? "Ctrl+" : "") + shift + key];
-    if (!action) return;
+    if (!action || (event.target.matches(".full") && key.startsWith("Arrow"))) return; // arrows scroll it
     event.preventDefault();
     if (!event.repeat || key.startsWith("Arrow")) action(); // a key held down must not decide a hundred images
   });

@@ -81,7 +81,7 @@ function stored() {
 
 const waiting = []; // oldest first
 const inForce = new Map(); // row -> serial number of the decision in force; 0: none
-const listeners = {}; // state, stale, refused, recover, trouble
+const listeners = {}; // state, ranking, stale, refused, recover, trouble
 let sending = false;
 let batch = BATCH;
 let lastTime = 0;
@@ -211,7 +211,7 @@ let events = null;
 function listen() {
   events = new EventSource("/api/events");
   events.addEventListener("state", ({ data }) => listeners.state(JSON.parse(data)));
-  events.addEventListener("ranking", ({ data }) => listeners.state({ ranking_version: JSON.parse(data).version }));
+  events.addEventListener("ranking", ({ data }) => listeners.ranking(JSON.parse(data).version));
   events.addEventListener("open", () => failures && attempt());
   events.addEventListener("error", () => failures || attempt()); // a lost stream may mean a lost server
 }

@@ -291,6 +291,7 @@ const ZOOM = {
   close: () => zoomDialog.close(),
   previous: () => step(-1),
   next: () => step(1),
+  size: toggleSize,
   accepted: () => decide("accepted"),
   rejected: () => decide("rejected"),
   skipped: () => decide("skipped"),
@@ -411,7 +412,7 @@ const IN_THE_GRID = {
   Home: () => moveTo(pageStart()),
   End: () => moveTo(Math.min(order.length, pageStart() + size) - 1),
 };
-const IN_THE_ZOOM = { ...ANYWHERE, ArrowRight: () => step(1), ArrowLeft: () => step(-1), z: ZOOM.close };
+const IN_THE_ZOOM = { ...ANYWHERE, f: toggleSize, ArrowRight: () => step(1), ArrowLeft: () => step(-1), z: ZOOM.close };
 
 function keysFor(target) {
   if (helpDialog.open) return {};

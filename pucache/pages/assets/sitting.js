@@ -4,6 +4,8 @@
 
 const AHEAD = 12; // images loaded before they are shown
 const PAGE = 12; // images of a page
+const CARD = 600; // pixels of a longer side from which an image is taken for a reduced one
+const PAUSE = 150; // ms for which an image is looked at before its original is loaded
 const LOADING = 3; // images loaded at once
 const REMEMBERED = 200; // decided images that can be gone back to after a reload
 const MAX_ENLARGEMENT = 12; // a tiny image is not blown up further
@@ -247,9 +249,26 @@ async function explain(item) {
   }
 }
 
+/* A small image that the screen shows larger than it is, is replaced by the original while it is looked at. */
+async function sharpen(item) {
+  const { naturalWidth: width, naturalHeight: height } = item.image;
+  const { clientWidth, clientHeight } = byId("stage");
+  const enlargement = Math.min(clientWidth / width, clientHeight / height) * devicePixelRatio;
+  if (item.sharp || Math.max(width, height) < CARD || enlargement < 1.2) return;
+  item.sharp = true;
+  const original = new Image();
+  original.alt = item.image.alt;
+  original.src = address(item, "original");
+  await original.decode().catch(() => (item.sharp = false));
+  if (!item.sharp || !item.image) return;
+  item.image = original;
+  drawItem(item);
+}
+
 function forgetImage(item) {
   if (item.status !== "shown" || pageItems().includes(item)) return;
   item.image = null;
+  item.sharp = false;
   item.status = "";
 }
 
@@ -312,6 +331,8 @@ function spoken(item) {
   return parts.filter(Boolean).join(", ");
 }
 
+const fileName = ({ key }) => visible(key.split("/").pop());
+
 function spokenNext() {
   const item = items[current];
   if (!item || decisionOf(item)) return "waiting for the next image";
@@ -331,6 +352,8 @@ function draw() {
   if (zoomDialog.open) drawZoom();
 }
 
+let pause = 0;
+
 function drawOne() {
   const item = items[current];
   const ready = isReady(item);
@@ -338,6 +361,8 @@ function drawOne() {
   byId("stage").dataset.status = item.status || "loading";
   byId("stage").className = decisionOf(item);
   byId("stage-picture").replaceChildren(...(item.image ? [item.image] : []));
+  clearTimeout(pause);
+  if (item.image) pause = setTimeout(sharpen, PAUSE, item);
   byId("stage-absent").textContent = ready && !item.image ? `This image cannot be shown: ${item.problem}. S skips it.` : "";
   byId("stage-key").textContent = visible(item.key);
   byId("stage-note").textContent = item.note;
@@ -352,6 +377,7 @@ function drawPage() {
   if (!isPage) return grid.replaceChildren();
   const focused = grid.contains(document.activeElement);
   grid.replaceChildren(...pageItems().map((item, index) => newCard(pageStart() + index, item.key)));
+  for (const cell of cells()) cell.querySelector(".key").textContent = fileName(items[Number(cell.dataset.number)]);
   grid.setAttribute("aria-rowcount", pageItems().length);
   for (const item of pageItems()) drawCard(item);
   document.querySelector("[data-turn='-1']").setAttribute("aria-disabled", pageStart() === 0);
@@ -427,12 +453,13 @@ function drawProgress() {
   byId("found").textContent = number(found);
   byId("decided").textContent = number(decided);
   byId("skipped").textContent = number(skipped);
-  byId("rate-of").textContent = of ? `Last ${number(of)}` : "Last 100";
-  byId("rate").textContent = of ? `${percent(rate)} found` : "–";
+  byId("rate-of").textContent = `Found in last ${number(of || 100)}`;
+  byId("rate").textContent = of ? percent(rate) : "–";
   byId("progress").max = Math.max(1, decided + unknown);
   byId("progress").value = decided;
   byId("pile").textContent = `${number(unknown)} of the pile undecided`;
   byId("hidden-high").textContent = hidden ? number(hidden.high) : "–";
+  byId("level").textContent = hidden ? `At most, ${percent(hidden.level)} sure` : "At most";
   byId("estimate").textContent = estimate == null ? "–" : `about ${number(estimate)}`;
   byId("sentence").textContent = counts.sentence ?? "";
   byId("advice").textContent = counts.advice ?? "";
@@ -526,7 +553,7 @@ function drawZoom() {
   const shown = status === "shown";
   fillZoom({
     number: current,
-    title: visible(key).split("/").pop(),
+    title: fileName(items[current]),
     decision: decisionOf(items[current]),
     key,
     facts: [],
@@ -540,6 +567,7 @@ const ZOOM = {
   close: closeZoom,
   previous: () => step(-1),
   next: () => step(1),
+  size: toggleSize,
   accepted: () => decide("accepted"),
   rejected: () => decide("rejected"),
   skipped: () => decide("skipped"),
@@ -573,7 +601,7 @@ const IN_THE_GRID = {
   Home: () => moveTo(pageStart()),
   End: () => moveTo(pageStart() + pageItems().length - 1),
 };
-const IN_THE_ZOOM = { ...ANYWHERE, ArrowRight: () => step(1), ArrowLeft: () => step(-1), z: closeZoom };
+const IN_THE_ZOOM = { ...ANYWHERE, f: toggleSize, ArrowRight: () => step(1), ArrowLeft: () => step(-1), z: closeZoom };
 
 function keysFor(target) {
   return lettersOff() ? Object.fromEntries(Object.entries(actionsFor(target)).filter(([key]) => !/^(Shift\+)?.$/.test(key))) : actionsFor(target);
@@ -626,7 +654,7 @@ function start() {
   onEach("#closing-audit", "click", switchAudit);
   zoomDialog.addEventListener("close", () => items[current] && moveTo(current));
   recall();
-  link({ state: onState, stale: onStale, refused: onRefused, recover, trouble: onTrouble });
+  link({ state: onState, ranking: onRanking, stale: onStale, refused: onRefused, recover, trouble: onTrouble });
   draw();
   refill();
 }

@@ -1,0 +1,669 @@
+import contextlib
+import json
+import re
+
+import numpy as np
+import pytest
+from helpers.browser import needs_chromium, violations
+from helpers.sitting_pages import another, current_row, press, visited, wait_until, wait_until_saved
+from helpers.sittings import ReviewProcess, pictured_pile, served
+from helpers.slow import slow
+from playwright.sync_api import expect
+
+from pucache.reviewing.log_entries import Decision
+from pucache.reviewing.page import ASSETS, asset, sitting_page
+from pucache.reviewing.session import open_session
+
+WORDS = {"a": "positive", "r": "negative", "s": "skip"}
+PATTERN = "arasrarr"
+
+
+@contextlib.contextmanager
+def sitting(browser, folder, n=120, *, broken=(), positives=4, context=None, **settings):
+    """A page of a sitting on `n` pictures; yields the page and what the server consists of."""
+    cache = pictured_pile(folder, n, broken=broken, positives=positives)
+    context = {"reduced_motion": "reduce"} | (context or {})
+    with (
+        served(cache, folder / "session", folder / "found.txt", **settings) as (opened, server),
+        visited(browser, server.url, **context) as page,
+    ):
+        yield page, opened, server
+
+
+def logged(session):
+    """Row and choice of each decision, in the order of the log."""
+    return [(entry.row, str(entry.choice)) for entry in session.entries() if isinstance(entry, Decision)]
+
+
+def wanted(shown):
+    return [(row, WORDS[key]) for row, key in shown]
+
+
+def choice_of(session, row):
+    decision = session.decision_in_force(row)
+    return None if decision is None else str(decision.choice)
+
+
+def grid_rows(page):
+    """Rows of the images of the page of 12."""
+    return page.evaluate("pageItems().map((item) => item.row)")
+
+
+def wait_for_grid(page):
+    """Until all images of the page of 12 can be decided."""
+    wait_until(page, "isPage && pageItems().length && pageItems().every(isReady)")
+
+
+def badges(page):
+    return [text.split(" ")[-1] for text in page.locator("#grid .badge").all_text_contents()]
+
+
+def focused(page):
+    """Number of the card that has the focus."""
+    return page.evaluate("Number(document.activeElement.dataset.number)")
+
+
+# --- what is served ----------------------------------------------------------------------------
+
+
+def test_nothing_of_the_page_is_inline():
+    html = sitting_page("Review of pile.h5", session="0123")
+    assert not re.search(r"<style|\sstyle=|\son[a-z]+=|<script(?![^>]*\ssrc=)[^>]*>|javascript:", html)
+    named = re.findall(r'(?:href|src)="/assets/([^"]+)"', html)
+    assert sorted(named) == sorted(ASSETS)
+    assert all(path.startswith(("/assets/", "#")) for path in re.findall(r'(?:href|src)="([^"]*)"', html))
+
+
+def test_titles_and_warnings_are_escaped():
+    html = sitting_page("<i>", session='"><script>', warnings=["<b>"])
+    assert "<i>" not in html and "<b>" not in html and '"><script>' not in html and "&lt;b&gt;" in html
+
+
+@pytest.mark.parametrize("name", ASSETS)
+def test_files_have_a_media_type_and_name_no_address(name):
+    content, media_type = asset(name)
+    assert media_type.split(";")[0] in ("text/css", "text/javascript", "image/svg+xml")
+    text = content.decode().replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(r"https?://|@import|innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
+
+
+@pytest.mark.parametrize("name", ["review.js", "base.html", "../html.py", "", "sitting.css/", "SITTING.CSS"])
+def test_no_other_file_is_served(name):
+    with pytest.raises(KeyError):
+        asset(name)
+
+
+# --- deciding ----------------------------------------------------------------------------------
+
+
+@needs_chromium
+def test_two_hundred_decisions_by_keyboard_also_while_the_server_is_killed_and_started_again(tmp_path, browser):
+    pictured_pile(tmp_path, 260)
+    keys = [PATTERN[number % len(PATTERN)] for number in range(200)]
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(ReviewProcess(tmp_path, "--positives", "found.txt", "--port", "0"))
+        page = stack.enter_context(visited(browser, first.url, lost=True))
+        shown = press(page, keys[:100])
+        first.__exit__()
+        shown += press(page, keys[100:106])
+        expect(page.locator("#trouble")).to_have_text(re.compile("Not saved yet: [1-9]|the server does not answer"))
+        assert page.evaluate("waiting.length") >= 6 and page.evaluate("Object.keys(localStorage).length") >= 6
+        second = stack.enter_context(ReviewProcess(tmp_path, "--port", page.url.split(":")[2].strip("/")))
+        assert second.url
+        wait_until_saved(page)
+        expect(page.locator("#trouble")).to_have_text(re.compile("Connected again|^$"))
+        shown += press(page, keys[106:])
+        wait_until_saved(page)
+        assert page.evaluate("Object.keys(localStorage).length") == 0
+        second.__exit__()
+    with open_session(tmp_path / "pile.h5", None) as session:
+        assert logged(session) == wanted(shown)
+
+
+@needs_chromium
+def test_decisions_of_a_page_that_was_closed_are_sent_by_the_next_one(tmp_path, browser):
+    pictured_pile(tmp_path, 60)
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(ReviewProcess(tmp_path, "--positives", "found.txt", "--port", "0"))
+        holder = stack.enter_context(browser.new_context())
+        page, wrong = another(holder, first.url, lost=True)
+        shown = press(page, "ar")
+        wait_until_saved(page)
+        first.__exit__()
+        shown += press(page, "asr")
+        page.keyboard.press("u")  # of a decision that is not acknowledged
+        page.close()
+        second = stack.enter_context(ReviewProcess(tmp_path))
+        page, wrong_then = another(holder, second.url)
+        wait_until_saved(page)
+        assert not wrong + wrong_then
+        second.__exit__()
+    with open_session(tmp_path / "pile.h5", None) as session:
+        assert logged(session) == [*wanted(shown), (shown[-1][0], "undone")]
+        assert choice_of(session, shown[-1][0]) is None
+
+
+@needs_chromium
+def test_undo_goes_back_to_the_beginning_and_shows_each_image_again(tmp_path, browser):
+    with sitting(browser, tmp_path) as (page, opened, _):
+        shown = press(page, "arsra")
+        for row, _ in reversed(shown):
+            page.keyboard.press("u")
+            assert current_row(page) == row
+        page.keyboard.press("Control+z")
+        assert page.text_content("#announcement") == "nothing to undo"
+        wait_until_saved(page)
+        assert [choice_of(opened.session, row) for row, _ in shown] == [None] * 5
+        again = press(page, "rrrrr")
+        assert {row for row, _ in again} == {row for row, _ in shown}
+        wait_until_saved(page)
+        assert [choice_of(opened.session, row) for row, _ in again] == ["negative"] * 5
+
+
+@needs_chromium
+def test_a_changed_decision_replaces_the_first_and_undo_restores_it(tmp_path, browser):
+    with sitting(browser, tmp_path) as (page, opened, _):
+        ((row, _), *_) = press(page, "ars")
+        for _ in range(3):
+            page.keyboard.press("ArrowLeft")
+        assert current_row(page) == row
+        expect(page.locator("#stage-badge")).to_have_text("✓ accepted")
+        page.keyboard.press("r")
+        wait_until_saved(page)
+        assert choice_of(opened.session, row) == "negative"
+        assert page.evaluate("!decisionOf(items[current])"), "goes on where the review was"
+        page.keyboard.press("u")
+        wait_until_saved(page)
+        assert choice_of(opened.session, row) == "positive" and current_row(page) == row
+        page.keyboard.press("r")
+        page.keyboard.press("u")
+        page.keyboard.press("u")  # before the first is acknowledged
+        wait_until_saved(page)
+        assert choice_of(opened.session, row) == "positive"
+
+
+@needs_chromium
+def test_the_rest_of_a_page_is_one_step(tmp_path, browser):
+    with sitting(browser, tmp_path) as (page, opened, _):
+        page.keyboard.press("g")
+        wait_for_grid(page)
+        rows = grid_rows(page)
+        assert len(rows) == 12
+        for key in ("a", "s", "Shift+R"):
+            page.keyboard.press(key)
+        wait_until_saved(page)
+        expected = {rows[0]: "positive", rows[1]: "skip"} | dict.fromkeys(rows[2:], "negative")
+        assert {row: choice_of(opened.session, row) for row in rows} == expected
+        wait_for_grid(page)
+        assert not set(grid_rows(page)) & set(rows) and focused(page) == 12
+        page.keyboard.press("Shift+A")
+        page.keyboard.press("u")
+        page.keyboard.press("u")
+        wait_until_saved(page)
+        assert badges(page) == ["accepted", "skipped", *[""] * 10] and grid_rows(page) == rows
+        assert [choice_of(opened.session, row) for row in rows] == ["positive", "skip", *[None] * 10]
+
+
+@needs_chromium
+def test_the_grid_is_used_by_arrows_and_by_mouse(tmp_path, browser):
+    with sitting(browser, tmp_path) as (page, opened, _):
+        page.get_by_text("Page of 12", exact=True).click()
+        wait_for_grid(page)
+        rows = grid_rows(page)
+        page.locator("#grid .name").nth(5).click()
+        assert focused(page) == 5
+        across = page.evaluate("columns()")
+        assert across > 2
+        for key in ("Home", "ArrowDown", "ArrowRight", "ArrowUp", "ArrowUp"):
+            page.keyboard.press(key)
+        assert focused(page) == 1
+        accept = page.locator("#grid [data-decision=accepted]").nth(3)
+        accept.click()
+        assert accept.get_attribute("aria-pressed") == "true" and badges(page)[3] == "accepted"
+        wait_until_saved(page)
+        assert choice_of(opened.session, rows[3]) == "positive"
+        accept.click()
+        assert badges(page)[3] == ""
+        wait_until_saved(page)
+        assert choice_of(opened.session, rows[3]) is None
+        page.click("[data-rest=rejected]")
+        wait_until_saved(page)
+        assert [choice_of(opened.session, row) for row in rows] == ["negative"] * 12
+        page.click("[data-turn='-1']")
+        assert grid_rows(page) == rows and badges(page) == ["rejected"] * 12
+
+
+@needs_chromium
+def test_buttons_decide_as_keys_do(tmp_path, browser):
+    with sitting(browser, tmp_path) as (page, opened, _):
+        row = current_row(page)
+        page.click("[data-decide=accepted]")
+        second = current_row(page)
+        page.click("[data-decide=skipped]")
+        page.click("#one [data-undo]")
+        assert current_row(page) == second
+        page.click("[data-step='-1']")
+        assert current_row(page) == row and page.get_attribute("[data-decide=accepted]", "aria-pressed") == "true"
+        wait_until_saved(page)
+        assert choice_of(opened.session, row) == "positive" and choice_of(opened.session, second) is None
+
+
+@needs_chromium
+def test_keys_held_down_with_modifiers_or_behind_a_dialog_do_nothing(tmp_path, browser):
+    with sitting(browser, tmp_path) as (page, opened, _):
+        for _ in range(5):
+            page.keyboard.down("a")
+        page.keyboard.up("a")
+        for key in ("Alt+a", "Meta+r", "Control+a", "Control+s", "Shift+s", "Shift+R", "?", "a", "r", "u", "g"):
+            page.keyboard.press(key)
+        assert page.is_visible("#help") and not page.evaluate("isPage")
+        page.get_by_text("Letters are keys").click()
+        page.keyboard.press("Escape")
+        press(page, "aru")
+        page.click("[data-decide=rejected]")
+        wait_until_saved(page)
+        assert [choice for _, choice in logged(opened.session)] == ["positive", "negative"]
+
+
+@needs_chromium
+def test_the_zoom_shows_the_original_and_decides(tmp_path, browser):
+    with sitting(browser, tmp_path) as (page, opened, _):
+        row = current_row(page)
+        page.keyboard.press("Enter")
+        picture = page.locator("#zoom-picture")
+        expect(picture).to_have_attribute("src", re.compile(f"/api/image/{row}.*size=original"))
+        assert picture.evaluate("one => one.naturalWidth") == 40 + row
+        page.keyboard.press("f")
+        assert picture.evaluate("one => one.clientWidth") == 40 + row, "one pixel is one pixel"
+        page.keyboard.press("a")
+        assert current_row(page) != row and page.is_visible("#zoom")
+        assert re.match("accepted. Next: ", page.text_content("#zoom-announcement"))
+        page.keyboard.press("u")
+        page.click("[data-zoom=rejected]")
+        page.keyboard.press("z")
+        assert not page.is_visible("#zoom")
+        wait_until_saved(page)
+        assert choice_of(opened.session, row) == "negative"
+
+
+@needs_chromium
+def test_every_image_is_decided_in_the_end_and_undo_goes_on_from_there(tmp_path, browser):
+    with sitting(browser, tmp_path, 21, positives=1) as (page, opened, _):
+        shown = press(page, "r" * 20)
+        expect(page.locator("#end-title")).to_have_text("Every image is decided")
+        assert len({row for row, _ in shown}) == 20 and not page.is_visible("#one")
+        assert violations(page) == []
+        page.keyboard.press("a")
+        page.keyboard.press("u")
+        assert current_row(page) == shown[-1][0] and page.is_visible("#one")
+        press(page, "a")
+        expect(page.locator("#end-title")).to_have_text("Every image is decided")
+        wait_until_saved(page)
+        assert choice_of(opened.session, shown[-1][0]) == "positive"
+        page.reload()
+        expect(page.locator("#end-title")).to_have_text("Every image is decided")
+
+
+@needs_chromium
+def test_a_pile_without_any_positive_begins(tmp_path, browser):
+    cache = pictured_pile(tmp_path, 40)
+    with served(cache, tmp_path / "session") as (opened, server), visited(browser, server.url) as page:
+        shown = press(page, "rrra")
+        wait_until_saved(page)
+        assert logged(opened.session) == wanted(shown)
+
+
+@needs_chromium
+def test_images_that_cannot_be_shown_say_why_and_are_skipped(tmp_path, browser):
+    with sitting(browser, tmp_path, 40, broken=range(4, 40)) as (page, opened, _):
+        expect(page.locator("#stage-absent")).to_contain_text("cannot be shown: ")
+        assert "S skips it" in page.text_content("#stage-absent") and violations(page) == []
+        (row, _), *_ = press(page, "s")
+        page.keyboard.press("g")
+        wait_for_grid(page)
+        page.keyboard.press("Shift+A")
+        wait_until_saved(page)
+        assert logged(opened.session) == [(row, "skip")], "nobody has seen the rest of the page"
+        page.keyboard.press("z")
+        assert page.is_visible("#zoom-absent") and not page.is_visible("#zoom-picture")
+
+
+@needs_chromium
+def test_an_image_is_not_decided_before_it_is_seen(tmp_path, browser):
+    cache = pictured_pile(tmp_path, 40)
+    with (
+        served(cache, tmp_path / "session", tmp_path / "found.txt") as (opened, server),
+        browser.new_context() as holder,
+    ):
+        held = []
+        holder.route("**/api/image/**", held.append)
+        page = holder.new_page()
+        page.goto(server.url)
+        expect(page.locator("#stage")).to_have_attribute("data-status", "loading")
+        page.keyboard.press("a")
+        assert page.text_content("#announcement") == "the image is still loading"
+        holder.unroute("**/api/image/**")
+        for route in held:
+            route.continue_()
+        shown = press(page, "a")
+        wait_until_saved(page)
+        assert logged(opened.session) == wanted(shown)
+
+
+# --- two tabs, and what a reload keeps ---------------------------------------------------------
+
+
+@needs_chromium
+def test_two_tabs_show_different_images_and_neither_loses_a_decision(tmp_path, browser):
+    with sitting(browser, tmp_path) as (page, opened, server):
+        other, wrong = another(page.context, server.url)
+        shown = []
+        for number in range(25):
+            shown += press((page, other)[number % 2], PATTERN[number % len(PATTERN)])
+        wait_until_saved(page)
+        wait_until_saved(other)
+        assert len({row for row, _ in shown}) == 25
+        assert dict(logged(opened.session)) == dict(wanted(shown)) and len(logged(opened.session)) == 25
+        expect(page.locator("#decided")).to_have_text(other.text_content("#decided"))
+        assert not wrong
+
+
+@needs_chromium
+def test_a_decision_that_another_tab_made_first_is_said_and_taken_over(tmp_path, browser):
+    with sitting(browser, tmp_path) as (page, opened, server):
+        other, wrong = another(page.context, server.url)
+        row = current_row(page)
+        other.evaluate(f"put({row}, 'negative', 0); send()")
+        wait_until_saved(other)
+        press(page, "a")
+        expect(page.locator("#overruled")).to_contain_text(
+            "was decided elsewhere before: rejected. That decision stands"
+        )
+        assert choice_of(opened.session, row) == "negative" and violations(page) == []
+        page.keyboard.press("ArrowLeft")
+        expect(page.locator("#stage-badge")).to_have_text("✗ rejected")
+        page.keyboard.press("a")
+        wait_until_saved(page)
+        assert choice_of(opened.session, row) == "positive"
+        assert not wrong
+
+
+@needs_chromium
+def test_a_reload_keeps_what_can_be_undone_and_closing_frees_the_images(tmp_path, browser):
+    with sitting(browser, tmp_path) as (page, opened, server):
+        shown = press(page, "ars")
+        wait_until_saved(page)
+        page.reload()
+        wait_until(page, "items[current] && isReady(items[current])")
+        assert current_row(page) not in [row for row, _ in shown]
+        for row, _ in reversed(shown):
+            page.keyboard.press("u")
+            assert current_row(page) == row
+        wait_until_saved(page)
+        assert [choice_of(opened.session, row) for row, _ in shown] == [None] * 3
+        ahead = set(page.evaluate("items.map((item) => item.row)"))
+        other, wrong = another(page.context, server.url)
+        assert not ahead & set(other.evaluate("items.map((item) => item.row)"))
+        page.goto("about:blank")
+        other.evaluate("wantsBetter = true; refill()")
+        wait_until(other, "!asking")
+        third, wrong_there = another(page.context, server.url)
+        assert ahead & set(third.evaluate("items.map((item) => item.row)"))
+        assert not wrong + wrong_there
+
+
+@needs_chromium
+def test_a_new_ranking_exchanges_images_that_are_not_shown_yet(tmp_path, browser):
+    with sitting(browser, tmp_path, audit_share=0.0) as (page, opened, _):
+        rows = page.evaluate("items.map((item) => item.row)")
+        scores = np.arange(len(opened.session.cache), dtype=np.float32)
+        opened.queue.set_ranking(scores, None, 1)
+        opened.sitting.tell("ranking", {"version": 1})
+        wait_until(page, f"!asking && items.at(-1).row !== {rows[-1]}")
+        now = page.evaluate("items.map((item) => item.row)")
+        assert now[:3] == rows[:3], "one is shown, two are ready"
+        best = [row for row in reversed(range(120)) if row not in rows[:3]]
+        assert now[3:] == best[: len(now) - 3]
+        shown = press(page, "arra")
+        assert [row for row, _ in shown] == [*rows[:3], best[0]]
+
+
+# --- when the server cannot write --------------------------------------------------------------
+
+
+@needs_chromium
+def test_a_full_disk_is_said_and_the_page_goes_on_when_there_is_room(tmp_path, browser):
+    with sitting(browser, tmp_path, context={"lost": True}) as (page, opened, _):
+        answer = {"status": 507, "content_type": "application/json", "body": json.dumps({"error": "the disk is full"})}
+        page.route("**/api/decide", lambda route: route.fulfill(**answer))
+        shown = press(page, "a")
+        expect(page.locator("#trouble")).to_have_text("Not saved yet: 1 decision; the disk is full: trying again.")
+        shown += press(page, "rs")
+        expect(page.locator("#trouble")).to_contain_text("Not saved yet: 3 decisions")
+        assert violations(page) == []
+        page.unroute("**/api/decide")
+        wait_until_saved(page)
+        expect(page.locator("#trouble")).to_contain_text("every decision is saved")
+        assert logged(opened.session) == wanted(shown)
+
+
+@needs_chromium
+def test_an_answer_that_is_lost_does_not_decide_twice(tmp_path, browser):
+    with sitting(browser, tmp_path, context={"lost": True}) as (page, opened, _):
+        lost = []
+
+        def lose(route):
+            route.fetch()
+            lost.append(1)
+            route.abort()
+
+        page.route("**/api/decide", lose, times=2)
+        shown = press(page, "ar")
+        wait_until_saved(page)
+        assert lost and logged(opened.session) == wanted(shown)
+
+
+@needs_chromium
+def test_a_decision_that_is_refused_does_not_hold_up_the_others(tmp_path, browser):
+    with sitting(browser, tmp_path, context={"lost": True}) as (page, opened, _):
+        page.evaluate("put(10 ** 9, 'positive', 0)")
+        shown = press(page, "a")
+        expect(page.locator("#overruled")).to_contain_text("A decision was not taken: ")
+        wait_until_saved(page)
+        assert logged(opened.session) == wanted(shown)
+
+
+@needs_chromium
+def test_a_page_without_its_cookie_says_what_to_open_and_goes_on_by_itself(tmp_path, browser):
+    with sitting(browser, tmp_path, context={"lost": True}) as (page, opened, server):
+        page.context.clear_cookies()
+        shown = press(page, "a")
+        expect(page.locator("#trouble")).to_contain_text("open the address again that pucache review printed")
+        another(page.context, server.url)
+        wait_until_saved(page)
+        assert logged(opened.session) == wanted(shown)
+
+
+@needs_chromium
+def test_the_page_of_another_sitting_decides_nothing_here(tmp_path, browser):
+    with sitting(browser, tmp_path, context={"lost": True}) as (page, opened, _):
+        opened.sitting.identifier = "another"
+        press(page, "a")
+        expect(page.locator("#trouble")).to_contain_text("reload")
+        assert logged(opened.session) == [] and page.evaluate("Object.keys(localStorage).length") == 1
+
+
+REFUSED = """for (const name of ["localStorage", "sessionStorage"])
+Object.defineProperty(window, name, { get() { throw new DOMException("no", "SecurityError"); } });"""
+
+
+@needs_chromium
+def test_a_browser_that_stores_nothing_decides_all_the_same(tmp_path, browser):
+    with sitting(browser, tmp_path, context={"init": REFUSED}) as (page, opened, _):
+        shown = press(page, "arsr")
+        page.keyboard.press("u")
+        wait_until_saved(page)
+        assert logged(opened.session) == [*wanted(shown), (shown[-1][0], "undone")]
+
+
+# --- progress, files ---------------------------------------------------------------------------
+
+
+@needs_chromium
+def test_progress_is_counted_and_every_decision_is_announced(tmp_path, browser):
+    with sitting(browser, tmp_path) as (page, _, _):
+        press(page, "aars")
+        assert re.fullmatch(r"skipped\. Next: \d{3}\.png", page.text_content("#announcement"))
+        expect(page.locator("#found")).to_have_text("2")
+        expect(page.locator("#decided")).to_have_text("3")
+        expect(page.locator("#skipped")).to_have_text("1")
+        expect(page.locator("#rate")).to_have_text("67 %")
+        expect(page.locator("#rate-of")).to_have_text("Found in last 3")
+        expect(page.locator("#sentence")).not_to_be_empty()
+
+
+@needs_chromium
+def test_nothing_tells_why_an_image_is_shown(tmp_path, browser):
+    cache = pictured_pile(tmp_path, 120)
+    answers = []
+    with (
+        served(cache, tmp_path / "session", tmp_path / "found.txt", audit_share=0.5) as (opened, server),
+        visited(browser, server.url) as page,
+    ):
+        page.on("response", lambda answer: answer.url.endswith("/api/next") and answers.append(answer.json()))
+        press(page, "a" * 30)
+        wait_until_saved(page)
+        assert len(opened.session.entries()) > 35, "some were drawn"
+        cards = [card for answer in answers for card in answer["images"]]
+        assert cards and {frozenset(card) for card in cards} == {frozenset(("row", "key", "problem", "note", "serial"))}
+        assert {card["serial"] for card in cards} == {0}
+
+
+@needs_chromium
+def test_the_closing_audit_shows_images_drawn_at_random(tmp_path, browser):
+    with sitting(browser, tmp_path, audit_share=0.0) as (page, opened, _):
+        page.click("#closing-audit")
+        expect(page.locator("#closing-audit")).to_have_attribute("aria-pressed", "true")
+        wait_until(page, "!asking")
+        assert violations(page) == []
+        press(page, "r" * 8)
+        wait_until_saved(page)
+        decisions = [entry for entry in opened.session.entries() if isinstance(entry, Decision)]
+        assert [str(entry.stream) for entry in decisions[3:]] == ["audit"] * 5, "three were on the screen or ready"
+        page.click("#closing-audit")
+        expect(page.locator("#closing-audit")).to_have_attribute("aria-pressed", "false")
+        assert not opened.queue.closing_audit
+
+
+@needs_chromium
+def test_labels_are_exported_and_taken_in_again(tmp_path, browser):
+    with sitting(browser, tmp_path) as (page, opened, _):
+        shown = press(page, "aar")
+        wait_until_saved(page)
+        page.click("#export")
+        expect(page.locator("#notice")).to_contain_text("reviewed.csv")
+        assert page.is_visible("#commands") and violations(page) == []
+        text = (tmp_path / "session/reviewed.csv").read_text()
+        assert all(f"{row:03}.png,{int(key == 'a')},1" in text for row, key in shown)
+        undecided = next(row for row in range(4, 120) if row not in dict(shown))
+        data = f"key,label\n{undecided:03}.png,1\n".encode()
+        page.set_input_files("#import", {"name": "in.csv", "mimeType": "text/csv", "buffer": data})
+        expect(page.locator("#notice")).to_contain_text("in.csv: took 1 decision")
+        assert choice_of(opened.session, undecided) == "positive"
+
+
+@needs_chromium
+def test_a_file_that_is_no_review_is_refused_in_one_line(tmp_path, browser):
+    with sitting(browser, tmp_path, context={"lost": True}) as (page, opened, _):
+        for data in (b"rank,score\n1,2\n", b"key,label\n\xff,1\n"):
+            page.set_input_files("#import", {"name": "in.csv", "mimeType": "text/csv", "buffer": data})
+            expect(page.locator("#notice")).to_have_text(re.compile("Not done: .+|in.csv was refused: it is not UTF-8"))
+        assert logged(opened.session) == []
+
+
+# --- for everybody -----------------------------------------------------------------------------
+
+
+@needs_chromium
+@pytest.mark.parametrize("scheme", ["light", slow("dark")])
+def test_no_serious_barrier_in_any_state(tmp_path, browser, scheme):
+    context = {"color_scheme": scheme, "lost": True}
+    with sitting(browser, tmp_path, broken=(50, 60), context=context) as (page, _, _):
+        assert violations(page) == []
+        press(page, "ars")
+        page.keyboard.press("ArrowLeft")
+        assert violations(page) == [], "an image that is decided"
+        page.keyboard.press("z")
+        assert violations(page) == []
+        page.keyboard.press("f")
+        assert violations(page) == [], "full size"
+        page.keyboard.press("Escape")
+        page.keyboard.press("?")
+        assert page.is_visible("#help") and violations(page) == []
+        page.keyboard.press("Escape")
+        page.keyboard.press("g")
+        wait_for_grid(page)
+        for key in "ars":
+            page.keyboard.press(key)
+        assert violations(page) == []
+        page.route("**/api/**", lambda route: route.abort())
+        page.keyboard.press("a")
+        expect(page.locator("#trouble")).to_contain_text("Not saved yet")
+        assert violations(page) == []
+
+
+SCREENS = {"phone": (320, 640), "200 %": (640, 400), "tablet": (768, 1024)}
+
+
+@needs_chromium
+@pytest.mark.parametrize("screen", SCREENS)
+def test_small_screens_show_image_and_buttons_without_scrolling_sideways(tmp_path, browser, screen):
+    width, height = SCREENS[screen]
+    touch = {"viewport": {"width": width, "height": height}, "has_touch": True}
+    with sitting(browser, tmp_path, context=touch) as (page, opened, _):
+        overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert page.evaluate(overflow) == 0
+        for part in ("#stage", "[data-decide=accepted]", "[data-decide=skipped]"):
+            box = page.locator(part).bounding_box()
+            assert box["y"] >= 0 and box["y"] + box["height"] <= height and box["height"] >= 40
+        row = current_row(page)
+        page.locator("[data-decide=rejected]").tap()
+        wait_until_saved(page)
+        assert choice_of(opened.session, row) == "negative"
+        for key in ("z", "?"):
+            page.keyboard.press(key)
+            assert page.locator("dialog[open]").evaluate("one => one.scrollWidth - one.clientWidth") <= 0
+            page.keyboard.press("Escape")
+        page.get_by_text("Page of 12", exact=True).tap()
+        wait_for_grid(page)
+        assert page.evaluate(overflow) == 0
+        page.locator("#grid [data-decision=accepted]").nth(4).tap()
+        assert badges(page)[4] == "accepted"
+
+
+@needs_chromium
+def test_the_focus_stays_where_it_is(tmp_path, browser):
+    with sitting(browser, tmp_path) as (page, _, _):
+        page.focus("[data-decide=accepted]")
+        page.keyboard.press("Space")
+        page.keyboard.press("r")
+        assert page.evaluate("document.activeElement.dataset.decide") == "accepted"
+        page.keyboard.press("g")
+        wait_for_grid(page)
+        page.keyboard.press("Home")
+        page.keyboard.press("z")
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("Escape")
+        expect(page.locator(".cell:focus")).to_have_count(1)  # the dialog tells that it is closed a little later
+        assert focused(page) == 1
+        assert page.locator("#grid [tabindex='0']").count() == 3, "a card and its buttons"
+
+
+@needs_chromium
+def test_the_skip_link_is_the_first_stop(tmp_path, browser):
+    with sitting(browser, tmp_path) as (page, _, _):
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.textContent") == "Skip to the images"
+        page.keyboard.press("Enter")
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.dataset.decide") == "accepted"
