@@ -24,9 +24,9 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache
 from ..devices import choose_device
 from ..heads.design_matrix import DesignMatrix
-from ..heads.fit import fit_heads
 from ..heads.fitted import FittedHeads
 from ..heads.risks import PURisk
+from ..heads.soft_targets import fit_soft_targets
 from ..neighbours.graph import NeighbourGraph
 from ..neighbours.row_source import row_source
 from ..pu.calibration import Tilt, fit_tilt
@@ -41,7 +41,7 @@ from .ranking_folds import RankingFolds
 from .ranking_result import RankingResult
 
 FOLDS = 5
-_RISK, _PENALTY, _TOLERANCE = PURisk("weighted_bce"), 3e-4, 2e-3
+_RISK, _PENALTY, _TOLERANCE = PURisk("weighted_bce"), 3e-4, 5e-3
 _LEAST_LABELLED = 10  # positives from before the sitting that estimates can rest on, and positives for a posterior
 _TINY = 1e-6  # least share of positives that is expected
 
@@ -155,16 +155,15 @@ class Ranker:
         """Train the head of all labels and the heads of the folds on the sample and the known rows."""
         rows, X = self._training_rows((s == 1) | (reviewed != 0))
         labels = TrainingLabels.of(s[rows], reviewed[rows])
-        weights = np.ones(len(rows), np.float32) if labels.training_weights is None else labels.training_weights
-        columns = np.repeat(weights[:, None], FOLDS + 1, axis=1)
-        columns[:, 1:][self._folds.of(rows)[:, None] == np.arange(FOLDS)] = 0
-        self._heads = fit_heads(
+        weights = _head_weights(labels, self._folds.of(rows))
+        targets = np.broadcast_to(labels.training_s[:, None], weights.shape)
+        self._heads = fit_soft_targets(
             self._design(X, labels),
-            weights=columns,
+            targets,
+            weights=weights,
             penalty=_PENALTY,
             tolerance=_TOLERANCE,
             start=self._heads,
-            risk=_RISK,
         )
         margins = self._features.margins(self._heads.coef, self._heads.intercept)  # (n, 1 + FOLDS)
         held_out = np.take_along_axis(margins, 1 + self._folds.of_all[:, None], axis=1)
@@ -218,6 +217,19 @@ class Ranker:
         p = probabilities(log_ratios, max(tilt.prior, LEAST_SHARE))
         p[(s == 1) | (reviewed == 1)], p[reviewed == -1] = 1, 0
         return neighbour_log_odds(self.graph.weighted_means(p))
+
+
+def _head_weights(labels: TrainingLabels, fold: np.ndarray) -> np.ndarray:
+    """Row weights of the head of all labels and of one head for each fold, float32 (m, 1 + FOLDS).
+
+    Positives and all other rows have half the weight each.
+    """
+    weights = np.ones(len(fold), np.float32) if labels.training_weights is None else labels.training_weights
+    weights = weights[:, None] * (fold[:, None] != np.arange(-1, FOLDS)).astype(np.float32)
+    for value in (0, 1):
+        half = labels.training_s == value
+        weights[half] /= 2 * np.maximum(weights[half].sum(0, dtype=np.float64), 1e-30).astype(np.float32)
+    return weights
 
 
 def _basis(s: np.ndarray, reviewed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
