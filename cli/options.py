@@ -4,26 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+if TYPE_CHECKING:
+    from pucache.cache.embedding_cache import EmbeddingCache
+    from pucache.pu.labels import Labels
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 caches = click.argument("cache", nargs=-1, required=True)
-positives = click.option(
-    "--positives",
-    required=True,
-    metavar="FILE|GLOB",
-    help="Labelled positives: a text file of keys (paths within the source), a CSV with a 'key' column (with a 'label' "
-    "column, only the rows labelled 1 count), or a glob on keys ('positives/**').",
+_POSITIVES_HELP = (
+    "Labelled positives: a text file of keys (paths within the source), a CSV with a 'key' column (with a 'label' "
+    "column, only the rows labelled 1 count), or a glob on keys ('positives/**')."
 )
+positives = click.option("--positives", required=True, metavar="FILE|GLOB", help=_POSITIVES_HELP)
 negatives = click.option(
     "--negatives",
     metavar="FILE|GLOB",
     help="Known negatives, such as the images that a review rejected. Same formats as --positives; with a 'label' "
     "column, only the rows labelled 0 count.",
+)
+positives_or_session = click.option("--positives", metavar="FILE|GLOB", help=_POSITIVES_HELP)
+session = click.option(
+    "--session",
+    metavar="FOLDER",
+    help="Folder of a review, such as cache.h5.review: its labels are used instead of --positives and --negatives. "
+    "Where images were drawn at random in it, prior, recall, precision and F1 rest on these.",
 )
 images = click.option(
     "--images", metavar="SOURCE", help="Source of the images, where they have moved since CACHE was made."
@@ -204,6 +213,24 @@ def training(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         command = option(command)
     return command
+
+
+def check_labels_named(positives: str | None, negatives: str | None, session: str | None) -> None:
+    """Check that labels come from files or from a session, and not from both."""
+    if session is None and positives is None:
+        raise click.UsageError("Missing option '--positives', or '--session' for the labels of a review.")
+    if session is not None and (positives is not None or negatives is not None):
+        raise ValueError("--session has the labels of a review already; leave out --positives and --negatives")
+
+
+def labels_named(cache: EmbeddingCache, positives: str | None, session: str | None) -> str | Labels:
+    """Positives for the library: the option itself, or the labels of a session."""
+    if session is None:
+        assert positives is not None  # by `check_labels_named`
+        return positives
+    from pucache.reviewing.session_labels import read_labels
+
+    return read_labels(cache, session)
 
 
 def training_parameters(parameters: dict[str, Any]) -> dict[str, Any]:

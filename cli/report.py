@@ -18,8 +18,9 @@ _FIGURES = {"precision": "precision", "recall": "recall", "f1": "F1", "auc": "AU
 
 @click.command("report")
 @options.caches
-@options.positives
+@options.positives_or_session
 @options.negatives
+@options.session
 @click.option(
     "--model",
     metavar="FILE",
@@ -53,8 +54,9 @@ _FIGURES = {"precision": "precision", "recall": "recall", "f1": "F1", "auc": "AU
 @options.as_json
 def report(
     cache: tuple[str, ...],
-    positives: str,
+    positives: str | None,
     negatives: str | None,
+    session: str | None,
     model: str | None,
     truth: str | None,
     twins: float,
@@ -71,15 +73,18 @@ def report(
     \b
     pucache report cache.h5 --positives found.txt --model model.safetensors
     """
+    from pucache.cache.embedding_cache import open_cache
     from pucache.pages.report_page import report as run
     from pucache.storage.atomic import check_writable
 
     from .progress import terminal_progress
 
-    check_writable(out, inputs=[positives, *cache, *filter(None, [negatives, model, truth])])
+    options.check_labels_named(positives, negatives, session)
+    check_writable(out, inputs=[*cache, *filter(None, [positives, negatives, model, truth])])
+    opened = open_cache(cache)
     numbers = run(
-        cache,
-        positives,
+        opened,
+        options.labels_named(opened, positives, session),
         out,
         negatives=negatives,
         model=model,
@@ -100,8 +105,10 @@ def _lines(numbers: ReportNumbers) -> list[str]:
     counts = f"{numbers.labelled:,} labelled positives, {numbers.unlabelled:,} unlabelled{confirmed}"
     lines = [", ".join(filter(None, [counts, _hidden(numbers)]))]
     if interval_of(estimates, "recall") is not None:
-        figures = [f"{title} {stated_text(estimates, name)}" for name, title in _FIGURES.items()]
-        lines.append("estimated: " + "   ".join(figures))
+        audited = numbers.audit_draws
+        names = [name for name in _FIGURES if not audited or name != "auc"]  # which the audit says nothing about
+        basis = f" from {audited:,} images that the review drew at random" if audited else ""
+        lines.append(f"estimated{basis}: " + "   ".join(f"{_FIGURES[n]} {stated_text(estimates, n)}" for n in names))
     return [
         *lines,
         *(f"note: {warning}" for warning in numbers.warnings),

@@ -21,8 +21,9 @@ _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F
 
 @click.command("train-pu")
 @options.caches
-@options.positives
+@options.positives_or_session
 @options.negatives
+@options.session
 @click.option(
     "--prior",
     default="auto",
@@ -63,8 +64,9 @@ _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F
 @options.as_json
 def train_pu(
     cache: tuple[str, ...],
-    positives: str,
+    positives: str | None,
     negatives: str | None,
+    session: str | None,
     prior: str,
     twins: float,
     out: str,
@@ -89,8 +91,11 @@ def train_pu(
 
     from .progress import terminal_progress
 
-    metrics_path = _check_outputs(out, metrics, inputs=[positives, *cache, *filter(None, [negatives])])
-    data = PUData.of(open_cache(cache), positives, options.twin_cosine(twins), negatives=negatives)
+    options.check_labels_named(positives, negatives, session)
+    metrics_path = _check_outputs(out, metrics, inputs=[*cache, *filter(None, [positives, negatives])])
+    opened = open_cache(cache)
+    labels = options.labels_named(opened, positives, session)
+    data = PUData.of(opened, labels, options.twin_cosine(twins), negatives=negatives)
     model = PULinearModel(prior=_parse_prior(prior), **options.training_parameters(parameters))
     fit_model(model, data, progress=terminal_progress())
     model.save(out)
@@ -135,7 +140,7 @@ def _lines(training: TrainingSummary) -> Iterator[str]:
     noun = "positive" if training.labelled_positives == 1 else "positives"
     counts = f"{training.labelled_positives:,} labelled {noun}, {training.unlabelled:,} unlabelled{reviewed}"
     yield ", ".join(filter(None, [counts, _prior_text(training)]))
-    yield from _estimates(training.estimates)
+    yield from _audited_estimates(training) if _audited(training) else _estimates(training.estimates)
     if training.note:
         yield training.note
 
@@ -149,6 +154,23 @@ def _estimates(estimates: dict[str, Any]) -> Iterator[str]:
         return
     yield "estimated among the unlabelled, from held-out margins and without negative labels, with 90% intervals:"
     yield "  " + "   ".join([*(f"{title} {stated_text(estimates, name)}" for name, title in _FIGURES.items()), called])
+
+
+def _audited(training: TrainingSummary) -> bool:
+    """Whether the estimates rest on images that a review drew at random."""
+    return training.prior_estimate is not None and training.prior_estimate["method"] == "audit"
+
+
+def _audited_estimates(training: TrainingSummary) -> Iterator[str]:
+    from pucache.pu.metric_intervals import stated_text
+
+    estimate, estimates = training.prior_estimate or {}, training.estimates
+    yield (
+        f"estimated among the unlabelled, from {estimate['draws']:,} images that the review drew at random, with "
+        f"{estimate['level']:.0%} intervals; these do not lean upwards:"
+    )
+    figures = [f"{title} {stated_text(estimates, name)}" for name, title in _FIGURES.items() if name != "auc"]
+    yield "  " + "   ".join([*figures, f"called positive {estimates['share_predicted_positive']:.3%}"])
 
 
 def _neighbours(model: PULinearModel) -> dict[str, Any]:
@@ -181,12 +203,13 @@ def _prior_text(training: TrainingSummary) -> str:
 
 def _warnings(training: TrainingSummary, model_prior: float, prior_bounds: tuple[float, float]) -> Iterator[str]:
     low, high = prior_bounds
-    if training.prior_estimate is not None and not 1.02 * low < model_prior < 1 - 1.02 * (1 - high):
+    audited = _audited(training)
+    if not audited and training.prior_estimate is not None and not 1.02 * low < model_prior < 1 - 1.02 * (1 - high):
         yield (
             "  warning: the estimate of the prior lies at the end of what is possible, so that nothing rests on it; "
             "label more positives, of other kinds too, or give --prior"
         )
-    if training.confirmed_positives or training.known_negatives:
+    if not audited and (training.confirmed_positives or training.known_negatives):
         yield "  after a review these lean upwards, recall most: what was confirmed lies around the labelled positives"
     if training.estimates["collapsed"]:
         yield (

@@ -23,7 +23,7 @@ from ..pu.near_duplicates import unlabelled_twins
 from ..pu.prior_sweep import Sweep, SweepSettings, sweep_on
 from ..pu.priors import PriorEstimate
 from ..pu.scar import ScarCheck
-from ..pu.train import fit_model, scar_of
+from ..pu.train import fit_model, is_audited, scar_of
 from .report_statistics import HeldOut
 
 _COEF_TOLERANCE = 5e-3  # relative distance of equal models; processors round differently
@@ -101,6 +101,8 @@ class ReportData:
     @property
     def prior_interval(self) -> tuple[float, float] | None:
         """Interval of the prior; None if the prior is a parameter, there is no interval, or it lies outside."""
+        if self.trained.prior_estimate_ is not None and is_audited(self.trained):
+            return self.trained.prior_estimate_.low, self.trained.prior_estimate_.high
         if not self.prior_estimates or self.trained.prior is not None:
             return None
         tilt, prior = self.prior_estimates[0], self.trained.prior_
@@ -110,6 +112,8 @@ class ReportData:
     @cached_property
     def estimates(self) -> dict[str, Any]:
         """`PULinearClassifier.estimates_`, with intervals that rest on `prior_interval`."""
+        if is_audited(self.trained):
+            return self.trained.estimates_
         trained, interval = self.trained, self.prior_interval
         assumed = None if interval is None else PriorRange(trained.prior_, *interval)
         if trained.prior is not None:

@@ -12,7 +12,7 @@ from ..pu.label_requirements import LabelCount
 from ..pu.metric_intervals import interval_of
 from ..pu.metrics import with_labels
 from ..pu.priors import PriorEstimate
-from ..pu.train import label_note, stated_prior
+from ..pu.train import is_audited, label_note, stated_prior
 from . import report_statistics
 from .report_data import ReportData
 
@@ -138,6 +138,9 @@ class TrainingNumbers:
     prior_estimates : dict of str to dict
         By method; without intervals and single figures that the labels are too few for.
     hidden_positives : HiddenPositives
+    audit_draws : int
+        Images drawn at random in a review, on which prior, hidden positives, recall, precision and F1 then rest; 0
+        where they rest on the labelled positives.
     held_out : bool
         Whether any row could be held out.
     intervals : Intervals
@@ -167,6 +170,7 @@ class TrainingNumbers:
     prior_told: bool
     prior_estimates: dict[str, dict[str, Any]]
     hidden_positives: HiddenPositives
+    audit_draws: int
     held_out: bool
     intervals: Intervals
     true_prior: float | None
@@ -227,6 +231,7 @@ def training_numbers(report: ReportData) -> TrainingNumbers:
         prior_told=trained.prior is not None,
         prior_estimates={estimate.method: _stated(estimate, report.count) for estimate in report.prior_estimates},
         hidden_positives=_hidden_positives(report),
+        audit_draws=_audit_draws(report),
         held_out=report.has_held_out,
         intervals=_intervals(report.estimates),
         true_prior=None if true is None else true["n_positive"] / true["n"],
@@ -270,6 +275,11 @@ def _hidden_positives(report: ReportData) -> HiddenPositives:
     low, high = (None, None) if report.prior_interval is None else map(count, report.prior_interval)
     prior, _ = stated_prior(report.trained, report.count)
     return HiddenPositives(expected=None if prior is None else count(prior), low=low, high=high)
+
+
+def _audit_draws(report: ReportData) -> int:
+    estimate = report.trained.prior_estimate_
+    return estimate.draws if estimate is not None and is_audited(report.trained) else 0
 
 
 def _intervals(estimates: dict[str, Any]) -> Intervals:

@@ -67,9 +67,15 @@ def _priors(report: ReportData, numbers: TrainingNumbers) -> Exhibit:
     dots = "Each dot is the estimate of one method. The" if numbers.count.has_points else "A"
     reading = (
         f"{dots} bar contains the true share nine times in ten if the labelled "
-        "positives are a fair sample of all positives. The page uses the estimate named tilt; the others are "
-        "cross-checks."
+        "positives are a fair sample of all positives. "
     )
+    if numbers.audit_draws:
+        reading += (
+            "After a review they are too low. The page uses the images that the review drew at random, which need no "
+            "such sample."
+        )
+    else:
+        reading += "The page uses the estimate named tilt; the others are cross-checks."
     texts = ("Share of positives among the unlabelled, by each method", reading, finding)
     chart = report_plots.prior_methods(estimates, numbers.prior, truth, points=numbers.count.has_points)
     return _exhibit("priors", texts, chart, table, height=2.6)
@@ -78,12 +84,13 @@ def _priors(report: ReportData, numbers: TrainingNumbers) -> Exhibit:
 def _priors_finding(report: ReportData, numbers: TrainingNumbers) -> str:
     if numbers.prior_told and numbers.prior is not None:
         return f"This page uses {percent(numbers.prior)}, the prior given to the model."
+    drawn = f", by {plural(numbers.audit_draws, 'image')} drawn at random" if numbers.audit_draws else ""
     if numbers.prior is None:
         interval = report.prior_interval
-        return "There is no interval." if interval is None else f"The estimate is {between(*interval)}."
+        return "There is no interval." if interval is None else f"The estimate is {between(*interval)}{drawn}."
     spread = [estimate.prior for estimate in report.prior_estimates]
     ends = f"{percent(min(spread))} to {percent(max(spread))}"
-    return f"The methods estimate {ends}; this page uses {percent(numbers.prior)}."
+    return f"The methods estimate {ends}; this page uses {percent(numbers.prior)}{drawn}."
 
 
 def _margins(report: ReportData, numbers: TrainingNumbers) -> Exhibit:

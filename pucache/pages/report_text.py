@@ -54,7 +54,7 @@ def plural(count: float, singular: str, plural_form: str | None = None) -> str:
 def headline(numbers: TrainingNumbers) -> str:
     """Heading: the number of labelled and of hidden or confirmed positives."""
     labelled, confirmed = f"{number(numbers.labelled)} labelled", numbers.reviewed.confirmed
-    if confirmed:  # after a review, the number of hidden positives is biased downwards
+    if confirmed and not numbers.audit_draws:  # after a review, the number of hidden positives is biased downwards
         return f"{labelled}, {number(confirmed)} confirmed"
     hidden_positives = numbers.hidden_positives
     if hidden_positives.expected is None:
@@ -76,11 +76,17 @@ def hidden(numbers: TrainingNumbers) -> str:
     hidden_positives, confirmed = numbers.hidden_positives, numbers.reviewed.confirmed
     expected, low, high = hidden_positives.expected, hidden_positives.low, hidden_positives.high
     of_them = f", {number(confirmed)} of which are confirmed" if confirmed else ""
+    drawn = f", by {plural(numbers.audit_draws, 'image')} that the review drew at random" if numbers.audit_draws else ""
     if expected is None or numbers.prior is None:
         if low is None or high is None:
             return numbers.note
-        return f"Hidden are {count_range(low, high)} more positives{of_them}. {numbers.note}"
+        return f"Hidden are {count_range(low, high)} more positives{drawn}{of_them}. {numbers.note}".strip()
     share = f"positives are {percent(numbers.prior)} of the unlabelled images{of_them}"
+    if numbers.audit_draws and low is not None and high is not None:
+        return (
+            f"Hidden are {count_range(low, high)} more positives{drawn}; the best estimate is {about(expected)} "
+            f"({share})."
+        )
     if low is None or high is None:
         return f"About {about(expected)} more positives are expected ({share}; there is no interval)."
     if wide(numbers):
@@ -206,7 +212,7 @@ def _label_warnings(numbers: TrainingNumbers) -> list[str]:
             "F1 may be far off. Label positives from a random sample."
         )
     reviewed = numbers.reviewed
-    if reviewed.confirmed or reviewed.negative:
+    if (reviewed.confirmed or reviewed.negative) and not numbers.audit_draws:
         lines.append(
             f"A review has confirmed {plural(reviewed.confirmed, 'positive')} and rejected "
             f"{plural(reviewed.negative, 'image')}. These lie close to the labelled positives, on which the "
@@ -222,7 +228,7 @@ def _label_warnings(numbers: TrainingNumbers) -> list[str]:
 
 
 def _prior_warnings(numbers: TrainingNumbers) -> list[str]:
-    if not numbers.prior_estimates:
+    if not numbers.prior_estimates or numbers.audit_draws:
         return []
     tilt, *others = numbers.prior_estimates.values()
     low, high = tilt["low"], tilt["high"]

@@ -45,7 +45,7 @@ class PUData:
     @cached_property
     def training_labels(self) -> TrainingLabels:
         """Labels and weights that heads are trained on."""
-        return TrainingLabels.of(self.labels.s, self.labels.reviewed)
+        return TrainingLabels.of(self.labels.s, self.labels.reviewed, hidden=self.labels.hidden)
 
     @classmethod
     def of(

@@ -18,6 +18,7 @@ from .label_files import find_keys, name_first, read_decisions
 if TYPE_CHECKING:
     from ..cache.embedding_cache import EmbeddingCache
     from ..cache.keys import Keys
+    from .audited_prior import AuditedHidden
 
 TWIN_COSINE = 0.999  # cosine from which on two images show the same picture, and share their label
 
@@ -34,10 +35,13 @@ class Labels:
     reviewed : ndarray of int8, (n,)
         For rows with s = 0: 1 confirmed positive, -1 known negative, 0 not reviewed. Reviewed rows
         were mostly picked by rank, so their positive rate estimates nothing.
+    hidden : AuditedHidden or None
+        Number of hidden positives by the audit of a review, on which estimates then rest.
     """
 
     s: np.ndarray
     reviewed: np.ndarray
+    hidden: AuditedHidden | None = None
 
     def __post_init__(self) -> None:
         if self.s.ndim != 1 or self.s.shape != self.reviewed.shape:

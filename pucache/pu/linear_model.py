@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -17,6 +18,7 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..encoders.spec import ROUNDING, EncoderSpec
 from ..errors import ModelError
 from ..progress import Progress, Silent
+from .audited_prior import audited_figures
 from .calibration import Tilt, fit_tilt
 from .label_requirements import ASSUMED_PRIOR, LabelCount
 from .metric_intervals import prior_range, stated_estimates
@@ -119,6 +121,8 @@ class PULinearModel:
         from .fitting import fit_positive_unlabelled
 
         settings = self._fit_settings()
+        if settings.prior is None and labels.audited is not None:
+            settings = replace(settings, prior=labels.audited.likeliest)
         with progress or Silent() as shown_progress:
             fit = fit_positive_unlabelled(
                 design, labels, groups, settings, shown_progress, graph_source or _graph_source(design)
@@ -181,6 +185,10 @@ class PULinearModel:
         self.penalty_, self.prior_, self.prior_estimate_ = fit.cross_fit.penalty, fit.prior, fit.prior_estimate
         if self.prior is None and not count.has_estimates:
             self.prior_, self.prior_estimate_ = float(np.clip(ASSUMED_PRIOR, *labels.bounds)), None
+        audited = labels.audited if self.prior is None else None
+        if audited is not None:
+            self.prior_estimate_ = audited.estimate(self.prior_ if audited.likeliest is None else audited.likeliest)
+            self.prior_ = self.prior_estimate_.prior
         self.held_out_margins_, self.method_ = fit.held_out_margins, fit.method
         self.classifier_margins_ = fit.classifier_cross_fit.margins
         self._calibrate(fit.held_out_margins, s, labels.weights)
@@ -200,6 +208,15 @@ class PULinearModel:
                 seed=int(self.seed),
             ),
         }
+        if audited is not None:
+            self.estimates_ |= audited_figures(
+                fit.held_out_margins[s == 0],
+                labels.decided,
+                audited,
+                prior=self.prior_,
+                threshold=self.threshold_,
+                tilt=self.tilt_,
+            )
         self.classes_ = np.array([0, 1], np.int8)
         self.n_labelled_, self.n_unlabelled_ = int(s.sum()), int((s == 0).sum())
         self.n_confirmed_ = int((labels.training_s > s).sum())

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .audited_prior import AuditedHidden, AuditedPrior
 from .calibration import LEAST, MOST
 
 _MAX_NEGATIVE_SHARE = 0.5  # of the weight of rows with training_s = 0, however many negatives are known
@@ -41,6 +42,8 @@ class TrainingLabels:
         Total weight of the confirmed positives, and of the known negatives.
     known_negative : ndarray of bool, (n,), or None
         Known negatives; None where there are none.
+    audited : AuditedPrior or None
+        The prior by the audit of the review.
     """
 
     s: np.ndarray
@@ -51,9 +54,17 @@ class TrainingLabels:
     confirmed_weight: float = 0.0
     rejected_weight: float = 0.0
     known_negative: np.ndarray | None = None
+    audited: AuditedPrior | None = None
 
     @classmethod
-    def of(cls, s: np.ndarray, reviewed: np.ndarray | None = None, weights: np.ndarray | None = None) -> TrainingLabels:
+    def of(
+        cls,
+        s: np.ndarray,
+        reviewed: np.ndarray | None = None,
+        weights: np.ndarray | None = None,
+        *,
+        hidden: AuditedHidden | None = None,
+    ) -> TrainingLabels:
         """Combine labels, a review and row weights.
 
         Parameters
@@ -62,13 +73,16 @@ class TrainingLabels:
         reviewed : ndarray of int8, (n,), optional
             1 confirmed positive, -1 known negative, 0 not reviewed.
         weights : ndarray of float32, (n,), optional
+        hidden : AuditedHidden, optional
+            What the audit of the review says.
 
         Returns
         -------
         TrainingLabels
         """
         if reviewed is None or not reviewed.any():
-            return cls(s=s, weights=weights, training_s=s, training_weights=weights)
+            audited = None if hidden is None else AuditedPrior(hidden, 0, int((s == 0).sum()))
+            return cls(s=s, weights=weights, training_s=s, training_weights=weights, audited=audited)
         row_weights = np.ones(len(s), np.float32) if weights is None else weights
         positive, negative = (s == 1) | (reviewed == 1), reviewed == -1
         unlabelled = ~positive & ~negative
@@ -87,6 +101,7 @@ class TrainingLabels:
             confirmed_weight=float(row_weights[(reviewed == 1) & (s == 0)].sum()),
             rejected_weight=float(of_negative),
             known_negative=negative if negative.any() else None,
+            audited=None if hidden is None else AuditedPrior(hidden, int((reviewed == 1).sum()), int((s == 0).sum())),
         )
 
     def take(self, rows: np.ndarray, sampled_share: float) -> TrainingLabels:
@@ -118,6 +133,12 @@ class TrainingLabels:
             rejected_weight=sampled_share * self.rejected_weight,
             known_negative=None if self.known_negative is None else self.known_negative[rows],
         )
+
+    @property
+    def decided(self) -> np.ndarray:
+        """What is known of the rows with s = 0, int8 (u,): 1 positive, -1 negative, 0 undecided."""
+        negative = False if self.known_negative is None else self.known_negative
+        return (self.training_s - np.int8(1) * negative).astype(np.int8)[self.s == 0]
 
     @property
     def bounds(self) -> tuple[float, float]:

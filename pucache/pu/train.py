@@ -11,6 +11,7 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..progress import Progress
+from .audited_prior import METHOD as AUDIT
 from .calibration import fit_tilt
 from .data import PUData
 from .label_requirements import LabelCount, assumption
@@ -256,13 +257,24 @@ def stated_prior(model: PULinearModel, count: LabelCount) -> tuple[float | None,
     """
     if model.prior is not None:
         return float(model.prior), None
+    if model.prior_estimate_ is not None and is_audited(model):
+        has_figure = model.estimates_["recall"] is not None  # else the audit gives an interval alone
+        prior = model.prior_ if has_figure else None
+        return prior, asdict(model.prior_estimate_) | {"prior": prior}
     if not count.has_estimates or model.prior_estimate_ is None:
         return None, None
     estimate = asdict(model.prior_estimate_)
     return (model.prior_, estimate) if count.has_points else (None, estimate | {"prior": None})
 
 
+def is_audited(model: PULinearModel) -> bool:
+    """Whether prior, recall, precision and F1 of a fitted model rest on the audit of a review."""
+    return model.prior_estimate_ is not None and model.prior_estimate_.method == AUDIT
+
+
 def label_note(model: PULinearModel, count: LabelCount) -> str:
     """What a fitted model does not state because its labels are too few; "" where nothing is left out."""
+    if is_audited(model):
+        return ""
     note = count.sentence
     return f"{note} {assumption(model.prior_)}" if not count.has_estimates and model.prior is None else note

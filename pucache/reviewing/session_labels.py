@@ -1,0 +1,63 @@
+"""Labels of a session for training: what was decided, and what its audit says about hidden positives."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from ..cache.embedding_cache import CacheLike
+from ..pu.audited_prior import AuditedHidden
+from ..pu.labels import Labels
+from .session import Session, read_session
+from .session_audit import audit
+
+LEAST_POSITIVES = 3  # random images that are positive, from which on the likeliest number is a figure
+
+
+def session_labels(session: Session) -> Labels:
+    """Labels of a session as of now, with the audit where a random image has a label.
+
+    Parameters
+    ----------
+    session : Session
+
+    Returns
+    -------
+    Labels
+        They go wherever labels go, such as `pucache.train_pu` and `pucache.report`. With an audit, estimates of
+        prior, recall, precision and F1 rest on it.
+    """
+    return Labels(*session.labels(), hidden=_hidden(session))
+
+
+def read_labels(cache: CacheLike, folder: str | Path | None = None) -> Labels:
+    """Labels of the session in a folder, see `session_labels` and `pucache.reviewing.session.read_session`.
+
+    Raises
+    ------
+    SessionError
+        There is no session, it is of another cache, or it is damaged.
+    LabelError
+        There is no positive in it, or no unlabelled row.
+    """
+    with read_session(cache, folder) as session:
+        labels = session_labels(session)
+    labels.check()
+    return labels
+
+
+def _hidden(session: Session) -> AuditedHidden | None:
+    audited = audit(session)
+    if audited.draws <= audited.skipped + audited.pending:
+        return None
+    share = audited.likeliest_share
+    likeliest = 0.0 if math.isnan(share) else share * audited.unknown
+    is_figure = audited.positives >= LEAST_POSITIVES or audited.hidden_low == audited.hidden_high
+    return AuditedHidden(
+        low=audited.hidden_low,
+        high=audited.hidden_high,
+        likeliest=min(max(likeliest, audited.hidden_low), audited.hidden_high) if is_figure else None,
+        draws=audited.draws,
+        level=audited.level,
+        overlooked=audited.sensitivity_low is not None,
+    )

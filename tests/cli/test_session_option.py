@@ -1,0 +1,145 @@
+"""`--session` of train-pu and report: labels of a review, and estimates that rest on its random images."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from helpers.planted import planted, write_cache
+from helpers.sessions import decide
+
+import pucache
+from pucache.cli.main import main
+from pucache.pu.labels import Labels
+from pucache.reviewing.export import write_reviewed
+from pucache.reviewing.log_entries import Choice, Stream
+from pucache.reviewing.session import open_session, read_session
+from pucache.reviewing.session_labels import session_labels
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SESSION = "cache.h5.review"
+LEANS = "after a review these lean upwards"
+RESTS = "images that the review drew at random, with 95% intervals; these do not lean upwards"
+
+
+def run(command, code=0):
+    ended = CliRunner().invoke(main, command.split(), catch_exceptions=False)
+    assert ended.exit_code == code, ended.output
+    return ended.output if code else ended.stdout
+
+
+@pytest.fixture
+def review(tmp_path, monkeypatch):
+    """Make cache.h5 and its session in an empty working directory, with decisions by rank and at random."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(*, labelled=40, ranked=80, drawn=0, positives=None):
+        X, s, y = planted(n=1200, d=8, labelled=max(labelled, 1), prior=0.12, seed=5, apart=0.7)
+        cache = write_cache(Path("cache.h5"), X)
+        with open_session(cache, s if labelled else None) as session:
+            by_rank = np.argsort(-(X @ (X[y == 1].mean(0) - X.mean(0))))
+            for row in [row for row in by_rank if session.unknown[row]][:ranked]:
+                decide(session, int(row), Choice.POSITIVE if y[row] else Choice.NEGATIVE)
+            for draw in session.draw(np.random.default_rng(0), Stream.AUDIT, drawn):
+                decide(session, draw.row, Choice.POSITIVE if y[draw.row] else Choice.NEGATIVE)
+        return y, s
+
+    return make
+
+
+def test_labels_come_from_the_session_and_figures_lean_without_random_images(review):
+    review()
+    with read_session("cache.h5") as session:
+        write_reviewed(session, "reviewed.csv")
+    by_session = run(f"train-pu cache.h5 --session {SESSION} --json --out a.safetensors")
+    by_file = run("train-pu cache.h5 --positives reviewed.csv --negatives reviewed.csv --json --out b.safetensors")
+    assert by_session == by_file, "as the exported table gives them"
+    lines = run(f"train-pu cache.h5 --session {SESSION}")
+    assert LEANS in lines and "at random" not in lines
+    assert "A review has confirmed" in run(f"report cache.h5 --session {SESSION} --sample 20")
+
+
+def test_with_random_images_the_figures_rest_on_them(review):
+    y, s = review(drawn=150)
+    lines = run(f"train-pu cache.h5 --session {SESSION}")
+    assert f"from 150 {RESTS}" in lines and LEANS not in lines and "AUC" not in lines.splitlines()[2]
+    result = json.loads(Path("metrics.json").read_text())
+    audited = pucache.audit(SESSION)
+    confirmed = result["confirmed_positives"]
+    assert audited.positives >= 3 and result["prior_estimate"]["method"] == "audit"
+    assert result["prior_estimate"]["low"] == pytest.approx((confirmed + audited.hidden_low) / (s == 0).sum())
+    assert result["prior_estimate"]["high"] == pytest.approx((confirmed + audited.hidden_high) / (s == 0).sum())
+    assert result["prior_estimate"]["low"] <= y[s == 0].mean() <= result["prior_estimate"]["high"]
+    for name in ("recall", "precision", "f1"):
+        low, point, high = (result["estimates"][f"{name}{end}"] for end in ("_low", "", "_high"))
+        assert low <= point <= high
+
+
+def test_the_report_rests_on_them_too(review):
+    review(drawn=150)
+    output = run(f"report cache.h5 --session {SESSION} --sample 20")
+    assert "estimated from 150 images that the review drew at random: precision" in output and "lean" not in output
+    assert "A review has confirmed" not in output and "AUC" not in output
+    numbers = json.loads(run(f"report cache.h5 --session {SESSION} --sample 20 --json"))
+    audited = pucache.audit(SESSION)
+    assert numbers["audit_draws"] == 150
+    assert numbers["hidden_positives"]["low"] == pytest.approx(audited.hidden_low, abs=1e-6)
+    assert numbers["hidden_positives"]["high"] == pytest.approx(audited.hidden_high, abs=1e-6)
+    assert audited.hidden_low <= numbers["hidden_positives"]["expected"] <= audited.hidden_high
+    assert "by 150 images that the review drew at random" in Path("report.html").read_text()
+
+
+@pytest.mark.parametrize("labelled", [0, 3, 40])
+def test_few_random_positives_give_intervals_alone_however_many_labels_there_are(review, labelled):
+    review(labelled=labelled, drawn=4)
+    assert pucache.audit(SESSION).positives < 3
+    result = json.loads(run(f"train-pu cache.h5 --session {SESSION} --json"))
+    assert result["prior"] is None and result["estimates"]["recall"] is None and result["note"] == ""
+    assert 0 <= result["estimates"]["recall_low"] < result["estimates"]["recall_high"] <= 1
+    lines = run(f"train-pu cache.h5 --session {SESSION}")
+    assert f"from 4 {RESTS}" in lines and re.search(r"prior (at most 0\.\d+|0\.\d+ to 0\.\d+) \(estimated", lines)
+    output = run(f"report cache.h5 --session {SESSION} --sample 20")
+    assert "Hidden are" in Path("report.html").read_text() and "4 images that the review drew" in output
+
+
+def test_a_session_that_began_without_labels_is_trained_on_what_it_found(review):
+    review(labelled=0)
+    result = json.loads(run(f"train-pu cache.h5 --session {SESSION} --json"))
+    assert result["labelled_positives"] >= 10 and result["confirmed_positives"] == 0
+
+
+def test_the_labels_go_where_labels_go(review):
+    review(drawn=100)
+    with read_session("cache.h5") as session:
+        labels = session_labels(session)
+    assert isinstance(labels, Labels) and labels.hidden.draws == 100
+    model = pucache.train_pu("cache.h5", labels)
+    assert model.prior_estimate_.method == "audit"
+    assert pucache.train_pu("cache.h5", labels, prior=0.2).prior_estimate_ is None
+
+
+def test_a_session_of_a_changed_cache_still_labels_and_has_no_audit(review):
+    review(drawn=60)
+    X, _, _ = planted(n=1200, d=8, labelled=40, prior=0.12, seed=5, apart=0.7)
+    write_cache(Path("cache.h5"), X[:1100])
+    lines = run(f"train-pu cache.h5 --session {SESSION}")
+    assert LEANS in lines and "at random" not in lines
+
+
+@pytest.mark.parametrize("verb", ["train-pu", "report"])
+def test_labels_come_from_one_place(review, verb):
+    review(ranked=0)
+    assert "Missing option '--positives'" in run(f"{verb} cache.h5", code=2)
+    for other in ("--positives p.txt", "--negatives n.txt"):
+        assert "--session has the labels" in run(f"{verb} cache.h5 --session {SESSION} {other}", code=2)
+    assert "no review session at nowhere" in run(f"{verb} cache.h5 --session nowhere", code=1)
+    Path("other.h5").unlink(missing_ok=True)
+    write_cache(Path("other.h5"), np.ones((9, 4), np.float32), [f"x{row}" for row in range(9)])
+    assert "holds none of its images" in run(f"{verb} other.h5 --session {SESSION}", code=1)
+
+
+def test_a_session_without_a_positive_is_refused(review):
+    review(labelled=0, ranked=0)
+    assert "no labelled positives" in run(f"train-pu cache.h5 --session {SESSION}", code=1)
