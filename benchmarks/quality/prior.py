@@ -1,20 +1,17 @@
-"""Interval of the prior: coverage and width over piles of CIFAR-10 embeddings with few labels.
+"""Interval of the prior: coverage and width over piles with few labels.
 
-    python -m benchmarks.quality.prior SOURCE [--method linear] [--out docs/results/prior.md]
-    python -m benchmarks.quality.prior SOURCE --labelled 10 --sets 40 --minutes 10
+    python -m benchmarks.quality.prior CIFAR [--fashion FASHION] [--out docs/results/prior.md]
+    python -m benchmarks.quality.prior CIFAR --labelled 10 --piles 40 --minutes 10
 
-SOURCE is a folder with train/<class>/*.png and test/<class>/*.png, or a cache of the training images with keys
-<class>/*.png. A set has one class as positives, among 1,500 images (two in three), 6,000 (one in three) or 46,000
-(one in fifty); their share is drawn between 1 and 25 % (8 % of 46,000), even on the scale of logarithms. pucache runs
-at its defaults on each; on every tenth set also with the interval of 20 bootstrap draws. Every set is kept beside the
-cache, so a run that is cut off goes on where it was.
+CIFAR and FASHION are sources as `benchmarks.quality.suite` takes them. A pile has one class, attribute, topic or kind
+as positives, among 1,000, 1,500 or 3,000 unlabelled rows; the share of positives is drawn between 1 and 25 %, even on
+the scale of logarithms. Margins are kept beside the caches and used again by later runs, of other commits too: only
+the intervals are made anew.
 """
 
 import argparse
 import os
-import time
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -22,88 +19,46 @@ import numpy as np
 from scipy.special import logit
 
 from benchmarks.common.cells import measured, table
-from benchmarks.common.cifar import CLASSES, Cifar
 from benchmarks.common.environment import environment
-from benchmarks.common.tasks import CHOSEN_ON
-from pucache import EmbeddingCache, PULinearClassifier
+from benchmarks.common.tasks import CROSSING
+from benchmarks.quality.prior_piles import GROUPS, Margins, held_out
 from pucache.pu.calibration import profile_prior
-from pucache.pu.priors import METHODS, PriorEstimate, deviance_limit, estimate
+from pucache.pu.priors import ERROR_BELOW, METHODS, deviance_limit, estimate, profile_interval
 
-LABELLED, SETS = (10, 20, 40, 100, 500), 200
-ROWS, SHARES = (1500, 1500, 6000), (0.01, 0.25)
-LARGE, LARGE_SHARE, LARGE_EVERY = 46_000, 0.08, 50
-DRAWS, DRAWN_EVERY = 20, 10
+LABELLED, PILES = (10, 20, 40, 100, 500), 200
+MARGINS = {"default": "train-pu", "linear": "estimate-prior"}  # where intervals of these margins are printed
+CHOSEN_ON = 25  # constants of the interval were chosen with the first piles of each number of labels in sight
 DEPTH = 20.0  # deviance that profiles are followed to
+COLUMNS = ["labels", "piles", "coverage", "above, below", "later piles", "width", "asked", "one-sided", "deviance"]
+LEGEND = f"""\
+- **Above, below**: the whole interval lies above or below the truth.
+- **Later piles**: the degrees of freedom of the limit and the error of the model below the estimate ({ERROR_BELOW})
+  were chosen with the first {CHOSEN_ON} piles of each number of labels in sight; the later ones confirm the choice.
+- **Width**: relative to the true share, median (90th percentile).
+- **One-sided**: intervals that say "at most" or "at least".
+- **Deviance**: at the ends of the interval; in brackets what holds nine of ten truths with no error of the model."""
 WIDTHS = {20: 1.9, 40: 1.3, 100: 0.9}  # greatest median width asked for, by number of labels
 
 
-@dataclass(frozen=True)
-class Pile:
-    """Rows of one set; the labelled ones come first, then the hidden positives."""
-
-    name: str
-    rows: np.ndarray
-    labelled: int
-    hidden: int
-
-    @property
-    def s(self) -> np.ndarray:
-        return (np.arange(len(self.rows)) < self.labelled).astype(np.int8)
-
-    @property
-    def share(self) -> float:
-        """Of positives among the unlabelled."""
-        return self.hidden / (len(self.rows) - self.labelled)
+def measure(source: Path, work: Path, fashion: Path | None, labelled: int, number: int) -> dict:
+    """Intervals of one pile beside the truth, and what all methods estimate."""
+    pile = held_out(source, work, fashion, labelled, number)
+    row = {name: getattr(pile, name) for name in ("group", "task", "share", "commit", "seconds")}
+    row |= {name: stated(pile, name) for name in MARGINS}
+    row["estimates"] = {name: estimate(pile.margins["linear"], pile.s, name) for name in METHODS}
+    return row
 
 
-def draw_pile(label: np.ndarray, labelled: int, number: int) -> Pile:
-    """Draw a set, one and the same for one number."""
-    draw = np.random.default_rng([labelled, number])
-    large = number % LARGE_EVERY == LARGE_EVERY - 1
-    unlabelled = LARGE if large else ROWS[number // len(CLASSES) % len(ROWS)]
-    share = np.exp(draw.uniform(*np.log([SHARES[0], LARGE_SHARE if large else SHARES[1]])))
-    name = CLASSES[number % len(CLASSES)]
-    positive, rest = (draw.permutation(np.flatnonzero((label == name) == value)) for value in (True, False))
-    hidden = min(max(1, round(share * unlabelled)), len(positive) - labelled)
-    rows = np.concatenate([positive[: labelled + hidden], rest[: unlabelled - hidden]])
-    return Pile(name=name, rows=rows, labelled=labelled, hidden=hidden)
-
-
-@cache
-def embeddings(source: Path, work: Path) -> tuple[np.ndarray, np.ndarray]:
-    """X and classes of the training images."""
-    if source.is_dir():
-        data = Cifar(source, work)
-        return data.X, data.label
-    rows = EmbeddingCache(source)
-    return np.array(rows.X), np.array([key.split("/")[-2] for key in rows.keys])
-
-
-def measure(source: Path, work: Path, method: str | None, labelled: int, number: int) -> dict:
-    """Interval of one set, beside the truth, and what other methods estimate."""
-    X, label = embeddings(source, work)
-    pile = draw_pile(label, labelled, number)
-    parameters = {"seed": number} | ({} if method is None else {"method": method})
-    began = time.process_time()
-    model = PULinearClassifier(**parameters).fit(X[pile.rows], pile.s)
-    seconds = time.process_time() - began
-    found = {"class": pile.name, "rows": len(pile.rows) - labelled, "share": pile.share, "seconds": seconds}
-    margins, interval = model.held_out_margins_, model.prior_estimate_
-    profile = profile_prior(margins, pile.s, depth=DEPTH)
-    deviance = np.interp(logit(pile.share), logit(profile.priors), profile.deviance, left=DEPTH, right=DEPTH)
-    found |= {"deviance": float(deviance), "profile": stated(interval, pile.share)}
-    found["estimates"] = {name: estimate(margins, pile.s, name) for name in METHODS}
-    if number % DRAWN_EVERY == 0:
-        drawn = PULinearClassifier(draws=DRAWS, **parameters).fit(X[pile.rows], pile.s)
-        found["bootstrap"] = stated(drawn.prior_estimate_, pile.share)
-    return found
-
-
-def stated(interval: PriorEstimate, share: float) -> dict:
+def stated(pile: Margins, name: str) -> dict:
+    margins, truth = pile.margins[name], pile.share
+    interval = profile_interval(margins, pile.s)
+    profile = profile_prior(margins, pile.s, depth=DEPTH).within_pile((pile.s == 0).sum())
     return {
-        "covered": bool(interval.low <= share <= interval.high),
-        "width": (interval.high - interval.low) / share,
+        "above": interval.low > truth,
+        "below": interval.high < truth,
+        "width": (interval.high - interval.low) / truth,
         "one_sided": interval.one_sided,
+        "deviance": np.interp(logit(truth), logit(profile.priors), profile.deviance, left=DEPTH, right=DEPTH),
     }
 
 
@@ -111,38 +66,42 @@ def stated(interval: PriorEstimate, share: float) -> dict:
 
 
 def share_of(values) -> str:
-    """A share of sets with its standard error."""
+    """A share of piles with its standard error."""
     values = np.asarray(values, float)
     if not len(values):
         return ""
     return f"{values.mean():.1%} ± {100 * np.sqrt(values.mean() * (1 - values.mean()) / len(values)):.1f}"
 
 
-def widths(cells: list[dict], kind: str) -> str:
+def coverage(cells: list[dict], name: str) -> str:
+    return share_of([not (cell[name]["above"] or cell[name]["below"]) for cell in cells])
+
+
+def widths(cells: list[dict], name: str) -> str:
     """Median and 90th percentile of the width, relative to the truth."""
-    values = [cell[kind]["width"] for cell in cells]
-    return f"{np.median(values):.2f} ({np.quantile(values, 0.9):.1f})" if values else ""
+    values = [cell[name]["width"] for cell in cells]
+    return f"{np.median(values):.2f} ({np.quantile(values, 0.9):.1f})"
 
 
-def row(cells: list[dict]) -> list:
-    others = [cell for cell in cells if cell["class"] not in CHOSEN_ON]
-    labelled = cells[0]["labelled"]
+def interval_row(cells: list[dict], name: str) -> list:
+    labelled, later = cells[0]["labelled"], [cell for cell in cells if cell["number"] >= CHOSEN_ON]
+    above, below, one_sided = (np.mean([cell[name][key] for cell in cells]) for key in ("above", "below", "one_sided"))
     return [
         labelled,
         len(cells),
-        f"**{share_of([cell['profile']['covered'] for cell in cells])}**",
-        share_of([cell["profile"]["covered"] for cell in others]),
-        f"**{widths(cells, 'profile')}**",
+        f"**{coverage(cells, name)}**",
+        f"{above:.0%}, {below:.0%}",
+        coverage(later, name),
+        f"**{widths(cells, name)}**",
         WIDTHS.get(labelled, ""),
-        f"{np.mean([cell['profile']['one_sided'] for cell in cells]):.0%}",
-        f"{deviance_limit(labelled):.1f} ({np.quantile([cell['deviance'] for cell in cells], 0.9):.1f})",
+        f"{one_sided:.0%}",
+        f"{deviance_limit(labelled):.1f} ({np.quantile([cell[name]['deviance'] for cell in cells], 0.9):.1f})",
     ]
 
 
-def bootstrap_row(cells: list[dict]) -> list:
-    drawn = [cell for cell in cells if "bootstrap" in cell]
-    covered = [share_of([cell[kind]["covered"] for cell in drawn]) for kind in ("profile", "bootstrap")]
-    return [cells[0]["labelled"], len(drawn), *covered, widths(drawn, "profile"), widths(drawn, "bootstrap")]
+def both_row(cells: list[dict], *first) -> list:
+    """Coverage and width of the intervals of both commands."""
+    return [*first, len(cells), *(f(cells, name) for name in MARGINS for f in (coverage, widths))]
 
 
 def error_row(cells: list[dict]) -> list:
@@ -150,75 +109,69 @@ def error_row(cells: list[dict]) -> list:
     return [cells[0]["labelled"], *(f"{np.median(values):.0%}" for values in errors)]
 
 
-def page(rows: list[dict], wanted: int, method: str | None) -> str:
-    groups = [[cell for cell in rows if cell["labelled"] == labelled] for labelled in LABELLED]
-    groups = [cells for cells in groups if cells]
-    cut = f" Cut off: {len(rows)} of {wanted} sets." if len(rows) < wanted else ""
-    median = f"{np.median([cell['seconds'] for cell in rows]):.1f} s"
-    return "\n".join(
-        [
-            "# Interval of the prior",
-            "",
-            f"`python -m benchmarks.quality.prior SOURCE`: 90 % intervals on piles of CIFAR-10 embeddings, method "
-            f"{method or 'by default'}. Piles of 1,500, 6,000 and a few of 46,000 unlabelled images, each with one "
-            f"class as positives, 1 to 25 % of them. Median CPU time of a whole fit {median}.{cut}",
-            "",
-            "## Profile likelihood",
-            "",
-            "Width: of the interval relative to the true share, median (90th percentile). One-sided: intervals that "
-            'say "at most". Deviance: at the ends of the interval, and in brackets what would hold the truth in nine '
-            "of ten sets without any model error. Other classes: without those that constants of pucache were chosen "
-            f"on, {', '.join(CHOSEN_ON)}.",
-            "",
-            table(
-                ["labels", "sets", "coverage", "other classes", "width", "asked", "one-sided", "deviance"],
-                [row(cells) for cells in groups],
-            ),
-            "",
-            "## Bootstrap",
-            "",
-            f"The interval of {DRAWS} bootstrap draws, on every tenth set.",
-            "",
-            table(
-                ["labels", "sets", "coverage, profile", "coverage, bootstrap", "width, profile", "width, bootstrap"],
-                [bootstrap_row(cells) for cells in groups],
-            ),
-            "",
-            "## Estimates",
-            "",
-            "Median relative error.",
-            "",
-            table(["labels", *METHODS], [error_row(cells) for cells in groups]),
-            "",
-            environment(),
-            "",
-        ]
+def grouped(rows: list[dict], name: str, values) -> list[list[dict]]:
+    groups = [[row for row in rows if row[name] == value] for value in values]
+    return [group for group in groups if group]
+
+
+def page(rows: list[dict], wanted: int) -> str:
+    clusters = [row for row in rows if row["group"] not in CROSSING]
+    by_labels = grouped(clusters, "labelled", LABELLED)
+    sections = ["# Interval of the prior", introduction(rows, wanted), LEGEND]
+    for name, command in MARGINS.items():
+        sections += [f"## `{command}`: classes and topics", table(COLUMNS, [interval_row(c, name) for c in by_labels])]
+    both = ["piles", *(f"{what}, `{command}`" for command in MARGINS.values() for what in ("coverage", "width"))]
+    crossing = grouped([row for row in rows if row["group"] in CROSSING], "labelled", LABELLED)
+    by_group = grouped(rows, "group", dict.fromkeys(GROUPS))
+    sections += [
+        "## Attributes and kinds",
+        "These cut across classes and topics. With few labels the head finds the topics that most positives are from, "
+        "and the negatives there look like positives: the prior is not identifiable, and the estimate is too high.",
+        table(["labels", *both], [both_row(cells, cells[0]["labelled"]) for cells in crossing]),
+        "## By group of tasks",
+        "All numbers of labels together.",
+        table(["group", *both], [both_row(cells, cells[0]["group"]) for cells in by_group]),
+        "## Estimates",
+        "Median relative error by `estimate-prior`, classes and topics.",
+        table(["labels", *METHODS], [error_row(cells) for cells in by_labels]),
+        environment(),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def introduction(rows: list[dict], wanted: int) -> str:
+    cut = f" Cut off: {len(rows)} of {wanted} piles." if len(rows) < wanted else ""
+    commits = ", ".join(sorted({row["commit"].removesuffix("-dirty") for row in rows}))
+    return (
+        f"`python -m benchmarks.quality.prior CIFAR --fashion FASHION`: 90 % intervals on {len(rows)} piles of 1,000, "
+        "1,500 and 3,000 unlabelled rows, 1 to 25 % of them positive. Positives are one class, attribute, topic or "
+        "kind of those of the [suite](suite.md); half of the piles are of CIFAR-10, a fifth of Fashion-MNIST. "
+        f"Embeddings of images are reduced to 256 dimensions. Margins of commit {commits}; median CPU time of a fit "
+        f"{np.median([row['seconds'] for row in rows]):.1f} s.{cut}"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", type=Path)
-    parser.add_argument("--work", type=Path, help="where caches and sets are kept (default: beside SOURCE)")
+    parser.add_argument("source", type=Path, metavar="CIFAR")
+    parser.add_argument("--fashion", type=Path, help="Fashion-MNIST; without it, piles of CIFAR-10 take its place")
+    parser.add_argument("--work", type=Path, help="where caches, margins and rows are kept (default: beside CIFAR)")
     parser.add_argument("--out", type=Path, help="write the page here too")
-    parser.add_argument("--method", choices=("linear", "distilled"), help="of PULinearClassifier (default: its own)")
     parser.add_argument("--labelled", nargs="+", type=int, choices=LABELLED, default=LABELLED, metavar="N")
-    parser.add_argument("--sets", type=int, default=SETS, help="of each number of labels (default: %(default)s)")
+    parser.add_argument("--piles", type=int, default=PILES, help="of each number of labels (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further set after so long")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further pile after so long")
     given = parser.parse_args()
-    if given.sets < 1 or given.jobs < 1:
-        parser.error(f"--sets and --jobs must be at least 1, got {given.sets} and {given.jobs}")
+    if given.piles < 1 or given.jobs < 1:
+        parser.error(f"--piles and --jobs must be at least 1, got {given.piles} and {given.jobs}")
     source = given.source.resolve()
     work = given.work or (source if source.is_dir() else source.parent) / "pucache-bench"
     work.mkdir(parents=True, exist_ok=True)
-    embeddings(source, work)  # embeds what is not embedded yet, before other processes read it
-    wanted = [{"labelled": n, "number": number} for number, n in product(range(given.sets), given.labelled)]
-    name = "-".join(filter(None, ["prior", given.method]))
+    wanted = [{"labelled": n, "number": number} for number, n in product(range(given.piles), given.labelled)]
     rows = measured(
-        work, name, wanted, partial(measure, source, work, given.method), minutes=given.minutes, jobs=given.jobs
+        work, "prior", wanted, partial(measure, source, work, given.fashion), minutes=given.minutes, jobs=given.jobs
     )
-    text = page(rows, len(wanted), given.method)
+    text = page(rows, len(wanted))
     print(text)
     if given.out:
         given.out.write_text(text)

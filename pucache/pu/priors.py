@@ -24,6 +24,7 @@ from scipy.special import expit, logit, stdtrit
 from .calibration import LEAST, MOST, effective_number, fit_tilt, profile_prior
 
 MODEL_ERROR = 0.05  # relative error of the tilt itself; measured on the one-vs-rest suite with many rows
+ERROR_BELOW = 0.2  # of the same below an estimate: negatives that look like positives count as hidden positives
 _FITTED = 2 + 5  # parameters that labels are spent on: alpha and slope, and the level of the head of each fold
 _DELTA, _GAMMA = 0.1, 0.01  # confidence and slack of Garg et al.
 _GRID_POINTS, _GRID_TOP = 512, 0.97  # of density_ratio: number of points, and quantile of P at the last one
@@ -223,9 +224,11 @@ def profile_interval(
         D / (1 - D / B) <= t**2
 
     B is the deviance of sampling alone, 2 * n_U * KL(estimate, prior), see `PriorProfile.within_pile`, and t**2 the
-    `deviance_limit`. The ends are then moved outwards on log odds: `MODEL_ERROR` is added to the distance from the
-    estimate in quadrature, in the same multiple of a standard error. An end that the likelihood does not limit lies
-    at the bound, and the interval is `PriorEstimate.one_sided`.
+    `deviance_limit`. The ends are then moved outwards on log odds: an error of the model is added to the distance
+    from the estimate in quadrature, in the same multiple of a standard error. It is `ERROR_BELOW` at the low end and
+    `MODEL_ERROR` at the high end, as the prior that a mixture identifies is the greatest possible one: the truth may
+    be less, but not more (Blanchard, Lee and Scott 2010). An end that the likelihood does not limit lies at the
+    bound, and the interval is `PriorEstimate.one_sided`.
 
     Parameters
     ----------
@@ -247,8 +250,8 @@ def profile_interval(
     profile = profile_prior(margins, s, weights, bounds=bounds, depth=deviance)
     profile = profile.within_pile(effective_number(s == 0, weights))
     low, high = (
-        bound if end is None else _moved(end, profile.estimate, np.sqrt(deviance) * MODEL_ERROR)
-        for end, bound in zip(profile.ends(deviance), bounds, strict=True)
+        bound if end is None else _moved(end, profile.estimate, np.sqrt(deviance) * error)
+        for end, bound, error in zip(profile.ends(deviance), bounds, (ERROR_BELOW, MODEL_ERROR), strict=True)
     )
     return PriorEstimate(
         method="tilt",

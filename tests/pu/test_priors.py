@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pucache.pu import priors
 from pucache.pu.calibration import LEAST, MOST, profile_prior
 from pucache.pu.priors import (
+    ERROR_BELOW,
     METHODS,
     MODEL_ERROR,
     PriorEstimate,
@@ -149,9 +150,9 @@ def test_the_interval_is_the_profile_s_widened_by_the_model_error(prior, n_p):
     assert (found.method, found.draws, found.level, found.has_interval) == ("tilt", 0, 0.9, True)
     limit = deviance_limit(n_p)
     ends = profile_prior(margins, s, depth=limit).within_pile((s == 0).sum()).ends(limit)
-    centre, error = math.log(found.prior / (1 - found.prior)), MODEL_ERROR * math.sqrt(limit)
-    for sign, end, got in zip((-1, 1), ends, (found.low, found.high), strict=True):
-        far = centre + sign * math.hypot(math.log(end / (1 - end)) - centre, error)
+    centre, sides = math.log(found.prior / (1 - found.prior)), ((-1, ERROR_BELOW), (1, MODEL_ERROR))
+    for (sign, error), end, got in zip(sides, ends, (found.low, found.high), strict=True):
+        far = centre + sign * math.hypot(math.log(end / (1 - end)) - centre, error * math.sqrt(limit))
         assert got == pytest.approx(1 / (1 + math.exp(-far)), rel=1e-6)
 
 
@@ -171,8 +172,10 @@ def test_a_higher_level_and_fewer_labels_widen_the_interval():
 
 
 @pytest.mark.parametrize(("n_p", "n_u"), [(40, 600), (500, 400)])
-def test_the_interval_covers_the_truth_in_nine_of_ten_sets_of_exact_tilts(n_p, n_u):
-    """And not in nearly all: with many labels and a small pile, sampling error would be most of the width."""
+def test_of_exact_tilts_nine_of_ten_sets_are_covered_and_not_all(n_p, n_u, monkeypatch):
+    """With many labels and a small pile, sampling error would be most of the width."""
+    monkeypatch.setattr(priors, "MODEL_ERROR", 0.0)
+    monkeypatch.setattr(priors, "ERROR_BELOW", 0.0)
     covered = [
         e.low <= 0.1 <= e.high
         for e in (profile_interval(*margins_of(0.1, n_p, n_u, apart=1.2, seed=seed)) for seed in range(60))
@@ -183,7 +186,7 @@ def test_the_interval_covers_the_truth_in_nine_of_ten_sets_of_exact_tilts(n_p, n
 def test_where_the_hidden_positives_are_visible_their_share_is_known():
     """A sample of 100 positives has an error of 10 %, but their share in the pile has none."""
     found = profile_interval(*margins_of(0.1, 500, 1000, apart=3.5))
-    assert 0.085 < found.low < 0.1 < found.high < 0.118
+    assert 0.07 < found.low < 0.1 < found.high < 0.115
 
 
 def test_where_nothing_excludes_that_no_positive_is_hidden_the_interval_is_one_sided():
@@ -192,7 +195,7 @@ def test_where_nothing_excludes_that_no_positive_is_hidden_the_interval_is_one_s
     assert found.one_sided and found.low == LEAST < found.high < 0.1
     assert found.interval_text("{:.2f}".format) == f"at most {found.high:.2f}"
     two_sided = profile_interval(*margins_of(0.2))
-    assert not two_sided.one_sided and two_sided.interval_text("{:.1f}".format) == "0.2 to 0.2"
+    assert not two_sided.one_sided and two_sided.interval_text("{:.2f}".format) == "0.15 to 0.22"
 
 
 def test_bounds_hold_estimate_and_interval():
