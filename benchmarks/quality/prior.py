@@ -16,27 +16,23 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-from scipy.special import logit
 
 from benchmarks.common.cells import measured, table
 from benchmarks.common.environment import environment
 from benchmarks.common.tasks import CROSSING
 from benchmarks.quality.prior_piles import GROUPS, Margins, held_out
-from pucache.pu.calibration import profile_prior
-from pucache.pu.priors import ERROR_BELOW, METHODS, deviance_limit, estimate, profile_interval
+from pucache.pu.priors import ERROR_BELOW, METHODS, estimate, profile_interval
 
 LABELLED, PILES = (10, 20, 40, 100, 500), 200
 MARGINS = {"default": "train-pu", "linear": "estimate-prior"}  # where intervals of these margins are printed
 CHOSEN_ON = 25  # constants of the interval were chosen with the first piles of each number of labels in sight
-DEPTH = 20.0  # deviance that profiles are followed to
-COLUMNS = ["labels", "piles", "coverage", "above, below", "later piles", "width", "asked", "one-sided", "deviance"]
+COLUMNS = ["labels", "piles", "coverage", "above, below", "later piles", "width", "asked", "one-sided"]
 LEGEND = f"""\
 - **Above, below**: the whole interval lies above or below the truth.
 - **Later piles**: the degrees of freedom of the limit and the error of the model below the estimate ({ERROR_BELOW})
   were chosen with the first {CHOSEN_ON} piles of each number of labels in sight; the later ones confirm the choice.
 - **Width**: relative to the true share, median (90th percentile).
-- **One-sided**: intervals that say "at most" or "at least".
-- **Deviance**: at the ends of the interval; in brackets what holds nine of ten truths with no error of the model."""
+- **One-sided**: intervals that say "at most" or "at least"."""
 WIDTHS = {20: 1.9, 40: 1.3, 100: 0.9}  # greatest median width asked for, by number of labels
 
 
@@ -50,15 +46,12 @@ def measure(source: Path, work: Path, fashion: Path | None, labelled: int, numbe
 
 
 def stated(pile: Margins, name: str) -> dict:
-    margins, truth = pile.margins[name], pile.share
-    interval = profile_interval(margins, pile.s)
-    profile = profile_prior(margins, pile.s, depth=DEPTH).within_pile((pile.s == 0).sum())
+    interval, truth = profile_interval(pile.margins[name], pile.s), pile.share
     return {
         "above": interval.low > truth,
         "below": interval.high < truth,
         "width": (interval.high - interval.low) / truth,
         "one_sided": interval.one_sided,
-        "deviance": np.interp(logit(truth), logit(profile.priors), profile.deviance, left=DEPTH, right=DEPTH),
     }
 
 
@@ -95,7 +88,6 @@ def interval_row(cells: list[dict], name: str) -> list:
         f"**{widths(cells, name)}**",
         WIDTHS.get(labelled, ""),
         f"{one_sided:.0%}",
-        f"{deviance_limit(labelled):.1f} ({np.quantile([cell[name]['deviance'] for cell in cells], 0.9):.1f})",
     ]
 
 
