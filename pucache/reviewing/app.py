@@ -92,6 +92,11 @@ class Application:
         """Serve a request."""
         await self.access(scope, receive, send)
 
+    def end(self) -> None:
+        """End what does not end by itself; within the event loop."""
+        self.listeners.close()
+        self._sitting.end_waiting()
+
     def close(self) -> None:
         """Finish the decision that is being written, and take no more."""
         for pool in (self._writing, self._choosing):

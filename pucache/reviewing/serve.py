@@ -29,7 +29,6 @@ from .trainer import Trainer
 
 SWITCH_SECONDS = 5e-4  # between threads: Python's 5 ms would be waited for at every step of a decision
 ENDING_SECONDS = 5  # for which answers under way are waited for
-_log = logging.getLogger(__name__)
 
 
 def review(
@@ -111,7 +110,7 @@ def review(
             Trainer(
                 [file.path for file in cache.files],
                 sitting.take_ranking,
-                _log.warning,
+                sitting.report,
                 groups=opened.groups,
                 device=device,
             )
@@ -184,7 +183,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
         """End the event streams, finish the requests under way, and stop."""
-        self._application.listeners.close()
+        self._application.end()
         await super().shutdown(sockets)
 
 

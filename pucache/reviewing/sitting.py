@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .trainer import Trainer
 
 AUDIT_SECONDS = 0.3  # between two audits
+RANKING_SECONDS = 6.0  # for which the first images wait for the first ranking, once there is a positive
 PICTURE_SECONDS = 0.1  # for which new cards wait for their pictures, to say which cannot be shown
 Listener = Callable[[str, dict[str, Any]], None]
 _log = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class Sitting:
         self._audit: Audit | None = None
         self._advice = ""
         self._submitted = -1
+        self._ranked = threading.Event()  # or it is not worth waiting for
         self._listeners: list[Listener] = []
         self._listening = threading.Lock()
         self._changed, self._ending = threading.Event(), False
@@ -87,8 +89,13 @@ class Sitting:
     def begin(self, trainer: Trainer | None) -> None:
         """Audit what the log holds, train on it, and follow what is decided from now on."""
         self._trainer = trainer
+        self._train()
         self._changed.set()
         self._follower.start()
+
+    def end_waiting(self) -> None:
+        """Let images be shown without a first ranking, as the server ends."""
+        self._ranked.set()
 
     def close(self) -> None:
         """Stop following; what was decided is in the log."""
@@ -102,6 +109,9 @@ class Sitting:
 
     def next(self, tab: str, count: int, keep: Sequence[int] = ()) -> list[dict[str, Any]]:
         """Cards of the images to show next, reserved for a tab; see `NextImages.next`."""
+        if self._submitted >= 0:
+            self._ranked.wait(RANKING_SECONDS)
+            self._ranked.set()
         drawn_before = len(self.session.pending_draws())
         rows = self.queue.next(tab, count, keep)
         if len(self.session.pending_draws()) != drawn_before:
@@ -294,8 +304,14 @@ class Sitting:
         """
         self.queue.set_ranking(result.scores, result.posterior, serial)
         self.ranking_version, self._expected = serial, result.expected
+        self._ranked.set()
         self.tell("ranking", {"version": serial})
         self._changed.set()
+
+    def report(self, message: str) -> None:
+        """Log what failed in the trainer; images are shown by the ranking that is there."""
+        self._ranked.set()
+        _log.warning("%s", message)
 
     def _follow(self) -> None:
         while True:

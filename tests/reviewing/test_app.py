@@ -591,6 +591,46 @@ def test_a_new_ranking_is_told_and_used(opened, server, client):
     events.close()
 
 
+class SlowTrainer:
+    """One whose first ranking takes its time."""
+
+    busy = True
+
+    def submit(self, serial, s, reviewed):
+        self.submitted = serial
+
+
+def test_the_first_images_wait_for_the_first_ranking(cache, pile, tmp_path):
+    with served(cache, tmp_path / "session", pile[1], begin=False, audit_share=0.0) as (opened, server):
+        opened.sitting.begin(SlowTrainer())
+        client, got = server.client(), []
+        thread = threading.Thread(target=lambda: got.extend(client.next(2)))
+        thread.start()
+        thread.join(0.2)
+        assert not got
+        opened.sitting.take_ranking(RankingResult(np.arange(60, dtype=np.float32), None, float("nan"), 0.1), 0)
+        thread.join(HANG_SECONDS)
+        assert [card["row"] for card in got] == [59, 58]
+        client.close()
+
+
+@pytest.mark.parametrize("how", ["error", "time", "end"])
+def test_images_do_not_wait_for_a_ranking_that_does_not_come(cache, pile, tmp_path, monkeypatch, how):
+    monkeypatch.setattr("pucache.reviewing.sitting.RANKING_SECONDS", 0.1 if how == "time" else HANG_SECONDS)
+    with served(cache, tmp_path / "session", pile[1], begin=False) as (opened, server):
+        opened.sitting.begin(SlowTrainer())
+        client, got = server.client(), []
+        thread = threading.Thread(target=lambda: got.extend(client.next(2)))
+        thread.start()
+        if how == "error":
+            opened.sitting.report("training cannot start")
+        if how == "end":
+            opened.application.end()
+        thread.join(HANG_SECONDS)
+        assert len(got) == 2 and len(client.next(2, [card["row"] for card in got])) == 2
+        client.close()
+
+
 def test_a_silent_stream_shows_that_it_lives(server, client, monkeypatch):
     monkeypatch.setattr(listeners_module, "HEARTBEAT", 0.05)
     events = Events(server, client)
