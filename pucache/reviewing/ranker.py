@@ -11,7 +11,7 @@ with the weight that `pucache.pu.neighbour_evidence` says, decided anew when the
 
 Loss and penalty are fixed: cross-entropy in which the known positives weigh as much as all other rows. Known
 negatives have the share of the latter that `pucache.pu.review_weights` gives them. A choice of the penalty for each
-sitting found no more positives, and took ten times as long (docs/results/review.md).
+sitting found no more positives, and took ten times as long.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from ..pu.neighbour_evidence import WEIGHTS, NeighbourEvidence
 from ..pu.propagation import LEAST_SHARE, neighbour_log_odds, probabilities
 from ..pu.review_weights import TrainingLabels
 from ..retrieval.similarity import Similarity
+from ..threads import limited_threads
 from .pile_features import PileFeatures
 from .ranking_folds import RankingFolds
 from .ranking_result import RankingResult
@@ -135,21 +136,26 @@ class Ranker:
         """
         began = time.perf_counter()
         choose = self.choice_is_due(s, reviewed) if choose is None else choose
-        s, reviewed = _basis(s, reviewed)
+        with limited_threads(0):  # also for the small problems of scipy
+            scores, posterior, expected = self._fit(*_basis(s, reviewed), choose=choose)
+        return RankingResult(scores, posterior, expected, time.perf_counter() - began)
+
+    def _fit(self, s: np.ndarray, reviewed: np.ndarray, *, choose: bool) -> tuple[np.ndarray, np.ndarray | None, float]:
+        """Scores, posterior and its mean over the unknown rows."""
         positive, unknown = (s == 1) | (reviewed == 1), (s == 0) & (reviewed == 0)
         self._folds.place(positive)
         margins = self._train(s, reviewed)
         if positive.sum() < LEAST_POSITIVES:
-            return RankingResult(margins.of_all, None, float("nan"), time.perf_counter() - began)
+            return margins.of_all, None, float("nan")
         tilt = fit_tilt(margins.held_out, s)
         if choose and self.graph is not None:
             self._weigh_neighbours(s, reviewed, margins, tilt)
         scores, held_out = (self._scores(tilt, values, s, reviewed) for values in (margins.of_all, margins.held_out))
         if positive.sum() < _LEAST_LABELLED:
-            return RankingResult(scores, None, float("nan"), time.perf_counter() - began)
+            return scores, None, float("nan")
         posterior = fit_tilt(held_out, s).posterior(scores).astype(np.float32)
         expected = float(np.clip(posterior[unknown].mean(), _TINY, 1 - _TINY)) if unknown.any() else float("nan")
-        return RankingResult(scores, posterior, expected, time.perf_counter() - began)
+        return scores, posterior, expected
 
     def _train(self, s: np.ndarray, reviewed: np.ndarray) -> _Margins:
         """Train the head of all labels and the heads of the folds on the sample and the known rows."""

@@ -5,7 +5,11 @@ import pytest
 from helpers.neighbourhoods import clusters, cut_across
 from scipy.stats import spearmanr
 
+from pucache.heads.fit import fit_heads
+from pucache.heads.risks import PURisk
 from pucache.neighbours.graph import neighbour_graph
+from pucache.pu.review_weights import TrainingLabels
+from pucache.reviewing import ranker as ranker_module
 from pucache.reviewing.ranker import Ranker
 from pucache.reviewing.ranking_folds import RankingFolds
 
@@ -119,6 +123,26 @@ def test_neighbours_are_weighed_when_positives_have_doubled(pile):
         ranker.fit(*labels(y, positives))
     assert due == [False, True, False, True, False, True]
     assert not Ranker(X).choice_is_due(*labels(y, 16))
+
+
+def test_the_head_minimises_the_risk_that_neighbours_are_weighed_by(pile, monkeypatch):
+    """Cross-entropy, half of the weight on positives, and on known negatives what a review gives them."""
+    monkeypatch.setattr(ranker_module, "_TOLERANCE", 1e-5)
+    X, y = pile
+    s, reviewed = labels(y, 20, 40)
+    ranker = Ranker(X)
+    ranker.fit(s, reviewed)
+    training = TrainingLabels.of(s, reviewed)
+    head = fit_heads(
+        X,
+        training.training_s,
+        weights=training.training_weights[:, None],
+        risk=PURisk("weighted_bce"),
+        penalty=3e-4,
+        tolerance=1e-5,
+    )
+    features, own = ranker._features, ranker._heads.take([0])
+    np.testing.assert_allclose(features.margins(own.coef, own.intercept), head.margins(X), atol=0.02)
 
 
 def test_groups_stay_in_one_fold_and_positives_are_spread():
