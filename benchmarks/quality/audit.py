@@ -10,8 +10,13 @@ every fifth sitting, whose widths are compared. One core, less than ten minutes.
 
 import argparse
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -261,27 +266,43 @@ def page(cells: dict[tuple, list[Outcome]], lengths: dict[tuple, float], command
     return "\n".join(lines)
 
 
+def timed(measurement: Callable, *cell, sittings: int) -> tuple[Any, float]:
+    """What is measured, and CPU seconds."""
+    began = time.process_time()
+    return measurement(*cell, sittings=sittings), time.process_time() - began
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sittings", type=int, help=f"per row (default: {SITTINGS}; with --quick {QUICK})")
     parser.add_argument("--quick", action="store_true", help="a look, in seconds")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="write the page here too")
     arguments = parser.parse_args()
     sittings = arguments.sittings or (QUICK if arguments.quick else SITTINGS)
-    if sittings < AUDIT_EVERY:
-        parser.error(f"--sittings must be at least {AUDIT_EVERY}, got {sittings}")
-    began, cells, lengths = time.process_time(), {}, {}
-    for rows in PILES:
-        for share in SHARES:
-            for case in CASES:
-                cells[rows, share, case] = measure(rows, share, case, sittings=sittings)
-                print(*cell_row(rows, share, case, cells[rows, share, case]), flush=True)
-            for draws in LENGTHS:
-                if draws < rows:
-                    many = min(sittings, LENGTH_SITTINGS)
-                    lengths[rows, share, draws] = measure_length(rows, share, draws, sittings=many)
+    if sittings < AUDIT_EVERY or arguments.jobs < 1:
+        parser.error(f"--sittings must be at least {AUDIT_EVERY} and --jobs 1, got {sittings} and {arguments.jobs}")
+    piles = list(product(PILES, SHARES))
+    wanted = [(measure, (*pile, case), sittings) for pile in piles for case in CASES]
+    wanted += [
+        (measure_length, (*pile, draws), min(sittings, LENGTH_SITTINGS))
+        for pile in piles
+        for draws in LENGTHS
+        if draws < pile[0]
+    ]
+    cells, lengths, seconds = {}, {}, 0.0
+    with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
+        running = [pool.submit(timed, measurement, *cell, sittings=many) for measurement, cell, many in wanted]
+        for (measurement, cell, _), future in zip(wanted, running, strict=True):
+            found, cpu = future.result()
+            seconds += cpu
+            if measurement is measure:
+                cells[cell] = found
+                print(*cell_row(*cell, found), flush=True)
+            else:
+                lengths[cell] = found
     command = "python -m benchmarks.quality.audit" + f" --sittings {sittings}" * (sittings != SITTINGS)
-    text = page(cells, lengths, command, time.process_time() - began)
+    text = page(cells, lengths, command, seconds)
     print(text)
     if arguments.out:
         arguments.out.write_text(text)

@@ -135,29 +135,34 @@ class _Pile:
     def unknown(self) -> int:
         return self.unknown_positives + self.unknown_listed + self.others
 
-    def best(self) -> np.ndarray:
+    def best(self) -> list[int]:
         """The next rows of the ranking."""
-        positives, negatives = np.flatnonzero(self.left), np.flatnonzero(self.listed)[: SHOWN + len(self.shelved)]
         signal = SIGNAL * self.labelled / (self.labelled + 3.0)
-        scores = np.concatenate([self.noise[positives] + signal[self.kind[positives]], self.scores[negatives]])
-        rows = np.concatenate([positives, self.positives + negatives])
-        many = min(SHOWN + len(self.shelved), len(rows) - 1)
-        chosen = np.argpartition(-scores, many)[: many + 1]
-        chosen = chosen[np.argsort(-scores[chosen])]
-        return np.array([row for row in rows[chosen].tolist() if row not in self.shelved][:SHOWN])
+        scores = np.where(self.left, self.noise + signal[self.kind], -np.inf)
+        many = min(SHOWN + len(self.shelved), self.positives)  # shelved rows are unknown, and may be the best
+        positives = np.argpartition(-scores, many - 1)[:many]
+        negatives = np.flatnonzero(self.listed)[: SHOWN + len(self.shelved)]
+        scores = np.concatenate([scores[positives], self.scores[negatives]])
+        rows = np.concatenate([positives, self.positives + negatives])[np.argsort(-scores)]
+        known = ~self.left[rows[rows < self.positives]]
+        rows = rows[: len(rows) - int(known.sum())]  # labelled positives come last, with -inf
+        return [row for row in rows.tolist() if row not in self.shelved][:SHOWN]
 
-    def draw(self) -> int:
-        """Any unknown row, which is unknown no longer."""
-        number = int(self.rng.integers(self.unknown))
-        if number < self.unknown_positives:
-            row = int(np.flatnonzero(self.left)[number])
-        elif number < self.unknown_positives + self.unknown_listed:
-            row = self.positives + int(np.flatnonzero(self.listed)[number - self.unknown_positives])
+    def draw(self, count: int) -> list[int]:
+        """Any unknown rows, one after another, which are unknown no longer."""
+        if count == 1:
+            numbers = self.rng.integers(self.unknown, size=1)
         else:
-            self.others, self.next_other = self.others - 1, self.next_other + 1
-            return self.next_other - 1
-        self._mark(row, False)
-        return row
+            numbers = self.rng.choice(self.unknown, count, replace=False)
+        known = np.concatenate([np.flatnonzero(self.left), self.positives + np.flatnonzero(self.listed)])
+        others = numbers >= len(known)
+        rows = np.empty(count, np.int64)
+        rows[~others] = known[numbers[~others]]
+        rows[others] = self.next_other + np.arange(others.sum())
+        self.others, self.next_other = self.others - int(others.sum()), self.next_other + int(others.sum())
+        for row in rows[~others].tolist():
+            self._mark(row, False)
+        return rows.tolist()
 
     def _mark(self, row: int, unknown: bool) -> None:
         if row < self.positives:
@@ -190,7 +195,7 @@ def simulate(
         before = positives - pile.unknown_positives
         sitting.unknown.append(pile.unknown)
         sitting.before.append(before)
-        drawn = pile.draw()
+        (drawn,) = pile.draw(1)
         sitting.events.append((drawn, None))
         now = _review_ranked(sitting, pile, case)
         _decide_drawn(sitting, drawn, case, rng, wrong_before=_surplus(taken_back, positives))
@@ -210,9 +215,9 @@ def _surplus(taken_back: dict[int, bool], positives: int) -> int:
 
 
 def _review_ranked(sitting: Sitting, pile: _Pile, case: str) -> dict[int, bool]:
-    chances = pile.rng.random((SHOWN, 2))
+    chances = pile.rng.random((SHOWN, 2)).tolist()
     taken_back = {}
-    for row, (skip, slip) in zip(pile.best().tolist(), chances, strict=False):
+    for row, (skip, slip) in zip(pile.best(), chances, strict=False):
         truth = row < pile.positives
         if case == "ranking, skips" and skip < SKIPPED[truth]:
             sitting.events.append((row, Choice.SKIP))
@@ -255,13 +260,14 @@ def _decide_drawn(sitting: Sitting, row: int, case: str, rng: np.random.Generato
 
 
 def _closing_audit(sitting: Sitting, pile: _Pile, case: str, count: int) -> None:
-    sitting.closing_from = len(sitting.unknown)
-    for _ in range(count):
-        sitting.unknown.append(pile.unknown)
-        sitting.before.append(pile.positives - pile.unknown_positives)
-        row = pile.draw()
+    sitting.closing_from, unknown = len(sitting.unknown), pile.unknown
+    before = pile.positives - pile.unknown_positives
+    for drawn, row in enumerate(pile.draw(count)):
+        sitting.unknown.append(unknown - drawn)
+        sitting.before.append(before)
         sitting.events.append((row, None))
         _decide_drawn(sitting, row, case, pile.rng)
+        before += row < pile.positives
 
 
 def _choice(positive: bool) -> Choice:
