@@ -24,7 +24,7 @@ from ..progress import Progress
 from ..threads import RunAll, run_in_turn, worker_threads
 from .fitted import FittedHeads
 from .lbfgs import Minimum, Objective, Preconditioner
-from .loss_sums import Anchor, AnchoredSum, LossSum, RecordedSum
+from .loss_sums import AnchoredSum, LossSum, anchor_at
 from .preconditioner import CovariancePreconditioner
 from .problem import HeadProblem
 from .risks import falling, rising
@@ -33,7 +33,6 @@ from .stages import minimise_in_two_stages
 TOLERANCE = 3e-4  # relative norm of the preconditioned gradient; about the accuracy of scikit-learn's default
 WIDTH = 2e-3  # of the smoothed kink, in units of the risk
 _MAX_PASSES = 300  # over the data
-_ANCHOR_VALUES = 1 << 26  # margins that an anchor may keep, of all heads
 _INITIAL_BOUND = 0.01  # of the initial coefficients
 _CURVATURE = {"sigmoid": 0.1, "logistic": 0.25}  # the greatest second derivatives of the losses
 
@@ -130,11 +129,12 @@ class _Objective:
 
     def anchored(self, parameters: Tensor) -> Objective:
         """The objective near ``parameters`` (K, d + 1) of all heads, with products of rounded rows and changes."""
-        unlabelled, all_heads = self._problem.design.unlabelled, torch.arange(len(parameters), device=parameters.device)
-        if not unlabelled.reduces or len(parameters) * len(unlabelled) > _ANCHOR_VALUES:
+        all_heads = torch.arange(len(parameters), device=parameters.device)
+        anchor = anchor_at(
+            parameters, self._problem.design.unlabelled, lambda new_sum: self._over_unlabelled(all_heads, new_sum)
+        )
+        if anchor is None:
             return self
-        anchor = Anchor.at(parameters.clone(), len(unlabelled))
-        anchor.gradient[:] = self._over_unlabelled(all_heads, lambda: RecordedSum(anchor)).gradient
 
         def evaluate(parameters: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
             total = self._over_unlabelled(head, lambda: AnchoredSum(parameters, head, anchor), reduced=True)

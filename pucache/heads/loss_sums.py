@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from .design_matrix import RowBlocks
+
+_ANCHOR_VALUES = 1 << 26  # margins that an anchor may keep, of all heads
 
 
 class LossSum:
@@ -65,11 +70,30 @@ class Anchor:
     steps: Tensor
     gradient: Tensor
 
-    @classmethod
-    def at(cls, parameters: Tensor, n: int) -> Anchor:
-        """Anchor of n rows to be filled by `RecordedSum`."""
-        margins = parameters.new_empty((len(parameters), n))
-        return cls(parameters, margins, torch.empty_like(margins), torch.zeros_like(parameters))
+
+def anchor_at(
+    parameters: Tensor, blocks: RowBlocks, total_of: Callable[[Callable[[], LossSum]], LossSum]
+) -> Anchor | None:
+    """Anchor of all heads at some parameters.
+
+    Parameters
+    ----------
+    parameters : (K, d + 1) tensor
+    blocks : RowBlocks
+    total_of : callable
+        Sum over these blocks in float32, with sums that the function it is called with makes.
+
+    Returns
+    -------
+    Anchor or None
+        None where blocks are not rounded, or the margins need much memory.
+    """
+    if not blocks.reduces or len(parameters) * len(blocks) > _ANCHOR_VALUES:
+        return None
+    margins = parameters.new_empty((len(parameters), len(blocks)))
+    anchor = Anchor(parameters.clone(), margins, torch.empty_like(margins), torch.zeros_like(parameters))
+    anchor.gradient[:] = total_of(lambda: RecordedSum(anchor)).gradient
+    return anchor
 
 
 class RecordedSum(LossSum):

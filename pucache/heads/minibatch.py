@@ -212,8 +212,7 @@ class _Adam:
         self._gradient = torch.zeros_like(self.working)
         self._penalty = penalty[:, None] if bool((penalty != 0).any()) else None
         self._first, self._second = torch.zeros_like(parameters), torch.zeros_like(parameters)
-        self._scale = torch.zeros_like(parameters)
-        self._rate, self._steps = learning_rate, 0
+        self._rate, self._steps = learning_rate, torch.zeros((), device=parameters.device)
 
     def step(self, step: Tensor, X: Tensor) -> None:
         """Update the parameters by the gradient ``step @ X``."""
@@ -221,12 +220,21 @@ class _Adam:
         gradient = self._gradient.float()
         if self._penalty is not None:
             gradient[:, :-1].addcmul_(self.parameters[:, :-1], self._penalty)
-        self._steps += 1
-        unbiased = (1 - 0.999**self._steps) ** 0.5
-        self._first.lerp_(gradient, 0.1)
-        self._second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-        torch.sqrt(self._second, out=self._scale).add_(1e-8 * unbiased)
-        self.parameters.addcdiv_(self._first, self._scale, value=-self._rate * unbiased / (1 - 0.9**self._steps))
+        torch._fused_adam_(  # the update of torch.optim.Adam(fused=True)
+            [self.parameters],
+            [gradient],
+            [self._first],
+            [self._second],
+            [],
+            [self._steps.add_(1)],
+            lr=self._rate,
+            beta1=0.9,
+            beta2=0.999,
+            weight_decay=0,
+            eps=1e-8,
+            amsgrad=False,
+            maximize=False,
+        )
         if self.working is not self.parameters:
             self.working.copy_(self.parameters)
 

@@ -11,6 +11,7 @@ logistic regression, and any other target is two rows of one label each, weighte
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -26,7 +27,7 @@ from .design_matrix import DesignMatrix, RowBlocks
 from .fit import flushed_denormals
 from .fitted import FittedHeads
 from .lbfgs import Minimum, Objective, Preconditioner
-from .loss_sums import LossSum
+from .loss_sums import AnchoredSum, LossSum, anchor_at
 from .moments import Moments
 from .preconditioner import MAX_DIMENSIONS, CovariancePreconditioner, HessianPreconditioner
 from .second_moments import SecondMoments
@@ -244,33 +245,59 @@ class _Objective:
         return self._design.reduces
 
     def anchored(self, parameters: Tensor) -> Objective:
-        """The objective near some parameters: itself."""
-        return self
+        """The objective near ``parameters`` (K, d + 1) of all heads, with products of rounded rows and changes."""
+        all_heads = torch.arange(len(parameters), device=parameters.device)
+        anchor = anchor_at(
+            parameters, self._design.unlabelled, lambda new_sum: self._over_unlabelled(all_heads, new_sum)
+        )
+        if anchor is None:
+            return self
+
+        def evaluate(parameters: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
+            total = self._over_unlabelled(head, lambda: AnchoredSum(parameters, head, anchor), reduced=True)
+            total.gradient += anchor.gradient[head]
+            return self._combine(parameters, head, total)
+
+        return evaluate
 
     def __call__(self, parameters: Tensor, head: Tensor, reduced: bool = False) -> tuple[Tensor, Tensor]:
         """Values (A,) and gradients (A, d + 1) of the heads numbered ``head`` (A,) at ``parameters`` (A, d + 1).
 
-        With ``reduced``, rows are rounded to bfloat16 where the processor multiplies it.
+        With ``reduced``, unlabelled rows are rounded to bfloat16 where the processor multiplies it.
         """
+        return self._combine(parameters, head, self._over_unlabelled(head, lambda: LossSum(parameters), reduced))
 
-        def sum_group(blocks: RowBlocks, group: range, targets: Tensor, weights: Tensor) -> LossSum:
-            total = LossSum(parameters)
+    def _over_unlabelled(self, head: Tensor, new_sum: Callable[[], LossSum], reduced: bool = False) -> LossSum:
+        """Sum of the cross-entropies over the rows without a label."""
+        self.passes += 1
+        self._progress.advance(1)
+        return self._over(self._design.unlabelled, self._sides[1], head, new_sum, reduced)
+
+    def _over(
+        self,
+        blocks: RowBlocks,
+        side: tuple[Tensor, ...],
+        head: Tensor,
+        new_sum: Callable[[], LossSum],
+        reduced: bool = False,
+    ) -> LossSum:
+        targets, weights = (_heads(values, head) for values in side)
+
+        def sum_group(group: range) -> LossSum:
+            total = new_sum()
             for rows, X in blocks.blocks(group, reduced):
                 total.add(X, rows, *_cross_entropy(total.margins(X, rows), targets[:, rows], weights[:, rows]))
             return total
 
-        tasks = []
-        for blocks, (targets, weights) in zip(
-            (self._design.positive, self._design.unlabelled), self._sides, strict=True
-        ):
-            targets, weights = _heads(targets, head), _heads(weights, head)
-            tasks += [partial(sum_group, blocks, group, targets, weights) for group in blocks.groups()]
-        total, penalty, coef = LossSum(parameters), self.penalty[head], parameters[:, :-1]
-        for part in self.run_all(tasks):
-            total.merge(part)
+        total, *others = self.run_all([partial(sum_group, group) for group in blocks.groups()])
+        for other in others:
+            total.merge(other)
+        return total
+
+    def _combine(self, parameters: Tensor, head: Tensor, total: LossSum) -> tuple[Tensor, Tensor]:
+        total.merge(self._over(self._design.positive, self._sides[0], head, lambda: LossSum(parameters)))
+        penalty, coef = self.penalty[head], parameters[:, :-1]
         total.gradient[:, :-1].addcmul_(coef, penalty[:, None])
-        self.passes += 1
-        self._progress.advance(1)
         return total.value + 0.5 * penalty * coef.square().sum(1), total.gradient
 
 

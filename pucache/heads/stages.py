@@ -10,7 +10,7 @@ from torch import Tensor
 from .design_matrix import reduced_precision
 from .lbfgs import Minimiser, Minimum, Objective, Preconditioner
 
-_COARSE_TOLERANCE = 2e-3  # what reduced precision reaches
+_COARSE_TOLERANCE = 1e-2  # what reduced precision reaches without stalling
 _GAIN = 0.1  # of the gradient in one stage: what rounded changes since its start reach
 _PROGRESS = 0.5  # stages end where one of them leaves more than this of the gradient, as that is rounding
 

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import expit
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..heads.fit import fit_heads
+from ..heads.fitted import FittedHeads
+from ..heads.full_batch import WIDTH
 from ..heads.minibatch import SGDSettings
 from ..heads.risks import PURisk
 from ..progress import Progress, Silent
@@ -29,6 +32,7 @@ from .thresholds import choose_threshold
 PRIORS = tuple(float(f"{prior:.3g}") for prior in np.geomspace(0.01, 0.5, 12))
 _MARGINS_AT_ONCE = 1 << 26  # held-out margins in memory at once
 _TOLERANCE = 2e-3  # enough for heads that are only compared
+_IDLE = 10 * WIDTH  # negative part of a risk above which the smoothed clamp does not act
 _FLAT_RANGE = 0.005  # range of PAUC below which a sweep is called flat
 _TRUE_FIGURES = ("accuracy", "precision", "recall", "f1", "auc", "average_precision")
 
@@ -249,6 +253,7 @@ def sweep_on(
         for run in trainer.runs(possible, penalty):
             rows.append(_figures(run, data.s, truth, count))
             stages.advance(1)
+    rows.sort(key=lambda row: possible.index(row.prior))
     ruled_out = len(priors) - len(possible)
     note = f" Left out, as a review has shown them to be wrong: {ruled_out} priors." if ruled_out else ""
     return Sweep(rows, penalty, _verdict(rows, settings.risk) + note, count.sentence)
@@ -302,18 +307,34 @@ class _SweepTrainer:
     def runs(self, priors: list[float], penalty: float) -> Iterator[_Run]:
         """Train at all priors and seeds."""
         if not self._risk.needs_prior:  # the same heads serve all priors
-            runs = list(self._train(priors[:1], penalty))
+            runs = list(self._runs(priors[:1], self._fit(priors[:1], penalty)))
             for prior, run in product(priors, runs):
                 yield _Run(prior, run.seed, run.margins, run.risk, run.clamped)
             return
         step = max(1, _MARGINS_AT_ONCE // (len(self._labels.s) * len(self._seeds)))
-        for begin in range(0, len(priors), step):
-            yield from self._train(priors[begin : begin + step], penalty)
+        first, alike = None, np.zeros(len(priors), bool)
+        by_batch = self._training["solver"] == "batch"
+        if by_batch and self._risk.needs_prior_for_clamp_alone and len(priors) > 1:
+            first = self._fit([min(priors)], penalty)
+            alike = self._leave_the_clamp_idle(first, np.array(priors))
+        for some, start in ((np.flatnonzero(alike), first), (np.flatnonzero(~alike), None)):
+            for begin in range(0, len(some), step):
+                part = [priors[number] for number in some[begin : begin + step]]
+                yield from self._runs(part, self._fit(part, penalty, start=start))
 
-    def _train(self, priors: list[float], penalty: float) -> Iterator[_Run]:
+    def _leave_the_clamp_idle(self, heads: FittedHeads, priors: np.ndarray) -> np.ndarray:
+        """Priors at which the clamp acts on none of the C heads of one prior, bool: all of them have the same heads."""
+        sigmoid, positive = expit(self._design.margins(heads)), self._design.is_positive[:, None]  # (n, C), (n, 1)
+        on_p, on_u = (np.average(sigmoid, axis=0, weights=self._weights * side) for side in (positive, ~positive))
+        negative_part = (on_u - priors[:, None] * on_p) / (2 * (1 - priors[:, None]))  # (priors, C)
+        return np.asarray((negative_part > _IDLE - self._risk.beta).all(1))
+
+    def _fit(self, priors: list[float], penalty: float, start: FittedHeads | None = None) -> FittedHeads:
         """Train the heads of some priors together: C heads per prior, one for each fold of each seed."""
         C = self._weights.shape[1]
-        heads = fit_heads(
+        if start is not None:
+            start = start.take(np.tile(np.arange(C), len(priors)))
+        return fit_heads(
             self._design,
             weights=self._weights,
             column=np.tile(np.arange(C), len(priors)),
@@ -321,8 +342,13 @@ class _SweepTrainer:
             seed=np.tile(np.repeat(self._seeds, self._counts), len(priors)),
             penalty=penalty,
             tolerance=_TOLERANCE,
+            start=start,
             **self._training,
         )
+
+    def _runs(self, priors: list[float], heads: FittedHeads) -> Iterator[_Run]:
+        """Held-out margins of some priors and all seeds."""
+        C = self._weights.shape[1]
         # head that did not see the row, for each seed: (n, seeds); then for each prior and seed: (n, priors * seeds)
         head_of_seed = np.stack([fold + start for fold, start in zip(self._folds, self._starts, strict=False)], axis=1)
         head = head_of_seed[:, None, :] + C * np.arange(len(priors))[:, None]

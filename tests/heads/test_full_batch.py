@@ -7,7 +7,7 @@ from helpers.planted import planted
 from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
-from pucache.heads import design_matrix, full_batch
+from pucache.heads import design_matrix, full_batch, loss_sums
 from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.fit import fit_heads
 from pucache.heads.moments import Moments
@@ -283,7 +283,7 @@ def test_rounded_rows_lead_to_the_same_minimum(many, reduced, monkeypatch, name)
     X, s = many
     fitted = {}
     for anchored in (0, 1 << 26):
-        monkeypatch.setattr(full_batch, "_ANCHOR_VALUES", anchored)
+        monkeypatch.setattr(loss_sums, "_ANCHOR_VALUES", anchored)
         fitted[anchored] = fit(X, s, name, penalty=[0.01, 0.03])
     monkeypatch.setattr(design_matrix, "_REDUCED_VALUES", 1 << 40)
     exact = fit(X, s, name, penalty=[0.01, 0.03])

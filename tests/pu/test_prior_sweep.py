@@ -2,6 +2,8 @@ import numpy as np
 import pytest
 from helpers.planted import planted, write_cache
 
+from pucache.heads.fit import fit_heads
+from pucache.pu import prior_sweep
 from pucache.pu.data import PUData
 from pucache.pu.labels import Labels
 from pucache.pu.prior_sweep import sweep_on, sweep_priors
@@ -41,6 +43,30 @@ def test_a_sweep_trains_as_one_fit_does(data):
     for row, other in zip(together, alone, strict=True):
         assert row.pauc == pytest.approx(other.pauc, abs=2e-3) and row.seed == other.seed
         assert row.risk == pytest.approx(other.risk, abs=2e-3)
+
+
+def test_where_no_clamp_acts_the_heads_of_one_prior_serve_all(data, monkeypatch):
+    trained = []
+
+    def spied(*given, **options):
+        heads = fit_heads(*given, **options)
+        trained.append((options["prior"].tolist(), options["start"] is not None, heads.passes))
+        return heads
+
+    monkeypatch.setattr(prior_sweep, "fit_heads", spied)
+    settings = {"loss": "imbnnpu", "penalty": 1e-3, "device": "cpu", "seeds": [0]}
+    rows = sweep_on(data[0], priors=[0.6, 0.01, 0.05, 0.8], **settings).rows
+    assert [row.prior for row in rows] == [0.6, 0.01, 0.05, 0.8]
+    assert [(sorted(set(priors)), started) for priors, started, _ in trained] == [
+        ([0.01], False),
+        ([0.01, 0.05], True),
+        ([0.6, 0.8], False),
+    ]
+    assert trained[1][2] <= 5 < trained[2][2]
+    for row in rows:
+        alone = sweep_on(data[0], priors=[row.prior], **settings).rows[0]
+        assert row.risk == pytest.approx(alone.risk, abs=1e-4)
+        assert row.pauc == pytest.approx(alone.pauc, abs=1e-3)
 
 
 def test_truth_stands_beside_the_estimates(data):
