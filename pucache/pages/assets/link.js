@@ -81,7 +81,7 @@ function stored() {
 
 const waiting = []; // oldest first
 const inForce = new Map(); // row -> serial number of the decision in force; 0: none
-const listeners = {}; // state, ranking, stale, refused, recover, trouble
+const listeners = {}; // state, ranking, saved, stale, refused, recover, trouble
 let sending = false;
 let batch = BATCH;
 let lastTime = 0;
@@ -143,6 +143,7 @@ function settle({ accepted, stale, state }) {
     for (const later of waiting.filter(({ row }) => row === answer.row)) drop(later.request); // made without knowing it
     listeners.stale(answer);
   }
+  listeners.saved();
   listeners.state(state);
 }
 

@@ -17,7 +17,7 @@ let current = 0;
 let isPage = false;
 let version; // of the ranking
 let used = false; // whether the server had no further image
-let connected = true;
+let skippedAgain = false; // whether images that were skipped here may come again
 
 /* ---- Decisions and undo ------------------------------------------------------------------------ */
 
@@ -45,6 +45,7 @@ function add(item, decision) {
 function takeBack(item, before) {
   for (let times = item.made.length - before.length; times > 0; times -= 1) put(item.row, "undone", item.version);
   item.made = before;
+  holds = true;
 }
 
 function deliverAndRefill() {
@@ -104,7 +105,6 @@ function onStale({ row, choice }) {
     `${concerned.length ? visible(concerned[0].key) : `Row ${row}`} was decided elsewhere before: ${what}. ` +
     "That decision stands; decide again to change it.";
   setTimeout(() => (byId("overruled").textContent = ""), 12_000);
-  remember();
   draw();
 }
 
@@ -148,7 +148,8 @@ function recall() {
 /* ---- Images to come ---------------------------------------------------------------------------- */
 
 let asking = false;
-let wantsBetter = false;
+let wantsBetter = false; // images not shown yet are to be exchanged
+let holds = false; // an image that was decided is to be held again
 
 const newItem = (fields) => ({ problem: "", note: "", made: [], seen: false, status: "", image: null, ...fields });
 const unseen = () => items.filter((item) => !item.seen);
@@ -173,33 +174,36 @@ async function ask() {
   if (asking) return;
   const better = wantsBetter;
   const spare = better ? unseen().slice(2) : [];
-  const count = better ? Math.max(spare.length, wanted()) : wanted();
-  wantsBetter = false;
-  if (count <= 0 || (used && !better)) return;
+  const missing = used ? 0 : Math.max(0, wanted());
+  const count = Math.max(spare.length, missing);
+  if (!count && !holds) return;
+  wantsBetter = holds = false;
   asking = true;
   try {
     const undecided = items.filter((item) => !decisionOf(item) && !spare.includes(item));
     const keep = [...new Set([...undecided, ...waiting].map(({ row }) => row))];
     const { images, state } = await call("/api/next", { count, keep });
     take(images, spare, state.ranking_version);
+    used ||= count > 0 && !images.some(({ row }) => items.some((item) => item.row === row && !decisionOf(item)));
     onState(state);
   } finally {
     asking = false;
   }
-  if (wantsBetter || (wanted() > 0 && !used)) await ask();
+  if (wantsBetter || holds || (wanted() > 0 && !used)) await ask();
 }
 
 function take(images, spare, ranking) {
   const gone = spare.filter((item) => !item.seen);
   for (const item of gone) items.splice(items.indexOf(item), 1);
-  const taken = new Set([...items.filter((item) => !decisionOf(item)), ...waiting].map(({ row }) => row));
+  const held = items.filter((item) => !decisionOf(item) || (decisionOf(item) === "skipped" && !skippedAgain));
+  const taken = new Set([...held, ...waiting].map(({ row }) => row));
   for (const { row, key, problem, note, serial } of images) {
     if (taken.has(row)) continue;
     const again = gone.find((item) => item.row === row);
     items.push(again ?? newItem({ row, key, problem: problem ?? "", note: note ?? "", version: ranking }));
     if (serial || !inForce.has(row)) inForce.set(row, serial ?? 0);
   }
-  used = images.length === 0;
+  skippedAgain = false;
   loadAhead();
   if (isPage && (gone.length || images.length)) drawPage();
   if (!items[current]?.seen || isPage) draw();
@@ -220,21 +224,24 @@ function loadAhead() {
 
 async function load(item) {
   item.status = "loading";
-  const image = new Image();
-  image.alt = visible(item.key);
-  image.src = address(item, "card");
   try {
-    if (item.problem) throw new Error(item.problem);
-    await image.decode();
-    image.style.maxWidth = `${MAX_ENLARGEMENT * image.naturalWidth}px`;
-    image.style.maxHeight = `${MAX_ENLARGEMENT * image.naturalHeight}px`;
-    item.image = image;
-    item.status = "shown";
+    item.image = item.problem ? null : await fetched(item, "card");
+    item.status = item.problem ? "absent" : "shown";
   } catch {
     await explain(item);
   }
   drawItem(item);
   loadAhead();
+}
+
+async function fetched(item, size) {
+  const image = new Image();
+  image.alt = visible(item.key);
+  image.src = address(item, size);
+  await image.decode();
+  image.style.maxWidth = `${MAX_ENLARGEMENT * image.naturalWidth}px`;
+  image.style.maxHeight = `${MAX_ENLARGEMENT * image.naturalHeight}px`;
+  return image;
 }
 
 /* Why an image is not shown: the server says, or does not answer at all. */
@@ -256,11 +263,8 @@ async function sharpen(item) {
   const enlargement = Math.min(clientWidth / width, clientHeight / height) * devicePixelRatio;
   if (item.sharp || Math.max(width, height) < CARD || enlargement < 1.2) return;
   item.sharp = true;
-  const original = new Image();
-  original.alt = item.image.alt;
-  original.src = address(item, "original");
-  await original.decode().catch(() => (item.sharp = false));
-  if (!item.sharp || !item.image) return;
+  const original = await fetched(item, "original").catch(() => null);
+  if (!original || !item.image) return;
   item.image = original;
   drawItem(item);
 }
@@ -414,15 +418,22 @@ function drawEnd(ended) {
   byId("end").hidden = !ended;
   if (!ended) return;
   const [title, text] = used ? lastWords() : ["Fetching images", failures ? "They come when the server answers again." : ""];
-  if (byId("end-title").textContent === title && byId("end-text").textContent === text) return;
+  byId("skipped-again").hidden = !used || !counts.skipped;
+  byId("skipped-again").textContent = `Show the ${number(counts.skipped ?? 0)} skipped again`;
   byId("end-title").textContent = title;
   byId("end-text").textContent = text;
 }
 
 function lastWords() {
-  const left = counts.unknown ?? 0;
-  if (!left) return ["Every image is decided", "Export the labels to train the next model, or undo to change a decision."];
+  const left = Math.max(0, (counts.unknown ?? 0) - (counts.skipped ?? 0)); // a skipped image stays unknown
+  if (!left) return [`Every image is decided${counts.skipped ? " or skipped" : ""}`, "Export the labels to train the next model, or undo to change a decision."];
   return ["No image is free", `The last ${number(left)} are open in another tab, or wait there for a decision.`];
+}
+
+function showSkipped() {
+  skippedAgain = true;
+  used = false;
+  refill();
 }
 
 /* ---- Progress ---------------------------------------------------------------------------------- */
@@ -488,7 +499,6 @@ function onTrouble(error) {
 }
 
 async function recover() {
-  for (const item of items) if (item.status === "absent" && !item.problem) item.status = "";
   loadAhead();
   await ask();
 }
@@ -612,7 +622,7 @@ function actionsFor(target) {
   if (zoomDialog.open) return IN_THE_ZOOM;
   if (target.matches("input, pre")) return ON_THE_PAGE; // arrows change the choice, or scroll
   const arrows = isPage ? IN_THE_GRID : WITH_ARROWS;
-  return target.matches("button, summary") ? arrows : { ...arrows, Enter: zoom };
+  return target.matches("a, button") ? arrows : { ...arrows, Enter: zoom };
 }
 
 const lettersOff = () => !byId("letters").checked;
@@ -648,13 +658,14 @@ function start() {
   onEach("[data-undo]", "click", undo);
   onEach("[data-zoom]", "click", (button) => ZOOM[button.dataset.zoom]());
   onEach("input[name=view]", "change", (radio) => setView(radio.value === "page"));
+  onEach("#skipped-again", "click", showSkipped);
   onEach("#enlarge", "click", zoom);
   onEach("#keys", "click", () => helpDialog.showModal());
   onEach("#export", "click", exportFiles);
   onEach("#closing-audit", "click", switchAudit);
   zoomDialog.addEventListener("close", () => items[current] && moveTo(current));
   recall();
-  link({ state: onState, ranking: onRanking, stale: onStale, refused: onRefused, recover, trouble: onTrouble });
+  link({ state: onState, ranking: onRanking, saved: remember, stale: onStale, refused: onRefused, recover, trouble: onTrouble });
   draw();
   refill();
 }
