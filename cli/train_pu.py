@@ -109,7 +109,7 @@ def train_pu(
         *_lines(training),
         _method_line(model),
         *_warnings(training, model.prior_, data.training_labels.bounds),
-        *_scar_lines(scar),
+        *_scar_lines(scar, audited=_audited(training)),
     ]
     output.print_result(result, [*lines, f"wrote {out} and {metrics_path}"], as_json)
     _list_duplicates(duplicates)
@@ -217,14 +217,14 @@ def _warnings(training: TrainingSummary, model_prior: float, prior_bounds: tuple
         )
 
 
-def _scar_lines(scar: ScarCheck) -> Iterator[str]:
+def _scar_lines(scar: ScarCheck, *, audited: bool) -> Iterator[str]:
     yield str(scar)
     if scar.verdict == "none found":
         yield (
             "  warning: hardly any positives are hidden, or the labelled ones come from elsewhere, such as another "
             "camera, and that is what they have in common"
         )
-    if scar.verdict == "differ":
+    if scar.verdict == "differ" and not audited:
         yield (
             "  warning: they are no fair sample of all positives, on which the prior, recall and F1 rest; label some "
             "that are drawn at random, and see which differ with pucache report"

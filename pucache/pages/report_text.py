@@ -54,8 +54,10 @@ def plural(count: float, singular: str, plural_form: str | None = None) -> str:
 def headline(numbers: TrainingNumbers) -> str:
     """Heading: the number of labelled and of hidden or confirmed positives."""
     labelled, confirmed = f"{number(numbers.labelled)} labelled", numbers.reviewed.confirmed
+    if confirmed:
+        labelled += f", {number(confirmed)} confirmed"
     if confirmed and not numbers.audit_draws:  # after a review, the number of hidden positives is biased downwards
-        return f"{labelled}, {number(confirmed)} confirmed"
+        return labelled
     hidden_positives = numbers.hidden_positives
     if hidden_positives.expected is None:
         if hidden_positives.low is None or hidden_positives.high is None:
@@ -75,12 +77,13 @@ def hidden(numbers: TrainingNumbers) -> str:
     """Sentence on the number of positives expected among the unlabelled."""
     hidden_positives, confirmed = numbers.hidden_positives, numbers.reviewed.confirmed
     expected, low, high = hidden_positives.expected, hidden_positives.low, hidden_positives.high
+    besides = f"; {number(confirmed)} are confirmed" if confirmed else ""
     of_them = f", {number(confirmed)} of which are confirmed" if confirmed else ""
     drawn = f", by {plural(numbers.audit_draws, 'image')} that the review drew at random" if numbers.audit_draws else ""
     if expected is None or numbers.prior is None:
         if low is None or high is None:
             return numbers.note
-        return f"Hidden are {count_range(low, high)} more positives{drawn}{of_them}. {numbers.note}".strip()
+        return f"Hidden are {count_range(low, high)} more positives{drawn}{besides}. {numbers.note}".strip()
     share = f"positives are {percent(numbers.prior)} of the unlabelled images{of_them}"
     if numbers.audit_draws and low is not None and high is not None:
         return (
@@ -205,7 +208,7 @@ def _label_warnings(numbers: TrainingNumbers) -> list[str]:
             "Hardly any unlabelled image looks like the labelled positives (section 3): few positives are "
             "hidden, or the labelled ones come from another source, such as another camera."
         )
-    if numbers.scar["verdict"] == "differ":
+    if numbers.scar["verdict"] == "differ" and not numbers.audit_draws:
         lines.append(
             f"The labelled positives differ from the likely positives among the unlabelled (section 3; "
             f"AUC {scar_auc(numbers.scar)}): they are no fair sample, and the number of hidden positives, recall and "

@@ -503,6 +503,7 @@ def good_numbers(**changed):
         "labelled": 100,
         "unlabelled": 900,
         "held_out": True,
+        "audit_draws": 0,
         "count": LabelCount(100),
         "note": "",
         "prior": 0.1,
@@ -536,6 +537,20 @@ def methods(*priors, low=0.08, high=0.12):
 
 def test_a_good_training_gets_no_warning():
     assert warnings(methods(0.1, 0.12, 0.09)) == []
+
+
+def test_with_random_images_of_a_review_nothing_leans():
+    reviewed = {"confirmed": 5, "negative": 9}
+    doubtful = methods(0.1, 0.4, 0.5, 0.01, low=0.01, high=0.4)
+    scar = {"verdict": "differ", "auc": 0.7}
+    assert len(warnings(doubtful, reviewed=reviewed, scar=scar)) == 4
+    assert warnings(doubtful, reviewed=reviewed, scar=scar, audit_draws=120) == []
+    hidden = {"expected": 50.0, "low": 0, "high": 110.0}
+    numbers = good_numbers(reviewed=reviewed, audit_draws=120, hidden_positives=hidden)
+    assert "at most 110 more positives, by 120 images that the review drew at random" in report_text.hidden(numbers)
+    assert report_text.headline(numbers) == "100 labelled, 5 confirmed, perhaps 50 hidden"
+    numbers = good_numbers(reviewed=reviewed, audit_draws=120, hidden_positives=hidden | {"expected": None}, prior=None)
+    assert report_text.hidden(numbers).endswith("drew at random; 5 are confirmed.")
 
 
 @pytest.mark.parametrize(
