@@ -17,7 +17,7 @@ from pucache.neighbours.graph import NeighbourGraph
 from pucache.pu.labels import Labels
 from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.reviewing.log_entries import Choice, Proposal, Stream
-from pucache.reviewing.next_images import AUDIT_SHARE, RECHECK_SHARE, NextImages, best_rows
+from pucache.reviewing.next_images import AUDIT_SHARE, RECHECK_SHARE, SHARE_AT_FULL_YIELD, NextImages, best_rows
 from pucache.reviewing.ranker import Ranker
 from pucache.reviewing.ranking_result import RankingResult
 from pucache.reviewing.session import Session, open_session
@@ -93,7 +93,7 @@ class Arm:
     order: Order = most_likely
     audit_share: float = AUDIT_SHARE
     recheck_share: float = RECHECK_SHARE
-    share_at_full_yield: float = 0.0
+    share_at_full_yield: float = SHARE_AT_FULL_YIELD
 
 
 ARMS = {

@@ -1,8 +1,9 @@
 """Which images are shown next.
 
 Most are the first of the ranking. Mixed in, at random slots and unmarked, are images drawn at random for the audit,
-and now and then a known positive, to see whether it is recognised. A random draw is written to the log before anybody
-sees its image, and is offered again until it is answered.
+and now and then a known positive, to see whether it is recognised. There are more of these the less the ranking
+yields: early draws cost positives and say little about what is hidden at the end (docs/results/review.md). A random
+draw is written to the log before anybody sees its image, and is offered again until it is answered.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from .spread_selection import SpreadSelection
 if TYPE_CHECKING:
     from .session import Session
 
-AUDIT_SHARE, RECHECK_SHARE = 0.05, 0.02  # probabilities of a slot
+AUDIT_SHARE, RECHECK_SHARE = 0.05, 0.02  # probabilities of a slot where the ranking yields nothing
+SHARE_AT_FULL_YIELD = 0.0  # factor of both where it yields positives alone
 MIN_POSITIVES = 10  # found, before any is shown again
 _TOP = 4096  # rows of the ranking that are kept sorted
 _RECENT = 100  # images after which one may be shown again
@@ -37,12 +39,12 @@ class NextImages:
     session : Session
     rng : Generator
     audit_share : float
-        Probability that a slot is drawn at random from all unknown rows.
+        Probability that a slot is drawn at random from all unknown rows, where none of the last 100 images was
+        positive.
     recheck_share : float
-        Probability that a slot shows a positive again, once `MIN_POSITIVES` are found.
+        Probability that a slot shows a positive again, likewise, once `MIN_POSITIVES` are found.
     share_at_full_yield : float
-        Factor of both probabilities while all of the last 100 images were positive; it rises linearly to 1 where
-        none was. Random draws say most when few positives are left.
+        Factor of both probabilities where all of the last 100 images were positive; linear between the two.
     now : callable
         Time in seconds, from any origin.
 
@@ -59,7 +61,7 @@ class NextImages:
         *,
         audit_share: float = AUDIT_SHARE,
         recheck_share: float = RECHECK_SHARE,
-        share_at_full_yield: float = 1.0,
+        share_at_full_yield: float = SHARE_AT_FULL_YIELD,
         now: Callable[[], float] = time.monotonic,
     ):
         self.closing_audit = False
@@ -74,6 +76,7 @@ class NextImages:
         self._top = np.empty(0, np.int64)  # best unknown rows when it was made, best first
         self._returned: deque[int] = deque(maxlen=_RECENT)  # taken back by the reviewer, shown before the ranking
         self._spread: SpreadSelection | None = None
+        self._slots = self._answered()  # decisions so far, and images on their way to one: each slot is drawn once
         self._lock = threading.RLock()
 
     def set_ranking(self, scores: np.ndarray, p: np.ndarray | None, version: int) -> None:
@@ -151,11 +154,13 @@ class NextImages:
         return self._take(tab, rows, count)
 
     def _rechecks_and_audits(self, tab: str, slots: int) -> list[int]:
-        """Each slot is drawn with its probability."""
+        """Each slot is drawn with its probability, once: a tab that changes its images for better ones gains none."""
+        before, self._slots = self._slots, max(self._slots, self._answered() + len(self._reservations.groups) + slots)
         if slots <= 0:
             return []
         if self.closing_audit:
             return self._closing_audit(tab, slots)
+        slots = min(slots, self._slots - before)
         counts = self._session.counts()
         rate = counts.rate if counts.rate_of else 0.0
         factor = 1 - rate * (1 - self._share_at_full_yield)
@@ -164,6 +169,11 @@ class NextImages:
         if again and counts.positives >= MIN_POSITIVES:
             rows += self._drawn(tab, Stream.RECHECK, again)
         return rows
+
+    def _answered(self) -> int:
+        """Images that were decided, skipped, or recognised again."""
+        counts = self._session.counts()
+        return counts.decided + counts.skipped + counts.rechecked
 
     def _closing_audit(self, tab: str, slots: int) -> list[int]:
         rows: list[int] = []
