@@ -108,14 +108,17 @@ def _export(cache: tuple[str, ...], folder: str | None, device: str, as_json: bo
 
     with read_session(list(cache), folder) as session:
         s, reviewed = session.labels()
-        labels = str(write_reviewed(session, session.folder / EXPORT))
-        model = str(session.folder / "model.safetensors")
+        labels = write_reviewed(session, session.folder / EXPORT)
     if not as_json:
         positive, negative = int(((s == 1) | (reviewed == 1)).sum()), int((reviewed == -1).sum())
         click.echo(f"wrote {labels}: {positive:,} positive, {negative:,} negative")
     if not (s == 1).any():
         raise LabelError(f"{labels} holds no positive, and a model needs one: decide one, and export again")
-    negatives = labels if (reviewed == -1).any() else None
     click.get_current_context().invoke(
-        train_pu, cache=cache, positives=labels, negatives=negatives, out=model, device=device, as_json=as_json
+        train_pu,
+        cache=cache,
+        session=str(labels.parent),
+        out=str(labels.with_name("model.safetensors")),
+        device=device,
+        as_json=as_json,
     )
