@@ -160,6 +160,7 @@ class DecisionLog:
         """
         connection = _connect(path)
         try:
+            _make_durable(connection, path)
             with _transaction(connection, path):
                 for name, columns in _TABLES.items():
                     connection.execute(f"CREATE TABLE {name} ({columns})")
@@ -196,6 +197,8 @@ class DecisionLog:
         connection = _connect(path, read_only=read_only)
         try:
             _check(connection, path)
+            if not read_only:
+                _make_durable(connection, path)
             return cls(path, connection, read_only=read_only)
         except BaseException:
             connection.close()
@@ -273,14 +276,14 @@ def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     with _errors(path, "open"):
         if read_only:
             return _connect_to_read(path)
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        return sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+
+
+def _make_durable(connection: sqlite3.Connection, path: Path) -> None:
+    """Sync every transaction to disk, and let others read meanwhile."""
+    with _errors(path, "open"):
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
 
 
 def _connect_to_read(path: Path) -> sqlite3.Connection:
@@ -321,6 +324,11 @@ def _errors(path: Path, verb: str) -> Iterator[None]:
         name = getattr(error, "sqlite_errorname", "") or ""
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
             raise SessionError(f"{path} is damaged ({one_line(error)}); {_REMEDY}") from error
+        if name.startswith(("SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_READONLY")):
+            raise SessionError(
+                f"cannot {verb} {path}: {one_line(error)}; make its folder writable, or name another folder with "
+                "--session"
+            ) from error
         if verb == "write":
             raise SessionError(
                 f"cannot write {path}: {one_line(error)}; nothing was kept of what was to be written: make room, and "

@@ -110,7 +110,7 @@ def test_a_log_is_read_where_nothing_can_be_written(log, tmp_path):
         reader = DecisionLog.open(medium.folder / "log.sqlite", read_only=True)
         assert reader.entries() == [DRAW]
         reader.close()
-        with pytest.raises(SessionError, match="cannot open"):
+        with pytest.raises(SessionError, match="make its folder writable"):
             DecisionLog.open(medium.folder / "log.sqlite")
 
 
@@ -134,7 +134,10 @@ def test_files_that_are_no_log_are_refused_by_name(tmp_path, read_only):
         other.execute("CREATE TABLE format (name, version)")
         other.execute("INSERT INTO format VALUES ('photo library', 1)")
     other.close()
+    content = (tmp_path / "other.sqlite").read_bytes()
     assert "is not the log of a review session" in error_of(tmp_path / "other.sqlite", read_only=read_only)
+    assert not is_unwritten(tmp_path / "other.sqlite")
+    assert (tmp_path / "other.sqlite").read_bytes() == content, "a file that is not ours stays as it is"
 
 
 def test_a_log_of_another_version_says_so(log, tmp_path):
