@@ -117,8 +117,8 @@ def page(rows: list[dict], wanted: int) -> str:
     by_group = grouped(rows, "group", dict.fromkeys(GROUPS))
     sections += [
         "## Attributes and kinds",
-        "These cut across classes and topics. With few labels the head finds the topics that most positives are from, "
-        "and the negatives there look like positives: the prior is not identifiable, and the estimate is too high.",
+        "These cut across classes and topics. Where negatives look like positives the prior is not identifiable, and "
+        "the estimate is too high.",
         table(["labels", *both], [both_row(cells, cells[0]["labelled"]) for cells in crossing]),
         "## By group of tasks",
         "All numbers of labels together.",
@@ -133,12 +133,13 @@ def page(rows: list[dict], wanted: int) -> str:
 
 def introduction(rows: list[dict], wanted: int) -> str:
     cut = f" Cut off: {len(rows)} of {wanted} piles." if len(rows) < wanted else ""
-    commits = ", ".join(sorted({row["commit"].removesuffix("-dirty") for row in rows}))
+    commits = sorted({row["commit"].removesuffix("-dirty") for row in rows})
+    trained = f"commit {commits[0]}" if len(commits) == 1 else f"{len(commits)} commits, each file says which"
     return (
         f"`python -m benchmarks.quality.prior CIFAR --fashion FASHION`: 90 % intervals on {len(rows)} piles of 1,000, "
         "1,500 and 3,000 unlabelled rows, 1 to 25 % of them positive. Positives are one class, attribute, topic or "
         "kind of those of the [suite](suite.md); half of the piles are of CIFAR-10, a fifth of Fashion-MNIST. "
-        f"Embeddings of images are reduced to 256 dimensions. Margins of commit {commits}; median CPU time of a fit "
+        f"Embeddings of images are reduced to 256 dimensions. Margins of {trained}; median CPU time of a fit "
         f"{np.median([row['seconds'] for row in rows]):.1f} s.{cut}"
     )
 
