@@ -13,6 +13,9 @@ from pucache.reviewing.next_images import MIN_POSITIVES, NextImages, best_rows
 
 @dataclass(frozen=True)
 class Counts:
+    decided: int
+    skipped: int
+    rechecked: int
     positives: int
     rate: float
     rate_of: int
@@ -37,7 +40,9 @@ class FakeSession:
     def counts(self):
         choices = [at.choice for at in self.decisions.values() if at.choice.is_label]
         last = choices[-100:]
-        return Counts(choices.count(Choice.POSITIVE), last.count(Choice.POSITIVE) / max(len(last), 1), len(last))
+        rechecks = [draw for (stream, _), draw in self.draws.items() if stream is Stream.RECHECK]
+        done = len(choices), int(self.skipped.sum()), sum(map(self._is_answered, rechecks))
+        return Counts(*done, choices.count(Choice.POSITIVE), last.count(Choice.POSITIVE) / max(len(last), 1), len(last))
 
     def decision_in_force(self, row):
         return self.decisions.get(int(self.groups[row]))
@@ -436,3 +441,22 @@ def test_the_first_ranking_takes_over(tmp_path):
     images.next("a", 3)
     images.set_ranking(scores_of(20), None, 1)
     assert images.next("a", 3) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("stream", [Stream.AUDIT, Stream.RECHECK])
+def test_a_tab_that_changes_its_images_for_better_ones_gets_no_further_draws(stream):
+    session = FakeSession(400)
+    for row in range(300, 300 + MIN_POSITIVES):
+        session.decide(row, Choice.POSITIVE)
+    share = {"audit_share": 0.3} if stream is Stream.AUDIT else {"recheck_share": 0.3}
+    images = ranked(session, **share)
+    first, *_ = images.next("a", 12)
+    drawn = session.drawn(stream)
+    for _ in range(30):
+        images.set_ranking(scores_of(400), None, 0)
+        images.next("a", 11, keep=[first])
+    assert session.drawn(stream) == drawn
+    for _ in range(60):
+        session.decide(first)
+        first, *_ = images.next("a", 12)
+    assert stream is Stream.RECHECK or 5 < len(session.drawn(stream)) < 45  # of 72 slots
