@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .design_matrix import RowBlocks
 
-_ANCHOR_VALUES = 1 << 26  # margins that an anchor may keep, of all heads
+_ANCHOR_VALUES = 1 << 24  # margins that an anchor may keep, of all heads: 128 MiB with the derivatives
 
 
 class LossSum:

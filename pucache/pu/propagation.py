@@ -142,7 +142,8 @@ def propagate(
     p = probabilities(log_ratios, shares)
     labels.set_known(p)
     q = p
-    tilts: list[Tilt | None] = [None] * p.shape[1]  # of the round before: where the fits of a round start
+    # where the fits of a round start: at the tilt of the round before, first at that of log density ratios
+    tilts = [Tilt(alpha=0.0, slope=1.0, prior=max(share, LEAST_SHARE)) for share in shares.tolist()]
     for _ in range(rounds):
         q = log_ratios + neighbour_log_odds(graph.weighted_means(p))
         for chain, previous in enumerate(tilts):

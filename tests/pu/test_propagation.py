@@ -9,7 +9,7 @@ from hypothesis.extra.numpy import arrays
 from scipy.special import expit, logit
 
 from pucache.neighbours.graph import NeighbourGraph
-from pucache.pu.calibration import fit_tilt
+from pucache.pu.calibration import Tilt, fit_tilt
 from pucache.pu.folds import assign_folds
 from pucache.pu.propagation import LEAST_SHARE, ChainLabels, neighbour_log_odds, probabilities, propagate
 from pucache.pu.review_weights import TrainingLabels
@@ -43,7 +43,7 @@ def slow_chain(log_ratios, positive, negative, s, weights, W, rounds):
         return np.where(positive, 1.0, np.where(negative, 0.0, values))
 
     q = p = known(expit(log_ratios.astype(float) + logit(SHARE)))
-    tilt = None
+    tilt = Tilt(0.0, 1.0, SHARE)
     for _ in range(rounds):
         shares = np.clip(W @ p, 0.001, 0.999)
         f = log_ratios + np.log(shares / (1 - shares))
