@@ -178,7 +178,7 @@ def cells_table(rows: list[dict]) -> str:
     return table(["tasks", "task", "share", "seed", "arm", "hidden", *FIGURES, "audits"], lines)
 
 
-def report(rows: list[dict], arms: str) -> str:
+def report(rows: list[dict], *, arms: str, ranker: str) -> str:
     """The page as markdown.
 
     Parameters
@@ -186,7 +186,9 @@ def report(rows: list[dict], arms: str) -> str:
     rows : list of dict
         Sittings.
     arms : str
-        What the arms are, and why the default is what it is.
+        What the arms are.
+    ranker : str
+        How variants of the ranker compare.
     """
     parts = [
         "# Review sittings",
@@ -203,8 +205,10 @@ def report(rows: list[dict], arms: str) -> str:
         hidden, size = (np.mean([row[name] for row in here]) for name in ("hidden", "rows"))
         title = f"## {group}, {share:.0%} positive: {hidden:,.0f} of {size:,.0f} rows"
         parts += ["", title, "", arms_table(here)]
-    parts += ["", "## Asked for", "", asked(rows), "", earlier(rows), "", "## Cells", "", cells_table(rows), ""]
+    goals = f"{asked(rows)}\n\n{earlier(rows)}"
+    for title, text in (("Asked for", goals), ("Ranker", ranker), ("Cells", cells_table(rows))):
+        parts += ["", f"## {title}", "", text]
     versions = sorted({row["asreview"] for row in rows if "asreview" in row})
     commits = sorted({row["commit"] for row in rows})
     note = f"ASReview {', '.join(versions)}. " if versions else ""
-    return "\n".join([*parts, f"{note}{environment()} Sittings of {', '.join(commits)}.", ""])
+    return "\n".join([*parts, "", f"{note}{environment()} Sittings of {', '.join(commits)}.", ""])

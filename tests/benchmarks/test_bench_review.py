@@ -147,7 +147,7 @@ def test_the_page_says_what_was_asked_and_what_is_so():
         row(review_page.ROUNDS, list(range(2, 21, 2))),
         row("ASReview", list(range(1, 11)), asreview="3.0.8"),
     ]
-    page = review_page.report(rows, "Arms.")
+    page = review_page.report(rows, arms="Arms.", ranker="Ranker.")
     assert "| cifar classes | 1% | looks until 80% | at most 0.9 of the looks by rounds | 8 | 16 | yes | 1/1 |" in page
     assert "more than by ASReview | 10 | 10 | **no** | 0/1 |" in page
     assert "ASReview 3.0.8." in page
