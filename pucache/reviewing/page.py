@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from ..pages.html import read_asset, template
 
 _STYLES = ("base.css", "cards.css", "sitting.css")
-_SCRIPTS = ("cards.js", "link.js", "sitting.js")  # in the order in which they run
+_SCRIPTS = (
+    "cards.js",
+    "link.js",
+    "upcoming.js",
+    "progress.js",
+    "views.js",
+    "sitting.js",
+)  # in the order in which they run
 _MEDIA_TYPES = {
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",

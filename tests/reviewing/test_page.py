@@ -689,3 +689,19 @@ def test_the_skip_link_is_the_first_stop(tmp_path, browser):
         page.keyboard.press("Enter")
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.dataset.decide") == "accepted"
+
+
+@needs_chromium
+def test_images_that_another_tab_holds_are_shown_when_it_closes(tmp_path, browser):
+    cache = pictured_pile(tmp_path, 13)
+    with (
+        served(cache, tmp_path / "session", tmp_path / "found.txt") as (opened, server),
+        visited(browser, server.url) as page,
+    ):
+        other, wrong = another(page.context, server.url)
+        expect(other.locator("#end-title")).to_have_text("No image is free")
+        expect(other.locator("#end-text")).to_have_text(re.compile("The last ones are open in another tab"))
+        page.goto("about:blank")
+        press(other, "a")
+        wait_until_saved(other)
+        assert len(logged(opened.session)) == 1 and not wrong

@@ -89,7 +89,7 @@ function setFullSize(full) {
 const toggleSize = () => setFullSize(byId("zoom-size").getAttribute("aria-pressed") === "false");
 
 function openZoom() {
-  document.activeElement.blur(); // otherwise closing returns the focus to this card, which may no longer be the current one
+  document.activeElement.blur(); // otherwise closing returns the focus to this card, current or not
   zoomDialog.showModal();
   setFullSize(false);
 }

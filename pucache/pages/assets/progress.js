@@ -1,0 +1,120 @@
+"use strict";
+/* Progress, advice, files and the state of the link, beside the images. Follows upcoming.js. */
+
+/* ---- Progress ---------------------------------------------------------------------------------- */
+
+const counts = {};
+const number = (value) => Math.round(value).toLocaleString("en");
+
+function onState(state) {
+  const advised = counts.advice;
+  Object.assign(counts, state);
+  if (state.ranking_version !== undefined && state.ranking_version !== version) onRanking(state.ranking_version);
+  drawProgress();
+  if (!items[current]) draw();
+  if (counts.advice && !advised && advised !== undefined) announce(counts.advice);
+}
+
+function onRanking(newest) {
+  const first = version === undefined;
+  version = newest;
+  used = false;
+  wantsBetter = !first;
+  if (!asking) refill();
+}
+
+function drawProgress() {
+  const { found, decided, skipped, unknown, rate, rate_of: of, estimate, hidden } = counts;
+  if (found === undefined) return;
+  byId("found").textContent = number(found);
+  byId("decided").textContent = number(decided);
+  byId("skipped").textContent = number(skipped);
+  byId("rate-of").textContent = `Found in last ${number(of || 100)}`;
+  byId("rate").textContent = of ? percent(rate) : "–";
+  byId("progress").max = Math.max(1, decided + unknown);
+  byId("progress").value = decided;
+  byId("pile").textContent = `${number(unknown)} of the pile undecided`;
+  byId("hidden-high").textContent = hidden ? number(hidden.high) : "–";
+  byId("level").textContent = hidden ? `At most, ${percent(hidden.level)} sure` : "At most";
+  byId("estimate").textContent = estimate == null ? "–" : `about ${number(estimate)}`;
+  byId("sentence").textContent = counts.sentence ?? "";
+  byId("advice").textContent = counts.advice ?? "";
+  byId("epoch-note").textContent = counts.epoch_note ?? "";
+  byId("closing-audit").setAttribute("aria-pressed", Boolean(counts.closing_audit));
+  byId("closing-audit-text").textContent = counts.closing_audit
+    ? "Only images drawn at random are shown. Press again to go back to the ranking."
+    : "Shows images drawn at random: the count of hidden ones narrows fastest.";
+  const reviewer = counts.reviewer ? `Reviewer: ${visible(counts.reviewer)}.` : "";
+  byId("learning").textContent = `${reviewer} ${counts.training ? "Learning from your decisions …" : ""}`;
+}
+
+/* ---- Link, files, closing audit ---------------------------------------------------------------- */
+
+function onTrouble(error) {
+  const count = waiting.length;
+  const unsaved = count ? `Not saved yet: ${count} decision${count === 1 ? "" : "s"}` : "";
+  const line = byId("trouble");
+  line.classList.toggle("well", !error);
+  if (!error) {
+    line.textContent = "Connected again; every decision is saved.";
+    setTimeout(() => line.matches(".well") && (line.textContent = ""), 4000);
+    return;
+  }
+  const todo = { 403: "open the address again that pucache review printed", 409: "reload this page" }[error.status];
+  line.textContent = `${unsaved || "Every decision is saved"}; ${error.message}: ${todo ?? "trying again"}.`;
+  if (!items[current]) draw();
+}
+
+async function recover() {
+  loadAhead();
+  await ask();
+}
+
+async function exportFiles() {
+  notify(""); // a line that comes again is read again
+  await act("export", {}, ({ files, commands }) => {
+    const text = Array.isArray(commands) ? commands.join("\n") : commands;
+    byId("commands").textContent = text ?? "";
+    byId("commands").hidden = !text;
+    return `Written: ${files.map(visible).join(", ")}`;
+  });
+}
+
+async function importFile({ target }) {
+  const [file] = target.files;
+  if (!file) return;
+  notify("");
+  try {
+    const csv = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+    await act("import", { csv }, ({ taken }) => {
+      return `${visible(file.name)}: took ${number(taken)} decision${taken === 1 ? "" : "s"}.`;
+    });
+  } catch {
+    notify(`${visible(file.name)} was refused: it is not UTF-8 text`);
+  }
+  target.value = ""; // so that the same file can be chosen again
+}
+
+/* Switches the closing audit; images not shown yet are exchanged. */
+async function switchAudit() {
+  const on = byId("closing-audit").getAttribute("aria-pressed") !== "true";
+  await act("closing-audit", { on }, () => "");
+  announce(on ? "closing audit: images drawn at random" : "back to the ranking");
+  counts.closing_audit = on;
+  drawProgress();
+  wantsBetter = true;
+  used = false;
+  refill();
+}
+
+/* An answer is said in one line, and so is a failure. */
+async function act(name, body, said) {
+  try {
+    const answer = await call(`/api/${name}`, body);
+    const line = said(answer);
+    if (line) notify(line);
+    if (answer.state) onState(answer.state);
+  } catch (error) {
+    notify(`Not done: ${error.message}`);
+  }
+}
