@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
-from .decision_log import LoggedImage, Record
+from .log_records import LoggedImage, Record
 
 _LISTED = 256  # images that a cache is recognised by
 _UNKNOWN = bytes(32)

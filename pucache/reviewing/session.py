@@ -16,8 +16,8 @@ from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..errors import SessionError, StaleDecisionError
 from ..pu.labels import TWIN_COSINE, Labels
 from .cache_match import image_of
-from .decision_log import Record
 from .log_entries import Decision, Draw, Entry, Proposal, Stream
+from .log_records import Record
 from .session_folder import lock_folder, session_folder
 from .session_start import Start, begin_or_resume, labels_before, read
 from .sitting_state import SittingCounts

@@ -14,8 +14,9 @@ from ..errors import SessionError
 from ..pu.label_files import name_first, read_decisions
 from ..pu.labels import Labels, open_labels
 from .cache_match import listed_images, rows_of
-from .decision_log import DecisionLog, LoggedImage, Record, SittingFacts, is_unwritten
+from .decision_log import DecisionLog, is_unwritten
 from .log_entries import Choice, Decision, Entry
+from .log_records import LoggedImage, Record, SittingFacts
 from .session_folder import LOG, groups_in
 from .sitting_state import SittingState
 from .twin_rows import Groups

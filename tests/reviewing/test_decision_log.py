@@ -12,8 +12,9 @@ import pytest
 from faults.filling import can_mount, disk
 
 from pucache.errors import SessionError
-from pucache.reviewing.decision_log import DecisionLog, LoggedImage, Record, SittingFacts, is_unwritten
+from pucache.reviewing.decision_log import DecisionLog, is_unwritten
 from pucache.reviewing.log_entries import Choice, Decision, Draw, Stream
+from pucache.reviewing.log_records import LoggedImage, Record, SittingFacts
 
 FACTS = SittingFacts("pile.h5", ("ab", "cd"), 60, 57, "0123", 0.999, "equal bytes")
 IMAGES = [LoggedImage("a.png", bytes(range(32)), 1, 0), LoggedImage("b\n é.png", bytes(32))]
