@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -51,6 +51,8 @@ class Application:
         Address that the server is bound to.
     title : str
         Of the page.
+    warnings : sequence of str
+        Lines at the top of the page.
 
     Attributes
     ----------
@@ -59,8 +61,16 @@ class Application:
     listeners : Listeners
     """
 
-    def __init__(self, sitting: Sitting, token: str, *, host: str = "127.0.0.1", title: str = "Review"):
-        self._sitting, self._title = sitting, title
+    def __init__(
+        self,
+        sitting: Sitting,
+        token: str,
+        *,
+        host: str = "127.0.0.1",
+        title: str = "Review",
+        warnings: Sequence[str] = (),
+    ):
+        self._sitting, self._title, self._warnings = sitting, title, list(warnings)
         self._writing = ThreadPoolExecutor(1, "decide")  # one writer: decisions are logged in the order of arrival
         self._choosing = ThreadPoolExecutor(1, "next")
         self.listeners = Listeners()
@@ -105,8 +115,7 @@ class Application:
     # --- reading -------------------------------------------------------------------------------------
 
     async def _page(self, request: Request) -> Response:
-        note = self._sitting.session.epoch_note
-        html = sitting_page(self._title, session=self._sitting.identifier, warnings=[note] if note else [])
+        html = sitting_page(self._title, session=self._sitting.identifier, warnings=self._warnings)
         return HTMLResponse(html, headers={"cache-control": "no-store"})
 
     async def _asset(self, request: Request) -> Response:

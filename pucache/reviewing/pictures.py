@@ -25,6 +25,8 @@ SMALL = 256  # pixels; smaller pictures are encoded without loss, as every pixel
 MEMORY = 128 << 20  # bytes of encoded pictures that are kept
 PROBLEM_SECONDS = 20.0  # for which an image that cannot be read is not tried again
 THREADS = 2
+SAMPLED = 5  # images that are looked at to see whether any can be shown
+SAMPLE_SECONDS = 2.0
 AHEAD = 240  # pictures that wait to be made in advance
 
 
@@ -126,6 +128,20 @@ class Pictures:
         """The card of a row where it has been made, else None; makes nothing."""
         with self._lock:
             return self._find((row, "card"))
+
+    def common_problem(self) -> str:
+        """Why no image can be shown, where that is so for each of a few over the cache; else "".
+
+        Waits `SAMPLE_SECONDS` at most.
+        """
+        until = time.monotonic() + SAMPLE_SECONDS
+        problems = []
+        for row in range(0, self._rows, max(1, self._rows // SAMPLED)):
+            picture = self.get(row, timeout=max(0.0, until - time.monotonic()))
+            if picture is None or not picture.problem:
+                return ""
+            problems.append(picture.problem)
+        return problems[0] if problems else ""
 
     def close(self) -> None:
         """Make nothing more."""

@@ -6,6 +6,7 @@ import getpass
 import hashlib
 import logging
 import os
+import socket
 import sys
 import threading
 import webbrowser
@@ -92,41 +93,44 @@ def review(
         pictures = Pictures(cache, images)
         stack.callback(pictures.close)
         opened = stack.enter_context(open_session(cache, positives, negatives=negatives, folder=session, twins=twins))
-        kept = ServerAddress.kept(opened.folder)
-        address = kept or ServerAddress.new()
-        wanted = address.port if port is None else port
-        listener = stack.enter_context(listening_socket(host, wanted))
-        address = ServerAddress(listener.getsockname()[1], address.token)
-        address.keep(opened.folder)
-        sitting = Sitting(
-            opened,
-            NextImages(opened, np.random.default_rng(seed)),
-            pictures,
-            identifier=identifier(opened, address.token),
-            reviewer=reviewer or user_name(),
-        )
+        address, listener = _listen(opened, host, port, announce)
+        stack.enter_context(listener)
+        queue = NextImages(opened, np.random.default_rng(seed))
+        name = identifier(opened, address.token)
+        sitting = Sitting(opened, queue, pictures, identifier=name, reviewer=reviewer or user_name())
         stack.callback(sitting.close)
-        trainer = stack.enter_context(
-            Trainer(
-                [file.path for file in cache.files],
-                sitting.take_ranking,
-                sitting.report,
-                groups=opened.groups,
-                device=device,
-            )
-        )
-        application = Application(
-            sitting, address.token, host=host, title=f"Review of {opened.cache.files[0].path.name}"
-        )
+        paths = [file.path for file in cache.files]
+        trainer = Trainer(paths, sitting.take_ranking, sitting.report, groups=opened.groups, device=device)
+        sitting.begin(stack.enter_context(trainer))
+        warnings = list(_warnings(opened, pictures))
+        title = f"Review of {cache.files[0].path.name}"
+        application = Application(sitting, address.token, host=host, title=title, warnings=warnings)
         stack.callback(application.close)
-        sitting.begin(trainer)
-        for line in _opening_lines(opened, wanted, address, host):
+        for line in [*_opening_lines(opened), *warnings, *_address_lines(host, address)]:
             announce(line)
         server = Server(application)
         if open_browser:
             server.on_start = lambda: open_in_browser(application, host, address.port, announce)
         with _quick_switches():
             server.run(sockets=[listener])
+
+
+def _listen(
+    session: Session, host: str, port: int | None, announce: Callable[[str], None]
+) -> tuple[ServerAddress, socket.socket]:
+    """Listen where the session's last server did, unless another port is wanted; the address is kept."""
+    address = ServerAddress.kept(session.folder) or ServerAddress.new()
+    wanted = address.port if port is None else port
+    listener = listening_socket(host, wanted)
+    try:
+        address = ServerAddress(listener.getsockname()[1], address.token)
+        address.keep(session.folder)
+    except BaseException:
+        listener.close()
+        raise
+    if wanted not in (0, address.port):
+        announce(f"port {wanted} is in use; {address.port} is served instead")
+    return address, listener
 
 
 def identifier(session: Session, token: str) -> str:
@@ -212,16 +216,23 @@ def _has_display() -> bool:
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "WSL_DISTRO_NAME"))
 
 
-def _opening_lines(session: Session, wanted: int, address: ServerAddress, host: str) -> Iterator[str]:
+def _warnings(session: Session, pictures: Pictures) -> Iterator[str]:
+    if session.epoch_note:
+        yield session.epoch_note
+    problem = pictures.common_problem()
+    if problem:
+        yield f"the images cannot be shown ({problem}): end with Ctrl-C, and name their place with --images SOURCE"
+
+
+def _opening_lines(session: Session) -> Iterator[str]:
     counts, labels = session.counts(), session.file_labels
     before = f"{int(labels.positive.sum()):,} labelled positive, {int(labels.negative.sum()):,} known negative before"
     yield f"{session.cache.name}: {len(session.cache):,} images, {before}; {counts.unknown:,} to search"
     done = f"goes on with {counts.decided:,} decided, {counts.positives:,} of them positive"
     yield f"session {session.folder} {done if counts.decided or counts.skipped else 'begins'}"
-    if session.epoch_note:
-        yield session.epoch_note
-    if wanted and wanted != address.port:
-        yield f"port {wanted} is in use; {address.port} is served instead"
+
+
+def _address_lines(host: str, address: ServerAddress) -> Iterator[str]:
     yield f"open {printed_url(host, address.port, address.token)}"
     yield "every decision is on disk before the page goes on; Ctrl-C ends, and the same command goes on"
 

@@ -166,3 +166,16 @@ def test_memory_is_bounded_and_the_latest_stay(pictures_of, monkeypatch):
     assert pictures.made(8) is not None and pictures.made(0) is None
     monkeypatch.setattr(module, "MEMORY", 1)
     assert pictures.get(3).data, "one larger than all memory is sent all the same"
+
+
+def test_a_problem_of_all_images_is_found_by_looking_at_a_few(pictures_of, tmp_path, monkeypatch):
+    files = {f"{number:02}.png": encode(shaded(40 + number, 30)) for number in range(30)}
+    assert pictures_of(files).common_problem() == ""
+    assert pictures_of({**files, "00.png": b"no image"}).common_problem() == ""
+    moved = pictures_of(files)
+    (tmp_path / "images2").rename(tmp_path / "moved")
+    assert "no such source" in moved.common_problem()
+    slow = pictures_of(files)
+    monkeypatch.setattr(module, "SAMPLE_SECONDS", 0.05)
+    monkeypatch.setattr(slow._images, "read", lambda row, side: threading.Event().wait(0.5) or module.RowImages)
+    assert slow.common_problem() == "", "the server does not wait for a slow source"

@@ -121,6 +121,21 @@ def wait_for(condition):
         time.sleep(0.05)
 
 
+def test_images_that_have_moved_are_said_at_the_start_and_can_be_named(folder):
+    (folder / "images").rename(folder / "moved")
+    with ReviewProcess(folder, *FOUND) as review:
+        client = review.client()
+        assert "the images cannot be shown (no such source" in review.printed and "--images SOURCE" in review.printed
+        assert b"the images cannot be shown" in client.ask("GET", "/")[2]
+        assert "no such source" in client.next(1)[0]["problem"]
+        client.close()
+        assert review.end() == 130
+    with ReviewProcess(folder, *FOUND, "--images", "moved") as review:
+        client = review.client()
+        assert "cannot be shown" not in review.printed and client.ask("GET", "/api/image/7")[0] == 200
+        client.close()
+
+
 BAD = {
     "none.h5 --positives found.txt": (1, "none.h5"),
     "pile.h5 --positives none.txt": (1, "none.txt"),
