@@ -13,6 +13,7 @@ OWNERS = {
     "faiss": "neighbours",
     "h5py": "cache/hdf5.py",
     "ray": "embedding/distributed",
+    "sqlite3": "reviewing/decision_log.py",
     "timm": "encoders",
 }
 
