@@ -6,6 +6,7 @@ Of an event that a page has not taken yet only the newest data are kept, so that
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -26,7 +27,8 @@ class Listeners:
     def tell(self, name: str, data: dict[str, Any]) -> None:
         """Send an event to every stream; from any thread."""
         for stream in list(self._streams):
-            stream.loop.call_soon_threadsafe(stream.put, name, data)
+            with contextlib.suppress(RuntimeError):  # the server has ended
+                stream.loop.call_soon_threadsafe(stream.put, name, data)
 
     def stream(self, address: str, state: Callable[[], dict[str, Any]]) -> AsyncIterator[str] | None:
         """Return the events from now on, the present state first; None where too many streams are open.

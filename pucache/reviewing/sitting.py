@@ -78,7 +78,7 @@ class Sitting:
         self._trainer: Trainer | None = None
         self._expected = math.nan
         self._audit: Audit | None = None
-        self._advice = ""
+        self._advice = self._sentence = ""
         self._submitted = -1
         self._ranked = threading.Event()  # or it is not worth waiting for
         self._listeners: list[Listener] = []
@@ -256,10 +256,10 @@ class Sitting:
             "rate_of": counts.rate_of,
             "estimate": None if estimate is None else round(estimate, 1),
             "hidden": hidden,
-            "sentence": "" if audit_result is None else audit_result.sentence(estimate),
+            "sentence": self._sentence,
             "advice": self._advice,
             "closing_audit": self.queue.closing_audit,
-            "training": self._trainer is not None and self._trainer.busy,
+            "training": self._is_training,
             "ranking_version": self.ranking_version,
             "epoch_note": self.session.epoch_note,
             "reviewer": self.reviewer,
@@ -313,20 +313,31 @@ class Sitting:
         self._ranked.set()
         _log.warning("%s", message)
 
+    @property
+    def _is_training(self) -> bool:
+        return self._trainer is not None and self._trainer.busy
+
     def _follow(self) -> None:
+        was_training = False
         while True:
-            self._changed.wait()
+            changed = self._changed.wait(1.0 if was_training else None)
             self._changed.clear()
             if self._ending:
                 return
-            try:
-                self._train()
-                self._audit = audit(self.session.entries(), self.session.pile_size)
-                self._advice = self._advise()
-                self.tell("state", self.state())
-            except Exception as error:  # decisions go on without it, and it is tried again after the next one
-                _log.warning("the count of hidden positives is not up to date: %s", one_line(error))
-            time.sleep(AUDIT_SECONDS)
+            if changed or self._is_training != was_training:
+                was_training = self._is_training
+                self._update()
+                time.sleep(AUDIT_SECONDS)
+
+    def _update(self) -> None:
+        try:
+            self._train()
+            self._audit = audit(self.session.entries(), self.session.pile_size)
+            self._sentence = self._audit.sentence(self._estimate(self.session.counts()))
+            self._advice = self._advise()
+            self.tell("state", self.state())
+        except Exception as error:  # decisions go on without it, and it is tried again after the next one
+            _log.warning("the count of hidden positives is not up to date: %s", one_line(error))
 
     def _train(self) -> None:
         """Hand the newest labels to the trainer, if they have changed since."""

@@ -614,6 +614,21 @@ def test_the_first_images_wait_for_the_first_ranking(cache, pile, tmp_path):
         client.close()
 
 
+def test_pages_hear_when_the_training_is_done(cache, pile, tmp_path):
+    with served(cache, tmp_path / "session", pile[1], begin=False) as (opened, server):
+        trainer = SlowTrainer()
+        opened.sitting.begin(trainer)
+        client = server.client()
+        events = Events(server, client)
+        while not events.event()[1]["training"]:
+            pass
+        trainer.busy = False
+        while events.event()[1]["training"]:
+            pass
+        events.close()
+        client.close()
+
+
 @pytest.mark.parametrize("how", ["error", "time", "end"])
 def test_images_do_not_wait_for_a_ranking_that_does_not_come(cache, pile, tmp_path, monkeypatch, how):
     monkeypatch.setattr("pucache.reviewing.sitting.RANKING_SECONDS", 0.1 if how == "time" else HANG_SECONDS)
