@@ -44,7 +44,7 @@ def advice(
         )
     if closing_audit:
         return _closing(counts, audit, estimate)
-    if counts.rate_of < _MIN_DECISIONS or counts.rate > _low_rate(audit):
+    if counts.rate_of < _MIN_DECISIONS or counts.rate > _low_rate(counts, audit):
         return ""
     bound = _bound(counts, audit, estimate)
     return (
@@ -59,18 +59,18 @@ def _closing(counts: SittingCounts, audit: Audit | None, estimate: float | None)
     return f"The closing audit lowers the bound slowly{_bound(counts, audit, estimate)}. Stop where it is low enough."
 
 
-def _low_rate(audit: Audit | None) -> float:
+def _low_rate(counts: SittingCounts, audit: Audit | None) -> float:
     """Rate at which the ranking yields little, or no more than random images do."""
     if audit is None or audit.draws < _MIN_DRAWS:
         return _LOW_RATE
-    return max(_LOW_RATE, audit.positives / audit.draws)
+    return max(_LOW_RATE, audit.likeliest_share if counts.unknown else 0.0)
 
 
 def _bound(counts: SittingCounts, audit: Audit | None, estimate: float | None) -> str:
     """What audit and model say, as the end of a sentence."""
     parts = []
     if audit is not None and audit.draws:
-        share = audit.positives / audit.draws if estimate is None else estimate / max(counts.unknown, 1)
+        share = None if estimate is None else min(1.0, estimate / max(counts.unknown, 1))
         more = min(MORE, counts.unknown)
         parts.append(f"at most {audit.hidden_high:,} by now, about {audit.outlook(more, share):,} after {more} more")
     if estimate is not None:

@@ -2,6 +2,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from pucache.reviewing.audit import audit
+from pucache.reviewing.log_entries import Draw, Stream
 from pucache.reviewing.stop_advice import advice
 
 
@@ -21,8 +23,10 @@ class Audited:
     hidden_high: int = 240
     recall_low: float = 0.5
     level: float = 0.95
+    likeliest_share: float = 0.02
 
     def outlook(self, more, share):
+        assert share is None or 0 <= share <= 1
         return round(60 * more / 200)
 
 
@@ -53,7 +57,7 @@ def test_without_an_audit_no_bound_is_named():
 
 
 def test_a_ranking_no_better_than_random_images_yields_little():
-    half = Audited(draws=40, positives=20)
+    half = Audited(draws=40, positives=20, likeliest_share=0.5)
     assert "closing audit" in advice(Counts(rate=0.45), half)
     assert advice(Counts(rate=0.45), replace(half, draws=10, positives=5)) == ""
 
@@ -70,6 +74,18 @@ def test_a_closing_audit_says_what_it_will_bring():
     assert "about 60 after 200 more" in text
     assert "would say" not in text
     assert advice(Counts(), None, closing_audit=True) == ""
+
+
+def test_a_model_that_expects_more_than_there_are_images_does_not_break_it():
+    assert "about 9,000 by the model" in advice(Counts(), Audited(), estimate=9000.0)
+
+
+def test_the_advice_rests_on_a_true_audit():
+    draws = [Draw(at, at, at, 1, Stream.AUDIT, 501 - at, 0, 0.1, 0, 0.0) for at in range(1, 41)]
+    found = audit(draws, 500)
+    text = advice(Counts(unknown=460), found)
+    assert f"at most {found.hidden_high:,} by now, about {found.outlook(200):,} after 200 more" in text
+    assert "at most" in advice(Counts(unknown=460), found, estimate=700.0)
 
 
 @pytest.mark.parametrize(("skipped", "expected"), [(0, "decided."), (7, "decided or skipped (7).")])
