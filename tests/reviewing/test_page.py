@@ -49,6 +49,11 @@ def grid_rows(page):
     return page.evaluate("pageItems().map((item) => item.row)")
 
 
+def open_rows(page):
+    """Rows that the tab shows or is about to show."""
+    return page.evaluate("items.filter((item) => !decisionOf(item)).map((item) => item.row)")
+
+
 def wait_for_grid(page):
     """Until all images of the page of 12 can be decided."""
     wait_until(page, "isPage && pageItems().length && pageItems().every(isReady)")
@@ -104,6 +109,7 @@ def test_two_hundred_decisions_by_keyboard_also_while_the_server_is_killed_and_s
         first = stack.enter_context(ReviewProcess(tmp_path, "--positives", "found.txt", "--port", "0"))
         page = stack.enter_context(visited(browser, first.url, lost=True))
         shown = press(page, keys[:100])
+        wait_until(page, "items.filter((item) => !decisionOf(item) && isReady(item)).length >= 8")
         first.__exit__()
         shown += press(page, keys[100:106])
         expect(page.locator("#trouble")).to_have_text(re.compile("Not saved yet: [1-9]|the server does not answer"))
@@ -112,6 +118,10 @@ def test_two_hundred_decisions_by_keyboard_also_while_the_server_is_killed_and_s
         assert second.url
         wait_until_saved(page)
         expect(page.locator("#trouble")).to_have_text(re.compile("Connected again|^$"))
+        other, wrong_there = another(page.context, second.url)
+        assert not set(open_rows(page)) & set(open_rows(other)), "the new server knows what this tab shows"
+        other.close()
+        assert not wrong_there
         shown += press(page, keys[106:])
         wait_until_saved(page)
         assert page.evaluate("Object.keys(localStorage).length") == 0
@@ -129,6 +139,7 @@ def test_decisions_of_a_page_that_was_closed_are_sent_by_the_next_one(tmp_path, 
         page, wrong = another(holder, first.url, lost=True)
         shown = press(page, "ar")
         wait_until_saved(page)
+        wait_until(page, "items.filter((item) => !decisionOf(item) && isReady(item)).length >= 8")
         first.__exit__()
         shown += press(page, "asr")
         page.keyboard.press("u")  # of a decision that is not acknowledged
@@ -588,9 +599,13 @@ def test_labels_are_exported_and_taken_in_again(tmp_path, browser):
         text = (tmp_path / "session/reviewed.csv").read_text()
         assert all(f"{row:03}.png,{int(key == 'a')},1" in text for row, key in shown)
         undecided = next(row for row in range(4, 120) if row not in dict(shown))
-        data = f"key,label\n{undecided:03}.png,1\n".encode()
+        (accepted, _), _, (rejected, _) = shown
+        data = f"key,label\n{undecided:03}.png,1\n{accepted:03}.png,1\n{rejected:03}.png,1\n".encode()
         page.set_input_files("#import", {"name": "in.csv", "mimeType": "text/csv", "buffer": data})
-        expect(page.locator("#notice")).to_contain_text("in.csv: took 1 decision")
+        expect(page.locator("#notice")).to_have_text(
+            "in.csv: took 1 decision; 1 were labelled so before. "
+            f"1 have the other label here, which stays: {rejected:03}.png."
+        )
         assert choice_of(opened.session, undecided) == "positive"
 
 

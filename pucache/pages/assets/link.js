@@ -110,6 +110,7 @@ async function sendBatch() {
   });
   try {
     settle(await call("/api/decide", { decisions: sent }));
+    if (waiting.includes(decisions[0])) throw new CallError(0, "the server left a decision unanswered");
     batch = BATCH;
   } catch (error) {
     if (error.status !== 400 && error.status !== 422) throw error;

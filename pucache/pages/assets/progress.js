@@ -66,6 +66,7 @@ function onTrouble(error) {
 }
 
 async function recover() {
+  holds = true; // a server that was started again has forgotten what this tab shows
   loadAhead();
   await ask();
 }
@@ -86,13 +87,19 @@ async function importFile({ target }) {
   notify("");
   try {
     const csv = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
-    await act("import", { csv }, ({ taken }) => {
-      return `${visible(file.name)}: took ${number(taken)} decision${taken === 1 ? "" : "s"}.`;
-    });
+    await act("import", { csv }, (answer) => `${visible(file.name)}: ${importText(answer)}`);
   } catch {
     notify(`${visible(file.name)} was refused: it is not UTF-8 text`);
   }
   target.value = ""; // so that the same file can be chosen again
+}
+
+function importText({ taken, agreeing, contradicting, contradicting_keys: keys }) {
+  const text = `took ${number(taken)} decision${taken === 1 ? "" : "s"}; ${number(agreeing)} were labelled so before.`;
+  if (!contradicting) return text;
+  const first = keys.slice(0, 3).map(visible).join(", ");
+  const more = keys.length > 3 ? ", …" : ".";
+  return `${text} ${number(contradicting)} have the other label here, which stays: ${first}${more}`;
 }
 
 /* Switches the closing audit; images not shown yet are exchanged. */
