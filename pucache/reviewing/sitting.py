@@ -23,6 +23,7 @@ from ..errors import LabelError, StaleDecisionError, one_line
 from ..pages.review_page import EXPORT
 from .audit import Audit, audit
 from .export import import_reviewed, write_reviewed
+from .kept_ranking import keep_ranking, kept_ranking
 from .log_entries import Choice, Decision, Proposal
 from .next_images import NextImages
 from .pictures import Picture, Pictures
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 AUDIT_SECONDS = 0.3  # between two audits
 RANKING_SECONDS = 8.0  # for which the first images wait for the first ranking, once there is a positive
+KEPT_SECONDS = 10.0  # between two rankings that are kept
 PICTURE_SECONDS = 0.1  # for which new cards wait for their pictures, to say which cannot be shown
 Listener = Callable[[str, dict[str, Any]], None]
 _log = logging.getLogger(__name__)
@@ -80,6 +82,7 @@ class Sitting:
         self._audit: Audit | None = None
         self._advice = self._sentence = ""
         self._submitted = -1
+        self._kept_at = -math.inf
         self._ranked = threading.Event()  # or it is not worth waiting for
         self._listeners: list[Listener] = []
         self._listening = threading.Lock()
@@ -90,6 +93,9 @@ class Sitting:
         """Audit what the log holds, train on it, and follow what is decided from now on."""
         self._trainer = trainer
         self._train()
+        kept = kept_ranking(self.session.folder, self.identifier, len(self.session.cache))
+        if kept is not None:
+            self.take_ranking(*kept)
         self._changed.set()
         self._follower.start()
 
@@ -307,6 +313,9 @@ class Sitting:
         self._ranked.set()
         self.tell("ranking", {"version": serial})
         self._changed.set()
+        if result.seconds and time.monotonic() - self._kept_at >= KEPT_SECONDS:
+            self._kept_at = time.monotonic()
+            keep_ranking(self.session.folder, self.identifier, result, serial)
 
     def report(self, message: str) -> None:
         """Log what failed in the trainer; images are shown by the ranking that is there."""
