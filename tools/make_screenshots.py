@@ -7,9 +7,11 @@ them. Where the text shows images/NAME.png, that picture is taken; the truth of 
 of a person. What the pages say meanwhile is printed: figures within the sentences are to be held against it by hand.
 """
 
+import contextlib
 import csv
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +24,8 @@ from helpers.browser import chromium, opened  # noqa: E402
 
 TEXT, PICTURES = ROOT / "docs/walkthrough.md", ROOT / "docs/images"
 COMMAND, PICTURE = re.compile(r"\$ (.+)"), re.compile(r"!\[.+\]\(images/([\w-]+)\.png\)")
-DECIDED = 70  # candidates before the picture is taken; some are rejected by then
+DECIDED, RANKED, AUDITED = 70, 250, 200  # decisions before the first picture, in all by rank, and of random images
+LOOK = 250  # ms that a person looks at an image, at least
 SETTLED = 1000  # ms, in which a progress bar comes to rest
 
 
@@ -51,11 +54,17 @@ def renewed(text, run, take):
     return lines
 
 
+def environment():
+    """Variables with which `pucache` is that of this Python."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, "PATH": path}
+
+
 def run(command, work):
     """Run a line of the text in WORK as a shell would; gives the lines that it prints."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": path}
-    ended = subprocess.run(["bash", "-c", command], cwd=work, env=environment, stdout=subprocess.PIPE, text=True)
+    if command.startswith("pucache review "):
+        return Sitting.begin(command, work)
+    ended = subprocess.run(["bash", "-c", command], cwd=work, env=environment(), stdout=subprocess.PIPE, text=True)
     if ended.returncode:
         sys.exit(f"{command} ended with {ended.returncode}")
     print(f"$ {command}\n{ended.stdout}", end="", flush=True)
@@ -77,55 +86,83 @@ def save(page, name, section=None):
     print(f"{path.name}: {small.width} x {small.height}, {path.stat().st_size / 1000:.0f} kB")
 
 
-# --- the review sheet --------------------------------------------------------------------------
+# --- the sitting -------------------------------------------------------------------------------
 
 
-def light_review(browser, work, name):
-    """Take the sheet in the middle of a review, and finish the review."""
-    with opened(browser, work / "review.html", color_scheme="light") as page:
-        decide(page, work, DECIDED)
-        save(page, name)
-        finish(page, work)
+class Sitting:
+    """The server that `pucache review` of the text runs, while the pictures of its page are taken."""
+
+    process, address = None, ""
+
+    @classmethod
+    def begin(cls, command, work):
+        """Start it; returns what it prints, with the token left out."""
+        shell = ["bash", "-c", f"exec {command} --no-browser"]
+        cls.process = subprocess.Popen(shell, cwd=work, env=environment(), stdout=subprocess.PIPE, text=True)
+        lines = []
+        while not (lines and lines[-1].startswith("every decision")):
+            lines.append(cls.process.stdout.readline().rstrip("\n"))
+            if cls.process.poll() is not None:
+                sys.exit(f"{command} ended with {cls.process.returncode}")
+        cls.address = next(line.split()[1] for line in lines if line.startswith("open "))
+        lines = [re.sub(r"token=\S+", "token=...", line) for line in lines]
+        print(f"$ {command}", *lines, sep="\n", flush=True)
+        return lines
+
+    @classmethod
+    def end(cls):
+        """Stop it as Ctrl-C does."""
+        cls.process.send_signal(signal.SIGINT)
+        cls.process.wait()
+        cls.process = None
 
 
-def dark_zoom(browser, work, name):
-    """Take the first candidate that is to be rejected, large and in the dark, and finish the review."""
-    truth = truth_of(work)
-    with opened(browser, work / "review.html", color_scheme="dark") as page:
-        while truth[in_turn(page)] == "1":
-            decide(page, work, 1)
-        page.keyboard.press("Enter")
-        page.locator("#zoom-picture[src^=file]").wait_for()
-        save(page, name)
-        page.keyboard.press("Escape")
-        finish(page, work)
-
-
-def truth_of(work):
-    """Return the true label of each key, "1" or "0"."""
-    with (work / "truth.csv").open(newline="") as stream:
-        return {row["key"]: row["label"] for row in csv.DictReader(stream)}
-
-
-def in_turn(page):
-    """Return the key of the candidate in turn."""
-    return page.locator(".turn .key").text_content()
+@contextlib.contextmanager
+def sitting(browser, scheme):
+    """The page of the sitting."""
+    with browser.new_context(viewport={"width": 1280, "height": 820}, color_scheme=scheme) as context:
+        page = context.new_page()
+        page.goto(Sitting.address)
+        page.wait_for_selector("#stage-key:not(:empty)")
+        yield page
 
 
 def decide(page, work, count):
-    """Accept or reject that many candidates by keyboard."""
-    truth = truth_of(work)
+    """Accept or reject that many images by keyboard, as a person would see them."""
+    with (work / "truth.csv").open(newline="") as stream:
+        truth = {row["key"]: row["label"] for row in csv.DictReader(stream)}
     for _ in range(count):
-        page.keyboard.press("a" if truth[in_turn(page)] == "1" else "r")
+        key = page.text_content("#stage-key")
+        page.keyboard.press("a" if truth[key] == "1" else "r")
+        page.wait_for_function("key => document.querySelector('#stage-key').textContent !== key", arg=key)
+        page.wait_for_timeout(LOOK)
+    page.wait_for_timeout(2 * SETTLED)  # until the count has followed
+    print(page.text_content("#sentence"), page.text_content("#advice"), sep="\n", flush=True)
 
 
-def finish(page, work):
-    """Decide the rest, and export to where the next command looks for it."""
-    decide(page, work, int(page.text_content('[data-count=""]')))
-    with page.expect_download() as download:
-        page.click("#export")
-    download.value.save_as(work / "reviewed.csv")
-    print(page.text_content("#tally"), page.text_content("#notice"), sep="\n")
+def first_decisions(browser, work, name):
+    """Take the page after the first decisions."""
+    with sitting(browser, "light") as page:
+        decide(page, work, DECIDED)
+        save(page, name)
+
+
+def page_of_twelve(browser, work, name):
+    """Go on until few positives come, and take the page of twelve in the dark."""
+    with sitting(browser, "dark") as page:
+        decide(page, work, RANKED - DECIDED)
+        page.keyboard.press("g")
+        page.wait_for_selector("#grid img")
+        save(page, name)
+
+
+def closing_audit(browser, work, name):
+    """Decide random images, take the count, and end the sitting."""
+    with sitting(browser, "light") as page:
+        page.click("#closing-audit")
+        decide(page, work, AUDITED)
+        save(page, name)
+    Sitting.end()
 
 
 # --- the report --------------------------------------------------------------------------------
@@ -151,8 +188,9 @@ def map_of_images(browser, work, name):
 
 
 TAKEN = {
-    "review": light_review,
-    "review-dark": dark_zoom,
+    "sitting": first_decisions,
+    "sitting-page": page_of_twelve,
+    "sitting-audit": closing_audit,
     "report": first_screen,
     "report-margins": margins,
     "report-map": map_of_images,

@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -34,6 +35,8 @@ from pucache import demonstration
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cli.main import main
 from pucache.encoders import encoder
+from pucache.reviewing.log_entries import Choice, Proposal, Stream
+from pucache.reviewing.session import open_session
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,9 +47,11 @@ LONG = {
     f"docs/{page}.md" for page in ("prior", "quickstart", "report", "retrieval", "scaling", "threshold", "walkthrough")
 }
 ANEW = "in a folder of its own"  # the one mark of a block that is run here
+SITTING = "runs in: tests/reviewing/test_page.py"  # of a block whose decisions are made here without its page
 MARKS = {  # what a block that is not run here may say, and how many do
     "runs in: make test-docker": 2,
     "runs in: tests/cli/test_demo.py": 1,
+    SITTING: 1,
     "not run: installs packages; parsed only": 4,
     "not run: needs a network; parsed only": 1,
     "not run: needs several GPUs; parsed only": 2,
@@ -155,6 +160,17 @@ def review(folder):
         decided += [(row["key"], truth[row["key"]], 1) for row in list(csv.DictReader(table))[:20]]
     lines = [f"{key},{label},{reviewed},sha256:{digests[key]}" for key, label, reviewed in decided]
     (folder / "reviewed.csv").write_text("\n".join(["key,label,reviewed,digest", *lines]) + "\n")
+
+
+def sit(folder):
+    """Decide the unlabelled images by the truth, every second one as a random image of the audit."""
+    truth = dict(line.split(",") for line in (folder / "truth.csv").read_text().split())
+    with open_session(folder / "cache.h5", folder / "found.txt") as session:
+        for number in range(20):
+            drawn = session.draw(np.random.default_rng(number), Stream.AUDIT) if number % 2 else []
+            row = drawn[0].row if drawn else int(np.flatnonzero(session.unknown)[0])
+            choice = Choice.POSITIVE if truth[session.cache.keys[row]] == "1" else Choice.NEGATIVE
+            session.decide([Proposal(str(number), row, choice, 0, "test", 0)])
 
 
 def run(command, folder):
@@ -282,6 +298,8 @@ def test_the_blocks_of_a_page_run_in_its_order_and_print_what_it_shows(page, pre
     for block in blocks(page):
         if block.mark == ANEW:
             begin(prepared, name(page))
+        if block.mark == SITTING:
+            sit(folder)
         if here(block):
             capsys.readouterr()
             printed = run_block(block, folder, names)
