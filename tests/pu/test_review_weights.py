@@ -102,7 +102,7 @@ def test_the_head_is_that_of_plain_row_weights(loss, weights):
         moments=Moments.of(X),
         device="cpu",
     )
-    np.testing.assert_allclose(model.margins(X), heads.coef[0] @ X.T + heads.intercept[0], atol=0.02)
+    np.testing.assert_allclose(model.margins(X), heads.coef[0] @ X.T + heads.intercept[0], atol=0.04)
     without = PULinearClassifier(loss=loss, **OPTIONS).fit(X, S, sample_weight=weights)
     assert np.abs(model.margins(X) - without.margins(X)).max() > 0.1, "or the review has changed nothing"
 
