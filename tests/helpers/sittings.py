@@ -35,7 +35,8 @@ TOKEN = "secret" * 8
 
 def pictured_pile(folder, n=60, *, broken=(), positives=4, dim=6):
     """A cache of `n` pictures, all different; rows in `broken` are no images. `found.txt` lists the first ones."""
-    keys = [f"{row:03}.png" for row in range(n)]
+    width = max(3, len(str(n - 1)))  # a cache is sorted by key
+    keys = [f"{row:0{width}}.png" for row in range(n)]
     (folder / "images").mkdir()
     digests = []
     for row, key in enumerate(keys):
