@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .trainer import Trainer
 
 AUDIT_SECONDS = 0.3  # between two audits
-RANKING_SECONDS = 8.0  # for which the first images wait for the first ranking, once there is a positive
+RANKING_SECONDS = 6.0  # for which the first images wait for the first ranking, once there is a positive
 KEPT_SECONDS = 10.0  # between two rankings that are kept
 PICTURE_SECONDS = 0.1  # for which new cards wait for their pictures, to say which cannot be shown
 Listener = Callable[[str, dict[str, Any]], None]
