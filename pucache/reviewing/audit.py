@@ -125,6 +125,10 @@ class Audit:
         ----------
         model_estimate : float, optional
             Number of hidden positives by the model: a guess that stands beside the interval.
+
+        Returns
+        -------
+        str
         """
         if model_estimate is not None and not math.isfinite(model_estimate):
             model_estimate = None

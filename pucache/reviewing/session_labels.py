@@ -31,7 +31,20 @@ def session_labels(session: Session) -> Labels:
 
 
 def read_labels(cache: CacheLike, folder: str | Path | None = None) -> Labels:
-    """Labels of the session in a folder, see `session_labels` and `pucache.reviewing.session.read_session`.
+    """Labels of the session in a folder, with its audit where a random image has a label.
+
+    Parameters
+    ----------
+    cache : EmbeddingCache, path, or sequence of paths
+        The cache that was reviewed.
+    folder : path, optional
+        Of the session. Default: ``CACHE.review`` beside the cache.
+
+    Returns
+    -------
+    Labels
+        They go wherever labels go, such as `pucache.train_pu` and `pucache.report`. With an audit, estimates of
+        prior, recall, precision and F1 rest on it.
 
     Raises
     ------
