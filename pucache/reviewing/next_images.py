@@ -2,8 +2,8 @@
 
 Most are the first of the ranking. Mixed in, at random slots and unmarked, are images drawn at random for the audit,
 and now and then a known positive, to see whether it is recognised. There are more of these the less the ranking
-yields: early draws cost positives and say little about what is hidden at the end (docs/results/review.md). A random
-draw is written to the log before anybody sees its image, and is offered again until it is answered.
+yields: early draws cost positives (docs/results/review.md), and late ones say more about what is hidden. A random draw
+is written to the log before anybody sees its image, and is offered again until it is answered.
 """
 
 from __future__ import annotations
