@@ -41,8 +41,8 @@ WHOLE = ("every 10", "growing", ROUNDS)  # arms that go on until 95 % are found,
 MOST = 5000  # looks of a sitting
 
 
-ARMS_TEXT = """The default, **every 10**, stands for `pucache review`, which trains whenever labels are new while its page
-holds about ten images ahead. Sittings that differ by chance alone differ by some per cent: arms with few sittings are
+ARMS_TEXT = """The default, **every 10**, stands for `pucache review`, which trains whenever labels are new while its
+page holds about ten images ahead. Sittings that differ by chance alone differ by some per cent: arms with few sittings are
 not told apart. Arms:
 
 - **every 10**, 1, 25, 100: a fit after so many decisions; audits and positives shown again in up to 5 % and 2 % of the
