@@ -42,8 +42,8 @@ MOST = 5000  # looks of a sitting
 
 
 ARMS_TEXT = """The default, **every 10**, stands for `pucache review`, which trains whenever labels are new while its
-page holds about ten images ahead. Sittings that differ by chance alone differ by some per cent: arms with few sittings are
-not told apart. Arms:
+page holds about ten images ahead. Sittings that differ by chance alone differ by some per cent: arms with few
+sittings are not told apart. Arms:
 
 - **every 10**, 1, 25, 100: a fit after so many decisions; audits and positives shown again in up to 5 % and 2 % of the
   slots, fewer while the ranking yields: the share falls linearly to none where all of the last 100 were positive
