@@ -7,7 +7,9 @@ for each fold is trained, which does not see the labels of that fold: its margin
 
     score  =  log f_P / f_N  +  weight * lg(W p)
 
-with the weight that `pucache.pu.neighbour_evidence` says, decided anew when the number of positives has doubled.
+with the weight that `pucache.pu.neighbour_evidence` says by the positives labelled before the sitting, or by the first
+twenty or more where these are few. Later ones were found by the ranking, and with them neighbours would seem to add
+nothing.
 
 Loss and penalty are fixed: cross-entropy in which the known positives weigh as much as all other rows. Known
 negatives have the share of the latter that `pucache.pu.review_weights` gives them. A choice of the penalty for each
@@ -44,6 +46,7 @@ from .ranking_result import RankingResult
 FOLDS = 5
 _RISK, _PENALTY, _TOLERANCE = PURisk("weighted_bce"), 3e-4, 5e-3
 _LEAST_LABELLED = 10  # positives from before the sitting that estimates can rest on, and positives for a posterior
+_ENOUGH_TO_CHOOSE = 20  # positives, with which the weight of the neighbours is decided for good
 _TINY = 1e-6  # least share of positives that is expected
 
 
@@ -116,9 +119,10 @@ class Ranker:
         return RankingResult(scores, None, float("nan"), time.perf_counter() - began)
 
     def choice_is_due(self, s: np.ndarray, reviewed: np.ndarray) -> bool:
-        """Whether `fit` would weigh the neighbours anew: they never were, or the positives have doubled since."""
-        positives = int(((s == 1) | (reviewed == 1)).sum())
-        return self.graph is not None and positives >= max(LEAST_POSITIVES, 2 * self._chosen_at)
+        """Whether `fit` would weigh the neighbours: they never were, or by few positives, which have doubled since."""
+        positives = np.count_nonzero(_choice_labels(s, reviewed)[0])
+        is_open = self.graph is not None and self._chosen_at < _ENOUGH_TO_CHOOSE
+        return is_open and positives >= max(LEAST_POSITIVES, 2 * self._chosen_at)
 
     def fit(self, s: np.ndarray, reviewed: np.ndarray, *, choose: bool | None = None) -> RankingResult:
         """Rank by heads trained on these labels.
@@ -144,12 +148,12 @@ class Ranker:
         """Scores, posterior and its mean over the unknown rows."""
         positive, unknown = (s == 1) | (reviewed == 1), (s == 0) & (reviewed == 0)
         self._folds.place(positive)
+        if choose and self.graph is not None and positive.sum() >= LEAST_POSITIVES:
+            self._weigh_neighbours(*_choice_labels(s, reviewed))
         margins = self._train(s, reviewed)
         if positive.sum() < LEAST_POSITIVES:
             return margins.of_all, None, float("nan")
         tilt = fit_tilt(margins.held_out, s)
-        if choose and self.graph is not None:
-            self._weigh_neighbours(s, reviewed, margins, tilt)
         scores, held_out = (self._scores(tilt, values, s, reviewed) for values in (margins.of_all, margins.held_out))
         if positive.sum() < _LEAST_LABELLED:
             return scores, None, float("nan")
@@ -187,9 +191,11 @@ class Ranker:
         design.leading = self._features.leading  # the same at every fit
         return design
 
-    def _weigh_neighbours(self, s: np.ndarray, reviewed: np.ndarray, margins: _Margins, tilt: Tilt) -> None:
+    def _weigh_neighbours(self, s: np.ndarray, reviewed: np.ndarray) -> None:
         """Decide on the weight of the neighbours, by heads of halves of the labels and by held-out positives."""
         assert self.graph is not None
+        margins = self._train(s, reviewed)
+        tilt = fit_tilt(margins.held_out, s)
         labels = TrainingLabels.of(s, reviewed)
         positives = int(labels.training_s.sum())
         agreement = agreement_gains(
@@ -243,3 +249,9 @@ def _basis(s: np.ndarray, reviewed: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     if np.count_nonzero(s == 1) >= _LEAST_LABELLED:
         return s, reviewed
     return ((s == 1) | (reviewed == 1)).astype(np.int8), np.minimum(reviewed, 0)
+
+
+def _choice_labels(s: np.ndarray, reviewed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Labels that the weight of the neighbours is decided by: those from before the sitting, or all where few."""
+    s, reviewed = _basis(s, reviewed)
+    return (s, np.zeros_like(reviewed)) if np.count_nonzero(s == 1) >= _LEAST_LABELLED else (s, reviewed)

@@ -125,6 +125,17 @@ def test_neighbours_are_weighed_when_positives_have_doubled(pile):
     assert not Ranker(X).choice_is_due(*labels(y, 16))
 
 
+def test_neighbours_are_weighed_by_the_labels_from_before_the_sitting(pile):
+    X, y = pile
+    s, reviewed = labels(y, 20)
+    begun, resumed = (Ranker(X, neighbour_graph(X)) for _ in range(2))
+    begun.fit(s, reviewed)
+    reviewed[np.flatnonzero(y & (s == 0))[:60]] = 1
+    assert not begun.choice_is_due(s, reviewed) and resumed.choice_is_due(s, reviewed)
+    resumed.fit(s, reviewed)
+    assert resumed.neighbour_weight == begun.neighbour_weight
+
+
 def test_the_head_minimises_the_risk_that_neighbours_are_weighed_by(pile, monkeypatch):
     """Cross-entropy, half of the weight on positives, and on known negatives what a review gives them."""
     monkeypatch.setattr(ranker_module, "_TOLERANCE", 1e-5)
