@@ -120,7 +120,7 @@ class Ranker:
 
     def choice_is_due(self, s: np.ndarray, reviewed: np.ndarray) -> bool:
         """Whether `fit` would weigh the neighbours: they never were, or by few positives, which have doubled since."""
-        positives = np.count_nonzero(_choice_labels(s, reviewed)[0])
+        positives = int(np.count_nonzero(_choice_labels(s, reviewed)[0]))
         is_open = self.graph is not None and self._chosen_at < _ENOUGH_TO_CHOOSE
         return is_open and positives >= max(LEAST_POSITIVES, 2 * self._chosen_at)
 
