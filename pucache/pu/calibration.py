@@ -26,6 +26,7 @@ from scipy.special import expit, logit, xlogy
 LEAST, MOST = 1e-5, 1 - 1e-3  # range of estimated priors
 _MAX_SLOPE = 60.0  # per standard deviation of the margins; under perfect separation the likelihood has no maximum
 _BOUNDS = ((-40.0, 40.0), (float(np.log(1e-3)), float(np.log(_MAX_SLOPE))))  # of alpha and log slope
+_FLAT, _NEAR_END = float(np.log(2e-3)), 0.01  # log slope, and distance in log odds from the ends of the priors
 _START, _PRIORS = (-1.5, 0.5), (0.01, 0.1, 0.5)  # where maximisation starts: alpha and log slope, and the priors
 _STEP = 0.15  # between the priors of a profile, in log odds
 _LEAST_ERROR = 0.01  # share of the variance that is not sampling error; keeps deviances finite
@@ -314,13 +315,24 @@ class _Likelihood:
         return np.array([alpha, np.log(max(slope, 1e-3)), logit(np.clip(tilt.prior, LEAST, MOST))])
 
     def maximise(self, starts: list[np.ndarray] | None = None) -> np.ndarray:
-        """Parameters of greatest likelihood, (3,), of those found from each start."""
+        """Parameters of greatest likelihood, (3,), of those found from each start.
+
+        From a start far from the maximum it may end where the likelihood is flat: at slopes near 0, or at an end of
+        the priors. Then, and by default, maximisation starts at `_PRIORS`.
+        """
         from scipy.optimize import minimize  # heavy to import
 
-        bounds = [*_BOUNDS, (logit(LEAST), logit(MOST))]
-        starts = starts or [np.array([*_START, logit(prior)]) for prior in _PRIORS]
-        optima = [minimize(self, start, jac=True, method="L-BFGS-B", bounds=bounds) for start in starts]
-        return np.asarray(min(optima, key=lambda optimum: optimum.fun).x)
+        ends = logit(LEAST), logit(MOST)
+        bounds = [*_BOUNDS, ends]
+
+        def best_of(starts: list[np.ndarray]) -> np.ndarray:
+            optima = [minimize(self, start, jac=True, method="L-BFGS-B", bounds=bounds) for start in starts]
+            return np.asarray(min(optima, key=lambda optimum: optimum.fun).x)
+
+        best = best_of(starts) if starts else None
+        if best is None or best[1] <= _FLAT or not ends[0] + _NEAR_END < best[2] < ends[1] - _NEAR_END:
+            best = best_of([np.array([*_START, logit(prior)]) for prior in _PRIORS])
+        return best
 
     def maximise_at(self, logit_prior: float, start: ArrayLike = _START) -> tuple[np.ndarray, float]:
         """Parameters of greatest likelihood at a fixed prior, (3,), and the negative log likelihood there."""

@@ -113,9 +113,19 @@ class ChainLabels:
 
     def unlabelled_means(self, values: np.ndarray) -> np.ndarray:
         """Weighted mean of values, (n, C), over the rows that a chain does not see as positives; (C,)."""
+        return self._means(values, ~self.positive)
+
+    def estimation_means(self, values: np.ndarray) -> np.ndarray:
+        """Weighted mean of values, (n, C), over the rows that are unlabelled for the estimates of a chain; (C,).
+
+        Positives that a review confirmed are among them, as in the priors of `fit_tilt`.
+        """
+        return self._means(values, ~(self.positive & (self.s == 1)[:, None]))
+
+    def _means(self, values: np.ndarray, rows: np.ndarray) -> np.ndarray:
         weights = np.ones(len(values), np.float32) if self.weights is None else self.weights
-        free = np.where(self.positive, 0, weights[:, None])
-        return np.asarray((values * free).sum(0, dtype=np.float64) / free.sum(0, dtype=np.float64))
+        counted = np.where(rows, weights[:, None], 0)
+        return np.asarray((values * counted).sum(0, dtype=np.float64) / counted.sum(0, dtype=np.float64))
 
 
 def propagate(
@@ -143,7 +153,8 @@ def propagate(
     labels.set_known(p)
     q = p
     # where the fits of a round start: at the tilt of the round before, first at that of log density ratios
-    tilts = [Tilt(alpha=0.0, slope=1.0, prior=max(share, LEAST_SHARE)) for share in shares.tolist()]
+    priors = labels.estimation_means(p).clip(LEAST_SHARE, 1 - LEAST_SHARE)
+    tilts = [Tilt(alpha=0.0, slope=1.0, prior=prior) for prior in priors.tolist()]
     for _ in range(rounds):
         q = log_ratios + neighbour_log_odds(graph.weighted_means(p))
         for chain, previous in enumerate(tilts):

@@ -50,7 +50,7 @@ def test_margin_inverts_posterior_and_another_share_shifts_the_odds(tilt, share,
         assert tilt.posterior(tilt.margin(posterior, at), at) == pytest.approx(posterior)
     q, moved = tilt.posterior(0.3), tilt.posterior(0.3, share)
     shift = share / (1 - share) / (tilt.prior / (1 - tilt.prior))
-    assert moved * (1 - q) == pytest.approx(q * (1 - moved) * shift, abs=1e-12)
+    assert moved * (1 - q) == pytest.approx(q * (1 - moved) * shift, rel=1e-6)
 
 
 @pytest.mark.parametrize("apart", [0.7, 1.0])
@@ -69,6 +69,17 @@ def test_on_gaussians_the_posterior_is_the_analytic_one_and_averages_to_the_prio
     for tilt in (fit_tilt(margins, s), fit_tilt(margins, s, prior=0.2)):
         np.testing.assert_allclose(tilt.posterior(m), 1 / (1 + 4 * np.exp(-2 * m)), atol=0.04)
         assert tilt.posterior(margins[s == 0]).mean() == pytest.approx(tilt.prior, abs=0.01)
+
+
+@pytest.mark.parametrize("prior", [1e-5, 0.003, 0.1, 0.9])
+def test_a_start_far_away_finds_the_same_tilt(prior):
+    draw = np.random.default_rng(0)
+    y = np.arange(1500) < 200
+    margins = np.where(y, draw.normal(10, 3, len(y)), draw.normal(-12, 6, len(y)))
+    s = (np.arange(1500) < 20).astype(np.int8)
+    there, here = fit_tilt(margins, s), fit_tilt(margins, s, start=Tilt(0.0, 1.0, prior))
+    assert there.prior == pytest.approx(180 / 1480, rel=0.1)
+    assert here.prior == pytest.approx(there.prior, rel=0.02)
 
 
 def test_a_known_prior_is_held_and_moves_the_rest():

@@ -115,6 +115,20 @@ def test_the_mean_over_unlabelled_rows_is_weighted_and_counts_held_out_positives
             assert means[chain] == pytest.approx(np.average(values[free, chain], weights=of_free), rel=1e-5)
 
 
+@pytest.mark.parametrize("hidden", [0, 2])
+def test_after_a_review_that_confirmed_nearly_all_positives_negatives_stay_negative(hidden):
+    draw = np.random.default_rng(0)
+    y = np.arange(1500) < 200
+    s, reviewed = np.zeros((2, len(y)), np.int8)
+    s[:20], reviewed[20 : 200 - hidden], reviewed[200:260] = 1, 1, -1
+    margins = np.where(y, draw.normal(10, 3, len(y)), draw.normal(-12, 6, len(y)))
+    log_ratios = np.repeat(margins[:, None], FOLDS + 1, axis=1).astype(np.float32)
+    labels, graph = chains(s, reviewed, fold=assign_folds(s, FOLDS, 0, None)), random_graph(len(y), k=2, among=np.arange(1500) // 50)
+    targets = propagate(log_ratios, labels, np.full(FOLDS + 1, 1e-12), graph, rounds=3)
+    assert targets[~y].mean() < 0.01
+    assert targets[y].mean() > 0.97
+
+
 @given(arrays(np.float32, st.integers(1, 20), elements=st.floats(0, 1, width=32)))
 def test_log_odds_of_shares_are_finite_odd_and_rise(shares):
     odds = neighbour_log_odds(shares)
