@@ -123,7 +123,10 @@ def test_after_a_review_that_confirmed_nearly_all_positives_negatives_stay_negat
     s[:20], reviewed[20 : 200 - hidden], reviewed[200:260] = 1, 1, -1
     margins = np.where(y, draw.normal(10, 3, len(y)), draw.normal(-12, 6, len(y)))
     log_ratios = np.repeat(margins[:, None], FOLDS + 1, axis=1).astype(np.float32)
-    labels, graph = chains(s, reviewed, fold=assign_folds(s, FOLDS, 0, None)), random_graph(len(y), k=2, among=np.arange(1500) // 50)
+    labels, graph = (
+        chains(s, reviewed, fold=assign_folds(s, FOLDS, 0, None)),
+        random_graph(len(y), k=2, among=np.arange(1500) // 50),
+    )
     targets = propagate(log_ratios, labels, np.full(FOLDS + 1, 1e-12), graph, rounds=3)
     assert targets[~y].mean() < 0.01
     assert targets[y].mean() > 0.97
