@@ -11,6 +11,7 @@ autocast of the CPU serves.
 import collections
 import contextlib
 import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
@@ -395,6 +396,7 @@ def emulated_cuda(*, as_cpu=False, free=MEMORY - (11 << 30)):
             stack.enter_context(patch.object(torch.cuda, name, stand_in))
         stack.enter_context(patch.object(torch.Tensor, "pin_memory", lambda tensor, *args: device.pin(tensor)))
         stack.enter_context(patch.object(torch.Tensor, "is_pinned", lambda tensor, *args: device.is_pinned(tensor)))
+        stack.enter_context(patch.object(threading.Thread, "run", _on_the_device(device, threading.Thread.run)))
         if as_cpu:
             stack.enter_context(patch.object(torch, "autocast", _autocast_of_cpu(torch.autocast)))
         overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
@@ -404,6 +406,16 @@ def emulated_cuda(*, as_cpu=False, free=MEMORY - (11 << 30)):
         torch._C._set_only_lift_cpu_tensors(True)
         stack.enter_context(device)
         yield device
+
+
+def _on_the_device(device, run):
+    """The body of a thread, which sees the device as the thread that began it: torch keeps modes by thread."""
+
+    def entered(thread):
+        with device:
+            run(thread)
+
+    return entered
 
 
 def _autocast_of_cpu(autocast):
