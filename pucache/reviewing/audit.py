@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from .audit_log import ReplayedLog, replay
 from .hidden_interval import DrawHistory, greatest_total, least_sensitivity, least_total, likeliest_total
 from .log_entries import Entry
@@ -94,12 +96,13 @@ class Audit:
         more : int
             Number of images; all unknown ones where there are fewer.
         share : float, optional
-            Share of positives among them. By default `likeliest_share`; 0 where that is not known.
+            Share of positives among them, and among the pending ones. By default `likeliest_share`; 0 where that is
+            not known.
 
         Returns
         -------
         int
-            `hidden_high` if the images bring that share of positives.
+            `hidden_high` if the images bring that share of positives, and the pending ones are decided.
 
         Raises
         ------
@@ -109,14 +112,18 @@ class Audit:
         share = _or_zero(self.likeliest_share) if share is None else share
         if more < 0 or not 0.0 <= share <= 1.0:
             raise ValueError(f"more must be at least 0 and share within 0 and 1; got {more} and {share}")
-        more = min(more, self.unknown)
-        positives = round(share * more)
-        history = self._log.all_positive.extended(
-            positives, more, unknown=self.unknown, positives_before=self.found + self._log.doubtful
+        more, log = min(more, self.unknown), self._log
+        negatives = log.pending_rows.copy()  # of the draws that are pending now
+        negatives[np.flatnonzero(negatives)[: round(share * self.pending)]] = 0
+        pending, positives = int(log.pending_rows.sum()), round(share * more)
+        found, rejected = self.found + pending - int(negatives.sum()), log.rejected + int(negatives.sum())
+        doubtful = log.doubtful - pending
+        history = log.all_positive.with_negatives(negatives).extended(
+            positives, more, unknown=self.unknown, positives_before=found + doubtful
         )
-        found, rejected = self.found + positives, self._log.rejected + more - positives
-        total = _total_high(history, self._log, self._pile, found, rejected, self.level, self.sensitivity_low)
-        return total - found
+        found, rejected = found + positives, rejected + more - positives
+        least, greatest = found + doubtful, self._pile - rejected
+        return _total_high(history, self._pile, least, greatest, self.level, self.sensitivity_low) - found
 
     def sentence(self, model_estimate: float | None = None) -> str:
         """What is known about hidden positives, in words.
@@ -198,7 +205,7 @@ def audit(entries: Sequence[Entry], pile: int, *, level: float = 0.95) -> Audit:
     sensitivity = None
     if log.rechecks >= RECHECKS_NEEDED or log.missed >= MISSES_NEEDED:
         sensitivity = least_sensitivity(log.rechecks, log.missed, SENSITIVITY_PART * (1.0 - level))
-    high = _total_high(log.all_positive, log, pile, log.found, log.rejected, level, sensitivity)
+    high = _total_high(log.all_positive, pile, log.found + log.doubtful, pile - log.rejected, level, sensitivity)
     low = least_total(
         log.all_negative,
         pile,
@@ -233,22 +240,11 @@ def _interval_error(level: float, sensitivity: float | None) -> float:
 
 
 def _total_high(
-    history: DrawHistory,
-    log: ReplayedLog,
-    pile: int,
-    found: int,
-    rejected: int,
-    level: float,
-    sensitivity: float | None,
+    history: DrawHistory, pile: int, least: int, greatest: int, level: float, sensitivity: float | None
 ) -> int:
     """Upper limit of the positives in the pile, those included that were overlooked."""
-    total = greatest_total(
-        history,
-        pile,
-        least=found + log.doubtful,
-        greatest=pile - rejected,
-        error=UPPER_PART * _interval_error(level, sensitivity),
-    )
+    error = UPPER_PART * _interval_error(level, sensitivity)
+    total = greatest_total(history, pile, least=least, greatest=greatest, error=error)
     if sensitivity is None:
         return total
     return min(pile, math.ceil(total / sensitivity)) if sensitivity else pile

@@ -10,6 +10,8 @@ import numpy as np
 from .hidden_interval import DrawHistory
 from .log_entries import Choice, Decision, Draw, Entry, Stream
 
+PENDING = (None, Choice.UNDONE)  # last decisions of a draw without an answer
+
 
 @dataclass(frozen=True)
 class ReplayedLog:
@@ -33,6 +35,8 @@ class ReplayedLog:
         Rows of the pile neither decided nor drawn for the audit.
     positives, skipped, pending : int
         Audit draws with that outcome. Skipped: the last decision is a skip. Pending: none, or undone.
+    pending_rows : ndarray of int64, (m,)
+        Rows of each draw that is pending, 0 for all others.
     rechecks, missed : int
         Answered rechecks, and how many of these were rejections.
     """
@@ -46,6 +50,7 @@ class ReplayedLog:
     positives: int
     skipped: int
     pending: int
+    pending_rows: np.ndarray
     rechecks: int
     missed: int
 
@@ -77,8 +82,9 @@ def replay(entries: Sequence[Entry], pile: int) -> ReplayedLog:
             urn.decide(entry)
         elif entry.stream is Stream.AUDIT:
             urn.draw(entry)
-    doubtful = sum(copies[group] for group in (urn.drawn | urn.was_out) if not _is_label(last.get(group)))
+    doubtful = sum(copies[group] for group in (urn.drawn.keys() | urn.was_out) if not _is_label(last.get(group)))
     outcomes = [last.get(group) for group in urn.drawn]
+    pending_rows = [copies[group] * (last.get(group) in PENDING) for group in urn.drawn]
     answers = _recheck_answers(entries)
     return ReplayedLog(
         all_positive=urn.history(doubtful_are=1),
@@ -89,7 +95,8 @@ def replay(entries: Sequence[Entry], pile: int) -> ReplayedLog:
         unknown=pile - urn.out,
         positives=outcomes.count(Choice.POSITIVE),
         skipped=outcomes.count(Choice.SKIP),
-        pending=outcomes.count(None) + outcomes.count(Choice.UNDONE),
+        pending=sum(outcome in PENDING for outcome in outcomes),
+        pending_rows=np.array(pending_rows, np.int64),
         rechecks=len(answers),
         missed=answers.count(Choice.NEGATIVE),
     )
@@ -103,7 +110,7 @@ class _Urn:
         self.out = 0  # rows
         self._positive, self._doubtful = 0, 0  # rows that are out
         self._labelled: dict[int, int] = {}  # number of draws before the label, by group; not the drawn ones
-        self.drawn: set[int] = set()
+        self.drawn: dict[int, None] = {}  # groups, in the order of their draws
         self.was_out: set[int] = set()  # groups that were out at a draw and came back
         self._draws: list[tuple[int, int, int, Choice | None]] = []  # n_i, positive, doubtful, last choice
 
@@ -119,7 +126,7 @@ class _Urn:
                 "entries are missing or the pile is another one"
             )
         self._draws.append((left, self._positive, self._doubtful, self._last.get(group)))
-        self.drawn.add(group)
+        self.drawn[group] = None
         self._move(group, 1)
 
     def decide(self, decision: Decision) -> None:

@@ -66,6 +66,16 @@ class DrawHistory:
         with np.errstate(divide="ignore"):
             return np.cumsum(np.log(ratio), axis=1)
 
+    def with_negatives(self, rows: np.ndarray) -> DrawHistory:
+        """With some positive draws made negative.
+
+        Parameters
+        ----------
+        rows : ndarray of int64, (m,)
+            Rows of the draws to change, 0 for all others.
+        """
+        return DrawHistory(self.positive & (rows == 0), self.unknown, self.positives_before - (np.cumsum(rows) - rows))
+
     def extended(self, positives: int, draws: int, *, unknown: int, positives_before: int) -> DrawHistory:
         """With further draws of single rows, among which positives lie evenly.
 

@@ -518,6 +518,20 @@ def test_the_outlook_is_the_audit_of_such_a_future(positives):
     assert (drawn[-1], log.audit().positives) == (positives, 7 - 1 + 1 + positives)
 
 
+@pytest.mark.parametrize("positives", [0, 2, 6])
+def test_the_outlook_expects_labels_of_pending_draws_wherever_they_lie(positives):
+    log = Log([3 if group % 4 == 0 else 1 for group in range(400)])
+    pending = range(20, 80, 10)
+    for group in range(80):
+        log.draw(group, None if group in pending else SKIP if group == 7 else POSITIVE if group % 9 == 0 else NEGATIVE)
+    log.decide(100, POSITIVE)
+    expected = log.audit().outlook(0, positives / 6)
+    assert expected < log.audit().hidden_high
+    for number, group in enumerate(pending):
+        log.decide(group, POSITIVE if number < positives else NEGATIVE)
+    assert log.audit().hidden_high == expected
+
+
 def test_the_outlook_of_all_that_is_left_is_nothing():
     result = Log(30).draw(0, POSITIVE).draw(1, NEGATIVE).audit()
     assert result.outlook(28, 0.5) == result.outlook(10**6, 0.5) == 0
