@@ -73,6 +73,13 @@ class Commands(click.Group):
             wrong_usage = isinstance(error, ValueError) and not isinstance(error, PUCacheError)
             text = printable(" ".join(str(error).split())) or "out of memory"
             raise (WrongUsage if wrong_usage else Failure)(text) from error
+        except RuntimeError as error:
+            from pucache.devices import device_memory_shortage
+
+            shortage = None if os.environ.get("PUCACHE_DEBUG") else device_memory_shortage(error)
+            if shortage is None:
+                raise
+            raise Failure(shortage) from error
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

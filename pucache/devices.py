@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from .errors import one_line
 
 if TYPE_CHECKING:
     import torch
 
+log = logging.getLogger("pucache")
 PRECISIONS = ("fp32", "bf16", "fp16")
 RUNTIMES = ("torch", "compile", "openvino")
+_OTHERS = 0.05  # share of a GPU's memory above which what is neither free nor torch's is that of other processes
 
 
 def choose_device(device: str | torch.device = "auto") -> torch.device:
     """Return the device called `device`; ``auto`` is CUDA where there is one, else the CPU.
 
-    A `torch.device` is returned as it is: it may be one of another machine.
+    A `torch.device` is returned as it is: it may be one of another machine. Where there is a GPU that
+    torch cannot use, as with a driver that is too old, ``auto`` is the CPU, and the log says why.
 
     Raises
     ------
@@ -30,18 +41,119 @@ def choose_device(device: str | torch.device = "auto") -> torch.device:
     if isinstance(device, torch.device):
         return device
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        with _caught_warnings() as caught:
+            available = torch.cuda.is_available()
+        if caught:
+            _warn_of_unusable_cuda()
+        return torch.device("cuda" if available else "cpu")
     try:
         chosen = torch.device(device)
     except RuntimeError:
         chosen = None
     if chosen is None or chosen.type not in ("cpu", "cuda"):
         raise ValueError(f"unknown device {device!r}; use auto, cpu, cuda or cuda:N")
-    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"device {device} is not there ({torch.cuda.device_count()} CUDA devices seen); use --device cpu"
-        )
+    if chosen.type == "cuda":
+        _check_is_there(chosen)
     return chosen
+
+
+def _check_is_there(device: torch.device) -> None:
+    import torch
+
+    with _caught_warnings():
+        count = torch.cuda.device_count()
+    if (device.index or 0) < count:
+        return
+    fault = None if count else unusable_cuda()
+    if fault is not None:
+        raise ValueError(f"device {device} cannot be used: {fault}; update the driver, or use --device cpu")
+    raise ValueError(f"device {device} is not there ({count} CUDA devices seen); use --device cpu")
+
+
+@contextlib.contextmanager
+def _caught_warnings() -> Iterator[list[warnings.WarningMessage]]:
+    """Hold back torch's warning of several lines about a driver; `unusable_cuda` says the same on one."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield caught
+
+
+# what torch says where there is no GPU to be used, or none may be
+_NO_GPU = re.compile("no NVIDIA driver|No CUDA GPUs are available|not compiled with CUDA")
+
+
+@cache
+def unusable_cuda() -> str | None:
+    """Say on one line why torch cannot use the GPU that is there, such as a driver that is too old.
+
+    Returns
+    -------
+    str or None
+        None where torch sees no GPU at all, or can use it.
+    """
+    import torch
+
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return None if _NO_GPU.search(str(error)) else re.split(r"\.\s", one_line(error))[0].rstrip(".")
+    return None
+
+
+@cache
+def _warn_of_unusable_cuda() -> None:
+    fault = unusable_cuda()
+    if fault is not None:
+        log.warning("the GPU cannot be used: %s; going on with the CPU", fault)
+
+
+# an allocation of torch, of cuBLAS or faiss, or of the driver where another process has taken everything
+_SHORTAGE = re.compile("CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|cudaMalloc|alloc fail")
+
+
+def device_memory_shortage(error: BaseException) -> str | None:
+    """Describe on one line that a GPU has no free memory left, with remedies.
+
+    Parameters
+    ----------
+    error : BaseException
+        Any error.
+
+    Returns
+    -------
+    str or None
+        None where the error is about something else.
+    """
+    if "torch" not in sys.modules:
+        return None
+    import torch
+
+    if not isinstance(error, torch.OutOfMemoryError) and not (
+        isinstance(error, RuntimeError) and _SHORTAGE.search(str(error))
+    ):
+        return None
+    named = re.search(r"GPU (\d+) ", str(error))
+    wanted = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
+    device = torch.device("cuda", int(named[1]) if named else 0)
+    request = f", {wanted[1]} wanted" if wanted else ""
+    return (
+        f"out of memory on {device}{request}{_memory_in_use(device)}; use a smaller batch, --device cpu, or a GPU "
+        "with more free memory"
+    )
+
+
+def _memory_in_use(device: torch.device) -> str:
+    """Free and total memory of a GPU, and what other processes hold of it; empty where the driver does not say."""
+    import torch
+
+    try:
+        free, total = torch.cuda.mem_get_info(device)
+        own = torch.cuda.memory_reserved(device)
+    except (RuntimeError, AssertionError):
+        return ""
+    others = total - free - own
+    shared = f", other processes hold {others / 1e9:.1f} GB" if others > _OTHERS * total else ""
+    return f": {free / 1e9:.1f} of {total / 1e9:.1f} GB free{shared}"
 
 
 def choose_precision(precision: str, device: torch.device) -> str:

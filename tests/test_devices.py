@@ -1,0 +1,164 @@
+"""Devices that are missing, unusable or full: one line each, and whether the CPU goes on."""
+
+import logging
+import warnings
+
+import click
+import pytest
+import torch
+from click.testing import CliRunner
+
+from pucache import devices
+from pucache.cli.main import main
+from pucache.devices import choose_device, device_memory_shortage, unusable_cuda
+
+OLD_DRIVER = (
+    "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading "
+    "and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx"
+)
+NO_DRIVER = "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver"
+TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040)"
+FULL = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 139.81 GiB of which 1.10 GiB is "
+    "free. Process 4711 has 120.00 GiB memory in use."
+)
+GB = 10**9
+
+
+@pytest.fixture
+def no_cuda(monkeypatch):
+    """Let torch see no GPU, and say why when it is asked to use one."""
+
+    def refuse(error):
+        def init():
+            raise error
+
+        monkeypatch.setattr(torch.cuda, "init", init)
+        warned = "CUDA initialization: " + str(error)  # as torch warns of all but a machine without a driver
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(warnings.warn(warned, stacklevel=2)))
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+
+    forget()
+    yield refuse
+    forget()
+
+
+def forget():
+    unusable_cuda.cache_clear()
+    devices._warn_of_unusable_cuda.cache_clear()
+
+
+def test_with_a_driver_too_old_the_cpu_goes_on_and_one_line_says_so(no_cuda, caplog, recwarn):
+    no_cuda(RuntimeError(OLD_DRIVER))
+    assert [choose_device().type for _ in range(3)] == ["cpu"] * 3
+    assert not recwarn.list
+    assert caplog.messages == [f"the GPU cannot be used: {TOO_OLD}; going on with the CPU"]
+    assert caplog.records[0].levelno == logging.WARNING
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:1"])
+def test_with_a_driver_too_old_cuda_by_name_is_refused(no_cuda, name):
+    no_cuda(RuntimeError(OLD_DRIVER))
+    with pytest.raises(ValueError) as raised:
+        choose_device(name)
+    assert str(raised.value) == (f"device {name} cannot be used: {TOO_OLD}; update the driver, or use --device cpu")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(NO_DRIVER),
+        RuntimeError("No CUDA GPUs are available"),
+        AssertionError("Torch not compiled with CUDA enabled"),
+    ],
+)
+def test_a_machine_without_a_gpu_is_no_news(no_cuda, caplog, error):
+    no_cuda(error)
+    assert choose_device().type == "cpu" and not caplog.messages
+    with pytest.raises(ValueError, match=r"^device cuda is not there \(0 CUDA devices seen\); use --device cpu$"):
+        choose_device("cuda")
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """Let the device say how much is free, of 150 GB, and how much torch holds."""
+
+    def say(free, own):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 150 * GB))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: own)
+
+    return say
+
+
+REMEDY = "use a smaller batch, --device cpu, or a GPU with more free memory"
+
+
+def test_a_device_out_of_memory_says_what_is_free(memory):
+    memory(free=2 * GB, own=147 * GB)
+    assert device_memory_shortage(torch.OutOfMemoryError(FULL)) == (
+        f"out of memory on cuda:1, 2.00 GiB wanted: 2.0 of 150.0 GB free; {REMEDY}"
+    )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError(FULL),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("Error in StandardGpuResources.cpp:530: StandardGpuResources: alloc fail type TemporaryMemory"),
+    ],
+)
+def test_memory_that_another_process_holds_is_told(memory, error):
+    memory(free=1 * GB, own=10 * GB)
+    line = device_memory_shortage(error)
+    assert "1.0 of 150.0 GB free, other processes hold 139.0 GB; " in line and "\n" not in line
+
+
+def test_a_device_that_says_nothing_is_named_all_the_same(monkeypatch):
+    def silent(device):
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", silent)
+    line = device_memory_shortage(RuntimeError("CUDA error: out of memory"))
+    assert line == f"out of memory on cuda:0; {REMEDY}"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), MemoryError(), OSError()])
+def test_other_errors_are_no_shortage_of_the_device(error):
+    assert device_memory_shortage(error) is None
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """Add a command that raises."""
+
+    def add(error):
+        @click.command("fail")
+        def fail():
+            raise error
+
+        monkeypatch.setitem(main.commands, "fail", fail)
+        return CliRunner().invoke(main, ["fail"], prog_name="pucache")
+
+    return add
+
+
+def test_a_command_on_a_full_device_ends_with_one_line(command, memory):
+    memory(free=1 * GB, own=10 * GB)
+    ended = command(torch.OutOfMemoryError(FULL))
+    assert ended.exit_code == 1 and ended.stdout == ""
+    assert ended.stderr.startswith("Error: out of memory on cuda:1, 2.00 GiB wanted: 1.0 of 150.0 GB free, other")
+    assert ended.stderr.count("\n") == 1
+
+
+def test_a_bug_keeps_its_traceback(command):
+    assert isinstance(command(RuntimeError("mat1 and mat2 shapes cannot be multiplied")).exception, RuntimeError)
+
+
+def test_debugging_shows_the_traceback_of_a_full_device(command, monkeypatch):
+    monkeypatch.setenv("PUCACHE_DEBUG", "1")
+    assert isinstance(command(torch.OutOfMemoryError(FULL)).exception, torch.OutOfMemoryError)
