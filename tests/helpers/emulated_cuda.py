@@ -154,7 +154,9 @@ class EmulatedDevice(TorchDispatchMode):
 
     def __init__(self, as_cpu=False):
         super().__init__()
-        self.as_cpu, self.counts, self.pinned, self._outer = as_cpu, Counts(), set(), []
+        self.as_cpu, self.counts, self._outer = as_cpu, Counts(), []
+        self.pinned = {}  # address: copy, which is kept, so that no other memory gets the address
+        self.capturing = None  # Graph
 
     def __enter__(self):
         self._outer.append(EmulatedDevice.current)
@@ -194,7 +196,7 @@ class EmulatedDevice(TorchDispatchMode):
 
     def move(self, tensor, device, non_blocking, options):
         """Copy to a device, or within one."""
-        copied = aten._to_copy.default(_inner(tensor), **options)
+        copied = self._run(aten._to_copy.default, (_inner(tensor),), options)
         if device.type in ("cuda", "meta"):
             copied = CudaTensor(copied)
             if isinstance(tensor, CudaTensor):
@@ -206,13 +208,15 @@ class EmulatedDevice(TorchDispatchMode):
         return copied
 
     def wait(self, reason):
+        if self.capturing is not None:
+            raise RuntimeError(f"operation not permitted when stream is capturing ({reason}, {_line()})")
         self.counts.waits[reason, _line()] += 1
 
     def pin(self, tensor):
         """A copy in pinned memory."""
         assert not isinstance(tensor, CudaTensor), "cannot pin a tensor of the device"
         copied = tensor.clone()
-        self.pinned.add(copied.untyped_storage().data_ptr())
+        self.pinned[copied.untyped_storage().data_ptr()] = copied
         return copied
 
     def is_pinned(self, tensor):
@@ -235,9 +239,11 @@ class EmulatedDevice(TorchDispatchMode):
             self._check_indices(func, args)
         kwargs.pop("pin_memory", None)
         inner_args, inner_kwargs = tree_map(_inner, (args, kwargs))
-        result = func(*inner_args, **inner_kwargs)
         if func.name().split("::")[1].split(".")[0] not in NO_KERNEL:
+            result = self._run(func, inner_args, inner_kwargs)
             self._launch(func)
+        else:
+            result = func(*inner_args, **inner_kwargs)
         wrapped = tree_map(lambda leaf: CudaTensor(leaf) if isinstance(leaf, torch.Tensor) else leaf, result)
         return _written_arguments(func, args, kwargs, wrapped)
 
@@ -259,8 +265,11 @@ class EmulatedDevice(TorchDispatchMode):
             self._upload(source, non_blocking)
         else:
             self._download(non_blocking)
-        _inner(target).copy_(_inner(source))
+        self._run(aten.copy_.default, (_inner(target), _inner(source)), {})
         return target
+
+    def _run(self, func, args, kwargs):
+        return func(*args, **kwargs) if self.capturing is None else self.capturing.note(func, args, kwargs)
 
     def _launch(self, func):
         self.counts.kernels[str(func), _line()] += 1
@@ -357,6 +366,39 @@ class Stream:
         pass
 
 
+class Graph:
+    """Stands for `torch.cuda.CUDAGraph`: operations that are noted in place of being done, and done in each replay."""
+
+    def __init__(self):
+        self._operations = []
+
+    def note(self, func, args, kwargs):
+        """Note an operation; returns what it will write its results into. No argument changes."""
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        before = [tensor.clone() for tensor in tensors]
+        result = func(*args, **kwargs)
+        for tensor, values in zip(tensors, before, strict=True):
+            tensor.copy_(values)
+        self._operations.append((func, args, kwargs, result))
+        return result
+
+    def replay(self):
+        EmulatedDevice.current._launch("graph")
+        for func, args, kwargs, result in self._operations:
+            for target, values in zip(tree_leaves(result), tree_leaves(func(*args, **kwargs)), strict=True):
+                if target is not values:
+                    target.copy_(values)
+
+    @contextlib.contextmanager
+    def captured(self, **settings):
+        device = EmulatedDevice.current
+        device.capturing = self
+        try:
+            yield
+        finally:
+            device.capturing = None
+
+
 @contextlib.contextmanager
 def emulated_cuda(*, as_cpu=False, free=MEMORY - (11 << 30)):
     """Let torch believe that there is one GPU; yields the `EmulatedDevice`.
@@ -377,10 +419,11 @@ def emulated_cuda(*, as_cpu=False, free=MEMORY - (11 << 30)):
         "current_device": lambda: 0,
         "get_device_name": lambda *args: "emulated",
         "is_bf16_supported": lambda including_emulation=True: True,
-        "is_current_stream_capturing": lambda: False,
+        "is_current_stream_capturing": lambda: device.capturing is not None,
         "manual_seed_all": lambda seed: None,
         "mem_get_info": lambda *args: (free, MEMORY),
         "memory_allocated": lambda *args: 0,
+        "memory_reserved": lambda *args: 0,
         "max_memory_allocated": lambda *args: 0,
         "reset_peak_memory_stats": lambda *args: None,
         "empty_cache": lambda: None,
@@ -389,6 +432,9 @@ def emulated_cuda(*, as_cpu=False, free=MEMORY - (11 << 30)):
         "Event": Stream,
         "stream": lambda stream: contextlib.nullcontext(),
         "current_stream": lambda *args: Stream(),
+        "device": lambda device: contextlib.nullcontext(),
+        "CUDAGraph": Graph,
+        "graph": lambda graph, **settings: graph.captured(**settings),
     }
     torch._C._ensureCUDADeviceGuardSet()
     with contextlib.ExitStack() as stack:
