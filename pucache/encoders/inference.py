@@ -182,12 +182,23 @@ class Runtime:
             )
         forward = self._compile(model)
         if self.name == "compile":  # now, and not in several threads at once
-            forward(torch.zeros((self.batch_size, *self.input_size, 3), dtype=torch.uint8, device=self.device))
+            self._warm_up(forward)
         if is_reference:
             self._reference = None  # nothing to compare with
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # streams of other threads do not wait for this thread's
         return forward
+
+    def _warm_up(self, forward: ForwardPass) -> None:
+        """Run one batch, and halve it until the device has the memory."""
+        while True:
+            batch_size = self.batch_size
+            try:
+                forward(torch.zeros((batch_size, *self.input_size, 3), dtype=torch.uint8, device=self.device))
+            except torch.OutOfMemoryError:
+                self._halve_batch(batch_size)
+            else:
+                return
 
     def _compile(self, model: PixelModel) -> ForwardPass:
         if self.name == "openvino":
@@ -206,7 +217,12 @@ class Runtime:
                     f"out of memory on {self.device} with a single image; use --device cpu, or a smaller encoder"
                 )
             self.batch_size = failed_size // 2
-            log.warning("out of memory on %s; going on with batches of %d", self.device, self.batch_size)
+            log.warning(
+                "out of memory on %s with batches of %d; going on with batches of %d (--batch-size sets the first)",
+                self.device,
+                failed_size,
+                self.batch_size,
+            )
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 

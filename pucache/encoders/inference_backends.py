@@ -12,6 +12,7 @@ import torch
 
 from ..devices import cores
 from ..errors import EncoderError
+from .cudnn import TIMED_KERNELS
 
 ForwardPass = Callable[[torch.Tensor], torch.Tensor]
 """Maps a batch of uint8 pixels (B, H, W, 3) to embeddings, float32 (B, d)."""
@@ -143,13 +144,13 @@ class CudaStreams:
         """
         count = len(pixels)
         stream, staging = self._stream_and_staging(batch_size)
-        if pixels.is_cuda:  # decoded on the device, by another stream
+        if pixels.is_cuda:  # decoded on the device
             batch = pad(pixels, batch_size)
-            torch.cuda.current_stream(self._device).synchronize()
+            stream.wait_stream(torch.cuda.current_stream(self._device))
         else:
             staging[:count], staging[count:] = pixels, 0
             batch = staging
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), TIMED_KERNELS:
             embeddings = forward(batch.to(self._device, non_blocking=True))
             on_host = torch.empty(embeddings.shape, dtype=embeddings.dtype, pin_memory=True)
             on_host.copy_(embeddings, non_blocking=True)

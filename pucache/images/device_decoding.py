@@ -6,6 +6,7 @@ affect the others.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import threading
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pucache")
 
-_FILES_PER_CALL = 32  # files whose full-size pixels are in the device's memory at the same time
+_FILES_PER_CALL = 32  # files that torchvision decodes at once
+_MOST_DECODED_BYTES = 1 << 30  # full-size pixels in the device's memory, beyond which the host waits for the device
 
 
 def device_can_decode(data: bytes) -> bool:
@@ -62,15 +64,15 @@ class DeviceDecoder:
         if not hasattr(torchvision.io, "decode_jpeg"):
             raise EncoderError(f"torchvision {torchvision.__version__} decodes no JPEG files; use --decode host")
         self._preprocess, self._device, self._warned = preprocess, device, False
-        # torchvision decodes on a stream of its own, into memory that another thread's pending work may still read
         self._lock = threading.Lock()
+        self._streams: _Streams | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle without the lock."""
+        """Pickle without lock and streams."""
         return type(self), (self._preprocess, self._device)
 
     def __call__(self, files: Sequence[bytes]) -> tuple[torch.Tensor, dict[int, str]]:
-        """Decode a batch.
+        """Decode a batch; the device has finished it on return.
 
         Parameters
         ----------
@@ -82,28 +84,59 @@ class DeviceDecoder:
         pixels : uint8 tensor on the device, (n, H, W, 3)
         failures : dict of int to str
             Index of each file that cannot be decoded, with the reason; its pixels are black.
+
+        Raises
+        ------
+        EncoderError
+            The device has no memory for the pixels of the batch.
         """
         import torch
 
-        failures: dict[int, str] = {}
-        pixels = torch.zeros((len(files), *self._preprocess.input_size, 3), dtype=torch.uint8, device=self._device)
-        with self._lock:
+        shape = (len(files), *self._preprocess.input_size, 3)
+        try:
+            pixels = torch.zeros(shape, dtype=torch.uint8, device=self._device)
+        except torch.OutOfMemoryError as error:
+            raise EncoderError(
+                f"out of memory on {self._device} for the pixels of {len(files)} images; "
+                f"use --batch-size {max(1, len(files) // 2)} or less, or --decode host"
+            ) from error
+        with self._lock, self._resizing():
+            failures: dict[int, str] = {}
+            decoded: list[torch.Tensor | None] = []  # until the device has read them
             for first in range(0, len(files), _FILES_PER_CALL):
                 part = files[first : first + _FILES_PER_CALL]
-                for index, (file, image) in enumerate(zip(part, self._decode(part), strict=True), first):
+                if sum(image.nbytes for image in decoded if image is not None) > _MOST_DECODED_BYTES:
+                    self._wait()
+                    decoded.clear()
+                decoded += self._decode(part)
+                for index, (file, image) in enumerate(zip(part, decoded[-len(part) :], strict=True), first):
                     try:
                         pixels[index] = self._resized(file, image)
                     except ImageError as error:
                         failures[index] = str(error)
-                self._synchronize()  # the next files may reuse the memory of these
+            self._wait()
         return pixels, failures
+
+    def _resizing(self) -> contextlib.AbstractContextManager[object]:
+        """Let operations go to the stream that resizes."""
+        import torch
+
+        if self._device.type != "cuda":
+            return contextlib.nullcontext()
+        if self._streams is None:
+            self._streams = _Streams(self._device)
+        self._streams.resizing.wait_stream(torch.cuda.current_stream(self._device))
+        return torch.cuda.stream(self._streams.resizing)
+
+    def _wait(self) -> None:
+        if self._streams is not None:
+            self._streams.resizing.synchronize()
 
     def _decode(self, files: Sequence[bytes]) -> list[torch.Tensor | None]:
         """Decode on the device; None for each file that it cannot decode."""
         try:
             return list(self._decode_on_device(files))
         except RuntimeError as error:
-            self._synchronize()
             if len(files) > 1:  # one by one, to separate the file that fails from the others
                 return [self._decode([file])[0] for file in files]
             if not self._warned:
@@ -116,19 +149,31 @@ class DeviceDecoder:
         import torchvision
 
         encoded = [torch.frombuffer(bytearray(file), dtype=torch.uint8) for file in files]
-        return torchvision.io.decode_jpeg(encoded, mode=torchvision.io.ImageReadMode.RGB, device=self._device)
+        with contextlib.nullcontext() if self._streams is None else torch.cuda.stream(self._streams.decoding):
+            images = torchvision.io.decode_jpeg(encoded, mode=torchvision.io.ImageReadMode.RGB, device=self._device)
+        if self._streams is not None:
+            self._streams.resizing.wait_stream(self._streams.decoding)
+        return images
 
     def _resized(self, file: bytes, image: torch.Tensor | None) -> torch.Tensor:
         """Resize what the device has decoded, or decode the file with Pillow."""
         if image is not None:
-            try:
+            with contextlib.suppress(RuntimeError):  # too little memory, or more reduction than the kernel supports
                 return self._preprocess.resize(image[None])
-            except RuntimeError:  # too little memory, or more reduction than the device's kernel supports
-                self._synchronize()
-        return self._preprocess(decode(file, self._preprocess.sufficient_side))
+        pixels = self._preprocess(decode(file, self._preprocess.sufficient_side))
+        # only pinned memory is copied without waiting for the device
+        return pixels if self._streams is None else pixels.pin_memory().to(self._device, non_blocking=True)
 
-    def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            import torch
 
-            torch.cuda.synchronize(self._device)
+class _Streams:
+    """Streams of CUDA for decoding and for resizing, each with memory of its own.
+
+    torchvision decodes on a stream that it keeps to itself, into memory of the current stream, which then waits for
+    it. Memory of `decoding` holds decoded files alone, and they are kept until the host has waited for `resizing`: so
+    torchvision never writes where a resize still reads. What a failed call leaves behind, torchvision waits for itself.
+    """
+
+    def __init__(self, device: torch.device):
+        import torch
+
+        self.decoding, self.resizing = torch.cuda.Stream(device), torch.cuda.Stream(device)

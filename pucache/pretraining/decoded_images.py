@@ -67,7 +67,10 @@ class MappedImages:
         self._pixels: np.ndarray | torch.Tensor = mapped
         self._device = device
         if device.type == "cuda" and mapped.nbytes < _GPU_SHARE * torch.cuda.mem_get_info(device)[0]:
-            self._pixels = torch.tensor(mapped, device=device)
+            try:
+                self._pixels = torch.tensor(mapped, device=device)
+            except torch.OutOfMemoryError:  # another process was faster
+                log.warning("too little memory on %s for the images; they are copied there batch by batch", device)
 
     def batches(self, plan: Iterable[np.ndarray]) -> Iterator[torch.Tensor]:
         """Yield batches; the next one is gathered while the caller uses the present one."""

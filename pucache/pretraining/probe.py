@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from ..pu.review_weights import TrainingLabels
 from ..storage.tables import read_table
 from .dataset import TrainingImages
 from .network import Network
+
+log = logging.getLogger("pucache")
 
 _MAX_IMAGES = 4096
 _NEIGHBOURS, _TEMPERATURE = 20, 0.1
@@ -105,16 +108,29 @@ class Probe:
         Raises
         ------
         RunError
-            A feature is not finite, which may happen with finite weights.
+            A feature is not finite, which may happen with finite weights; or the device is out of memory.
         """
-        X = features(network, self._images, self._rows, device, dtype)
+        try:
+            X = features(network, self._images, self._rows, device, dtype)
+        except torch.OutOfMemoryError as error:
+            raise RunError(
+                f"out of memory on {device} with the features of {_BATCH} images; use a smaller --size or --backbone"
+            ) from error
         if not X.isfinite().all():
             raise RunError(
                 "the features are not finite numbers; begin another folder with a lower --lr or --precision fp32"
             )
+        try:
+            return self._evaluate(X)
+        except torch.OutOfMemoryError:
+            log.warning("too little memory on %s to probe the features there; the CPU does it", device)
+            return self._evaluate(X.cpu())
+
+    def _evaluate(self, X: torch.Tensor) -> ProbeResult:
+        """Evaluate features, float32 (n, d), on their device."""
         quality = float("nan")
         if self._s is not None:
-            quality = held_out_auc(X.numpy(), self._s)
+            quality = held_out_auc(X.cpu().numpy(), self._s, str(X.device))
         elif self._classes is not None:
             quality = knn_accuracy(X, torch.from_numpy(self._classes))
         return ProbeResult(quality, effective_rank(X))
@@ -124,7 +140,7 @@ class Probe:
 def features(
     network: Network, images: TrainingImages, rows: np.ndarray, device: torch.device, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Embeddings of uncropped images, float32 (len(rows), d), on the CPU."""
+    """Embeddings of uncropped images, float32 (len(rows), d), on the device."""
     size = network.description.size
     batches, training = [], network.training
     network.eval()
@@ -134,13 +150,13 @@ def features(
             if x.shape[2] != size:
                 x = interpolate(x, (size, size), mode="bilinear", antialias=True).clamp_(0, 1)
             with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-                batches.append(network.features(x).float().cpu())
+                batches.append(network.features(x).float())
     finally:
         network.train(training)
     return torch.cat(batches)
 
 
-def held_out_auc(X: np.ndarray, s: np.ndarray) -> float:
+def held_out_auc(X: np.ndarray, s: np.ndarray, device: str = "cpu") -> float:
     """Area under the curve of s = 1 against s = 0, scored by linear heads trained on the other folds.
 
     NaN if fewer than two rows of either kind exist, so that none can be held out.
@@ -148,7 +164,7 @@ def held_out_auc(X: np.ndarray, s: np.ndarray) -> float:
     folds = assign_folds(s, _FOLDS, 0, None)
     if folds.max() < 1:
         return float("nan")
-    fitter = CrossFitter(X, TrainingLabels.of(s), folds, risk=PURisk(), prior=0.1, moments=Moments.of(X), device="cpu")
+    fitter = CrossFitter(X, TrainingLabels.of(s), folds, risk=PURisk(), prior=0.1, moments=Moments.of(X), device=device)
     return float(roc_auc_score(s, fitter.choose_penalty().margins))
 
 
@@ -158,23 +174,36 @@ def knn_accuracy(X: torch.Tensor, classes: torch.Tensor) -> float:
     Parameters
     ----------
     X : tensor, (n, d)
+        On the device that computes.
     classes : int tensor, (n,)
-        0 .. C-1.
+        0 .. C-1, on the CPU.
     """
     unit = normalize(X.float(), dim=1)
     cosines = unit @ unit.T
     cosines.fill_diagonal_(-2)  # an image does not vote for itself
     nearest = cosines.topk(min(_NEIGHBOURS, len(X) - 1), dim=1)
-    votes = torch.zeros(len(X), int(classes.max()) + 1)
+    votes = torch.zeros(len(X), int(classes.max()) + 1, device=X.device)
+    classes = classes.to(X.device)
     votes.scatter_add_(1, classes[nearest.indices], (nearest.values / _TEMPERATURE).exp())
     return float((votes.argmax(1) == classes).float().mean())
 
 
 def effective_rank(X: torch.Tensor) -> float:
     """exp of the entropy of the singular values of the centred features (Garrido et al. 2023, eq. 1)."""
-    singular_values = torch.linalg.svdvals((X - X.mean(0)).float())
+    singular_values = _singular_values((X - X.mean(0)).float())
     shares = singular_values / singular_values.sum().clamp_min(torch.finfo(torch.float32).tiny)
     return float(torch.special.entr(shares).sum().exp())
+
+
+def _singular_values(X: torch.Tensor) -> torch.Tensor:
+    """Singular values of X, (n, d).
+
+    A GPU takes long for an SVD, and little for the eigenvalues of the Gram matrix; in float64 these lose nothing.
+    """
+    if X.device.type == "cpu":
+        return torch.linalg.svdvals(X)
+    X = (X if len(X) >= X.shape[1] else X.T).double()
+    return torch.linalg.eigvalsh(X.T @ X).clamp_min(0).sqrt().float()
 
 
 def _positive_rows(positives: str | Path, images: TrainingImages) -> np.ndarray:

@@ -42,7 +42,7 @@ def projection_geometry(z: torch.Tensor) -> ProjectionGeometry:
     """
     first = normalize(z[:, 0].float(), dim=1)
     spread = first.std(0, correction=0).square().sum().sqrt()
-    return ProjectionGeometry(float(alignment(z)), float(uniformity(z)), float(spread))
+    return ProjectionGeometry(*torch.stack([alignment(z), uniformity(z), spread]).tolist())  # one wait for the device
 
 
 def alignment(z: torch.Tensor) -> torch.Tensor:

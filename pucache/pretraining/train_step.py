@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..encoders.backbones import share_batch_norm_on_gpus
+from ..encoders.cudnn import TIMED_KERNELS
 from ..errors import RunError, one_line
 from . import process_group
 from .augmentations import VIEWS, Augment, random_numbers
@@ -92,7 +93,6 @@ class Training:
         check_compiled(compiled)
         self.recipe, self._seed, self._images = recipe, seed, images
         self.device, self.dtype = device, dtype
-        torch.backends.cudnn.benchmark = True  # all batches have one shape
         try:
             network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         except torch.OutOfMemoryError as error:
@@ -146,7 +146,8 @@ class Training:
         randoms = randoms[process_group.rank() * len(images) : (process_group.rank() + 1) * len(images)]
         try:
             self.optimizer.zero_grad()
-            loss, z = self._backward(number, self._to_device(images), self._to_device(randoms))
+            with TIMED_KERNELS:  # all batches have one shape
+                loss, z = self._backward(number, self._to_device(images), self._to_device(randoms))
             loss = self._average(loss.detach())
             self.optimizer.step()
         except torch._dynamo.exc.TorchDynamoException as error:
@@ -155,8 +156,9 @@ class Training:
             if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
                 raise
             raise RunError(
-                f"out of memory on {self.device} at step {number + 1}; use --accumulate {2 * self.recipe.accumulate}, "
-                "which keeps the negatives, or a smaller --batch-size"
+                f"out of memory on {self.device} at step {number + 1} with parts of "
+                f"{-(-len(images) // self.recipe.accumulate)} images; use --accumulate {2 * self.recipe.accumulate}, "
+                f"which keeps the negatives, or a --batch-size below {self.recipe.batch_size}"
             ) from error
         return loss, z.detach()
 

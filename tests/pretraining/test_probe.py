@@ -227,7 +227,7 @@ def test_positives_that_look_different_are_told_from_the_rest_and_random_ones_ar
 def test_s_is_1_for_positives_alone(network, folder, tmp_path, monkeypatch):
     (tmp_path / "positives.txt").write_text(REDDISH)
     given = []
-    monkeypatch.setattr(probe, "held_out_auc", lambda X, s: given.append(s) or 0.5)
+    monkeypatch.setattr(probe, "held_out_auc", lambda X, s, device: given.append(s) or 0.5)
     look(Probe(images(folder), positives=tmp_path / "positives.txt"), network)
     assert given[0].dtype == np.int8 and given[0].tolist() == [number % 4 == 0 for number in range(40)]
 
