@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pucache.heads.design_matrix import leading_directions, reduced_precision
 from pucache.heads.lbfgs import minimise
+from pucache.heads.leading_directions import leading_directions
 from pucache.heads.moments import Moments
+from pucache.heads.precision import reduced_precision
 
 TOLERANCE, EVALUATIONS = 3e-3, 60
 _CURVATURE = 0.25
@@ -33,7 +34,7 @@ class Rows:
         Each row is left out of the heads of its fold; `folds` is the number of a head that leaves out none.
     folds : int
     directions, variances, rest
-        Of `pucache.heads.design_matrix.leading_directions`.
+        Of `pucache.heads.leading_directions.leading_directions`.
     """
 
     X: Tensor

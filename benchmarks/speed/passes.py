@@ -30,7 +30,7 @@ COMMANDS = {
 }
 COUNTED = {  # what is shown: module, and the function or class in it
     "moments": ("pucache.heads.moments", "MomentSums"),
-    "leading directions": ("pucache.heads.design_matrix", "leading_directions"),
+    "leading directions": ("pucache.heads.leading_directions", "leading_directions"),
     "design matrices": ("pucache.heads.design_matrix", "DesignMatrix"),
     "blocks of rows in float32": ("pucache.heads.design_matrix", "RowBlocks"),
     "groups of twins": ("pucache.pu.near_duplicates", "groups"),

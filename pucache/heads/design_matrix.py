@@ -1,18 +1,15 @@
 """Embeddings as the linear solvers take them: centred, scaled, float32, on the device, in blocks of rows.
 
-Blocks that fit stay on the device. Others are read and converted again in every pass, so resident
+Blocks that fit stay in memory. Others are read and converted again in every pass, so resident
 memory stays bounded whatever the size of the cache. On a CPU that multiplies bfloat16, all blocks are also
-there in that type: products with few heads then take half the time.
+there in that type: products with few heads then take half the time. Rows on CUDA: `pucache.heads.device_rows`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,23 +18,23 @@ from torch import Tensor
 from ..devices import multiplies_bfloat16
 from ..storage.mapped_arrays import release_pages, row_step, take_rows
 from ..threads import limited_threads, worker_threads
+from .device_rows import DeviceBlocks, DeviceRows
 from .fitted import FittedHeads
-from .linear_algebra import leading_subspace
+from .leading_directions import LeadingDirections, leading_directions, leading_directions_on_device, sample_rows
 from .moments import Moments
+from .precision import reduced_precision  # noqa: F401
 
 CPU_RESIDENT = 1 << 29  # bytes of float32 rows kept in memory on the CPU
-CUDA_RESIDENT = 0.5  # share of the free device memory that rows may take
 _BLOCKS_PER_GROUP, _MAX_GROUPS = 4, 32  # see `RowBlocks.groups`
 _CPU_BLOCK_VALUES = 1 << 20  # of a block on the CPU: float32 rows that stay in the processor's cache
 _REDUCED_VALUES = 1 << 22  # from which on rows are also kept in bfloat16; in fewer rows, rounding does not average out
-_SAMPLE = 4096  # rows that the leading directions are estimated from
 _DIRECTIONS = 64  # leading directions that preconditioners use
 
 
 class RowBlocks:
-    """Some rows of X as float32 blocks of (X - centre) / spread on a device.
+    """Some rows of X as float32 blocks of (X - centre) / spread on the CPU.
 
-    On the CPU, blocks are made when they are first read, by the thread that reads them, and kept if all fit.
+    Blocks are made when they are first read, by the thread that reads them, and kept if all fit.
 
     Parameters
     ----------
@@ -46,7 +43,6 @@ class RowBlocks:
     rows : ndarray of int, (m,)
         Ascending row numbers.
     moments : Moments
-    device : torch.device
 
     Attributes
     ----------
@@ -54,62 +50,50 @@ class RowBlocks:
         Whether there are blocks in bfloat16.
     """
 
-    def __init__(self, X: np.ndarray, rows: np.ndarray, moments: Moments, device: torch.device):
-        self._X, self._rows, self._device = X, rows, device
+    def __init__(self, X: np.ndarray, rows: np.ndarray, moments: Moments):
+        self._X, self._rows = X, rows
         self._centre, self._spread = torch.from_numpy(moments.centre), moments.spread
-        step = row_step(X.shape[1])
-        if device.type == "cpu":
-            step = min(step, max(256, _CPU_BLOCK_VALUES // X.shape[1]))
+        step = min(row_step(X.shape[1]), max(256, _CPU_BLOCK_VALUES // X.shape[1]))
         self._slices = [slice(begin, min(begin + step, len(rows))) for begin in range(0, len(rows), step)]
-        self._keeps = self._fits()
-        self.reduces = (
-            device.type == "cpu" and multiplies_bfloat16(device) and len(rows) * X.shape[1] >= _REDUCED_VALUES
-        )
+        self._keeps = 4 * len(rows) * X.shape[1] <= CPU_RESIDENT
+        self.reduces = multiplies_bfloat16(torch.device("cpu")) and len(rows) * X.shape[1] >= _REDUCED_VALUES
         self._kept: dict[tuple[int, bool], Tensor] = {}
-        if device.type == "cuda":  # so that what fits beside them is known
-            for _ in self:
-                pass
 
     def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield (slice into ``rows``, block (b, d)) pairs."""
-        return self.blocks(range(len(self._slices)))
+        return self.blocks(self._slices)
 
-    def blocks(self, numbers: range, reduced: bool = False) -> Iterator[tuple[slice, Tensor]]:
-        """Yield some of the blocks by number; several threads may do so at once.
+    def blocks(self, slices: list[slice], reduced: bool = False) -> Iterator[tuple[slice, Tensor]]:
+        """Yield blocks by their slices, which `groups` lists; several threads may do so at once.
 
         Parameters
         ----------
-        numbers : range
+        slices : list of slice
         reduced : bool
-            In bfloat16, where the processor is a CPU that multiplies it.
+            In bfloat16, where the processor multiplies it.
         """
-        return ((self._slices[number], self._block(number, reduced and self.reduces)) for number in numbers)
+        return ((part, self._block(part, reduced and self.reduces)) for part in slices)
 
-    def groups(self) -> list[range]:
-        """Numbers of the blocks in groups of consecutive ones, for sums that several threads add up.
+    def groups(self, heads: int = 1) -> list[list[slice]]:
+        """Slices of the blocks in groups of consecutive ones, for sums that several threads add up.
 
-        The groups depend on the shape alone, so the sums do not depend on the number of threads.
+        The groups depend on the shape alone, so the sums depend neither on the number of threads nor on that
+        of the heads.
         """
         count = max(1, min(_MAX_GROUPS, len(self._slices) // _BLOCKS_PER_GROUP))
         bounds = [round(len(self._slices) * group / count) for group in range(count + 1)]
-        return [range(begin, end) for begin, end in pairwise(bounds)]
+        return [self._slices[begin:end] for begin, end in pairwise(bounds)]
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def _block(self, number: int, reduced: bool = False) -> Tensor:
-        block = self._kept.get((number, reduced))
+    def _block(self, part: slice, reduced: bool = False) -> Tensor:
+        block = self._kept.get((part.start, reduced))
         if block is None:
-            block = self._block(number).bfloat16() if reduced else self._make(self._slices[number])
+            block = self._block(part).bfloat16() if reduced else self._make(part)
             if self._keeps:
-                self._kept[number, reduced] = block
+                self._kept[part.start, reduced] = block
         return block
-
-    def _fits(self) -> bool:
-        size = 4 * len(self._rows) * self._X.shape[1]
-        if self._device.type == "cuda":
-            return size <= CUDA_RESIDENT * torch.cuda.mem_get_info(self._device)[0]
-        return size <= CPU_RESIDENT
 
     def _make(self, part: slice) -> Tensor:
         rows = self._rows[part]
@@ -120,63 +104,58 @@ class RowBlocks:
         else:
             block = _to_float32(take_rows(self._X, rows))
         release_pages(self._X)
-        return block.sub_(self._centre).mul_(1 / self._spread).to(self._device)
-
-
-@dataclass(frozen=True)
-class LeadingDirections:
-    """Directions of greatest variance of (X - centre) / spread.
-
-    Attributes
-    ----------
-    directions : ndarray of float32, (d, q)
-        Orthonormal columns.
-    variances : ndarray of float32, (q,)
-        Along each of them.
-    rest : float
-        Mean variance of all other directions; of all directions where there are no others.
-    """
-
-    directions: np.ndarray
-    variances: np.ndarray
-    rest: float
+        return block.sub_(self._centre).mul_(1 / self._spread)
 
 
 class DesignMatrix:
     """Rows of X with their labels, prepared once and shared by all fits on them.
 
-    Blocks and leading directions are computed on first use and kept.
+    Moments, blocks and leading directions are computed on first use and kept. On CUDA, X goes up once for
+    these rows and for all that are taken of them.
 
     Parameters
     ----------
-    X : ndarray of float16 or float32, (n, d)
-        May be a memory map.
+    X : ndarray of float16 or float32, (n, d), or None
+        May be a memory map. None for rows that are taken of another design matrix, see `take`.
     s : ndarray, (n,)
         1 labelled positive, 0 unlabelled: the labels that heads are trained on.
-    moments : Moments, optional
+    moments : Moments or None
         Of X, where they have been computed already.
     device : torch.device
 
     Attributes
     ----------
-    X : ndarray, (n, d)
     is_positive : ndarray of bool, (n,)
-    moments : Moments
     device : torch.device
     """
 
-    def __init__(self, X: np.ndarray, s: np.ndarray, moments: Moments | None, device: torch.device):
-        self.X, self.is_positive, self.device = X, np.asarray(s) == 1, device
-        self.moments = moments or Moments.of(X)
-        self._whole: DesignMatrix | None = None  # that these rows were taken from
+    def __init__(self, X: np.ndarray | None, s: np.ndarray, moments: Moments | None, device: torch.device):
+        self.is_positive, self.device = np.asarray(s) == 1, device
+        self._source: tuple[DesignMatrix, np.ndarray] | None = None  # that rows of these numbers were taken from
+        if X is not None:
+            self.X = X
+        if moments is not None:
+            self.moments = moments
+
+    @cached_property
+    def X(self) -> np.ndarray:
+        """The rows as they are stored, (n, d)."""
+        assert self._source is not None
+        whole, rows = self._source
+        return take_rows(whole.X, rows)
+
+    @cached_property
+    def moments(self) -> Moments:
+        """Moments of X, or of the rows that these were taken from; by default computed on the device."""
+        return self._stored.moments() if self.device.type == "cuda" else Moments.of(self.X)
 
     @property
     def d(self) -> int:
         """Number of dimensions."""
-        return int(self.X.shape[1])
+        return self._source[0].d if self._source else int(self.X.shape[1])
 
     def __len__(self) -> int:
-        return len(self.X)
+        return len(self.is_positive)
 
     @cached_property
     def positive_rows(self) -> np.ndarray:
@@ -189,19 +168,49 @@ class DesignMatrix:
         return np.flatnonzero(~self.is_positive)
 
     @cached_property
-    def positive(self) -> RowBlocks:
+    def positive(self) -> RowBlocks | DeviceBlocks:
         """Blocks of the positives."""
-        return RowBlocks(self.X, self.positive_rows, self.moments, self.device)
+        return self._blocks(self.positive_rows)
 
     @cached_property
-    def unlabelled(self) -> RowBlocks:
+    def unlabelled(self) -> RowBlocks | DeviceBlocks:
         """Blocks of the unlabelled rows."""
-        return RowBlocks(self.X, self.unlabelled_rows, self.moments, self.device)
+        return self._blocks(self.unlabelled_rows)
 
     @cached_property
     def leading(self) -> LeadingDirections:
         """Leading directions of all rows, or of those that these were taken from."""
-        return self._whole.leading if self._whole else leading_directions(self.X, self.moments, _DIRECTIONS)
+        if self._source:
+            return self._source[0].leading
+        if self.device.type == "cuda":
+            return leading_directions_on_device(self.standardised(sample_rows(len(self))), _DIRECTIONS)
+        return leading_directions(self.X, self.moments, _DIRECTIONS)
+
+    @cached_property
+    def leading_tensors(self) -> tuple[Tensor, Tensor]:
+        """Leading directions (d, q) and the variances along them (q,), float32, on the device."""
+        directions = torch.tensor(self.leading.directions, dtype=torch.float32, device=self.device)
+        return directions, torch.tensor(self.leading.variances, dtype=torch.float32, device=self.device)
+
+    def standardised(self, rows: np.ndarray) -> Tensor:
+        """Some rows of (X - centre) / spread.
+
+        Parameters
+        ----------
+        rows : ndarray of int64, (m,), ascending
+
+        Returns
+        -------
+        (m, d) tensor of float32, on the device
+        """
+        if self.device.type == "cuda":
+            return DeviceBlocks(self._stored, self._numbers(rows), self.moments).all()
+        centred = take_rows(self.X, rows).astype(np.float32) - self.moments.centre
+        return torch.from_numpy(centred / np.float32(self.moments.spread))
+
+    def stored_rows(self) -> tuple[DeviceRows, np.ndarray]:
+        """Rows on CUDA as they are stored, and the numbers of these rows among them, int64, (n,)."""
+        return self._stored, self._numbers(np.arange(len(self)))
 
     def take(self, rows: np.ndarray, s: np.ndarray) -> DesignMatrix:
         """Design matrix of some rows with the centre, the scale and the leading directions of all.
@@ -216,8 +225,8 @@ class DesignMatrix:
         -------
         DesignMatrix
         """
-        taken = DesignMatrix(take_rows(self.X, rows), s, self.moments, self.device)
-        taken._whole = self
+        taken = DesignMatrix(None, s, self.moments, self.device)
+        taken._source = self, rows
         return taken
 
     def margins(self, heads: FittedHeads, chosen: np.ndarray | None = None) -> np.ndarray:
@@ -238,13 +247,13 @@ class DesignMatrix:
         coef, intercept = parameters[:, :-1], parameters[:, -1:]
         result = np.empty((len(self), len(coef)) if chosen is None else chosen.shape, np.float32)
 
-        def fill(row_numbers: np.ndarray, blocks: RowBlocks, group: range) -> None:
+        def fill(row_numbers: np.ndarray, blocks: RowBlocks | DeviceBlocks, group: list[slice]) -> None:
             for part, X in blocks.blocks(group):
                 rows, margins = row_numbers[part], torch.addmm(intercept, coef, X.T).T.cpu().numpy()
                 result[rows] = margins if chosen is None else np.take_along_axis(margins, chosen[rows], axis=1)
 
         sides = ((self.positive_rows, self.positive), (self.unlabelled_rows, self.unlabelled))
-        tasks = [partial(fill, rows, blocks, group) for rows, blocks in sides for group in blocks.groups()]
+        tasks = [partial(fill, rows, blocks, group) for rows, blocks in sides for group in blocks.groups(len(coef))]
         with torch.inference_mode(), limited_threads(0) as threads, worker_threads(self.workers(threads)) as run_all:
             for _ in run_all(tasks):
                 pass
@@ -259,44 +268,19 @@ class DesignMatrix:
         """Threads that sum over the blocks, of those allowed."""
         return min(threads, len(self.unlabelled.groups())) if self.device.type == "cpu" else 1
 
+    @cached_property
+    def _stored(self) -> DeviceRows:
+        """X on the device, also for all rows that are taken."""
+        return self._source[0]._stored if self._source else DeviceRows(self.X, self.device)
 
-def leading_directions(X: np.ndarray, moments: Moments, count: int) -> LeadingDirections:
-    """Estimate the directions of greatest variance on evenly spaced rows, by subspace iteration.
+    def _numbers(self, rows: np.ndarray) -> np.ndarray:
+        """Numbers of these rows in the design matrix that the first of them were taken from."""
+        return self._source[0]._numbers(self._source[1][rows]) if self._source else rows
 
-    Parameters
-    ----------
-    X : ndarray, (n, d)
-    moments : Moments
-    count : int
-        At most so many directions; no more than rows in the sample or dimensions.
-    """
-    rows = np.linspace(0, len(X) - 1, min(len(X), _SAMPLE)).astype(np.int64)
-    sample = (take_rows(X, np.unique(rows)).astype(np.float32) - moments.centre) / np.float32(moments.spread)
-    d = X.shape[1]
-    count = min(count, len(sample), d)
-    basis = np.random.default_rng(0).normal(size=(d, count)).astype(np.float32)
-    basis = leading_subspace(sample, basis)
-    _, values, rotation = np.linalg.svd(sample @ basis, full_matrices=False)
-    variances = values**2 / len(sample)
-    total = float(np.square(sample).sum() / len(sample))
-    rest = max(total - float(variances.sum()), 0.0) / (d - count) if count < d else total / d
-    return LeadingDirections(directions=basis @ rotation.T, variances=variances, rest=rest)
-
-
-@contextmanager
-def reduced_precision(device: torch.device) -> Iterator[None]:
-    """Round the factors of float32 matrix products to the fastest type of the processor; sums stay float32."""
-    backend: Any = torch.backends.cuda.matmul
-    fastest = "tf32"
-    if device.type == "cpu":
-        backend = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # missing in the stubs
-        fastest = "bf16" if multiplies_bfloat16(device) else "ieee"
-    before = backend.fp32_precision
-    backend.fp32_precision = fastest
-    try:
-        yield
-    finally:
-        backend.fp32_precision = before
+    def _blocks(self, rows: np.ndarray) -> RowBlocks | DeviceBlocks:
+        if self.device.type == "cuda":
+            return DeviceBlocks(self._stored, self._numbers(rows), self.moments)
+        return RowBlocks(self.X, rows, self.moments)
 
 
 def _to_float32(part: np.ndarray) -> Tensor:

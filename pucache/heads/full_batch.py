@@ -14,17 +14,21 @@ smoothed there over a width of `WIDTH`, which raises the objective by at most WI
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from ..progress import Progress
 from ..threads import RunAll, run_in_turn, worker_threads
+from .design_matrix import RowBlocks
+from .device_rows import DeviceBlocks
 from .fitted import FittedHeads
 from .lbfgs import Minimum, Objective, Preconditioner
-from .loss_sums import AnchoredSum, LossSum, anchor_at
+from .loss_sums import LossSum, anchored
 from .preconditioner import CovariancePreconditioner
 from .problem import HeadProblem
 from .risks import falling, rising
@@ -78,7 +82,6 @@ def _train(objective: _Objective, problem: HeadProblem, start: FittedHeads | Non
     minimum = minimise_in_two_stages(
         objective, parameters, preconditioner, tolerance=tolerance, reference=reference, evaluations=_MAX_PASSES
     )
-    objective(minimum.parameters, all_heads)  # so that risk and clamp are reported at the final parameters
     return _fitted(problem, minimum, objective)
 
 
@@ -90,69 +93,88 @@ def _preconditioner(problem: HeadProblem, objective: _Objective) -> Precondition
 
 
 def _fitted(problem: HeadProblem, minimum: Minimum, objective: _Objective) -> FittedHeads:
+    risk, clamp_factor = objective.report(minimum.parameters)
     return FittedHeads.of_standardised(
         minimum.parameters.cpu().numpy(),
         problem.design.moments,
-        risk=objective.reported_risk.cpu().numpy(),
-        clamped=1 - objective.clamp_factor.cpu().numpy(),
+        risk=risk.cpu().numpy(),
+        clamped=1 - clamp_factor.cpu().numpy(),
         residual=minimum.decrement.cpu().numpy(),
         passes=objective.passes,
     )
 
 
+@dataclass(frozen=True)
+class _Terms:
+    """What the sums need of the heads that are evaluated.
+
+    Attributes
+    ----------
+    head : (A,) tensor
+        Their numbers.
+    a, u, p, penalty : (A, 1) tensor
+    column : (A,) tensor or None
+        Columns of their weights; None where these are all the columns there are, in order, or one for all heads.
+    """
+
+    head: Tensor
+    a: Tensor
+    u: Tensor
+    p: Tensor
+    penalty: Tensor
+    column: Tensor | None
+
+    def weights(self, of_columns: Tensor, rows: slice) -> Tensor:
+        """Weights of the rows of a block, (A, b) or (1, b), from those of all columns, (C, m)."""
+        weights = of_columns[:, rows]
+        return weights if self.column is None else weights[self.column]
+
+
 class _Objective:
-    """Value and gradient of the heads' penalised risks; keeps the last reported risk of each head."""
+    """Value and gradient of the heads' penalised risks."""
 
     def __init__(self, problem: HeadProblem, progress: Progress, run_all: RunAll = run_in_turn):
         self._problem, self._progress, self.passes = problem, progress, 0
-        design = problem.design
-        self._groups, self._run_all = design.unlabelled.groups(), run_all
+        design, heads = problem.design, len(problem)
+        self._groups, self._run_all = design.unlabelled.groups(heads), run_all
+        self._positive_blocks = [block for group in design.positive.groups(heads) for block in group]
         self._weights_positive, total_positive = problem.normalised_weights(design.positive_rows)
         self._weights_unlabelled, total_unlabelled = problem.normalised_weights(design.unlabelled_rows)
         self._column = problem.tensor(problem.column)
         self.coefficients = problem.coefficients(total_positive, total_unlabelled)
         self.penalty = problem.tensor(problem.penalty) * self.coefficients.total
-        self.reported_risk = torch.zeros_like(self.penalty)
-        self.clamp_factor = torch.ones_like(self.penalty)
+        self._terms_of_last: _Terms | None = None
 
     def __call__(self, parameters: Tensor, head: Tensor, reduced: bool = False) -> tuple[Tensor, Tensor]:
         """Values (A,) and gradients (A, d + 1) of the heads numbered ``head`` (A,) at ``parameters`` (A, d + 1).
 
         With ``reduced``, unlabelled rows are rounded to bfloat16 where the processor multiplies it.
         """
-        return self._combine(parameters, head, self._over_unlabelled(head, lambda: LossSum(parameters), reduced))
+        return self.combine(parameters, head, self.over_unlabelled(head, lambda: LossSum(parameters), reduced))
 
     @property
     def reduces(self) -> bool:
         """Whether evaluation at reduced precision is faster."""
         return self._problem.design.reduces
 
+    @property
+    def unlabelled(self) -> RowBlocks | DeviceBlocks:
+        """Blocks of the unlabelled rows."""
+        return self._problem.design.unlabelled
+
     def anchored(self, parameters: Tensor) -> Objective:
         """The objective near ``parameters`` (K, d + 1) of all heads, with products of rounded rows and changes."""
-        all_heads = torch.arange(len(parameters), device=parameters.device)
-        anchor = anchor_at(
-            parameters, self._problem.design.unlabelled, lambda new_sum: self._over_unlabelled(all_heads, new_sum)
-        )
-        if anchor is None:
-            return self
+        return anchored(self, parameters) or self
 
-        def evaluate(parameters: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
-            total = self._over_unlabelled(head, lambda: AnchoredSum(parameters, head, anchor), reduced=True)
-            total.gradient += anchor.gradient[head]
-            return self._combine(parameters, head, total)
-
-        return evaluate
-
-    def _over_unlabelled(self, head: Tensor, new_sum: Callable[[], LossSum], reduced: bool = False) -> LossSum:
+    def over_unlabelled(self, head: Tensor, new_sum: Callable[[], LossSum], reduced: bool = False) -> LossSum:
         """Negative part of the risk over the unlabelled rows."""
-        surrogate, c = str(self._problem.risk.surrogate), self.coefficients
-        column = self._column[head]
+        surrogate, terms = str(self._problem.risk.surrogate), self._terms(head)
 
-        def sum_group(group: range) -> LossSum:
+        def sum_group(group: list[slice]) -> LossSum:
             total = new_sum()
-            for rows, X in self._problem.design.unlabelled.blocks(group, reduced):
-                weights = self._weights_unlabelled[:, rows][column]
-                total.add(X, rows, *_weighted(weights * c.u[head, None], *rising(surrogate, total.margins(X, rows))))
+            for rows, X in self.unlabelled.blocks(group, reduced):
+                weights = terms.weights(self._weights_unlabelled, rows) * terms.u
+                total.add(X, rows, *_weighted(weights, *rising(surrogate, total.margins(X, rows))))
             return total
 
         total, *others = self._run_all([partial(sum_group, group) for group in self._groups])
@@ -162,32 +184,55 @@ class _Objective:
         self._progress.advance(1)
         return total
 
-    def _over_positives(self, parameters: Tensor, head: Tensor) -> tuple[LossSum, LossSum]:
-        """Positive and negative part of the risk over the labelled rows."""
-        surrogate, c = str(self._problem.risk.surrogate), self.coefficients
-        column = self._column[head]
+    def combine(self, parameters: Tensor, head: Tensor, unlabelled: LossSum) -> tuple[Tensor, Tensor]:
+        """Values and gradients from the negative part over the unlabelled rows."""
+        positive_part, negative_part = self._parts(parameters, head, unlabelled)
+        bounded, factor = self._bounded(negative_part.value)
+        penalty, coef = self._terms(head).penalty, parameters[:, :-1]
+        gradient = positive_part.gradient.addcmul_(negative_part.gradient, factor[:, None])
+        gradient[:, :-1].addcmul_(coef, penalty)
+        return positive_part.value + bounded + 0.5 * penalty[:, 0] * coef.square().sum(1), gradient
+
+    def report(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """Risk of each head without penalty and smoothing, (K,), and the share of R- that the clamp leaves, (K,)."""
+        all_heads = torch.arange(len(parameters), device=parameters.device)
+        unlabelled = self.over_unlabelled(all_heads, lambda: LossSum(parameters))
+        positive_part, negative_part = self._parts(parameters, all_heads, unlabelled)
+        risk = self._problem.risk.combine(positive_part.value, negative_part.value)[0]
+        return risk, self._bounded(negative_part.value)[1]
+
+    def _parts(self, parameters: Tensor, head: Tensor, unlabelled: LossSum) -> tuple[LossSum, LossSum]:
+        """Positive and negative part of the risk."""
+        surrogate, terms = str(self._problem.risk.surrogate), self._terms(head)
         positive_part, negative_part = LossSum(parameters), LossSum(parameters)
-        for rows, X in self._problem.design.positive:
-            weights = self._weights_positive[:, rows][column]
+        for rows, X in self._problem.design.positive.blocks(self._positive_blocks):
+            weights = terms.weights(self._weights_positive, rows)
             margins = positive_part.margins(X, rows)
-            positive_part.add(X, rows, *_weighted(weights * c.a[head, None], *falling(surrogate, margins)))
-            negative_part.add(X, rows, *_weighted(weights * c.p[head, None], *rising(surrogate, margins)))
+            positive_part.add(X, rows, *_weighted(weights * terms.a, *falling(surrogate, margins)))
+            negative_part.add(X, rows, *_weighted(weights * terms.p, *rising(surrogate, margins)))
+        negative_part.merge(unlabelled)
         return positive_part, negative_part
 
-    def _combine(self, parameters: Tensor, head: Tensor, unlabelled: LossSum) -> tuple[Tensor, Tensor]:
-        positive_part, negative_part = self._over_positives(parameters, head)
-        negative_part.merge(unlabelled)
+    def _bounded(self, negative: Tensor) -> tuple[Tensor, Tensor]:
+        """R- held above -beta where the risk clamps it, (A,), and the derivative of that in R-, (A,)."""
         risk = self._problem.risk
-        self.reported_risk[head] = risk.combine(positive_part.value, negative_part.value)[0]
-        bounded, factor = negative_part.value, torch.ones_like(negative_part.value)
-        if risk.clamped:
-            above = (negative_part.value + risk.beta) / WIDTH
-            bounded, factor = softplus(above) * WIDTH - risk.beta, torch.sigmoid(above)
-        self.clamp_factor[head] = factor
-        penalty, coef = self.penalty[head], parameters[:, :-1]
-        gradient = positive_part.gradient.addcmul_(negative_part.gradient, factor[:, None])
-        gradient[:, :-1].addcmul_(coef, penalty[:, None])
-        return positive_part.value + bounded + 0.5 * penalty * coef.square().sum(1), gradient
+        if not risk.clamped:
+            return negative, torch.ones_like(negative)
+        above = (negative + risk.beta) / WIDTH
+        return softplus(above) * WIDTH - risk.beta, torch.sigmoid(above)
+
+    def _terms(self, head: Tensor) -> _Terms:
+        """Terms of some heads; evaluations in a row mostly ask for the same."""
+        last, everything = self._terms_of_last, len(head) == len(self._problem)
+        if last is None or last.head is not head:
+            c = self.coefficients
+            of_heads = (values if everything else values[head] for values in (c.a, c.u, c.p, self.penalty))
+            columns = len(self._weights_unlabelled)
+            in_order = everything and np.array_equal(self._problem.column, np.arange(columns))
+            column = None if columns == 1 or in_order else self._column if everything else self._column[head]
+            a, u, p, penalty = (values[:, None] for values in of_heads)
+            last = self._terms_of_last = _Terms(head, a, u, p, penalty, column)
+        return last
 
 
 def _weighted(weights: Tensor, loss: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from .design_matrix import RowBlocks
+from .device_rows import DeviceBlocks
+from .lbfgs import Objective
 
 _ANCHOR_VALUES = 1 << 24  # margins that an anchor may keep, of all heads: 128 MiB with the derivatives
 
@@ -28,9 +31,24 @@ class LossSum:
     """
 
     def __init__(self, parameters: Tensor):
-        self._coef, self._intercept = parameters[:, :-1], parameters[:, -1:]
+        self._parameters, self._coef, self._intercept = parameters, parameters[:, :-1], parameters[:, -1:]
         self._reduced: Tensor | None = None
-        self.value, self.gradient = torch.zeros_like(parameters[:, 0]), torch.zeros_like(parameters)
+        self._sums: tuple[Tensor, Tensor] | None = None  # value and gradient, from the first block on
+
+    @property
+    def value(self) -> Tensor:
+        """Sum of the weighted losses."""
+        return self._values()[0]
+
+    @property
+    def gradient(self) -> Tensor:
+        """Its gradient."""
+        return self._values()[1]
+
+    def _values(self) -> tuple[Tensor, Tensor]:
+        if self._sums is None:  # no rows
+            self._sums = torch.zeros_like(self._parameters[:, 0]), torch.zeros_like(self._parameters)
+        return self._sums
 
     def margins(self, X: Tensor, rows: slice) -> Tensor:
         """Margins of the rows of a block (b, d) of the parameters' type or a shorter one, (A, b)."""
@@ -42,14 +60,20 @@ class LossSum:
 
     def add(self, X: Tensor, rows: slice, loss: Tensor, step: Tensor) -> None:
         """Add a block of rows (b, d): their weighted loss (A,) and its derivatives in the margins (A, b)."""
-        self.value += loss
-        self.gradient[:, :-1] += step.to(X.dtype) @ X
-        self.gradient[:, -1] += step.sum(1)
+        coef, intercept = step.to(X.dtype) @ X, step.sum(1)
+        if self._sums is None:
+            self._sums = loss, torch.cat([coef, intercept[:, None]], 1)
+            return
+        value, gradient = self._sums
+        value += loss
+        gradient[:, :-1] += coef
+        gradient[:, -1] += intercept
 
     def merge(self, other: LossSum) -> None:
         """Add the sums over other rows."""
-        self.value += other.value
-        self.gradient += other.gradient
+        value, gradient = self._values()
+        value += other.value
+        gradient += other.gradient
 
 
 @dataclass(frozen=True)
@@ -69,31 +93,6 @@ class Anchor:
     margins: Tensor
     steps: Tensor
     gradient: Tensor
-
-
-def anchor_at(
-    parameters: Tensor, blocks: RowBlocks, total_of: Callable[[Callable[[], LossSum]], LossSum]
-) -> Anchor | None:
-    """Anchor of all heads at some parameters.
-
-    Parameters
-    ----------
-    parameters : (K, d + 1) tensor
-    blocks : RowBlocks
-    total_of : callable
-        Sum over these blocks in float32, with sums that the function it is called with makes.
-
-    Returns
-    -------
-    Anchor or None
-        None where blocks are not rounded, or the margins need much memory.
-    """
-    if not blocks.reduces or len(parameters) * len(blocks) > _ANCHOR_VALUES:
-        return None
-    margins = parameters.new_empty((len(parameters), len(blocks)))
-    anchor = Anchor(parameters.clone(), margins, torch.empty_like(margins), torch.zeros_like(parameters))
-    anchor.gradient[:] = total_of(lambda: RecordedSum(anchor)).gradient
-    return anchor
 
 
 class RecordedSum(LossSum):
@@ -145,3 +144,47 @@ class AnchoredSum(LossSum):
     def add(self, X: Tensor, rows: slice, loss: Tensor, step: Tensor) -> None:
         """As `LossSum.add`."""
         super().add(X, rows, loss, step - self._anchor.steps[:, rows][self._head])
+
+
+class SummedObjective(Protocol):
+    """An objective that is a sum over unlabelled rows and something of the other rows."""
+
+    @property
+    def unlabelled(self) -> RowBlocks | DeviceBlocks:
+        """Blocks of the rows of the sum."""
+
+    def over_unlabelled(self, head: Tensor, new_sum: Callable[[], LossSum], reduced: bool = False) -> LossSum:
+        """Sum over the unlabelled rows, by sums that ``new_sum`` makes."""
+
+    def combine(self, parameters: Tensor, head: Tensor, unlabelled: LossSum) -> tuple[Tensor, Tensor]:
+        """Value and gradient from the sum over the unlabelled rows."""
+
+
+def anchored(objective: SummedObjective, parameters: Tensor) -> Objective | None:
+    """The objective near a point, with products of rounded rows and changes since that point.
+
+    Parameters
+    ----------
+    objective : SummedObjective
+    parameters : (K, d + 1) tensor
+        Of all heads; the objective is exact there.
+
+    Returns
+    -------
+    Objective or None
+        None where blocks are not rounded, or the margins need much memory.
+    """
+    blocks = objective.unlabelled
+    if not blocks.reduces or len(parameters) * len(blocks) > _ANCHOR_VALUES:
+        return None
+    all_heads = torch.arange(len(parameters), device=parameters.device)
+    margins = parameters.new_empty((len(parameters), len(blocks)))
+    anchor = Anchor(parameters.clone(), margins, torch.empty_like(margins), torch.zeros_like(parameters))
+    anchor.gradient[:] = objective.over_unlabelled(all_heads, lambda: RecordedSum(anchor)).gradient
+
+    def evaluate(parameters: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
+        total = objective.over_unlabelled(head, lambda: AnchoredSum(parameters, head, anchor), reduced=True)
+        total.gradient.add_(anchor.gradient[head])
+        return objective.combine(parameters, head, total)
+
+    return evaluate

@@ -31,19 +31,22 @@ class HessianPreconditioner:
 
     def __init__(self, second_moments: SecondMoments, curvature: Tensor, penalty: Tensor):
         exponents = (penalty / curvature).clamp(min=second_moments.least_ratio).log10().round()
-        distinct, self._which = torch.unique(exponents, return_inverse=True)  # which: (K,)
+        distinct, which = torch.unique(exponents.cpu(), return_inverse=True)  # which: (K,)
         self._inverses = [second_moments.inverse(10**exponent) for exponent in distinct.tolist()]
-        self._curvature = curvature
+        self._curvature, self._which = curvature, which.to(curvature.device)
 
     def __call__(self, vectors: Tensor, head: Tensor) -> Tensor:
         """Approximate inverse Hessians of the heads numbered ``head`` (A,) times vectors (A, d + 1)."""
-        scaled, which = vectors / self._curvature[head, None], self._which[head]
+        scaled = vectors / self._curvature[head, None]
         if len(self._inverses) == 1:
             return scaled @ self._inverses[0]
-        result = torch.empty_like(vectors)
+        which, result = self._which[head], torch.empty_like(vectors)
         for number, inverse in enumerate(self._inverses):
             own = which == number
-            result[own] = scaled[own] @ inverse
+            if own.is_cuda:  # the host would wait for the numbers of the rows
+                result = torch.where(own[:, None], scaled @ inverse, result)
+            else:
+                result[own] = scaled[own] @ inverse
         return result
 
 
@@ -59,11 +62,10 @@ class CovariancePreconditioner:
     """
 
     def __init__(self, design: DesignMatrix, curvature: Tensor, penalty: Tensor):
-        leading, device = design.leading, design.device
         least = _MIN_VARIANCE / design.d  # the variances of all directions sum to one
-        self._directions = torch.tensor(leading.directions, dtype=torch.float32, device=device)  # (d, q)
-        self._rest = 1 / (curvature * max(leading.rest, least) + penalty)  # (K,)
-        variances = torch.tensor(leading.variances.clip(least), dtype=torch.float32, device=device)
+        self._directions, variances = design.leading_tensors  # (d, q), (q,)
+        variances = variances.clip(least)
+        self._rest = 1 / (curvature * max(design.leading.rest, least) + penalty)  # (K,)
         self._along = 1 / (curvature[:, None] * variances + penalty[:, None]) - self._rest[:, None]  # (K, q)
         self._intercept = 1 / curvature
 

@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..storage.mapped_arrays import take_rows
-from .moments import Moments
+from .design_matrix import DesignMatrix
 
 _SAMPLE = 4096  # rows
 _FLOOR = 2e-3  # least ratio, relative to the mean variance; smaller variances are treated as rounding
@@ -27,14 +26,14 @@ class SecondMoments:
         self._inverses: dict[float, Tensor] = {}
 
     @classmethod
-    def of_sample(cls, X: np.ndarray, moments: Moments, importance: np.ndarray, device: torch.device) -> SecondMoments:
-        """Estimate them on rows drawn by importance, (n,) >= 0."""
+    def of_sample(cls, design: DesignMatrix, importance: np.ndarray) -> SecondMoments:
+        """Estimate them on rows drawn by importance, (n,) >= 0, on the device of the rows."""
         rows, weights = systematic_sample(importance, _SAMPLE)
-        sample = np.ones((len(rows), X.shape[1] + 1), np.float32)
-        sample[:, :-1] = (take_rows(X, rows).astype(np.float32) - moments.centre) / np.float32(moments.spread)
-        sample *= np.sqrt(weights)[:, None].astype(np.float32)
-        on_device = torch.from_numpy(sample).to(device)
-        return cls(on_device.T @ on_device)
+        standardised = design.standardised(rows)
+        sample = standardised.new_ones((len(rows), design.d + 1))
+        sample[:, :-1] = standardised
+        sample *= torch.from_numpy(np.sqrt(weights)[:, None].astype(np.float32)).to(design.device)
+        return cls(sample.T @ sample)
 
     def inverse(self, ratio: float) -> Tensor:
         """Inverse of the matrix plus ``ratio`` times the identity, the intercept left out; kept for later calls."""

@@ -24,10 +24,11 @@ from ..devices import choose_device
 from ..progress import Progress, Silent
 from ..threads import RunAll, limited_threads, run_in_turn, worker_threads
 from .design_matrix import DesignMatrix, RowBlocks
+from .device_rows import DeviceBlocks
 from .fit import flushed_denormals
 from .fitted import FittedHeads
 from .lbfgs import Minimum, Objective, Preconditioner
-from .loss_sums import AnchoredSum, LossSum, anchor_at
+from .loss_sums import LossSum, anchored
 from .moments import Moments
 from .preconditioner import MAX_DIMENSIONS, CovariancePreconditioner, HessianPreconditioner
 from .second_moments import SecondMoments
@@ -147,7 +148,7 @@ class SoftTargetTrainer:
             return CovariancePreconditioner(design, curvature, penalty)
         with limited_threads(len(design) * design.d):
             if self._moments is None:
-                self._moments = SecondMoments.of_sample(design.X, design.moments, objective.importance, design.device)
+                self._moments = SecondMoments.of_sample(design, objective.importance)
             return HessianPreconditioner(self._moments, curvature, penalty)
 
 
@@ -240,42 +241,35 @@ class _Objective:
         return parameters
 
     @property
+    def unlabelled(self) -> RowBlocks | DeviceBlocks:
+        """Blocks of the rows without a label."""
+        return self._design.unlabelled
+
+    @property
     def reduces(self) -> bool:
         """Whether evaluation at reduced precision is faster."""
         return self._design.reduces
 
     def anchored(self, parameters: Tensor) -> Objective:
         """The objective near ``parameters`` (K, d + 1) of all heads, with products of rounded rows and changes."""
-        all_heads = torch.arange(len(parameters), device=parameters.device)
-        anchor = anchor_at(
-            parameters, self._design.unlabelled, lambda new_sum: self._over_unlabelled(all_heads, new_sum)
-        )
-        if anchor is None:
-            return self
-
-        def evaluate(parameters: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
-            total = self._over_unlabelled(head, lambda: AnchoredSum(parameters, head, anchor), reduced=True)
-            total.gradient += anchor.gradient[head]
-            return self._combine(parameters, head, total)
-
-        return evaluate
+        return anchored(self, parameters) or self
 
     def __call__(self, parameters: Tensor, head: Tensor, reduced: bool = False) -> tuple[Tensor, Tensor]:
         """Values (A,) and gradients (A, d + 1) of the heads numbered ``head`` (A,) at ``parameters`` (A, d + 1).
 
         With ``reduced``, unlabelled rows are rounded to bfloat16 where the processor multiplies it.
         """
-        return self._combine(parameters, head, self._over_unlabelled(head, lambda: LossSum(parameters), reduced))
+        return self.combine(parameters, head, self.over_unlabelled(head, lambda: LossSum(parameters), reduced))
 
-    def _over_unlabelled(self, head: Tensor, new_sum: Callable[[], LossSum], reduced: bool = False) -> LossSum:
+    def over_unlabelled(self, head: Tensor, new_sum: Callable[[], LossSum], reduced: bool = False) -> LossSum:
         """Sum of the cross-entropies over the rows without a label."""
         self.passes += 1
         self._progress.advance(1)
-        return self._over(self._design.unlabelled, self._sides[1], head, new_sum, reduced)
+        return self._over(self.unlabelled, self._sides[1], head, new_sum, reduced)
 
     def _over(
         self,
-        blocks: RowBlocks,
+        blocks: RowBlocks | DeviceBlocks,
         side: tuple[Tensor, ...],
         head: Tensor,
         new_sum: Callable[[], LossSum],
@@ -283,18 +277,20 @@ class _Objective:
     ) -> LossSum:
         targets, weights = (_heads(values, head) for values in side)
 
-        def sum_group(group: range) -> LossSum:
+        def sum_group(group: list[slice]) -> LossSum:
             total = new_sum()
             for rows, X in blocks.blocks(group, reduced):
                 total.add(X, rows, *_cross_entropy(total.margins(X, rows), targets[:, rows], weights[:, rows]))
             return total
 
-        total, *others = self.run_all([partial(sum_group, group) for group in blocks.groups()])
+        total, *others = self.run_all([partial(sum_group, group) for group in blocks.groups(len(self))])
         for other in others:
             total.merge(other)
         return total
 
-    def _combine(self, parameters: Tensor, head: Tensor, total: LossSum) -> tuple[Tensor, Tensor]:
+    def combine(self, parameters: Tensor, head: Tensor, unlabelled: LossSum) -> tuple[Tensor, Tensor]:
+        """Values and gradients from the sum over the rows without a label."""
+        total = unlabelled
         total.merge(self._over(self._design.positive, self._sides[0], head, lambda: LossSum(parameters)))
         penalty, coef = self.penalty[head], parameters[:, :-1]
         total.gradient[:, :-1].addcmul_(coef, penalty[:, None])

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from .design_matrix import reduced_precision
 from .lbfgs import Minimiser, Minimum, Objective, Preconditioner
+from .precision import reduced_precision
 
 _COARSE_TOLERANCE = 1e-2  # what reduced precision reaches without stalling
 _GAIN = 0.1  # of the gradient in one stage: what rounded changes since its start reach

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 
-from ..heads.design_matrix import LeadingDirections, leading_directions
+from ..heads.leading_directions import LeadingDirections, leading_directions
 from ..heads.linear_algebra import truncated_svd
 from ..heads.moments import Moments
 from ..neighbours.row_source import RowSource

@@ -3,13 +3,12 @@ import pytest
 import torch
 
 from pucache.heads import design_matrix
-from pucache.heads.design_matrix import DesignMatrix, RowBlocks, leading_directions, reduced_precision
+from pucache.heads.design_matrix import DesignMatrix, RowBlocks
 from pucache.heads.fitted import FittedHeads
 from pucache.heads.moments import Moments
 from pucache.storage import mapped_arrays
 
 CPU = torch.device("cpu")
-SPECTRUM = np.array([5.0, 3.0, 1.5, 0.5, 0.2, 0.1, 0.05, 0.02])
 
 
 @pytest.fixture(autouse=True)
@@ -21,13 +20,6 @@ def small_blocks(monkeypatch):
 def rows(n=700, d=5, mean=1000.0, seed=0):
     draw = np.random.default_rng(seed)
     return (mean * draw.normal(size=d) + draw.normal(size=(n, d)) * np.arange(1, d + 1)).astype(np.float32)
-
-
-def spectral(n=3000, turned=True):
-    """Rows whose covariance is SPECTRUM squared, in turned axes."""
-    draw = np.random.default_rng(0)
-    axes = np.linalg.qr(draw.normal(size=(8, 8)))[0] if turned else np.eye(8)
-    return ((draw.normal(size=(n, 8)) * SPECTRUM) @ axes + 20).astype(np.float32)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +48,7 @@ def test_blocks_are_the_chosen_rows_centred_and_scaled(monkeypatch, tmp_path, re
     np.save(tmp_path / "X.npy", rows(mean=10).astype(dtype))
     X = np.load(tmp_path / "X.npy", mmap_mode="r")
     moments, chosen = Moments.of(X), np.flatnonzero(np.arange(700) % 5)
-    made = RowBlocks(X, chosen, moments, CPU)
+    made = RowBlocks(X, chosen, moments)
     expected = (X[chosen].astype(np.float64) - moments.centre) / moments.spread
     assert len(made) == len(chosen) == 560
     for _ in range(2):  # a second pass gives the same
@@ -70,7 +62,7 @@ def test_what_fits_is_kept_and_what_does_not_is_read_anew(monkeypatch):
     X, every = rows(), np.arange(700)
     for room, kept in ((4 * X.size, True), (4 * X.size - 1, False)):
         monkeypatch.setattr(design_matrix, "CPU_RESIDENT", room)
-        made = RowBlocks(X, every, Moments.of(X), CPU)
+        made = RowBlocks(X, every, Moments.of(X))
         assert all((a is b) == kept for (_, a), (_, b) in zip(made, made, strict=True))
 
 
@@ -81,9 +73,9 @@ def test_many_rows_are_there_in_bfloat16_too_where_the_processor_multiplies_it(m
     for native, least, reduced in ((True, X.size, True), (True, X.size + 1, False), (False, 0, False)):
         monkeypatch.setattr(design_matrix, "multiplies_bfloat16", lambda device, native=native: native)
         monkeypatch.setattr(design_matrix, "_REDUCED_VALUES", least)
-        made = RowBlocks(X, every, Moments.of(X), CPU)
+        made = RowBlocks(X, every, Moments.of(X))
         assert made.reduces == reduced
-        for (part, exact), (same_part, block) in zip(made, made.blocks(range(3), reduced=True), strict=True):
+        for (part, exact), (same_part, block) in zip(made, made.blocks(made.groups()[0], reduced=True), strict=True):
             assert part == same_part
             assert (block == (exact.bfloat16() if reduced else exact)).all()
 
@@ -109,7 +101,7 @@ def test_margins_are_those_of_the_heads_on_x(small_blocks):
 
 
 def test_some_rows_have_centre_scale_and_directions_of_all():
-    X, taken = spectral(), np.arange(0, 3000, 7)
+    X, taken = rows(3000), np.arange(0, 3000, 7)
     whole = DesignMatrix(X, np.zeros(3000), None, CPU)
     part = whole.take(taken, np.ones(len(taken)))
     np.testing.assert_array_equal(part.X, X[taken])
@@ -118,7 +110,7 @@ def test_some_rows_have_centre_scale_and_directions_of_all():
 
 def test_no_rows_make_no_blocks():
     X = rows()
-    assert list(RowBlocks(X, np.arange(0), Moments.of(X), CPU)) == []
+    assert list(RowBlocks(X, np.arange(0), Moments.of(X))) == []
 
 
 @pytest.mark.parametrize("mode", ["r+", "c"])
@@ -129,53 +121,3 @@ def test_changes_to_a_memory_map_outlive_the_reading(monkeypatch, tmp_path, mode
     monkeypatch.setattr(design_matrix, "CPU_RESIDENT", 0)
     Moments.of(X)
     np.testing.assert_array_equal(X, rows() + 1)
-
-
-@pytest.mark.parametrize("turned", [False, True])
-def test_leading_directions_are_the_eigenvectors_of_the_covariance(turned):
-    X = spectral(turned=turned)
-    moments = Moments.of(X)
-    leading = leading_directions(X, moments, 3)
-    directions, variances, rest = leading.directions, leading.variances, leading.rest
-    values, vectors = np.linalg.eigh(np.cov(X.T.astype(np.float64), bias=True) / moments.spread**2)
-    np.testing.assert_allclose(variances, values[:-4:-1], rtol=1e-3)
-    np.testing.assert_allclose(np.abs((directions * vectors[:, :-4:-1]).sum(0)), 1, atol=1e-3)
-    np.testing.assert_allclose(directions.T @ directions, np.eye(3), atol=1e-5)
-    assert rest == pytest.approx(values[:-3].mean(), rel=0.02)
-
-
-def test_directions_are_estimated_on_rows_from_everywhere(monkeypatch):
-    """The rows are sorted by what they look like, as caches often are."""
-    monkeypatch.setattr(design_matrix, "_SAMPLE", 500)
-    X = spectral(turned=False)
-    X = X[X[:, 0].argsort()]
-    leading = leading_directions(X, Moments.of(X), 2)
-    variances, rest = leading.variances, leading.rest
-    whole = SPECTRUM**2 / np.square(SPECTRUM).sum()
-    np.testing.assert_allclose(variances, whole[:2], rtol=0.15)
-    assert rest == pytest.approx(whole[2:].mean(), rel=0.15)
-
-
-@pytest.mark.parametrize("n, count", [(700, 64), (5, 64)])
-def test_no_more_directions_than_dimensions_or_rows(n, count):
-    X = rows(n, 8, mean=0)
-    leading = leading_directions(X, Moments.of(X), count)
-    directions, variances, rest = leading.directions, leading.variances, leading.rest
-    assert directions.shape == (8, min(n, 8)) and variances.shape == (min(n, 8),)
-    assert variances.sum() == pytest.approx(1, abs=1e-3)
-    assert rest == pytest.approx(1 / 8 if n > 8 else 0, abs=1e-3)  # of all, where there are no others
-
-
-def test_reduced_precision_is_given_back_even_after_a_failure():
-    backend = torch.backends.mkldnn.matmul
-    before = backend.fp32_precision
-    for failure in (None, KeyboardInterrupt):
-        try:
-            with reduced_precision(CPU):
-                inside = backend.fp32_precision
-                if failure is not None:
-                    raise failure
-        except KeyboardInterrupt:
-            assert failure is not None
-        assert backend.fp32_precision == before != inside
-        assert inside == ("bf16" if design_matrix.multiplies_bfloat16(CPU) else "ieee")

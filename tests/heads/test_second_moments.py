@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.moments import Moments
 from pucache.heads.preconditioner import HessianPreconditioner
 from pucache.heads.second_moments import SecondMoments, systematic_sample
@@ -34,14 +35,14 @@ def test_second_moments_are_the_weighted_mean_of_outer_products():
     X, importance = rows(), np.arange(300.0)
     moments = Moments.of(X)
     x = np.column_stack([(X - moments.centre) / moments.spread, np.ones(300)])
-    second = SecondMoments.of_sample(X, moments, importance, CPU)
+    second = SecondMoments.of_sample(DesignMatrix(X, np.zeros(300), moments, CPU), importance)
     np.testing.assert_allclose(second.matrix, x.T @ (x * importance[:, None]) / importance.sum(), atol=1e-5)
 
 
 @pytest.mark.parametrize("ratio", [1e-3, 1.0])
 def test_the_inverse_is_that_of_the_matrix_plus_the_ratio(ratio):
     X = rows()
-    second = SecondMoments.of_sample(X, Moments.of(X), np.ones(300), CPU)
+    second = SecondMoments.of_sample(DesignMatrix(X, np.zeros(300), None, CPU), np.ones(300))
     whole = second.matrix.double() + torch.diag(torch.tensor([ratio] * 5 + [second.least_ratio], dtype=torch.float64))
     torch.testing.assert_close(second.inverse(ratio).double() @ whole, torch.eye(6).double(), rtol=0, atol=1e-3)
     assert second.inverse(ratio) is second.inverse(ratio)
@@ -56,7 +57,7 @@ def test_a_matrix_that_rounding_made_indefinite_is_inverted():
 
 def test_heads_use_multiples_of_the_same_inverses():
     X = rows()
-    second = SecondMoments.of_sample(X, Moments.of(X), np.ones(300), CPU)
+    second = SecondMoments.of_sample(DesignMatrix(X, np.zeros(300), None, CPU), np.ones(300))
     curvature, ratio = torch.tensor([0.1, 0.2, 0.1]), torch.tensor([0.01, 0.01, 1.0])
     apply = HessianPreconditioner(second, curvature, curvature * ratio)
     vectors = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
