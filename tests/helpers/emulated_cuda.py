@@ -42,6 +42,8 @@ INDEXING = {
     aten._index_put_impl_.default,
 }
 BOTH_DEVICES = {aten.copy_.default, aten._to_copy.default, aten.set_.source_Storage, *INDEXING}
+# Operations that torch has on CUDA alone.
+ON_CPU = {aten.mm.dtype: lambda A, B, dtype: A.to(dtype) @ B.to(dtype)}
 # Operations that launch nothing: views, and allocations.
 NO_KERNEL = set(
     "view _unsafe_view expand permute transpose t slice select unsqueeze squeeze as_strided detach alias split "
@@ -269,6 +271,7 @@ class EmulatedDevice(TorchDispatchMode):
         return target
 
     def _run(self, func, args, kwargs):
+        func = ON_CPU.get(func, func)
         return func(*args, **kwargs) if self.capturing is None else self.capturing.note(func, args, kwargs)
 
     def _launch(self, func):
