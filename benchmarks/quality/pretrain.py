@@ -174,45 +174,52 @@ def small(folder: Path, work: Path, device: str) -> str:
 # --- the authors' task -----------------------------------------------------------------------------
 
 
+LOSSES = {"debiased": 0.1, "contrastive": 0.0}  # to tau_plus
+
+
 def whole(folder: Path, work: Path, device: str, backbones: list[str], epochs: int, minutes: float) -> str:
-    """The authors' rows; what is done is kept in WORK/whole.jsonl, and what is not is gone on with."""
+    """The authors' rows; finished rows are kept in WORK/whole.jsonl, unfinished ones are resumed."""
     until = time.monotonic() + 60 * minutes
     task = Task(folder, work, small=False)
     path = work / "whole.jsonl"
     done = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     for backbone in backbones:
-        for loss, tau_plus in (("debiased", 0.1), ("contrastive", 0.0)):
-            name = f"{backbone}-{loss}-{epochs}"
+        for loss in LOSSES:
             left = (until - time.monotonic()) / 60
-            if any(row["name"] == name for row in done) or left <= 0:
+            if any(row["name"] == f"{backbone}-{loss}-{epochs}" for row in done) or left <= 0:
                 continue
-            recipe = dataclasses.replace(RECIPES["modern"], epochs=epochs, batch_size=512, tau_plus=tau_plus)
-            network = NetworkConfig(backbone, stem="small", size=32)
-            where = choose_device(device)
-            settings = {"device": device, "compiled": where.type == "cuda", "positives": task.positives}
-            report = pretrain(task.pile, work / name, network, recipe, minutes=left, **settings)
-            print(f"{name}: step {report.steps} of {report.total}, {report.images_per_second:.0f} images/s", flush=True)
-            if report.steps < report.total:
+            row = authors_row(task, backbone, loss, device=device, epochs=epochs, minutes=left)
+            if row is None:
                 break
-            authors = {"prior": task.prior, "solver": "sgd"}
-            heads = {
-                "imbnnpu": {"loss": "imbnnpu", **authors},
-                "nnpu": {"loss": "nnpu", **authors},
-                "default": {},
-            }
-            rate = usual_rate(work / name)
-            row = {
-                "name": name,
-                "images/s": rate,
-                "minutes": report.total * recipe.batch_size / rate / 60,
-                "probe": [report.probe_before, report.probe],
-                "heads": task.heads(name, work / name, heads, device),
-                "where": environment(),
-            }
             done.append(row)
             with path.open("a") as stream:
                 stream.write(json.dumps(row) + "\n")
     return _whole_table(task, done)
+
+
+def authors_row(
+    task: Task, backbone: str, loss: str, *, device: str, epochs: int, minutes: float, batch_size: int = 512
+) -> dict | None:
+    """Pretraining with one loss, then each head on the test set; None where the minutes end before it is finished."""
+    name = f"{backbone}-{loss}-{epochs}"
+    recipe = dataclasses.replace(RECIPES["modern"], epochs=epochs, batch_size=batch_size, tau_plus=LOSSES[loss])
+    network = NetworkConfig(backbone, stem="small", size=32)
+    settings = {"device": device, "compiled": choose_device(device).type == "cuda", "positives": task.positives}
+    report = pretrain(task.pile, task.work / name, network, recipe, minutes=minutes, **settings)
+    print(f"{name}: step {report.steps} of {report.total}, {report.images_per_second:.0f} images/s", flush=True)
+    if report.steps < report.total:
+        return None
+    authors = {"prior": task.prior, "solver": "sgd"}
+    heads = {"imbnnpu": {"loss": "imbnnpu", **authors}, "nnpu": {"loss": "nnpu", **authors}, "default": {}}
+    rate = usual_rate(task.work / name)
+    return {
+        "name": name,
+        "images/s": rate,
+        "minutes": report.total * recipe.batch_size / rate / 60,
+        "probe": [report.probe_before, report.probe],
+        "heads": task.heads(name, task.work / name, heads, device),
+        "where": environment(),
+    }
 
 
 def usual_rate(run: Path) -> float:

@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common.environment import environment
+from benchmarks.common.jpegs import write_jpegs
 
 JPEGS = 3000
 PATHS = (("torch", "fp32"), ("torch", "bf16"), ("compile", "bf16"), ("openvino", "fp32"), ("openvino", "bf16"))
@@ -228,22 +229,6 @@ class Bench:
     def spread(self, key: str, name: str, folder: Path, path: str) -> str:
         values = [row[key] for row in self.figures[name, folder, path, 2]]
         return f"{min(values):.3g} to {max(values):.3g}"
-
-
-def write_jpegs(folder: Path, count: int) -> None:
-    """Crops of 500 x 375, mirrored or not, of the two photographs; quality 90."""
-    from PIL import Image, ImageOps
-    from sklearn.datasets import load_sample_images
-
-    photos = [Image.fromarray(photo) for photo in load_sample_images().images]
-    draw = np.random.default_rng(0)
-    folder.mkdir(parents=True, exist_ok=True)
-    for number in range(count):
-        photo = photos[number % 2]
-        left, top = draw.integers(0, photo.width - 500), draw.integers(0, photo.height - 375)
-        image = photo.crop((left, top, left + 500, top + 375))
-        image = ImageOps.mirror(image) if draw.random() < 0.5 else image
-        image.save(folder / f"{number:06}.jpg", quality=90)
 
 
 def copy_pngs(folder: Path, source: Path, count: int) -> None:

@@ -19,6 +19,7 @@ from sklearn.linear_model import LogisticRegression
 
 from benchmarks.common.cifar import Cifar
 from benchmarks.common.environment import environment
+from benchmarks.common.plain_loops import loader_loop, slices_loop
 from benchmarks.quality.retrieval import write_rows
 from pucache import EmbeddingCache, PULinearClassifier
 from pucache.devices import choose_device, multiplies_bfloat16
@@ -49,39 +50,6 @@ def median(call, device, repeats=REPEATS) -> float:
             torch.cuda.synchronize(device)
         took.append(time.perf_counter() - began)
     return float(np.median(took[1:]))
-
-
-def loss_of(margins, s):
-    """Imbalanced nnPU of one batch, as its authors step on it."""
-    positive, prior = s.float(), PRIOR
-    n_p, n_u = positive.sum().clamp(min=1), (1 - positive).sum().clamp(min=1)
-    upper = 0.5 * (torch.sigmoid(-margins) * positive).sum() / n_p
-    on_u = (torch.sigmoid(margins) * (1 - positive)).sum() / n_u
-    lower = 0.5 / (1 - prior) * (on_u - prior * (torch.sigmoid(margins) * positive).sum() / n_p)
-    return upper + lower if lower >= 0 else -lower
-
-
-def slices_loop(X, s, epochs):
-    """One head with autograd, over contiguous slices of float32 rows."""
-    head = torch.nn.Linear(X.shape[1], 1).to(X.device)
-    adam = torch.optim.Adam(head.parameters(), lr=3e-4)
-    for _ in range(epochs):
-        for begin in range(0, len(X), BATCH):
-            adam.zero_grad()
-            loss_of(head(X[begin : begin + BATCH])[:, 0], s[begin : begin + BATCH]).backward()
-            adam.step()
-
-
-def loader_loop(X, s, epochs):
-    """The same through a shuffling DataLoader, as the authors do."""
-    head = torch.nn.Linear(X.shape[1], 1).to(X.device)
-    adam = torch.optim.Adam(head.parameters(), lr=3e-4)
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, s), batch_size=BATCH, shuffle=True)
-    for _ in range(epochs):
-        for rows, labels in loader:
-            adam.zero_grad()
-            loss_of(head(rows)[:, 0], labels).backward()
-            adam.step()
 
 
 def limits(X, device) -> tuple[float, float]:
@@ -146,11 +114,12 @@ def main(cache: EmbeddingCache, s: np.ndarray, device: torch.device) -> str:
     common = {"device": name, "moments": Moments.of(X)}
     pass_bytes = 2 * n * d  # of bfloat16 rows
     loop = add(
-        "autograd over contiguous slices, 100 epochs", median(lambda: slices_loop(rows, labels, EPOCHS), device, 1)
+        "autograd over contiguous slices, 100 epochs",
+        median(lambda: slices_loop(rows, labels, PRIOR, EPOCHS), device, 1),
     )
     loader = add(
         "DataLoader and autograd, 100 epochs",
-        10 * median(lambda: loader_loop(rows, labels, EPOCHS // 10), device, 1),
+        10 * median(lambda: loader_loop(rows, labels, PRIOR, EPOCHS // 10), device, 1),
         "10 epochs measured",
     )
     for K in (1, 8, 32, 128):
