@@ -102,10 +102,11 @@ class DeviceDecoder:
             ) from error
         with self._lock, self._resizing():
             failures: dict[int, str] = {}
-            decoded: list[torch.Tensor | None] = []  # until the device has read them
+            decoded: list[torch.Tensor | None] = []  # kept until the device has read them
             for first in range(0, len(files), _FILES_PER_CALL):
                 part = files[first : first + _FILES_PER_CALL]
-                if sum(image.nbytes for image in decoded if image is not None) > _MOST_DECODED_BYTES:
+                held = sum(image.nbytes for image in decoded if image is not None)
+                if self._streams is None or held > _MOST_DECODED_BYTES:
                     self._wait()
                     decoded.clear()
                 decoded += self._decode(part)

@@ -1,5 +1,7 @@
 """Encoders on a device that is emulated: embeddings are those of the CPU, and a batch waits once for the device."""
 
+import contextlib
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -209,6 +211,38 @@ def test_a_batch_of_files_waits_once_and_for_its_own_stream(nvjpeg):
 def test_files_that_would_fill_the_memory_are_waited_for_in_between(nvjpeg, monkeypatch):
     monkeypatch.setattr(device_decoding, "_MOST_DECODED_BYTES", 1000)
     assert_decoded(FILES, budget=3)
+
+
+def test_decoded_files_are_kept_until_the_device_has_read_them(nvjpeg, monkeypatch):
+    monkeypatch.setattr(device_decoding, "_MOST_DECODED_BYTES", 1000)
+    decode_jpeg, resize, current, happened = torchvision.io.decode_jpeg, PREPROCESS.resize, [], []
+
+    def decode(files, **options):
+        happened.append(("decoded", current[-1]))
+        images = decode_jpeg(files, **options)
+        for image in images:
+            weakref.finalize(image, happened.append, "freed")
+        return images
+
+    @contextlib.contextmanager
+    def stream(entered):
+        current.append(entered)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torchvision.io, "decode_jpeg", decode)
+    monkeypatch.setattr(PREPROCESS, "resize", lambda image: happened.append(("resized", current[-1])) or resize(image))
+    with emulated_cuda(as_cpu=True), monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "stream", stream)
+        patch.setattr(torch.cuda.Stream, "synchronize", lambda self: happened.append(("waited", self)))
+        DeviceDecoder(PREPROCESS, CUDA)(FILES[:40])
+    (_, decoding), (_, resizing) = happened[:2]
+    assert decoding is not resizing
+    ordered = [[("decoded", decoding), *[("resized", resizing)] * count, ("waited", resizing)] for count in (32, 8)]
+    assert [what for what in happened if what != "freed"] == ordered[0] + ordered[1]
+    waits = [number for number, what in enumerate(happened) if what == ("waited", resizing)]
+    freed = [happened[:wait].count("freed") for wait in waits]
+    assert freed[0] == 0 and freed[1] <= 32 and happened.count("freed") == 40
 
 
 def test_a_damaged_file_costs_no_further_wait(nvjpeg):

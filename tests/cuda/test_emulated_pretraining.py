@@ -98,6 +98,15 @@ def test_a_step_waits_for_nothing_and_a_row_of_the_log_twice(name, decode, accum
         batches.close()
 
 
+def test_cudnn_times_its_kernels_for_steps_alone(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    timed = []
+    run = training(with_norms(), recipe())
+    run.network.backbone.register_forward_hook(lambda *_: timed.append(torch.backends.cudnn.benchmark))
+    train(run, steps=2)
+    assert timed == [True, True] and torch.backends.cudnn.benchmark is False
+
+
 def test_a_batch_that_does_not_fit_is_refused_with_the_way_out(monkeypatch):
     with emulated_cuda(as_cpu=True):
         run = training(with_norms(), recipe(), device=CUDA)
@@ -175,6 +184,14 @@ def test_a_probe_goes_on_where_the_device_has_no_room(room, photos, tmp_path, mo
     assert found.probe == pytest.approx(expected.probe, abs=2 / N)
     assert found.rank == pytest.approx(expected.rank, rel=1e-3)
     assert ("too little memory on cuda to probe the features there; the CPU does it" in caplog.text) is not room
+
+
+def test_a_probe_that_does_not_fit_is_refused_with_the_way_out(photos, tmp_path, monkeypatch):
+    with emulated_cuda(as_cpu=True):
+        network = with_norms().to(CUDA)
+        monkeypatch.setattr(network, "features", out_of_memory)
+        with pytest.raises(RunError, match=r"^out of memory on cuda with the features of 128 images; use a smaller "):
+            Probe(opened(photos, tmp_path, CPU, "always"))(network, CUDA, torch.float32)
 
 
 # --- runs --------------------------------------------------------------------------------------
