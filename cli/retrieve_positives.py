@@ -114,6 +114,7 @@ def retrieve_positives(
         "by": ranking.scorer,
         "note": ranking.note or None,
         "search": ranking.search or None,
+        "search_by": ranking.search_by or None,
         "retrieved": len(ranking.keys),
         "unlabelled": int(labels.unlabelled.sum()),
     }
@@ -136,11 +137,12 @@ def _count(k: str) -> int | None:
 def _lines(ranking: Ranking, result: dict[str, Any]) -> list[str]:
     best = zip(ranking.keys[:5], ranking.scores, strict=False)
     search = f" ({ranking.search})" if ranking.search else ""
+    search_by = f", with {ranking.search_by}" if ranking.search_by else ""
     return [
         *(f"{rank:4d}  {score:8.4f}  {key}" for rank, (key, score) in enumerate(best, 1)),
         *filter(None, [ranking.note]),
         f"wrote {result['retrieved']:,} of {result['unlabelled']:,} unlabelled to {result['out']}, "
-        f"by {result['by']}{search}",
+        f"by {result['by']}{search}{search_by}",
     ]
 
 

@@ -13,7 +13,6 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
@@ -21,6 +20,7 @@ from ..errors import PUCacheError
 from ..progress import Progress, Silent
 from ..storage.atomic import check_writable
 from .ann_index_file import Trailer, index_path, read_index, write_index
+from .backends import FAISS_CPU, FAISS_GPU, require_faiss
 from .index_memory import GRAPH_LINKS, choose_storage, free_memory
 from .index_tuning import RECALL_AT, least_effort, set_effort, spaced_rows, true_neighbours
 from .knn import MAX_GPU_NEIGHBOURS, to_gpu
@@ -30,7 +30,7 @@ KINDS = ("ivf", "hnsw")
 _ROWS_PER_CELL = 64  # rows that a centroid is learned from
 _GRAPH_ROWS = 1 << 15  # rows that the bounds of 8-bit storage are learned from
 _GRAPH_EFFORT = 80  # candidates considered for each row while a graph is built
-_QUANTIZERS: dict[str, Any] = {"float16": faiss.ScalarQuantizer.QT_fp16, "8 bit": faiss.ScalarQuantizer.QT_8bit}
+_QUANTIZERS = {"float16": "QT_fp16", "8 bit": "QT_8bit"}
 _log = logging.getLogger(__name__)
 
 
@@ -51,6 +51,7 @@ class Index:
 
     def __init__(self, index: Any, trailer: Trailer):
         self._index, self.trailer = index, trailer
+        self._on_gpu: dict[str, Any] = {}  # copies, by device; None where faiss sees no such GPU
         self.whitening = Whitening.from_text(trailer.space, trailer.d)
 
     def search(self, queries: np.ndarray, k: int, *, device: str = "cpu") -> np.ndarray:
@@ -68,13 +69,24 @@ class Index:
         ndarray of int64, (q, k)
             Row numbers, nearest first; -1 where fewer are found.
         """
-        effort = self.trailer.effort * max(k, RECALL_AT) // RECALL_AT  # more neighbours lie farther away
-        index = None
-        if self.trailer.kind == "ivf" and max(k, min(effort, self._index.nlist)) <= MAX_GPU_NEIGHBOURS:
-            index = to_gpu(self._index, device)
-        index = index or self._index
-        set_effort(index, self.trailer.kind, effort)
+        index = self._copy_on_gpu(k, device) or self._index
+        set_effort(index, self.trailer.kind, self._effort(k))
         return index.search(np.ascontiguousarray(queries, np.float32), k)[1]
+
+    def search_by(self, k: int, *, device: str = "cpu") -> str:
+        """What `search` uses: "faiss on the GPU" or "faiss on the CPU"."""
+        return FAISS_CPU if self._copy_on_gpu(k, device) is None else FAISS_GPU
+
+    def _effort(self, k: int) -> int:
+        return self.trailer.effort * max(k, RECALL_AT) // RECALL_AT  # more neighbours lie farther away
+
+    def _copy_on_gpu(self, k: int, device: str) -> Any | None:
+        """The index on a GPU, uploaded at the first call; None where the CPU searches for k neighbours."""
+        if self.trailer.kind != "ivf" or max(k, min(self._effort(k), self._index.nlist)) > MAX_GPU_NEIGHBOURS:
+            return None
+        if device not in self._on_gpu:
+            self._on_gpu[device] = to_gpu(self._index, device)
+        return self._on_gpu[device]
 
 
 def open_or_build(
@@ -98,6 +110,8 @@ def open_or_build(
     ------
     ValueError
         Unknown kind, or an index does not fit into the memory allowed even in 8 bits.
+    MissingExtraError
+        faiss cannot be imported.
     CacheError
         The cache is damaged.
     OutputError
@@ -105,6 +119,7 @@ def open_or_build(
     """
     if kind not in KINDS:
         raise ValueError(f"unknown index {kind!r}; use exact, {' or '.join(KINDS)}")
+    require_faiss()
     path = index_path(cache, kind)
     try:
         stored = read_index(path)
@@ -165,14 +180,15 @@ def _cells(n: int) -> int:
 
 def _trained(cache: EmbeddingCache, whitening: Whitening, kind: str, storage: str, training_rows: int) -> Any:
     """A faiss index that has learned its cells or bounds, and holds no row."""
+    faiss = require_faiss()
     d, metric = cache.encoder.dim, faiss.METRIC_INNER_PRODUCT
-    index: Any  # the stubs of faiss know no common class
+    quantizer = getattr(faiss.ScalarQuantizer, _QUANTIZERS[storage])
     if kind == "hnsw":
-        index = faiss.IndexHNSWSQ(d, _QUANTIZERS[storage], GRAPH_LINKS, metric)
+        index = faiss.IndexHNSWSQ(d, quantizer, GRAPH_LINKS, metric)
         index.hnsw.efConstruction = _GRAPH_EFFORT
     else:
         cells = min(_cells(len(cache)), training_rows)
-        index = faiss.IndexIVFScalarQuantizer(faiss.IndexFlatIP(d), d, cells, _QUANTIZERS[storage], metric)
+        index = faiss.IndexIVFScalarQuantizer(faiss.IndexFlatIP(d), d, cells, quantizer, metric)
         index.by_residual = False
         index.cp.min_points_per_centroid = 1  # no warning for small caches
     index.train(spaced_rows(cache, whitening, training_rows))

@@ -10,15 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
-
-import faiss
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import CacheError
 from ..storage.atomic import check_writable, replacing
+from .backends import require_faiss
 from .paths import beside
 from .whitening import Whitening
 
@@ -61,7 +60,7 @@ class Trailer:
     recall: float
     sample: int
     space: str
-    faiss: str = faiss.__version__
+    faiss: str = field(default_factory=lambda: str(require_faiss().__version__))
 
 
 def index_path(cache: EmbeddingCache, kind: str) -> Path:
@@ -97,7 +96,7 @@ def write_index(index: Any, trailer: Trailer, path: Path) -> None:
     """
     with replacing(check_writable(path)) as temporary:
         try:
-            faiss.write_index(index, str(temporary))
+            require_faiss().write_index(index, str(temporary))
         except RuntimeError as error:  # faiss does not give the reason
             raise OSError(f"faiss could not write it ({str(error).splitlines()[-1][:120]})") from error
         with temporary.open("rb+") as stream:
@@ -129,11 +128,12 @@ def _read_trailer(stream: BinaryIO, path: Path) -> Trailer:
 
 def _read_faiss(stream: BinaryIO) -> Any:
     """Read the faiss index from the open file: another file may have taken its name since it was hashed."""
+    faiss = require_faiss()
     descriptor = f"/proc/self/fd/{stream.fileno()}"
     if os.path.exists(descriptor):
         return faiss.read_index(descriptor)
     stream.seek(0)
-    return faiss.read_index(faiss.PyCallbackIOReader(stream.read))  # type: ignore[attr-defined]  # the stubs lack it
+    return faiss.read_index(faiss.PyCallbackIOReader(stream.read))
 
 
 def _sha256(stream: BinaryIO, size: int) -> bytes:

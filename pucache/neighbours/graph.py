@@ -22,12 +22,16 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import PUCacheError
 from ..progress import Progress, Silent
+from .backends import TORCH_CPU, find_gpu
 from .neighbour_lists import merge_neighbours
 from .row_source import RowSource, row_source, subset
 from .whitening import Whitening, whitened_rows
 
 if TYPE_CHECKING:
+    import torch
     from scipy.sparse import csr_matrix
+
+    from .device_graph import QueriedPile
 
 NEIGHBOURS, TEMPERATURE = 30, 0.1
 METHODS = ("auto", "exact", "ivf")
@@ -52,6 +56,8 @@ class NeighbourGraph:
         Whether all rows were compared; up to rounding of the cosines.
     whitening : Whitening or None
         Of the pile.
+    search_by : str
+        What searched, such as "torch on the GPU"; "" for a graph that was read from its file.
     """
 
     rows: np.ndarray
@@ -59,6 +65,7 @@ class NeighbourGraph:
     search: str = "exact search"
     exact: bool = True
     whitening: Whitening | None = None
+    search_by: str = ""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -178,12 +185,17 @@ def neighbour_graph(
     source = row_source(X)
     part = source if rows is None else subset(source, rows)
     if not len(part):
-        return _graph(len(part), k, whitening)
+        return graph_of_lists(len(part), k, whitening)
+    gpu = find_gpu(device)
+    if gpu is not None:
+        from .device_graph import graph_on_gpu
+
+        return graph_on_gpu(source, rows, whitening, k=k, method=method, gpu=gpu, progress=progress)
     whitening = whitening or Whitening.estimate(source)
     with progress or Silent() as progress:
-        if _is_exact(method, len(part), device):
-            return _exact_graph(part, whitening, k=k, device=device, progress=progress)
-        return _graph_by_cells(part, whitening, k=k, device=device, progress=progress)
+        if is_exact(method, len(part), "cpu"):
+            return _exact_graph(part, whitening, k=k, progress=progress)
+        return _graph_by_cells(part, whitening, k=k, progress=progress)
 
 
 def cached_graph(
@@ -234,6 +246,8 @@ def query_neighbours(
 ) -> NeighbourGraph:
     """Find the k nearest rows of a pile to other rows; all are compared.
 
+    For several searches in one pile, make a `NeighbourSearch` of it.
+
     Parameters
     ----------
     X : EmbeddingCache, or ndarray of float16 or float32, (n, d)
@@ -258,72 +272,109 @@ def query_neighbours(
     ValueError
         Queries of other dimensions; values that are not finite; k below 1.
     """
+    return NeighbourSearch(X, whitening=whitening, device=device).nearest(queries, k, progress=progress)
+
+
+class NeighbourSearch:
+    """Searches in one pile for the neighbours of other rows.
+
+    On a GPU the rows of the pile are uploaded and whitened at the first search, and stay there where they fit. On
+    the CPU they are read in blocks in every search.
+
+    Parameters
+    ----------
+    X : EmbeddingCache, or ndarray of float16 or float32, (n, d)
+        The pile.
+    whitening : Whitening, optional
+        Of X; estimated at the first search by default.
+    device : str
+    """
+
+    def __init__(self, X: EmbeddingCache | np.ndarray, *, whitening: Whitening | None = None, device: str = "auto"):
+        self._source, self._whitening, self._device = row_source(X), whitening, device
+        self._pile: QueriedPile | None = None
+
+    def nearest(self, queries: np.ndarray, k: int = NEIGHBOURS, *, progress: Progress | None = None) -> NeighbourGraph:
+        """Find the k nearest rows of the pile to each query; as `query_neighbours`."""
+        _check(k, "exact")
+        source, asked = self._source, row_source(np.asarray(queries))
+        if asked.d != source.d:
+            raise ValueError(f"queries have {asked.d} dimensions, the rows {source.d}: use one encoder for both")
+        if not len(asked) or not len(source):
+            return graph_of_lists(len(asked), k, self._whitening)
+        gpu = find_gpu(self._device)
+        with progress or Silent() as progress:
+            if gpu is None:
+                self._whitening = self._whitening or Whitening.estimate(source)
+                return _query_on_cpu(source, asked, self._whitening, k=k, progress=progress)
+            return self._pile_on(gpu).nearest(asked, k, progress=progress)
+
+    def _pile_on(self, gpu: torch.device) -> QueriedPile:
+        from .device_graph import QueriedPile
+
+        if self._pile is None:
+            self._pile = QueriedPile(self._source, self._whitening, gpu)
+        return self._pile
+
+
+def _query_on_cpu(
+    source: RowSource, asked: RowSource, whitening: Whitening, *, k: int, progress: Progress
+) -> NeighbourGraph:
     from .blocked_search import nearest_rows, no_neighbours  # imports torch
 
-    _check(k, "exact")
-    source, asked = row_source(X), row_source(np.asarray(queries))
-    if asked.d != source.d:
-        raise ValueError(f"queries have {asked.d} dimensions, the rows {source.d}: use one encoder for both")
-    if not len(asked) or not len(source):
-        return _graph(len(asked), k, whitening)
-    whitening = whitening or Whitening.estimate(source)
-    with progress or Silent() as progress:
-        Q, query_numbers = whitened_rows(asked, whitening)
-        best = no_neighbours(len(Q), k)
-        progress.start(len(source), "finding neighbours")
-        for start in range(0, len(source), _ROWS_PER_SEARCH):
-            part = np.arange(start, min(start + _ROWS_PER_SEARCH, len(source)))
-            Z, numbers = whitened_rows(subset(source, part), whitening)
-            cosines, found = nearest_rows(Q, Z, k, device=device)
-            best = merge_neighbours(best, (cosines, _renumbered(found, part[numbers])), k)
-            progress.advance(len(part))
-    return _graph(len(asked), k, whitening, query_numbers, best)
+    Q, query_numbers = whitened_rows(asked, whitening)
+    best = no_neighbours(len(Q), k)
+    progress.start(len(source), "finding neighbours")
+    for start in range(0, len(source), _ROWS_PER_SEARCH):
+        part = np.arange(start, min(start + _ROWS_PER_SEARCH, len(source)))
+        Z, numbers = whitened_rows(subset(source, part), whitening)
+        cosines, found = nearest_rows(Q, Z, k, device="cpu")
+        best = merge_neighbours(best, (cosines, renumbered(found, part[numbers])), k)
+        progress.advance(len(part))
+    return graph_of_lists(len(asked), k, whitening, query_numbers, best)
 
 
-def _exact_graph(source: RowSource, whitening: Whitening, *, k: int, device: str, progress: Progress) -> NeighbourGraph:
+def _exact_graph(source: RowSource, whitening: Whitening, *, k: int, progress: Progress) -> NeighbourGraph:
     from .blocked_search import nearest_rows  # imports torch
 
     Z, numbers = whitened_rows(source, whitening)
     progress.start(len(Z), "finding neighbours")
-    best = nearest_rows(Z, Z, k, among_themselves=True, device=device, advance=progress.advance)
-    return _graph(len(source), k, whitening, numbers, (best[0], _renumbered(best[1], numbers)))
+    best = nearest_rows(Z, Z, k, among_themselves=True, device="cpu", advance=progress.advance)
+    return graph_of_lists(len(source), k, whitening, numbers, (best[0], renumbered(best[1], numbers)))
 
 
-def _graph_by_cells(
-    source: RowSource, whitening: Whitening, *, k: int, device: str, progress: Progress
-) -> NeighbourGraph:
+def _graph_by_cells(source: RowSource, whitening: Whitening, *, k: int, progress: Progress) -> NeighbourGraph:
     from .cell_search import nearest_by_cells  # imports torch
 
-    numbers, (cosines, found), search = nearest_by_cells(source, whitening, k, device=device, progress=progress)
-    graph = _graph(len(source), k, whitening, numbers, (cosines, _renumbered(found, numbers)))
+    numbers, (cosines, found), search = nearest_by_cells(source, whitening, k, progress=progress)
+    graph = graph_of_lists(len(source), k, whitening, numbers, (cosines, renumbered(found, numbers)))
     return replace(graph, search=search, exact=False)
 
 
-def _is_exact(method: str, n: int, device: str) -> bool:
-    if method != "auto":
-        return method == "exact"
-    from ..devices import choose_device  # imports torch
-
-    return n * n <= _EXACT_PAIRS[choose_device(device).type]
+def is_exact(method: str, n: int, device_type: str) -> bool:
+    """Whether a method compares all of n rows on a device of this type."""
+    return n * n <= _EXACT_PAIRS[device_type] if method == "auto" else method == "exact"
 
 
-def _renumbered(found: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+def renumbered(found: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     """Row numbers of positions among `numbers`; -1 stays."""
     return np.append(numbers, -1).astype(np.int32)[found]
 
 
-def _graph(
+def graph_of_lists(
     m: int,
     k: int,
     whitening: Whitening | None,
     numbers: np.ndarray | slice = slice(0),
     best: tuple[np.ndarray, np.ndarray] | None = None,
+    *,
+    search_by: str = TORCH_CPU,
 ) -> NeighbourGraph:
     """Graph of m rows, with neighbours (cosines, rows) for those in `numbers`."""
     rows, cosines = np.full((m, k), -1, np.int32), np.full((m, k), -np.inf, np.float16)
     if best is not None:
         cosines[numbers], rows[numbers] = best
-    return NeighbourGraph(rows=rows, cosines=cosines, whitening=whitening)
+    return NeighbourGraph(rows=rows, cosines=cosines, whitening=whitening, search_by=search_by)
 
 
 def _kept_graph(cache: EmbeddingCache, k: int, method: str) -> NeighbourGraph | None:

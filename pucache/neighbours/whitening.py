@@ -20,7 +20,7 @@ from ..heads.linear_algebra import truncated_svd, unit_rows
 from .row_source import RowSource, row_source
 
 DIRECTIONS = 256  # leading directions whose variances are estimated one by one
-_SAMPLE = 16_384  # rows that the covariance is estimated from
+SAMPLE = 16_384  # rows that the covariance is estimated from
 _TORCH_PAYS = 1 << 28  # float16 values of a cache whose conversion by numpy takes longer than importing torch
 
 
@@ -69,18 +69,38 @@ class Whitening:
         source = row_source(X)
         if len(source) * source.d > _TORCH_PAYS:
             import_module("torch")
-        mean = _mean(source)
-        step = -(-len(source) // _SAMPLE)
+        mean = mean_of(source)
+        step = -(-len(source) // SAMPLE)
         sample = np.concatenate([centred_units(X[-rows.start % step :: step], mean) for rows, X in source.blocks()])
         count = min(DIRECTIONS, *sample.shape)
         singular_values, directions = truncated_svd(sample, count)
-        variances = singular_values**2 / len(sample)
-        residual = max(float(np.square(sample).sum() / len(sample) - variances.sum()), 0.0)
+        return cls.of_sample(mean, singular_values, directions, n=len(sample), squares=np.square(sample).sum())
+
+    @classmethod
+    def of_sample(
+        cls, mean: np.ndarray, singular_values: np.ndarray, directions: np.ndarray, *, n: int, squares: float
+    ) -> Whitening:
+        """Whitening by the decomposition of a sample of centred unit rows.
+
+        Parameters
+        ----------
+        mean : ndarray of float32, (d,)
+        singular_values : ndarray of float32, (q,)
+            The greatest of the sample.
+        directions : ndarray of float32, (q, d)
+            Their right singular vectors.
+        n : int
+            Rows of the sample.
+        squares : float
+            Sum of the squares of its values.
+        """
+        variances = singular_values**2 / n
+        residual = max(float(squares / n - variances.sum()), 0.0)
         return cls(
             mean=mean,
             directions=directions.astype(np.float32),
             variances=variances.astype(np.float32),
-            residual_variance=residual / max(sample.shape[1] - count, 1),
+            residual_variance=residual / max(len(mean) - len(variances), 1),
         )
 
     def to_text(self) -> str:
@@ -131,11 +151,15 @@ class Whitening:
         ndarray of float32, (b, q)
             The mean variance is added to each variance, which bounds the weight of directions of little variance.
         """
-        ridge = self.total_variance / len(self.mean)
-        scale = 1 / np.sqrt(self.variances + ridge) if ridge > 0 else np.ones_like(self.variances)
-        whitened = (units @ self.directions.T) * scale
+        whitened = (units @ self.directions.T) * self.scale
         unit_rows(whitened)
         return whitened
+
+    @property
+    def scale(self) -> np.ndarray:
+        """Factors of the coordinates along `directions` in `whiten`, float32 (q,)."""
+        ridge = self.total_variance / len(self.mean)
+        return 1 / np.sqrt(self.variances + ridge) if ridge > 0 else np.ones_like(self.variances)
 
 
 def centred_units(X: np.ndarray, mean: np.ndarray | None = None) -> np.ndarray:
@@ -159,7 +183,7 @@ def centred_units(X: np.ndarray, mean: np.ndarray | None = None) -> np.ndarray:
     return rows.astype(np.float32, copy=False)
 
 
-def _mean(source: RowSource) -> np.ndarray:
+def mean_of(source: RowSource) -> np.ndarray:
     """Mean of the rows, float32 (d,)."""
     total = np.zeros(source.d)
     for rows, X in source.blocks(check=True):

@@ -10,9 +10,8 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import ModelError
-from ..neighbours.graph import cached_graph, query_neighbours
+from ..neighbours.graph import NeighbourSearch, cached_graph
 from ..neighbours.graph_file import checksums_of
-from ..neighbours.whitening import Whitening
 from ..progress import Progress, Silent
 from .neighbour_scores import NeighbourScores, chosen_weight, reason
 
@@ -108,12 +107,12 @@ class Pile:
         if checksums_of(cache) == checksums_of(self.cache):
             yield slice(0, len(cache)), cached_graph(self.cache, progress=progress).weighted_means(self.p)
             return
-        whitening = Whitening.estimate(self.cache)
+        search = NeighbourSearch(self.cache)
         progress.start(len(cache), "finding neighbours")
         step = max(1, _VALUES_AT_ONCE // cache.encoder.dim)
         for start in range(0, len(cache), step):
             rows = np.arange(start, min(start + step, len(cache)))
-            graph = query_neighbours(self.cache, cache.take(rows), whitening=whitening)
+            graph = search.nearest(cache.take(rows))
             yield slice(start, start + len(rows)), graph.weighted_means(self.p)
             progress.advance(len(rows))
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
-from ..neighbours.ann_index import open_or_build
+from ..neighbours.ann_index import Index, open_or_build
 from ..neighbours.index_tuning import RECALL, RECALL_AT
 from ..progress import Progress
 from ..pu.labels import Labels
 from .scorer import Scores
-from .similarity import Similarity
+from .similarity import Compared, Similarity
 
 _ROWS_PER_BLOCK = 1 << 14
 _log = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ class IndexedSimilarity:
     similarity: Similarity
     kind: str
     memory: int | None = None
+    _indexes: dict[tuple[str, ...], Index] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -44,7 +45,7 @@ class IndexedSimilarity:
         self, cache: EmbeddingCache, labels: Labels, count: int | None = None, progress: Progress | None = None
     ) -> Scores:
         """Search for `count` rows and the labelled ones near each query, and score them."""
-        index = open_or_build(cache, self.kind, memory=self.memory, progress=progress)
+        index = self._opened_index(cache, progress)
         trailer = index.trailer
         shortfall = "" if trailer.recall >= RECALL else f" (asked for {RECALL})"
         _log.info(
@@ -53,9 +54,19 @@ class IndexedSimilarity:
         cache.check("embeddings")
         queries = self.similarity.queries(cache, labels, index.whitening)
         k = len(cache) if count is None else min(count + int((~labels.unlabelled).sum()), len(cache))
-        rows = np.unique(index.search(queries, k, device=self.similarity.device))
+        device = self.similarity.device
+        rows = np.unique(index.search(queries, k, device=device))
         rows = rows[rows >= 0]
         values = np.full(len(cache), -np.inf, np.float32)
+        compared = Compared(self.similarity, queries, device=device)
         for part in np.array_split(rows, 1 + len(rows) // _ROWS_PER_BLOCK):
-            values[part] = self.similarity.scores(index.whitening.centred_units(cache.take(part)), queries)
-        return Scores(values, complete=k == len(cache))
+            values[part] = compared.scores(index.whitening.centred_units(cache.take(part)))
+        return Scores(values, complete=k == len(cache), search_by=index.search_by(k, device=device))
+
+    def _opened_index(self, cache: EmbeddingCache, progress: Progress | None) -> Index:
+        """The index of a cache; that of the last call, on the GPU perhaps, where the cache is the same."""
+        checksums = tuple(file.checksum for file in cache.files)
+        if checksums not in self._indexes:
+            self._indexes.clear()
+            self._indexes[checksums] = open_or_build(cache, self.kind, memory=self.memory, progress=progress)
+        return self._indexes[checksums]

@@ -114,10 +114,12 @@ class Fused:
         if graph is not None:
             searched = np.ones(len(cache), bool)
             shares, search = graph.weighted_means(p), graph.search
+            search_by = graph.search_by
         else:
             rows = _candidates(margins, labels, count, self.model.prior_)
             searched, shares = np.isin(np.arange(len(cache)), rows), np.zeros(len(cache), np.float32)
-            shares[rows] = _neighbours_of_rows(cache, rows, self.device, progress).weighted_means(p)
+            graph = _neighbours_of_rows(cache, rows, self.device, progress)
+            shares[rows], search_by = graph.weighted_means(p), graph.search_by
             search = f"exact search for the {len(rows):,} rows of the highest margins"
         values = scorer.scores(margins, shares)
 
@@ -130,6 +132,7 @@ class Fused:
             posterior=posterior if scorer.is_calibrated else by_margin.posterior,
             note=self.note,
             search=search,
+            search_by=search_by,
         )
 
 
@@ -163,4 +166,8 @@ def _neighbours_of_rows(
     dropped = graph.rows == rows[:, None]
     dropped[~dropped.any(1), -1] = True  # more copies of a row than neighbours: the row itself is not among them
     shape = (len(rows), NEIGHBOURS)
-    return NeighbourGraph(rows=graph.rows[~dropped].reshape(shape), cosines=graph.cosines[~dropped].reshape(shape))
+    return NeighbourGraph(
+        rows=graph.rows[~dropped].reshape(shape),
+        cosines=graph.cosines[~dropped].reshape(shape),
+        search_by=graph.search_by,
+    )

@@ -30,6 +30,9 @@ class Ranking:
         Why neighbours count, or do not, where a model took part.
     search : str
         How neighbours were searched; "" where they do not count.
+    search_by : str
+        What compared rows, such as "torch on the GPU"; "" where the classifier ranks alone, or the graph of
+        neighbours was kept beside the cache.
     """
 
     rows: np.ndarray
@@ -39,6 +42,7 @@ class Ranking:
     scorer: str = ""
     note: str = ""
     search: str = ""
+    search_by: str = ""
 
     def first(self, k: int) -> Ranking:
         """The best k rows.

@@ -143,6 +143,7 @@ def rank_unlabelled(
         scorer=scorer.name,
         note=scores.note,
         search=scores.search,
+        search_by=scores.search_by,
     )
 
 

@@ -29,6 +29,8 @@ class Scores:
         Why neighbours count, or do not, where a model took part; "" where it was not asked.
     search : str
         How neighbours were searched; "" where they do not count.
+    search_by : str
+        What compared rows, such as "torch on the GPU"; "" where none were compared now.
     """
 
     values: np.ndarray
@@ -36,6 +38,7 @@ class Scores:
     complete: bool = True
     note: str = ""
     search: str = ""
+    search_by: str = ""
 
 
 class Scorer(Protocol):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
+from ..neighbours.backends import NUMPY_CPU, find_gpu
 from ..neighbours.whitening import Whitening
 from ..progress import Progress, Silent
 from ..pu.labels import Labels
@@ -57,15 +58,20 @@ class Similarity:
         self, cache: EmbeddingCache, labels: Labels, count: int | None = None, progress: Progress | None = None
     ) -> Scores:
         """Score every row, block by block."""
-        whitening = Whitening.estimate(cache)
-        queries = self.queries(cache, labels, whitening)
-        scores = np.empty(len(cache), np.float32)
         progress = progress or Silent()
         progress.start(len(cache), "comparing")
+        gpu = find_gpu(self.device, values=len(cache) * cache.encoder.dim)
+        if gpu is not None:
+            from .device_similarity import device_scores
+
+            return device_scores(self, cache, labels, gpu, progress)
+        whitening = Whitening.estimate(cache)
+        compared = Compared(self, self.queries(cache, labels, whitening), device="cpu")
+        scores = np.empty(len(cache), np.float32)
         for rows, X in cache.blocks():
-            scores[rows] = self.scores(whitening.centred_units(X), queries)
+            scores[rows] = compared.scores(whitening.centred_units(X))
             progress.advance(rows.stop - rows.start)
-        return Scores(scores)
+        return Scores(scores, search_by=compared.search_by)
 
     def queries(self, cache: EmbeddingCache, labels: Labels, whitening: Whitening) -> np.ndarray:
         """Vectors to compare rows with, float32: one direction (1, d), or every positive (p, d)."""
@@ -77,11 +83,39 @@ class Similarity:
             mean = whitening.solve(mean, whitening.total_variance / len(positives))
         return mean[None].astype(np.float32)
 
-    def scores(self, units: np.ndarray, queries: np.ndarray) -> np.ndarray:
-        """Scores of centred unit rows, (b,)."""
-        if self.kind in ("topk", "max"):
-            from ..neighbours.knn import nearest  # imports faiss
+    @property
+    def neighbours(self) -> int:
+        """Positives that a row is compared with: the nearest so many; 0 for their direction."""
+        return {"topk": TOP, "max": 1}.get(self.kind, 0)
 
-            cosines, _ = nearest(units, queries, TOP if self.kind == "topk" else 1, device=self.device)
-            return cosines.mean(1)
-        return np.vecdot(units, queries[0])  # row by row, so that equal rows score equally in any block
+
+class Compared:
+    """Queries of a similarity, ready to be compared with blocks of rows.
+
+    Parameters
+    ----------
+    similarity : Similarity
+    queries : ndarray of float32, (p, d)
+        Of `Similarity.queries`.
+    device : str
+
+    Attributes
+    ----------
+    search_by : str
+        What compares.
+    """
+
+    def __init__(self, similarity: Similarity, queries: np.ndarray, *, device: str):
+        self._queries, self.search_by = queries, NUMPY_CPU
+        self._search = None
+        if similarity.neighbours:
+            from ..neighbours.knn import RowSearch
+
+            self._search = RowSearch(queries, similarity.neighbours, device=device)
+            self.search_by = self._search.search_by
+
+    def scores(self, units: np.ndarray) -> np.ndarray:
+        """Scores of centred unit rows, (b,)."""
+        if self._search is not None:
+            return self._search.nearest(units)[0].mean(1)
+        return np.vecdot(units, self._queries[0])  # row by row, so that equal rows score equally in any block

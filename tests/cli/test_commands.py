@@ -234,6 +234,13 @@ WAYS = {
     "--index ivf --similarity topk --memory 0.5": "similarity (topk), ivf index",
 }
 
+SEARCHED_BY = {
+    "similarity (whitened)": "numpy on the CPU",
+    "similarity (centroid)": "numpy on the CPU",
+    FUSED: "torch on the CPU",
+    "classifier": None,
+}
+
 
 @pytest.fixture
 def indexed(world, embedded, here):
@@ -249,9 +256,10 @@ def indexed(world, embedded, here):
 @pytest.mark.parametrize("how", WAYS)
 def test_retrieve_finds_the_hidden_positives_first(trained, indexed, here, how):
     told = run_json(FOUND + "-k 20 --device cpu " + how, w=indexed)
-    note, search = told.pop("note"), told.pop("search")
+    note, search, search_by = told.pop("note"), told.pop("search"), told.pop("search_by")
     assert told == {"out": "ranked.csv", "by": WAYS[how], "retrieved": 20, "unlabelled": N - LABELLED}
     assert search == ("exact search" if WAYS[how] == FUSED else None)
+    assert search_by == SEARCHED_BY.get(WAYS[how], "faiss on the CPU")
     assert (note is not None) == ("--model" in how and "--by classifier" not in how)
     rows = table(here / "ranked.csv")
     assert list(rows[0]) == ["rank", "key", "score"] and [row["rank"] for row in rows] == [str(n) for n in range(1, 21)]
@@ -264,9 +272,10 @@ def test_retrieve_finds_the_hidden_positives_first(trained, indexed, here, how):
 
 
 def test_a_ranking_says_in_a_line_whether_neighbours_count(trained, indexed, here):
-    shown = run(FOUND + "--model {w}/with_neighbours.safetensors", w=indexed).stdout.splitlines()
-    assert "nearest neighbours count, with weight 2" in shown[-2]
-    assert shown[-1].endswith("by classifier and neighbours, fused (exact search)")
+    for by in (", with torch on the CPU", ""):  # the second run reads the graph that the first one kept
+        shown = run(FOUND + "--model {w}/with_neighbours.safetensors --device cpu", w=indexed).stdout.splitlines()
+        assert "nearest neighbours count, with weight 2" in shown[-2]
+        assert shown[-1].endswith(f"by classifier and neighbours, fused (exact search){by}")
     shown = run(FOUND + "--model {w}/without_neighbours.safetensors", w=indexed).stdout.splitlines()
     assert shown[-2].startswith("the classifier ranks alone; nearest neighbours do not count")
     assert shown[-1].endswith("to ranked.csv, by classifier")
@@ -277,7 +286,7 @@ def test_retrieve_prints_the_best_and_where_the_rest_is(world, embedded, here):
     lines = lines.splitlines()
     assert len(lines) == 6 and all(f"{n}  " in line and "red/" in line for n, line in enumerate(lines[:5], 1))
     left = N - LABELLED
-    assert lines[-1] == f"wrote {left} of {left} unlabelled to o/r.csv, by similarity (whitened)"
+    assert lines[-1] == f"wrote {left} of {left} unlabelled to o/r.csv, by similarity (whitened), with numpy on the CPU"
 
 
 @pytest.mark.parametrize("k, count", [("1", 1), ("7", 7), ("52", 52), ("1000", 52), ("all", 52)])

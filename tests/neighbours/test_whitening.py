@@ -54,7 +54,7 @@ def test_whitened_rows_have_the_inner_products_of_the_definition(opened):
 
 
 def test_directions_come_from_evenly_spaced_rows_wherever_blocks_end(opened, monkeypatch, tmp_path):
-    monkeypatch.setattr("pucache.neighbours.whitening._SAMPLE", 50)
+    monkeypatch.setattr("pucache.neighbours.whitening.SAMPLE", 50)
     rows = X.copy()
     rows[np.arange(300) % 6 != 0, 0] *= 100  # not in the sample
     whitening = Whitening.estimate(opened(rows))

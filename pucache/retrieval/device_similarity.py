@@ -1,0 +1,67 @@
+"""Similarity of all rows to the positives, on a GPU: the rows are centred and compared where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..cache.embedding_cache import EmbeddingCache
+from ..neighbours.backends import TORCH_GPU, faiss_gpu
+from ..neighbours.device_rows import DeviceRows, upload
+from ..neighbours.device_search import DeviceSearch, values_of
+from ..neighbours.device_whitening import DeviceWhitening, estimate
+from ..neighbours.row_source import row_source
+from ..progress import Progress
+from ..pu.labels import Labels
+from .scorer import Scores
+from .similarity import Compared, Similarity
+
+
+def device_scores(
+    similarity: Similarity, cache: EmbeddingCache, labels: Labels, gpu: torch.device, progress: Progress
+) -> Scores:
+    """Scores of every row, as those of `Similarity` up to rounding; the host waits for them once, at the end.
+
+    Where faiss sees the GPU it searches the nearest positives, and the host waits once a block of rows.
+
+    Parameters
+    ----------
+    similarity : Similarity
+    cache : EmbeddingCache
+    labels : Labels
+    gpu : torch.device
+    progress : Progress
+        Started, for the rows of the cache.
+    """
+    rows = DeviceRows(row_source(cache), gpu)
+    whitening = estimate(rows)
+    on_device = DeviceWhitening(whitening, gpu)
+    scores_of, search_by = _comparison(similarity, similarity.queries(cache, labels, whitening), gpu)
+    scores = torch.empty(len(cache), device=gpu)
+    for part, X in rows.blocks():
+        scores[part] = scores_of(on_device.centred_units(X))
+        progress.advance(part.stop - part.start)
+    return Scores(scores.cpu().numpy(), search_by=search_by)
+
+
+def _comparison(
+    similarity: Similarity, queries: np.ndarray, gpu: torch.device
+) -> tuple[Callable[[Tensor], Tensor], str]:
+    """Function that maps centred unit rows (b, d) to scores (b,), all on the GPU; and what compares."""
+    if not similarity.neighbours:
+        direction = upload(queries[0], gpu)
+        return lambda units: units.mul_(direction).sum(1), TORCH_GPU  # row by row, as on the CPU
+    k = min(similarity.neighbours, len(queries))
+    if faiss_gpu(gpu) is not None:
+        compared = Compared(similarity, queries, device=str(gpu))
+        return lambda units: upload(compared.scores(units.cpu().numpy()), gpu), compared.search_by
+    search = DeviceSearch(upload(queries, gpu), half=False)
+
+    def mean_cosines(units: Tensor) -> Tensor:
+        parts = [values_of(search.greatest(units[part], k)).mean(1) for part in search.blocks(len(units), k)]
+        return torch.cat(parts)
+
+    return mean_cosines, TORCH_GPU
