@@ -44,6 +44,27 @@ class Keys(Sequence[str]):
             keys[chosen] = decode_texts(self._parts[number][rows[chosen] - self._starts[number]].tolist())
         return keys.tolist()
 
+    def encoded(self, rows: slice) -> np.ndarray:
+        """Keys of consecutive rows as they are stored.
+
+        Parameters
+        ----------
+        rows : slice
+            With step 1.
+
+        Returns
+        -------
+        ndarray of bytes (dtype S), (b,)
+            UTF-8, as wide as the widest of the files; a view where one file holds all of the rows.
+        """
+        start, stop, _ = rows.indices(len(self))
+        first, last = (
+            int(np.searchsorted(self._starts, row, side)) for row, side in ((start, "right"), (stop, "left"))
+        )
+        parts = range(max(first - 1, 0), min(last, len(self._parts)))
+        pieces = [self._parts[part][max(start - self._starts[part], 0) : stop - self._starts[part]] for part in parts]
+        return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, "S1"), *pieces])
+
     def _key(self, item: int) -> str:
         row = item + (len(self) if item < 0 else 0)
         if not 0 <= row < len(self):

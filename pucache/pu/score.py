@@ -149,7 +149,7 @@ def _score_cache(
         for rows, scores in prefetch(blocks):
             labels = (scores > threshold).astype(np.int8)
             positives += int(labels.sum())
-            write(ScoredRows(cache.keys[rows], scores, posterior(scores), labels))
+            write(ScoredRows(cache.keys.encoded(rows), scores, posterior(scores), labels))
     return ScoreReport(cache, len(cache), positives, failures, None if pile is None else pile.cache)
 
 
