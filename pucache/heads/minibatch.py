@@ -21,6 +21,7 @@ from ..progress import Progress
 from ..storage.mapped_arrays import release_pages
 from .design_matrix import CPU_RESIDENT
 from .fitted import FittedHeads
+from .minibatch_cuda import train_on_cuda
 from .problem import HeadProblem
 from .risks import falling, rising
 
@@ -72,19 +73,18 @@ def train(problem: HeadProblem, settings: SGDSettings, progress: Progress) -> Fi
     epochs = settings.passes(len(problem.design))
     moments = problem.design.moments
     scale = RMS / max(moments.root_mean_square, 1e-12)
-    generator = torch.Generator().manual_seed(0)
-    batches, weights = _Batches(problem, generator, settings.batch_size, scale), _BatchWeights(problem)
-    penalty = problem.tensor(problem.penalty * (moments.spread * scale) ** 2) * weights.total
-    adam = _Adam(problem.initial_parameters(problem.d**-0.5), penalty, settings.learning_rate, batches.dtype)
+    penalty = problem.penalty * (moments.spread * scale) ** 2
+    train_heads = train_on_cuda if problem.device.type == "cuda" else _train_on_cpu
     progress.start(epochs, "training")
-    for _ in range(epochs):
-        batches.permute_positives()
-        weights.update(batches)
-        for number in torch.randperm(len(batches), generator=generator).tolist():
-            adam.step(*weights.gradient(number, adam.working, batches[number]))
-        progress.advance(1)
-    risk, clamped = weights.report(batches, adam.parameters)
-    parameters = adam.parameters.cpu().numpy()
+    parameters, risk, clamped = train_heads(
+        problem,
+        progress,
+        scale=scale,
+        penalty=penalty,
+        epochs=epochs,
+        batch_size=settings.batch_size,
+        learning_rate=settings.learning_rate,
+    )
     return FittedHeads(
         coef=parameters[:, :-1] * np.float32(scale),
         intercept=parameters[:, -1].copy(),
@@ -93,6 +93,30 @@ def train(problem: HeadProblem, settings: SGDSettings, progress: Progress) -> Fi
         residual=np.full(len(problem), np.nan, np.float32),
         passes=epochs,
     )
+
+
+def _train_on_cpu(
+    problem: HeadProblem,
+    progress: Progress,
+    *,
+    scale: float,
+    penalty: np.ndarray,
+    epochs: int,
+    batch_size: int,
+    learning_rate: float,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Parameters for scaled rows, (K, d + 1), reported risk and activity of the clamp, (K,) each."""
+    generator = torch.Generator().manual_seed(0)
+    batches, weights = _Batches(problem, generator, batch_size, scale), _BatchWeights(problem)
+    absolute = problem.tensor(penalty) * weights.total
+    adam = _Adam(problem.initial_parameters(problem.d**-0.5), absolute, learning_rate, batches.dtype)
+    for _ in range(epochs):
+        batches.permute_positives()
+        weights.update(batches)
+        for number in torch.randperm(len(batches), generator=generator).tolist():
+            adam.step(*weights.gradient(number, adam.working, batches[number]))
+        progress.advance(1)
+    return adam.parameters.numpy(), *weights.report(batches, adam.parameters)
 
 
 class _Batches:
@@ -108,7 +132,7 @@ class _Batches:
         self._offsets = np.cumsum([0] + [int(is_positive[part].sum()) for part in parts]).tolist()
         self._positive_rows = np.flatnonzero(is_positive)
         self._positive = self._make(self._positive_rows)
-        fits = problem.device.type == "cuda" or self._X.size * self.dtype.itemsize <= 2 * CPU_RESIDENT
+        fits = self._X.size * self.dtype.itemsize <= 2 * CPU_RESIDENT
         self._kept = [self._make(rows) for rows in self.rows] if fits else None
 
     def __len__(self) -> int:
@@ -116,8 +140,8 @@ class _Batches:
 
     def permute_positives(self) -> None:
         """Distribute the positives anew over their positions in the batches."""
-        self._permutation = torch.randperm(len(self._positive_rows), generator=self._generator).to(self._problem.device)
-        positive = self._positive_rows[self._permutation.cpu().numpy()]
+        self._permutation = torch.randperm(len(self._positive_rows), generator=self._generator)
+        positive = self._positive_rows[self._permutation.numpy()]
         for rows, begin, end in zip(self.rows, self._offsets, self._offsets[1:], strict=False):
             rows[: end - begin] = positive[begin:end]
 
@@ -133,7 +157,7 @@ class _Batches:
         block = torch.ones((len(rows), self._problem.d + 1), dtype=self.dtype)
         block[:, :-1] = torch.from_numpy(self._X[rows]).float().mul_(self._scale)
         release_pages(self._X)
-        return block.to(self._problem.device)
+        return block
 
 
 class _BatchWeights:
@@ -200,7 +224,7 @@ class _BatchWeights:
             value, _, clamped = self._risk.combine(positive_part, negative_part)
             risks += value
             clamps += clamped
-        return (risks / len(batches)).cpu().numpy(), (clamps / len(batches)).cpu().numpy()
+        return (risks / len(batches)).numpy(), (clamps / len(batches)).numpy()
 
 
 class _Adam:
@@ -212,7 +236,7 @@ class _Adam:
         self._gradient = torch.zeros_like(self.working)
         self._penalty = penalty[:, None] if bool((penalty != 0).any()) else None
         self._first, self._second = torch.zeros_like(parameters), torch.zeros_like(parameters)
-        self._rate, self._steps = learning_rate, torch.zeros((), device=parameters.device)
+        self._rate, self._steps = learning_rate, torch.zeros(())
 
     def step(self, step: Tensor, X: Tensor) -> None:
         """Update the parameters by the gradient ``step @ X``."""
