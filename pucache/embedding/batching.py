@@ -103,7 +103,7 @@ class BatchRunner:
 
     def _embed(self, pieces: list[torch.Tensor], positions: list[int]) -> EmbeddedImages:
         with self._profile.forward():
-            X = self._encoder.forward(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
+            X = self._encoder.forward(self._encoder.runtime.joined(pieces))
             return EmbeddedImages(positions, X, {})
 
     def _decode_and_embed(self, files: dict[int, bytes]) -> EmbeddedImages:

@@ -12,6 +12,7 @@ import copy
 import functools
 import logging
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -81,8 +82,7 @@ class Runtime:
         runtime: str = "torch",
         batch_size: int | None = None,
     ):
-        if device.type == "cpu":
-            keep_freed_memory()
+        keep_freed_memory()
         self._network: tuple[Any, ...] | None = (model, mean, std)  # until it is built
         self.device, self.precision, self.name, self.input_size = device, precision, runtime, input_size
         self.cosine: float | None = None
@@ -130,6 +130,13 @@ class Runtime:
                     raise EncoderError(
                         f"out of memory on {self.device} with the encoder itself; use --device cpu, or a smaller one"
                     ) from error
+
+    def joined(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Join pixels, uint8 (b, H, W, 3) each on the CPU; on CUDA in pinned memory, which needs no further copy."""
+        if self.device.type != "cuda":
+            return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
+        shape = (sum(map(len, pieces)), *self.input_size, 3)
+        return torch.cat(list(pieces), out=torch.empty(shape, dtype=torch.uint8, pin_memory=True))
 
     @torch.inference_mode()
     def __call__(self, pixels: torch.Tensor) -> np.ndarray:

@@ -147,6 +147,8 @@ class CudaStreams:
         if pixels.is_cuda:  # decoded on the device
             batch = pad(pixels, batch_size)
             stream.wait_stream(torch.cuda.current_stream(self._device))
+        elif count == batch_size and pixels.is_pinned():
+            batch = pixels
         else:
             staging[:count], staging[count:] = pixels, 0
             batch = staging

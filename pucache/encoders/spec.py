@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _JSON_TYPES: dict[str, type | tuple[type, ...]] = {
     "str": str,
@@ -17,6 +17,7 @@ _JSON_TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 BUNDLED = "bundled"  # name of the encoder whose weights an installed package carries
+OPTIONAL = {"normalization", "origin"}  # fields that JSON leaves out where they are empty
 ROUNDING = ("precision", "runtime")  # fields that change no more than the rounding of an embedding
 
 
@@ -44,6 +45,10 @@ class EncoderSpec:
         d, the length of an embedding.
     precision, runtime : str
         Of the forward pass: ``fp32``, ``bf16`` or ``fp16``; ``torch``, ``compile`` or ``openvino``.
+    normalization : str
+        ``l2`` if each embedding was scaled to length 1 after the encoder, else empty.
+    origin : str
+        Absolute path of the file or folder that embeddings were imported from; else empty. It is not compared.
     """
 
     name: str
@@ -59,6 +64,8 @@ class EncoderSpec:
     dim: int
     precision: str
     runtime: str
+    normalization: str = ""
+    origin: str = field(default="", compare=False)
 
     @classmethod
     def imported(cls, name: str, dim: int) -> EncoderSpec:
@@ -88,8 +95,9 @@ class EncoderSpec:
         )
 
     def to_json(self) -> str:
-        """Canonical JSON: sorted names, no spaces."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
+        """Canonical JSON: sorted names, no spaces. Fields of `OPTIONAL` are left out where they are empty."""
+        fields = {name: value for name, value in dataclasses.asdict(self).items() if value or name not in OPTIONAL}
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> EncoderSpec:
@@ -98,7 +106,8 @@ class EncoderSpec:
         Parameters
         ----------
         text : str
-            A JSON object with every field. ``runtime`` may be absent: it was torch before it was recorded.
+            A JSON object with every field. ``runtime`` may be absent: it was torch before it was recorded. The
+            fields of `OPTIONAL` may be absent.
 
         Raises
         ------
@@ -108,15 +117,15 @@ class EncoderSpec:
         fields = json.loads(text)
         if isinstance(fields, dict) and "precision" in fields:  # written before it was recorded
             fields.setdefault("runtime", fields["precision"] and "torch")
-        names = {field.name for field in dataclasses.fields(cls)}
-        if not isinstance(fields, dict) or set(fields) != names:
+        names = {each.name for each in dataclasses.fields(cls)}
+        if not isinstance(fields, dict) or set(fields) | OPTIONAL != names:
             raise ValueError("not an encoder description")
-        for field in dataclasses.fields(cls):
-            value = fields[field.name]
-            if not isinstance(value, _JSON_TYPES[str(field.type)]):
-                raise ValueError(f"not an encoder description: {field.name} is {value!r}")
+        for each in dataclasses.fields(cls):
+            value = fields.setdefault(each.name, each.default)
+            if not isinstance(value, _JSON_TYPES[str(each.type)]):
+                raise ValueError(f"not an encoder description: {each.name} is {value!r}")
             if isinstance(value, list):
-                fields[field.name] = tuple(value)
+                fields[each.name] = tuple(value)
         return cls(**fields)
 
     def differences(self, other: EncoderSpec, *, ignoring: Iterable[str] = ()) -> list[str]:
@@ -134,12 +143,13 @@ class EncoderSpec:
             Empty where the specs agree.
         """
         return [
-            field.name
-            for field in dataclasses.fields(self)
-            if field.name not in ignoring and getattr(self, field.name) != getattr(other, field.name)
+            each.name
+            for each in dataclasses.fields(self)
+            if each.compare and each.name not in ignoring and getattr(self, each.name) != getattr(other, each.name)
         ]
 
     def __str__(self) -> str:
         weights = f", weights {self.weights[:8]}" if self.weights else ""
         computation = f", {self.precision} {self.runtime}" if self.precision else ""
-        return f"{self.name} ({self.dim}-d{weights}{computation})"
+        normalization = f", {self.normalization}-normalized" if self.normalization else ""
+        return f"{self.name} ({self.dim}-d{weights}{computation}{normalization})"

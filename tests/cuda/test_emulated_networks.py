@@ -83,6 +83,21 @@ def test_a_batch_waits_once(decoded_on):
         assert device.counts.waited <= 5, str(device.counts)
 
 
+def test_joined_pixels_go_up_without_another_copy():
+    pieces = pixels(BATCH).split(3)
+    with emulated_cuda(as_cpu=True) as device:
+        run = runtime(plain(), CUDA)
+        run.start()
+        batch = run.joined(pieces)
+        assert batch.is_pinned() and torch.equal(batch, pixels(BATCH))
+        staged = run._cuda._stream_and_staging(BATCH)[1].fill_(7)
+        device.counts.clear()
+        X = run(batch)
+        assert device.counts.waited == 1 and (staged == 7).all()
+        np.testing.assert_array_equal(run(pixels(BATCH)), X)
+        assert not (staged == 7).all()
+
+
 class Watched(torch.nn.Module):
     """Averages each channel, and remembers the batches that came and how cuDNN was set."""
 

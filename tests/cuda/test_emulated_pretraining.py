@@ -162,6 +162,17 @@ def test_neighbours_and_the_rank_are_computed_on_the_device():
         assert device.counts.waited <= 2, str(device.counts)
 
 
+def test_features_stay_on_the_device(photos, tmp_path):
+    network = with_norms()
+    expected = probe.features(network, opened(photos, tmp_path, CPU, "once"), np.arange(N), CPU, torch.float32)
+    with emulated_cuda(as_cpu=True) as device:
+        images, network = opened(photos, tmp_path, CUDA, "once"), with_norms().to(CUDA)
+        device.counts.clear()
+        X = probe.features(network, images, np.arange(N), CUDA, torch.float32)
+        assert X.is_cuda and device.counts.waited == 0, str(device.counts)
+        torch.testing.assert_close(X.cpu(), expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("shape", [(300, 24), (24, 300)])
 @pytest.mark.parametrize("scale", [1e-15, 1.0, 1e10])
 def test_the_rank_is_that_of_the_cpu(shape, scale):
