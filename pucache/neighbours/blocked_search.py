@@ -1,4 +1,4 @@
-"""Exact nearest rows by inner product: products of blocks of rows, and the greatest values of each row of a block.
+"""Exact nearest rows by inner product on the CPU: products of blocks of rows, and the greatest values of each row.
 
 A row of products is reduced to the maxima of groups of `_GROUP` values. Its c greatest values lie in the c
 groups of greatest maximum, so only these are looked into: selection then costs less than the products.
@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..devices import choose_device, multiplies_bfloat16
+from ..devices import multiplies_bfloat16
 from ..threads import RunAll, limited_threads, worker_threads
 
+CPU = torch.device("cpu")
 _GROUP = 16  # products whose maximum is taken before the greatest are selected
 SPARE = 10  # candidates beyond those wanted where products are rounded
-_BLOCK_VALUES = {"cpu": 1 << 24, "cuda": 1 << 28}  # products in memory at once, per thread
+_BLOCK_VALUES = 1 << 24  # products in memory at once, per thread
 _ROWS_COMPARED = 16  # query rows whose candidates are compared again at once: they stay in the processor's cache
 Neighbours = tuple[np.ndarray, np.ndarray]  # cosines float32 (m, k), falling; rows int64 (m, k)
 
@@ -35,14 +36,12 @@ class BlockedSearch:
     ----------
     rows : ndarray of float32, (n, q)
         Unit rows; n >= 1.
-    device : torch.device
     """
 
-    def __init__(self, rows: np.ndarray, device: torch.device):
-        self.n, self._device = len(rows), device
-        self.type = product_type(device)
-        self._rows = torch.from_numpy(rows).to(device)
-        padded = torch.zeros(-(-self.n // _GROUP) * _GROUP, rows.shape[1], dtype=self.type, device=device)
+    def __init__(self, rows: np.ndarray):
+        self.n, self.type = len(rows), product_type(CPU)
+        self._rows = torch.from_numpy(rows)
+        padded = torch.zeros(-(-self.n // _GROUP) * _GROUP, rows.shape[1], dtype=self.type)
         padded[: self.n] = self._rows
         self._factors = padded
         self._buffers = threading.local()
@@ -50,7 +49,7 @@ class BlockedSearch:
     @property
     def queries_per_block(self) -> int:
         """Query rows to compare at once."""
-        return max(1, _BLOCK_VALUES[self._device.type] // len(self._factors))
+        return max(1, _BLOCK_VALUES // len(self._factors))
 
     def nearest(self, queries: np.ndarray, k: int, itself: np.ndarray | None = None) -> Neighbours:
         """Find the k rows of greatest inner product with each query.
@@ -67,18 +66,18 @@ class BlockedSearch:
         cosines, rows
             -inf and -1 where there are fewer rows.
         """
-        Q = torch.from_numpy(queries).to(self._device)
+        Q = torch.from_numpy(queries)
         products = torch.mm(Q.to(self.type), self._factors.T, out=self._buffer(len(Q)))
         products[:, self.n :] = -torch.inf
         if itself is not None:
-            products[torch.arange(len(Q), device=self._device), torch.from_numpy(itself).to(self._device)] = -torch.inf
+            products[torch.arange(len(Q)), torch.from_numpy(itself)] = -torch.inf
         values, columns = greatest(products, k + (SPARE if self.type == torch.bfloat16 else 0))
         return sorted_neighbours(Q, self._rows, values, columns, k)
 
     def _buffer(self, count: int) -> Tensor:
         """Memory for the products of `count` queries, kept for the next block of this thread."""
         if len(getattr(self._buffers, "products", ())) < count:
-            self._buffers.products = torch.empty(count, len(self._factors), dtype=self.type, device=self._device)
+            self._buffers.products = torch.empty(count, len(self._factors), dtype=self.type)
         return self._buffers.products[:count]
 
 
@@ -88,7 +87,6 @@ def nearest_rows(
     k: int,
     *,
     among_themselves: bool = False,
-    device: str | torch.device = "auto",
     advance: Callable[[int], None] | None = None,
 ) -> Neighbours:
     """Find the k rows of greatest inner product with each query.
@@ -101,7 +99,6 @@ def nearest_rows(
     k : int
     among_themselves : bool
         The queries are the rows: each leaves itself out.
-    device : str or torch.device
     advance : callable, optional
         Is called with the number of queries done, block by block.
 
@@ -112,18 +109,17 @@ def nearest_rows(
     rows : ndarray of int64, (m, k)
         -1 where there are fewer rows.
     """
-    chosen = choose_device(device)
     cosines, found = no_neighbours(len(queries), k)
     if not len(rows):
         return cosines, found
-    search = BlockedSearch(rows, chosen)
+    search = BlockedSearch(rows)
     starts = range(0, len(queries), search.queries_per_block)
     parts = [slice(start, min(start + search.queries_per_block, len(queries))) for start in starts]
 
     def task(part: slice) -> Neighbours:
         return search.nearest(queries[part], k, np.arange(part.start, part.stop) if among_themselves else None)
 
-    with search_threads(chosen, len(parts)) as run_all:
+    with search_threads(len(parts)) as run_all:
         for part, block in zip(parts, run_all([partial(task, part) for part in parts]), strict=True):
             cosines[part], found[part] = block
             if advance:
@@ -132,11 +128,11 @@ def nearest_rows(
 
 
 @contextmanager
-def search_threads(device: torch.device, tasks: int) -> Iterator[RunAll]:
-    """Threads that search blocks: one per core on the CPU, one for a GPU."""
+def search_threads(tasks: int) -> Iterator[RunAll]:
+    """Threads that search blocks: one per core."""
     with (
         limited_threads(0) as threads,
-        worker_threads(min(threads, tasks) if device.type == "cpu" else 1) as run_all,
+        worker_threads(min(threads, tasks)) as run_all,
         torch.inference_mode(),
     ):
         yield run_all

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..progress import Progress
-from .blocked_search import SPARE, Neighbours, greatest, product_type, search_threads, sorted_neighbours
+from .blocked_search import CPU, SPARE, Neighbours, greatest, product_type, search_threads, sorted_neighbours
 from .row_source import RowSource, subset
 from .whitening import Whitening, whitened_blocks, whitened_rows
 
@@ -26,7 +26,7 @@ PAGE = 128  # rows
 _SAMPLE_PER_CELL, _ITERATIONS = 64, 8  # of k-means
 _VISITS, _MIN_VISITS, _MAX_SHARE = 1 << 34, 1 << 13, 0.25  # rows visited: by all rows; by one; share of the pile
 _MAX_PAGES_PER_CELL = 4  # times the mean; a cell is larger where many rows are equal
-_BLOCK_VALUES = {"cpu": 1 << 26}  # products in memory at once, per thread
+_BLOCK_VALUES = 1 << 26  # products in memory at once, per thread
 _TRUE_ROWS, _TRUE_BLOCK = 256, 1 << 16  # rows that the recall is measured on; rows they are compared with at once
 _EQUAL = 5e-4  # difference of cosines from rounding to float16
 
@@ -142,7 +142,6 @@ def nearest_by_cells(
     search : str
         Number of cells, and recall on a sample.
     """
-    cpu = torch.device("cpu")
     progress.start(2 * len(source), "finding neighbours")
     learned_from = torch.from_numpy(whitened_rows(sampled_rows(source), whitening)[0])
     centroids = centroids_of(learned_from, cell_count(len(source)))
@@ -154,7 +153,7 @@ def nearest_by_cells(
     cosines, found = np.empty((n, k), np.float16), np.empty((n, k), np.int32)
     order = np.argsort(cells.nearest[:, 0], kind="stable")  # rows of one cell visit the same cells
     parts = [order[begin : begin + search.queries_per_block] for begin in range(0, n, search.queries_per_block)]
-    with search_threads(cpu, len(parts)) as run_all:
+    with search_threads(len(parts)) as run_all:
         for part, block in zip(parts, run_all([partial(search.nearest, part, k) for part in parts]), strict=True):
             cosines[part], found[part] = block
             progress.advance(len(part))
@@ -251,14 +250,14 @@ class _CellSearch:
     """
 
     def __init__(self, cells: Cells):
-        self._cells, self._type = cells, product_type(torch.device("cpu"))
+        self._cells, self._type = cells, product_type(CPU)
         self._slots = cells.slots
         self._buffers = threading.local()
 
     @property
     def queries_per_block(self) -> int:
         """Rows to search for at once."""
-        return max(1, _BLOCK_VALUES["cpu"] // (self._slots * PAGE))
+        return max(1, _BLOCK_VALUES // (self._slots * PAGE))
 
     def nearest(self, rows: np.ndarray, k: int) -> Neighbours:
         """Find the k nearest of the rows visited by some rows, (m,); as `BlockedSearch.nearest`."""

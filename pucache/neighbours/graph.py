@@ -328,7 +328,7 @@ def _query_on_cpu(
     for start in range(0, len(source), _ROWS_PER_SEARCH):
         part = np.arange(start, min(start + _ROWS_PER_SEARCH, len(source)))
         Z, numbers = whitened_rows(subset(source, part), whitening)
-        cosines, found = nearest_rows(Q, Z, k, device="cpu")
+        cosines, found = nearest_rows(Q, Z, k)
         best = merge_neighbours(best, (cosines, renumbered(found, part[numbers])), k)
         progress.advance(len(part))
     return graph_of_lists(len(asked), k, whitening, query_numbers, best)
@@ -339,7 +339,7 @@ def _exact_graph(source: RowSource, whitening: Whitening, *, k: int, progress: P
 
     Z, numbers = whitened_rows(source, whitening)
     progress.start(len(Z), "finding neighbours")
-    best = nearest_rows(Z, Z, k, among_themselves=True, device="cpu", advance=progress.advance)
+    best = nearest_rows(Z, Z, k, among_themselves=True, advance=progress.advance)
     return graph_of_lists(len(source), k, whitening, numbers, (best[0], renumbered(best[1], numbers)))
 
 

@@ -137,4 +137,4 @@ def _faiss_cpu_search(rows: np.ndarray) -> Search:
 def _torch_cpu_search(rows: np.ndarray) -> Search:
     from .blocked_search import nearest_rows
 
-    return lambda queries, k: nearest_rows(queries, rows, k, device="cpu")
+    return lambda queries, k: nearest_rows(queries, rows, k)

@@ -74,14 +74,14 @@ def test_neighbours_are_the_rows_of_the_greatest_whitened_cosines(opened, produc
 @pytest.mark.parametrize("values", [1, 3 * N, 40 * N])
 def test_the_size_of_the_blocks_does_not_matter(monkeypatch, product_type, values):
     expected = neighbour_graph(X, device="cpu")
-    monkeypatch.setattr(blocked_search, "_BLOCK_VALUES", {"cpu": values})
+    monkeypatch.setattr(blocked_search, "_BLOCK_VALUES", values)
     got = neighbour_graph(X, device="cpu")
     np.testing.assert_allclose(got.cosines, expected.cosines, atol=1e-3)
     assert np.mean(got.rows == expected.rows) > 0.99
 
 
 def test_several_threads_find_what_one_finds(monkeypatch):
-    monkeypatch.setattr(blocked_search, "_BLOCK_VALUES", {"cpu": 20 * N})
+    monkeypatch.setattr(blocked_search, "_BLOCK_VALUES", 20 * N)
     expected = neighbour_graph(X, device="cpu")
     torch.set_num_threads(2)
     got = neighbour_graph(X, device="cpu")
@@ -229,7 +229,7 @@ def test_bad_arguments_are_refused(X, options, message):
 def test_cells_find_most_neighbours_and_say_how_many(monkeypatch, product_type):
     monkeypatch.setattr(cell_search, "_VISITS", 1 << 20)
     monkeypatch.setattr(cell_search, "_MIN_VISITS", 1 << 9)
-    monkeypatch.setattr(cell_search, "_BLOCK_VALUES", {"cpu": 1 << 18})
+    monkeypatch.setattr(cell_search, "_BLOCK_VALUES", 1 << 18)
     draw = np.random.default_rng(0)
     rows = draw.normal(size=(40, 24))[draw.integers(0, 40, 4000)] + 0.7 * draw.normal(size=(4000, 24))
     exact, cells = (neighbour_graph(rows, k=10, method=method, device="cpu") for method in METHODS)
