@@ -21,6 +21,7 @@ from pucache.pretraining.network import NetworkConfig
 from pucache.pretraining.pretrain import pretrain
 from pucache.pretraining.probe import Probe
 from pucache.pretraining.squash import Squash
+from pucache.pretraining.trainer import Trainer
 from pucache.progress import Silent
 
 pytestmark = [
@@ -224,13 +225,22 @@ def outcome(folder):
 
 
 @pytest.mark.parametrize(("name", "decode"), [("modern", "once"), ("impulses", "always")])
-def test_a_resumed_run_is_that_of_the_cpu(name, decode, photos, tmp_path):
+def test_a_resumed_run_is_that_of_the_cpu(name, decode, photos, tmp_path, monkeypatch):
     pretrained(photos, tmp_path / "cpu", "cpu", name, decode)
-    with emulated_cuda(as_cpu=True):
+    take_step, waits = Trainer._take_step, []
+
+    def counted(trainer, batches):
+        before = device.counts.waited
+        take_step(trainer, batches)
+        waits.append(device.counts.waited - before)
+
+    monkeypatch.setattr(Trainer, "_take_step", counted)
+    with emulated_cuda(as_cpu=True) as device:
         stopped = pretrained(photos, tmp_path / "cuda", "cuda", name, decode, minutes=1e-9)
         assert stopped.steps == 1
         finished = pretrained(photos, tmp_path / "cuda", "cuda", name, decode)
-    assert finished.steps == 2 * STEPS_PER_EPOCH
+    assert finished.steps == len(waits) == 2 * STEPS_PER_EPOCH
+    assert not any(waits[1:]), str(device.counts)  # the first step brings constants to the device
     (expected, expected_rows), (weights, rows) = outcome(tmp_path / "cpu"), outcome(tmp_path / "cuda")
     np.testing.assert_allclose(rows, expected_rows, rtol=2e-2, atol=2e-2)
     for tensor_name, tensor in expected.items():
