@@ -5,6 +5,7 @@ common encoders' raw features, but neither centred nor standardised. Rows are sh
 batches once. In every epoch the batches come in a new order, and the labelled positives are permuted
 among their positions in the batches. (Shuffling all rows again would cost more than the training;
 without permuting the positives the heads overfit the batches and lose half a point of accuracy.)
+The same training on a GPU: `pucache.heads.minibatch_cuda`.
 """
 
 from __future__ import annotations

@@ -18,12 +18,14 @@ from .problem import HeadProblem
 from .risks import falling, rising
 
 ALIGNMENT = 8  # rows are padded to a multiple of it; the matrix units read rows of other lengths slowly
-ROUND_BYTES = 1 << 29  # of the tensors of a round, or less where little memory is free
+ROUND_BYTES = 1 << 30  # of the tensors of a round, or less where little memory is free
 ROUND_SHARE = 0.25  # of the free memory
 ROUND_BATCHES = 512  # of a round at most: the graph has several nodes per batch
+STREAMED_BATCHES = 64  # of a round at most, while the host reads the next round
 _TINY = 1e-30  # for sums of weights that are zero
 _MATRICES = 12  # of the size of the parameters, at most: Adam's, and copies while a graph is checked
 _WEIGHT_TENSORS, _MARGIN_TENSORS = 8, 8  # (heads, size) per batch: weights of the losses; margins of the report
+_ROW_WEIGHT_TENSORS = 6  # (columns of weights, size) per batch
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class Rounds:
         self.risk_scale = self._weights.risk_scale
         self._rows = BatchRows(problem, slots)
         columns = -(-(problem.d + 1) // ALIGNMENT) * ALIGNMENT
-        self.length = _round_length(problem, slots.rows.shape, columns, self._weights.heads)
+        self.length = _round_length(problem, slots.rows.shape, columns, self._weights.heads, self._rows.streams)
         sign = -1.0 if problem.risk.surrogate == "sigmoid" else 1.0
         self._sign = upload(np.float32(sign) * slots.positive + slots.unlabelled, device)
         self.X = torch.zeros((self.length, self.size, columns), device=device)
@@ -193,7 +195,9 @@ class _LossWeights:
         return c.a[..., None] * in_p, c.u[..., None] * in_u + c.p[..., None] * in_p
 
 
-def _round_length(problem: HeadProblem, shape: tuple[int, int], columns: int, weighted_heads: int) -> int:
+def _round_length(
+    problem: HeadProblem, shape: tuple[int, ...], columns: int, weighted_heads: int, streams: bool
+) -> int:
     """Batches of a round.
 
     Raises
@@ -202,14 +206,16 @@ def _round_length(problem: HeadProblem, shape: tuple[int, int], columns: int, we
         Not even one batch fits.
     """
     (batches, size), free = shape, free_memory(problem.device)
-    row_weights = 0 if problem.weights is None else 4 * problem.weights.shape[1]
+    row_weights = 0 if problem.weights is None else 4 * _ROW_WEIGHT_TENSORS * problem.weights.shape[1]
     of_heads = _WEIGHT_TENSORS * weighted_heads + _MARGIN_TENSORS * len(problem)
-    batch = size * (4 * columns + 4 * problem.d + row_weights + 4 * of_heads)
+    stored = 12 if streams else 4  # bytes of a value as stored; streamed rows may come with as many between them
+    batch = size * (4 * columns + stored * problem.d + row_weights + 4 * of_heads)
     fixed = 4 * _MATRICES * len(problem) * columns
     if fixed + batch > free:
         raise ValueError(
             f"training {len(problem)} heads on batches of {size} rows takes {(fixed + batch) / 1e9:.1f} GB, and "
             f"{problem.device} has {free / 1e9:.1f} GB free; train fewer heads at once, use smaller batches, or the CPU"
         )
-    most = max(1, min(batches, ROUND_BATCHES, int(min(ROUND_BYTES, ROUND_SHARE * free)) // batch))
+    limit = STREAMED_BATCHES if streams else ROUND_BATCHES
+    most = max(1, min(batches, limit, int(min(ROUND_BYTES, ROUND_SHARE * free)) // batch))
     return -(-batches // -(-batches // most))  # rounds of one length, but for the last

@@ -7,10 +7,12 @@ sigmoid
     With rows turned to their own label (`pucache.heads.minibatch_rounds`), every loss of the risk is the
     sigmoid of a margin, or 1 minus it, and the step is ``factor * sigmoid * (1 - sigmoid)``. Two kernels.
 sigmoid, clamped
-    Two more: R- + beta, and the choice of the factor. ``factor`` is nowhere negative and ``clamped_factor``
-    nowhere positive, so R- + beta times a huge number, clamped to these two, is the chosen one.
+    Two more: R- + beta, and the choice of the factor. Where the clamp does not act, the factor is nowhere
+    negative, and where it acts nowhere positive. So R- + beta times a huge number, limited to these two, is
+    the chosen one.
 logistic
-    The step is ``factor * sigmoid - constant``. Two kernels; six where the risk is clamped.
+    The step is ``factor * sigmoid - constant``. Two kernels; seven where the risk is clamped: the
+    loss is then needed beside the sigmoid, and both factor and constant are chosen.
 """
 
 from __future__ import annotations
