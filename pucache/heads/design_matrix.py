@@ -18,11 +18,10 @@ from torch import Tensor
 from ..devices import multiplies_bfloat16
 from ..storage.mapped_arrays import release_pages, row_step, take_rows
 from ..threads import limited_threads, worker_threads
-from .device_rows import DeviceBlocks, DeviceRows
+from .device_rows import DeviceBlocks, DeviceRows, upload
 from .fitted import FittedHeads
 from .leading_directions import LeadingDirections, leading_directions, leading_directions_on_device, sample_rows
 from .moments import Moments
-from .precision import reduced_precision  # noqa: F401
 
 CPU_RESIDENT = 1 << 29  # bytes of float32 rows kept in memory on the CPU
 _BLOCKS_PER_GROUP, _MAX_GROUPS = 4, 32  # see `RowBlocks.groups`
@@ -189,8 +188,8 @@ class DesignMatrix:
     @cached_property
     def leading_tensors(self) -> tuple[Tensor, Tensor]:
         """Leading directions (d, q) and the variances along them (q,), float32, on the device."""
-        directions = torch.tensor(self.leading.directions, dtype=torch.float32, device=self.device)
-        return directions, torch.tensor(self.leading.variances, dtype=torch.float32, device=self.device)
+        directions = np.array(self.leading.directions, np.float32, order="C")
+        return upload(directions, self.device), upload(np.array(self.leading.variances, np.float32), self.device)
 
     def standardised(self, rows: np.ndarray) -> Tensor:
         """Some rows of (X - centre) / spread.
@@ -243,7 +242,7 @@ class DesignMatrix:
         -------
         ndarray of float32, (n, K) or (n, J)
         """
-        parameters = torch.from_numpy(heads.standardised(self.moments)).to(self.device)
+        parameters = upload(heads.standardised(self.moments), self.device)
         coef, intercept = parameters[:, :-1], parameters[:, -1:]
         result = np.empty((len(self), len(coef)) if chosen is None else chosen.shape, np.float32)
 

@@ -34,10 +34,26 @@ def free_memory(device: torch.device) -> int:
 
 
 def upload(values: np.ndarray, device: torch.device) -> Tensor:
-    """Copy an array to a CUDA device; the host does not wait."""
+    """Copy an array to a device; the host does not wait for a GPU.
+
+    Parameters
+    ----------
+    values : ndarray
+        float64 becomes float32; on the CPU the tensor shares its memory.
+    device : torch.device
+    """
+    if device.type == "cpu":
+        return torch.from_numpy(values)
     pinned = torch.empty(values.shape, dtype=_tensor_type(values.dtype), pin_memory=True)
     pinned.numpy()[...] = values
     return pinned.to(device, non_blocking=True)
+
+
+def download(*tensors: Tensor) -> list[np.ndarray]:
+    """Copy tensors of one type and device to the host, which waits once."""
+    packed = torch.cat([values.flatten() for values in tensors]).cpu().numpy()
+    parts = np.split(packed, np.cumsum([values.numel() for values in tensors])[:-1])
+    return [part.reshape(values.shape) for part, values in zip(parts, tensors, strict=True)]
 
 
 class DeviceRows:
@@ -109,8 +125,8 @@ class DeviceRows:
             values = self.take(np.arange(begin, min(begin + step, len(self)))).float().sub_(origin)
             total[:-1] += values.sum(0, dtype=torch.float64)
             total[-1] += values.square_().sum(dtype=torch.float64)
-        sums = torch.cat([origin.double(), total]).cpu().numpy()
-        return Moments.of_sums(sums[: self.d].astype(np.float32), sums[self.d : -1], float(sums[-1]), len(self))
+        centre, sums = download(origin.double(), total)
+        return Moments.of_sums(centre.astype(np.float32), sums[:-1], float(sums[-1]), len(self))
 
     def _uploaded(self) -> Tensor:
         resident = torch.empty(self._X.shape, dtype=_tensor_type(self._X.dtype), device=self.device)
@@ -182,4 +198,6 @@ class DeviceBlocks:
 
 
 def _tensor_type(dtype: np.dtype) -> torch.dtype:
-    return {"float16": torch.float16, "int64": torch.int64}.get(dtype.name, torch.float32)
+    if np.issubdtype(dtype, np.floating) and dtype != np.float16:
+        return torch.float32
+    return torch.from_numpy(np.empty(0, dtype.newbyteorder("="))).dtype

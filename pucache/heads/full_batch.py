@@ -25,7 +25,7 @@ from torch.nn.functional import softplus
 from ..progress import Progress
 from ..threads import RunAll, run_in_turn, worker_threads
 from .design_matrix import RowBlocks
-from .device_rows import DeviceBlocks
+from .device_rows import DeviceBlocks, download
 from .fitted import FittedHeads
 from .lbfgs import Minimum, Objective, Preconditioner
 from .loss_sums import LossSum, anchored
@@ -68,10 +68,10 @@ def train(
     """
     progress.start(None, "training")
     with worker_threads(problem.design.workers(threads)) as run_all:
-        return _train(_Objective(problem, progress, run_all), problem, start, tolerance)
+        return _train(RiskObjective(problem, progress, run_all), problem, start, tolerance)
 
 
-def _train(objective: _Objective, problem: HeadProblem, start: FittedHeads | None, tolerance: float) -> FittedHeads:
+def _train(objective: RiskObjective, problem: HeadProblem, start: FittedHeads | None, tolerance: float) -> FittedHeads:
     all_heads = torch.arange(len(problem), device=problem.device)
     preconditioner = _preconditioner(problem, objective)
     parameters, reference = problem.initial_parameters(_INITIAL_BOUND), None
@@ -85,21 +85,22 @@ def _train(objective: _Objective, problem: HeadProblem, start: FittedHeads | Non
     return _fitted(problem, minimum, objective)
 
 
-def _preconditioner(problem: HeadProblem, objective: _Objective) -> Preconditioner:
+def _preconditioner(problem: HeadProblem, objective: RiskObjective) -> Preconditioner:
     # The covariance of all rows knows no labels. Steps scaled by the moments of P would tell a head of a cross-fit
     # what the held-out positives look like: at weak penalties, where many minima are alike, these then rank first.
     curvature = _CURVATURE[str(problem.risk.surrogate)] * objective.coefficients.total
     return CovariancePreconditioner(problem.design, curvature, objective.penalty)
 
 
-def _fitted(problem: HeadProblem, minimum: Minimum, objective: _Objective) -> FittedHeads:
-    risk, clamp_factor = objective.report(minimum.parameters)
+def _fitted(problem: HeadProblem, minimum: Minimum, objective: RiskObjective) -> FittedHeads:
+    reported = objective.report(minimum.parameters)
+    parameters, risk, clamp_factor, residual = download(minimum.parameters, *reported, minimum.decrement)
     return FittedHeads.of_standardised(
-        minimum.parameters.cpu().numpy(),
+        parameters,
         problem.design.moments,
-        risk=risk.cpu().numpy(),
-        clamped=1 - clamp_factor.cpu().numpy(),
-        residual=minimum.decrement.cpu().numpy(),
+        risk=risk,
+        clamped=1 - clamp_factor,
+        residual=residual,
         passes=objective.passes,
     )
 
@@ -130,7 +131,7 @@ class _Terms:
         return weights if self.column is None else weights[self.column]
 
 
-class _Objective:
+class RiskObjective:
     """Value and gradient of the heads' penalised risks."""
 
     def __init__(self, problem: HeadProblem, progress: Progress, run_all: RunAll = run_in_turn):

@@ -29,6 +29,11 @@ _ROUNDING = 3e-7  # relative rounding error of a value in float32
 _SHORTEST = 1e-3  # a step shortened to this finds no decrease above rounding: the problem is finished
 
 
+def rows_of(values: Tensor, problem: Tensor) -> Tensor:
+    """Values (K, ...) of some problems, whose numbers (A,) ascend; where these are all, the values themselves."""
+    return values if len(values) == len(problem) else values[problem]
+
+
 @dataclass(frozen=True)
 class Minimum:
     """Final state of K problems.
@@ -121,7 +126,7 @@ class Minimiser:
             self._reference = state.norm(running)
         state.update_direction(running, self._preconditioner)
         for _ in range(evaluations - 1):
-            running = _selected(running, state.unfinished(running, tolerance * self._reference[running]))
+            running = _selected(running, state.unfinished(running, tolerance * rows_of(self._reference, running)))
             if not len(running):
                 break
             trial = state.trial(running)
@@ -175,17 +180,18 @@ class _State:
 
     def norm(self, problem: Tensor) -> Tensor:
         """Norm of the preconditioned gradient, (A,)."""
-        return (self._gradient[problem] * self._preconditioned[problem]).sum(1).clamp(min=0).sqrt()
+        return (rows_of(self._gradient, problem) * rows_of(self._preconditioned, problem)).sum(1).clamp(min=0).sqrt()
 
     def unfinished(self, problem: Tensor, least: Tensor) -> Tensor:
         """Whether the norm of the gradient is above ``least`` (A,) and rounding, and a step is left to try, (A,)."""
         norm = self.norm(problem)
-        rounding = _ROUNDING * self.value[problem].abs().sqrt()
-        return (norm > least) & (norm > rounding) & (self._step_size[problem] >= _SHORTEST)
+        rounding = _ROUNDING * rows_of(self.value, problem).abs().sqrt()
+        return (norm > least) & (norm > rounding) & (rows_of(self._step_size, problem) >= _SHORTEST)
 
     def trial(self, problem: Tensor) -> Tensor:
         """Trial points, (A, p)."""
-        return self.parameters[problem] + self._step_size[problem, None] * self._direction[problem]
+        step = rows_of(self._step_size, problem)[:, None] * rows_of(self._direction, problem)
+        return rows_of(self.parameters, problem) + step
 
     def accept_or_shorten(
         self, problem: Tensor, trial: Tensor, value: Tensor, gradient: Tensor, preconditioned: Tensor
@@ -195,16 +201,17 @@ class _State:
         Returns the problems whose directions change: those that moved. On CUDA all of them are returned, as the host
         does not know which moved; the directions of the others come out as they were.
         """
-        before, predicted = self.value[problem], self._step_size[problem] * self._slope[problem]
+        before, size = rows_of(self.value, problem), rows_of(self._step_size, problem)
+        predicted = size * rows_of(self._slope, problem)
         accepted = value <= before + _SUFFICIENT * predicted + _ROUNDING * before.abs()
         shorter = -predicted / (2 * (value - before - predicted)).clamp(min=1e-30)  # minimum of a parabola
-        shortened = self._step_size[problem] * shorter.nan_to_num(0.1).clamp(0.1, 0.5)
+        shortened = size * shorter.nan_to_num(0.1).clamp(0.1, 0.5)
         self._step_size[problem] = torch.where(accepted, 1, shortened)
         reached = [trial, value, gradient, preconditioned]
         if accepted.is_cuda:
             masks = (accepted[:, None] if values.dim() > 1 else accepted for values in reached)
             moves = zip(masks, reached, self._point, strict=True)
-            reached = [torch.where(mask, new, current[problem]) for mask, new, current in moves]
+            reached = [torch.where(mask, new, rows_of(current, problem)) for mask, new, current in moves]
         else:
             problem, *reached = (values[accepted] for values in (problem, *reached))
         if len(problem):
@@ -217,15 +224,15 @@ class _State:
 
     def _move(self, problem: Tensor, trial: Tensor, value: Tensor, gradient: Tensor, preconditioned: Tensor) -> None:
         """Remember step and gradient change where they have curvature, which those without a step have not."""
-        step, change = trial - self.parameters[problem], gradient - self._gradient[problem]
+        step, change = trial - rows_of(self.parameters, problem), gradient - rows_of(self._gradient, problem)
         curvature = (step * change).sum(1)
         keep = curvature > 1e-8 * step.norm(dim=1) * change.norm(dim=1)
-        slot = torch.where(keep, self._count[problem] % _MEMORY, _MEMORY)
+        slot = torch.where(keep, rows_of(self._count, problem) % _MEMORY, _MEMORY)
         self._steps[slot, problem], self._gradient_changes[slot, problem] = step, change
         self._inverse_curvature[slot, problem] = 1 / curvature
-        scale = (change * (preconditioned - self._preconditioned[problem])).sum(1) / curvature
+        scale = (change * (preconditioned - rows_of(self._preconditioned, problem))).sum(1) / curvature
         newest = torch.where(scale > 0, 1 / scale.clamp(min=1e-30), 1)
-        self._scale[problem] = torch.where(keep, newest, self._scale[problem])
+        self._scale[problem] = torch.where(keep, newest, rows_of(self._scale, problem))
         self._count[problem] += keep
         self._updates += 1
         for values, new in zip(self._point, (trial, value, gradient, preconditioned), strict=True):
@@ -235,7 +242,7 @@ class _State:
         """Compute the next search directions."""
         if not len(problem):
             return
-        gradient, steepest = self._gradient[problem], -self._preconditioned[problem]
+        gradient, steepest = rows_of(self._gradient, problem), -rows_of(self._preconditioned, problem)
         solve = self._by_products if problem.is_cuda else self._two_loop_recursion
         newton = -solve(problem, preconditioner)
         slope = (newton * gradient).sum(1)
@@ -267,11 +274,11 @@ class _State:
         """
         memory, row = min(_MEMORY, self._updates), problem[:, None]
         if not memory:
-            return self._preconditioned[problem] * self._scale[row]
+            return rows_of(self._preconditioned, problem) * rows_of(self._scale, problem)[:, None]
         newest_last = torch.arange(-memory, 0, device=problem.device)
-        slot = (self._count[row] + newest_last) % _MEMORY  # (A, m)
+        slot = (rows_of(self._count, problem)[:, None] + newest_last) % _MEMORY  # (A, m)
         steps, changes = self._steps[slot, row], self._gradient_changes[slot, row]  # (A, m, p), zero where empty
-        gradient = self._gradient[problem]
+        gradient = rows_of(self._gradient, problem)
         with full_precision(problem.device):
             products = torch.bmm(steps, changes.mT).triu_()  # step i . change j for i <= j
             diagonal = products.diagonal(dim1=1, dim2=2)  # (A, m)
@@ -279,7 +286,7 @@ class _State:
             along = torch.bmm(steps, gradient[:, :, None])
             alpha = torch.linalg.solve_triangular(products, along, upper=True)  # (A, m, 1)
             q = torch.baddbmm(gradient[:, :, None], changes.mT, alpha, alpha=-1)[:, :, 0]
-            z = preconditioner(q, problem) * self._scale[row]
+            z = preconditioner(q, problem) * rows_of(self._scale, problem)[:, None]
             rest = torch.baddbmm(diagonal[:, :, None] * alpha, changes, z[:, :, None], alpha=-1)
             beta = torch.linalg.solve_triangular(products.mT, rest, upper=False)
             return torch.baddbmm(z[:, :, None], steps.mT, beta)[:, :, 0]

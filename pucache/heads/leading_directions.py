@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..storage.mapped_arrays import take_rows
+from .device_rows import download, upload
 from .linear_algebra import leading_subspace
 from .moments import Moments
 
@@ -74,18 +75,16 @@ def leading_directions_on_device(sample: Tensor, count: int) -> LeadingDirection
     count : int
     """
     m, d = sample.shape
-    basis = torch.from_numpy(_start((m, d), count)).to(sample.device)
+    basis = upload(_start((m, d), count), sample.device)
     for _ in range(_ITERATIONS):
         basis = torch.linalg.qr(sample.T @ (sample @ basis))[0]
     projected = (sample @ basis).double()
     squares = sample.square().sum(dtype=torch.float64)
-    packed = torch.cat([basis.double().flatten(), (projected.T @ projected).flatten(), squares[None]]).cpu().numpy()
-    width = basis.shape[1]
-    directions, products = packed[: d * width].reshape(d, width), packed[d * width : -1].reshape(width, width)
+    directions, products, total = download(basis.double(), projected.T @ projected, squares)
     values, rotation = np.linalg.eigh(products)  # ascending
     variances = (values[::-1].clip(0) / m).astype(np.float32)
     rotated = (directions @ rotation[:, ::-1]).astype(np.float32)
-    return LeadingDirections(rotated, variances, _rest(packed[-1] / m, variances, d))
+    return LeadingDirections(rotated, variances, _rest(float(total) / m, variances, d))
 
 
 def _start(shape: tuple[int, ...], count: int) -> np.ndarray:

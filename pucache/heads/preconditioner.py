@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from .design_matrix import DesignMatrix
+from .device_rows import upload
+from .lbfgs import rows_of
 from .second_moments import SecondMoments
 
 MAX_DIMENSIONS = 2048  # of second moments; their inverse takes time as their cube
@@ -33,14 +35,14 @@ class HessianPreconditioner:
         exponents = (penalty / curvature).clamp(min=second_moments.least_ratio).log10().round()
         distinct, which = torch.unique(exponents.cpu(), return_inverse=True)  # which: (K,)
         self._inverses = [second_moments.inverse(10**exponent) for exponent in distinct.tolist()]
-        self._curvature, self._which = curvature, which.to(curvature.device)
+        self._curvature, self._which = curvature, upload(which.numpy(), curvature.device)
 
     def __call__(self, vectors: Tensor, head: Tensor) -> Tensor:
         """Approximate inverse Hessians of the heads numbered ``head`` (A,) times vectors (A, d + 1)."""
-        scaled = vectors / self._curvature[head, None]
+        scaled = vectors / rows_of(self._curvature, head)[:, None]
         if len(self._inverses) == 1:
             return scaled @ self._inverses[0]
-        which, result = self._which[head], torch.empty_like(vectors)
+        which, result = rows_of(self._which, head), torch.empty_like(vectors)
         for number, inverse in enumerate(self._inverses):
             own = which == number
             if own.is_cuda:  # the host would wait for the numbers of the rows
@@ -73,7 +75,7 @@ class CovariancePreconditioner:
         """Approximate inverse Hessians of the heads numbered ``head`` (A,) times vectors (A, d + 1)."""
         coef = vectors[:, :-1]
         result = torch.empty_like(vectors)
-        torch.mul(coef, self._rest[head, None], out=result[:, :-1])
-        result[:, :-1] += ((coef @ self._directions) * self._along[head]) @ self._directions.T
-        result[:, -1] = vectors[:, -1] * self._intercept[head]
+        torch.mul(coef, rows_of(self._rest, head)[:, None], out=result[:, :-1])
+        result[:, :-1] += ((coef @ self._directions) * rows_of(self._along, head)) @ self._directions.T
+        result[:, -1] = vectors[:, -1] * rows_of(self._intercept, head)
         return result

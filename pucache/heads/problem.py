@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from .design_matrix import DesignMatrix
+from .device_rows import upload
 from .risks import Coefficients, PURisk
 
 
@@ -76,7 +77,7 @@ class HeadProblem:
 
     def tensor(self, values: np.ndarray) -> Tensor:
         """Copy of an array on the device."""
-        return torch.from_numpy(np.array(values)).to(self.device)
+        return upload(np.array(values), self.device)
 
     def normalised_weights(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """Weights of some rows, scaled to sum to one in each column, (C, m), and their sums before, (C,)."""
@@ -100,4 +101,4 @@ class HeadProblem:
             seed: torch.empty(self.d + 1).uniform_(-bound, bound, generator=generator)
             for seed, generator in generators.items()
         }
-        return torch.stack([draws[seed] for seed in self.seed]).to(self.device)
+        return upload(torch.stack([draws[seed] for seed in self.seed]).numpy(), self.device)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .design_matrix import DesignMatrix
+from .device_rows import upload
 
 _SAMPLE = 4096  # rows
 _FLOOR = 2e-3  # least ratio, relative to the mean variance; smaller variances are treated as rounding
@@ -32,7 +33,7 @@ class SecondMoments:
         standardised = design.standardised(rows)
         sample = standardised.new_ones((len(rows), design.d + 1))
         sample[:, :-1] = standardised
-        sample *= torch.from_numpy(np.sqrt(weights)[:, None].astype(np.float32)).to(design.device)
+        sample *= upload(np.sqrt(weights)[:, None].astype(np.float32), design.device)
         return cls(sample.T @ sample)
 
     def inverse(self, ratio: float) -> Tensor:

@@ -100,7 +100,7 @@ def test_value_and_gradient_are_those_of_the_formulas(data, small_blocks, name, 
     problem = HeadProblem.of(design, risk, weights=weights, prior=priors, penalty=penalties)
     parameters = torch.randn(3, 7, generator=torch.Generator().manual_seed(0)) / 2
     parameters[2, :6] += 1  # towards the clamp
-    values, gradients = full_batch._Objective(problem, Silent())(parameters, torch.arange(3))
+    values, gradients = full_batch.RiskObjective(problem, Silent())(parameters, torch.arange(3))
     negatives = []
     for k in range(3):
         value, gradient, _, negative = objective(
@@ -296,7 +296,7 @@ def test_rounded_rows_lead_to_the_same_minimum(many, reduced, monkeypatch, name)
 def test_errors_of_rounded_rows_are_relative_to_the_distance_from_the_anchor(many, reduced):
     X, s = many
     problem = HeadProblem.of(DesignMatrix(X, s, None, CPU), PURisk("imbnnpu"), prior=PRIOR, penalty=[0.01, 0.03, 0.1])
-    objective, every = full_batch._Objective(problem, Silent()), torch.arange(3)
+    objective, every = full_batch.RiskObjective(problem, Silent()), torch.arange(3)
     draw = torch.Generator().manual_seed(0)
     at, step = torch.randn(3, 41, generator=draw), torch.randn(3, 41, generator=draw)
     nearby, some = objective.anchored(at), torch.tensor([0, 2])

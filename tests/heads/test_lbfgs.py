@@ -3,7 +3,7 @@ import itertools
 import pytest
 import torch
 
-from pucache.heads.lbfgs import Minimiser, minimise
+from pucache.heads.lbfgs import _MEMORY, Minimiser, _State, minimise
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DIM, LIMIT = 6, 400
@@ -208,3 +208,21 @@ def test_a_gradient_of_rounding_alone_ends_the_search():
 
     found = minimise(flat, torch.ones(3, 4), plain, tolerance=1e-3, evaluations=LIMIT)
     assert found.evaluations == 1 and (found.parameters == 1).all()
+
+
+def test_directions_by_products_are_those_of_the_two_loop_recursion():
+    """With no pair, with fewer than are kept, and with more; and for some of the problems."""
+    family = Quadratics()
+    state, every = _State(family.start), torch.arange(5)
+    value, gradient = family(family.start, every)
+    state.restart(value, gradient, gradient)
+    moves = torch.Generator().manual_seed(0)
+    for update in range(_MEMORY + 4):
+        for problem in (every, torch.tensor([1, 4])):
+            directions = (solve(problem, plain) for solve in (state._by_products, state._two_loop_recursion))
+            torch.testing.assert_close(*directions, rtol=1e-6, atol=1e-9)
+        moving = every[: 1 + update % 5]
+        trial = state.parameters[moving] + torch.randn(len(moving), DIM, dtype=torch.float64, generator=moves)
+        value, gradient = family(trial, moving)
+        state._move(moving, trial, value, gradient, gradient)
+    assert state._count[0] > _MEMORY and len(set(state._count.tolist())) > 3

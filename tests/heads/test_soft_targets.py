@@ -8,6 +8,7 @@ from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
 from pucache.heads import design_matrix, soft_targets
+from pucache.heads.cross_entropy import CrossEntropyObjective
 from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.moments import Moments
 from pucache.heads.second_moments import SecondMoments
@@ -52,7 +53,7 @@ def test_the_gradient_is_that_of_the_formula_by_finite_differences(data, small_b
     X, s, targets = data
     design, weights = DesignMatrix(X, s, Moments(np.zeros(6, np.float32), 1.0), CPU), weights_of(3)
     checked = soft_targets._checked(N, targets, weights)
-    objective = soft_targets._Objective(design, *checked, np.array([0.0, 0.1, 2.0]), Silent())
+    objective = CrossEntropyObjective(design, *checked, np.array([0.0, 0.1, 2.0]), Silent())
     parameters = torch.randn(3, 7, generator=torch.Generator().manual_seed(0))
     values, gradients = objective(parameters, torch.arange(3))
     for k, penalty in enumerate((0.0, 0.1, 2.0)):
