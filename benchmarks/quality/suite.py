@@ -33,7 +33,7 @@ from benchmarks.quality.fixed_fusion import fused_scores
 from pucache import EmbeddingCache, PULinearClassifier
 from pucache.heads.fit import fit_heads
 from pucache.heads.risks import PURisk
-from pucache.neighbours.graph import query_neighbours
+from pucache.neighbours.pile_search import query_neighbours
 from pucache.pu.folds import stratified_folds
 from pucache.pu.neighbour_scores import NeighbourScores, chosen_weight
 from pucache.pu.pile_scores import Pile
@@ -244,9 +244,8 @@ def main() -> None:
     for group in chosen:
         groups.data(group)  # embeds what is not embedded yet, before other processes read it
     wanted = [asdict(setting) for setting in settings(chosen, shares=SHARES, seeds=seeds, names=names)]
-    rows = measured(
-        at.work, f"{groups.prefix}suite", wanted, partial(measure, at), minutes=given.minutes, jobs=given.jobs
-    )
+    work, limits = partial(measure, at), {"minutes": given.minutes, "jobs": given.jobs}
+    rows = measured(at.work, f"{groups.prefix}suite", wanted, work, also=given.also, **limits)
     text = suite_page.page(rows, len(wanted), groups.describe(), arms=tuple(ARMS), rankings=tuple(RANKINGS))
     print(text)
     if given.out:
@@ -266,6 +265,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--labelled", nargs="+", type=int, choices=LABELLED, metavar="N", help="these numbers only")
     parser.add_argument("--seeds", type=int, help="at most so many (default: three, and one with 500 labelled)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
+    parser.add_argument(
+        "--also", nargs="+", default=[], metavar="COMMIT", help="cells of these where others are missing"
+    )
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further cell after so long")
     given = parser.parse_args()
     for name in ("seeds", "jobs"):

@@ -40,6 +40,23 @@ def at(rows: list[dict], setting: tuple[int, float]) -> list[dict]:
     return [row for row in rows if (row["labelled"], row["share"]) == setting]
 
 
+def seeds_of(rows: list[dict]) -> str:
+    """Number of seeds of each group, by number of labelled rows."""
+    parts = []
+    for labelled in sorted({row["labelled"] for row in rows}):
+        seeds = {
+            group: {row["seed"] for row in rows if (row["group"], row["labelled"]) == (group, labelled)}
+            for group in TASKS
+        }
+        groups: dict[int, list[str]] = {}
+        for group, numbers in seeds.items():
+            if numbers:
+                groups.setdefault(len(numbers), []).append(group)
+        counts = (f"{count} of {', '.join(groups[count])}" for count in sorted(groups, reverse=True))
+        parts.append(f"with {labelled} labelled {' and '.join(counts)}")
+    return "; ".join(parts)
+
+
 def mean(rows: list[dict], name: str, figure: str) -> float:
     values = [row[name][figure] for row in rows if figure in row.get(name, {})]
     return float(np.mean(values)) if values else float("nan")
@@ -193,17 +210,15 @@ def page(rows: list[dict], wanted: int, data: str, *, arms: tuple[str, ...], ran
     """
     cut = f" Cut off: {len(rows)} of {wanted} cells." if len(rows) < wanted else ""
     counts = ", ".join(f"{column.title} {len(column.of(rows))}" for column in columns(rows))
-    seeds: dict[int, set[int]] = {}
-    for row in rows:
-        seeds.setdefault(row["labelled"], set()).add(row["seed"])
-    numbers = ", ".join(f"{len(seeds[labelled])} with {labelled} labelled" for labelled in sorted(seeds))
+    for commit in sorted({row["commit"] for row in rows if "commit" in row}):
+        cut += f" {sum(row.get('commit') == commit for row in rows)} cells are of commit {commit}."
     return f"""# One-vs-rest suite
 
 `python -m benchmarks.quality.suite DIR --fashion SOURCE`: {data}{cut}
 
 {CHOICE} {TUNED}
 
-Means over the cells of a group ({counts}), which are its tasks and seeds ({numbers}). In brackets the gain over
+Means over the cells of a group ({counts}), which are its tasks and seeds ({seeds_of(rows)}). In brackets the gain over
 {arms[0]}, the plain one. The tasks of {" and ".join(CROSSING)} cut across
 classes and topics; where neighbours mislead, the fixed weight loses.
 
