@@ -2,36 +2,83 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from . import options, output
 
 
 @click.command("import-embeddings")
-@click.argument("npy")
+@click.argument("source")
 @click.argument("cache")
 @click.option(
     "--keys",
-    required=True,
     metavar="FILE",
     help="Keys of the rows (unique names), in order: a text file, or a CSV with a 'key' column.",
 )
-@click.option("--name", help="Name of the encoder.  [default: the name of NPY]")
+@click.option(
+    "--key-column",
+    metavar="NAME",
+    help="Column of the metadata, or of the Parquet file, to take as keys.  [default: the first of key, image_path, "
+    "path, file_name, filename, url, id, image_id, uid that exists; else the numbers of the rows]",
+)
+@click.option("--row-numbers", is_flag=True, help="Take the numbers of the rows as keys: 0000000000, 0000000001, ...")
+@click.option(
+    "--embedding-column",
+    metavar="NAME",
+    help="List column of a Parquet file, or tensor of a safetensors file.  [default: embedding, or the only one that "
+    "fits]",
+)
+@click.option(
+    "--metadata",
+    metavar="FILE|FOLDER",
+    help="Parquet files with one row for each embedding, matched by the numbers in their names.  [default: those in "
+    "SOURCE, or in a folder 'metadata' in it or beside it]",
+)
+@click.option("--name", help="Name of the encoder.  [default: the name of SOURCE; for an export, the one in it]")
 @click.option(
     "--dtype",
     type=click.Choice(["float16", "float32"]),
-    help="Type of the stored embeddings.  [default: float16 if NPY is, else float32]",
+    help="Type of the stored embeddings.  [default: float16 if SOURCE is, else float32]",
+)
+@click.option(
+    "--normalize",
+    is_flag=True,
+    help="Scale each embedding to length 1. The cache states it, and a model that was trained on one kind "
+    "refuses the other.",
 )
 @options.as_json
-def import_embeddings(npy: str, cache: str, keys: str, name: str | None, dtype: str | None, as_json: bool) -> None:
-    """Write embeddings from another program (a .npy array, one row per key) into the file CACHE.
+def import_embeddings(source: str, cache: str, as_json: bool, **chosen: Any) -> None:
+    """Write embeddings from another program, one row per key, into the file CACHE.
+
+    SOURCE is a .npy, .safetensors or .parquet file, or a folder of them: parts in the order of the numbers
+    in their names, with Parquet metadata beside them, as clip-retrieval writes them (img_emb/, metadata/).
+    Memory stays below 500 MB. The same command goes on where an interrupted one ended.
 
     \b
     pucache import-embeddings clip.npy cache.h5 --keys files.txt --name clip-vit-b32
+    pucache import-embeddings laion/ cache.h5 --key-column url --normalize
+    pucache import-embeddings table.parquet cache.h5
     """
-    from pucache.cache.importing import import_embeddings as run
+    from pucache.cache.interchange.importing import import_embeddings as run
     from pucache.storage.atomic import check_writable
 
-    check_writable(cache, inputs=[npy, keys])
-    rows = run(npy, keys, cache, name=name, dtype=dtype)
-    output.print_result({"cache": cache, "rows": rows}, [f"{cache}: {rows:,} rows"], as_json)
+    from .progress import terminal_progress
+
+    check_writable(cache, inputs=[source, *filter(None, [chosen["keys"], chosen["metadata"]])])
+    report = run(source, cache, **chosen, progress=terminal_progress())
+    result = {
+        "cache": cache,
+        "rows": report.rows,
+        "parts": report.parts,
+        "encoder": str(report.encoder),
+        "dtype": report.dtype,
+        "keys": report.keys,
+        "resumed_rows": report.resumed_rows,
+    }
+    parts = "" if report.parts == 1 else f" from {report.parts:,} parts"
+    lines = [f"{cache}: {report.rows:,} rows of {report.encoder}, {report.dtype}{parts}; keys: {report.keys}"]
+    if report.resumed_rows:
+        lines.append(f"{report.resumed_rows:,} rows were there from an interrupted run")
+    output.print_result(result, lines, as_json)

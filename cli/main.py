@@ -19,10 +19,12 @@ from pucache.threads import set_thread_defaults
 from pucache.version import __version__
 
 from .audit import audit
+from .cache_dir import cache_dir
 from .demo import demo
 from .embed import embed
 from .estimate_prior import estimate_prior
 from .evaluate import evaluate
+from .export import export
 from .import_embeddings import import_embeddings
 from .info import info
 from .output import printable
@@ -160,6 +162,8 @@ for _command in (
     info,
     verify,
     pack,
+    export,
+    cache_dir,
     demo,
 ):
     main.add_command(_command)

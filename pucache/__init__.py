@@ -24,7 +24,7 @@ _HOMES = {
     "load_encoder": "encoders.encoder",
     "open_source": "images.source",
     "embed": "embedding.embed",
-    "import_embeddings": "cache.importing",
+    "import_embeddings": "cache.interchange.importing",
     "pretrain": "pretraining.pretrain",
     "train_pu": "pu.train",
     "estimate_prior": "pu.estimate_prior",
@@ -38,7 +38,9 @@ _HOMES = {
     "audit": "reviewing.session_audit",
     "info": "cache.cache_info",
     "pack": "cache.merging",
+    "export": "cache.interchange.exporting",
     "verify": "verify_files",
+    "cache_dir": "cache.local_copies",
     "demo": "demonstration",
 }
 __all__ = [*_HOMES, "__version__"]
@@ -46,7 +48,9 @@ __all__ = [*_HOMES, "__version__"]
 if TYPE_CHECKING:
     from .cache.cache_info import info as info
     from .cache.embedding_cache import EmbeddingCache as EmbeddingCache
-    from .cache.importing import import_embeddings as import_embeddings
+    from .cache.interchange.exporting import export as export
+    from .cache.interchange.importing import import_embeddings as import_embeddings
+    from .cache.local_copies import cache_dir as cache_dir
     from .cache.merging import pack as pack
     from .demonstration import demo as demo
     from .embedding.embed import embed as embed

@@ -177,9 +177,16 @@ def test_import_embeddings(tmp_path, opened):
     X, keys = np.eye(3, dtype=np.float32), ["a", "b", "c"]
     np.save(tmp_path / "X.npy", X)
     (tmp_path / "keys.txt").write_text("\n".join(keys))
-    arguments = (X, keys) if opened else (str(tmp_path / "X.npy"), str(tmp_path / "keys.txt"))
-    pucache.import_embeddings(*arguments, str(tmp_path / "cache.h5"))
+    source, named = (X, keys) if opened else (str(tmp_path / "X.npy"), str(tmp_path / "keys.txt"))
+    assert pucache.import_embeddings(source, str(tmp_path / "cache.h5"), keys=named).rows == 3
     np.testing.assert_array_equal(pucache.EmbeddingCache(tmp_path / "cache.h5").X, X)
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_export(arguments, tmp_path, opened):
+    cache = pucache.EmbeddingCache(arguments.cache) if opened else arguments.cache
+    assert pucache.export(cache, str(tmp_path / "cache.parquet")).rows == 48
+    assert pucache.import_embeddings(tmp_path / "cache.parquet", tmp_path / "again.h5").rows == 48
 
 
 @pytest.mark.parametrize("opened", [False, True])

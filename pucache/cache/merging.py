@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -49,10 +49,11 @@ def pack(caches: CacheLike | Iterable[EmbeddingCache | str | Path], out: str | P
         failures.update(file.failures)
         file.release()
     sources = sorted({file.source for file in files})
+    origins = {file.encoder.origin for file in files}
     return merge(
         out,
         [(file, np.arange(len(file))) for file in files],
-        encoder=files[0].encoder,
+        encoder=replace(files[0].encoder, origin=files[0].encoder.origin if len(origins) == 1 else ""),
         dtype=files[0].dtype,
         source=sources[0] if len(sources) == 1 else "",
         failures=_without_embedded(failures, files),

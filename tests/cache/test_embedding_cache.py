@@ -20,12 +20,10 @@ from hypothesis import strategies as st
 from pucache.cache import checksums, hdf5, reader, writer
 from pucache.cache.cache_info import info
 from pucache.cache.embedding_cache import EmbeddingCache, is_cache, open_cache
-from pucache.cache.importing import import_embeddings
 from pucache.cache.keys import Keys, encode_keys
 from pucache.cache.merging import pack
 from pucache.cache.reader import CacheFile
 from pucache.cache.writer import Rows
-from pucache.encoders.spec import EncoderSpec
 from pucache.errors import CacheError, OutputError
 
 SPEC = tiny_encoder().spec
@@ -618,43 +616,3 @@ def test_pack_takes_more_files_than_there_are_file_descriptors(tmp_path, few_des
     assert pack(paths, tmp_path / "out.h5") == 40
     assert list(EmbeddingCache(tmp_path / "out.h5").keys) == [f"{n:02}" for n in range(40)]
     assert "Too many open files" in refusal(EmbeddingCache, *paths)
-
-
-# --- embeddings made elsewhere -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("dtype", "wanted", "stored"),
-    [("f2", None, "f2"), ("f4", None, "f4"), (">f8", None, "f4"), ("f4", "float16", "f2")],
-)
-def test_imported_rows_follow_their_keys(tmp_path, dtype, wanted, stored, monkeypatch):
-    monkeypatch.setattr(reader, "BLOCK_BYTES", 40)
-    X = np.arange(21).reshape(7, 3).astype(dtype)
-    keys = ["g", "é", "c", "a", "bb", "f\n", "d"]
-    np.save(tmp_path / "clip.npy", X)
-    assert import_embeddings(tmp_path / "clip.npy", keys, tmp_path / "c.h5", dtype=wanted) == 7
-    imported = EmbeddingCache(tmp_path / "c.h5")
-    imported.verify()
-    np.testing.assert_array_equal(imported.X[imported.keys.rows(keys)], X)
-    assert imported.X.dtype == stored
-    assert imported.encoder == EncoderSpec.imported("clip", 3)
-
-
-@pytest.mark.parametrize(
-    ("X", "keys", "telling"),
-    [
-        (np.ones((2, 3)), ["a"], "has 2 rows, but 1 keys were given"),
-        (np.ones((2, 3)), ["a", "a"], "key 'a' is given twice"),
-        (np.array([[1.0], [np.nan]]), ["b", "a"], r"row 1 of .*x\.npy \('a'\) is NaN"),
-        (np.array([[1.0], [1e39]]), ["b", "a"], "overflows float32"),
-        (np.ones(2), ["a", "b"], r"holds float64 \(2,\); expected one array of floats"),
-        (np.ones((2, 3), int), ["a", "b"], r"holds int64 \(2, 3\); expected one array of floats"),
-        (np.array([[{}], [{}]]), ["a", "b"], "is not a .npy array of numbers"),
-    ],
-)
-def test_embeddings_that_cannot_be_imported_are_refused_and_nothing_is_written(tmp_path, X, keys, telling):
-    np.save(tmp_path / "x.npy", X)
-    text = refusal(import_embeddings, tmp_path / "x.npy", keys, tmp_path / "c.h5")
-    assert re.search(telling, text), text
-    assert os.listdir(tmp_path) == ["x.npy"]
-    assert "no such file" in refusal(import_embeddings, tmp_path / "gone.npy", [], tmp_path / "c.h5")

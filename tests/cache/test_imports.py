@@ -49,7 +49,8 @@ def test_a_command_on_caches_and_models_imports_neither_torch_nor_scikit_learn(f
     [
         "import pucache; pucache.info('cache.h5'); pucache.verify(['cache.h5', 'model.safetensors'])",
         "import pucache; pucache.pack('cache.h5', 'packed.h5'); pucache.EmbeddingCache('packed.h5').verify()",
-        "from pucache.cache import destination, importing, remote, verification",
+        "from pucache.cache import destination, remote, verification",
+        "from pucache.cache.interchange import exporting, importing",
     ],
 )
 def test_the_library_reads_caches_without_torch(folder, statement):

@@ -439,7 +439,8 @@ def test_embeddings_made_elsewhere_go_all_the_way(here):
     X, s, y = planted(80, labelled=10)
     np.save("clip.npy", X.astype(np.float16))
     Path("keys.csv").write_text("key,class\n" + "".join(f"{row:03}.png,x\n" for row in range(80)))
-    assert run_json("import-embeddings clip.npy c.h5 --keys keys.csv") == {"cache": "c.h5", "rows": 80}
+    made = run_json("import-embeddings clip.npy c.h5 --keys keys.csv")
+    assert (made["cache"], made["rows"], made["keys"]) == ("c.h5", 80, "keys.csv")
     told = run_json("info c.h5")
     assert (told["encoder"]["name"], told["files"][0]["dtype"]) == ("imported:clip", "float16")
     run("import-embeddings clip.npy c.h5 --keys keys.csv --name vit --dtype float32")

@@ -21,7 +21,7 @@ from pucache.cache.reader import CacheFile
 
 ENCODER = "test_convnext"
 RED, REST = 20, 60
-LEFTOVER = re.compile(r"(.*/)?\..*\.\w{8}\.partial|.*\.parts(/.*)?|(.*/)?\..*\.lock")
+LEFTOVER = re.compile(r"(.*/)?\..*\.\w{8}\.partial|.*\.(parts|import)(/.*)?|(.*/)?\..*\.lock")
 State = dict[str, bytes | None]  # files by path, with their content; folders have none
 
 

@@ -20,7 +20,7 @@ import torch
 from fuzz.oracle import require
 from fuzz.target import Target
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.cache.importing import import_embeddings
+from pucache.cache.interchange.importing import import_embeddings
 from pucache.errors import CacheError, EncoderError, ModelError
 from pucache.pu import model_file
 from pucache.pu.classifier import PULinearClassifier
@@ -238,7 +238,7 @@ def check_array(sample: str, data: bytes, folder: Path) -> str:
     path = folder / "rows.npy"
     path.write_bytes(data)
     try:
-        import_embeddings(path, list("dbca"), folder / "cache.h5")
+        import_embeddings(path, folder / "cache.h5", keys=list("dbca"))
     except CacheError:
         require(data not in arrays().values(), "a good array was refused")
         raise
