@@ -10,7 +10,7 @@ import time
 from benchmarks.gpu import checkout
 from benchmarks.gpu.slices import Bench, Figure, Slice
 
-TESTS = "tests/cuda/test_gpu.py"
+TESTS = "tests/cuda/test_gpu*.py"
 LONGEST = 300.0  # seconds
 
 
@@ -18,7 +18,8 @@ def tests(bench: Bench) -> list[Figure]:
     """The tests of CUDA, in a process of their own."""
     if importlib.util.find_spec("pytest") is None:
         raise ModuleNotFoundError("No module named 'pytest'", name="pytest")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", TESTS]
+    files = sorted(str(path) for path in checkout.ROOT.glob(TESTS))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     ended = _run(command, bench)
     if ended.returncode:
         raise RuntimeError(f"{TESTS} ended with {ended.returncode}:\n{ended.stdout[-6000:]}{ended.stderr[-2000:]}")

@@ -17,7 +17,7 @@ import torch
 from helpers.emulated_cuda import emulated_cuda
 
 from benchmarks.common import jpegs
-from benchmarks.gpu import counts, embedding, heads, pretraining, results, retrieval, suite
+from benchmarks.gpu import counts, embedding, heads, pretraining, results, retrieval, runner, suite
 from benchmarks.gpu.page import page
 from benchmarks.gpu.slices import QUICK, Bench, Figure, LeftOut, Slice, Unfinished
 
@@ -171,15 +171,16 @@ def fake(monkeypatch):
 
     def make(*names):
         module = SimpleNamespace(SLICES=tuple(Slice(name, SLICES[name]) for name in names))
-        monkeypatch.setattr(suite, "GROUPS", {"heads": "fake"})
+        monkeypatch.setitem(runner.GROUPS, "heads", "fake")
         monkeypatch.setitem(sys.modules, "fake", module)
         return module
 
     return make
 
 
-def run(tmp_path, *words):
-    return suite.main([str(tmp_path / "out"), "--device", "cpu", "--quick", "--work", str(tmp_path / "work"), *words])
+def run(tmp_path, *words, one_process=True):
+    folders = [str(tmp_path / "out"), "--work", str(tmp_path / "work"), *["--one-process"] * one_process]
+    return suite.main([*folders, "--device", "cpu", "--quick", "--groups", "heads", *words])
 
 
 def lines(tmp_path):
@@ -228,10 +229,51 @@ def test_slices_are_chosen_by_a_word(tmp_path, fake):
 
 
 def test_a_group_that_cannot_be_imported_is_left_out_or_fails(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(suite, "GROUPS", {"heads": "a_package_that_nobody_has", "tests": "benchmarks.gpu.nowhere"})
-    assert run(tmp_path) == 1
+    monkeypatch.setitem(runner.GROUPS, "heads", "a_package_that_nobody_has")
+    monkeypatch.setitem(runner.GROUPS, "tests", "benchmarks.gpu.nowhere")
+    assert run(tmp_path, "--groups", "heads", "tests") == 1
     printed = capsys.readouterr().out
-    assert "heads: left out, no a_package_that_nobody_has\n" in printed and "tests: failed\n" in printed
+    assert (
+        "heads: left out, no a_package_that_nobody_has\n" in printed
+        and "tests: failed, ModuleNotFoundError\n" in printed
+    )
+
+
+def breaks(at):
+    raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
+def test_a_device_that_takes_no_more_work_ends_the_process(tmp_path, fake, monkeypatch):
+    monkeypatch.setitem(SLICES, "breaks", breaks)
+    fake("breaks", "succeeds")
+    with pytest.raises(SystemExit) as ended:
+        run(tmp_path)
+    assert ended.value.code == runner.BROKEN
+    assert run(tmp_path, "--skip", "breaks") == 0 and len(lines(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("code, problem", [(-11, "failed, its process ended with -11"), (runner.BROKEN, None)])
+def test_a_process_that_dies_is_followed_by_one_that_goes_on_behind(tmp_path, monkeypatch, code, problem):
+    commands = []
+
+    def die(command, **options):
+        commands.append(command)
+        assert "benchmarks/gpu/start" in options["env"]["PYTHONPATH"]
+        if len(commands) < 3:
+            (tmp_path / "work" / "begun.txt").write_text(f"slice {len(commands)}")
+        return SimpleNamespace(returncode=code if len(commands) < 3 else 0)
+
+    monkeypatch.setattr(suite, "subprocess", SimpleNamespace(run=die))
+    assert run(tmp_path, one_process=False) == (problem is not None)
+    assert [command[command.index("--skip") + 1 :] for command in commands] == [[], ["slice 1"], ["slice 1", "slice 2"]]
+    text = (tmp_path / "out" / "gpu.md").read_text()
+    assert problem is None or f"- heads, slice 2: {problem}" in text
+
+
+def test_a_process_that_dies_before_its_first_slice_is_not_tried_for_ever(tmp_path, monkeypatch):
+    died = SimpleNamespace(run=lambda command, **options: SimpleNamespace(returncode=-9))
+    monkeypatch.setattr(suite, "subprocess", died)
+    assert run(tmp_path, one_process=False) == 1
 
 
 def test_targets_are_judged_at_the_full_size_on_a_gpu():
@@ -274,8 +316,8 @@ def checkout(tmp_path):
 
 def test_in_a_bare_checkout_slices_of_missing_packages_are_left_out(checkout, tmp_path):
     out = tmp_path / "out"
-    words = f"{out} --device cpu --quick --epochs 2 --groups heads retrieval embedding --work {tmp_path / 'work'}"
-    command = [sys.executable, "-c", WITHOUT, *words.split(), "--only", "agreement: "]
+    words = f"{out} --one-process --device cpu --quick --epochs 2 --work {tmp_path / 'work'} --only agreement:"
+    command = [sys.executable, "-c", WITHOUT, *words.split(), "--groups", "heads", "retrieval", "embedding"]
     ended = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     printed = ended.stdout.splitlines()
