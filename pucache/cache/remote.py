@@ -10,18 +10,15 @@ store, or the upload failed, and then the parts are still in the store.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
-import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import CacheError, OutputError, PUCacheError, one_line
-from ..progress import Progress, Silent
-from ..storage.atomic import make_folder
+from ..errors import CacheError, OutputError, PUCacheError
+from ..progress import Progress
+from ..storage.fetch_log import FetchLog
 from ..storage.filesystem import open_filesystem
 from ..storage.retries import error_text, remedy_for, with_retries
 from ..storage.transfer import (
@@ -39,12 +36,14 @@ from ..storage.transfer import (
     remove_files,
     send_file,
 )
-from ..storage.urls import without_password, without_secrets
+from ..storage.urls import without_secrets
 from .paths import part_files, parts_folder
+from .working_folders import READING, working_folder
 
 __all__ = ["RemoteCache", "local_copy", "upload"]
 
 log = logging.getLogger("pucache")
+RemoteFile = tuple[str, Path, dict[str, Any]]  # path in the store, local path, fsspec's info
 
 
 class RemoteCache:
@@ -77,7 +76,7 @@ class RemoteCache:
 
     def __init__(self, url: str, work: str | Path | None = None):
         self.name, self._url = without_secrets(url), url
-        self.local = _working_folder(url, work) / _file_name(url)
+        self.local = working_folder(url, work) / _file_name(url)
         self._stored_parts: set[str] = set()  # names of the parts that this run knows to be in the store
 
     def check_writable(self) -> None:
@@ -114,16 +113,17 @@ class RemoteCache:
         """
         with _store_errors(CacheError, "fetch", self.name):
             fs, path = open_filesystem(self._url, retry_each_request=True)
-            if object_info(fs, path) is None:
+            info = object_info(fs, path)
+            files = [] if info is None else [(path, self.local, info)]
+            if info is None:
                 remove_copy(self.local)
-            else:
-                fetch_file(fs, path, self.local)
             stored = folder_files(fs, path + ".parts", ".h5")
             stored = {name: info for name, info in stored.items() if name.startswith("part-")}
             local = {part.name: part for part in part_files(self.local)}
             for name, info in stored.items():
                 if name not in local or local[name].stat().st_size != info["size"]:
-                    fetch_file(fs, f"{path}.parts/{name}", parts_folder(self.local) / name)
+                    files.append((f"{path}.parts/{name}", parts_folder(self.local) / name, info))
+            _fetch_files(fs, files, FetchLog(self.name))
         self._stored_parts |= set(stored)
 
     def store_part(self, part: Path) -> None:
@@ -195,7 +195,7 @@ def local_copy(url: str, work: str | Path | None = None, progress: Progress | No
     work : str or path, optional
         See `RemoteCache`; reading and writing use separate folders.
     progress : Progress, optional
-        Counts megabytes.
+        Counts megabytes; by default a line in the log every ten seconds.
 
     Returns
     -------
@@ -211,20 +211,24 @@ def local_copy(url: str, work: str | Path | None = None, progress: Progress | No
     OutputError
         The working folder cannot be written to.
     """
-    name, target = without_secrets(url), _working_folder(url, work, "-read") / _file_name(url.rstrip("/"))
-    with _store_errors(CacheError, "fetch", name), progress or Silent() as progress:
+    name, target = without_secrets(url), working_folder(url, work, READING) / _file_name(url.rstrip("/"))
+    with _store_errors(CacheError, "fetch", name), progress or FetchLog(name) as shown_progress:
         fs, path = open_filesystem(url, retry_each_request=True)
-        files = _remote_files(fs, path, target, name)
-        outdated = [info for _, file, info in files if not is_copy(file, object_stamp(info))]
-        if outdated:
-            progress.start(sum(map(megabytes, outdated)), "fetching (MB)")
-        for remote_path, file, _ in files:
-            fetch_file(fs, remote_path, file, progress)
+        _fetch_files(fs, _remote_files(fs, path, target, name), shown_progress)
     return target
 
 
-def _remote_files(fs: Any, path: str, target: Path, name: str) -> list[tuple[str, Path, dict[str, Any]]]:
-    """List the files of a cache as (path in the store, local path, info), and remove copies of other files."""
+def _fetch_files(fs: Any, files: list[RemoteFile], progress: Progress) -> None:
+    """Download the files of which this machine has no copy of the current version."""
+    outdated = [info for _, file, info in files if not is_copy(file, object_stamp(info))]
+    if outdated:
+        progress.start(sum(map(megabytes, outdated)), "fetching (MB)")
+    for remote_path, file, _ in files:
+        fetch_file(fs, remote_path, file, progress)
+
+
+def _remote_files(fs: Any, path: str, target: Path, name: str) -> list[RemoteFile]:
+    """List the files of a cache and remove copies of other files."""
     info = object_info(fs, path)
     if info is None:
         raise CacheError(f"no such cache: {name}; check the URL")
@@ -261,21 +265,7 @@ def upload(path: Path, url: str) -> None:
         send_file(fs, path, remote_path)
 
 
-# --- working folder and errors -----------------------------------------------------------------
-
-
-def _working_folder(url: str, work: str | Path | None, suffix: str = "") -> Path:
-    """Create the folder of this machine for a URL; it does not depend on a password in the URL."""
-    default = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "pucache")
-    parent = Path(work or os.environ.get("PUCACHE_WORK") or default).absolute()
-    folder = parent / (hashlib.sha256(without_password(url).rstrip("/").encode()).hexdigest()[:16] + suffix)
-    try:
-        make_folder(folder)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError as error:
-        reason = f"cannot keep what belongs to {without_secrets(url)} in {parent}: {one_line(error)}"
-        raise OutputError(f"{reason}; name another folder in PUCACHE_WORK") from error
+# --- names and errors --------------------------------------------------------------------------
 
 
 def _file_name(url: str) -> str:
