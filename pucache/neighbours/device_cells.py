@@ -27,7 +27,7 @@ from .cell_search import (
 )
 from .device_rows import SHARE, DeviceRows, free_bytes, upload
 from .device_search import host_lists, ordered_keys, rows_of
-from .device_whitening import directed_rows, row_states, whitened_blocks, whitened_rows
+from .device_whitening import DeviceWhitening, directed_rows, row_states, whitened_blocks, whitened_rows
 from .whitening import Whitening
 
 _MAX_BLOCK_BYTES = 1 << 32  # of the products of a block of rows
@@ -43,9 +43,10 @@ def nearest_by_cells_on_gpu(
 ) -> tuple[np.ndarray, Neighbours, str]:
     """As `pucache.neighbours.cell_search.nearest_by_cells`, on a GPU."""
     progress.start(2 * len(rows), "finding neighbours")
-    learned_from = whitened_rows(DeviceRows(sampled_rows(rows.source), rows.device), whitening)[0]
+    on_device = DeviceWhitening(whitening, rows.device)
+    learned_from = whitened_rows(DeviceRows(sampled_rows(rows.source), rows.device), on_device)[0]
     centroids = centroids_of(learned_from, cell_count(len(rows)))
-    numbers, cells = _sorted_into_cells(rows, whitening, centroids, progress.advance)
+    numbers, cells = _sorted_into_cells(rows, on_device, centroids, progress.advance)
     n = len(numbers)
     cosines, found = np.empty((n, k), np.float16), np.empty((n, k), np.int32)
     if not n:
@@ -61,7 +62,7 @@ def nearest_by_cells_on_gpu(
 
 
 def _sorted_into_cells(
-    rows: DeviceRows, whitening: Whitening, centroids: Tensor, advance: Callable[[int], None]
+    rows: DeviceRows, whitening: DeviceWhitening, centroids: Tensor, advance: Callable[[int], None]
 ) -> tuple[np.ndarray, Cells]:
     """Numbers of the rows that have a direction, and these rows in their cells; waits once a block."""
     n, count = len(rows), len(centroids)

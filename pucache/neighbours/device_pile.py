@@ -13,7 +13,7 @@ from torch import Tensor
 from .blocked_search import Neighbours, no_neighbours
 from .device_rows import SHARE, DeviceRows, free_bytes, upload
 from .device_search import DeviceSearch, host_lists
-from .device_whitening import directed_rows, row_states, whitened_blocks, whitened_rows
+from .device_whitening import DeviceWhitening, directed_rows, row_states, whitened_blocks, whitened_rows
 from .neighbour_lists import merge_neighbours
 from .row_source import subset
 from .whitening import Whitening
@@ -34,7 +34,7 @@ class DevicePile:
     """
 
     def __init__(self, rows: DeviceRows, whitening: Whitening):
-        self._rows, self._whitening = rows, whitening
+        self._rows, self._whitening = rows, DeviceWhitening(whitening, rows.device)
         bytes_per_row = 16 * len(whitening.variances)  # float32 and float16, and what makes them
         self._step = max(_MIN_PART, int(SHARE * free_bytes(rows.device)) // bytes_per_row)
         self._kept: tuple[DeviceSearch | None, Tensor, np.ndarray] | None = None

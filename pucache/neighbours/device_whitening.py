@@ -16,7 +16,7 @@ _OVERSAMPLING, _ITERATIONS = 10, 3  # of the randomized decomposition, as in `tr
 
 
 class DeviceWhitening:
-    """A whitening, applied on a GPU.
+    """A whitening, applied on a GPU; its length is the number of its directions.
 
     Parameters
     ----------
@@ -28,6 +28,9 @@ class DeviceWhitening:
         self.mean = upload(whitening.mean, device)
         self._directions = upload(whitening.directions, device)
         self._scale = upload(whitening.scale, device)
+
+    def __len__(self) -> int:
+        return len(self._scale)
 
     def centred_units(self, X: Tensor) -> Tensor:
         """As `Whitening.centred_units`, float32 (b, d)."""
@@ -100,7 +103,7 @@ def _truncated_svd(A: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values[:count], ((basis @ left).T if wide else right)[:count]
 
 
-def whitened_rows(rows: DeviceRows, whitening: Whitening) -> tuple[Tensor, np.ndarray]:
+def whitened_rows(rows: DeviceRows, whitening: DeviceWhitening) -> tuple[Tensor, np.ndarray]:
     """Whitened rows that have a direction: float32 (m, q) on the GPU; and their numbers, int64 (m,).
 
     The host waits once.
@@ -110,18 +113,17 @@ def whitened_rows(rows: DeviceRows, whitening: Whitening) -> tuple[Tensor, np.nd
     CacheError, ValueError
         A row is not finite: the error of the source.
     """
-    Z = torch.empty(len(rows), len(whitening.variances), device=rows.device)
+    Z = torch.empty(len(rows), len(whitening), device=rows.device)
     for part, block in whitened_blocks(rows, whitening):
         Z[part] = block
     numbers = directed_rows(rows, row_states(Z).cpu().numpy())
     return (Z if len(numbers) == len(Z) else Z.index_select(0, upload(numbers, rows.device))), numbers
 
 
-def whitened_blocks(rows: DeviceRows, whitening: Whitening) -> Iterator[tuple[slice, Tensor]]:
+def whitened_blocks(rows: DeviceRows, whitening: DeviceWhitening) -> Iterator[tuple[slice, Tensor]]:
     """Yield (rows, Z (b, q)) in order, on the GPU; rows without a direction are zero."""
-    on_device = DeviceWhitening(whitening, rows.device)
     for part, X in rows.blocks():
-        yield part, on_device.whiten(X)
+        yield part, whitening.whiten(X)
 
 
 def row_states(Z: Tensor) -> Tensor:

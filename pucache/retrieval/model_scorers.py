@@ -18,8 +18,9 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import CacheError
-from ..neighbours.graph import NEIGHBOURS, NeighbourGraph, cached_graph, query_neighbours
+from ..neighbours.graph import NEIGHBOURS, NeighbourGraph, cached_graph
 from ..neighbours.graph_file import checksums_of, graph_path, read_graph
+from ..neighbours.pile_search import query_neighbours
 from ..progress import Progress, Silent
 from ..pu.labels import Labels
 from ..pu.neighbour_scores import NeighbourScores, chosen_weight, reason

@@ -12,8 +12,9 @@ from hypothesis.extra.numpy import arrays
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import CacheError
-from pucache.neighbours import blocked_search, cell_search, graph
-from pucache.neighbours.graph import NeighbourGraph, neighbour_graph, query_neighbours
+from pucache.neighbours import blocked_search, cell_search, graph, pile_search
+from pucache.neighbours.graph import NeighbourGraph, neighbour_graph
+from pucache.neighbours.pile_search import query_neighbours
 from pucache.neighbours.row_source import row_source, subset
 from pucache.neighbours.whitening import Whitening
 
@@ -254,7 +255,7 @@ def test_large_piles_are_searched_in_cells(monkeypatch):
 
 @pytest.mark.parametrize("rows_per_search", [7, 1 << 16])
 def test_neighbours_of_other_rows_are_rows_of_the_pile(opened, monkeypatch, product_type, rows_per_search):
-    monkeypatch.setattr(graph, "_ROWS_PER_SEARCH", rows_per_search)
+    monkeypatch.setattr(pile_search, "_ROWS_PER_SEARCH", rows_per_search)
     pile, queries = X[:200], X[200:]
     result = query_neighbours(opened(pile), queries, 12, device="cpu")
     whitening = Whitening.estimate(pile)
