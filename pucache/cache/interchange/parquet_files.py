@@ -112,6 +112,7 @@ class ParquetFile:
                 self.path,
                 pre_buffer=False,
                 buffer_size=1 << 20,  # without it, pyarrow reads whole column chunks
+                page_checksum_verification=True,  # of pages that have one, such as those of an export
                 thrift_string_size_limit=_MAX_FOOTER,
                 thrift_container_size_limit=_MAX_FOOTER,
             ) as file:

@@ -1,0 +1,195 @@
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from helpers.parts import write_parquet
+from helpers.tiny import tiny_encoder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from pucache.cache import reader
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.cache.interchange import exporting
+from pucache.cache.interchange.exporting import export
+from pucache.cache.interchange.importing import import_embeddings
+from pucache.cache.keys import encode_keys
+from pucache.cache.merging import pack
+from pucache.cache.writer import Rows, write_file
+from pucache.encoders.spec import EncoderSpec
+from pucache.errors import CacheError, MissingExtraError, OutputError
+
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=9)
+
+
+@pytest.fixture(autouse=True)
+def same_time(monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
+
+
+def write(path, keys, *, dtype="f4", d=3, failures=None, source="/photos", encoder=None, X=None, seed=0):
+    """Write a cache with digests, sizes and times, as `embed` does."""
+    random = np.random.default_rng(seed)
+    n = len(keys)
+    rows = Rows(
+        keys=np.sort(encode_keys(keys)),
+        X=random.normal(size=(n, d)).astype(dtype) if X is None else X,
+        digests=random.integers(0, 256, (n, 32)).astype("u1"),
+        size_mtime=random.integers(-1, 1 << 62, (n, 2)),
+    )
+    rows.digests[:, -2:] = 0  # what a conversion of fixed-width bytes would lose
+    spec = encoder or EncoderSpec.imported("clip", d)
+    shape = (n, max(1, rows.keys.itemsize), rows.X.dtype)
+    write_file(path, spec, source, [rows], shape=shape, failures=failures or {})
+    return path
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(reader, "BLOCK_BYTES", 40)
+    monkeypatch.setattr(exporting, "_GROUP_BYTES", 100)
+
+
+def refusal(call, *arguments, kind=CacheError, **options):
+    with pytest.raises(kind) as refused:
+        call(*arguments, **options)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4"])
+def test_the_table_holds_what_the_cache_does(tmp_path, dtype, small_blocks):
+    cache = EmbeddingCache(write(tmp_path / "c.h5", [f"é{number}" for number in range(30)], dtype=dtype))
+    report = export(cache, tmp_path / "c.parquet")
+    assert (report.rows, report.dtype, report.encoder) == (30, str(np.dtype(dtype)), cache.encoder)
+    table = pyarrow.parquet.read_table(tmp_path / "c.parquet")
+    assert table["key"].to_pylist() == list(cache.keys)
+    kind = table.schema.field("embedding").type
+    assert (kind.list_size, str(kind.value_type)) == (3, {"f2": "halffloat", "f4": "float"}[dtype])
+    np.testing.assert_array_equal(np.stack(table["embedding"].to_numpy()), cache.X)
+    assert b"".join(table["digest"].to_pylist()) == cache.digests.tobytes()
+    pairs = np.stack([table["size"].to_numpy(), table["mtime_ns"].to_numpy()], 1)
+    np.testing.assert_array_equal(pairs, cache.files[0].size_mtime)
+
+
+@settings(max_examples=25)
+@given(
+    keys=st.lists(TEXT, min_size=1, max_size=20, unique=True),
+    failures=st.dictionaries(TEXT, TEXT, max_size=3),
+    dtype=st.sampled_from(["f2", "f4"]),
+    encoder=st.sampled_from([None, tiny_encoder().spec, EncoderSpec.imported("é", 8)]),
+    source=st.sampled_from(["", "/photos/é"]),
+    data=st.data(),
+)
+def test_export_and_import_give_the_same_file(keys, failures, dtype, encoder, source, data):
+    numbers = st.floats(allow_nan=False, allow_infinity=False, width=16 if dtype == "f2" else 32)
+    X = data.draw(arrays(dtype, (len(keys), encoder.dim if encoder else 3), elements=numbers))
+    failures = {key: failures[key] for key in sorted(failures.keys() - set(keys), key=str.encode)}
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOURCE_DATE_EPOCH", "1")
+        folder = Path(name)
+        write(folder / "c.h5", keys, dtype=dtype, failures=failures, source=source, encoder=encoder, X=X)
+        export(folder / "c.h5", folder / "c.parquet")
+        import_embeddings(folder / "c.parquet", folder / "again.h5")
+        assert (folder / "again.h5").read_bytes() == (folder / "c.h5").read_bytes()
+
+
+def test_what_was_imported_is_the_same_after_export_and_import(tmp_path):
+    X = np.random.default_rng(0).normal(size=(50, 4))
+    import_embeddings(X, tmp_path / "c.h5", keys=[str(number) for number in range(50)], normalize=True)
+    export(tmp_path / "c.h5", tmp_path / "c.parquet")
+    assert import_embeddings(tmp_path / "c.parquet", tmp_path / "again.h5").encoder.normalization == "l2"
+    assert (tmp_path / "again.h5").read_bytes() == (tmp_path / "c.h5").read_bytes()
+
+
+def test_shards_become_one_table_and_exports_of_shards_one_cache(tmp_path, small_blocks):
+    keys = [f"{number * 7 % 40:02}" for number in range(40)]
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "tables").mkdir()
+    for number in range(3):
+        failures = {keys[(number + 1) % 40]: "timeout", f"x{number}": "gone"}
+        shard = write(tmp_path / "shards" / f"{number}.h5", keys[number::3], failures=failures, seed=number)
+        export(shard, tmp_path / "tables" / f"{number}.parquet")
+    pack(tmp_path / "shards", tmp_path / "packed.h5")
+    export(tmp_path / "shards", tmp_path / "all.parquet")
+    for source in ("all.parquet", "tables"):
+        import_embeddings(tmp_path / source, tmp_path / "again.h5")
+        assert (tmp_path / "again.h5").read_bytes() == (tmp_path / "packed.h5").read_bytes()
+
+
+def test_options_change_what_an_export_says(tmp_path):
+    write(tmp_path / "c.h5", list("abc"), encoder=tiny_encoder().spec, d=8)
+    export(tmp_path / "c.h5", tmp_path / "c.parquet")
+    made = import_embeddings(tmp_path / "c.parquet", tmp_path / "d.h5", normalize=True).encoder
+    assert tiny_encoder().spec.differences(made) == ["normalization"]
+    import_embeddings(tmp_path / "c.parquet", tmp_path / "d.h5", name="mine", dtype="float16", row_numbers=True)
+    cache = EmbeddingCache(tmp_path / "d.h5")
+    assert (cache.encoder, cache.files[0].source) == (EncoderSpec.imported("mine", 8), "")
+    assert list(cache.keys) == ["0000000000", "0000000001", "0000000002"] and cache.X.dtype == np.float16
+
+
+def test_exports_of_different_encoders_are_not_mixed(tmp_path):
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    export(write(tmp_path / "a.h5", ["a"]), folder / "1.parquet")
+    export(write(tmp_path / "b.h5", ["b"], encoder=EncoderSpec.imported("other", 3)), folder / "2.parquet")
+    text = refusal(import_embeddings, folder, tmp_path / "c.h5")
+    assert re.search(r"1.parquet and .*2.parquet are exports of different encoders; import", text)
+    write_parquet(folder / "2.parquet", key=["b"], embedding=np.ones((1, 3), "f4"))
+    assert "(or one of them is no export)" in refusal(import_embeddings, folder, tmp_path / "c.h5")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"{", "has metadata of pucache that cannot be read"),
+        (b'{"version": 2}', "version 2, expected 1"),
+        (b'{"version": 1, "encoder": "{}", "source": "", "failures": {}}', "encoder that cannot be read"),
+    ],
+)
+def test_metadata_that_is_not_as_it_was_written(tmp_path, text, expected):
+    export(write(tmp_path / "a.h5", ["a"]), tmp_path / "a.parquet")
+    table = pyarrow.parquet.read_table(tmp_path / "a.parquet")
+    pyarrow.parquet.write_table(table.replace_schema_metadata({"pucache": text}), tmp_path / "a.parquet")
+    assert expected in refusal(import_embeddings, tmp_path / "a.parquet", tmp_path / "c.h5")
+
+
+def test_a_flipped_byte_of_an_export_is_noticed(tmp_path):
+    keys = [f"{number:03}" for number in range(500)]
+    export(write(tmp_path / "c.h5", keys, d=16), tmp_path / "c.parquet")
+    whole = (tmp_path / "c.parquet").read_bytes()
+    place = whole.index(np.asarray(EmbeddingCache(tmp_path / "c.h5").X)[100].tobytes())
+    (tmp_path / "c.parquet").write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    assert "cannot be read as Parquet" in refusal(import_embeddings, tmp_path / "c.parquet", tmp_path / "d.h5")
+    assert not (tmp_path / "d.h5").exists()
+
+
+def test_damage_and_wrong_outputs_are_named_and_nothing_is_written(tmp_path, monkeypatch):
+    cache = write(tmp_path / "c.h5", list("abc"))
+    assert "must end in .parquet" in refusal(export, cache, tmp_path / "c.csv", kind=ValueError)
+    assert "is also an input" in refusal(
+        export, write(tmp_path / "c.parquet", ["a"]), tmp_path / "c.parquet", kind=OutputError
+    )
+    assert "no such cache" in refusal(export, tmp_path / "none.h5", tmp_path / "out.parquet")
+    file = EmbeddingCache(cache).files[0]
+    data = bytearray(cache.read_bytes())
+    data[file._extents["embeddings"].offset] ^= 1
+    cache.write_bytes(data)
+    assert "embeddings are not as they were written" in refusal(export, cache, tmp_path / "out.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert "pucache[parquet]" in refusal(export, cache, tmp_path / "out.parquet", kind=MissingExtraError)
+    assert sorted(os.listdir(tmp_path)) == ["c.h5", "c.parquet"]
+
+
+def test_export_to_a_url(tmp_path, monkeypatch):
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "work"))
+    cache = write(tmp_path / "c.h5", list("abc"))
+    export(cache, "memory://bucket/c.parquet")
+    export(cache, tmp_path / "c.parquet")
+    assert fsspec.filesystem("memory").cat("/bucket/c.parquet") == (tmp_path / "c.parquet").read_bytes()
