@@ -31,6 +31,7 @@ from pucache.heads.full_batch import RiskObjective
 from pucache.heads.minibatch import SGDSettings
 from pucache.heads.problem import HeadProblem
 from pucache.heads.risks import PURisk
+from pucache.neighbours.knn import RowSearch
 from pucache.progress import Silent
 
 if str(ROOT / "tests") not in sys.path:
@@ -197,6 +198,19 @@ def embedding(precision: str) -> list[Figure]:
     return figures(f"embedding, {precision}", "a batch", difference(work, as_cpu=True), waits=1)
 
 
+def retrieval() -> list[Figure]:
+    """Waits and launches a search among rows that were uploaded before."""
+    X = rows()[0].astype(np.float32)
+
+    def work(searches: int) -> int:
+        search = RowSearch(X, 10, device="cuda")
+        for _ in range(searches):
+            search.nearest(X[:50])
+        return searches
+
+    return figures("exact search, 50 queries", "a search", difference(work))
+
+
 def all_figures() -> list[Figure]:
     """Every count of the page."""
     found = []
@@ -205,6 +219,7 @@ def all_figures() -> list[Figure]:
             found += sgd(heads, weighted=weighted)
     for heads in (1, 6):
         found += batch(heads)
+    found += retrieval()
     for name in ("modern", "impulses"):
         found += pretraining(name)
     for precision in ("fp32", "bf16", "fp16"):
