@@ -203,7 +203,8 @@ class DesignMatrix:
         (m, d) tensor of float32, on the device
         """
         if self.device.type == "cuda":
-            return DeviceBlocks(self._stored, self._numbers(rows), self.moments).all()
+            centre = upload(self.moments.centre, self.device)
+            return self._stored.standardised(self._numbers(rows), centre, self.moments.spread)
         centred = take_rows(self.X, rows).astype(np.float32) - self.moments.centre
         return torch.from_numpy(centred / np.float32(self.moments.spread))
 

@@ -116,6 +116,17 @@ class DeviceRows:
         release_pages(self._X)
         return run if len(run) == len(rows) else run.index_select(0, upload(rows - begin, self.device))
 
+    def standardised(self, rows: np.ndarray, centre: Tensor, spread: float) -> Tensor:
+        """Some rows of (X - centre) / spread, float32 (m, d).
+
+        Parameters
+        ----------
+        rows : ndarray of int64, (m,), ascending
+        centre : (d,) tensor
+        spread : float
+        """
+        return self.take(rows).float().sub_(centre).mul_(1 / spread)
+
     def moments(self) -> Moments:
         """Moments of the rows; the host waits once."""
         step = max(_LEAST_ROWS, _SUMMED_VALUES // self.d)
@@ -160,7 +171,7 @@ class DeviceBlocks:
         self._stored, self._rows, self._spread = stored, rows, moments.spread
         self._centre = upload(moments.centre, stored.device)
         size = 4 * len(rows) * stored.d
-        self._kept = self.all() if size <= FLOAT32_SHARE * free_memory(stored.device) else None
+        self._kept = self._all() if size <= FLOAT32_SHARE * free_memory(stored.device) else None
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -186,15 +197,14 @@ class DeviceBlocks:
         step = max(_LEAST_ROWS, step)
         return [slice(begin, min(begin + step, len(self))) for begin in range(0, len(self), step)]
 
-    def all(self) -> Tensor:
-        """All rows in one block, (m, d), a copy."""
+    def _all(self) -> Tensor:
         kept = torch.empty((len(self), self._stored.d), dtype=torch.float32, device=self._stored.device)
         for part in self._slices(_CONVERTED_VALUES // self._stored.d):
             kept[part] = self._make(part)
         return kept
 
     def _make(self, part: slice) -> Tensor:
-        return self._stored.take(self._rows[part]).float().sub_(self._centre).mul_(1 / self._spread)
+        return self._stored.standardised(self._rows[part], self._centre, self._spread)
 
 
 def _tensor_type(dtype: np.dtype) -> torch.dtype:

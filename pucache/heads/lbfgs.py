@@ -159,7 +159,7 @@ class Minimiser:
 
 
 class _State:
-    """All K problems; methods take the numbers of those that are concerned, (A,)."""
+    """All K problems; methods take the numbers of those that are concerned, (A,), ascending."""
 
     def __init__(self, start: Tensor):
         self.parameters = start.clone()
@@ -297,4 +297,4 @@ def _selected(problem: Tensor, mask: Tensor) -> Tensor:
     if not mask.is_cuda:
         return problem[mask]
     count = int(mask.sum())
-    return problem if count == len(mask) else problem[mask.sort(descending=True, stable=True).indices[:count]]
+    return problem if count == len(mask) else problem[mask.byte().sort(descending=True, stable=True).indices[:count]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -31,7 +32,7 @@ class LossSum:
     """
 
     def __init__(self, parameters: Tensor):
-        self._parameters, self._coef, self._intercept = parameters, parameters[:, :-1], parameters[:, -1:]
+        self._parameters, self._intercept = parameters, parameters[:, -1:]
         self._reduced: Tensor | None = None
         self._sums: tuple[Tensor, Tensor] | None = None  # value and gradient, from the first block on
 
@@ -49,6 +50,11 @@ class LossSum:
         if self._sums is None:  # no rows
             self._sums = torch.zeros_like(self._parameters[:, 0]), torch.zeros_like(self._parameters)
         return self._sums
+
+    @cached_property
+    def _coef(self) -> Tensor:
+        coef = self._parameters[:, :-1]
+        return coef.contiguous() if coef.is_cuda else coef  # a GPU multiplies aligned rows faster
 
     def margins(self, X: Tensor, rows: slice) -> Tensor:
         """Margins of the rows of a block (b, d) of the parameters' type or a shorter one, (A, b)."""

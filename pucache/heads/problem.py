@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -81,6 +82,8 @@ class HeadProblem:
 
     def normalised_weights(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """Weights of some rows, scaled to sum to one in each column, (C, m), and their sums before, (C,)."""
+        if self.device.type == "cuda":
+            return self._normalised_on_device(rows)
         if self.weights is None:
             weights = np.ones((1, len(rows)), np.float32)
         else:
@@ -88,6 +91,19 @@ class HeadProblem:
         total = weights.sum(1, dtype=np.float64).astype(np.float32)
         weights /= np.where(total > 0, total, 1)[:, None]
         return self.tensor(weights), self.tensor(total)
+
+    def _normalised_on_device(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        if self._weights_on_device is None:
+            weights = torch.ones((1, len(rows)), device=self.device)
+        else:
+            weights = self._weights_on_device.index_select(0, upload(rows, self.device)).T.float().contiguous()
+        total = weights.sum(1, dtype=torch.float64).float()
+        return weights.div_(torch.where(total > 0, total, 1)[:, None]), total
+
+    @cached_property
+    def _weights_on_device(self) -> Tensor | None:
+        """Row weights (n, C), which go up once."""
+        return None if self.weights is None else upload(self.weights, self.device)
 
     def coefficients(self, total_positive: Tensor, total_unlabelled: Tensor) -> Coefficients:
         """Coefficients of each head's risk, given the total weight of P and of U in each column, (C,)."""

@@ -27,14 +27,14 @@ class PUData:
     labels : Labels
     group : ndarray of int64, (n,)
         Number of each row's group, see `pucache.pu.near_duplicates.groups`.
-    moments : Moments
-        Of the embeddings.
+    moments : Moments or None
+        Of the embeddings; None where there is a GPU, which computes them from the rows that go up.
     """
 
     cache: EmbeddingCache
     labels: Labels
     group: np.ndarray
-    moments: Moments
+    moments: Moments | None
     _designs: dict[str, DesignMatrix] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     @property
@@ -82,10 +82,13 @@ class PUData:
         labels = open_labels(cache, positives, negatives)
         shape = (len(cache), cache.encoder.dim)
         scan, sums = DuplicateScan(shape, cache.take, twins), MomentSums()
+        on_host = choose_device().type == "cpu"
         for rows, X in cache.verified_blocks():
             scan.add(rows.start, X)
-            sums.add(X)
-        return cls(cache=cache, labels=labels, group=scan.groups(cache.X, cache.digests), moments=sums.moments())
+            if on_host:
+                sums.add(X)
+        moments = sums.moments() if on_host else None
+        return cls(cache=cache, labels=labels, group=scan.groups(cache.X, cache.digests), moments=moments)
 
     def design_matrix(self, device: str = "auto") -> DesignMatrix:
         """Rows and training labels as the solvers take them; the same object for each device.

@@ -24,6 +24,7 @@ from pucache.heads.risks import RISKS, PURisk
 from pucache.heads.second_moments import SecondMoments
 from pucache.heads.soft_targets import fit_soft_targets
 from pucache.progress import Silent
+from pucache.pu.data import PUData
 from pucache.pu.train import train_pu
 
 pytestmark = [
@@ -183,6 +184,28 @@ def test_moments_directions_and_second_moments_are_those_of_the_cpu(rows, dtype,
         on_device = SecondMoments.of_sample(design, importance).matrix
         assert device.counts.waited == 2, str(device.counts)
         torch.testing.assert_close(on_device.cpu(), second, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [None, np.float32, np.float64, np.uint8])
+def test_weights_are_normalised_as_on_the_cpu(rows, dtype):
+    X, s = rows
+    row_weights = None if dtype is None else (weights(rows) * np.array([1, 0, 1])).astype(dtype)
+    chosen = np.arange(3, len(s), 2)
+    expected = HeadProblem.of(DesignMatrix(X, s, None, CPU), PURisk(), weights=row_weights).normalised_weights(chosen)
+    with emulated_cuda() as device:
+        problem = HeadProblem.of(DesignMatrix(X, s, None, CUDA), PURisk(), weights=row_weights)
+        normalised = problem.normalised_weights(chosen)
+        assert not device.counts.waited, str(device.counts)
+        for on_device, of_cpu in zip(normalised, expected, strict=True):
+            torch.testing.assert_close(on_device.cpu(), of_cpu)
+
+
+def test_moments_of_a_cache_are_left_to_the_device(rows, cache):
+    with emulated_cuda():
+        data = PUData.of(cache, rows[1])
+        assert data.moments is None
+        centre = data.design_matrix().moments.centre
+    np.testing.assert_allclose(centre, PUData.of(cache, rows[1]).moments.centre, rtol=1e-5, atol=1e-6)
 
 
 @pytest.fixture
