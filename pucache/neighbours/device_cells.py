@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..heads.device_rows import free_memory, upload
 from ..progress import Progress
 from .blocked_search import SPARE, Neighbours, greatest
 from .cell_search import (
@@ -25,8 +26,8 @@ from .cell_search import (
     sampled_rows,
     visited_cells,
 )
-from .device_rows import SHARE, DeviceRows, free_bytes, upload
 from .device_search import host_lists, ordered_keys, rows_of
+from .device_source import SHARE, DeviceSource
 from .device_whitening import DeviceWhitening, directed_rows, row_states, whitened_blocks, whitened_rows
 from .whitening import Whitening
 
@@ -35,16 +36,16 @@ _MAX_BLOCK_BYTES = 1 << 32  # of the products of a block of rows
 
 def fits(n: int, q: int, device: torch.device) -> bool:
     """Whether n whitened rows fit into half of the free memory, as they come and in their cells; both float16."""
-    return 2 * 2 * n * q <= SHARE * free_bytes(device)
+    return 2 * 2 * n * q <= SHARE * free_memory(device)
 
 
 def nearest_by_cells_on_gpu(
-    rows: DeviceRows, whitening: Whitening, k: int, *, progress: Progress
+    rows: DeviceSource, whitening: Whitening, k: int, *, progress: Progress
 ) -> tuple[np.ndarray, Neighbours, str]:
     """As `pucache.neighbours.cell_search.nearest_by_cells`, on a GPU."""
     progress.start(2 * len(rows), "finding neighbours")
     on_device = DeviceWhitening(whitening, rows.device)
-    learned_from = whitened_rows(DeviceRows(sampled_rows(rows.source), rows.device), on_device)[0]
+    learned_from = whitened_rows(DeviceSource(sampled_rows(rows.source), rows.device), on_device)[0]
     centroids = centroids_of(learned_from, cell_count(len(rows)))
     numbers, cells = _sorted_into_cells(rows, on_device, centroids, progress.advance)
     n = len(numbers)
@@ -62,7 +63,7 @@ def nearest_by_cells_on_gpu(
 
 
 def _sorted_into_cells(
-    rows: DeviceRows, whitening: DeviceWhitening, centroids: Tensor, advance: Callable[[int], None]
+    rows: DeviceSource, whitening: DeviceWhitening, centroids: Tensor, advance: Callable[[int], None]
 ) -> tuple[np.ndarray, Cells]:
     """Numbers of the rows that have a direction, and these rows in their cells; waits once a block."""
     n, count = len(rows), len(centroids)
@@ -98,7 +99,7 @@ class _DeviceCellSearch:
     def rows_per_block(self) -> int:
         """Rows to search for at once, by the memory that is free."""
         per_row = self._stride * (6 * PAGE + 8)  # products, their maxima, and pages
-        return int(max(1, min(_MAX_BLOCK_BYTES, free_bytes(self._device) // 4) // per_row))
+        return int(max(1, min(_MAX_BLOCK_BYTES, free_memory(self._device) // 4) // per_row))
 
     def greatest(self, rows: np.ndarray, k: int) -> Tensor:
         """Keys (`ordered_keys`) of the k nearest of the rows visited by some rows (m,): int64 (m, at most k)."""

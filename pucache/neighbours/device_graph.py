@@ -11,7 +11,7 @@ import torch
 from ..progress import Progress, Silent
 from .backends import TORCH_CPU, TORCH_GPU
 from .device_pile import DevicePile
-from .device_rows import DeviceRows
+from .device_source import DeviceSource
 from .device_whitening import estimate
 from .graph import NeighbourGraph, graph_of_lists, is_exact, renumbered
 from .row_source import RowSource, subset
@@ -31,23 +31,23 @@ def graph_on_gpu(
     progress: Progress | None,
 ) -> NeighbourGraph:
     """As `pucache.neighbours.graph.neighbour_graph`, on a GPU; at least one row."""
-    on_device = DeviceRows(source, gpu)
+    on_device = DeviceSource(source, gpu)
     whitening = whitening or estimate(on_device)
-    part = on_device if rows is None else DeviceRows(subset(source, rows), gpu)
+    part = on_device if rows is None else DeviceSource(subset(source, rows), gpu)
     with progress or Silent() as progress:
         if is_exact(method, len(part), "cuda"):
             return _exact_graph(part, whitening, k=k, progress=progress)
         return _graph_by_cells(part, whitening, k=k, progress=progress)
 
 
-def _exact_graph(rows: DeviceRows, whitening: Whitening, *, k: int, progress: Progress) -> NeighbourGraph:
+def _exact_graph(rows: DeviceSource, whitening: Whitening, *, k: int, progress: Progress) -> NeighbourGraph:
     pile = DevicePile(rows, whitening)
     progress.start(pile.part_count * len(rows), "finding neighbours")
     best = pile.nearest_of_all(k, progress.advance)
     return graph_of_lists(len(rows), k, whitening, slice(None), best, search_by=TORCH_GPU)
 
 
-def _graph_by_cells(rows: DeviceRows, whitening: Whitening, *, k: int, progress: Progress) -> NeighbourGraph:
+def _graph_by_cells(rows: DeviceSource, whitening: Whitening, *, k: int, progress: Progress) -> NeighbourGraph:
     from .cell_search import nearest_by_cells
     from .device_cells import fits, nearest_by_cells_on_gpu
 
@@ -75,12 +75,12 @@ class QueriedPile:
     """
 
     def __init__(self, source: RowSource, whitening: Whitening | None, gpu: torch.device):
-        rows = DeviceRows(source, gpu)
+        rows = DeviceSource(source, gpu)
         self._gpu, self._whitening = gpu, whitening or estimate(rows)
         self._pile = DevicePile(rows, self._whitening)
 
     def nearest(self, queries: RowSource, k: int, *, progress: Progress) -> NeighbourGraph:
         """Find the k nearest rows of the pile to each query."""
         progress.start(len(self._pile), "finding neighbours")
-        best = self._pile.nearest_to(DeviceRows(queries, self._gpu), k, progress.advance)
+        best = self._pile.nearest_to(DeviceSource(queries, self._gpu), k, progress.advance)
         return graph_of_lists(len(queries), k, self._whitening, slice(None), best, search_by=TORCH_GPU)

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..heads.device_rows import free_memory, upload
 from .blocked_search import Neighbours, no_neighbours
-from .device_rows import SHARE, DeviceRows, free_bytes, upload
 from .device_search import DeviceSearch, host_lists
+from .device_source import SHARE, DeviceSource
 from .device_whitening import DeviceWhitening, directed_rows, row_states, whitened_blocks, whitened_rows
 from .neighbour_lists import merge_neighbours
 from .row_source import subset
@@ -29,14 +30,14 @@ class DevicePile:
 
     Parameters
     ----------
-    rows : DeviceRows
+    rows : DeviceSource
     whitening : Whitening
     """
 
-    def __init__(self, rows: DeviceRows, whitening: Whitening):
+    def __init__(self, rows: DeviceSource, whitening: Whitening):
         self._rows, self._whitening = rows, DeviceWhitening(whitening, rows.device)
         bytes_per_row = 16 * len(whitening.variances)  # float32 and float16, and what makes them
-        self._step = max(_MIN_PART, int(SHARE * free_bytes(rows.device)) // bytes_per_row)
+        self._step = max(_MIN_PART, int(SHARE * free_memory(rows.device)) // bytes_per_row)
         self._kept: tuple[DeviceSearch | None, Tensor, np.ndarray] | None = None
 
     def __len__(self) -> int:
@@ -54,7 +55,7 @@ class DevicePile:
             return
         for start in range(0, len(self), self._step):
             numbers = np.arange(start, min(start + self._step, len(self)))
-            part = DeviceRows(subset(self._rows.source, numbers), self._rows.device)
+            part = DeviceSource(subset(self._rows.source, numbers), self._rows.device)
             Z, directed = whitened_rows(part, self._whitening)
             yield Z, numbers[directed]
 
@@ -100,7 +101,7 @@ class DevicePile:
                     advance(len(asked[part]))
         return best
 
-    def nearest_to(self, queries: DeviceRows, k: int, advance: Callable[[int], None]) -> Neighbours:
+    def nearest_to(self, queries: DeviceSource, k: int, advance: Callable[[int], None]) -> Neighbours:
         """Find the k nearest rows of other rows, whitened as these; rows without direction have none.
 
         Returns

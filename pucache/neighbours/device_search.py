@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..heads.device_rows import free_memory
 from .blocked_search import SPARE, Neighbours, no_neighbours
-from .device_rows import free_bytes
 
 _GROUP = 16  # neighbouring products whose maximum is taken before the greatest are selected
 _MAX_BLOCK_BYTES = 1 << 32  # of the products of a block and all that is made of them
@@ -39,7 +39,7 @@ class DeviceSearch:
         dtype = torch.float16 if half else torch.float32
         self._factors = torch.zeros(width, rows.shape[1], dtype=dtype, device=rows.device)
         self._factors[: self.n] = rows
-        self._free = free_bytes(rows.device)
+        self._free = free_memory(rows.device)
 
     def blocks(self, count: int, k: int) -> Iterator[slice]:
         """Slices of `count` queries to compare at once, by the memory that is free."""

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..heads.device_rows import upload
 from . import whitening as on_host
-from .device_rows import DeviceRows, upload
+from .device_source import DeviceSource
 from .whitening import Whitening
 
 _OVERSAMPLING, _ITERATIONS = 10, 3  # of the randomized decomposition, as in `truncated_svd`
@@ -55,12 +56,12 @@ def _norms(rows: Tensor) -> Tensor:
     return norms.masked_fill_(norms == 0, 1)
 
 
-def estimate(rows: DeviceRows) -> Whitening:
+def estimate(rows: DeviceSource) -> Whitening:
     """As `Whitening.estimate`; checks the checksums of a cache in the first pass.
 
     Parameters
     ----------
-    rows : DeviceRows
+    rows : DeviceSource
         At least one row.
 
     Raises
@@ -83,7 +84,7 @@ def estimate(rows: DeviceRows) -> Whitening:
     return Whitening.of_sample(host_mean, singular, flat.reshape(count, -1), n=len(sample), squares=total_squares[0])
 
 
-def _sample(rows: DeviceRows, mean: Tensor) -> Tensor:
+def _sample(rows: DeviceSource, mean: Tensor) -> Tensor:
     """Centred unit rows that the covariance is estimated from, the same as on the CPU."""
     step = -(-len(rows) // on_host.SAMPLE)
     parts = [X[-part.start % step :: step] for part, X in rows.blocks()]
@@ -103,7 +104,7 @@ def _truncated_svd(A: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values[:count], ((basis @ left).T if wide else right)[:count]
 
 
-def whitened_rows(rows: DeviceRows, whitening: DeviceWhitening) -> tuple[Tensor, np.ndarray]:
+def whitened_rows(rows: DeviceSource, whitening: DeviceWhitening) -> tuple[Tensor, np.ndarray]:
     """Whitened rows that have a direction: float32 (m, q) on the GPU; and their numbers, int64 (m,).
 
     The host waits once.
@@ -120,7 +121,7 @@ def whitened_rows(rows: DeviceRows, whitening: DeviceWhitening) -> tuple[Tensor,
     return (Z if len(numbers) == len(Z) else Z.index_select(0, upload(numbers, rows.device))), numbers
 
 
-def whitened_blocks(rows: DeviceRows, whitening: DeviceWhitening) -> Iterator[tuple[slice, Tensor]]:
+def whitened_blocks(rows: DeviceSource, whitening: DeviceWhitening) -> Iterator[tuple[slice, Tensor]]:
     """Yield (rows, Z (b, q)) in order, on the GPU; rows without a direction are zero."""
     for part, X in rows.blocks():
         yield part, whitening.whiten(X)
@@ -131,7 +132,7 @@ def row_states(Z: Tensor) -> Tensor:
     return Z.any(1).byte() + 2 * (~Z.isfinite().all(1)).byte()
 
 
-def directed_rows(rows: DeviceRows, states: np.ndarray) -> np.ndarray:
+def directed_rows(rows: DeviceSource, states: np.ndarray) -> np.ndarray:
     """Numbers of the rows that have a direction, by `row_states` of all rows; raises for rows that are not finite."""
     if (states > 1).any():
         raise rows.source.not_finite_error(np.flatnonzero(states > 1))

@@ -114,7 +114,7 @@ def _faiss_gpu_search(rows: np.ndarray, gpu: int) -> Search:
 
 def _torch_gpu_search(rows: np.ndarray, gpu: torch.device) -> Search:
     """Search by torch on a GPU."""
-    from .device_rows import upload
+    from ..heads.device_rows import upload
     from .device_search import DeviceSearch, host_lists
 
     search = DeviceSearch(upload(rows, gpu), half=False)

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ..cache.embedding_cache import EmbeddingCache
+from ..heads.device_rows import upload
 from ..neighbours.backends import TORCH_GPU, faiss_gpu
-from ..neighbours.device_rows import DeviceRows, upload
 from ..neighbours.device_search import DeviceSearch, values_of
+from ..neighbours.device_source import DeviceSource
 from ..neighbours.device_whitening import DeviceWhitening, estimate
 from ..neighbours.row_source import row_source
 from ..progress import Progress
@@ -36,7 +37,7 @@ def device_scores(
     progress : Progress
         Started, for the rows of the cache.
     """
-    rows = DeviceRows(row_source(cache), gpu)
+    rows = DeviceSource(row_source(cache), gpu)
     whitening = estimate(rows)
     on_device = DeviceWhitening(whitening, gpu)
     scores_of, search_by = _comparison(similarity, similarity.queries(cache, labels, whitening), gpu)

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.heads.device_rows import upload
 from pucache.neighbours import cell_search, device_pile
 from pucache.neighbours.ann_index import open_or_build
-from pucache.neighbours.device_rows import DeviceRows, upload
 from pucache.neighbours.device_search import DeviceSearch, host_lists, ordered_keys, rows_of, values_of
+from pucache.neighbours.device_source import DeviceSource
 from pucache.neighbours.device_whitening import estimate
 from pucache.neighbours.graph import neighbour_graph
 from pucache.neighbours.knn import RowSearch
@@ -129,7 +130,7 @@ def test_a_whitening_is_that_of_the_cpu(rows, monkeypatch, block):
     monkeypatch.setattr("pucache.storage.mapped_arrays.row_step", lambda d: block)
     expected = Whitening.estimate(rows[0])
     with emulated_cuda() as device:
-        whitening = estimate(DeviceRows(row_source(rows[0]), torch.device("cuda")))
+        whitening = estimate(DeviceSource(row_source(rows[0]), torch.device("cuda")))
     np.testing.assert_allclose(whitening.mean, expected.mean, atol=1e-6)
     np.testing.assert_allclose(whitening.variances, expected.variances, rtol=1e-4)
     cosines = [at.whiten(at.centred_units(rows[0][:50])) for at in (whitening, expected)]
@@ -370,7 +371,7 @@ def test_rows_that_do_not_fit_are_streamed_and_a_line_says_so(rows, cache, small
 
 @pytest.mark.parametrize("part", [100, 250])
 def test_graphs_and_queries_in_parts_are_those_of_the_whole(rows, monkeypatch, caplog, part):
-    monkeypatch.setattr(device_pile, "free_bytes", lambda device: part * D * 16 * 2)
+    monkeypatch.setattr(device_pile, "free_memory", lambda device: part * D * 16 * 2)
     caplog.set_level("INFO")
     queries = rows[0][:90] + np.float16(0.1)
     expected = neighbour_graph(rows[0], device="cpu"), query_neighbours(rows[0], queries, device="cpu")
@@ -382,7 +383,7 @@ def test_graphs_and_queries_in_parts_are_those_of_the_whole(rows, monkeypatch, c
 
 
 def test_twins_in_several_parts_are_in_the_order_of_their_rows(monkeypatch):
-    monkeypatch.setattr(device_pile, "free_bytes", lambda device: 64 * 4 * 16 * 2)
+    monkeypatch.setattr(device_pile, "free_memory", lambda device: 64 * 4 * 16 * 2)
     X = np.tile(planted(30, 4, 10)[0].astype(np.float16), (10, 1))
     with emulated_cuda():
         graph = query_neighbours(X, X[:30], 8, device="cuda")

@@ -5,30 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from ..heads.device_rows import free_memory, upload
 from .row_source import RowSource
 
 SHARE = 0.5  # of the free memory that rows may take
 _log = logging.getLogger(__name__)
 
 
-def upload(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy an array to a device; to a GPU from pinned memory, so that the host does not wait."""
-    like = torch.from_numpy(np.empty(0, array.dtype))
-    pinned = torch.empty(array.shape, dtype=like.dtype, pin_memory=device.type == "cuda")
-    pinned.numpy()[...] = array
-    return pinned.to(device, non_blocking=True)
-
-
-def free_bytes(device: torch.device) -> int:
-    """Bytes of a GPU's memory that are free."""
-    return int(torch.cuda.mem_get_info(device)[0])
-
-
-class DeviceRows:
+class DeviceSource:
     """Rows of a source on a GPU, as they are stored.
 
     Rows that fit into half of the free memory are uploaded in the first pass, and kept. Others are read and
@@ -71,7 +58,7 @@ class DeviceRows:
 
     def _has_room(self, itemsize: int) -> bool:
         if self._fits is None:
-            needed, free = len(self) * self.source.d * itemsize, free_bytes(self.device)
+            needed, free = len(self) * self.source.d * itemsize, free_memory(self.device)
             self._fits = needed <= SHARE * free
             if not self._fits:
                 _log.info(
