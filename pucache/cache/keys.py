@@ -58,10 +58,9 @@ class Keys(Sequence[str]):
             UTF-8, as wide as the widest of the files; a view where one file holds all of the rows.
         """
         start, stop, _ = rows.indices(len(self))
-        first, last = (
-            int(np.searchsorted(self._starts, row, side)) for row, side in ((start, "right"), (stop, "left"))
-        )
-        parts = range(max(first - 1, 0), min(last, len(self._parts)))
+        first = int(np.searchsorted(self._starts, start, side="right")) - 1
+        end = int(np.searchsorted(self._starts, stop, side="left"))
+        parts = range(first, min(end, len(self._parts)))
         pieces = [self._parts[part][max(start - self._starts[part], 0) : stop - self._starts[part]] for part in parts]
         return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, "S1"), *pieces])
 

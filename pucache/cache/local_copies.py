@@ -99,7 +99,8 @@ def cache_dir(*, clear: bool = False, work: str | Path | None = None) -> LocalCo
         The parent is not a folder, or cannot be read.
     """
     parent = parent_folder(work)
-    copies, removed = [], []
+    copies: list[LocalCopy] = []
+    removed: list[LocalCopy] = []
     for folder in _folders(parent):
         with _exclusive(folder, create=clear) as obstacle:
             copy = _describe(folder, in_use=obstacle == _IN_USE)
