@@ -25,6 +25,7 @@ ALLOWED = {
     "info cache.h5": {"h5py"},
     "verify cache.h5 model.safetensors": {"h5py"},
     "pack cache.h5 --out packed.h5": {"h5py"},
+    "cache-dir": set(),
     "evaluate scores.csv --truth truth.csv": set(),
     "score model.safetensors cache.h5 --out new.csv": {"h5py"},
     f"retrieve-positives cache.h5 {LABELS}": {"h5py"},
