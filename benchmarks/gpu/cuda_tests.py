@@ -1,7 +1,6 @@
-"""Slices of tests: those that need a GPU, and the counts of the emulated device."""
+"""The slice of the tests that need a GPU."""
 
 import importlib.util
-import json
 import re
 import subprocess
 import sys
@@ -20,7 +19,7 @@ def tests(bench: Bench) -> list[Figure]:
         raise ModuleNotFoundError("No module named 'pytest'", name="pytest")
     files = sorted(str(path) for path in checkout.ROOT.glob(TESTS))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
-    ended = _run(command, bench)
+    ended = run(command, bench)
     if ended.returncode:
         raise RuntimeError(f"{TESTS} ended with {ended.returncode}:\n{ended.stdout[-6000:]}{ended.stderr[-2000:]}")
     summary = ended.stdout.strip().splitlines()[-1]
@@ -28,15 +27,8 @@ def tests(bench: Bench) -> list[Figure]:
     return [Figure(f"tests {what}", (float(found[1]) if found else 0.0,), "") for what, found in counts.items()]
 
 
-def emulated_counts(bench: Bench) -> list[Figure]:
-    """Waits and launches of the emulated device, in a process that sees no GPU."""
-    ended = _run([sys.executable, "-m", "benchmarks.gpu.counts", "--json"], bench, CUDA_VISIBLE_DEVICES="")
-    if ended.returncode:
-        raise RuntimeError(f"the counts ended with {ended.returncode}:\n{ended.stderr[-6000:]}")
-    return [Figure(**row | {"values": tuple(row["values"])}) for row in json.loads(ended.stdout)]
-
-
-def _run(command: list[str], bench: Bench, **variables: str) -> subprocess.CompletedProcess:
+def run(command: list[str], bench: Bench, **variables: str) -> subprocess.CompletedProcess:
+    """Run a command that finds pucache and the helpers of the tests, and end it where the suite has to end."""
     environ = checkout.environment() | {"PYTHONDONTWRITEBYTECODE": "1"} | variables
     seconds = max(1.0, min(LONGEST, bench.until - time.monotonic()))
     return subprocess.run(
@@ -44,4 +36,4 @@ def _run(command: list[str], bench: Bench, **variables: str) -> subprocess.Compl
     )
 
 
-SLICES = (Slice("tests of CUDA", tests, 3), Slice("emulated device", emulated_counts))
+SLICES = (Slice("tests of CUDA", tests, 3),)

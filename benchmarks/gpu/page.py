@@ -6,11 +6,12 @@ from statistics import median
 from benchmarks.common.cells import table
 
 TITLES = {
-    "tests": "Tests, and the emulated device",
+    "tests": "Tests",
     "heads": "Heads",
     "retrieval": "Retrieval",
     "embedding": "Embedding",
     "pretraining": "Pretraining",
+    "counts": "Waits and launches of the emulated device",
 }
 HEAD = ["", "median (least to greatest, n)", "target", "limit", "of the limit", ""]
 RATES = ("images/s", "GB/s", "Tflop/s")

@@ -20,6 +20,7 @@ GROUPS = {
     "retrieval": "benchmarks.gpu.retrieval",
     "embedding": "benchmarks.gpu.embedding",
     "pretraining": "benchmarks.gpu.pretraining",
+    "counts": "benchmarks.gpu.emulated",
 }
 PAGE = "gpu.md"
 BROKEN = 3  # exit code of a process whose device takes no more work

@@ -1,6 +1,6 @@
 """All measurements of CUDA, in slices that a rerun goes on with.
 
-    python -m benchmarks.gpu.suite OUT [--groups tests heads retrieval embedding pretraining] [--minutes 9]
+    python -m benchmarks.gpu.suite OUT [--groups tests heads retrieval embedding pretraining counts] [--minutes 9]
                                    [--data DIR] [--weights FILE] [--work DIR] [--device cuda] [--quick] ...
 
 It runs in a checkout that is not installed. Groups are run in this order, each in a process of its own, and
