@@ -124,7 +124,7 @@ def test_an_import_that_ends_at_a_point_goes_on_from_there(tmp_path, monkeypatch
         if name == "chmod":  # earlier calls are those of other files
 
             def stop(path, mode, original=original):
-                if os.fspath(path).endswith("cache.partial"):
+                if os.fspath(path).endswith("unfinished.h5"):
                     raise Stop
                 original(path, mode)
 
@@ -136,6 +136,22 @@ def test_an_import_that_ends_at_a_point_goes_on_from_there(tmp_path, monkeypatch
     assert report.resumed_rows == done.get(point, 0)
     assert (tmp_path / "c.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
     assert not (tmp_path / "c.h5.import").exists()
+
+
+def test_a_kill_while_the_work_folder_is_removed(tmp_path, monkeypatch):
+    source = make_source(tmp_path, "arrays")
+    import_embeddings(source, tmp_path / "whole.h5")
+
+    def removes_the_rows_alone(folder):
+        next(folder.glob("merged-*")).unlink()
+        raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(importing.shutil, "rmtree", removes_the_rows_alone)
+        with pytest.raises(Stop):
+            import_embeddings(source, tmp_path / "c.h5")
+    assert import_embeddings(source, tmp_path / "c.h5").resumed_rows == 0
+    assert (tmp_path / "c.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
 
 
 def after_first_segment(monkeypatch, do):

@@ -148,8 +148,8 @@ class World:
             ),
             Job(
                 "import",
-                ["import-embeddings", "X.npy", "imported.h5", "--keys", "keys.txt"],
-                {"X.npy": "X.npy", "keys.txt": "keys.txt"},
+                ["import-embeddings", str(self.folder / "X.npy"), "imported.h5", "--keys", "keys.txt"],
+                {"keys.txt": "keys.txt"},
                 ("imported.h5",),
             ),
         ]

@@ -24,7 +24,7 @@ def together(world, job, folder, apart, **options):
 
 
 @pytest.mark.parametrize("seed", [0, slow(1)])
-@pytest.mark.parametrize("name", ["embed", "update"])
+@pytest.mark.parametrize("name", ["embed", "update", slow("import")])
 def test_of_two_writers_of_a_cache_one_wins_or_both_end_well_in_turn(world, name, seed):
     job, draw = world.jobs[name], random.Random(seed)
     folder = world.place(job)
@@ -37,7 +37,7 @@ def test_of_two_writers_of_a_cache_one_wins_or_both_end_well_in_turn(world, name
     world.check_rerun(job, folder)
 
 
-@pytest.mark.parametrize("name", ["score", "train-pu", *map(slow, ("pack", "score, Parquet", "retrieve", "import"))])
+@pytest.mark.parametrize("name", ["score", "train-pu", *map(slow, ("pack", "score, Parquet", "retrieve"))])
 def test_two_writers_of_one_output_both_end_well_and_it_is_whole(world, name):
     job = world.jobs[name]
     folder = world.place(job)

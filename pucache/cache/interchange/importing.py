@@ -31,6 +31,7 @@ from .row_blocks import OrderedRows, RowTable, spill
 from .sources import ImportOptions, OpenedSource, open_import
 
 _KEYS_PER_STEP = 1 << 18
+_PLAN = "plan.json"
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ def _work_folder(out: Path, plan: str | None) -> Iterator[Path]:
     It stays where the same command may go on: after a kill, a lost source or a full disk.
     """
     folder = out.with_name(out.name + ".import")
-    recorded = folder / "plan.json"
+    recorded = folder / _PLAN
     try:
         if plan is None or not recorded.is_file() or recorded.read_text() != plan:
             _remove(folder)
@@ -200,7 +201,9 @@ def _work_folder(out: Path, plan: str | None) -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
+    """Remove a work folder, the plan first: without it, what a kill leaves of the rest is never taken up."""
     if folder.exists():
+        (folder / _PLAN).unlink(missing_ok=True)
         shutil.rmtree(folder)
 
 
@@ -212,7 +215,8 @@ def _key_order(opened: OpenedSource, folder: Path, progress: Progress) -> KeyOrd
     recorded = folder / "keys.json"
     if recorded.is_file():
         described = json.loads(recorded.read_text())
-        return SortedKeys(**(described | {"path": folder / described["path"]}))
+        if (folder / described["path"]).is_file():
+            return SortedKeys(**(described | {"path": folder / described["path"]}))
     progress.start(len(table), "keys")
     try:
         order = sort_keys(_counted(opened, progress), folder)

@@ -85,7 +85,7 @@ class ResumableFile:
     """
 
     def __init__(self, folder: Path, content: FileContent):
-        self._path, self._progress = folder / "cache.partial", folder / "progress.json"
+        self._path, self._progress = folder / "unfinished.h5", folder / "progress.json"
         self._content = content
         self.rows_done, self._digests = self._read_progress()
         if not self.rows_done:
