@@ -69,13 +69,13 @@ def ended(process):
 @pytest.mark.parametrize(("kind", "kills"), [("arrays", 4), ("table", 2), slow("arrays", 50), slow("table", 50)])
 def test_an_import_killed_at_any_moment_ends_in_the_same_bytes(tmp_path, kind, kills):
     source = make_source(tmp_path, kind)
-    began = time.monotonic()
-    assert ended(start(source, tmp_path / "whole.h5"))[0] == 0
+    process, began = start(source, tmp_path / "whole.h5"), time.monotonic()
+    assert ended(process)[0] == 0
     whole, seconds = (tmp_path / "whole.h5").read_bytes(), time.monotonic() - began
     out, random, struck = tmp_path / "out" / "c.h5", np.random.default_rng(kills), 0
     while struck < kills:
         process = start(source, out)
-        time.sleep(random.uniform(0, seconds / 2))
+        time.sleep(random.uniform(0, 0.7 * seconds))
         process.send_signal(signal.SIGKILL)
         code, _ = ended(process)
         if code == -signal.SIGKILL:
