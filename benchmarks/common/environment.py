@@ -19,6 +19,8 @@ def commit() -> str:
         return subprocess.run(["git", *command], cwd=HERE, capture_output=True, text=True).stdout.strip()
 
     try:
+        if Path(git("rev-parse", "--show-toplevel") or "/") != HERE.resolve():  # of another project around this one
+            return ""
         changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
         return git("describe", "--always") + "-dirty" * bool(changed)
     except OSError:

@@ -341,6 +341,13 @@ def test_without_git_the_sources_name_the_state(monkeypatch):
     assert results.state().startswith("sources-") and results.state() == results.state()
 
 
+def test_a_repository_around_a_checkout_does_not_name_its_state(tmp_path, monkeypatch):
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / "checkout").mkdir()
+    monkeypatch.setattr("benchmarks.common.environment.HERE", tmp_path / "checkout")
+    assert results.commit() == "" and results.state().startswith("sources-")
+
+
 def test_planted_rows_can_be_told_apart():
     at = Bench(torch.device("cpu"), TINY, Path())
     assert at.X.shape == (300, 8) and at.X.dtype == np.float16 and at.s.sum() == min(20, at.y.sum() // 2)
