@@ -25,6 +25,8 @@ ALLOWED = {
     "info cache.h5": {"h5py"},
     "verify cache.h5 model.safetensors": {"h5py"},
     "pack cache.h5 --out packed.h5": {"h5py"},
+    "export cache.h5 cache.parquet": {"h5py"},
+    "import-embeddings X.npy imported.h5": {"h5py"},
     "cache-dir": set(),
     "evaluate scores.csv --truth truth.csv": set(),
     "score model.safetensors cache.h5 --out new.csv": {"h5py"},
@@ -43,6 +45,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("imports")
     X, s, y = planted(120, labelled=20)
     cache = write_cache(folder / "cache.h5", X)
+    np.save(folder / "X.npy", X)
     model = PULinearClassifier(prior=0.3, method="linear", device="cpu").fit(X, s)
     model.save(folder / "model.safetensors")
     with_neighbours(model, 2.0).save(folder / "with_neighbours.safetensors")
