@@ -32,7 +32,9 @@ VERBS = [None, *main.commands]
 
 # public in documented modules, and for pucache's own modules alone
 OURS = {
+    "pucache.cache.interchange.exporting": {"check_export"},
     "pucache.cache.embedding_cache": {"check_same_encoder", "expand_paths", "is_cache", "open_cache"},
+    "pucache.neighbours.graph": {"check", "graph_of_lists", "is_exact", "renumbered"},
     "pucache.errors": {"StaleDecisionError", "one_line"},
     "pucache.images.source": {"image_digest"},
     "pucache.embedding.engine": {"Job"},
