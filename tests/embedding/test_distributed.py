@@ -185,6 +185,7 @@ def test_what_is_done_does_not_pile_up_before_a_slow_driver(cluster, pile, tmp_p
 # --- what goes wrong -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_a_chunk_and_changes_nothing(cluster, pile, tmp_path):
     source = pile(DeadlyOnce)
     by_ray(source, tmp_path / "ray.h5")

@@ -22,7 +22,7 @@ def mountable(tmp_path_factory):
         pytest.skip("mounting a small disk needs root")
 
 
-@pytest.mark.parametrize("name", [name if name in ("embed", "score") else slow(name) for name in SIZES])
+@pytest.mark.parametrize("name", [name if name == "score" else slow(name) for name in SIZES])
 def test_a_file_that_cannot_grow_is_one_line_and_with_room_the_same_command_goes_on(world, name):
     assert limit_files(world, world.jobs[name], SIZES[name]) == len(SIZES[name])
 
