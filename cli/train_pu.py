@@ -183,7 +183,9 @@ def _method_line(model: PULinearModel) -> str:
     settings = model.neighbours_
     if settings is None:
         asked = model.method == "linear" or model.solver != "batch" or model.loss != "imbupu"
-        return "method linear" + ("" if asked else ": too few labelled positives to tell whether neighbours help")
+        return "method linear" + (
+            "" if asked else ": too few positives are labelled, or still hidden, for neighbours to help"
+        )
     return f"method {model.method_}: {settings.evidence.sentence()}; neighbours by {settings.search}"
 
 

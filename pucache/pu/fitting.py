@@ -26,6 +26,7 @@ from .priors import PriorEstimate, bootstrap_interval, estimate, profile_interva
 from .review_weights import TrainingLabels
 
 METHODS = ("distilled", "linear")
+_LEAST_HIDDEN = 0.25  # of the positives that are known; after a review with fewer, neighbours have little to add
 _STAGES = 5  # steps of progress: prior for training, cross-fit, head, distillation, prior with interval
 
 
@@ -193,9 +194,15 @@ def _distilled(
     settings: FitSettings,
     graph_source: GraphSource,
 ) -> Fit:
-    """The fit with the distilled head where neighbours help, else with the classifier's; both with the evidence."""
+    """The fit with the distilled head where neighbours help, else with the classifier's; both with the evidence.
+
+    After a review that left few positives hidden it is the classifier's, without evidence: the margins of the pile
+    then follow from known neighbours, and its threshold and precision would not hold for new images.
+    """
     classifier = linear.classifier_cross_fit
     tilt = fit_tilt(classifier.margins, labels.s, labels.weights, settings.prior)
+    if labels.confirmed_weight and labels.hidden(tilt.prior) < _LEAST_HIDDEN * labels.known_positive_weight:
+        return linear
     on = DistillationRows.of(design, labels, classifier.fold, graph_source)
     agreement = agreement_gains(
         on.design,

@@ -146,6 +146,29 @@ class TrainingLabels:
         total = self._weight_without_labelled
         return max(LEAST, self.confirmed_weight / total), min(MOST, 1 - self.rejected_weight / total)
 
+    @property
+    def known_positive_weight(self) -> float:
+        """Total weight of the labelled and the confirmed positives."""
+        labelled = self.s == 1
+        weight = labelled.sum() if self.weights is None else self.weights[labelled].sum(dtype=np.float64)
+        return float(weight) + self.confirmed_weight
+
+    def hidden(self, prior: float) -> float:
+        """Weight of the positives that are neither labelled nor confirmed: by the audit, else at a prior.
+
+        Parameters
+        ----------
+        prior : float
+            Share of positives among the rows with s = 0.
+
+        Returns
+        -------
+        float
+        """
+        if self.audited is not None and self.audited.hidden.likeliest is not None:
+            return self.audited.hidden.likeliest
+        return prior * self._weight_without_labelled - self.confirmed_weight
+
     def check(self, prior: float) -> None:
         """Raise `ValueError` for a prior that the review rules out."""
         low, high = self.bounds

@@ -213,7 +213,7 @@ def test_train_says_its_method_and_why(world, trained, here):
         assert "method linear" in run(command + how, w=world).stdout.splitlines()
         assert json.loads(Path("metrics.json").read_text())["neighbours"] is None
     few = command.replace("{w}/positives.txt", "red/00[0-2].png")
-    too_few = "method linear: too few labelled positives to tell whether neighbours help"
+    too_few = "method linear: too few positives are labelled, or still hidden, for neighbours to help"
     assert too_few in run(few, w=world).stdout.splitlines()
 
 

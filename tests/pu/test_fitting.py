@@ -153,6 +153,15 @@ def test_it_goes_with_every_other_parameter(parameters):
         assert estimate.low <= estimate.prior <= estimate.high and estimate.draws == parameters.get("draws", 0)
 
 
+@pytest.mark.parametrize(("left", "method"), [(0, "linear"), (36, "distilled")])
+def test_neighbours_are_for_reviews_that_left_positives_hidden(left, method):
+    reviewed, hidden = np.zeros(N, np.int8), np.flatnonzero((Y == 1) & (S == 0))
+    reviewed[hidden[: len(hidden) - left]] = 1
+    model = fit(reviewed=reviewed)
+    assert len(hidden) > 36 and model.method_ == method
+    assert (model.neighbours_ is None) == (method == "linear")
+
+
 def test_a_review_takes_part():
     reviewed = np.zeros(N, np.int8)
     rows = np.flatnonzero(S == 0)[::8]

@@ -11,6 +11,7 @@ from pucache.heads.fit import fit_heads
 from pucache.heads.moments import Moments
 from pucache.heads.risks import PURisk
 from pucache.pu import model_file
+from pucache.pu.audited_prior import AuditedHidden
 from pucache.pu.classifier import PULinearClassifier
 from pucache.pu.cross_fitting import CrossFitter
 from pucache.pu.data import PUData
@@ -358,3 +359,13 @@ def test_a_review_of_every_row_leaves_nothing_to_learn_from():
     X, s, _ = planted(n=60, labelled=10)
     with pytest.raises(ValueError, match="every row is labelled or reviewed"):
         PULinearClassifier(prior=0.3, device="cpu").fit(X, s, reviewed=np.where(s == 1, 0, -1))
+
+
+def test_hidden_positives_are_those_of_the_audit_or_of_a_prior():
+    s, reviewed = np.zeros((2, 100), np.int8)
+    s[:10], reviewed[10:30], reviewed[30:50] = 1, 1, -1
+    assert TrainingLabels.of(s, reviewed).known_positive_weight == 30
+    assert TrainingLabels.of(s, reviewed).hidden(0.3) == pytest.approx(0.3 * 90 - 20)
+    for likeliest, expected in [(4.0, 4.0), (None, 7.0)]:
+        hidden = AuditedHidden(low=1, high=9, likeliest=likeliest, draws=30, level=0.95)
+        assert TrainingLabels.of(s, reviewed, hidden=hidden).hidden(0.3) == pytest.approx(expected)
