@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ..pu.label_requirements import LEAST_LABELS, LEAST_LABELS_FOR_POINTS, figure
+from ..pu.label_requirements import LEAST_LABELS, LEAST_LABELS_FOR_POINTS, figure, range_text
 from ..pu.priors import interval_text
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def decisions(numbers: TrainingNumbers) -> str:
 
 def ends(interval: Sequence[float]) -> str:
     """Format the interval of a share in whole per cent."""
-    return f"{100 * interval[0]:.0f} to {100 * interval[1]:.0f} %"
+    return f"{range_text(*interval, _whole_percent)} %"
 
 
 def unsure(interval: Sequence[float] | None) -> bool:
@@ -127,8 +127,12 @@ def unsure(interval: Sequence[float] | None) -> bool:
     return interval is not None and interval[1] > _WIDE_RATIO * interval[0]
 
 
+def _whole_percent(share: float) -> str:
+    return f"{100 * share:.0f}"
+
+
 def _of_100(estimate: float | None, interval: Sequence[float] | None) -> str:
-    ends = "" if interval is None else f"{100 * interval[0]:.0f} to {100 * interval[1]:.0f}"
+    ends = "" if interval is None else range_text(*interval, _whole_percent)
     if estimate is None or unsure(interval):
         return ends
     rounded = f"about {100 * estimate:.0f}"

@@ -7,7 +7,7 @@ The ranking works from one labelled positive. Commands, JSON, report and demo fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,6 +94,12 @@ def assumption(prior: float) -> str:
     )
 
 
+def range_text(low: float, high: float, number: Callable[[float], str]) -> str:
+    """Write a range, such as ``0.67 to 0.90``; one number where both ends are the same when they are formatted."""
+    ends = number(low), number(high)
+    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
+
+
 def figure(value: float | None, interval: Sequence[float] | None, digits: int = 3) -> str:
     """Write an estimate with its interval.
 
@@ -111,7 +117,7 @@ def figure(value: float | None, interval: Sequence[float] | None, digits: int = 
     str
         Such as ``0.800 (0.67 to 0.90)``, ``0.67 to 0.90`` or ``0.800``; ``not estimated`` where both are None.
     """
-    ends = "" if interval is None else f"{interval[0]:.{digits - 1}f} to {interval[1]:.{digits - 1}f}"
+    ends = "" if interval is None else range_text(*interval, f"{{:.{digits - 1}f}}".format)
     if value is None:
         return ends or "not estimated"
     return f"{value:.{digits}f} ({ends})" if ends else f"{value:.{digits}f}"

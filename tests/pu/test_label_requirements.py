@@ -37,6 +37,8 @@ def test_copies_rows_without_weight_and_unlabelled_rows_do_not_count():
     [
         (0.8, (0.67, 0.904), "0.800 (0.67 to 0.90)"),
         (None, (0.67, 0.9), "0.67 to 0.90"),
+        (None, (0.878, 0.882), "0.88"),
+        (0.879, (0.878, 0.882), "0.879 (0.88)"),
         (0.8, None, "0.800"),
         (None, None, "not estimated"),
     ],
