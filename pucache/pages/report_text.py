@@ -119,7 +119,7 @@ def decisions(numbers: TrainingNumbers) -> str:
 
 def ends(interval: Sequence[float]) -> str:
     """Format the interval of a share in whole per cent."""
-    return f"{range_text(*interval, _whole_percent)} %"
+    return f"{range_text(interval, _whole_percent)} %"
 
 
 def unsure(interval: Sequence[float] | None) -> bool:
@@ -132,7 +132,7 @@ def _whole_percent(share: float) -> str:
 
 
 def _of_100(estimate: float | None, interval: Sequence[float] | None) -> str:
-    ends = "" if interval is None else range_text(*interval, _whole_percent)
+    ends = "" if interval is None else range_text(interval, _whole_percent)
     if estimate is None or unsure(interval):
         return ends
     rounded = f"about {100 * estimate:.0f}"

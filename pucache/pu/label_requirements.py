@@ -94,10 +94,10 @@ def assumption(prior: float) -> str:
     )
 
 
-def range_text(low: float, high: float, number: Callable[[float], str]) -> str:
+def range_text(interval: Sequence[float], number: Callable[[float], str]) -> str:
     """Write a range, such as ``0.67 to 0.90``; one number where both ends are the same when they are formatted."""
-    ends = number(low), number(high)
-    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
+    low, high = map(number, interval)
+    return low if low == high else f"{low} to {high}"
 
 
 def figure(value: float | None, interval: Sequence[float] | None, digits: int = 3) -> str:
@@ -117,7 +117,7 @@ def figure(value: float | None, interval: Sequence[float] | None, digits: int = 
     str
         Such as ``0.800 (0.67 to 0.90)``, ``0.67 to 0.90`` or ``0.800``; ``not estimated`` where both are None.
     """
-    ends = "" if interval is None else range_text(*interval, f"{{:.{digits - 1}f}}".format)
+    ends = "" if interval is None else range_text(interval, f"{{:.{digits - 1}f}}".format)
     if value is None:
         return ends or "not estimated"
     return f"{value:.{digits}f} ({ends})" if ends else f"{value:.{digits}f}"
