@@ -1,5 +1,6 @@
 import logging
 import os
+import signal
 
 import numpy as np
 import pytest
@@ -15,6 +16,10 @@ from pucache.cache.embedding_cache import EmbeddingCache
 # A busy machine is no failure: examples are counted, not timed.
 settings.register_profile("pucache", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("pucache")
+
+# A shell starts jobs in the background with SIGINT ignored, and processes that tests start and interrupt inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):
