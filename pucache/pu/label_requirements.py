@@ -95,7 +95,20 @@ def assumption(prior: float) -> str:
 
 
 def range_text(interval: Sequence[float], number: Callable[[float], str]) -> str:
-    """Write a range, such as ``0.67 to 0.90``; one number where both ends are the same when they are formatted."""
+    """Write a range.
+
+    Parameters
+    ----------
+    interval : (float, float)
+        Low and high end.
+    number : callable
+        Formats an end.
+
+    Returns
+    -------
+    str
+        Such as ``0.67 to 0.90``; one number where both ends are the same when they are formatted.
+    """
     low, high = map(number, interval)
     return low if low == high else f"{low} to {high}"
 
