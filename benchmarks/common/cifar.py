@@ -37,11 +37,7 @@ class Cifar(ImageClasses):
 
     def authors(self) -> Task:
         """The authors' 1:10 task: of each class of vehicles the first 750 by index, the last 150 of them labelled."""
-        pile, s = np.isin(self.label, VEHICLES, invert=True), np.zeros(len(self.label), np.int8)
-        for name in VEHICLES:
-            rows = np.flatnonzero(self.label == name)[: (HIDDEN + LABELLED) // self.part]
-            pile[rows], s[rows[HIDDEN // self.part :]] = True, 1
-        return self._task(pile, s, np.array(VEHICLES))
+        return self.first_of_each(VEHICLES, hidden=HIDDEN, labelled=LABELLED)
 
     def balanced(self, labelled: int, seed: int) -> Task:
         """All images, and so many vehicles labelled at random: the task of most other papers."""

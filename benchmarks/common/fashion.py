@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from benchmarks.common.image_classes import ImageClasses
+from benchmarks.common.image_classes import ImageClasses, Task
 from pucache.errors import SourceError
 
 CLASSES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
+FOOTWEAR = ("sandal", "sneaker", "boot")
+LABELLED, HIDDEN = 200, 1200  # of each class of footwear, among the 42,000 other images: 1:10
 SIZE, IMAGES, IMAGES_TEST = 28, 60_000, 10_000
 ORIGINALS = {"train": "train", "test": "t10k"}  # how the original files' names begin
 MEMBER = "package/src/clothes/{}.json"
@@ -38,6 +40,10 @@ class Fashion(ImageClasses):
 
     def __init__(self, source: Path, work: Path, *, quick: bool = False):
         super().__init__(written(source, work / "fashion"), work, quick=quick)
+
+    def footwear(self) -> Task:
+        """A 1:10 task as `Cifar.authors`: of each class of footwear the first 1,400, the last 200 of them labelled."""
+        return self.first_of_each(FOOTWEAR, hidden=HIDDEN, labelled=LABELLED)
 
 
 def written(source: Path, target: Path) -> Path:

@@ -147,6 +147,14 @@ class ImageClasses:
         pile, s = one_vs_rest_rows(self.label == name, share=share, labelled=labelled, draw=draw)
         return self._task(pile, s, np.array([name]))
 
+    def first_of_each(self, positives: tuple[str, ...], *, hidden: int, labelled: int) -> Task:
+        """All images of the other classes; of each of `positives` the first `hidden`, then the next, labelled."""
+        pile, s = np.isin(self.label, positives, invert=True), np.zeros(len(self.label), np.int8)
+        for name in positives:
+            rows = np.flatnonzero(self.label == name)[: (hidden + labelled) // self.part]
+            pile[rows], s[rows[hidden // self.part :]] = True, 1
+        return self._task(pile, s, np.array(positives))
+
     def _task(self, pile: np.ndarray, s: np.ndarray, positives: np.ndarray) -> Task:
         y, y_test = np.isin(self.label, positives), np.isin(self.label_test, positives)
         return Task(self.X[pile], s[pile], y[pile], self.X_test, y_test)

@@ -193,6 +193,17 @@ def test_the_npm_package_has_the_images_by_class(tmp_path, small):
     assert parts["test"][1].tolist() == np.repeat(range(10), 2).tolist()
 
 
+def test_the_task_of_footwear_is_one_to_ten_and_has_600_labelled():
+    data, draw = fashion.Fashion.__new__(fashion.Fashion), np.random.default_rng(0)
+    data.part, data.label, data.label_test = 1, np.repeat(fashion.CLASSES, 6000), np.repeat(fashion.CLASSES, 10)
+    data.X, data.X_test = draw.random((60_000, 2), np.float32), draw.random((100, 2), np.float32)
+    task = data.footwear()
+    assert (task.s.sum(), task.hidden.sum(), (~task.y).sum()) == (600, 3600, 42_000)
+    assert task.y[task.s == 1].all() and task.y.sum() * 10 == (~task.y).sum() and task.y_test.sum() == 30
+    sandals = np.flatnonzero(data.label == "sandal")[:1400]
+    np.testing.assert_array_equal(task.X[(task.s == 1)][:200], data.X[sandals[1200:]])
+
+
 def test_incomplete_or_foreign_files_are_named(tmp_path, small):
     with pytest.raises(SourceError, match="has no train-images-idx3-ubyte, expected the four original files"):
         fashion.read(tmp_path)
