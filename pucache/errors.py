@@ -56,6 +56,14 @@ class OutputError(PUCacheError):
     """An output path cannot be written."""
 
 
+class LeaseHeldError(CacheLockedError, OutputError):
+    """Another writer, perhaps on another machine, holds the lease of a URL."""
+
+
+class LeaseLostError(OutputError):
+    """Another writer took over the lease of a URL before this one had published."""
+
+
 class MissingExtraError(PUCacheError):
     """An optional dependency is not installed; the text holds the install command."""
 
@@ -90,3 +98,11 @@ def one_line(error: BaseException) -> str:
     """Text of any exception on one line of at most 300 characters."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(str(text).split())[:300]
+
+
+def picklable_error(error: Exception) -> Exception:
+    """Return the error without its traceback, or a RuntimeError with its text where it may not be picklable."""
+    importable = isinstance(error, PUCacheError) or type(error).__module__ == "builtins"
+    if importable and all(isinstance(argument, str | int | bytes) for argument in error.args):
+        return type(error)(*error.args)
+    return RuntimeError(f"{type(error).__name__}: {error}")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
 from ..encoders.spec import EncoderSpec
-from ..errors import CacheError, OutputError
-from ..storage.atomic import check_writable, exclusive_lock, replacing
+from ..errors import CacheError
+from ..storage.atomic import check_writable, replacing
 from ..storage.urls import is_url
 from .paths import part_files, writer_lock
 from .reader import CacheFile
-from .remote import RemoteCache, upload
+from .remote import RemoteCache
 
 
 class CacheDestination(Protocol):
@@ -34,8 +34,11 @@ class CacheDestination(Protocol):
     def check_writable(self) -> None:
         """Raise `OutputError` if the cache cannot be written; called before any work."""
 
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Exclude other writers within the block; raises `CacheLockedError` where there is one."""
+
     def fetch(self) -> None:
-        """Bring the existing cache and parts to this machine; called with the writer's lock held."""
+        """Bring the existing cache and parts to this machine; called while other writers are excluded."""
 
     def store_part(self, part: Path) -> None:
         """Store a part that was finished on this machine."""
@@ -59,6 +62,10 @@ class LocalDestination:
     def check_writable(self) -> None:
         """See `pucache.storage.atomic.check_writable`."""
         check_writable(self.local)
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """See `pucache.cache.paths.writer_lock`."""
+        return writer_lock(self.local)
 
     def fetch(self) -> None:
         """Do nothing."""
@@ -89,18 +96,19 @@ def atomic_output(out: str | Path) -> Iterator[Path]:
     ------
     OutputError
         `out` cannot be written.
+    CacheLockedError
+        Another process writes the file of this URL.
     """
     if not is_url(out):
         with replacing(out) as temporary:
             yield temporary
         return
     remote = RemoteCache(os.fspath(out))
-    local, lock = remote.local, remote.local.with_name(f".{remote.local.name}.lock")
-    with exclusive_lock(lock, OutputError(f"{remote.name} is being written by another process; wait for it")):
-        with replacing(local) as temporary:
+    with remote.exclusive():
+        with replacing(remote.local) as temporary:
             yield temporary
-        upload(local, os.fspath(out))
-        local.unlink()
+        remote.send()
+        remote.local.unlink()
 
 
 def encoder_of_existing(cache: str | Path) -> EncoderSpec | None:

@@ -11,8 +11,14 @@ from ..storage.atomic import exclusive_lock
 
 
 @contextmanager
-def writer_lock(cache: Path) -> Iterator[None]:
+def writer_lock(cache: Path, name: str = "") -> Iterator[None]:
     """Exclude a second writer of `cache`; the kernel releases the lock when the process ends.
+
+    Parameters
+    ----------
+    cache : Path
+    name : str
+        Name of the cache in the message, where that is a URL.
 
     Raises
     ------
@@ -20,7 +26,7 @@ def writer_lock(cache: Path) -> Iterator[None]:
         Another process writes the cache.
     """
     lock = cache.with_name(f".{cache.name}.lock")
-    locked = CacheLockedError(f"{cache} is being written by another process (lock {lock}); wait for it")
+    locked = CacheLockedError(f"{name or cache} is being written by another process (lock {lock}); wait for it")
     with exclusive_lock(lock, locked):
         yield
 

@@ -12,14 +12,16 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..errors import CacheError, OutputError, PUCacheError
 from ..progress import Progress
+from ..storage.atomic import make_folder
 from ..storage.fetch_log import FetchLog
-from ..storage.filesystem import open_filesystem
+from ..storage.filesystem import is_local, open_filesystem
+from ..storage.lease import Lease
 from ..storage.retries import error_text, remedy_for, with_retries
 from ..storage.transfer import (
     OBJECT_STORES,
@@ -37,7 +39,7 @@ from ..storage.transfer import (
     send_file,
 )
 from ..storage.urls import without_secrets
-from .paths import part_files, parts_folder
+from .paths import part_files, parts_folder, writer_lock
 from .working_folders import READING, working_folder
 
 __all__ = ["RemoteCache", "local_copy", "upload"]
@@ -49,7 +51,7 @@ RemoteFile = tuple[str, Path, dict[str, Any]]  # path in the store, local path, 
 class RemoteCache:
     """A cache file behind a URL, a `pucache.cache.destination.CacheDestination`.
 
-    Hold the writer's lock of `local` from `fetch` to `publish`.
+    From `fetch` to `publish`, other writers are to be excluded by `exclusive`.
 
     Parameters
     ----------
@@ -77,6 +79,7 @@ class RemoteCache:
     def __init__(self, url: str, work: str | Path | None = None):
         self.name, self._url = without_secrets(url), url
         self.local = working_folder(url, work) / _file_name(url)
+        self._lease: Lease | None = None  # within `exclusive`
         self._stored_parts: set[str] = set()  # names of the parts that this run knows to be in the store
 
     def check_writable(self) -> None:
@@ -86,6 +89,8 @@ class RemoteCache:
         ------
         OutputError
             No bucket, no credentials, no permission, or the URL is that of a folder.
+        LeaseHeldError
+            Another writer holds the lease.
         MissingExtraError
             The package for this kind of store is not installed.
         """
@@ -94,12 +99,46 @@ class RemoteCache:
             existing = object_info(fs, path)
             if existing and existing["type"] != "file":
                 raise OutputError(f"{self.name} is a folder; name a file in it, such as {self.name}/cache.h5")
+            self._new_lease(fs, path).refuse_if_held()
             folder, _, name = path.rpartition("/")
             probe = f"{folder}/.{name}.writable"
             if not is_object_store(fs):
                 with_retries(lambda: fs.makedirs(folder, exist_ok=True))
             with_retries(lambda: fs.pipe_file(probe, b""))
             remove_files(fs, [probe])
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Exclude other writers of the URL within the block, on this machine and on others.
+
+        The writer's lock of `local` keeps processes of this machine apart, a `pucache.storage.lease.Lease` those of
+        several machines. A ``file://`` URL is locked as the path that it names.
+
+        Raises
+        ------
+        CacheLockedError
+            Another process of this machine writes the URL.
+        LeaseHeldError
+            Another writer holds the lease.
+        OutputError
+            The store, or the working folder, cannot be written to.
+        """
+        with writer_lock(self.local, self.name), ExitStack() as held:
+            with _store_errors(OutputError, "write", self.name):
+                fs, path = open_filesystem(self._url)
+                if is_local(fs):
+                    make_folder(Path(path).parent)
+                    held.enter_context(writer_lock(Path(path), self.name))
+                else:
+                    self._lease = held.enter_context(self._new_lease(fs, path))
+            try:
+                yield
+            finally:
+                self._lease = None
+
+    def _new_lease(self, fs: Any, path: str) -> Lease:
+        record = self.local.with_name(f".{self.local.name[:200]}.lease")
+        return Lease(fs, path, name=self.name, record=record)
 
     def fetch(self) -> None:
         """Download the existing cache and its parts, if this machine does not have them.
@@ -131,9 +170,13 @@ class RemoteCache:
 
         Raises
         ------
+        LeaseLostError
+            Another writer has taken over; the part stays on this machine.
         OutputError
             The upload failed.
         """
+        if self._lease:
+            self._lease.check()
         with _store_errors(OutputError, "write", f"{self.name}.parts/{part.name}"):
             fs, path = open_filesystem(self._url)
             send_file(fs, part, f"{path}.parts/{part.name}")
@@ -156,9 +199,12 @@ class RemoteCache:
 
         Raises
         ------
+        LeaseLostError
+            Another writer has taken over; nothing was sent, and the parts remain.
         OutputError
             The upload failed; an earlier cache is unchanged, and the parts remain.
         """
+        self._confirm_lease()
         with _store_errors(OutputError, "write", self.name):
             fs, path = open_filesystem(self._url, retry_each_request=True)
             stored = object_info(fs, path)
@@ -170,9 +216,28 @@ class RemoteCache:
 
     def remove_parts(self) -> None:
         """Remove the parts from the store; for work that ended without a cache."""
+        self._confirm_lease()
         with _store_errors(OutputError, "write", self.name):
             fs, path = open_filesystem(self._url)
         self._remove_parts(fs, path + ".parts")
+
+    def _confirm_lease(self) -> None:
+        if self._lease:
+            with _store_errors(OutputError, "write", self.name):
+                self._lease.confirm()
+
+    def send(self) -> None:
+        """Send `local` as a finished file that has no parts, such as a table; readers see it once it is complete.
+
+        Raises
+        ------
+        LeaseLostError
+            Another writer has taken over; nothing was sent.
+        OutputError
+            The upload failed; an earlier file is unchanged.
+        """
+        self._confirm_lease()
+        upload(self.local, self._url)
 
     def _remove_parts(self, fs: Any, folder: str) -> None:
         try:

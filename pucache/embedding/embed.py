@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from ..cache.destination import encoder_of_existing, open_destination
 from ..cache.embedding_cache import EmbeddingCache
-from ..cache.paths import writer_lock
 from ..cache.writer import creation_time
 from ..encoders.deferred import DeferredEncoder, EncoderOptions, open_encoder
 from ..encoders.spec import BUNDLED, EncoderSpec
@@ -223,7 +222,7 @@ def run_embedding(
 
         engine = LocalEngine(workers)
     started = time.monotonic()
-    with writer_lock(destination.local), progress or Silent() as progress:
+    with destination.exclusive(), progress or Silent() as progress:
         destination.fetch()
         plan = EmbedPlan(source, destination, spec=encoder.spec, options=options, profile=profile)
         counts = plan.run(encoder, engine, progress)

@@ -167,9 +167,14 @@ def _complete(data: bytes, size: int) -> bytes:
     return data
 
 
+def is_local(fs: Any) -> bool:
+    """Whether a file system is that of this machine."""
+    return isinstance(fs, LocalFileSystem)
+
+
 def open_object(fs: Any, path: str) -> Any:
     """Open an object as a seekable binary file; remote reads are retried."""
-    if isinstance(fs, LocalFileSystem):
+    if is_local(fs):
         return fs.open(path, "rb")
     return io.BufferedReader(_ObjectStream(fs, path), READ_AHEAD_BYTES)
 
