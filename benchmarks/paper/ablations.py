@@ -124,7 +124,7 @@ def priors(factors: list[float], lines: dict[str, list[list[dict]]], link: str) 
 def pretraining(cells: list[dict]) -> str:
     head = "## Pretraining losses\n\n"
     if not cells:
-        return head + "Not run with --quick."
+        return head + "Not run with --short or --quick. [Pretraining](pretrain.md) has three seeds."
     lines = []
     for cell in cells:
         for loss, of in cell["heads"].items():

@@ -22,18 +22,19 @@ GIVEN = {  # to what may stand before pucache
 }
 
 
-def introduction(encoder: str, scope: Scope, quick: bool) -> str:
-    few = "**--quick: a quarter of the images; figures are not to be quoted.** " if quick else ""
+def introduction(encoder: str, scope: Scope, options: str) -> str:
+    few = "**--quick: a quarter of the images; figures are not to be quoted.** " if "--quick" in options else ""
     return (
         "# The paper's tables and figures, run again\n\n"
-        f"`python -m benchmarks.paper.tables DIR{' --quick' * quick}`. {few}"
+        f"`python -m benchmarks.paper.tables DIR{options}`. {few}"
         "Dorigatti, Schweisthal, Bischl, Rezaei: ImPULSeS. "
         f"Encoder {encoder}, frozen, unless a table says otherwise. Seeds {', '.join(map(str, scope.seeds))}: mean ± "
         "standard deviation (of n − 1) of n runs, in %; the paper gives means of three runs and no spread. Accuracy, "
         "F1 and AUC are of the test set, AP (average precision) of the positives hidden among the unlabelled. Margin "
         "0 is the authors' threshold. The *authors' protocol* is Adam at 3e-4, batches of 256, 100 epochs, the last "
         "one kept, on X as it is but for one factor; its seeds are of the initial head, the order of the rows is the "
-        f"same; pucache's seeds are of folds and draws, and what draws nothing is the same n times. {TUNED}"
+        f"same; pucache's seeds are of folds and draws, and what draws nothing is the same n times. "
+        f"Tasks with all images of CIFAR-10 have n = {len(scope.seeds_of_large)}. {TUNED}"
     )
 
 

@@ -44,13 +44,16 @@ class Scope:
     """How much is run."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
+    seeds_of_large: tuple[int, ...] = (0, 1, 2)  # of the tasks with all images of CIFAR-10
     factors: tuple[float, ...] = (0.1, 0.2, 0.5, 1, 2, 5, 10)
     labelled: tuple[int, ...] = (1000, 3000)  # with all images of CIFAR-10
     losses: tuple[str, ...] = LOSSES
     mapped: int = 250  # images of each class on the t-SNE
+    pretraining: bool = True
 
 
-QUICK = Scope((0,), (0.2, 1, 5), (1000,), ("nnpu", "imbnnpu", "imbupu", "bce", SUPERVISED), 50)
+SHORT = Scope(seeds_of_large=(0,), factors=(0.1, 0.5, 1, 2, 10), pretraining=False)
+QUICK = Scope((0,), (0,), (0.2, 1, 5), (1000,), ("nnpu", "imbnnpu", "imbupu", "bce", SUPERVISED), 50, False)
 
 
 def figures(y: np.ndarray, margins: np.ndarray, threshold: float = 0.0) -> dict[str, float]:
