@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..allocator import keep_freed_memory
-from ..errors import PUCacheError, SourceError
+from ..errors import SourceError, picklable_error
 from .loading import Chunk, ChunkLoader
 
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
@@ -171,14 +171,6 @@ class LoaderProcesses:
         chunk.pixels = chunk.pixels[:0].clone()  # the pixels are in the slot
         set_position(-1)
         return chunk
-
-
-def picklable_error(error: Exception) -> Exception:
-    """Return the error without its traceback, or a RuntimeError with its text where it may not be picklable."""
-    importable = isinstance(error, PUCacheError) or type(error).__module__ == "builtins"
-    if importable and all(isinstance(argument, str | int | bytes) for argument in error.args):
-        return type(error)(*error.args)
-    return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _shared_zeros(count: int, dtype: np.dtype) -> np.ndarray:

@@ -21,9 +21,9 @@ from ray import cloudpickle
 from ray.data import DataContext, ExecutionResources
 
 from pucache.cli.main import main
+from pucache.distributed.cluster import joined
 from pucache.embedding import row_blocks
 from pucache.embedding.distributed import engine
-from pucache.embedding.distributed.cluster import joined
 from pucache.embedding.distributed.engine import RayEngine
 from pucache.embedding.embed import run_embedding
 from pucache.embedding.plan import EmbedOptions
@@ -311,7 +311,7 @@ def answering(with_what):
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
 def test_a_server_that_is_none_of_rays_is_refused(answer, monkeypatch):
-    monkeypatch.setattr("pucache.embedding.distributed.cluster._CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr("pucache.distributed.cluster._CONNECT_SECONDS", 0.5)
     with answering(answer) as address, pytest.raises(EngineError, match=f"^no Ray cluster answers at {address} "):
         joined(address).__enter__()
 

@@ -1,16 +1,9 @@
-"""The engine of many machines (only user of ray)."""
+"""The engine of many machines: images are dealt out by Ray Data."""
 
-import os
-
+from pucache.distributed import MISSING
 from pucache.errors import MissingExtraError
-
-# Ray reads these when it is imported: no usage reports, and its processes write to log files only.
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-if "RAY_AUTH_TOKEN" in os.environ:  # a token that is set is meant to be used
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 try:
     import ray.data  # noqa: F401
 except ImportError as missing:
-    raise MissingExtraError("the engine ray needs Ray; pip install 'pucache[ray]', or use --engine local") from missing
+    raise MissingExtraError(MISSING) from missing

@@ -9,33 +9,34 @@ repeats because a worker was killed changes nothing.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import ray
 import ray.data
-import ray.exceptions
 import torch
 from ray.data import ActorPoolStrategy, DataContext
 
-from ...errors import EngineError, ImageError, PUCacheError, one_line
+from ...distributed.failures import as_one_line
+from ...distributed.nodes import check_nodes
+from ...distributed.workers import RayWorkers, count
+from ...encoders.spec import EncoderSpec
+from ...errors import EngineError, ImageError
 from ...images.source import image_digest
 from ..batching import whole_batches
 from ..engine import Job, Results
 from ..profiling import Profile
-from .cluster import joined, last_line
-from .nodes import check_nodes
-from .tasks import Done, EmbedChunk, PrepareChunk, Shipped, Slab, start_attempts, unpacked
+from .tasks import Done, EmbedChunk, PrepareChunk, Shipped, Slab, problem, start_attempts, unpacked
 
 _CHUNK_ROWS = {"cpu": 256, "cuda": 512}  # images per Ray task: about a second of work
 _SLAB_CHUNKS = 64  # chunks whose keys are one Ray object
+_CHECKED_PACKAGES = ("torch", "torchvision", "pillow", "timm")  # versions that can change an embedding's last bits
 _PROBES = 16  # images to try, to find a readable one that every node must be able to read
 
 
-class RayEngine:
-    """Runs jobs on a Ray cluster; a context manager that joins the cluster and leaves it.
+class RayEngine(RayWorkers):
+    """Runs jobs on a Ray cluster, and scores caches there; a context manager that joins the cluster and leaves it.
 
     Parameters
     ----------
@@ -52,27 +53,6 @@ class RayEngine:
     ValueError
         Fewer than one worker, or an address although this process has joined a cluster already.
     """
-
-    def __init__(self, address: str | None = None, *, workers: int | None = None):
-        if workers is not None and workers < 1:
-            raise ValueError(f"the engine ray needs at least 1 worker, got {workers}")
-        self._requested_address = address
-        self._address = address or os.environ.get("RAY_ADDRESS") or None
-        self._workers = workers
-        self._stack = ExitStack()
-
-    def __enter__(self) -> RayEngine:
-        if not ray.is_initialized():
-            self._stack.enter_context(joined(self._address))
-        elif self._requested_address is not None:
-            raise ValueError(
-                f"this process has joined a Ray cluster already, and cannot join {self._requested_address}; leave "
-                "out the address, or call ray.shutdown() first"
-            )
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
 
     def device(self, requested: str | torch.device = "auto") -> torch.device:
         """Device on which encoders will run; ``auto`` is CUDA if the cluster has GPUs now, else the CPU.
@@ -93,7 +73,7 @@ class RayEngine:
         if str(requested) not in ("auto", "cpu", "cuda"):
             raise ValueError(f"Ray shares out GPUs itself: its device is auto, cpu or cuda, got {requested!r}")
         if str(requested) == "auto":
-            return torch.device("cuda" if _count("GPU") else "cpu")
+            return torch.device("cuda" if count("GPU") else "cpu")
         return torch.device(requested)
 
     def __call__(self, job: Job, profile: Profile) -> Results:
@@ -110,14 +90,14 @@ class RayEngine:
         actors = self._actors(kind)
         rows = _rows(job, actors)
         chunks = -(-len(job.keys) // rows)
-        with profile.stage("starting"), _one_line():
+        with profile.stage("starting"), as_one_line():
             shipped = ray.put(Shipped(job.source, job.encoder, job.lookup.sorted_digests, rows, _probe(job)))
-            check_nodes(shipped, job.encoder.spec)
+            check_nodes(partial(problem, shipped), _packages(job.encoder.spec), results="embeddings")
             prepare = PrepareChunk(shipped, _slabs(job, rows * _SLAB_CHUNKS), _SLAB_CHUNKS, start_attempts())
         actors = min(actors, chunks)
         profile.begin(threads=actors, workers=0, passes=actors)
         failure = None
-        with _one_line():
+        with as_one_line():
             for done in _stream(prepare, shipped, chunks, actors, kind):
                 if isinstance(done, Exception):
                     failure = done
@@ -132,7 +112,7 @@ class RayEngine:
         profile.end()
 
     def _actors(self, kind: str) -> int:
-        available = _count({"cpu": "CPU", "cuda": "GPU"}[kind])
+        available = count({"cpu": "CPU", "cuda": "GPU"}[kind])
         if not (self._workers or available):
             raise EngineError(
                 f"the cluster has no {'GPU' if kind == 'cuda' else 'CPU'} now; use another --device, or say with "
@@ -141,8 +121,8 @@ class RayEngine:
         return self._workers or available
 
 
-def _count(resource: str) -> int:
-    return int(ray.cluster_resources().get(resource, 0))
+def _packages(spec: EncoderSpec) -> tuple[str, ...]:
+    return ("openvino", *_CHECKED_PACKAGES) if spec.runtime == "openvino" else _CHECKED_PACKAGES
 
 
 def _rows(job: Job, actors: int) -> int:
@@ -195,30 +175,3 @@ def _stream(
     for table in done.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
         for payload in table["payload"].to_pylist():
             yield unpacked(payload)
-
-
-@contextmanager
-def _one_line() -> Iterator[None]:
-    """Turn an error of Ray's into the pucache error that caused it, or into an `EngineError` of one line."""
-    try:
-        yield
-    except (GeneratorExit, KeyboardInterrupt):
-        raise
-    except Exception as error:
-        if isinstance(error, PUCacheError) and not isinstance(error, ray.exceptions.RayError):
-            raise
-        reason = last_line(error)
-        for cause in _causes(error):
-            if isinstance(cause, ray.exceptions.RayError):
-                continue
-            if isinstance(cause, PUCacheError | ValueError):
-                raise cause from error
-            if str(cause):
-                reason = f"{type(cause).__name__}: {one_line(cause)}"
-        raise EngineError(f"Ray gave up ({reason}); what was finished is kept: run again to go on") from error
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = getattr(error, "cause", None) or error.__cause__ or error.__context__

@@ -18,9 +18,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ...allocator import keep_freed_memory
 from ...encoders.encoder import Encoder
-from ...errors import EngineError, ImageError
+from ...errors import EngineError, ImageError, picklable_error
 from ...images.device_decoding import device_can_decode
-from ...images.loader_processes import picklable_error
 from ...images.loading import Chunk, ChunkLoader
 from ...images.source import Source, image_digest
 from ...version import __version__

@@ -3,48 +3,51 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ...encoders.spec import EncoderSpec
-from ...errors import EngineError
-from ...version import __version__
-from .cluster import last_line
+from ..errors import EngineError
+from ..version import __version__
+from .failures import last_line
 
 log = logging.getLogger("pucache")
 
 _ANSWER_SECONDS = 120  # the first task on a node starts a process there, and imports torch
-_CHECKED_PACKAGES = ("torch", "torchvision", "pillow", "timm")  # versions that can change an embedding's last bits
 
 
-def check_nodes(shipped: ray.ObjectRef, spec: EncoderSpec) -> None:
-    """Check pucache, the packages and access to the images on every node.
+def check_nodes(problem: Callable[[], str], packages: Sequence[str], *, results: str) -> None:
+    """Check pucache, packages and access to the data on every node.
 
     Parameters
     ----------
-    shipped : ObjectRef of Shipped
-    spec : EncoderSpec
+    problem : callable
+        Called on each node: returns the reason why the node cannot do the work, "" where it can. Its module is
+        imported only where the node has the same pucache.
+    packages : sequence of str
+        Packages whose versions can change the last bits of the results.
+    results : str
+        What is computed, such as "embeddings", for a warning.
 
     Raises
     ------
     EngineError
-        A node lacks pucache or a package of the encoder, has another version of pucache, cannot read the images,
-        or does not answer.
+        A node lacks pucache or one of the packages, has another version of pucache, has a problem, or does not
+        answer.
     """
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-    inspect = _inspection(("openvino", *_CHECKED_PACKAGES) if spec.runtime == "openvino" else _CHECKED_PACKAGES)
+    inspect, shipped = _inspection(tuple(packages)), ray.put(problem)
     answers = {}
     for node in nodes:
         on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        task = ray.remote(num_cpus=0, max_retries=1, scheduling_strategy=on_node)(inspect)
+        task = ray.remote(num_cpus=0, max_retries=3, scheduling_strategy=on_node)(inspect)
         answers[_name(node)] = task.remote([shipped])  # in a list, so that it is unpickled only once pucache is found
     driver = inspect([])
     for name, answer in answers.items():
-        _compare(name, _answer(name, answer), driver)
+        _compare(name, _answer(name, answer), driver, results)
 
 
 def _inspection(packages: tuple[str, ...]) -> Callable[[list[Any]], dict[str, Any]]:
@@ -67,9 +70,9 @@ def _inspection(packages: tuple[str, ...]) -> Callable[[list[Any]], dict[str, An
             versions["pucache"] = None
             return versions
         if shipped and versions["pucache"] == driver_version:
-            from pucache.embedding.distributed.tasks import problem
+            import ray
 
-            versions["problem"] = problem(shipped[0])
+            versions["problem"] = ray.get(shipped[0])()
         return versions
 
     driver_version = __version__
@@ -85,7 +88,7 @@ def _answer(name: str, answer: ray.ObjectRef) -> dict[str, Any]:
         raise EngineError(f"{name} cannot run pucache: {last_line(error)}") from error
 
 
-def _compare(name: str, node: dict[str, Any], driver: dict[str, Any]) -> None:
+def _compare(name: str, node: dict[str, Any], driver: dict[str, Any], results: str) -> None:
     if node["pucache"] != driver["pucache"]:
         has = f"pucache {node['pucache']}" if node["pucache"] else "no pucache"
         raise EngineError(
@@ -96,10 +99,10 @@ def _compare(name: str, node: dict[str, Any], driver: dict[str, Any]) -> None:
     differing = [package for package in driver if node.get(package) != driver[package] and package != "problem"]
     missing = [package for package in differing if node[package] is None]
     if missing:
-        raise EngineError(f"{name} lacks {', '.join(missing)}, which the encoder here runs on; install the same there")
+        raise EngineError(f"{name} lacks {', '.join(missing)}, which this machine has; install the same there")
     if differing:
         differences = ", ".join(f"{package} {node[package]} (here {driver[package]})" for package in differing)
-        log.warning("%s has %s: its embeddings may differ in their last bits", name, differences)
+        log.warning("%s has %s: its %s may differ in their last bits", name, differences, results)
 
 
 def _name(node: dict[str, Any]) -> str:

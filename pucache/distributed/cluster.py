@@ -17,8 +17,8 @@ import ray._private.worker
 import ray._raylet
 import ray.exceptions
 
-from ...devices import cores
-from ...errors import EngineError, PUCacheError, one_line
+from ..devices import cores
+from ..errors import EngineError, PUCacheError, one_line
 
 _CONNECT_SECONDS = 10
 
@@ -83,11 +83,6 @@ def _require_grpc(connection: socket.socket) -> None:
     answer = connection.recv(9)
     if answer[3:4] != bytes([settings]):
         raise OSError("what listens there is not Ray")
-
-
-def last_line(error: BaseException) -> str:
-    """Last line of an error of Ray, below the tracebacks in its text."""
-    return (str(error).strip() or type(error).__name__).splitlines()[-1].strip()[:300]
 
 
 def _connect(address: str) -> None:
