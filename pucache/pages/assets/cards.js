@@ -121,6 +121,25 @@ function replaceWhenLoaded(large, number, original) {
 
 /* ---- Keys and clicks --------------------------------------------------------------------------- */
 
+/* Keys of both pages, which define `decide`, `decideRest`, `undo`, `turn` and `zoom`. DECISION_KEYS work in an
+   enlarged image too. */
+const DECISION_KEYS = {
+  a: () => decide("accepted"),
+  r: () => decide("rejected"),
+  s: () => decide("skipped"),
+  u: () => undo(),
+  "Ctrl+z": () => undo(),
+};
+const PAGE_KEYS = {
+  ...DECISION_KEYS,
+  "Shift+a": () => decideRest("accepted"),
+  "Shift+r": () => decideRest("rejected"),
+  n: () => turn(1),
+  p: () => turn(-1),
+  z: () => zoom(),
+  "?": () => helpDialog.showModal(),
+};
+
 /* `keysFor` returns the actions at an element, by key: "a", "Shift+a", "Ctrl+z", "ArrowLeft". */
 function listenForKeys(keysFor) {
   document.addEventListener("keydown", (event) => {

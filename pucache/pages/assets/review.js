@@ -387,24 +387,8 @@ async function importFile(event) {
 
 /* ---- Keys -------------------------------------------------------------------------------------- */
 
-const ANYWHERE = {
-  a: () => decide("accepted"),
-  r: () => decide("rejected"),
-  s: () => decide("skipped"),
-  u: undo,
-  "Ctrl+z": undo,
-};
-const ON_THE_PAGE = {
-  ...ANYWHERE,
-  "Shift+a": () => decideRest("accepted"),
-  "Shift+r": () => decideRest("rejected"),
-  n: () => turn(1),
-  p: () => turn(-1),
-  z: zoom,
-  "?": () => helpDialog.showModal(),
-};
 const IN_THE_GRID = {
-  ...ON_THE_PAGE,
+  ...PAGE_KEYS,
   ArrowRight: () => step(1),
   ArrowLeft: () => step(-1),
   ArrowDown: () => stepRow(1),
@@ -412,16 +396,16 @@ const IN_THE_GRID = {
   Home: () => moveTo(pageStart()),
   End: () => moveTo(Math.min(order.length, pageStart() + size) - 1),
 };
-const IN_THE_ZOOM = { ...ANYWHERE, f: toggleSize, ArrowRight: () => step(1), ArrowLeft: () => step(-1), z: ZOOM.close };
+const IN_THE_ZOOM = { ...DECISION_KEYS, f: toggleSize, ArrowRight: () => step(1), ArrowLeft: () => step(-1), z: ZOOM.close };
 
 function keysFor(target) {
   if (helpDialog.open) return {};
   if (target.id === "search") return { Enter: () => moveTo(current) };
   if (target.matches("input:not([type=radio]), select")) return {};
   if (zoomDialog.open) return IN_THE_ZOOM;
-  if (!order.length) return ON_THE_PAGE;
+  if (!order.length) return PAGE_KEYS;
   if (target.matches(".cell, body")) return { ...IN_THE_GRID, Enter: zoom };
-  return grid.contains(target) ? IN_THE_GRID : ON_THE_PAGE;
+  return grid.contains(target) ? IN_THE_GRID : PAGE_KEYS;
 }
 
 /* ---- Mouse, touch and forms -------------------------------------------------------------------- */

@@ -191,23 +191,7 @@ function setView(page) {
 
 /* ---- Keys, mouse and touch --------------------------------------------------------------------- */
 
-const ANYWHERE = {
-  a: () => decide("accepted"),
-  r: () => decide("rejected"),
-  s: () => decide("skipped"),
-  u: undo,
-  "Ctrl+z": undo,
-};
-const ON_THE_PAGE = {
-  ...ANYWHERE,
-  "Shift+a": () => decideRest("accepted"),
-  "Shift+r": () => decideRest("rejected"),
-  n: () => turn(1),
-  p: () => turn(-1),
-  g: () => setView(!isPage),
-  z: zoom,
-  "?": () => helpDialog.showModal(),
-};
+const ON_THE_PAGE = { ...PAGE_KEYS, g: () => setView(!isPage) };
 const WITH_ARROWS = { ...ON_THE_PAGE, ArrowRight: () => step(1), ArrowLeft: () => step(-1) };
 const IN_THE_GRID = {
   ...WITH_ARROWS,
@@ -216,7 +200,7 @@ const IN_THE_GRID = {
   Home: () => moveTo(pageStart()),
   End: () => moveTo(pageStart() + pageItems().length - 1),
 };
-const IN_THE_ZOOM = { ...ANYWHERE, f: toggleSize, ArrowRight: () => step(1), ArrowLeft: () => step(-1), z: closeZoom };
+const IN_THE_ZOOM = { ...DECISION_KEYS, f: toggleSize, ArrowRight: () => step(1), ArrowLeft: () => step(-1), z: closeZoom };
 
 function keysFor(target) {
   const actions = Object.entries(actionsFor(target));
