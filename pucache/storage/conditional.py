@@ -187,7 +187,7 @@ class _MemoryObject:
             data, info = self._fs.cat_file(self._path), self._fs.info(self._path)
         except FileNotFoundError:
             return None
-        return StoredObject(data, self._tag(data), _age(self._fs.modified(info["name"]), None))
+        return StoredObject(data[:_READ_BYTES], self._tag(data), _age(self._fs.modified(info["name"]), None))
 
     def write(self, data: bytes, tag: str | None) -> str:
         with self._exclusive:

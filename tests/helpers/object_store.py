@@ -123,6 +123,7 @@ class Relay(ThreadingHTTPServer):
         self.asked = Counter()
         self.faults = {}
         self._lock = threading.Lock()
+        self.one_at_a_time = threading.Lock()  # S3 compares and writes in one step, the server behind does not
 
     def fail(self, method, key, kind="cut", times=10**6):
         """Let the next requests fail: "cut" within the body, "short" by a body shorter than was said, or in `ANSWERS`.
@@ -163,7 +164,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(status, [("Content-Type", "application/xml"), ("Content-Length", len(said))], said)
             return
         upstream = http.client.HTTPConnection("127.0.0.1", self.server.upstream)
-        with contextlib.closing(upstream):
+        conditional = any(name in self.headers for name in ("If-Match", "If-None-Match"))
+        with contextlib.closing(upstream), self.server.one_at_a_time if conditional else contextlib.nullcontext():
             upstream.request(self.command, self.path, body, dict(self.headers))
             response = upstream.getresponse()
             data = response.read()
