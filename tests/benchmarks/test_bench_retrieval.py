@@ -20,16 +20,23 @@ def planted():
 
 
 def test_each_way_of_ranking_is_measured_and_stands_on_the_page(tmp_path, monkeypatch):
-    data = SimpleNamespace(task=lambda setting: planted(), data=lambda group: SimpleNamespace(authors=planted))
+    of_group = SimpleNamespace(authors=planted, footwear=planted)
+    data = SimpleNamespace(task=lambda setting: planted(), data=lambda group: of_group)
     monkeypatch.setattr(suite, "opened", lambda at: data)
     at = suite.Location(tmp_path, tmp_path, None, quick=True)
-    paper, kind = (
+    paper, footwear, kind = (
         asdict(setting) | retrieval.measure(at, **asdict(setting))
-        for setting in (Setting(retrieval.PAPER, "vehicles", 0.0741, 600, 0), Setting(KINDS, "class", 0.01, 20, 0))
+        for setting in (
+            Setting(retrieval.PAPER, "vehicles", 0.0741, 600, 0),
+            Setting(retrieval.FOOTWEAR, "footwear", 0.0789, 600, 0),
+            Setting(KINDS, "class", 0.01, 20, 0),
+        )
     )
     ways = [*(f"similarity: {name}" for name in SIMILARITIES), "classifier", "**default ranking**"]
     assert [name for name in kind if name not in Setting.__dataclass_fields__] == ways
     assert all(0.8 < kind[name]["AP"] <= 1 and kind[name]["P@2400"] < 0.2 for name in ways)
-    text = retrieval.report([paper, kind], "Rows.")
+    text = retrieval.report([paper, footwear, kind], "Rows.")
+    assert text.count("| similarity: whitened |") == 3 and "Not measured." not in text
+    assert "Not measured." in retrieval.report([paper, kind], "Rows.")
     assert "### texts by kind\n\nTasks: 1." in text and f"| classifier | {kind['classifier']['AP']:.3f} |" in text
     assert list(tmp_path.iterdir()) == []
