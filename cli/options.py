@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from click.core import ParameterSource
 if TYPE_CHECKING:
     from pucache.cache.embedding_cache import EmbeddingCache
     from pucache.pu.labels import Labels
+    from pucache.pu.unlabelled_sample import UnlabelledSample
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -39,10 +40,29 @@ images = click.option(
 )
 device = click.option("--device", default="auto", show_default=True, help="Device: auto, cpu, cuda or cuda:N.")
 seed = click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Random seed.")
+all_rows = click.option(
+    "--all",
+    "all_rows",
+    is_flag=True,
+    help="Train on all unlabelled rows. By default a reproducible sample is taken of more than 1,000,000 of them, or "
+    "of more than 1 GiB.",
+)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 strict = click.option("--strict", is_flag=True, help="Exit with 3 when an image could not be read.")
 
 
+address = click.option(
+    "--address",
+    metavar="HOST:PORT|auto",
+    help="Address of the Ray cluster.  [default: RAY_ADDRESS; if unset, Ray is started on this machine]",
+)
+engine = click.option(
+    "--engine",
+    default="local",
+    show_default=True,
+    type=click.Choice(["local", "ray"]),
+    help="Where the work is done: on this machine, or on a Ray cluster (pip install 'pucache[ray]').",
+)
 _ENCODING = "weights device precision runtime decode batch_size workers engine address shard".split()
 
 
@@ -50,22 +70,13 @@ def encoding(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of commands that run an encoder."""
     for option in (
         click.option("--shard", metavar="I/N", help="Embed only share I of N of the images."),
-        click.option(
-            "--address",
-            metavar="HOST:PORT|auto",
-            help="Address of the Ray cluster.  [default: RAY_ADDRESS; if unset, Ray is started on this machine]",
-        ),
-        click.option(
-            "--engine",
-            default="local",
-            show_default=True,
-            type=click.Choice(["local", "ray"]),
-            help="Where images are embedded: on this machine, or on a Ray cluster (pip install 'pucache[ray]').",
-        ),
+        address,
+        engine,
         click.option(
             "--workers",
             type=click.IntRange(min=0),
-            help="Number of processes that read and decode images; with Ray, number of encoders.  [default: with CUDA "
+            help="Number of processes that read and decode images; with Ray, number of encoders, or of tasks that "
+            "score a cache.  [default: with CUDA "
             "one per core, at most 16; otherwise 0, which uses threads; Ray: one per GPU, or per core without "
             "GPUs]",
         ),
@@ -126,11 +137,26 @@ def opened_engine(kind: str, address: str | None, workers: int | None) -> Iterat
     yield LocalEngine(workers)
 
 
-def refuse_encoding_options(*more: str) -> None:
+@contextmanager
+def opened_workers(kind: str, address: str | None, workers: int | None) -> Iterator[Any]:
+    """Open the worker processes of the cluster that --engine, --address and --workers select; None with local."""
+    if kind == "ray":
+        from pucache.distributed.workers import RayWorkers
+
+        with RayWorkers(address, workers=workers) as opened:
+            yield opened
+        return
+    for name, value in (("address", address), ("workers", workers)):
+        if value is not None:
+            raise ValueError(f"--{name} is that of a Ray cluster; add --engine ray, or leave it out")
+    yield None
+
+
+def refuse_encoding_options(*more: str, but: Sequence[str] = ()) -> None:
     """Raise ValueError where an option of `encoding`, or one of `more`, is set but no images are embedded."""
     context = click.get_current_context()
     for name in (*_ENCODING, *more):
-        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+        if name not in but and context.get_parameter_source(name) is not ParameterSource.DEFAULT:
             option = name.replace("_", "-")
             raise ValueError(f"--{option} is for images that are to be embedded, and none are given; leave it out")
 
@@ -247,6 +273,14 @@ def training_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"--penalty must be a number >= 0 or auto, got {penalty!r}") from error
     return parameters
+
+
+def sample_lines(sample: UnlabelledSample | None, prior: float | None) -> list[str]:
+    """Lines on the sample of unlabelled rows that was trained on; none where all rows were."""
+    if sample is None:
+        return []
+    note = sample.note(prior)
+    return [sample.sentence, *([f"  warning: {note}"] if note else [])]
 
 
 def twin_cosine(cosine: float) -> float | None:

@@ -17,7 +17,12 @@ from . import options, output
     default="scores.csv",
     show_default=True,
     metavar="FILE",
-    help="Table to write: .csv or .parquet, a path or a URL.",
+    help="Table to write: .csv or .parquet, a path or a URL; with --parts, a folder.",
+)
+@click.option(
+    "--parts",
+    type=click.Choice(["csv", "parquet"]),
+    help="Write a table of this format for each cache file into the folder --out: NAME.csv for NAME.h5.",
 )
 @click.option(
     "--cache", metavar="FILE", help="Cache that images are embedded into.  [default: beside --out, as NAME.h5]"
@@ -35,6 +40,7 @@ def score(
     model: str,
     what: tuple[str, ...],
     out: str,
+    parts: str | None,
     cache: str | None,
     neighbours: str | None,
     shard: str | None,
@@ -56,6 +62,7 @@ def score(
     pucache score model.safetensors cache.h5
     pucache score model.safetensors new-photos/ --out new.parquet
     pucache score model.safetensors new-photos/ --neighbours cache.h5
+    pucache score model.safetensors shards/ --parts parquet --out scores/ --engine ray
     """
     from pucache.allocator import keep_freed_memory
 
@@ -68,11 +75,22 @@ def score(
 
     from .progress import terminal_progress
 
-    check_output(out, inputs=[model, *what, *filter(None, [neighbours])])
+    if parts is None:
+        check_output(out, inputs=[model, *what, *filter(None, [neighbours])])
     classifier = PULinearModel.load(model)
     if all(map(is_cache, what)):
-        options.refuse_encoding_options("cache")
-        report = run(classifier, what, out, neighbours=neighbours, progress=terminal_progress())
+        of_cluster = ("engine", "address", "workers") if engine == "ray" else ("engine", "address")
+        options.refuse_encoding_options("cache", but=of_cluster)
+        with options.opened_workers(engine, address, workers) as opened:
+            report = run(
+                classifier,
+                what,
+                out,
+                neighbours=neighbours,
+                parts=parts,
+                engine=opened,
+                progress=terminal_progress(),
+            )
     elif len(what) == 1:
         part = options.parse_shard(shard)
         with options.opened_engine(engine, address, workers) as opened:
@@ -82,6 +100,7 @@ def score(
                 out,
                 cache=cache,
                 neighbours=neighbours,
+                parts=parts,
                 engine=opened,
                 shard=part,
                 progress=terminal_progress(),
@@ -96,10 +115,12 @@ def score(
         "rows": report.rows,
         "positives": report.positives,
         "failures": report.failures,
+        "parts": report.parts,
         "neighbours": None if report.neighbours is None else report.neighbours.name,
     }
     by = f", by the image and its neighbours in {report.neighbours.name}" if report.neighbours else ""
-    lines = [f"wrote {report.rows:,} scores to {name}; {report.positives:,} above the threshold{by}"]
+    where = f"{report.parts:,} tables in {name}" if report.parts else name
+    lines = [f"wrote {report.rows:,} scores to {where}; {report.positives:,} above the threshold{by}"]
     if report.failures:
         listing = f"pucache info {report.cache.name} --failures"
         lines.append(f"{report.failures:,} images could not be read and have no score: {listing}")

@@ -117,6 +117,15 @@ def file_ranges(cache: EmbeddingCache) -> list[RowRange]:
     return [RowRange(start, (_piece(file, 0, len(file)),)) for file, start in zip(cache.files, starts, strict=False)]
 
 
+def reading_problem(rows: RowRange) -> str:
+    """Reason why this machine cannot open a range; "" where it can."""
+    try:
+        rows.open()
+    except CacheError as error:
+        return f"cannot read the cache ({error}); mount its files at the same path on every node"
+    return ""
+
+
 def _piece(file: CacheFile, start: int, stop: int) -> Piece:
     return Piece(str(file.path.absolute()), file.checksum, start, stop)
 

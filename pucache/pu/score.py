@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..cache.destination import atomic_output, encoder_of_existing, open_destination
+from ..cache.destination import encoder_of_existing, open_destination
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, is_cache, open_cache
+from ..cache.row_range import file_ranges
 from ..encoders.spec import ROUNDING
 from ..errors import ModelError
 from ..progress import Progress
 from ..storage.prefetch import prefetch
 from .linear_model import PULinearModel
-from .score_tables import ScoredRows, check_output, open_table
+from .score_parts import part_outputs, scored_rows, write_part, write_table
+from .score_tables import ScoredRows, check_output
 
 if TYPE_CHECKING:
     from ..embedding.engine import Engine
     from ..images.source import Source
+    from .distributed_scores import Workers
     from .pile_scores import Pile
 
 
@@ -41,6 +44,8 @@ class ScoreReport:
         Images that could not be read and have no score.
     neighbours : EmbeddingCache or None
         The cache in which neighbours were searched.
+    parts : int
+        Tables written; 0 where one table holds all rows.
     """
 
     cache: EmbeddingCache
@@ -48,6 +53,7 @@ class ScoreReport:
     positives: int
     failures: int
     neighbours: EmbeddingCache | None = None
+    parts: int = 0
 
 
 def score(
@@ -57,6 +63,8 @@ def score(
     *,
     cache: str | Path | None = None,
     neighbours: CacheLike | None = None,
+    parts: str | None = None,
+    engine: Engine | Workers | None = None,
     progress: Progress | None = None,
     **embedding: Any,
 ) -> ScoreReport:
@@ -79,10 +87,16 @@ def score(
     neighbours : EmbeddingCache, path, or sequence of paths, optional
         Pile of the model's encoder, such as the cache that it was trained on, in which the images' neighbours are
         searched. Only for a model that chose a weight for neighbours.
+    parts : {"csv", "parquet"}, optional
+        Only for caches: write a table of this format for each cache file, ``NAME.csv`` of ``NAME.h5``, into the
+        folder `out`. Their rows, one table after the other, are those of the one table.
+    engine : Engine or RayEngine, optional
+        Runs the work elsewhere, such as `pucache.embedding.distributed.engine.RayEngine`, which embeds images or
+        scores caches on a cluster. The output is the same to the byte. Not with `neighbours` of caches.
     progress : Progress, optional
         Of the embedding, and of the search for neighbours.
     **embedding
-        Of `embed_for`: weights, device, precision, runtime, decode, batch_size, engine, shard.
+        Of `embed_for`: weights, device, precision, runtime, decode, batch_size, shard.
 
     Returns
     -------
@@ -97,22 +111,34 @@ def score(
         A cache is damaged, or holds embeddings that are not finite.
     OutputError, MissingExtraError
         The output cannot be written.
+    EngineError
+        A machine of the engine cannot do the work, or workers died again and again.
     ValueError
-        The output has another suffix; options of embedding where a cache is scored; a pile without rows.
+        The output has another suffix; options of embedding where a cache is scored; a pile without rows;
+        `parts` or an engine with `neighbours`.
     """
-    check_output(out)
+    if parts is None:
+        check_output(out)
     if not isinstance(model, PULinearModel):
         model = PULinearModel.load(model)
     source = _source_of(images)
     pile = None if neighbours is None else _open_pile(model, neighbours)  # is checked before images are embedded
     if source is not None:
+        if parts is not None:
+            raise ValueError("parts are for caches, a table for each file, and images are given; leave parts out")
         cache = cache or os.path.splitext(out)[0] + ".h5"
-        embedded = embed_for(model, source, cache, progress=progress, **embedding)
+        embedded = embed_for(model, source, cache, engine=engine, progress=progress, **embedding)  # type: ignore[arg-type]
         return _score_cache(model, embedded, out, pile, progress)
-    if cache is not None or embedding:
-        unused = ", ".join([*(["cache"] if cache is not None else []), *embedding])
-        raise ValueError(f"{unused} is for images that are to be embedded, and none are given; leave it out")
-    return _score_cache(model, open_cache(images), out, pile, progress)  # type: ignore[arg-type]
+    is_cluster = hasattr(engine, "map")
+    unused = [*(["cache"] if cache is not None else []), *(["engine"] if engine and not is_cluster else []), *embedding]
+    if unused:
+        raise ValueError(f"{', '.join(unused)} is for images that are to be embedded, and none are given; leave it out")
+    if pile is not None and (parts is not None or is_cluster):
+        raise ValueError("neighbours are searched on this machine, into one table; leave out parts and the engine ray")
+    opened = open_cache(images)  # type: ignore[arg-type]
+    if pile is None:
+        return _score_by_model(model, opened, out, parts, engine if is_cluster else None)  # type: ignore[arg-type]
+    return _score_cache(model, opened, out, pile, progress)
 
 
 def _source_of(images: str | Path | Sequence[str | Path] | EmbeddingCache | Source) -> str | Source | None:
@@ -137,20 +163,45 @@ def _open_pile(model: PULinearModel, neighbours: CacheLike) -> Pile:
     return Pile.of(model, open_cache(neighbours))
 
 
+def _score_by_model(
+    model: PULinearModel, cache: EmbeddingCache, out: str | Path, parts: str | None, workers: Workers | None
+) -> ScoreReport:
+    """Score a cache without neighbours."""
+    tables = [] if parts is None else part_outputs(cache, out, parts, [file.path for file in cache.files])
+    cache.check("keys")
+    failures = len(cache.failures)  # damage is noticed before anything is written
+    if workers is not None:
+        from . import distributed_scores
+
+        if tables:
+            positives = distributed_scores.score_parts_with_workers(workers, model, cache, tables)
+        else:
+            positives = distributed_scores.score_with_workers(workers, model, cache, out)
+    elif tables:
+        model.check_fits(cache)
+        files = zip(file_ranges(cache), tables, strict=True)
+        positives = sum(write_part(model, rows.open(), table) for rows, table in files)
+    else:
+        positives = write_table(out, scored_rows(model, cache))
+    return ScoreReport(cache, len(cache), positives, failures, parts=len(tables))
+
+
 def _score_cache(
     model: PULinearModel, cache: EmbeddingCache, out: str | Path, pile: Pile | None, progress: Progress | None
 ) -> ScoreReport:
+    if pile is None:
+        return _score_by_model(model, cache, out, None, None)
     cache.check("keys")
-    positives, failures = 0, len(cache.failures)  # damage is noticed before anything is written
-    blocks = model.margins_of(cache) if pile is None else pile.scores_of(cache, progress)
-    threshold = np.float32(model.threshold_ if pile is None else pile.threshold)
-    posterior = model.posterior if pile is None else pile.posterior
-    with atomic_output(out) as temporary, open_table(temporary, out) as write:
-        for rows, scores in prefetch(blocks):
-            labels = (scores > threshold).astype(np.int8)
-            positives += int(labels.sum())
-            write(ScoredRows(cache.keys.encoded(rows), scores, posterior(scores), labels))
-    return ScoreReport(cache, len(cache), positives, failures, None if pile is None else pile.cache)
+    failures = len(cache.failures)
+    positives = write_table(out, _rows_with_neighbours(pile, cache, progress))
+    return ScoreReport(cache, len(cache), positives, failures, pile.cache)
+
+
+def _rows_with_neighbours(pile: Pile, cache: EmbeddingCache, progress: Progress | None) -> Iterator[ScoredRows]:
+    threshold = np.float32(pile.threshold)
+    for rows, scores in prefetch(pile.scores_of(cache, progress)):
+        labels = (scores > threshold).astype(np.int8)
+        yield ScoredRows(cache.keys.encoded(rows), scores, pile.posterior(scores), labels)
 
 
 def embed_for(

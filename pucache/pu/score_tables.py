@@ -18,7 +18,7 @@ from ..storage.atomic import check_writable
 from ..storage.urls import is_url, without_secrets
 from .score_csv import csv_rows
 
-_ROW_GROUP = 1 << 16  # minimum number of rows per row group of a Parquet file
+_ROW_GROUP = 1 << 16  # rows per row group of a Parquet file
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class ScoredRows:
 
 
 COLUMNS = tuple(field.name for field in fields(ScoredRows))
+CSV_HEADER = (",".join(COLUMNS) + "\n").encode()
+FORMATS = ("csv", "parquet")
 WriteRows = Callable[[ScoredRows], None]
 
 
@@ -65,7 +67,7 @@ def check_output(out: str | Path, *, inputs: Iterable[str | Path] = ()) -> None:
         check_writable(out, inputs=inputs)
     if _suffix(out) not in _WRITERS:
         raise ValueError(f"{without_secrets(os.fspath(out))} must end in {' or '.join(_WRITERS)}")
-    if _suffix(out) == ".parquet":
+    if is_parquet(out):
         _pyarrow()
 
 
@@ -111,6 +113,11 @@ def read_scores(path: str | Path) -> dict[str, np.ndarray]:
         ) from error
 
 
+def is_parquet(out: str | Path) -> bool:
+    """Whether the table is Parquet, by its name."""
+    return _suffix(out) == ".parquet"
+
+
 def _suffix(out: str | Path) -> str:
     return os.path.splitext(out)[1].lower()
 
@@ -118,7 +125,7 @@ def _suffix(out: str | Path) -> str:
 @contextmanager
 def _csv_table(path: Path) -> Iterator[WriteRows]:
     with path.open("wb") as stream:
-        stream.write((",".join(COLUMNS) + "\n").encode())
+        stream.write(CSV_HEADER)
 
         def write(rows: ScoredRows) -> None:
             text = csv_rows(rows.key, margin=rows.margin, posterior=rows.posterior, label=rows.label)
@@ -134,20 +141,23 @@ def _parquet_table(path: Path) -> Iterator[WriteRows]:
     schema = arrow.schema(list(zip(COLUMNS, types, strict=True)))
     waiting: list[Any] = []
 
-    def flush() -> None:
-        if waiting:
-            writer.write_table(arrow.concat_tables(waiting))
-            waiting.clear()
+    def flush(*, all_rows: bool) -> None:
+        """Write whole row groups, so that the file does not depend on how rows were divided."""
+        table = arrow.concat_tables([schema.empty_table(), *waiting])
+        groups = len(table) if all_rows else len(table) // _ROW_GROUP * _ROW_GROUP
+        for start in range(0, groups, _ROW_GROUP):
+            writer.write_table(table.slice(start, _ROW_GROUP).combine_chunks())
+        waiting[:] = [table.slice(groups)]
 
     def write(rows: ScoredRows) -> None:
         columns = {name: getattr(rows, name) for name in COLUMNS} | {"key": decode_texts(rows.key.tolist())}
         waiting.append(arrow.table(columns, schema=schema))
         if sum(map(len, waiting)) >= _ROW_GROUP:
-            flush()
+            flush(all_rows=False)
 
     with parquet.ParquetWriter(path, schema, use_dictionary=False) as writer:  # keys are unique
         yield write
-        flush()
+        flush(all_rows=True)
 
 
 _WRITERS: dict[str, Callable[[Path], AbstractContextManager[WriteRows]]] = {

@@ -40,7 +40,7 @@ ENCODER = "test_convnext"
 SMALL = f" --encoder timm:{ENCODER} --weights {{w}}/weights.safetensors --device cpu "
 LABELLED, HIDDEN, REST = 8, 8, 44
 BROKEN = "rest/broken.jpg"
-README = Path(__file__).parents[2] / "README.md"
+COMMAND_TABLE = Path(__file__).parents[2] / "docs/reference/commands.md"
 
 
 def run(command, code=0, **places):
@@ -232,6 +232,7 @@ WAYS = {
     "--index ivf": "similarity (whitened), ivf index",
     "--index hnsw --similarity max": "similarity (max), hnsw index",
     "--index ivf --similarity topk --memory 0.5": "similarity (topk), ivf index",
+    "--index ivfpq --similarity max": "similarity (max), ivfpq index",
 }
 
 SEARCHED_BY = {
@@ -609,7 +610,7 @@ BAD = {  # command: (exit code, what the one line must tell)
     FIND + " --positives red/** --index ivf --model m": (2, "similarity and index do nothing where a model ranks"),
     FIND + " --positives red/** --index ivf -k all": (2, "all images are wanted, which index ivf is not for"),
     **{
-        FIND + f" --positives red/** {more}": (2, "memory is for index ivf or hnsw, and a number of GB above 0")
+        FIND + f" --positives red/** {more}": (2, "memory is for index ivf, hnsw or ivfpq, and a number of GB above 0")
         for more in ("--memory 1", "--index ivf --memory 0", "--index ivf --memory nan", "--index ivf --memory inf")
     },
     FIND + " --positives red/** --index ivf --memory 1e-6": (2, "an ivf index of .* allow more with --memory, or use"),
@@ -649,7 +650,8 @@ BAD = {  # command: (exit code, what the one line must tell)
     SCORE + " {b}/nowhere": (1, "no such source: .*nowhere"),
     SCORE + " {w}/images {w}/images": (2, "give one source of images, or any number of caches"),
     SCORE + " {w}/cache.h5 --cache c.h5": (2, "--cache is for images that are to be embedded.*leave it out"),
-    SCORE + " {w}/cache.h5 --engine ray": (2, "--engine is for images that are to be embedded.*leave it out"),
+    SCORE + " {w}/cache.h5 --workers 2": (2, "--workers is for images that are to be embedded.*leave it out"),
+    SCORE + " {w}/cache.h5 --parts csv": (2, "parts are written to a folder.*scores.csv is the name of a table"),
     SCORE + " {w}/cache.h5 --shard 1/2": (2, "--shard is for images that are to be embedded.*leave it out"),
     SCORE + " {w}/images --address auto": (2, "--address is that of a Ray cluster; add --engine ray"),
     "score {b}/no_neighbours.safetensors {w}/cache.h5 --neighbours {w}/cache.h5": (
@@ -873,8 +875,8 @@ def test_the_examples_in_the_help_parse(verb):
 
 
 @pytest.mark.parametrize("verb", COMMANDS)
-def test_the_readme_names_every_command(verb):
-    assert re.search(rf"\bpucache {verb}\b", README.read_text())
+def test_the_table_of_commands_has_every_command(verb):
+    assert re.search(rf"^\| `pucache {verb}\b", COMMAND_TABLE.read_text(), re.MULTILINE)
 
 
 # --- how the encoder is run --------------------------------------------------------------------
