@@ -37,9 +37,10 @@ if TYPE_CHECKING:
     "--index",
     default="exact",
     show_default=True,
-    type=click.Choice(["exact", "ivf", "hnsw"]),
-    help="exact compares all images. ivf and hnsw use an approximate index for --similarity topk or max on large "
-    "caches; it is built beside CACHE where it is missing, and its recall is measured and printed.",
+    type=click.Choice(["exact", "ivf", "hnsw", "ivfpq"]),
+    help="exact compares all images. ivf, hnsw and ivfpq use an approximate index for --similarity topk or max on "
+    "large caches; it is built beside CACHE where it is missing, and its recall is measured and printed. ivfpq stores "
+    "64 bytes of each image, for caches larger than memory.",
 )
 @click.option(
     "--memory", type=float, metavar="GB", help="Memory limit for building an index.  [default: half of the free memory]"

@@ -20,7 +20,7 @@ _IN_USE = "a process uses it"
 # Caches, what is computed from a cache and kept beside it, tables of scores, and records of downloads. Nothing else
 # is removed: a review of a remote cache keeps its decisions beside the copy.
 _COPIED = re.compile(
-    r".+\.(h5|h5\.neighbours|h5\.ivf|h5\.hnsw|csv|parquet)|\..+\.(copied|lease|lock|partial)", re.I | re.S
+    r".+\.(h5|h5\.neighbours|h5\.ivf|h5\.hnsw|h5\.ivfpq|csv|parquet)|\..+\.(copied|lease|lock|partial)", re.I | re.S
 )
 
 

@@ -2,9 +2,10 @@
 
     ivf    cells around centroids, of which a query visits some (inverted file)
     hnsw   a graph of neighbours (Malkov and Yashunin 2016); finds more in less time, and takes long to build
+    ivfpq  cells as of ivf, with rows stored as 64 bytes (`product_codes`); finds candidates for a comparison
 
-Rows are stored in float16, or in 8 bits where that does not fit into the memory allowed. An index records
-the checksums of its cache files, and is rebuilt when these differ.
+The rows of ivf and hnsw are stored in float16, or in 8 bits where that does not fit into the memory allowed. An
+index records the checksums of its cache files, and is rebuilt when these differ.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from ..storage.atomic import check_writable
 from .ann_index_file import Trailer, index_path, read_index, write_index
 from .backends import FAISS_CPU, FAISS_GPU, require_faiss
 from .index_memory import GRAPH_LINKS, choose_storage, free_memory
-from .index_tuning import RECALL_AT, least_effort, set_effort, spaced_rows, true_neighbours
+from .index_tuning import RECALL_AT, set_effort, spaced_rows, true_neighbours, tune
 from .knn import MAX_GPU_NEIGHBOURS, to_gpu
+from .product_codes import projection, trained_index
 from .whitening import Whitening
 
-KINDS = ("ivf", "hnsw")
+KINDS = ("ivf", "hnsw", "ivfpq")
 _ROWS_PER_CELL = 64  # rows that a centroid is learned from
 _GRAPH_ROWS = 1 << 15  # rows that the bounds of 8-bit storage are learned from
 _GRAPH_EFFORT = 80  # candidates considered for each row while a graph is built
@@ -66,12 +68,17 @@ class Index:
 
         Returns
         -------
-        ndarray of int64, (q, k)
-            Row numbers, nearest first; -1 where fewer are found.
+        ndarray of int64, (q, `width(k)`)
+            Row numbers, nearest first; -1 where fewer are found. An ivfpq index gives candidates, in the order of
+            their codes: the k nearest are among them.
         """
         index = self._copy_on_gpu(k, device) or self._index
         set_effort(index, self.trailer.kind, self._effort(k))
-        return index.search(np.ascontiguousarray(queries, np.float32), k)[1]
+        return index.search(np.ascontiguousarray(queries, np.float32), self.width(k))[1]
+
+    def width(self, k: int) -> int:
+        """Rows that `search` returns for k neighbours: k, and of an ivfpq index a multiple of it."""
+        return max(k, min(k * self.trailer.candidates, self.trailer.n))
 
     def search_by(self, k: int, *, device: str = "cpu") -> str:
         """What `search` uses: "faiss on the GPU" or "faiss on the CPU"."""
@@ -97,7 +104,7 @@ def open_or_build(
     Parameters
     ----------
     cache : EmbeddingCache
-    kind : {"ivf", "hnsw"}
+    kind : {"ivf", "hnsw", "ivfpq"}
     memory : int, optional
         Bytes that building may take; half of what is free by default.
     progress : Progress, optional
@@ -109,7 +116,7 @@ def open_or_build(
     Raises
     ------
     ValueError
-        Unknown kind, or an index does not fit into the memory allowed even in 8 bits.
+        Unknown kind, or an index does not fit into the memory allowed.
     MissingExtraError
         faiss cannot be imported.
     CacheError
@@ -118,7 +125,7 @@ def open_or_build(
         The index cannot be written.
     """
     if kind not in KINDS:
-        raise ValueError(f"unknown index {kind!r}; use exact, {' or '.join(KINDS)}")
+        raise ValueError(f"unknown index {kind!r}; use exact, {', '.join(KINDS[:-1])} or {KINDS[-1]}")
     require_faiss()
     path = index_path(cache, kind)
     try:
@@ -143,24 +150,32 @@ def _build(cache: EmbeddingCache, kind: str, path: Path, memory: int, progress: 
     """Build, tune and write an index."""
     check_writable(path)
     whitening = Whitening.estimate(cache)
-    training_rows = _training_rows(cache, kind, memory)
-    storage = choose_storage(cache, kind, memory - 2 * 4 * training_rows * cache.encoder.dim)
+    directions = projection(whitening) if kind == "ivfpq" else None
+    dim = cache.encoder.dim if directions is None else len(directions)
+    training_rows = _training_rows(cache, kind, memory, dim)
+    storage = choose_storage(cache, kind, memory - 2 * 4 * training_rows * dim)
     with progress:
         progress.start(2 * len(cache), f"building the {kind} index")
-        index = _trained(cache, whitening, kind, storage, training_rows)
+        sample = spaced_rows(cache, whitening, training_rows, directions)
+        cells = min(_cells(len(cache)), training_rows)
+        if directions is None:
+            index = _trained(sample, kind, storage, cells)
+        else:
+            index = trained_index(directions, sample, cells)
         for rows, X in cache.blocks(check=True):
             index.add(whitening.centred_units(X))
             progress.advance(rows.stop - rows.start)
         sample, neighbours = true_neighbours(cache, whitening, progress)
-    effort, recall = least_effort(index, kind, sample, neighbours)
+    tuning = tune(index, kind, sample, neighbours)
     trailer = Trailer(
         kind=kind,
         checksums=_checksums(cache),
         n=len(cache),
         d=cache.encoder.dim,
         storage=storage,
-        effort=effort,
-        recall=recall,
+        effort=tuning.effort,
+        candidates=tuning.candidates,
+        recall=tuning.recall,
         sample=len(sample),
         space=whitening.to_text(),
     )
@@ -168,28 +183,27 @@ def _build(cache: EmbeddingCache, kind: str, path: Path, memory: int, progress: 
     return Index(index, trailer)
 
 
-def _training_rows(cache: EmbeddingCache, kind: str, memory: int) -> int:
+def _training_rows(cache: EmbeddingCache, kind: str, memory: int, dim: int) -> int:
     """Rows that cells or bounds are learned from; their copies take at most a quarter of the memory."""
-    wanted = _cells(len(cache)) * _ROWS_PER_CELL if kind == "ivf" else _GRAPH_ROWS
-    return max(1, min(wanted, len(cache), memory // (4 * 2 * 4 * cache.encoder.dim)))
+    wanted = _GRAPH_ROWS if kind == "hnsw" else _cells(len(cache)) * _ROWS_PER_CELL
+    return max(1, min(wanted, len(cache), memory // (4 * 2 * 4 * dim)))
 
 
 def _cells(n: int) -> int:
     return max(1, min(round(4 * n**0.5), n // _ROWS_PER_CELL))
 
 
-def _trained(cache: EmbeddingCache, whitening: Whitening, kind: str, storage: str, training_rows: int) -> Any:
+def _trained(sample: np.ndarray, kind: str, storage: str, cells: int) -> Any:
     """A faiss index that has learned its cells or bounds, and holds no row."""
     faiss = require_faiss()
-    d, metric = cache.encoder.dim, faiss.METRIC_INNER_PRODUCT
+    d, metric = sample.shape[1], faiss.METRIC_INNER_PRODUCT
     quantizer = getattr(faiss.ScalarQuantizer, _QUANTIZERS[storage])
     if kind == "hnsw":
         index = faiss.IndexHNSWSQ(d, quantizer, GRAPH_LINKS, metric)
         index.hnsw.efConstruction = _GRAPH_EFFORT
     else:
-        cells = min(_cells(len(cache)), training_rows)
         index = faiss.IndexIVFScalarQuantizer(faiss.IndexFlatIP(d), d, cells, quantizer, metric)
         index.by_residual = False
         index.cp.min_points_per_centroid = 1  # no warning for small caches
-    index.train(spaced_rows(cache, whitening, training_rows))
+    index.train(sample)
     return index

@@ -38,9 +38,9 @@ class Trailer:
         Of the cache files, in their order.
     n, d : int
     storage : str
-        ``float16`` or ``8 bit``.
+        ``float16``, ``8 bit`` or ``64-byte codes``.
     effort : int
-        Cells visited (ivf), or candidates kept while the graph is followed (hnsw).
+        Cells visited (ivf, ivfpq), or candidates kept while the graph is followed (hnsw).
     recall : float
         Share of the true nearest neighbours found, mean over the sample.
     sample : int
@@ -49,6 +49,8 @@ class Trailer:
         `Whitening.to_text` of the indexed rows.
     faiss : str
         Version that wrote it.
+    candidates : int
+        Rows that an ivfpq index finds for each neighbour that is wanted; else 1.
     """
 
     kind: str
@@ -61,6 +63,7 @@ class Trailer:
     sample: int
     space: str
     faiss: str = field(default_factory=lambda: str(require_faiss().__version__))
+    candidates: int = 1
 
 
 def index_path(cache: EmbeddingCache, kind: str) -> Path:

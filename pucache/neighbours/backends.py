@@ -41,8 +41,8 @@ def require_faiss() -> Any:
         import faiss
     except ImportError as error:
         raise MissingExtraError(
-            f"an ivf or hnsw index needs faiss, which cannot be imported ({error}); pip install faiss-cpu, or use "
-            "--index exact, which needs torch alone"
+            f"an ivf, hnsw or ivfpq index needs faiss, which cannot be imported ({error}); pip install faiss-cpu, or "
+            "use --index exact, which needs torch alone"
         ) from error
     return faiss
 

@@ -6,9 +6,11 @@ import contextlib
 from pathlib import Path
 
 from ..cache.embedding_cache import EmbeddingCache
+from .product_codes import code_bytes
 
 GRAPH_LINKS = 32  # neighbours kept per row of a graph
 VALUE_BYTES = {"float16": 2, "8 bit": 1}  # storages, the most exact first
+_ROW_NUMBER_BYTES = 8
 _CGROUP = Path("/sys/fs/cgroup")
 _UNKNOWN = 4 << 30  # assumed where the system does not tell
 
@@ -26,19 +28,32 @@ def free_memory() -> int:
 
 
 def choose_storage(cache: EmbeddingCache, kind: str, memory: int) -> str:
-    """The most exact storage of the rows, a key of `VALUE_BYTES`, with which an index fits into `memory` bytes.
+    """The most exact storage of the rows with which an index fits into `memory` bytes.
+
+    Returns
+    -------
+    str
+        A key of `VALUE_BYTES`, or such as ``64-byte codes``.
 
     Raises
     ------
     ValueError
         None fits.
     """
-    overhead = 8 * (2 * GRAPH_LINKS + 4) // 2 if kind == "hnsw" else 16  # bytes a row, for links or row numbers
-    for storage, width in VALUE_BYTES.items():
-        needed = len(cache) * (width * cache.encoder.dim + overhead)
+    for storage, width in _row_bytes(cache, kind).items():
+        needed = len(cache) * width
         if needed <= memory:
             return storage
     raise ValueError(
         f"an {kind} index of {cache.name} takes {needed / 1e9:.1f} GB in memory, {memory / 1e9:.1f} GB are allowed; "
         "allow more with --memory, or use --index exact, which streams the cache"
     )
+
+
+def _row_bytes(cache: EmbeddingCache, kind: str) -> dict[str, int]:
+    """Bytes that an index takes for each row, by storage, the most exact first."""
+    if kind == "ivfpq":
+        codes = code_bytes(cache)
+        return {f"{codes}-byte codes": 3 * (codes + _ROW_NUMBER_BYTES) // 2}  # lists grow by doubling
+    overhead = 8 * (2 * GRAPH_LINKS + 4) // 2 if kind == "hnsw" else 2 * _ROW_NUMBER_BYTES
+    return {storage: width * cache.encoder.dim + overhead for storage, width in VALUE_BYTES.items()}

@@ -1,14 +1,20 @@
-"""Search effort of an approximate index: the least that reaches a recall on a sample of rows."""
+"""Search effort of an approximate index: the least that reaches a recall on a sample of rows.
+
+An ivfpq index only finds candidates, which are compared exactly afterwards. So its recall is the share of true
+neighbours among the candidates, and the number of candidates is tuned too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..progress import Progress
+from .backends import require_faiss
 from .knn import nearest
 from .neighbour_lists import merge_neighbours
 from .whitening import Whitening
@@ -17,16 +23,44 @@ RECALL, RECALL_AT = 0.99, 100  # share of the 100 true neighbours of a row to fi
 _SAMPLE = 256  # rows whose true neighbours are searched by brute force
 _MAX_GRAPH_EFFORT = 1 << 13
 _EQUAL = 1e-6  # difference of inner products in float32
+_MAX_CANDIDATES = 32  # of an ivfpq index, for each neighbour
+_CELL_RECALL = (1 + RECALL) / 2  # of the greatest number of candidates: half of the misses may be due to the cells
+_LEAST_GAIN = 0.001  # of recall by twice the cells, below which more of them are of no use
 
 
-def spaced_rows(cache: EmbeddingCache, whitening: Whitening, count: int) -> np.ndarray:
-    """Centred unit rows, evenly spaced over the cache, at most `count`; float32 (m, d)."""
+@dataclass(frozen=True)
+class Tuning:
+    """How an index is searched.
+
+    Attributes
+    ----------
+    effort : int
+        Cells visited, or candidates kept while the graph is followed.
+    recall : float
+        Share of the true nearest neighbours found, mean over the sample.
+    candidates : int
+        Rows to find for each neighbour that is wanted.
+    """
+
+    effort: int
+    recall: float
+    candidates: int = 1
+
+
+def spaced_rows(
+    cache: EmbeddingCache, whitening: Whitening, count: int, directions: np.ndarray | None = None
+) -> np.ndarray:
+    """Centred unit rows, evenly spaced over the cache, at most `count`; float32 (m, d).
+
+    With directions (p, d): the coordinates of these rows along them, (m, p).
+    """
     step = -(-len(cache) // count)
-    sample = np.empty((-(-len(cache) // step), cache.encoder.dim), np.float32)
+    dim = cache.encoder.dim if directions is None else len(directions)
+    sample = np.empty((-(-len(cache) // step), dim), np.float32)
     for rows, X in cache.blocks():
         first = -(-rows.start // step)
         part = whitening.centred_units(X[first * step - rows.start :: step])
-        sample[first : first + len(part)] = part
+        sample[first : first + len(part)] = part if directions is None else part @ directions.T
     return sample
 
 
@@ -49,29 +83,74 @@ def true_neighbours(cache: EmbeddingCache, whitening: Whitening, progress: Progr
     return sample[clear], neighbours[clear, :RECALL_AT]
 
 
-def least_effort(index: Any, kind: str, sample: np.ndarray, neighbours: np.ndarray) -> tuple[int, float]:
-    """The least effort that reaches `RECALL`, else the greatest, and the recall it reaches."""
+def tune(index: Any, kind: str, sample: np.ndarray, neighbours: np.ndarray) -> Tuning:
+    """The least effort that reaches `RECALL`, else the greatest that is of use.
+
+    Parameters
+    ----------
+    index : faiss.Index
+    kind : {"ivf", "hnsw", "ivfpq"}
+    sample : ndarray of float32, (m, d)
+    neighbours : ndarray of int64, (m, k)
+        Of `true_neighbours`.
+
+    Returns
+    -------
+    Tuning
+    """
+    if kind == "ivfpq":
+        return _tune_codes(index, sample, neighbours)
     effort, recall = 1, 0.0
     for effort in _efforts(index, kind, neighbours.shape[1]):
         set_effort(index, kind, effort)
-        _, rows = index.search(sample, neighbours.shape[1])
-        recall = float(np.mean([len(np.intersect1d(a, b)) / len(b) for a, b in zip(rows, neighbours, strict=True)]))
+        recall = _recall(index.search(sample, neighbours.shape[1])[1], neighbours)
         if recall >= RECALL:
             break
-    return effort, recall
+    return Tuning(effort, recall)
+
+
+def _tune_codes(index: Any, sample: np.ndarray, neighbours: np.ndarray) -> Tuning:
+    """Cells such that the most candidates reach `_CELL_RECALL`; then the fewest candidates that reach `RECALL`."""
+    k = neighbours.shape[1]
+    rows, reached = np.empty((len(sample), 0), np.int64), {0: 0.0}
+    for effort in _efforts(index, "ivfpq", k):
+        set_effort(index, "ivfpq", effort)
+        rows = index.search(sample, min(_MAX_CANDIDATES * k, index.ntotal))[1]
+        reached[effort] = _recall(rows, neighbours)
+        half = max(tried for tried in reached if tried <= effort // 2)
+        if reached[effort] >= _CELL_RECALL or (half and reached[effort] - reached[half] < _LEAST_GAIN):
+            break
+    wanted = RECALL if reached[effort] >= RECALL else reached[effort] - _LEAST_GAIN
+    recall, candidates = 0.0, 1
+    for candidates in (1 << power for power in range(_MAX_CANDIDATES.bit_length())):
+        recall = _recall(rows[:, : candidates * k], neighbours)
+        if recall >= wanted:
+            break
+    return Tuning(effort, recall, candidates)
+
+
+def _recall(rows: np.ndarray, neighbours: np.ndarray) -> float:
+    """Share of the neighbours, (m, k), that are among the rows, (m, any), mean over m."""
+    return float(np.mean([len(np.intersect1d(a, b)) / len(b) for a, b in zip(rows, neighbours, strict=True)]))
 
 
 def set_effort(index: Any, kind: str, effort: int) -> None:
-    """Set how many cells (ivf) or candidates (hnsw) a faiss index visits."""
+    """Set how many cells (ivf, ivfpq) or candidates (hnsw) a faiss index visits."""
     if kind == "hnsw":
         index.hnsw.efSearch = effort
     else:
-        index.nprobe = min(effort, index.nlist)
+        cells = _cells_of(index)
+        cells.nprobe = min(effort, cells.nlist)
+
+
+def _cells_of(index: Any) -> Any:
+    """The ``IndexIVF``, behind a projection or not, on the CPU or on a GPU."""
+    return index if hasattr(index, "nlist") else require_faiss().extract_index_ivf(index)
 
 
 def _efforts(index: Any, kind: str, k: int) -> Iterator[int]:
     """Efforts to try, rising by a quarter."""
-    effort, greatest = (k, _MAX_GRAPH_EFFORT) if kind == "hnsw" else (1, index.nlist)
+    effort, greatest = (k, _MAX_GRAPH_EFFORT) if kind == "hnsw" else (1, _cells_of(index).nlist)
     while effort < greatest:
         yield effort
         effort = max(effort + 1, effort * 5 // 4)

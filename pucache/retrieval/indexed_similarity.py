@@ -16,6 +16,7 @@ from .scorer import Scores
 from .similarity import Compared, Similarity
 
 _ROWS_PER_BLOCK = 1 << 14
+_LISTED_ROWS = 1 << 22  # row numbers that a search returns at once
 _log = logging.getLogger(__name__)
 
 
@@ -26,7 +27,7 @@ class IndexedSimilarity:
     Parameters
     ----------
     similarity : Similarity
-    kind : {"ivf", "hnsw"}
+    kind : {"ivf", "hnsw", "ivfpq"}
     memory : int, optional
         Bytes that building the index may take.
     """
@@ -55,8 +56,7 @@ class IndexedSimilarity:
         queries = self.similarity.queries(cache, labels, index.whitening)
         k = len(cache) if count is None else min(count + int((~labels.unlabelled).sum()), len(cache))
         device = self.similarity.device
-        rows = np.unique(index.search(queries, k, device=device))
-        rows = rows[rows >= 0]
+        rows = _rows_near(index, queries, k, device=device)
         values = np.full(len(cache), -np.inf, np.float32)
         compared = Compared(self.similarity, queries, device=device)
         for part in np.array_split(rows, 1 + len(rows) // _ROWS_PER_BLOCK):
@@ -70,3 +70,13 @@ class IndexedSimilarity:
             self._indexes.clear()
             self._indexes[checksums] = open_or_build(cache, self.kind, memory=self.memory, progress=progress)
         return self._indexes[checksums]
+
+
+def _rows_near(index: Index, queries: np.ndarray, k: int, *, device: str) -> np.ndarray:
+    """Rows that the index finds near any of the queries, ascending."""
+    near = np.zeros(index.trailer.n, bool)
+    step = max(1, _LISTED_ROWS // index.width(k))
+    for start in range(0, len(queries), step):
+        rows = index.search(queries[start : start + step], k, device=device)
+        near[rows[rows >= 0]] = True
+    return np.flatnonzero(near)

@@ -64,9 +64,9 @@ def retrieve_positives(
         neighbours the weight 1.
     similarity : {"whitened", "centroid", "topk", "max"}, optional
         See `pucache.retrieval.similarity`; ``whitened`` by default. Only without a model.
-    index : {"exact", "ivf", "hnsw"}
-        Compare with every image, or search an approximate index, which is kept beside the cache. Only without
-        a model.
+    index : {"exact", "ivf", "hnsw", "ivfpq"}
+        Compare with every image, or search an approximate index, which is kept beside the cache (see
+        `pucache.neighbours.ann_index`). Only without a model.
     memory : float, optional
         Gigabytes that building an index may take; half of what is free by default.
     diverse : float

@@ -60,7 +60,7 @@ def _check(options: ScorerOptions, has_model: bool, k: int | None) -> None:
     if has_model and (options.similarity is not None or options.index != "exact"):
         raise ValueError("similarity and index do nothing where a model ranks; leave them out, or the model")
     if options.memory is not None and (options.index == "exact" or not 0 < options.memory < float("inf")):
-        raise ValueError("memory is for index ivf or hnsw, and a number of GB above 0")
+        raise ValueError("memory is for index ivf, hnsw or ivfpq, and a number of GB above 0")
     if options.index != "exact" and k is None:
         raise ValueError(f"all images are wanted, which index {options.index} is not for; name a number, or use exact")
 

@@ -225,7 +225,7 @@ def test_a_review_beside_a_copy_is_never_removed(memory, name):
 
 def test_what_is_computed_from_a_copy_goes_with_it(work, memory):
     (folder,) = fetched(memory, "a.h5")
-    for name in ("a.h5.neighbours", "a.h5.ivf", "a.h5.hnsw", ".a.h5.0123abcd.partial"):
+    for name in ("a.h5.neighbours", "a.h5.ivf", "a.h5.hnsw", "a.h5.ivfpq", ".a.h5.0123abcd.partial"):
         (folder / name).write_bytes(b"x")
     assert len(cache_dir(clear=True).removed) == 1 and list(work.iterdir()) == []
 

@@ -209,7 +209,7 @@ def test_a_way_that_is_named_is_used(linear):
         ({"by": "similarity", "model": 0}, "ranking by similarity uses no model; leave one of the two out"),
         ({"similarity": "max", "model": 0}, "similarity and index do nothing where a model ranks"),
         ({"index": "ivf", "model": 0}, "similarity and index do nothing where a model ranks"),
-        ({"memory": 1.0}, "memory is for index ivf or hnsw, and a number of GB above 0"),
+        ({"memory": 1.0}, "memory is for index ivf, hnsw or ivfpq, and a number of GB above 0"),
     ],
 )
 def test_options_that_exclude_each_other_are_refused_in_words_of_python(linear, options, message):
