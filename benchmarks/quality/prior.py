@@ -1,12 +1,12 @@
 """Interval of the prior: coverage and width over piles with few labels.
 
     python -m benchmarks.quality.prior CIFAR [--fashion FASHION] [--out docs/results/prior.md]
-    python -m benchmarks.quality.prior CIFAR --labelled 10 --piles 40 --minutes 10
+    python -m benchmarks.quality.prior CIFAR --fashion FASHION --piles 40 --fresh
 
 CIFAR and FASHION are sources as `benchmarks.quality.suite` takes them. A pile has one class, attribute, topic or kind
 as positives, among 1,000, 1,500 or 3,000 unlabelled rows; the share of positives is drawn between 1 and 25 %, even on
 the scale of logarithms. Margins are kept beside the caches and used again by later runs, of other commits too: only
-the intervals are made anew.
+the intervals are made anew, unless --fresh asks for margins of this commit.
 """
 
 import argparse
@@ -19,8 +19,8 @@ import numpy as np
 
 from benchmarks.common.cells import measured, table
 from benchmarks.common.environment import environment
-from benchmarks.common.tasks import CROSSING
-from benchmarks.quality.prior_piles import GROUPS, Margins, held_out
+from benchmarks.common.tasks import CIFAR, CROSSING, FASHION
+from benchmarks.quality.prior_piles import GROUPS, Margins, held_out, task_groups
 from pucache.pu.priors import ERROR_BELOW, METHODS, estimate, profile_interval
 
 LABELLED, PILES = (10, 20, 40, 100, 500), 200
@@ -36,9 +36,9 @@ LEGEND = f"""\
 WIDTHS = {20: 1.9, 40: 1.3, 100: 0.9}  # greatest median width asked for, by number of labels
 
 
-def measure(source: Path, work: Path, fashion: Path | None, labelled: int, number: int) -> dict:
+def measure(source: Path, work: Path, fashion: Path | None, labelled: int, number: int, *, fresh: bool = False) -> dict:
     """Intervals of one pile beside the truth, and what all methods estimate."""
-    pile = held_out(source, work, fashion, labelled, number)
+    pile = held_out(source, work, fashion, labelled, number, fresh=fresh)
     row = {name: getattr(pile, name) for name in ("group", "task", "share", "commit", "seconds")}
     row |= {name: stated(pile, name) for name in MARGINS}
     row["estimates"] = {name: estimate(pile.margins["linear"], pile.s, name) for name in METHODS}
@@ -152,6 +152,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the page here too")
     parser.add_argument("--labelled", nargs="+", type=int, choices=LABELLED, default=LABELLED, metavar="N")
     parser.add_argument("--piles", type=int, default=PILES, help="of each number of labels (default: %(default)s)")
+    parser.add_argument("--fresh", action="store_true", help="no margins of other commits")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further pile after so long")
     given = parser.parse_args()
@@ -161,8 +162,15 @@ def main() -> None:
     work = given.work or (source if source.is_dir() else source.parent) / "pucache-bench"
     work.mkdir(parents=True, exist_ok=True)
     wanted = [{"labelled": n, "number": number} for number, n in product(range(given.piles), given.labelled)]
+    for group in (CIFAR, *([FASHION] if given.fashion else [])):
+        task_groups(source, work, given.fashion).data(group)  # embeds, before other processes read it
     rows = measured(
-        work, "prior", wanted, partial(measure, source, work, given.fashion), minutes=given.minutes, jobs=given.jobs
+        work,
+        "prior-fresh" if given.fresh else "prior",
+        wanted,
+        partial(measure, source, work, given.fashion, fresh=given.fresh),
+        minutes=given.minutes,
+        jobs=given.jobs,
     )
     text = page(rows, len(wanted))
     print(text)

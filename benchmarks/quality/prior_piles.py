@@ -134,9 +134,12 @@ def draw_pile(groups: TaskGroups, labelled: int, number: int) -> Pile:
     return Pile(group=group, task=task, rows=rows, labelled=labelled, hidden=hidden)
 
 
-def held_out(source: Path, work: Path, fashion: Path | None, labelled: int, number: int) -> Margins:
-    """Margins of a pile: those of an earlier run, whatever its commit, or of a fit."""
+def held_out(
+    source: Path, work: Path, fashion: Path | None, labelled: int, number: int, *, fresh: bool = False
+) -> Margins:
+    """Margins of a pile: those of an earlier run, of this commit or of whatever commit, or of a fit."""
     folder = work / ("prior-margins" if fashion else "prior-margins-without-fashion")
+    folder = folder / (commit() or "unknown") if fresh else folder
     path = folder / f"{labelled:03}-{number:04}.npz"
     if not path.exists():
         _fit(task_groups(source, work, fashion), path, labelled, number)
