@@ -85,6 +85,7 @@ def test_images_lie_in_parts_that_hold_each_of_them_once(tmp_path, index, cifar)
     assert (tmp_path / "unpacked/train/cat/3.png").read_bytes() == b"\3" * 700
 
 
+@pytest.mark.slow
 def test_wheels_that_do_not_fit_together_are_refused(tmp_path, index, cifar):
     assert bundle(tmp_path / "out", cifar, index, "alpha").returncode == 0
     ended = bundle(tmp_path / "out", cifar, index, "clash")

@@ -314,6 +314,7 @@ def checkout(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_in_a_bare_checkout_slices_of_missing_packages_are_left_out(checkout, tmp_path):
     out = tmp_path / "out"
     words = f"{out} --one-process --device cpu --quick --epochs 2 --work {tmp_path / 'work'} --only agreement:"

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from helpers.planted import planted, write_cache
 from helpers.sessions import decide
+from helpers.slow import slow
 
 import pucache
 from pucache.cli.main import main
@@ -91,7 +92,7 @@ def test_the_report_rests_on_them_too(review):
     assert "by 150 images that the review drew at random" in Path("report.html").read_text()
 
 
-@pytest.mark.parametrize("labelled", [0, 3, 40])
+@pytest.mark.parametrize("labelled", [slow(0), 3, slow(40)])
 def test_few_random_positives_give_intervals_alone_however_many_labels_there_are(review, labelled):
     review(labelled=labelled, drawn=4)
     assert pucache.audit(SESSION).positives < 3

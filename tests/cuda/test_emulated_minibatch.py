@@ -245,6 +245,7 @@ def test_rows_larger_than_the_device_are_streamed_and_a_message_says_so(wide, we
     assert "does not fit" in one_line(caplog) and "of free memory on cuda" in caplog.text
 
 
+@pytest.mark.slow
 def test_streaming_waits_no_more_than_once_in_a_round(wide):
     few, many = (on_device(wide, free=SCARCE, size=16, epochs=epochs)[1] for epochs in (2, 4))
     rounds = -(-N // 16)  # or fewer

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.emulated_cuda import emulated_cuda
+from helpers.slow import slow
 from helpers.training_parts import BATCH, IMAGES, SIDE, N, recipe, state, train, training, with_norms
 from PIL import Image
 
@@ -78,7 +79,7 @@ def test_steps_in_bfloat16_are_near_those_in_float32():
 
 @pytest.mark.parametrize(
     ("name", "decode", "accumulate"),
-    [("modern", "once", 1), ("modern", "always", 2), ("impulses", "once", 2), ("impulses", "always", 1)],
+    [("modern", "once", 1), slow("modern", "always", 2), slow("impulses", "once", 2), ("impulses", "always", 1)],
 )
 def test_a_step_waits_for_nothing_and_a_row_of_the_log_twice(name, decode, accumulate, photos, tmp_path):
     with emulated_cuda(as_cpu=True) as device, MetricsLog(tmp_path, 0, tensorboard=False) as log:
@@ -224,7 +225,7 @@ def outcome(folder):
     return pretrained_file.read(folder)[0], np.array(rows)
 
 
-@pytest.mark.parametrize(("name", "decode"), [("modern", "once"), ("impulses", "always")])
+@pytest.mark.parametrize(("name", "decode"), [("modern", "once"), slow("impulses", "always")])
 def test_a_resumed_run_is_that_of_the_cpu(name, decode, photos, tmp_path, monkeypatch):
     pretrained(photos, tmp_path / "cpu", "cpu", name, decode)
     take_step, waits = Trainer._take_step, []

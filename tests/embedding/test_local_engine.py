@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.hangs import HANG_SECONDS
 from helpers.pictures import encode
+from helpers.slow import slow
 from helpers.tiny import tiny_encoder
 from PIL import Image
 
@@ -155,7 +156,7 @@ class Delayed:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, slow(1), slow(2)])
 def test_random_delays_change_no_byte(tmp_path, fixed_time, seed, workers):
     source = Memory(130, broken=[0, 39, 40, 77, 129], gone=[5])
     run_embedding(source, tmp_path / "prompt.h5", tiny_encoder(), workers=0)
@@ -337,7 +338,7 @@ class Deadly(Memory):
         return super().read(key)
 
 
-@pytest.mark.parametrize("deadly", [0, 7, 8, 100, 203])
+@pytest.mark.parametrize("deadly", [slow(0), slow(7), 8, slow(100), slow(203)])
 def test_a_killed_worker_is_an_error_that_names_the_image_and_the_next_run_goes_on(tmp_path, left_behind, deadly):
     with pytest.raises(SourceError, match=rf"^a worker process died of SIGKILL with '{deadly:04}\.ppm' .*run again"):
         run_embedding(Deadly(204, deadly), tmp_path / "c.h5", tiny_encoder(), workers=2)
@@ -374,6 +375,7 @@ def test_the_profile_names_every_stage_and_how_long_the_device_waited(tmp_path, 
     assert lines[-1] == f"limit: {told['limit']}" and all(any(line.startswith(s) for line in lines) for s in stages)
 
 
+@pytest.mark.slow
 def test_pixels_are_let_go_as_soon_as_they_are_embedded(tmp_path, monkeypatch):
     alive, most, real = set(), [0], ChunkLoader.__call__
 

@@ -258,7 +258,7 @@ def photographs():
     return (smooth * 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
 
-@pytest.mark.parametrize("precision, least", [slow("fp32", 0.9999), ("bf16", 0.99)])
+@pytest.mark.parametrize("precision, least", [("fp32", 0.9999), slow("bf16", 0.99)])
 def test_openvino_gives_the_embeddings_of_torch(photographs, precision, least):
     pytest.importorskip("openvino")
     settings = {"device": "cpu", "batch_size": 4}
@@ -309,6 +309,7 @@ def test_what_openvino_cannot_convert_is_refused_with_the_way_out():
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_what_cannot_be_compiled_is_refused_with_the_way_out(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()

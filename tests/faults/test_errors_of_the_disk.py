@@ -34,7 +34,7 @@ def test_a_cache_that_the_disk_cannot_read_is_one_line_that_names_it(world, name
     world.check_rerun(job, folder, done.acknowledged)
 
 
-@pytest.mark.parametrize("call", ["fsync", RENAMES])
+@pytest.mark.parametrize("call", ["fsync", slow(RENAMES)])
 @pytest.mark.parametrize("name", ["embed", *map(slow, ("score", "pack", "train-pu"))])
 def test_a_disk_that_fails_to_keep_a_file_is_an_error_and_never_a_success(world, name, call):
     job = world.jobs[name]
@@ -56,14 +56,14 @@ def check_failed(world, job, folder, done):
     world.check_rerun(job, folder, done.acknowledged)
 
 
-@pytest.mark.parametrize("when", [2, slow(3)])
+@pytest.mark.parametrize("when", [slow(2), 3])
 def test_a_single_fsync_that_fails_is_an_error_too(world, when):
     job = world.jobs["embed"]
     folder = world.place(job)
     check_failed(world, job, folder, run_traced(world, job, folder, f"fsync:error=EIO:when={when}"))
 
 
-@pytest.mark.parametrize("calls", ["fsync", RENAMES])
+@pytest.mark.parametrize("calls", [RENAMES, slow("fsync")])
 @pytest.mark.parametrize("name", ["embed", slow("pack"), slow("train-pu")])
 def test_a_kill_at_a_chosen_fsync_or_rename_loses_nothing(world, name, calls, tmp_path):
     job = world.jobs[name]

@@ -14,7 +14,7 @@ def killed(struck):
     return places.total() - places["after the end"]
 
 
-@pytest.mark.parametrize("name", ["embed", "embed, workers", *map(slow, ("update", "reuse", "score, images"))])
+@pytest.mark.parametrize("name", ["embed", *map(slow, ("embed, workers", "update", "reuse", "score, images"))])
 def test_a_killed_embed_loses_nothing_that_was_safe_and_ends_in_the_same_bytes(world, name):
     assert killed(kill_often(world, world.jobs[name], 2, 1)) == 2
 
@@ -24,12 +24,14 @@ def test_a_killed_command_leaves_its_output_whole_or_absent_and_the_next_one_cle
     assert killed(kill_often(world, world.jobs[name], 2, 3)) == 2
 
 
+@pytest.mark.slow
 def test_a_command_as_users_start_it_goes_on_after_a_kill_and_agrees_with_the_forked_ones(world):
     assert killed(kill_often(world, world.jobs["embed"], 1, 4, plain_every=1)) == 1
     folder = world.place(world.jobs["embed"])
     world.check_finished(world.jobs["embed"], folder, world.zygote.plain(world.jobs["embed"].command, folder).wait())
 
 
+@pytest.mark.slow
 def test_a_writer_killed_while_it_writes_leaves_a_partial_which_the_next_writer_removes(world):
     for name in ("embed", "pack", "score", "train-pu", "retrieve"):
         job = world.jobs[name]

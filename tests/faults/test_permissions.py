@@ -1,6 +1,7 @@
 import os
 
 import pytest
+from helpers.slow import slow
 
 from faults.places import LEFTOVER, error_line, state
 
@@ -41,7 +42,7 @@ def test_a_folder_that_may_not_be_written_is_one_line_and_when_it_may_the_comman
     world.check_rerun(job, folder, twists=NOBODY)
 
 
-@pytest.mark.parametrize("inner", [False, True])
+@pytest.mark.parametrize("inner", [False, slow(True)])
 def test_a_folder_that_loses_its_permission_midway_is_one_line_and_nothing_safe_is_lost(world, reachable, inner):
     job = world.jobs["embed"]
     folder = world.place(job)

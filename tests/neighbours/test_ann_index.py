@@ -309,7 +309,7 @@ def no_faiss(monkeypatch):
     monkeypatch.setattr(faiss, "read_index", lambda *given: pytest.fail("faiss saw damaged bytes"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind if kind == "ivf" else slow(kind) for kind in KINDS])
 def test_no_truncated_index_reaches_faiss(small, kind, no_faiss):
     open_or_build(small, kind)
     path = index_path(small, kind)
@@ -320,7 +320,7 @@ def test_no_truncated_index_reaches_faiss(small, kind, no_faiss):
             read_index(path)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind if kind == "hnsw" else slow(kind) for kind in KINDS])
 def test_no_index_with_a_flipped_bit_reaches_faiss(small, kind, no_faiss):
     open_or_build(small, kind)
     path = index_path(small, kind)

@@ -220,6 +220,7 @@ def test_a_source_or_a_folder_that_will_not_do_leaves_the_earlier_sheet_as_it_wa
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_two_hundred_candidates_are_reviewed_by_keyboard_exported_and_imported_again(pile, tmp_path, browser):
     path, cache = pile
     wanted = [{0: "r", 1: "s"}.get(number % 7, "a") for number in range(200)]

@@ -211,6 +211,7 @@ decoded(*map(Path, sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_a_killed_decode_leaves_nothing_that_is_taken_for_whole_and_nothing_for_ever(image_folder, tmp_path):
     folder = image_folder(20)
     run = tmp_path / "run"

@@ -225,6 +225,7 @@ KILLS = {
 
 
 @pytest.mark.parametrize(("precision", "places"), [slow("fp32", KILLS), ("bf16", ["between encoder and checkpoint"])])
+@pytest.mark.slow
 def test_a_run_that_is_killed_ends_in_the_same_bytes(precision, places, photos, undisturbed, tmp_path):
     how, folder, step = ("--precision", precision, "--save-every", 0), tmp_path / "run", 0
     for number, place in enumerate(places):
@@ -644,7 +645,7 @@ def test_an_error_of_the_first_of_two_ends_both_with_one_line(photos, tmp_path):
 
 @pytest.mark.parametrize(
     ("struck", "number", "code"),
-    [(0, signal.SIGINT, 130), (1, signal.SIGTERM, 143), slow(0, signal.SIGTERM, 143), slow(1, signal.SIGINT, 130)],
+    [(0, signal.SIGINT, 130), slow(1, signal.SIGTERM, 143), slow(0, signal.SIGTERM, 143), slow(1, signal.SIGINT, 130)],
 )
 def test_two_processes_stop_after_the_same_step_whoever_is_told(struck, number, code, photos, tmp_path):
     how = ("--epochs", 4000, "--save-every", 1000)

@@ -102,6 +102,7 @@ def test_no_other_file_is_served(name):
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_two_hundred_decisions_by_keyboard_also_while_the_server_is_killed_and_started_again(tmp_path, browser):
     pictured_pile(tmp_path, 260)
     keys = [PATTERN[number % len(PATTERN)] for number in range(200)]

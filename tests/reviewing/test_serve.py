@@ -44,7 +44,7 @@ def ipv6():
 # --- the command -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), slow(signal.SIGTERM, 143)])
 def test_a_sitting_is_served_until_a_signal_and_goes_on_where_it_was(folder, number, code):
     with ReviewProcess(folder, *FOUND, "--reviewer", "Ann") as first:
         client = first.client()
@@ -121,6 +121,7 @@ def wait_for(condition):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_images_that_have_moved_are_said_at_the_start_and_can_be_named(folder):
     (folder / "images").rename(folder / "moved")
     with ReviewProcess(folder, *FOUND) as review:
@@ -177,7 +178,7 @@ def test_the_browser_gets_an_address_that_works_once(folder):
 
 
 @pytest.mark.parametrize(
-    "environ", [{"BROWSER": "/no/such/browser %s"}, {"BROWSER": "", "DISPLAY": "", "WAYLAND_DISPLAY": ""}]
+    "environ", [{"BROWSER": "/no/such/browser %s"}, slow({"BROWSER": "", "DISPLAY": "", "WAYLAND_DISPLAY": ""})]
 )
 def test_without_a_browser_the_address_is_there_all_the_same(folder, environ):
     with ReviewProcess(folder, *FOUND, browser=True, **environ) as review:

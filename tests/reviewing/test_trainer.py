@@ -157,6 +157,7 @@ def test_a_killed_child_is_started_again_with_the_newest_labels(pile, trainer):
     assert len(listener.errors) == 2 and all("signal 9" in error and "\n" not in error for error in listener.errors)
 
 
+@pytest.mark.slow
 def test_killed_in_a_fit_the_same_labels_are_trained_on_again(pile, trainer):
     trainer, listener = trainer
     _, s, _ = pile
