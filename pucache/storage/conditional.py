@@ -139,17 +139,20 @@ class _GoogleObject:
     """An object of Google Cloud Storage."""
 
     def __init__(self, fs: Any, path: str):
-        self._fs, self._path = fs, path
+        self._fs = fs
         self._bucket, self._key, _ = fs.split_path(path)
+        self._where = ("b/{}/o/{}", self._bucket, self._key)
 
     def read(self) -> StoredObject | None:
         try:
-            headers, text = self._fs.call("GET", "b/{}/o/{}", self._bucket, self._key)
-            info = json.loads(text)
-            data = self._fs.cat_file(self._path, start=0, end=_READ_BYTES) if int(info["size"]) else b""
+            headers, text = self._fs.call("GET", *self._where)
+            _, data = self._fs.call("GET", *self._where, alt="media")
         except FileNotFoundError:
             return None
-        return StoredObject(bytes(data), info["generation"], _age(_time(info["updated"]), headers.get("Date")))
+        info = json.loads(text)
+        return StoredObject(
+            bytes(data[:_READ_BYTES]), info["generation"], _age(_time(info["updated"]), headers.get("Date"))
+        )
 
     def write(self, data: bytes, tag: str | None) -> str:
         uploads = self._fs.base.replace("/storage/v1/", "/upload/storage/v1/") + "b/{}/o"
@@ -160,8 +163,7 @@ class _GoogleObject:
         return str(written["generation"])
 
     def remove(self, tag: str) -> None:
-        where = ("b/{}/o/{}", self._bucket, self._key)
-        _google_request(lambda: self._fs.call("DELETE", *where, ifGenerationMatch=tag))
+        _google_request(lambda: self._fs.call("DELETE", *self._where, ifGenerationMatch=tag))
 
     def keeps_conditions(self, data: bytes) -> bool:
         return True  # and it allows one write a second to an object
@@ -220,10 +222,6 @@ _KINDS: dict[str, Callable[[Any, str], ConditionalObject]] = {
     "gcs": _GoogleObject,
     "memory": _MemoryObject,
 }
-
-
-def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
 def _age(written: datetime, date: str | None) -> float:

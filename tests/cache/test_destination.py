@@ -9,16 +9,18 @@ from helpers.tiny import save_image, tiny_encoder
 
 from pucache.cache.destination import atomic_output, encoder_of_existing
 from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.cache.paths import part_files, writer_lock
+from pucache.cache.remote import RemoteCache
 from pucache.cli.main import main
 from pucache.embedding import row_blocks
 from pucache.embedding.embed import run_embedding
-from pucache.errors import CacheLockedError, OutputError, SourceError
+from pucache.errors import CacheLockedError, LeaseHeldError, LeaseLostError, OutputError, SourceError
 from pucache.images.source import open_source
 from pucache.progress import Silent
 from pucache.pu.classifier import PULinearClassifier
 from pucache.pu.score import score
 from pucache.pu.score_tables import read_scores
-from pucache.storage import retries
+from pucache.storage import conditional, retries
 
 CACHE, SCORES = "s3://bucket/made/cache.h5", "s3://bucket/made/scores.csv"
 pytestmark = pytest.mark.usefixtures("one_thread", "fixed_time")
@@ -103,6 +105,67 @@ def test_two_writers_of_one_machine_are_kept_apart(images):
                 run_embedding(images, CACHE, tiny_encoder(), workers=0)
 
     assert run_embedding(images, CACHE, tiny_encoder(), workers=0, progress=Second()).rows == 59
+
+
+def test_writers_of_two_machines_are_kept_apart(images, tmp_path, monkeypatch):
+    refused = []
+
+    class Second(Silent):
+        def start(self, total, what):
+            monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "elsewhere"))
+            for write in (lambda: run_embedding(images, CACHE, tiny_encoder(), workers=0), lambda: write_table(CACHE)):
+                with pytest.raises(LeaseHeldError) as error:
+                    write()
+                refused.append(str(error.value))
+
+    assert run_embedding(images, CACHE, tiny_encoder(), workers=0, progress=Second()).rows == 59
+    assert len(refused) == 2 and all(text.startswith(f"{CACHE} is being written by process ") for text in refused)
+
+
+def write_table(url):
+    with atomic_output(url) as path:
+        path.write_text("scores")
+
+
+def test_a_writer_that_was_taken_over_stops_and_loses_nothing(images, store, tmp_path, monkeypatch):
+    run_embedding(images, tmp_path / "cache.h5", tiny_encoder(), workers=0)
+
+    class Suspended(Silent):
+        """Another machine finds the lease ended, and writes to the end."""
+
+        def start(self, total, what):
+            with monkeypatch.context() as elsewhere:
+                elsewhere.setenv("PUCACHE_WORK", str(tmp_path / "elsewhere"))
+                elsewhere.setattr(conditional, "_age", lambda written, date: 200.0)
+                run_embedding(images, CACHE, tiny_encoder(), workers=0)
+
+    with pytest.raises(LeaseLostError, match="taken over by another writer, which has ended, because this process did"):
+        run_embedding(images, CACHE, tiny_encoder(), workers=0, progress=Suspended())
+    assert store.files.cat_file("bucket/made/cache.h5") == (tmp_path / "cache.h5").read_bytes()
+    assert part_files(RemoteCache(CACHE).local)
+    again = run_embedding(images, CACHE, tiny_encoder(), workers=0)
+    assert (again.computed, again.kept) == (0, 59) and part_files(RemoteCache(CACHE).local) == []
+    assert names(store) == ["cache.h5"]
+
+
+def test_a_table_whose_writer_was_taken_over_is_not_published(store, tmp_path, monkeypatch):
+    with pytest.raises(LeaseLostError), atomic_output(SCORES) as path:
+        path.write_text("old")
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setenv("PUCACHE_WORK", str(tmp_path / "elsewhere"))
+            elsewhere.setattr(conditional, "_age", lambda written, date: 200.0)
+            write_table(SCORES)
+    assert store.files.cat_file("bucket/made/scores.csv") == b"scores" and names(store) == ["scores.csv"]
+
+
+def test_a_file_url_is_locked_as_its_path(tmp_path, images):
+    with (
+        writer_lock(tmp_path / "made/cache.h5"),
+        pytest.raises(CacheLockedError, match=r"file://.*cache.h5 is being written by another process"),
+    ):
+        run_embedding(images, f"file://{tmp_path}/made/cache.h5", tiny_encoder(), workers=0)
+    with pytest.raises(CacheLockedError), RemoteCache(f"file://{tmp_path}/made/cache.h5").exclusive():
+        run_embedding(images, tmp_path / "made/cache.h5", tiny_encoder(), workers=0)
 
 
 def test_scores_in_a_store_are_those_on_a_disk(images, store, tmp_path):

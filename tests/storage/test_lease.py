@@ -419,14 +419,13 @@ class GoogleFiles:
     def split_path(self, path):
         return *path.split("/", 1), None
 
-    def cat_file(self, path, start, end):
-        return self.objects[path.split("/", 1)[1]][0][start:end]
-
     def call(self, method, path, bucket, key=None, *, data=None, json_out=False, name=None, **options):
         key = key or name
         content, generation = self.objects.get(key, (None, 0))
         if method == "GET" and content is None:
             raise FileNotFoundError(path)
+        if options.get("alt") == "media":
+            return {}, content
         if method == "GET":
             info = {"size": str(len(content)), "generation": str(generation), "updated": "2026-11-22T21:00:00.000Z"}
             return {"Date": "Sun, 22 Nov 2026 21:01:30 GMT"}, json.dumps(info).encode()
