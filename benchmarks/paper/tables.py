@@ -8,8 +8,8 @@ SOURCE is Fashion-MNIST, which the paper does not have: a 1:10 task of footwear.
 CIFAR-10, or cifar-100-python; Glaucoma a folder with two folders of images, of which --glaucoma-positive names the
 positive one. Every figure of the paper stands beside ours. What is measured is kept in WORK, so a run that was cut off
 goes on. Pictures go to images/ beside the folder of FILE, where there is such a folder (docs/images), else beside FILE,
-else into WORK. --short takes one seed for the tasks with all images, fewer wrong priors, and no pretraining; --quick
-does the same on a quarter of the images, with one seed throughout.
+else into WORK. --short takes one seed for the tasks with all images and for the rankings, fewer wrong priors, and no
+pretraining; --quick does the same on a quarter of the images, with one seed throughout.
 """
 
 import argparse
@@ -70,7 +70,7 @@ class Run:
         return {data: [row for row in found if row["data"] == data] for data in of}
 
     def found(self) -> list[dict]:
-        cells = [{"seed": seed} for seed in self.scope.seeds]
+        cells = [{"seed": seed} for seed in self.scope.seeds_of_rankings]
         return self.cells("found", cells, lambda seed: learned.retrieved(self.data, self.work, seed))
 
     def losses(self) -> list[dict]:

