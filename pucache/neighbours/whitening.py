@@ -70,10 +70,13 @@ class Whitening:
         if len(source) * source.d > _TORCH_PAYS:
             import_module("torch")
         mean = mean_of(source)
-        step = -(-len(source) // SAMPLE)
-        sample = np.concatenate([centred_units(X[-rows.start % step :: step], mean) for rows, X in source.blocks()])
-        count = min(DIRECTIONS, *sample.shape)
-        singular_values, directions = truncated_svd(sample, count)
+        blocks = (X[sampled_rows(rows.start, len(X), n=len(source))] for rows, X in source.blocks())
+        return cls.of_units(mean, np.concatenate([centred_units(X, mean) for X in blocks]))
+
+    @classmethod
+    def of_units(cls, mean: np.ndarray, sample: np.ndarray) -> Whitening:
+        """Whitening by the mean, float32 (d,), and a sample of the centred unit rows, float32 (m, d)."""
+        singular_values, directions = truncated_svd(sample, min(DIRECTIONS, *sample.shape))
         return cls.of_sample(mean, singular_values, directions, n=len(sample), squares=np.square(sample).sum())
 
     @classmethod
@@ -183,15 +186,41 @@ def centred_units(X: np.ndarray, mean: np.ndarray | None = None) -> np.ndarray:
     return rows.astype(np.float32, copy=False)
 
 
+def sampled_rows(start: int, count: int, *, n: int) -> slice:
+    """Rows of a block that belong to the sample of n rows: those whose number is a multiple of ceil(n / `SAMPLE`).
+
+    Parameters
+    ----------
+    start : int
+        Number of the block's first row.
+    count : int
+        Rows of the block.
+    n : int
+        Rows in all.
+
+    Returns
+    -------
+    slice
+        Of the block.
+    """
+    step = -(-n // SAMPLE)
+    return slice(-start % step, count, step)
+
+
 def mean_of(source: RowSource) -> np.ndarray:
     """Mean of the rows, float32 (d,)."""
     total = np.zeros(source.d)
     for rows, X in source.blocks(check=True):
-        block_sum = X.sum(0, dtype=np.float64)
-        if not np.isfinite(block_sum).all():
-            raise source.not_finite_error(rows.start + np.flatnonzero(~np.isfinite(X).all(1)))
-        total += block_sum
+        total += block_sum(source, rows, X)
     return (total / len(source)).astype(np.float32)
+
+
+def block_sum(source: RowSource, rows: slice, X: np.ndarray) -> np.ndarray:
+    """Sum of the rows of a block, float64 (d,); raises the error of the source where one is not finite."""
+    total = X.sum(0, dtype=np.float64)
+    if not np.isfinite(total).all():
+        raise source.not_finite_error(rows.start + np.flatnonzero(~np.isfinite(X).all(1)))
+    return np.asarray(total)
 
 
 def _float32(X: np.ndarray) -> np.ndarray:
