@@ -150,9 +150,8 @@ class _GoogleObject:
         except FileNotFoundError:
             return None
         info = json.loads(text)
-        return StoredObject(
-            bytes(data[:_READ_BYTES]), info["generation"], _age(_time(info["updated"]), headers.get("Date"))
-        )
+        age = _age(datetime.fromisoformat(info["updated"]), headers.get("Date"))
+        return StoredObject(bytes(data[:_READ_BYTES]), info["generation"], age)
 
     def write(self, data: bytes, tag: str | None) -> str:
         uploads = self._fs.base.replace("/storage/v1/", "/upload/storage/v1/") + "b/{}/o"
