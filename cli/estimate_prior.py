@@ -37,6 +37,7 @@ _NO_INTERVAL = (
 @click.option("--level", default=0.9, show_default=True, help="Confidence level of the interval of tilt, in (0, 1).")
 @options.twins
 @options.folds
+@options.all_rows
 @options.device
 @options.seed
 @options.as_json
@@ -46,6 +47,7 @@ def estimate_prior(
     negatives: str | None,
     twins: float,
     methods: tuple[str, ...],
+    all_rows: bool,
     as_json: bool,
     **parameters: Any,
 ) -> None:
@@ -69,10 +71,18 @@ def estimate_prior(
 
     methods = methods or tuple(METHODS)
     check_request(methods, **{name: parameters[name] for name in ("draws", "level", "n_folds")})
-    data = PUData.of(open_cache(cache), positives, options.twin_cosine(twins), negatives=negatives)
+    data = PUData.of(
+        open_cache(cache),
+        positives,
+        options.twin_cosine(twins),
+        negatives=negatives,
+        all_rows=all_rows,
+        seed=parameters["seed"],
+    )
     count, labelled = LabelCount.of(data.s, groups=data.group), int(data.s.sum())
-    counts = {"labelled_positives": labelled, "unlabelled": len(data.s) - labelled}
-    line = f"{labelled:,} labelled positives, {len(data.s) - labelled:,} unlabelled"
+    counts: dict[str, Any] = {"labelled_positives": labelled, "unlabelled": data.n_unlabelled}
+    counts["unlabelled_sample"] = None if data.sample is None else data.sample.to_json()
+    line = f"{labelled:,} labelled positives, {data.n_unlabelled:,} unlabelled"
     if not count.has_estimates:
         output.print_result(counts | {"estimates": None, "note": count.sentence}, [line, count.sentence], as_json)
         return
@@ -83,8 +93,10 @@ def estimate_prior(
     }
     with_interval = any(estimate.has_interval for estimate in estimates)
     interval = f"{estimates[0].level:.0%} interval" if with_interval else "no interval"
+    stated_prior = estimates[0].prior if count.has_points else None
     lines = [
         line,
+        *options.sample_lines(data.sample, stated_prior),
         f"{'method':<10} {'prior':>8}   {interval}",
         *(_line(estimate, count) for estimate in estimates),
         *([] if all(estimate.has_interval for estimate in estimates) else [_NO_INTERVAL]),

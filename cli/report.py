@@ -49,6 +49,7 @@ _FIGURES = {"precision": "precision", "recall": "recall", "f1": "F1", "auc": "AU
 )
 @options.twins
 @click.option("--out", default="report.html", show_default=True, metavar="FILE", help="Page to write.")
+@options.all_rows
 @options.device
 @options.seed
 @options.as_json

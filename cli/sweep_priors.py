@@ -31,6 +31,7 @@ from . import options, output
 )
 @click.option("--plot", metavar="FILE", help="Plot to write.  [default: beside the table, as .png]")
 @click.option("--no-plot", is_flag=True, help="Write no plot.")
+@options.all_rows
 @options.device
 @options.seed
 @options.as_json
@@ -46,6 +47,7 @@ def sweep_priors(
     out: str,
     plot: str | None,
     no_plot: bool,
+    all_rows: bool,
     as_json: bool,
     **parameters: Any,
 ) -> None:
@@ -71,6 +73,7 @@ def sweep_priors(
         positives,
         negatives=negatives,
         twins=options.twin_cosine(twins),
+        all_rows=all_rows,
         truth=truth,
         priors=PRIORS if priors is None else _parse_numbers(priors),
         seeds=range(seed, seed + seeds),
@@ -82,9 +85,22 @@ def sweep_priors(
         plot_sweep(result, plot_path)
     rows = [row.to_dict() for row in result.rows]
     written = f"wrote {out}" + (f" and {plot_path}" if plot_path else "")
+    sample = result.sample
     output.print_result(
-        {"verdict": result.verdict, "penalty": result.penalty, "rows": rows, "note": result.note},
-        [*_table(rows), result.verdict, *filter(None, [result.note]), written],
+        {
+            "verdict": result.verdict,
+            "penalty": result.penalty,
+            "rows": rows,
+            "note": result.note,
+            "unlabelled_sample": None if sample is None else sample.to_json(),
+        },
+        [
+            *options.sample_lines(sample, None),
+            *_table(rows),
+            result.verdict,
+            *filter(None, [result.note]),
+            written,
+        ],
         as_json,
     )
 

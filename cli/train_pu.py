@@ -59,6 +59,7 @@ _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F
 @click.option(
     "--metrics", metavar="FILE", help="JSON file for the estimates.  [default: metrics.json beside the model]"
 )
+@options.all_rows
 @options.device
 @options.seed
 @options.as_json
@@ -71,6 +72,7 @@ def train_pu(
     twins: float,
     out: str,
     metrics: str | None,
+    all_rows: bool,
     as_json: bool,
     **parameters: Any,
 ) -> None:
@@ -95,7 +97,14 @@ def train_pu(
     metrics_path = _check_outputs(out, metrics, inputs=[*cache, *filter(None, [positives, negatives])])
     opened = open_cache(cache)
     labels = options.labels_named(opened, positives, session)
-    data = PUData.of(opened, labels, options.twin_cosine(twins), negatives=negatives)
+    data = PUData.of(
+        opened,
+        labels,
+        options.twin_cosine(twins),
+        negatives=negatives,
+        all_rows=all_rows,
+        seed=parameters["seed"],
+    )
     model = PULinearModel(prior=_parse_prior(prior), **options.training_parameters(parameters))
     fit_model(model, data, progress=terminal_progress())
     model.save(out)
@@ -107,6 +116,7 @@ def train_pu(
         temporary.write_text(output.to_json(result) + "\n")
     lines = [
         *_lines(training),
+        *options.sample_lines(data.sample, training.prior),
         _method_line(model),
         *_warnings(training, model.prior_, data.training_labels.bounds),
         *_scar_lines(scar, audited=_audited(training)),

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ..cache.embedding_cache import EmbeddingCache
 from ..heads.risks import PURisk
 from ..progress import Progress, Silent
 from ..pu.classifier import PULinearClassifier
@@ -184,7 +183,7 @@ def prepare(
     """
 
     def rank(ranker: PULinearModel) -> np.ndarray:
-        margins = _margins(ranker, data.cache)
+        margins = _margins(ranker, data)
         if on_ranked:
             on_ranked(_ranked(data, margins))
         return margins
@@ -265,8 +264,11 @@ def _has_both_classes(truth: np.ndarray, s: np.ndarray) -> bool:
     return bool((unlabelled_truth == 1).any() and (unlabelled_truth == 0).any())
 
 
-def _margins(model: PULinearModel, cache: EmbeddingCache) -> np.ndarray:
-    margins = np.empty(len(cache), np.float32)
-    for rows, block in model.margins_of(cache):
+def _margins(model: PULinearModel, data: PUData) -> np.ndarray:
+    if data.sampled is not None:
+        model.check_fits(data.cache)
+        return model.margins(data.X)
+    margins = np.empty(len(data.s), np.float32)
+    for rows, block in model.margins_of(data.cache):
         margins[rows] = block
     return margins

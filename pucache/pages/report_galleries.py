@@ -70,8 +70,8 @@ class Galleries:
         self._pictures = dict(zip(rows.tolist(), self._thumbnails(rows, _SIDE), strict=True))
 
     def _thumbnails(self, rows: np.ndarray, side: int) -> list[Thumbnail]:
-        cache = self._report.data.cache
-        return thumbnails(cache, rows, images=self._images, side=side, progress=self._progress)
+        data = self._report.data
+        return thumbnails(data.cache, data.cache_rows(rows), images=self._images, side=side, progress=self._progress)
 
     def cards(self) -> dict[str, list[Card]]:
         """Cards by gallery: labelled, doubted, unlike_found, unlike_labelled, twins, top, doubtful."""
@@ -90,7 +90,7 @@ class Galleries:
         return Pictures(asked=len(self._pictures), missing=problems.total(), problems=dict(problems.most_common()))
 
     def _key(self, row: int) -> str:
-        return self._report.data.cache.keys[row]
+        return self._report.data.keys(np.array([row]))[0]
 
     def _cards(self, rows: np.ndarray, notes: list[str] | None = None) -> list[Card]:
         truth = None if self._report.truth is None else self._report.truth[rows]
@@ -123,7 +123,7 @@ class Galleries:
             "posterior": np.round(report.posterior(rows), 3).tolist(),
             "likely": [f"{text} likely positive" if text.endswith("%") else text for text in self._texts(rows)],
             "labelled": report.data.labels.positive[rows].astype(int).tolist(),
-            "key": [visible(key) for key in report.data.cache.keys[rows]],
+            "key": [visible(key) for key in report.data.keys(rows)],
             "picture": [picture.uri for picture in pictures],
             "problem": [picture.problem for picture in pictures],
         }

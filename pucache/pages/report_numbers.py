@@ -118,6 +118,9 @@ class TrainingNumbers:
     ----------
     images, labelled, unlabelled : int
         Reviewed images are among the unlabelled.
+    unlabelled_sample : dict or None
+        Fields of `pucache.pu.unlabelled_sample.UnlabelledSample`; pictures, charts and duplicates are of the sample
+        and the labelled positives then. None where all unlabelled images were trained on.
     labels : int
         Different pictures that are labelled; they decide what may be estimated.
     note : str
@@ -158,6 +161,7 @@ class TrainingNumbers:
     images: int
     labelled: int
     unlabelled: int
+    unlabelled_sample: dict[str, Any] | None
     labels: int
     note: str
     failures: Failures
@@ -216,9 +220,10 @@ def training_numbers(report: ReportData) -> TrainingNumbers:
     failures, true, reviewed = data.cache.failures, held_out.true(), data.labels.reviewed
     _, group_sizes = np.unique(data.group, return_counts=True)
     return TrainingNumbers(
-        images=len(data.s),
+        images=len(data.cache),
         labelled=len(report.labelled),
-        unlabelled=len(report.unlabelled),
+        unlabelled=data.n_unlabelled,
+        unlabelled_sample=None if data.sample is None else data.sample.to_json(),
         labels=report.count.labels,
         note=label_note(trained, report.count),
         failures=Failures(count=len(failures), reasons=dict(Counter(failures.values()).most_common(FAILURE_REASONS))),
@@ -270,7 +275,7 @@ def _hidden_positives(report: ReportData) -> HiddenPositives:
     confirmed = int((report.data.labels.reviewed == 1).sum())
 
     def count(share: float) -> float:
-        return max(0.0, share * len(report.unlabelled) - confirmed)
+        return max(0.0, share * report.data.n_unlabelled - confirmed)
 
     low, high = (None, None) if report.prior_interval is None else map(count, report.prior_interval)
     prior, _ = stated_prior(report.trained, report.count)

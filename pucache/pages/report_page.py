@@ -47,6 +47,7 @@ def report(
     seed: int = 0,
     device: str = "auto",
     twins: float | None = TWIN_COSINE,
+    all_rows: bool = False,
     command: str = "",
     progress: Progress | None = None,
 ) -> ReportNumbers:
@@ -82,6 +83,8 @@ def report(
     device : str
     twins : float or None
         As for `pucache.train_pu`.
+    all_rows : bool
+        As for `pucache.train_pu`. Where a sample is taken, pictures, curves and duplicates are of its images.
     command : str
         Command line to record on the page.
     progress : Progress, optional
@@ -113,8 +116,9 @@ def report(
         classifier.check_fits(cache)
     if images is not None:
         open_source(images)  # fails before the training rather than after it
-    data = PUData.of(cache, positives, twins, negatives=negatives)
-    with BackgroundMap(cache.X, seed=seed) as background_map:
+    sample_seed = seed if classifier is None else classifier.seed
+    data = PUData.of(cache, positives, twins, negatives=negatives, all_rows=all_rows, seed=sample_seed)
+    with BackgroundMap(data.X, seed=seed) as background_map:
 
         def start_map(ranked: np.ndarray) -> None:
             labelled, unlabelled = np.flatnonzero(data.s == 1), np.flatnonzero(data.s == 0)
@@ -123,7 +127,7 @@ def report(
         content = prepare(
             data,
             classifier,
-            truth=y,
+            truth=None if y is None else data.take(y),
             draws=draws,
             seed=seed,
             device=device,
@@ -133,6 +137,7 @@ def report(
         galleries = Galleries(content, images=images, seed=seed, progress=progress)
         layout = background_map.result()
     settings = {"draws": draws, "sample": sample, "seed": seed, "device": device, "twins": twins, "images": images}
+    settings |= {"all_rows": all_rows or None}
     origin = provenance(cache, (positives, negatives), content.trained, **settings, command=command)
     numbers = _numbers(content, galleries, galleries.map_numbers(layout), origin)
     page = _context(content, numbers)

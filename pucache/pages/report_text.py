@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..pu.label_requirements import LEAST_LABELS, LEAST_LABELS_FOR_POINTS, figure, range_text
 from ..pu.priors import interval_text
+from ..pu.unlabelled_sample import UnlabelledSample
 
 if TYPE_CHECKING:
     from .report_numbers import Pictures, TrainingNumbers
@@ -262,10 +263,13 @@ def _cache_warnings(numbers: TrainingNumbers, pictures: Pictures) -> list[str]:
     lines = []
     if numbers.failures.count:
         lines.append(f"{plural(numbers.failures.count, 'image')} could not be read (section 2).")
-    duplicates = numbers.duplicates
-    if duplicates.copies > _MANY_COPIES * numbers.images:
+    lines += _sample_warnings(numbers)
+    duplicates, images = numbers.duplicates, numbers.images
+    if numbers.unlabelled_sample is not None:
+        images = numbers.labelled + numbers.unlabelled_sample["rows"]
+    if duplicates.copies > _MANY_COPIES * images:
         lines.append(
-            f"{percent(duplicates.copies / numbers.images)} of the images are copies of others; counts on this "
+            f"{percent(duplicates.copies / images)} of the images are copies of others; counts on this "
             "page include every copy."
         )
     if pictures.missing:
@@ -275,6 +279,18 @@ def _cache_warnings(numbers: TrainingNumbers, pictures: Pictures) -> list[str]:
             "if the images have moved, give their new location with --images SOURCE. No number depends on the pictures."
         )
     return lines
+
+
+def _sample_warnings(numbers: TrainingNumbers) -> list[str]:
+    """Sentences on the sample of unlabelled images; none where all were taken."""
+    if numbers.unlabelled_sample is None:
+        return []
+    sample = UnlabelledSample.from_json(numbers.unlabelled_sample)
+    lines = [
+        f"The classifier was {sample.sentence}. Pictures, charts and duplicates are of these images; numbers of hidden "
+        "positives are of all images. To rank all of them, run pucache retrieve-positives."
+    ]
+    return lines + [note[0].upper() + note[1:] + "." for note in filter(None, [sample.note(numbers.prior)])]
 
 
 def next_steps(numbers: TrainingNumbers) -> list[str]:

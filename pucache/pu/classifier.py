@@ -96,13 +96,16 @@ class PULinearClassifier(ClassifierMixin, PULinearModel, BaseEstimator):
         Evidence on what neighbours are worth, their weight in rankings, and the calibration of scores with
         neighbours; None where they were not looked at.
     held_out_margins_ : ndarray of float32, (n,)
-        Margin of each row trained on, by a head that did not see its label; not saved.
+        Margin of each row trained on (see `unlabelled_sample_`), by a head that did not see its label; not saved.
     classifier_margins_ : ndarray of float32, (n,)
         The same by the classifier before distillation; not saved.
     encoder_ : EncoderSpec or None
         Encoder of X; set by `train_pu` and checked by `check_fits`.
     n_labelled_, n_unlabelled_ : int
-        Numbers of rows by the labels that estimates use; reviewed rows count as unlabelled.
+        Numbers of rows by the labels that estimates use; reviewed rows count as unlabelled, and so do rows of a
+        cache that are not in the sample.
+    unlabelled_sample_ : UnlabelledSample or None
+        Sample of the unlabelled rows of a cache that `train_pu` took; None where it took all, and after `fit`.
     n_confirmed_, n_negatives_ : int
         Numbers of reviewed rows: confirmed positives and known negatives.
     n_features_in_ : int

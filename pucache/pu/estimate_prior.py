@@ -24,6 +24,7 @@ def estimate_prior(
     *,
     negatives: str | Path | None = None,
     twins: float | None = TWIN_COSINE,
+    all_rows: bool = False,
     progress: Progress | None = None,
     **options: Any,
 ) -> list[PriorEstimate]:
@@ -31,7 +32,7 @@ def estimate_prior(
 
     Parameters
     ----------
-    cache, positives, negatives, twins, progress
+    cache, positives, negatives, twins, all_rows, progress
         As for `pucache.train_pu`.
     **options
         Options of `estimate_prior_on`: methods, draws, level, n_folds, seed, device.
@@ -48,7 +49,8 @@ def estimate_prior(
     ValueError
         Unknown method, or a number outside its domain.
     """
-    data = PUData.of(open_cache(cache), positives, twins, negatives=negatives)
+    seed = options.get("seed", 0)
+    data = PUData.of(open_cache(cache), positives, twins, negatives=negatives, all_rows=all_rows, seed=seed)
     return estimate_prior_on(data, progress=progress, **options)
 
 

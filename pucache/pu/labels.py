@@ -74,6 +74,19 @@ class Labels:
         """Rows neither labelled nor reviewed, bool (n,)."""
         return (self.s == 0) & (self.reviewed == 0)
 
+    def take(self, rows: np.ndarray) -> Labels:
+        """Labels of some rows, without what an audit says about all of them.
+
+        Parameters
+        ----------
+        rows : ndarray of int, (m,)
+
+        Returns
+        -------
+        Labels
+        """
+        return Labels(self.s[rows], self.reviewed[rows])
+
     @classmethod
     def of(cls, s: np.ndarray) -> Labels:
         """Labels without a review.

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ..neighbours.graph import NeighbourGraph
     from .distillation import GraphSource
     from .fitting import Fit, FitSettings, NeighbourUse
+    from .unlabelled_sample import UnlabelledSample
 
 _VALUES_AT_ONCE = 1 << 15  # values of X converted to float32 at once: they stay in the processor's cache
 _WORTH_TORCH = 1 << 31  # values; torch converts float16 six times as fast as numpy, but takes seconds to import
@@ -92,6 +93,7 @@ class PULinearModel:
         *,
         groups: np.ndarray | None = None,
         graph_source: GraphSource | None = None,
+        sample: UnlabelledSample | None = None,
         progress: Progress | None = None,
     ) -> Fit:
         """Train on rows that have been checked, and set the fitted attributes.
@@ -106,6 +108,8 @@ class PULinearModel:
         graph_source : callable, optional
             Graph of the nearest neighbours of some rows, given their numbers, or of all rows, given None;
             computed from the rows by default.
+        sample : UnlabelledSample, optional
+            Of the unlabelled rows, where the matrix has not all of them.
         progress : Progress, optional
 
         Returns
@@ -127,6 +131,10 @@ class PULinearModel:
             fit = fit_positive_unlabelled(
                 design, labels, groups, settings, shown_progress, graph_source or _graph_source(design)
             )
+        self.unlabelled_sample_ = sample
+        self.n_labelled_, self.n_unlabelled_ = int(labels.s.sum()), int((labels.s == 0).sum())
+        if sample is not None:
+            self.n_unlabelled_ = sample.unlabelled
         self._set_fitted(fit, labels, LabelCount.of(labels.s, groups=groups, weights=labels.weights))
         self.n_features_in_ = design.d
         return fit
@@ -218,7 +226,6 @@ class PULinearModel:
                 tilt=self.tilt_,
             )
         self.classes_ = np.array([0, 1], np.int8)
-        self.n_labelled_, self.n_unlabelled_ = int(s.sum()), int((s == 0).sum())
         self.n_confirmed_ = int((labels.training_s > s).sum())
         self.n_negatives_ = 0
         self.encoder_ = None
@@ -226,7 +233,9 @@ class PULinearModel:
     def _calibrate(self, margins: np.ndarray, s: np.ndarray, weights: np.ndarray | None) -> None:
         self.tilt_ = fit_tilt(margins, s, weights, self.prior_)
         labelled_share = float(s.mean())
-        hidden = self.prior_ * (s == 0).sum()
+        if self.unlabelled_sample_ is not None:
+            labelled_share = self.n_labelled_ / (self.n_labelled_ + self.n_unlabelled_)
+        hidden = self.prior_ * self.n_unlabelled_
         # where not one positive is hidden, the unlabelled are negatives, and the model is for all rows
         all_rows = labelled_share + (1 - labelled_share) * self.prior_
         self.share_ = self.deploy_prior or (self.prior_ if hidden >= 1 else all_rows)
@@ -249,7 +258,7 @@ class PULinearModel:
         Parameters
         ----------
         X : ndarray, (n, d)
-            May be a memory map.
+            May be mapped.
 
         Returns
         -------
@@ -258,7 +267,7 @@ class PULinearModel:
         """
         margins = np.empty(len(X), np.float32)
         step = max(1, _VALUES_AT_ONCE // X.shape[1])
-        if X.dtype not in (np.float16, np.float32):
+        if isinstance(X, np.ndarray) and X.dtype not in (np.float16, np.float32):
             X = X.astype(np.float32)
         buffer = np.empty((step, X.shape[1]), np.float32)
         copy = _copy_with_torch if "torch" in sys.modules and X.dtype == np.float16 else np.copyto
@@ -374,6 +383,7 @@ class PULinearModel:
             n_unlabelled=self.n_unlabelled_,
             n_confirmed=self.n_confirmed_,
             n_negatives=self.n_negatives_,
+            unlabelled_sample=self.unlabelled_sample_,
             classes=self.classes_,
             encoder=self.encoder_,
             neighbours=self.neighbours_,
@@ -417,6 +427,7 @@ class PULinearModel:
         self.n_labelled_, self.n_unlabelled_ = state.n_labelled, state.n_unlabelled
         self.neighbours_, self.method_ = state.neighbours, state.method
         self.n_confirmed_, self.n_negatives_ = state.n_confirmed, state.n_negatives
+        self.unlabelled_sample_ = state.unlabelled_sample
         self.prior_estimate_ = None if state.prior_estimate is None else PriorEstimate(**state.prior_estimate)
 
 

@@ -17,6 +17,7 @@ from ..errors import ModelError
 from ..storage import tensor_file
 from ..version import __version__
 from .neighbour_evidence import NeighbourSettings
+from .unlabelled_sample import UnlabelledSample
 
 FORMAT, VERSION = "pucache-model", 3
 MAX_BYTES = 1 << 30  # a model is a few numbers a dimension; a larger file is something else
@@ -50,7 +51,9 @@ class ModelState:
     estimates : dict
         Held-out estimates of the metrics.
     n_labelled, n_unlabelled, n_confirmed, n_negatives : int
-        Numbers of rows trained on.
+        Numbers of rows; of the unlabelled ones with those that were not trained on.
+    unlabelled_sample : UnlabelledSample or None
+        None where all unlabelled rows were trained on.
     classes : ndarray, (2,)
         Labels of the unlabelled and of the positives.
     encoder : EncoderSpec or None
@@ -77,6 +80,7 @@ class ModelState:
     n_unlabelled: int
     n_confirmed: int = 0
     n_negatives: int = 0
+    unlabelled_sample: UnlabelledSample | None = None
     classes: np.ndarray
     encoder: EncoderSpec | None = None
     neighbours: NeighbourSettings | None = None
@@ -138,6 +142,8 @@ def write_model(path: str | Path, state: ModelState) -> None:
         "neighbours": None if state.neighbours is None else state.neighbours.to_json(),
         "method": state.method,
     }
+    if state.unlabelled_sample is not None:
+        content["unlabelled_sample"] = state.unlabelled_sample.to_json()
     write(path, {"coef": state.coef, "numbers": state.numbers()}, content)
 
 
@@ -176,6 +182,7 @@ def _parse(tensors: dict[str, np.ndarray], content: dict[str, Any]) -> ModelStat
     n_labelled, n_unlabelled = content["counts"]
     n_confirmed, n_negatives = content.get("reviewed", (0, 0))  # missing in files of before there were reviews
     values, dtype = content["classes"]
+    sample = content.get("unlabelled_sample")  # missing where all rows were trained on
     return ModelState(
         coef=tensors["coef"],
         **dict(zip(NUMBERS, numbers.tolist(), strict=True)),
@@ -190,6 +197,7 @@ def _parse(tensors: dict[str, np.ndarray], content: dict[str, Any]) -> ModelStat
         classes=np.array(values, dtype),
         encoder=EncoderSpec.from_json(content["encoder"]) if content["encoder"] else None,
         neighbours=NeighbourSettings.from_json(content["neighbours"]) if content.get("neighbours") else None,
+        unlabelled_sample=UnlabelledSample.from_json(sample) if sample else None,
         method=content.get("method", "linear"),  # missing, as neighbours are, in files of version 0.1
     )
 

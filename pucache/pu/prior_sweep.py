@@ -28,6 +28,7 @@ from .labels import TWIN_COSINE, Labels
 from .metric_intervals import PriorRange, stated_estimates
 from .metrics import with_labels
 from .thresholds import choose_threshold
+from .unlabelled_sample import UnlabelledSample
 
 PRIORS = tuple(float(f"{prior:.3g}") for prior in np.geomspace(0.01, 0.5, 12))
 _MARGINS_AT_ONCE = 1 << 26  # held-out margins in memory at once
@@ -125,12 +126,15 @@ class Sweep:
         One sentence or two: whether the ranking depends on the prior, and why.
     note : str
         What is not estimated because the labels are too few; "" where nothing is left out.
+    sample : UnlabelledSample or None
+        Of the unlabelled rows; None where all were taken.
     """
 
     rows: list[SweepRow]
     penalty: float
     verdict: str
     note: str = ""
+    sample: UnlabelledSample | None = None
 
 
 @dataclass(frozen=True)
@@ -172,6 +176,7 @@ def sweep_priors(
     *,
     negatives: str | Path | None = None,
     twins: float | None = TWIN_COSINE,
+    all_rows: bool = False,
     truth: str | Path | np.ndarray | None = None,
     progress: Progress | None = None,
     **options: Any,
@@ -180,8 +185,8 @@ def sweep_priors(
 
     Parameters
     ----------
-    cache, positives, negatives, twins
-        As for `pucache.train_pu`.
+    cache, positives, negatives, twins, all_rows
+        As for `pucache.train_pu`; the first seed is that of the sample of unlabelled rows.
     truth : path, str or ndarray of int8 (n,), optional
         True classes: a file as for `pucache.pu.label_files.read_truth`, or 1, 0, and -1 for unknown.
     progress : Progress, optional
@@ -199,9 +204,10 @@ def sweep_priors(
     ValueError
         A parameter outside its domain.
     """
-    data = PUData.of(open_cache(cache), positives, twins, negatives=negatives)
+    seed = next(iter(options.get("seeds", (0,))), 0)
+    data = PUData.of(open_cache(cache), positives, twins, negatives=negatives, all_rows=all_rows, seed=seed)
     y = read_truth(truth, data.cache.keys) if isinstance(truth, str | Path) else truth
-    return sweep_on(data, truth=y, progress=progress, **options)
+    return sweep_on(data, truth=None if y is None else data.take(y), progress=progress, **options)
 
 
 def sweep_on(
@@ -256,7 +262,7 @@ def sweep_on(
     rows.sort(key=lambda row: possible.index(row.prior))
     ruled_out = len(priors) - len(possible)
     note = f" Left out, as a review has shown them to be wrong: {ruled_out} priors." if ruled_out else ""
-    return Sweep(rows, penalty, _verdict(rows, settings.risk) + note, count.sentence)
+    return Sweep(rows, penalty, _verdict(rows, settings.risk) + note, count.sentence, data.sample)
 
 
 @dataclass(frozen=True)

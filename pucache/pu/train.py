@@ -32,10 +32,14 @@ def train_pu(
     *,
     negatives: str | Path | None = None,
     twins: float | None = TWIN_COSINE,
+    all_rows: bool = False,
     progress: Progress | None = None,
     **parameters: Any,
 ) -> PULinearClassifier:
     """Train a classifier on a cache.
+
+    Of more than a million unlabelled rows, or of more than 1 GiB of them, a reproducible sample is taken, by the
+    classifier's `seed` (`pucache.pu.unlabelled_sample`); all labelled positives are.
 
     Parameters
     ----------
@@ -47,6 +51,8 @@ def train_pu(
     twins : float or None
         Cosine from which on two images count as the same picture; they stay in one fold. None: only
         images with equal bytes.
+    all_rows : bool
+        Take all unlabelled rows, however many there are.
     progress : Progress, optional
     **parameters
         Parameters of `PULinearClassifier`.
@@ -63,7 +69,8 @@ def train_pu(
     ValueError
         A parameter outside its domain.
     """
-    data = PUData.of(open_cache(cache), positives, twins, negatives=negatives)
+    seed = parameters.get("seed", 0)
+    data = PUData.of(open_cache(cache), positives, twins, negatives=negatives, all_rows=all_rows, seed=seed)
     return train_on(data, progress=progress, **parameters)
 
 
@@ -90,6 +97,7 @@ def fit_model(model: PULinearModel, data: PUData, *, progress: Progress | None =
         data.training_labels,
         groups=data.group,
         graph_source=_graph_source(data, model.device),
+        sample=data.sample,
         progress=progress,
     )
     model.n_negatives_ = int(data.labels.negative.sum())
@@ -98,11 +106,13 @@ def fit_model(model: PULinearModel, data: PUData, *, progress: Progress | None =
 
 
 def _graph_source(data: PUData, device: str) -> GraphSource:
-    """Graphs of rows of the cache; that of all rows is kept beside it."""
+    """Graphs of rows of the data; that of all rows of a cache is kept beside it."""
 
     def graph(rows: np.ndarray | None) -> NeighbourGraph:
         from ..neighbours.graph import cached_graph, neighbour_graph
 
+        if data.sampled is not None:
+            return neighbour_graph(data.X, rows=rows, device=device)
         if rows is None:
             return cached_graph(data.cache, device=device)
         return neighbour_graph(data.cache, rows=rows, device=device)
@@ -151,7 +161,7 @@ def scar_of(data: PUData, model: PULinearModel) -> ScarCheck:
     if model.method_ == "distilled":
         labels = data.training_labels
         tilt = fit_tilt(margins, labels.s, labels.weights, model.prior)
-    return check_scar(data.cache.X, data.labels, margins, tilt, group=data.group, seed=model.seed)
+    return check_scar(data.X, data.labels, margins, tilt, group=data.group, seed=model.seed)
 
 
 @dataclass(frozen=True)
@@ -163,6 +173,8 @@ class TrainingSummary:
     encoder : str
     labelled_positives, unlabelled : int
         Reviewed rows are among the unlabelled.
+    unlabelled_sample : dict or None
+        Fields of `pucache.pu.unlabelled_sample.UnlabelledSample`; None where all unlabelled rows were trained on.
     confirmed_positives, known_negatives : int
         Reviewed rows.
     prior : float or None
@@ -187,6 +199,7 @@ class TrainingSummary:
     encoder: str
     labelled_positives: int
     unlabelled: int
+    unlabelled_sample: dict[str, Any] | None
     confirmed_positives: int
     known_negatives: int
     prior: float | None
@@ -215,10 +228,12 @@ def summary(model: PULinearModel) -> TrainingSummary:
     """
     count = label_count(model)
     prior, prior_estimate = stated_prior(model, count)
+    sample = model.unlabelled_sample_
     return TrainingSummary(
         encoder=str(model.encoder_),
         labelled_positives=model.n_labelled_,
         unlabelled=model.n_unlabelled_,
+        unlabelled_sample=None if sample is None else sample.to_json(),
         confirmed_positives=model.n_confirmed_,
         known_negatives=model.n_negatives_,
         prior=prior,

@@ -252,6 +252,7 @@ def test_the_summary_is_plain_json_and_tells_what_was_done(cache, number):
         "encoder": "imported:planted (6-d)",
         "labelled_positives": 30,
         "unlabelled": 90,
+        "unlabelled_sample": None,
         "confirmed_positives": 0,
         "known_negatives": 0,
         "prior": 0.25,

@@ -1,0 +1,239 @@
+r"""A reproducible sample of the unlabelled rows, for caches with more of them than training needs.
+
+Every key has a number by a hash, and the sample is the unlabelled rows of the smallest numbers. So it is a random
+sample, whatever the order of the keys, and depends on the keys and the seed alone: not on how rows are divided into
+files, nor on the order of the files. Other labels replace only the rows that they concern.
+
+Shares are the same in the sample and in all unlabelled rows, so the prior, precision, recall and thresholds are
+estimated on it. Numbers of images are shares times the number of all unlabelled rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ..cache.embedding_cache import EmbeddingCache
+from ..cache.keys import Keys
+from .labels import Labels
+
+SAMPLE_ROWS, SAMPLE_BYTES = 1_000_000, 1 << 30  # greatest sample of rows, and of their embeddings as they are stored
+LEAST_HIDDEN = 300  # hidden positives in a sample, below which its share of positives is known to more than 6 %
+_KEYS_AT_ONCE = 1 << 14  # numbered at once: they stay in the processor's cache
+_ODD = 0x9E3779B97F4A7C15  # 2^64 / golden ratio
+_BITS = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class UnlabelledSample:
+    """Size of a sample of the unlabelled rows.
+
+    Attributes
+    ----------
+    rows : int
+        Unlabelled rows in the sample.
+    unlabelled : int
+        Unlabelled rows in all.
+    seed : int
+        That the sample was drawn by.
+    """
+
+    rows: int
+    unlabelled: int
+    seed: int
+
+    @property
+    def sentence(self) -> str:
+        """What was taken."""
+        return (
+            f"trained on {self.rows:,} of {self.unlabelled:,} unlabelled rows, drawn by seed {self.seed}; --all takes "
+            "all"
+        )
+
+    def note(self, prior: float | None) -> str:
+        """Sentence on a sample that holds few hidden positives; "" where there are enough, or the prior is unknown.
+
+        Parameters
+        ----------
+        prior : float or None
+        """
+        if prior is None or prior * self.rows >= LEAST_HIDDEN:
+            return ""
+        return (
+            f"about {prior * self.rows:,.0f} positives are hidden in this sample; prior and threshold rest on few of "
+            "them, and --all takes all rows"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Fields by name."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> UnlabelledSample:
+        """Sample of the fields that `to_json` returned; raises `ValueError` for other fields."""
+        if set(fields) != {"rows", "unlabelled", "seed"} or not all(type(value) is int for value in fields.values()):
+            raise ValueError(f"its sample of unlabelled rows is {fields!r}")
+        sample = cls(**fields)
+        if not 0 < sample.rows <= sample.unlabelled or sample.seed < 0:
+            raise ValueError(f"its sample of unlabelled rows is {fields!r}")
+        return sample
+
+
+@dataclass(frozen=True)
+class SampledRows:
+    """Rows of a cache: all labelled positives and a sample of the others.
+
+    Attributes
+    ----------
+    sample : UnlabelledSample
+    rows : ndarray of int64, (m,)
+        Row numbers in the cache, ascending.
+    X : ndarray of float16 or float32, (m, d)
+        A copy of their embeddings.
+    digests : ndarray of uint8, (m, 32)
+    """
+
+    sample: UnlabelledSample
+    rows: np.ndarray
+    X: np.ndarray
+    digests: np.ndarray
+
+    @classmethod
+    def read(cls, cache: EmbeddingCache, sample: UnlabelledSample, rows: np.ndarray) -> SampledRows:
+        """Copy the rows while the whole cache is verified: one read, in order.
+
+        Raises
+        ------
+        CacheError
+            The cache is damaged, or holds embeddings that are not finite.
+        """
+        X = np.empty((len(rows), cache.encoder.dim), cache.files[0].dtype)
+        for block_rows, block in cache.verified_blocks():
+            begin, end = np.searchsorted(rows, (block_rows.start, block_rows.stop))
+            X[begin:end] = block[rows[begin:end] - block_rows.start]
+        return cls(sample, rows, X, _digests(cache, rows))
+
+
+def _digests(cache: EmbeddingCache, rows: np.ndarray) -> np.ndarray:
+    starts = np.cumsum([0, *map(len, cache.files)])
+    ends = np.searchsorted(rows, starts)
+    parts = [
+        file.take("digests", rows[begin:end] - start)
+        for file, start, (begin, end) in zip(cache.files, starts[:-1], pairwise(ends), strict=True)
+        if end > begin
+    ]
+    return np.concatenate(parts)
+
+
+def sample_size(row_bytes: int) -> int:
+    """Greatest number of unlabelled rows that training takes.
+
+    Parameters
+    ----------
+    row_bytes : int
+        Of one row of embeddings as it is stored.
+    """
+    return max(1, min(SAMPLE_ROWS, SAMPLE_BYTES // row_bytes))
+
+
+def draw_sample(
+    keys: Keys, labels: Labels, *, row_bytes: int, seed: int = 0
+) -> tuple[UnlabelledSample, np.ndarray] | None:
+    """Draw a sample where there are more unlabelled rows than training takes.
+
+    Nothing is drawn after a review: reviewed rows are no random sample of the unlabelled rows, and counts by an audit
+    are of all of them.
+
+    Parameters
+    ----------
+    keys : Keys
+    labels : Labels
+        Of the rows of these keys.
+    row_bytes : int
+        Of one row of embeddings.
+    seed : int
+
+    Returns
+    -------
+    sample : UnlabelledSample
+    rows : ndarray of int64, (m,)
+        All labelled positives and the sample, ascending.
+
+    None where all rows are taken.
+    """
+    size, unlabelled, seed = sample_size(row_bytes), int((labels.s == 0).sum()), int(seed)
+    if unlabelled <= size or labels.reviewed.any() or labels.hidden is not None:
+        return None
+    drawn = smallest_numbers(keys, labels.s == 0, size, seed)
+    rows = np.sort(np.concatenate([np.flatnonzero(labels.s == 1), drawn]))
+    return UnlabelledSample(rows=size, unlabelled=unlabelled, seed=seed), rows
+
+
+def smallest_numbers(keys: Keys, among: np.ndarray, size: int, seed: int) -> np.ndarray:
+    """The rows whose keys have the smallest numbers.
+
+    Parameters
+    ----------
+    keys : Keys
+    among : ndarray of bool, (n,)
+        Rows that may be drawn; at least `size` of them.
+    size : int
+    seed : int
+
+    Returns
+    -------
+    ndarray of int64, (size,)
+        In no particular order.
+    """
+    share = (size + 8 * size**0.5 + 64) / max(1, int(among.sum()))  # all but surely holds the smallest
+    rows, numbers = _below(keys, among, seed, share)
+    if len(rows) < size:
+        rows, numbers = _below(keys, among, seed, 1.0)
+    return rows[np.argsort(numbers, kind="stable")[:size]]
+
+
+def _below(keys: Keys, among: np.ndarray, seed: int, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """Rows whose numbers are in the lowest share of all possible ones, ascending, and these numbers."""
+    limit = np.uint64(min(_BITS, int(share * 2.0**64)))
+    rows, numbers = [np.empty(0, np.int64)], [np.empty(0, np.uint64)]
+    for start in range(0, len(keys), _KEYS_AT_ONCE):
+        part = slice(start, start + _KEYS_AT_ONCE)
+        of_keys = key_numbers(keys.encoded(part), seed)
+        taken = np.flatnonzero(among[part] & (of_keys <= limit))
+        rows.append(taken + start)
+        numbers.append(of_keys[taken])
+    return np.concatenate(rows), np.concatenate(numbers)
+
+
+def key_numbers(keys: np.ndarray, seed: int) -> np.ndarray:
+    """A number for each key, even over 64 bits; it depends on the key's bytes and the seed alone.
+
+    Parameters
+    ----------
+    keys : ndarray of bytes (dtype S), (n,)
+    seed : int
+
+    Returns
+    -------
+    ndarray of uint64, (n,)
+    """
+    width = -(-keys.itemsize // 8)
+    words = keys.astype(f"S{8 * width}").view("<u8").reshape(len(keys), width)
+    total = np.zeros(len(keys), np.uint64)
+    for number in range(width):
+        factor = np.uint64(_ODD * (2 * number + 1) & _BITS)
+        total += _mixed(words[:, number] * factor)  # zero for words of padding, as 0 is mixed to 0
+    return _mixed(total + np.uint64(_ODD * (seed + 1) & _BITS))
+
+
+def _mixed(words: np.ndarray) -> np.ndarray:
+    """Finaliser of SplitMix64 (Steele, Lea and Flood 2014), in place: each bit depends on all bits."""
+    words ^= words >> np.uint64(30)
+    words *= np.uint64(0xBF58476D1CE4E5B9)
+    words ^= words >> np.uint64(27)
+    words *= np.uint64(0x94D049BB133111EB)
+    words ^= words >> np.uint64(31)
+    return words
