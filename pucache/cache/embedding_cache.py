@@ -13,10 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import CacheError
+from ..storage.stacked_rows import RowMatrix, StackedRows
 from ..storage.urls import is_url
+from .duplicate_keys import find_duplicate
 from .hdf5 import begins_as_hdf5
-from .keys import Keys, find_duplicate, find_sorted
-from .reader import CacheFile
+from .keys import Keys, find_sorted
+from .reader import CacheFile, read_blocks
 
 
 class EmbeddingCache:
@@ -69,6 +71,20 @@ class EmbeddingCache:
         return str(self.files[0].path) + (f" and {len(self.files) - 1} more" if len(self.files) > 1 else "")
 
     @property
+    def matrix(self) -> RowMatrix:
+        """Embeddings, (n, d) float16 or float32, read-only and never copied as a whole.
+
+        The mapped array of one file; `StackedRows` of several files, which take slices and row numbers as an
+        array does.
+        """
+        return self.files[0].X if len(self.files) == 1 else self._stacked_embeddings
+
+    @property
+    def digest_matrix(self) -> RowMatrix:
+        """sha256 of each image's bytes, (n, 32) uint8, read-only and never copied as a whole, as `matrix`."""
+        return self.files[0].digests if len(self.files) == 1 else self._stacked_digests
+
+    @property
     def X(self) -> np.ndarray:
         """Embeddings, (n, d) float16 or float32, read-only: the same array as `load_embeddings` returns."""
         return self.load_embeddings()
@@ -83,7 +99,7 @@ class EmbeddingCache:
 
         For one file the array is mapped, and nothing is copied. For several files the embeddings are
         copied into memory at the first call; the copy is kept, and every later call and `X` return it.
-        To read a cache in bounded memory use `blocks` or `take`.
+        To read a cache in bounded memory use `matrix`, `blocks` or `take`, as all commands do.
 
         Returns
         -------
@@ -93,12 +109,20 @@ class EmbeddingCache:
         return self.files[0].X if len(self.files) == 1 else self._joined_embeddings
 
     @cached_property
+    def _stacked_embeddings(self) -> StackedRows:
+        return StackedRows([file.X for file in self.files])
+
+    @cached_property
+    def _stacked_digests(self) -> StackedRows:
+        return StackedRows([file.digests for file in self.files])
+
+    @cached_property
     def _joined_embeddings(self) -> np.ndarray:
-        return _joined([file.X for file in self.files])
+        return _read_only_copy(self._stacked_embeddings)
 
     @cached_property
     def _joined_digests(self) -> np.ndarray:
-        return _joined([file.digests for file in self.files])
+        return _read_only_copy(self._stacked_digests)
 
     @property
     def failures(self) -> dict[str, str]:
@@ -107,6 +131,8 @@ class EmbeddingCache:
 
     def blocks(self, *, check: bool = False) -> Iterator[tuple[slice, np.ndarray]]:
         """Read the embeddings in row order, in bounded memory.
+
+        The blocks are those of one file with the same rows, so that results do not depend on the files.
 
         Parameters
         ----------
@@ -120,11 +146,7 @@ class EmbeddingCache:
         X : ndarray of float16 or float32, (b, d)
             Valid until the next block is requested.
         """
-        start = 0
-        for file in self.files:
-            for rows, block in file.blocks(check=check):
-                yield slice(start + rows.start, start + rows.stop), block
-            start += len(file)
+        return read_blocks(self.files, check=check)
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """Copy the embeddings of some rows.
@@ -138,11 +160,12 @@ class EmbeddingCache:
         -------
         ndarray of float16 or float32, (m, d)
         """
-        parts = [
-            file.take("embeddings", rows[slice(*np.searchsorted(rows, (start, start + len(file))))] - start)
-            for file, start in zip(self.files, self._starts.tolist(), strict=False)
-        ]
-        return np.concatenate(parts)
+        taken, starts = [], self._starts.tolist()
+        for file, start in zip(self.files, starts, strict=False):
+            begin, end = np.searchsorted(rows, (start, start + len(file)))
+            if end > begin or file is self.files[-1]:
+                taken.append(file.take("embeddings", rows[begin:end] - start))
+        return taken[0] if len(taken) == 1 else np.concatenate(taken)
 
     @property
     def _starts(self) -> np.ndarray:
@@ -192,11 +215,15 @@ class EmbeddingCache:
         X : ndarray of float16 or float32, (b, d)
             Finite; valid until the next block is requested.
         """
-        offset = 0
         for file in self.files:
-            for rows, block in file.verified_blocks():
-                yield slice(offset + rows.start, offset + rows.stop), block
-            offset += len(file)
+            file.check_beside_embeddings()
+        for rows, X in self.blocks(check=True):
+            not_finite = np.flatnonzero(~np.isfinite(X).all(1))
+            if len(not_finite):
+                raise self.not_finite_error(not_finite + rows.start)
+            yield rows, X
+        for file in self.files:
+            file.check_texts()
 
 
 CacheLike = EmbeddingCache | str | Path | Sequence[EmbeddingCache | str | Path]
@@ -268,10 +295,10 @@ def _local_path(path: str | Path) -> Path:
     return local_copy(os.fspath(path))
 
 
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    joined = np.concatenate(parts)
-    joined.setflags(write=False)  # shared by all callers, like a mapped file
-    return joined
+def _read_only_copy(rows: StackedRows) -> np.ndarray:
+    array = np.array(rows)
+    array.setflags(write=False)  # shared by all callers, like a mapped file
+    return array
 
 
 def is_cache(path: str | Path) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import CacheError
 
-_KEYS_PER_STEP = 1 << 16  # keys decoded or hashed at once
+_KEYS_PER_STEP = 1 << 16  # keys decoded at once
 
 
 class Keys(Sequence[str]):
@@ -122,35 +122,6 @@ def encode_keys(keys: Sequence[str] | np.ndarray) -> np.ndarray:
     if isinstance(keys, np.ndarray) and keys.dtype.kind == "S":
         return keys
     return np.array([key.encode() for key in keys], dtype="S") if len(keys) else np.empty(0, "S1")
-
-
-def find_duplicate(parts: list[np.ndarray]) -> bytes | None:
-    """Return a key that occurs in two of several arrays, or None; takes O(n log n) time and 16 bytes a key."""
-    hashes = np.concatenate([_hashes(part) for part in parts])
-    order = np.argsort(hashes)
-    same = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
-    if not len(same):
-        return None
-    keys, seen = Keys(parts), set()
-    for row in order[np.union1d(same, same + 1)]:  # equal 64-bit hashes: almost surely equal keys
-        key = keys[int(row)].encode()
-        if key in seen:
-            return key
-        seen.add(key)
-    return None
-
-
-def _hashes(keys: np.ndarray) -> np.ndarray:
-    """64-bit hash of each key, independent of the width of the array; uint64, (n,)."""
-    width = -(-keys.itemsize // 8)
-    factors = np.random.default_rng(0).integers(1 << 63, size=(2, width), dtype=np.uint64) * 2 + 1  # odd
-    hashes = np.empty(len(keys), np.uint64)
-    for start in range(0, len(keys), _KEYS_PER_STEP):
-        words = keys[start : start + _KEYS_PER_STEP].astype(f"S{8 * width}").view(np.uint64).reshape(-1, width)
-        words = words * factors[0]  # padding words stay zero and do not count
-        words ^= words >> np.uint64(32)
-        hashes[start : start + len(words)] = (words * factors[1]).sum(1)
-    return hashes
 
 
 def find_sorted(sorted_keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:

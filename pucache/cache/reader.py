@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from itertools import chain, cycle
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from . import hdf5
 from .checksums import ChecksumError, ChecksumTable, ColumnHasher, MissingChecksumsError, rows_per_hash
 from .keys import Keys, decode_text
 from .layout import ATTRIBUTES, COLUMNS, FAILURES, REMEDY, FileAttributes, check_layout, require
-from .mapped_file import MappedFile, ReadInto, as_bytes
+from .mapped_file import MappedFile, as_bytes
 
 BLOCK_BYTES = 8 << 20  # bytes of a column that are in memory at once
 
@@ -155,38 +155,26 @@ class CacheFile:
     # --- copies, read without the map: bounded in memory, and a disk error is an exception ----------
 
     def blocks(self, *, check: bool = False) -> Iterator[tuple[slice, np.ndarray]]:
-        """Read the embeddings in row order, in bounded memory.
+        """Read the embeddings in row order, as `read_blocks` does with several files."""
+        return read_blocks([self], check=check)
 
-        The next block is read and hashed while the caller works on the present one.
+    @contextmanager
+    def embedding_reader(self, *, check: bool) -> Iterator[Callable[[np.ndarray, int], None]]:
+        """Yield a function that fills an array, (b, d), with the rows from a given one on.
 
-        Parameters
-        ----------
-        check : bool
-            Check the embeddings against the checksums. Damage raises `CacheError` at its block, at the
-            latest in place of the last one.
-
-        Yields
-        ------
-        rows : slice
-        X : ndarray of float16 or float32, (b, d)
-            Valid until the next block is requested.
+        With ``check`` the rows are compared with the checksums, and must be read in their order. Damage raises
+        `CacheError` at its block, at the latest with the last row.
         """
-        with self._file.array_reader() as read_into, closing(prefetch(self._read_blocks(read_into, check))) as blocks:
-            yield from blocks
-
-    def _read_blocks(self, read_into: ReadInto, check: bool) -> Iterator[tuple[slice, np.ndarray]]:
         extent, checksums = self._extents["embeddings"], self._checksums.columns["embeddings"]
-        n, step = len(self), rows_per_read(extent.row_bytes)
-        # two buffers do: `prefetch` begins the block after the next one only when the caller is done with the first
-        buffers = cycle([extent.empty(min(step, n)) for _ in range(2)])
         hasher = ColumnHasher(checksums.block, checksums.sha256)
-        for start in range(0, n, step):
-            rows = slice(start, min(start + step, n))
-            block = next(buffers)[: rows.stop - rows.start]
-            read_into(block, extent.row_offset(start))
-            if check:
-                self._check_block(hasher, block, last=rows.stop == n)
-            yield rows, block
+        with self._file.array_reader() as read_into:
+
+            def read(block: np.ndarray, start: int) -> None:
+                read_into(block, extent.row_offset(start))
+                if check:
+                    self._check_block(hasher, block, last=start + len(block) == len(self))
+
+            yield read
 
     def _check_block(self, hasher: ColumnHasher, block: np.ndarray, *, last: bool) -> None:
         try:
@@ -270,26 +258,19 @@ class CacheFile:
             A byte has changed since it was written, the file cannot be read, or its writer broke the
             rules: keys that are not sorted or not UTF-8, embeddings that are not finite.
         """
-        for _ in self.verified_blocks():
-            pass
-
-    def verified_blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Verify the whole file as `verify` does, and yield the embeddings in blocks meanwhile.
-
-        Damage in the last block, or in the keys, is raised only after other blocks have been yielded.
-
-        Yields
-        ------
-        rows : slice
-        X : ndarray of float16 or float32, (b, d)
-            Finite; valid until the next block is requested.
-        """
-        self.check(*set(COLUMNS) - {"embeddings"}, *FAILURES)
+        self.check_beside_embeddings()
         for rows, X in self.blocks(check=True):
             not_finite = np.flatnonzero(~np.isfinite(X).all(1))
             if len(not_finite):
                 raise self.not_finite_error(not_finite + rows.start)
-            yield rows, X
+        self.check_texts()
+
+    def check_beside_embeddings(self) -> None:
+        """Check all datasets but the embeddings against the checksums; damage raises `CacheError`."""
+        self.check(*set(COLUMNS) - {"embeddings"}, *FAILURES)
+
+    def check_texts(self) -> None:
+        """Raise `CacheError` if keys are not sorted, or if a text is not UTF-8."""
         keys = self.raw_keys
         require(self.path, bool(np.all(keys[1:] > keys[:-1])), "keys are not sorted and unique")
         for _ in chain(self.failures, Keys([keys])):
@@ -305,3 +286,46 @@ class CacheFile:
             f"{self.path} is damaged: {', '.join(datasets)} are not as they were written; restore it from a copy, or "
             "run embed with --verify to embed the damaged rows again"
         )
+
+
+def read_blocks(files: Sequence[CacheFile], *, check: bool = False) -> Generator[tuple[slice, np.ndarray], None, None]:
+    """Read the embeddings of files of one encoder in row order, in bounded memory.
+
+    The blocks are those of one file with the same rows. The next block is read and hashed while the caller
+    works on the present one.
+
+    Parameters
+    ----------
+    files : sequence of CacheFile
+        At least one.
+    check : bool
+        Check the embeddings against the checksums. Damage raises `CacheError` at its block, at the latest in
+        place of the last one.
+
+    Yields
+    ------
+    rows : slice
+        Of all files.
+    X : ndarray of float16 or float32, (b, d)
+        Valid until the next block is requested.
+    """
+    with closing(prefetch(_read_blocks(files, check))) as blocks:
+        yield from blocks
+
+
+def _read_blocks(files: Sequence[CacheFile], check: bool) -> Iterator[tuple[slice, np.ndarray]]:
+    n, dim = sum(map(len, files)), files[0].encoder.dim
+    step = rows_per_read(dim * files[0].dtype.itemsize)
+    # two buffers do: `prefetch` begins the block after the next one only when the caller is done with the first
+    buffers = cycle([np.empty((min(step, n), dim), files[0].dtype) for _ in range(2)])
+    start, filled, buffer = 0, 0, next(buffers)
+    for file in filter(len, files):
+        with file.embedding_reader(check=check) as read:
+            begin = 0
+            while begin < len(file):
+                count = min(step - filled, len(file) - begin)
+                read(buffer[filled : filled + count], begin)
+                begin, filled = begin + count, filled + count
+                if filled == step or start + filled == n:
+                    yield slice(start, start + filled), buffer[:filled]
+                    start, filled, buffer = start + filled, 0, next(buffers)

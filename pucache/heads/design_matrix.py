@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..devices import multiplies_bfloat16
 from ..storage.mapped_arrays import release_pages, row_step, take_rows
+from ..storage.stacked_rows import RowMatrix
 from ..threads import limited_threads, worker_threads
 from .device_rows import DeviceBlocks, DeviceRows, upload
 from .fitted import FittedHeads
@@ -37,8 +38,8 @@ class RowBlocks:
 
     Parameters
     ----------
-    X : ndarray of float16 or float32, (n, d)
-        May be a memory map.
+    X : ndarray or StackedRows of float16 or float32, (n, d)
+        May be mapped.
     rows : ndarray of int, (m,)
         Ascending row numbers.
     moments : Moments
@@ -49,7 +50,7 @@ class RowBlocks:
         Whether there are blocks in bfloat16.
     """
 
-    def __init__(self, X: np.ndarray, rows: np.ndarray, moments: Moments):
+    def __init__(self, X: RowMatrix, rows: np.ndarray, moments: Moments):
         self._X, self._rows = X, rows
         self._centre, self._spread = torch.from_numpy(moments.centre), moments.spread
         step = min(row_step(X.shape[1]), max(256, _CPU_BLOCK_VALUES // X.shape[1]))
@@ -114,8 +115,8 @@ class DesignMatrix:
 
     Parameters
     ----------
-    X : ndarray of float16 or float32, (n, d), or None
-        May be a memory map. None for rows that are taken of another design matrix, see `take`.
+    X : ndarray or StackedRows of float16 or float32, (n, d), or None
+        May be mapped. None for rows that are taken of another design matrix, see `take`.
     s : ndarray, (n,)
         1 labelled positive, 0 unlabelled: the labels that heads are trained on.
     moments : Moments or None
@@ -128,7 +129,7 @@ class DesignMatrix:
     device : torch.device
     """
 
-    def __init__(self, X: np.ndarray | None, s: np.ndarray, moments: Moments | None, device: torch.device):
+    def __init__(self, X: RowMatrix | None, s: np.ndarray, moments: Moments | None, device: torch.device):
         self.is_positive, self.device = np.asarray(s) == 1, device
         self._source: tuple[DesignMatrix, np.ndarray] | None = None  # that rows of these numbers were taken from
         if X is not None:
@@ -137,7 +138,7 @@ class DesignMatrix:
             self.moments = moments
 
     @cached_property
-    def X(self) -> np.ndarray:
+    def X(self) -> RowMatrix:
         """The rows as they are stored, (n, d)."""
         assert self._source is not None
         whole, rows = self._source

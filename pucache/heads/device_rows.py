@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..storage.mapped_arrays import release_pages, row_slices, take_rows
+from ..storage.stacked_rows import RowMatrix
 from .moments import Moments
 
 STORED_SHARE = 0.6  # of the free device memory that X as stored may take
@@ -61,12 +62,12 @@ class DeviceRows:
 
     Parameters
     ----------
-    X : ndarray of float16 or float32, (n, d)
-        May be a memory map.
+    X : ndarray or StackedRows of float16 or float32, (n, d)
+        May be mapped.
     device : torch.device
     """
 
-    def __init__(self, X: np.ndarray, device: torch.device):
+    def __init__(self, X: RowMatrix, device: torch.device):
         self._X, self.device = X, device
         self._resident: Tensor | None = None
         free = free_memory(device)

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from ..devices import choose_device
 from ..progress import Progress, Silent
+from ..storage.stacked_rows import RowMatrix
 from ..threads import limited_threads
 from . import full_batch, minibatch
 from .design_matrix import DesignMatrix
@@ -29,7 +30,7 @@ SOLVERS = ("batch", "sgd")
 
 
 def fit_heads(
-    X: np.ndarray | DesignMatrix,
+    X: RowMatrix | DesignMatrix,
     s: np.ndarray | None = None,
     *,
     prior: ArrayLike = 0.5,
@@ -50,8 +51,8 @@ def fit_heads(
 
     Parameters
     ----------
-    X : ndarray of float16 or float32, (n, d), or DesignMatrix
-        Rows; an array may be a memory map, and is never copied as a whole where it is large. Several
+    X : ndarray or StackedRows of float16 or float32, (n, d), or DesignMatrix
+        Rows; they may be mapped, and is never copied as a whole where it is large. Several
         fits on the same rows and labels share their preparation if a `DesignMatrix` is passed.
     s : ndarray, (n,)
         1 labelled positive, 0 unlabelled; part of a `DesignMatrix` already.

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..storage.mapped_arrays import release_pages
+from ..storage.stacked_rows import RowMatrix
 from .moments import Moments
 
 _ROWS = 4096  # rows whose margins are computed at once
@@ -71,13 +72,13 @@ class FittedHeads:
         intercept = self.intercept + self.coef @ moments.centre
         return np.column_stack([self.coef * moments.spread, intercept]).astype(np.float32)
 
-    def margins(self, X: np.ndarray) -> np.ndarray:
+    def margins(self, X: RowMatrix) -> np.ndarray:
         """Margins of every head, (n, K) float32.
 
         Parameters
         ----------
-        X : ndarray, (n, d)
-            May be a memory map.
+        X : ndarray or StackedRows, (n, d)
+            May be mapped.
 
         Returns
         -------
@@ -86,12 +87,12 @@ class FittedHeads:
         all_heads = np.broadcast_to(np.arange(len(self.coef)), (len(X), len(self.coef)))
         return self.margins_by(X, all_heads)
 
-    def margins_by(self, X: np.ndarray, head: np.ndarray) -> np.ndarray:
+    def margins_by(self, X: RowMatrix, head: np.ndarray) -> np.ndarray:
         """Margins of chosen heads for each row.
 
         Parameters
         ----------
-        X : ndarray, (n, d)
+        X : ndarray or StackedRows, (n, d)
         head : ndarray of int, (n, J)
             Numbers of J heads for each row.
 

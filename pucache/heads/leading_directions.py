@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..storage.mapped_arrays import take_rows
+from ..storage.stacked_rows import RowMatrix
 from .device_rows import download, upload
 from .linear_algebra import leading_subspace
 from .moments import Moments
@@ -47,7 +48,7 @@ def sample_rows(n: int) -> np.ndarray:
     return np.unique(np.linspace(0, n - 1, min(n, _SAMPLE)).astype(np.int64))
 
 
-def leading_directions(X: np.ndarray, moments: Moments, count: int) -> LeadingDirections:
+def leading_directions(X: RowMatrix, moments: Moments, count: int) -> LeadingDirections:
     """Estimate the directions of greatest variance on evenly spaced rows, by subspace iteration.
 
     Parameters

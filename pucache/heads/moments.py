@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ..storage.mapped_arrays import release_pages, row_slices, row_step
+from ..storage.stacked_rows import RowMatrix
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Moments:
     spread: float
 
     @classmethod
-    def of(cls, X: np.ndarray) -> Moments:
+    def of(cls, X: RowMatrix) -> Moments:
         """Compute the moments of X, (n, d), in blocks."""
         sums = MomentSums()
         for rows in row_slices(len(X), X.shape[1]):

@@ -22,6 +22,7 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import PUCacheError
 from ..progress import Progress, Silent
+from ..storage.stacked_rows import RowMatrix
 from .backends import TORCH_CPU, find_gpu
 from .row_source import RowSource, row_source, subset
 from .whitening import Whitening, whitened_rows
@@ -140,7 +141,7 @@ def _weight_matrix(rows: np.ndarray, cosines: np.ndarray, temperature: float, n:
 
 
 def neighbour_graph(
-    X: EmbeddingCache | np.ndarray,
+    X: EmbeddingCache | RowMatrix,
     *,
     k: int = NEIGHBOURS,
     rows: np.ndarray | None = None,
@@ -153,8 +154,8 @@ def neighbour_graph(
 
     Parameters
     ----------
-    X : EmbeddingCache, or ndarray of float16 or float32, (n, d)
-        An array may be a memory map; X is read in blocks.
+    X : EmbeddingCache, or ndarray or StackedRows of float16 or float32, (n, d)
+        Rows may be mapped; X is read in blocks.
     k : int
     rows : ndarray of int64, (m,), optional
         Ascending: the graph of these rows alone, numbered from 0 to m - 1. They are whitened as rows of X.

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..storage.mapped_arrays import release_pages, row_slices, take_rows
+from ..storage.stacked_rows import RowMatrix, StackedRows
 
 
 class RowSource(Protocol):
@@ -60,9 +61,9 @@ class CacheRows:
 
 @dataclass(frozen=True)
 class ArrayRows:
-    """All rows of an array (n, d), which may be a memory map."""
+    """All rows of a matrix (n, d), which may be mapped."""
 
-    X: np.ndarray
+    X: RowMatrix
 
     @property
     def d(self) -> int:
@@ -116,7 +117,7 @@ class SubsetRows:
         return self.source.not_finite_error(self.rows[rows])
 
 
-def row_source(X: EmbeddingCache | np.ndarray | RowSource) -> RowSource:
+def row_source(X: EmbeddingCache | RowMatrix | RowSource) -> RowSource:
     """Rows of a cache or an array; a source is returned as it is.
 
     Raises
@@ -126,7 +127,7 @@ def row_source(X: EmbeddingCache | np.ndarray | RowSource) -> RowSource:
     """
     if isinstance(X, EmbeddingCache):
         return CacheRows(X)
-    if not isinstance(X, np.ndarray):
+    if not isinstance(X, np.ndarray | StackedRows):
         return X
     if X.ndim != 2 or not X.shape[1] or X.dtype.kind != "f":
         raise ValueError(f"expected X (n, d) of float16 or float32, got {X.dtype} {X.shape}")

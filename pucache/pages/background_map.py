@@ -20,6 +20,7 @@ import numpy as np
 
 from ..devices import cores
 from ..storage.mapped_arrays import take_rows
+from ..storage.stacked_rows import RowMatrix
 from .embedding_map import EmbeddingMap, embedding_map
 
 MIN_ROWS = 500  # a child takes about two seconds to start; smaller maps take less
@@ -33,11 +34,11 @@ class BackgroundMap:
 
     Parameters
     ----------
-    X : ndarray, (n, d)
+    X : ndarray or StackedRows, (n, d)
     seed : int
     """
 
-    def __init__(self, X: np.ndarray, *, seed: int):
+    def __init__(self, X: RowMatrix, *, seed: int):
         self._X, self._seed = X, seed
         self._rows = np.empty(0, np.int64)
         self._folder: Path | None = None

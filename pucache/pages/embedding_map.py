@@ -11,6 +11,7 @@ from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 
 from ..storage.mapped_arrays import take_rows
+from ..storage.stacked_rows import RowMatrix
 
 _COMPONENTS = 50  # principal components that t-SNE works on
 _PERPLEXITY = 30.0
@@ -81,12 +82,12 @@ def choose_rows(
     return np.sort(np.concatenate([positives, top, rest]))
 
 
-def embedding_map(X: np.ndarray, rows: np.ndarray, *, seed: int = 0) -> EmbeddingMap:
+def embedding_map(X: RowMatrix, rows: np.ndarray, *, seed: int = 0) -> EmbeddingMap:
     """Map some rows of X, (n, d), by principal components and t-SNE.
 
     Parameters
     ----------
-    X : ndarray, (n, d)
+    X : ndarray or StackedRows, (n, d)
     rows : ndarray of int64, (m,), ascending
     seed : int
         Equal seeds give equal maps.

@@ -185,7 +185,7 @@ def _quoted(path: str) -> str:
 
 
 def _digests(cache: EmbeddingCache, rows: np.ndarray) -> list[str]:
-    return [short_digest(digest) for digest in cache.digests[rows]]
+    return [short_digest(digest) for digest in cache.digest_matrix[rows]]
 
 
 def _page_id(cache: EmbeddingCache, ranking: Ranking) -> str:

@@ -37,6 +37,7 @@ from ..heads.full_batch import TOLERANCE
 from ..heads.minibatch import SGDSettings
 from ..heads.moments import Moments
 from ..heads.risks import PURisk
+from ..storage.stacked_rows import RowMatrix
 from .penalty_choice import PENALTIES, ranks_of_positives, weakest_of_the_best
 from .review_weights import TrainingLabels
 
@@ -108,7 +109,7 @@ class CrossFitter:
 
     def __init__(
         self,
-        X: np.ndarray | DesignMatrix,
+        X: RowMatrix | DesignMatrix,
         labels: TrainingLabels,
         fold: np.ndarray,
         *,

@@ -228,7 +228,7 @@ def _check_digests(cache: EmbeddingCache, rows: np.ndarray, table: list[dict[str
     expected = [(row.get("digest") or "").strip().lower().removeprefix(_DIGEST_PREFIX) for row in table]
     if not any(expected):
         return
-    digests = cache.digests[rows]
+    digests = cache.digest_matrix[rows]
     cached = [digest.tobytes().hex()[:_DIGEST_DIGITS] if digest.any() else "" for digest in digests]
     differing = [
         row["key"]

@@ -16,7 +16,8 @@ from scipy.spatial import cKDTree
 
 from ..devices import cores
 from ..heads.linear_algebra import leading_subspace, unit_rows
-from ..storage.mapped_arrays import release_pages, take_rows
+from ..storage.mapped_arrays import release_pages, rows_not_zero, take_rows
+from ..storage.stacked_rows import RowMatrix
 
 _Pairs = tuple[np.ndarray, np.ndarray]
 _DIRECTIONS = 24  # dimensions in which pairs are compared before all dimensions
@@ -30,7 +31,7 @@ _ROUNDING = 1e-6  # of distances between unit rows in float32
 _SLACK = 1e-5  # added to distances between projections
 
 
-def groups(X: np.ndarray, digests: np.ndarray | None = None, *, cosine: float | None = 0.999) -> np.ndarray:
+def groups(X: RowMatrix, digests: RowMatrix | None = None, *, cosine: float | None = 0.999) -> np.ndarray:
     """Number the groups of rows that show the same picture.
 
     Two rows are twins when their digests are equal, their embeddings are equal byte for byte, or
@@ -39,9 +40,9 @@ def groups(X: np.ndarray, digests: np.ndarray | None = None, *, cosine: float | 
 
     Parameters
     ----------
-    X : ndarray of float16 or float32, (n, d)
+    X : ndarray or StackedRows of float16 or float32, (n, d)
         Embeddings of any norm; may be mapped, and is read in blocks.
-    digests : ndarray of uint8, (n, 32), optional
+    digests : ndarray or StackedRows of uint8, (n, 32), optional
         Digests of the image bytes; a row of zeros is unknown, and equal to none.
     cosine : float or None
         Least cosine of twins; 1 is the same direction up to rounding. Meant to be close to 1, as
@@ -100,21 +101,21 @@ class DuplicateScan:
         if len(bad):
             raise ValueError(f"X holds NaN or infinite values, first in row {start + bad[0]}")
 
-    def groups(self, X: np.ndarray, digests: np.ndarray | None = None) -> np.ndarray:
+    def groups(self, X: RowMatrix, digests: RowMatrix | None = None) -> np.ndarray:
         """Groups of all rows, int64 (n,), once each row has been added.
 
         Parameters
         ----------
-        X : ndarray, (n, d)
+        X : ndarray or StackedRows, (n, d)
             From which pairs of near duplicates are read once more.
-        digests : ndarray of uint8, (n, 32), optional
+        digests : ndarray or StackedRows of uint8, (n, 32), optional
             As for `groups`.
         """
         n = len(self._norm)
         parent = np.arange(n)
         if digests is not None:
-            with_digest = np.flatnonzero(digests.any(1))
-            _join_equal(parent, with_digest, np.ascontiguousarray(digests[with_digest]).view("S32").ravel())
+            with_digest = rows_not_zero(digests)
+            _join_equal(parent, with_digest, take_rows(digests, with_digest).view("S32").ravel())
         distinct = _join_equal(parent, np.arange(n), self._content)
         if self._limit <= 1:
             zero = np.flatnonzero(self._norm == 0)  # not all equal in bytes, as there is -0.0
@@ -122,7 +123,7 @@ class DuplicateScan:
             self._join_near_duplicates(parent, X, distinct[self._norm[distinct] > 0])
         return _roots(parent, np.arange(n))
 
-    def _join_near_duplicates(self, parent: np.ndarray, X: np.ndarray, distinct: np.ndarray) -> None:
+    def _join_near_duplicates(self, parent: np.ndarray, X: RowMatrix, distinct: np.ndarray) -> None:
         projection = self._projection[distinct]
         if len(distinct):
             order = cKDTree(projection[:, :_TREE_DIMENSIONS]).indices  # neighbours in space get nearby numbers
@@ -193,7 +194,7 @@ def _join_equal(parent: np.ndarray, rows: np.ndarray, content: np.ndarray) -> np
     return rows[first]
 
 
-def _join_near(parent: np.ndarray, X: np.ndarray, rows: np.ndarray, projection: np.ndarray, radius: float) -> None:
+def _join_near(parent: np.ndarray, X: RowMatrix, rows: np.ndarray, projection: np.ndarray, radius: float) -> None:
     """Join the rows whose unit rows are within the radius; neighbours stand together in ``projection``, (m, k)."""
     step = max(1, _BLOCK_VALUES // (2 * X.shape[1]) if len(rows) else 1)
     for first, second in _candidates(parent, rows, projection, radius + _SLACK):

@@ -22,6 +22,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from ..storage.mapped_arrays import take_rows
+from ..storage.stacked_rows import RowMatrix
 from .calibration import Tilt
 from .label_requirements import LabelCount, figure
 from .labels import Labels
@@ -113,7 +114,7 @@ _VERDICTS = {
 
 
 def check_scar(
-    X: np.ndarray,
+    X: RowMatrix,
     labels: Labels,
     margins: np.ndarray,
     tilt: Tilt,
@@ -125,8 +126,8 @@ def check_scar(
 
     Parameters
     ----------
-    X : ndarray, (n, d)
-        May be a memory map; only the rows compared are read.
+    X : ndarray or StackedRows, (n, d)
+        May be mapped; only the rows compared are read.
     labels : Labels
         Known negatives are left out.
     margins : ndarray of float32, (n,)

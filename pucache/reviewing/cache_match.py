@@ -19,7 +19,7 @@ def rows_of(cache: EmbeddingCache, images: Sequence[LoggedImage | Record]) -> np
     A digest that is unknown on either side agrees with any other.
     """
     rows = cache.keys.rows([image.key for image in images])
-    digests = cache.digests
+    digests = cache.digest_matrix
     for position, image in enumerate(images):
         row = int(rows[position])
         if row >= 0 and image.digest != _UNKNOWN:
@@ -42,4 +42,4 @@ def listed_images(cache: EmbeddingCache, s: np.ndarray, reviewed: np.ndarray) ->
 
 def image_of(cache: EmbeddingCache, row: int, *, label: int | None = None, reviewed: int | None = None) -> LoggedImage:
     """Key and digest of a row."""
-    return LoggedImage(cache.keys[row], cache.digests[row].tobytes(), label, reviewed)
+    return LoggedImage(cache.keys[row], cache.digest_matrix[row].tobytes(), label, reviewed)

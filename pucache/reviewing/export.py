@@ -67,7 +67,7 @@ def write_reviewed(session: Session, path: str | Path) -> Path:
     before = ~session.file_labels.unlabelled
     labelled = (s == 1) | (reviewed != 0)
     rows = np.concatenate([np.flatnonzero(before), np.flatnonzero(labelled & ~before)])
-    keys, digests = session.cache.keys, session.cache.digests
+    keys, digests = session.cache.keys, session.cache.digest_matrix
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as stream:
         stream.write("key,label,reviewed,digest\n")
         for row in rows.tolist():

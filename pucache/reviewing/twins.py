@@ -13,6 +13,8 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache
 from ..pu import near_duplicates
 from ..storage.atomic import replacing
+from ..storage.mapped_arrays import release_pages, row_slices, take_rows
+from ..storage.stacked_rows import RowMatrix
 
 NEAR_DUPLICATES = "near duplicates and equal bytes"
 EQUAL_BYTES = "equal bytes"
@@ -35,19 +37,22 @@ def twin_groups(cache: EmbeddingCache, twins: float | None) -> np.ndarray:
         Least cosine of twins; None, or above 1: equal bytes only.
     """
     if grouping_of(cache, twins) == NEAR_DUPLICATES:
-        return near_duplicates.groups(cache.X, cache.digests, cosine=twins)
-    return _equal_digests(cache.digests)
+        return near_duplicates.groups(cache.matrix, cache.digest_matrix, cosine=twins)
+    return _equal_digests(cache.digest_matrix)
 
 
-def _equal_digests(digests: np.ndarray) -> np.ndarray:
+def _equal_digests(digests: RowMatrix) -> np.ndarray:
     """Groups of rows with equal digests; a digest of zeros is unknown, and equal to none."""
+    recorded, words = np.empty(len(digests), bool), np.empty(len(digests), np.uint64)
+    for part in row_slices(*digests.shape):
+        block = np.ascontiguousarray(digests[part])
+        recorded[part], words[part] = block.any(1), block.view(np.uint64)[:, 0]
+        release_pages(digests)
+    in_order = np.sort(words[recorded])
+    repeated = np.unique(in_order[1:][in_order[1:] == in_order[:-1]])
+    rows = np.flatnonzero(recorded & np.isin(words, repeated))  # few: only these are compared in full
+    content = take_rows(digests, rows).view("V32").ravel()
     group = np.arange(len(digests))
-    recorded = np.flatnonzero(digests.any(1))
-    words = np.ascontiguousarray(digests[recorded]).view(np.uint64)  # (m, 4)
-    values, counts = np.unique(words[:, 0], return_counts=True)
-    repeated = np.isin(words[:, 0], values[counts > 1])  # few: only these are compared in full
-    rows = recorded[repeated]
-    content = np.ascontiguousarray(digests[rows]).view("V32").ravel()
     _, first, inverse = np.unique(content, return_index=True, return_inverse=True)
     group[rows] = rows[first[inverse]]
     return group

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from .stacked_rows import RowMatrix, StackedRows
+
 LARGE_MAP_BYTES = 1 << 29  # pages of a larger map are released as soon as they have been read
 _RUN_BYTES = 1 << 26  # `take_rows` releases pages each time it has passed this many bytes of the file
 _BLOCK_VALUES = 1 << 22  # values per block of `row_slices`
@@ -35,12 +37,12 @@ def row_slices(n: int, d: int) -> Iterator[slice]:
     return (slice(begin, min(begin + step, n)) for begin in range(0, n, step))
 
 
-def rows_not_finite(X: np.ndarray) -> np.ndarray:
+def rows_not_finite(X: RowMatrix) -> np.ndarray:
     """Find rows that hold NaN or infinity; X is read in blocks.
 
     Parameters
     ----------
-    X : ndarray of float, (n, d)
+    X : ndarray or StackedRows of float, (n, d)
 
     Returns
     -------
@@ -54,7 +56,26 @@ def rows_not_finite(X: np.ndarray) -> np.ndarray:
     return np.concatenate(rows) if rows else np.empty(0, np.int64)
 
 
-def take_rows(X: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def rows_not_zero(X: RowMatrix) -> np.ndarray:
+    """Find rows that hold a value other than zero; X is read in blocks.
+
+    Parameters
+    ----------
+    X : ndarray or StackedRows, (n, d)
+
+    Returns
+    -------
+    ndarray of int64, (m,)
+        Row numbers, ascending.
+    """
+    rows = []
+    for block in row_slices(len(X), X.shape[1]):
+        rows.append(np.flatnonzero(X[block].any(1)) + block.start)
+        release_pages(X)
+    return np.concatenate(rows) if rows else np.empty(0, np.int64)
+
+
+def take_rows(X: RowMatrix, rows: np.ndarray) -> np.ndarray:
     """Copy rows of X.
 
     Pages of the file are released at intervals, because reading one row may map hundreds of neighbouring
@@ -62,7 +83,7 @@ def take_rows(X: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
     Parameters
     ----------
-    X : ndarray, (n, d)
+    X : ndarray or StackedRows, (n, d)
     rows : ndarray of int, (m,)
         Row numbers, ascending.
 
@@ -71,18 +92,41 @@ def take_rows(X: np.ndarray, rows: np.ndarray) -> np.ndarray:
     ndarray, (m, d)
     """
     copied = np.empty((len(rows), X.shape[1]), X.dtype)
+    large = X.nbytes > LARGE_MAP_BYTES
+    if not isinstance(X, StackedRows):
+        _copy_rows(X, rows, copied, large)
+        return copied
+    for part, piece, local_rows in X.pieces(rows):
+        _copy_rows(part, local_rows, copied[piece], large)
+    return copied
+
+
+def _copy_rows(X: np.ndarray, rows: np.ndarray, copied: np.ndarray, large: bool) -> None:
     step = max(1, _RUN_BYTES // max(1, X.itemsize * X.shape[1]))
     run_ends = np.searchsorted(rows, np.arange(0, len(X) + step, step))
     for begin, end in pairwise(run_ends):
         if end > begin:
             copied[begin:end] = X[rows[begin:end]]
-            release_pages(X)
-    return copied
+            if large:
+                drop_pages(X)
 
 
-def release_pages(X: np.ndarray) -> None:
-    """Release the pages of a large read-only map; mapped pages count as resident memory once read."""
-    if X.nbytes > LARGE_MAP_BYTES and (mapped := _map_of(X)) is not None:
+def release_pages(X: RowMatrix) -> None:
+    """Release the pages of a large read-only map; mapped pages count as resident memory once read.
+
+    Parameters
+    ----------
+    X : ndarray or StackedRows
+        Of stacked rows, the pages of the maps read of late are released; their total size decides.
+    """
+    if X.nbytes > LARGE_MAP_BYTES:
+        for part in X.parts_read() if isinstance(X, StackedRows) else [X]:
+            drop_pages(part)
+
+
+def drop_pages(X: np.ndarray) -> None:
+    """Release the pages of a read-only map of any size; other arrays stay as they are."""
+    if (mapped := _map_of(X)) is not None:
         mapped.madvise(mmap.MADV_DONTNEED)
 
 
