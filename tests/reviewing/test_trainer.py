@@ -1,5 +1,6 @@
 """The trainer: real child processes, and what happens when either end is killed."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -77,6 +78,44 @@ def trainer(pile):
         yield trainer, listener
 
 
+class SharedTrainer:
+    """One child process for several tests; each counts its serial numbers from 0 and hears of those alone."""
+
+    def __init__(self, paths):
+        self._first, self._last = 0, -1
+        self._trainer = Trainer(paths, self._on_ranking, lambda message: self.listener.on_error(message))
+
+    def begin(self):
+        self._first, self.listener = self._last + 1, Listener()
+        return self, self.listener
+
+    def submit(self, serial, s, reviewed):
+        self._last = max(self._last, self._first + serial)
+        self._trainer.submit(self._first + serial, s, reviewed)
+
+    def _on_ranking(self, result, serial):
+        if serial >= self._first:
+            self.listener.on_ranking(result, serial - self._first)
+
+    @property
+    def busy(self):
+        return self._trainer.busy
+
+    def close(self):
+        self._trainer.close()
+
+
+@pytest.fixture(scope="module")
+def one_child(pile):
+    with contextlib.closing(SharedTrainer([file.path for file in pile[0].files])) as shared:
+        yield shared
+
+
+@pytest.fixture
+def shared(one_child):
+    return one_child.begin()
+
+
 def reviewed_rows(s, y, count):
     reviewed = np.zeros(len(s), np.int8)
     rows = np.flatnonzero(s == 0)[:count]
@@ -97,8 +136,8 @@ def test_rankings_begin_with_similarity(pile, trainer):
     assert scores[(y == 1) & (s == 0)].mean() > scores[y == 0].mean()
 
 
-def test_the_newest_labels_win(pile, trainer):
-    trainer, listener = trainer
+def test_the_newest_labels_win(pile, shared):
+    trainer, listener = shared
     _, s, y = pile
     for serial in range(1, 200):
         trainer.submit(serial, s, reviewed_rows(s, y, serial % 50))
@@ -106,9 +145,9 @@ def test_the_newest_labels_win(pile, trainer):
     assert listener.serials == sorted(listener.serials) and len(set(listener.serials)) < 50
 
 
-def test_a_changed_decision_retrains(pile, trainer):
+def test_a_changed_decision_retrains(pile, shared):
     """The number of labels stays the same."""
-    trainer, listener = trainer
+    trainer, listener = shared
     _, s, y = pile
     reviewed = reviewed_rows(s, y, 40)
     trainer.submit(1, s, reviewed)
@@ -119,8 +158,8 @@ def test_a_changed_decision_retrains(pile, trainer):
     assert not np.array_equal(first.scores, second.scores)
 
 
-def test_older_labels_are_ignored(pile, trainer):
-    trainer, listener = trainer
+def test_older_labels_are_ignored(pile, shared):
+    trainer, listener = shared
     _, s, y = pile
     trainer.submit(5, s, np.zeros_like(s))
     trainer.submit(4, s, reviewed_rows(s, y, 30))
@@ -130,8 +169,8 @@ def test_older_labels_are_ignored(pile, trainer):
     assert set(listener.serials) == {5}
 
 
-def test_without_positives_nothing_is_trained(pile, trainer):
-    trainer, listener = trainer
+def test_without_positives_nothing_is_trained(pile, shared):
+    trainer, listener = shared
     _, s, y = pile
     nothing = np.zeros_like(s)
     trainer.submit(1, nothing, nothing)
