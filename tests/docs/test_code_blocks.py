@@ -44,7 +44,8 @@ ALL = [block for page in PAGES for block in blocks(page)]
 LANGUAGES = {"sh", "console", "python", "text", "yaml"}
 RUNS = ("sh", "console", "python")
 LONG = {
-    f"docs/{page}.md" for page in ("prior", "quickstart", "report", "retrieval", "scaling", "threshold", "walkthrough")
+    *(f"docs/{page}.md" for page in ("prior", "report", "retrieval", "scaling", "threshold", "walkthrough")),
+    *(f"docs/tasks/{page}.md" for page in ("classify", "count", "encoder", "find")),
 }
 ANEW = "in a folder of its own"  # the one mark of a block that is run here
 SITTING = "runs in: tests/reviewing/test_page.py"  # of a block whose decisions are made here without its page

@@ -12,7 +12,7 @@ from pucache.cli.main import main
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 NOTEBOOK, WALKTHROUGH = DOCS / "walkthrough.ipynb", DOCS / "walkthrough.md"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("tasks/*.md"))]
 LARGEST = 200_000  # bytes of a picture
 
 
