@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,7 +132,7 @@ class ResumableFile:
         Parameters
         ----------
         read_rows : callable
-            Reads the rows of a segment, in order, in blocks; the next block is read while one is written.
+            Reads the rows of a segment, in order, in blocks; the next block is read while one is written and hashed.
         advance : callable
             Called with the number of rows of each block that was written.
 
@@ -147,12 +148,19 @@ class ResumableFile:
                     yield start, stop, rows
 
         try:
-            with open(self._path, "rb+", buffering=0) as stream, closing(prefetch(blocks())) as ahead:
+            with (
+                open(self._path, "rb+", buffering=0) as stream,
+                closing(prefetch(blocks())) as ahead,
+                ThreadPoolExecutor(1) as pool,
+            ):
                 for start, stop, rows in ahead:
                     if start == self.rows_done:
                         hashers, row = self._hashers(), start
                         self.rows_done = -1
-                    self._write(stream.fileno(), hashers, row, rows)
+                    views = self._views(rows)
+                    hashed = pool.submit(_update, hashers, views)  # while they are written
+                    self._write(stream.fileno(), row, views)
+                    hashed.result()
                     row += len(rows.keys)
                     advance(len(rows.keys))
                     if row == stop:
@@ -165,12 +173,14 @@ class ResumableFile:
         block = rows_per_hash(self._content.n)
         return {name: ColumnHasher(block * self._extents[name].row_bytes) for name in COLUMNS}
 
-    def _write(self, descriptor: int, hashers: dict[str, ColumnHasher], row: int, rows: Rows) -> None:
-        for name, values in zip(COLUMNS, (rows.X, rows.keys, rows.digests, rows.size_mtime), strict=True):
-            extent = self._extents[name]
-            view = as_bytes(np.ascontiguousarray(values, extent.dtype))
-            hashers[name].update(view)
-            _write_all(descriptor, view, extent.row_offset(row))
+    def _views(self, rows: Rows) -> dict[str, memoryview]:
+        """Bytes of rows, by column."""
+        columns = zip(COLUMNS, (rows.X, rows.keys, rows.digests, rows.size_mtime), strict=True)
+        return {name: as_bytes(np.ascontiguousarray(values, self._extents[name].dtype)) for name, values in columns}
+
+    def _write(self, descriptor: int, row: int, views: dict[str, memoryview]) -> None:
+        for name, view in views.items():
+            _write_all(descriptor, view, self._extents[name].row_offset(row))
 
     def _record(self, rows: int, hashers: dict[str, ColumnHasher]) -> None:
         for name, hasher in hashers.items():
@@ -217,6 +227,11 @@ class ResumableFile:
                 hasher.update(as_bytes(texts))
             checksums[name] = hasher.checksums(self._extents[name].offset or 0)
         return checksums
+
+
+def _update(hashers: dict[str, ColumnHasher], views: dict[str, memoryview]) -> None:
+    for name, view in views.items():
+        hashers[name].update(view)
 
 
 def _write_all(descriptor: int, view: memoryview, offset: int) -> None:
