@@ -27,6 +27,7 @@ setup(
         "Operating System :: POSIX",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Image Recognition",
     ],
     packages=[*find_packages(include=["pucache", "pucache.*"]), "pucache.cli"],
