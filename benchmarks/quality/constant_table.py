@@ -123,7 +123,7 @@ CONSTANTS = (
         "_ROW_WEIGHT",
         "of a labelled row in its draws",
         INTERVAL,
-        "106 sets of CIFAR-10",
+        "109 piles of CIFAR-10",
         (0.27, 1),
     ),
     Constant("reviewing.ranker", "_PENALTY", "of the heads of a sitting", SITTING, SITTINGS, (1e-4, 1e-3)),

@@ -139,6 +139,14 @@ def test_names_of_pages_are_unique():
     assert len({page.name for page in PAGES}) == len(PAGES)
 
 
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.md")), ids=lambda path: path.stem)
+def test_the_commands_on_a_page_name_modules_that_are_there(path):
+    text = path.read_text()
+    assert "python benchmarks/" not in text
+    for module in re.findall(r"python -m (benchmarks[a-z_.]*)", text):
+        assert (HERE / (module.replace(".", "/") + ".py")).exists(), module
+
+
 # --- the index -----------------------------------------------------------------------------------------
 
 
