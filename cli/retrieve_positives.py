@@ -66,6 +66,11 @@ if TYPE_CHECKING:
 )
 @options.images
 @options.device
+@options.engine
+@options.address
+@click.option(
+    "--workers", type=click.IntRange(min=1), help="Number of tasks at once, with Ray.  [default: one per core]"
+)
 @options.as_json
 def retrieve_positives(
     cache: tuple[str, ...],
@@ -77,6 +82,9 @@ def retrieve_positives(
     images: str | None,
     model: str | None,
     twins: float,
+    engine: str,
+    address: str | None,
+    workers: int | None,
     as_json: bool,
     **parameters: Any,
 ) -> None:
@@ -88,6 +96,7 @@ def retrieve_positives(
     \b
     pucache retrieve-positives cache.h5 --positives found.txt -k 200 --review review.html
     pucache retrieve-positives cache.h5 --positives found.txt --model model.safetensors
+    pucache retrieve-positives shards/ --positives found.txt --engine ray
     """
     from pucache.cache.embedding_cache import EmbeddingCache
     from pucache.pu.labels import Labels
@@ -106,9 +115,17 @@ def retrieve_positives(
         raise ValueError("--images is for --review; leave it out, or name a page to write")
     opened = EmbeddingCache(*cache)
     labels = Labels.read(opened, positives, negatives)
-    ranking = retrieve(
-        opened, labels, model, k=count, twins=options.twin_cosine(twins), progress=terminal_progress(), **parameters
-    )
+    with options.opened_workers(engine, address, workers) as cluster:
+        ranking = retrieve(
+            opened,
+            labels,
+            model,
+            k=count,
+            twins=options.twin_cosine(twins),
+            engine=cluster,
+            progress=terminal_progress(),
+            **parameters,
+        )
     ranking.save(out)
     result = {
         "out": out,

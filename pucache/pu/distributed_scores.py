@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ..cache.destination import atomic_output
 from ..cache.embedding_cache import EmbeddingCache
-from ..cache.row_range import RowRange, file_ranges, reading_problem, row_ranges
+from ..cache.range_workers import Workers, check_workers
+from ..cache.row_range import RowRange, file_ranges, row_ranges
 from ..errors import OutputError
 from ..storage.urls import is_url
 from .linear_model import PULinearModel
@@ -29,16 +29,6 @@ from .score_parts import scored_rows, with_posterior, write_part, write_table
 from .score_tables import CSV_HEADER, ScoredRows, is_parquet
 
 _WORTH_TORCH = 1 << 31  # values of a cache from which on `PULinearModel.margins_of` imports torch
-
-
-class Workers(Protocol):
-    """Worker processes, such as `pucache.distributed.workers.RayWorkers`."""
-
-    def check(self, problem: Callable[[], str], packages: Iterable[str]) -> None:
-        """Check every machine."""
-
-    def map(self, function: Callable[[Any, Any], Any], shared: Any, items: Iterable[Any]) -> Iterator[Any]:
-        """Yield function(shared, item) of every item, in order."""
 
 
 @dataclass(frozen=True)
@@ -105,17 +95,6 @@ def file_table(job: ScoreJob, task: tuple[RowRange, str]) -> int | None:
         return None
     job.prepare()
     return write_part(job.model, rows.open(), out)
-
-
-def check_workers(workers: Workers, cache: EmbeddingCache) -> None:
-    """Check that every machine has pucache, and sees the cache's first file.
-
-    Raises
-    ------
-    EngineError
-        One has not, or does not.
-    """
-    workers.check(partial(reading_problem, file_ranges(cache)[0]), ("numpy",))
 
 
 def score_with_workers(workers: Workers, model: PULinearModel, cache: EmbeddingCache, out: str | Path) -> int:

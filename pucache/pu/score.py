@@ -22,9 +22,9 @@ from .score_parts import part_outputs, scored_rows, write_part, write_table
 from .score_tables import ScoredRows, check_output
 
 if TYPE_CHECKING:
+    from ..cache.range_workers import Workers
     from ..embedding.engine import Engine
     from ..images.source import Source
-    from .distributed_scores import Workers
     from .pile_scores import Pile
 
 

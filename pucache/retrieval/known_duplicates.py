@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..neighbours.whitening import centred_units
+from ..storage.mapped_arrays import take_rows
 
 _ROUNDING = 1e-6  # error of a cosine in float32
+_DOUBT = 1e-5  # beyond it, the rounding of a matrix product decides nothing
 _LABELLED_PER_BLOCK = 1 << 12
 
 
@@ -29,20 +34,55 @@ def duplicates_of(
     -------
     ndarray of bool, (m,)
     """
-    digests = cache.digests
-    recorded = np.asarray(digests.any(1))  # a digest of zeros is unknown
-    labelled_digests = _as_bytes(digests[labelled_rows[recorded[labelled_rows]]])
-    is_duplicate = np.asarray(np.isin(_as_bytes(digests[rows]), labelled_digests))
+    digests = cache.digest_matrix
+    labelled = LabelledPictures(take_rows(digests, labelled_rows), cache.take(labelled_rows))
+    is_duplicate = labelled.have_digests(take_rows(digests, rows))
     if cosine is None or cosine > 1:
         return is_duplicate
-    labelled = centred_units(cache.take(labelled_rows))
     for block, X in cache.blocks():
         inside = slice(*np.searchsorted(rows, (block.start, block.stop)))
-        units = centred_units(X[rows[inside] - block.start])
-        for begin in range(0, len(labelled), _LABELLED_PER_BLOCK):
-            greatest = (units @ labelled[begin : begin + _LABELLED_PER_BLOCK].T).max(1, initial=-1)
-            is_duplicate[inside] |= greatest >= cosine - _ROUNDING
+        is_duplicate[inside] |= labelled.are_close(X[rows[inside] - block.start], cosine)
     return is_duplicate
+
+
+@dataclass(frozen=True)
+class LabelledPictures:
+    """Labelled images, to compare others with.
+
+    Parameters
+    ----------
+    digests : ndarray of uint8, (p, 32)
+    embeddings : ndarray of float16 or float32, (p, d)
+        As stored.
+    """
+
+    digests: np.ndarray
+    embeddings: np.ndarray
+
+    @cached_property
+    def _recorded_digests(self) -> np.ndarray:
+        return _as_bytes(self.digests[self.digests.any(1)])  # a digest of zeros is unknown
+
+    @cached_property
+    def _units(self) -> np.ndarray:
+        return centred_units(self.embeddings)
+
+    def have_digests(self, digests: np.ndarray) -> np.ndarray:
+        """Mark the digests, uint8 (m, 32), that are one of the labelled images'; bool (m,)."""
+        return np.asarray(np.isin(_as_bytes(digests), self._recorded_digests))
+
+    def are_close(self, X: np.ndarray, cosine: float) -> np.ndarray:
+        """Mark the rows, (m, d) as stored, with this cosine to a labelled image, or a greater one; bool (m,)."""
+        units, least, close = centred_units(X), cosine - _ROUNDING, np.zeros(len(X), bool)
+        for begin in range(0, len(self._units), _LABELLED_PER_BLOCK):
+            labelled = self._units[begin : begin + _LABELLED_PER_BLOCK]
+            greatest = (units @ labelled.T).max(1, initial=-1)
+            above = greatest >= least
+            # a product of matrices may round a row differently beside other rows; single products do not
+            for row in np.flatnonzero(np.abs(greatest - least) < _DOUBT):
+                above[row] = np.vecdot(units[row], labelled).max() >= least
+            close |= above
+        return close
 
 
 def _as_bytes(digests: np.ndarray) -> np.ndarray:

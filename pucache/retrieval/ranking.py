@@ -81,3 +81,15 @@ class Ranking:
             write(["rank", "key", "score"])
             for rank, (key, score) in enumerate(zip(self.keys, self.scores, strict=True), 1):
                 write([rank, key, f"{score:.6g}"])
+
+
+def top_rows(values: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
+    """Rows of the `count` highest values, and all that equal the last of them; in the order of `rows`."""
+    if count >= len(rows):
+        return rows
+    return rows[values[rows] >= np.partition(values[rows], len(rows) - count)[len(rows) - count]]
+
+
+def in_order(rows: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Rows by falling score; ties by row number."""
+    return rows[np.lexsort((rows, -scores))]

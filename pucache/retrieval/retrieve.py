@@ -14,12 +14,13 @@ from ..progress import Progress, Silent
 from ..pu.labels import TWIN_COSINE, Labels, open_labels
 from . import mmr
 from .known_duplicates import duplicates_of
-from .ranking import Ranking
+from .ranking import Ranking, in_order, top_rows
 from .scorer import Scorer, Scores
 from .scorer_choice import ScorerOptions, choose_scorer
 from .similarity import Similarity
 
 if TYPE_CHECKING:
+    from ..cache.range_workers import Workers
     from ..pu.linear_model import PULinearModel
 
 _GROWTH = 4  # factor by which more rows are scored where too few of them are unlabelled and new
@@ -40,6 +41,7 @@ def retrieve_positives(
     diverse: float = 0.0,
     twins: float | None = TWIN_COSINE,
     device: str = "auto",
+    engine: Workers | None = None,
     progress: Progress | None = None,
 ) -> Ranking:
     """Find the k unlabelled images that are most likely positive.
@@ -75,6 +77,9 @@ def retrieve_positives(
     twins : float or None
         Cosine from which on an image shows the same picture as a labelled one; None: equal bytes only.
     device : str
+    engine : RayEngine, optional
+        Divides the rows among the machines of a cluster, see `pucache.embedding.distributed.engine.RayEngine`. The
+        result is that of this machine with device ``cpu``. Not with an index, nor by ``fused``.
     progress : Progress, optional
 
     Returns
@@ -91,13 +96,25 @@ def retrieve_positives(
         The cache is damaged, or holds embeddings that are not finite.
     OutputError
         An index cannot be written.
+    EngineError
+        A machine of the engine cannot do the work, or workers died again and again.
     ValueError
         A parameter outside its domain, or parameters that exclude each other.
     """
     options = ScorerOptions(by=by, similarity=similarity, index=index, memory=memory, device=device)
     scorer = choose_scorer(options, model, k)
+    if engine is not None:
+        from .distributed_ranking import check_scorer, rank_with_workers
+
+        divisible = check_scorer(scorer, device)
     cache = open_cache(cache)
     labels = open_labels(cache, positives, negatives)
+    if engine is not None:
+        wanted = _check(cache, labels, k, diverse, twins)
+        with progress or Silent() as progress:
+            return rank_with_workers(
+                engine, cache, labels, divisible, wanted=wanted, diverse=diverse, twins=twins, progress=progress
+            )
     return rank_unlabelled(cache, labels, k=k, scorer=scorer, diverse=diverse, twins=twins, progress=progress)
 
 
@@ -180,18 +197,11 @@ def _best_new_rows(
     """Rows of highest score that are no duplicates of labelled ones, best first; ties by row number."""
     labelled = np.flatnonzero(~labels.unlabelled)
     candidates = np.flatnonzero(labels.unlabelled & (scores.values > -np.inf))
-    top = _top(scores.values, candidates, count + _SPARE)
+    top = top_rows(scores.values, candidates, count + _SPARE)
     new = top[~duplicates_of(cache, top, labelled, twins)]
     if len(new) < count and len(top) < len(candidates):
         new = candidates[~duplicates_of(cache, candidates, labelled, twins)]
-    return new[np.lexsort((new, -scores.values[new]))][:count]
-
-
-def _top(values: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
-    """Rows of the `count` highest values, and all that equal the last of them; ascending."""
-    if count >= len(rows):
-        return rows
-    return rows[values[rows] >= np.partition(values[rows], len(rows) - count)[len(rows) - count]]
+    return in_order(new, scores.values[new])[:count]
 
 
 def _centred_units(cache: EmbeddingCache, rows: np.ndarray) -> np.ndarray:

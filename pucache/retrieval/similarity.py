@@ -75,7 +75,11 @@ class Similarity:
 
     def queries(self, cache: EmbeddingCache, labels: Labels, whitening: Whitening) -> np.ndarray:
         """Vectors to compare rows with, float32: one direction (1, d), or every positive (p, d)."""
-        positives = whitening.centred_units(cache.take(np.flatnonzero(labels.positive)))
+        return self.queries_of(cache.take(np.flatnonzero(labels.positive)), whitening)
+
+    def queries_of(self, positives: np.ndarray, whitening: Whitening) -> np.ndarray:
+        """Queries as `queries`, of the embeddings of the positives, (p, d) as stored."""
+        positives = whitening.centred_units(positives)
         if self.kind in ("topk", "max"):
             return positives
         mean = positives.mean(0, dtype=np.float64).astype(np.float32)
