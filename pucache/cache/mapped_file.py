@@ -62,7 +62,7 @@ class MappedFile:
         """Yield a function that reads bytes; an `OSError` in the block becomes a `CacheError`."""
         with self._reopened() as descriptor:
             if descriptor is None:
-                yield lambda offset, count: self.map[offset : offset + count]
+                yield lambda offset, count: self._whole_map()[offset : offset + count]
             else:
                 yield file_reader(descriptor)
 
@@ -77,14 +77,23 @@ class MappedFile:
 
     def _copy_from_map(self, array: np.ndarray, offset: int) -> None:
         view = as_bytes(array)
-        view[:] = memoryview(self.map)[offset : offset + len(view)]
+        view[:] = memoryview(self._whole_map())[offset : offset + len(view)]
+
+    def _whole_map(self) -> mmap.mmap:
+        """The map of a file that is as long as it was; reading a map beyond the end of its file ends the process."""
+        if self.map.size() < len(self.map):
+            raise self._cut_short()
+        return self.map
+
+    def _cut_short(self) -> CacheError:
+        return CacheError(f"{self.path} was cut short while it was read; restore it from a copy")
 
     def _read_into(self, array: np.ndarray, offset: int, descriptor: int) -> None:
         view = as_bytes(array)
         while view:
             count = os.preadv(descriptor, [view], offset)
             if not count:
-                raise CacheError(f"{self.path} was cut short while it was read; restore it from a copy")
+                raise self._cut_short()
             view, offset = view[count:], offset + count
 
     @contextmanager

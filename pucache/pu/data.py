@@ -12,6 +12,7 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..devices import choose_device
 from ..heads.design_matrix import DesignMatrix
 from ..heads.moments import Moments, MomentSums
+from ..storage.stacked_rows import RowMatrix
 from .labels import TWIN_COSINE, Labels, open_labels
 from .near_duplicates import DuplicateScan, groups, unlabelled_twins
 from .review_weights import TrainingLabels
@@ -56,9 +57,9 @@ class PUData:
         return TrainingLabels.of(self.labels.s, self.labels.reviewed, hidden=self.labels.hidden)
 
     @property
-    def X(self) -> np.ndarray:
+    def X(self) -> RowMatrix:
         """Embeddings of the rows, (n, d); may be mapped."""
-        return self.cache.X if self.sampled is None else self.sampled.X
+        return self.cache.matrix if self.sampled is None else self.sampled.X
 
     @property
     def sample(self) -> UnlabelledSample | None:
@@ -133,7 +134,7 @@ class PUData:
             if on_host:
                 sums.add(X)
         moments = sums.moments() if on_host else None
-        return cls(cache=cache, labels=labels, group=scan.groups(cache.X, cache.digests), moments=moments)
+        return cls(cache=cache, labels=labels, group=scan.groups(cache.matrix, cache.digest_matrix), moments=moments)
 
     @classmethod
     def _of_sample(cls, sampled: SampledRows, cache: EmbeddingCache, labels: Labels, twins: float | None) -> PUData:

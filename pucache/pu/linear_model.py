@@ -18,6 +18,7 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..encoders.spec import ROUNDING, EncoderSpec
 from ..errors import ModelError
 from ..progress import Progress, Silent
+from ..storage.stacked_rows import RowMatrix
 from .audited_prior import audited_figures
 from .calibration import Tilt, fit_tilt
 from .label_requirements import ASSUMED_PRIOR, LabelCount
@@ -252,12 +253,12 @@ class PULinearModel:
 
     # --- scoring ---------------------------------------------------------------------------------
 
-    def margins(self, X: np.ndarray) -> np.ndarray:
+    def margins(self, X: RowMatrix) -> np.ndarray:
         """Margins of embeddings, without any check.
 
         Parameters
         ----------
-        X : ndarray, (n, d)
+        X : ndarray or StackedRows, (n, d)
             May be mapped.
 
         Returns

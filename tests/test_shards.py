@@ -1,0 +1,268 @@
+"""A folder of shards against the packed file: whatever takes a cache gives the same, and copies no matrix.
+
+Shards that were cut by range hold the rows in the order of the packed file, so results are equal to the last bit.
+Shards that were dealt by hash hold them in another order: results agree as those of another order of rows do.
+"""
+
+import json
+import os
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from helpers.neighbours import with_neighbours
+from helpers.planted import QUICK, planted, write_cache
+
+import pucache
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.encoders.spec import EncoderSpec
+from pucache.errors import CacheError
+from pucache.neighbours.graph import neighbour_graph
+from pucache.neighbours.whitening import Whitening
+from pucache.pages.report_page import report
+from pucache.pu.classifier import PULinearClassifier
+from pucache.pu.data import PUData
+from pucache.pu.prior_sweep import sweep_priors
+from pucache.reviewing.ranker import Ranker
+from pucache.reviewing.twins import twin_groups
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+N, D = 700, 12
+X, S, Y = planted(N, D, labelled=60, apart=0.8)
+X = X.astype(np.float16)
+X[200], X[650] = X[10], X[11]  # twins in different shards
+KEYS = [f"{row:05}.png" for row in range(N)]
+DIGESTS = np.random.default_rng(0).integers(0, 256, (N, 32), np.uint8)
+DIGESTS[690] = DIGESTS[5]
+FAST = {"device": "cpu", "penalty": 1e-3}
+
+
+def write_shards(folder, parts):
+    folder.mkdir()
+    for number, rows in enumerate(parts):
+        write_cache(folder / f"{number}.h5", X[rows], [KEYS[row] for row in rows], digests=DIGESTS[rows])
+    return EmbeddingCache(folder)
+
+
+@pytest.fixture(autouse=True)
+def streaming(monkeypatch):
+    """Small blocks, nothing kept, and no matrix of all rows in memory."""
+    monkeypatch.setattr("pucache.cache.reader.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("pucache.storage.mapped_arrays.LARGE_MAP_BYTES", 0)
+    monkeypatch.setattr("pucache.storage.mapped_arrays._BLOCK_VALUES", 0)  # blocks of 256 rows
+    monkeypatch.setattr("pucache.heads.design_matrix.CPU_RESIDENT", 0)
+    monkeypatch.setattr("pucache.heads.minibatch.CPU_RESIDENT", 0)
+    monkeypatch.setattr("pucache.pu.near_duplicates._BLOCK_VALUES", 1000)
+    monkeypatch.setattr(EmbeddingCache, "_joined_embeddings", property(lambda self: pytest.fail("X was copied")))
+    monkeypatch.setattr(EmbeddingCache, "_joined_digests", property(lambda self: pytest.fail("digests were copied")))
+
+
+@pytest.fixture
+def packed(tmp_path):
+    return write_cache(tmp_path / "packed.h5", X, KEYS, digests=DIGESTS)
+
+
+@pytest.fixture
+def ranges(tmp_path):
+    """The rows of the packed file in its order, in shards of many sizes."""
+    return write_shards(tmp_path / "ranges", np.split(np.arange(N), [1, 1, 130, 131, 400, 512]))
+
+
+@pytest.fixture
+def dealt(tmp_path):
+    """Rows dealt to shards as by a hash of the key."""
+    home = np.random.default_rng(1).integers(5, size=N)
+    return write_shards(tmp_path / "dealt", [np.flatnonzero(home == number) for number in range(5)])
+
+
+def refusal(action, *arguments):
+    with pytest.raises(CacheError) as caught:
+        action(*arguments)
+    return str(caught.value)
+
+
+def labels_of(cache):
+    return S[[int(key[:5]) for key in cache.keys]]
+
+
+# --- rows in the order of the packed file ---------------------------------------------------------
+
+
+def test_blocks_and_rows_are_those_of_the_packed_file(packed, ranges):
+    for one, other in zip(packed.blocks(check=True), ranges.blocks(check=True), strict=True):
+        assert one[0] == other[0]
+        np.testing.assert_array_equal(one[1], other[1])
+    rows = np.array([0, 1, 130, 399, 400, 699])
+    np.testing.assert_array_equal(ranges.take(rows), packed.X[rows])
+    np.testing.assert_array_equal(ranges.matrix[rows], packed.X[rows])
+    np.testing.assert_array_equal(ranges.digest_matrix[:], packed.digests)
+    assert ranges.take(rows[:0]).shape == (0, D)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"method": "linear"}, {"method": "linear", "solver": "sgd"}, {"method": "linear", "loss": "nnpu"}]
+)
+def test_training_gives_the_same_model(packed, ranges, tmp_path, options):
+    models = []
+    for number, cache in enumerate((packed, ranges)):
+        model = PULinearClassifier(**FAST | options)
+        if "solver" in options:
+            model.sgd_settings = QUICK
+        data = PUData.of(cache, S)
+        model.train(
+            data.design_matrix("cpu"), data.training_labels, groups=data.group,
+            graph_source=lambda rows, cache=cache: neighbour_graph(cache.matrix, rows=rows, device="cpu"),
+        )  # fmt: skip
+        model.encoder_ = cache.encoder
+        model.save(tmp_path / f"{number}.safetensors")
+        models.append((data.group.tolist(), model.held_out_margins_, (tmp_path / f"{number}.safetensors").read_bytes()))
+    (group, margins, content), (other_group, other_margins, other_content) = models
+    assert group == other_group and len(set(group)) == N - 3
+    np.testing.assert_array_equal(margins, other_margins)
+    assert content == other_content
+
+
+def test_the_command_gives_the_same_model(packed, ranges, tmp_path):
+    for number, cache in enumerate((packed, ranges)):
+        pucache.train_pu(cache, S, device="cpu").save(tmp_path / f"{number}.safetensors")
+    assert (tmp_path / "0.safetensors").read_bytes() == (tmp_path / "1.safetensors").read_bytes()
+
+
+def test_priors_are_the_same(packed, ranges):
+    one, other = (pucache.estimate_prior(cache, S, device="cpu", draws=2) for cache in (packed, ranges))
+    assert one == other
+    options = {"priors": (0.2, 0.4), "seeds": (0, 1), "device": "cpu", "truth": Y}
+    one, other = (sweep_priors(cache, S, **options) for cache in (packed, ranges))
+    assert json.dumps([asdict(row) for row in one.rows]) == json.dumps([asdict(row) for row in other.rows])
+
+
+@pytest.mark.slow
+def test_a_report_holds_the_same_numbers(packed, ranges, tmp_path):
+    one, other = (
+        asdict(report(cache, S, tmp_path / f"{len(cache.files)}.html", sample=60, device="cpu", truth=Y))
+        for cache in (packed, ranges)
+    )
+    for numbers in (one, other):
+        del numbers["provenance"]
+    assert json.dumps(one, default=str) == json.dumps(other, default=str)
+
+
+@pytest.mark.parametrize("index", ["exact", "hnsw", "ivf"])
+@pytest.mark.parametrize("similarity", ["max", "whitened"])
+def test_retrieval_by_similarity_ranks_alike(packed, ranges, index, similarity):
+    one, other = (
+        pucache.retrieve_positives(cache, S, k=40, similarity=similarity, index=index, device="cpu")
+        for cache in (packed, ranges)
+    )
+    assert one.keys == other.keys and np.array_equal(one.scores, other.scores)
+
+
+def test_scores_and_retrieval_by_a_model_are_the_same(packed, ranges, tmp_path):
+    model = with_neighbours(pucache.train_pu(packed, S, device="cpu"), 0.5)
+    for cache in (packed, ranges):
+        pucache.score(model, cache, tmp_path / f"{len(cache.files)}.csv")
+        pucache.score(model, cache, tmp_path / f"{len(cache.files)}n.csv", neighbours=cache)
+    for kind in ("", "n"):
+        assert (tmp_path / f"1{kind}.csv").read_bytes() == (tmp_path / f"{len(ranges.files)}{kind}.csv").read_bytes()
+    one, other = (pucache.retrieve_positives(cache, S, model, k=40, diverse=0.3) for cache in (packed, ranges))
+    assert one.keys == other.keys and np.array_equal(one.scores, other.scores)
+
+
+def test_a_review_begins_with_the_same_ranking(packed, ranges):
+    group = twin_groups(packed, 0.999)
+    np.testing.assert_array_equal(group, twin_groups(ranges, 0.999))
+    np.testing.assert_array_equal(twin_groups(packed, None), twin_groups(ranges, None))
+    reviewed = np.zeros(N, np.int8)
+    rankings = []
+    for cache in (packed, ranges):
+        ranker = Ranker(cache, neighbour_graph(cache, device="cpu"), groups=group, device="cpu")
+        rankings.append([ranker.similarity(S, reviewed).scores, ranker.fit(S, reviewed).scores])
+    for one, other in zip(*rankings, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+# --- rows in another order ------------------------------------------------------------------------
+
+
+def test_rows_dealt_by_hash_give_the_same_up_to_rounding(packed, dealt):
+    one, other = Whitening.estimate(packed), Whitening.estimate(dealt)
+    np.testing.assert_allclose(one.mean, other.mean, atol=1e-6)
+    s = labels_of(dealt)
+    ranked = [
+        pucache.retrieve_positives(cache, of, k=40, similarity="max", device="cpu")
+        for cache, of in ((packed, S), (dealt, s))
+    ]
+    assert ranked[0].keys == ranked[1].keys
+    np.testing.assert_allclose(ranked[0].scores, ranked[1].scores, rtol=1e-4)
+
+
+def test_training_on_rows_dealt_by_hash_ranks_as_other_folds_do(packed, dealt):
+    one, other = (pucache.train_pu(cache, labels_of(cache), device="cpu") for cache in (packed, dealt))
+    margins = [model.margins(X) for model in (one, other)]
+    assert np.corrcoef(*margins)[0, 1] > 0.99
+    assert abs(one.prior_ - other.prior_) < 0.1
+
+
+# --- shards that fail -----------------------------------------------------------------------------
+
+
+def test_a_shard_that_vanishes_before_it_is_opened_is_named(ranges):
+    paths = [file.path for file in ranges.files]
+    paths[3].unlink()
+    assert refusal(EmbeddingCache, *paths) == f"no such cache: {paths[3]}"
+
+
+def test_a_shard_that_is_removed_while_it_is_open_is_read_to_the_end(packed, ranges):
+    blocks = []
+    for number, (_, block) in enumerate(ranges.blocks(check=True)):
+        if number == 1:
+            ranges.files[4].path.unlink()
+        blocks.append(block.copy())
+    np.testing.assert_array_equal(np.concatenate(blocks), packed.X)
+    np.testing.assert_array_equal(ranges.take(np.arange(N)), packed.X)
+
+
+@pytest.mark.parametrize("failure", ["cut short", "unreadable"])
+def test_a_shard_that_fails_half_way_is_named_in_one_line(ranges, monkeypatch, failure):
+    path = ranges.files[4].path
+    whole, preadv = path.read_bytes(), os.preadv
+    if failure == "unreadable":
+        inode = path.stat().st_ino
+
+        def refuse(descriptor, *rest):
+            if os.fstat(descriptor).st_ino == inode:
+                raise OSError(5, "Input/output error")
+            return preadv(descriptor, *rest)
+
+    def read_all():
+        for number, _ in enumerate(ranges.blocks()):
+            if number == 1 and failure == "unreadable":
+                monkeypatch.setattr(os, "preadv", refuse)
+            elif number == 1:
+                status = path.stat()
+                os.truncate(path, 100)
+                os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    try:
+        text = refusal(read_all)
+    finally:
+        path.write_bytes(whole)  # a map of a file that was cut short must not be read
+    assert str(path) in text and "\n" not in text
+
+
+def test_another_encoder_and_another_type_among_shards_are_refused_by_name(ranges, tmp_path):
+    other = write_cache(tmp_path / "other.h5", X[:3], ["x", "y", "z"], encoder=EncoderSpec.imported("resnet", D))
+    assert "other.h5" in (text := refusal(EmbeddingCache, ranges, other)) and "cannot be mixed" in text
+    wide = write_cache(tmp_path / "wide.h5", X[:3].astype(np.float32), ["x", "y", "z"])
+    assert "wide.h5 float32" in refusal(EmbeddingCache, ranges, wide)
+
+
+def test_damage_in_one_shard_is_named_by_whatever_reads_it(ranges):
+    path = ranges.files[5].path
+    content = bytearray(path.read_bytes())
+    at = content.find(X[450].tobytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+    cache = EmbeddingCache(path.parent)
+    for action in (cache.verify, lambda: PUData.of(cache, S), lambda: Whitening.estimate(cache)):
+        assert f"{path} is damaged: embeddings" in refusal(action)
