@@ -12,6 +12,7 @@ are written as `bench-times.md`, and the index of the pages anew.
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -68,7 +69,8 @@ class Made:
     Attributes
     ----------
     page : str
-    minutes : float
+    minutes, cpu_minutes : float
+        On the clock, and of all processes together.
     load : float
         Load average of the machine just before.
     status : str
@@ -77,6 +79,7 @@ class Made:
 
     page: str
     minutes: float
+    cpu_minutes: float
     load: float
     status: str
 
@@ -114,17 +117,24 @@ def earlier(at: Settings) -> dict[str, Made]:
     if at.log.exists():
         for line in at.log.read_text().splitlines():
             one = Made(**json.loads(line))
-            before = found[one.page].minutes if one.page in found else 0
-            found[one.page] = Made(one.page, one.minutes + before, one.load, one.status)
+            before = found.get(one.page, Made(one.page, 0, 0, 0, ""))
+            minutes, cpu_minutes = one.minutes + before.minutes, one.cpu_minutes + before.cpu_minutes
+            found[one.page] = Made(one.page, minutes, cpu_minutes, one.load, one.status)
     return found
 
 
 def make(page: ResultPage, at: Settings, limit: float) -> Made:
     """Run a benchmark; its output goes into a file of WORK."""
-    output, load, began = at.work / f"{page.name}.log", os.getloadavg()[0], time.monotonic()
+    output, load, began, cpu = at.work / f"{page.name}.log", os.getloadavg()[0], time.monotonic(), cpu_minutes()
     longest = 60 * (LONGEST * expected(page, at.quick) + 10)
     status = run([sys.executable, *arguments_of(page, at, limit)], output, longest)
-    return Made(page.name, (time.monotonic() - began) / 60, load, status)
+    return Made(page.name, (time.monotonic() - began) / 60, cpu_minutes() - cpu, load, status)
+
+
+def cpu_minutes() -> float:
+    """Of all processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (used.ru_utime + used.ru_stime) / 60
 
 
 def run(command: list[str], output: Path, longest: float) -> str:
@@ -151,7 +161,7 @@ def run_pages(at: Settings, pages: tuple[ResultPage, ...], *, again: bool = Fals
         one = make(page, at, limit_of(page, pages[number + 1 :], left, at.quick))
         append(at.log, asdict(one))
         made.append(one)
-        print(f"{one.page:12} {one.minutes:5.1f} min, {one.status}", flush=True)
+        print(f"{one.page:12} {one.minutes:5.1f} min, CPU {one.cpu_minutes:5.1f}, {one.status}", flush=True)
         if one.status != "done":
             lines = (at.work / f"{page.name}.log").read_text(errors="replace").splitlines()
             print("\n".join(f"    {line}" for line in lines[-LAST_LINES:]), file=sys.stderr, flush=True)
@@ -165,23 +175,25 @@ def times_page(made: list[Made], at: Settings) -> str:
         [
             f"[{one.page}]({one.page}.md)",
             f"{one.minutes:.1f}",
+            f"{one.cpu_minutes:.1f}",
             f"{expected(pages[one.page], at.quick):.1f}",
             f"{one.load:.2f}",
             one.status,
         ]
         for one in made
     ]
-    rows.append(["all", f"{sum(one.minutes for one in made):.1f}", f"{at.minutes:g} allowed", "", ""])
+    sums = (f"{sum(values):.1f}" for values in zip(*((one.minutes, one.cpu_minutes) for one in made), strict=True))
+    rows.append(["all", *sums, f"{at.minutes:g} allowed", "", ""])
     name = "bench-quick" if at.quick else "bench"
     return "\n".join(
         [
             f"# Minutes of make {name}",
             "",
             f"`make {name} CIFAR=DIR FASHION=SOURCE`: the benchmarks one after another, each by a process of its own, "
-            "embeddings at hand. Load is the average number of processes that ran or waited in the minute before; on a "
-            "quiet machine about that of the benchmark before.",
+            "embeddings at hand. Minutes on the clock, and CPU minutes of all its processes. Load is the average "
+            "number of processes that ran or waited in the minute before.",
             "",
-            table(["page", "minutes", "expected", "load", ""], rows),
+            table(["page", "minutes", "CPU minutes", "expected", "load", ""], rows),
             "",
             environment(),
             "",

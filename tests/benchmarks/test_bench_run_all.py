@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def test_a_page_that_fails_is_reported_and_the_next_one_is_made(at, scripts, cap
     made = run_all.run_pages(at, (page("a"), page("b"), page("c")))
     assert [one.status for one in made] == ["done", "failed, exit code 1", "done"]
     shown = capsys.readouterr()
-    assert "no images" in shown.err and re.search(r"c +0\.0 min, done", shown.out)
+    assert "no images" in shown.err and re.search(r"c +0\.0 min, CPU +0\.0, done", shown.out)
 
 
 def test_a_run_goes_on_where_the_last_one_ended(at, scripts, capsys):
@@ -72,8 +73,8 @@ def test_a_page_whose_file_is_gone_is_made_again(at, scripts):
 
 def test_minutes_of_all_runs_of_a_page_are_added(at):
     for minutes, status in ((2.0, "failed, exit code 1"), (3.0, "done")):
-        run_all.append(at.log, {"page": "a", "minutes": minutes, "load": 0.1, "status": status})
-    assert run_all.earlier(at) == {"a": Made("a", 5.0, 0.1, "done")}
+        run_all.append(at.log, asdict(Made("a", minutes, 2 * minutes, 0.1, status)))
+    assert run_all.earlier(at) == {"a": Made("a", 5.0, 10.0, 0.1, "done")}
 
 
 def test_other_commits_do_not_count(at, scripts, monkeypatch):
@@ -105,10 +106,10 @@ def test_arguments_name_the_sources_and_leave_out_what_is_not_there(at):
 
 
 def test_the_page_of_times_has_a_row_for_each_and_the_sum(at):
-    made = [Made("paper", 10.5, 0.1, "done"), Made("peers", 2.0, 1.5, "failed, exit code 1")]
+    made = [Made("paper", 10.5, 20.0, 0.1, "done"), Made("peers", 2.0, 1.0, 1.5, "failed, exit code 1")]
     text = run_all.times_page(made, at)
-    assert "| [paper](paper.md) | 10.5 | 11.0 | 0.10 | done |" in text
-    assert "| all | 12.5 | 10 allowed |" in text and "failed, exit code 1" in text
+    assert "| [paper](paper.md) | 10.5 | 20.0 | 11.0 | 0.10 | done |" in text
+    assert "| all | 12.5 | 21.0 | 10 allowed |" in text and "failed, exit code 1" in text
 
 
 def test_make_bench_fits_into_its_minutes():
