@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..encoders.spec import EncoderSpec
-from .embedding_cache import CacheLike, open_cache
+from ..storage.urls import is_url
+from .embedding_cache import CacheLike, EmbeddingCache, check_same_encoder, expand_paths, open_cache
 from .reader import CacheFile
 
 
@@ -16,7 +20,8 @@ class CacheFileInfo:
 
     Attributes
     ----------
-    path : Path
+    path : Path or str
+        A file of this machine, or a URL without passwords and tokens.
     rows : int
     dtype : str
         Type of the embeddings, "float16" or "float32".
@@ -30,7 +35,7 @@ class CacheFileInfo:
         sha256 that identifies the content of the file, hexadecimal.
     """
 
-    path: Path
+    path: Path | str
     rows: int
     dtype: str
     created: str
@@ -39,19 +44,21 @@ class CacheFileInfo:
     checksum: str
 
     @classmethod
-    def of(cls, file: CacheFile) -> CacheFileInfo:
+    def of(cls, file: CacheFile, url: str = "") -> CacheFileInfo:
         """Describe an opened file.
 
         Parameters
         ----------
         file : CacheFile
+        url : str
+            Where the file was read from, without secrets; "" for a file of this machine.
 
         Returns
         -------
         CacheFileInfo
         """
         return cls(
-            path=file.path,
+            path=url or file.path,
             rows=len(file),
             dtype=str(file.dtype),
             created=file.created,
@@ -83,6 +90,8 @@ class CacheInfo:
 def info(cache: CacheLike) -> CacheInfo:
     """Describe a cache.
 
+    Of a URL only a few kilobytes are read, and the keys of several files are then not compared with each other.
+
     Parameters
     ----------
     cache : str, path, EmbeddingCache, or a sequence of these
@@ -97,10 +106,32 @@ def info(cache: CacheLike) -> CacheInfo:
     CacheError
         The cache cannot be opened.
     """
-    opened = open_cache(cache)
+    caches = [cache] if isinstance(cache, EmbeddingCache | str | os.PathLike) else list(cache)
+    if any(is_url(one) for one in caches if not isinstance(one, EmbeddingCache)):
+        from .remote_outline import OutlineError, remote_outlines  # imports fsspec
+
+        with ExitStack() as opened_urls:
+            try:
+                files: list[tuple[str, CacheFile]] = []
+                for one in caches:
+                    if isinstance(one, EmbeddingCache) or not is_url(one):
+                        files += [("", CacheFile(path)) for path in expand_paths(one)]
+                    else:
+                        files += opened_urls.enter_context(remote_outlines(os.fspath(one)))
+                return _describe(files)
+            except OutlineError:
+                pass  # the cache is fetched whole
+    return _describe(("", file) for file in open_cache(cache).files)
+
+
+def _describe(named_files: Iterable[tuple[str, CacheFile]]) -> CacheInfo:
+    """Describe files and, for those that are read from a URL, their URLs."""
+    urls, files = zip(*named_files, strict=True)
+    for other in files[1:]:
+        check_same_encoder(files[0], other)
     return CacheInfo(
-        rows=len(opened),
-        encoder=opened.encoder,
-        files=tuple(map(CacheFileInfo.of, opened.files)),
-        failures=opened.failures,
+        rows=sum(map(len, files)),
+        encoder=files[0].encoder,
+        files=tuple(map(CacheFileInfo.of, files, urls)),
+        failures={key: reason for file in files for key, reason in file.failures.items()},
     )

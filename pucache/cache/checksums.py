@@ -96,23 +96,45 @@ class ChecksumTable:
         OSError
             The file cannot be read.
         """
-        end = os.fstat(descriptor).st_size
-        footer = _FOOTER.fullmatch(os.pread(descriptor, FOOTER_BYTES, max(0, end - FOOTER_BYTES)))
+        table = cls.read_end(file_reader(descriptor), os.fstat(descriptor).st_size)
+        if _hash_rest(file_reader(descriptor), table.size, table.columns) != table.rest:
+            raise ChecksumError("its structure or attributes are not as they were written")
+        return table
+
+    @classmethod
+    def read_end(cls, read_at: ReadAt, end: int) -> ChecksumTable:
+        """Read the table alone; what it covers is not read.
+
+        Parameters
+        ----------
+        read_at : callable
+            Reads from the file.
+        end : int
+            Size of the file in bytes.
+
+        Raises
+        ------
+        MissingChecksumsError, ChecksumError
+            See `read`.
+        """
+        footer = _FOOTER.fullmatch(read_at(max(0, end - FOOTER_BYTES), FOOTER_BYTES))
         if not footer:
             raise MissingChecksumsError("there is no seal at its end")
         length, digest = int(footer[1]), footer[2]
         if length > min(_MAX_TABLE_BYTES, end - FOOTER_BYTES):
             raise ChecksumError(f"its seal would be of {length:,} bytes")
         size = end - FOOTER_BYTES - length
-        text = os.pread(descriptor, length, size)
+        text = read_at(size, length)
         if hashlib.sha256(text).hexdigest().encode() != digest:
             raise ChecksumError("its seal is not as it was written")
         table = cls._parse(text, digest.decode())
         if table.size != size:
             raise ChecksumError(f"it has {size:,} bytes before the seal, expected {table.size:,}")
-        if _hash_rest(file_reader(descriptor), table.size, table.columns) != table.rest:
-            raise ChecksumError("its structure or attributes are not as they were written")
         return table
+
+    def outside_columns(self) -> Iterator[tuple[int, int]]:
+        """Yield offset and size of each stretch of HDF5 bytes that belongs to no column."""
+        return _outside(self.size, self.columns)
 
     @classmethod
     def _parse(cls, text: bytes, checksum: str) -> ChecksumTable:
@@ -229,11 +251,19 @@ def file_reader(descriptor: int) -> ReadAt:
 
 def _hash_rest(read_at: ReadAt, size: int, columns: dict[str, ColumnChecksums]) -> str:
     """Hash the first `size` bytes but for the columns."""
-    state, position = hashlib.sha256(), 0
+    state = hashlib.sha256()
+    for offset, count in _outside(size, columns):
+        _hash(read_at, offset, count, state)
+    return state.hexdigest()
+
+
+def _outside(size: int, columns: dict[str, ColumnChecksums]) -> Iterator[tuple[int, int]]:
+    """Yield offset and size of each stretch of the first `size` bytes between columns."""
+    position = 0
     for column in sorted(columns.values(), key=lambda column: column.offset):
-        _hash(read_at, position, column.offset - position, state)
+        yield position, column.offset - position
         position = max(position, column.offset + column.size)
-    return _hash(read_at, position, size - position, state).hexdigest()
+    yield position, size - position
 
 
 def _hash(read_at: ReadAt, offset: int, count: int, state: hashlib._Hash) -> hashlib._Hash:

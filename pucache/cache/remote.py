@@ -16,15 +16,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import CacheError, OutputError, PUCacheError
+from ..errors import CacheError, OutputError
 from ..progress import Progress
 from ..storage.atomic import make_folder
 from ..storage.fetch_log import FetchLog
 from ..storage.filesystem import is_local, open_filesystem
 from ..storage.lease import Lease
-from ..storage.retries import error_text, remedy_for, with_retries
+from ..storage.retries import error_text, with_retries
 from ..storage.transfer import (
-    OBJECT_STORES,
     fetch_file,
     folder_files,
     is_copy,
@@ -40,6 +39,7 @@ from ..storage.transfer import (
 )
 from ..storage.urls import without_secrets
 from .paths import part_files, parts_folder, writer_lock
+from .remote_files import cache_files, file_name, store_errors
 from .working_folders import READING, working_folder
 
 __all__ = ["RemoteCache", "local_copy", "upload"]
@@ -78,7 +78,7 @@ class RemoteCache:
 
     def __init__(self, url: str, work: str | Path | None = None):
         self.name, self._url = without_secrets(url), url
-        self.local = working_folder(url, work) / _file_name(url)
+        self.local = working_folder(url, work) / file_name(url)
         self._lease: Lease | None = None  # within `exclusive`
         self._stored_parts: set[str] = set()  # names of the parts that this run knows to be in the store
 
@@ -94,7 +94,7 @@ class RemoteCache:
         MissingExtraError
             The package for this kind of store is not installed.
         """
-        with _store_errors(OutputError, "write", self.name):
+        with store_errors(OutputError, "write", self.name):
             fs, path = open_filesystem(self._url)
             existing = object_info(fs, path)
             if existing and existing["type"] != "file":
@@ -124,7 +124,7 @@ class RemoteCache:
             The store, or the working folder, cannot be written to.
         """
         with writer_lock(self.local, self.name), ExitStack() as held:
-            with _store_errors(OutputError, "write", self.name):
+            with store_errors(OutputError, "write", self.name):
                 fs, path = open_filesystem(self._url)
                 if is_local(fs):
                     make_folder(Path(path).parent)
@@ -150,7 +150,7 @@ class RemoteCache:
         OutputError
             The working folder cannot be written to.
         """
-        with _store_errors(CacheError, "fetch", self.name):
+        with store_errors(CacheError, "fetch", self.name):
             fs, path = open_filesystem(self._url, retry_each_request=True)
             info = object_info(fs, path)
             files = [] if info is None else [(path, self.local, info)]
@@ -177,7 +177,7 @@ class RemoteCache:
         """
         if self._lease:
             self._lease.check()
-        with _store_errors(OutputError, "write", f"{self.name}.parts/{part.name}"):
+        with store_errors(OutputError, "write", f"{self.name}.parts/{part.name}"):
             fs, path = open_filesystem(self._url)
             send_file(fs, part, f"{path}.parts/{part.name}")
         self._stored_parts.add(part.name)
@@ -205,7 +205,7 @@ class RemoteCache:
             The upload failed; an earlier cache is unchanged, and the parts remain.
         """
         self._confirm_lease()
-        with _store_errors(OutputError, "write", self.name):
+        with store_errors(OutputError, "write", self.name):
             fs, path = open_filesystem(self._url, retry_each_request=True)
             stored = object_info(fs, path)
             if stored is None or not is_copy(self.local, object_stamp(stored)):
@@ -217,13 +217,13 @@ class RemoteCache:
     def remove_parts(self) -> None:
         """Remove the parts from the store; for work that ended without a cache."""
         self._confirm_lease()
-        with _store_errors(OutputError, "write", self.name):
+        with store_errors(OutputError, "write", self.name):
             fs, path = open_filesystem(self._url)
         self._remove_parts(fs, path + ".parts")
 
     def _confirm_lease(self) -> None:
         if self._lease:
-            with _store_errors(OutputError, "write", self.name):
+            with store_errors(OutputError, "write", self.name):
                 self._lease.confirm()
 
     def send(self) -> None:
@@ -276,10 +276,10 @@ def local_copy(url: str, work: str | Path | None = None, progress: Progress | No
     OutputError
         The working folder cannot be written to.
     """
-    name, target = without_secrets(url), working_folder(url, work, READING) / _file_name(url.rstrip("/"))
-    with _store_errors(CacheError, "fetch", name), progress or FetchLog(name) as shown_progress:
+    name, target = without_secrets(url), working_folder(url, work, READING) / file_name(url.rstrip("/"))
+    with store_errors(CacheError, "fetch", name), progress or FetchLog(name) as shown_progress:
         fs, path = open_filesystem(url, retry_each_request=True)
-        _fetch_files(fs, _remote_files(fs, path, target, name), shown_progress)
+        _fetch_files(fs, _files_to_copy(fs, path, target, name), shown_progress)
     return target
 
 
@@ -292,18 +292,15 @@ def _fetch_files(fs: Any, files: list[RemoteFile], progress: Progress) -> None:
         fetch_file(fs, remote_path, file, progress)
 
 
-def _remote_files(fs: Any, path: str, target: Path, name: str) -> list[RemoteFile]:
+def _files_to_copy(fs: Any, path: str, target: Path, name: str) -> list[RemoteFile]:
     """List the files of a cache and remove copies of other files."""
-    info = object_info(fs, path)
-    if info is None:
-        raise CacheError(f"no such cache: {name}; check the URL")
-    if info["type"] == "file":
-        return [(path, target, info)]
-    files = folder_files(fs, path, ".h5")
-    if not files:
-        raise CacheError(f"no cache in folder {name}; expected *.h5 files")
-    _remove_other_copies(target, set(files))
-    return [(f"{path.rstrip('/')}/{file_name}", target / file_name, info) for file_name, info in files.items()]
+    files, is_folder = cache_files(fs, path, name)
+    if is_folder:
+        _remove_other_copies(target, set(files))
+    return [
+        (remote_path, target / file_name if is_folder else target, info)
+        for file_name, (remote_path, info) in files.items()
+    ]
 
 
 def _remove_other_copies(folder: Path, names: set[str]) -> None:
@@ -325,32 +322,6 @@ def upload(path: Path, url: str) -> None:
     MissingExtraError
         The package for this kind of store is not installed.
     """
-    with _store_errors(OutputError, "write", without_secrets(url)):
+    with store_errors(OutputError, "write", without_secrets(url)):
         fs, remote_path = open_filesystem(url, retry_each_request=True)
         send_file(fs, path, remote_path)
-
-
-# --- names and errors --------------------------------------------------------------------------
-
-
-def _file_name(url: str) -> str:
-    scheme, _, rest = without_secrets(url).partition("://")
-    folder, _, name = rest.rpartition("/")
-    if not name or name in (".", "..") or (scheme in OBJECT_STORES and not folder):
-        raise ValueError(f"{without_secrets(url)} names no file; expected a URL such as s3://bucket/folder/cache.h5")
-    return name
-
-
-@contextmanager
-def _store_errors(kind: type[PUCacheError], verb: str, name: str) -> Iterator[None]:
-    """Turn any error of a file system into one of this kind."""
-    try:
-        yield
-    except PUCacheError:
-        raise
-    except NotImplementedError as error:
-        raise kind(f"cannot {verb} {name}: this kind of store does not allow it; name another place") from error
-    except Exception as error:
-        missing = isinstance(error, FileNotFoundError) and verb == "write"
-        remedy = "; make it first, or name another place" if missing else remedy_for(error)
-        raise kind(f"cannot {verb} {name}: {error_text(error)}{remedy}") from error

@@ -366,7 +366,7 @@ def test_a_fast_download_says_nothing(store, caplog):
 def test_the_command_line_shows_the_line(store, tmp_path):
     store.put("c.h5", write_cache(tmp_path / "c.h5", X).files[0].path.read_bytes())
     code = "import pucache.storage.fetch_log as f; f.EVERY_SECONDS = 0.0; from pucache.cli.main import run; run()"
-    command = [sys.executable, "-c", code, "info", "s3://bucket/c.h5"]
+    command = [sys.executable, "-c", code, "pack", "s3://bucket/c.h5", "--out", tmp_path / "out.h5"]
     ended = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), cwd=Path(__file__).parents[2])
     assert ended.returncode == 0, ended.stderr
     assert "fetching s3://bucket/c.h5: 1 MB of 1, " in ended.stderr

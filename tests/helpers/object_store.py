@@ -79,6 +79,7 @@ class Store:
         urllib.request.urlopen(urllib.request.Request(f"{self._home}/moto-api/reset", method="POST")).close()
         self.relay.faults.clear()
         self.relay.asked.clear()
+        self.relay.sent.clear()
         self.files.call_s3("create_bucket", Bucket="bucket")
         for name, value in self.environ.items():
             monkeypatch.setenv(name, value)
@@ -111,6 +112,8 @@ class Relay(ThreadingHTTPServer):
     ----------
     asked : Counter
         How often each (method, key) was asked for.
+    sent : Counter
+        Bytes of the answers to GET, by key.
     faults : dict
         (method, key) to the kind of fault and how many are left.
     """
@@ -121,6 +124,7 @@ class Relay(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.upstream = upstream
         self.asked = Counter()
+        self.sent = Counter()
         self.faults = {}
         self._lock = threading.Lock()
         self.one_at_a_time = threading.Lock()  # S3 compares and writes in one step, the server behind does not
@@ -172,6 +176,8 @@ class _Handler(BaseHTTPRequestHandler):
             left_out = {"connection", "transfer-encoding", "content-length"}
             headers = [(name, value) for name, value in response.getheaders() if name.lower() not in left_out]
             size = response.headers.get("Content-Length", 0) if self.command == "HEAD" else len(data)
+        if self.command == "GET":
+            self.server.sent[key] += len(data)
         if fault == "short":
             data = data[: len(data) // 2]
             size = len(data)
