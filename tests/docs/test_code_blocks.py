@@ -44,7 +44,7 @@ ALL = [block for page in PAGES for block in blocks(page)]
 LANGUAGES = {"sh", "console", "python", "text", "yaml"}
 RUNS = ("sh", "console", "python")
 LONG = {
-    *(f"docs/{page}.md" for page in ("prior", "report", "retrieval", "scaling", "threshold", "walkthrough")),
+    *(f"docs/{page}.md" for page in ("prior", "report", "retrieval", "scaling", "sizes", "threshold", "walkthrough")),
     *(f"docs/tasks/{page}.md" for page in ("classify", "count", "encoder", "find")),
 }
 ANEW = "in a folder of its own"  # the one mark of a block that is run here
@@ -58,9 +58,9 @@ MARKS = {  # what a block that is not run here may say, and how many do
     "not run: needs a network; parsed only": 1,
     "not run: needs a GPU; parsed only": 1,
     "not run: needs several GPUs; parsed only": 2,
-    "not run: needs a Slurm cluster; parsed only": 2,
+    "not run: needs a Slurm cluster; parsed only": 3,
     "not run: needs a Ray cluster; parsed only": 1,
-    "not run: takes hours; parsed only": 2,
+    "not run: takes hours; parsed only": 3,
 }
 
 
