@@ -1,14 +1,19 @@
 import ast
 import importlib.metadata
+import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
+import venv
 import zipfile
 from email import message_from_string
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 NOT_OURS = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "*-demo", "*.h5")
@@ -66,6 +71,46 @@ def test_the_wheel_carries_its_licence_its_notice_and_the_command(wheel):
     assert "pucache = pucache.cli.main:run" in wheel.read(ends["entry_points.txt"]).decode()
 
 
+@pytest.fixture
+def environment(tmp_path, wheel):
+    """An empty virtual environment with the wheel in it; the libraries are those of this environment."""
+    venv.create(tmp_path / "venv", symlinks=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    command = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "--quiet"]
+    subprocess.run([*command, wheel.filename], check=True)
+    (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")  # its own .pth files are not read
+    return python.parent
+
+
+@pytest.mark.slow
+def test_the_demo_runs_from_an_installed_wheel(environment, tmp_path):
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    where = "import pucache.cli.main as cli; print(cli.__file__)"
+    for code in (where, where.replace(".cli.main as cli", " as cli")):
+        printed = subprocess.check_output([environment / "python", "-c", code], cwd=folder, env=environ, text=True)
+        assert Path(printed.strip()).is_relative_to(environment.parent), "of the wheel, not of the checkout"
+    ended = subprocess.run([environment / "pucache", "demo"], cwd=folder, env=environ, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    pages = {path.name for path in folder.rglob("*.html")}
+    assert {"report.html", "review.html"} <= pages, ended.stdout
+
+
+@pytest.mark.slow
+def test_a_source_distribution_holds_what_the_wheel_is_built_from(tmp_path, wheel):
+    shutil.copytree(ROOT, tmp_path / "copy", ignore=NOT_OURS)
+    build = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, tmp_path], cwd=tmp_path / "copy", check=True, capture_output=True)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        names = {name.partition("/")[2] for name in packed.getnames()}
+    modules = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert {name.replace("pucache/cli/", "cli/") for name in modules} <= names
+    assert {"setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE"} <= names
+
+
 def test_the_version_is_the_librarys(metadata):
     import pucache
 
@@ -82,6 +127,16 @@ def test_every_import_is_a_requirement_and_every_requirement_is_imported(metadat
     assert not unnamed, "setup.py must name what these come from"
     idle = always - set().union(*used.values()) - UNIMPORTED - FAISS
     assert not idle, "setup.py names what nobody imports"
+
+
+def test_continuous_integration_runs_make_test_on_each_python_that_is_supported(metadata):
+    versions = re.findall(r"^Classifier: Programming Language :: Python :: (3\.\d+)$", str(metadata), re.MULTILINE)
+    (job,) = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())["jobs"].values()
+    assert job["strategy"]["matrix"]["python"] == versions and metadata["Requires-Python"] == f">={versions[0]}"
+    steps = [step.get("run", "") for step in job["steps"]]
+    for command in ("make test", "make test-slow"):
+        assert f"{command} PYTHON=python" in steps
+        assert command in (ROOT / ".ci/run").read_text().splitlines()
 
 
 def test_extras_that_the_messages_name_exist(metadata):
