@@ -215,6 +215,12 @@ def verdicts(cells: list[dict]) -> str:
     return f"{counts[0]} of {len(cells)}" + (f", and {counts[1]} that none is found" if counts[1] else "")
 
 
+def mean_of_stated(values: list[float | None]) -> str:
+    """Mean of the values that are stated: with few labels, there is no estimate of recall."""
+    stated = [value for value in values if value is not None]
+    return f"{np.mean(stated):.2f}" if stated else "not stated"
+
+
 def row(name: list, cells: list[dict]) -> list:
     told = [cell for cell in cells if cell["auc"] is not None]
     return [
@@ -225,7 +231,7 @@ def row(name: list, cells: list[dict]) -> list:
         spread([0.5 + (1 - cell["true_precision"]) / 2 for cell in told], 1, 3),
         verdicts(cells),
         " / ".join(f"{np.mean([cell[key] for cell in cells]):.3f}" for key in ("prior", "true_prior")),
-        " / ".join(f"{np.mean([cell[key] for cell in cells]):.2f}" for key in ("recall", "true_recall")),
+        " / ".join(mean_of_stated([cell[key] for cell in cells]) for key in ("recall", "true_recall")),
     ]
 
 
