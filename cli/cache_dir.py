@@ -15,14 +15,17 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--clear", is_flag=True, help="Remove the copies that no process uses.")
+@click.option("--clear", is_flag=True, help="Remove copies from this machine.")
 @options.as_json
 def cache_dir(clear: bool, as_json: bool) -> None:
-    """Print where this machine keeps copies of remote caches, how many and how large.
+    """Print which copies of caches behind URLs this machine keeps, where, and how large they are.
 
-    The folder is PUCACHE_WORK, else ~/.cache/pucache. With --clear, copies that a running process uses
-    are kept, and so are parts of unfinished caches, which may not be in the store yet. A copy that was
-    removed is downloaded again when it is needed.
+    A cache behind a URL (s3://...) is copied to this machine when it is read, and written here before it is
+    sent. The copies lie in the folder PUCACHE_WORK, else in pucache below XDG_CACHE_HOME or ~/.cache.
+
+    --clear removes copies of this machine, and nothing behind a URL. A copy is made again when it is needed.
+    Kept are copies that a running process uses, parts of unfinished caches, which may not be in the store
+    yet, and review sessions.
 
     \b
     pucache cache-dir
@@ -52,7 +55,8 @@ def _lines(local: LocalCopies, clear: bool) -> Iterator[str]:
         if copy.kept_because:
             yield f"kept {_name(copy)}: {copy.kept_because}"
         else:
-            yield f"{_name(copy)}: {_size(copy.bytes)}, for {copy.purpose}{', in use' if copy.in_use else ''}"
+            unfinished = f", {copy.unfinished_parts:,} unfinished parts" if copy.unfinished_parts else ""
+            yield f"{_name(copy)}: {_size(copy.bytes)}, for {copy.purpose}{unfinished}{', in use' * copy.in_use}"
 
 
 def _total(copies: tuple[LocalCopy, ...]) -> str:
@@ -65,4 +69,7 @@ def _name(copy: LocalCopy) -> str:
 
 
 def _size(count: int) -> str:
-    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
+    for unit, name in ((1e9, "GB"), (1e6, "MB")):
+        if count >= unit:
+            return f"{count / unit:,.1f} {name}"
+    return f"{count / 1e3:,.1f} KB"

@@ -62,9 +62,9 @@ class LocalCopies:
     folder : Path
         Parent of all copies.
     copies : tuple of LocalCopy
-        Those that exist.
+        Those that exist, sorted by URL.
     removed : tuple of LocalCopy
-        Those that were removed by this call.
+        Those that were removed by this call, sorted by URL.
     """
 
     folder: Path
@@ -109,7 +109,7 @@ def cache_dir(*, clear: bool = False, work: str | Path | None = None) -> LocalCo
             reason = (obstacle or _irreplaceable(copy) or _remove(folder)) if clear else ""
         if copy.bytes:  # a folder without files is not worth a line
             (removed if clear and not reason else copies).append(replace(copy, kept_because=reason))
-    return LocalCopies(parent, tuple(copies), tuple(removed))
+    return LocalCopies(parent, *(tuple(sorted(some, key=lambda copy: copy.url)) for some in (copies, removed)))
 
 
 def _folders(parent: Path) -> list[Path]:

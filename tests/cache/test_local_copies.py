@@ -109,8 +109,8 @@ def user():
 def test_without_copies_there_is_nothing_to_list_or_to_clear(work):
     assert cache_dir() == cache_dir(clear=True) == LocalCopies(work, ())
     assert not work.exists()
-    assert run([]) == f"{work}: 0 copies, 0.0 MB\n"
-    assert run(["--clear"]) == f"removed 0 copies, 0.0 MB\n{work}: 0 copies, 0.0 MB\n"
+    assert run([]) == f"{work}: 0 copies, 0.0 KB\n"
+    assert run(["--clear"]) == f"removed 0 copies, 0.0 KB\n{work}: 0 copies, 0.0 KB\n"
 
 
 def test_copies_are_listed_with_url_size_and_purpose(work, store, tmp_path):
@@ -207,6 +207,7 @@ def test_parts_of_an_unfinished_cache_are_kept(work):
     let_go()
     (kept,) = cache_dir(clear=True).copies
     assert (kept.unfinished_parts, kept.in_use) == (1, False)
+    assert "memory://c.h5: 0.0 KB, for writing, 1 unfinished parts\n" in run([])
     assert "holds 1 part of an unfinished cache; finish it with the same command" in kept.kept_because
     (folder / "c.h5.parts/part-1.h5").unlink()
     (folder / "c.h5").write_bytes(b"cache")
@@ -251,7 +252,7 @@ def test_a_folder_that_an_earlier_version_made_is_listed_and_removed(work, memor
     (folder / ".in-use").unlink()
     (copy,) = cache_dir().copies
     assert (copy.url, copy.in_use, copy.folder) == ("", False, folder)
-    assert f"{folder}: 0.0 MB, for reading" in run([]) and not (folder / ".in-use").exists()
+    assert f"{folder}: 0.1 KB, for reading" in run([]) and not (folder / ".in-use").exists()
     assert len(cache_dir(clear=True).removed) == 1 and list(work.iterdir()) == []
 
 
@@ -354,6 +355,21 @@ def test_a_download_is_logged_every_ten_seconds_for_readers_and_writers(store, m
         caplog.clear()
         fetch()
         assert caplog.records == [], "of what is here already"
+
+
+def test_the_lines_about_a_folder_count_the_mb_of_all_that_is_fetched(
+    store, monkeypatch, caplog, clock
+):
+    monkeypatch.setattr("pucache.storage.transfer.BLOCK_BYTES", 1 << 20)
+    for name in "abc":
+        store.put(f"shards/{name}.h5", bytes(2 << 20))
+    caplog.set_level(logging.INFO, "pucache")
+    for ends in ((6, [2, 4, 6]), (2, [2])):
+        caplog.clear()
+        local_copy("s3://bucket/shards")
+        told = [record.getMessage().partition(" MB/s")[0] for record in caplog.records]
+        assert told == [f"fetching s3://bucket/shards: {done} MB of {ends[0]}, 0.2" for done in ends[1]]
+        store.put("shards/b.h5", bytes((2 << 20) - 1))
 
 
 def test_a_fast_download_says_nothing(store, caplog):
