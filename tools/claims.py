@@ -20,7 +20,7 @@ DIGITS = r"[-−]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?"
 NUMBER = rf"(?<![\w.]){DIGITS}"
 FIGURE = rf"({NUMBER}(?: ± {DIGITS})?)"  # a number, perhaps with its spread
 AGGREGATES = {"min": min, "max": max, "mean": lambda values: sum(values) / len(values), "sum": sum}
-UNITS = r"%|(?:m?s|[kMG]B|Tflop|seconds?|minutes?|hours?|times)\b|(?:images |photographs )?a second"
+UNITS = r"%|(?:m?s|[kMG]B|Tflop|seconds?|minutes?|hours?)\b|(?:images |photographs )?a second"
 MEASURED = re.compile(
     rf"((?<![\w.,])\d[\d,]*\.\d+|{NUMBER}(?=(?: to {DIGITS}| and {DIGITS})?(?: ± {DIGITS})?\s?(?:{UNITS})))"
 )
