@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 def info(cache: tuple[str, ...], failures: bool, as_json: bool) -> None:
     """Print the contents of CACHE (a file, a folder of cache files, or several).
 
+    Of a URL only a few kilobytes are downloaded.
+
     \b
     pucache info cache.h5
+    pucache info s3://bucket/shards/
     """
     from pucache.cache.cache_info import info as run
 
