@@ -162,8 +162,8 @@ def with_kills(todo: list[Operation], folder: Path, engine: Any, *, kills: int, 
     spent = time.perf_counter() - began
     return (
         f"**Killed workers**: {killer.killed} worker processes were killed (SIGKILL) at random times in {spent:.0f} s; "
-        f"operations run in that time: {runs}. Every output was equal to that of the local engine, byte by byte, and no "
-        "temporary file remained beside it."
+        f"operations run in that time: {runs}. Every output was equal to that of the local engine, byte by byte, and "
+        "no temporary file remained beside it."
     )
 
 

@@ -29,30 +29,17 @@ from .similarity import Similarity
 _MERGED_ROWS = 1 << 16  # rows that wait to be merged
 
 
-def check_scorer(scorer: Scorer, device: str) -> Similarity | Margins:
-    """Return a scorer that workers can run.
-
-    Raises
-    ------
-    ValueError
-        It cannot be divided among workers, or is to run on a GPU.
-    """
+def check_device(device: str) -> None:
+    """Raise `ValueError` for a device that workers do not rank on."""
     if device not in ("auto", "cpu"):
         raise ValueError(f"the engine ray ranks on processors; leave out device {device}, or use the engine local")
-    if isinstance(scorer, Fused):
-        raise ValueError(
-            "neighbours are searched on one machine, not by the engine ray; rank by classifier, or use the engine local"
-        )
-    if not isinstance(scorer, Similarity | Margins):
-        raise ValueError("an index is searched on one machine, not by the engine ray; leave out one of the two")
-    return scorer
 
 
 def rank_with_workers(
     workers: Workers,
     cache: EmbeddingCache,
     labels: Labels,
-    scorer: Similarity | Margins,
+    scorer: Scorer,
     *,
     wanted: int,
     diverse: float,
@@ -83,7 +70,10 @@ def rank_with_workers(
         As `retrieve_positives`.
     EngineError
         A machine cannot do the work, or workers died again and again at one range.
+    ValueError
+        Another scorer.
     """
+    scorer = _divisible(scorer)
     if isinstance(scorer, Margins):
         scorer.model.check_fits(cache)
     check_workers(workers, cache)
@@ -121,6 +111,16 @@ def rank_with_workers(
         note="" if isinstance(scorer, Similarity) else scorer.note,
         search_by=best.search_by,
     )
+
+
+def _divisible(scorer: Scorer) -> Similarity | Margins:
+    if isinstance(scorer, Fused):
+        raise ValueError(
+            "neighbours are searched on one machine, not by the engine ray; rank by classifier, or use the engine local"
+        )
+    if not isinstance(scorer, Similarity | Margins):
+        raise ValueError("an index is searched on one machine, not by the engine ray; leave out one of the two")
+    return scorer
 
 
 def _with_progress(results: Iterable[Any], ranges: list[RowRange], progress: Progress) -> Iterator[Any]:

@@ -102,18 +102,18 @@ def retrieve_positives(
         A parameter outside its domain, or parameters that exclude each other.
     """
     options = ScorerOptions(by=by, similarity=similarity, index=index, memory=memory, device=device)
-    scorer = choose_scorer(options, model, k)
     if engine is not None:
-        from .distributed_ranking import check_scorer, rank_with_workers
+        from .distributed_ranking import check_device, rank_with_workers
 
-        divisible = check_scorer(scorer, device)
+        check_device(device)
+    scorer = choose_scorer(options, model, k)
     cache = open_cache(cache)
     labels = open_labels(cache, positives, negatives)
     if engine is not None:
         wanted = _check(cache, labels, k, diverse, twins)
         with progress or Silent() as progress:
             return rank_with_workers(
-                engine, cache, labels, divisible, wanted=wanted, diverse=diverse, twins=twins, progress=progress
+                engine, cache, labels, scorer, wanted=wanted, diverse=diverse, twins=twins, progress=progress
             )
     return rank_unlabelled(cache, labels, k=k, scorer=scorer, diverse=diverse, twins=twins, progress=progress)
 

@@ -1,0 +1,69 @@
+"""Workers of `pucache.cache.range_workers` without processes, and a model whose worker dies."""
+
+import os
+import pickle
+import signal
+from pathlib import Path
+
+from pucache.pu.linear_model import PULinearModel
+
+
+class InProcess:
+    """Applies functions in this process; what travels between processes is pickled."""
+
+    def check(self, problem, packages):
+        assert pickle.loads(pickle.dumps(problem))() == ""
+
+    def map(self, function, shared, items):
+        shared = pickle.loads(pickle.dumps(shared))
+        for item in items:
+            yield pickle.loads(pickle.dumps(function(shared, pickle.loads(pickle.dumps(item)))))
+
+
+class Deadly(PULinearModel):
+    """A model that kills its process after the first block, so many times.
+
+    Attributes
+    ----------
+    lives : Path
+        A folder with a file for each time.
+    """
+
+    @classmethod
+    def of(cls, model, folder, times):
+        deadly = cls.__new__(cls)
+        deadly.__dict__.update(vars(model))
+        deadly.lives = Path(folder)
+        deadly.lives.mkdir()
+        for number in range(times):
+            (deadly.lives / str(number)).touch()
+        return deadly
+
+    def margins_of(self, cache):
+        for block in super().margins_of(cache):
+            yield block
+            for life in sorted(self.lives.iterdir()):
+                try:
+                    life.unlink()
+                except FileNotFoundError:
+                    continue  # another process has died for it
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def double(shared, item):
+    return shared["factor"] * item
+
+
+def fail(shared, item):
+    if item == 3:
+        raise shared
+    return item
+
+
+def die_at_two(shared, item):
+    """End the process at item 2, as often as there are files in the folder `shared`."""
+    if item == 2:
+        for life in sorted(Path(shared).iterdir()):
+            life.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+    return item

@@ -1,0 +1,110 @@
+"""Scores by workers that read ranges of a cache; tests/distributed has the same with processes of Ray."""
+
+import contextlib
+
+import numpy as np
+import pytest
+from helpers.planted import planted, write_cache
+from helpers.range_workers import InProcess
+
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.errors import CacheError, ModelError
+from pucache.pu import distributed_scores
+from pucache.pu.classifier import PULinearClassifier
+from pucache.pu.score import score
+from pucache.pu.score_tables import read_scores
+
+N, D = 1300, 4
+X, S, _ = planted(N, d=D, labelled=40)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return PULinearClassifier(prior=0.3, method="linear", device="cpu").fit(X, S)
+
+
+@pytest.fixture
+def shards(tmp_path, monkeypatch):
+    """Shards of 700, 0, 1 and 599 rows, which workers read in ranges of 3 blocks of 50 rows."""
+    monkeypatch.setattr("pucache.cache.reader.BLOCK_BYTES", 50 * D * 4)
+    monkeypatch.setattr("pucache.cache.row_range._BLOCKS_PER_RANGE", 3)
+    monkeypatch.setattr("pucache.pu.score_tables._ROW_GROUP", 64)
+    (tmp_path / "shards").mkdir()
+    for name, rows in {"a": slice(0, 700), "b": slice(0, 0), "c": slice(700, 701), "d": slice(701, N)}.items():
+        keys = [f'{row:04},"é".png' for row in range(N)[rows]]
+        failures = {f"bad-{name}.png": "truncated"}
+        write_cache(tmp_path / "shards" / f"{name}.h5", X[rows], keys, failures=failures)
+    return tmp_path / "shards"
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_workers_write_the_bytes_of_one_process(shards, model, tmp_path, suffix):
+    local = score(model, shards, tmp_path / f"local.{suffix}")
+    report = score(model, shards, tmp_path / f"workers.{suffix}", engine=InProcess())
+    assert (tmp_path / f"workers.{suffix}").read_bytes() == (tmp_path / f"local.{suffix}").read_bytes()
+    assert (report.rows, report.positives, report.failures) == (local.rows, local.positives, local.failures)
+    assert report.rows == N and report.failures == 4 and report.positives > 0
+
+
+@pytest.mark.parametrize("seen", [True, False])
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_parts_are_the_table_cut_at_the_files(shards, model, tmp_path, monkeypatch, suffix, seen):
+    if not seen:
+        monkeypatch.setattr(distributed_scores, "_probe", lambda out: contextlib.nullcontext("/nowhere/at/all"))
+    whole = score(model, shards, tmp_path / f"whole.{suffix}")
+    local = score(model, shards, tmp_path / "local", parts=suffix)
+    report = score(model, shards, f"{tmp_path}/workers/", parts=suffix, engine=InProcess())
+    names = [f"{name}.{suffix}" for name in "abcd"]
+    assert local.parts == report.parts == 4 and report.positives == local.positives == whole.positives
+    for folder in ("local", "workers"):
+        assert sorted(path.name for path in (tmp_path / folder).iterdir()) == names
+    for name in names:
+        assert (tmp_path / "workers" / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
+    tables = [read_scores(tmp_path / "local" / name) for name in names]
+    for column, values in read_scores(tmp_path / f"whole.{suffix}").items():
+        assert np.concatenate([table[column] for table in tables]).tolist() == values.tolist()
+
+
+def test_a_parquet_table_does_not_depend_on_how_rows_are_divided(shards, model, tmp_path, monkeypatch):
+    score(model, shards, tmp_path / "small.parquet")
+    monkeypatch.setattr("pucache.cache.reader.BLOCK_BYTES", 1 << 23)
+    score(model, shards, tmp_path / "large.parquet")
+    assert (tmp_path / "small.parquet").read_bytes() == (tmp_path / "large.parquet").read_bytes()
+
+
+@pytest.mark.parametrize("parts", [None, "csv"])
+def test_a_shard_that_vanishes_or_is_damaged_is_named_and_leaves_no_output(shards, model, tmp_path, parts):
+    out = tmp_path / ("out" if parts else "out.csv")
+    cache = EmbeddingCache(shards)
+    file = cache.files[3]
+    with file.path.open("rb+") as stream:
+        stream.seek(file._extents["embeddings"].row_offset(599 - 10))
+        stream.write(b"\x7f")
+    with pytest.raises(CacheError, match=rf"^{file.path} is damaged: embeddings are not as they were written"):
+        score(model, cache, out, parts=parts, engine=InProcess())
+    file.path.unlink()
+    with pytest.raises(CacheError, match=f"^no such cache: {file.path}$"):
+        score(model, cache, out, parts=parts, engine=InProcess())
+    assert not (tmp_path / "out.csv").exists() and not (tmp_path / "out" / "d.csv").exists()
+    assert not list(tmp_path.rglob(".*"))
+
+
+def test_a_model_of_another_encoder_is_refused(shards, tmp_path):
+    other = PULinearClassifier(prior=0.3, method="linear", device="cpu").fit(X[:, :3], S)
+    for parts in (None, "csv"):
+        with pytest.raises(ModelError, match="the model expects 3-d rows"):
+            score(other, shards, tmp_path / ("o" if parts else "o.csv"), parts=parts, engine=InProcess())
+
+
+def test_parts_that_cannot_be_are_refused(shards, model, tmp_path):
+    with pytest.raises(ValueError, match="parts are tables of csv or parquet, got 'json'"):
+        score(model, shards, tmp_path / "out", parts="json")
+    with pytest.raises(ValueError, match=r"out\.csv is the name of a table; name a folder as out"):
+        score(model, shards, tmp_path / "out.csv", parts="csv")
+    (tmp_path / "more").mkdir()
+    write_cache(tmp_path / "more" / "a.h5", X[:3], ["x", "y", "z"])
+    with pytest.raises(ValueError, match=r"two cache files are called a\.h5, and their parts would be one"):
+        score(model, [shards, tmp_path / "more" / "a.h5"], tmp_path / "out", parts="csv")
+    with pytest.raises(ValueError, match="parts are for caches, a table for each file, and images are given"):
+        score(model, tmp_path, tmp_path / "out", parts="csv")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,107 @@
+"""Rankings by workers that read ranges of a cache; tests/distributed has the same with processes of Ray."""
+
+import numpy as np
+import pytest
+from helpers.neighbours import with_neighbours
+from helpers.planted import planted, write_cache
+from helpers.range_workers import InProcess
+
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.errors import CacheError
+from pucache.pu.classifier import PULinearClassifier
+from pucache.pu.labels import Labels
+from pucache.retrieval.retrieve import retrieve_positives
+
+N, D = 900, 6
+X, S, Y = planted(N, d=D, labelled=40)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return PULinearClassifier(prior=0.3, method="linear", device="cpu").fit(X, S)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Three shards with equal rows, copies of positives and equal digests; read in ranges of 2 blocks of 40 rows."""
+    monkeypatch.setattr("pucache.cache.reader.BLOCK_BYTES", 40 * D * 4)
+    monkeypatch.setattr("pucache.cache.row_range._BLOCKS_PER_RANGE", 2)
+    monkeypatch.setattr("pucache.retrieval.range_tasks._SPARE", 1)
+    rows, digests = X.copy(), np.random.default_rng(1).integers(0, 256, (N, 32), np.uint8)
+    positives, others = np.flatnonzero(S == 1), np.flatnonzero(S == 0)
+    rows[others[:60:2]] = rows[positives[:30]]  # copies of positives
+    rows[others[100:160]] = rows[others[100]]  # equal scores
+    digests[others[200:205]] = digests[positives[0]]
+    digests[others[300:400]] = 0
+    for number, part in enumerate(np.array_split(np.arange(N), [333, 350])):
+        keys = [f"{row:04}.png" for row in part]
+        write_cache(tmp_path / f"{number}.h5", rows[part], keys, digests=digests[part])
+    return EmbeddingCache(tmp_path)
+
+
+def labels():
+    reviewed = np.zeros(N, np.int8)
+    unlabelled = np.flatnonzero(S == 0)
+    reviewed[unlabelled[-20:]], reviewed[unlabelled[-40:-20]] = -1, 1
+    return Labels(S, reviewed)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"k": 7, "similarity": "centroid"},
+        {"k": None, "similarity": "topk"},
+        {"k": 30, "similarity": "max", "twins": None},
+        {"k": 5, "twins": 0.7},
+        {"k": 20, "diverse": 0.5},
+        {"k": 50, "by": "classifier"},
+        {"k": None, "by": "classifier", "twins": None},
+        {"k": 10, "by": "classifier", "diverse": 0.3},
+    ],
+)
+def test_workers_rank_as_one_process_does(cache, model, options):
+    if "by" in options:
+        options = {**options, "model": model}
+    local = retrieve_positives(cache, labels(), device="cpu", **options)
+    ranking = retrieve_positives(cache, labels(), engine=InProcess(), **options)
+    assert ranking.rows.tolist() == local.rows.tolist() and ranking.keys == local.keys
+    assert ranking.scores.tobytes() == local.scores.tobytes() and ranking.scores.dtype == np.float32
+    assert (ranking.posterior is None) == (local.posterior is None)
+    if local.posterior is not None:
+        assert ranking.posterior.tobytes() == local.posterior.tobytes()
+    for name in ("scorer", "note", "search", "search_by"):
+        assert getattr(ranking, name) == getattr(local, name)
+
+
+def test_what_workers_cannot_do_is_refused(cache, model):
+    def refused(match, **options):
+        with pytest.raises(ValueError, match=match):
+            retrieve_positives(cache, S, engine=InProcess(), **options)
+
+    refused("an index is searched on one machine, not by the engine ray", index="ivf", similarity="topk")
+    refused(
+        "neighbours are searched on one machine, not by the engine ray; rank by cl", model=with_neighbours(model, 2.0)
+    )
+    refused("the engine ray ranks on processors; leave out device cuda", device="cuda")
+    refused("k must be at least 1", k=0)
+
+
+@pytest.mark.parametrize("dataset", ["embeddings", "digests", "keys"])
+@pytest.mark.parametrize("by", ["similarity", "classifier"])
+def test_damage_is_named(cache, model, dataset, by):
+    file = cache.files[2]
+    with file.path.open("rb+") as stream:
+        stream.seek(file._extents[dataset].row_offset(len(file) - 1) + 1)
+        stream.write(b"\x01")
+    with pytest.raises(CacheError, match=rf"^{file.path} is damaged: {dataset} are not as they were written"):
+        retrieve_positives(cache, S, model if by == "classifier" else None, engine=InProcess())
+
+
+def test_embeddings_that_are_not_finite_are_named(tmp_path, model):
+    rows = X.copy()
+    rows[800, 2] = np.inf
+    cache = write_cache(tmp_path / "cache.h5", rows)
+    for chosen in (None, model):
+        with pytest.raises(CacheError, match=r"cache\.h5 holds NaN or infinite embeddings \('00800\.png'\)"):
+            retrieve_positives(cache, S, chosen, engine=InProcess())
