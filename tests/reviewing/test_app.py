@@ -74,6 +74,20 @@ def client(server):
     client.close()
 
 
+@pytest.fixture(scope="module")
+def unchanged(pile, tmp_path_factory):
+    """A server for tests that decide nothing."""
+    with served(pile[0], tmp_path_factory.mktemp("unchanged") / "session", pile[1]) as (_, server):
+        yield server
+
+
+@pytest.fixture
+def visitor(unchanged):
+    client = unchanged.client()
+    yield client
+    client.close()
+
+
 # --- every route, every method -----------------------------------------------------------------
 
 
@@ -122,11 +136,11 @@ def test_each_route_answers_its_methods_alone_and_only_who_may(server, client, p
 @pytest.mark.parametrize(
     "path", ["/x", "/api", "/api/", "/api/state/", "/assets/", "/assets/../app.py", "/favicon.ico"]
 )
-def test_what_is_no_route_is_nothing_and_no_redirect(server, client, path):
+def test_what_is_no_route_is_nothing_and_no_redirect(unchanged, visitor, path):
     for method in METHODS:
-        own = {"Origin": client.origin, "Content-Type": "application/json", "Cookie": client.cookie}
-        assert ask(server, method, path, None if method in READ else "{}", **own)[0] in (404, 405), (method, path)
-        assert "location" not in ask(server, method, path, **own)[1]
+        own = {"Origin": visitor.origin, "Content-Type": "application/json", "Cookie": visitor.cookie}
+        assert ask(unchanged, method, path, None if method in READ else "{}", **own)[0] in (404, 405), (method, path)
+        assert "location" not in ask(unchanged, method, path, **own)[1]
 
 
 def raw(server, text):
@@ -139,28 +153,28 @@ def raw(server, text):
         return answer
 
 
-def test_a_host_is_there_once_over_real_http(server, client):
-    get = b"GET /api/state HTTP/1.1\r\nConnection: close\r\nCookie: " + client.cookie.encode() + b"\r\n"
-    assert raw(server, get + b"Host: localhost\r\n\r\n").startswith(b"HTTP/1.1 200")
-    assert raw(server, get + b"Host: [::1]:8321\r\n\r\n").startswith(b"HTTP/1.1 200")
+def test_a_host_is_there_once_over_real_http(unchanged, visitor):
+    get = b"GET /api/state HTTP/1.1\r\nConnection: close\r\nCookie: " + visitor.cookie.encode() + b"\r\n"
+    assert raw(unchanged, get + b"Host: localhost\r\n\r\n").startswith(b"HTTP/1.1 200")
+    assert raw(unchanged, get + b"Host: [::1]:8321\r\n\r\n").startswith(b"HTTP/1.1 200")
     for hosts in (b"", b"Host: localhost\r\nHost: localhost\r\n", b"Host: evil.example\r\n", b"Host: \r\n"):
-        assert raw(server, get + hosts + b"\r\n")[9:12] in (b"400", b"403")
+        assert raw(unchanged, get + hosts + b"\r\n")[9:12] in (b"400", b"403")
     old = get.replace(b"1.1", b"1.0")
-    assert raw(server, old + b"\r\n").startswith(b"HTTP/1.1 403"), "HTTP 1.0 may lack it"
+    assert raw(unchanged, old + b"\r\n").startswith(b"HTTP/1.1 403"), "HTTP 1.0 may lack it"
 
 
 @pytest.mark.parametrize(
     "target", [b"http://evil.example/api/state", b"//evil.example/api/state", b"*", b"/api/state%00"]
 )
-def test_the_address_of_a_request_is_its_raw_path(server, client, target):
-    lines = b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nCookie: " + client.cookie.encode() + b"\r\n\r\n"
-    assert raw(server, b"GET " + target + lines).startswith(b"HTTP/1.1 404")
-    assert raw(server, b"GET /api/state" + lines).startswith(b"HTTP/1.1 200")
+def test_the_address_of_a_request_is_its_raw_path(unchanged, visitor, target):
+    lines = b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nCookie: " + visitor.cookie.encode() + b"\r\n\r\n"
+    assert raw(unchanged, b"GET " + target + lines).startswith(b"HTTP/1.1 404")
+    assert raw(unchanged, b"GET /api/state" + lines).startswith(b"HTTP/1.1 200")
 
 
-def test_an_upgrade_is_not_made(server, client):
+def test_an_upgrade_is_not_made(unchanged, visitor):
     lines = b"GET /api/events HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n"
-    answer = raw(server, lines + b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAA\r\n\r\n")
+    answer = raw(unchanged, lines + b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAA\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 403")
 
 
@@ -441,9 +455,9 @@ ODD = [
 
 
 @pytest.mark.parametrize("body", ODD, ids=str)
-def test_an_odd_decision_is_one_line_and_changes_nothing(client, body):
-    error = client.post("/api/decide", 400, **body)["error"]
-    assert error and "\n" not in error and client.get("/api/state")["decided"] == 0
+def test_an_odd_decision_is_one_line_and_changes_nothing(visitor, body):
+    error = visitor.post("/api/decide", 400, **body)["error"]
+    assert error and "\n" not in error and visitor.get("/api/state")["decided"] == 0
 
 
 def test_a_request_identifier_stands_for_one_image(client):
@@ -452,20 +466,20 @@ def test_a_request_identifier_stands_for_one_image(client):
 
 
 @pytest.mark.parametrize("body", [{}, {"count": -1}, {"count": 10**9}, {"count": 1, "keep": [60]}, {"count": True}])
-def test_an_odd_request_for_images_is_one_line(client, body):
-    assert client.post("/api/next", 400, **body)["error"]
+def test_an_odd_request_for_images_is_one_line(visitor, body):
+    assert visitor.post("/api/next", 400, **body)["error"]
 
 
 @pytest.mark.parametrize("on", [None, 1, "true"])
-def test_a_closing_audit_is_on_or_off(client, on):
-    assert "true or false" in client.post("/api/closing-audit", 400, on=on)["error"]
+def test_a_closing_audit_is_on_or_off(visitor, on):
+    assert "true or false" in visitor.post("/api/closing-audit", 400, on=on)["error"]
 
 
 @pytest.mark.parametrize(
     "text", ["", "x", "[]", "1", "null", '"a"', "{", "[" * 100_000, '{"a":' * 50_000, "\x00", "1" * 6000]
 )
-def test_what_is_no_json_object_is_refused(client, text):
-    status, _, content = client.ask("POST", "/api/decide", text)
+def test_what_is_no_json_object_is_refused(visitor, text):
+    status, _, content = visitor.ask("POST", "/api/decide", text)
     assert status == 400 and "JSON" in json.loads(content)["error"]
 
 
@@ -531,10 +545,10 @@ def test_export_writes_labels_that_a_new_session_takes_in(opened, client, cache,
 @pytest.mark.parametrize(
     "csv", ["", "x", "key,label\nno-such.png,1\n", "key,label\n005.png,maybe\n", "\x00", "key\n005.png\n"]
 )
-def test_a_table_that_is_none_is_refused_whole(client, csv):
-    error = client.post("/api/import", 400, csv=csv)["error"]
+def test_a_table_that_is_none_is_refused_whole(visitor, csv):
+    error = visitor.post("/api/import", 400, csv=csv)["error"]
     assert error and "\n" not in error and "/tmp" not in error
-    assert client.get("/api/state")["decided"] == 0
+    assert visitor.get("/api/state")["decided"] == 0
 
 
 # --- events ------------------------------------------------------------------------------------
