@@ -222,7 +222,7 @@ class Lease:
     def _write(self, tag: str | None) -> str:
         assert self._object is not None
         stored_lease, data = self._object, self._text.encode()
-        return with_retries(lambda: stored_lease.write(data, tag))
+        return with_retries(lambda: stored_lease.write(data, tag), max_seconds=RENEWAL_SECONDS)
 
     def _keep_renewing(self) -> None:
         while not self._released.wait(RENEWAL_SECONDS):
@@ -288,9 +288,9 @@ class Lease:
         try:
             if _clock() - self._written > self._text.seconds / 2:  # nobody may take it over while it is removed
                 self.confirm()
-            self.check()
-            stored_lease, tag = self._object, self._tag
-            with self._exclusive:
+            with self._exclusive:  # a renewal that has begun ends first
+                self.check()
+                stored_lease, tag = self._object, self._tag
                 with_retries(lambda: stored_lease.remove(tag), max_seconds=RELEASE_SECONDS)
         except (LeaseLostError, ObjectChangedError):
             pass  # it is another writer's now

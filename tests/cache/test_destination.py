@@ -1,10 +1,13 @@
 """Caches and scores behind URLs, from the images to the table, on a real S3 server."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from helpers.object_store import object_store
-from helpers.planted import planted
+from helpers.planted import planted, write_cache
 from helpers.tiny import save_image, tiny_encoder
 
 from pucache.cache.destination import atomic_output, encoder_of_existing
@@ -197,3 +200,27 @@ def test_what_fails_while_it_is_written_delivers_nothing(store):
     with atomic_output(SCORES) as path:
         path.write_text("whole")
     assert store.files.cat_file("bucket/made/scores.csv") == b"whole"
+
+
+HOLDER = """
+import sys
+from pucache.cache.destination import atomic_output
+with atomic_output(sys.argv[1]) as path:
+    print("writes", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_command_whose_url_another_process_writes_is_one_line_and_writes_nothing(store, tmp_path, monkeypatch):
+    out, cache = "s3://bucket/made/c.parquet", write_cache(tmp_path / "c.h5", planted(20)[0]).files[0].path
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, out], text=True, **pipes)
+    assert holder.stdout.readline() == "writes\n"
+    monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "elsewhere"))
+    refused = CliRunner().invoke(main, ["export", str(cache), out])
+    assert (refused.exit_code, refused.output.count("\n")) == (1, 1)
+    assert f"{out} is being written by process {holder.pid} on " in refused.output
+    assert names(store) == [".c.parquet.lease"]
+    holder.communicate("")
+    assert CliRunner().invoke(main, ["export", str(cache), out]).exit_code == 0
+    assert names(store) == ["c.parquet"]

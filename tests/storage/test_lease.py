@@ -310,6 +310,28 @@ def test_a_store_that_refuses_conditions_is_warned_about(store, writer, caplog, 
         assert "does not keep two writers apart" in caplog.text
 
 
+def test_a_store_with_conditions_for_writes_alone_is_enough(store, writer, caplog, monkeypatch):
+    real = conditional._S3Object._request
+
+    def partial(self, method, **options):
+        if method == "delete_object" and options:
+            raise NotImplementedError
+        return real(self, method, **options)
+
+    monkeypatch.setattr(conditional._S3Object, "_request", partial)
+    with writer(URL), pytest.raises(LeaseHeldError):
+        writer(URL, "elsewhere").__enter__()
+    assert caplog.records == [] and store.keys() == []
+
+
+def test_a_renewal_that_is_under_way_at_the_end_does_not_leave_the_lease(url, writer, monkeypatch):
+    monkeypatch.setattr(lease, "RENEWAL_SECONDS", 0.0)
+    for _ in range(20):
+        with writer(url):
+            pass
+        assert lease_object(url).read() is None
+
+
 def test_a_kind_of_store_without_conditional_writes_is_warned_about(writer, tmp_path, caplog):
     files = SimpleNamespace(protocol=("sftp", "ssh"))
     with Lease(files, "/data/c.h5", name="sftp://host/data/c.h5", record=tmp_path / "r.lease") as held:
