@@ -7,14 +7,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-WITHOUT = {"docs/changelog.md", "docs/contributing.md", "docs/scaling.md", "docs/sizes.md"}  # assumed, computed: marked
-NOT_YET = {
-    f"docs/{page}.md"
-    for page in (
-        "docker durability embedding encoders gpu importing limits method metrics pretraining prior retrieval "
-        "threshold walkthrough"
-    ).split()
+WITHOUT = {  # CHANGELOG.md and CONTRIBUTING.md; costs that are computed from other figures, and say so
+    *("docs/changelog.md", "docs/contributing.md"),
+    *("docs/scaling.md", "docs/sizes.md"),
 }
+NOT_YET = {"docs/method.md"}
 PAGES = ["README.md", *sorted(f"docs/{path.relative_to(ROOT / 'docs')}" for path in (ROOT / "docs").glob("*.md"))]
 PAGES += sorted(f"docs/tasks/{path.name}" for path in (ROOT / "docs/tasks").glob("*.md"))
 
@@ -37,7 +34,7 @@ def test_every_figure_of_the_texts_is_that_of_its_results_page():
     moved = [f"{one.page}: {one.written} is now {one.measured}   {one.source}" for one in found]
     moved = [line for line, one in zip(moved, found, strict=True) if one.written != one.measured]
     assert not faults + moved, "python tools/claims.py --write\n" + "\n".join(faults + moved)
-    assert len(found) > 40
+    assert len(found) > 150
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in WITHOUT | NOT_YET])
