@@ -29,6 +29,7 @@ def imported(path):
     return names
 
 
+@pytest.mark.slow
 def test_the_import_contract_holds():
     linter = Path(sys.executable).with_name("lint-imports")
     ended = subprocess.run([linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True)

@@ -10,6 +10,8 @@ from pucache.reviewing.audit import audit
 from pucache.reviewing.audit_log import replay
 from pucache.reviewing.log_entries import Draw
 
+pytestmark = pytest.mark.slow
+
 
 def ever_excluded(sitting, level):
     """Limits that audit() puts on the wrong side of K after the decision on some random image."""

@@ -21,7 +21,7 @@ from benchmarks.gpu import counts, embedding, heads, pretraining, results, retri
 from benchmarks.gpu.page import page
 from benchmarks.gpu.slices import QUICK, Bench, Figure, LeftOut, Slice, Unfinished
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 ROOT = Path(__file__).parents[2]
 TINY = dataclasses.replace(QUICK, rows=300, dim=8, labelled=20, heads=2, epochs=2, queries=8)
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -104,7 +104,7 @@ POINTS = {
 
 
 @pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("kind", ["arrays", "table"])
+@pytest.mark.parametrize("kind", ["arrays", slow("table")])
 def test_an_import_that_ends_at_a_point_goes_on_from_there(tmp_path, monkeypatch, small_segments, kind, point):
     source = make_source(tmp_path, kind)
     import_embeddings(source, tmp_path / "whole.h5")

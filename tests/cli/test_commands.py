@@ -773,7 +773,7 @@ run()
 """
 
 
-@pytest.mark.parametrize("number, code, workers", [slow(signal.SIGINT, 130, 0), (signal.SIGTERM, 143, 2)])
+@pytest.mark.parametrize("number, code, workers", [(signal.SIGINT, 130, 0), slow(signal.SIGTERM, 143, 2)])
 def test_an_interrupted_embed_says_how_to_go_on_and_does(world, here, number, code, workers):
     save_images(here / "many", 320, (128, 128, 128), np.random.default_rng(0))
     arguments = f"embed many cache.h5{SMALL}--batch-size 8 --workers {workers}".format(w=world).split()

@@ -78,6 +78,7 @@ def test_with_random_images_the_figures_rest_on_them(review):
         assert low <= point <= high
 
 
+@pytest.mark.slow
 def test_the_report_rests_on_them_too(review):
     review(drawn=150)
     output = run(f"report cache.h5 --session {SESSION} --sample 20")

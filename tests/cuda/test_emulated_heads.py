@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.emulated_cuda import emulated_cuda
 from helpers.planted import planted, write_cache
+from helpers.slow import slow
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.heads import device_rows
@@ -56,7 +57,7 @@ def weights(rows):
     return np.random.default_rng(1).integers(0, 3, (len(rows[1]), 3)).astype(np.float32)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", [slow(False), True])
 @pytest.mark.parametrize("risk", sorted(RISKS))
 @pytest.mark.parametrize("solver", ["batch", "sgd"])
 def test_heads_are_those_of_the_cpu(rows, solver, risk, weighted):
@@ -75,7 +76,7 @@ def cache(rows, tmp_path):
     return EmbeddingCache(tmp_path / "cache.h5")
 
 
-@pytest.mark.parametrize("method", ["linear", "distilled"])
+@pytest.mark.parametrize("method", [slow("linear"), "distilled"])
 def test_a_classifier_is_that_of_the_cpu(rows, cache, method):
     expected = train_pu(cache, rows[1], method=method, device="cpu")
     with emulated_cuda():
@@ -89,8 +90,8 @@ def test_a_classifier_is_that_of_the_cpu(rows, cache, method):
 # --- budgets of the batch solver -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("weighted", [slow(False), True])
+@pytest.mark.parametrize("count", [slow(1), 3])
 @pytest.mark.parametrize("risk", sorted(RISKS))
 def test_a_fit_waits_once_a_pass(rows, risk, count, weighted):
     X, s = rows

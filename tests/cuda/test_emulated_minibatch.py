@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers.emulated_cuda import Graph, emulated_cuda
 from helpers.planted import planted
+from helpers.slow import slow
 
 from pucache.heads import minibatch, minibatch_rounds
 from pucache.heads.design_matrix import DesignMatrix
@@ -156,7 +157,7 @@ BUDGETS = [
 ]
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", [slow(False), True])
 @pytest.mark.parametrize("risk, budget", BUDGETS, ids=str)
 def test_launches_and_waits_of_a_step(data, weights, monkeypatch, risk, budget, weighted):
     options = {"risk": risk, "weights": weights if weighted else None}
@@ -168,7 +169,7 @@ def test_a_step_without_a_penalty_has_one_launch_less(data, monkeypatch):
     assert of_a_step(data, monkeypatch, penalty=0.0)[0] == 5
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", [slow(False), True])
 @pytest.mark.parametrize("risk", EVERY, ids=str)
 def test_launches_and_waits_of_an_epoch_by_a_graph(data, weights, risk, weighted):
     launches, waits, counts = of_an_epoch(data, risk=risk, weights=weights if weighted else None)
@@ -236,7 +237,7 @@ def wide(data):
     return np.repeat(data[0], 40, axis=1), data[1]  # 960 kB
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", [slow(False), True])
 def test_rows_larger_than_the_device_are_streamed_and_a_message_says_so(wide, weights, caplog, weighted):
     options = {"weights": weights if weighted else None, "risk": CLAMPED, "size": 16}
     expected, _ = on_device(wide, **options)

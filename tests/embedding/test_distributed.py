@@ -343,7 +343,7 @@ def encoder_of(kind, folder):
     return load_encoder(device="cpu", runtime="torch", decode="device" if kind == "device" else "host")
 
 
-@pytest.mark.parametrize("kind", ["bundled", "device", "pretrained"])
+@pytest.mark.parametrize("kind", [slow("bundled"), slow("device"), "pretrained"])
 def test_an_encoder_arrives_as_it_was_sent(tmp_path, kind):
     encoder = encoder_of(kind, tmp_path)
     arrived = pickle.loads(cloudpickle.dumps(encoder))

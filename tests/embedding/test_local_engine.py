@@ -189,7 +189,7 @@ def settled(path, least):
     return sizes[-1]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, slow(2)])
 def test_reading_ahead_of_the_encoder_is_bounded(tmp_path, workers):
     encoder, told, log = tiny_encoder(), threading.Event(), tmp_path / "log"
     encoder.runtime.caller_threads = encoder.runtime.streams = 2

@@ -53,6 +53,7 @@ def embedded(request, tmp_path_factory):
     return folder, options
 
 
+@pytest.mark.slow
 def test_an_unchanged_folder_loads_no_network_and_a_changed_image_is_embedded(embedded):
     folder, options = embedded
     command = ["embed", folder / "photos", folder / "cache.h5", *options, "--json"]

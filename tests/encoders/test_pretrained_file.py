@@ -12,6 +12,7 @@ import torch
 from helpers.learned import MEAN, STD, description, network, write_run
 from helpers.limits import limited
 from helpers.sealing import reseal_model
+from helpers.slow import slow
 
 from pucache.encoders import pretrained_file
 from pucache.encoders.backbones import untrained
@@ -96,7 +97,7 @@ def test_a_path_that_cannot_be_written_is_an_output_error(tmp_path):
 # --- damage --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mask", [0x01, 0x20, 0xFF])
+@pytest.mark.parametrize("mask", [slow(0x01), 0x20, slow(0xFF)])
 def test_damage_of_any_byte_is_refused(saved, mask):
     whole = saved.read_bytes()
     for position in range(len(whole)):

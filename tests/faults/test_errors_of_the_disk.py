@@ -6,7 +6,7 @@ from helpers.slow import slow
 from faults.places import error_line, state
 from faults.tracing import READS, RENAMES, can_trace, count_calls, run_traced, run_unwritable
 
-pytestmark = pytest.mark.skipif(not can_trace(), reason="needs strace, and the right to trace")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not can_trace(), reason="needs strace, and the right to trace")]
 BAD = "Input/output error"
 
 

@@ -3,6 +3,8 @@ from helpers.slow import slow
 
 from faults.filling import can_mount, fill_pages, limit_files
 
+pytestmark = pytest.mark.slow
+
 SIZES = {
     "embed": [0, 15_000],  # no part; all parts, but not the cache
     "update": [15_000],

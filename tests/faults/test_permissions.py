@@ -5,6 +5,8 @@ from helpers.slow import slow
 
 from faults.places import LEFTOVER, error_line, state
 
+pytestmark = pytest.mark.slow
+
 NOBODY = [("nobody", {})]
 
 

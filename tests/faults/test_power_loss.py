@@ -6,6 +6,8 @@ from helpers.slow import slow
 from faults.places import state
 from faults.powerloss import END, check_crash, crashes
 
+pytestmark = pytest.mark.slow
+
 
 def some(found, count):
     """A few of the disks, always with those of after the end."""

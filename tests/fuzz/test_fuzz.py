@@ -229,6 +229,7 @@ MISBEHAVING = Target("misbehaving", dict, _misbehaving, (CacheError,), 0)
         ("another error", "unexpected", "SourceError"),
     ],
 )
+@pytest.mark.slow
 def test_the_runner_notices_and_goes_on(tmp_path, sample, kind, what):
     inputs = {"before": b"1", sample: b"at fault", "refused": b"2", "after": b"3"}
     tally = run(given(MISBEHAVING, inputs), found=tmp_path / "found", timeout=2)["misbehaving"]
@@ -239,6 +240,7 @@ def test_the_runner_notices_and_goes_on(tmp_path, sample, kind, what):
     assert saved.read_bytes() == b"at fault"
 
 
+@pytest.mark.slow
 def test_an_input_that_waits_for_ever_is_a_hang_too(monkeypatch):
     monkeypatch.setattr("fuzz.runner.ASLEEP", 2)
     tally = run(given(MISBEHAVING, {"asleep": b""}))["misbehaving"]

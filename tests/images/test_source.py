@@ -567,6 +567,7 @@ def nested(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("levels", [1300, slow(2300)])
+@pytest.mark.slow
 def test_the_depth_of_a_folder_has_no_limit_but_that_of_a_path(nested, levels):
     depths = range(0, levels + 1, 100)
     source = open_source(nested(["d"] * levels, depths))

@@ -434,7 +434,7 @@ def test_an_unknown_kind_is_refused(small):
 @pytest.mark.parametrize("before", [slow(None), b"the index of an earlier state"])
 @pytest.mark.parametrize(
     "strike",
-    [Strike(signal.SIGKILL, "faiss.write_index", after=True), Strike(signal.SIGKILL, "os.replace", of=".ivf")],
+    [slow(Strike(signal.SIGKILL, "faiss.write_index", after=True)), Strike(signal.SIGKILL, "os.replace", of=".ivf")],
     ids=["written", "renamed"],
 )
 def test_killed_while_it_is_written_it_leaves_what_was_there(small, tmp_path, strike, before):

@@ -79,6 +79,7 @@ def test_leaving_the_context_ends_the_child_and_removes_its_files(child_for_any_
 
 
 @pytest.mark.parametrize("with_model", [slow(False), True])
+@pytest.mark.slow
 def test_the_page_is_the_same_with_and_without_a_child(monkeypatch, tmp_path, fixed_time, with_model):
     X, s, _ = planted(n=120, d=4, labelled=30)
     cache = write_cache(tmp_path / "cache.h5", X)

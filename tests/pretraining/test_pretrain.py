@@ -242,7 +242,7 @@ def test_a_run_that_is_killed_ends_in_the_same_bytes(precision, places, photos, 
     }
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), slow(signal.SIGTERM, 143)])
 def test_a_run_that_is_interrupted_loses_nothing(number, code, photos, undisturbed, tmp_path):
     # though nothing is saved between: as images are decoded, in a step, in a look at the losses, in the last save
     places = [(("os.replace", 1, "images.u8"), 0), ((STEP, 1), 1), ((STEP, 5), 6), ((APPEND, 1), 8), ((SAVE, 1), STEPS)]

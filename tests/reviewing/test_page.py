@@ -132,6 +132,7 @@ def test_two_hundred_decisions_by_keyboard_also_while_the_server_is_killed_and_s
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_decisions_of_a_page_that_was_closed_are_sent_by_the_next_one(tmp_path, browser):
     pictured_pile(tmp_path, 60)
     with contextlib.ExitStack() as stack:
@@ -299,6 +300,7 @@ def test_the_zoom_shows_the_original_and_decides(tmp_path, browser):
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_every_image_is_decided_in_the_end_and_undo_goes_on_from_there(tmp_path, browser):
     with sitting(browser, tmp_path, 21, positives=1) as (page, opened, _):
         shown = press(page, "r" * 20)
@@ -317,6 +319,7 @@ def test_every_image_is_decided_in_the_end_and_undo_goes_on_from_there(tmp_path,
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_skipped_images_come_again_only_where_that_is_asked_for(tmp_path, browser):
     with sitting(browser, tmp_path, 21, positives=1) as (page, opened, _):
         shown = press(page, "srs" + "r" * 17)
@@ -466,6 +469,7 @@ def test_a_new_ranking_exchanges_images_that_are_not_shown_yet(tmp_path, browser
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_a_full_disk_is_said_and_the_page_goes_on_when_there_is_room(tmp_path, browser):
     with sitting(browser, tmp_path, context={"lost": True}) as (page, opened, _):
         answer = {"status": 507, "content_type": "application/json", "body": json.dumps({"error": "the disk is full"})}
@@ -654,7 +658,7 @@ SCREENS = {"phone": (320, 640), "200 %": (640, 400), "tablet": (768, 1024)}
 
 
 @needs_chromium
-@pytest.mark.parametrize("screen", SCREENS)
+@pytest.mark.parametrize("screen", [screen if screen == "phone" else slow(screen) for screen in SCREENS])
 def test_small_screens_show_image_and_buttons_without_scrolling_sideways(tmp_path, browser, screen):
     width, height = SCREENS[screen]
     touch = {"viewport": {"width": width, "height": height}, "has_touch": True}
@@ -708,6 +712,7 @@ def test_the_skip_link_is_the_first_stop(tmp_path, browser):
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_images_that_another_tab_holds_are_shown_when_it_closes(tmp_path, browser):
     cache = pictured_pile(tmp_path, 13)
     with (

@@ -66,6 +66,7 @@ def test_a_sitting_is_served_until_a_signal_and_goes_on_where_it_was(folder, num
         again.close()
 
 
+@pytest.mark.slow
 def test_an_event_stream_does_not_hold_up_the_end(folder):
     with ReviewProcess(folder, *FOUND) as review:
         client = review.client()
@@ -86,6 +87,7 @@ def test_a_second_server_on_the_session_is_refused_in_one_line(folder):
         assert first.process.poll() is None
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_said_and_the_next_free_one_taken(folder):
     with listening_socket("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
@@ -96,6 +98,7 @@ def test_a_port_in_use_is_said_and_the_next_free_one_taken(folder):
 
 
 @pytest.mark.skipif(not ipv6(), reason="this machine has no IPv6")
+@pytest.mark.slow
 def test_the_loopback_address_of_ipv6_can_be_served(folder):
     with ReviewProcess(folder, *FOUND, "--host", "::1") as review:
         client = ReviewClient(review.url)
@@ -103,6 +106,7 @@ def test_the_loopback_address_of_ipv6_can_be_served(folder):
         client.close()
 
 
+@pytest.mark.slow
 def test_one_positive_is_enough_and_none_too(folder):
     with ReviewProcess(folder, "--port", "0", "--session", "empty") as review:
         client = review.client()
@@ -297,6 +301,7 @@ def check_log(folder, page):
 
 
 @pytest.mark.parametrize("kills", [3, slow(30)])
+@pytest.mark.slow
 def test_a_killed_server_loses_no_acknowledged_decision_and_the_page_goes_on(tmp_path, kills):
     pictured_pile(tmp_path, 60 + 60 * kills)
     draw, page = np.random.default_rng(kills), None

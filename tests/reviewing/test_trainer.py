@@ -231,6 +231,7 @@ def test_close_ends_the_child_within_a_fit(pile):
     assert is_gone(process_id)
 
 
+@pytest.mark.slow
 def test_close_ends_a_child_that_does_not_react(pile):
     listener = Listener()
     _, s, _ = pile
