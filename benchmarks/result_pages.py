@@ -173,9 +173,9 @@ PAGES = (
         "unlabelled-rows",
         "how many unlabelled rows training needs",
         "quality.unlabelled_rows",
-        "DIR",
+        "DIR --fashion SOURCE",
         None,
-        CIFAR,
+        f"{BOTH}, {PLANTED}",
     ),
     ResultPage(
         "leads", "whether clusters, bagging or other weights would find more", "quality.leads", "DIR", 60, CIFAR

@@ -1,9 +1,9 @@
 """At how many unlabelled rows quality levels off: training on samples of U, judged on all of it and on new images.
 
-    python -m benchmarks.quality.unlabelled_rows CIFAR [--fashion FASHION] [--out docs/results/unlabelled-rows.md]
-    python -m benchmarks.quality.unlabelled_rows CIFAR --seeds 1 --sizes 1000 3000 --planted 10000 --labelled 20
+    python -m benchmarks.quality.unlabelled_rows DIR [--fashion SOURCE] [--out docs/results/unlabelled-rows.md]
+    python -m benchmarks.quality.unlabelled_rows DIR --seeds 1 --sizes 1000 3000 --planted 10000 --labelled 20
 
-CIFAR and FASHION are sources as `benchmarks.quality.suite` takes them. A pile has one class as hidden positives among
+DIR and SOURCE are as `benchmarks.quality.suite` takes them. A pile has one class as hidden positives among
 all images of the others. Labelled positives are fixed; the unlabelled rows trained on are the first of one random
 order, so that a smaller sample is part of a larger one. Planted rows are Gaussian, positives shifted along a few
 directions, with up to a million rows. Every cell is kept beside the caches, so a run that is cut off goes on where it
@@ -12,6 +12,7 @@ was.
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache, partial
 from itertools import product
@@ -34,6 +35,7 @@ SIZES = (1_000, 3_000, 10_000, 30_000, 1 << 40)  # the last is all rows
 PLANTED = "planted"
 PLANTED_SIZES, PLANTED_LABELLED = (3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000), (20, 100, 1000)
 PLANTED_SHARE, PLANTED_DIM, PLANTED_TEST, SHIFT = 0.01, 64, 200_000, (16, 0.75)  # directions and their shift
+TITLES = {"linear": "Linear head", "distilled": "Default method (distilled head)"}  # in the order of measuring
 FIGURES = {"ap": "AP of the pile", "ap_new": "AP, new rows", "auc_new": "AUC, new rows", "f1_new": "F1, new rows"}
 LEGEND = """\
 - **AP of the pile**: hidden positives among all unlabelled rows of the pile, trained on or not, by the head's margin.
@@ -126,18 +128,24 @@ def figures(task: Task, size: int, seed: int, method: str) -> dict:
     }
 
 
-def measure(at: tuple, largest: int, *, group: str, name: str, share: float, labelled: int, seed: int, size: int):
+def measure(
+    at: tuple, largest: int, *, method: str, group: str, name: str, share: float, labelled: int, seed: int, size: int
+) -> dict:
     """The figures of one cell."""
     if group == PLANTED:
-        return figures(planted_task(largest, labelled, seed), size, seed, "linear")
-    return figures(image_task(opened(*at), group, name, share, labelled, seed), size, seed, "distilled")
+        return figures(planted_task(largest, labelled, seed), size, seed, method)
+    return figures(image_task(opened(*at), group, name, share, labelled, seed), size, seed, method)
 
 
 # --- the page ------------------------------------------------------------------------------------------
 
 
+def table_of(row: dict) -> tuple:
+    return row["method"], row["group"] == PLANTED, row["labelled"], row["share"]
+
+
 def pile_of(row: dict) -> tuple:
-    return tuple(row[name] for name in ("group", "name", "share", "labelled", "seed"))
+    return tuple(row[name] for name in ("method", "group", "name", "share", "labelled", "seed"))
 
 
 def differences(rows: list[dict], size: int, name: str) -> list[float]:
@@ -145,6 +153,12 @@ def differences(rows: list[dict], size: int, name: str) -> list[float]:
     largest = max(row["size"] for row in rows)
     of_all = {pile_of(row): row[name] for row in rows if row["size"] == largest}
     return [row[name] - of_all[pile_of(row)] for row in rows if row["size"] == size and pile_of(row) in of_all]
+
+
+def complete(rows: list[dict], wanted: list[dict]) -> list[dict]:
+    """Rows of the piles that were measured at every size."""
+    sizes, measured_sizes = Counter(map(pile_of, wanted)), Counter(map(pile_of, rows))
+    return [row for row in rows if measured_sizes[pile_of(row)] == sizes[pile_of(row)]]
 
 
 def lines(rows: list[dict]) -> Iterator[list]:
@@ -171,37 +185,34 @@ def page(rows: list[dict], command: str, wanted: int) -> str:
     parts = [
         "# Unlabelled rows",
         f"`{command}`: at how many unlabelled rows quality levels off. "
-        f"Images: embeddings of the default encoder along their first {DIM} principal components, the default method; "
+        f"Images: embeddings of the default encoder along their first {DIM} principal components; "
         "piles of one class among all images of the others. "
-        f"Planted: Gaussian rows of {PLANTED_DIM} numbers, {PLANTED_SHARE:.0%} positive, the linear head.",
+        f"Planted: Gaussian rows of {PLANTED_DIM} numbers, {PLANTED_SHARE:.0%} positive.",
         f"From this page the limit was chosen: above {SAMPLE_ROWS:,} unlabelled rows, training takes a sample of that "
         "size ([method](../method.md#more-rows-than-training-needs)). This is many times the size at which the figures "
         "stop to change.",
         LEGEND,
     ]
-    keys = sorted({(row["group"] == PLANTED, row["labelled"], row["share"]) for row in rows})
-    for planted, labelled, share in keys:
-        group = [
-            row
-            for row in rows
-            if (row["group"] == PLANTED, row["labelled"], row["share"]) == (planted, labelled, share)
-        ]
-        seeds = len({row["seed"] for row in group})
-        piles = len({pile_of(row) for row in group})
-        names = ", ".join(sorted({row["name"] for row in group}))
-        title = "planted rows" if planted else f"images ({names})"
+    for key in sorted({table_of(row) for row in rows}):
+        method, planted, labelled, share = key
+        group = [row for row in rows if table_of(row) == key]
+        piles, seeds = len({pile_of(row) for row in group}), len({row["seed"] for row in group})
+        names = "planted rows" if planted else f"images ({', '.join(sorted({row['name'] for row in group}))})"
         parts += [
-            f"## {labelled:,} labelled, {share:.0%} of the unlabelled positive: {title}",
-            f"{piles} piles, {seeds} seeds.",
+            f"## {TITLES[method]}: {labelled:,} labelled, {share:.0%} of the unlabelled positive, {names}",
+            f"{piles} {'pile' if piles == 1 else 'piles'}, {seeds} {'seed' if seeds == 1 else 'seeds'}.",
             table(head, list(lines(group))),
         ]
     if len(rows) < wanted:
-        parts.append(f"{wanted - len(rows)} of {wanted} cells were not measured.")
+        parts.append(
+            f"Not measured yet: {wanted - len(rows)} of {wanted} cells. Piles are shown once they are complete."
+        )
     return "\n\n".join([*parts, environment()]) + "\n"
 
 
-def cell(group: str, name: str, share: float, labelled: int, seed: int, size: int) -> dict:
-    return {"group": group, "name": name, "share": share, "labelled": labelled, "seed": seed, "size": size}
+def cell(method: str, group: str, name: str, share: float, labelled: int, seed: int, size: int) -> dict:
+    pile = {"method": method, "group": group, "name": name, "share": share, "labelled": labelled, "seed": seed}
+    return pile | {"size": size}
 
 
 def cells(given: argparse.Namespace) -> list[dict]:
@@ -209,11 +220,11 @@ def cells(given: argparse.Namespace) -> list[dict]:
     groups = [CIFAR] + [FASHION] * (given.fashion is not None)
     names = [(group, CLASSES[group][number]) for number in range(2) for group in groups]
     wanted = []
-    for seed in range(given.seeds):
+    for method, seed in product(given.methods, range(given.seeds)):
         for name, share, labelled in product(names, SHARES, given.labelled):
-            wanted += [cell(*name, share, labelled, seed, size) for size in given.sizes]
-        for labelled in given.planted_labelled if given.planted else ():
-            wanted += [cell(PLANTED, PLANTED, PLANTED_SHARE, labelled, seed, size) for size in given.planted]
+            wanted += [cell(method, *name, share, labelled, seed, size) for size in given.sizes]
+        for labelled in given.planted_labelled if given.planted and method == "linear" else ():
+            wanted += [cell(method, PLANTED, PLANTED, PLANTED_SHARE, labelled, seed, size) for size in given.planted]
     return wanted
 
 
@@ -224,7 +235,8 @@ def main() -> None:
     wanted = cells(given)
     measure_cell = partial(measure, (folder, work, given.fashion), max(given.planted, default=0))
     rows = measured(work, "unlabelled-rows", wanted, measure_cell, minutes=given.minutes, also=given.also)
-    text = page(rows, "python -m benchmarks.quality.unlabelled_rows CIFAR --fashion FASHION", len(wanted))
+    whole = complete(rows, wanted)
+    text = page(whole, "python -m benchmarks.quality.unlabelled_rows DIR --fashion SOURCE", len(wanted))
     print(text)
     if given.out:
         given.out.write_text(text)
@@ -235,6 +247,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="CIFAR-10")
     parser.add_argument("--fashion", type=Path, metavar="SOURCE", help="Fashion-MNIST (default: without it)")
     parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
+    parser.add_argument("--methods", nargs="+", choices=TITLES, default=tuple(TITLES), help="for images")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--labelled", type=int, nargs="*", default=LABELLED, help="for images")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="of the samples of images")

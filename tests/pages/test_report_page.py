@@ -502,6 +502,7 @@ def good_numbers(**changed):
         "images": 1000,
         "labelled": 100,
         "unlabelled": 900,
+        "unlabelled_sample": None,
         "held_out": True,
         "audit_draws": 0,
         "count": LabelCount(100),
