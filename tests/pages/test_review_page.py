@@ -276,6 +276,7 @@ def test_the_focus_goes_to_the_next_undecided_and_over_the_end_of_the_page(pile,
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_arrows_go_through_the_grid_as_it_is_laid_out(pile, browser):
     with opened(browser, pile[0]) as page:
         press(page, ["Home"])
@@ -309,6 +310,7 @@ def test_undo_goes_back_to_the_beginning_and_a_group_is_one_step(pile, browser):
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_every_decision_is_announced(pile, browser):
     with opened(browser, pile[0]) as page:
         press(page, ["a"])
@@ -336,6 +338,7 @@ def test_keys_do_nothing_while_somebody_types_or_with_other_modifiers(pile, brow
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_a_key_held_down_decides_once(pile, browser):
     with opened(browser, pile[0]) as page:
         for _ in range(5):
@@ -363,6 +366,7 @@ def test_mouse_accepts_takes_back_and_looks_at_pictures(pile, browser):
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_the_original_is_shown_large_and_the_focus_comes_back(pile, browser):
     with opened(browser, pile[0]) as page:
         press(page, ["ArrowRight", "ArrowRight", "Enter"])
@@ -377,6 +381,7 @@ def test_the_original_is_shown_large_and_the_focus_comes_back(pile, browser):
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_the_thumbnail_stays_where_the_original_is_gone_by_now(tmp_path, browser):
     cache = folder_of(tmp_path, {f"{row}.png": encode(shaded(20, 20)) for row in range(3)})
     path, _ = sheet(tmp_path / "r.html", cache, [1, 2], positives=[0])
@@ -396,6 +401,7 @@ def ranks(page):
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_filters_show_the_decided_and_the_list_does_not_run_away(pile, browser):
     with opened(browser, pile[0]) as page:
         press(page, ["a", "r", "s", "a"])
@@ -413,6 +419,7 @@ def test_filters_show_the_decided_and_the_list_does_not_run_away(pile, browser):
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_search_is_for_a_part_of_the_key_in_any_case(tmp_path, browser):
     cache = bare(tmp_path, 4, ["cats/One.png", "cats/two.png", "dogs/one.png", "x"])
     path, _ = sheet(tmp_path / "r.html", cache, [0, 1, 2], positives=[3])
@@ -427,6 +434,7 @@ def test_search_is_for_a_part_of_the_key_in_any_case(tmp_path, browser):
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_the_list_is_sorted_by_doubt_and_by_key(tmp_path, browser):
     cache = bare(tmp_path, 16)
     path, _ = sheet(tmp_path / "r.html", cache, [5, 1, 3, 2, 4], positives=[0, *range(7, 16)])
@@ -447,6 +455,7 @@ def test_probabilities_take_ten_labelled_positives(tmp_path, labels, shown):
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_without_a_posterior_there_is_no_doubt_to_sort_by(tmp_path, browser):
     path, _ = sheet(tmp_path / "r.html", bare(tmp_path, 3), [1, 2], positives=[0], posterior=False)
     with opened(browser, path) as page:
@@ -455,6 +464,7 @@ def test_without_a_posterior_there_is_no_doubt_to_sort_by(tmp_path, browser):
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_the_size_of_a_page_is_chosen_and_only_that_page_is_in_the_document(pile, browser):
     with opened(browser, pile[0]) as page:
         for size, pages in ((30, 7), (120, 2), (240, 1)):
@@ -480,6 +490,7 @@ def test_decisions_survive_a_reload_and_are_of_this_page_alone(pile, tmp_path, b
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_reset_asks_first_and_can_be_undone(pile, browser):
     with opened(browser, pile[0]) as page:
         press(page, ["a", "r"])
@@ -499,6 +510,7 @@ FULL = "Storage.prototype.setItem = () => { throw new DOMException('full', 'Quot
 
 @needs_chromium
 @pytest.mark.parametrize("init", [REFUSED, FULL], ids=["refused", "full"])
+@pytest.mark.slow
 def test_a_browser_that_keeps_nothing_is_told_of_and_guards_what_is_not_exported(pile, browser, init):
     asked = []
 
@@ -524,6 +536,7 @@ def test_a_browser_that_keeps_nothing_is_told_of_and_guards_what_is_not_exported
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_files_that_are_no_review_of_this_cache_are_refused_and_change_nothing(pile, tmp_path, browser):
     digest = short_digest(pile[1].digests[6])
     files = {
@@ -556,6 +569,7 @@ def test_an_import_says_what_it_took_and_overrules_what_was_decided(pile, browse
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_odd_keys_are_shown_and_exported_intact(tmp_path, browser):
     cache = bare(tmp_path, len(ODD) + 1, [*ODD, "zzz"])
     rows = cache.keys.rows(ODD)
@@ -595,6 +609,7 @@ def test_any_keys_go_out_and_come_back(tmp_path_factory, browser, keys):
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_originals_with_odd_names_are_found(tmp_path, browser):
     keys = [key for key in ODD if len(key) < 100 and "/" not in key]
     cache = folder_of(tmp_path, {key: encode(shaded(300 + at, 200)) for at, key in enumerate(keys)}, "odd #1? %41")
@@ -609,6 +624,7 @@ def test_originals_with_odd_names_are_found(tmp_path, browser):
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_images_without_a_picture_say_why_and_can_be_decided(tmp_path, browser):
     cache = cache_of(tmp_path / "c.h5", tmp_path / "gone", {f"{row}.png": None for row in range(4)})
     path, said = sheet(tmp_path / "r.html", cache, [1, 2, 3], positives=[0])
@@ -624,6 +640,7 @@ def test_images_without_a_picture_say_why_and_can_be_decided(tmp_path, browser):
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_an_image_too_large_for_us_is_shown_by_the_browser(tmp_path, monkeypatch, browser):
     monkeypatch.setattr("pucache.images.decoding.MAX_PIXELS", 999)
     cache = folder_of(tmp_path, {"a.png": encode(shaded(9, 9)), "huge.png": encode(shaded(50, 40))})
@@ -653,6 +670,7 @@ def test_five_thousand_candidates_load_and_are_reviewed(tmp_path, browser):
 
 @needs_chromium
 @pytest.mark.parametrize("scheme", ["light", slow("dark")])
+@pytest.mark.slow
 def test_an_empty_ranking_says_so_and_what_to_do(tmp_path, browser, scheme):
     path, said = sheet(tmp_path / "r.html", bare(tmp_path, 2), [], positives=[0, 1])
     assert said == ReviewPage(shown=0, without_picture=0, changed=0)
@@ -685,6 +703,7 @@ def test_no_serious_barrier_in_grid_dialog_and_help(pile, browser, scheme):
 
 @needs_chromium
 @pytest.mark.parametrize("width", [320, 640])
+@pytest.mark.slow
 def test_a_narrow_screen_needs_no_scrolling_sideways(tmp_path, browser, width):
     cache = bare(tmp_path, len(ODD) + 1, [*ODD, "zzz"])
     path, _ = sheet(tmp_path / "r.html", cache, cache.keys.rows(ODD))
@@ -704,6 +723,7 @@ def test_a_narrow_screen_needs_no_scrolling_sideways(tmp_path, browser, width):
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_the_tab_key_passes_the_grid_with_one_candidate_and_its_buttons(pile, browser):
     with opened(browser, pile[0]) as page:
         press(page, ["ArrowRight", "ArrowRight"])
@@ -721,6 +741,7 @@ def test_the_tab_key_passes_the_grid_with_one_candidate_and_its_buttons(pile, br
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_the_skip_link_is_the_first_stop_and_leads_to_the_candidates(pile, browser):
     with opened(browser, pile[0]) as page:
         press(page, ["Tab", "Enter", "Tab"])

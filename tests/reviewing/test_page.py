@@ -157,6 +157,7 @@ def test_decisions_of_a_page_that_was_closed_are_sent_by_the_next_one(tmp_path, 
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_undo_goes_back_to_the_beginning_and_shows_each_image_again(tmp_path, browser):
     with sitting(browser, tmp_path) as (page, opened, _):
         shown = press(page, "arsra")
@@ -196,6 +197,7 @@ def test_a_changed_decision_replaces_the_first_and_undo_restores_it(tmp_path, br
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_the_rest_of_a_page_is_one_step(tmp_path, browser):
     with sitting(browser, tmp_path) as (page, opened, _):
         page.keyboard.press("g")
@@ -262,6 +264,7 @@ def test_buttons_decide_as_keys_do(tmp_path, browser):
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_keys_held_down_with_modifiers_or_behind_a_dialog_do_nothing(tmp_path, browser):
     with sitting(browser, tmp_path) as (page, opened, _):
         for _ in range(5):
@@ -279,6 +282,7 @@ def test_keys_held_down_with_modifiers_or_behind_a_dialog_do_nothing(tmp_path, b
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_the_zoom_shows_the_original_and_decides(tmp_path, browser):
     with sitting(browser, tmp_path) as (page, opened, _):
         row = current_row(page)
@@ -335,6 +339,7 @@ def test_skipped_images_come_again_only_where_that_is_asked_for(tmp_path, browse
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_a_pile_without_any_positive_begins(tmp_path, browser):
     cache = pictured_pile(tmp_path, 40)
     with served(cache, tmp_path / "session") as (opened, server), visited(browser, server.url) as page:
@@ -365,6 +370,7 @@ def test_images_that_cannot_be_shown_say_why_and_are_skipped(tmp_path, browser):
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_an_image_is_not_decided_before_it_is_seen(tmp_path, browser):
     cache = pictured_pile(tmp_path, 40)
     with (
@@ -406,6 +412,7 @@ def test_two_tabs_show_different_images_and_neither_loses_a_decision(tmp_path, b
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_a_decision_that_another_tab_made_first_is_said_and_taken_over(tmp_path, browser):
     with sitting(browser, tmp_path) as (page, opened, server):
         other, wrong = another(page.context, server.url)
@@ -450,6 +457,7 @@ def test_a_reload_keeps_what_can_be_undone_and_closing_frees_the_images(tmp_path
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_a_new_ranking_exchanges_images_that_are_not_shown_yet(tmp_path, browser):
     with sitting(browser, tmp_path, audit_share=0.0) as (page, opened, _):
         rows = page.evaluate("items.map((item) => item.row)")
@@ -512,6 +520,7 @@ def test_a_decision_that_is_refused_does_not_hold_up_the_others(tmp_path, browse
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_a_page_without_its_cookie_says_what_to_open_and_goes_on_by_itself(tmp_path, browser):
     with sitting(browser, tmp_path, context={"lost": True}) as (page, opened, server):
         page.context.clear_cookies()
@@ -523,6 +532,7 @@ def test_a_page_without_its_cookie_says_what_to_open_and_goes_on_by_itself(tmp_p
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_the_page_of_another_sitting_decides_nothing_here(tmp_path, browser):
     with sitting(browser, tmp_path, context={"lost": True}) as (page, opened, _):
         opened.sitting.identifier = "another"
@@ -536,6 +546,7 @@ Object.defineProperty(window, name, { get() { throw new DOMException("no", "Secu
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_a_browser_that_stores_nothing_decides_all_the_same(tmp_path, browser):
     with sitting(browser, tmp_path, context={"init": REFUSED}) as (page, opened, _):
         shown = press(page, "arsr")
@@ -548,6 +559,7 @@ def test_a_browser_that_stores_nothing_decides_all_the_same(tmp_path, browser):
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_progress_is_counted_and_every_decision_is_announced(tmp_path, browser):
     with sitting(browser, tmp_path) as (page, _, _):
         press(page, "aars")
@@ -561,6 +573,7 @@ def test_progress_is_counted_and_every_decision_is_announced(tmp_path, browser):
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_nothing_tells_why_an_image_is_shown(tmp_path, browser):
     cache = pictured_pile(tmp_path, 120)
     answers = []
@@ -578,6 +591,7 @@ def test_nothing_tells_why_an_image_is_shown(tmp_path, browser):
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_the_closing_audit_shows_images_drawn_at_random(tmp_path, browser):
     with sitting(browser, tmp_path, audit_share=0.0) as (page, opened, _):
         page.click("#closing-audit")
@@ -615,6 +629,7 @@ def test_labels_are_exported_and_taken_in_again(tmp_path, browser):
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_a_file_that_is_no_review_is_refused_in_one_line(tmp_path, browser):
     with sitting(browser, tmp_path, context={"lost": True}) as (page, opened, _):
         for data in (b"rank,score\n1,2\n", b"key,label\n\xff,1\n"):
@@ -684,6 +699,7 @@ def test_small_screens_show_image_and_buttons_without_scrolling_sideways(tmp_pat
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_the_focus_stays_where_it_is(tmp_path, browser):
     with sitting(browser, tmp_path) as (page, _, _):
         page.focus("[data-decide=accepted]")
@@ -702,6 +718,7 @@ def test_the_focus_stays_where_it_is(tmp_path, browser):
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_the_skip_link_is_the_first_stop(tmp_path, browser):
     with sitting(browser, tmp_path) as (page, _, _):
         page.keyboard.press("Tab")
