@@ -8,9 +8,8 @@ files are written by the workers where they see the output's folder.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..cache.range_workers import Workers, check_workers
 from ..cache.row_range import RowRange, file_ranges, row_ranges
 from ..errors import OutputError
+from ..storage.atomic import temporary_file
 from ..storage.urls import is_url
 from .linear_model import PULinearModel
 from .score_csv import csv_rows
@@ -162,8 +162,9 @@ def _probe(out: str) -> Iterator[str]:
     if is_url(out):
         yield ""
         return
-    try:
-        with tempfile.NamedTemporaryFile(dir=os.path.dirname(os.path.abspath(out)), prefix=".seen-") as file:
-            yield file.name
-    except OSError as error:
-        raise OutputError(f"cannot write beside {out}: {error.strerror or error}; choose another folder") from error
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(temporary_file(Path(out).absolute()))
+        except OSError as error:
+            raise OutputError(f"cannot write beside {out}: {error.strerror or error}; choose another folder") from error
+        yield str(file)

@@ -141,7 +141,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     try:
         make_folder(path.parent)
-        with _temporary_file(path) as temporary:
+        with temporary_file(path) as temporary:
             yield temporary
             _publish(temporary, path)
     except OSError as error:
@@ -150,7 +150,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _temporary_file(path: Path) -> Iterator[Path]:
+def temporary_file(path: Path) -> Iterator[Path]:
     """Create an empty file beside ``path``, locked within the block; removed at its end unless it was renamed."""
     descriptor, name = _locked_file(path)
     try:

@@ -144,7 +144,7 @@ def test_a_cache_that_a_node_does_not_see_is_refused(workers, folder, tmp_path):
     path = tmp_path / "gone.h5"
     cache = write_cache(path, X)
     path.unlink()
-    match = rf"^node \S+ \(\S+\) cannot read the cache \(no such cache: {path}\); mount its files at the same path"
+    match = rf"^node \S+ \([^)]*\) cannot read the cache \(no such cache: {path}\); mount its files at the same path"
     with pytest.raises(EngineError, match=match):
         score(folder / "model.safetensors", cache, tmp_path / "out.csv", engine=workers)
     with pytest.raises(EngineError, match=match):
