@@ -1,6 +1,7 @@
 """The layout of the library: which package may import which, and where each large dependency is used."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ OWNERS = {
 }
 
 
+@functools.cache
 def imported(path):
     """Top-level names that a module imports, in functions too."""
     names = set()

@@ -153,6 +153,7 @@ def test_a_file_of_unknown_kind_is_reported_as_no_model(tmp_path):
     assert "is a safetensors file but not a pucache model" in damage_of(tmp_path / "new")
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_kind_of_each_file(run_folder, cache):
     ended = CliRunner().invoke(main, ["verify", str(cache), str(run_folder)])
     assert ended.exit_code == 0 and ended.stdout.splitlines() == [

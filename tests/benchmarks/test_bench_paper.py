@@ -21,7 +21,7 @@ from pucache.errors import SourceError
 from pucache.heads.fit import fit_heads
 from pucache.heads.risks import PURisk
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture(autouse=True)

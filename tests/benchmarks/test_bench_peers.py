@@ -17,6 +17,8 @@ from benchmarks.quality import suite
 from pucache.heads.fit import fit_heads
 from pucache.heads.risks import PURisk
 
+pytestmark = pytest.mark.slow
+
 INSTALLED = pytest.mark.skipif(bool(learners.missing()), reason="the peers are not installed")
 
 

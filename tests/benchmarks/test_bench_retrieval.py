@@ -10,6 +10,8 @@ from benchmarks.common.tasks import KINDS, Setting
 from benchmarks.quality import retrieval, suite
 from pucache.retrieval.similarity import SIMILARITIES
 
+pytestmark = pytest.mark.slow
+
 
 def planted():
     """40 labelled and 60 hidden positives among 400 rows."""

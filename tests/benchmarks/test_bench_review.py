@@ -16,7 +16,7 @@ from pucache.pu.labels import Labels
 from pucache.reviewing.ranking_result import RankingResult
 from pucache.reviewing.session import open_session
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 ALL = Until(looks=1, recall=1.0, most=10_000)
 
 

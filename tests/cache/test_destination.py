@@ -79,6 +79,7 @@ def test_a_cache_in_a_store_has_the_bytes_of_one_on_a_disk(images, store, tmp_pa
     assert (again.written, again.computed, again.kept) == (False, 0, 59)
 
 
+@pytest.mark.slow
 def test_another_machine_goes_on_from_the_parts_and_ends_in_the_same_bytes(images, store, tmp_path, monkeypatch):
     run_embedding(images, tmp_path / "cache.h5", tiny_encoder(), workers=0)
     with pytest.raises(KeyboardInterrupt):
@@ -93,6 +94,7 @@ def test_another_machine_goes_on_from_the_parts_and_ends_in_the_same_bytes(image
     assert names(store) == ["cache.h5"]
 
 
+@pytest.mark.slow
 def test_images_of_which_none_can_be_read_leave_nothing_there(images, store):
     for number in range(60):
         store.files.pipe_file(f"bucket/photos/{number:03}.png", b"no image")
@@ -101,6 +103,7 @@ def test_images_of_which_none_can_be_read_leave_nothing_there(images, store):
     assert names(store) == []
 
 
+@pytest.mark.slow
 def test_two_writers_of_one_machine_are_kept_apart(images):
     class Second(Silent):
         def start(self, total, what):

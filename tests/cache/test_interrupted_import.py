@@ -66,7 +66,7 @@ def ended(process):
     return process.wait(), rest
 
 
-@pytest.mark.parametrize(("kind", "kills"), [("arrays", 4), ("table", 2), slow("arrays", 50), slow("table", 50)])
+@pytest.mark.parametrize(("kind", "kills"), [("arrays", 4), slow("table", 2), slow("arrays", 50), slow("table", 50)])
 def test_an_import_killed_at_any_moment_ends_in_the_same_bytes(tmp_path, kind, kills):
     source = make_source(tmp_path, kind)
     process, began = start(source, tmp_path / "whole.h5"), time.monotonic()
@@ -244,6 +244,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 
 @pytest.mark.parametrize(("kind", "n"), [("array", 600_000), slow("table", 600_000), slow("shuffled", 600_000)])
+@pytest.mark.slow
 def test_memory_stays_below_500_megabytes(tmp_path, kind, n):
     """Of 614 MB of rows, in one part and one row group."""
     d, keys = 256, ""

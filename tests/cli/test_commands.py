@@ -820,7 +820,7 @@ def test_a_signal_is_not_lost_in_a_destructor(number, code):
     assert ended.returncode == code and "interrupted" in ended.stderr and "Traceback" not in ended.stderr
 
 
-@pytest.mark.parametrize("arguments, code", [("info nowhere.h5", 1), ("train-pu x.h5", 2), ("--version", 0)])
+@pytest.mark.parametrize("arguments, code", [("info nowhere.h5", 1), slow("train-pu x.h5", 2), ("--version", 0)])
 def test_exit_codes_reach_the_shell(here, arguments, code):
     command = [sys.executable, "-c", "from pucache.cli.main import run; run()", *shlex.split(arguments)]
     ended = subprocess.run(command, capture_output=True, text=True)

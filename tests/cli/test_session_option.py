@@ -94,6 +94,7 @@ def test_the_report_rests_on_them_too(review):
 
 
 @pytest.mark.parametrize("labelled", [slow(0), 3, slow(40)])
+@pytest.mark.slow
 def test_few_random_positives_give_intervals_alone_however_many_labels_there_are(review, labelled):
     review(labelled=labelled, drawn=4)
     assert pucache.audit(SESSION).positives < 3

@@ -57,7 +57,7 @@ def out_of_memory(*arguments, **options):
 # --- steps -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [slow(1), 2])
 @pytest.mark.parametrize("name", ["modern", "impulses"])
 def test_steps_are_those_of_the_cpu(name, accumulate):
     expected = training(with_norms(), recipe(name, accumulate=accumulate))

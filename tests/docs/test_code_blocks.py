@@ -44,6 +44,7 @@ ALL = [block for page in PAGES for block in blocks(page)]
 LANGUAGES = {"sh", "console", "python", "text", "yaml"}
 RUNS = ("sh", "console", "python")
 LONG = {
+    "README.md",
     *(f"docs/{page}.md" for page in ("prior", "report", "retrieval", "scaling", "sizes", "threshold", "walkthrough")),
     *(f"docs/tasks/{page}.md" for page in ("classify", "count", "encoder", "find")),
 }

@@ -316,6 +316,7 @@ def test_a_server_that_is_none_of_rays_is_refused(answer, monkeypatch):
         joined(address).__enter__()
 
 
+@pytest.mark.slow
 def test_a_cluster_that_asks_for_a_token_is_told_apart_from_one_that_is_not_there():
     with Cluster() as guarded:
         guarded.start("--num-cpus=1", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="a" * 64)

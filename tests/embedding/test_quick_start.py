@@ -71,6 +71,7 @@ def test_an_unchanged_folder_loads_no_network_and_a_changed_image_is_embedded(em
     np.testing.assert_allclose(cache.X[3], encoder([decode(data)])[0], rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_an_image_that_is_gone_is_pruned_without_a_network(tmp_path):
     for number in range(3):
         save_image(tmp_path / "photos" / f"{number}.png", number)

@@ -19,7 +19,7 @@ def test_a_killed_embed_loses_nothing_that_was_safe_and_ends_in_the_same_bytes(w
     assert killed(kill_often(world, world.jobs[name], 2, 1)) == 2
 
 
-@pytest.mark.parametrize("name", ["score", "train-pu", *map(slow, ("pack", "score, Parquet", "retrieve", "import"))])
+@pytest.mark.parametrize("name", ["score", *map(slow, ("train-pu", "pack", "score, Parquet", "retrieve", "import"))])
 def test_a_killed_command_leaves_its_output_whole_or_absent_and_the_next_one_clears_up(world, name):
     assert killed(kill_often(world, world.jobs[name], 2, 3)) == 2
 
@@ -43,7 +43,7 @@ def test_a_writer_killed_while_it_writes_leaves_a_partial_which_the_next_writer_
         world.check_rerun(job, folder)
 
 
-@pytest.mark.parametrize("name", ["embed", slow("embed, workers"), slow("pack"), "train-pu"])
+@pytest.mark.parametrize("name", ["embed", *map(slow, ("embed, workers", "pack", "train-pu"))])
 def test_ctrl_c_and_sigterm_say_how_to_go_on_and_leave_outputs_whole_or_absent(world, name):
     assert count(interrupt_often(world, world.jobs[name], 2, 5)).total() == 2
 

@@ -87,6 +87,7 @@ def test_it_works_in_a_pipeline_and_in_cross_validation():
     assert roc_auc_score(Y[S == 0], posterior[S == 0, 1]) > 0.92  # of three models, each calibrated for itself
 
 
+@pytest.mark.slow
 def test_a_grid_search_finds_the_better_penalty():
     grid = {"penalty": [1e-7, 1e-2], "loss": ["upu", "imbupu"], "surrogate": ["logistic", "sigmoid"]}
     search = GridSearchCV(classifier(method="linear"), grid, scoring="roc_auc", cv=3, error_score="raise").fit(X, S)
@@ -487,6 +488,7 @@ def test_training_twice_writes_the_same_bytes(automatic, tmp_path):
     assert (tmp_path / "0").read_bytes() == (tmp_path / "1").read_bytes()
 
 
+@pytest.mark.slow
 def test_damage_of_any_byte_never_gives_another_model(automatic, tmp_path):
     path = tmp_path / "model.safetensors"
     automatic.save(path)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.planted import planted, write_cache
+from helpers.slow import slow
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import expit
@@ -198,7 +199,7 @@ def reviewed_of_the_highest(model, X, s, y, count):
     return reviewed
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, slow(1), slow(2)])
 def test_a_review_of_what_ranks_highest_leaves_the_figures_where_they_were(seed):
     X, s, y = planted(3000, d=6, labelled=80, prior=0.15, apart=0.6, seed=seed)
     options = {"draws": 0, "penalty": 1e-3, "device": "cpu"}
@@ -216,6 +217,7 @@ def test_a_review_of_what_ranks_highest_leaves_the_figures_where_they_were(seed)
     assert (after.n_labelled_, after.n_unlabelled_) == (80, 2920)
 
 
+@pytest.mark.slow
 def test_training_on_a_review_ranks_the_rest_better():
     gained = []
     for seed in range(4):

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.planted import planted, write_cache
+from helpers.slow import slow
 
 from pucache.reviewing.trainer import Trainer
 from pucache.reviewing.training_messages import Job, Setup
@@ -181,19 +182,20 @@ def test_without_positives_nothing_is_trained(pile, shared):
     assert set(listener.serials) == {3}
 
 
-def test_a_killed_child_is_started_again_with_the_newest_labels(pile, trainer):
+@pytest.mark.parametrize("kills", [1, slow(3)])
+def test_a_killed_child_is_started_again_with_the_newest_labels(pile, trainer, kills):
     trainer, listener = trainer
     _, s, y = pile
     trainer.submit(1, s, np.zeros_like(s))
     listener.wait_for(1)
-    for serial in (2, 3):
+    for serial in range(2, 2 + kills):
         before = trainer.process_id
         os.kill(before, signal.SIGKILL)
         trainer.submit(serial, s, reviewed_rows(s, y, serial))
         listener.wait_for(serial)
         assert is_gone(before) and trainer.process_id != before
     assert listener.serials == sorted(listener.serials)
-    assert len(listener.errors) == 2 and all("signal 9" in error and "\n" not in error for error in listener.errors)
+    assert len(listener.errors) == kills and all("signal 9" in error and "\n" not in error for error in listener.errors)
 
 
 @pytest.mark.slow
