@@ -4,6 +4,7 @@ from dataclasses import asdict
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from benchmarks.common.image_classes import Task
 from benchmarks.common.tasks import KINDS, Setting

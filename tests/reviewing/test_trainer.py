@@ -182,7 +182,7 @@ def test_without_positives_nothing_is_trained(pile, shared):
     assert set(listener.serials) == {3}
 
 
-@pytest.mark.parametrize("kills", [1, slow(3)])
+@pytest.mark.parametrize("kills", [1, slow(2)])
 def test_a_killed_child_is_started_again_with_the_newest_labels(pile, trainer, kills):
     trainer, listener = trainer
     _, s, y = pile
