@@ -13,10 +13,12 @@ import argparse
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from benchmarks.result_pages import BENCH, ResultPage
 
 MINUTES, QUICK_MINUTES = 38.0, 4.5
 LONGEST = 4  # times the expected minutes (and ten minutes more), after which a process is ended
+EMBEDDING_SECONDS = 4 * 3600.0  # at most
 QUIET = 0.5  # load average from which on other work is assumed
 LAST_LINES = 15
 EMBED = (
@@ -138,12 +141,17 @@ def cpu_minutes() -> float:
 
 
 def run(command: list[str], output: Path, longest: float) -> str:
-    """Run a command in the root of the repository; "done", or what became of it."""
+    """Run a command in the root of the repository; "done", or what became of it. None of its processes outlives it."""
     with output.open("w") as stream:
+        process = subprocess.Popen(command, cwd=HERE, stdout=stream, stderr=stream, start_new_session=True)
         try:
-            code = subprocess.run(command, cwd=HERE, stdout=stream, stderr=stream, timeout=longest).returncode
+            code = process.wait(longest)
         except subprocess.TimeoutExpired:
             return f"ended after {longest / 60:.0f} minutes"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     return "done" if code == 0 else f"failed, exit code {code}"
 
 
@@ -218,7 +226,7 @@ def main() -> int:
         print(f"other work runs here (load {os.getloadavg()[0]:.1f}): seconds will be too many", file=sys.stderr)
     began = time.monotonic()
     sources = str(at.cifar), str(at.work), str(at.fashion or ""), "1" * at.quick
-    status = run([sys.executable, "-c", EMBED, *sources], at.work / "embeddings.log", float("inf"))
+    status = run([sys.executable, "-c", EMBED, *sources], at.work / "embeddings.log", EMBEDDING_SECONDS)
     print(f"embeddings   {(time.monotonic() - began) / 60:5.1f} min, {status}", flush=True)
     if status != "done":
         print((at.work / "embeddings.log").read_text()[-2000:], file=sys.stderr)

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -83,9 +84,19 @@ def test_other_commits_do_not_count(at, scripts, monkeypatch):
     assert run_all.earlier(at) == {}
 
 
-def test_a_benchmark_that_hangs_is_ended(tmp_path):
-    command = [sys.executable, "-c", "import time; time.sleep(60)"]
-    assert run_all.run(command, tmp_path / "log", 0.2) == "ended after 0 minutes"
+def test_a_benchmark_that_hangs_is_ended_with_its_processes(tmp_path):
+    command = ["sh", "-c", "sleep 600 & echo $!; wait"]
+    assert run_all.run(command, tmp_path / "log", 1.0) == "ended after 0 minutes"
+    process = Path(f"/proc/{(tmp_path / 'log').read_text().strip()}/stat")
+    assert eventually(lambda: not process.exists() or process.read_text().split()[2] == "Z")
+
+
+def eventually(holds, seconds=60):
+    """Whether a condition holds within some seconds: a process that was killed takes a moment to end."""
+    until = time.monotonic() + seconds
+    while not holds() and time.monotonic() < until:
+        time.sleep(0.01)
+    return holds()
 
 
 def test_the_limit_leaves_time_for_the_pages_after_it(at, scripts):
