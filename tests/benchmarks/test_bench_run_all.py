@@ -1,7 +1,6 @@
 """The runner of `make bench`, the table of the pages, and their index."""
 
 import re
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
