@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import cycle
+from pathlib import Path
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from .embedding_cache import EmbeddingCache
 from .keys import Keys
 from .mapped_file import ReadInto, as_bytes
 from .reader import CacheFile, rows_per_read
+from .working_folders import url_of_copy
 
 _BLOCKS_PER_RANGE = 8  # blocks of 8 MB that one task reads
 
@@ -34,12 +36,15 @@ class Piece:
         `CacheFile.checksum`, by which another file of that name is noticed.
     start, stop : int
         Rows of the file.
+    url : str
+        URL that the file is a copy of, from which another machine fetches its own; "" where there is none.
     """
 
     path: str
     checksum: str
     start: int
     stop: int
+    url: str = ""
 
     def open(self) -> CacheFile:
         """Open the file.
@@ -49,9 +54,14 @@ class Piece:
         CacheError
             It is missing, damaged, or another file than the one that was listed.
         """
-        file = CacheFile(self.path)
+        path = Path(self.path)
+        if self.url and not path.exists():
+            from .remote import local_copy  # imports fsspec, which most caches do not need
+
+            path = local_copy(self.url)
+        file = CacheFile(path)
         if file.checksum != self.checksum:
-            raise CacheError(f"{self.path} was replaced while it was read; run the command again")
+            raise CacheError(f"{path} was replaced while it was read; run the command again")
         return file
 
 
@@ -122,12 +132,13 @@ def reading_problem(rows: RowRange) -> str:
     try:
         rows.open()
     except CacheError as error:
-        return f"cannot read the cache ({error}); mount its files at the same path on every node"
+        return f"cannot read the cache ({error}); mount its files at the same path on every node, or use a URL"
     return ""
 
 
 def _piece(file: CacheFile, start: int, stop: int) -> Piece:
-    return Piece(str(file.path.absolute()), file.checksum, start, stop)
+    path = file.path.absolute()
+    return Piece(str(path), file.checksum, start, stop, url_of_copy(path))
 
 
 class RangeRows:

@@ -67,6 +67,18 @@ def working_folder(url: str, work: str | Path | None = None, suffix: str = "") -
         raise OutputError(f"{reason}; name another folder in PUCACHE_WORK") from error
 
 
+def url_of_copy(path: Path) -> str:
+    """URL, without passwords and tokens, that a file was fetched from for reading; "" for any other file."""
+    for folder, name in (
+        (path.parent, ""),
+        (path.parent.parent, f"/{path.name}"),
+    ):  # of a file, or of a folder of files
+        if folder.name.endswith(READING):
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                return (folder / URL).read_text("utf-8").rstrip("/") + name
+    return ""
+
+
 def _hold(folder: Path) -> None:
     """Create a folder and lock it against removal until this process ends."""
     with _holding:

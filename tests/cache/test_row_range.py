@@ -96,3 +96,16 @@ def test_an_error_names_rows_and_file(shards):
     assert str(row_ranges(cache)[2]) == f"rows 600 to 899 ({cache.files[0].path} and 2 more)"
     with pytest.raises(CacheError, match=rf"^{cache.files[1].path} holds NaN or infinite embeddings \('00700'"):
         raise row_ranges(cache)[2].open().not_finite_error(np.array([100, 101, 200]))
+
+
+@pytest.mark.parametrize("name", ["", "/b.h5"])
+def test_another_machine_fetches_its_own_copy_from_the_url(shards, tmp_path, monkeypatch, name):
+    monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "one"))
+    cache = EmbeddingCache(f"file://{tmp_path}{name}")
+    ranges = pickle.loads(pickle.dumps(row_ranges(cache)))
+    for file in cache.files:
+        file.path.unlink()
+    monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "other"))
+    assert [key for rows in ranges for key in rows.open().keys] == list(cache.keys)
+    copies = sorted(path.name for path in (tmp_path / "other").rglob("*.h5"))
+    assert copies == (["b.h5"] if name else ["a.h5", "b.h5", "c.h5"])
