@@ -12,8 +12,11 @@ HERE = Path(__file__).parents[2]
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "scikit-learn", "h5py", "faiss-gpu", "faiss-cpu", "pillow")
 
 
+NOT_CODE = (":!docs", ":!tests", ":!*.md")
+
+
 def commit() -> str:
-    """What git calls the state of the code, whatever pages have been written since; empty where there is no git."""
+    """The last commit that changed code, whatever pages and tests have been written since; empty without git."""
 
     def git(*command: str) -> str:
         return subprocess.run(["git", *command], cwd=HERE, capture_output=True, text=True).stdout.strip()
@@ -21,8 +24,8 @@ def commit() -> str:
     try:
         if Path(git("rev-parse", "--show-toplevel") or "/") != HERE.resolve():  # of another project around this one
             return ""
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
-        return git("describe", "--always") + "-dirty" * bool(changed)
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", *NOT_CODE)
+        return git("log", "-1", "--format=%h", "--", ".", *NOT_CODE) + "-dirty" * bool(changed)
     except OSError:
         return ""
 
