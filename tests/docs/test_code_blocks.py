@@ -52,7 +52,7 @@ ANEW = "in a folder of its own"  # the one mark of a block that is run here
 SITTING = "runs in: tests/reviewing/test_page.py"  # of a block whose decisions are made here without its page
 MARKS = {  # what a block that is not run here may say, and how many do
     "runs in: make test-docker": 2,
-    "runs in: tests/cli/test_demo.py": 1,
+    "runs in: tests/cli/test_demo.py": 2,
     SITTING: 1,
     "runs in: tests/cli/test_command_imports.py": 1,
     "not run: installs packages; parsed only": 4,
