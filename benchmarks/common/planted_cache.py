@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,7 +72,18 @@ def write(at: Planted) -> None:
     """Positives are shifted along a few directions; the first `LABELLED` of them are labelled."""
     if not 2 * LABELLED / PRIOR <= at.n <= 10_000_000:
         raise SystemExit("sizes from 100,000, for enough hidden positives, to 10,000,000, for keys in order")
-    draw, n, d = np.random.default_rng(0), at.n, at.d
+    n, d = at.n, at.d
+    positive, blocks = planted_rows(n, d, key)
+    failures = {f"unreadable/{number:06}.jpg": "truncated" for number in range(n // 100_000)}
+    np.save(at.truth, positive)
+    at.positives.write_text("".join(f"{key(row)}\n" for row in np.flatnonzero(positive)[:LABELLED]))
+    encoder, shape = EncoderSpec.imported("planted", d), (n, len(key(0)), np.dtype("<f2"))
+    write_file(at.cache, encoder, "", blocks, shape=shape, failures=failures)
+
+
+def planted_rows(n: int, d: int, name: Callable[[int], str]) -> tuple[np.ndarray, Iterator[Rows]]:
+    """Truth, bool (n,), and the rows in blocks; `name` is the key of a row."""
+    draw = np.random.default_rng(0)
     shift = np.zeros(d, np.float32)
     shift[:32] = 0.5
     positive = draw.random(n) < PRIOR
@@ -79,20 +91,16 @@ def write(at: Planted) -> None:
     spectrum = (1 / np.sqrt(1 + np.arange(d))).astype(np.float32)
     mean = np.float32(np.sqrt(0.42 / 0.58 * np.square(spectrum).sum() / d))
 
-    def blocks():
+    def blocks() -> Iterator[Rows]:
         for begin in range(0, n, STEP):
             size = min(STEP, n - begin)
             X = draw.standard_normal((size, d), np.float32) * spectrum + positive[begin : begin + size, None] * shift
             X += mean
             digests = draw.integers(0, 256, (size, 32), np.uint8)
             sizes = np.stack([draw.integers(20_000, 200_000, size), draw.integers(1 << 60, 1 << 61, size)], 1)
-            yield Rows(encode_keys([key(row) for row in range(begin, begin + size)]), X.astype("<f2"), digests, sizes)
+            yield Rows(encode_keys([name(row) for row in range(begin, begin + size)]), X.astype("<f2"), digests, sizes)
 
-    failures = {f"unreadable/{number:06}.jpg": "truncated" for number in range(n // 100_000)}
-    np.save(at.truth, positive)
-    at.positives.write_text("".join(f"{key(row)}\n" for row in np.flatnonzero(positive)[:LABELLED]))
-    encoder, shape = EncoderSpec.imported("planted", d), (n, len(key(0)), np.dtype("<f2"))
-    write_file(at.cache, encoder, "", blocks(), shape=shape, failures=failures)
+    return positive, blocks()
 
 
 def split(at: Planted) -> None:

@@ -10,6 +10,7 @@ The same training on a GPU: `pucache.heads.minibatch_cuda`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,13 +20,14 @@ from torch.nn.functional import softplus
 
 from ..devices import multiplies_bfloat16
 from ..progress import Progress
-from ..storage.mapped_arrays import release_pages
+from ..storage.mapped_arrays import release_pages, take_rows
 from .design_matrix import CPU_RESIDENT
 from .fitted import FittedHeads
 from .minibatch_cuda import train_on_cuda
 from .problem import HeadProblem
 from .risks import falling, rising
 
+_ROWS_AT_ONCE = 1 << 13  # that are read of a map, in its order, for the next batches
 RMS = 0.5  # root mean square that features are scaled to, which is that of common encoders' raw features
 
 
@@ -114,8 +116,8 @@ def _train_on_cpu(
     for _ in range(epochs):
         batches.permute_positives()
         weights.update(batches)
-        for number in torch.randperm(len(batches), generator=generator).tolist():
-            adam.step(*weights.gradient(number, adam.working, batches[number]))
+        for number, batch in batches.in_order(torch.randperm(len(batches), generator=generator).tolist()):
+            adam.step(*weights.gradient(number, adam.working, batch))
         progress.advance(1)
     return adam.parameters.numpy(), *weights.report(batches, adam.parameters)
 
@@ -146,18 +148,34 @@ class _Batches:
         for rows, begin, end in zip(self.rows, self._offsets, self._offsets[1:], strict=False):
             rows[: end - begin] = positive[begin:end]
 
-    def __getitem__(self, number: int) -> Tensor:
-        if self._kept is None:
-            return self._make(self.rows[number])
-        batch, begin, end = self._kept[number], self._offsets[number], self._offsets[number + 1]
+    def in_order(self, numbers: list[int]) -> Iterator[tuple[int, Tensor]]:
+        """Yield batches by their numbers; those that are not kept are read several at once."""
+        if self._kept is not None:
+            yield from ((number, self._current(self._kept[number], number)) for number in numbers)
+            return
+        count = max(1, _ROWS_AT_ONCE // len(self.rows[0]))
+        for begin in range(0, len(numbers), count):
+            group = numbers[begin : begin + count]
+            rows, positions = np.unique(np.concatenate([self.rows[number] for number in group]), return_inverse=True)
+            stored, ends = take_rows(self._X, rows), np.cumsum([len(self.rows[number]) for number in group])
+            for number, part in zip(group, np.split(positions, ends[:-1]), strict=True):
+                yield number, self._scaled(stored[part])
+
+    def _current(self, batch: Tensor, number: int) -> Tensor:
+        """A kept batch with the positives that are in it now."""
+        begin, end = self._offsets[number], self._offsets[number + 1]
         if end > begin:
             torch.index_select(self._positive, 0, self._permutation[begin:end], out=batch[: end - begin])
         return batch
 
     def _make(self, rows: np.ndarray) -> Tensor:
-        block = torch.ones((len(rows), self._problem.d + 1), dtype=self.dtype)
-        block[:, :-1] = torch.from_numpy(self._X[rows]).float().mul_(self._scale)
+        block = self._scaled(self._X[rows])
         release_pages(self._X)
+        return block
+
+    def _scaled(self, stored: np.ndarray) -> Tensor:
+        block = torch.ones((len(stored), self._problem.d + 1), dtype=self.dtype)
+        block[:, :-1] = torch.from_numpy(stored).float().mul_(self._scale)
         return block
 
 
@@ -218,8 +236,9 @@ class _BatchWeights:
         """Mean over the batches of the reported risk and of the clamp's activity, (K,) each."""
         risks, clamps = torch.zeros_like(parameters[:, 0]), torch.zeros_like(parameters[:, 0])
         surrogate = str(self._risk.surrogate)
-        for number, (positive, negative) in enumerate(self._parts):
-            margins = parameters @ batches[number].float().T
+        ordered = batches.in_order(list(range(len(batches))))
+        for (_, X), (positive, negative) in zip(ordered, self._parts, strict=True):
+            margins = parameters @ X.float().T
             positive_part = (positive * falling(surrogate, margins)[0]).sum(1)
             negative_part = (negative * rising(surrogate, margins)[0]).sum(1)
             value, _, clamped = self._risk.combine(positive_part, negative_part)

@@ -149,9 +149,14 @@ class StackedRows:
             raise IndexError(f"rows must lie in 0 to {n - 1}, got {rows.min()} to {rows.max()}")
         rows = np.where(rows < 0, rows + n, rows)
         order = None if (rows[1:] >= rows[:-1]).all() else np.argsort(rows)
+        in_order = rows if order is None else rows[order]
+        ends = np.searchsorted(in_order, self._starts)
+        local_rows = in_order - np.repeat(self._starts[:-1], np.diff(ends))
         picked = np.empty((len(rows), self.shape[1]), self.dtype)
-        for part, piece, local_rows in self.pieces(rows if order is None else rows[order]):
-            np.take(part, local_rows, axis=0, out=picked[piece], mode="clip")  # rows are checked above
+        for number, (begin, end) in enumerate(pairwise(ends.tolist())):  # few calls, for batches of few rows
+            if end > begin:
+                self._recently_read.add(number)
+                self.parts[number].take(local_rows[begin:end], 0, picked[begin:end], "clip")  # rows are checked above
         if order is None:
             return picked
         unsorted = np.empty_like(picked)

@@ -142,6 +142,7 @@ def test_risk_and_clamped_are_means_over_the_batches_of_the_last_epoch(data, flo
 @pytest.mark.parametrize("resident", [0, 1 << 29])
 def test_every_row_is_once_in_every_epoch_and_the_positives_in_new_company(monkeypatch, float32, resident):
     monkeypatch.setattr(minibatch, "CPU_RESIDENT", resident)
+    monkeypatch.setattr(minibatch, "_ROWS_AT_ONCE", 3 * 64)
     s = np.arange(N) % 7 == 0
     X = np.arange(N, dtype=np.float32)[:, None]
     problem = HeadProblem.of(DesignMatrix(X, s, None, torch.device("cpu")), PURisk(), prior=0.3)
@@ -150,7 +151,10 @@ def test_every_row_is_once_in_every_epoch_and_the_positives_in_new_company(monke
     seen = []
     for _ in range(3):
         batches.permute_positives()
-        made = [batches[number].numpy() for number in range(5)]
+        numbers, made = zip(
+            *((number, batch.numpy()) for number, batch in batches.in_order([0, 1, 2, 3, 4])), strict=True
+        )
+        assert numbers == (0, 1, 2, 3, 4)
         rows = [batch[:, 0].astype(int).copy() for batch in made]
         assert all((batch[:, 1] == 1).all() for batch in made)  # for the intercept
         assert sorted(np.concatenate(rows)) == list(range(N))
