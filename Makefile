@@ -22,21 +22,25 @@ help:
 demo: .venv/installed
 	.venv/bin/pucache demo
 
+LINT = .venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy pucache cli && .venv/bin/lint-imports
+# Tests start hundreds of processes: modules are compiled once for all of them, whatever the environment says.
 JOBS ?= 2
-test: .venv/installed-test lint
-	OMP_NUM_THREADS=1 .venv/bin/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= .venv/bin/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+# In a clean checkout mypy keeps one core busy for half a minute; the tests begin meanwhile.
+test: .venv/installed-test
+	@mkdir -p build
+	@($(LINT)) > build/lint.log 2>&1 & lint=$$!; echo '$(PYTEST)'; $(PYTEST); tests=$$?; \
+	wait $$lint; linted=$$?; cat build/lint.log; exit $$((tests || linted))
 
 test-slow: .venv/installed-test
-	OMP_NUM_THREADS=1 .venv/bin/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --slow -m slow
+	$(PYTEST) --slow -m slow
 
 test-docker: .venv/installed-docker
 	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/pytest docker -v -rs $(if $(FIGURES),--figures $(FIGURES))
 
 lint: .venv/installed-test
-	.venv/bin/ruff check .
-	.venv/bin/ruff format --check .
-	.venv/bin/mypy pucache cli
-	.venv/bin/lint-imports
+	$(LINT)
 
 docs: .venv/installed-docs
 	.venv/bin/sphinx-build -n -W --keep-going -q docs docs/_build/html
