@@ -53,7 +53,7 @@ class Scope:
     pretraining: bool = True
 
 
-SHORT = Scope(seeds_of_large=(0,), seeds_of_rankings=(0,), factors=(0.1, 0.5, 1, 2, 10), pretraining=False)
+SHORT = Scope(seeds_of_large=(0,), seeds_of_rankings=(0,), factors=(0.1, 0.5, 1, 5, 10), pretraining=False)
 QUICK = Scope((0,), (0,), (0,), (0.2, 1, 5), (1000,), ("nnpu", "imbnnpu", "imbupu", "bce", SUPERVISED), 50, False)
 
 

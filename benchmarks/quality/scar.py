@@ -34,7 +34,10 @@ from pucache.pu.scar import check_scar
 
 HIDDEN = 2400  # of all classes of positives together
 POSITIVES = {CIFAR: VEHICLES, FASHION: FOOTWEAR}
-SETS = {CIFAR: "vehicles among animals", FASHION: "footwear among other clothes"}
+HIDDEN_AMONG = {
+    CIFAR: "600 of each of four classes of vehicles hidden among 30,000 animals",
+    FASHION: "800 of each of three classes of footwear hidden among 42,000 other clothes",
+}
 JPEG_QUALITY = 10
 
 
@@ -246,14 +249,20 @@ COLUMNS = [
 ]
 
 
-def report(data: str, encoder: str, ways: list[dict], fair: list[dict], options: str = "") -> str:
-    broken = [
+def ways_section(cells: list[dict], title: str, what: str) -> list[str]:
+    """A row for each number of labels and way to label; nothing without cells."""
+    if not cells:
+        return []
+    rows = [
         row(
-            [SETS[group], labelled, WAYS[group][way]],
-            [cell for cell in ways if (cell["group"], cell["labelled"], cell["way"]) == (group, labelled, way)],
+            [labelled, WAYS[group][way]], [cell for cell in cells if (cell["labelled"], cell["way"]) == (labelled, way)]
         )
-        for group, labelled, way in dict.fromkeys((cell["group"], cell["labelled"], cell["way"]) for cell in ways)
+        for group, labelled, way in dict.fromkeys((cell["group"], cell["labelled"], cell["way"]) for cell in cells)
     ]
+    return [title, "", f"{what}, and others labelled:", "", table(["labelled", "who is labelled", *COLUMNS], rows), ""]
+
+
+def report(data: str, encoder: str, ways: list[dict], fair: list[dict], options: str = "") -> str:
     sound = [
         row(
             [group, f"{labelled}, {share:.0%}"],
@@ -273,13 +282,10 @@ def report(data: str, encoder: str, ways: list[dict], fair: list[dict], options:
             "Mean ± sd over seeds "
             f"{tuple(dict.fromkeys(cell['seed'] for cell in ways))}.",
             "",
-            "## Ways to label",
-            "",
-            "600 of each of four classes of vehicles hidden among 30,000 animals, 800 of each of three classes of "
-            "footwear hidden among 42,000 other clothes, and others labelled:",
-            "",
-            table(["positives", "labelled", "who is labelled", *COLUMNS], broken),
-            "",
+            *ways_section([cell for cell in ways if cell["group"] == CIFAR], "## Ways to label", HIDDEN_AMONG[CIFAR]),
+            *ways_section(
+                [cell for cell in ways if cell["group"] == FASHION], "## Ways to label footwear", HIDDEN_AMONG[FASHION]
+            ),
             "What is never found cannot be compared: the narrower the labels, the more the classifier finds only their "
             "like, and the less the check can see. The last columns say what the labels did to the figures.",
             "",
