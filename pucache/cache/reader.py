@@ -11,20 +11,22 @@ import math
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from itertools import chain, cycle
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 
 from ..errors import CacheError
+from ..storage.mapped_arrays import drop_pages
 from ..storage.prefetch import prefetch
 from . import hdf5
 from .checksums import ChecksumError, ChecksumTable, ColumnHasher, MissingChecksumsError, rows_per_hash
-from .keys import Keys, decode_text
+from .keys import decode_text, decode_texts
 from .layout import ATTRIBUTES, COLUMNS, FAILURES, REMEDY, FileAttributes, check_layout, require
 from .mapped_file import MappedFile, as_bytes
 
 BLOCK_BYTES = 8 << 20  # bytes of a column that are in memory at once
+_CHECKED_KEYS = 1 << 16  # at once
 
 
 def rows_per_read(row_bytes: int) -> int:
@@ -272,9 +274,12 @@ class CacheFile:
     def check_texts(self) -> None:
         """Raise `CacheError` if keys are not sorted, or if a text is not UTF-8."""
         keys = self.raw_keys
-        require(self.path, bool(np.all(keys[1:] > keys[:-1])), "keys are not sorted and unique")
-        for _ in chain(self.failures, Keys([keys])):
-            pass  # decoding raises if a text is not UTF-8
+        for start in range(0, len(keys), _CHECKED_KEYS):
+            block = keys[start : start + _CHECKED_KEYS + 1]
+            require(self.path, bool(np.all(block[1:] > block[:-1])), "keys are not sorted and unique")
+            decode_texts(block.tolist())
+            drop_pages(keys)
+        _ = self.failures  # decoded
 
     def not_finite_error(self, rows: np.ndarray) -> CacheError:
         """Return the error for rows that are NaN or infinite, which pucache itself never writes."""
