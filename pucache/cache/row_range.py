@@ -188,20 +188,15 @@ class RangeRows:
             if not start:
                 file.check(*names)
 
-    def take(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Copy some rows of a dataset.
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """Copy the embeddings of some rows, given their ascending numbers; (m, d)."""
+        return self._take("embeddings", rows)
 
-        Parameters
-        ----------
-        name : str
-            "embeddings" or "digests".
-        rows : ndarray of int, (m,)
-            Ascending.
+    def take_digests(self, rows: np.ndarray) -> np.ndarray:
+        """Copy the digests of some rows, given their ascending numbers; uint8, (m, 32)."""
+        return self._take("digests", rows)
 
-        Returns
-        -------
-        ndarray, (m, ...)
-        """
+    def _take(self, name: str, rows: np.ndarray) -> np.ndarray:
         taken, offset = [], 0
         for file, start, stop in self.files:
             begin, end = np.searchsorted(rows, (offset, offset + stop - start))

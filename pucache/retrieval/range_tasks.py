@@ -68,14 +68,14 @@ def survey(job: SurveyJob, rows: RowRange) -> Survey:
     if job.check:
         opened.check("keys", "digests")
     inside = job.rows[slice(*np.searchsorted(job.rows, (rows.start, rows.start + len(rows))))] - rows.start
-    embeddings = opened.take("embeddings", inside)
+    embeddings = opened.take(inside)
     sums, sample = [np.empty((0, opened.d))], [embeddings[:0]]
     if job.moments:
         _import_torch_for(job.n * opened.d)
         for part, X in opened.blocks(check=True):
             sums.append(block_sum(opened, part, X)[None])
             sample.append(X[sampled_rows(rows.start + part.start, len(X), n=job.n)].copy())
-    return Survey(embeddings, opened.take("digests", inside), np.concatenate(sums), np.concatenate(sample))
+    return Survey(embeddings, opened.take_digests(inside), np.concatenate(sums), np.concatenate(sample))
 
 
 @dataclass(frozen=True)
@@ -169,9 +169,9 @@ def best_rows(job: RankJob, rows: RowRange) -> BestRows:
 
 
 def _duplicates(job: RankJob, rows: RangeRows, top: np.ndarray) -> np.ndarray:
-    duplicates = job.labelled.have_digests(rows.take("digests", top))
+    duplicates = job.labelled.have_digests(rows.take_digests(top))
     if job.twins is not None and job.twins <= 1:
-        duplicates |= job.labelled.are_close(rows.take("embeddings", top), job.twins)
+        duplicates |= job.labelled.are_close(rows.take(top), job.twins)
     return duplicates
 
 

@@ -38,8 +38,8 @@ def test_ranges_hold_every_row_once_in_the_blocks_of_the_cache(shards):
         assert len(opened) == len(rows)
         assert list(opened.keys) == cache.keys[rows.start : rows.start + len(rows)]
         inside = np.arange(0, len(rows), 7)
-        np.testing.assert_array_equal(opened.take("embeddings", inside), X[rows.start + inside])
-        np.testing.assert_array_equal(opened.take("digests", inside), digests[rows.start + inside])
+        np.testing.assert_array_equal(opened.take(inside), X[rows.start + inside])
+        np.testing.assert_array_equal(opened.take_digests(inside), digests[rows.start + inside])
         parts += [(rows.start + inside.start, block.copy()) for inside, block in opened.blocks(check=True)]
     assert [start for start, _ in parts] == [start for start, _ in whole]
     for (_, part), (_, block) in zip(parts, whole, strict=True):
