@@ -319,6 +319,7 @@ def test_the_page_works_and_is_accessible(made, browser, scheme):
 
 @needs_chromium
 @pytest.mark.parametrize("width", [320, 1280])
+@pytest.mark.slow
 def test_nothing_is_wider_than_the_screen(made, browser, width):
     with opened(browser, made[0], viewport={"width": width, "height": 700}) as page:
         assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -336,6 +337,7 @@ def test_odd_keys_are_shown_intact(made, browser):
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_pointing_at_a_dot_shows_its_picture_key_and_probability(made, browser):
     with opened(browser, made[0]) as page:
         page.locator("#map-plot").scroll_into_view_if_needed()
@@ -348,6 +350,7 @@ def test_pointing_at_a_dot_shows_its_picture_key_and_probability(made, browser):
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_arrow_keys_go_from_image_to_image_and_home_to_the_likeliest(made, browser):
     with opened(browser, made[0]) as page:
         data = json.loads(page.text_content("#data"))
@@ -369,6 +372,7 @@ def test_arrow_keys_go_from_image_to_image_and_home_to_the_likeliest(made, brows
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_the_layouts_can_be_changed_by_keyboard(made, browser):
     with opened(browser, made[0]) as page:
         before = page.locator(".dot").first.get_attribute("cx")
