@@ -188,9 +188,8 @@ def page(rows: list[dict], command: str, wanted: int) -> str:
         f"Images: embeddings of the default encoder along their first {DIM} principal components; "
         "piles of one class among all images of the others. "
         f"Planted: Gaussian rows of {PLANTED_DIM} numbers, {PLANTED_SHARE:.0%} positive.",
-        f"From this page the limit was chosen: above {SAMPLE_ROWS:,} unlabelled rows, training takes a sample of that "
-        "size ([method](../method.md#more-rows-than-training-needs)). This is many times the size at which the figures "
-        "stop to change.",
+        f"Above {SAMPLE_ROWS:,} unlabelled rows, training takes a sample of that size "
+        "([method](../method.md#more-rows-than-training-needs)); the figures should stop to change far below it.",
         LEGEND,
     ]
     for key in sorted({table_of(row) for row in rows}):
@@ -207,6 +206,9 @@ def page(rows: list[dict], command: str, wanted: int) -> str:
         parts.append(
             f"Not measured yet: {wanted - len(rows)} of {wanted} cells. Piles are shown once they are complete."
         )
+    earlier = sorted({row["commit"] for row in rows if "commit" in row})
+    if earlier:
+        parts.append(f"Cells of an earlier run are of {', '.join(earlier)}.")
     return "\n\n".join([*parts, environment()]) + "\n"
 
 
