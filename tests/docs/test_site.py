@@ -38,7 +38,7 @@ OURS = {
     "pucache.errors": {"StaleDecisionError", "one_line"},
     "pucache.images.source": {"image_digest"},
     "pucache.embedding.engine": {"Job"},
-    "pucache.cache.keys": {"decode_text", "decode_texts", "encode_keys", "find_duplicate", "find_sorted"},
+    "pucache.cache.keys": {"decode_text", "decode_texts", "encode_keys", "find_sorted"},
     "pucache.pu.labels": {"check_labels", "open_labels"},
     "pucache.pu.estimate_prior": {"check_request", "estimate_from_cross_fit"},
     "pucache.pu.train": {"is_audited", "label_count", "label_note", "stated_prior"},
