@@ -257,6 +257,7 @@ def test_another_encoder_and_another_type_among_shards_are_refused_by_name(range
     assert "wide.h5 float32" in refusal(EmbeddingCache, ranges, wide)
 
 
+@pytest.mark.slow
 def test_damage_in_one_shard_is_named_by_whatever_reads_it(ranges):
     path = ranges.files[5].path
     content = bytearray(path.read_bytes())

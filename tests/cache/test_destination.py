@@ -214,6 +214,7 @@ with atomic_output(sys.argv[1]) as path:
 """
 
 
+@pytest.mark.slow
 def test_a_command_whose_url_another_process_writes_is_one_line_and_writes_nothing(store, tmp_path, monkeypatch):
     out, cache = "s3://bucket/made/c.parquet", write_cache(tmp_path / "c.h5", planted(20)[0]).files[0].path
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

@@ -425,6 +425,7 @@ def test_a_figure_that_does_not_exist_is_null_in_json(world, trained, here):
     assert run_json("evaluate scores.csv --truth all.csv")["auc"] is None
 
 
+@pytest.mark.slow
 def test_shards_pack_into_what_one_run_gives(world, embedded, here):
     rows = [run_json(f"embed {{w}}/images {n}.h5 --shard {n}/2" + SMALL, w=world)["rows"] for n in (1, 2)]
     assert sum(rows) == N and min(rows) > 0
@@ -751,7 +752,7 @@ def test_debugging_shows_the_error_itself(monkeypatch, here):
         run("info nowhere.h5")
 
 
-@pytest.mark.parametrize("strict, code", [("", 0), ("--strict", 3)])
+@pytest.mark.parametrize("strict, code", [slow("", 0), ("--strict", 3)])
 def test_strict_exits_with_3_when_an_image_failed_and_everything_is_written(world, trained, here, strict, code):
     run("embed {w}/images c.h5" + SMALL + strict, code, w=world)
     assert run_json("info c.h5")["rows"] == N
@@ -774,6 +775,7 @@ run()
 
 
 @pytest.mark.parametrize("number, code, workers", [(signal.SIGINT, 130, 0), slow(signal.SIGTERM, 143, 2)])
+@pytest.mark.slow
 def test_an_interrupted_embed_says_how_to_go_on_and_does(world, here, number, code, workers):
     save_images(here / "many", 320, (128, 128, 128), np.random.default_rng(0))
     arguments = f"embed many cache.h5{SMALL}--batch-size 8 --workers {workers}".format(w=world).split()

@@ -76,7 +76,8 @@ def cache(rows, tmp_path):
     return EmbeddingCache(tmp_path / "cache.h5")
 
 
-@pytest.mark.parametrize("method", [slow("linear"), "distilled"])
+@pytest.mark.parametrize("method", ["linear", "distilled"])
+@pytest.mark.slow
 def test_a_classifier_is_that_of_the_cpu(rows, cache, method):
     expected = train_pu(cache, rows[1], method=method, device="cpu")
     with emulated_cuda():

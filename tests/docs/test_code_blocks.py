@@ -45,6 +45,7 @@ LANGUAGES = {"sh", "console", "python", "text", "yaml"}
 RUNS = ("sh", "console", "python")
 LONG = {
     "README.md",
+    "docs/cache-format.md",
     *(f"docs/{page}.md" for page in ("prior", "report", "retrieval", "scaling", "sizes", "threshold", "walkthrough")),
     *(f"docs/tasks/{page}.md" for page in ("classify", "count", "encoder", "find")),
 }

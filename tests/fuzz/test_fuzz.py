@@ -154,6 +154,7 @@ def test_the_command_survives_a_cache_built_to_do_harm():
     assert outcomes(target, hostile())["refused"] >= 20
 
 
+@pytest.mark.slow
 def test_a_glob_that_backtracks_comes_to_an_end():
     outcomes(TARGETS["glob"], slow_globs())
 

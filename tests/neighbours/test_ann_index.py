@@ -95,7 +95,7 @@ def test_an_ivf_index_visits_no_more_cells_than_it_must(cache, kind):
     assert (index.trailer.n, index.trailer.d, index.trailer.kind) == (N, 16, kind)
 
 
-@pytest.mark.parametrize("similarity", ["whitened", "centroid", "topk", "max"])
+@pytest.mark.parametrize("similarity", ["whitened", slow("centroid"), slow("topk"), "max"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_retrieval_by_an_index_is_nearly_that_of_all_rows_and_its_scores_are_exact(opened, kind, similarity):
     rows, s = X[:600], S[:600]

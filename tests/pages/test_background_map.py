@@ -46,6 +46,7 @@ def test_the_map_of_the_child_process_equals_that_of_this_process(child_for_any_
         assert same(mapping.result(), embedding_map(X, ROWS, seed=3))
 
 
+@pytest.mark.slow
 def test_a_map_without_tsne_comes_back_from_the_child(child_for_any_size, no_map_in_this_process):
     with BackgroundMap(np.ones((4, 3), np.float32), seed=0) as mapping:
         mapping.start(np.arange(4))

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.planted import QUICK, planted, write_cache
+from helpers.slow import slow
 from helpers.tiny import tiny_encoder
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -452,7 +453,7 @@ def test_weights_that_cannot_be_trained_with_are_refused(weights, message):
     ],
     ids=["plain", "automatic", "many", "numpy scalars", "protocol"],
 )
-@pytest.mark.parametrize("encoder", [None, EncoderSpec.imported("é", 6), tiny_encoder().spec], ids=str)
+@pytest.mark.parametrize("encoder", [slow(None), slow(EncoderSpec.imported("é", 6)), tiny_encoder().spec], ids=str)
 def test_a_saved_model_comes_back_the_same(tmp_path, parameters, encoder):
     model = classifier(**parameters).fit(X[:60], np.arange(60) < 20)
     model.encoder_ = encoder

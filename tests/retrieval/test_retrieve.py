@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from helpers import plain
 from helpers.planted import planted, write_cache
+from helpers.slow import slow
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import CacheError, LabelError, OutputError
@@ -51,7 +52,7 @@ def test_hidden_positives_come_first_by_default(opened):
 
 
 @pytest.mark.parametrize("labelled", [1, 3, 40])
-@pytest.mark.parametrize("k", [1, 5, 130, 250])
+@pytest.mark.parametrize("k", [slow(1), 5, slow(130), 250])
 @pytest.mark.parametrize("kind", SIMILARITIES)
 def test_of_equal_scores_the_earlier_row_comes_first(opened, kind, k, labelled):
     kinds = np.array([[3, 0, 0], [0, 2, 0], [1, 1, 1]], np.float32)

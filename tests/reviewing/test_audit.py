@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from helpers.slow import slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -267,7 +268,7 @@ def chance_of_exclusion(truth, strategy, level, log=None, skipped=()):
     return chance
 
 
-@pytest.mark.parametrize("strategy", [greedy, contrary, nothing])
+@pytest.mark.parametrize("strategy", [greedy, slow(contrary), slow(nothing)])
 def test_exact_coverage_over_all_orders_of_draws(strategy):
     chances = [chance_of_exclusion([True] * k + [False] * (6 - k), strategy, 0.5) for k in range(7)]
     assert max(chances) <= Fraction(1, 2)

@@ -271,6 +271,7 @@ def append_until_killed(path, pipe):
         os.write(pipe, log.last.to_bytes(4, "big"))
 
 
+@pytest.mark.slow
 def test_a_killed_writer_loses_nothing_that_it_acknowledged(tmp_path):
     path, draw, acknowledged = tmp_path / "log.sqlite", random.Random(1), 0
     for _ in range(15):

@@ -211,6 +211,7 @@ def test_killed_in_a_fit_the_same_labels_are_trained_on_again(pile, trainer):
     assert is_gone(process_id)
 
 
+@pytest.mark.slow
 def test_an_error_of_the_child_is_one_line(tmp_path, pile):
     listener = Listener()
     _, s, _ = pile
