@@ -18,7 +18,7 @@ COMMIT = re.compile(r"commit ([0-9a-f]{7,40}(?:-dirty)?)")
 INTRODUCTION = """# Results
 
 Each page is written by a script in `benchmarks/` and ends with the hardware, versions and commit of its figures.
-`make bench CIFAR=DIR FASHION=SOURCE` makes the pages of the first table; [minutes](bench-times.md) has what each took.
+`make bench CIFAR=DIR FASHION=SOURCE` makes the pages of the first table{times}.
 The pages of the second table take longer, or need what not every machine has. Minutes are of two cores without other
 work, with embeddings at hand.
 
@@ -59,7 +59,8 @@ def index(folder: Path) -> str:
     """The page in markdown."""
     shown = [page for page in PAGES if (folder / f"{page.name}.md").exists()]
     head = ["page", "answers", "command", "minutes", "data", "needs", "made at"]
-    parts = [INTRODUCTION]
+    times = ", and [bench-times](bench-times.md) has what each took" if (folder / "bench-times.md").exists() else ""
+    parts = [INTRODUCTION.format(times=times)]
     for title, pages in (
         ("## Made by make bench", [page for page in shown if page.bench]),
         ("## Made one at a time", [page for page in shown if not page.bench]),

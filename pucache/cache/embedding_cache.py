@@ -146,7 +146,7 @@ class EmbeddingCache:
         X : ndarray of float16 or float32, (b, d)
             Valid until the next block is requested.
         """
-        return read_blocks(self.files, check=check)
+        yield from read_blocks(self.files, check=check)
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """Copy the embeddings of some rows.

@@ -72,15 +72,42 @@ class PUData:
         return int((self.s == 0).sum()) if self.sample is None else self.sample.unlabelled
 
     def cache_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Row numbers in the cache of some of these rows."""
+        """Row numbers in the cache of some of these rows.
+
+        Parameters
+        ----------
+        rows : ndarray of int64, (m,)
+
+        Returns
+        -------
+        ndarray of int64, (m,)
+        """
         return rows if self.sampled is None else self.sampled.rows[rows]
 
     def keys(self, rows: np.ndarray) -> list[str]:
-        """Keys of some of these rows, int64 (m,)."""
+        """Keys of some of these rows.
+
+        Parameters
+        ----------
+        rows : ndarray of int64, (m,)
+
+        Returns
+        -------
+        list of str
+        """
         return self.cache.keys[self.cache_rows(rows)]
 
     def take(self, values: np.ndarray) -> np.ndarray:
-        """Values of these rows, (n,), out of values of all rows of the cache."""
+        """Values of these rows, out of values of all rows of the cache.
+
+        Parameters
+        ----------
+        values : ndarray, (rows of the cache, ...)
+
+        Returns
+        -------
+        ndarray, (n, ...)
+        """
         return values if self.sampled is None else values[self.sampled.rows]
 
     @classmethod

@@ -54,11 +54,17 @@ class UnlabelledSample:
         )
 
     def note(self, prior: float | None) -> str:
-        """Sentence on a sample that holds few hidden positives; "" where there are enough, or the prior is unknown.
+        """Sentence on a sample that holds few hidden positives.
 
         Parameters
         ----------
         prior : float or None
+            Share of positives among the unlabelled; None where it is unknown.
+
+        Returns
+        -------
+        str
+            Empty where there are enough, or the prior is unknown.
         """
         if prior is None or prior * self.rows >= LEAST_HIDDEN:
             return ""
@@ -73,7 +79,21 @@ class UnlabelledSample:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> UnlabelledSample:
-        """Sample of the fields that `to_json` returned; raises `ValueError` for other fields."""
+        """Read the fields that `to_json` returned.
+
+        Parameters
+        ----------
+        fields : dict
+
+        Returns
+        -------
+        UnlabelledSample
+
+        Raises
+        ------
+        ValueError
+            Other fields.
+        """
         if set(fields) != {"rows", "unlabelled", "seed"} or not all(type(value) is int for value in fields.values()):
             raise ValueError(f"its sample of unlabelled rows is {fields!r}")
         sample = cls(**fields)

@@ -357,9 +357,7 @@ def test_a_download_is_logged_every_ten_seconds_for_readers_and_writers(store, m
         assert caplog.records == [], "of what is here already"
 
 
-def test_the_lines_about_a_folder_count_the_mb_of_all_that_is_fetched(
-    store, monkeypatch, caplog, clock
-):
+def test_the_lines_about_a_folder_count_the_mb_of_all_that_is_fetched(store, monkeypatch, caplog, clock):
     monkeypatch.setattr("pucache.storage.transfer.BLOCK_BYTES", 1 << 20)
     for name in "abc":
         store.put(f"shards/{name}.h5", bytes(2 << 20))

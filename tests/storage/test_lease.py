@@ -28,7 +28,6 @@ import sys
 from pathlib import Path
 from pucache.storage import lease
 from pucache.storage.filesystem import open_filesystem
-lease.LEASE_SECONDS = int(sys.argv[3])
 fs, path = open_filesystem(sys.argv[1])
 try:
     with lease.Lease(fs, path, name=sys.argv[1], record=Path(sys.argv[2])):
@@ -87,8 +86,8 @@ def process(tmp_path):
     """Start processes that hold a lease until they are told to end; each prints one line."""
     started = []
 
-    def start(url, machine, seconds=120):
-        command = [sys.executable, "-c", WRITER, url, tmp_path / f"{machine}.lease", str(seconds)]
+    def start(url, machine):
+        command = [sys.executable, "-c", WRITER, url, tmp_path / f"{machine}.lease"]
         running = subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         started.append(running)
         return running
@@ -169,13 +168,14 @@ def test_of_many_writers_that_begin_at_once_one_holds_the_lease(url, writer):
 
 
 def test_two_processes_are_kept_apart_and_a_killed_one_is_taken_over_after_its_lease_has_ended(store, process):
-    first = process(URL, "a", seconds=3)
+    first = process(URL, "a")
     assert first.stdout.readline() == "holds\n"
     refused = process(URL, "b").stdout.readline()
     assert f"{URL} is being written by process {first.pid} on " in refused
     first.kill()
     first.wait()
-    deadline = time.monotonic() + 20
+    put(URL, replace(text_at(URL), seconds=1).encode())  # as if 119 of its 120 seconds had passed
+    deadline = time.monotonic() + 60
     while (line := process(URL, "b").stdout.readline()) != "holds\n":
         assert "its lease ends in" in line and time.monotonic() < deadline
 
