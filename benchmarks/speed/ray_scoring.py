@@ -139,7 +139,7 @@ class Killer(threading.Thread):
 
     def run(self) -> None:
         while self.left:
-            time.sleep(self._draw.uniform(0.1, 1))
+            time.sleep(self._draw.uniform(1, 4))  # a worker takes a second to start
             processes = working()
             if not processes:
                 continue
