@@ -43,6 +43,12 @@ def logs_are_seen():
     logging.root.setLevel(logging.WARNING)
 
 
+@pytest.fixture(autouse=True)
+def subnormal_numbers():
+    """Libraries may leave this thread flushing subnormal numbers to zero; hypothesis then refuses to draw floats."""
+    torch.set_flush_denormal(False)
+
+
 @pytest.fixture(scope="module")
 def one_thread():
     """Batches this small gain nothing from threads, which wait for each other on a busy machine."""

@@ -112,8 +112,8 @@ def fit_heads(
 @contextmanager
 def flushed_denormals() -> Iterator[None]:
     """Treat numbers below 1e-38 as zero: saturated sigmoids produce many, and they are slow on a CPU."""
-    torch.set_flush_denormal(True)
     try:
+        torch.set_flush_denormal(True)
         yield
     finally:
         torch.set_flush_denormal(False)
