@@ -88,13 +88,23 @@ def range_margins(job: ScoreJob, rows: RowRange) -> np.ndarray:
     return margins
 
 
-def file_table(job: ScoreJob, task: tuple[RowRange, str]) -> int | None:
+@dataclass(frozen=True)
+class FileTable:
+    """The rows of one file, and where their table is written; errors name the rows."""
+
+    rows: RowRange
+    out: str
+
+    def __str__(self) -> str:
+        return str(self.rows)
+
+
+def file_table(job: ScoreJob, table: FileTable) -> int | None:
     """Write the table of one file; returns the number of positives, or None where the folder is not seen."""
-    rows, out = task
     if job.probe and not os.path.exists(job.probe):
         return None
     job.prepare()
-    return write_part(job.model, rows.open(), out)
+    return write_part(job.model, table.rows.open(), table.out)
 
 
 def score_with_workers(workers: Workers, model: PULinearModel, cache: EmbeddingCache, out: str | Path) -> int:
@@ -148,7 +158,7 @@ def score_parts_with_workers(workers: Workers, model: PULinearModel, cache: Embe
     with _probe(parts[0]) as probe:
         job = ScoreJob.of(model, cache, probe)
         absolute = parts if not probe else list(map(os.path.abspath, parts))
-        counts = list(workers.map(file_table, job, zip(files, absolute, strict=True)))
+        counts = list(workers.map(file_table, job, map(FileTable, files, absolute)))
     for number, positives in enumerate(counts):
         if positives is None:
             part = EmbeddingCache(cache.files[number].path)

@@ -8,9 +8,11 @@ from helpers.planted import planted, write_cache
 from helpers.range_workers import InProcess
 
 from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.cache.row_range import Piece, RowRange
 from pucache.errors import CacheError, ModelError
 from pucache.pu import distributed_scores
 from pucache.pu.classifier import PULinearClassifier
+from pucache.pu.distributed_scores import FileTable
 from pucache.pu.score import score
 from pucache.pu.score_tables import read_scores
 
@@ -108,3 +110,8 @@ def test_parts_that_cannot_be_are_refused(shards, model, tmp_path):
     with pytest.raises(ValueError, match="parts are for caches, a table for each file, and images are given"):
         score(model, tmp_path, tmp_path / "out", parts="csv")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_table_is_named_by_its_rows_where_its_worker_dies():
+    rows = RowRange(10, (Piece("shards/1.h5", "", 0, 5),))
+    assert str(FileTable(rows, "scores/1.csv")) == "rows 10 to 14 (shards/1.h5)"
