@@ -119,7 +119,8 @@ def score(
         "neighbours": None if report.neighbours is None else report.neighbours.name,
     }
     by = f", by the image and its neighbours in {report.neighbours.name}" if report.neighbours else ""
-    where = f"{report.parts:,} tables in {name}" if report.parts else name
+    tables = "1 table" if report.parts == 1 else f"{report.parts:,} tables"
+    where = f"{tables} in {name}" if report.parts else name
     lines = [f"wrote {report.rows:,} scores to {where}; {report.positives:,} above the threshold{by}"]
     if report.failures:
         listing = f"pucache info {report.cache.name} --failures"
