@@ -27,7 +27,8 @@ MEASURED = re.compile(
 NOT_PROSE = re.compile(
     r"Apache-2\.0|Python 3\.\d+|^```.*?^```$|`[^`\n]+`|<!--.*?-->|\]\([^)]*\)|^#+ .*?$", re.MULTILINE | re.DOTALL
 )
-_SOURCE = re.compile(r"(?:(min|max|mean|sum) of )?(.+?)(?: ([*/]) (\d+))?", re.DOTALL)
+_SOURCE = re.compile(r"(?:([\d.e]+) / )?(?:(min|max|mean|sum) of )?(.+?)(?: ([*/]) ([\d.e]+))?", re.DOTALL)
+COMPUTED = re.compile(r"\b(?:computed|assumed)\b", re.IGNORECASE)
 
 
 class ClaimError(Exception):
@@ -55,12 +56,29 @@ class Figure:
     source: str
 
 
+@dataclass(frozen=True)
+class ComputedSection:
+    """A section of a page whose figures are computed or assumed, but for those that a claim names."""
+
+    page: str
+    heading: str
+
+
+def _entries(root):
+    table = tomllib.loads((root / CLAIMS).read_text())
+    return [(page, entry) for page, entries in table.items() for entry in entries]
+
+
 def read_claims(root=ROOT):
     """Claims of docs/claims.toml, in its order."""
-    table = tomllib.loads((root / CLAIMS).read_text())
     return [
-        Claim(page, entry["text"], tuple(entry.get("from", ()))) for page, entries in table.items() for entry in entries
+        Claim(page, entry["text"], tuple(entry.get("from", ()))) for page, entry in _entries(root) if "text" in entry
     ]
+
+
+def read_computed(root=ROOT):
+    """Sections of docs/claims.toml whose figures are computed or assumed."""
+    return [ComputedSection(page, entry["computed"]) for page, entry in _entries(root) if "computed" in entry]
 
 
 # --- sentences -----------------------------------------------------------------------------------------
@@ -74,11 +92,22 @@ def pattern(text):
 
 
 def find(text, within, where):
-    """The one place of a sentence in a text."""
-    places = list(pattern(text).finditer(within))
-    if len(places) != 1:
-        raise ClaimError(f"{where}: {text!r} stands there {len(places)} times; expected once")
-    return places[0]
+    """The one match of a sentence in a text."""
+    hits = list(pattern(text).finditer(within))
+    if len(hits) != 1:
+        raise ClaimError(f"{where}: {text!r} stands there {len(hits)} times; expected once")
+    return hits[0]
+
+
+def computed_span(section, root=ROOT):
+    """Where the text of a computed section begins and ends in its page; it must say that it is computed."""
+    page = (root / section.page).read_text()
+    hits = list(re.finditer(rf"^#+ {re.escape(section.heading)}\n(.*?)(?=^#+ |\Z)", page, re.MULTILINE | re.DOTALL))
+    if len(hits) != 1:
+        raise ClaimError(f"{section.page}: {len(hits)} headings {section.heading!r}; expected one")
+    if not COMPUTED.search(hits[0][1]):
+        raise ClaimError(f"{section.page}: {section.heading!r} does not say what is computed or assumed")
+    return hits[0].span(1)
 
 
 # --- results -------------------------------------------------------------------------------------------
@@ -107,13 +136,17 @@ def tables(text):
         yield [[plain(cell) for cell in line.strip()[1:-1].split("|")] for line in lines]
 
 
-def cells(text, row, column, which=None):
-    """Cells of the tables of a text, or of one of them, in rows and columns that match; first cells name a row."""
+def cells(text, row, column, which=None, occurrence=None):
+    """Cells of the tables of a text, or of one of them, in rows and columns that match; first cells name a row.
+
+    Where several columns have the same name, `occurrence` counts them from 1.
+    """
     width = row.count(" | ") + 1
     for number, table in enumerate(tables(text), 1):
         if which not in (None, number):
             continue
         columns = [number for number, name in enumerate(table[0]) if matches(name, column)]
+        columns = columns[int(occurrence) - 1 : int(occurrence)] if occurrence else columns
         for line in table[1:]:
             if matches(" | ".join(line[:width]), row):
                 yield from (line[number] for number in columns if number < len(line))
@@ -121,30 +154,32 @@ def cells(text, row, column, which=None):
 
 def numbers(text):
     """Every number of a text, without signs of thousands."""
-    return [Decimal(found.replace(",", "").replace("−", "-")) for found in re.findall(NUMBER, text)]
+    return [Decimal(digits.replace(",", "").replace("−", "-")) for digits in re.findall(NUMBER, text)]
 
 
 def look_up(source, root=ROOT):
     """Numbers that a source leads to: a figure, and its spread if it has one."""
-    aggregate, path, operator, factor = _SOURCE.fullmatch(source).groups()
-    page, heading, *place = path.split(" > ")
+    dividend, aggregate, path, operator, factor = _SOURCE.fullmatch(source).groups()
+    page, heading, *within = path.split(" > ")
     file = root / "docs/results" / page if (root / "docs/results" / page).is_file() else root / page
     if not file.is_file():
         raise ClaimError(f"{source}: no such page")
-    found = sections(file.read_text(), heading)
-    if not found:
+    texts = sections(file.read_text(), heading)
+    if not texts:
         raise ClaimError(f"{source}: no heading {heading!r}")
-    if len(place) == 1:
-        values = [numbers(find(place[0], "\n".join(found), source)[1])]
+    if len(within) == 1:
+        values = [numbers(find(within[0], "\n".join(texts), source)[1])]
     else:
-        *table, row, column = place
+        *table, row, column = within
         which = int(table[0].removeprefix("table ")) if table else None
-        at = re.fullmatch(r"(.+?)(?:\[(\d)\])?", column)
-        values = [numbers(cell)[int(at[2] or 0) :] for text in found for cell in cells(text, row, at[1], which)]
+        name, occurrence, position = re.fullmatch(r"(.+?)(?: #(\d))?(?:\[(\d)\])?", column).groups()
+        table_cells = [cell for text in texts for cell in cells(text, row, name, which, occurrence)]
+        values = [numbers(cell)[int(position or 0) :] for cell in table_cells]
         values = [value for value in values if value]
     if not values or (len(values) > 1 and not aggregate):
         raise ClaimError(f"{source}: {len(values)} figures there; expected one")
     value = [AGGREGATES[aggregate]([first for first, *_ in values])] if aggregate else values[0]
+    value = [Decimal(dividend) / value[0]] if dividend else value
     scale = Decimal(factor or 1)
     return [part * scale if operator == "*" else part / scale for part in value]
 
@@ -174,14 +209,19 @@ def figures(claim, root=ROOT):
 
 
 def check(root=ROOT):
-    """All figures that are claimed, and a line for each claim that leads nowhere."""
-    found, faults = [], []
+    """All figures that are claimed, and a line for each claim or section that leads nowhere."""
+    claimed, faults = [], []
     for claim in read_claims(root):
         try:
-            found += figures(claim, root)
+            claimed += figures(claim, root)
         except ClaimError as error:
             faults.append(str(error))
-    return found, faults
+    for section in read_computed(root):
+        try:
+            computed_span(section, root)
+        except ClaimError as error:
+            faults.append(str(error))
+    return claimed, faults
 
 
 def unclaimed(page, root=ROOT):
@@ -189,6 +229,7 @@ def unclaimed(page, root=ROOT):
     text = (root / page).read_text()
     claims = [claim for claim in read_claims(root) if claim.page == page]
     spans = [find(claim.text, text, page).span() for claim in claims]
+    spans += [computed_span(section, root) for section in read_computed(root) if section.page == page]
     bare = NOT_PROSE.sub(lambda match: " " * len(match[0]), text)
     for match in MEASURED.finditer(bare):
         if not any(start <= match.start() and match.end(1) <= end for start, end in spans):
@@ -209,13 +250,13 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the new figures into the texts")
     asked = parser.parse_args(arguments)
-    found, faults = check()
-    moved = [figure for figure in found if figure.written != figure.measured]
+    claimed, faults = check()
+    moved = [figure for figure in claimed if figure.written != figure.measured]
     for figure in moved:
         print(f"{figure.page}: {figure.written} is now {figure.measured}   {figure.source}")
     for fault in faults:
         print(fault)
-    print(f"{len(found)} figures, {len(moved)} moved, {len(faults)} claims that lead nowhere")
+    print(f"{len(claimed)} figures, {len(moved)} moved, {len(faults)} claims that lead nowhere")
     if asked.write:
         rewrite(moved)
     return 1 if faults or (moved and not asked.write) else 0

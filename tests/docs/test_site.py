@@ -93,18 +93,18 @@ class Page(HTMLParser):
         self.feed(self.markup)
 
     def handle_starttag(self, tag, attributes):
-        told = dict(attributes)
-        self.anchors |= {told["id"]} if "id" in told else set()
-        if tag == "a" and told.get("href"):
-            self.links.append(told["href"])
-            if "reference" in (told.get("class") or "") and self._in_contents:
-                self.contents.append(told["href"])
-        if tag == "div" and told.get("class") == "sidebar-tree":
+        values = dict(attributes)
+        self.anchors |= {values["id"]} if "id" in values else set()
+        if tag == "a" and values.get("href"):
+            self.links.append(values["href"])
+            if "reference" in (values.get("class") or "") and self._in_contents:
+                self.contents.append(values["href"])
+        if tag == "div" and values.get("class") == "sidebar-tree":
             self._in_contents = True
-        if tag == "div" and told.get("class") == "main":
+        if tag == "div" and values.get("class") == "main":
             self._in_contents = False
-        loaded = told.get("src") if tag in ("img", "script") else told.get("href") if tag == "link" else None
-        if loaded and told.get("rel") not in ("index", "search", "next", "prev"):
+        loaded = values.get("src") if tag in ("img", "script") else values.get("href") if tag == "link" else None
+        if loaded and values.get("rel") not in ("index", "search", "next", "prev"):
             self.loaded.append(loaded)
 
     @property
@@ -163,18 +163,18 @@ def broken(site, path, links):
         parts = urlsplit(link)
         if link.startswith(ELSEWHERE):
             continue
-        place = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-        anchors = site.pages[place].anchors if place in site.pages else ()
-        if not place.is_file() or (anchors and parts.fragment and unquote(parts.fragment) not in anchors):
+        target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+        anchors = site.pages[target].anchors if target in site.pages else ()
+        if not target.is_file() or (anchors and parts.fragment and unquote(parts.fragment) not in anchors):
             yield link
 
 
 def test_every_link_leads_to_a_page_and_an_anchor_that_are_there(site):
-    found = {
+    broken_links = {
         str(path.relative_to(site.folder)): list(broken(site, path, page.links)) for path, page in site.pages.items()
     }
     assert sum(len(page.links) for page in site.pages.values()) > 1000
-    assert not {path: links for path, links in found.items() if links}
+    assert not {path: links for path, links in broken_links.items() if links}
 
 
 def test_a_link_to_nowhere_would_be_noticed(site):
@@ -256,15 +256,15 @@ def named(name):
     parts = name.split(".")
     for cut in range(len(parts), 0, -1):
         try:
-            found = importlib.import_module(".".join(parts[:cut]))
+            target = importlib.import_module(".".join(parts[:cut]))
         except ModuleNotFoundError:
             continue
         try:
             for part in parts[cut:]:
-                found = inspect.getattr_static(found, part) if inspect.isclass(found) else getattr(found, part)
+                target = inspect.getattr_static(target, part) if inspect.isclass(target) else getattr(target, part)
         except AttributeError:
             continue
-        return found
+        return target
     raise LookupError(name)
 
 
@@ -276,20 +276,20 @@ def documented(site):
     return {name: named(name) for name in names if name not in elsewhere}
 
 
-def home(found):
-    return f"{found.__module__}.{found.__qualname__}"
+def home(target):
+    return f"{target.__module__}.{target.__qualname__}"
 
 
-def is_ours(module, name, found):
-    kinds = inspect.isclass(found) or inspect.isfunction(found)
-    return kinds and not name.startswith("_") and found.__module__ == module
+def is_ours(module, name, target):
+    kinds = inspect.isclass(target) or inspect.isfunction(target)
+    return kinds and not name.startswith("_") and target.__module__ == module
 
 
-def public_members(found):
+def public_members(target):
     kinds = (staticmethod, classmethod, property)
     return [
         name
-        for name, member in vars(found).items()
+        for name, member in vars(target).items()
         if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, kinds))
     ]
 
@@ -300,13 +300,15 @@ def test_every_exported_name_is_documented_under_the_name_it_is_imported_by(docu
 
 
 def test_every_public_name_of_a_documented_module_is_documented_or_ours_alone(documented):
-    homes = {home(found): name for name, found in documented.items() if hasattr(found, "__qualname__")}
-    modules = {found.__module__ for found in documented.values() if inspect.isclass(found) or inspect.isfunction(found)}
+    homes = {home(target): name for name, target in documented.items() if hasattr(target, "__qualname__")}
+    modules = {
+        target.__module__ for target in documented.values() if inspect.isclass(target) or inspect.isfunction(target)
+    }
     public = {
         (module, name)
         for module in modules
-        for name, found in vars(importlib.import_module(module)).items()
-        if is_ours(module, name, found)
+        for name, target in vars(importlib.import_module(module)).items()
+        if is_ours(module, name, target)
     }
     ours = {(module, name) for module, names in OURS.items() for name in names}
     assert {(module, name) for module, name in public if f"{module}.{name}" not in homes} == ours
@@ -314,61 +316,61 @@ def test_every_public_name_of_a_documented_module_is_documented_or_ours_alone(do
 
 
 def test_every_public_method_of_a_documented_class_is_documented(documented):
-    classes = {name: found for name, found in documented.items() if inspect.isclass(found)}
-    expected = {f"{name}.{member}" for name, found in classes.items() for member in public_members(found)}
+    classes = {name: target for name, target in documented.items() if inspect.isclass(target)}
+    expected = {f"{name}.{member}" for name, target in classes.items() for member in public_members(target)}
     assert len(expected) > 50 and not expected - set(documented)
 
 
-def fields(found):
-    names = [field.name for field in dataclasses.fields(found)] if dataclasses.is_dataclass(found) else []
+def fields(target):
+    names = [field.name for field in dataclasses.fields(target)] if dataclasses.is_dataclass(target) else []
     return [name for name in names if not name.startswith("_")]
 
 
-def made_from(found):
+def made_from(target):
     """Names that a class is made from; none where no caller makes it, as with a protocol or an error."""
-    if dataclasses.is_dataclass(found) or "__init__" not in vars(found) or getattr(found, "_is_protocol", False):
-        return fields(found)
-    return [name for name in inspect.signature(found.__init__).parameters if name != "self"]
+    if dataclasses.is_dataclass(target) or "__init__" not in vars(target) or getattr(target, "_is_protocol", False):
+        return fields(target)
+    return [name for name in inspect.signature(target.__init__).parameters if name != "self"]
 
 
-def told(doc, section):
-    """Names that a section of a docstring tells of; one entry may tell of several."""
+def described(doc, section):
+    """Names that a section of a docstring describes; one entry may describe several."""
     return [name.lstrip("*") for entry in doc[section] for name in entry.name.split(", ")]
 
 
-def has_arguments(found):
-    return bool(set(inspect.signature(found).parameters) - {"self", "cls"})
+def has_arguments(target):
+    return bool(set(inspect.signature(target).parameters) - {"self", "cls"})
 
 
-def faults(name, found):
+def faults(name, target):
     """What a docstring lacks: itself, a parameter, a field, or what is returned where arguments decide it."""
     from numpydoc.docscrape import NumpyDocString
     from numpydoc.validate import validate
 
     codes = {"GL08", "PR01", "PR02", "PR03", "RT02", "YD01"}
-    function = found.__func__ if isinstance(found, classmethod | staticmethod) else found
+    function = target.__func__ if isinstance(target, classmethod | staticmethod) else target
     if inspect.isfunction(function) and has_arguments(function):
         codes |= {"RT01"}
-    if inspect.isclass(found):
-        doc = NumpyDocString(inspect.cleandoc(found.__doc__ or ""))
-        names = told(doc, "Parameters") or told(doc, "Attributes")
-        if set(made_from(found)) - set(names) or (fields(found) and set(names) - set(fields(found))):
-            return [f"{name}: MADE it is made from {made_from(found)}, its docstring tells of {names}"]
-        codes -= set() if told(doc, "Parameters") else {"PR01"}  # the attributes are the parameters
+    if inspect.isclass(target):
+        doc = NumpyDocString(inspect.cleandoc(target.__doc__ or ""))
+        names = described(doc, "Parameters") or described(doc, "Attributes")
+        if set(made_from(target)) - set(names) or (fields(target) and set(names) - set(fields(target))):
+            return [f"{name}: MADE it is made from {made_from(target)}, its docstring describes {names}"]
+        codes -= set() if described(doc, "Parameters") else {"PR01"}  # the attributes are the parameters
     return [f"{name}: {code} {text}" for code, text in validate(name)["errors"] if code in codes]
 
 
 def test_every_documented_name_has_a_docstring_that_matches_its_signature(documented):
     pytest.importorskip("numpydoc", reason="no numpydoc; install pucache[test]")
     assert len(documented) > 120
-    assert not [fault for name, found in documented.items() for fault in faults(name, found)]
+    assert not [fault for name, target in documented.items() for fault in faults(name, target)]
 
 
-def test_the_names_of_pucache_that_docstrings_tell_of_exist(documented):
-    texts = [inspect.getdoc(found) or "" for found in documented.values() if not isinstance(found, property)]
-    told = {name for text in texts for name in re.findall(r"`(pucache\.[\w.]+)`", text)}
-    assert len(told) > 10
-    for name in told:
+def test_the_names_of_pucache_in_docstrings_exist(documented):
+    texts = [inspect.getdoc(target) or "" for target in documented.values() if not isinstance(target, property)]
+    mentioned = {name for text in texts for name in re.findall(r"`(pucache\.[\w.]+)`", text)}
+    assert len(mentioned) > 10
+    for name in mentioned:
         assert named(name) is not None
     with pytest.raises(LookupError):
         named("pucache.nowhere")
@@ -404,8 +406,8 @@ class Partly:
 
 
 def test_a_docstring_that_lacks_a_parameter_a_result_or_a_field_would_be_noticed():
-    def codes(found):
-        return {fault.split()[1] for fault in faults(f"{__name__}.{found.__name__}", found)}
+    def codes(target):
+        return {fault.split()[1] for fault in faults(f"{__name__}.{target.__name__}", target)}
 
     assert codes(undocumented) == {"PR01", "RT01"}
     assert codes(half_documented) == {"PR01", "PR02", "RT01"}
@@ -414,11 +416,11 @@ def test_a_docstring_that_lacks_a_parameter_a_result_or_a_field_would_be_noticed
 
 def test_the_fields_of_a_class_stand_on_its_page(site, documented):
     text = {path.name: page.markup for path, page in site.pages.items() if path.parent.name == "reference"}
-    for name, found in documented.items():
-        if inspect.isclass(found) and fields(found):
+    for name, target in documented.items():
+        if inspect.isclass(target) and fields(target):
             (markup,) = (page for page in text.values() if f'id="{name}"' in page)
             entry = re.split(r'<dl class="py (?:class|function|exception)">', markup.partition(f'id="{name}"')[2])[0]
-            assert all(re.search(rf"<strong>(?:[\w, ]+, )?{field}\b", entry) for field in fields(found)), name
+            assert all(re.search(rf"<strong>(?:[\w, ]+, )?{field}\b", entry) for field in fields(target)), name
 
 
 # --- as it is seen -----------------------------------------------------------------------------
