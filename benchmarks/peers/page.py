@@ -5,7 +5,7 @@ from importlib.metadata import version
 from benchmarks.common.cells import TUNED, table
 from benchmarks.common.environment import environment
 from benchmarks.peers.bare import PLAIN
-from benchmarks.peers.compare import AUTHORS, BUSY, CEILING, FOOTWEAR, LABELLED, LIMIT, SEED, SHARE, Sources
+from benchmarks.peers.extent import AUTHORS, BUSY, CEILING, FOOTWEAR, LABELLED, LIMIT, SEED, SHARE, Sources
 from benchmarks.peers.learners import DEFAULT, LEARNERS, LEFT_OUT, ONE_FIT, OURS, PACKAGES, PENALTY
 from benchmarks.peers.verdicts import FIGURES, QUALITY, Side, shown, verdict
 
@@ -73,7 +73,7 @@ def loaded_rows(cells: dict[str, dict], under_load: dict[str, dict]) -> list[lis
     """Seconds of a learner on the authors' task, alone and beside busy processes, and their ratio."""
     lines = []
     for name, tasks in under_load.items():
-        alone, loaded = cells[name][AUTHORS].get("seconds"), tasks[AUTHORS].get("seconds")
+        alone, loaded = (figures.get(AUTHORS, {}).get("seconds") for figures in (cells.get(name, {}), tasks))
         if alone and loaded:
             lines.append([name, shown("seconds", alone), shown("seconds", loaded), f"{loaded / alone:.2f}"])
     return lines

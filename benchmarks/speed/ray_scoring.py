@@ -31,6 +31,7 @@ set_thread_defaults()  # as commands do, before numpy is imported
 
 import numpy as np  # noqa: E402
 
+from benchmarks.common.command_line import command_line, print_page  # noqa: E402
 from benchmarks.common.planted_cache import Planted, make, prepare  # noqa: E402
 from pucache.allocator import keep_freed_memory  # noqa: E402
 from pucache.cache.embedding_cache import EmbeddingCache  # noqa: E402
@@ -41,6 +42,7 @@ from pucache.retrieval.retrieve import retrieve_positives  # noqa: E402
 
 GOALS = {"score": 0.85, "retrieve": 0.8}  # rate over that of the local engine
 WORKER = b"ray::apply"  # name of a worker process that is at work
+NUMBERS = {"rows": 2_000_000, "dim": 256, "shards": 16, "rounds": 5, "workers": 2, "kills": 50}
 QUICK = {"rows": 200_000, "dim": 32, "shards": 5, "rounds": 2, "kills": 5}
 
 
@@ -110,8 +112,8 @@ def measure(operation: Operation, folder: Path, engine: Any) -> tuple[float, str
     return time.perf_counter() - began, digest(out)
 
 
-def check_equal(operation: Operation, got: str, expected: str) -> None:
-    if got != expected:
+def check_equal(operation: Operation, output: str, expected: str) -> None:
+    if output != expected:
         raise SystemExit(f"{operation.name}: the output of the cluster differs from that of the local engine")
 
 
@@ -120,14 +122,14 @@ def check_equal(operation: Operation, got: str, expected: str) -> None:
 
 def working() -> list[int]:
     """Worker processes that run a task."""
-    found = []
+    pids = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if (process / "cmdline").read_bytes().startswith(WORKER):
-                found.append(int(process.name))
+                pids.append(int(process.name))
         except OSError:
             continue  # it has ended
-    return found
+    return pids
 
 
 class Killer(threading.Thread):
@@ -175,52 +177,55 @@ def table(todo: list[Operation], seconds: dict[str, list[tuple[float, float]]], 
     lines += ["| --- | --- | --- | --- | --- | --- |"]
     for operation in todo:
         local, ray = (statistics.median(values) for values in zip(*seconds[operation.name], strict=True))
-        ratios = [one / other for one, other in seconds[operation.name]]
+        ratios = [local_seconds / ray_seconds for local_seconds, ray_seconds in seconds[operation.name]]
         ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         lines.append(f"| {operation.name} | {local:.2f} | {ray:.2f} | {n / ray:,.0f} | {ratio} | {operation.goal} |")
     return lines
 
 
-def main(given: argparse.Namespace) -> str:
+def main(options: argparse.Namespace) -> str:
     from benchmarks.common.environment import environment
     from pucache.distributed.workers import RayWorkers
 
     keep_freed_memory()
-    at = Planted(given.folder, given.rows, given.dim)
+    at = Planted(options.folder, options.rows, options.dim)
     prepare(at)
     if not at.model.exists():
-        small = Planted(given.folder, 100_000, given.dim)
+        small = Planted(options.folder, 100_000, options.dim)
         prepare(small)
         make("train_model", small)
-    shards = write_shards(at, given.shards)
+    shards = write_shards(at, options.shards)
     todo = operations(shards, at)
     seconds: dict[str, list[tuple[float, float]]] = {operation.name: [] for operation in todo}
-    with tempfile.TemporaryDirectory(dir=given.folder) as work:
+    with tempfile.TemporaryDirectory(dir=options.folder) as work:
         began = time.perf_counter()
-        with RayWorkers(workers=given.workers) as engine:
+        with RayWorkers(workers=options.workers) as engine:
             started = time.perf_counter() - began
             expected, first = {}, 0.0
             for operation in todo:  # a first run of each
                 _, expected[operation.name] = measure(operation, Path(work), None)
-                ray, got = measure(operation, Path(work), engine)
-                check_equal(operation, got, expected[operation.name])
+                ray, output = measure(operation, Path(work), engine)
+                check_equal(operation, output, expected[operation.name])
                 first = first or ray
-            for _ in range(given.rounds):
+            for _ in range(options.rounds):
                 for operation in todo:
                     local, _ = measure(operation, Path(work), None)
-                    ray, got = measure(operation, Path(work), engine)
-                    check_equal(operation, got, expected[operation.name])
+                    ray, output = measure(operation, Path(work), engine)
+                    check_equal(operation, output, expected[operation.name])
                     seconds[operation.name].append((local, ray))
                     print(f"{operation.name:36s} local {local:6.2f} s, Ray {ray:6.2f} s", flush=True)
-            killed = with_kills(todo, Path(work), engine, kills=given.kills, expected=expected) if given.kills else ""
+            killed = (
+                with_kills(todo, Path(work), engine, kills=options.kills, expected=expected) if options.kills else ""
+            )
     lines = [
         "# Scoring and retrieval on Ray",
         "",
-        f"`python -m benchmarks.speed.ray_scoring FOLDER --rows {given.rows} --dim {given.dim} --shards {given.shards} "
-        f"--rounds {given.rounds} --workers {given.workers} --kills {given.kills}`: a cache of {given.rows:,} x "
-        f"{given.dim} float16 in {given.shards} shards, planted positives, seed 0; {given.workers} Ray workers on one "
-        "machine. The engines take turns. Seconds include opening the cache, the check of the nodes and writing the "
-        "output; medians of the rounds. All outputs of Ray were equal to those of the local engine, byte by byte.",
+        f"`python -m benchmarks.speed.ray_scoring FOLDER --rows {options.rows} --dim {options.dim} "
+        f"--shards {options.shards} --rounds {options.rounds} --workers {options.workers} --kills {options.kills}`: a "
+        f"cache of {options.rows:,} x {options.dim} float16 in {options.shards} shards, planted positives, seed 0; "
+        f"{options.workers} Ray workers on one machine. The engines take turns. Seconds include opening the cache, the "
+        "check of the nodes and writing the output; medians of the rounds. All outputs of Ray were equal to those of "
+        "the local engine, byte by byte.",
         "",
         *table(todo, seconds, at.n),
         "",
@@ -234,20 +239,4 @@ def main(given: argparse.Namespace) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--rows", type=int, default=2_000_000)
-    parser.add_argument("--dim", type=int, default=256)
-    parser.add_argument("--shards", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--quick", action="store_true", help=f"Small sizes, to see that it works: {QUICK}.")
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    if given.quick:
-        vars(given).update(QUICK)
-    text = main(given)
-    print(text)
-    if given.out:
-        given.out.write_text(text)
+    print_page(main, command_line(__doc__, NUMBERS, QUICK))

@@ -1,6 +1,7 @@
 """Scoring speed on a large cache, compared with the speed of reading its file.
 
-    python -m benchmarks.speed.scoring FOLDER [--rows 1000000] [--dim 1280] [--rounds 5] [--out docs/results/scoring.md]
+    python -m benchmarks.speed.scoring FOLDER [--rows 1000000] [--dim 1280] [--rounds 5] [--quick]
+                                       [--out docs/results/scoring.md]
 
 A cache of planted positives is written into FOLDER (2.6 GB), and found there the next time. In each
 round the file is read from its beginning to its end and scored to CSV and to Parquet, each by a process of its
@@ -12,13 +13,15 @@ import argparse
 import json
 import statistics
 import time
-from pathlib import Path
 
+from benchmarks.common.command_line import command_line, print_page
 from benchmarks.common.planted_cache import Planted, asked_for_a_cell, cell, drop, file_blocks, keep, make, prepare
 from benchmarks.speed.scale import Measured, score_csv, score_parquet
 
 GOAL = 0.8  # rate to CSV over the rate to Parquet, from the page cache
 STATES = ("from the disk", "from the page cache")
+NUMBERS = {"rows": 1_000_000, "dim": 1280, "rounds": 5}
+QUICK = {"rows": 200_000, "dim": 64, "rounds": 2}
 OPERATIONS = {"read": None, "score to CSV": score_csv, "score to Parquet": score_parquet}
 
 
@@ -72,30 +75,29 @@ def csv_to_parquet(figures: dict[str, list[dict[str, float]]]) -> str:
     )
 
 
-def main(given: argparse.Namespace) -> str:
+def main(options: argparse.Namespace) -> str:
     from benchmarks.common.environment import environment
 
-    at = Planted(given.folder, given.rows, given.dim)
+    at = Planted(options.folder, options.rows, options.dim)
     prepare(at)
     if not at.model.exists():
-        small = Planted(given.folder, 100_000, given.dim)
+        small = Planted(options.folder, 100_000, options.dim)
         prepare(small)
         make("train_model", small)
         small.cache.unlink()
     names = [f"{operation}, {state}" for state in STATES for operation in OPERATIONS]
     figures: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    for _ in range(given.rounds):
+    for _ in range(options.rounds):
         for name in names:
             figures[name].append(cell(__spec__.name, name, at))
     lines = [
         "# Scoring",
         "",
-        f"`python -m benchmarks.speed.scoring FOLDER --rows {given.rows} --dim {given.dim} --rounds {given.rounds}`: a "
-        f"cache of {given.rows:,} x {given.dim} float16 ({at.cache.stat().st_size / 1e9:.2f} GB), each byte of which "
-        "is held against its seal. Medians; "
-        "*of reading* is the median ratio of the seconds of reading the file in the same "
-        "round to those of scoring; *peak memory* is over what the process had after its imports; *spread* is "
-        "(largest - smallest) / median.",
+        f"`python -m benchmarks.speed.scoring FOLDER --rows {at.n} --dim {at.d} --rounds {options.rounds}`: a cache of "
+        f"{at.n:,} x {at.d} float16 ({at.cache.stat().st_size / 1e9:.2f} GB), each byte of which is held against its "
+        "seal. Medians; *of reading* is the median ratio of the seconds of reading the file in the same round to those "
+        "of scoring; *peak memory* is over what the process had after its imports; *spread* is (largest - smallest) / "
+        "median.",
         "",
         *table(at, figures),
         "",
@@ -110,14 +112,4 @@ if __name__ == "__main__":
     if asked := asked_for_a_cell():
         print(json.dumps(run_cell(*asked)))
         raise SystemExit
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--dim", type=int, default=1280)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    text = main(given)
-    print(text)
-    if given.out:
-        given.out.write_text(text)
+    print_page(main, command_line(__doc__, NUMBERS, QUICK))

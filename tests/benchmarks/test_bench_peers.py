@@ -8,7 +8,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
-from benchmarks.peers import bare, learners
+from benchmarks.peers import bare, extent, learners
 from benchmarks.peers import compare as peers
 from benchmarks.peers import page as peers_page
 from benchmarks.peers.learners import DEFAULT, ONE_FIT, SIGHT, TOLD, Learner, Truth
@@ -162,19 +162,20 @@ def test_what_a_learner_raises_is_told_of_its_task(tmp_path):
 
 
 def test_the_slow_ones_are_run_on_fewer_tasks_and_not_at_all_where_it_should_be_quick():
-    of = {learner.pace: len(peers.FULL.of(name)) for name, learner in learners.LEARNERS.items()}
+    of = {learner.pace: len(extent.FULL.of(name)) for name, learner in learners.LEARNERS.items()}
     assert of == {"quick": 6, "fast": 6, "slow": 3, "slowest": 1}
-    assert {name for name in learners.LEARNERS if peers.QUICK.of(name)} == {
+    assert {name for name in learners.LEARNERS if extent.QUICK.of(name)} == {
         name for name, learner in learners.LEARNERS.items() if learner.pace == "quick"
     }
-    assert peers.SHORT.without(peers.FOOTWEAR).of(DEFAULT) == ("1:10", "truck")
-    assert peers.FULL.of(peers.CEILING) == peers.ALL and not peers.QUICK.of(peers.CEILING)
+    assert extent.SHORT.without(extent.FOOTWEAR).of(DEFAULT) == ("1:10", "truck")
+    assert extent.FULL.of(extent.CEILING) == extent.ALL and not extent.QUICK.of(extent.CEILING)
 
 
 def test_seconds_under_load_stand_beside_those_alone_where_neither_failed():
     alone = {"a": {"1:10": figures(0.5, seconds=2)}, "b": {"1:10": {"failed": "so"}}}
     loaded = {"a": {"1:10": figures(0.5, seconds=3)}, "b": {"1:10": figures(0.5, seconds=3)}}
     assert peers_page.loaded_rows(alone, loaded) == [["a", "2", "3", "1.50"]]
+    assert peers_page.loaded_rows({}, loaded) == []  # cut off before
     assert peers_page.beside(alone, {}) == []
 
 
