@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 _MIN_ROWS_PER_HASH, _MAX_BLOCKS = 256, 1024
@@ -56,11 +57,6 @@ class ColumnChecksums:
     size: int
     block: int
     sha256: tuple[str, ...]
-
-    def blocks(self) -> Iterator[tuple[int, int]]:
-        """Yield offset and size of each block."""
-        for start in range(0, self.size, self.block):
-            yield self.offset + start, min(self.block, self.size - start)
 
 
 @dataclass(frozen=True)
@@ -172,11 +168,11 @@ class ChecksumTable:
         damaged = {}
         for name in names:
             column = self.columns[name]
-            numbers = [
-                number
-                for number, (block, expected) in enumerate(zip(column.blocks(), column.sha256, strict=True))
-                if _hash(read_at, *block, hashlib.sha256()).hexdigest() != expected
-            ]
+            hasher = ColumnHasher(column.block)
+            for data in _pieces(read_at, column.offset, column.size):
+                hasher.update(memoryview(data))
+            digests = zip_longest(hasher.checksums(column.offset).sha256, column.sha256)  # fewer if bytes are missing
+            numbers = [number for number, (digest, expected) in enumerate(digests) if digest != expected]
             if numbers:
                 damaged[name] = numbers
         return damaged
@@ -268,11 +264,17 @@ def _outside(size: int, columns: dict[str, ColumnChecksums]) -> Iterator[tuple[i
 
 def _hash(read_at: ReadAt, offset: int, count: int, state: hashlib._Hash) -> hashlib._Hash:
     """Add bytes of a file to a hash; missing bytes change it as altered ones do."""
+    for data in _pieces(read_at, offset, count):
+        state.update(data)
+    return state
+
+
+def _pieces(read_at: ReadAt, offset: int, count: int) -> Iterator[bytes]:
+    """Yield bytes of a file in pieces, until the file ends."""
     while count > 0:
         data = read_at(offset, min(count, _READ_BYTES))
         if not data:
             break
-        state.update(data)
+        yield data
         offset += len(data)
         count -= len(data)
-    return state
