@@ -318,4 +318,7 @@ def check_same_encoder(expected: CacheFile, got: CacheFile) -> None:
             f"(they differ in {', '.join(differing)}): caches of different encoders cannot be mixed"
         )
     if expected.dtype != got.dtype:
-        raise CacheError(f"{expected.path} holds {expected.dtype}, {got.path} {got.dtype}: pack one of them anew")
+        raise CacheError(
+            f"{expected.path} holds {expected.dtype}, {got.path} {got.dtype}; expected one type: export one, and "
+            "import it again with the --dtype of the other"
+        )

@@ -130,14 +130,14 @@ def test_keys_from_a_file_of_text(tmp_path, name, text):
 @pytest.mark.parametrize(
     ("X", "keys", "expected"),
     [
-        (np.ones((2, 3)), ["a"], "has 2 rows, but 1 keys were given"),
+        (np.ones((2, 3)), ["a"], "has 2 rows, and the sequence of keys 1 key; expected one key for each row"),
         (np.ones((2, 3)), ["a", "a"], r"key 'a' is given twice \(row 0 of .*x.npy and row 1 of .*x.npy\)"),
         (np.ones((2, 3)), ["a", ""], "key 1 of the sequence of keys has 0 bytes; expected 1 to 4096"),
         (np.ones((2, 3)), ["a", "b" * 4097], "has 4097 bytes"),
         (np.ones((2, 3)), ["a", "b\0"], "NUL"),
         (np.array([[1.0], [np.nan]]), ["b", "a"], r"row 1 of .*x\.npy \('a'\) is NaN"),
         (np.array([[1.0], [1e39]]), ["b", "a"], "overflows float32"),
-        (np.array([[1.0], [np.inf]], "f2"), ["b", "a"], "is NaN, infinite or overflows float16.*--dtype float32"),
+        (np.array([[1.0], [np.inf]], "f2"), ["b", "a"], "is NaN, infinite or overflows float16.* or leave it out"),
         (np.ones(2), ["a", "b"], r"holds float64 \(2,\); expected one array of floats"),
         (np.ones((2, 3), int), ["a", "b"], r"holds int64 \(2, 3\); expected one array of floats"),
         (np.array([[{}], [{}]]), ["a", "b"], "is not a .npy array of numbers"),
@@ -455,6 +455,22 @@ def test_normalized_rows_have_length_one(tmp_path, dtype):
     assert json.loads(report.encoder.to_json())["normalization"] == "l2"
     X[7] = 0
     assert "row 7 of the array ('0000000007') is all zeros" in refusal(X, tmp_path / "c.h5", normalize=True)
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("f4", 3e38), ("f8", 1e200)])
+@pytest.mark.filterwarnings("error")
+def test_a_row_too_long_to_be_normalized_is_refused_and_not_stored_as_zeros(tmp_path, dtype, value):
+    X = rows(5).astype(dtype)
+    X[3] = value
+    text = refusal(X, tmp_path / "c.h5", row_numbers=True, normalize=True)
+    assert "row 3 of the array ('0000000003') is NaN, infinite or overflows float32" in text
+    assert others(tmp_path) == []
+
+
+def test_float32_is_the_remedy_only_for_values_that_fit_it(tmp_path):
+    overflowing, missing = np.array([[1.0], [1e6]]), np.array([[1.0], [np.nan]])
+    assert "or pass --dtype float32" in refusal(overflowing, tmp_path / "c.h5", row_numbers=True, dtype="float16")
+    assert "or leave it out" in refusal(missing, tmp_path / "c.h5", row_numbers=True, dtype="float16")
 
 
 def test_a_model_of_normalized_rows_refuses_others(tmp_path):

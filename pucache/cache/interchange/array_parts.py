@@ -156,7 +156,7 @@ def open_npy(path: Path) -> Part:
     try:
         X = np.load(path, mmap_mode="r", allow_pickle=False)  # parses the header; no row is read
     except Exception as error:  # numpy parses the header as Python, and damage raises almost anything
-        raise CacheError(f"{path} is not a .npy array of numbers; save one with numpy.save") from error
+        raise CacheError(f"{path} is not a .npy array of numbers, or is cut short; save it with numpy.save") from error
     if not isinstance(X, np.ndarray):
         raise CacheError(f"{path} holds an archive of arrays; expected one array of floats with rows and columns")
     _check_array(str(path), X.dtype, X.shape)

@@ -240,11 +240,10 @@ def _counted(opened: OpenedSource, progress: Progress) -> Iterator[np.ndarray]:
         yield block
         progress.advance(len(block))
     if count != n:
-        holder = opened.table.parts[0].name if len(opened.table.parts) == 1 else f"{len(opened.table.parts)} parts"
-        verb = "has" if len(opened.table.parts) == 1 else "have"
-        raise CacheError(
-            f"{holder} {verb} {n} rows, but {count} keys were given by {opened.keys.name}; one key per row is needed"
-        )
+        parts = opened.table.parts
+        holder = f"{parts[0].name} has" if len(parts) == 1 else f"{len(parts)} parts have"
+        number = "1 key" if count == 1 else f"{count} keys"
+        raise CacheError(f"{holder} {n} rows, and {opened.keys.name} {number}; expected one key for each row")
 
 
 def _readable(table: RowTable, order: KeyOrder, folder: Path) -> RowTable:

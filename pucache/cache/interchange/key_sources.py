@@ -36,7 +36,7 @@ class KeySource(Protocol):
 
 
 @dataclass(frozen=True)
-class GivenKeys:
+class KeySequence:
     """A sequence in memory."""
 
     keys: Sequence[str]

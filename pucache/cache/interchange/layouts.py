@@ -141,4 +141,4 @@ def _paired(parts: list[Path], tables: list[Path]) -> list[PartFiles]:
 def _by_number(paths: list[Path]) -> dict[int | str, Path]:
     """Paths by the last number in the name; by the name where it has none."""
     numbers = ((re.findall("[0-9]+", path.stem), path) for path in paths)
-    return {int(found[-1]) if found else path.stem: path for found, path in numbers}
+    return {int(digits[-1]) if digits else path.stem: path for digits, path in numbers}

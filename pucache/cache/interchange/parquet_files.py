@@ -258,10 +258,10 @@ class ParquetPart:
             batch_rows = max(1, _BATCH_BYTES // (self.dim * self.dtype.itemsize))
             self._source = self._read(start, batch_rows)
             self._rest = PartRows(np.empty((0, self.dim), self.dtype))
-        pieces, found = [self._rest], len(self._rest.X)
-        while found < count:
+        pieces, rows_read = [self._rest], len(self._rest.X)
+        while rows_read < count:
             pieces.append(next(self._source))
-            found += len(pieces[-1].X)
+            rows_read += len(pieces[-1].X)
         joined = _joined(pieces if len(pieces[0].X) else pieces[1:])
         self._rest = _sliced(joined, count, None)
         self._next = start + count

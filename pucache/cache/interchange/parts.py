@@ -80,8 +80,8 @@ class FileState:
     def of(cls, path: Path) -> FileState:
         """Look at a file now; raises `SourceLostError` if that is impossible."""
         with reading(path):
-            found = os.stat(path)
-        return cls(path, found.st_size, found.st_mtime_ns)
+            status = os.stat(path)
+        return cls(path, status.st_size, status.st_mtime_ns)
 
     def check(self) -> None:
         """Raise `SourceLostError` if the file is gone, or is another one."""
@@ -94,8 +94,8 @@ class FileState:
         with reading(self.path):
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            found = os.fstat(descriptor)
-            if (found.st_size, found.st_mtime_ns) != (self.size, self.mtime_ns):
+            status = os.fstat(descriptor)
+            if (status.st_size, status.st_mtime_ns) != (self.size, self.mtime_ns):
                 self.check()
             with reading(self.path):
                 yield descriptor

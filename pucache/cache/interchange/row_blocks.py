@@ -117,25 +117,31 @@ class OrderedRows:
         if self.normalize:
             X = self._normalized(X, keys, rows)
         with np.errstate(over="ignore"):
-            X = X.astype(self.stored, copy=False)
-        not_finite = np.flatnonzero(rows_not_finite(X))
+            stored = X.astype(self.stored, copy=False)
+        not_finite = np.flatnonzero(rows_not_finite(stored))
         if len(not_finite):
-            raise self._error(not_finite[0], keys, rows, f"is NaN, infinite or overflows {self.stored}; ")
-        return X
+            overflows = self.stored == np.float16 and np.isfinite(X[not_finite[0]]).all()
+            remedy = "pass --dtype float32" if overflows else "leave it out"
+            problem = f"is NaN, infinite or overflows {self.stored}; correct it, or {remedy}"
+            raise self._error(not_finite[0], keys, rows, problem)
+        return stored
 
     def _normalized(self, X: np.ndarray, keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
         norms = np.sqrt(np.einsum("ij,ij->i", X, X, dtype=np.float64))
         if not norms.all():
             zero = int(np.flatnonzero(norms == 0)[0])
-            raise self._error(zero, keys, rows, "is all zeros and has no direction to normalize; ")
+            problem = "is all zeros and has no direction to normalize; correct it, or leave it out"
+            raise self._error(zero, keys, rows, problem)
         scaled = X.astype(np.float32 if X.dtype.itemsize < 8 else np.float64)
-        with np.errstate(invalid="ignore"):
-            return np.divide(scaled, norms.astype(scaled.dtype)[:, None], out=scaled)
+        with np.errstate(invalid="ignore", over="ignore"):
+            divisors = norms.astype(scaled.dtype)
+            np.divide(scaled, divisors[:, None], out=scaled)
+        scaled[~np.isfinite(divisors)] = np.nan  # finite values over an infinite norm would be zeros
+        return scaled
 
     def _error(self, position: int, keys: np.ndarray, rows: np.ndarray, problem: str) -> CacheError:
         key = keys[position].decode(errors="replace")
-        remedy = "correct it, or pass --dtype float32" if self.stored.itemsize == 2 else "correct it, or leave it out"
-        return CacheError(f"{self.table.position(int(rows[position]))} ({key!r}) {problem}{remedy}")
+        return CacheError(f"{self.table.position(int(rows[position]))} ({key!r}) {problem}")
 
 
 def rows_not_finite(X: np.ndarray) -> np.ndarray:

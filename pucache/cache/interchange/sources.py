@@ -12,7 +12,7 @@ import numpy as np
 from ...encoders.spec import EncoderSpec
 from ...errors import CacheError
 from .array_parts import array_in_memory, open_npy, open_safetensors
-from .key_sources import GivenKeys, KeyColumn, KeyFile, KeySource
+from .key_sources import KeyColumn, KeyFile, KeySequence, KeySource
 from .layouts import PARQUET, PartFiles, find_part_files
 from .parquet_files import KEY_NAMES, ExportedState, ParquetFile, ParquetPart
 from .parts import FileState, Part
@@ -103,7 +103,7 @@ def open_import(source: str | Path | np.ndarray, options: ImportOptions) -> Open
         encoder=encoder,
         image_source=sources.pop() if len(sources) == 1 else "",
         failures={key: reason for state in kept for key, reason in state.failures.items()},
-        states=None if isinstance(keys, GivenKeys) or not files else states,
+        states=None if isinstance(keys, KeySequence) or not files else states,
     )
 
 
@@ -161,7 +161,7 @@ def _key_source(options: ImportOptions, tables: list[ParquetFile]) -> tuple[KeyS
         key_file = KeyFile(Path(options.keys))
         return key_file, key_file.name
     if options.keys is not None:
-        return GivenKeys(options.keys), GivenKeys.name
+        return KeySequence(options.keys), KeySequence.name
     if options.row_numbers:
         return None, ROW_NUMBERS
     if not tables:
