@@ -55,12 +55,13 @@ class Piece:
             It is missing, damaged, or another file than the one that was listed.
         """
         path = Path(self.path)
-        if self.url and not path.exists():
+        file = None if self.url and not path.exists() else CacheFile(path)
+        if self.url and (file is None or file.checksum != self.checksum):  # none here, or an older copy
             from .remote import local_copy  # imports fsspec, which most caches do not need
 
             path = local_copy(self.url)
-        file = CacheFile(path)
-        if file.checksum != self.checksum:
+            file = CacheFile(path)
+        if file is None or file.checksum != self.checksum:
             raise CacheError(f"{path} was replaced while it was read; run the command again")
         return file
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.row_range import Piece, RowRange, file_ranges, row_ranges
 from pucache.errors import CacheError
+from pucache.storage.atomic import replacing
 
 D = 3
 
@@ -109,3 +110,18 @@ def test_another_machine_fetches_its_own_copy_from_the_url(shards, tmp_path, mon
     assert [key for rows in ranges for key in rows.open().keys] == list(cache.keys)
     copies = sorted(path.name for path in (tmp_path / "other").rglob("*.h5"))
     assert copies == (["b.h5"] if name else ["a.h5", "b.h5", "c.h5"])
+
+
+def test_another_machine_with_an_older_copy_fetches_the_new_one(shards, tmp_path, monkeypatch):
+    monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "work"))
+    url = f"file://{tmp_path}/b.h5"
+    old = EmbeddingCache(url).files[0]
+    old_bytes = old.path.read_bytes()
+    path = tmp_path / "b.h5"
+    write_cache(path, np.zeros((900, D), np.float32), [f"{row:05}" for row in range(900)])
+    ranges = row_ranges(EmbeddingCache(url))
+    pieces = [piece for rows in ranges for piece in rows.pieces]
+    with replacing(old.path) as temporary:  # as on a machine that has read the earlier file
+        temporary.write_bytes(old_bytes)
+    assert not ranges[0].open().take(np.arange(3)).any()
+    assert {piece.url for piece in pieces} == {url}
