@@ -131,7 +131,7 @@ def opened_engine(kind: str, address: str | None, workers: int | None) -> Iterat
             yield engine
         return
     if address is not None:
-        raise ValueError("--address is that of a Ray cluster; add --engine ray, or leave it out")
+        raise ValueError("--address is for a Ray cluster; add --engine ray, or leave it out")
     from pucache.embedding.local_engine import LocalEngine
 
     yield LocalEngine(workers)
@@ -148,7 +148,7 @@ def opened_workers(kind: str, address: str | None, workers: int | None) -> Itera
         return
     for name, value in (("address", address), ("workers", workers)):
         if value is not None:
-            raise ValueError(f"--{name} is that of a Ray cluster; add --engine ray, or leave it out")
+            raise ValueError(f"--{name} is for a Ray cluster; add --engine ray, or leave it out")
     yield None
 
 

@@ -79,8 +79,7 @@ def score(
         check_output(out, inputs=[model, *what, *filter(None, [neighbours])])
     classifier = PULinearModel.load(model)
     if all(map(is_cache, what)):
-        of_cluster = ("engine", "address", "workers") if engine == "ray" else ("engine", "address")
-        options.refuse_encoding_options("cache", but=of_cluster)
+        options.refuse_encoding_options("cache", but=("engine", "address", "workers"))
         with options.opened_workers(engine, address, workers) as opened:
             report = run(
                 classifier,

@@ -109,7 +109,7 @@ def cache_dir(*, clear: bool = False, work: str | Path | None = None) -> LocalCo
             reason = (obstacle or _irreplaceable(copy) or _remove(folder)) if clear else ""
         if copy.bytes:  # a folder without files is not worth a line
             (removed if clear and not reason else copies).append(replace(copy, kept_because=reason))
-    return LocalCopies(parent, *(tuple(sorted(some, key=lambda copy: copy.url)) for some in (copies, removed)))
+    return LocalCopies(parent, *(tuple(sorted(group, key=lambda copy: copy.url)) for group in (copies, removed)))
 
 
 def _folders(parent: Path) -> list[Path]:

@@ -20,8 +20,6 @@ def as_one_line() -> Iterator[None]:
     """Turn an error of Ray's into the pucache error that caused it, or into an `EngineError` of one line."""
     try:
         yield
-    except (GeneratorExit, KeyboardInterrupt):
-        raise
     except Exception as error:
         if isinstance(error, PUCacheError) and not isinstance(error, ray.exceptions.RayError):
             raise

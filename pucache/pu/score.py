@@ -167,6 +167,7 @@ def _score_by_model(
     model: PULinearModel, cache: EmbeddingCache, out: str | Path, parts: str | None, workers: Workers | None
 ) -> ScoreReport:
     """Score a cache without neighbours."""
+    model.check_fits(cache)  # before the folder of the tables is made
     tables = [] if parts is None else part_outputs(cache, out, parts, [file.path for file in cache.files])
     cache.check("keys")
     failures = len(cache.failures)  # damage is noticed before anything is written
@@ -178,7 +179,6 @@ def _score_by_model(
         else:
             positives = distributed_scores.score_with_workers(workers, model, cache, out)
     elif tables:
-        model.check_fits(cache)
         files = zip(file_ranges(cache), tables, strict=True)
         positives = sum(write_part(model, rows.open(), table) for rows, table in files)
     else:

@@ -651,10 +651,10 @@ BAD = {  # command: (exit code, what the one line must tell)
     SCORE + " {b}/nowhere": (1, "no such source: .*nowhere"),
     SCORE + " {w}/images {w}/images": (2, "give one source of images, or any number of caches"),
     SCORE + " {w}/cache.h5 --cache c.h5": (2, "--cache is for images that are to be embedded.*leave it out"),
-    SCORE + " {w}/cache.h5 --workers 2": (2, "--workers is for images that are to be embedded.*leave it out"),
+    SCORE + " {w}/cache.h5 --workers 2": (2, "--workers is for a Ray cluster; add --engine ray, or leave it out"),
     SCORE + " {w}/cache.h5 --parts csv": (2, "parts are written to a folder.*scores.csv is the name of a table"),
     SCORE + " {w}/cache.h5 --shard 1/2": (2, "--shard is for images that are to be embedded.*leave it out"),
-    SCORE + " {w}/images --address auto": (2, "--address is that of a Ray cluster; add --engine ray"),
+    SCORE + " {w}/images --address auto": (2, "--address is for a Ray cluster; add --engine ray"),
     "score {b}/no_neighbours.safetensors {w}/cache.h5 --neighbours {w}/cache.h5": (
         1,
         r"this model does not score with neighbours; leave neighbours out \(the model does not say whether",
@@ -690,7 +690,7 @@ BAD = {  # command: (exit code, what the one line must tell)
         1,
         "flipped.h5 is damaged: embeddings .*; restore it .* embed with --verify",
     ),
-    "import-embeddings {b}/X.npy old.h5 --keys {b}/unknown.txt": (1, "X.npy has 60 rows, but 5 keys were given"),
+    "import-embeddings {b}/X.npy old.h5 --keys {b}/unknown.txt": (1, "X.npy has 60 rows, and .*unknown.txt 5 keys"),
     "import-embeddings {b}/text.h5 old.h5 --keys {b}/unknown.txt": (1, "text.h5 is not a .npy array of numbers"),
     "demo {b}": (1, "bad holds files that are not the demo's; name a new or an empty folder"),
     **{

@@ -158,16 +158,16 @@ def test_a_cache_that_a_node_does_not_see_is_refused(workers, folder, tmp_path):
 @pytest.mark.parametrize(
     ("command", "code", "line"),
     [
-        ("score {f}/model.safetensors {f}/shards --workers 2", 2, "--workers is for images that are to be embedded"),
+        ("score {f}/model.safetensors {f}/shards --workers 2", 2, "--workers is for a Ray cluster; add --engine ray"),
         (
             "score {f}/model.safetensors {f}/shards --address auto",
             2,
-            "--address is that of a Ray cluster; add --engine",
+            "--address is for a Ray cluster; add --engine",
         ),
         (
             "retrieve-positives {f}/shards --positives {f}/found.txt --workers 2",
             2,
-            "--workers is that of a Ray cluster",
+            "--workers is for a Ray cluster",
         ),
         (
             "score {f}/model.safetensors {f}/shards --engine ray --workers 0",

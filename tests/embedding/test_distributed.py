@@ -362,7 +362,7 @@ def test_an_encoder_arrives_as_it_was_sent(tmp_path, kind):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--address", "127.0.0.1:6379"], "--address is that of a Ray cluster; add --engine ray, or leave it out"),
+        (["--address", "127.0.0.1:6379"], "--address is for a Ray cluster; add --engine ray, or leave it out"),
         (["--engine", "ray", "--workers", "0"], "the engine ray needs at least 1 worker, got 0"),
     ],
 )
