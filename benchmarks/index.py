@@ -70,7 +70,7 @@ def index(folder: Path) -> str:
     longer = ", ".join(f"{page.name} {page.minutes:g}" for page in whole)
     parts += [
         f"Without the options that shorten them, the pages of the first table take more minutes: {longer}.",
-        "```{toctree}\n:glob:\n:titlesonly:\n\n*\n```",
+        "```{toctree}\n:glob:\n:titlesonly:\n:hidden:\n\n*\n```",
     ]
     return "\n\n".join(parts) + "\n"
 

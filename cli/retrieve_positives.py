@@ -140,7 +140,10 @@ def retrieve_positives(
     if review:
         page = _write_page(opened, ranking, labels, review, images)
         result |= {"review": review, **page}
-        lines.append(f"wrote {review}: open it in a browser; {page['without_picture']:,} images have no picture")
+        missing = page["without_picture"]
+        lines.append(
+            f"wrote {review}: open it in a browser" + (f"; {missing:,} images have no picture" if missing else "")
+        )
     output.print_result(result, lines, as_json)
 
 

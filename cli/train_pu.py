@@ -177,7 +177,7 @@ def _audited_estimates(training: TrainingSummary) -> Iterator[str]:
     estimate, estimates = training.prior_estimate or {}, training.estimates
     yield (
         f"estimated among the unlabelled, from {estimate['draws']:,} images that the review drew at random, with "
-        f"{estimate['level']:.0%} intervals; these do not lean upwards:"
+        f"{estimate['level']:.0%} intervals; these are not biased upwards:"
     )
     figures = [f"{title} {stated_text(estimates, name)}" for name, title in _FIGURES.items() if name != "auc"]
     yield "  " + "   ".join([*figures, f"called positive {estimates['share_predicted_positive']:.3%}"])
@@ -222,7 +222,7 @@ def _warnings(training: TrainingSummary, model_prior: float, prior_bounds: tuple
             "label more positives, of other kinds too, or give --prior"
         )
     if not audited and (training.confirmed_positives or training.known_negatives):
-        yield "  after a review these lean upwards, recall most: what was confirmed lies around the labelled positives"
+        yield "  after a review these are too high, recall most of all: confirmed images are like the labelled ones"
     if training.estimates["collapsed"]:
         yield (
             f"  warning: the classifier is {training.estimates['collapsed']} at this threshold; label more positives"

@@ -21,8 +21,8 @@ from pucache.reviewing.session_labels import session_labels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SESSION = "cache.h5.review"
-LEANS = "after a review these lean upwards"
-RESTS = "images that the review drew at random, with 95% intervals; these do not lean upwards"
+BIASED = "after a review these are too high"
+RESTS = "images that the review drew at random, with 95% intervals; these are not biased upwards"
 
 
 def run(command, code=0):
@@ -58,14 +58,14 @@ def test_labels_come_from_the_session_and_figures_lean_without_random_images(rev
     by_file = run("train-pu cache.h5 --positives reviewed.csv --negatives reviewed.csv --json --out b.safetensors")
     assert by_session == by_file, "as the exported table gives them"
     lines = run(f"train-pu cache.h5 --session {SESSION}")
-    assert LEANS in lines and "at random" not in lines
+    assert BIASED in lines and "at random" not in lines
     assert "A review has confirmed" in run(f"report cache.h5 --session {SESSION} --sample 20")
 
 
 def test_with_random_images_the_figures_rest_on_them(review):
     y, s = review(drawn=150)
     lines = run(f"train-pu cache.h5 --session {SESSION}")
-    assert f"from 150 {RESTS}" in lines and LEANS not in lines and "AUC" not in lines.splitlines()[2]
+    assert f"from 150 {RESTS}" in lines and BIASED not in lines and "AUC" not in lines.splitlines()[2]
     result = json.loads(Path("metrics.json").read_text())
     audited = pucache.audit(SESSION)
     confirmed = result["confirmed_positives"]
@@ -128,7 +128,7 @@ def test_a_session_of_a_changed_cache_still_labels_and_has_no_audit(review):
     X, _, _ = planted(n=1200, d=8, labelled=40, prior=0.12, seed=5, apart=0.7)
     write_cache(Path("cache.h5"), X[:1100])
     lines = run(f"train-pu cache.h5 --session {SESSION}")
-    assert LEANS in lines and "at random" not in lines
+    assert BIASED in lines and "at random" not in lines
 
 
 @pytest.mark.parametrize("verb", ["train-pu", "report"])
