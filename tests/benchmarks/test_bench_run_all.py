@@ -10,7 +10,7 @@ import pytest
 from benchmarks import index, run_all
 from benchmarks.common.environment import HERE
 from benchmarks.result_pages import BENCH, PAGES, Bench, ResultPage
-from benchmarks.run_all import Made, Settings
+from benchmarks.run_all import PageRun, Settings
 
 RESULTS = HERE / "docs" / "results"
 
@@ -73,19 +73,19 @@ def test_a_page_whose_file_is_gone_is_made_again(at, scripts):
 
 def test_minutes_of_all_runs_of_a_page_are_added(at):
     for minutes, status in ((2.0, "failed, exit code 1"), (3.0, "done")):
-        run_all.append(at.log, asdict(Made("a", minutes, 2 * minutes, 0.1, status)))
-    assert run_all.earlier(at) == {"a": Made("a", 5.0, 10.0, 0.1, "done")}
+        run_all.append(at.log, asdict(PageRun("a", minutes, 2 * minutes, 0.1, status)))
+    assert run_all.earlier_runs(at) == {"a": PageRun("a", 5.0, 10.0, 0.1, "done")}
 
 
 def test_other_commits_do_not_count(at, scripts, monkeypatch):
     run_all.run_pages(at, (page("a"),))
     monkeypatch.setattr(run_all, "commit", lambda: "other")
-    assert run_all.earlier(at) == {}
+    assert run_all.earlier_runs(at) == {}
 
 
 def test_a_benchmark_that_hangs_is_ended_with_its_processes(tmp_path):
     command = ["sh", "-c", "sleep 600 & echo $!; wait"]
-    assert run_all.run(command, tmp_path / "log", 1.0) == "ended after 0 minutes"
+    assert run_all.run(command, tmp_path / "log", 1.0) == "ended after 0.0 minutes"
     process = Path(f"/proc/{(tmp_path / 'log').read_text().strip()}/stat")
     assert eventually(lambda: not process.exists() or process.read_text().split()[2] == "Z")
 
@@ -101,7 +101,16 @@ def eventually(holds, seconds=60):
 def test_the_limit_leaves_time_for_the_pages_after_it(at, scripts):
     run_all.run_pages(at, (page("a"), page("b", limited=True), page("c")))
     assert scripts[1]["b"] == pytest.approx(9, abs=0.1)
-    assert run_all.limit_of(page("a"), [page("b")], 0.2, False) == 0.5
+    assert run_all.limit_of(page("a", limited=True), [page("b")], 0.2, False) == 0.5
+
+
+def test_a_page_that_overruns_is_ended_before_it_takes_the_time_of_the_later_ones(at, scripts, monkeypatch):
+    later = [page("b"), page("c", limited=True)]
+    assert run_all.longest_of(page("a"), later, 10, False) == 10 + run_all.RESERVE - 1.5
+    assert run_all.longest_of(page("a"), later, 0.1, False) == 1
+    monkeypatch.setattr(run_all, "longest_of", lambda *_: 0.02)
+    scripts[0]["a"] = "import time; time.sleep(600)"
+    assert [run.status for run in run_all.run_pages(at, (page("a"),))] == ["ended after 0.0 minutes"]
 
 
 def test_arguments_name_the_sources_and_leave_out_what_is_not_there(at):
@@ -116,7 +125,7 @@ def test_arguments_name_the_sources_and_leave_out_what_is_not_there(at):
 
 
 def test_the_page_of_times_has_a_row_for_each_and_the_sum(at):
-    made = [Made("paper", 10.5, 20.0, 0.1, "done"), Made("peers", 2.0, 1.0, 1.5, "failed, exit code 1")]
+    made = [PageRun("paper", 10.5, 20.0, 0.1, "done"), PageRun("peers", 2.0, 1.0, 1.5, "failed, exit code 1")]
     text = run_all.times_page(made, at)
     assert "| [paper](paper.md) | 10.5 | 20.0 | 11.0 | 0.10 | done |" in text
     assert "| all | 12.5 | 21.0 | 10 allowed |" in text and "failed, exit code 1" in text
@@ -124,6 +133,7 @@ def test_the_page_of_times_has_a_row_for_each_and_the_sum(at):
 
 def test_make_bench_fits_into_its_minutes():
     assert sum(one.bench.minutes for one in BENCH) <= run_all.MINUTES
+    assert run_all.MINUTES + run_all.RESERVE < 40 and run_all.QUICK_MINUTES + run_all.QUICK_RESERVE < 5
 
 
 # --- the table of pages --------------------------------------------------------------------------------
