@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -16,7 +17,7 @@ from scipy.spatial import cKDTree
 
 from ..devices import cores
 from ..heads.linear_algebra import leading_subspace, unit_rows
-from ..storage.mapped_arrays import release_pages, rows_not_zero, take_rows
+from ..storage.mapped_arrays import release_pages, row_slices, take_rows
 from ..storage.stacked_rows import RowMatrix
 
 _Pairs = tuple[np.ndarray, np.ndarray]
@@ -25,10 +26,12 @@ _TREE_DIMENSIONS = 8  # of the k-d tree, which is slow in more
 _SAMPLE = 1024  # rows that the directions are estimated from
 _BLOCK_VALUES = 1 << 21  # values of X worked on at once
 _PAIRS = 1 << 20  # pairs in memory at once; a row with more neighbours is taken alone
+_PAIRS_COMPARED = 1 << 16  # pairs whose projections are compared at once
 _CROWD = 1 << 10  # neighbours from which on those of the same group are left out of the search
 _ROWS_FOR_THREADS = 1 << 16  # rows from which on the tree is searched by several threads
 _ROUNDING = 1e-6  # of distances between unit rows in float32
 _SLACK = 1e-5  # added to distances between projections
+_HALF_SLACK = 1e-3  # added where a part of them is in float16: twice its rounding of a vector of norm 1, 2**-11
 
 
 def groups(X: RowMatrix, digests: RowMatrix | None = None, *, cosine: float | None = 0.999) -> np.ndarray:
@@ -88,21 +91,25 @@ class DuplicateScan:
             raise ValueError(f"cosine must be in (0, 1], or None for equal bytes only; got {cosine}")
         n, self._limit = shape[0], limit
         self._basis = _directions(shape, take, _DIRECTIONS if limit <= 1 else 0)
-        self._content, self._norm = np.empty(n, "S32"), np.empty(n)
-        self._projection = np.empty((n, self._basis.shape[1]), np.float32)
+        self._content = np.empty((n, 2), np.uint64)  # half of SHA-256
+        self._not_zero = np.empty(n, bool)
+        self._near = np.empty((n, min(_TREE_DIMENSIONS, self._basis.shape[1])), np.float32)  # leading projections
+        self._rest = np.empty((n, self._basis.shape[1] - self._near.shape[1]), np.float16)
 
     def add(self, start: int, block: np.ndarray) -> None:
         """Take the rows from ``start`` on, (b, d) in C order; raises `ValueError` where one is not finite."""
         rows = slice(start, start + len(block))
-        self._content[rows] = [hashlib.sha256(row).digest() for row in block]
-        unit, self._norm[rows] = _unit(block)
-        self._projection[rows] = unit @ self._basis
-        bad = np.flatnonzero(~np.isfinite(self._norm[rows]))
+        hashes = b"".join(hashlib.sha256(row).digest()[:16] for row in block)
+        self._content[rows] = np.frombuffer(hashes, np.uint64).reshape(-1, 2)
+        unit, norm = _unit(block)
+        bad = np.flatnonzero(~np.isfinite(norm))
         if len(bad):
             raise ValueError(f"X holds NaN or infinite values, first in row {start + bad[0]}")
+        self._not_zero[rows], projection = norm > 0, unit @ self._basis
+        self._near[rows], self._rest[rows] = np.split(projection, [self._near.shape[1]], axis=1)
 
     def groups(self, X: RowMatrix, digests: RowMatrix | None = None) -> np.ndarray:
-        """Groups of all rows, int64 (n,), once each row has been added.
+        """Groups of all rows, int64 (n,), once each row has been added; to be called once, as it frees the scan.
 
         Parameters
         ----------
@@ -111,25 +118,58 @@ class DuplicateScan:
         digests : ndarray or StackedRows of uint8, (n, 32), optional
             As for `groups`.
         """
-        n = len(self._norm)
-        parent = np.arange(n)
+        parent = np.arange(len(self._not_zero))
         if digests is not None:
-            with_digest = rows_not_zero(digests)
-            _join_equal(parent, with_digest, take_rows(digests, with_digest).view("S32").ravel())
-        distinct = _join_equal(parent, np.arange(n), self._content)
+            recorded, words = first_words(digests)
+            rows = recorded[repeated(words[recorded])]
+            _join_equal(parent, rows, take_rows(digests, rows).view("V32").ravel())
+        rows = repeated(self._content[:, 0])
+        distinct = self._not_zero.copy()
+        distinct[rows] = False
+        first = _join_equal(parent, rows, self._content[rows].view("V16").ravel())
+        distinct[first] = self._not_zero[first]
+        del self._content
         if self._limit <= 1:
-            zero = np.flatnonzero(self._norm == 0)  # not all equal in bytes, as there is -0.0
+            zero = np.flatnonzero(~self._not_zero)  # not all equal in bytes, as there is -0.0
             _join(parent, zero, zero[:1].repeat(len(zero)))
-            self._join_near_duplicates(parent, X, distinct[self._norm[distinct] > 0])
-        return _roots(parent, np.arange(n))
+            self._join_near_duplicates(parent, X, np.flatnonzero(distinct))
+        return _roots(parent, np.arange(len(parent)))
 
     def _join_near_duplicates(self, parent: np.ndarray, X: RowMatrix, distinct: np.ndarray) -> None:
-        projection = self._projection[distinct]
-        if len(distinct):
-            order = cKDTree(projection[:, :_TREE_DIMENSIONS]).indices  # neighbours in space get nearby numbers
-            distinct, projection = distinct[order], projection[order]
+        if not len(distinct):
+            return
+        # neighbours in space get nearby numbers
+        distinct = distinct[_tree(self._near[distinct].astype(np.float64)).indices]
+        near = self._near[distinct].astype(np.float64)
+        del self._near
+        rest = self._rest[distinct]
+        del self._rest
         radius = max(float(np.sqrt(2 - 2 * self._limit)), _ROUNDING)
-        _join_near(parent, X, distinct, projection, radius)
+        _join_near(parent, X, distinct, _Projection(_tree(near), rest), radius)
+
+
+def first_words(digests: RowMatrix) -> tuple[np.ndarray, np.ndarray]:
+    """Rows whose digest is recorded, int64 (m,), and the first eight bytes of each digest, uint64 (n,)."""
+    recorded, words = np.empty(len(digests), bool), np.empty(len(digests), np.uint64)
+    for part in row_slices(*digests.shape):
+        block = np.ascontiguousarray(digests[part])
+        recorded[part], words[part] = block.any(1), block.view(np.uint64)[:, 0]
+        release_pages(digests)
+    return np.flatnonzero(recorded), words
+
+
+def repeated(words: np.ndarray) -> np.ndarray:
+    """Positions of the words that occur more than once, int64 (m,), ascending."""
+    in_order = np.sort(words)
+    several = np.unique(in_order[1:][in_order[1:] == in_order[:-1]])
+    del in_order
+    if not len(several):
+        return np.empty(0, np.int64)
+    positions = [np.empty(0, np.int64)]
+    for part in row_slices(len(words), 1):
+        nearest = several[np.minimum(np.searchsorted(several, words[part]), len(several) - 1)]
+        positions.append(np.flatnonzero(nearest == words[part]) + part.start)
+    return np.concatenate(positions)
 
 
 def unlabelled_twins(group: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -194,9 +234,31 @@ def _join_equal(parent: np.ndarray, rows: np.ndarray, content: np.ndarray) -> np
     return rows[first]
 
 
-def _join_near(parent: np.ndarray, X: RowMatrix, rows: np.ndarray, projection: np.ndarray, radius: float) -> None:
-    """Join the rows whose unit rows are within the radius; neighbours stand together in ``projection``, (m, k)."""
-    step = max(1, _BLOCK_VALUES // (2 * X.shape[1]) if len(rows) else 1)
+@dataclass(frozen=True)
+class _Projection:
+    """Projections of rows, neighbours together: the leading ones in a tree, float64, and the rest, float16 (m, r)."""
+
+    tree: cKDTree
+    rest: np.ndarray
+
+    def are_near(self, i: np.ndarray, j: np.ndarray, radius: float) -> np.ndarray:
+        """Whether the rows of each pair are within a radius, and some that are a little farther, bool (p,)."""
+        near = np.empty(len(i), bool)
+        for start in range(0, len(i), _PAIRS_COMPARED):
+            part = slice(start, start + _PAIRS_COMPARED)
+            squares = np.square(self.tree.data[i[part]] - self.tree.data[j[part]]).sum(1)
+            squares += np.square(self.rest[i[part]].astype(np.float32) - self.rest[j[part]]).sum(1)
+            near[part] = squares <= (radius + _HALF_SLACK) ** 2
+        return near
+
+
+def _tree(points: np.ndarray) -> cKDTree:
+    return cKDTree(points, leafsize=64)
+
+
+def _join_near(parent: np.ndarray, X: RowMatrix, rows: np.ndarray, projection: _Projection, radius: float) -> None:
+    """Join the rows whose unit rows are within the radius."""
+    step = max(1, _BLOCK_VALUES // (2 * X.shape[1]))
     for first, second in _candidates(parent, rows, projection, radius + _SLACK):
         for start in range(0, len(first), step):
             i, j = first[start : start + step], second[start : start + step]
@@ -207,11 +269,9 @@ def _join_near(parent: np.ndarray, X: RowMatrix, rows: np.ndarray, projection: n
             _join(parent, i[twins], j[twins])
 
 
-def _candidates(parent: np.ndarray, rows: np.ndarray, projection: np.ndarray, radius: float) -> Iterator[_Pairs]:
+def _candidates(parent: np.ndarray, rows: np.ndarray, projection: _Projection, radius: float) -> Iterator[_Pairs]:
     """Yield pairs that are near in projection, a bounded number at a time; in a crowd, not those joined already."""
-    if not len(rows):
-        return
-    tree = cKDTree(projection[:, :_TREE_DIMENSIONS], leafsize=64)
+    tree = projection.tree
     workers = cores() if len(rows) > _ROWS_FOR_THREADS else 1
     count = tree.query_ball_point(tree.data, radius, return_length=True, workers=workers)
     busy = np.flatnonzero(count > 1)  # each row is near itself
@@ -224,8 +284,8 @@ def _candidates(parent: np.ndarray, rows: np.ndarray, projection: np.ndarray, ra
         i = np.repeat(part, np.array([len(row) for row in neighbours], np.intp))
         j = others[np.fromiter(chain.from_iterable(neighbours), np.intp, len(i))]
         i, j = i[i < j], j[i < j]
-        close = np.square(projection[i] - projection[j]).sum(1) <= radius**2
-        yield rows[i[close]], rows[j[close]]
+        near = projection.are_near(i, j, radius)
+        yield rows[i[near]], rows[j[near]]
 
 
 def _joinable(parent: np.ndarray, rows: np.ndarray, tree: cKDTree, part: np.ndarray, radius: float) -> np.ndarray:

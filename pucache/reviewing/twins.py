@@ -13,7 +13,7 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache
 from ..pu import near_duplicates
 from ..storage.atomic import replacing
-from ..storage.mapped_arrays import release_pages, row_slices, take_rows
+from ..storage.mapped_arrays import take_rows
 from ..storage.stacked_rows import RowMatrix
 
 NEAR_DUPLICATES = "near duplicates and equal bytes"
@@ -43,14 +43,8 @@ def twin_groups(cache: EmbeddingCache, twins: float | None) -> np.ndarray:
 
 def _equal_digests(digests: RowMatrix) -> np.ndarray:
     """Groups of rows with equal digests; a digest of zeros is unknown, and equal to none."""
-    recorded, words = np.empty(len(digests), bool), np.empty(len(digests), np.uint64)
-    for part in row_slices(*digests.shape):
-        block = np.ascontiguousarray(digests[part])
-        recorded[part], words[part] = block.any(1), block.view(np.uint64)[:, 0]
-        release_pages(digests)
-    in_order = np.sort(words[recorded])
-    repeated = np.unique(in_order[1:][in_order[1:] == in_order[:-1]])
-    rows = np.flatnonzero(recorded & np.isin(words, repeated))  # few: only these are compared in full
+    recorded, words = near_duplicates.first_words(digests)
+    rows = recorded[near_duplicates.repeated(words[recorded])]  # few: only these are compared in full
     content = take_rows(digests, rows).view("V32").ravel()
     group = np.arange(len(digests))
     _, first, inverse = np.unique(content, return_index=True, return_inverse=True)

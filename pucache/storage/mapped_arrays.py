@@ -56,25 +56,6 @@ def rows_not_finite(X: RowMatrix) -> np.ndarray:
     return np.concatenate(rows) if rows else np.empty(0, np.int64)
 
 
-def rows_not_zero(X: RowMatrix) -> np.ndarray:
-    """Find rows that hold a value other than zero; X is read in blocks.
-
-    Parameters
-    ----------
-    X : ndarray or StackedRows, (n, d)
-
-    Returns
-    -------
-    ndarray of int64, (m,)
-        Row numbers, ascending.
-    """
-    rows = []
-    for block in row_slices(len(X), X.shape[1]):
-        rows.append(np.flatnonzero(X[block].any(1)) + block.start)
-        release_pages(X)
-    return np.concatenate(rows) if rows else np.empty(0, np.int64)
-
-
 def take_rows(X: RowMatrix, rows: np.ndarray) -> np.ndarray:
     """Copy rows of X.
 

@@ -7,7 +7,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
 from pucache.pu import near_duplicates
-from pucache.pu.near_duplicates import groups, unlabelled_twins
+from pucache.pu.near_duplicates import DuplicateScan, groups, repeated, unlabelled_twins
 
 
 def at_cosine(draw, u, cosine):
@@ -107,6 +107,18 @@ def test_the_order_of_rows_changes_no_group():
     plain, mixed = groups(X)[order], groups(X[order])
     assert len({*zip(plain.tolist(), mixed.tolist(), strict=True)}) == len(set(plain.tolist())) < 500
     assert (mixed <= np.arange(500)).all() and (mixed[mixed] == mixed).all()
+
+
+def test_a_scan_keeps_less_than_a_hundred_bytes_of_a_row():
+    scan = DuplicateScan((5000, 64), lambda rows: np.ones((len(rows), 64), np.float16), 0.999)
+    per_row = [each for each in vars(scan).values() if isinstance(each, np.ndarray) and len(each) == 5000]
+    assert sum(each.nbytes for each in per_row) <= 100 * 5000
+
+
+@given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 9), max_size=40))
+def test_repeated_words_are_those_that_occur_more_than_once(words):
+    expected = [position for position, word in enumerate(words) if words.count(word) > 1]
+    assert repeated(np.array(words, np.uint64)).tolist() == expected
 
 
 # --- crowds ------------------------------------------------------------------------------------
