@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def info(cache: tuple[str, ...], failures: bool, as_json: bool) -> None:
     """Print the contents of CACHE (a file, a folder of cache files, or several).
 
-    Of a URL only a few kilobytes are downloaded.
+    From a URL only a small part of each file is downloaded.
 
     \b
     pucache info cache.h5
