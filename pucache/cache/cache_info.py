@@ -90,7 +90,7 @@ class CacheInfo:
 def info(cache: CacheLike) -> CacheInfo:
     """Describe a cache.
 
-    From a URL only a small part of each file is read, and the keys of several files are then not compared with each other.
+    From a URL only a small part of each file is read, and keys of several files are then not compared with each other.
 
     Parameters
     ----------
