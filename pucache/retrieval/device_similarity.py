@@ -15,24 +15,30 @@ from ..neighbours.device_search import DeviceSearch, values_of
 from ..neighbours.device_source import DeviceSource
 from ..neighbours.device_whitening import DeviceWhitening, estimate
 from ..neighbours.row_source import row_source
+from ..neighbours.whitening import Whitening
 from ..progress import Progress
-from ..pu.labels import Labels
+from .compared import Compared
 from .scorer import Scores
-from .similarity import Compared, Similarity
 
 
 def device_scores(
-    similarity: Similarity, cache: EmbeddingCache, labels: Labels, gpu: torch.device, progress: Progress
+    cache: EmbeddingCache,
+    queries_of: Callable[[Whitening], np.ndarray],
+    neighbours: int,
+    gpu: torch.device,
+    progress: Progress,
 ) -> Scores:
-    """Scores of every row, as those of `Similarity` up to rounding; the host waits for them once, at the end.
+    """Scores of every row, as those of a `Similarity` up to rounding; the host waits for them once, at the end.
 
     Where faiss sees the GPU it searches the nearest positives, and the host waits once a block of rows.
 
     Parameters
     ----------
-    similarity : Similarity
     cache : EmbeddingCache
-    labels : Labels
+    queries_of : callable
+        Returns the queries of the similarity, float32 (p, d), given the whitening of the cache.
+    neighbours : int
+        See `pucache.retrieval.compared.Compared`.
     gpu : torch.device
     progress : Progress
         Started, for the rows of the cache.
@@ -40,7 +46,7 @@ def device_scores(
     rows = DeviceSource(row_source(cache), gpu)
     whitening = estimate(rows)
     on_device = DeviceWhitening(whitening, gpu)
-    scores_of, search_by = _comparison(similarity, similarity.queries(cache, labels, whitening), gpu)
+    scores_of, search_by = _comparison(queries_of(whitening), neighbours, gpu)
     scores = torch.empty(len(cache), device=gpu)
     for part, X in rows.blocks():
         scores[part] = scores_of(on_device.centred_units(X))
@@ -48,16 +54,14 @@ def device_scores(
     return Scores(scores.cpu().numpy(), search_by=search_by)
 
 
-def _comparison(
-    similarity: Similarity, queries: np.ndarray, gpu: torch.device
-) -> tuple[Callable[[Tensor], Tensor], str]:
+def _comparison(queries: np.ndarray, neighbours: int, gpu: torch.device) -> tuple[Callable[[Tensor], Tensor], str]:
     """Function that maps centred unit rows (b, d) to scores (b,), all on the GPU; and what compares."""
-    if not similarity.neighbours:
+    if not neighbours:
         direction = upload(queries[0], gpu)
         return lambda units: units.mul_(direction).sum(1), TORCH_GPU  # row by row, as on the CPU
-    k = min(similarity.neighbours, len(queries))
+    k = min(neighbours, len(queries))
     if faiss_gpu(gpu) is not None:
-        compared = Compared(similarity, queries, device=str(gpu))
+        compared = Compared(queries, neighbours, device=str(gpu))
         return lambda units: upload(compared.scores(units.cpu().numpy()), gpu), compared.search_by
     search = DeviceSearch(upload(queries, gpu), half=False)
 

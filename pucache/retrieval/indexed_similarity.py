@@ -12,8 +12,9 @@ from ..neighbours.ann_index import Index, open_or_build
 from ..neighbours.index_tuning import RECALL, RECALL_AT
 from ..progress import Progress
 from ..pu.labels import Labels
+from .compared import Compared
 from .scorer import Scores
-from .similarity import Compared, Similarity
+from .similarity import Similarity
 
 _ROWS_PER_BLOCK = 1 << 14
 _LISTED_ROWS = 1 << 22  # row numbers that a search returns at once
@@ -58,7 +59,7 @@ class IndexedSimilarity:
         device = self.similarity.device
         rows = _rows_near(index, queries, k, device=device)
         values = np.full(len(cache), -np.inf, np.float32)
-        compared = Compared(self.similarity, queries, device=device)
+        compared = Compared(queries, self.similarity.neighbours, device=device)
         for part in np.array_split(rows, 1 + len(rows) // _ROWS_PER_BLOCK):
             values[part] = compared.scores(index.whitening.centred_units(cache.take(part)))
         return Scores(values, complete=k == len(cache), search_by=index.search_by(k, device=device))

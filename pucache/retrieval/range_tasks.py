@@ -11,9 +11,10 @@ import numpy as np
 from ..cache.row_range import RangeRows, RowRange
 from ..neighbours.whitening import Whitening, block_sum, sampled_rows
 from ..pu.linear_model import PULinearModel
+from .compared import Compared
 from .known_duplicates import LabelledPictures
 from .ranking import in_order, top_rows
-from .similarity import Compared, Similarity
+from .similarity import Similarity
 
 _SPARE = 64  # rows beyond those wanted that are compared with the labelled ones at first
 _GROWTH = 4  # factor by which more are, where too many are duplicates
@@ -113,7 +114,7 @@ class RankJob:
     def compared(self) -> Compared:
         """Queries, ready to be compared with rows."""
         assert isinstance(self.scorer, Similarity) and self.queries is not None
-        return Compared(self.scorer, self.queries, device="cpu")
+        return Compared(self.queries, self.scorer.neighbours, device="cpu")
 
     def scores(self, rows: RangeRows) -> np.ndarray:
         """Scores of the rows of a range, float32 (n,)."""

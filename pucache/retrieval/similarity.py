@@ -17,10 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
-from ..neighbours.backends import NUMPY_CPU, find_gpu
+from ..neighbours.backends import find_gpu
 from ..neighbours.whitening import Whitening
 from ..progress import Progress, Silent
 from ..pu.labels import Labels
+from .compared import Compared
 from .scorer import Scores
 
 SIMILARITIES = ("whitened", "centroid", "topk", "max")
@@ -62,11 +63,13 @@ class Similarity:
         progress.start(len(cache), "comparing")
         gpu = find_gpu(self.device, values=len(cache) * cache.encoder.dim)
         if gpu is not None:
-            from .device_similarity import device_scores
+            from .device_similarity import device_scores  # imports torch
 
-            return device_scores(self, cache, labels, gpu, progress)
+            return device_scores(
+                cache, lambda whitening: self.queries(cache, labels, whitening), self.neighbours, gpu, progress
+            )
         whitening = Whitening.estimate(cache)
-        compared = Compared(self, self.queries(cache, labels, whitening), device="cpu")
+        compared = Compared(self.queries(cache, labels, whitening), self.neighbours, device="cpu")
         scores = np.empty(len(cache), np.float32)
         for rows, X in cache.blocks():
             scores[rows] = compared.scores(whitening.centred_units(X))
@@ -91,35 +94,3 @@ class Similarity:
     def neighbours(self) -> int:
         """Positives that a row is compared with: the nearest so many; 0 for their direction."""
         return {"topk": TOP, "max": 1}.get(self.kind, 0)
-
-
-class Compared:
-    """Queries of a similarity, ready to be compared with blocks of rows.
-
-    Parameters
-    ----------
-    similarity : Similarity
-    queries : ndarray of float32, (p, d)
-        Of `Similarity.queries`.
-    device : str
-
-    Attributes
-    ----------
-    search_by : str
-        What compares.
-    """
-
-    def __init__(self, similarity: Similarity, queries: np.ndarray, *, device: str):
-        self._queries, self.search_by = queries, NUMPY_CPU
-        self._search = None
-        if similarity.neighbours:
-            from ..neighbours.knn import RowSearch
-
-            self._search = RowSearch(queries, similarity.neighbours, device=device)
-            self.search_by = self._search.search_by
-
-    def scores(self, units: np.ndarray) -> np.ndarray:
-        """Scores of centred unit rows, (b,)."""
-        if self._search is not None:
-            return self._search.nearest(units)[0].mean(1)
-        return np.vecdot(units, self._queries[0])  # row by row, so that equal rows score equally in any block

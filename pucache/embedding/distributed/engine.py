@@ -36,22 +36,14 @@ _PROBES = 16  # images to try, to find a readable one that every node must be ab
 
 
 class RayEngine(RayWorkers):
-    """Runs jobs on a Ray cluster, and scores caches there; a context manager that joins the cluster and leaves it.
+    """`RayWorkers` that also run the jobs of `embed`: images are embedded on a Ray cluster.
 
     Parameters
     ----------
     address : str, optional
-        ``HOST:PORT`` of a running cluster, or ``auto`` for the cluster that this machine belongs to. By
-        default the one in RAY_ADDRESS; without it Ray is started on this machine and stopped at the end.
+        As for `pucache.distributed.workers.RayWorkers`, which also names the errors.
     workers : int, optional
         Number of encoder actors; by default one per GPU of the cluster, or per CPU where the CPU is used.
-
-    Raises
-    ------
-    EngineError
-        The cluster cannot be reached, or runs another version of Ray or Python.
-    ValueError
-        Fewer than one worker, or an address although this process has joined a cluster already.
     """
 
     def device(self, requested: str | torch.device = "auto") -> torch.device:
