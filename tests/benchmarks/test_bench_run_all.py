@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from helpers.hangs import HANG_SECONDS
 
 from benchmarks import index, run_all
 from benchmarks.common.environment import HERE
@@ -17,7 +18,7 @@ RESULTS = HERE / "docs" / "results"
 
 def page(name, *, limited=False, quick="--quick"):
     options = "DIR --fashion SOURCE"
-    return ResultPage(name, "?", "paper.tables", options, 5, "", bench=Bench(1, "--short", quick, limited))
+    return ResultPage(name, "?", "paper.tables", options, 5, "", bench=Bench(1, "--short", quick, limited=limited))
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_a_benchmark_that_hangs_is_ended_with_its_processes(tmp_path):
     assert eventually(lambda: not process.exists() or process.read_text().split()[2] == "Z")
 
 
-def eventually(holds, seconds=60):
+def eventually(holds, seconds=HANG_SECONDS):
     """Whether a condition holds within some seconds: a process that was killed takes a moment to end."""
     until = time.monotonic() + seconds
     while not holds() and time.monotonic() < until:
@@ -108,6 +109,7 @@ def test_a_page_that_overruns_is_ended_before_it_takes_the_time_of_the_later_one
     later = [page("b"), page("c", limited=True)]
     assert run_all.longest_of(page("a"), later, 10, False) == 10 + run_all.RESERVE - 1.5
     assert run_all.longest_of(page("a"), later, 0.1, False) == 1
+    assert run_all.longest_of(later[1], [page("d")], 0.1, False) == 0.5 + run_all.RESERVE  # a cell is never cut off
     monkeypatch.setattr(run_all, "longest_of", lambda *_: 0.02)
     scripts[0]["a"] = "import time; time.sleep(600)"
     assert [run.status for run in run_all.run_pages(at, (page("a"),))] == ["ended after 0.0 minutes"]
@@ -133,6 +135,7 @@ def test_the_page_of_times_has_a_row_for_each_and_the_sum(at):
 
 def test_make_bench_fits_into_its_minutes():
     assert sum(one.bench.minutes for one in BENCH) <= run_all.MINUTES
+    assert sum(one.bench.quick_minutes for one in BENCH) <= run_all.QUICK_MINUTES
     assert run_all.MINUTES + run_all.RESERVE < 40 and run_all.QUICK_MINUTES + run_all.QUICK_RESERVE < 5
 
 
