@@ -1,6 +1,8 @@
+import gc
 import logging
 import os
 import signal
+import sys
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import torch
 from helpers.browser import chromium
 from helpers.limits import limited
 from helpers.planted import write_cache
+from helpers.slow import slow
 from helpers.tiny import save_image, tiny_encoder
 from hypothesis import HealthCheck, settings
 
@@ -16,6 +19,9 @@ from pucache.cache.embedding_cache import EmbeddingCache
 # A busy machine is no failure: examples are counted, not timed.
 settings.register_profile("pucache", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("pucache")
+
+# A test that imports openvino itself would let it report to its maker, from a process for each conversion.
+sys.modules.setdefault("openvino_telemetry", None)
 
 # A shell starts jobs in the background with SIGINT ignored, and processes that tests start and interrupt inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -31,6 +37,21 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker(pytest.mark.skip(reason="takes long and says little more than others; run with --slow"))
+
+
+def pytest_collection(session):
+    """Look for no garbage while thousands of tests are collected, all of which are kept."""
+    gc.disable()
+
+
+def pytest_collection_finish(session):
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure(config):
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +98,7 @@ def image_folder(tmp_path):
     return make
 
 
-@pytest.fixture(params=["one block", "small blocks", "small blocks of three files"])
+@pytest.fixture(params=["one block", slow("small blocks"), "small blocks of three files"])
 def opened(request, tmp_path, monkeypatch):
     """Open rows as a cache, in one block or in many; digests may be given."""
     if request.param != "one block":
@@ -113,6 +134,15 @@ def few_descriptors():
     taken = set(map(int, os.listdir("/dev/fd")))
     with limited("NOFILE", [number for number in range(4096) if number not in taken][12]):
         yield
+
+
+@pytest.fixture(scope="session")
+def s3_server():
+    """A server like S3's; `connect` empties it and lets a test find it."""
+    from helpers.object_store import object_store
+
+    with object_store() as started:
+        yield started
 
 
 @pytest.fixture(scope="module")

@@ -74,6 +74,7 @@ def few(monkeypatch, *names):
     return kept
 
 
+@pytest.mark.slow
 def test_fits_and_sittings_are_measured_and_stand_on_the_page(at, monkeypatch):
     kept = few(monkeypatch, "_FLOOR", "_LATER_ROUNDS", "_LEAST_EVIDENCE", "_DIRECTIONS")
     monkeypatch.setattr(constants, "LOOKS", 30)

@@ -108,7 +108,7 @@ def test_the_limit_leaves_time_for_the_pages_after_it(at, scripts):
 def test_a_page_that_overruns_is_ended_before_it_takes_the_time_of_the_later_ones(at, scripts, monkeypatch):
     later = [page("b"), page("c", limited=True)]
     assert run_all.longest_of(page("a"), later, 10, False) == 10 + run_all.RESERVE - 1.5
-    assert run_all.longest_of(page("a"), later, 0.1, False) == 1
+    assert run_all.longest_of(page("a"), later, -5, False) == 1
     assert run_all.longest_of(later[1], [page("d")], 0.1, False) == 0.5 + run_all.RESERVE  # a cell is never cut off
     monkeypatch.setattr(run_all, "longest_of", lambda *_: 0.02)
     scripts[0]["a"] = "import time; time.sleep(600)"

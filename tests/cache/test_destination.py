@@ -6,7 +6,6 @@ import sys
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from helpers.object_store import object_store
 from helpers.planted import planted, write_cache
 from helpers.tiny import save_image, tiny_encoder
 
@@ -29,18 +28,12 @@ CACHE, SCORES = "s3://bucket/made/cache.h5", "s3://bucket/made/scores.csv"
 pytestmark = pytest.mark.usefixtures("one_thread", "fixed_time")
 
 
-@pytest.fixture(scope="module")
-def server():
-    with object_store() as started:
-        yield started
-
-
 @pytest.fixture(autouse=True)
-def store(server, monkeypatch, tmp_path):
+def store(s3_server, monkeypatch, tmp_path):
     monkeypatch.setattr(retries, "RETRY_PAUSES", [0.0, 0.0, 0.0])
     monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 16)
     monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "here"))
-    return server.connect(monkeypatch)
+    return s3_server.connect(monkeypatch)
 
 
 @pytest.fixture

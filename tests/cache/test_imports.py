@@ -57,5 +57,6 @@ def test_the_library_reads_caches_without_torch(folder, statement):
     assert heavy_imports(statement, folder) == "[]"
 
 
+@pytest.mark.slow
 def test_a_heavy_import_would_be_noticed(folder):
     assert heavy_imports("import sklearn", folder) == "['sklearn']"

@@ -12,7 +12,6 @@ import fsspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from helpers.object_store import object_store
 from helpers.planted import planted, write_cache
 
 import pucache
@@ -34,12 +33,6 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture(scope="module")
-def server():
-    with object_store() as started:
-        yield started
-
-
 @pytest.fixture(autouse=True)
 def work(tmp_path, monkeypatch):
     """Parent of the copies, which this process ceases to hold after the test."""
@@ -51,8 +44,8 @@ def work(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def store(server, monkeypatch):
-    return server.connect(monkeypatch)
+def store(s3_server, monkeypatch):
+    return s3_server.connect(monkeypatch)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from helpers.object_store import object_store
 from helpers.pictures import refusal
 from helpers.slow import slow
 from helpers.tiny import save_image, tiny_encoder
@@ -33,12 +32,6 @@ BELOW = "some folder/cäche #1.h5"
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def server():
-    with object_store() as started:
-        yield started
-
-
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch, tmp_path):
     """Four tries without a pause, and a folder to work in."""
@@ -53,8 +46,8 @@ def once(monkeypatch):
 
 
 @pytest.fixture
-def store(server, monkeypatch):
-    return server.connect(monkeypatch)
+def store(s3_server, monkeypatch):
+    return s3_server.connect(monkeypatch)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import fsspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from helpers.object_store import object_store
 from helpers.planted import planted, write_cache
 
 import pucache
@@ -24,17 +23,11 @@ X, *_ = planted(300)
 FAILURES = {f"{number:05}.png": "cannot be decoded: " + "x" * 90 for number in range(2000)}
 
 
-@pytest.fixture(scope="module")
-def server():
-    with object_store() as started:
-        yield started
-
-
 @pytest.fixture
-def store(server, monkeypatch, tmp_path):
+def store(s3_server, monkeypatch, tmp_path):
     monkeypatch.setattr(retries, "RETRY_PAUSES", [0.0, 0.0])
     monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "work"))
-    return server.connect(monkeypatch)
+    return s3_server.connect(monkeypatch)
 
 
 @pytest.fixture

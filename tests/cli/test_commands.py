@@ -906,7 +906,7 @@ def test_a_profile_says_where_the_time_went_and_what_is_the_limit(world, few):
     assert "limit: nothing was embedded" in run("embed few d.h5 --profile" + SMALL, w=world).stdout
 
 
-@pytest.mark.parametrize("options", ["--runtime openvino", "--runtime torch --precision bf16", "--decode device"])
+@pytest.mark.parametrize("options", ["--runtime openvino", "--runtime torch --precision bf16", slow("--decode device")])
 def test_a_second_run_without_options_runs_the_encoder_as_the_first_did(world, few, options):
     if "openvino" in options:
         pytest.importorskip("openvino")

@@ -194,7 +194,8 @@ def test_the_report_states_no_figure_below_ten_labels(labelled, labels):
     assert result["hidden_positives"] == {"expected": None, "low": None, "high": None}
 
 
-@pytest.mark.parametrize("labels", [slow(10), 20])
+@pytest.mark.slow
+@pytest.mark.parametrize("labels", [10, 20])
 def test_the_report_states_intervals_alone_below_thirty_labels(labelled, labels):
     labelled(labels, n=160)
     shown = run("report cache.h5 --positives positives.txt --truth truth.csv --device cpu --sample 40")

@@ -62,6 +62,7 @@ class World:
         self.folder, self.zygote = folder, zygote
         self._undisturbed: dict[str, Undisturbed] = {}
         self._count = 0
+        self._rows = rows
         self.images = folder / "images"
         self._small = ["--device", "cpu", "--batch-size", "8", "--precision", "fp32", "--runtime", "torch"]
         self.weights = [] if encoder else ["--weights", str(folder / "weights.safetensors")]
@@ -75,11 +76,17 @@ class World:
         self._make("embed", str(self.images), "old.h5", *self.encoder)
         _change_images(self.images)
         self._make("embed", str(self.images), "cache.h5", *self.encoder)
-        for number in (1, 2, 3):
-            self._make("embed", str(self.images), f"shard-{number}.h5", "--shard", f"{number}/3", *self.encoder)
         self._make("train-pu", "cache.h5", "--positives", "positives.txt", "--prior", "0.15", "--device", "cpu")
-        self._import(rows)
         self.jobs = {job.name: job for job in self._jobs()}
+
+    def _provide(self, name: str) -> None:
+        """Make an input, and those that go with it, before the first job that reads it."""
+        if not (self.folder / name).exists():
+            if name.startswith("shard-"):
+                for number in (1, 2, 3):
+                    self._make("embed", str(self.images), f"shard-{number}.h5", "--shard", f"{number}/3", *self.encoder)
+            else:
+                self._import(self._rows)
 
     def _import(self, rows: int) -> None:
         """Embeddings made elsewhere: an array and its keys, a cache of them, three shards, and a model."""
@@ -161,6 +168,7 @@ class World:
             folder = self.folder / "places" / f"{self._count:05}"
             folder.mkdir(parents=True)
         for name, source in job.inputs.items():
+            self._provide(source)
             shutil.copy2(self.folder / source, folder / name)
         return folder
 

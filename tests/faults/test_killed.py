@@ -48,6 +48,7 @@ def test_ctrl_c_and_sigterm_say_how_to_go_on_and_leave_outputs_whole_or_absent(w
     assert count(interrupt_often(world, world.jobs[name], 2, 5)).total() == 2
 
 
+@pytest.mark.slow
 def test_ctrl_c_again_while_it_is_ending_shows_no_traceback(world):
     job = world.jobs["embed"]
     folder = world.place(job)

@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 from helpers.pictures import encode
+from helpers.slow import slow
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -167,7 +168,7 @@ def photo(size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("progressive", [False, slow(True)])
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("name", ["center bicubic", "center bilinear", "squash with a crop"])
 def test_a_large_jpeg_is_decoded_no_larger_than_it_makes_a_difference(name, mode, progressive, size):

@@ -159,6 +159,7 @@ def wide(tmp_path):
     return (rows / np.sqrt(1 + np.arange(150))).astype(np.float16)
 
 
+@pytest.mark.slow
 def test_of_a_folder_of_shards_the_codes_find_what_brute_force_finds(wide, tmp_path):
     (tmp_path / "shards").mkdir()
     for number, part in enumerate(np.array_split(wide, 3)):

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from helpers.planted import planted
+from helpers.slow import slow
 
 from pucache.pages.embedding_map import choose_rows, embedding_map, shares_of_likely
 
@@ -36,7 +37,7 @@ def test_a_sample_of_two_is_refused():
         choose_rows(np.array([1]), np.array([0, 2]), np.array([2, 0]), sample=2, seed=0)
 
 
-@pytest.mark.parametrize("n", [60, 900])
+@pytest.mark.parametrize("n", [60, slow(900)])
 def test_principal_components_are_those_of_the_singular_value_decomposition(n):
     X, _, _ = planted(n=n, d=8, apart=3.0)
     rows = np.arange(0, n, 2)

@@ -171,6 +171,7 @@ def shown_in(html, heading):
     return re.findall(r'class="key" title="([^"]+)"', part[: part.index("</section>")])
 
 
+@pytest.mark.slow
 def test_a_prior_that_was_told_is_used_and_said(made, tmp_path):
     _, _, cache, s, _ = made
     model = train_pu(cache, s, device="cpu", prior=0.05)
@@ -609,7 +610,7 @@ def test_a_classifier_that_calls_nothing_positive_is_said():
 # --- labelled against found ------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=[0.0, 0.4], ids=["fair", "one kind"])
+@pytest.fixture(scope="module", params=[slow(0.0), 0.4], ids=["fair", "one kind"])
 def labels_of_kinds(request, tmp_path_factory):
     """A page about labels of two kinds of positives, or mostly of one, and its numbers."""
     folder = tmp_path_factory.mktemp("kinds")

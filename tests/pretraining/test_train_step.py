@@ -3,7 +3,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers.slow import slow
 from helpers.training_parts import (
     BATCH,
     IMAGES,
@@ -93,7 +92,8 @@ def test_impulses_steps_are_those_of_a_loop_written_out():
     assert_near(state(run.network), state(plain), 1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, slow(torch.bfloat16)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_training_lowers_the_loss_in_either_precision(dtype):
     how = recipe(epochs=20, n_views=3, views="grey")
     losses = train(training(with_norms(), how, dtype=dtype), steps=60)

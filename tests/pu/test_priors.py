@@ -3,6 +3,7 @@ import statistics
 
 import numpy as np
 import pytest
+from helpers.slow import slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -171,7 +172,7 @@ def test_a_higher_level_and_fewer_labels_widen_the_interval():
     assert widths == sorted(widths) and widths[0] < widths[1] < widths[2] < widths[3]
 
 
-@pytest.mark.parametrize(("n_p", "n_u"), [(40, 600), (500, 400)])
+@pytest.mark.parametrize(("n_p", "n_u"), [slow(40, 600), (500, 400)])
 def test_of_exact_tilts_nine_of_ten_sets_are_covered_and_not_all(n_p, n_u, monkeypatch):
     """With many labels and a small pile, sampling error would be most of the width."""
     monkeypatch.setattr(priors, "MODEL_ERROR", 0.0)

@@ -281,7 +281,7 @@ def test_exact_coverage_with_skipped_positives():
         assert chance_of_exclusion(truth, greedy, 0.5, skipped={0, 5}) <= Fraction(1, 2)
 
 
-@pytest.mark.parametrize("sensitivity", [0.3, 0.7, 0.95])
+@pytest.mark.parametrize("sensitivity", [0.3, slow(0.7), 0.95])
 def test_exact_coverage_of_the_sensitivity(sensitivity):
     """Over 60 rechecks, looked at after each."""
     error, excluded = 0.2, 0.0
@@ -595,6 +595,7 @@ def test_sentences_without_draws_and_without_images():
 # --- size, and wrong input -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_pile_of_millions_with_thousands_of_draws():
     labels = np.random.default_rng(0).random(3000) < 0.01
     result = random_sitting(5_000_000, labels.tolist()).audit()

@@ -175,7 +175,9 @@ def test_a_problem_of_all_images_is_found_by_looking_at_a_few(pictures_of, tmp_p
     moved = pictures_of(files)
     (tmp_path / "images2").rename(tmp_path / "moved")
     assert "no such source" in moved.common_problem()
-    slow = pictures_of(files)
+    slow, go_on = pictures_of(dict.fromkeys(files, b"no image")), threading.Event()
+    read = slow._images.read
     monkeypatch.setattr(module, "SAMPLE_SECONDS", 0.05)
-    monkeypatch.setattr(slow._images, "read", lambda row, side: threading.Event().wait(0.5) or module.RowImages)
+    monkeypatch.setattr(slow._images, "read", lambda row, side: go_on.wait(HANG_SECONDS) and read(row, side))
     assert slow.common_problem() == "", "the server does not wait for a slow source"
+    go_on.set()

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.hangs import HANG_SECONDS
 from helpers.planted import planted, write_cache
 from helpers.slow import slow
 
 from pucache.reviewing.trainer import Trainer
 from pucache.reviewing.training_messages import Job, Setup
-
-SECONDS = 120  # until a test gives up
 
 
 class Listener:
@@ -39,7 +38,7 @@ class Listener:
 
     def wait(self, happened):
         with self._changed:
-            assert self._changed.wait_for(happened, SECONDS), (self.serials, self.errors)
+            assert self._changed.wait_for(happened, HANG_SECONDS), (self.serials, self.errors)
 
     def wait_for(self, serial):
         self.wait(lambda: any(result.posterior is not None for at, result in self.rankings if at == serial))
@@ -50,7 +49,7 @@ class Listener:
 
 
 def eventually(happens):
-    until = time.monotonic() + SECONDS
+    until = time.monotonic() + HANG_SECONDS
     while not happens():
         assert time.monotonic() < until
         time.sleep(0.02)
