@@ -13,8 +13,8 @@ from .backends import TORCH_CPU, TORCH_GPU
 from .device_pile import DevicePile
 from .device_source import DeviceSource
 from .device_whitening import estimate
-from .graph import NeighbourGraph, graph_of_lists, is_exact, renumbered
 from .row_source import RowSource, subset
+from .weighted_graph import NeighbourGraph, graph_of_lists, renumbered
 from .whitening import Whitening
 
 _log = logging.getLogger(__name__)
@@ -26,16 +26,19 @@ def graph_on_gpu(
     whitening: Whitening | None,
     *,
     k: int,
-    method: str,
+    exact: bool,
     gpu: torch.device,
     progress: Progress | None,
 ) -> NeighbourGraph:
-    """As `pucache.neighbours.graph.neighbour_graph`, on a GPU; at least one row."""
+    """As `pucache.neighbours.graph.neighbour_graph`, on a GPU; at least one row.
+
+    With `exact` all rows are compared, else those of near cells.
+    """
     on_device = DeviceSource(source, gpu)
     whitening = whitening or estimate(on_device)
     part = on_device if rows is None else DeviceSource(subset(source, rows), gpu)
     with progress or Silent() as progress:
-        if is_exact(method, len(part), "cuda"):
+        if exact:
             return _exact_graph(part, whitening, k=k, progress=progress)
         return _graph_by_cells(part, whitening, k=k, progress=progress)
 

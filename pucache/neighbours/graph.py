@@ -13,9 +13,7 @@ Every row is compared with every other one where that takes seconds. Larger pile
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,121 +21,17 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..errors import PUCacheError
 from ..progress import Progress, Silent
 from ..storage.stacked_rows import RowMatrix
-from .backends import TORCH_CPU, find_gpu
+from .backends import find_gpu
+from .graph_file import checksums_of, graph_path, read_graph, write_graph
 from .row_source import RowSource, row_source, subset
+from .weighted_graph import TEMPERATURE as TEMPERATURE
+from .weighted_graph import NeighbourGraph, graph_of_lists, renumbered
 from .whitening import Whitening, whitened_rows
 
-if TYPE_CHECKING:
-    from scipy.sparse import csr_matrix
-
-NEIGHBOURS, TEMPERATURE = 30, 0.1
+NEIGHBOURS = 30
 METHODS = ("auto", "exact", "ivf")
 _EXACT_PAIRS = {"cpu": 1 << 33, "cuda": 1 << 41}  # rows times rows that are compared in seconds
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class NeighbourGraph:
-    """Nearest rows of a pile, for each of its rows or for other rows.
-
-    Attributes
-    ----------
-    rows : ndarray of int32, (m, k)
-        Row numbers in the pile, nearest first; -1 where there are fewer neighbours.
-    cosines : ndarray of float16, (m, k)
-        Whitened cosines, falling; -inf where there are fewer neighbours.
-    search : str
-        How neighbours were searched, such as "exact search" or "search in cells, recall 0.95".
-    exact : bool
-        Whether all rows were compared; up to rounding of the cosines.
-    whitening : Whitening or None
-        Of the pile.
-    search_by : str
-        What searched, such as "torch on the GPU"; "" for a graph that was read from its file.
-    """
-
-    rows: np.ndarray
-    cosines: np.ndarray
-    search: str = "exact search"
-    exact: bool = True
-    whitening: Whitening | None = None
-    search_by: str = ""
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def k(self) -> int:
-        """Greatest number of neighbours of a row."""
-        return int(self.rows.shape[1])
-
-    def weighted_means(
-        self, values: np.ndarray, temperature: float = TEMPERATURE, *, rows: np.ndarray | None = None
-    ) -> np.ndarray:
-        """Means of values over the neighbours of each row, weighted by exp(cosine / temperature).
-
-        Parameters
-        ----------
-        values : ndarray of float32 or float64, (n,) or (n, C)
-            Of the rows of the pile.
-        temperature : float
-            Above 0. Weights are computed at the first call and kept for the last temperature used.
-        rows : ndarray of int, (q,), optional
-            Rows of the graph to compute; all by default.
-
-        Returns
-        -------
-        ndarray of the type of `values`, (m,) or (m, C); or q in place of m
-            A row without neighbours gets the mean of `values` over the pile.
-
-        Raises
-        ------
-        ValueError
-            `temperature` is not above 0, or `values` has fewer rows than the pile.
-        """
-        weights = self._weights_at(temperature, len(values))
-        without = self._without_neighbours
-        if rows is not None:
-            weights, without = weights[rows], without[rows]
-        means: np.ndarray = weights @ values
-        means = means.astype(values.dtype, copy=False)
-        if without.any():
-            means[without] = values.mean(0)
-        return means
-
-    @cached_property
-    def _without_neighbours(self) -> np.ndarray:
-        return np.asarray((self.rows < 0).all(1))
-
-    @cached_property
-    def _kept_weights(self) -> dict[tuple[float, int], csr_matrix]:
-        return {}
-
-    def _weights_at(self, temperature: float, n: int) -> csr_matrix:
-        """Sparse matrix of the normalised weights, float32 (m, n)."""
-        if (temperature, n) not in self._kept_weights:
-            self._kept_weights.clear()
-            self._kept_weights[temperature, n] = _weight_matrix(self.rows, self.cosines, temperature, n)
-        return self._kept_weights[temperature, n]
-
-
-def _weight_matrix(rows: np.ndarray, cosines: np.ndarray, temperature: float, n: int) -> csr_matrix:
-    from scipy.sparse import csr_matrix
-
-    if not temperature > 0:
-        raise ValueError(f"temperature must be above 0, got {temperature}")
-    if n <= rows.max(initial=-1):
-        raise ValueError(f"values have {n} rows, but a neighbour has row number {rows.max()}: pass one per row")
-    weights, absent = cosines.astype(np.float32), rows < 0
-    greatest = weights.max(1, initial=-np.inf, keepdims=True)
-    weights -= np.where(greatest > -np.inf, greatest, 0)
-    weights /= temperature
-    np.exp(weights, out=weights)
-    weights[absent] = 0
-    weights /= np.maximum(weights.sum(1, keepdims=True), np.finfo(np.float32).tiny)
-    columns = np.where(absent, 0, rows) if absent.any() else rows
-    row_ends = np.arange(len(rows) + 1, dtype=np.int64 if rows.size >> 31 else np.int32) * rows.shape[1]
-    return csr_matrix((weights.ravel(), columns.ravel(), row_ends), shape=(len(rows), n))
 
 
 def neighbour_graph(
@@ -184,9 +78,10 @@ def neighbour_graph(
         return graph_of_lists(len(part), k, whitening)
     gpu = find_gpu(device)
     if gpu is not None:
-        from .device_graph import graph_on_gpu
+        from .device_graph import graph_on_gpu  # imports torch
 
-        return graph_on_gpu(source, rows, whitening, k=k, method=method, gpu=gpu, progress=progress)
+        exact = is_exact(method, len(part), "cuda")
+        return graph_on_gpu(source, rows, whitening, k=k, exact=exact, gpu=gpu, progress=progress)
     whitening = whitening or Whitening.estimate(source)
     with progress or Silent() as progress:
         if is_exact(method, len(part), "cpu"):
@@ -253,31 +148,8 @@ def is_exact(method: str, n: int, device_type: str) -> bool:
     return n * n <= _EXACT_PAIRS[device_type] if method == "auto" else method == "exact"
 
 
-def renumbered(found: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Row numbers of positions among `numbers`; -1 stays."""
-    return np.append(numbers, -1).astype(np.int32)[found]
-
-
-def graph_of_lists(
-    m: int,
-    k: int,
-    whitening: Whitening | None,
-    numbers: np.ndarray | slice = slice(0),
-    best: tuple[np.ndarray, np.ndarray] | None = None,
-    *,
-    search_by: str = TORCH_CPU,
-) -> NeighbourGraph:
-    """Graph of m rows, with neighbours (cosines, rows) for those in `numbers`."""
-    rows, cosines = np.full((m, k), -1, np.int32), np.full((m, k), -np.inf, np.float16)
-    if best is not None:
-        cosines[numbers], rows[numbers] = best
-    return NeighbourGraph(rows=rows, cosines=cosines, whitening=whitening, search_by=search_by)
-
-
 def _kept_graph(cache: EmbeddingCache, k: int, method: str) -> NeighbourGraph | None:
     """The graph beside a cache; None where there is none, or one of another cache, or of another search."""
-    from .graph_file import checksums_of, graph_path, read_graph
-
     path = graph_path(cache)
     try:
         graph, checksums = read_graph(path)
@@ -294,8 +166,6 @@ def _kept_graph(cache: EmbeddingCache, k: int, method: str) -> NeighbourGraph | 
 
 
 def _keep(cache: EmbeddingCache, graph: NeighbourGraph) -> None:
-    from .graph_file import checksums_of, graph_path, write_graph
-
     try:
         write_graph(graph_path(cache), graph, checksums_of(cache))
     except PUCacheError as error:

@@ -13,8 +13,8 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import CacheError
 from ..storage import tensor_file
-from .graph import NeighbourGraph
 from .paths import beside
+from .weighted_graph import NeighbourGraph
 from .whitening import Whitening
 
 KIND = tensor_file.Kind(

@@ -9,9 +9,10 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache
 from ..progress import Progress, Silent
 from .backends import find_gpu
-from .graph import NEIGHBOURS, NeighbourGraph, check, graph_of_lists, renumbered
+from .graph import NEIGHBOURS, check
 from .neighbour_lists import merge_neighbours
 from .row_source import RowSource, row_source, subset
+from .weighted_graph import NeighbourGraph, graph_of_lists, renumbered
 from .whitening import Whitening, whitened_rows
 
 if TYPE_CHECKING:

@@ -34,7 +34,8 @@ VERBS = [None, *main.commands]
 OURS = {
     "pucache.cache.interchange.exporting": {"check_export"},
     "pucache.cache.embedding_cache": {"check_same_encoder", "expand_paths", "is_cache", "open_cache"},
-    "pucache.neighbours.graph": {"check", "graph_of_lists", "is_exact", "renumbered"},
+    "pucache.neighbours.graph": {"check", "is_exact"},
+    "pucache.neighbours.weighted_graph": {"graph_of_lists", "renumbered"},
     "pucache.errors": {"StaleDecisionError", "one_line", "picklable_error"},
     "pucache.images.source": {"image_digest"},
     "pucache.embedding.engine": {"Job"},
