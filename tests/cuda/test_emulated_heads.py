@@ -235,7 +235,7 @@ def test_rows_go_up_once_for_all_fits_on_them(rows, uploaded):
     assert sum(size for size in uploaded if size > len(s)) == X.size
 
 
-@pytest.mark.parametrize("free, streams", [(200_000, False), (60_000, False), (20_000, True)])
+@pytest.mark.parametrize("free, streams", [(200_000, False), slow(60_000, False), (20_000, True)])
 def test_rows_that_do_not_fit_are_converted_or_uploaded_in_every_pass(rows, free, streams, caplog):
     X, s = rows[0].astype(np.float16), rows[1]
     settings = {"prior": [0.1, 0.2], "penalty": 1e-3, "risk": PURisk("nnpu")}

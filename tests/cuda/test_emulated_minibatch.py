@@ -82,7 +82,7 @@ def test_heads_that_share_prior_and_weights_are_those_of_the_cpu(data, weights, 
     same(on_device(data, **options)[0], fit(*data, device="cpu", **options))
 
 
-@pytest.mark.parametrize("size, labelled", [(2 * N, 60), (N, 60), (N - 1, 60), (7, 3)])
+@pytest.mark.parametrize("size, labelled", [(2 * N, 60), (N, 60), (N - 1, 60), slow(7, 3)])
 def test_batches_of_every_size_and_without_positives(data, size, labelled):
     X, s = data[0], np.zeros(N, np.int8)
     s[np.flatnonzero(data[1])[:labelled]] = 1

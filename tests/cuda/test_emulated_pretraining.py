@@ -79,7 +79,7 @@ def test_steps_in_bfloat16_are_near_those_in_float32():
 
 @pytest.mark.parametrize(
     ("name", "decode", "accumulate"),
-    [("modern", "once", 1), slow("modern", "always", 2), slow("impulses", "once", 2), ("impulses", "always", 1)],
+    [("modern", "once", 1), slow("modern", "always", 2), slow("impulses", "once", 2), slow("impulses", "always", 1)],
 )
 def test_a_step_waits_for_nothing_and_a_row_of_the_log_twice(name, decode, accumulate, photos, tmp_path):
     with emulated_cuda(as_cpu=True) as device, MetricsLog(tmp_path, 0, tensorboard=False) as log:

@@ -46,7 +46,10 @@ RUNS = ("sh", "console", "python")
 LONG = {
     "README.md",
     "docs/cache-format.md",
-    *(f"docs/{page}.md" for page in ("prior", "report", "retrieval", "scaling", "sizes", "threshold", "walkthrough")),
+    *(
+        f"docs/{page}.md"
+        for page in ("encoders", "prior", "report", "retrieval", "scaling", "sizes", "threshold", "walkthrough")
+    ),
     *(f"docs/tasks/{page}.md" for page in ("classify", "count", "encoder", "find")),
 }
 ANEW = "in a folder of its own"  # the one mark of a block that is run here

@@ -62,9 +62,19 @@ def expected_failures(_):
 
 
 @parametrize_with_checks(
-    [PULinearClassifier(device="cpu", draws=2, n_folds=3)], expected_failed_checks=expected_failures, xfail_strict=True
+    [PULinearClassifier(device="cpu", draws=2, n_folds=3, method="linear")],
+    expected_failed_checks=expected_failures,
+    xfail_strict=True,
 )
 def test_scikit_learn_s_own_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.slow
+@parametrize_with_checks(
+    [PULinearClassifier(device="cpu", draws=2, n_folds=3)], expected_failed_checks=expected_failures, xfail_strict=True
+)
+def test_scikit_learn_s_own_checks_where_the_method_is_chosen(estimator, check):
     check(estimator)
 
 
@@ -79,6 +89,7 @@ def test_a_pickled_model_is_the_same_model(automatic):
     assert state(copy) == state(automatic) and (copy.predict_proba(X) == automatic.predict_proba(X)).all()
 
 
+@pytest.mark.slow
 def test_it_works_in_a_pipeline_and_in_cross_validation():
     pipeline = make_pipeline(StandardScaler(), classifier())
     assert (pipeline.fit(X, S).predict(X) == Y).mean() > 0.85

@@ -78,6 +78,7 @@ def test_an_event_stream_does_not_hold_up_the_end(folder):
         client.close()
 
 
+@pytest.mark.slow
 def test_a_second_server_on_the_session_is_refused_in_one_line(folder):
     with ReviewProcess(folder, *FOUND) as first:
         _ = first.url
