@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pucache.heads.fit import flushed_denormals
 from pucache.heads.lbfgs import minimise
 from pucache.heads.leading_directions import leading_directions
 from pucache.heads.moments import Moments
@@ -114,8 +115,7 @@ def train(rows: Rows, loss: Loss, penalty: Tensor, start: Tensor, *, evaluations
     if not len(start):
         return start
     every = torch.arange(len(start))
-    torch.set_flush_denormal(True)
-    with reduced_precision(_CPU):
+    with flushed_denormals(), reduced_precision(_CPU):
         gradient = objective(torch.zeros_like(start), every)[1]
         reference = (gradient * precondition(gradient, every)).sum(1).sqrt()
         found = minimise(
