@@ -125,7 +125,8 @@ def longest_of(page: ResultPage, later: Iterable[ResultPage], left: float, quick
     """Minutes after which a page is ended: those after it then have their least."""
     assert page.bench is not None
     reserve, later = QUICK_RESERVE if quick else RESERVE, tuple(later)
-    longest = max(left + reserve - sum(least(other, quick) for other in later), least(page, quick))
+    floor = least(page, quick) * (2 if quick else 1)  # what takes half a minute varies more
+    longest = max(left + reserve - sum(least(other, quick) for other in later), floor)
     return max(longest, limit_of(page, later, left, quick) + reserve) if page.bench.limited else longest
 
 
