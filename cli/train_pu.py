@@ -118,6 +118,7 @@ def train_pu(
         *_lines(training),
         *options.sample_lines(data.sample, training.prior),
         _method_line(model),
+        *_deploy_lines(training.deploy_prior),
         *_warnings(training, model.prior_, data.training_labels.bounds),
         *_scar_lines(scar, audited=_audited(training)),
     ]
@@ -197,6 +198,11 @@ def _method_line(model: PULinearModel) -> str:
             "" if asked else ": too few positives are labelled, or still hidden, for neighbours to help"
         )
     return f"method {model.method_}: {settings.evidence.sentence()}; neighbours by {settings.search}"
+
+
+def _deploy_lines(deploy_prior: float | None) -> Iterator[str]:
+    if deploy_prior is not None:
+        yield f"posterior and threshold are for a share of positives of {deploy_prior:.4g} (--deploy-prior)"
 
 
 def _prior_text(training: TrainingSummary) -> str:

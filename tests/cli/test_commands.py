@@ -212,6 +212,8 @@ def test_train_says_its_method_and_why(world, trained, here):
     for how in ("--method linear", "--solver sgd --epochs 1"):
         assert "method linear" in run(command + how, w=world).stdout.splitlines()
         assert json.loads(Path("metrics.json").read_text())["neighbours"] is None
+    rare = run(command + "--method linear --deploy-prior 0.01", w=world).stdout.splitlines()
+    assert "posterior and threshold are for a share of positives of 0.01 (--deploy-prior)" in rare
     few = command.replace("{w}/positives.txt", "red/00[0-2].png")
     too_few = "method linear: too few positives are labelled, or still hidden, for neighbours to help"
     assert too_few in run(few, w=world).stdout.splitlines()
