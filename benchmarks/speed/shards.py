@@ -6,7 +6,7 @@
 Planted rows are written into FOLDER as one file and as shards, and found there by name the next time (7 GB; the large
 group takes another 10 GB, and 7 GB more while it is written; ``--large 0x0`` leaves it out). Every figure comes from a
 process of its own, on Linux, and is kept in FOLDER/shards-COMMIT.jsonl as soon as it is measured: a run that was
-stopped goes on. ``--quick`` takes few rows and one round.
+stopped goes on. What takes half a minute and more is measured in one round. ``--quick`` takes few rows and one round.
 """
 
 import argparse
@@ -113,6 +113,7 @@ OPERATIONS: dict[str, Callable[[PlantedShards, str, Measured], Answer]] = {
     "score to Parquet": score_parquet,
     "verify": verify,
 }
+LONG = ("train-pu", "train-pu --all --method linear", "report")  # half a minute and more: one round
 LARGE = tuple(name for name in OPERATIONS if name not in ("open", "report"))
 _IMPORTED = ("retrieval.retrieve", "retrieval.model_scorers", "pu.score", "pu.train", "pages.report_page")
 
@@ -153,6 +154,7 @@ def figures_of(
         for operation in operations
         for n, d in sizes
         for form in forms
+        if number == 0 or operation not in LONG
     ]
 
     def in_process(**cell: object) -> dict:
@@ -185,7 +187,7 @@ def against_packed(given: argparse.Namespace) -> list[str]:
     head = ["operation", "packed, s", "shards, s", "ratio", "packed, MB", "shards, MB", "ratio", "packed / shards"]
     return [
         f"{given.rows:,} rows x {given.dim} float16 with {LABELLED:,} labelled, prior {PRIOR}, dealt to {given.shards} "
-        f"shards by hash, as `embed --shard I/N` deals images. Medians of {given.rounds} rounds, packed file and "
+        f"shards by hash, as `embed --shard I/N` deals images. {_rounds(given)}, packed file and "
         "shards in turn; the ratio is the median of the rounds (smallest to largest). Memory is the resident peak over "
         "what the process had after its imports, pages of files included; child processes are not counted. The last "
         "column is the answer of the first round: rows in another order are in other folds, so answers agree as those "
@@ -198,6 +200,10 @@ def against_packed(given: argparse.Namespace) -> list[str]:
         f"{MOST_MB:,} MB (without `--all`), opening within {MOST_OPENING} s. Measured: {slowest:.2f} times the "
         f"seconds, {largest:.2f} times the memory (both without opening), {most:,.0f} MB, opening in {opening:.2f} s.",
     ]
+
+
+def _rounds(given: argparse.Namespace) -> str:
+    return f"Medians of {given.rounds} rounds (of {', '.join(f'`{name}`' for name in LONG)}: 1)"
 
 
 def _compared(rows: list[dict], name: str) -> list[str]:
@@ -232,7 +238,7 @@ def many_rows(given: argparse.Namespace) -> list[str]:
         lines.append([name, *numbers, f"{bytes_a_row:.0f}"])
     first, second = (f"{size / 1e6:g} M" for size in (fewer, n))
     return [
-        f"Shards of {d} numbers a row, {given.shards} files, medians of {given.rounds} rounds. *of a line* is the time "
+        f"Shards of {d} numbers a row, {given.shards} files. {_rounds(given)}. *of a line* is the time "
         f"of {n:,} rows over {n / fewer:g} times that of {fewer:,}: 1 is a straight line through zero, and less means "
         "that a part of the time does not grow. *bytes a row* is the growth of the peak from the smaller to the "
         f"larger; asked: below {MOST_ROW_BYTES}.",
