@@ -211,7 +211,7 @@ PAGES = (
         "18 GB of disk",
     ),
     ResultPage(
-        "shards", "a folder of shards beside the packed file", "speed.shards", "FOLDER", 60, PLANTED, "24 GB of disk"
+        "shards", "a folder of shards beside the packed file", "speed.shards", "FOLDER", 30, PLANTED, "24 GB of disk"
     ),
     ResultPage(
         "retrieval-speed",
@@ -235,7 +235,7 @@ PAGES = (
         "Ray",
     ),
     ResultPage(
-        "imports", "importing folders of arrays and Parquet", "speed.imports", "FOLDER", 7, PLANTED, "4 GB of disk"
+        "imports", "importing folders of arrays and Parquet", "speed.imports", "FOLDER", 5, PLANTED, "4 GB of disk"
     ),
     ResultPage("listing", "a million files", "speed.listing", "FOLDER", 10, "made-up names"),
     ResultPage("faults", "what is lost when things break", "robustness.faults", "FOLDER", 15, DEMO),

@@ -86,7 +86,7 @@ CONSTANTS = (
         (10, 90),
         ("neighbours.pile_search", "retrieval.model_scorers"),
     ),
-    Constant("neighbours.graph", "TEMPERATURE", "of the cosines as weights", FIT, FOUR, (0.03, 0.3)),
+    Constant("neighbours.weighted_graph", "TEMPERATURE", "of the cosines as weights", FIT, FOUR, (0.03, 0.3)),
     Constant("pu.propagation", "_CLIP", "least share of positives among neighbours", FIT, FOUR, (3e-4, 3e-3)),
     Constant("pu.distillation", "_FIRST_ROUNDS", "of propagation before the first head", FIT, FOUR, (2, 18)),
     Constant("pu.distillation", "_LATER_ROUNDS", "of propagation before the second head", FIT, FOUR, (1, 9)),

@@ -203,6 +203,8 @@ def against_packed(given: argparse.Namespace) -> list[str]:
 
 
 def _rounds(given: argparse.Namespace) -> str:
+    if given.rounds == 1:
+        return "One round"
     return f"Medians of {given.rounds} rounds (of {', '.join(f'`{name}`' for name in LONG)}: 1)"
 
 

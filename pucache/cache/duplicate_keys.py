@@ -18,7 +18,7 @@ _RANGE_KEYS = 1 << 16  # keys of a range, about; hashes of so many have few coll
 _RANGE_KEYS_PER_FILE = 1 << 11  # at least, because every run of a file takes some calls
 _SAMPLES_PER_RANGE = 64  # keys that the bounds of ranges are chosen from
 _HASHED_KEYS = 1 << 14  # hashed at once: they stay in the processor's cache
-_BUCKET_BITS = 3  # eight to sixteen times more buckets than keys
+_BUCKET_BITS, _MOST_BUCKET_BITS = 3, 24  # eight to sixteen times more buckets than keys, and at most 64 MB
 _RANGES_PER_RELEASE = 4  # pages of the files are released at such intervals
 
 
@@ -36,7 +36,8 @@ def find_duplicate(parts: list[np.ndarray]) -> bytes | None:
     """
     parts = [part for part in parts if len(part)]
     duplicate = None
-    last_rows = np.empty(1 << (_range_size(parts).bit_length() + _BUCKET_BITS), np.int32)  # allocated once
+    bits = min(_range_size(parts).bit_length() + _BUCKET_BITS, _MOST_BUCKET_BITS)
+    last_rows = np.empty(1 << bits, np.int32)  # allocated once
     for number, pieces in enumerate(_ranges(parts)):
         duplicate = None if _follow_one_another(pieces) else _duplicate_in(pieces, last_rows)
         if duplicate is not None:
@@ -80,7 +81,7 @@ def _sampled(part: np.ndarray, step: int) -> np.ndarray:
 
 def _run_ends(part: np.ndarray, bounds: np.ndarray) -> list[int]:
     ends = np.searchsorted(part, bounds.astype(part.dtype))
-    drop_pages(part)  # as above
+    drop_pages(part)  # as in `_sampled`
     return [0, *np.maximum.accumulate(ends).tolist(), len(part)]  # every key once, even if a file is not sorted
 
 

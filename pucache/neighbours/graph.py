@@ -24,7 +24,6 @@ from ..storage.stacked_rows import RowMatrix
 from .backends import find_gpu
 from .graph_file import checksums_of, graph_path, read_graph, write_graph
 from .row_source import RowSource, row_source, subset
-from .weighted_graph import TEMPERATURE as TEMPERATURE
 from .weighted_graph import NeighbourGraph, graph_of_lists, renumbered
 from .whitening import Whitening, whitened_rows
 

@@ -17,7 +17,7 @@ from ..neighbours.device_whitening import DeviceWhitening, estimate
 from ..neighbours.row_source import row_source
 from ..neighbours.whitening import Whitening
 from ..progress import Progress
-from .compared import Compared
+from .query_comparison import QueryComparison
 from .scorer import Scores
 
 
@@ -38,7 +38,7 @@ def device_scores(
     queries_of : callable
         Returns the queries of the similarity, float32 (p, d), given the whitening of the cache.
     neighbours : int
-        See `pucache.retrieval.compared.Compared`.
+        See `pucache.retrieval.query_comparison.QueryComparison`.
     gpu : torch.device
     progress : Progress
         Started, for the rows of the cache.
@@ -61,8 +61,8 @@ def _comparison(queries: np.ndarray, neighbours: int, gpu: torch.device) -> tupl
         return lambda units: units.mul_(direction).sum(1), TORCH_GPU  # row by row, as on the CPU
     k = min(neighbours, len(queries))
     if faiss_gpu(gpu) is not None:
-        compared = Compared(queries, neighbours, device=str(gpu))
-        return lambda units: upload(compared.scores(units.cpu().numpy()), gpu), compared.search_by
+        comparison = QueryComparison(queries, neighbours, device=str(gpu))
+        return lambda units: upload(comparison.scores(units.cpu().numpy()), gpu), comparison.search_by
     search = DeviceSearch(upload(queries, gpu), half=False)
 
     def mean_cosines(units: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from ..neighbours.ann_index import Index, open_or_build
 from ..neighbours.index_tuning import RECALL, RECALL_AT
 from ..progress import Progress
 from ..pu.labels import Labels
-from .compared import Compared
+from .query_comparison import QueryComparison
 from .scorer import Scores
 from .similarity import Similarity
 
@@ -59,9 +59,9 @@ class IndexedSimilarity:
         device = self.similarity.device
         rows = _rows_near(index, queries, k, device=device)
         values = np.full(len(cache), -np.inf, np.float32)
-        compared = Compared(queries, self.similarity.neighbours, device=device)
+        comparison = QueryComparison(queries, self.similarity.neighbours, device=device)
         for part in np.array_split(rows, 1 + len(rows) // _ROWS_PER_BLOCK):
-            values[part] = compared.scores(index.whitening.centred_units(cache.take(part)))
+            values[part] = comparison.scores(index.whitening.centred_units(cache.take(part)))
         return Scores(values, complete=k == len(cache), search_by=index.search_by(k, device=device))
 
     def _opened_index(self, cache: EmbeddingCache, progress: Progress | None) -> Index:

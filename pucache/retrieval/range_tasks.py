@@ -11,8 +11,8 @@ import numpy as np
 from ..cache.row_range import RangeRows, RowRange
 from ..neighbours.whitening import Whitening, block_sum, sampled_rows
 from ..pu.linear_model import PULinearModel
-from .compared import Compared
 from .known_duplicates import LabelledPictures
+from .query_comparison import QueryComparison
 from .ranking import in_order, top_rows
 from .similarity import Similarity
 
@@ -111,10 +111,10 @@ class RankJob:
     n: int
 
     @cached_property
-    def compared(self) -> Compared:
+    def comparison(self) -> QueryComparison:
         """Queries, ready to be compared with rows."""
         assert isinstance(self.scorer, Similarity) and self.queries is not None
-        return Compared(self.queries, self.scorer.neighbours, device="cpu")
+        return QueryComparison(self.queries, self.scorer.neighbours, device="cpu")
 
     def scores(self, rows: RangeRows) -> np.ndarray:
         """Scores of the rows of a range, float32 (n,)."""
@@ -130,7 +130,7 @@ class RankJob:
             return
         assert self.whitening is not None
         for part, X in rows.blocks():
-            yield part, self.compared.scores(self.whitening.centred_units(X))
+            yield part, self.comparison.scores(self.whitening.centred_units(X))
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def best_rows(job: RankJob, rows: RowRange) -> BestRows:
         top = top_rows(scores, candidates, size)
         new, compared, size = top[~_duplicates(job, opened, top)], len(top), _GROWTH * size
     new = in_order(new, scores[new])[: job.count]
-    search_by = "" if isinstance(job.scorer, PULinearModel) else job.compared.search_by
+    search_by = "" if isinstance(job.scorer, PULinearModel) else job.comparison.search_by
     return BestRows(new + rows.start, scores[new], search_by)
 
 

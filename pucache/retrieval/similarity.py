@@ -21,7 +21,7 @@ from ..neighbours.backends import find_gpu
 from ..neighbours.whitening import Whitening
 from ..progress import Progress, Silent
 from ..pu.labels import Labels
-from .compared import Compared
+from .query_comparison import QueryComparison
 from .scorer import Scores
 
 SIMILARITIES = ("whitened", "centroid", "topk", "max")
@@ -69,12 +69,12 @@ class Similarity:
                 cache, lambda whitening: self.queries(cache, labels, whitening), self.neighbours, gpu, progress
             )
         whitening = Whitening.estimate(cache)
-        compared = Compared(self.queries(cache, labels, whitening), self.neighbours, device="cpu")
+        comparison = QueryComparison(self.queries(cache, labels, whitening), self.neighbours, device="cpu")
         scores = np.empty(len(cache), np.float32)
         for rows, X in cache.blocks():
-            scores[rows] = compared.scores(whitening.centred_units(X))
+            scores[rows] = comparison.scores(whitening.centred_units(X))
             progress.advance(rows.stop - rows.start)
-        return Scores(scores, search_by=compared.search_by)
+        return Scores(scores, search_by=comparison.search_by)
 
     def queries(self, cache: EmbeddingCache, labels: Labels, whitening: Whitening) -> np.ndarray:
         """Vectors to compare rows with, float32: one direction (1, d), or every positive (p, d)."""

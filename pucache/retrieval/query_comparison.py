@@ -7,7 +7,7 @@ import numpy as np
 from ..neighbours.backends import NUMPY_CPU
 
 
-class Compared:
+class QueryComparison:
     """Queries of a similarity, ready to be compared with blocks of rows.
 
     Parameters
