@@ -80,7 +80,7 @@ def open_filesystem(where: str, *, retry_each_request: bool = False) -> tuple[An
 def _keep_open(fs: Any) -> None:
     while fs is not None:  # an archive has no event loop, but the file system that holds it may have one
         if fs.async_impl and fs.cachable:
-            _KEPT_OPEN.setdefault((type(fs), fs._fs_token), fs)
+            _KEPT_OPEN[type(fs), fs._fs_token] = fs  # the newest, if the instance cache was cleared in between
         fs = getattr(fs, "fs", None) or getattr(getattr(fs, "of", None), "fs", None)
 
 

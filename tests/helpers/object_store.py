@@ -20,12 +20,14 @@ server.start()
 print(server.get_host_and_port()[1], flush=True)
 sys.stdin.read()
 """
+ANSWER_SECONDS = 300  # s3fs gives a connection 5 seconds and an answer 15, which a busy machine may exceed
 ANSWERS = {"denied": (403, "AccessDenied", "Access Denied"), "busy": (503, "SlowDown", "Please reduce your rate.")}
 
 
 @contextlib.contextmanager
 def object_store():
     """Yield a `Store` whose server runs as long."""
+    s3fs.S3FileSystem.connect_timeout = s3fs.S3FileSystem.read_timeout = ANSWER_SECONDS
     command = [sys.executable, "-W", "ignore", "-c", SERVER]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, text=True, **pipes) as server:  # which ends when its input does
@@ -119,6 +121,7 @@ class Relay(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, upstream):
         super().__init__(("127.0.0.1", 0), _Handler)
