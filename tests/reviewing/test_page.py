@@ -12,6 +12,7 @@ from playwright.sync_api import expect
 
 from pucache.reviewing.log_entries import Decision
 from pucache.reviewing.page import ASSETS, asset, sitting_page
+from pucache.reviewing.ranking_result import RankingResult
 from pucache.reviewing.session import open_session
 
 WORDS = {"a": "positive", "r": "negative", "s": "skip"}
@@ -66,6 +67,15 @@ def badges(page):
 def focused(page):
     """Number of the card that has the focus."""
     return page.evaluate("Number(document.activeElement.dataset.number)")
+
+
+class BusyTrainer:
+    """One that is never done."""
+
+    busy = True
+
+    def submit(self, serial, s, reviewed):
+        self.submitted = serial
 
 
 # --- what is served ----------------------------------------------------------------------------
@@ -279,6 +289,23 @@ def test_keys_held_down_with_modifiers_or_behind_a_dialog_do_nothing(tmp_path, b
         page.click("[data-decide=rejected]")
         wait_until_saved(page)
         assert [choice for _, choice in logged(opened.session)] == ["positive", "negative"]
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_the_page_says_what_the_trainer_learns_from(tmp_path, browser):
+    cache = pictured_pile(tmp_path)
+    with served(cache, tmp_path / "session", tmp_path / "found.txt", begin=False) as (opened, server):
+        opened.sitting.begin(BusyTrainer())
+        opened.sitting.take_ranking(RankingResult(np.arange(60, dtype=np.float32), None, float("nan"), 0.1), 0)
+        with visited(browser, server.url) as page:
+            learning = page.locator("#learning")
+            expect(learning).to_have_text("Reviewer: tester. Ranking the images by the labels given at the start …")
+            press(page, "s")
+            wait_until_saved(page)
+            expect(learning).to_have_text("Reviewer: tester. Ranking the images by the labels given at the start …")
+            press(page, "a")
+            expect(learning).to_have_text("Reviewer: tester. Learning from your decisions …")
 
 
 @needs_chromium

@@ -45,7 +45,12 @@ function drawProgress() {
     ? "Only images drawn at random are shown. Press again to go back to the ranking."
     : "Shows images drawn at random: the count of hidden ones narrows fastest.";
   const reviewer = counts.reviewer ? `Reviewer: ${visible(counts.reviewer)}.` : "";
-  byId("learning").textContent = `${reviewer} ${counts.training ? "Learning from your decisions …" : ""}`;
+  byId("learning").textContent = `${reviewer} ${counts.training ? trainingText() : ""}`;
+}
+
+/* What the trainer works on: before any decision only the labels that the sitting began with. */
+function trainingText() {
+  return counts.decided ? "Learning from your decisions …" : "Ranking the images by the labels given at the start …";
 }
 
 /* ---- Link, files, closing audit ---------------------------------------------------------------- */
