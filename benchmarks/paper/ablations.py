@@ -41,8 +41,9 @@ def losses(cells: list[dict]) -> str:
     paper = [[before, NAMES[loss].split(" (")[0], *(f"{x:.2f}" for x in at)] for (before, loss), at in LOSSES.items()]
     paper += [[what, "supervised wBCE", *(f"{x:.1f}" for x in at)] for what, at in _supervised().items()]
     return (
-        "## Losses\n\nCIFAR-10 at 1:10, every PU loss told the true prior, at margin 0; pucache's solver with its "
-        "choice of the penalty (supervised: one penalty). Called positive: of the test set, of which 40 % are.\n\n"
+        "## Losses\n\nCIFAR-10 at 1:10, at margin 0. Every PU loss is given the true prior. pucache's solver chooses "
+        "the penalty (supervised: one fixed penalty). *Called positive*: percent of the test images; 40 % are "
+        "positive.\n\n"
         + table(["", "loss", *METRICS.values(), "AP", "called positive", "n"], lines)
         + "\n\nThe paper, with a ResNet-50 trained on these images:\n\n"
         + table(["features", "loss", "accuracy", "F1"], paper)
@@ -54,12 +55,12 @@ def _collapses(of: dict) -> str:
     """Whether what the paper says of plain BCE holds here, and where any loss calls nearly everything the same."""
     plain = of[RAW, "bce"]
     accuracy, called, auc = (100 * np.mean([run[metric] for run in plain]) for metric in ("accuracy", "called", "auc"))
-    said = (
+    sentences = (
         "The paper says that plain BCE, U as negative, collapses to all-negative predictions. Here, by its protocol, "
         f"it calls {called:.1f} % positive and has accuracy {accuracy:.1f}, while its AUC is {auc:.1f}."
     )
     same = [f"{NAMES[loss]} ({solver})" for (solver, loss), runs in of.items() if _one_sided(runs)]
-    return said + (f" Within 1 % of all or nothing called positive: {', '.join(same)}." if same else "")
+    return sentences + (f" Within 1 % of all or nothing called positive: {', '.join(same)}." if same else "")
 
 
 def _one_sided(runs: list[dict]) -> bool:
@@ -75,7 +76,7 @@ def _supervised() -> dict[str, tuple[float, float]]:
 
 def _order(of: dict) -> str:
     """Which loss is best by each protocol, of those without true labels."""
-    said = []
+    sentences = []
     for solver in SOLVERS:
         mean = {
             loss: 100 * np.mean([run["accuracy"] for run in runs]) for (by, loss), runs in of.items() if by == solver
@@ -83,9 +84,9 @@ def _order(of: dict) -> str:
         ceiling = mean.pop(SUPERVISED)
         best = max(mean, key=lambda loss: mean[loss])
         beside = f", imbuPU {mean['imbupu']:.2f}" if best != "imbupu" else ""
-        said.append(f"{solver}: {NAMES[best]} {mean[best]:.2f}{beside}, supervised {ceiling:.2f}")
+        sentences.append(f"{solver}: {NAMES[best]} {mean[best]:.2f}{beside}, supervised {ceiling:.2f}")
     return (
-        f"Best accuracy without true labels: {'; '.join(said)}. imbuPU is pucache's default also where "
+        f"Best accuracy without true labels: {'; '.join(sentences)}. imbuPU is pucache's default also where "
         "it is not first: alone among the PU losses, its head needs no prior."
     )
 
@@ -96,24 +97,24 @@ def priors(factors: list[float], lines: dict[str, list[list[dict]]], link: str) 
         for name, of in lines.items()
         for metric, called in METRICS.items()
     ]
-    said = []
+    sentences = []
     for name, of in lines.items():
         accuracy, auc = (
             100 * np.array([np.mean([run[m] for run in runs]) for runs in of]) for m in ("accuracy", "auc")
         )
         at = int(np.argmin(accuracy))
-        said.append(
+        sentences.append(
             f"{name}: accuracy {accuracy.min():.2f} to {accuracy.max():.2f}, worst at {factors[at]:g} times the true "
             f"prior, where AUC is {auc[at]:.2f}"
         )
     return (
-        "## Priors that are wrong\n\nCIFAR-10 at 1:10, the prior told being so many times the true one, at most 0.99. "
-        "The paper's figure shows AUC alone, over the epochs; accuracy and F1 at margin 0 are what a wrong prior "
-        "changes. pucache's own threshold is for the test set's share, which it is told. nnPU is on standardised X "
-        "(on X as it is: see Losses).\n\n"
+        "## Priors that are wrong\n\nCIFAR-10 at 1:10. The prior that each method is given is the true one times the "
+        "factor at the head of the column, at most 0.99. The paper's figure shows AUC alone, over the epochs; accuracy "
+        "and F1 at margin 0 are what a wrong prior changes. *Own threshold*: pucache's, set for the true share of "
+        "positives in the test set. nnPU is on standardised X (on X as it is: see Losses).\n\n"
         + table(["", *(f"{factor:g}" for factor in factors)], shown)
         + "\n\n"
-        + "; ".join(said)
+        + "; ".join(sentences)
         + f".\n\n![Accuracy, F1 and AUC by how wrong the prior is]({link}/prior-misspecification.png)"
     )
 
@@ -135,11 +136,11 @@ def pretraining(cells: list[dict]) -> str:
     seconds = " and ".join(f"{cell['seconds']:.0f}" for cell in cells if cell["pretraining"] in TAU_PLUS)
     return (
         f"{head}A small network stands for the paper's: test_resnet of timm (0.4 million weights), 32 px, 10 epochs of "
-        f"the modern recipe in batches of 128 on {cells[0]['told']} ({seconds} s), where the paper trains a ResNet-50 "
+        f"the modern recipe in batches of 128 on {cells[0]['sizes']} ({seconds} s), where the paper trains a ResNet-50 "
         f"at 224 px for hours. Seed {cells[0]['seed']} alone (n = 1): rows that "
         "differ by a point or two say nothing of the losses, as other "
         "seeds do too ([pretraining, three seeds](pretrain.md)). nnPU and imbnnPU by the authors' "
-        "protocol, told the true prior; margin 0.\n\n"
+        "protocol, with the true prior; margin 0.\n\n"
         + table(["pretraining", "head", *METRICS.values(), "AP", "the paper: accuracy / F1"], lines)
     )
 

@@ -51,9 +51,9 @@ def pretrained(data: Cifar, work: Path, loss: str, seed: int) -> dict:
         recipe = dataclasses.replace(SMALL, tau_plus=TAU_PLUS[loss])
         network = NetworkConfig(NETWORK, stem="small", size=SIDE)
         seconds = pretrain(files.pile, run, network, recipe, seed=seed, positives=files.positives).seconds
-    told = {"prior": files.prior, "solver": "sgd", "seed": seed}
-    settings = {"nnpu": {"loss": "nnpu", **told}, "imbnnpu": {"loss": "imbnnpu", **told}, "default": {"seed": seed}}
-    return {"heads": files.heads(f"{loss}-{seed}", run, settings, "auto"), "seconds": seconds, "told": files.told}
+    common = {"prior": files.prior, "solver": "sgd", "seed": seed}
+    settings = {"nnpu": {"loss": "nnpu", **common}, "imbnnpu": {"loss": "imbnnpu", **common}, "default": {"seed": seed}}
+    return {"heads": files.heads(f"{loss}-{seed}", run, settings, "auto"), "seconds": seconds, "sizes": files.sizes}
 
 
 # --- maps ------------------------------------------------------------------------------------------
@@ -78,8 +78,8 @@ def mapped(data: Cifar, work: Path, features: str, each: int) -> dict:
 
 def neighbours(X: np.ndarray) -> np.ndarray:
     """The nearest `NEIGHBOURS` other rows of each row, by Euclidean distance; (n, NEIGHBOURS)."""
-    found = NearestNeighbors(n_neighbors=NEIGHBOURS).fit(X)
-    return found.kneighbors(return_distance=False)
+    neighbours = NearestNeighbors(n_neighbors=NEIGHBOURS).fit(X)
+    return neighbours.kneighbors(return_distance=False)
 
 
 def _features(data: Cifar, work: Path, features: str, rows: np.ndarray) -> np.ndarray:
@@ -116,10 +116,10 @@ def retrieved(data: Cifar, work: Path, seed: int) -> dict:
     unit = task.X / np.linalg.norm(task.X.astype(np.float32), axis=1, keepdims=True)
     ways["mean cosine to the labelled positives, not centred"] = unit[task.s == 0] @ unit[task.s == 1].mean(0)
     ways["supervised: rows it has not seen (5 folds), every other true label"] = _unseen(task, seed)
-    return {"ways": {name: found(task.hidden, scores) for name, scores in ways.items()}}
+    return {"ways": {name: ranking_figures(task.hidden, scores) for name, scores in ways.items()}}
 
 
-def found(hidden: np.ndarray, scores: np.ndarray) -> list[float]:
+def ranking_figures(hidden: np.ndarray, scores: np.ndarray) -> list[float]:
     """Precision at each of `RANKS` and at the number of positives, then average precision."""
     at = [precision_at(hidden, scores, rank) for rank in (*RANKS, int(hidden.sum()))]
     return [*at, float(average_precision_score(hidden, scores))]

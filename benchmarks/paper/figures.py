@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from benchmarks.common.cells import spread
 from benchmarks.common.cifar import CLASSES, VEHICLES
 
-STYLES = {  # line, marker and colour of each way; told apart without colour too
+STYLES = {  # line, marker and colour of each way; distinct without colour too
     "pucache, own threshold": ("-", "o", "#0b6e4f"),
     "pucache, margin 0": ("--", "s", "#3a9d7c"),
     "imbnnPU, authors' protocol": ("-.", "^", "#c1440e"),
@@ -21,11 +21,11 @@ def reliability(path: Path, sets: dict[str, list[list[float]]]) -> None:
     """Draw true shares against mean posteriors, a panel for each set of `paper_rows.bins`."""
     sheet = Figure(figsize=(9, 4.4), layout="constrained")
     for axes, (title, of) in zip(sheet.subplots(1, len(sets)), sets.items(), strict=True):
-        told, true, rows = np.array(of).T
+        posterior, true, rows = np.array(of).T
         error = 2 * np.sqrt(np.maximum(true * (1 - true), 1 / rows) / rows)
         axes.plot([0, 1], [0, 1], ":", color="grey")
-        axes.errorbar(told, true, error, fmt="o-", capsize=3)
-        for x, height, count in zip(told, true, rows, strict=True):
+        axes.errorbar(posterior, true, error, fmt="o-", capsize=3)
+        for x, height, count in zip(posterior, true, rows, strict=True):
             axes.annotate(f"{count:,.0f}", (x, height), textcoords="offset points", xytext=(6, -11), fontsize=7)
         axes.set(title=title, xlabel="posterior", ylabel="share truly positive", xlim=(-0.03, 1.08), ylim=(-0.03, 1.05))
         axes.grid(alpha=0.3)
@@ -47,7 +47,7 @@ def misspecification(path: Path, factors: list[float], lines: dict[str, list[lis
         axes.set_xscale("log")
         axes.set_xticks(factors, [f"{factor:g}" for factor in factors])
         axes.minorticks_off()
-        axes.set(title={"f1": "F1", "auc": "AUC"}.get(metric, metric), xlabel="prior told / true prior", ylabel="%")
+        axes.set(title={"f1": "F1", "auc": "AUC"}.get(metric, metric), xlabel="given prior / true prior", ylabel="%")
         axes.grid(alpha=0.3)
     panels[0].legend(fontsize=8, loc="lower left")
     sheet.savefig(path, dpi=130)

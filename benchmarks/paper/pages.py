@@ -7,15 +7,27 @@ import numpy as np
 from benchmarks.common.cells import TUNED, spread, table
 from benchmarks.paper.encoders import RANKS
 from benchmarks.paper.published import BALANCED, COMPETITORS, COUNTS, GLAUCOMA, HUNDRED, RESULTS, TEN
-from benchmarks.paper.rows import AT_ZERO, AUTHORS, BEST, CENTROID, CS, KNOWN, LOGISTIC, OWN, TOLD, Scope, gap
+from benchmarks.paper.rows import (
+    AT_ZERO,
+    AUTHORS,
+    BEST,
+    CENTROID,
+    CS,
+    LOGISTIC,
+    OWN,
+    SUPERVISED_HEAD,
+    TEST_SHARE,
+    Scope,
+    gap,
+)
 from pucache.pu.cross_fitting import PENALTIES
 
 METRICS = {"accuracy": "accuracy", "f1": "F1", "auc": "AUC"}
 NOT_RUN = {HUNDRED: "--cifar100", GLAUCOMA: "--glaucoma"}
-GIVEN = {  # to what may stand before pucache
-    AUTHORS: "it is told the true prior, pucache is not",
+ADVANTAGES = {  # of what may stand before pucache
+    AUTHORS: "it is given the true prior, pucache is not",
     CENTROID: "it has no penalty and no threshold to learn",
-    "logistic": "its penalty is the best of four by the truth",
+    "logistic": "its penalty is the best of four, chosen with the true labels",
     "ImageNet": "its encoder is another, a ResNet-50",
     "pretrained": "its encoder was trained on these images, at 240 minutes of A100s for 100 epochs of CIFAR-10",
     "from scratch": "its whole network was trained on these labels",
@@ -30,10 +42,12 @@ def introduction(encoder: str, scope: Scope, options: str) -> str:
         "Dorigatti, Schweisthal, Bischl, Rezaei: ImPULSeS. "
         f"Encoder {encoder}, frozen, unless a table says otherwise. Seeds {', '.join(map(str, scope.seeds))}: mean ± "
         "standard deviation (of n − 1) of n runs, in %; the paper gives means of three runs and no spread. Accuracy, "
-        "F1 and AUC are of the test set, AP (average precision) of the positives hidden among the unlabelled. Margin "
-        "0 is the authors' threshold. The *authors' protocol* is Adam at 3e-4, batches of 256, 100 epochs, the last "
-        "one kept, on X as it is but for one factor; its seeds are of the initial head, the order of the rows is the "
-        f"same; pucache's seeds are of folds and draws, and what draws nothing is the same n times. "
+        "F1 and AUC are on the test set, AP (average precision) is among the unlabelled training images, where "
+        "positives are hidden. Margin 0 is the authors' threshold: scores above 0 count as positive. *1:10*: "
+        "positives to negatives in training, labelled or not. The *authors' protocol* is Adam at 3e-4, "
+        "batches of 256, 100 epochs, the last epoch kept, on X scaled by one number; its seeds set the initial head, "
+        "not the order of the rows. pucache's seeds set folds and random draws; a method without randomness gives the "
+        "same figures n times. "
         f"Tasks with all images of CIFAR-10 have n = {len(scope.seeds_of_large)}. {TUNED}"
     )
 
@@ -50,31 +64,31 @@ def best_of(cells: Sequence[dict], names: Sequence[str], metric: str = "accuracy
 # --- transfer --------------------------------------------------------------------------------------
 
 
-def counts(found: dict[str, list[dict]]) -> str:
+def counts(cells_of: dict[str, list[dict]]) -> str:
     lines = []
-    for name, cells in found.items():
+    for name, cells in cells_of.items():
         labelled, hidden, negative, test, share = cells[0]["counts"]
         prior = hidden / (hidden + negative)
-        known = COUNTS.get(name)
-        paper = " / ".join(f"{count:,}" for count in known) if known else ""
+        published = COUNTS.get(name)
+        paper = " / ".join(f"{count:,}" for count in published) if published else ""
         lines.append(
             [name, f"{labelled:,} / {hidden:,} / {negative:,}", paper, f"{prior:.4f}", f"{test:,} ({share:.0%})"]
         )
     lines += [
         [name, "not run: data not at hand", " / ".join(f"{count:,}" for count in COUNTS[name]), "", ""]
         for name in NOT_RUN
-        if name not in found
+        if name not in cells_of
     ]
     head = ["", "labelled P / hidden P / N", "in the paper", "prior among U", "test images (positive)"]
     return "## Data\n\n" + table(head, lines)
 
 
-def transfer(found: dict[str, list[dict]]) -> str:
+def transfer(cells_of: dict[str, list[dict]]) -> str:
     """A table for each data set, the paper's rows last."""
     parts = ["## Transfer: a frozen encoder and a linear head"]
-    for name in [*found, *(name for name in NOT_RUN if name not in found)]:
-        cells = found.get(name, [])
-        lines = [_line(cells, way, told) for way, told in _ways(cells).items()]
+    for name in [*cells_of, *(name for name in NOT_RUN if name not in cells_of)]:
+        cells = cells_of.get(name, [])
+        lines = [_line(cells, way, title) for way, title in _ways(cells).items()]
         if not cells:
             lines = [["**pucache**: not run, data not at hand", "", "", "", "", ""]]
         lines += [[way, *(f"{x:.2f}" for x in of), "", ""] for way, of in _published(name).items()]
@@ -84,7 +98,7 @@ def transfer(found: dict[str, list[dict]]) -> str:
             if cells
             else [f"To run it: `python -m benchmarks.paper.tables DIR {NOT_RUN[name]} DIR`."]
         )
-    seconds = [seconds for cells in found.values() for seconds in per(cells, AT_ZERO, "seconds")]
+    seconds = [seconds for cells in cells_of.values() for seconds in per(cells, AT_ZERO, "seconds")]
     parts.append(
         f"A fit of pucache (penalty, prior with interval, head, calibration) took {min(seconds):.1f} to "
         f"{max(seconds):.1f} s."
@@ -93,7 +107,7 @@ def transfer(found: dict[str, list[dict]]) -> str:
 
 
 def _published(name: str) -> dict[str, tuple[float, float, float]]:
-    return next((of for known, of in RESULTS.items() if name.startswith(known)), {})
+    return next((of for prefix, of in RESULTS.items() if name.startswith(prefix)), {})
 
 
 def _ways(cells: list[dict]) -> dict[str, str]:
@@ -103,19 +117,23 @@ def _ways(cells: list[dict]) -> dict[str, str]:
     logistic = [LOGISTIC.format(C) for C in CS]
     best = best_of(cells, logistic)
     worst = min(logistic, key=lambda name: np.mean(per(cells, name, "accuracy")))
-    told = {best: f"{best}: the best of {len(CS)} by the truth", worst: f"{worst}: the worst of them"}
-    return {way: told.get(way, way) for way in (AT_ZERO, TOLD, OWN, AUTHORS, best, worst, CENTROID, KNOWN)}
+    titles = {
+        best: f"{best}: the best of {len(CS)}, chosen with the true labels",
+        worst: f"{worst}: the worst of them",
+    }
+    shown = (AT_ZERO, TEST_SHARE, OWN, AUTHORS, best, worst, CENTROID, SUPERVISED_HEAD)
+    return {way: titles.get(way, way) for way in shown}
 
 
-def _line(cells: list[dict], way: str, told: str) -> list:
-    shown = METRICS if way == KNOWN else (*METRICS, "ap")  # of the rows that it was trained on, AP says nothing
+def _line(cells: list[dict], way: str, title: str) -> list:
+    shown = METRICS if way == SUPERVISED_HEAD else (*METRICS, "ap")  # it was trained on the rows of AP
     figures = [spread(per(cells, way, metric)) for metric in shown]
-    return [told, *figures, *[""] * (len(METRICS) + 1 - len(figures)), len(cells)]
+    return [title, *figures, *[""] * (len(METRICS) + 1 - len(figures)), len(cells)]
 
 
 def behind(name: str, cells: list[dict]) -> str:
     """Where a way that knows no true label stands before pucache, by how much, and what it was given."""
-    said = []
+    sentences = []
     rivals = [AUTHORS, CENTROID, best_of(cells, [LOGISTIC.format(C) for C in CS])]
     for at, (metric, called) in enumerate(METRICS.items()):
         own = 100 * np.mean(per(cells, AT_ZERO, metric))
@@ -123,37 +141,42 @@ def behind(name: str, cells: list[dict]) -> str:
         theirs |= {way: of[at] for way, of in _published(name).items() if "supervised" not in way}
         for way, value in theirs.items():
             if value > own:
-                reason = next((GIVEN[key] for key in GIVEN if key in way), "")
-                said.append(f"{called}: {way}, {value:.2f} against {own:.2f}" + (f" ({reason})" if reason else ""))
-    if not said:
+                reason = next((ADVANTAGES[key] for key in ADVANTAGES if key in way), "")
+                sentences.append(f"{called}: {way}, {value:.2f} against {own:.2f}" + (f" ({reason})" if reason else ""))
+    if not sentences:
         return "pucache at margin 0 is first in each of the three, but for the supervised rows."
     first = "Where pucache at margin 0 is not first, supervised rows aside"
-    return f"{first}: {'; '.join(said)}. {_with_other_penalties(cells)}"
+    return f"{first}: {'; '.join(sentences)}. {_with_other_penalties(cells)}"
 
 
 def _with_other_penalties(cells: list[dict]) -> str:
     """What the choice of the penalty, and the loss, have to do with it."""
-    said = []
-    for told in BEST:
-        best = best_of(cells, [told.format(penalty) for penalty in PENALTIES])
-        said.append(f"{best}, has {' / '.join(f'{100 * np.mean(per(cells, best, metric)):.2f}' for metric in METRICS)}")
+    sentences = []
+    for name in BEST:
+        best = best_of(cells, [name.format(penalty) for penalty in PENALTIES])
+        figures = (f"{100 * np.mean(per(cells, best, metric)):.2f}" for metric in METRICS)
+        sentences.append(f"{best}, has {' / '.join(figures)}")
     chosen = ", ".join(f"{cell['penalty']:.0e}" for cell in cells)
     return (
-        f"pucache's rule, which sees no true label, chose the penalties {chosen}. With the best of {len(PENALTIES)} by "
-        f"the truth its solver comes to (accuracy / F1 / AUC, margin 0): {'; '.join(said)}."
+        f"pucache's rule, which uses no true label, chose the penalties {chosen}. With the best of {len(PENALTIES)} "
+        "penalties, chosen with the true labels, its solver reaches (accuracy / F1 / AUC, margin 0): "
+        f"{'; '.join(sentences)}."
     )
 
 
-def competitors(found: dict[str, list[dict]]) -> str:
+def competitors(cells_of: dict[str, list[dict]]) -> str:
     lines = []
-    for name, cells in found.items():
+    for name, cells in cells_of.items():
         if name != TEN and not name.startswith(BALANCED):
             continue
         labelled, hidden, negative, *_ = cells[0]["counts"]
         sizes = [f"{count:,}" for count in (labelled, labelled + hidden, labelled + hidden + negative)]
-        for way, told in ((AT_ZERO, "**pucache**, margin 0"), (TOLD, "**pucache**, told the test share")):
+        for way, title in (
+            (AT_ZERO, "**pucache**, margin 0"),
+            (TEST_SHARE, "**pucache**, threshold for the test set's share"),
+        ):
             values = per(cells, way, "accuracy")
-            lines.append([f"{told} (n = {len(cells)})", *sizes, spread(values), np.mean(values)])
+            lines.append([f"{title} (n = {len(cells)})", *sizes, spread(values), np.mean(values)])
     lines += [
         [name, *(f"{count:,}" for count in sizes), f"{accuracy:.2f}", accuracy / 100]
         for name, (*sizes, accuracy) in COMPETITORS.items()
@@ -187,9 +210,10 @@ def posterior(cells: list[dict], link: str) -> str:
     gaps = {of: spread([gap(cell["bins"][of]) for cell in cells]) for of in ("unlabelled", "test")}
     return (
         f"## Prior and posterior\n\nCIFAR-10 at 1:10. Prior estimated by seed, with its 90 % interval (truth "
-        f"{cells[0]['prior'][-1]:.4f}): {priors}. Mean absolute gap of the posterior from the true share, in ten bins "
-        f"of equal width weighed by rows: {gaps['unlabelled']} points among the unlabelled, {gaps['test']} on the test "
-        f"set, told its share (n = {len(cells)}).\n\n"
+        f"{cells[0]['prior'][-1]:.4f}): {priors}. Calibration: mean absolute difference between the posterior and "
+        "the true share of positives, in ten bins of equal width, weighted by their rows: "
+        f"{gaps['unlabelled']} points among the unlabelled, {gaps['test']} on the test "
+        f"set with its share of positives given (n = {len(cells)}).\n\n"
         f"![Share of true positives against the posterior]({link}/reliability.png)\n\n"
         "Seed 0; numbers are images, bars two standard errors."
     )

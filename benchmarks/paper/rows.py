@@ -22,16 +22,16 @@ SUPERVISED = "supervised"
 LOSSES = (*RISKS, SUPERVISED)
 RAW, STANDARDISED, OURS = "authors' protocol", "authors' protocol, standardised X", "pucache's solver"
 SOLVERS = (RAW, STANDARDISED, OURS)  # the last one with its choice of the penalty
-AUTHORS = "the authors' head (imbnnPU by Adam), told the true prior"
-AT_ZERO, TOLD, OWN = (
+AUTHORS = "the authors' head (imbnnPU, trained with Adam), with the true prior"
+AT_ZERO, TEST_SHARE, OWN = (
     "**pucache, no prior given**: margin 0",
-    "**pucache**: own threshold, told the share of positives in the test set",
-    "pucache: own threshold, for the share it finds among the unlabelled",
+    "**pucache**: threshold set for the true share of positives in the test set",
+    "pucache: threshold set for its estimate of the prior",
 )
 LOGISTIC = "logistic regression, P against U, balanced, C={:g}"
 CENTROID = "centroid of P less centroid of U, threshold midway"
-KNOWN = "supervised: logistic regression, every true label, C=0.001"
-BEST = "imbuPU, penalty {:.0e}", "imbnnPU, told the true prior, penalty {:.0e}"  # by pucache's solver
+SUPERVISED_HEAD = "supervised: logistic regression on all true labels, C=0.001"
+BEST = "imbuPU, penalty {:.0e}", "imbnnPU with the true prior, penalty {:.0e}"  # by pucache's solver
 BCE = PURisk("weighted_bce")
 MISLED = {
     "imbnnPU, authors' protocol": ("imbnnpu", RAW),
@@ -60,8 +60,8 @@ QUICK = Scope((0,), (0,), (0,), (0.2, 1, 5), (1000,), ("nnpu", "imbnnpu", "imbup
 def figures(y: np.ndarray, margins: np.ndarray, threshold: float = 0.0) -> dict[str, float]:
     """Accuracy, F1, AUC, and the share called positive: what is above the threshold."""
     called = margins > threshold
-    found = with_labels(y.astype(int), margins, called.astype(int))
-    return {name: found[name] for name in ("accuracy", "f1", "auc")} | {"called": float(called.mean())}
+    scores = with_labels(y.astype(int), margins, called.astype(int))
+    return {name: scores[name] for name in ("accuracy", "f1", "auc")} | {"called": float(called.mean())}
 
 
 def authors(task: Task, *, prior: float, seeds: tuple[int, ...], loss: str = "imbnnpu") -> FittedHeads:
@@ -104,7 +104,7 @@ def _ours(task: Task, seed: int, share: float) -> tuple[dict, PULinearClassifier
     seconds, margins = time.perf_counter() - began, model.margins(task.X_test)
     own = choose_threshold(model.tilt_, model.held_out_margins_[task.s == 0], "f1", model.prior_)
     ap = average_precision_score(task.hidden, model.margins(task.unlabelled))
-    thresholds = {AT_ZERO: 0.0, TOLD: model.threshold_, OWN: own}
+    thresholds = {AT_ZERO: 0.0, TEST_SHARE: model.threshold_, OWN: own}
     ways = {name: figures(task.y_test, margins, at) | {"ap": ap} for name, at in thresholds.items()}
     ways[AT_ZERO]["seconds"] = seconds
     return ways, model
@@ -114,17 +114,17 @@ def _others(task: Task, seed: int):
     """Name, head, test rows and unlabelled rows as the head takes them."""
     plain = task.X_test, task.unlabelled
     yield AUTHORS, authors(task, prior=task.prior, seeds=(seed,)), *plain
-    for told, loss in zip(BEST, ("imbupu", "imbnnpu"), strict=True):
+    for name, loss in zip(BEST, ("imbupu", "imbnnpu"), strict=True):
         heads = fit_heads(
             task.X, task.s, prior=task.prior, risk=PURisk(loss), penalty=PENALTIES, seed=seed, tolerance=COMPARED
         )
         for at, penalty in enumerate(PENALTIES):
-            yield told.format(penalty), heads.take([at]), *plain
+            yield name.format(penalty), heads.take([at]), *plain
     Z, Z_test = standardised(task)
     heads = logistic(Z, task.s, seed)
     for at, C in enumerate(CS):
         yield LOGISTIC.format(C), heads.take([at]), Z_test, Z[task.s == 0]
-    yield KNOWN, logistic(Z, task.y.astype(np.int8), seed, CS[:1]), Z_test, Z[task.s == 0]
+    yield SUPERVISED_HEAD, logistic(Z, task.y.astype(np.int8), seed, CS[:1]), Z_test, Z[task.s == 0]
 
 
 def logistic(Z: np.ndarray, labels: np.ndarray, seed: int, of: tuple[float, ...] = CS) -> FittedHeads:
@@ -163,15 +163,15 @@ def bins(posterior: np.ndarray, y: np.ndarray, number: int = 10) -> list[list[fl
 
 def gap(of: list[list[float]]) -> float:
     """Mean distance of the posterior from the true share over bins, weighed by their rows."""
-    told, true, rows = np.array(of).T
-    return float(np.abs(told - true) @ rows / rows.sum())
+    posterior, true, rows = np.array(of).T
+    return float(np.abs(posterior - true) @ rows / rows.sum())
 
 
 # --- losses, and priors that are wrong -------------------------------------------------------------
 
 
 def ablation(task: Task, loss: str, solver: str, seeds: tuple[int, ...]) -> list[dict]:
-    """Figures of a loss, told the true prior, one dict a seed; see `SOLVERS`."""
+    """Figures of a loss with the true prior, one dict a seed; see `SOLVERS`."""
     if solver == STANDARDISED:
         task = as_standardised(task)
     if solver != OURS:
@@ -192,7 +192,7 @@ def _runs(task: Task, of_test, of_unlabelled) -> list[dict]:
     ]
 
 
-def told_prior(task: Task, factor: float) -> float:
+def misspecified_prior(task: Task, factor: float) -> float:
     """The true prior times a factor, still a share."""
     return min(factor * task.prior, 0.99)
 
@@ -200,18 +200,18 @@ def told_prior(task: Task, factor: float) -> float:
 def misled_authors(task: Task, way: str, scope: Scope) -> dict[str, list[list[dict]]]:
     """Figures of a way of `MISLED` with priors that are wrong by each factor: factors x seeds."""
     loss, solver = MISLED[way]
-    told = [told_prior(task, factor) for factor in scope.factors]
-    given = as_standardised(task) if solver == STANDARDISED else task
-    of = [authors(given, prior=prior, seeds=scope.seeds, loss=loss) for prior in told]
-    return {way: [[figures(task.y_test, margins) for margins in heads.margins(given.X_test).T] for heads in of]}
+    priors = [misspecified_prior(task, factor) for factor in scope.factors]
+    inputs = as_standardised(task) if solver == STANDARDISED else task
+    of = [authors(inputs, prior=prior, seeds=scope.seeds, loss=loss) for prior in priors]
+    return {way: [[figures(task.y_test, margins) for margins in heads.margins(inputs.X_test).T] for heads in of]}
 
 
 def misled_pucache(task: Task, scope: Scope) -> dict[str, list[list[dict]]]:
     """The same of pucache's default, at margin 0 and at its threshold for the test set's share; the first seed."""
     share, lines = float(task.y_test.mean()), {"pucache, margin 0": [], "pucache, own threshold": []}
     for factor in scope.factors:
-        told = told_prior(task, factor)
-        model = PULinearClassifier(told, deploy_prior=share, seed=scope.seeds[0]).fit(task.X, task.s)
+        prior = misspecified_prior(task, factor)
+        model = PULinearClassifier(prior, deploy_prior=share, seed=scope.seeds[0]).fit(task.X, task.s)
         margins = model.margins(task.X_test)
         for name, threshold in zip(lines, (0.0, model.threshold_), strict=True):
             lines[name].append([figures(task.y_test, margins, threshold)])

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from benchmarks.common.cells import measured
 from benchmarks.common.cifar import Cifar, Task
+from benchmarks.common.command_line import print_page
 from benchmarks.common.environment import environment
 from benchmarks.common.fashion import Fashion
 from benchmarks.paper import ablations, pages, rows
@@ -66,10 +67,10 @@ class Run:
         of, scope = self.tasks(), self.scope
         seeds = {data: scope.seeds_of_large if data.startswith(BALANCED) else scope.seeds for data in of}
         cells = [{"data": data, "seed": seed} for data in of for seed in seeds[data]]
-        found = self.cells("transfer", cells, lambda data, seed: rows.transfer(of[data](seed), seed))
-        return {data: [row for row in found if row["data"] == data] for data in of}
+        measured_cells = self.cells("transfer", cells, lambda data, seed: rows.transfer(of[data](seed), seed))
+        return {data: [row for row in measured_cells if row["data"] == data] for data in of}
 
-    def found(self) -> list[dict]:
+    def hidden_positives(self) -> list[dict]:
         cells = [{"seed": seed} for seed in self.scope.seeds_of_rankings]
         return self.cells("found", cells, lambda seed: learned.retrieved(self.data, self.work, seed))
 
@@ -86,8 +87,8 @@ class Run:
             return {"lines": rows.misled_pucache(task, scope) if ours else rows.misled_authors(task, way, scope)}
 
         factors = " ".join(map(str, scope.factors))
-        found = self.cells("priors", [{"way": way, "factors": factors} for way in ("pucache", *rows.MISLED)], measure)
-        return {line: of for row in found for line, of in row["lines"].items()}
+        ways = self.cells("priors", [{"way": way, "factors": factors} for way in ("pucache", *rows.MISLED)], measure)
+        return {line: of for row in ways for line, of in row["lines"].items()}
 
     def pretrained(self) -> list[dict]:
         networks = (learned.UNTRAINED, *learned.TAU_PLUS) if self.scope.pretraining else ()
@@ -104,16 +105,19 @@ class Run:
 
     def sections(self) -> Iterator[str]:
         """The page, part by part; the pictures are drawn on the way."""
-        found = self.transfer()
+        transferred = self.transfer()
         yield pages.introduction(self.data.encoder, self.scope, self.options)
-        yield pages.counts(found)
-        yield pages.transfer(found)
-        yield pages.competitors(found)
-        yield pages.retrieval(self.found())
-        bins = found[TEN][0]["bins"]
-        told = {"among the unlabelled (held out)": bins["unlabelled"], "test set, told its share": bins["test"]}
-        paper_figures.reliability(self.images / "reliability.png", told)
-        yield pages.posterior(found[TEN], self.link)
+        yield pages.counts(transferred)
+        yield pages.transfer(transferred)
+        yield pages.competitors(transferred)
+        yield pages.retrieval(self.hidden_positives())
+        bins = transferred[TEN][0]["bins"]
+        reliability = {
+            "among the unlabelled (held out)": bins["unlabelled"],
+            "test set, its share of positives given": bins["test"],
+        }
+        paper_figures.reliability(self.images / "reliability.png", reliability)
+        yield pages.posterior(transferred[TEN], self.link)
         yield ablations.losses(self.losses())
         factors, lines = list(self.scope.factors), self.misspecified()
         paper_figures.misspecification(self.images / "prior-misspecification.png", factors, lines)
@@ -161,10 +165,7 @@ if __name__ == "__main__":
     parser.add_argument("--cifar100", type=Path, help="folder of CIFAR-100")
     parser.add_argument("--glaucoma", type=Path, help="folder of the fundus images")
     parser.add_argument("--glaucoma-positive", default="glaucoma", help="its folder of positives (default: glaucoma)")
-    given = parser.parse_args()
-    if given.quick and (given.cifar100 or given.glaucoma):
+    arguments = parser.parse_args()
+    if arguments.quick and (arguments.cifar100 or arguments.glaucoma):
         parser.error("--quick runs CIFAR-10 alone: leave out --cifar100 and --glaucoma, or --quick")
-    text = main(given)
-    print(text)
-    if given.out:
-        given.out.write_text(text)
+    print_page(main, arguments)

@@ -60,7 +60,7 @@ class Task:
         self.test = write_manifest(work / "test.csv", folder, test)
         self.positives = work / "positives.txt"
         self.positives.write_text("\n".join(labelled) + "\n")
-        self.told = f"{len(pile):,} images, {len(labelled)} labelled; {len(test):,} test images"
+        self.sizes = f"{len(pile):,} images, {len(labelled)} labelled; {len(test):,} test images"
 
     def heads(self, name: str, encoder: str | Path, settings: dict[str, dict], device: str) -> dict[str, dict]:
         """Embed with an encoder, train each head, and measure it on the test set at margin 0."""
@@ -154,7 +154,7 @@ def small(folder: Path, work: Path, device: str) -> str:
         [
             "# Pretraining, small",
             "",
-            f"`python -m benchmarks.quality.pretrain DIR WORK`: {task.told} (CIFAR-10, {task.prior:.1%} of the "
+            f"`python -m benchmarks.quality.pretrain DIR WORK`: {task.sizes} (CIFAR-10, {task.prior:.1%} of the "
             "unlabelled are vehicles). timm's test_resnet (0.4 million weights) with a small stem at 32 px, "
             f"{SMALL.epochs} epochs of the modern recipe in batches of {SMALL.batch_size}; then the default head of "
             f"pucache, on the features before and after. Seeds {SEEDS}, mean ± sd, in %, at margin 0.",
@@ -239,7 +239,7 @@ def _whole_table(task: Task, done: list[dict]) -> str:
     head = [
         "# Pretraining on the authors' task",
         "",
-        f"`python -m benchmarks.quality.pretrain DIR WORK --whole`: {task.told}.",
+        f"`python -m benchmarks.quality.pretrain DIR WORK --whole`: {task.sizes}.",
     ]
     return "\n".join([*head, "", *lines, "", PAPER, "", *wheres, ""])
 

@@ -59,7 +59,7 @@ def test_the_gap_weighs_bins_by_their_rows():
 
 def test_precision_at_ranks_and_average_precision_of_a_known_order():
     hidden, scores = np.array([False, True, True, False] * 500), -np.arange(2000.0)
-    at_100, at_1000, at_hidden, ap = paper_learned.found(hidden, scores)
+    at_100, at_1000, at_hidden, ap = paper_learned.ranking_figures(hidden, scores)
     assert (at_100, at_1000, at_hidden) == (0.5, 0.5, 0.5)
     assert 0.49 < ap < 0.52
 
@@ -72,7 +72,7 @@ def test_the_nearest_rows_leave_out_the_row_itself():
 
 def test_a_wrong_prior_is_the_true_one_times_the_factor_and_changes_the_head():
     task, scope = blobs(), paper_rows.Scope(seeds=(0,), factors=(1, 2))
-    assert paper_rows.told_prior(task, 2) == 2 * task.prior and paper_rows.told_prior(task, 10) == 0.99
+    assert paper_rows.misspecified_prior(task, 2) == 2 * task.prior and paper_rows.misspecified_prior(task, 10) == 0.99
     way = "imbnnPU, authors' protocol"
     of = paper_rows.misled_authors(task, way, scope)[way]
     heads = fit_heads(
@@ -92,9 +92,15 @@ def test_standardised_columns_have_mean_0_and_deviation_1_by_the_training_rows()
 def test_every_way_of_a_task_is_better_than_chance_and_the_supervised_one_not_behind_by_far():
     cell = paper_rows.transfer(blobs(), 0)
     accuracy = {way: of["accuracy"] for way, of in cell["ways"].items()}
-    assert {paper_rows.AT_ZERO, paper_rows.TOLD, paper_rows.OWN, paper_rows.AUTHORS, paper_rows.KNOWN} <= set(accuracy)
+    assert {
+        paper_rows.AT_ZERO,
+        paper_rows.TEST_SHARE,
+        paper_rows.OWN,
+        paper_rows.AUTHORS,
+        paper_rows.SUPERVISED_HEAD,
+    } <= set(accuracy)
     assert min(accuracy.values()) > 0.6
-    assert accuracy[paper_rows.KNOWN] > max(accuracy.values()) - 0.03
+    assert accuracy[paper_rows.SUPERVISED_HEAD] > max(accuracy.values()) - 0.03
     labelled, hidden, negative, test, share = cell["counts"]
     task = blobs()
     assert (labelled + hidden, labelled + hidden + negative, test) == (task.y.sum(), len(task.y), len(task.y_test))
@@ -219,7 +225,7 @@ def cell(seed=0, **accuracy):
     """A cell of the transfer table whose figures are all of one value."""
     names = [value for value in vars(paper_rows).values() if isinstance(value, str)]
     names += [paper_rows.LOGISTIC.format(C) for C in paper_rows.CS]
-    names += [told.format(penalty) for told in paper_rows.BEST for penalty in paper_rows.PENALTIES]
+    names += [name.format(penalty) for name in paper_rows.BEST for penalty in paper_rows.PENALTIES]
     keys = ("accuracy", "f1", "auc", "called", "ap")
     ways = {name: dict.fromkeys(keys, accuracy.get("all", 0.9)) | {"seconds": 1.0} for name in names}
     for name, value in accuracy.items():
@@ -247,10 +253,10 @@ def test_means_and_deviations_of_the_seeds_stand_in_the_table():
 
 
 def test_pucache_is_called_first_only_where_nobody_without_true_labels_is_before_it():
-    first = paper_pages.behind(TEN, [cell(AT_ZERO=0.995, KNOWN=1.0)])
+    first = paper_pages.behind(TEN, [cell(AT_ZERO=0.995, SUPERVISED_HEAD=1.0)])
     assert first.startswith("pucache at margin 0 is first in each")
     text = paper_pages.behind(TEN, [cell(AT_ZERO=0.96, AUTHORS=0.97)])
-    assert f"accuracy: {paper_rows.AUTHORS}, 97.00 against 96.00 (it is told the true prior" in text
+    assert f"accuracy: {paper_rows.AUTHORS}, 97.00 against 96.00 (it is given the true prior" in text
     assert "AUC: the paper, ImageNet ResNet-50, 98.97 against 96.00 (its encoder is another" in text
     assert "1e-03" in text and "imbuPU, penalty" in text
 
