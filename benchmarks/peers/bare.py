@@ -43,9 +43,9 @@ def mean_positive(X: np.ndarray, s: np.ndarray) -> np.ndarray:
     rows = Z[s == 0]
     query = Z[s == 1].mean(0, keepdims=True)
     faiss.normalize_L2(query)
-    products, found = flat_index(rows).search(query, len(rows))
+    products, order = flat_index(rows).search(query, len(rows))
     scores = np.empty(len(rows), np.float32)
-    scores[found[0]] = products[0]
+    scores[order[0]] = products[0]
     return scores
 
 
@@ -88,8 +88,8 @@ def retrieval(task: Task, like: EmbeddingCache, work: Path) -> list[dict]:
 
 def ranking_figures(hidden: np.ndarray, scores: np.ndarray) -> dict[str, float]:
     ranks = (100, 1000, int(hidden.sum()))
-    found = {f"P@{rank}" if rank != ranks[-1] else "P@hidden": precision_at(hidden, scores, rank) for rank in ranks}
-    return {"AP": average_precision_score(hidden, scores)} | found
+    precision = {f"P@{rank}" if rank != ranks[-1] else "P@hidden": precision_at(hidden, scores, rank) for rank in ranks}
+    return {"AP": average_precision_score(hidden, scores)} | precision
 
 
 # --- embedding: each in a process of its own -----------------------------------------------------------

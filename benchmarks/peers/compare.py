@@ -95,8 +95,8 @@ def bounded(path: Path) -> dict[str, float]:
     from benchmarks.quality.suite import ceiling
 
     task = np.load(path)
-    found = ceiling(*(task[name] for name in ("X", "s", "y", "X_test", "y_test")))
-    return {"ap": found["ap"], "f1": found["best_f1"], "auc": found["auc"]}
+    scores = ceiling(*(task[name] for name in ("X", "s", "y", "X_test", "y_test")))
+    return {"ap": scores["ap"], "f1": scores["best_f1"], "auc": scores["auc"]}
 
 
 def cell(kind: str, name: str, folder: Path, tasks: list[str]) -> dict:

@@ -27,7 +27,7 @@ EPOCHS, BATCH, RATE, TARGET_PRIOR = 100, 256, 3e-4, 0.5  # of the PyTorch loop: 
 
 
 class Truth(NamedTuple):
-    """What a learner may be told: the share of positives among the unlabelled, and in the test set."""
+    """What a learner may be given of the truth: the share of positives among the unlabelled, and in the test set."""
 
     prior: float
     share: float
@@ -46,8 +46,8 @@ class Learner:
     fit : callable
     work : str
         What a fit is made of, in words.
-    told : str
-        What it takes of the truth; empty for nothing.
+    oracle : str
+        What it is given of the truth; empty for nothing.
     pace : {"quick", "fast", "slow", "slowest"}
         A fit of 47,000 rows takes more than about 8 s if slow, more than 20 s if slowest, on one core. The quick ones
         are the fast ones that `--quick` runs.
@@ -55,7 +55,7 @@ class Learner:
 
     fit: Fit
     work: str
-    told: str = ""
+    oracle: str = ""
     pace: str = "fast"
 
 
@@ -207,32 +207,33 @@ def loader_loop(X, s, truth) -> Score:
     return score
 
 
-def ours(told: bool = False, **options) -> Fit:
-    """Pucache on the rows as they are; `told`: of the share of positives in the test set."""
+def ours(with_share: bool = False, **options) -> Fit:
+    """Pucache on the rows as they are; `with_share`: given the share of positives in the test set."""
 
     def fit(X, s, truth):
         from pucache import PULinearClassifier
 
-        share = {"deploy_prior": truth.share} if told else {}
+        share = {"deploy_prior": truth.share} if with_share else {}
         model = PULinearClassifier(**options, **share).fit(X, s)
         return lambda X: (model.margins(X), np.asarray(model.predict(X)))
 
     return fit
 
 
-DEFAULT, TOLD, ONE_FIT = "pucache, defaults", "pucache, told the test set's share", "pucache, penalty fixed, no draws"
+DEFAULT, ONE_FIT = "pucache, defaults", "pucache, penalty fixed, no draws"
+WITH_SHARE = "pucache, with the test set's share"
 OURS = {
     DEFAULT: Learner(ours(), "151 fits: penalty, prior with interval, threshold", pace="quick"),
-    TOLD: Learner(ours(told=True), "the same fits", "the share in the test set", pace="quick"),
+    WITH_SHARE: Learner(ours(with_share=True), "the same fits", "the share of positives in the test set", pace="quick"),
     ONE_FIT: Learner(
         ours(penalty=PENALTY, method="linear"), "6 fits: one, and five for prior and threshold", pace="quick"
     ),
 }
 
 PRIOR = "the true prior"
-ONE, HELD_OUT = "one fit at a given C", "one fit at a given C; a hold-out tells the labelled share"
-OF_FOLDS = "fits at a given C of folds, which tell the labelled share, and of all rows"
-SIGHT = ", C=0.001"  # a C that was set on sight of the truth of one task
+ONE, HELD_OUT = "one fit at a fixed C", "one fit at a fixed C; the labelled share from a hold-out"
+OF_FOLDS = "fits at a fixed C: of folds, for the labelled share, and of all rows"
+SIGHT = ", C=0.001"  # a C that was chosen with the true labels of one task
 
 # Who takes a prior averages over the unlabelled rows alone: ours. None takes r + (1 - r) * prior.
 PEERS: dict[str, Learner] = {
@@ -248,10 +249,10 @@ PEERS: dict[str, Learner] = {
     "pulearn Elkanoto, C=0.001": Learner(elkanoto(C=1e-3), HELD_OUT),
     "pulearn WeightedElkanoto": Learner(weighted_elkanoto(), HELD_OUT),
     "pulearn WeightedElkanoto, C=0.001": Learner(weighted_elkanoto(C=1e-3), HELD_OUT),
-    "pulearn Bagging, bags as large as P": Learner(bagging(), "15 fits at a given C", pace="slowest"),
+    "pulearn Bagging, bags as large as P": Learner(bagging(), "15 fits at a fixed C", pace="slowest"),
     "pulearn Bagging, defaults": Learner(
         fits(lambda s, prior: pulearn().BaggingPuClassifier(logistic(), random_state=0)),
-        "10 fits at a given C",
+        "10 fits at a fixed C",
         pace="slowest",
     ),
     "pulearn NNPU": Learner(

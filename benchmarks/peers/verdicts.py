@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.peers.learners import DEFAULT, ONE_FIT, SIGHT, TOLD, Learner
+from benchmarks.peers.learners import DEFAULT, ONE_FIT, SIGHT, WITH_SHARE, Learner
 
 QUALITY = {"ap": "AP", "f1": "F1", "auc": "AUC"}
 COST = {"seconds": "seconds", "mb": "MB"}
@@ -49,7 +49,7 @@ def verdict(name: str, learner: Learner, sides: dict[str, Side]) -> str:
         Of the learner and of pucache's own, by name.
     """
     peer = sides[name]
-    own = {of: sides[of].on(peer.cells) for of in (DEFAULT, TOLD, ONE_FIT)}
+    own = {of: sides[of].on(peer.cells) for of in (DEFAULT, WITH_SHARE, ONE_FIT)}
     reasons = [better(figure, name, learner, peer, own) for figure in QUALITY if behind(figure, peer, own[DEFAULT])]
     reasons += [cheaper(figure, learner, peer, own) for figure in COST if peer[figure] < own[DEFAULT][figure]]
     return "; ".join(reasons) or "first"
@@ -64,11 +64,11 @@ def better(figure: str, name: str, learner: Learner, peer: Side, own: dict[str, 
     gap, n = peer[figure] - own[DEFAULT][figure], len(peer.cells)
     ahead = sum(cell[figure] > own[DEFAULT].cells[task][figure] for task, cell in peer.cells.items())
     text = f"{QUALITY[figure]}: ahead by {shown(figure, gap)}, on {ahead} of {n}"
-    text += f", told {learner.told}" if learner.told else ""
-    text += ", at a C set on sight of the truth" if name.endswith(SIGHT) else ""
-    if figure == "f1" and own[TOLD]["f1"] > own[DEFAULT]["f1"]:
-        place = "behind" if behind("f1", peer, own[TOLD]) else "not behind"
-        text += f" (pucache told the test set's share: {shown('f1', own[TOLD]['f1'])}, {place})"
+    text += f", given {learner.oracle}" if learner.oracle else ""
+    text += ", at a C chosen with true labels" if name.endswith(SIGHT) else ""
+    if figure == "f1" and own[WITH_SHARE]["f1"] > own[DEFAULT]["f1"]:
+        verdict_on_share = "behind" if behind("f1", peer, own[WITH_SHARE]) else "not behind"
+        text += f" (pucache with the test set's share: {shown('f1', own[WITH_SHARE]['f1'])}, {verdict_on_share})"
     return text
 
 
@@ -76,5 +76,5 @@ def cheaper(figure: str, learner: Learner, peer: Side, own: dict[str, Side]) -> 
     """What the peer does for its seconds, or how much less memory it takes; and what pucache's least fit takes."""
     one, less = own[ONE_FIT][figure], own[DEFAULT][figure] - peer[figure]
     why = learner.work if figure == "seconds" else f"{shown(figure, less)} less"
-    place = "less" if one < peer[figure] else "not less"
-    return f"{COST[figure]}: {why} ({ONE_FIT}: {shown(figure, one)}, {place})"
+    comparison = "less" if one < peer[figure] else "not less"
+    return f"{COST[figure]}: {why} ({ONE_FIT}: {shown(figure, one)}, {comparison})"

@@ -11,7 +11,7 @@ from sklearn.preprocessing import StandardScaler
 from benchmarks.peers import bare, extent, learners
 from benchmarks.peers import compare as peers
 from benchmarks.peers import page as peers_page
-from benchmarks.peers.learners import DEFAULT, ONE_FIT, SIGHT, TOLD, Learner, Truth
+from benchmarks.peers.learners import DEFAULT, ONE_FIT, SIGHT, WITH_SHARE, Learner, Truth
 from benchmarks.peers.verdicts import FIGURES, Side, behind, verdict
 from benchmarks.quality import suite
 from pucache.heads.fit import fit_heads
@@ -35,9 +35,9 @@ def figures(ap, *, f1=0.5, auc=0.5, seconds=5.0, mb=500.0):
     return dict(zip(FIGURES, (ap, f1, auc, seconds, mb), strict=True))
 
 
-def sides(peer, own, *, told=None, one=None):
+def sides(peer, own, *, with_share=None, one=None):
     """Each a list of figures, one a task."""
-    named = {"peer": peer, DEFAULT: own, TOLD: told or own, ONE_FIT: one or own}
+    named = {"peer": peer, DEFAULT: own, WITH_SHARE: with_share or own, ONE_FIT: one or own}
     return {name: Side(dict(zip("abcd", cells, strict=False))) for name, cells in named.items()}
 
 
@@ -101,13 +101,14 @@ def test_the_loop_reaches_what_the_same_risk_reaches_by_the_other_solver(rows, m
     np.testing.assert_array_equal(called, margins > 0)
 
 
-def test_pucache_is_told_the_share_only_where_its_name_says_so(rows):
+def test_pucache_is_given_the_share_only_where_its_name_says_so(rows):
     X, s, _ = rows
-    plain, told = (
-        learners.ours(told=told, penalty=1e-3, draws=0)(X, s, Truth(0.2, 0.9))(X)[1].mean() for told in (False, True)
+    plain, shifted = (
+        learners.ours(with_share=share, penalty=1e-3, draws=0)(X, s, Truth(0.2, 0.9))(X)[1].mean()
+        for share in (False, True)
     )
     again = learners.ours(penalty=1e-3, draws=0)(X, s, Truth(0.7, 0.1))(X)[1].mean()
-    assert plain == again and told > plain
+    assert plain == again and shifted > plain
 
 
 @INSTALLED
@@ -239,18 +240,18 @@ def test_a_lead_is_counted_over_the_tasks_of_the_peer_alone():
     assert said(sides(peer, own)) == "AP: ahead by 0.150, on 1 of 2"
 
 
-def test_what_a_peer_was_told_stands_by_its_lead():
+def test_what_a_peer_was_given_stands_by_its_lead():
     of = sides([figures(0.6, seconds=9, mb=900)], [figures(0.5)])
-    assert said(of, told="the true prior") == "AP: ahead by 0.100, on 1 of 1, told the true prior"
+    assert said(of, oracle="the true prior") == "AP: ahead by 0.100, on 1 of 1, given the true prior"
     name = "peer" + SIGHT
     text = said(of | {name: of["peer"]}, name)
-    assert text == "AP: ahead by 0.100, on 1 of 1, at a C set on sight of the truth"
+    assert text == "AP: ahead by 0.100, on 1 of 1, at a C chosen with true labels"
 
 
-@pytest.mark.parametrize(("told", "place"), [(0.9, "not behind"), (0.6, "behind")])
-def test_a_lead_in_f1_stands_beside_pucache_told_the_share(told, place):
-    of = sides([figures(0.4, f1=0.7, seconds=9, mb=900)], [figures(0.5)], told=[figures(0.5, f1=told)])
-    assert said(of) == f"F1: ahead by 0.200, on 1 of 1 (pucache told the test set's share: {told:.3f}, {place})"
+@pytest.mark.parametrize(("f1", "comparison"), [(0.9, "not behind"), (0.6, "behind")])
+def test_a_lead_in_f1_stands_beside_pucache_with_the_share(f1, comparison):
+    of = sides([figures(0.4, f1=0.7, seconds=9, mb=900)], [figures(0.5)], with_share=[figures(0.5, f1=f1)])
+    assert said(of) == f"F1: ahead by 0.200, on 1 of 1 (pucache with the test set's share: {f1:.3f}, {comparison})"
 
 
 def test_a_side_tells_means_median_and_maximum():
@@ -260,7 +261,7 @@ def test_a_side_tells_means_median_and_maximum():
 
 
 def test_no_name_would_break_a_row_of_the_table():
-    assert not [name for name, of in learners.LEARNERS.items() if "|" in name + of.work + of.told]
+    assert not [name for name, of in learners.LEARNERS.items() if "|" in name + of.work + of.oracle]
 
 
 # --- the page ---------------------------------------------------------------------------------------------
@@ -268,7 +269,7 @@ def test_no_name_would_break_a_row_of_the_table():
 
 def test_a_row_compares_on_the_tasks_of_the_peer():
     name = "centroid difference"
-    cells = {own: {"a": figures(0.5), "b": figures(0.9)} for own in (DEFAULT, TOLD, ONE_FIT)}
+    cells = {own: {"a": figures(0.5), "b": figures(0.9)} for own in (DEFAULT, WITH_SHARE, ONE_FIT)}
     cells[name] = {"a": {"failed": "so"}, "b": figures(0.4, seconds=9, mb=900)}
     *_, row = peers_page.learner_rows(cells)
     assert row[:3] == [name, "b", "0.400 / 0.900"] and row[-1] == "first"
