@@ -666,7 +666,6 @@ for place, where in PLACES.items():
 """
 
 
-@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bytes(rough_folder, out, undisturbed):
     paths = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(local_engine.__file__).parents[2])])
     command = [sys.executable, "-c", KILLED, rough_folder, out.parent]

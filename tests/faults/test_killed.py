@@ -7,6 +7,9 @@ from helpers.slow import slow
 from faults.places import state
 from faults.stopping import count, interrupt_often, kill_often
 
+# What starts the commands takes 20 seconds; tests/embedding/test_embed.py kills an embedding at eight places.
+pytestmark = pytest.mark.slow
+
 
 def killed(struck):
     """How many kills struck a running command."""
@@ -24,14 +27,12 @@ def test_a_killed_command_leaves_its_output_whole_or_absent_and_the_next_one_cle
     assert killed(kill_often(world, world.jobs[name], 2, 3)) == 2
 
 
-@pytest.mark.slow
 def test_a_command_as_users_start_it_goes_on_after_a_kill_and_agrees_with_the_forked_ones(world):
     assert killed(kill_often(world, world.jobs["embed"], 1, 4, plain_every=1)) == 1
     folder = world.place(world.jobs["embed"])
     world.check_finished(world.jobs["embed"], folder, world.zygote.plain(world.jobs["embed"].command, folder).wait())
 
 
-@pytest.mark.slow
 def test_a_writer_killed_while_it_writes_leaves_a_partial_which_the_next_writer_removes(world):
     for name in ("embed", "pack", "score", "train-pu", "retrieve"):
         job = world.jobs[name]
@@ -48,7 +49,6 @@ def test_ctrl_c_and_sigterm_say_how_to_go_on_and_leave_outputs_whole_or_absent(w
     assert count(interrupt_often(world, world.jobs[name], 2, 5)).total() == 2
 
 
-@pytest.mark.slow
 def test_ctrl_c_again_while_it_is_ending_shows_no_traceback(world):
     job = world.jobs["embed"]
     folder = world.place(job)

@@ -432,10 +432,11 @@ def test_an_unknown_kind_is_refused(small):
         open_or_build(small, "flat")
 
 
-@pytest.mark.parametrize("before", [slow(None), b"the index of an earlier state"])
+@pytest.mark.slow  # the fast one of a file beside the cache is that of the graph
+@pytest.mark.parametrize("before", [None, b"the index of an earlier state"])
 @pytest.mark.parametrize(
     "strike",
-    [slow(Strike(signal.SIGKILL, "faiss.write_index", after=True)), Strike(signal.SIGKILL, "os.replace", of=".ivf")],
+    [Strike(signal.SIGKILL, "faiss.write_index", after=True), Strike(signal.SIGKILL, "os.replace", of=".ivf")],
     ids=["written", "renamed"],
 )
 def test_killed_while_it_is_written_it_leaves_what_was_there(small, tmp_path, strike, before):

@@ -624,7 +624,7 @@ def errors(commands):
 
 @pytest.mark.parametrize(
     ("how", "words"),
-    [(("--batch-size", 9), "9 does not divide evenly among 2 processes"), (("--compile",), "leave it out")],
+    [(("--batch-size", 9), "9 does not divide evenly among 2 processes"), slow(("--compile",), "leave it out")],
 )
 def test_what_two_processes_cannot_do_is_said_once(how, words, photos, tmp_path):
     with start_two(photos, tmp_path / "run", tmp_path, *how) as two:
@@ -664,6 +664,7 @@ def test_two_processes_stop_after_the_same_step_whoever_is_told(struck, number, 
     assert two[0].steps == two[1].steps == list(range(6)) and newest(tmp_path / "run") == 6
 
 
+@pytest.mark.slow
 def test_two_processes_stop_after_the_same_step_when_the_time_is_up(photos, tmp_path):
     with start_two(photos, tmp_path / "run", tmp_path, "--minutes", 1e-9) as two:
         assert [command.wait() for command in two] == [0, 0]

@@ -3,6 +3,7 @@ import os
 import pytest
 import timm
 import torch
+from helpers.slow import slow
 from helpers.started import in_two
 from helpers.training_parts import recipe, trained, with_two_norms, without_norms
 
@@ -182,7 +183,7 @@ def failing(what):
         return type(error).__name__, str(error)
 
 
-@pytest.mark.parametrize("what", ["value", "stop"])
+@pytest.mark.parametrize("what", ["value", slow("stop")])
 def test_of_processes_that_fail_only_the_first_says_why(what):
     first, second = in_two(failing, what)
     assert second == ({"value": "ValueError", "stop": "KeyboardInterrupt"}[what], "here")
