@@ -18,6 +18,7 @@ from ..storage.prefetch import prefetch
 from ..storage.urls import is_url, without_secrets
 from .linear_model import PULinearModel
 from .score_tables import FORMATS, ScoredRows, check_output, open_table
+from .surplus_tables import refuse_surplus_tables
 
 
 class CacheRows(Protocol):
@@ -95,7 +96,7 @@ def part_outputs(cache: EmbeddingCache, folder: str | Path, suffix: str, inputs:
     ValueError
         Another suffix; two files have one name; or `folder` has the name of a table.
     OutputError, MissingExtraError
-        A table cannot be written.
+        A table cannot be written; or `folder` holds tables of shards that are gone.
     """
     folder, inputs = os.fspath(folder), list(inputs)
     if suffix not in FORMATS:
@@ -112,6 +113,7 @@ def part_outputs(cache: EmbeddingCache, folder: str | Path, suffix: str, inputs:
             f"two cache files are called {twice}.h5, and their parts would be one; rename one, or score each"
         )
     parts = [f"{folder.rstrip('/') or '/'}/{stem}.{suffix}" for stem in stems]
+    refuse_surplus_tables(folder, parts, [file.path for file in cache.files])
     for part in parts[:1] if is_url(folder) else parts:  # one request tells whether a store can be written to
         check_output(part, inputs=inputs)
     return parts

@@ -2,6 +2,7 @@
 
 import contextlib
 
+import fsspec
 import numpy as np
 import pytest
 from helpers.planted import planted, write_cache
@@ -9,7 +10,7 @@ from helpers.range_workers import InProcess
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.row_range import Piece, RowRange
-from pucache.errors import CacheError, ModelError
+from pucache.errors import CacheError, ModelError, OutputError
 from pucache.pu import distributed_scores
 from pucache.pu.classifier import PULinearClassifier
 from pucache.pu.distributed_scores import FileTable
@@ -115,3 +116,49 @@ def test_parts_that_cannot_be_are_refused(shards, model, tmp_path):
 def test_a_table_is_named_by_its_rows_where_its_worker_dies():
     rows = RowRange(10, (Piece("shards/1.h5", "", 0, 5),))
     assert str(FileTable(rows, "scores/1.csv")) == "rows 10 to 14 (shards/1.h5)"
+
+
+# --- tables of an earlier run ----------------------------------------------------------------------------
+
+
+def tables(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_tables_of_shards_that_are_gone_are_refused_and_kept(shards, model, tmp_path, suffix):
+    out = tmp_path / "out"
+    score(model, shards, out, parts=suffix)
+    before = tables(out)
+    for name in "cd":
+        (shards / f"{name}.h5").unlink()
+    line = rf"^{out} holds tables of shards that are gone: c\.{suffix}, d\.{suffix}; whoever .* Remove them, or"
+    with pytest.raises(OutputError, match=line):
+        score(model, shards, out, parts=suffix)
+    assert tables(out) == before
+    for name in "cd":
+        (out / f"{name}.{suffix}").unlink()
+    assert score(model, shards, out, parts=suffix).parts == 2
+    assert sorted(tables(out)) == [f"a.{suffix}", f"b.{suffix}"]
+
+
+def test_jobs_may_write_the_tables_of_single_shards_to_one_folder(shards, model, tmp_path):
+    score(model, shards, tmp_path / "whole", parts="csv")
+    for name in "abcd":
+        score(model, shards / f"{name}.h5", tmp_path / "out", parts="csv")
+    assert tables(tmp_path / "out") == tables(tmp_path / "whole")
+    (tmp_path / "out" / "notes.txt").write_text("kept")
+    (tmp_path / "out" / "old.parquet").write_text("no table of this format")
+    score(model, shards, tmp_path / "out", parts="csv")
+
+
+def test_tables_of_shards_that_are_gone_are_refused_in_a_store(shards, model):
+    fs = fsspec.filesystem("memory")
+    fs.store.clear()
+    fs.put(f"{shards}/", "memory://shards/", recursive=True)
+    score(model, EmbeddingCache("memory://shards"), "memory://out", parts="csv")
+    score(model, "memory://shards/b.h5", "memory://out", parts="csv")
+    fs.rm("memory://shards/d.h5")
+    for cache in map(EmbeddingCache, ("memory://shards", "memory://shards/b.h5")):
+        with pytest.raises(OutputError, match=r"^memory://out holds tables of shards that are gone: d\.csv;"):
+            score(model, cache, "memory://out", parts="csv")
