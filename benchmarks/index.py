@@ -14,7 +14,11 @@ from benchmarks.result_pages import PAGES, ResultPage
 
 RESULTS = HERE / "docs" / "results"
 NOT_LISTED = ("index", "bench-times", "trials")
-COMMIT = re.compile(r"commit ([0-9a-f]{7,40}(?:-dirty)?)")
+HASH = r"[0-9a-f]{7,40}(?:-dirty)?"
+COMMIT = re.compile(rf"commit ({HASH})")
+CELLS = re.compile(rf"cells were measured at commit ({HASH})")
+SITTINGS = re.compile(rf"Sittings of ({HASH}(?:, {HASH})*)")
+OTHERS = "the commit below measured the others"
 INTRODUCTION = """# Results
 
 Each page is written by a script in `benchmarks/` and ends with the hardware, versions and commit of its figures.
@@ -28,8 +32,16 @@ FOLDER an empty folder, CACHE a cache of real embeddings. [Contributing](../cont
 
 
 def commits_of(text: str) -> list[str]:
-    """Commits that the last lines of a page name, the first one first."""
-    return list(dict.fromkeys(COMMIT.findall("\n".join(text.strip().splitlines()[-4:])) or COMMIT.findall(text)))
+    """Commits of the figures of a page.
+
+    Those that the page names as the ones that measured its cells or sittings; otherwise those of its last lines, the
+    first one first.
+    """
+    last = COMMIT.findall("\n".join(text.strip().splitlines()[-4:])) or COMMIT.findall(text)
+    measured = CELLS.findall(text) + [commit for line in SITTINGS.findall(text) for commit in line.split(", ")]
+    if measured and OTHERS not in text:
+        last = []
+    return list(dict.fromkeys(measured + last))
 
 
 def date_of(commit: str) -> str:
@@ -42,7 +54,7 @@ def made_at(text: str) -> str:
     """Commit and day of a page."""
     commits = commits_of(text)
     if not commits:
-        return "not said"
+        return "not stated"
     day = date_of(commits[0])
     return f"{', '.join(commits)}{f' ({day})' if day else ''}"
 

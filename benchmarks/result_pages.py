@@ -118,7 +118,7 @@ PAGES = (
     ),
     ResultPage(
         "scar",
-        "whether labels that are no fair sample are seen",
+        "whether biased labels are detected",
         "quality.scar",
         "DIR --fashion SOURCE",
         10,

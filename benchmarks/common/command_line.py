@@ -1,8 +1,15 @@
-"""Command lines of the benchmarks of speed: a folder, numbers, --quick and --out."""
+"""Command lines of benchmarks that write a page: --out, and for those of speed a folder, numbers and --quick."""
 
 import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+
+def page_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser that shows the benchmark's docstring as it is, with --out."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write the page here too")
+    return parser
 
 
 def command_line(description: str | None, numbers: Mapping[str, int], quick: Mapping[str, int]) -> argparse.Namespace:
@@ -17,22 +24,25 @@ def command_line(description: str | None, numbers: Mapping[str, int], quick: Map
     quick : dict of str to int
         What --quick sets some of them to.
     """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(description)
     parser.add_argument("folder", type=Path)
     for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     sizes = ", ".join(f"{name} {value:,}" for name, value in quick.items())
     parser.add_argument("--quick", action="store_true", help=f"small sizes, to see that it works: {sizes}")
-    parser.add_argument("--out", type=Path, help="write the page here too")
     arguments = parser.parse_args()
     if arguments.quick:
         vars(arguments).update(quick)
     return arguments
 
 
+def write_page(text: str, out: Path | None) -> None:
+    """Print a page, and write it to --out."""
+    print(text)
+    if out:
+        out.write_text(text)
+
+
 def print_page(page: Callable[[argparse.Namespace], str], arguments: argparse.Namespace) -> None:
     """Make a page, print it, and write it to --out."""
-    text = page(arguments)
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text)
+    write_page(page(arguments), arguments.out)

@@ -135,6 +135,17 @@ def prepare(at: Planted) -> None:
         make("write", at)
 
 
+def prepare_with_model(at: Planted) -> None:
+    """Make the cache, and a model trained on 100,000 rows, where they are not there."""
+    prepare(at)
+    if not at.model.exists():
+        small = Planted(at.folder, 100_000, at.d)
+        prepare(small)
+        make("train_model", small)
+        if small.cache != at.cache:
+            small.cache.unlink()
+
+
 def make(what: str, at: Planted) -> None:
     """Make some of the files."""
     cell(__spec__.name, what, at)
@@ -150,8 +161,8 @@ def cell(module: str, name: str, at: Planted) -> dict[str, float]:
     if done.returncode:
         raise SystemExit(f"{name} at {at.n:,} x {at.d} failed:\n{done.stderr}")
     figures = json.loads(done.stdout.splitlines()[-1])
-    told = ", ".join(f"{what} {value:.4g}" for what, value in figures.items())
-    print(f"{at.n:>10,} x {at.d}  {name:32s} {told}", file=sys.stderr, flush=True)
+    summary = ", ".join(f"{what} {value:.4g}" for what, value in figures.items())
+    print(f"{at.n:>10,} x {at.d}  {name:32s} {summary}", file=sys.stderr, flush=True)
     return figures
 
 

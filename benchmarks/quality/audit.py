@@ -8,19 +8,18 @@ nothing else. After every random image the interval is checked against the truth
 every fifth sitting, whose widths are compared. One core, less than ten minutes.
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.common.cells import table
+from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.common.environment import environment
 from benchmarks.quality.audit_sittings import (
     CASES,
@@ -105,7 +104,7 @@ def exact_limits(sitting: Sitting, exact: Hypergeometric) -> tuple[int, int]:
     return low + out[0], high + out[1]
 
 
-def bets_limits(sitting: Sitting, found: int, share_factor: float) -> tuple[int, int]:
+def bets_limits(sitting: Sitting, labelled_positives: int, share_factor: float) -> tuple[int, int]:
     """Limits of K from the mean of three bets: one positive in two urns, the audit's share, the model's share.
 
     The share by the model is `share_factor` times the truth at each draw.
@@ -118,7 +117,7 @@ def bets_limits(sitting: Sitting, found: int, share_factor: float) -> tuple[int,
         model = np.clip((sitting.positives - np.array(sitting.before)) / n * share_factor, 0.5 / n, 0.9)
         bets = np.array([0.5 / n, (past + 0.5) / (np.arange(y.size) + 1.0), model])
         capital = np.logaddexp.reduce(np.log(np.where(y, bets, 1.0 - bets)).sum(axis=1)) - np.log(3)
-        least, most = max(int((f + y).max()), found), int((n + f - ~y).min())
+        least, most = max(int((f + y).max()), labelled_positives), int((n + f - ~y).min())
         inside = max(least, likeliest_total(history, least=least, greatest=most))
         limits.append(_edge(history, capital, inside, most if doubtful_are else least))
     return limits[0], limits[1]
@@ -231,7 +230,7 @@ brings it.
 def page(cells: dict[tuple, list[Outcome]], lengths: dict[tuple, float], command: str, seconds: float) -> str:
     sittings = len(next(iter(cells.values())))
     slips = ", ".join(
-        share_of([one.misled for one in found]) for (*_, case), found in cells.items() if case == CASES[3]
+        share_of([one.misled for one in outcomes]) for (*_, case), outcomes in cells.items() if case == CASES[3]
     )
     lines = [
         "# Interval of the hidden positives",
@@ -239,7 +238,7 @@ def page(cells: dict[tuple, list[Outcome]], lengths: dict[tuple, float], command
         f"`{command}`: {sittings:,} simulated sittings per row, numbers 0 to {sittings - 1:,} are their seeds; "
         f"{seconds / 60:.1f} minutes of one core.",
         TEXT,
-        table(HEAD, [cell_row(*cell, found) for cell, found in cells.items()]),
+        table(HEAD, [cell_row(*cell, outcomes) for cell, outcomes in cells.items()]),
         "",
         "The interval is that of the labels in force. While a wrong label stands, it can be wrong too. Looked at also "
         f"between a slip and its correction ({100 * WRONG:.0f} % of the random images), and while wrong labels of the "
@@ -273,11 +272,10 @@ def timed(measurement: Callable, *cell, sittings: int) -> tuple[Any, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("--sittings", type=int, help=f"per row (default: {SITTINGS}; with --quick {QUICK})")
     parser.add_argument("--quick", action="store_true", help="a look, in seconds")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
-    parser.add_argument("--out", type=Path, help="write the page here too")
     arguments = parser.parse_args()
     sittings = arguments.sittings or (QUICK if arguments.quick else SITTINGS)
     if sittings < AUDIT_EVERY or arguments.jobs < 1:
@@ -292,20 +290,18 @@ def main() -> None:
     ]
     cells, lengths, seconds = {}, {}, 0.0
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
-        running = [pool.submit(timed, measurement, *cell, sittings=many) for measurement, cell, many in wanted]
+        running = [pool.submit(timed, measurement, *cell, sittings=count) for measurement, cell, count in wanted]
         for (measurement, cell, _), future in zip(wanted, running, strict=True):
-            found, cpu = future.result()
+            result, cpu = future.result()
             seconds += cpu
             if measurement is measure:
-                cells[cell] = found
-                print(*cell_row(*cell, found), flush=True)
+                cells[cell] = result
+                print(*cell_row(*cell, result), flush=True)
             else:
-                lengths[cell] = found
+                lengths[cell] = result
     command = "python -m benchmarks.quality.audit" + f" --sittings {sittings}" * (sittings != SITTINGS)
     text = page(cells, lengths, command, seconds)
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text)
+    write_page(text, arguments.out)
 
 
 if __name__ == "__main__":

@@ -139,13 +139,13 @@ class _Pile:
         """The next rows of the ranking."""
         signal = SIGNAL * self.labelled / (self.labelled + 3.0)
         scores = np.where(self.left, self.noise + signal[self.kind], -np.inf)
-        many = min(SHOWN + len(self.shelved), self.positives)  # shelved rows are unknown, and may be the best
-        positives = np.argpartition(-scores, many - 1)[:many]
+        candidates = min(SHOWN + len(self.shelved), self.positives)  # shelved rows are unknown, and may be the best
+        positives = np.argpartition(-scores, candidates - 1)[:candidates]
         negatives = np.flatnonzero(self.listed)[: SHOWN + len(self.shelved)]
         scores = np.concatenate([scores[positives], self.scores[negatives]])
         rows = np.concatenate([positives, self.positives + negatives])[np.argsort(-scores)]
-        known = ~self.left[rows[rows < self.positives]]
-        rows = rows[: len(rows) - int(known.sum())]  # labelled positives come last, with -inf
+        labelled = ~self.left[rows[rows < self.positives]]
+        rows = rows[: len(rows) - int(labelled.sum())]  # labelled positives come last, with -inf
         return [row for row in rows.tolist() if row not in self.shelved][:SHOWN]
 
     def draw(self, count: int) -> list[int]:
@@ -154,10 +154,10 @@ class _Pile:
             numbers = self.rng.integers(self.unknown, size=1)
         else:
             numbers = self.rng.choice(self.unknown, count, replace=False)
-        known = np.concatenate([np.flatnonzero(self.left), self.positives + np.flatnonzero(self.listed)])
-        others = numbers >= len(known)
+        candidates = np.concatenate([np.flatnonzero(self.left), self.positives + np.flatnonzero(self.listed)])
+        others = numbers >= len(candidates)
         rows = np.empty(count, np.int64)
-        rows[~others] = known[numbers[~others]]
+        rows[~others] = candidates[numbers[~others]]
         rows[others] = self.next_other + np.arange(others.sum())
         self.others, self.next_other = self.others - int(others.sum()), self.next_other + int(others.sum())
         for row in rows[~others].tolist():

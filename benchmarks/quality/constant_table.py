@@ -1,4 +1,4 @@
-"""Constants of pucache that were chosen by measurement, with the truth in sight: values, and on what."""
+"""Constants of pucache that were chosen by measurement, with the true labels: values, and on what."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

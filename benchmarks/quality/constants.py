@@ -8,7 +8,6 @@ of one-vs-rest tasks with one in four of the unlabelled rows, sittings of 150 lo
 the piles of `benchmarks.quality.prior`. Every cell is kept in DIR/pucache-bench, so a run that is cut off goes on.
 """
 
-import argparse
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ import numpy as np
 from sklearn.metrics import average_precision_score, f1_score
 
 from benchmarks.common.cells import measured
+from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.common.image_classes import Task
 from benchmarks.common.row_cache import write_row_cache
 from benchmarks.common.tasks import FASHION, Setting
@@ -78,16 +78,16 @@ def measure_fits(at: Location, task: str, labelled: int, share: float) -> dict:
     """AP among the unlabelled and F1 of new rows, by variant; and the weight of the neighbours by its rule."""
     of = thinned(opened(at).task(Setting(FASHION, task, share, labelled, 0)), ONE_IN)
     linear, default = fitted(of, "linear"), fitted(of, "distilled")
-    found = {AS_IT_IS: figures(default, of), NO_NEIGHBOURS: figures(linear, of)}
+    by_variant = {AS_IT_IS: figures(default, of), NO_NEIGHBOURS: figures(linear, of)}
     for constant, value in variants(FIT, LINEAR):
         with varied(constant, value):
             model = fitted(of, "linear" if constant.kind == LINEAR else "distilled")
-        found[constant.label(value)] = figures(model, of)
+        by_variant[constant.label(value)] = figures(model, of)
     weights = {AS_IT_IS: weight_of(default)}
     for constant, value in variants(RULE):
         with varied(constant, value):
             weights[constant.label(value)] = weight_of(default)
-    return {"fits": found, "weights": weights}
+    return {"fits": by_variant, "weights": weights}
 
 
 def weight_of(model: PULinearClassifier) -> float:
@@ -103,8 +103,8 @@ def covered(margins: np.ndarray, s: np.ndarray, hidden: np.ndarray) -> dict[str,
     truth, interval = float(hidden.mean()), profile_interval(margins, s)
     tilt = fit_tilt(margins, s)
     threshold = choose_threshold(tilt, margins[s == 0], "f1", interval.prior)
-    given = PriorRange(interval.prior, interval.low, interval.high)
-    low, high = intervals_from_pu(margins, s, given, threshold)["recall"]
+    estimate = PriorRange(interval.prior, interval.low, interval.high)
+    low, high = intervals_from_pu(margins, s, estimate, threshold)["recall"]
     recall = float((margins[s == 0][hidden] > threshold).mean())
     return {
         "prior": interval.low <= truth <= interval.high,
@@ -119,11 +119,11 @@ def measure_intervals(at: Location, labelled: int, number: int) -> dict:
     pile = prior_piles.held_out(at.cifar, at.work, at.fashion, labelled, number, fresh=True)
     hidden = np.arange(len(pile.s) - labelled) < round(pile.share * (len(pile.s) - labelled))  # they come first
     margins = pile.margins["linear"]
-    found = {AS_IT_IS: covered(margins, pile.s, hidden)}
+    by_variant = {AS_IT_IS: covered(margins, pile.s, hidden)}
     for constant, value in variants(INTERVAL):
         with varied(constant, value):
-            found[constant.label(value)] = covered(margins, pile.s, hidden)
-    return {"intervals": found}
+            by_variant[constant.label(value)] = covered(margins, pile.s, hidden)
+    return {"intervals": by_variant}
 
 
 # --- sittings ------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def measure_intervals(at: Location, labelled: int, number: int) -> dict:
 
 def measure_sittings(at: Location, task: str) -> dict:
     """Positives found in the first looks of a sitting, by variant."""
-    of, found = thinned(opened(at).task(Setting(FASHION, task, 0.01, 20, 0)), ONE_IN), {}
+    of, by_variant = thinned(opened(at).task(Setting(FASHION, task, 0.01, 20, 0)), ONE_IN), {}
     with tempfile.TemporaryDirectory(dir=at.work) as name:
         cache = write_row_cache(Path(name) / "rows.h5", of.X)
         pile, end = Pile(cache, neighbour_graph(cache), of.s, of.y), Until(LOOKS, 1.0, LOOKS)
@@ -139,11 +139,11 @@ def measure_sittings(at: Location, task: str) -> dict:
         def found_now() -> int:
             return len(sitting(pile, ARMS["every 10"], end, seed=0, work=at.work)["found_at"])
 
-        found[AS_IT_IS] = found_now()
+        by_variant[AS_IT_IS] = found_now()
         for constant, value in variants(SITTING):
             with varied(constant, value):
-                found[constant.label(value)] = found_now()
-    return {"found": found}
+                by_variant[constant.label(value)] = found_now()
+    return {"found": by_variant}
 
 
 # --- all cells -----------------------------------------------------------------------------------------
@@ -176,23 +176,20 @@ def cells_of(at: Location, *, jobs: int, minutes: float) -> dict[str, list[dict]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("folder", type=Path, help="CIFAR-10")
     parser.add_argument("--fashion", type=Path, metavar="SOURCE", required=True, help="Fashion-MNIST")
     parser.add_argument("--quick", action="store_true", help="a quarter of the rows, one task")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="of each part: start no cell after so long")
     parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
-    parser.add_argument("--out", type=Path, help="write the page here too")
-    given = parser.parse_args()
-    folder = given.folder.resolve()
-    at = Location(folder, given.work or folder / "pucache-bench", given.fashion.resolve(), given.quick)
+    arguments = parser.parse_args()
+    folder = arguments.folder.resolve()
+    at = Location(folder, arguments.work or folder / "pucache-bench", arguments.fashion.resolve(), arguments.quick)
     opened(at).data(FASHION)  # embeds what is not embedded yet, before other processes read it
-    cells = cells_of(at, jobs=given.jobs, minutes=given.minutes)
+    cells = cells_of(at, jobs=arguments.jobs, minutes=arguments.minutes)
     text = constants_page.page(cells, CONSTANTS)
-    print(text)
-    if given.out:
-        given.out.write_text(text)
+    write_page(text, arguments.out)
 
 
 if __name__ == "__main__":

@@ -57,8 +57,8 @@ def verdict(rows: list[dict], method: str) -> str:
     effects = {figure: effect(gains(rows, method, figure)) for figure in FIGURES}
     better, worse = ([FIGURES[name] for name, sign in effects.items() if sign == way] for way in (1, -1))
     wins = any(effects[figure] > 0 for figure in CHOSEN_BY) and not worse
-    told = [f"{word} in {', '.join(names)}" for word, names in (("better", better), ("worse", worse)) if names]
-    return ("**wins**: " if wins else "no: ") + ("; ".join(told) or "no difference beyond two standard errors")
+    reasons = [f"{word} in {', '.join(names)}" for word, names in (("better", better), ("worse", worse)) if names]
+    return ("**wins**: " if wins else "no: ") + ("; ".join(reasons) or "no difference beyond two standard errors")
 
 
 def comparison(rows: list[dict], names: Iterable[str]) -> str:

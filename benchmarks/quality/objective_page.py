@@ -117,15 +117,16 @@ L-BFGS, at settings around those of the papers:
 - **Self-training, soft**: rows of U count as positive by their calibrated posterior and as negative by the rest; with
   the sigmoid loss one or four rounds, with the logistic loss four, at the default's penalty or ten times it.
 
-The setting is chosen by pucache's rule on held-out positives, never on the truth, by heads trained on all P and 6,000
-rows of U (the default chooses among nine penalties on up to 52,000 rows, so it has the better eyes; settings to choose
-among: {settings}); the heads that are measured are trained on all rows. Pseudo labels of a head come of its own
-margins: taken from heads that saw the fold it leaves out, they would tell it what it is judged by. {tuned}
+The setting is chosen by pucache's rule on held-out positives, never with true labels, by heads trained on all P and
+6,000 rows of U. (The default chooses among nine penalties on up to 52,000 rows, so its choice is better informed;
+settings to choose among: {settings}.) The heads that are
+measured are trained on all rows. Pseudo labels of a head come from its own margins: margins of heads that saw the fold
+it leaves out would leak the labels that it is judged by. {tuned}
 
 {cells} tasks, seed 0: {classes}, each against the rest at the settings of the tables below, and the authors' 1:10
-task. AP is among the unlabelled. F1 is on the test images at the threshold of pucache's calibration, told the share of
-positives in the test set as the default is. The last F1 is at the paper's own threshold (VPU: half the greatest φ in
-U; Dist-PU: f = ½), which is made for the share in U.
+task. AP is among the unlabelled. F1 is on the test images at the threshold of pucache's calibration, set
+for the true share of positives in the test set, as that of the default is. The last F1 is at the paper's own
+threshold (VPU: half the greatest φ in U; Dist-PU: f = ½), which is made for the share in U.
 
 ## Against the default, paired by task
 
@@ -139,9 +140,9 @@ their settings.
 
 {winners}
 
-What each of them hangs on:
+What each of them depends on:
 
-- VPU has a weight λ to be chosen, for which 20 held-out positives are few. Its own threshold hangs on the single
+- VPU has a weight λ to be chosen, for which 20 held-out positives are few. Its own threshold depends on the single
   greatest φ in U.
 - Dist-PU needs the prior. Where the estimate comes out near 0 there is nothing to align with. Its own threshold is made
   for the share in U.
@@ -150,10 +151,10 @@ What each of them hangs on:
   negative looks more negative than it is, and each round makes that firmer. Cross-fitted posteriors in every round may
   do better; they were not tried here.
 
-## By the truth
+## With true labels
 
-The setting that the truth would choose, for each figure and task: against the default at the penalty that the truth
-would choose of nine, and against the default as it is. Hindsight helps the more, the more settings there are.
+For each figure and task, the setting that is best by the true labels: against the default at the best of its nine
+penalties, and against the default as it is. The more settings a method has, the more this choice helps it.
 
 {oracle}
 

@@ -9,7 +9,6 @@ rule picks one, on four one-vs-rest tasks in six settings and on the authors' ta
 setting that is best on the truth, so that no loss is blamed for that choice.
 """
 
-import argparse
 import time
 from itertools import product
 from pathlib import Path
@@ -20,9 +19,10 @@ from sklearn.metrics import average_precision_score, f1_score
 
 from benchmarks.common.cells import measured
 from benchmarks.common.cifar import Cifar, Task
+from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.common.environment import environment
 from benchmarks.quality.margin_heads import Rows
-from benchmarks.quality.objective_methods import METHODS, Known
+from benchmarks.quality.objective_methods import METHODS, TaskEstimates
 from benchmarks.quality.objective_page import PAPER, report
 from benchmarks.quality.suite import LABELLED, SHARES, best_f1
 from pucache import PULinearClassifier
@@ -62,7 +62,7 @@ class Judge:
         return {f"oracle_{name}": max(one[name] for one in each) for name in ("ap", "best_f1")}
 
 
-def default(task: Task, judge: Judge) -> tuple[dict, Known]:
+def default(task: Task, judge: Judge) -> tuple[dict, TaskEstimates]:
     began = time.perf_counter()
     model = PULinearClassifier(deploy_prior=judge.deployed, method="linear").fit(task.X, task.s)
     seconds = time.perf_counter() - began
@@ -71,7 +71,7 @@ def default(task: Task, judge: Judge) -> tuple[dict, Known]:
     every = fit_heads(task.X, task.s, penalty=np.array(PENALTIES), tolerance=2e-3)
     row |= judge.best(every.margins(task.unlabelled).T, every.margins(task.X_test).T)
     row |= {"seconds": seconds, "setting": {"penalty": model.penalty_}}
-    return row, Known(model.penalty_, model.prior_, task.prior)
+    return row, TaskEstimates(model.penalty_, model.prior_, task.prior)
 
 
 def choose(settings: list[dict], score: np.ndarray) -> int:
@@ -87,9 +87,9 @@ def choose(settings: list[dict], score: np.ndarray) -> int:
 class Comparison:
     """All methods on one task."""
 
-    def __init__(self, task: Task, known: Known, judge: Judge):
+    def __init__(self, task: Task, estimates: TaskEstimates, judge: Judge):
         moments, fold = Moments.of(task.X), assign_folds(task.s, FOLDS, 0, None)
-        self._known, self._judge = known, judge
+        self._estimates, self._judge = estimates, judge
         self._full = Rows.of(task.X, task.s, fold, moments)
         self._few = self._full.thinned(FEW)
         scaled = (task.X_test.astype(np.float32) - moments.centre) / np.float32(moments.spread)
@@ -97,7 +97,7 @@ class Comparison:
 
     def measure(self, kind) -> dict:
         began = time.perf_counter()
-        method = kind(self._known)
+        method = kind(self._estimates)
         setting = torch.arange(len(method.settings)).repeat_interleave(FOLDS + 1)
         column = torch.arange(FOLDS + 1).repeat(len(method.settings))
         begun = method.train(self._few, setting, column)
@@ -128,8 +128,8 @@ def measure(data: Cifar, **cell) -> dict:
     else:
         task = data.one_vs_rest(cell["class"], cell["share"], cell["labelled"], cell["seed"])
     judge = Judge(task)
-    row, known = default(task, judge)
-    comparison = Comparison(task, known, judge)
+    row, estimates = default(task, judge)
+    comparison = Comparison(task, estimates, judge)
     return {"pucache": row} | {kind.name: comparison.measure(kind) for kind in METHODS}
 
 
@@ -146,21 +146,18 @@ def wanted(quick: bool) -> list[dict]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--quick", action="store_true", help="a quarter of the images, two tasks")
     parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
-    parser.add_argument("--out", type=Path, help="write the report here too")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further task after so long")
     arguments = parser.parse_args()
     work = arguments.work or arguments.folder / "pucache-bench"
     cifar = Cifar(arguments.folder, work, quick=arguments.quick)
     name = "objectives-quick" if arguments.quick else "objectives"
-    found = measured(
+    rows = measured(
         work, name, wanted(arguments.quick), lambda **cell: measure(cifar, **cell), minutes=arguments.minutes
     )
-    settings = {kind.name: len(kind(Known(1e-3, 0.1, 0.1)).settings) for kind in METHODS}
-    text = f"{report(found, settings)}\n{environment()}\n"
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text)
+    settings = {kind.name: len(kind(TaskEstimates(1e-3, 0.1, 0.1)).settings) for kind in METHODS}
+    text = f"{report(rows, settings)}\n{environment()}\n"
+    write_page(text, arguments.out)

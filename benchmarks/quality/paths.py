@@ -7,13 +7,13 @@ made by each path that this machine has; the last row is
 Pillow's own resampling in place of torch's, by torch in float32.
 """
 
-import argparse
 from pathlib import Path
 
 import numpy as np
 from sklearn.metrics import average_precision_score
 
 from benchmarks.common.cifar import is_positive, split, write_manifest
+from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.common.environment import environment
 from pucache import EmbeddingCache, load_encoder, open_source
 from pucache.embedding.embed import run_embedding
@@ -63,11 +63,16 @@ def main(folder: Path, work: Path, paths: list[str]) -> str:
         s = label_vector(made["pile"].keys, work / "positives.txt")
         model = train_pu(made["pile"], s)
         margins = model.margins(made["test"].X)
-        told = with_labels(is_positive(made["test"].keys), margins, margins > 0)
+        scores = with_labels(is_positive(made["test"].keys), margins, margins > 0)
         hidden, ranked = is_positive(made["pile"].keys)[s == 0], model.margins(made["pile"].X)[s == 0]
         exact = made["test"].X if exact is None else exact
         near = cosines(exact, made["test"].X)
-        figures = (told["accuracy"], told["f1"], told["auc"], precision_at(hidden, ranked, 2400))
+        figures = (
+            scores["accuracy"],
+            scores["f1"],
+            scores["auc"],
+            precision_at(hidden, ranked, 2400),
+        )
         figures = (*figures, average_precision_score(hidden, ranked))
         row = [path, f"{near.mean():.5f}", f"{near.min():.4f}", *(f"{100 * figure:.2f}" for figure in figures)]
         lines.append(f"| {' | '.join(row)} |")
@@ -76,13 +81,10 @@ def main(folder: Path, work: Path, paths: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("work", type=Path)
     parser.add_argument("--path", action="append", choices=PATHS)
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     report = main(arguments.folder, arguments.work, arguments.path or list(PATHS))
-    print(report)
-    if arguments.out:
-        arguments.out.write_text(report)
+    write_page(report, arguments.out)

@@ -12,7 +12,6 @@ on where it was when it is run again. `--speed` holds a step against the matrix 
 input against the step, and both against what people would write.
 """
 
-import argparse
 import csv
 import dataclasses
 import json
@@ -26,6 +25,7 @@ from sklearn.metrics import average_precision_score
 
 from benchmarks.common.cells import spread
 from benchmarks.common.cifar import is_positive, split, write_manifest
+from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.common.environment import environment
 from pucache import EmbeddingCache, load_encoder, open_source
 from pucache.allocator import keep_freed_memory
@@ -73,14 +73,14 @@ class Task:
             caches.append(EmbeddingCache(path))
         pile, test = caches
         s, y = label_vector(pile.keys, self.positives), is_positive(pile.keys)
-        found = {}
+        by_head = {}
         for head, setting in settings.items():
             model = train_pu(pile, s, device=device, **setting)
             margins = model.margins(test.X)
             figures = with_labels(is_positive(test.keys).astype(int), margins, (margins > 0).astype(int))
             hidden = average_precision_score(y[s == 0], model.margins(np.asarray(pile.X)[s == 0]))
-            found[head] = {**{name: figures[name] for name in ("accuracy", "f1", "auc")}, "ap": float(hidden)}
-        return found
+            by_head[head] = {**{name: figures[name] for name in ("accuracy", "f1", "auc")}, "ap": float(hidden)}
+        return by_head
 
 
 def _fewer(pile: list[str], labelled: list[str], test: list[str]) -> tuple[list[str], list[str], list[str]]:
@@ -147,8 +147,8 @@ def small(folder: Path, work: Path, device: str) -> str:
         for before, after in zip(rows["untrained"], rows["pretrained"], strict=True)
     ]
     lines = ["| features of test_resnet | accuracy | F1 | AUC | AP among U |", "|---|---|---|---|---|"]
-    for name, found in rows.items():
-        figures = [spread([row[metric] for row in found]) for metric in ("accuracy", "f1", "auc", "ap")]
+    for name, metrics in rows.items():
+        figures = [spread([row[metric] for row in metrics]) for metric in ("accuracy", "f1", "auc", "ap")]
         lines.append(f"| {name} | {' | '.join(figures)} |")
     return "\n".join(
         [
@@ -232,8 +232,8 @@ def usual_rate(run: Path) -> float:
 def _whole_table(task: Task, done: list[dict]) -> str:
     lines = ["| pretraining | head | accuracy | F1 | AUC | AP among U | minutes |", "|---|---|---|---|---|---|---|"]
     for row in done:
-        for head, found in row["heads"].items():
-            figures = [f"{100 * found[metric]:.2f}" for metric in ("accuracy", "f1", "auc", "ap")]
+        for head, metrics in row["heads"].items():
+            figures = [f"{100 * metrics[metric]:.2f}" for metric in ("accuracy", "f1", "auc", "ap")]
             lines.append(f"| {row['name']} | {head} | {' | '.join(figures)} | {row['minutes']:.1f} |")
     wheres = sorted({row["where"] for row in done}) or ["Nothing is finished yet."]
     head = [
@@ -319,7 +319,7 @@ def others_views(device: str, size: int, batch: int) -> dict[str, float]:
     def random_views(views: int) -> torch.Tensor:
         return random_numbers(0, 0, images=batch, views=views)
 
-    found = {"pucache": batch / timed(lambda: ours(images, random_views(1).to(where)), where)}
+    rates = {"pucache": batch / timed(lambda: ours(images, random_views(1).to(where)), where)}
     chain = v2.Compose(
         [
             v2.RandomResizedCrop(size, antialias=True),
@@ -330,19 +330,19 @@ def others_views(device: str, size: int, batch: int) -> dict[str, float]:
         ]
     )
     channels_first = images.permute(0, 3, 1, 2).contiguous()
-    found["torchvision, an image at a time"] = batch / timed(lambda: [chain(image) for image in channels_first], where)
+    rates["torchvision, an image at a time"] = batch / timed(lambda: [chain(image) for image in channels_first], where)
     try:
         from kornia import augmentation as K
     except ImportError:
-        return found
+        return rates
     theirs = K.AugmentationSequential(
         K.RandomResizedCrop((size, size), resample="bilinear", cropping_mode="resample"),
         K.RandomHorizontalFlip(),
         K.ColorJitter(0.8, 0.8, 0.8, 0.2, p=0.8),
         K.RandomGrayscale(p=0.2),
     )
-    found["kornia"] = batch / timed(lambda: theirs(channels_first.float() / 255), where)
-    return found
+    rates["kornia"] = batch / timed(lambda: theirs(channels_first.float() / 255), where)
+    return rates
 
 
 def plain_loop(folder: Path, backbone: str, device: str, *, batch: int, images: int) -> float:
@@ -434,10 +434,9 @@ def speed(folder: Path, device: str) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("work", type=Path)
-    parser.add_argument("--out", type=Path, help="write the page here too")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--whole", action="store_true")
@@ -454,6 +453,4 @@ if __name__ == "__main__":
         page = whole(source, work, arguments.device, names, arguments.epochs, arguments.minutes)
     else:
         page = small(source, work, arguments.device)
-    print(page)
-    if arguments.out:
-        arguments.out.write_text(page)
+    write_page(page, arguments.out)

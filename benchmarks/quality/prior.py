@@ -9,7 +9,6 @@ the scale of logarithms. Margins are kept beside the caches and used again by la
 the intervals are made anew, unless --fresh asks for margins of this commit.
 """
 
-import argparse
 import os
 from functools import partial
 from itertools import product
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common.cells import measured, table
+from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.common.environment import environment
 from benchmarks.common.tasks import CIFAR, CROSSING, FASHION
 from benchmarks.quality.prior_piles import GROUPS, Margins, held_out, task_groups
@@ -145,37 +145,34 @@ def introduction(rows: list[dict], wanted: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("source", type=Path, metavar="CIFAR")
     parser.add_argument("--fashion", type=Path, help="Fashion-MNIST; without it, piles of CIFAR-10 take its place")
     parser.add_argument("--work", type=Path, help="where caches, margins and rows are kept (default: beside CIFAR)")
-    parser.add_argument("--out", type=Path, help="write the page here too")
     parser.add_argument("--labelled", nargs="+", type=int, choices=LABELLED, default=LABELLED, metavar="N")
     parser.add_argument("--piles", type=int, default=PILES, help="of each number of labels (default: %(default)s)")
     parser.add_argument("--fresh", action="store_true", help="no margins of other commits")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further pile after so long")
-    given = parser.parse_args()
-    if given.piles < 1 or given.jobs < 1:
-        parser.error(f"--piles and --jobs must be at least 1, got {given.piles} and {given.jobs}")
-    source = given.source.resolve()
-    work = given.work or (source if source.is_dir() else source.parent) / "pucache-bench"
+    arguments = parser.parse_args()
+    if arguments.piles < 1 or arguments.jobs < 1:
+        parser.error(f"--piles and --jobs must be at least 1, got {arguments.piles} and {arguments.jobs}")
+    source = arguments.source.resolve()
+    work = arguments.work or (source if source.is_dir() else source.parent) / "pucache-bench"
     work.mkdir(parents=True, exist_ok=True)
-    wanted = [{"labelled": n, "number": number} for number, n in product(range(given.piles), given.labelled)]
-    for group in (CIFAR, *([FASHION] if given.fashion else [])):
-        task_groups(source, work, given.fashion).data(group)  # embeds, before other processes read it
+    wanted = [{"labelled": n, "number": number} for number, n in product(range(arguments.piles), arguments.labelled)]
+    for group in (CIFAR, *([FASHION] if arguments.fashion else [])):
+        task_groups(source, work, arguments.fashion).data(group)  # embeds, before other processes read it
     rows = measured(
         work,
-        "prior-fresh" if given.fresh else "prior",
+        "prior-fresh" if arguments.fresh else "prior",
         wanted,
-        partial(measure, source, work, given.fashion, fresh=given.fresh),
-        minutes=given.minutes,
-        jobs=given.jobs,
+        partial(measure, source, work, arguments.fashion, fresh=arguments.fresh),
+        minutes=arguments.minutes,
+        jobs=arguments.jobs,
     )
     text = page(rows, len(wanted))
-    print(text)
-    if given.out:
-        given.out.write_text(text)
+    write_page(text, arguments.out)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ between a real one, turned into 512 dimensions, and one of its neighbours, for
 neighbourhoods decide what an index has to do.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -29,6 +28,7 @@ import numpy as np
 from sklearn.metrics import average_precision_score
 
 from benchmarks.common.cells import measured, spread, table
+from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.common.environment import environment
 from benchmarks.common.image_classes import Task
 from benchmarks.common.planted_cache import Planted, asked_for_a_cell, cell, keep, memory, prepare
@@ -137,7 +137,7 @@ def report(rows: list[dict], data: str) -> str:
             "## The paper's task, 1:10",
             "",
             "600 labelled, 2,400 hidden among 32,400 unlabelled. In %, mean ± sd of the seeds of the classifier "
-            "(similarities draw nothing).",
+            "(similarities have no randomness).",
             "",
             *ten_table([row for row in rows if row["group"] == PAPER], ways),
             "## Footwear of Fashion-MNIST, 1:10",
@@ -225,11 +225,11 @@ def bare_exact(at: Planted) -> dict[str, float]:
     return {"seconds": total, "search": searched, "memory": memory()["VmHWM"] - before}
 
 
-def best_of(products: np.ndarray, rows: np.ndarray, known: np.ndarray) -> np.ndarray:
+def best_of(products: np.ndarray, rows: np.ndarray, positives: np.ndarray) -> np.ndarray:
     best: dict[int, float] = {}
     for product_, row in zip(products.ravel().tolist(), rows.ravel().tolist(), strict=True):
         best[row] = max(product_, best.get(row, -1.0))
-    for row in known.tolist():
+    for row in positives.tolist():
         best.pop(row, None)
     return np.array(sorted(best, key=lambda row: -best[row])[:K])
 
@@ -251,10 +251,10 @@ def with_index(at: Planted, kind: str) -> dict[str, float]:
     queries = opened.whitening.centred_units(cache.take(np.flatnonzero(labels.s)))
     ratios, recalls = [], []
     for _ in range(REPEATS):
-        found, ours = timed(lambda: opened.search(queries, K))
+        neighbours, ours = timed(lambda: opened.search(queries, K))
         (_, truth), theirs = timed(lambda: flat.search(queries, K))
         ratios.append(theirs / ours)
-        recalls.append(np.mean([len(np.intersect1d(a, b)) / K for a, b in zip(found, truth, strict=True)]))
+        recalls.append(np.mean([len(np.intersect1d(a, b)) / K for a, b in zip(neighbours, truth, strict=True)]))
     return {
         "build": built,
         "build memory": peak,
@@ -399,7 +399,7 @@ def run_speed(work: Path, like: Path, n: int, d: int, made: int) -> str:
             "followed. ivfpq finds *candidates* rows for each one wanted by their 64-byte codes. A retrieval then "
             "compares these exactly; the recall is theirs, and the search here is without that comparison.",
             "",
-            table(["", *names], [[title, *(f"{found[name]:,.3f}" for name in names)] for title, found in indexed]),
+            table(["", *names], [[title, *(f"{figures[name]:,.3f}" for name in names)] for title, figures in indexed]),
             "",
             environment(),
             "",
@@ -411,7 +411,7 @@ if __name__ == "__main__":
     if asked := asked_for_a_cell():
         print(json.dumps(SPEED[asked[0]](asked[1]), default=float))
         sys.exit()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("folder", type=Path, help="CIFAR-10; with --speed: where caches are kept")
     parser.add_argument("--fashion", type=Path, metavar="SOURCE", help="Fashion-MNIST (default: without it)")
     parser.add_argument("--groups", nargs="+", choices=TASKS, metavar="GROUP", help="these only (default: all)")
@@ -425,7 +425,6 @@ if __name__ == "__main__":
     parser.add_argument("--made", type=int, default=400_000, help="with --speed: rows made from these")
     parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further cell after so long")
-    parser.add_argument("--out", type=Path, help="write the report here too")
     arguments = parser.parse_args()
     if arguments.speed:
         text = run_speed(arguments.folder, arguments.like, arguments.rows, 512, arguments.made)
@@ -435,6 +434,4 @@ if __name__ == "__main__":
         only = {"classes": arguments.classes, "labelled": arguments.labelled}
         rows = run(at, arguments.groups, **only, jobs=arguments.jobs, minutes=arguments.minutes)
         text = report(rows, suite.opened(at).describe())
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text)
+    write_page(text, arguments.out)

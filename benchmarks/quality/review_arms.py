@@ -144,9 +144,9 @@ class Until:
     recall: float
     most: int
 
-    def reached(self, looks: int, found: int, hidden: int) -> bool:
-        enough = looks >= self.looks and found >= self.recall * hidden
-        return enough or looks >= self.most or found == hidden
+    def reached(self, looks: int, positives: int, hidden: int) -> bool:
+        enough = looks >= self.looks and positives >= self.recall * hidden
+        return enough or looks >= self.most or positives == hidden
 
 
 def sitting(pile: Pile, arm: Arm, until: Until, *, seed: int, work: Path) -> dict:

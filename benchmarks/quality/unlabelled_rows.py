@@ -22,6 +22,7 @@ import numpy as np
 from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 
 from benchmarks.common.cells import measured, spread, table
+from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.common.environment import environment
 from benchmarks.common.image_classes import ImageClasses, Task, one_vs_rest_rows
 from benchmarks.common.tasks import CIFAR, FASHION, TaskGroups
@@ -189,7 +190,7 @@ def page(rows: list[dict], command: str, wanted: int) -> str:
         "piles of one class among all images of the others. "
         f"Planted: Gaussian rows of {PLANTED_DIM} numbers, {PLANTED_SHARE:.0%} positive.",
         f"Above {SAMPLE_ROWS:,} unlabelled rows, training takes a sample of that size "
-        "([method](../method.md#more-rows-than-training-needs)); the figures should stop to change far below it.",
+        "([method](../method.md#more-rows-than-training-needs)); the figures should level off far below it.",
         LEGEND,
     ]
     for key in sorted({table_of(row) for row in rows}):
@@ -217,35 +218,33 @@ def cell(method: str, group: str, name: str, share: float, labelled: int, seed: 
     return pile | {"size": size}
 
 
-def cells(given: argparse.Namespace) -> list[dict]:
+def cells(options: argparse.Namespace) -> list[dict]:
     """Seed by seed, so that what is cut off is whole but for the last seeds."""
-    groups = [CIFAR] + [FASHION] * (given.fashion is not None)
+    groups = [CIFAR] + [FASHION] * (options.fashion is not None)
     names = [(group, CLASSES[group][number]) for number in range(2) for group in groups]
     wanted = []
-    for method, seed in product(given.methods, range(given.seeds)):
-        for name, share, labelled in product(names, SHARES, given.labelled):
-            wanted += [cell(method, *name, share, labelled, seed, size) for size in given.sizes]
-        for labelled in given.planted_labelled if given.planted and method == "linear" else ():
-            wanted += [cell(method, PLANTED, PLANTED, PLANTED_SHARE, labelled, seed, size) for size in given.planted]
+    for method, seed in product(options.methods, range(options.seeds)):
+        for name, share, labelled in product(names, SHARES, options.labelled):
+            wanted += [cell(method, *name, share, labelled, seed, size) for size in options.sizes]
+        for labelled in options.planted_labelled if options.planted and method == "linear" else ():
+            wanted += [cell(method, PLANTED, PLANTED, PLANTED_SHARE, labelled, seed, size) for size in options.planted]
     return wanted
 
 
 def main() -> None:
-    given = arguments()
-    folder = given.folder.resolve()
-    work = given.work or folder / "pucache-bench"
-    wanted = cells(given)
-    measure_cell = partial(measure, (folder, work, given.fashion), max(given.planted, default=0))
-    rows = measured(work, "unlabelled-rows", wanted, measure_cell, minutes=given.minutes, also=given.also)
+    options = arguments()
+    folder = options.folder.resolve()
+    work = options.work or folder / "pucache-bench"
+    wanted = cells(options)
+    measure_cell = partial(measure, (folder, work, options.fashion), max(options.planted, default=0))
+    rows = measured(work, "unlabelled-rows", wanted, measure_cell, minutes=options.minutes, also=options.also)
     whole = complete(rows, wanted)
     text = page(whole, "python -m benchmarks.quality.unlabelled_rows DIR --fashion SOURCE", len(wanted))
-    print(text)
-    if given.out:
-        given.out.write_text(text)
+    write_page(text, options.out)
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("folder", type=Path, help="CIFAR-10")
     parser.add_argument("--fashion", type=Path, metavar="SOURCE", help="Fashion-MNIST (default: without it)")
     parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
@@ -257,7 +256,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--planted-labelled", type=int, nargs="+", default=PLANTED_LABELLED)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no cell after so long")
     parser.add_argument("--also", nargs="*", default=(), metavar="COMMIT", help="take cells of these where missing")
-    parser.add_argument("--out", type=Path, help="markdown page to write")
     return parser.parse_args()
 
 

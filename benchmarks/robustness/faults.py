@@ -3,17 +3,15 @@
     python -m benchmarks.robustness.faults WORK [--only embed,pack,...] [--kills 500] [--seed 0]
                                              [--out docs/results/faults.md]
 
-Runs the real commands on a small world of images (tests/faults) and counts what held and what did not. What is
-checked each time stands in `World` of tests/faults/places.py: outputs are byte for byte the old or the new
-ones, inputs are untouched,
+Runs the real commands on a small set of images, injects a fault, and counts which checks passed. What is checked each
+time is in `World` of tests/faults/places.py: outputs are byte for byte the old or the new ones, inputs are untouched,
 finished parts verify, the same command run again succeeds, computes nothing that was safe a second time, ends in the
-bytes of an undisturbed run and leaves nothing else in the folder. Sections that are done are kept in WORK and
-not run again.
+bytes of an undisturbed run and leaves nothing else in the folder. Sections that are done are kept in WORK and not run
+again.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import signal
@@ -26,13 +24,14 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.common.environment import commit, environment
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from faults.commands import Zygote
 from faults.filling import can_mount, fill_pages, limit_files
-from faults.places import Job, World, assert_one_line, differences, state
+from faults.places import Job, World, differences, error_line, state
 from faults.powerloss import check_crash, crashes
 from faults.stopping import interrupt_often, kill_often
 from faults.tracing import RENAMES, can_trace, count_calls, run_traced, run_unwritable
@@ -73,16 +72,16 @@ class Trials:
                 left -= count
 
     def _some(self, job: Job, count: int, seed: str) -> Iterator[Strike]:
-        places: list[str] = []
+        phases: list[str] = []
         plain = zlib.crc32(seed.encode()) % PLAIN_EVERY < AT_ONCE and count == AT_ONCE
 
         def run() -> None:
             struck = kill_often(self.world, job, count, seed, plain_every=count if plain else 0)
-            places.extend(place for _, place in struck)
+            phases.extend(phase for _, phase in struck)
 
         _, _, problem = self.one(job, "", run)
-        for number, place in enumerate(places):
-            yield job.name, place, problem if number == len(places) - 1 else ""
+        for number, phase in enumerate(phases):
+            yield job.name, phase, problem if number == len(phases) - 1 else ""
 
     def signals(self, total: int) -> Iterator[Strike]:
         """SIGINT and SIGTERM in turn, at random moments."""
@@ -141,7 +140,7 @@ class Trials:
         done = run_traced(self.world, job, folder, inject)
         self.world.check_interrupted(job, folder)
         if "KILL" not in inject:
-            assert_one_line(done, "Input/output error")
+            error_line(done, "Input/output error")
         else:
             assert done.code in (0, -signal.SIGKILL), done.stderr
         self.world.check_rerun(job, folder, done.acknowledged)
@@ -149,7 +148,7 @@ class Trials:
 
     def _unwritable(self, job: Job) -> None:
         folder = self.world.place(job)
-        assert_one_line(run_unwritable(self.world, job, folder), "Input/output error")
+        error_line(run_unwritable(self.world, job, folder), "Input/output error")
         self.world.check_interrupted(job, folder)
         self.world.check_rerun(job, folder)
 
@@ -182,7 +181,7 @@ class Trials:
         lost = [done for done in both if done.code]
         assert len(lost) < 2, both
         for done in lost:
-            assert_one_line(done, BUSY)
+            error_line(done, BUSY)
         differing = differences(self.world.undisturbed(job).after, state(folder))
         assert not differing, differing
         return "one was refused" if lost else "both ended well"
@@ -220,11 +219,11 @@ TITLES = {
 
 def run_section(name: str, strikes: Iterator[Strike], work: Path) -> None:
     """Run one section, tell how it goes, and keep its result."""
-    began, said, seen = time.monotonic(), 0.0, []
+    began, last_shown, seen = time.monotonic(), 0.0, []
     for strike in strikes:
         seen.append(strike)
-        if time.monotonic() - said > 10 or strike[2]:
-            said = time.monotonic()
+        if time.monotonic() - last_shown > 10 or strike[2]:
+            last_shown = time.monotonic()
             bad = sum(bool(problem) for _, _, problem in seen)
             print(f"{name}: {len(seen)} faults, {bad} bad  {strike[2]}", file=sys.stderr, flush=True)
     result = {"strikes": seen, "seconds": time.monotonic() - began, "commit": commit()}
@@ -240,8 +239,9 @@ def report(work: Path, seed: int, kills: int) -> str:
     ]
     lines += [
         "",
-        f"Seed {seed}. A fault is bad where anything of this did not hold. Kills that came after the end are not among "
-        f"those asked for (of embed {kills}, of pack and of score {kills * 2 // 5}), and are checked all the same.",
+        f"Seed {seed}. A fault is bad where one of these checks failed. Kills that came after the end of the command "
+        f"are checked too, but do not count towards the number asked for ({kills} of embed, {kills * 2 // 5} of pack "
+        "and of score).",
         "",
     ]
     lines += ["| fault | job | n | bad | where it struck |", "|---|---|---:|---:|---|"]
@@ -256,8 +256,8 @@ def report(work: Path, seed: int, kills: int) -> str:
         for job in dict.fromkeys(strike[0] for strike in result["strikes"]):
             mine = [strike for strike in result["strikes"] if strike[0] == job]
             bad = [problem for _, _, problem in mine if problem]
-            places = ", ".join(f"{place} {count}" for place, count in Counter(s[1] for s in mine).most_common())
-            lines.append(f"| {title} | {job} | {len(mine)} | {len(bad)} | {places} |")
+            phases = ", ".join(f"{phase} {count}" for phase, count in Counter(s[1] for s in mine).most_common())
+            lines.append(f"| {title} | {job} | {len(mine)} | {len(bad)} | {phases} |")
             notes += [f"- {title}, {job}, {count} times: {text}" for text, count in Counter(bad).most_common()]
             total, wrong = total + len(mine), wrong + len(bad)
     lines += ["", f"**{total:,} faults, {wrong:,} bad**, in {seconds / 60:.0f} minutes.", ""]
@@ -284,15 +284,12 @@ def main(work: Path, only: list[str], kills: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("work", type=Path)
     parser.add_argument("--only", default=",".join(TITLES), help=f"sections: {', '.join(TITLES)}")
     parser.add_argument("--kills", type=int, default=500, help="of embed; the other sections follow")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     main(arguments.work.resolve(), arguments.only.split(","), arguments.kills, arguments.seed)
     text = report(arguments.work, arguments.seed, arguments.kills)
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text)
+    write_page(text, arguments.out)

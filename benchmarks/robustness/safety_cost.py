@@ -23,6 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common.command_line import page_parser, print_page
+
 GOAL = 1.05
 DTYPE = np.dtype("<f2")
 STAGES = ("writing", "merging")  # of the profile of `embed`, as far as safety goes
@@ -43,10 +45,10 @@ def safe(source, encoder, work: Path) -> dict:
     report = run_embedding(source, cache, encoder)
     seconds = time.perf_counter() - began
     assert not report.failures and report.computed == report.rows
-    told = {f"{stage}, s": report.profile.seconds[stage] for stage in STAGES}
+    stages = {f"{stage}, s": report.profile.seconds[stage] for stage in STAGES}
     digest = content(CacheFile(cache).X)
     cache.unlink()
-    return {"seconds": seconds, **told, "content": digest}
+    return {"seconds": seconds, **stages, "content": digest}
 
 
 def no_fsync(source, encoder, work: Path) -> dict:
@@ -125,8 +127,8 @@ def cell(arm: str, path: str, folder: Path, work: Path) -> dict:
     if done.returncode:
         raise SystemExit(f"{arm} {path} failed:\n{done.stderr}")
     figures = json.loads(done.stdout.splitlines()[-1])
-    told = ", ".join(f"{what} {value:.4g}" for what, value in figures.items() if what != "content")
-    print(f"{path:14s} {arm:9s} {told}", file=sys.stderr, flush=True)
+    summary = ", ".join(f"{what} {value:.4g}" for what, value in figures.items() if what != "content")
+    print(f"{path:14s} {arm:9s} {summary}", file=sys.stderr, flush=True)
     return figures
 
 
@@ -152,13 +154,13 @@ def table(figures: dict[str, list[dict]], images: int) -> list[str]:
     ratio = statistics.median(
         one["seconds"] / other["seconds"] for one, other in zip(figures["safe"], figures["bare"], strict=True)
     )
-    told = [f"{stage} {spread([row[f'{stage}, s'] for row in figures['safe']])} s" for stage in STAGES]
+    stages = [f"{stage} {spread([row[f'{stage}, s'] for row in figures['safe']])} s" for stage in STAGES]
     share = statistics.median(sum(row[f"{stage}, s"] for stage in STAGES) / row["seconds"] for row in figures["safe"])
     return [
         *lines,
         "",
         f"Cost of safety: **{ratio - 1:+.1%}** (goal: at most {GOAL - 1:.0%}). By its own clocks the safe arm spent "
-        f"{' and '.join(told)}, {share:.2%} of its time, though writing goes on beside the encoder.",
+        f"{' and '.join(stages)}, {share:.2%} of its time, though writing goes on beside the encoder.",
     ]
 
 
@@ -172,8 +174,7 @@ def main(arguments: argparse.Namespace) -> str:
 
     a = arguments
     folder = a.work / f"png-{a.images}"
-    if not folder.exists():
-        copy_pngs(folder, a.folder, a.images)
+    copy_pngs(folder, a.folder, a.images)
     lines = [
         "# What crash safety costs embedding",
         "",
@@ -197,19 +198,15 @@ def default_paths() -> list[str]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("work", type=Path)
     parser.add_argument("--images", type=int, default=8000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--paths", nargs="+", default=default_paths(), metavar="RUNTIME-PRECISION")
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.arm:
-        print(json.dumps(run_arm(given.arm, given.folder, given.work, given.paths[0])))
+    arguments = parser.parse_args()
+    if arguments.arm:
+        print(json.dumps(run_arm(arguments.arm, arguments.folder, arguments.work, arguments.paths[0])))
     else:
-        report = main(given)
-        print(report)
-        if given.out:
-            given.out.write_text(report)
+        print_page(main, arguments)

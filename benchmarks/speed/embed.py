@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common.command_line import page_parser, print_page
 from benchmarks.common.environment import environment
 from benchmarks.common.jpegs import write_jpegs
 
@@ -120,7 +121,7 @@ def stages(folder: Path, work: Path, path: str, device: str, threads: int) -> di
     def rate(call, items) -> float:
         with ThreadPoolExecutor(threads, initializer=lambda: torch.set_num_threads(1)) as pool:
             began = time.perf_counter()
-            for _ in pool.map(lambda some: [call(one) for one in some], np.array_split(items, 20 * threads)):
+            for _ in pool.map(lambda rows: [call(one) for one in rows], np.array_split(items, 20 * threads)):
                 pass
             return len(items) / (time.perf_counter() - began)
 
@@ -232,7 +233,9 @@ class Bench:
 
 
 def copy_pngs(folder: Path, source: Path, count: int) -> None:
-    """So many PNG files, drawn from all of them, in a folder of their own."""
+    """So many PNG files, drawn from all of them, in a folder of their own; nothing where it exists."""
+    if folder.exists():
+        return
     files = sorted(source.glob("**/*.png"))
     folder.mkdir(parents=True)
     for number in np.random.default_rng(0).permutation(len(files))[:count]:
@@ -242,8 +245,7 @@ def copy_pngs(folder: Path, source: Path, count: int) -> None:
 def main(arguments: argparse.Namespace) -> str:
     arguments.work.mkdir(parents=True, exist_ok=True)
     everything, png, jpeg = arguments.folder, arguments.work / "png", arguments.work / "jpeg"
-    if not png.exists():
-        copy_pngs(png, everything, arguments.images)
+    copy_pngs(png, everything, arguments.images)
     if not jpeg.exists():
         write_jpegs(jpeg, JPEGS)
     bench, paths = Bench(arguments), [f"{runtime}-{precision}" for runtime, precision in PATHS]
@@ -316,22 +318,24 @@ def report(bench: Bench, png: Path, jpeg: Path, paths: list[str], arguments: arg
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("work", type=Path)
     parser.add_argument("--images", type=int, default=8000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--cell", choices=CELLS, help=argparse.SUPPRESS)
     parser.add_argument("--path", default="", help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, default=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.cell:
-        print(json.dumps(CELLS[given.cell](given.folder, given.work, given.path, given.device, given.threads)))
+    arguments = parser.parse_args()
+    if arguments.cell:
+        print(
+            json.dumps(
+                CELLS[arguments.cell](
+                    arguments.folder, arguments.work, arguments.path, arguments.device, arguments.threads
+                )
+            )
+        )
     else:
-        told = main(given)
-        print(told)
-        if given.out:
-            given.out.write_text(told)
-    shutil.rmtree(given.work / "embed.h5.parts", ignore_errors=True)
+        print_page(main, arguments)
+    shutil.rmtree(arguments.work / "embed.h5.parts", ignore_errors=True)

@@ -7,7 +7,6 @@ labelled; --quick: a quarter of it). Run it on a quiet machine. Every figure is 
 warm-up.
 """
 
-import argparse
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from benchmarks.common.cifar import Cifar
+from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.common.environment import environment
 from benchmarks.common.plain_loops import loader_loop, slices_loop
 from benchmarks.quality.retrieval import write_rows
@@ -66,13 +66,13 @@ def products_of_batches(d, steps, K, device) -> float:
     X, step = torch.randn(BATCH, d, device=device).to(kind), torch.randn(K, BATCH, device=device).to(kind)
     parameters, gradient = torch.randn(K, d, device=device).to(kind), torch.empty(K, d, device=device, dtype=kind)
 
-    def some() -> None:
+    def products() -> None:
         for _ in range(200):
             torch.mm(parameters, X.T)
             torch.mm(step, X, out=gradient)
 
     with torch.inference_mode(), limited_threads(K * BATCH * d):
-        return steps / 200 * median(some, device, 9)
+        return steps / 200 * median(products, device, 9)
 
 
 @contextmanager
@@ -80,8 +80,8 @@ def counted_fits(n, d) -> Iterator[list[float]]:
     """Operations of the products of each training of a sweep, were all heads evaluated in all passes."""
     operations, fit = [], prior_sweep.fit_heads
 
-    def counted(*given, **options):
-        heads = fit(*given, **options)
+    def counted(*positional, **options):
+        heads = fit(*positional, **options)
         operations.append(4.0 * n * d * len(heads.coef) * heads.passes)
         return heads
 
@@ -177,22 +177,22 @@ def main(cache: EmbeddingCache, s: np.ndarray, device: torch.device) -> str:
         settings = {"loss": loss, "penalty": 1e-5, "device": name}
         one = median(lambda: sweep_on(data, priors=[0.07], seeds=[0], **settings), device)  # noqa: B023
         priors = np.geomspace(0.01, 0.5, 32)
-        many = median(lambda: sweep_on(data, priors=priors, seeds=range(5), **settings), device, 1)  # noqa: B023
+        sweep_seconds = median(lambda: sweep_on(data, priors=priors, seeds=range(5), **settings), device, 1)  # noqa: B023
         with counted_fits(n, d) as operations:
             sweep_on(data, priors=priors, seeds=range(5), **settings)
         add(f"sweep, {loss}, 1 prior x 1 seed", one, "5 folds each; bound by reading X")
         note = (
             f"at most {sum(operations) / 1e12:.1f} Tflop of products: {sum(operations) / rate:.1f} s at the rate above"
         )
-        add(f"sweep, {loss}, 32 priors x 5 seeds", many, note, f"{many / one:.1f}x the time of one")
+        add(f"sweep, {loss}, 32 priors x 5 seeds", sweep_seconds, note, f"{sweep_seconds / one:.1f}x the time of one")
     for K in (100, 1600) if device.type == "cuda" else (100,):
         seeds = np.arange(K)
         add(f"batch, {K} heads", median(lambda: fit_heads(X, s, seed=seeds, penalty=1e-5, **common), device, 1))  # noqa: B023
     head = "| | seconds | ratio | note |\n| --- | --- | --- | --- |\n"
     return (
-        f"# Training heads\n\n`python -m benchmarks.speed.heads DIR`: {n:,} x {d} {X.dtype}, {s.sum()} "
-        f"labelled, median of {REPEATS}. Limits measured in this run: {read / 1e9:.0f} GB/s read, {rate / 1e12:.2f} "
-        "Tflop/s of matrix products at the precision that sgd uses.\n\n"
+        f"# Training heads\n\n`python -m benchmarks.speed.heads DIR`: seconds to train linear heads on {n:,} x {d} "
+        f"{X.dtype} embeddings with {s.sum()} labelled rows, median of {REPEATS}. Limits measured in this run: "
+        f"{read / 1e9:.0f} GB/s read, {rate / 1e12:.2f} Tflop/s of matrix products at the precision that sgd uses.\n\n"
         + head
         + "\n".join(f"| {' | '.join(line)} |" for line in lines)
         + f"\n\n{environment()}\n"
@@ -200,17 +200,14 @@ def main(cache: EmbeddingCache, s: np.ndarray, device: torch.device) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--work", type=Path, help="where caches are kept (default: DIR/pucache-bench)")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     work = arguments.work or arguments.folder / "pucache-bench"
     data = Cifar(arguments.folder.resolve(), work, quick=arguments.quick)
     task = data.authors()
     text = main(write_rows(work / "heads.h5", data.train, task.X), task.s, choose_device(arguments.device))
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text)
+    write_page(text, arguments.out)

@@ -32,7 +32,7 @@ set_thread_defaults()  # as commands do, before numpy is imported
 import numpy as np  # noqa: E402
 
 from benchmarks.common.command_line import command_line, print_page  # noqa: E402
-from benchmarks.common.planted_cache import Planted, make, prepare  # noqa: E402
+from benchmarks.common.planted_cache import Planted, prepare_with_model  # noqa: E402
 from pucache.allocator import keep_freed_memory  # noqa: E402
 from pucache.cache.embedding_cache import EmbeddingCache  # noqa: E402
 from pucache.cache.merging import merge  # noqa: E402
@@ -189,11 +189,7 @@ def main(options: argparse.Namespace) -> str:
 
     keep_freed_memory()
     at = Planted(options.folder, options.rows, options.dim)
-    prepare(at)
-    if not at.model.exists():
-        small = Planted(options.folder, 100_000, options.dim)
-        prepare(small)
-        make("train_model", small)
+    prepare_with_model(at)
     shards = write_shards(at, options.shards)
     todo = operations(shards, at)
     seconds: dict[str, list[tuple[float, float]]] = {operation.name: [] for operation in todo}

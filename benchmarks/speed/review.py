@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common.cells import table
+from benchmarks.common.command_line import page_parser, print_page
 from benchmarks.common.environment import environment
 from benchmarks.common.planted_cache import MB, Planted, prepare
 from pucache import EmbeddingCache
@@ -124,35 +125,36 @@ def measure(cache: EmbeddingCache, truth: np.ndarray, rounds: int) -> list[list[
     return lines
 
 
-def main(given: argparse.Namespace) -> str:
+def main(arguments: argparse.Namespace) -> str:
     """All measurements, and the page."""
-    given.work.mkdir(parents=True, exist_ok=True)
+    arguments.work.mkdir(parents=True, exist_ok=True)
     lines = []
-    if given.like:
-        cache = EmbeddingCache(given.like)
+    if arguments.like:
+        cache = EmbeddingCache(arguments.like)
         first = cache.keys[0].split("/")[0]
-        lines += measure(cache, np.array([key.split("/")[0] == first for key in cache.keys]), given.rounds)
+        lines += measure(cache, np.array([key.split("/")[0] == first for key in cache.keys]), arguments.rounds)
     for n, d in (
         []
-        if given.like and not given.large
-        else [(100_000, 1280)] * (not given.like) + [(1_000_000, 512)] * given.large
+        if arguments.like and not arguments.large
+        else [(100_000, 1280)] * (not arguments.like) + [(1_000_000, 512)] * arguments.large
     ):
-        planted = Planted(given.work, n, d)
+        planted = Planted(arguments.work, n, d)
         prepare(planted)
-        lines += measure(EmbeddingCache(planted.cache), np.load(planted.truth), given.rounds)
+        lines += measure(EmbeddingCache(planted.cache), np.load(planted.truth), arguments.rounds)
     head = ["cache", "measured", "n", "seconds, median (least–most)", "CPU seconds each"]
-    return "\n".join(["# Speed of the review sitting", "", table(head, lines), "", environment(), ""])
+    what = (
+        "`python -m benchmarks.speed.review WORK`: how soon a decision of the reviewer is in the ranking, on planted "
+        "rows or on those of a real cache. Fits run in a child process, as in `pucache review`; CPU seconds are those "
+        "of the child; n is the number of times."
+    )
+    return "\n".join(["# Speed of the review sitting", "", what, "", table(head, lines), "", environment(), ""])
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("work", type=Path)
     parser.add_argument("--like", type=Path, help="a cache whose keys begin with the class")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--large", action="store_true", help="1,000,000 x 512 too")
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    text = main(given)
-    print(text)
-    if given.out:
-        given.out.write_text(text)
+    arguments = parser.parse_args()
+    print_page(main, arguments)

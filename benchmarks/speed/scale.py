@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common.command_line import page_parser, print_page
 from benchmarks.common.planted_cache import (
     LABELLED,
     PRIOR,
@@ -88,8 +89,8 @@ def look_up(at: Planted, measured: Measured) -> None:
     rows[::100] = -1
     cache = EmbeddingCache(at.cache)
     with measured:
-        found = cache.keys.rows(wanted)
-    assert np.array_equal(found, rows)
+        looked_up = cache.keys.rows(wanted)
+    assert np.array_equal(looked_up, rows)
 
 
 def score_csv(at: Planted, measured: Measured) -> None:
@@ -247,10 +248,10 @@ def scale(folder: Path, sizes: list[int], d: int, rounds: int, plot: Path) -> li
     draw_plot(plot, names, [at.n for at in planted], figures)
     return [
         f"`python -m benchmarks.speed.scale FOLDER --sizes {' '.join(map(str, sizes))} --dim {d} --rounds {rounds}`: "
-        f"float16, {d} numbers a row, {LABELLED:,} labelled, prior {PRIOR}; a process for each figure, medians of "
-        f"{rounds} rounds. The shards hold every other row each. A straight line is fitted to the sizes; *off* is how "
-        "far the point farthest from it lies, in percent of that point. *spread* is (largest - smallest) / median of "
-        "the rounds at the largest size.",
+        f"float16, {d} numbers a row, {LABELLED:,} labelled, prior {PRIOR}; a process for each figure, "
+        f"{'one round' if rounds == 1 else f'medians of {rounds} rounds'}. The shards hold every other row each. A "
+        "straight line is fitted to the sizes; *off* is how far the point farthest from it lies, in percent of that "
+        "point. *spread* is (largest - smallest) / median of the rounds at the largest size.",
         "",
         *table("seconds", "s", names, planted, figures),
         "",
@@ -278,8 +279,8 @@ def table(what: str, unit: str, names: list[str], planted: list[Planted], figure
         slope, constant, off = straight(sizes, values)
         at_most = figures[name, sizes[-1]]
         if what == "seconds":
-            told = [row[what] for row in at_most]
-            ends = [f"{(max(told) - min(told)) / statistics.median(told):.0%}" if len(told) > 1 else ""]
+            seconds = [row[what] for row in at_most]
+            ends = [f"{(max(seconds) - min(seconds)) / statistics.median(seconds):.0%}" if len(seconds) > 1 else ""]
         else:
             ends = [f"{median(at_most, kind):,.0f}" for kind in ("anonymous", "file")]
         numbers = [*(f"{value:.3g}" if value < 1000 else f"{value:,.0f}" for value in values)]
@@ -325,10 +326,10 @@ def draw_plot(path: Path, names: list[str], sizes: list[int], figures: dict) -> 
     figure.savefig(path, dpi=110)
 
 
-def main(given: argparse.Namespace) -> str:
+def main(arguments: argparse.Namespace) -> str:
     from benchmarks.common.environment import environment
 
-    lines = scale(given.folder, given.sizes, given.dim, given.rounds, given.plot)
+    lines = scale(arguments.folder, arguments.sizes, arguments.dim, arguments.rounds, arguments.plot)
     return "\n".join(["# Scale", "", *lines, "", environment()]) + "\n"
 
 
@@ -336,15 +337,11 @@ if __name__ == "__main__":
     if asked := asked_for_a_cell():
         print(json.dumps(run_cell(*asked)))
         raise SystemExit
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--sizes", type=int, nargs="+", default=[625_000, 1_250_000, 2_500_000, 5_000_000])
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--plot", type=Path, default=Path(__file__).parents[2] / "docs/images/scale.png")
-    given = parser.parse_args()
-    report = main(given)
-    print(report)
-    if given.out:
-        given.out.write_text(report)
+    arguments = parser.parse_args()
+    print_page(main, arguments)

@@ -15,7 +15,7 @@ import statistics
 import time
 
 from benchmarks.common.command_line import command_line, print_page
-from benchmarks.common.planted_cache import Planted, asked_for_a_cell, cell, drop, file_blocks, keep, make, prepare
+from benchmarks.common.planted_cache import Planted, asked_for_a_cell, cell, drop, file_blocks, keep, prepare_with_model
 from benchmarks.speed.scale import Measured, score_csv, score_parquet
 
 GOAL = 0.8  # rate to CSV over the rate to Parquet, from the page cache
@@ -79,12 +79,7 @@ def main(options: argparse.Namespace) -> str:
     from benchmarks.common.environment import environment
 
     at = Planted(options.folder, options.rows, options.dim)
-    prepare(at)
-    if not at.model.exists():
-        small = Planted(options.folder, 100_000, options.dim)
-        prepare(small)
-        make("train_model", small)
-        small.cache.unlink()
+    prepare_with_model(at)
     names = [f"{operation}, {state}" for state in STATES for operation in OPERATIONS]
     figures: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for _ in range(options.rounds):
@@ -93,11 +88,11 @@ def main(options: argparse.Namespace) -> str:
     lines = [
         "# Scoring",
         "",
-        f"`python -m benchmarks.speed.scoring FOLDER --rows {at.n} --dim {at.d} --rounds {options.rounds}`: a cache of "
-        f"{at.n:,} x {at.d} float16 ({at.cache.stat().st_size / 1e9:.2f} GB), each byte of which is held against its "
-        "seal. Medians; *of reading* is the median ratio of the seconds of reading the file in the same round to those "
-        "of scoring; *peak memory* is over what the process had after its imports; *spread* is (largest - smallest) / "
-        "median.",
+        f"`python -m benchmarks.speed.scoring FOLDER --rows {at.n} --dim {at.d} --rounds {options.rounds}`: a cache "
+        f"of {at.n:,} x {at.d} float16 ({at.cache.stat().st_size / 1e9:.2f} GB), each byte of which is verified by "
+        "its checksum. Medians; *of reading* is the median ratio of the seconds of reading the file in the same "
+        "round to those of scoring; *peak memory* is over what the process had after its imports; *spread* is "
+        "(largest - smallest) / median.",
         "",
         *table(at, figures),
         "",

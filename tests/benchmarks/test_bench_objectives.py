@@ -12,10 +12,10 @@ from benchmarks.quality.margin_heads import Rows, normalised, train
 from benchmarks.quality.objective_methods import (
     METHODS,
     Distribution,
-    Known,
     SelfPaced,
     SoftLabels,
-    ToldDistribution,
+    TaskEstimates,
+    TruePriorDistribution,
     Variational,
     balanced,
     trusted,
@@ -134,10 +134,10 @@ def test_the_most_and_the_least_confident_of_the_kept_rows_are_trusted():
 @pytest.mark.parametrize("kind", METHODS)
 def test_a_method_ranks_well_and_its_folds_learn_nothing_of_the_labels_left_out(kind):
     X, s, y = made_up()
-    rows, known = rows_of(X, s), Known(1e-3, 0.15, 0.15)
-    one = len(kind(known).settings) // 2
+    rows, estimates = rows_of(X, s), TaskEstimates(1e-3, 0.15, 0.15)
+    one = len(kind(estimates).settings) // 2
     setting, column = torch.full((6,), one), torch.arange(6)
-    heads = kind(known).train(rows, setting, column)
+    heads = kind(estimates).train(rows, setting, column)
     hidden = torch.from_numpy(y[np.argsort(-s, kind="stable")])
     held_out = rows.held_out(heads[:5])
     assert held_out[hidden].mean() > held_out[~hidden].mean() + held_out.std()
@@ -146,20 +146,20 @@ def test_a_method_ranks_well_and_its_folds_learn_nothing_of_the_labels_left_out(
     moved = rows.X.clone()
     moved[rows.fold == 2] *= -3  # neither rows nor labels of the fold
     changed = Rows(moved, P, rows.fold, 5, rows.directions, rows.variances, rows.rest)
-    again = kind(known).train(changed, setting, column)
+    again = kind(estimates).train(changed, setting, column)
     torch.testing.assert_close(again[2], heads[2], atol=1e-3, rtol=1e-3)
     assert not torch.allclose(again[1], heads[1], atol=1e-2)
 
 
 def test_the_threshold_of_vpu_is_half_the_greatest_answer():
-    at = Variational(Known(1e-3, 0.1, 0.1)).threshold(np.array([-5.0, 1.0]))
+    at = Variational(TaskEstimates(1e-3, 0.1, 0.1)).threshold(np.array([-5.0, 1.0]))
     assert sigmoid(at) == pytest.approx(sigmoid(1.0) / 2)
 
 
-def test_dist_pu_has_the_estimated_prior_unless_it_is_told_the_true_one():
-    known = Known(1e-3, 0.2, 0.1)
-    assert {setting["prior"] for setting in Distribution(known).settings} == {0.2}
-    assert {setting["prior"] for setting in ToldDistribution(known).settings} == {0.1}
+def test_dist_pu_has_the_estimated_prior_unless_it_is_given_the_true_one():
+    estimates = TaskEstimates(1e-3, 0.2, 0.1)
+    assert {setting["prior"] for setting in Distribution(estimates).settings} == {0.2}
+    assert {setting["prior"] for setting in TruePriorDistribution(estimates).settings} == {0.1}
 
 
 def test_the_best_kind_of_setting_is_chosen_at_the_penalty_of_the_rule():
@@ -173,15 +173,15 @@ def test_a_whole_task_is_measured_and_shown(monkeypatch):
     (X, s, y), (X_test, _, y_test) = made_up(), made_up(1)
     task = Task(X, s, y, X_test, y_test)
     judge = objectives.Judge(task)
-    row, known = objectives.default(task, judge)
-    comparison = objectives.Comparison(task, known, judge)
+    row, estimates = objectives.default(task, judge)
+    comparison = objectives.Comparison(task, estimates, judge)
     found = {"pucache": row, "self-paced, hard": comparison.measure(SelfPaced), "VPU": comparison.measure(Variational)}
     for one in found.values():
         assert 0.4 < one["f1"] <= one["best_f1"] + 1e-9
         assert one is row or 0.5 < one["ap"] <= one["oracle_ap"] + 1e-9
     found |= {
         "Dist-PU": found["VPU"],
-        "Dist-PU, told the prior": found["VPU"],
+        "Dist-PU, true prior": found["VPU"],
         "self-training, soft": found["self-paced, hard"],
     }
     cells = [{"class": "cat", "share": 0.15, "labelled": P, "seed": 0, **found}] * 2

@@ -123,11 +123,11 @@ def row(arm, found_at, *, looks=500, hidden=10, share=0.01, task="cat", **more):
 
 def test_figures_of_a_sitting():
     sitting = row("growing", [1, 2, 3, 60, 70, 80, 90, 400])
-    assert review_page.found(60)(sitting) == 4
+    assert review_page.positives_after(60)(sitting) == 4
     assert review_page.looks_until(0.8)(sitting) == 400
     assert math.isnan(review_page.looks_until(0.95)(sitting))
-    assert math.isnan(review_page.found(500)(row("growing", [1], looks=100)))
-    assert review_page.found(500)(row("growing", [1], looks=100, hidden=1)) == 1  # all are found
+    assert math.isnan(review_page.positives_after(500)(row("growing", [1], looks=100)))
+    assert review_page.positives_after(500)(row("growing", [1], looks=100, hidden=1)) == 1  # all are found
 
 
 def test_arms_are_compared_in_the_same_cells():

@@ -1,6 +1,8 @@
 """The runner of `make bench`, the table of the pages, and their index."""
 
 import re
+import subprocess
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -84,10 +86,17 @@ def test_other_commits_do_not_count(at, scripts, monkeypatch):
     assert run_all.earlier_runs(at) == {}
 
 
-def test_a_benchmark_that_hangs_is_ended_with_its_processes(tmp_path):
-    command = ["sh", "-c", "sleep 600 & echo $!; wait"]
-    assert run_all.run(command, tmp_path / "log", 1.0) == "ended after 0.0 minutes"
-    process = Path(f"/proc/{(tmp_path / 'log').read_text().strip()}/stat")
+def test_a_benchmark_that_hangs_is_ended_with_its_processes(tmp_path, monkeypatch):
+    log, waits = tmp_path / "log", subprocess.Popen.wait
+
+    def wait(process, timeout=None):
+        """Let the time run out once the shell has printed the number of its child."""
+        assert timeout is None or eventually(lambda: log.read_text().endswith("\n"))
+        return waits(process, timeout and 0.01)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait)
+    assert run_all.run(["sh", "-c", "sleep 3600 & echo $!; wait"], log, 1.0) == "ended after 0.0 minutes"
+    process = Path(f"/proc/{log.read_text().strip()}/stat")
     assert eventually(lambda: not process.exists() or process.read_text().split()[2] == "Z")
 
 
@@ -156,7 +165,16 @@ def test_every_option_of_a_command_is_one_of_its_benchmark(page):
     options = re.findall(r"--[a-z-]+", " ".join(parts))
     options += ["--minutes"] if page.bench and page.bench.limited else []
     assert [option for option in options if f'"{option}"' not in text] == []
-    assert '"--out"' in text or "command_line(" in text or page.name == "gpu"
+    ways = ('"--out"', "command_line(", "page_parser(")
+    assert any(way in text for way in ways) or page.name == "gpu"
+
+
+@pytest.mark.slow
+def test_every_benchmark_can_be_imported():
+    modules = sorted({f"benchmarks.{page.module}" for page in PAGES if page.module and source(page)})
+    code = f"import importlib\nfor name in {modules}: importlib.import_module(name)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=HERE, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_names_of_pages_are_unique():
@@ -191,7 +209,15 @@ def test_the_index_names_every_page_with_the_commit_at_its_end():
 def test_commits_are_those_of_the_last_lines():
     text = "# Page\n\nFaster than commit 1234567.\n\n" + "x\n" * 5 + "Measured on a machine; commit abcdef0-dirty.\n"
     assert index.commits_of(text) == ["abcdef0-dirty"]
-    assert index.made_at("No figures.") == "not said"
+    assert index.made_at("No figures.") == "not stated"
+
+
+def test_commits_are_those_that_measured_the_cells_where_a_page_names_them():
+    end = "Measured on a machine; commit abcdef0."
+    cells = "3 cells were measured at commit 1111111. 4 cells were measured at commit 2222222; the commit below "
+    assert index.commits_of(f"{cells}wrote the page.\n\n{end}\n") == ["1111111", "2222222"]
+    assert index.commits_of(f"{cells}measured the others.\n\n{end}\n") == ["1111111", "2222222", "abcdef0"]
+    assert index.commits_of(f"Text.\n\n{end} Sittings of 1111111, 2222222.\n") == ["1111111", "2222222"]
 
 
 def test_a_page_without_an_entry_is_named(tmp_path):

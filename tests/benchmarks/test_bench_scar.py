@@ -50,4 +50,4 @@ def test_the_page_has_a_row_for_each_way_and_counts_false_alarms():
     assert "| not stated / 0.70 |" in text
     assert all(f"| 600 | {who} |" in text for who in scar.WAYS[FASHION].values())
     assert "## Ways to label footwear" in text and "## Ways to label\n" not in text
-    assert "| fashion classes | 100, 5% |" in text and "said to differ in 1 of 3 cells" in text
+    assert "| fashion classes | 100, 5% |" in text and "reported a difference for fair labels in 1 of 3 cells" in text

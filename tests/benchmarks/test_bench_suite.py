@@ -81,7 +81,7 @@ def cells():
 
 def test_the_page_has_groups_side_by_side_and_gains_over_the_first_arm():
     text = suite_page.page(cells(), 4, "Rows.", arms=("classifier",), rankings=("default ranking",))
-    assert "Cut off: 3 of 4 cells." in text
+    assert "The run was cut off: the page has 3 of 4 cells." in text
     assert "| labelled, share |  | cifar classes | cifar, four chosen on | cifar, six others | texts by kind |" in text
     assert "| 20, 1% | default ranking | 0.500 (+0.000) | 0.600 (+0.100) | 0.400 (-0.100) | 0.400 (-0.100) |" in text
     assert all(name in text for name in CHOSEN_ON) and "on nothing else" in text
