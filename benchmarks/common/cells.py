@@ -57,12 +57,12 @@ def measured(
         rows = _in_processes(missing, measure, deadline, jobs)
     for row in rows:
         append(path, row)
-    found: dict = {}
+    rows_by_cell: dict = {}
     for other in reversed(tuple(also)):
         rows_of_other = kept(work / f"{name}-{other}.jsonl", identity)
-        found |= {cell: row | {"commit": other} for cell, row in rows_of_other.items()}
-    found |= kept(path, identity)
-    return [found[tuple(cell.values())] for cell in cells if tuple(cell.values()) in found]
+        rows_by_cell |= {cell: row | {"commit": other} for cell, row in rows_of_other.items()}
+    rows_by_cell |= kept(path, identity)
+    return [rows_by_cell[tuple(cell.values())] for cell in cells if tuple(cell.values()) in rows_by_cell]
 
 
 def _one_by_one(cells: list[dict], measure: Callable[..., dict], deadline: float) -> Iterator[dict]:

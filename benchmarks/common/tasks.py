@@ -101,9 +101,9 @@ class TaskGroups:
             "images of CIFAR-10, of all classes, rotated by 90 degrees, tinted, compressed to JPEG quality "
             f"{attributes.QUALITY}, or greyed, among the others as they are.",
         }
-        told = [sentence for group, sentence in sentences.items() if group in self._data]
-        told += [data.describe() for data in set(self._data.values()) if isinstance(data, texts.Texts)]
-        return " ".join(told) + " One in four of all rows is used." * self.quick
+        descriptions = [sentence for group, sentence in sentences.items() if group in self._data]
+        descriptions += [data.describe() for data in set(self._data.values()) if isinstance(data, texts.Texts)]
+        return " ".join(descriptions) + " One in four of all rows is used." * self.quick
 
     def _opened(self, group: str) -> Data:
         if group == CIFAR:

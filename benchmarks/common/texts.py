@@ -118,10 +118,10 @@ def installed() -> list[Docstring]:
             if "site-packages" in at or TESTS.search(at):
                 continue
             try:
-                found = list(documented(f"{name}/{at}", path.read_text("utf-8")))
+                module_texts = list(documented(f"{name}/{at}", path.read_text("utf-8")))
             except (SyntaxError, UnicodeDecodeError):
                 continue
-            for doc in found:
+            for doc in module_texts:
                 if len(doc.text) >= MIN_CHARACTERS:
                     kept.setdefault(" ".join(doc.text.split()), doc)
     return list(kept.values())

@@ -74,10 +74,15 @@ def difference(work: Callable[[int], int], *, as_cpu: bool = False) -> tuple[flo
 
 
 def figures(
-    name: str, unit: str, found: tuple[float, float], *, waits: float | None = None, launches: float | None = None
+    name: str,
+    unit: str,
+    pair: tuple[float, float],
+    *,
+    waits: float | None = None,
+    launches: float | None = None,
 ) -> list[Figure]:
     """Two figures of one kind of work, with the budgets that tests hold."""
-    values = ((WAITS, found[0], waits), (LAUNCHES, found[1], launches))
+    values = ((WAITS, pair[0], waits), (LAUNCHES, pair[1], launches))
     return [Figure(f"{name}: {what} {unit}", (value,), what, target=budget) for what, value, budget in values]
 
 
@@ -111,8 +116,8 @@ def sgd(heads: int, *, weighted: bool) -> list[Figure]:
     name = f"sgd, {heads} head{'s' * (heads > 1)}{', row weights' * weighted}"
     waits, launches = epochs_of(LARGE)
     with no_graphs():
-        (_, many), (_, few) = epochs_of(SMALL), epochs_of(LARGE)
-    step = (many - few) / (-(-N // SMALL) + N // -LARGE)
+        (_, small_batches), (_, large_batches) = epochs_of(SMALL), epochs_of(LARGE)
+    step = (small_batches - large_batches) / (-(-N // SMALL) + N // -LARGE)
     return [
         Figure(f"{name}: waits an epoch", (waits,), WAITS, target=2),
         Figure(f"{name}: launches an epoch, by a CUDA graph", (launches,), LAUNCHES, target=50),
@@ -213,28 +218,28 @@ def retrieval() -> list[Figure]:
 
 def all_figures() -> list[Figure]:
     """Every count of the page."""
-    found = []
+    collected = []
     for heads in (1, 6):
         for weighted in (False, True):
-            found += sgd(heads, weighted=weighted)
+            collected += sgd(heads, weighted=weighted)
     for heads in (1, 6):
-        found += batch(heads)
-    found += retrieval()
+        collected += batch(heads)
+    collected += retrieval()
     for name in ("modern", "impulses"):
-        found += pretraining(name)
+        collected += pretraining(name)
     for precision in ("fp32", "bf16", "fp16"):
-        found += embedding(precision)
-    return found
+        collected += embedding(precision)
+    return collected
 
 
 # --- the page --------------------------------------------------------------------------------------
 
 
-def page(found: list[Figure]) -> str:
+def page(collected: list[Figure]) -> str:
     """Markdown."""
     lines = [
         [figure.name, f"{figure.values[0]:.4g}", "" if figure.target is None else f"{figure.target:g}", figure.note]
-        for figure in found
+        for figure in collected
     ]
     explanation = " ".join((__doc__ or "").split("\n\n")[-1].split())
     return (
@@ -259,10 +264,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    found = all_figures()
-    print(json.dumps([asdict(figure) for figure in found]) if arguments.json else page(found))
+    collected = all_figures()
+    print(json.dumps([asdict(figure) for figure in collected]) if arguments.json else page(collected))
     if arguments.out:
-        arguments.out.write_text(page(found))
+        arguments.out.write_text(page(collected))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def tests(bench: Bench) -> list[Figure]:
         raise RuntimeError(f"{TESTS} ended with {ended.returncode}:\n{ended.stdout[-6000:]}{ended.stderr[-2000:]}")
     summary = ended.stdout.strip().splitlines()[-1]
     counts = {what: re.search(rf"(\d+) {what}", summary) for what in ("passed", "skipped")}
-    return [Figure(f"tests {what}", (float(found[1]) if found else 0.0,), "") for what, found in counts.items()]
+    return [Figure(f"tests {what}", (float(match[1]) if match else 0.0,), "") for what, match in counts.items()]
 
 
 def run(command: list[str], bench: Bench, **variables: str) -> subprocess.CompletedProcess:

@@ -26,11 +26,11 @@ ONE_HEAD, ALL_HEADS, WEIGHTED, MANY_HEADS, WHOLE = 0.5, 1.5, 1.2, 3.0, 1.0  # ta
 # --- sgd -------------------------------------------------------------------------------------------
 
 
-def sgd_settings(bench: Bench, *, many: bool, weighted: bool) -> dict[str, Any]:
+def sgd_settings(bench: Bench, *, all_heads: bool, weighted: bool) -> dict[str, Any]:
     """Arguments of `fit_heads` for one head, or for all priors and seeds."""
     size = bench.size
-    priors = np.repeat(np.geomspace(0.01, 0.5, size.priors), size.seeds) if many else np.array([PRIOR])
-    seeds = np.tile(np.arange(size.seeds), size.priors) if many else np.array([0])
+    priors = np.repeat(np.geomspace(0.01, 0.5, size.priors), size.seeds) if all_heads else np.array([PRIOR])
+    seeds = np.tile(np.arange(size.seeds), size.priors) if all_heads else np.array([0])
     settings: dict[str, Any] = {"prior": priors, "seed": seeds, "risk": PURisk("imbnnpu"), "solver": "sgd"}
     if weighted:
         weights = bench.weights_of_rows
@@ -43,16 +43,16 @@ def sgd_fit(bench: Bench, settings: dict[str, Any], epochs: int, device: str | N
     return fit_heads(bench.X, bench.s, sgd_settings=protocol, device=device or str(bench.device), **settings)
 
 
-def sgd(bench: Bench, *, many: bool) -> list[Figure]:
+def sgd(bench: Bench, *, all_heads: bool) -> list[Figure]:
     """The authors' protocol: the whole, its set-up and its steps, and the same with row weights."""
-    epochs, heads = bench.size.epochs, bench.size.priors * bench.size.seeds if many else 1
-    name = f"sgd, {MANY.format(heads) if many else ONE}, {epochs} epochs"
-    plain, weighted = (sgd_settings(bench, many=many, weighted=weighted) for weighted in (False, True))
+    epochs, heads = bench.size.epochs, bench.size.priors * bench.size.seeds if all_heads else 1
+    name = f"sgd, {MANY.format(heads) if all_heads else ONE}, {epochs} epochs"
+    plain, weighted = (sgd_settings(bench, all_heads=all_heads, weighted=weighted) for weighted in (False, True))
     whole = timed(bench, lambda: sgd_fit(bench, plain, epochs))
     with_weights = timed(bench, lambda: sgd_fit(bench, weighted, epochs))
     floor = limits(bench).heads(bench, passes=epochs, heads=heads)
     return [
-        *whole.figures(name, target=ALL_HEADS if many else ONE_HEAD, limit=floor),
+        *whole.figures(name, target=ALL_HEADS if all_heads else ONE_HEAD, limit=floor),
         *_parts(bench, name, plain, whole),
         *with_weights.figures(f"{name}, with row weights", limit=floor),
         Figure(f"{name}: with row weights, ratio", (with_weights.seconds / whole.seconds,), "", target=WEIGHTED),
@@ -174,8 +174,8 @@ def area(margins: np.ndarray, y: np.ndarray) -> float:
     return float((ranks - positive * (positive + 1) / 2) / (positive * (len(y) - positive)))
 
 
-def sgd_margins(bench: Bench, device: str, *, many: bool, weighted: bool) -> np.ndarray:
-    settings = sgd_settings(bench, many=many, weighted=weighted)
+def sgd_margins(bench: Bench, device: str, *, all_heads: bool, weighted: bool) -> np.ndarray:
+    settings = sgd_settings(bench, all_heads=all_heads, weighted=weighted)
     if device == "cpu":
         settings |= {name: settings[name][:COMPARED] for name in ("prior", "seed", "column") if name in settings}
     return sgd_fit(bench, settings, bench.size.epochs, device).margins(bench.X)[:, :COMPARED]
@@ -222,15 +222,15 @@ def _margins_of_all(bench: Bench, device: str) -> np.ndarray:
 
 SLICES = (
     LIMITS,
-    Slice("sgd, one head", partial(sgd, many=False)),
-    Slice("sgd, priors x seeds", partial(sgd, many=True), seeds=tuple(range(5))),
+    Slice("sgd, one head", partial(sgd, all_heads=False)),
+    Slice("sgd, priors x seeds", partial(sgd, all_heads=True), seeds=tuple(range(5))),
     Slice("train_pu", whole_fit),
     Slice("batch, one head", partial(batch, heads=1)),
     Slice("batch, many heads", _batch_of_all),
-    _agrees("sgd, one head", sgd_margins, many=False, weighted=False),
-    _agrees("sgd, one head, with row weights", sgd_margins, many=False, weighted=True),
-    _agrees("sgd, priors x seeds", sgd_margins, many=True, weighted=False),
-    _agrees("sgd, priors x seeds, with row weights", sgd_margins, many=True, weighted=True),
+    _agrees("sgd, one head", sgd_margins, all_heads=False, weighted=False),
+    _agrees("sgd, one head, with row weights", sgd_margins, all_heads=False, weighted=True),
+    _agrees("sgd, priors x seeds", sgd_margins, all_heads=True, weighted=False),
+    _agrees("sgd, priors x seeds, with row weights", sgd_margins, all_heads=True, weighted=True),
     _agrees("batch, one head", batch_margins, heads=1),
     _agrees("batch, many heads", _margins_of_all),
     _agrees("train_pu", whole_margins, 2),

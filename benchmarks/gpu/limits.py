@@ -44,11 +44,11 @@ def _measured(bench: Bench) -> Limits:
 
 
 def measure(bench: Bench) -> list[Figure]:
-    found = limits(bench)
+    rates = limits(bench)
     return [
-        Figure("reading X", (found.read / 1e9,), "GB/s"),
-        Figure("product of reduced precision", (found.reduced / 1e12,), "Tflop/s", note=f"X @ ({WIDTH} columns)"),
-        Figure("product in float32", (found.single / 1e12,), "Tflop/s", note=f"X @ ({WIDTH} columns)"),
+        Figure("reading X", (rates.read / 1e9,), "GB/s"),
+        Figure("product of reduced precision", (rates.reduced / 1e12,), "Tflop/s", note=f"X @ ({WIDTH} columns)"),
+        Figure("product in float32", (rates.single / 1e12,), "Tflop/s", note=f"X @ ({WIDTH} columns)"),
     ]
 
 

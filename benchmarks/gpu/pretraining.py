@@ -20,17 +20,17 @@ def step(bench: Bench, *, number: int, compiled: bool) -> list[Figure]:
     backbone = bench.size.backbones[number]
     if compiled and not bench.on_gpu:
         raise LeftOut("compiled steps are for a GPU")
-    found = step_speed(backbone, str(bench.device), batch=512 if bench.on_gpu else 32, compiled=compiled)
+    speed = step_speed(backbone, str(bench.device), batch=512 if bench.on_gpu else 32, compiled=compiled)
     name = f"{backbone}{', compiled' * compiled}"
     target = MINUTES if backbone == TARGET and compiled else None
-    note = f"{found['share of it']:.0%} of the matrix rate, {found['matrix rate, Tflop/s']:.0f} Tflop/s"
-    minutes = found["100 epochs of 33,000, minutes"]
-    limit = minutes * found["share of it"]
+    note = f"{speed['share of it']:.0%} of the matrix rate, {speed['matrix rate, Tflop/s']:.0f} Tflop/s"
+    minutes = speed["100 epochs of 33,000, minutes"]
+    limit = minutes * speed["share of it"]
     return [
         Figure(f"{name}: 100 epochs of 33,000 images", (minutes,), "min", target=target, limit=limit, note=note),
-        Figure(f"{name}: step", (found["step, ms"],), "ms", note=f"{found['precision']}, batches of {found['batch']}"),
-        Figure(f"{name}: views, of a step", (found["views of it"],), ""),
-        Figure(f"{name}: gathering on the host, of a step", (found["gathering of it"],), ""),
+        Figure(f"{name}: step", (speed["step, ms"],), "ms", note=f"{speed['precision']}, batches of {speed['batch']}"),
+        Figure(f"{name}: views, of a step", (speed["views of it"],), ""),
+        Figure(f"{name}: gathering on the host, of a step", (speed["gathering of it"],), ""),
     ]
 
 

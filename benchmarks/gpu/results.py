@@ -34,12 +34,12 @@ def state() -> str:
 def hardware(device: torch.device) -> dict[str, object]:
     """Processor, memory and GPU."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    found: dict[str, object] = {"machine": platform.machine(), "cores": os.cpu_count(), "memory, GB": round(memory, 1)}
+    facts: dict[str, object] = {"machine": platform.machine(), "cores": os.cpu_count(), "memory, GB": round(memory, 1)}
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        found |= {"gpu": torch.cuda.get_device_name(device), "gpu memory, GB": round(total / 1e9, 1)}
-        found |= {"gpu memory free, GB": round(free / 1e9, 1), "driver": _driver()}
-    return found
+        facts |= {"gpu": torch.cuda.get_device_name(device), "gpu memory, GB": round(total / 1e9, 1)}
+        facts |= {"gpu memory free, GB": round(free / 1e9, 1), "driver": _driver()}
+    return facts
 
 
 def _driver() -> str:
@@ -52,13 +52,13 @@ def _driver() -> str:
 
 def versions() -> dict[str, str]:
     """Of Python, CUDA and the packages that matter to a speed."""
-    found = {"python": platform.python_version(), "cuda": torch.version.cuda or ""}
+    installed = {"python": platform.python_version(), "cuda": torch.version.cuda or ""}
     for name in (*PACKAGES, "triton"):
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def row(group: str, done: Slice, figures: list[Figure], bench: Bench, seconds: float) -> dict:

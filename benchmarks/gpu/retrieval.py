@@ -44,16 +44,16 @@ def exact_search(bench: Bench) -> list[Figure]:
 
 def plain_search(rows: torch.Tensor, queries: np.ndarray, k: int) -> np.ndarray:
     """Blocks of queries times all rows, and the greatest products of each."""
-    found = []
+    neighbours = []
     for begin in range(0, len(queries), BLOCK):
         block = torch.from_numpy(queries[begin : begin + BLOCK]).to(rows.device)
-        found.append((block @ rows.T).topk(k).indices.cpu().numpy())
-    return np.concatenate(found)
+        neighbours.append((block @ rows.T).topk(k).indices.cpu().numpy())
+    return np.concatenate(neighbours)
 
 
-def shared(found: np.ndarray, expected: np.ndarray) -> float:
+def shared(neighbours: np.ndarray, expected: np.ndarray) -> float:
     """Mean share of neighbours that two searches have in common."""
-    return float(np.mean([len(np.intersect1d(a, b)) / len(b) for a, b in zip(found, expected, strict=True)]))
+    return float(np.mean([len(np.intersect1d(a, b)) / len(b) for a, b in zip(neighbours, expected, strict=True)]))
 
 
 def faiss_search(bench: Bench) -> list[Figure]:

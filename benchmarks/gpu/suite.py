@@ -53,8 +53,8 @@ def parser() -> argparse.ArgumentParser:
 def sizes(arguments: argparse.Namespace) -> Size:
     """The size that the command line asks for."""
     size = QUICK if arguments.quick else Size()
-    given = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(Size)}
-    return dataclasses.replace(size, **{name: value for name, value in given.items() if value is not None})
+    chosen = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(Size)}
+    return dataclasses.replace(size, **{name: value for name, value in chosen.items() if value is not None})
 
 
 def runner(arguments: argparse.Namespace, command: str) -> Runner:

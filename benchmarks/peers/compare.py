@@ -30,6 +30,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.peers.extent import AUTHORS, BUSY, CEILING, FOOTWEAR, FULL, LIMIT, QUICK, SHORT, Extent, Sources
 from benchmarks.peers.learners import DEFAULT, LEARNERS, ONE_FIT, OURS, Truth, missing
 
@@ -246,7 +247,7 @@ def of_arguments(arguments: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--short", action="store_true", help="fewer tasks, without the slowest; about eight minutes")
@@ -254,7 +255,6 @@ def main() -> None:
     parser.add_argument("--loaded", action="store_true", help="some learners once more, beside two busy processes")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further learner after so long")
     parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
-    parser.add_argument("--out", type=Path, help="write the page here too")
     parser.add_argument("--cell", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.cell:
@@ -264,9 +264,7 @@ def main() -> None:
     if lacking := missing():
         raise SystemExit(f"benchmarks.peers.compare needs the peers: pip install {' '.join(lacking)}")
     text = of_arguments(arguments)
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text)
+    write_page(text, arguments.out)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,12 @@ seed is the same for ever; those that make trouble are kept in --found. `tests/f
 how it is damaged, and what the right answer is.
 """
 
-import argparse
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 
+from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.common.environment import environment
 
 TESTS = Path(__file__).resolve().parents[2] / "tests"
@@ -24,7 +24,7 @@ from fuzz.targets import TARGETS, prepare  # noqa: E402
 KINDS = ("crash", "hang", "wrong", "unexpected", "memory", "spill")
 
 
-def main(inputs: int, seed: int, names: list[str], children: int, found: Path) -> tuple[str, int]:
+def main(inputs: int, seed: int, names: list[str], children: int, reproducers: Path) -> tuple[str, int]:
     began = time.perf_counter()
     prepare()
     total = sum(TARGETS[name].share for name in names)
@@ -32,7 +32,7 @@ def main(inputs: int, seed: int, names: list[str], children: int, found: Path) -
     for name in names:
         target = TARGETS[name]
         jobs += numbered(target, seed, range(max(1, round(inputs * target.share / total))))
-    tallies = run(jobs, found=found, children=children)
+    tallies = run(jobs, found=reproducers, children=children)
     return report(tallies, seed, children, time.perf_counter() - began), sum(len(t.troubles) for t in tallies.values())
 
 
@@ -82,20 +82,17 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("--inputs", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", metavar="READER,...", help=f"Of {', '.join(TARGETS)}.")
     parser.add_argument("--children", type=int, default=2, help="Processes at once.")
     parser.add_argument("--found", type=Path, default=Path("fuzz-found"), metavar="FOLDER")
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     chosen = arguments.only.split(",") if arguments.only else list(TARGETS)
     unknown = sorted(set(chosen) - set(TARGETS))
     if unknown:
         parser.error(f"no reader is called {', '.join(unknown)}; choose from {', '.join(TARGETS)}")
     text, bad = main(arguments.inputs, arguments.seed, chosen, arguments.children, arguments.found)
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text)
+    write_page(text, arguments.out)
     sys.exit(bad > 0)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common.command_line import page_parser, print_page
 from benchmarks.common.processes import ProcessTime, finish, pucache, spread, start, timed
 
 ROWS, DIM, LABELLED, HIDDEN = 33_000, 1280, 600, 3_000
@@ -188,9 +189,9 @@ def _by_cgroup1() -> Iterator[list[str] | None]:
 def _mounted(kind: str, option: str = "") -> Iterator[Path | None]:
     """Where a hierarchy of control groups is mounted already, as /proc/mounts tells."""
     for line in Path("/proc/mounts").read_text().splitlines():
-        _, place, name, options, *_ = line.split()
+        _, mount_point, name, options, *_ = line.split()
         if name == kind and (not option or option in options.split(",")):
-            yield Path(place)
+            yield Path(mount_point)
             return
     yield None
 
@@ -273,15 +274,15 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def main(given: argparse.Namespace) -> str:
+def main(arguments: argparse.Namespace) -> str:
     from benchmarks.common.environment import environment
 
-    folder, rounds = given.folder.absolute(), given.rounds
+    folder, rounds = arguments.folder.absolute(), arguments.rounds
     folder.mkdir(parents=True, exist_ok=True)
-    prepare(folder, given.cifar, given.tasks)
-    for task in given.tasks:
+    prepare(folder, arguments.cifar, arguments.tasks)
+    for task in arguments.tasks:
         timed(train(task), folder)  # files are then in the page cache
-    cells = {f"`train-pu`, {task}": lambda task=task: train(task) for task in given.tasks}
+    cells = {f"`train-pu`, {task}": lambda task=task: train(task) for task in arguments.tasks}
     cells["`embed`, demo"] = lambda: embed(folder)
     lines = [
         "# Beside other work",
@@ -289,17 +290,17 @@ def main(given: argparse.Namespace) -> str:
         f"`python -m benchmarks.speed.contention FOLDER --rounds {rounds}`: whole processes, n = {rounds}; medians "
         "(smallest–largest), ratios within a round. *demo*: the demo's pile, 1,540 images; *large*: "
         f"{ROWS:,} x {DIM}, {LABELLED} labelled, {HIDDEN:,} hidden, "
-        f"{'CIFAR-10, airplane' if given.cifar else 'planted'}.",
+        f"{'CIFAR-10, airplane' if arguments.cifar else 'planted'}.",
         "",
         f"| | {AT_ONCE} at once, s | one after another, s | ratio | asked | met |",
         "| --- | --- | --- | --- | --- | --- |",
-        *(together(task, folder, rounds) for task in given.tasks),
+        *(together(task, folder, rounds) for task in arguments.tasks),
         "",
         f"| | beside {LOADS} processes of {THREADS} threads, s | alone, s | ratio | asked | met |",
         "| --- | --- | --- | --- | --- | --- |",
         *(beside(name, command, folder, rounds) for name, command in cells.items()),
         "",
-        *(line for task in given.tasks[:1] for line in in_half_a_core(task, folder, rounds)),
+        *(line for task in arguments.tasks[:1] for line in in_half_a_core(task, folder, rounds)),
         "",
         environment(),
     ]
@@ -307,14 +308,10 @@ def main(given: argparse.Namespace) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--cifar", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tasks", nargs="+", choices=["demo", "large"], default=["demo", "large"])
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    text = main(given)
-    print(text)
-    if given.out:
-        given.out.write_text(text)
+    arguments = parser.parse_args()
+    print_page(main, arguments)

@@ -7,7 +7,6 @@ hash, in FOLDER, and finds them there the next time. Every figure comes from a p
 memory is what the process grew by at its peak. Nothing is decoded: only names count here.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.common.planted_cache import key
 from benchmarks.speed.scale import Measured
 from pucache.cache.embedding_cache import EmbeddingCache
@@ -180,12 +180,12 @@ def main(folder: Path, images: int, counts: list[int]) -> str:
         "| | seconds | of them CPU | MB | anonymous, MB | anonymous bytes a key |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for name, said, world in asked:
-        told = alone(name, world)
-        each = 1e6 * told["anonymous"] / images
+    for name, title, world in asked:
+        figures = alone(name, world)
+        each = 1e6 * figures["anonymous"] / images
         lines.append(
-            f"| {said} | {told['seconds']:.1f} | {told['CPU']:.1f} | {told['peak']:.0f} | {told['anonymous']:.0f} "
-            f"| {each:.0f} |"
+            f"| {title} | {figures['seconds']:.1f} | {figures['CPU']:.1f} | {figures['peak']:.0f} "
+            f"| {figures['anonymous']:.0f} | {each:.0f} |"
         )
     return "\n".join([*lines, "", environment()]) + "\n"
 
@@ -195,13 +195,10 @@ if __name__ == "__main__":
         name, where, images, shares = sys.argv[2:]
         print(json.dumps(PROBES[name](World(Path(where), int(images), int(shares)))))
         raise SystemExit
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--images", type=int, default=1_000_000)
     parser.add_argument("--shares", type=int, nargs="+", default=[16, 256])
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    report = main(given.folder, given.images, given.shares)
-    print(report)
-    if given.out:
-        given.out.write_text(report)
+    arguments = parser.parse_args()
+    report = main(arguments.folder, arguments.images, arguments.shares)
+    write_page(report, arguments.out)

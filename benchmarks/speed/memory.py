@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.common.environment import environment
 from pucache.cache.keys import encode_keys
 from pucache.cache.writer import Rows, write_file
@@ -66,27 +67,24 @@ def main(folder: Path, n: int, d: int) -> str:
     done = subprocess.run(
         [sys.executable, "-m", __spec__.name, "--train", path], capture_output=True, text=True, check=True
     )
-    said = json.loads(done.stdout)
+    result = json.loads(done.stdout)
     return (
         f"# Memory\n\n`python -m benchmarks.speed.memory FOLDER`: train-pu at its defaults on {n:,} x {d} float16 "
         f"({path.stat().st_size / 1e9:.2f} GB on disk), {LABELLED:,} labelled, n = 1. Peak resident memory "
-        f"**{said['peak'] / 1e9:.2f} GB** (limit {LIMIT / 1e9:.0f} GB), {said['seconds']:.0f} s; estimated prior "
-        f"{said['prior']:.4f} (planted: {PRIOR}), PAUC {said['pauc']:.3f}.\n\n{environment()}\n"
+        f"**{result['peak'] / 1e9:.2f} GB** (limit {LIMIT / 1e9:.0f} GB), {result['seconds']:.0f} s; estimated prior "
+        f"{result['prior']:.4f} (planted: {PRIOR}), PAUC {result['pauc']:.3f}.\n\n{environment()}\n"
     )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.train:
         train(arguments.folder)
     else:
         report = main(arguments.folder, arguments.rows, arguments.dim)
-        print(report)
-        if arguments.out:
-            arguments.out.write_text(report)
+        write_page(report, arguments.out)

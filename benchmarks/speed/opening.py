@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common.command_line import page_parser, print_page
 from benchmarks.common.planted_cache import (
     Planted,
     asked_for_a_cell,
@@ -44,10 +45,10 @@ def opening(at: Planted) -> dict[str, float]:
     at_opening = memory()
     looking = time.perf_counter()
     assert cache.keys.rows(wanted)[0] == at.n // 3
-    found = time.perf_counter()
+    finished = time.perf_counter()
     return {
         "open": 1000 * (opened - began),
-        "first key": 1000 * (found - looking),
+        "first key": 1000 * (finished - looking),
         "MB at opening": at_opening["VmHWM"] - before["VmRSS"],
         "MB after the first key": memory()["VmHWM"] - before["VmRSS"],
     }
@@ -141,9 +142,9 @@ def reading(at: Planted) -> list[str]:
             results = set()
             for arm, path in list(arms.items())[:: -1 if turn % 2 else 1]:
                 make_ready(path)
-                told = cell(__spec__.name, arm, at)
-                results.add(told["xor"])
-                rates[arm].append(size / told["seconds"] / 1e9)
+                figures = cell(__spec__.name, arm, at)
+                results.add(figures["xor"])
+                rates[arm].append(size / figures["seconds"] / 1e9)
             assert len(results) == 1, "the cache and the plain file differ"
         cache, *plain = rates.values()
         ratios = [[one / other for one, other in zip(cache, others, strict=True)] for others in plain]
@@ -152,10 +153,10 @@ def reading(at: Planted) -> list[str]:
     return [*lines, "", f"The XOR alone, of a block in memory: {alone:.3g} GB/s."]
 
 
-def main(given: argparse.Namespace) -> str:
+def main(arguments: argparse.Namespace) -> str:
     from benchmarks.common.environment import environment
 
-    lines = open_and_read(given.folder, given.rows, given.dim)
+    lines = open_and_read(arguments.folder, arguments.rows, arguments.dim)
     return "\n".join(["# Opening and reading", "", *lines, "", environment()]) + "\n"
 
 
@@ -163,13 +164,9 @@ if __name__ == "__main__":
     if asked := asked_for_a_cell():
         print(json.dumps(PROBES[asked[0]](asked[1])))
         raise SystemExit
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    report = main(given)
-    print(report)
-    if given.out:
-        given.out.write_text(report)
+    arguments = parser.parse_args()
+    print_page(main, arguments)

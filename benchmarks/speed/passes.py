@@ -22,6 +22,8 @@ from typing import Any
 import h5py
 import numpy as np
 
+from benchmarks.common.command_line import page_parser, print_page
+
 POSITIVES = ["--positives", "positives.txt"]
 COMMANDS = {
     "train-pu": ["train-pu", "pile.h5", *POSITIVES, "--out", "passes.safetensors", "--metrics", "passes.json"],
@@ -228,10 +230,10 @@ def readers(results: dict[str, dict[str, Any]]) -> list[str]:
     return lines
 
 
-def main(given: argparse.Namespace) -> str:
+def main(arguments: argparse.Namespace) -> str:
     from benchmarks.common.environment import environment
 
-    folder = given.folder.absolute()
+    folder = arguments.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     prepare(folder)
     results = {name: counted(name, folder) for name in COMMANDS}
@@ -255,11 +257,7 @@ def main(given: argparse.Namespace) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    text = main(given)
-    print(text)
-    if given.out:
-        given.out.write_text(text)
+    arguments = parser.parse_args()
+    print_page(main, arguments)

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common.cells import measured, table
+from benchmarks.common.command_line import page_parser, print_page
 from benchmarks.common.planted_cache import LABELLED, PRIOR, keep
 from benchmarks.common.planted_shards import FORMS, PlantedShards, key, prepare, row_of
 from benchmarks.speed.scale import Measured
@@ -143,14 +144,14 @@ def measure(folder: Path, **cell: object) -> dict:
 
 
 def figures_of(
-    given: argparse.Namespace, sizes: list[tuple[int, int]], operations: tuple[str, ...], forms: tuple[str, ...]
+    options: argparse.Namespace, sizes: list[tuple[int, int]], operations: tuple[str, ...], forms: tuple[str, ...]
 ) -> list[dict]:
     """Every operation on every form in turn, round after round."""
     for n, d in sizes:
-        prepare(PlantedShards(given.folder, n, d, given.shards), forms)
+        prepare(PlantedShards(options.folder, n, d, options.shards), forms)
     wanted = [
-        {"operation": operation, "form": form, "n": n, "d": d, "shards": given.shards, "round": number}
-        for number in range(given.rounds)
+        {"operation": operation, "form": form, "n": n, "d": d, "shards": options.shards, "round": number}
+        for number in range(options.rounds)
         for operation in operations
         for n, d in sizes
         for form in forms
@@ -158,9 +159,9 @@ def figures_of(
     ]
 
     def in_process(**cell: object) -> dict:
-        return measure(given.folder, **cell)
+        return measure(options.folder, **cell)
 
-    return measured(given.folder, "shards", wanted, in_process)
+    return measured(options.folder, "shards", wanted, in_process)
 
 
 def median(rows: list[dict], what: str, **of: object) -> float:
@@ -176,9 +177,9 @@ def ratio(rows: list[dict], what: str, operation: str) -> tuple[float, float, fl
     return statistics.median(ratios), min(ratios), max(ratios)
 
 
-def against_packed(given: argparse.Namespace) -> list[str]:
+def against_packed(options: argparse.Namespace) -> list[str]:
     operations = tuple(name for name in OPERATIONS if name != "verify")
-    rows = figures_of(given, [(given.rows, given.dim)], operations, FORMS)
+    rows = figures_of(options, [(options.rows, options.dim)], operations, FORMS)
     opening = median(rows, "seconds", operation="open", form="shards")
     slowest = max(ratio(rows, "seconds", name)[0] for name in operations if name != "open")
     sampled = [name for name in operations if "--all" not in name]
@@ -186,8 +187,8 @@ def against_packed(given: argparse.Namespace) -> list[str]:
     largest = max(ratio(rows, "peak", name)[0] for name in sampled if name != "open")
     head = ["operation", "packed, s", "shards, s", "ratio", "packed, MB", "shards, MB", "ratio", "packed / shards"]
     return [
-        f"{given.rows:,} rows x {given.dim} float16 with {LABELLED:,} labelled, prior {PRIOR}, dealt to {given.shards} "
-        f"shards by hash, as `embed --shard I/N` deals images. {_rounds(given)}, packed file and "
+        f"{options.rows:,} rows x {options.dim} float16 with {LABELLED:,} labelled, prior {PRIOR}, dealt to "
+        f"{options.shards} shards by hash, as `embed --shard I/N` deals images. {_rounds(options)}, packed file and "
         "shards in turn; the ratio is the median of the rounds (smallest to largest). Memory is the resident peak over "
         "what the process had after its imports, pages of files included; child processes are not counted. The last "
         "column is the answer of the first round: rows in another order are in other folds, so answers agree as those "
@@ -202,10 +203,10 @@ def against_packed(given: argparse.Namespace) -> list[str]:
     ]
 
 
-def _rounds(given: argparse.Namespace) -> str:
-    if given.rounds == 1:
+def _rounds(options: argparse.Namespace) -> str:
+    if options.rounds == 1:
         return "One round"
-    return f"Medians of {given.rounds} rounds (of {', '.join(f'`{name}`' for name in LONG)}: 1)"
+    return f"Medians of {options.rounds} rounds (of {', '.join(f'`{name}`' for name in LONG)}: 1)"
 
 
 def _compared(rows: list[dict], name: str) -> list[str]:
@@ -225,10 +226,10 @@ def _compared(rows: list[dict], name: str) -> list[str]:
     ]
 
 
-def many_rows(given: argparse.Namespace) -> list[str]:
-    n, d = given.large
+def many_rows(options: argparse.Namespace) -> list[str]:
+    n, d = options.large
     fewer = n // 4
-    rows = figures_of(given, [(fewer, d), (n, d)], LARGE, ("shards",))
+    rows = figures_of(options, [(fewer, d), (n, d)], LARGE, ("shards",))
     lines = []
     for name in LARGE:
         seconds, memory = (
@@ -240,7 +241,7 @@ def many_rows(given: argparse.Namespace) -> list[str]:
         lines.append([name, *numbers, f"{bytes_a_row:.0f}"])
     first, second = (f"{size / 1e6:g} M" for size in (fewer, n))
     return [
-        f"Shards of {d} numbers a row, {given.shards} files. {_rounds(given)}. *of a line* is the time "
+        f"Shards of {d} numbers a row, {options.shards} files. {_rounds(options)}. *of a line* is the time "
         f"of {n:,} rows over {n / fewer:g} times that of {fewer:,}: 1 is a straight line through zero, and less means "
         "that a part of the time does not grow. *bytes a row* is the growth of the peak from the smaller to the "
         f"larger; asked: below {MOST_ROW_BYTES}.",
@@ -252,19 +253,19 @@ def many_rows(given: argparse.Namespace) -> list[str]:
     ]
 
 
-def main(given: argparse.Namespace) -> str:
+def main(options: argparse.Namespace) -> str:
     from benchmarks.common.environment import environment
 
-    large = f" --large {given.large[0]}x{given.large[1]}"
+    large = f" --large {options.large[0]}x{options.large[1]}"
     parts = [
         "# Shards",
-        f"`python -m benchmarks.speed.shards FOLDER --rows {given.rows} --dim {given.dim} --shards {given.shards}"
-        f"{large} --rounds {given.rounds}`; seed 0. A process for each figure; files lie in the page cache.",
+        f"`python -m benchmarks.speed.shards FOLDER --rows {options.rows} --dim {options.dim} --shards {options.shards}"
+        f"{large} --rounds {options.rounds}`; seed 0. A process for each figure; files lie in the page cache.",
         "## Shards against the packed file",
-        "\n".join(against_packed(given)),
+        "\n".join(against_packed(options)),
     ]
-    if given.large[0]:
-        parts += ["## Many rows", "\n".join(many_rows(given))]
+    if options.large[0]:
+        parts += ["## Many rows", "\n".join(many_rows(options))]
     return "\n\n".join([*parts, environment()]) + "\n"
 
 
@@ -277,7 +278,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--cell"]:
         print(json.dumps(run_cell(json.loads(sys.argv[2]))))
         raise SystemExit
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rows", type=int, default=5_000_000)
     parser.add_argument("--dim", type=int, default=256)
@@ -285,12 +286,14 @@ if __name__ == "__main__":
     parser.add_argument("--large", type=_size, default=(20_000_000, 128), metavar="ROWSxDIM")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="100,000 x 32 in 5 shards, and 400,000 x 32")
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    if given.quick:
-        given.rows, given.dim, given.shards, given.large, given.rounds = 100_000, 32, 5, (400_000, 32), 1
-    given.folder = given.folder.resolve()
-    text = main(given)
-    print(text)
-    if given.out:
-        given.out.write_text(text)
+    options = parser.parse_args()
+    if options.quick:
+        options.rows, options.dim, options.shards, options.large, options.rounds = (
+            100_000,
+            32,
+            5,
+            (400_000, 32),
+            1,
+        )
+    options.folder = options.folder.resolve()
+    print_page(main, options)

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from benchmarks.common.command_line import page_parser, print_page
 from benchmarks.common.processes import ProcessTime, pucache, spread, timed
 
 SIDE = 8  # pixels
@@ -104,9 +105,9 @@ def prepare(folder: Path, images: int) -> None:
     _run("score", "model.safetensors", "new.h5", "--out", "scores.csv", folder=folder)
     _write_images(folder / "tiny", images)
     _write_cache_of(folder / "tiny", folder / "tiny.h5", like=folder / "pile.h5")
-    told = json.loads(_run("embed", "tiny", "tiny.h5", "--json", folder=folder))
-    if told["computed"] or told["rows"] != images:
-        raise SystemExit(f"embed did not take the folder for unchanged: {told}")
+    report = json.loads(_run("embed", "tiny", "tiny.h5", "--json", folder=folder))
+    if report["computed"] or report["rows"] != images:
+        raise SystemExit(f"embed did not take the folder for unchanged: {report}")
 
 
 def _run(*arguments: str, folder: Path) -> str:
@@ -199,23 +200,23 @@ def demo(folder: Path) -> list[str]:
     ]
 
 
-def main(given: argparse.Namespace) -> str:
+def main(arguments: argparse.Namespace) -> str:
     from benchmarks.common.environment import environment
 
-    folder = given.folder.absolute()
+    folder = arguments.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    prepare(folder, given.images)
-    times = measure(folder, given.rounds)
+    prepare(folder, arguments.images)
+    times = measure(folder, arguments.rounds)
     lines = [
         "# Start",
         "",
-        f"`python -m benchmarks.speed.start FOLDER --images {given.images} --rounds {given.rounds}`: whole "
-        f"processes, all of them once a round, n = {given.rounds} rounds after one that is not counted. Medians "
+        f"`python -m benchmarks.speed.start FOLDER --images {arguments.images} --rounds {arguments.rounds}`: whole "
+        f"processes, all of them once a round, n = {arguments.rounds} rounds after one that is not counted. Medians "
         "(smallest–largest); ratios and differences are taken within a round. The unchanged folder has "
-        f"{given.images:,} images; the other commands work on the demo's pile of 1,540 rows.",
+        f"{arguments.images:,} images; the other commands work on the demo's pile of 1,540 rows.",
         "",
         *table(folder, times),
-        *([] if given.no_demo else demo(folder)),
+        *([] if arguments.no_demo else demo(folder)),
         "",
         environment(),
     ]
@@ -223,14 +224,10 @@ def main(given: argparse.Namespace) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-demo", action="store_true")
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    text = main(given)
-    print(text)
-    if given.out:
-        given.out.write_text(text)
+    arguments = parser.parse_args()
+    print_page(main, arguments)
