@@ -258,6 +258,7 @@ def test_a_run_that_is_interrupted_loses_nothing(number, code, photos, undisturb
     assert taken == list(range(STEPS)) and outcome(tmp_path / "run") == outcome(undisturbed())
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_as_it_cleans_up_leaves_no_decoded_images(photos, tmp_path):
     struck = Strike(signal.SIGKILL, "os.replace", 1, "finished.json", after=True)
     how = ("--epochs", 1)

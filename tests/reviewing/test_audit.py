@@ -166,7 +166,7 @@ def label_with(log, assignment):
     ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(logs(), st.sampled_from([0.3, 0.5, 0.8, 0.95]))
 def test_limits_equal_a_search_over_every_total(log, level):
     doubtful = doubtful_groups(log)
@@ -179,7 +179,7 @@ def test_limits_equal_a_search_over_every_total(log, level):
     assert result.unknown == sum(log.copies[group] for group in log.left)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(logs(), st.sampled_from([0.2, 0.5, 0.8]))
 def test_no_labels_of_the_doubtful_make_the_interval_wider(log, level):
     doubtful = sorted(doubtful_groups(log))
@@ -190,7 +190,7 @@ def test_no_labels_of_the_doubtful_make_the_interval_wider(log, level):
         assert result.total_low <= low
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(logs(most_groups=30, most_actions=40))
 def test_evidence_is_monotone_in_the_total(log):
     result = replay(log.entries, log.pile)
@@ -205,7 +205,7 @@ def test_evidence_is_monotone_in_the_total(log):
     assert (np.diff(below) <= 1e-9).all()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(logs())
 def test_counts_add_up(log):
     result = log.audit()
@@ -222,7 +222,7 @@ def test_counts_add_up(log):
 # --- coverage ------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.integers(1, 40), st.data())
 def test_no_draw_is_expected_to_raise_the_evidence(unknown, data):
     before = data.draw(st.integers(0, 20))

@@ -101,6 +101,10 @@ class SharedTrainer:
     def busy(self):
         return self._trainer.busy
 
+    @property
+    def process_id(self):
+        return self._trainer.process_id
+
     def close(self):
         self._trainer.close()
 
@@ -123,8 +127,8 @@ def reviewed_rows(s, y, count):
     return reviewed
 
 
-def test_rankings_begin_with_similarity(pile, trainer):
-    trainer, listener = trainer
+def test_rankings_begin_with_similarity(pile, shared):
+    trainer, listener = shared
     _, s, y = pile
     assert not trainer.busy
     trainer.submit(7, s, np.zeros_like(s))
@@ -182,8 +186,8 @@ def test_without_positives_nothing_is_trained(pile, shared):
 
 
 @pytest.mark.parametrize("kills", [1, slow(2)])
-def test_a_killed_child_is_started_again_with_the_newest_labels(pile, trainer, kills):
-    trainer, listener = trainer
+def test_a_killed_child_is_started_again_with_the_newest_labels(pile, shared, kills):
+    trainer, listener = shared
     _, s, y = pile
     trainer.submit(1, s, np.zeros_like(s))
     listener.wait_for(1)
