@@ -14,8 +14,8 @@ from . import options, output
 _METRICS = {"accuracy": "accuracy", "f1": "F1", "auc": "AUC", "average_precision_hidden": "AP hidden"}
 _CLASSIFIERS = {"pucache, no negative label": "pucache", "supervised, every label known": "supervised"}
 _FILES = {
-    "retrieved.png": "the first 60 images retrieved from the pile (green: a dress, red: not)",
-    "ranked.csv": "all unlabelled images of the pile, likely dresses first",
+    "retrieved.png": "the first 60 images retrieved (green: a dress, red: not)",
+    "ranked.csv": "all unlabelled images, likely dresses first",
     "model.safetensors": "the classifier",
     "scores.csv": "the new images, scored",
     "pile.h5, new.h5": "the caches of embeddings; pucache info prints their contents",
@@ -27,7 +27,7 @@ _FILES = {
 
 @click.command()
 @click.argument("folder", default="pucache-demo")
-@click.option("--review", is_flag=True, help="Then review the pile in the browser, as pucache review does.")
+@click.option("--review", is_flag=True, help="Then review the images in the browser, as pucache review does.")
 @options.device
 @options.as_json
 def demo(folder: str, review: bool, device: str, as_json: bool) -> None:
@@ -74,7 +74,7 @@ def _lines(result: dict[str, Any], folder: str) -> Iterator[str]:
     for title, name in _CLASSIFIERS.items():
         yield f"{title:34s}" + "".join(f"{result[name][metric]:11.3f}" for metric in _METRICS)
     yield ""
-    yield "accuracy, F1, AUC: 500 new images. AP hidden: finding the 150 dresses hidden in the pile."
+    yield "accuracy, F1, AUC: 500 new images. AP hidden: finding the 150 dresses hidden among the unlabelled images."
     yield f"{result['seconds']} s. Files in {folder}/:"
     for name, content in _FILES.items():
         yield f"  {name:26s}{content}"

@@ -90,7 +90,7 @@ def retrieve_positives(
 ) -> None:
     """Rank the unlabelled images of CACHE, likely positives first.
 
-    Known positives, known negatives and their duplicates are omitted. The review page is one file that
+    Known positives, known negatives and their duplicates are omitted. The review sheet is one file that
     needs no network; the table that it exports serves as the next --positives and --negatives.
 
     \b
