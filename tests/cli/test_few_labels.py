@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 NAMED = re.compile(r"\b(prior|recall|precision|F1|P?AUC)\b[ :=]+(about |≈ )?[\d.]+", re.IGNORECASE)
 INTERVAL = r"[\d.e-]+ to [\d.]+"
 ESTIMATED = ("prior", "recall", "precision", "f1", "auc", "pauc", "accuracy", "false_positive_rate", "nnpu", "upu")
-TOO_FEW = [1, 2, slow(5), 9]
+TOO_FEW = [1, slow(2), slow(5), 9]
 INTERVALS_ONLY = [10, slow(20), 29]
 
 
@@ -125,7 +125,7 @@ def test_copies_of_one_picture_are_one_label(tmp_path, monkeypatch):
     assert "1 labelled positive is too few" in shown and not NAMED.search(shown)
 
 
-@pytest.mark.parametrize("labels", [1, 2])
+@pytest.mark.parametrize("labels", [1, slow(2)])
 def test_ranking_and_scoring_work_from_one_label(labelled, labels):
     s, y = labelled(labels)
     run("train-pu cache.h5 --positives positives.txt --device cpu")

@@ -43,15 +43,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 ALL = [block for page in PAGES for block in blocks(page)]
 LANGUAGES = {"sh", "console", "python", "text", "yaml"}
 RUNS = ("sh", "console", "python")
-LONG = {
-    "README.md",
-    "docs/cache-format.md",
-    *(
-        f"docs/{page}.md"
-        for page in ("encoders", "prior", "report", "retrieval", "scaling", "sizes", "threshold", "walkthrough")
-    ),
-    *(f"docs/tasks/{page}.md" for page in ("classify", "count", "encoder", "find")),
-}
 ANEW = "in a folder of its own"  # the one mark of a block that is run here
 SITTING = "runs in: tests/reviewing/test_page.py"  # of a block whose decisions are made here without its page
 MARKS = {  # what a block that is not run here may say, and how many do
@@ -303,14 +294,8 @@ def run_block(block, folder, names):
     return []
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, id=name(page), marks=pytest.mark.slow if name(page) in LONG else [])
-        for page in PAGES
-        if any(map(here, blocks(page)))
-    ],
-)
+@pytest.mark.slow  # what all pages begin with takes ten seconds; the fast tests parse every block
+@pytest.mark.parametrize("page", [page for page in PAGES if any(map(here, blocks(page)))], ids=name)
 def test_the_blocks_of_a_page_run_in_its_order_and_print_what_it_shows(page, prepared, monkeypatch, capsys):
     folder, names, printed = begin(prepared, name(page)), {"__name__": "page"}, []
     monkeypatch.chdir(folder)

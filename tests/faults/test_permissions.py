@@ -49,7 +49,7 @@ def test_a_folder_that_loses_its_permission_midway_is_one_line_and_nothing_safe_
     job = world.jobs["embed"]
     folder = world.place(job)
     open_to_all(folder)
-    command = world.zygote.start(job.command, folder, twists=[*NOBODY, ("slow", {"seconds": 0.3})])
+    command = world.zygote.start(job.command, folder, twists=[*NOBODY, ("slow", {"seconds": 1.0})])
     parts = folder / "cache.h5.parts"
     while command.code(0.002) is None and not list(parts.glob("part-*.h5")):
         pass
@@ -85,7 +85,7 @@ def test_images_that_lose_their_permission_while_they_are_read_are_failures_and_
     job = world.jobs["embed"]
     folder = world.place(job)
     open_to_all(folder)
-    command = world.zygote.start(job.command, folder, twists=[*NOBODY, ("slow", {"seconds": 0.3})])
+    command = world.zygote.start(job.command, folder, twists=[*NOBODY, ("slow", {"seconds": 1.0})])
     while command.code(0.002) is None and not (folder / "cache.h5.parts").exists():
         pass
     mode = world.images.stat().st_mode

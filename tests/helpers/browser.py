@@ -18,10 +18,13 @@ LOCAL = ("file:", "data:", "blob:", "about:")
 @contextmanager
 def chromium():
     """Start a browser and end it, and the event loop that Playwright runs for it."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[*QUIET.split(), "--no-first-run"])
+        expect.set_options(timeout=1000 * HANG_SECONDS)
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=[*QUIET.split(), "--no-first-run"], timeout=1000 * HANG_SECONDS
+        )
         try:
             yield browser
         finally:

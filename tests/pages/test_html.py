@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import jinja2
 import pytest
 from helpers.browser import needs_chromium, opened
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from playwright.sync_api import expect
 
@@ -69,6 +69,7 @@ def blocks(html):
 REVIEW = {"title": "t", "scorer": "b", "caches": ["c"], "positives": 1, "negatives": 0, "warnings": [], "shown": 1}
 
 
+@settings(max_examples=40)
 @given(VALUES)
 def test_data_come_through_the_page_whatever_they_hold(data):
     html = page.render("review", data, **REVIEW, has_posterior=True)
@@ -120,6 +121,7 @@ def test_no_asset_names_an_address_or_ends_its_own_block(name):
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_a_browser_reads_the_data_as_they_were_and_runs_nothing_else(assets, tmp_path, browser):
     data = {"".join(HOSTILE): HOSTILE, "nested": [{"</script><script>window.ran = true</script>": None}]}
     out = tmp_path / "out.html"
@@ -131,6 +133,7 @@ def test_a_browser_reads_the_data_as_they_were_and_runs_nothing_else(assets, tmp
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_the_browser_keeps_a_page_from_asking_the_network(assets, tmp_path, browser):
     refused = 'document.getElementById("said").textContent = "refused";'
     (assets / "probe.js").write_text(f'fetch("http://127.0.0.1:9/").catch(() => {{ {refused} }});')

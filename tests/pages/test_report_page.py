@@ -180,6 +180,7 @@ def test_a_prior_that_was_told_is_used_and_said(made, tmp_path):
     assert "the prior given to the model" in (tmp_path / "r.html").read_text()
 
 
+@pytest.mark.slow
 def test_another_loss_trains_and_sweeps(made):
     _, _, cache, s, y = made
     model = train_pu(cache, s, device="cpu", loss="imbnnpu", draws=0, penalty=1e-3)
@@ -196,7 +197,7 @@ def test_reviewed_images_are_trained_on_and_not_shown_as_candidates(made, tmp_pa
     (tmp_path / "positives.txt").write_text(positives)
     (tmp_path / "negatives.txt").write_text("".join(f"{cache.keys[row]}\n" for row in rejected))
     names = {"positives": tmp_path / "positives.txt", "negatives": tmp_path / "negatives.txt"}
-    numbers = report(cache, path=tmp_path / "r.html", **names, **FAST)
+    numbers = report(cache, path=tmp_path / "r.html", **names, **FAST | {"draws": 0})
     assert numbers["reviewed"] == {"confirmed": 0, "negative": 40}
     assert "negatives: sha256" in numbers["provenance"]["labels"]
     html = (tmp_path / "r.html").read_text()
@@ -235,7 +236,8 @@ def test_provenance_names_files_hashes_parameters_and_versions(made, tmp_path):
     _, _, cache, s, _ = made
     positives = tmp_path / "positives.csv"
     positives.write_text("key\n" + "".join(f"{cache.keys[int(row)]}\n" for row in np.flatnonzero(s) if row > 20))
-    result = report(cache, positives, tmp_path / "r.html", command="pucache report ...", **FAST)["provenance"]
+    numbers = report(cache, positives, tmp_path / "r.html", command="pucache report ...", **FAST | {"draws": 0})
+    result = numbers["provenance"]
     assert result["labels"]["positives: sha256"] == hashlib.sha256(positives.read_bytes()).hexdigest()
     assert result["cache"][0]["checksum"] == cache.files[0].checksum and result["cache"][0]["source"]
     assert result["versions"]["numpy"] == np.__version__ and result["report"]["command"] == "pucache report ..."
@@ -440,7 +442,7 @@ def files(tmp_path_factory):
 
 
 def test_the_command_writes_the_page_and_prints_its_numbers(files, tmp_path):
-    options = ["--positives", files / "positives.txt", "--truth", files / "truth.txt", "--draws", 2, "--device", "cpu"]
+    options = ["--positives", files / "positives.txt", "--truth", files / "truth.txt", "--draws", 0, "--device", "cpu"]
     ended = run(files / "cache.h5", *options, "--out", tmp_path / "r.html", "--json")
     assert ended.exit_code == 0, ended.output
     result = json.loads(ended.stdout)
@@ -610,7 +612,7 @@ def test_a_classifier_that_calls_nothing_positive_is_said():
 # --- labelled against found ------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=[slow(0.0), 0.4], ids=["fair", "one kind"])
+@pytest.fixture(scope="module", params=[slow(0.0), slow(0.4)], ids=["fair", "one kind"])
 def labels_of_kinds(request, tmp_path_factory):
     """A page about labels of two kinds of positives, or mostly of one, and its numbers."""
     folder = tmp_path_factory.mktemp("kinds")

@@ -277,7 +277,8 @@ def test_a_card_says_neither_score_nor_stream_nor_earlier_decision(cache, pile, 
         assert Stream.AUDIT in streams and Stream.RECHECK in streams
 
 
-def test_an_image_that_cannot_be_shown_says_why_on_its_card(client):
+def test_an_image_that_cannot_be_shown_says_why_on_its_card(client, monkeypatch):
+    monkeypatch.setattr("pucache.reviewing.sitting.PICTURE_SECONDS", HANG_SECONDS)
     cards = []
     while BROKEN not in {card["row"] for card in cards}:
         cards += client.next(20, [card["row"] for card in cards])
@@ -614,7 +615,8 @@ class SlowTrainer:
         self.submitted = serial
 
 
-def test_the_first_images_wait_for_the_first_ranking(cache, pile, tmp_path):
+def test_the_first_images_wait_for_the_first_ranking(cache, pile, tmp_path, monkeypatch):
+    monkeypatch.setattr("pucache.reviewing.sitting.RANKING_SECONDS", HANG_SECONDS)
     with served(cache, tmp_path / "session", pile[1], begin=False, audit_share=0.0) as (opened, server):
         opened.sitting.begin(SlowTrainer())
         client, got = server.client(), []

@@ -423,6 +423,7 @@ def test_an_image_is_not_decided_before_it_is_seen(tmp_path, browser):
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_two_tabs_show_different_images_and_neither_loses_a_decision(tmp_path, browser):
     with sitting(browser, tmp_path) as (page, opened, server):
         other, wrong = another(page.context, server.url)
