@@ -53,7 +53,7 @@ def test_a_page_that_fails_is_reported_and_the_next_one_is_made(at, scripts, cap
     made = run_all.run_pages(at, (page("a"), page("b"), page("c")))
     assert [one.status for one in made] == ["done", "failed, exit code 1", "done"]
     shown = capsys.readouterr()
-    assert "no images" in shown.err and re.search(r"c +0\.0 min, CPU +0\.0, done", shown.out)
+    assert "no images" in shown.err and re.search(r"c +\d+\.\d min, CPU +\d+\.\d, done", shown.out)
 
 
 def test_a_run_goes_on_where_the_last_one_ended(at, scripts, capsys):
@@ -110,7 +110,7 @@ def eventually(holds, seconds=HANG_SECONDS):
 
 def test_the_limit_leaves_time_for_the_pages_after_it(at, scripts):
     run_all.run_pages(at, (page("a"), page("b", limited=True), page("c")))
-    assert scripts[1]["b"] == pytest.approx(9, abs=0.1)
+    assert 5 < scripts[1]["b"] <= 9  # less what the first page takes
     assert run_all.limit_of(page("a", limited=True), [page("b")], 0.2, False) == 0.5
 
 
