@@ -14,7 +14,9 @@ from helpers.neighbours import with_neighbours
 from helpers.planted import QUICK, planted, write_cache
 
 import pucache
+from pucache.cache import embedding_cache
 from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.cache.merging import pack
 from pucache.encoders.spec import EncoderSpec
 from pucache.errors import CacheError
 from pucache.neighbours.graph import neighbour_graph
@@ -210,6 +212,25 @@ def test_a_shard_that_vanishes_before_it_is_opened_is_named(ranges):
     paths = [file.path for file in ranges.files]
     paths[3].unlink()
     assert refusal(EmbeddingCache, *paths) == f"no such cache: {paths[3]}"
+
+
+def test_a_shard_that_vanishes_from_a_listed_folder_is_named_with_the_folder(ranges, tmp_path, monkeypatch):
+    folder = ranges.files[3].path.parent
+    listed = embedding_cache._folder_files
+
+    def then_remove(folder):
+        paths = listed(folder)
+        (folder / "3.h5").unlink(missing_ok=True)
+        return paths
+
+    monkeypatch.setattr(embedding_cache, "_folder_files", then_remove)
+    line = (
+        f"the cache file 3.h5 vanished from the folder {folder} while the command ran; put it back, or run the command "
+        "again without it"
+    )
+    for action in (EmbeddingCache, pucache.info, lambda folder: pack(folder, tmp_path / "merged.h5")):
+        write_cache(folder / "3.h5", X[:1], KEYS[:1])
+        assert refusal(action, folder) == line
 
 
 def test_a_shard_that_is_removed_while_it_is_open_is_read_to_the_end(packed, ranges):

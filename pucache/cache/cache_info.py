@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..encoders.spec import EncoderSpec
 from ..storage.urls import is_url
-from .embedding_cache import CacheLike, EmbeddingCache, check_same_encoder, expand_paths, open_cache
+from .embedding_cache import CacheLike, EmbeddingCache, check_same_encoder, open_cache, open_files
 from .reader import CacheFile
 
 
@@ -115,7 +115,7 @@ def info(cache: CacheLike) -> CacheInfo:
                 files: list[tuple[str, CacheFile]] = []
                 for one in caches:
                     if isinstance(one, EmbeddingCache) or not is_url(one):
-                        files += [("", CacheFile(path)) for path in expand_paths(one)]
+                        files += [("", file) for file in open_files(one)]
                     else:
                         files += opened_urls.enter_context(remote_outlines(os.fspath(one)))
                 return _describe(files)

@@ -270,6 +270,25 @@ def expand_paths(caches: CacheLike | Iterable[EmbeddingCache | str | Path]) -> l
     return paths
 
 
+def open_files(caches: CacheLike | Iterable[EmbeddingCache | str | Path], *, map_now: bool = False) -> list[CacheFile]:
+    """Open the files of `expand_paths`; a file of a folder that vanishes meanwhile is named with its folder.
+
+    Parameters
+    ----------
+    caches : as for `expand_paths`
+    map_now : bool
+        Of `CacheFile`.
+
+    Raises
+    ------
+    CacheError
+        As `expand_paths` and `CacheFile`.
+    """
+    caches = _as_list(caches)
+    named = {Path(cache) for cache in caches if not isinstance(cache, EmbeddingCache)}
+    return [CacheFile(path, map_now=map_now, was_listed=path not in named) for path in expand_paths(caches)]
+
+
 def _as_list(caches: CacheLike | Iterable[EmbeddingCache | str | Path]) -> list[EmbeddingCache | str | Path]:
     return [caches] if isinstance(caches, EmbeddingCache | str | Path) else list(caches)
 
@@ -277,7 +296,7 @@ def _as_list(caches: CacheLike | Iterable[EmbeddingCache | str | Path]) -> list[
 def _open_files(cache: str | Path | EmbeddingCache) -> list[CacheFile]:
     if isinstance(cache, EmbeddingCache):
         return cache.files
-    return [CacheFile(path, map_now=True) for path in expand_paths(cache)]
+    return open_files(cache, map_now=True)
 
 
 def _folder_files(folder: Path) -> list[Path]:

@@ -11,7 +11,7 @@ import numpy as np
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError
 from ..storage.atomic import check_writable
-from .embedding_cache import CacheLike, EmbeddingCache, check_same_encoder, expand_paths
+from .embedding_cache import CacheLike, EmbeddingCache, check_same_encoder, open_files
 from .keys import encode_keys, find_sorted
 from .reader import CacheFile, rows_per_read
 from .writer import Rows, write_file
@@ -40,7 +40,7 @@ def pack(caches: CacheLike | Iterable[EmbeddingCache | str | Path], out: str | P
         `out` cannot be written.
     """
     out = check_writable(out)
-    files = [CacheFile(path) for path in expand_paths(caches)]
+    files = open_files(caches)
     for other in files[1:]:
         check_same_encoder(files[0], other)
     failures: dict[str, str] = {}

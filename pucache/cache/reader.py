@@ -45,6 +45,8 @@ class CacheFile:
     map_now : bool
         Map the file at once, so that it can be read even after another file has taken its name. This
         takes a file descriptor until `release`.
+    was_listed : bool
+        The command has seen the file before, in its folder: if it is missing, the message says that it vanished.
 
     Attributes
     ----------
@@ -59,7 +61,7 @@ class CacheFile:
         Missing, not HDF5, truncated, not a pucache file, of another version, or inconsistent.
     """
 
-    def __init__(self, path: str | Path, *, map_now: bool = False):
+    def __init__(self, path: str | Path, *, map_now: bool = False, was_listed: bool = False):
         self.path = Path(path)
         try:
             with open(self.path, "rb") as stream:
@@ -67,7 +69,12 @@ class CacheFile:
                 attributes, self._extents = hdf5.read(stream, ATTRIBUTES, (*COLUMNS, *FAILURES))
                 self._file = MappedFile(self.path, stream.fileno(), map_now=map_now)
         except FileNotFoundError as error:
-            raise CacheError(f"no such cache: {self.path}") from error
+            if not was_listed:
+                raise CacheError(f"no such cache: {self.path}") from error
+            raise CacheError(
+                f"the cache file {self.path.name} vanished from the folder {self.path.parent} while the command ran; "
+                "put it back, or run the command again without it"
+            ) from error
         except IsADirectoryError as error:
             raise CacheError(f"{self.path} is a directory, not a cache file") from error
         except KeyError as error:

@@ -55,7 +55,7 @@ class Piece:
             It is missing, damaged, or another file than the one that was listed.
         """
         path = Path(self.path)
-        file = None if self.url and not path.exists() else CacheFile(path)
+        file = None if self.url and not path.exists() else CacheFile(path, was_listed=True)
         if self.url and (file is None or file.checksum != self.checksum):  # none here, or an older copy
             from .remote import local_copy  # imports fsspec, which most caches do not need
 
@@ -130,10 +130,14 @@ def file_ranges(cache: EmbeddingCache) -> list[RowRange]:
 
 def reading_problem(rows: RowRange) -> str:
     """Reason why this machine cannot open a range; "" where it can."""
+    remedy = "mount its files at the same path on every node, or use a URL"
+    for piece in rows.pieces:
+        if not (piece.url or Path(piece.path).exists()):
+            return f"cannot read the cache (no such cache: {piece.path}); {remedy}"
     try:
         rows.open()
     except CacheError as error:
-        return f"cannot read the cache ({error}); mount its files at the same path on every node, or use a URL"
+        return f"cannot read the cache ({error}); {remedy}"
     return ""
 
 

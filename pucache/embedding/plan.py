@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..cache.destination import CacheDestination
-from ..cache.embedding_cache import expand_paths
+from ..cache.embedding_cache import open_files
 from ..cache.keys import encode_keys
 from ..cache.layout import DTYPES
 from ..cache.merging import merge
@@ -261,7 +261,7 @@ class EmbedPlan:
 
 
 def _open_reusable(paths: Sequence[str | Path], spec: EncoderSpec, dtype: np.dtype) -> list[CacheFile]:
-    files = [CacheFile(path) for path in expand_paths(paths)] if paths else []
+    files = open_files(paths) if paths else []
     for file in files:
         require_encoder(file, spec)
         if file.dtype.itemsize < dtype.itemsize:

@@ -86,7 +86,10 @@ def test_a_shard_that_vanishes_or_is_damaged_is_named_and_leaves_no_output(shard
     with pytest.raises(CacheError, match=rf"^{file.path} is damaged: embeddings are not as they were written"):
         score(model, cache, out, parts=parts, engine=InProcess())
     file.path.unlink()
-    with pytest.raises(CacheError, match=f"^no such cache: {file.path}$"):
+    with pytest.raises(
+        CacheError,
+        match=rf"^the cache file d\.h5 vanished from the folder {shards} while",
+    ):
         score(model, cache, out, parts=parts, engine=InProcess())
     assert not (tmp_path / "out.csv").exists() and not (tmp_path / "out" / "d.csv").exists()
     assert not list(tmp_path.rglob(".*"))
