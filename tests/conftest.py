@@ -1,4 +1,5 @@
 import gc
+import importlib
 import logging
 import os
 import signal
@@ -6,15 +7,10 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 from helpers.browser import chromium
 from helpers.limits import limited
-from helpers.planted import write_cache
 from helpers.slow import slow
-from helpers.tiny import save_image, tiny_encoder
 from hypothesis import HealthCheck, settings
-
-from pucache.cache.embedding_cache import EmbeddingCache
 
 # A busy machine is no failure: examples are counted, not timed.
 settings.register_profile("pucache", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -30,6 +26,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="also run the tests that take long and say little more")
+
+
+def pytest_configure(config):
+    """Import what nearly all tests use; the process that hands tests to others (-n) needs none of it."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        for name in ("torch", "helpers.planted", "helpers.tiny", "pucache.cache.embedding_cache"):
+            importlib.import_module(name)
 
 
 def pytest_collection_modifyitems(config, items):
@@ -67,12 +70,16 @@ def logs_are_seen():
 @pytest.fixture(autouse=True)
 def subnormal_numbers():
     """Libraries may leave this thread flushing subnormal numbers to zero; hypothesis then refuses to draw floats."""
+    import torch
+
     torch.set_flush_denormal(False)
 
 
 @pytest.fixture(scope="module")
 def one_thread():
     """Batches this small gain nothing from threads, which wait for each other on a busy machine."""
+    import torch
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -81,12 +88,15 @@ def one_thread():
 
 @pytest.fixture
 def encoder():
+    from helpers.tiny import tiny_encoder
+
     return tiny_encoder()
 
 
 @pytest.fixture
 def image_folder(tmp_path):
     """Make a folder of `n` tiny distinct images, 000.png, 001.png, ..."""
+    from helpers.tiny import save_image
 
     def make(n, name="images"):
         folder = tmp_path / name
@@ -101,6 +111,10 @@ def image_folder(tmp_path):
 @pytest.fixture(params=["one block", slow("small blocks"), "small blocks of three files"])
 def opened(request, tmp_path, monkeypatch):
     """Open rows as a cache, in one block or in many; digests may be given."""
+    from helpers.planted import write_cache
+
+    from pucache.cache.embedding_cache import EmbeddingCache
+
     if request.param != "one block":
         monkeypatch.setattr("pucache.cache.reader.BLOCK_BYTES", 300)
 
