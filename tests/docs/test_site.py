@@ -33,7 +33,7 @@ VERBS = [None, *main.commands]
 # public in documented modules, and for pucache's own modules alone
 OURS = {
     "pucache.cache.interchange.exporting": {"check_export"},
-    "pucache.cache.embedding_cache": {"check_same_encoder", "expand_paths", "is_cache", "open_cache"},
+    "pucache.cache.embedding_cache": {"check_same_encoder", "expand_paths", "is_cache", "open_cache", "open_files"},
     "pucache.neighbours.graph": {"check", "is_exact"},
     "pucache.neighbours.weighted_graph": {"graph_of_lists", "renumbered"},
     "pucache.errors": {"StaleDecisionError", "one_line", "picklable_error"},
