@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Self
@@ -19,7 +21,10 @@ from .cluster import joined
 from .failures import as_one_line
 from .tasks import Outcome, apply
 
+log = logging.getLogger("pucache")
+
 MAX_ATTEMPTS = 8  # for an item whose worker dies
+WARNING_SECONDS = 60.0  # between two warnings that nothing can run
 
 
 class RayWorkers:
@@ -105,7 +110,8 @@ class RayWorkers:
             begun=2 * workers + 2,
         )
         try:
-            yield from window.results()
+            with warnings_without("CPU"):
+                yield from window.results()
         finally:
             window.cancel()
 
@@ -185,3 +191,32 @@ _DEATHS = (
 def count(resource: str) -> int:
     """How many of a resource, CPU or GPU, the cluster has now."""
     return int(ray.cluster_resources().get(resource, 0))
+
+
+@contextmanager
+def warnings_without(resource: str) -> Iterator[None]:
+    """Warn once a minute within the block while the cluster has none of a resource; Ray itself waits in silence.
+
+    Parameters
+    ----------
+    resource : {"CPU", "GPU"}
+    """
+    ended = threading.Event()
+    thread = threading.Thread(target=_warn_without, args=(resource, ended), name="pucache-resources", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _warn_without(resource: str, ended: threading.Event) -> None:
+    while not ended.wait(WARNING_SECONDS):
+        with contextlib.suppress(Exception):  # a cluster that does not answer is an error of the command itself
+            if not count(resource):
+                log.warning(
+                    "the Ray cluster has no %s now; waiting for a machine to join (ray start --address). To stop, "
+                    "press Ctrl-C",
+                    resource,
+                )

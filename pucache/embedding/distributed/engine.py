@@ -20,7 +20,7 @@ from ray.data import ActorPoolStrategy, DataContext
 
 from ...distributed.failures import as_one_line
 from ...distributed.nodes import check_nodes
-from ...distributed.workers import RayWorkers, count
+from ...distributed.workers import RayWorkers, count, warnings_without
 from ...encoders.spec import EncoderSpec
 from ...errors import EngineError, ImageError
 from ...images.source import image_digest
@@ -89,7 +89,7 @@ class RayEngine(RayWorkers):
         actors = min(actors, chunks)
         profile.begin(threads=actors, workers=0, passes=actors)
         failure = None
-        with as_one_line():
+        with warnings_without("GPU" if kind == "cuda" else "CPU"), as_one_line():
             for done in _stream(prepare, shipped, chunks, actors, kind):
                 if isinstance(done, Exception):
                     failure = done
