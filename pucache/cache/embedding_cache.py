@@ -321,9 +321,11 @@ def _read_only_copy(rows: StackedRows) -> np.ndarray:
 
 
 def is_cache(path: str | Path) -> bool:
-    """Whether `path` names a cache rather than images: an HDF5 or ``.h5`` file, or a folder of these."""
+    """Whether `path` names a cache rather than images: an HDF5 or ``.h5`` file, or a folder of these; or their URL."""
     if is_url(path):
-        return os.fspath(path).endswith(".h5")
+        from .remote_files import is_remote_cache  # imports fsspec, which most caches do not need
+
+        return is_remote_cache(os.fspath(path))
     path = Path(path)
     return path.suffix == ".h5" or begins_as_hdf5(path) or (path.is_dir() and any(path.glob("*.h5")))
 

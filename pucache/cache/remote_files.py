@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import PurePosixPath
 from typing import Any
 
 from ..errors import CacheError, PUCacheError
+from ..storage.filesystem import open_filesystem, source_errors
 from ..storage.retries import error_text, remedy_for
 from ..storage.transfer import OBJECT_STORES, folder_files, object_info
 from ..storage.urls import without_secrets
@@ -43,6 +45,18 @@ def cache_files(fs: Any, path: str, name: str) -> tuple[dict[str, tuple[str, dic
     if not files:
         raise CacheError(f"no cache in folder {name}; expected *.h5 files")
     return {file_name: (f"{path.rstrip('/')}/{file_name}", info) for file_name, info in files.items()}, True
+
+
+def is_remote_cache(url: str) -> bool:
+    """Whether a URL is of a ``.h5`` file or a folder of these; raises `SourceError` where the store does not answer."""
+    if url.endswith(".h5"):
+        return True
+    if PurePosixPath(without_secrets(url)).suffix:  # an archive or a manifest, which some stores read to list it
+        return False
+    with source_errors(without_secrets(url)):
+        fs, path = open_filesystem(url)
+        info = object_info(fs, path)
+        return info is not None and info["type"] == "directory" and bool(folder_files(fs, path, ".h5"))
 
 
 def file_name(url: str) -> str:

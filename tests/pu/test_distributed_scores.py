@@ -8,7 +8,7 @@ import pytest
 from helpers.planted import planted, write_cache
 from helpers.range_workers import InProcess
 
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.cache.embedding_cache import EmbeddingCache, is_cache
 from pucache.cache.row_range import Piece, RowRange
 from pucache.errors import CacheError, ModelError, OutputError
 from pucache.pu import distributed_scores
@@ -165,3 +165,16 @@ def test_tables_of_shards_that_are_gone_are_refused_in_a_store(shards, model):
     for cache in map(EmbeddingCache, ("memory://shards", "memory://shards/b.h5")):
         with pytest.raises(OutputError, match=r"^memory://out holds tables of shards that are gone: d\.csv;"):
             score(model, cache, "memory://out", parts="csv")
+
+
+def test_the_url_of_a_folder_of_shards_is_a_cache_and_that_of_a_folder_of_images_is_none(shards, model, tmp_path):
+    fs = fsspec.filesystem("memory")
+    fs.store.clear()
+    fs.put(f"{shards}/", "memory://shards/", recursive=True)
+    fs.pipe("/images/a.png", b"")
+    score(model, shards, tmp_path / "local.csv")
+    for url in ("memory://shards", "memory://shards/"):
+        score(model, url, tmp_path / "remote.csv")
+        assert (tmp_path / "remote.csv").read_bytes() == (tmp_path / "local.csv").read_bytes()
+    for url in ("memory://images", "memory://missing", "memory://shards/a.tar"):
+        assert not is_cache(url)

@@ -33,7 +33,7 @@ function drawProgress() {
   byId("rate").textContent = of ? percent(rate) : "–";
   byId("progress").max = Math.max(1, decided + unknown);
   byId("progress").value = decided;
-  byId("pile").textContent = `${number(unknown)} of the pile undecided`;
+  byId("pile").textContent = `${number(unknown)} images undecided`;
   byId("hidden-high").textContent = hidden ? number(hidden.high) : "–";
   byId("level").textContent = hidden ? `At most, ${percent(hidden.level)} sure` : "At most";
   byId("estimate").textContent = estimate == null ? "–" : `about ${number(estimate)}`;
