@@ -109,9 +109,9 @@ def nearest_rows(
     rows : ndarray of int64, (m, k)
         -1 where there are fewer rows.
     """
-    cosines, found = no_neighbours(len(queries), k)
+    cosines, neighbour_rows = no_neighbours(len(queries), k)
     if not len(rows):
-        return cosines, found
+        return cosines, neighbour_rows
     search = BlockedSearch(rows)
     starts = range(0, len(queries), search.queries_per_block)
     parts = [slice(start, min(start + search.queries_per_block, len(queries))) for start in starts]
@@ -121,10 +121,10 @@ def nearest_rows(
 
     with search_threads(len(parts)) as run_all:
         for part, block in zip(parts, run_all([partial(task, part) for part in parts]), strict=True):
-            cosines[part], found[part] = block
+            cosines[part], neighbour_rows[part] = block
             if advance:
                 advance(part.stop - part.start)
-    return cosines, found
+    return cosines, neighbour_rows
 
 
 @contextmanager
@@ -188,9 +188,9 @@ def sorted_neighbours(queries: Tensor, rows: Tensor, values: Tensor, columns: Te
         columns = columns.masked_fill(absent, 0)
         cosines = _cosines(queries, rows, columns).masked_fill_(absent, -torch.inf)
     best, order = cosines.topk(min(k, cosines.shape[1]))
-    found = columns.gather(1, order).masked_fill_(best == -torch.inf, -1)
+    best_columns = columns.gather(1, order).masked_fill_(best == -torch.inf, -1)
     padded = no_neighbours(len(queries), k)
-    padded[0][:, : best.shape[1]], padded[1][:, : best.shape[1]] = best.cpu().numpy(), found.cpu().numpy()
+    padded[0][:, : best.shape[1]], padded[1][:, : best.shape[1]] = best.cpu().numpy(), best_columns.cpu().numpy()
     return padded
 
 

@@ -150,15 +150,16 @@ def nearest_by_cells(
         return numbers, (np.empty((0, k), np.float16), np.empty((0, k), np.int32)), "search in cells"
     search = _CellSearch(cells)
     n = len(numbers)
-    cosines, found = np.empty((n, k), np.float16), np.empty((n, k), np.int32)
+    cosines, neighbours = np.empty((n, k), np.float16), np.empty((n, k), np.int32)
     order = np.argsort(cells.nearest[:, 0], kind="stable")  # rows of one cell visit the same cells
     parts = [order[begin : begin + search.queries_per_block] for begin in range(0, n, search.queries_per_block)]
     with search_threads(len(parts)) as run_all:
         for part, block in zip(parts, run_all([partial(search.nearest, part, k) for part in parts]), strict=True):
-            cosines[part], found[part] = block
+            cosines[part], neighbours[part] = block
             progress.advance(len(part))
         recall, sample = recall_of(cells, cosines)
-    return numbers, (cosines, found), f"search in {len(cells.sizes):,} cells, recall {recall:.3f} on {sample} rows"
+    search_note = f"search in {len(cells.sizes):,} cells, recall {recall:.3f} on {sample} rows"
+    return numbers, (cosines, neighbours), search_note
 
 
 def sampled_rows(source: RowSource) -> RowSource:
@@ -233,11 +234,11 @@ def rows_in_cells(Z: Tensor, nearest: np.ndarray, count: int) -> Cells:
     first_page = np.cumsum(pages) - pages
     order = np.argsort(own, kind="stable")
     within = np.arange(len(own)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    places = np.repeat(first_page * PAGE, sizes) + within  # of the rows in `order`
+    ordered_positions = np.repeat(first_page * PAGE, sizes) + within  # of the rows in `order`
     positions = np.empty(len(own), np.int64)
-    positions[order] = places
+    positions[order] = ordered_positions
     row_at = np.full(int(pages.sum()) * PAGE + 1, -1, np.int32)
-    row_at[places] = order
+    row_at[ordered_positions] = order
     rows = torch.zeros(len(row_at) - 1, Z.shape[1], dtype=Z.dtype, device=Z.device)
     rows[torch.from_numpy(positions).to(Z.device)] = Z
     return Cells(rows, first_page=first_page, sizes=sizes, positions=positions, row_at=row_at, nearest=nearest)
@@ -270,9 +271,9 @@ class _CellSearch:
         self._leave_out_itself(rows, products)
         spare = SPARE if self._type == torch.bfloat16 else 0
         values, columns = greatest(products, k + spare)
-        places = page_in_slot.gather(1, columns // PAGE) * PAGE + columns % PAGE
-        cosines, found = sorted_neighbours(Q, cells.rows, values, places, k)
-        return cosines, cells.row_at[found]
+        positions = page_in_slot.gather(1, columns // PAGE) * PAGE + columns % PAGE
+        cosines, nearest_positions = sorted_neighbours(Q, cells.rows, values, positions, k)
+        return cosines, cells.row_at[nearest_positions]
 
     def _visits(self, rows: np.ndarray) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield each cell that some of the rows visit, which of them (v,), and the slots of its pages, (v, pages)."""
@@ -308,13 +309,14 @@ def recall_of(cells: Cells, cosines: np.ndarray) -> tuple[float, int]:
     """Share of the true neighbours, or of equally near rows, that were found on a sample; size of the sample."""
     n, k = cosines.shape
     sample = np.unique(np.linspace(0, n - 1, min(n, _TRUE_ROWS)).astype(np.int64))
-    places = torch.from_numpy(cells.positions[sample]).to(cells.rows.device)
+    own_positions = torch.from_numpy(cells.positions[sample]).to(cells.rows.device)
     absent = torch.from_numpy(cells.row_at[:-1] < 0).to(cells.rows.device)
-    Q, best = cells.rows[places].float(), torch.full((len(sample), k), -torch.inf, device=cells.rows.device)
+    Q, best = cells.rows[own_positions].float(), torch.full((len(sample), k), -torch.inf, device=cells.rows.device)
     for begin in range(0, len(cells.rows), _TRUE_BLOCK):
         rows = cells.rows[begin : begin + _TRUE_BLOCK]
         products = (Q @ rows.float().T).masked_fill_(absent[begin : begin + len(rows)], -torch.inf)
-        products.masked_fill_(torch.arange(begin, begin + len(rows), device=Q.device) == places[:, None], -torch.inf)
+        positions = torch.arange(begin, begin + len(rows), device=Q.device)
+        products.masked_fill_(positions == own_positions[:, None], -torch.inf)
         best = torch.cat([best, products], 1).topk(k).values
     true = best.cpu().numpy()
     least = np.where(true > -np.inf, true, np.inf).min(1, keepdims=True)  # cosine of the last true neighbour

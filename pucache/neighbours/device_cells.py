@@ -49,17 +49,18 @@ def nearest_by_cells_on_gpu(
     centroids = centroids_of(learned_from, cell_count(len(rows)))
     numbers, cells = _sorted_into_cells(rows, on_device, centroids, progress.advance)
     n = len(numbers)
-    cosines, found = np.empty((n, k), np.float16), np.empty((n, k), np.int32)
+    cosines, neighbours = np.empty((n, k), np.float16), np.empty((n, k), np.int32)
     if not n:
-        return numbers, (cosines, found), "search in cells"
+        return numbers, (cosines, neighbours), "search in cells"
     search = _DeviceCellSearch(cells)
     order = np.argsort(cells.nearest[:, 0], kind="stable")  # rows of one cell visit the same cells
     for begin in range(0, n, search.rows_per_block):
         part = order[begin : begin + search.rows_per_block]
-        cosines[part], found[part] = host_lists(search.greatest(part, k).cpu(), k)
+        cosines[part], neighbours[part] = host_lists(search.greatest(part, k).cpu(), k)
         progress.advance(len(part))
     recall, sample = recall_of(cells, cosines)
-    return numbers, (cosines, found), f"search in {len(cells.sizes):,} cells, recall {recall:.3f} on {sample} rows"
+    search_note = f"search in {len(cells.sizes):,} cells, recall {recall:.3f} on {sample} rows"
+    return numbers, (cosines, neighbours), search_note
 
 
 def _sorted_into_cells(
@@ -112,8 +113,8 @@ class _DeviceCellSearch:
         products, page_in_slot = self._products(cells.rows.index_select(0, positions), visits, visitor, first_slot)
         products.scatter_(1, own_columns[:, None], -torch.inf)
         values, columns = greatest(products, k + SPARE)
-        places = page_in_slot.gather(1, columns // PAGE) * PAGE + columns % PAGE
-        keys = ordered_keys(values, self._row_at[places].clamp(min=0))
+        candidate_positions = page_in_slot.gather(1, columns // PAGE) * PAGE + columns % PAGE
+        keys = ordered_keys(values, self._row_at[candidate_positions].clamp(min=0))
         return keys.topk(min(k, keys.shape[1])).values
 
     def _products(self, Q: Tensor, visits: Visits, visitor: Tensor, first_slot: Tensor) -> tuple[Tensor, Tensor]:

@@ -59,8 +59,8 @@ def _graph_by_cells(rows: DeviceSource, whitening: Whitening, *, k: int, progres
     else:
         _log.warning("%s whitened rows do not fit into the memory of the GPU; the CPU searches", f"{len(rows):,}")
         search_by, results = TORCH_CPU, nearest_by_cells(rows.source, whitening, k, progress=progress)
-    numbers, (cosines, found), search = results
-    lists = cosines, renumbered(found, numbers)
+    numbers, (cosines, neighbours), search = results
+    lists = cosines, renumbered(neighbours, numbers)
     graph = graph_of_lists(len(rows), k, whitening, numbers, lists, search_by=search_by)
     return replace(graph, search=search, exact=False)
 

@@ -96,8 +96,8 @@ class DevicePile:
             for Z, asked in self.parts():
                 for part in search.blocks(len(Z), k):
                     itself = upload(_positions(asked[part], numbers), Z.device)
-                    found = host_lists(search.greatest(Z[part], k, itself).cpu(), k)
-                    self._merge(best, asked[part], found, numbers)
+                    neighbours = host_lists(search.greatest(Z[part], k, itself).cpu(), k)
+                    self._merge(best, asked[part], neighbours, numbers)
                     advance(len(asked[part]))
         return best
 
@@ -128,15 +128,15 @@ class DevicePile:
         best[0][without], best[1][without] = -np.inf, -1
         return best
 
-    def _merge(self, best: Neighbours, asked: np.ndarray, found: Neighbours, numbers: np.ndarray) -> None:
-        """Put the lists found in a part among the best of the rows that asked."""
-        lists = found[0], np.append(numbers, -1)[found[1]]
+    def _merge(self, best: Neighbours, asked: np.ndarray, neighbours: Neighbours, numbers: np.ndarray) -> None:
+        """Merge the neighbours in a part into the best lists of the rows that asked."""
+        lists = neighbours[0], np.append(numbers, -1)[neighbours[1]]
         if self.part_count > 1:
-            lists = merge_neighbours((best[0][asked], best[1][asked]), lists, found[0].shape[1])
+            lists = merge_neighbours((best[0][asked], best[1][asked]), lists, neighbours[0].shape[1])
         best[0][asked], best[1][asked] = lists
 
 
 def _positions(rows: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     """Positions of rows in ascending numbers; the count of these where a row is not among them."""
-    places = np.searchsorted(numbers, rows)
-    return np.where(numbers[np.minimum(places, len(numbers) - 1)] == rows, places, len(numbers))
+    insertion = np.searchsorted(numbers, rows)
+    return np.where(numbers[np.minimum(insertion, len(numbers) - 1)] == rows, insertion, len(numbers))

@@ -137,8 +137,8 @@ def _exact_graph(source: RowSource, whitening: Whitening, *, k: int, progress: P
 def _graph_by_cells(source: RowSource, whitening: Whitening, *, k: int, progress: Progress) -> NeighbourGraph:
     from .cell_search import nearest_by_cells  # imports torch
 
-    numbers, (cosines, found), search = nearest_by_cells(source, whitening, k, progress=progress)
-    graph = graph_of_lists(len(source), k, whitening, numbers, (cosines, renumbered(found, numbers)))
+    numbers, (cosines, neighbours), search = nearest_by_cells(source, whitening, k, progress=progress)
+    graph = graph_of_lists(len(source), k, whitening, numbers, (cosines, renumbered(neighbours, numbers)))
     return replace(graph, search=search, exact=False)
 
 

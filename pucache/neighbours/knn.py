@@ -120,11 +120,11 @@ def _torch_gpu_search(rows: np.ndarray, gpu: torch.device) -> Search:
     search = DeviceSearch(upload(rows, gpu), half=False)
 
     def nearest(queries: np.ndarray, k: int) -> Lists:
-        products, found = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+        products, neighbour_rows = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
         Q = upload(queries, gpu)
         for part in search.blocks(len(Q), k):
-            products[part], found[part] = host_lists(search.greatest(Q[part], k).cpu(), k)
-        return products, found
+            products[part], neighbour_rows[part] = host_lists(search.greatest(Q[part], k).cpu(), k)
+        return products, neighbour_rows
 
     return nearest
 

@@ -116,7 +116,7 @@ def _query_on_cpu(
     for start in range(0, len(source), _ROWS_PER_SEARCH):
         part = np.arange(start, min(start + _ROWS_PER_SEARCH, len(source)))
         Z, numbers = whitened_rows(subset(source, part), whitening)
-        cosines, found = nearest_rows(Q, Z, k)
-        best = merge_neighbours(best, (cosines, renumbered(found, part[numbers])), k)
+        cosines, neighbours = nearest_rows(Q, Z, k)
+        best = merge_neighbours(best, (cosines, renumbered(neighbours, part[numbers])), k)
         progress.advance(len(part))
     return graph_of_lists(len(asked), k, whitening, query_numbers, best)

@@ -121,9 +121,9 @@ def _weight_matrix(rows: np.ndarray, cosines: np.ndarray, temperature: float, n:
     return csr_matrix((weights.ravel(), columns.ravel(), row_ends), shape=(len(rows), n))
 
 
-def renumbered(found: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+def renumbered(positions: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     """Row numbers of positions among `numbers`; -1 stays."""
-    return np.append(numbers, -1).astype(np.int32)[found]
+    return np.append(numbers, -1).astype(np.int32)[positions]
 
 
 def graph_of_lists(
