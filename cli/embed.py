@@ -88,8 +88,14 @@ def embed(
             engine=chosen_engine,
             progress=terminal_progress(),
         )
+    lines = [*_lines(report, embed_options.prune), *(report.profile.lines() if profile else [])]
+    output.print_result(_result(report, profile), lines, as_json)
+    output.exit_for_failures(len(report.failures), strict)
+
+
+def _result(report: EmbedReport, profile: bool) -> dict[str, Any]:
     counts = ("rows", "computed", "reused", "kept", "vanished", "damaged", "written")
-    result = {
+    return {
         "cache": report.name,
         "encoder": str(report.encoder),
         **{name: getattr(report, name) for name in counts},
@@ -99,9 +105,6 @@ def embed(
         "cosine_to_fp32": report.cosine,
         **({"profile": report.profile.summary()} if profile else {}),
     }
-    lines = [*_lines(report, embed_options.prune), *(report.profile.lines() if profile else [])]
-    output.print_result(result, lines, as_json)
-    output.exit_for_failures(len(report.failures), strict)
 
 
 def _lines(report: EmbedReport, pruned: bool) -> Iterator[str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from . import options, output
+
+if TYPE_CHECKING:
+    from pucache.pu.score import ScoreReport
 
 
 @click.command()
@@ -108,7 +111,12 @@ def score(
     else:
         raise ValueError("give one source of images, or any number of caches")
     name = without_secrets(out)
-    result = {
+    output.print_result(_result(report, name), _lines(report, name), as_json)
+    output.exit_for_failures(report.failures, strict)
+
+
+def _result(report: ScoreReport, name: str) -> dict[str, Any]:
+    return {
         "out": name,
         "cache": report.cache.name,
         "rows": report.rows,
@@ -117,6 +125,9 @@ def score(
         "parts": report.parts,
         "neighbours": None if report.neighbours is None else report.neighbours.name,
     }
+
+
+def _lines(report: ScoreReport, name: str) -> list[str]:
     by = f", by the image and its neighbours in {report.neighbours.name}" if report.neighbours else ""
     tables = "1 table" if report.parts == 1 else f"{report.parts:,} tables"
     where = f"{tables} in {name}" if report.parts else name
@@ -124,5 +135,4 @@ def score(
     if report.failures:
         listing = f"pucache info {report.cache.name} --failures"
         lines.append(f"{report.failures:,} images could not be read and have no score: {listing}")
-    output.print_result(result, lines, as_json)
-    output.exit_for_failures(report.failures, strict)
+    return lines
