@@ -101,16 +101,11 @@ def retrieve_positives(
     from pucache.cache.embedding_cache import EmbeddingCache
     from pucache.pu.labels import Labels
     from pucache.retrieval.retrieve import retrieve_positives as retrieve
-    from pucache.storage.atomic import check_writable
 
     from .progress import terminal_progress
 
     count = _count(k)
-    inputs = [path for path in (positives, negatives, model, *cache) if path]
-    for path in filter(None, (out, review)):
-        check_writable(path, inputs=inputs)
-    if review and check_writable(review).resolve() == check_writable(out).resolve():
-        raise ValueError(f"--out and --review are one file, {out}; name two")
+    _check_outputs(out, review, inputs=[path for path in (positives, negatives, model, *cache) if path])
     if images and not review:
         raise ValueError("--images is for --review; leave it out, or name a page to write")
     opened = EmbeddingCache(*cache)
@@ -145,6 +140,16 @@ def retrieve_positives(
             f"wrote {review}: open it in a browser" + (f"; {missing:,} images have no picture" if missing else "")
         )
     output.print_result(result, lines, as_json)
+
+
+def _check_outputs(out: str, review: str | None, inputs: list[str]) -> None:
+    """Check that both outputs can be written."""
+    from pucache.storage.atomic import check_writable
+
+    for path in filter(None, (out, review)):
+        check_writable(path, inputs=inputs)
+    if review and check_writable(review).resolve() == check_writable(out).resolve():
+        raise ValueError(f"--out and --review are one file, {out}; name two")
 
 
 def _count(k: str) -> int | None:
