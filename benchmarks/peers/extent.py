@@ -46,7 +46,7 @@ class Extent:
 
 ALL, THREE = (AUTHORS, *CLASSES, FOOTWEAR), (AUTHORS, CLASSES[-1], FOOTWEAR)
 FULL = Extent({"quick": ALL, "fast": ALL, "slow": THREE, "slowest": CLASSES[-1:]}, 2000)
-SHORT = Extent({"quick": THREE, "fast": THREE, "slow": (AUTHORS,), "slowest": ()}, 384)
+SHORT = Extent({"quick": THREE, "fast": THREE, "slow": (AUTHORS,), "slowest": CLASSES[-1:]}, 384)
 QUICK = Extent({"quick": (AUTHORS,), "fast": (), "slow": (), "slowest": ()}, 192, ceiling=False)
 LIMIT = 600  # seconds of one process
 
