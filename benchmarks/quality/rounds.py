@@ -105,7 +105,7 @@ def draw(rows: list[dict], path: Path) -> None:
     sheet.savefig(path, dpi=130)
 
 
-def report(rows: list[dict], data: str) -> str:
+def report(rows: list[dict], data: str, *, options: str) -> str:
     lines, classes = [], list(dict.fromkeys(row["class"] for row in rows))
     for group, share, loop in product(dict.fromkeys(row["group"] for row in rows), SHARES, LOOPS):
         cells = [row for row in rows if (row["group"], row["share"], row["loop"]) == (group, share, loop)]
@@ -120,7 +120,7 @@ def report(rows: list[dict], data: str) -> str:
         [
             "# Rounds of review",
             "",
-            f"`python -m benchmarks.quality.rounds DIR --fashion SOURCE`: {data} One class ({', '.join(classes)}) "
+            f"`python -m benchmarks.quality.rounds DIR{options}`: {data} One class ({', '.join(classes)}) "
             f"against nine, {LABELLED} labelled positives, {SHOWN} images reviewed a round, the truth answering. "
             "Positives found after each "
             f"round, mean over classes and seeds; beside them what {RANDOM_ROUNDS} rounds of random images are "
@@ -150,7 +150,8 @@ if __name__ == "__main__":
     rows = run(groups, work, arguments.minutes, arguments.seeds)
     if not rows:
         raise SystemExit("no loop was measured within --minutes")
-    text = report(rows, groups.describe())
+    options = f"{' --fashion SOURCE' if arguments.fashion else ''} --seeds {arguments.seeds}"
+    text = report(rows, groups.describe(), options=options)
     if not arguments.quick:
         draw(rows, PICTURE)
     write_page(text, arguments.out)

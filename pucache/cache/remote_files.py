@@ -51,7 +51,8 @@ def is_remote_cache(url: str) -> bool:
     """Whether a URL is of a ``.h5`` file or a folder of these; raises `SourceError` where the store does not answer."""
     if url.endswith(".h5"):
         return True
-    if PurePosixPath(without_secrets(url)).suffix:  # an archive or a manifest, which some stores read to list it
+    # an archive or a manifest, which some stores read to list it
+    if PurePosixPath(without_secrets(url)).suffix and not url.endswith("/"):
         return False
     with source_errors(without_secrets(url)):
         fs, path = open_filesystem(url)

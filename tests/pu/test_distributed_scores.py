@@ -178,3 +178,5 @@ def test_the_url_of_a_folder_of_shards_is_a_cache_and_that_of_a_folder_of_images
         assert (tmp_path / "remote.csv").read_bytes() == (tmp_path / "local.csv").read_bytes()
     for url in ("memory://images", "memory://missing", "memory://shards/a.tar"):
         assert not is_cache(url)
+    fs.put(f"{shards}/", "memory://shards.v2/", recursive=True)
+    assert is_cache("memory://shards.v2/")
