@@ -53,6 +53,7 @@ setup(
         "threadpoolctl>=3.5",
         "fsspec>=2024.6",
         "filelock>=3.20.3",
+        "pyarrow>=16",
         "jinja2>=3.1.6",
         "markupsafe>=2.1",
         "matplotlib>=3.9",
@@ -64,8 +65,8 @@ setup(
         "bench": bench,
         "docs": docs,
         "openvino": ["openvino>=2025.0"],
-        "parquet": ["pyarrow>=16"],
-        "ray": ["ray[data]>=2.50"],
+        "parquet": [],  # pyarrow is always installed; the name stays for older requirements
+        "ray": ["ray>=2.50"],
         "s3": ["s3fs>=2024.6"],
         "tensorboard": ["tensorboard>=2.17"],
         "test": [
@@ -76,8 +77,7 @@ setup(
             "mypy>=1.13",
             "import-linter>=2.1",
             *bench,
-            "pyarrow>=16",
-            "ray[data]>=2.50",
+            "ray>=2.50",
             "s3fs>=2024.6",
             "moto[server]>=5",
             "kubernetes-validate>=1.31",

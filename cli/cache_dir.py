@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--clear", is_flag=True, help="Remove copies from this machine.")
+@click.option("--clear", is_flag=True, help="Remove copies for reading from this machine.")
 @options.as_json
 def cache_dir(clear: bool, as_json: bool) -> None:
     """Print which copies of caches behind URLs this machine keeps, where, and how large they are.
@@ -23,9 +23,9 @@ def cache_dir(clear: bool, as_json: bool) -> None:
     A cache behind a URL (s3://...) is copied to this machine when it is read, and written here before it is
     sent. The copies lie in the folder PUCACHE_WORK, else in pucache below XDG_CACHE_HOME or ~/.cache.
 
-    --clear removes copies of this machine, and nothing behind a URL. A copy is made again when it is needed.
-    Kept are copies that a running process uses, parts of unfinished caches, which may not be in the store
-    yet, and review sessions.
+    --clear removes copies for reading of this machine, and nothing behind a URL. A copy is made again when it is
+    needed; a process that reads a copy keeps what it has mapped. Everything else stays and is listed: files that
+    are written here with the parts of unfinished caches, review sessions, and other files beside the copies.
 
     \b
     pucache cache-dir
@@ -52,20 +52,13 @@ def _lines(local: LocalCopies, clear: bool) -> Iterator[str]:
         yield f"removed {_total(local.removed)}"
     yield f"{local.folder}: {_total(local.copies)}"
     for copy in local.copies:
-        if copy.kept_because:
-            yield f"kept {_name(copy)}: {copy.kept_because}"
-        else:
-            unfinished = f", {copy.unfinished_parts:,} unfinished parts" if copy.unfinished_parts else ""
-            yield f"{_name(copy)}: {_size(copy.bytes)}, for {copy.purpose}{unfinished}{', in use' * copy.in_use}"
+        unfinished = f", {copy.unfinished_parts:,} unfinished parts" if copy.unfinished_parts else ""
+        yield f"{copy.url}: {_size(copy.bytes)}, for {copy.purpose}{unfinished}"
 
 
 def _total(copies: tuple[LocalCopy, ...]) -> str:
     count = len(copies)
     return f"{count:,} {'copy' if count == 1 else 'copies'}, {_size(sum(copy.bytes for copy in copies))}"
-
-
-def _name(copy: LocalCopy) -> str:
-    return copy.url or str(copy.folder)
 
 
 def _size(count: int) -> str:

@@ -11,6 +11,7 @@ from . import options, output
 
 if TYPE_CHECKING:
     from pucache.embedding.embed import EmbedReport
+    from pucache.scaling.embed_shards import ShardsReport
 
 
 @click.command()
@@ -38,7 +39,15 @@ if TYPE_CHECKING:
     type=click.Choice(["float16", "float32"]),
     help="Type of the stored embeddings.  [default: that of an existing CACHE, else float16]",
 )
-@click.option("--profile", is_flag=True, help="Print the time of each stage, and which stage limits the speed.")
+@click.option(
+    "--shards",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --engine ray: number of files 00001.h5, 00002.h5, ... that the folder CACHE shall hold. Each is what "
+    "--shard I/N embeds.",
+)
+@click.option("--force", is_flag=True, help="Replace a CACHE behind a URL that somebody else has changed meanwhile.")
+@click.option("--profile", is_flag=True, help="Print the time of each stage.")
 @options.strict
 @options.as_json
 def embed(
@@ -46,6 +55,7 @@ def embed(
     cache: str,
     encoder: str,
     shard: str | None,
+    shards: int | None,
     engine: str,
     address: str | None,
     workers: int | None,
@@ -54,7 +64,7 @@ def embed(
     as_json: bool,
     **rest: Any,
 ) -> None:
-    """Embed the images of SOURCE into the file CACHE.
+    """Embed the images of SOURCE into the file CACHE; with --engine ray, into a folder of shards.
 
     SOURCE is a folder, a manifest (.txt, .csv, .tsv), .tar shards ('shards/*.tar'), or an fsspec URL
     of any of these. CACHE is a path or an fsspec URL. The key of an image is its path within SOURCE.
@@ -65,35 +75,52 @@ def embed(
     pucache embed photos/ cache.h5
     pucache embed photos/ cache.h5 --encoder timm:resnet50 --weights resnet50.safetensors
     pucache embed photos/ shards/1.h5 --shard 1/4       # then train on shards/, or pucache pack
-    pucache embed s3://bucket/photos s3://bucket/cache.h5 --engine ray --address head:6379
+    pucache embed s3://bucket/photos s3://bucket/shards --engine ray --shards 64 --address head:6379
     """
     from pucache.allocator import keep_freed_memory
 
     keep_freed_memory()  # before the first thread, or large array
-    from pucache.embedding.embed import run_embedding
-    from pucache.embedding.plan import EmbedOptions
-    from pucache.encoders.deferred import EncoderOptions
-
     from .progress import terminal_progress
 
-    names = ("weights", "device", "precision", "runtime", "decode", "batch_size")
+    pruned, progress = rest["prune"], terminal_progress()
+    if engine == "ray":
+        count = _shards_for_ray(shards, shard, profile)
+        from pucache.scaling.embed_shards import embed_shards
+
+        in_shards = embed_shards(
+            source, cache, count, encoder, workers=workers, address=address, progress=progress, **rest
+        )
+        output.print_result({**_result(in_shards), "shards": in_shards.shards}, [*_lines(in_shards, pruned)], as_json)
+        output.exit_for_failures(len(in_shards.failures), strict)
+        return
+    from pucache.embedding.embed import EmbedOptions, run_embedding
+    from pucache.encoders.deferred import EncoderOptions
+
+    options.refuse_cluster_options(address=address, shards=shards)
+    names = ("weights", "device", "precision", "runtime", "batch_size")
     encoder_options = EncoderOptions(name=encoder, **{name: rest.pop(name) for name in names})
     embed_options = EmbedOptions(shard=options.parse_shard(shard), **rest)
-    with options.opened_engine(engine, address, workers) as chosen_engine:
-        report = run_embedding(
-            source,
-            cache,
-            encoder_options,
-            options=embed_options,
-            engine=chosen_engine,
-            progress=terminal_progress(),
-        )
-    lines = [*_lines(report, embed_options.prune), *(report.profile.lines() if profile else [])]
-    output.print_result(_result(report, profile), lines, as_json)
+    report = run_embedding(source, cache, encoder_options, options=embed_options, workers=workers, progress=progress)
+    timing = {"profile": report.profile.summary()} if profile else {}
+    lines = [*_lines(report, pruned), *([report.profile.line()] if profile else [])]
+    output.print_result({**_result(report), **timing}, lines, as_json)
     output.exit_for_failures(len(report.failures), strict)
 
 
-def _result(report: EmbedReport, profile: bool) -> dict[str, Any]:
+def _shards_for_ray(shards: int | None, shard: str | None, profile: bool) -> int:
+    """Number of shards; raises ValueError where the options do not fit the engine ray."""
+    if shard is not None or profile:
+        option = "--profile" if shard is None else "--shard"
+        raise ValueError(f"{option} is for one file that this machine embeds; leave it out with --engine ray")
+    if shards is None:
+        raise ValueError(
+            "--engine ray writes a folder of shards; say how many with --shards N, and name a folder or its URL in "
+            "place of a file such as cache.h5"
+        )
+    return shards
+
+
+def _result(report: EmbedReport | ShardsReport) -> dict[str, Any]:
     counts = ("rows", "computed", "reused", "kept", "vanished", "damaged", "written")
     return {
         "cache": report.name,
@@ -103,11 +130,10 @@ def _result(report: EmbedReport, profile: bool) -> dict[str, Any]:
         "ignored": dict(report.ignored),
         "seconds": round(report.seconds, 3),
         "cosine_to_fp32": report.cosine,
-        **({"profile": report.profile.summary()} if profile else {}),
     }
 
 
-def _lines(report: EmbedReport, pruned: bool) -> Iterator[str]:
+def _lines(report: EmbedReport | ShardsReport, pruned: bool) -> Iterator[str]:
     rate = f", {report.computed / report.seconds:,.0f} images/s" if report.computed else ""
     yield f"{report.name}: {report.rows:,} rows of {report.encoder}{'' if report.written else '; nothing had changed'}"
     yield (

@@ -20,13 +20,11 @@ def export(cache: str, out: str, as_json: bool) -> None:
     \b
     pucache export cache.h5 embeddings.parquet
     """
-    from pucache.cache.interchange.exporting import check_export
-    from pucache.cache.interchange.exporting import export as run
+    from pucache.cache.exporting import export as run
     from pucache.storage.urls import without_secrets
 
     from .progress import terminal_progress
 
-    check_export(out)
     report = run(cache, out, progress=terminal_progress())
     name = without_secrets(out)
     result = {"out": name, "rows": report.rows, "encoder": str(report.encoder), "dtype": report.dtype}

@@ -48,25 +48,27 @@ from . import options, output
     help="Scale each embedding to length 1. The cache states it, and a model that was trained on one kind "
     "refuses the other.",
 )
+@options.force
 @options.as_json
 def import_embeddings(source: str, cache: str, as_json: bool, **chosen: Any) -> None:
     """Write embeddings from another program, one row per key, into the file CACHE.
 
     SOURCE is a .npy, .safetensors or .parquet file, or a folder of them: parts in the order of the numbers
     in their names, with Parquet metadata beside them, as clip-retrieval writes them (img_emb/, metadata/).
-    Memory stays below 500 MB. The same command goes on where an interrupted one ended.
+    The same command goes on where an interrupted one ended.
 
     \b
     pucache import-embeddings clip.npy cache.h5 --keys files.txt --name clip-vit-b32
     pucache import-embeddings laion/ cache.h5 --key-column url --normalize
     pucache import-embeddings table.parquet cache.h5
     """
-    from pucache.cache.interchange.importing import import_embeddings as run
+    from pucache.cache.importing import import_embeddings as run
     from pucache.storage.atomic import check_writable
 
     from .progress import terminal_progress
 
-    check_writable(cache, inputs=[source, *filter(None, [chosen["keys"], chosen["metadata"]])])
+    inputs = [source, *filter(None, [chosen["keys"], chosen["metadata"]])]
+    check_writable(cache, inputs=inputs, file_format=None)
     report = run(source, cache, **chosen, progress=terminal_progress())
     result = {
         "cache": cache,

@@ -41,7 +41,8 @@ def info(cache: tuple[str, ...], failures: bool, as_json: bool) -> None:
 def _lines(content: CacheInfo, with_failures: bool) -> Iterator[str]:
     yield f"{content.rows:,} rows of {content.encoder}, {len(content.failures):,} images that could not be read"
     for file in content.files:
+        share = f"share {file.shard}, " if file.shard else ""
         origin = f"made {file.created} by pucache {file.pucache_version} from {file.source or 'elsewhere'}"
-        yield f"{file.path}: {file.rows:,} rows, {file.dtype}, {origin}"
+        yield f"{file.path}: {file.rows:,} rows, {file.dtype}, {share}{origin}"
     if with_failures:
         yield from (f"{key!r}: {reason}" for key, reason in content.failures.items())

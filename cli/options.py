@@ -48,6 +48,11 @@ all_rows = click.option(
     "of more than 1 GiB.",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+force = click.option(
+    "--force",
+    is_flag=True,
+    help="Replace an existing file that is no cache of this encoder, or that holds keys which the new one lacks.",
+)
 strict = click.option("--strict", is_flag=True, help="Exit with 3 when an image could not be read.")
 
 
@@ -63,22 +68,21 @@ engine = click.option(
     type=click.Choice(["local", "ray"]),
     help="Where the work is done: on this machine, or on a Ray cluster (pip install 'pucache[ray]').",
 )
-_ENCODING = "weights device precision runtime decode batch_size workers engine address shard".split()
+_ENCODING = "weights device precision runtime batch_size workers engine address shard".split()
 
 
 def encoding(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of commands that run an encoder."""
     for option in (
-        click.option("--shard", metavar="I/N", help="Embed only share I of N of the images."),
+        click.option("--shard", metavar="I/N", help="Embed only share I of N of the images, on this machine."),
         address,
         engine,
         click.option(
             "--workers",
             type=click.IntRange(min=0),
-            help="Number of processes that read and decode images; with Ray, number of encoders, or of tasks that "
-            "score a cache.  [default: with CUDA "
-            "one per core, at most 16; otherwise 0, which uses threads; Ray: one per GPU, or per core without "
-            "GPUs]",
+            help="Number of processes that read and decode images; with Ray, number of tasks that run at once.  "
+            "[default: with CUDA one per core, at most 16; otherwise 0, which uses threads; Ray: one per GPU, or per "
+            "core without GPUs]",
         ),
         click.option(
             "--batch-size",
@@ -92,14 +96,6 @@ def encoding(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.Choice(["auto", "fp32", "bf16", "fp16"]),
             help="Precision of the forward pass. auto: that of an existing CACHE, else fp16 on CUDA, bf16 on a CPU "
             "that supports it, fp32 otherwise.",
-        ),
-        click.option(
-            "--decode",
-            default="auto",
-            show_default=True,
-            type=click.Choice(["auto", "host", "device"]),
-            help="Where JPEG files are decoded: on the host by Pillow, or in batches on the device of the encoder. "
-            "auto: host.",
         ),
         click.option(
             "--runtime",
@@ -122,34 +118,23 @@ def encoding(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def opened_engine(kind: str, address: str | None, workers: int | None) -> Iterator[Any]:
-    """Open the engine that --engine, --address and --workers select."""
-    if kind == "ray":
-        from pucache.embedding.distributed.engine import RayEngine
-
-        with RayEngine(address, workers=workers) as engine:
-            yield engine
-        return
-    if address is not None:
-        raise ValueError("--address is for a Ray cluster; add --engine ray, or leave it out")
-    from pucache.embedding.local_engine import LocalEngine
-
-    yield LocalEngine(workers)
-
-
-@contextmanager
 def opened_workers(kind: str, address: str | None, workers: int | None) -> Iterator[Any]:
     """Open the worker processes of the cluster that --engine, --address and --workers select; None with local."""
     if kind == "ray":
-        from pucache.distributed.workers import RayWorkers
+        from pucache.scaling.workers import RayWorkers
 
         with RayWorkers(address, workers=workers) as opened:
             yield opened
         return
-    for name, value in (("address", address), ("workers", workers)):
+    refuse_cluster_options(address=address, workers=workers)
+    yield None
+
+
+def refuse_cluster_options(**values: object) -> None:
+    """Raise ValueError where an option for a Ray cluster is set, and the work is done on this machine."""
+    for name, value in values.items():
         if value is not None:
             raise ValueError(f"--{name} is for a Ray cluster; add --engine ray, or leave it out")
-    yield None
 
 
 def refuse_encoding_options(*more: str, but: Sequence[str] = ()) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import click
 
 
-def print_result(result: Mapping[str, Any], lines: Sequence[str], as_json: bool) -> None:
-    """Print `result` as JSON, or else `lines`."""
-    click.echo(to_json(result) if as_json else "\n".join(map(printable, lines)))
+def print_result(result: Mapping[str, Any], lines: Sequence[str], as_json: bool, *, out: str = "") -> None:
+    """Print `result` as JSON, or else `lines`; on stderr where the table `out` is written to the standard output."""
+    text = to_json(result) if as_json else "\n".join(map(printable, lines))
+    click.echo(text, err=out in ("-", "/dev/stdout"))
 
 
 def printable(text: str) -> str:

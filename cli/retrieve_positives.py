@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -57,7 +58,11 @@ if TYPE_CHECKING:
 )
 @options.twins
 @click.option(
-    "--out", default="ranked.csv", show_default=True, metavar="FILE", help="Table rank,key,score to write, best first."
+    "--out",
+    default="ranked.csv",
+    show_default=True,
+    metavar="FILE",
+    help="Table rank,key,score to write, best first; - is the standard output.",
 )
 @click.option(
     "--review",
@@ -139,16 +144,15 @@ def retrieve_positives(
         lines.append(
             f"wrote {review}: open it in a browser" + (f"; {missing:,} images have no picture" if missing else "")
         )
-    output.print_result(result, lines, as_json)
+    output.print_result(result, lines, as_json, out=out)
 
 
 def _check_outputs(out: str, review: str | None, inputs: list[str]) -> None:
     """Check that both outputs can be written."""
     from pucache.storage.atomic import check_writable
 
-    for path in filter(None, (out, review)):
-        check_writable(path, inputs=inputs)
-    if review and check_writable(review).resolve() == check_writable(out).resolve():
+    check_writable(out, inputs=inputs, is_table=True)
+    if review and check_writable(review, inputs=inputs).resolve() == Path(out).resolve():
         raise ValueError(f"--out and --review are one file, {out}; name two")
 
 

@@ -94,24 +94,28 @@ def score(
                 progress=terminal_progress(),
             )
     elif len(what) == 1:
-        part = options.parse_shard(shard)
-        with options.opened_engine(engine, address, workers) as opened:
-            report = run(
-                classifier,
-                what,
-                out,
-                cache=cache,
-                neighbours=neighbours,
-                parts=parts,
-                engine=opened,
-                shard=part,
-                progress=terminal_progress(),
-                **encoding,
+        if engine == "ray":
+            raise ValueError(
+                "score embeds images on this machine alone; embed them with pucache embed IMAGES FOLDER --engine ray "
+                "--shards N, then score FOLDER"
             )
+        options.refuse_cluster_options(address=address)
+        report = run(
+            classifier,
+            what,
+            out,
+            cache=cache,
+            neighbours=neighbours,
+            parts=parts,
+            shard=options.parse_shard(shard),
+            workers=workers,
+            progress=terminal_progress(),
+            **encoding,
+        )
     else:
         raise ValueError("give one source of images, or any number of caches")
     name = without_secrets(out)
-    output.print_result(_result(report, name), _lines(report, name), as_json)
+    output.print_result(_result(report, name), _lines(report, name), as_json, out=out)
     output.exit_for_failures(report.failures, strict)
 
 

@@ -128,14 +128,14 @@ def train_pu(
 
 def _check_outputs(out: str, metrics: str | None, inputs: list[str]) -> Path:
     """Check that both outputs can be written; return the path of the metrics."""
+    from pucache.pu.model_file import FORMAT
     from pucache.storage.atomic import check_writable
 
-    metrics_path = Path(metrics or check_writable(out).with_name("metrics.json"))
-    if metrics_path.resolve() == check_writable(out).resolve():
+    model_path = check_writable(out, inputs=inputs, file_format=FORMAT)
+    metrics_path = Path(metrics) if metrics else model_path.with_name("metrics.json")
+    if metrics_path.resolve() == model_path.resolve():
         raise ValueError(f"--out and --metrics are one file, {out}; name two")
-    for path in (out, metrics_path):
-        check_writable(path, inputs=inputs)
-    return metrics_path
+    return check_writable(metrics_path, inputs=inputs)
 
 
 def _parse_prior(text: str) -> float | None:

@@ -22,8 +22,7 @@ def verify(files: tuple[str, ...], as_json: bool) -> None:
     """Check every byte of files that pucache wrote; exits with 1 where a file is damaged.
 
     FILE is a cache, a folder of caches, a model, or output of pretrain: a run folder, an encoder or a
-    checkpoint. Files from untrusted sources are safe to verify: HDF5 opens them in a separate process
-    with limits on time and memory. To repair a cache, run the `pucache embed` that wrote it with
+    checkpoint. To repair a cache, run the `pucache embed` that wrote it with
     --verify, which embeds the damaged rows again.
 
     \b

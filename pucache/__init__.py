@@ -24,7 +24,8 @@ _HOMES = {
     "load_encoder": "encoders.encoder",
     "open_source": "images.source",
     "embed": "embedding.embed",
-    "import_embeddings": "cache.interchange.importing",
+    "embed_shards": "scaling.embed_shards",
+    "import_embeddings": "cache.importing",
     "pretrain": "pretraining.pretrain",
     "train_pu": "pu.train",
     "estimate_prior": "pu.estimate_prior",
@@ -38,7 +39,7 @@ _HOMES = {
     "audit": "reviewing.session_audit",
     "info": "cache.cache_info",
     "pack": "cache.merging",
-    "export": "cache.interchange.exporting",
+    "export": "cache.exporting",
     "verify": "verify_files",
     "cache_dir": "cache.local_copies",
     "demo": "demonstration",
@@ -48,8 +49,8 @@ __all__ = [*_HOMES, "__version__"]
 if TYPE_CHECKING:
     from .cache.cache_info import info as info
     from .cache.embedding_cache import EmbeddingCache as EmbeddingCache
-    from .cache.interchange.exporting import export as export
-    from .cache.interchange.importing import import_embeddings as import_embeddings
+    from .cache.exporting import export as export
+    from .cache.importing import import_embeddings as import_embeddings
     from .cache.local_copies import cache_dir as cache_dir
     from .cache.merging import pack as pack
     from .demonstration import demo as demo
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from .retrieval.retrieve import retrieve_positives as retrieve_positives
     from .reviewing.serve import review as review
     from .reviewing.session_audit import audit as audit
+    from .scaling.embed_shards import embed_shards as embed_shards
     from .verify_files import verify as verify
 
 

@@ -195,11 +195,20 @@ def choose_runtime(runtime: str, device: torch.device) -> str:
     return runtime
 
 
+_limit: int | None = None
+
+
+def limit_cores(count: int) -> None:
+    """Let `cores` return at most `count` from now on: a task of a cluster has a share of its node."""
+    global _limit
+    _limit = count
+
+
 def cores() -> int:
-    """Cores that this process may use: those it is bound to, and no more than a container's quota."""
+    """Cores that this process may use: those it is bound to, a container's quota, and no more than `limit_cores`."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _quota()
-    return bound if quota is None else max(1, min(bound, round(quota)))
+    limits = [limit for limit in (_quota(), _limit) if limit is not None]
+    return max(1, min(bound, *map(round, limits))) if limits else bound
 
 
 def _quota() -> float | None:

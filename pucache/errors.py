@@ -56,14 +56,6 @@ class OutputError(PUCacheError):
     """An output path cannot be written."""
 
 
-class LeaseHeldError(CacheLockedError, OutputError):
-    """Another writer, perhaps on another machine, holds the lease of a URL."""
-
-
-class LeaseLostError(OutputError):
-    """Another writer took over the lease of a URL before this one had published."""
-
-
 class MissingExtraError(PUCacheError):
     """An optional dependency is not installed; the text holds the install command."""
 

@@ -1,4 +1,4 @@
-"""The verb `verify`: checks caches, models and the files that pretrain writes, also from untrusted writers.
+"""The verb `verify`: checks caches, models and the files that pretrain writes.
 
 Each kind of file is verified by the package that writes it; the imports are made when a file needs them,
 so that caches and models are verified without torch.
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .cache.embedding_cache import EmbeddingCache, expand_paths
-from .cache.hdf5 import begins_as_hdf5
+from .cache.reader import CacheFile
 from .errors import PUCacheError, RunError
 from .storage import tensor_file
+from .storage.regular_file import format_of
 from .storage.urls import is_url
 
 
@@ -81,16 +82,16 @@ def _verify(path: Path) -> VerifiedFile:
 
 def _kind(path: Path) -> str:
     """Kind of a file by its name and first bytes; a file of no known kind is reported as no model."""
-    if begins_as_hdf5(path) or path.suffix == ".h5":
+    kind = format_of(path).removeprefix("pucache-")
+    if path.suffix == ".h5":
         return "cache"
-    kind = tensor_file.format_of(path).removeprefix("pucache-")
     return kind if kind in _VERIFIERS else "model"
 
 
 def _verify_cache(path: Path) -> int:
-    from .cache.verification import verify_cache_file
-
-    return verify_cache_file(path)
+    file = CacheFile(path)
+    file.verify()
+    return len(file)
 
 
 def _verify_neighbours(path: Path) -> int:

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 from helpers.browser import chromium
+from helpers.hangs import HANG_SECONDS
 from helpers.limits import limited
 from helpers.slow import slow
 from hypothesis import HealthCheck, settings
@@ -157,6 +158,35 @@ def s3_server():
 
     with object_store() as started:
         yield started
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    """Folder of what lies behind URLs."""
+    monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "work"))
+    return tmp_path / "work"
+
+
+@pytest.fixture
+def store(s3_server, monkeypatch, work):
+    """An empty bucket; a request that fails is made again at once, however long it took."""
+    monkeypatch.setattr("pucache.storage.retries.RETRY_PAUSES", [0.0, 0.0, 0.0])
+    monkeypatch.setattr("pucache.storage.retries.MAX_RETRY_SECONDS", HANG_SECONDS)
+    return s3_server.connect(monkeypatch)
+
+
+@pytest.fixture
+def memory(monkeypatch, work):
+    """fsspec's file system in memory, empty."""
+    import fsspec
+
+    monkeypatch.setattr("pucache.storage.retries.RETRY_PAUSES", [0.0])
+    files = fsspec.filesystem("memory")
+    files.store.clear()  # a test that does not use this fixture may have left files
+    files.pseudo_dirs[:] = [""]
+    yield files
+    files.store.clear()
+    files.pseudo_dirs[:] = [""]
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,10 @@
 """Devices that are missing, unusable or full: one line each, and whether the CPU goes on."""
 
+import importlib.util
 import logging
+import os
 import warnings
+from pathlib import Path
 
 import click
 import pytest
@@ -10,7 +13,14 @@ from click.testing import CliRunner
 
 from pucache import devices
 from pucache.cli.main import main
-from pucache.devices import choose_device, device_memory_shortage, unusable_cuda
+from pucache.devices import (
+    PRECISIONS,
+    choose_device,
+    choose_precision,
+    choose_runtime,
+    device_memory_shortage,
+    unusable_cuda,
+)
 
 OLD_DRIVER = (
     "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading "
@@ -23,6 +33,7 @@ FULL = (
     "free. Process 4711 has 120.00 GiB memory in use."
 )
 GB = 10**9
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture
@@ -162,3 +173,89 @@ def test_a_bug_keeps_its_traceback(command):
 def test_debugging_shows_the_traceback_of_a_full_device(command, monkeypatch):
     monkeypatch.setenv("PUCACHE_DEBUG", "1")
     assert isinstance(command(torch.OutOfMemoryError(FULL)).exception, torch.OutOfMemoryError)
+
+
+@pytest.mark.parametrize("name", ["", "tpu", "mps", "xpu", "meta", "cuda:-1", "cuda:x", "cpu,cuda"])
+def test_an_unknown_device_is_refused_with_the_known_ones(name):
+    with pytest.raises(ValueError, match=f"^unknown device '{name}'; use auto, cpu, cuda or cuda:N$"):
+        choose_device(name)
+
+
+def test_a_gpu_that_is_not_there_is_refused_with_what_is():
+    there = torch.cuda.device_count()
+    with pytest.raises(ValueError, match=rf"cuda:{there} is not there \({there} CUDA devices seen\); use --device cpu"):
+        choose_device(f"cuda:{there}")
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_auto_takes_a_gpu_where_there_is_one(monkeypatch, there):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    assert choose_device().type == ("cuda" if there else "cpu") and choose_device("cpu") == CPU
+
+
+@pytest.mark.parametrize("native, on_cpu", [(True, "bf16"), (False, "fp32")])
+def test_auto_precision_is_fp16_on_cuda_and_what_the_cpu_has(monkeypatch, native, on_cpu):
+    monkeypatch.setattr(devices, "multiplies_bfloat16", lambda device: native)
+    assert (choose_precision("auto", CUDA), choose_precision("auto", CPU)) == ("fp16", on_cpu)
+    assert [choose_precision(name, CUDA) for name in PRECISIONS] == list(PRECISIONS)
+    assert [choose_precision(name, CPU) for name in ("fp32", "bf16")] == ["fp32", "bf16"]
+
+
+@pytest.mark.parametrize(
+    "name, device, expected",
+    [
+        ("fp16", CPU, "on the CPU use --precision fp32 or bf16"),
+        ("int8", CUDA, "unknown precision 'int8'"),
+        ("", CPU, "unknown precision ''"),
+    ],
+)
+def test_an_unusable_precision_is_refused_with_the_way_out(name, device, expected):
+    with pytest.raises(ValueError, match=expected):
+        choose_precision(name, device)
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_auto_runtime_is_openvino_where_it_is_installed_and_the_cpu_is_used(monkeypatch, installed):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed else None)
+    assert (choose_runtime("auto", CPU), choose_runtime("auto", CUDA)) == (
+        "openvino" if installed else "torch",
+        "torch",
+    )
+    assert [choose_runtime(name, CUDA) for name in ("torch", "compile")] == ["torch", "compile"]
+    with pytest.raises(ValueError, match=r"^openvino runs on the CPU here, not on cuda; "):
+        choose_runtime("openvino", CUDA)
+    with pytest.raises(ValueError, match=r"^unknown runtime 'tensorrt'; use auto, torch, compile, openvino$"):
+        choose_runtime("tensorrt", CPU)
+    if not installed:
+        with pytest.raises(ValueError, match=r"pip install 'pucache\[openvino\]', or use --runtime torch$"):
+            choose_runtime("openvino", CPU)
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"),
+    [("max 100000", 6), ("200000 100000", 2), ("10000 100000", 1), ("900000 100000", 6), (None, 6)],
+)
+def test_cores_are_those_the_process_is_bound_to_within_the_quota_of_its_container(monkeypatch, quota, expected):
+    def read(path):
+        if quota is None:
+            raise FileNotFoundError(path)
+        return quota + "\n"
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)))
+    monkeypatch.setattr(Path, "read_text", read)
+    assert devices.cores() == expected
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("-1", 6), ("200000", 2)])
+def test_the_quota_of_an_older_kernel_interface_counts_too(monkeypatch, quota, expected):
+    files = {"cpu/cpu.cfs_quota_us": quota, "cpu/cpu.cfs_period_us": "100000"}
+
+    def read(path):
+        try:
+            return files[str(path.relative_to("/sys/fs/cgroup"))] + "\n"
+        except KeyError:
+            raise FileNotFoundError(path) from None
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)))
+    monkeypatch.setattr(Path, "read_text", read)
+    assert devices.cores() == expected

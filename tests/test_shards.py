@@ -50,8 +50,8 @@ def write_shards(folder, parts):
 def streaming(monkeypatch):
     """Small blocks, nothing kept, and no matrix of all rows in memory."""
     monkeypatch.setattr("pucache.cache.reader.BLOCK_BYTES", 1000)
-    monkeypatch.setattr("pucache.storage.mapped_arrays.LARGE_MAP_BYTES", 0)
-    monkeypatch.setattr("pucache.storage.mapped_arrays._BLOCK_VALUES", 0)  # blocks of 256 rows
+    monkeypatch.setattr("pucache.storage.rows.LARGE_MAP_BYTES", 0)
+    monkeypatch.setattr("pucache.storage.rows._BLOCK_VALUES", 0)  # blocks of 256 rows
     monkeypatch.setattr("pucache.heads.design_matrix.CPU_RESIDENT", 0)
     monkeypatch.setattr("pucache.heads.minibatch.CPU_RESIDENT", 0)
     monkeypatch.setattr("pucache.pu.near_duplicates._BLOCK_VALUES", 1000)

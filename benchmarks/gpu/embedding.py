@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.common.jpegs import write_jpegs
-from benchmarks.gpu.slices import Bench, Figure, LeftOut, Slice
+from benchmarks.gpu.slices import Bench, Figure, Slice
 from benchmarks.gpu.timing import timed
 from benchmarks.speed.embed import forward_alone, hands, pixels
 from pucache import load_encoder, open_source
@@ -21,16 +21,17 @@ from pucache.devices import cores
 from pucache.embedding.embed import run_embedding
 from pucache.encoders.encoder import Encoder
 from pucache.images import loading
-from pucache.images.source import UNKNOWN, Listing, Source
+from pucache.images.listing import UNKNOWN, Listing
+from pucache.images.source import Source
 
 POOL = 64  # pictures that images in memory are made of
 END_TO_END = 0.90  # target
 
 
-def encoder(bench: Bench, runtime: str, *, precision: str = "auto", decode: str = "auto") -> Encoder:
+def encoder(bench: Bench, runtime: str, *, precision: str = "auto") -> Encoder:
     """The network of the slices, with the weights of --weights, or with random ones."""
     weights = bench.weights or _random_weights(bench)
-    settings = {"weights": weights, "device": str(bench.device), "precision": precision, "decode": decode}
+    settings = {"weights": weights, "device": str(bench.device), "precision": precision}
     return load_encoder(f"timm:{bench.size.encoder}", runtime=runtime, **settings)
 
 
@@ -145,7 +146,7 @@ def end_to_end(bench: Bench, loaded: Encoder, source: Source, name: str, *, targ
         if report.failures:
             raise RuntimeError(f"{len(report.failures)} of {report.computed} images failed")
         rates.append(report.computed / (report.seconds - report.profile.seconds["listing"]))
-    note = f"{report.computed:,} images; limited by {report.profile.limit()}"
+    note = f"{report.computed:,} images; the encoder waited {report.profile.waited:.0%} of the time"
     figures = [Figure(name, tuple(rates), "images/s", limit=best, note=note)]
     if best is not None:
         ratios = tuple(rate / best for rate in rates)
@@ -163,12 +164,10 @@ def from_pixels(bench: Bench, *, runtime: str) -> list[Figure]:
         return end_to_end(bench, loaded, source, f"end to end from pixels, {runtime}", target=END_TO_END)
 
 
-def from_jpeg(bench: Bench, *, decode: str) -> list[Figure]:
-    """From JPEG files of 500 x 375, decoded by the workers or on the device."""
-    if decode == "device" and not bench.on_gpu:
-        raise LeftOut("decoding on the device needs a GPU")
-    loaded = encoder(bench, "compile" if bench.on_gpu else "torch", decode=decode)
-    return end_to_end(bench, loaded, jpegs(bench), f"end to end from JPEG, decoded on the {decode}", target=None)
+def from_jpeg(bench: Bench) -> list[Figure]:
+    """From JPEG files of 500 x 375."""
+    loaded = encoder(bench, "compile" if bench.on_gpu else "torch")
+    return end_to_end(bench, loaded, jpegs(bench), "end to end from JPEG", target=None)
 
 
 def agreement(bench: Bench) -> list[Figure]:
@@ -189,8 +188,7 @@ def agreement(bench: Bench) -> list[Figure]:
 
 SLICES = (
     Slice("from pixels, compile", partial(from_pixels, runtime="compile"), 3),
-    Slice("from JPEG, decoded on the host", partial(from_jpeg, decode="host"), 3),
-    Slice("from JPEG, decoded on the device", partial(from_jpeg, decode="device"), 3),
+    Slice("from JPEG", from_jpeg, 3),
     Slice("agreement: embeddings", agreement),
     Slice("forward, compile", partial(forward, runtime="compile"), 2),
     Slice("forward, torch", partial(forward, runtime="torch")),

@@ -16,8 +16,7 @@ from benchmarks.common.cifar import is_positive, split, write_manifest
 from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.common.environment import environment
 from pucache import EmbeddingCache, load_encoder, open_source
-from pucache.embedding.embed import run_embedding
-from pucache.embedding.plan import EmbedOptions
+from pucache.embedding.embed import EmbedOptions, run_embedding
 from pucache.pu.labels import label_vector
 from pucache.pu.metrics import precision_at, with_labels
 from pucache.pu.train import train_pu

@@ -57,11 +57,11 @@ def no_fsync(source, encoder, work: Path) -> dict:
 
 
 def bare(source, encoder, work: Path) -> dict:
-    from pucache.embedding.content_lookup import ContentLookup
-    from pucache.embedding.engine import Job
-    from pucache.embedding.local_engine import LocalEngine
-    from pucache.embedding.profiling import Profile
-    from pucache.embedding.row_blocks import BlockAssembler
+    from pucache.cache.keys import encode_keys
+    from pucache.embedding.blocks import BlockAssembler
+    from pucache.embedding.engine import Job, embed_images
+    from pucache.embedding.profile import Profile
+    from pucache.embedding.resume import ContentLookup
     from pucache.progress import Silent
 
     out = work / "bare.npy"
@@ -72,12 +72,13 @@ def bare(source, encoder, work: Path) -> dict:
         source=source,
         encoder=encoder,
         keys=listing.keys,
+        encoded_keys=encode_keys(listing.keys),
         size_mtime=listing.size_mtime,
         lookup=ContentLookup([]),
     )
     profile = Profile()
-    task = BlockAssembler(job, profile)
-    blocks = [rows.X for rows, _ in task.blocks(LocalEngine()(job, profile), DTYPE, Silent())]
+    task = BlockAssembler(job, DTYPE, profile)
+    blocks = [rows.X for rows, _ in task.blocks(embed_images(job, profile), Silent())]
     np.save(out, np.concatenate(blocks))
     seconds = time.perf_counter() - began
     assert not task.failed and task.computed == len(listing.keys)

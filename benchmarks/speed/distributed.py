@@ -1,12 +1,11 @@
-"""The Ray engine against the local engine on one machine: throughput, equal bytes, cost of killed workers.
+"""Shards by Ray against one command without Ray, on one machine: throughput, equal bytes, cost of kills.
 
     python -m benchmarks.speed.distributed CIFAR_FOLDER WORK [--images 8000] [--rounds 3] [--workers 2]
                                      [--runtimes auto torch] [--out docs/results/distributed.md]
 
-Every run is a process of its own, the engines in turn. *Whole* is the process from its start to its end: imports,
-encoder, Ray's start and the merging with it. *Between* is from when a quarter of the images was done to when three
-quarters were. For the killed worker the driver kills one of Ray's encoders half way; for the killed driver this
-script kills the driver once two parts are safe, and starts it again.
+Every run is a command, from its start to its end: imports, encoder, Ray's start and the merging with it. Ray embeds
+four shards for each of its workers. For the killed worker this script kills one of Ray's processes once a shard is
+there; for the killed driver it kills the command then, and starts it again.
 """
 
 from __future__ import annotations
@@ -21,101 +20,87 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from benchmarks.common.command_line import page_parser, print_page
 
-GOAL = 0.85
-WORKER = b"ray::MapWorker"  # what Ray calls a process with an encoder
-PARTS = 2  # that are safe when the driver is killed
+SHARDS_PER_WORKER = 4
+TASK = b"ray::_apply"  # what Ray calls a process that runs a task
 
 
-# --- a run: a process of its own ---------------------------------------------------------------------
+class Bench:
+    """Starts commands, and keeps what came of them."""
+
+    def __init__(self, work: Path, images: Path, workers: int, runtime: str):
+        self.work, self.images, self.workers, self.runtime = work, images, workers, runtime
+        self.shards, self.folder = SHARDS_PER_WORKER * workers, work / "shards"
+
+    def start(self, out: Path, *options: str) -> subprocess.Popen:
+        """Start `pucache embed`."""
+        command = [sys.executable, "-m", "pucache", "embed", str(self.images), str(out), "--json", "--device", "cpu"]
+        environ = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000", "RAY_USAGE_STATS_ENABLED": "0"}
+        return subprocess.Popen(
+            [*command, "--runtime", self.runtime, *options], stdout=subprocess.PIPE, text=True, env=environ
+        )
+
+    def with_ray(self) -> subprocess.Popen:
+        """Start the command that embeds the shards by Ray."""
+        return self.start(self.folder, "--engine", "ray", "--shards", str(self.shards), "--workers", str(self.workers))
+
+    def local_seconds(self) -> float:
+        """Seconds of one command without Ray, into one file."""
+        began = time.perf_counter()
+        finished(self.start(self.work / "cache.h5"))
+        (self.work / "cache.h5").unlink()
+        return time.perf_counter() - began
+
+    def ray_seconds(self) -> float:
+        """Seconds of the command with Ray."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        began = time.perf_counter()
+        finished(self.with_ray())
+        return time.perf_counter() - began
+
+    def expected(self) -> dict[str, str]:
+        """Digests of the shards that commands without Ray write."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        for number in range(1, self.shards + 1):
+            finished(self.start(self.folder / f"{number:05}.h5", "--shard", f"{number}/{self.shards}"))
+        return self.digests()
+
+    def digests(self) -> dict[str, str]:
+        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in self.folder.glob("*.h5")}
+
+    def disturbed(self, kill: Callable[[subprocess.Popen], None]) -> tuple[subprocess.Popen, float]:
+        """A command that `kill` disturbs once a shard is there, and when it began."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        began, process = time.perf_counter(), self.with_ray()
+        while not self.digests():
+            if process.poll() is not None:
+                raise SystemExit("the command was done before it could be disturbed; pass more --images")
+            time.sleep(0.05)
+        kill(process)
+        return process, began
 
 
-@dataclass
-class Watched:
-    """A source that writes down what is read, in whatever process."""
-
-    source: Any
-    log: str
-
-    @property
-    def name(self) -> str:
-        return self.source.name
-
-    def scan(self):
-        return self.source.scan()
-
-    def read(self, key: str) -> bytes:
-        log = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.write(log, f"{key}\n".encode())
-        os.close(log)
-        return self.source.read(key)
+def finished(process: subprocess.Popen) -> dict:
+    output, _ = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"{process.args} failed")
+    return json.loads(output)
 
 
-def run(arguments: argparse.Namespace) -> dict:
-    from pucache.allocator import keep_freed_memory
-
-    keep_freed_memory()
-    from contextlib import ExitStack
-
-    from pucache.embedding import row_blocks
-    from pucache.embedding.embed import run_embedding
-    from pucache.encoders.encoder import load_encoder
-    from pucache.images.source import open_source
-    from pucache.progress import Silent
-
-    class Clock(Silent):
-        """When how many images were done; kills a worker half way where that is asked for."""
-
-        def start(self, total, what):
-            self.total, self.done, self.killing = total, 0, arguments.kill_worker
-            self.at = []
-
-        def advance(self, steps):
-            self.done += steps
-            self.at.append((self.done, time.perf_counter()))
-            if self.killing and self.done >= self.total / 2:
-                os.kill(workers()[0], signal.SIGKILL)
-                self.killing = False
-
-        def between(self) -> float:
-            inner = [(done, at) for done, at in self.at if 1 <= 4 * done / self.total <= 3]
-            (first, began), (last, ended) = inner[0], inner[-1]
-            return (last - first) / (ended - began)
-
-    row_blocks.BLOCK_ROWS = min(
-        row_blocks.BLOCK_ROWS, arguments.images // 4
-    )  # so that a driver can be killed in between
-    source, clock = open_source(arguments.folder), Clock()
-    if arguments.log:
-        source = Watched(source, arguments.log)
-    with ExitStack() as stack:
-        engine = None
-        if arguments.cell == "ray":
-            from pucache.embedding.distributed.engine import RayEngine
-
-            engine = stack.enter_context(RayEngine(workers=arguments.workers))
-        encoder = load_encoder(device="cpu", runtime=arguments.runtimes[0])
-        report = run_embedding(source, arguments.work / "cache.h5", encoder, engine=engine, progress=clock)
-        assert not report.failures
-        starting = report.profile.seconds["starting"]
-        return {"between": clock.between(), "computed": report.computed, "checks and encoder": starting}
-
-
-def workers() -> list[int]:
-    """Processes with an encoder that descend from this one."""
-    pids = []
-    for process in Path("/proc").glob("[0-9]*"):
+def kill_worker(process: subprocess.Popen) -> None:
+    """Kill one of the processes that run tasks."""
+    for place in Path("/proc").glob("[0-9]*"):
         try:
-            if (process / "cmdline").read_bytes().startswith(WORKER) and os.getpid() in ancestors(int(process.name)):
-                pids.append(int(process.name))
+            if (place / "cmdline").read_bytes().startswith(TASK) and process.pid in ancestors(int(place.name)):
+                os.kill(int(place.name), signal.SIGKILL)
+                return
         except OSError:
             continue  # it has ended
-    return pids
+    raise SystemExit("no process that runs a task was found")
 
 
 def ancestors(number: int) -> list[int]:
@@ -126,116 +111,42 @@ def ancestors(number: int) -> list[int]:
     return pids
 
 
-# --- the report --------------------------------------------------------------------------------------
-
-
-class Bench:
-    """Starts runs, and keeps what came of them."""
-
-    def __init__(self, arguments: argparse.Namespace, folder: Path):
-        self._arguments, self._folder = arguments, folder
-        self.cache, self.log = arguments.work / "cache.h5", arguments.work / "read.log"
-
-    def start(self, cell: str, runtime: str, *options: str) -> subprocess.Popen:
-        a = self._arguments
-        command = [
-            sys.executable,
-            "-m",
-            __spec__.name,
-            str(self._folder),
-            str(a.work),
-            "--cell",
-            cell,
-            "--runtimes",
-            runtime,
-        ]
-        command += ["--workers", str(a.workers), "--images", str(a.images), *options]
-        environ = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000", "RAY_USAGE_STATS_ENABLED": "0"}
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
-
-    def clear(self) -> None:
-        self.cache.unlink(missing_ok=True)
-        self.log.unlink(missing_ok=True)
-        shutil.rmtree(f"{self.cache}.parts", ignore_errors=True)
-
-    def whole(self, cell: str, runtime: str, *options: str) -> dict:
-        began = time.perf_counter()
-        process = self.start(cell, runtime, *options)
-        output, _ = process.communicate()
-        if process.returncode:
-            raise SystemExit(f"{cell} {runtime} failed")
-        figures = {"seconds": time.perf_counter() - began, **json.loads(output.splitlines()[-1])}
-        figures["content"] = hashlib.sha256(self.cache.read_bytes()).hexdigest()
-        print(cell, runtime, *options, figures, file=sys.stderr, flush=True)
-        return figures
-
-    def killed_driver(self, runtime: str) -> tuple[dict, int]:
-        """The run that goes on, and how many images the parts held."""
-        process = self.start("ray", runtime, "--log", str(self.log))
-        while len(list(Path(f"{self.cache}.parts").glob("part-*.h5"))) < PARTS:
-            if process.poll() is not None:
-                raise SystemExit("the driver was done before it could be killed; pass more --images")
-            time.sleep(0.05)
-        process.kill()
-        process.communicate()
-        time.sleep(5)  # until Ray has noticed
-        figures = self.whole("ray", runtime, "--log", str(self.log))
-        return figures, self._arguments.images - figures["computed"]
-
-    def read_again(self) -> int:
-        """Images that were read more than once; the first is read by every process, to see whether it can be."""
-        keys = self.log.read_text().split("\n")[:-1]
-        first = min(keys)
-        return sum(key != first for key in keys) - (len(set(keys)) - 1)
-
-
-def measure(bench: Bench, runtime: str, rounds: int) -> dict[str, list[dict]]:
-    figures: dict[str, list[dict]] = {"local": [], "ray": []}
-    for number in range(rounds):
-        for cell in list(figures)[:: -1 if number % 2 else 1]:  # as a machine may slow down within a round
-            bench.clear()
-            figures[cell].append(bench.whole(cell, runtime))
-    if len({row["content"] for rows in figures.values() for row in rows}) > 1:
-        raise SystemExit(f"{runtime}: the engines gave different caches")
-    return figures
-
-
 def spread(values: list[float]) -> str:
     return f"{statistics.median(values):.4g} ({min(values):.4g} to {max(values):.4g})"
 
 
-def table(figures: dict[str, list[dict]], images: int) -> list[str]:
-    local, ray = figures["local"], figures["ray"]
-    lines = ["| | local | Ray | Ray / local, of a round |", "| --- | --- | --- | --- |"]
-    rates = {
-        "between, images/s": lambda row: row["between"],
-        "whole, images/s": lambda row: images / row["seconds"],
-        "whole, seconds": lambda row: row["seconds"],
-        "checks of nodes, and encoder's start, s": lambda row: row["checks and encoder"],
-    }
-    for name, figure in rates.items():
-        one, other = list(map(figure, local)), list(map(figure, ray))
-        ratio = spread([b / a for a, b in zip(one, other, strict=True)]) if name.endswith("images/s") else ""
-        lines.append(f"| {name} | {spread(one)} | {spread(other)} | {ratio} |")
-    ratio = statistics.median(b["between"] / a["between"] for a, b in zip(local, ray, strict=True))
-    return [*lines, "", f"Ray's rate is **{ratio:.2f}** of the local engine's (goal: at least {GOAL})."]
-
-
-def faults(bench: Bench, runtime: str, undisturbed: list[dict]) -> list[str]:
-    usual = statistics.median(row["seconds"] for row in undisturbed)
-    bench.clear()
-    worker = bench.whole("ray", runtime, "--kill-worker", "--log", str(bench.log))
-    again = bench.read_again()
-    bench.clear()
-    driver, kept = bench.killed_driver(runtime)
-    if {worker["content"], driver["content"]} != {undisturbed[0]["content"]}:
-        raise SystemExit("a kill changed the cache")
+def table(local: list[float], ray: list[float], images: int) -> list[str]:
+    ratio = spread([one / other for one, other in zip(local, ray, strict=True)])
     return [
-        f"A worker killed half way: {again:,} images read again, {worker['seconds'] - usual:+.1f} s beside the median "
-        f"of {usual:.1f} s; the same bytes.",
-        f"The driver killed when {PARTS} parts were safe: the next run kept {kept:,} images, read "
-        f"{bench.read_again():,} again and took {driver['seconds']:.1f} s; the same bytes.",
+        "| | one command | Ray | rate of Ray / one command, of a round |",
+        "| --- | --- | --- | --- |",
+        f"| seconds | {spread(local)} | {spread(ray)} | |",
+        f"| images/s | {spread([images / s for s in local])} | {spread([images / s for s in ray])} | {ratio} |",
     ]
+
+
+def kills(bench: Bench, expected: dict[str, str], usual: float) -> list[str]:
+    process, began = bench.disturbed(kill_worker)
+    finished(process)
+    seconds = time.perf_counter() - began
+    check(bench, expected)
+    process, _ = bench.disturbed(subprocess.Popen.kill)
+    process.communicate()
+    time.sleep(5)  # until Ray has noticed
+    began = time.perf_counter()
+    report = finished(bench.with_ray())
+    check(bench, expected)
+    return [
+        f"A worker killed when the first shard was there: {seconds - usual:+.1f} s beside the median of {usual:.1f} s; "
+        "the same bytes.",
+        f"The driver killed then: the next run kept {report['kept']:,} images, computed {report['computed']:,} and "
+        f"took {time.perf_counter() - began:.1f} s; the same bytes.",
+    ]
+
+
+def check(bench: Bench, expected: dict[str, str]) -> None:
+    if bench.digests() != expected:
+        raise SystemExit("Ray gave other shards")
 
 
 def main(arguments: argparse.Namespace) -> str:
@@ -243,24 +154,28 @@ def main(arguments: argparse.Namespace) -> str:
     from benchmarks.speed.embed import copy_pngs
 
     a = arguments
-    folder = a.work / f"png-{a.images}"
-    copy_pngs(folder, a.folder, a.images)
+    a.work.mkdir(parents=True, exist_ok=True)
+    images = a.work / f"png-{a.images}"
+    copy_pngs(images, a.folder, a.images)
     lines = [
         "# Ray on one machine",
         "",
         f"`python -m benchmarks.speed.distributed CIFAR_FOLDER WORK --images {a.images} --rounds {a.rounds} --workers "
         f"{a.workers}`: bundled encoder at 224 px on the CPU, {a.images:,} CIFAR-10 PNG files, n = {a.rounds}; medians "
-        "(smallest to largest). The local engine and Ray, which the command starts by itself, gave the same cache to "
-        "the byte. *between*: the rate from a quarter to three quarters of the images; *whole*: the command, start "
-        "included.",
+        f"(smallest to largest). *one command*: `pucache embed` into one file; *Ray*: into {SHARDS_PER_WORKER} shards "
+        "for each worker, by Ray that the command starts by itself. The shards are to the byte those of `--shard I/N`.",
     ]
-    bench = Bench(a, folder)
     for runtime in a.runtimes:
-        figures = measure(bench, runtime, a.rounds)
-        lines += ["", f"## --runtime {runtime}", "", *table(figures, a.images)]
+        bench = Bench(a.work, images, a.workers, runtime)
+        expected, local, ray = bench.expected(), [], []
+        for _ in range(a.rounds):
+            local.append(bench.local_seconds())
+            ray.append(bench.ray_seconds())
+            check(bench, expected)
+        lines += ["", f"## --runtime {runtime}", "", *table(local, ray, a.images)]
         if runtime == a.runtimes[-1]:
-            lines += ["", "## Kills", "", *faults(bench, runtime, figures["ray"])]
-    bench.clear()
+            lines += ["", "## Kills", "", *kills(bench, expected, statistics.median(ray))]
+    shutil.rmtree(bench.folder)
     return "\n".join([*lines, "", environment()]) + "\n"
 
 
@@ -272,12 +187,4 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--runtimes", nargs="+", default=["auto", "torch"])
-    parser.add_argument("--cell", choices=["local", "ray"], help=argparse.SUPPRESS)
-    parser.add_argument("--log", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--kill-worker", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.cell:
-        print(json.dumps(run(arguments)))
-    else:
-        arguments.work.mkdir(parents=True, exist_ok=True)
-        print_page(main, arguments)
+    print_page(main, parser.parse_args())

@@ -82,14 +82,13 @@ def run_import(at: Source, order: str, segment: int | None) -> None:
     """Import, and print the seconds, the peak memory and how many rows an earlier run had written."""
     import pyarrow.parquet  # noqa: F401
 
-    from pucache.cache.interchange import resumable_file
-    from pucache.cache.interchange.importing import import_embeddings
+    from pucache.cache import importing
 
     if segment:
-        resumable_file.SEGMENT_BYTES = segment
+        importing.BLOCK_BYTES = segment
     print("ready", flush=True)
     began = time.perf_counter()
-    report = import_embeddings(at.path, at.cache, metadata=at.metadata(order))
+    report = importing.import_embeddings(at.path, at.cache, metadata=at.metadata(order))
     seconds = time.perf_counter() - began
     print(json.dumps({"seconds": seconds, "peak": memory()["VmHWM"], "resumed": report.resumed_rows}))
 
@@ -152,7 +151,7 @@ def sha256(path: Path) -> str:
 def clear(at: Source) -> None:
     """Remove the cache and what an unfinished import left."""
     at.cache.unlink(missing_ok=True)
-    shutil.rmtree(at.cache.with_name(at.cache.name + ".import"), ignore_errors=True)
+    shutil.rmtree(at.cache.with_name(at.cache.name + ".parts"), ignore_errors=True)
 
 
 def undisturbed(at: Source, order: str, segment: int | None) -> dict:

@@ -22,8 +22,8 @@ from benchmarks.speed.scale import Measured
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.keys import encode_keys
 from pucache.cache.merging import pack
+from pucache.cache.parts import Parts
 from pucache.cache.writer import Rows, write_file
-from pucache.embedding.parts import Parts
 from pucache.embedding.resume import ExistingCache, take_inventory
 from pucache.encoders.spec import EncoderSpec
 from pucache.images.source import open_source

@@ -185,7 +185,7 @@ def table(todo: list[Operation], seconds: dict[str, list[tuple[float, float]]], 
 
 def main(options: argparse.Namespace) -> str:
     from benchmarks.common.environment import environment
-    from pucache.distributed.workers import RayWorkers
+    from pucache.scaling.workers import RayWorkers
 
     keep_freed_memory()
     at = Planted(options.folder, options.rows, options.dim)

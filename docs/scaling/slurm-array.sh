@@ -19,6 +19,9 @@
 set -u
 source=${1:?a source of images} shards=${2:?a folder for the caches} count=${3:?the number of shares}
 shift 3
+case $shards in
+    *://*) export PUCACHE_WORK=${PUCACHE_WORK:-$HOME/.cache/pucache} ;; # parts lie there: a disk that every node sees
+esac
 task=$SLURM_ARRAY_TASK_ID
 number=$(printf %05d "$task")
 case $source in

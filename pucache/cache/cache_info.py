@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..encoders.spec import EncoderSpec
-from ..storage.urls import is_url
-from .embedding_cache import CacheLike, EmbeddingCache, check_same_encoder, open_cache, open_files
-from .reader import CacheFile
+from ..storage.urls import is_url, path_or_url
+from .embedding_cache import CacheLike, EmbeddingCache, check_same_encoder, open_cache
+from .reader import CacheHeader
+from .remote import remote_headers
 
 
 @dataclass(frozen=True)
@@ -31,6 +30,8 @@ class CacheFileInfo:
         Version of the writer.
     source : str
         Path or URL of the images; empty for imported embeddings.
+    shard : str
+        ``I/N`` where the file holds the I-th of N shares of the images, else "".
     checksum : str
         sha256 that identifies the content of the file, hexadecimal.
     """
@@ -41,30 +42,31 @@ class CacheFileInfo:
     created: str
     pucache_version: str
     source: str
+    shard: str
     checksum: str
 
     @classmethod
-    def of(cls, file: CacheFile, url: str = "") -> CacheFileInfo:
-        """Describe an opened file.
+    def of(cls, header: CacheHeader) -> CacheFileInfo:
+        """Describe a file by its header.
 
         Parameters
         ----------
-        file : CacheFile
-        url : str
-            Where the file was read from, without secrets; "" for a file of this machine.
+        header : CacheHeader
 
         Returns
         -------
         CacheFileInfo
         """
+        attributes = header.attributes
         return cls(
-            path=url or file.path,
-            rows=len(file),
-            dtype=str(file.dtype),
-            created=file.created,
-            pucache_version=file.pucache_version,
-            source=file.source,
-            checksum=file.checksum,
+            path=header.name if is_url(header.name) else Path(header.name),
+            rows=header.rows,
+            dtype=str(header.dtype),
+            created=attributes.created,
+            pucache_version=attributes.pucache_version,
+            source=attributes.source,
+            shard=attributes.shard,
+            checksum=header.checksums.checksum,
         )
 
 
@@ -90,7 +92,7 @@ class CacheInfo:
 def info(cache: CacheLike) -> CacheInfo:
     """Describe a cache.
 
-    From a URL only a small part of each file is read, and keys of several files are then not compared with each other.
+    From a URL only a small part of each file is read, and its keys are not compared with those of other files.
 
     Parameters
     ----------
@@ -107,31 +109,18 @@ def info(cache: CacheLike) -> CacheInfo:
         The cache cannot be opened.
     """
     caches = [cache] if isinstance(cache, EmbeddingCache | str | os.PathLike) else list(cache)
-    if any(is_url(one) for one in caches if not isinstance(one, EmbeddingCache)):
-        from .remote_outline import OutlineError, remote_outlines  # imports fsspec
-
-        with ExitStack() as opened_urls:
-            try:
-                files: list[tuple[str, CacheFile]] = []
-                for one in caches:
-                    if isinstance(one, EmbeddingCache) or not is_url(one):
-                        files += [("", file) for file in open_files(one)]
-                    else:
-                        files += opened_urls.enter_context(remote_outlines(os.fspath(one)))
-                return _describe(files)
-            except OutlineError:
-                pass  # the cache is fetched whole
-    return _describe(("", file) for file in open_cache(cache).files)
-
-
-def _describe(named_files: Iterable[tuple[str, CacheFile]]) -> CacheInfo:
-    """Describe files and, for those that are read from a URL, their URLs."""
-    urls, files = zip(*named_files, strict=True)
-    for other in files[1:]:
-        check_same_encoder(files[0], other)
+    named = [one if isinstance(one, EmbeddingCache) else path_or_url(one) for one in caches]
+    urls = [one for one in named if isinstance(one, str) and is_url(one)]
+    described = [pair for url in urls for pair in remote_headers(url)]
+    if len(urls) < len(named) or not named:
+        opened = open_cache([one for one in named if one not in urls])
+        described += [(file.header, file.failures) for file in opened.files]
+    headers = [header for header, _ in described]
+    for other in headers[1:]:
+        check_same_encoder(headers[0], other)
     return CacheInfo(
-        rows=sum(map(len, files)),
-        encoder=files[0].encoder,
-        files=tuple(map(CacheFileInfo.of, files, urls)),
-        failures={key: reason for file in files for key, reason in file.failures.items()},
+        rows=sum(header.rows for header in headers),
+        encoder=headers[0].attributes.encoder,
+        files=tuple(map(CacheFileInfo.of, headers)),
+        failures={key: reason for _, failures in described for key, reason in failures.items()},
     )

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import BinaryIO
 
 _MIN_ROWS_PER_HASH, _MAX_BLOCKS = 256, 1024
 _MAX_TABLE_BYTES = 1 << 24  # four columns in 1024 blocks need a fiftieth of that
@@ -39,9 +40,7 @@ def rows_per_hash(n: int) -> int:
 
 @dataclass(frozen=True)
 class ColumnChecksums:
-    """Position and checksums of one dataset.
-
-    The field names are those of the JSON in the file.
+    """Position and checksums of one dataset; the field names are those of the JSON in the file.
 
     Attributes
     ----------
@@ -80,8 +79,8 @@ class ChecksumTable:
     checksum: str
 
     @classmethod
-    def read(cls, descriptor: int) -> ChecksumTable:
-        """Read the table at the end of an open file, and check all bytes outside the columns.
+    def read(cls, stream: BinaryIO) -> ChecksumTable:
+        """Read the table at the end of a file, and check all bytes outside the columns.
 
         Raises
         ------
@@ -89,30 +88,8 @@ class ChecksumTable:
             The file does not end in a table.
         ChecksumError
             The table is damaged, or does not match the file.
-        OSError
-            The file cannot be read.
         """
-        table = cls.read_end(file_reader(descriptor), os.fstat(descriptor).st_size)
-        if _hash_rest(file_reader(descriptor), table.size, table.columns) != table.rest:
-            raise ChecksumError("its structure or attributes are not as they were written")
-        return table
-
-    @classmethod
-    def read_end(cls, read_at: ReadAt, end: int) -> ChecksumTable:
-        """Read the table alone; what it covers is not read.
-
-        Parameters
-        ----------
-        read_at : callable
-            Reads from the file.
-        end : int
-            Size of the file in bytes.
-
-        Raises
-        ------
-        MissingChecksumsError, ChecksumError
-            See `read`.
-        """
+        read_at, end = stream_reader(stream), stream.seek(0, os.SEEK_END)
         footer = _FOOTER.fullmatch(read_at(max(0, end - FOOTER_BYTES), FOOTER_BYTES))
         if not footer:
             raise MissingChecksumsError("there is no seal at its end")
@@ -126,11 +103,9 @@ class ChecksumTable:
         table = cls._parse(text, digest.decode())
         if table.size != size:
             raise ChecksumError(f"it has {size:,} bytes before the seal, expected {table.size:,}")
+        if _hash_rest(read_at, size, table.columns) != table.rest:
+            raise ChecksumError("its structure or attributes are not as they were written")
         return table
-
-    def outside_columns(self) -> Iterator[tuple[int, int]]:
-        """Yield offset and size of each stretch of HDF5 bytes that belongs to no column."""
-        return _outside(self.size, self.columns)
 
     @classmethod
     def _parse(cls, text: bytes, checksum: str) -> ChecksumTable:
@@ -199,16 +174,21 @@ class ColumnHasher:
     def update(self, data: memoryview) -> None:
         """Add the next bytes; raises `ChecksumError` at the end of a block that differs from the expected one."""
         while data:
-            room = self._block - self._size % self._block
+            room = self.missing or self._block
             self._state.update(data[:room])
             self._size += min(room, len(data))
-            if self._size % self._block == 0:
+            if not self.missing:
                 self._finish_block()
             data = data[room:]
 
+    @property
+    def missing(self) -> int:
+        """Bytes until the present block ends; 0 between two blocks."""
+        return -self._size % self._block
+
     def finish(self) -> None:
         """End the column, whose last block may be shorter; raises `ChecksumError` as `update` does."""
-        if self._size % self._block:
+        if self.missing:
             self._finish_block()
 
     def _finish_block(self) -> None:
@@ -225,48 +205,35 @@ class ColumnHasher:
 
 
 def append_table(path: Path, columns: dict[str, ColumnChecksums]) -> None:
-    """Append the checksum table to a finished HDF5 file.
-
-    Raises
-    ------
-    OSError
-        The file system refused.
-    """
+    """Append the checksum table to a finished HDF5 file."""
     with open(path, "rb+") as stream:
         size = stream.seek(0, os.SEEK_END)
-        rest = _hash_rest(file_reader(stream.fileno()), size, columns)
+        rest = _hash_rest(stream_reader(stream), size, columns)
         content = {"size": size, "columns": {name: asdict(column) for name, column in columns.items()}, "rest": rest}
         text = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+        stream.seek(size)
         stream.write(text + f"\npucache-seal {len(text):012d} {hashlib.sha256(text).hexdigest()}\n".encode())
 
 
-def file_reader(descriptor: int) -> ReadAt:
-    """Return a function that reads from an open file."""
-    return lambda offset, count: os.pread(descriptor, count, offset)
+def stream_reader(stream: BinaryIO) -> ReadAt:
+    """Return a function that reads from a seekable stream."""
+
+    def read_at(offset: int, count: int) -> bytes:
+        stream.seek(offset)
+        return stream.read(count)
+
+    return read_at
 
 
 def _hash_rest(read_at: ReadAt, size: int, columns: dict[str, ColumnChecksums]) -> str:
-    """Hash the first `size` bytes but for the columns."""
-    state = hashlib.sha256()
-    for offset, count in _outside(size, columns):
-        _hash(read_at, offset, count, state)
+    """Hash the first `size` bytes but for the columns; missing bytes change the hash as altered ones do."""
+    state, position = hashlib.sha256(), 0
+    ordered = sorted(columns.values(), key=lambda column: column.offset)
+    for offset, end in [*((column.offset, column.offset + column.size) for column in ordered), (size, size)]:
+        for data in _pieces(read_at, position, offset - position):
+            state.update(data)
+        position = max(position, end)
     return state.hexdigest()
-
-
-def _outside(size: int, columns: dict[str, ColumnChecksums]) -> Iterator[tuple[int, int]]:
-    """Yield offset and size of each stretch of the first `size` bytes between columns."""
-    position = 0
-    for column in sorted(columns.values(), key=lambda column: column.offset):
-        yield position, column.offset - position
-        position = max(position, column.offset + column.size)
-    yield position, size - position
-
-
-def _hash(read_at: ReadAt, offset: int, count: int, state: hashlib._Hash) -> hashlib._Hash:
-    """Add bytes of a file to a hash; missing bytes change it as altered ones do."""
-    for data in _pieces(read_at, offset, count):
-        state.update(data)
-    return state
 
 
 def _pieces(read_at: ReadAt, offset: int, count: int) -> Iterator[bytes]:

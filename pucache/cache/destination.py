@@ -1,4 +1,4 @@
-"""Destinations of output: a file of this machine, or a URL whose file is prepared on this machine first."""
+"""Destinations of output: a file of this machine, or a URL, whose file is written on this machine and then sent."""
 
 from __future__ import annotations
 
@@ -6,51 +6,26 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from ..encoders.spec import EncoderSpec
-from ..errors import CacheError
-from ..storage.atomic import check_writable, replacing
-from ..storage.urls import is_url
+from ..errors import CacheError, OutputError
+from ..storage.atomic import check_writable, make_folder, replacing
+from ..storage.filesystem import (
+    is_object_store,
+    object_info,
+    object_stamp,
+    open_filesystem,
+    put_file,
+    store_errors,
+)
+from ..storage.regular_file import CACHE_FORMAT
+from ..storage.retries import with_retries
+from ..storage.urls import is_url, path_or_url, without_secrets
+from .local_copies import READING, remove_copies, working_folder
 from .paths import part_files, writer_lock
 from .reader import CacheFile
-from .remote import RemoteCache
-
-
-class CacheDestination(Protocol):
-    """Where a cache is written; `embed` calls these methods at the stages of its work.
-
-    Attributes
-    ----------
-    name : str
-        Path or URL for messages, without secrets.
-    local : Path
-        The file of this machine that is written.
-    """
-
-    name: str
-    local: Path
-
-    def check_writable(self) -> None:
-        """Raise `OutputError` if the cache cannot be written; called before any work."""
-
-    def exclusive(self) -> AbstractContextManager[None]:
-        """Exclude other writers within the block; raises `CacheLockedError` where there is one."""
-
-    def fetch(self) -> None:
-        """Bring the existing cache and parts to this machine; called while other writers are excluded."""
-
-    def store_part(self, part: Path) -> None:
-        """Store a part that was finished on this machine."""
-
-    def store_parts(self, parts: list[Path]) -> None:
-        """Store the parts of an earlier run on this machine that the destination lacks."""
-
-    def publish(self) -> None:
-        """Store the finished cache."""
-
-    def remove_parts(self) -> None:
-        """Remove the stored parts; called when the work ends without a cache."""
+from .remote import copy_path, file_name, local_copies
 
 
 class LocalDestination:
@@ -61,31 +36,101 @@ class LocalDestination:
 
     def check_writable(self) -> None:
         """See `pucache.storage.atomic.check_writable`."""
-        check_writable(self.local)
+        check_writable(self.local, file_format=CACHE_FORMAT)
 
     def exclusive(self) -> AbstractContextManager[None]:
         """See `pucache.cache.paths.writer_lock`."""
         return writer_lock(self.local)
 
-    def fetch(self) -> None:
-        """Do nothing."""
+    def existing(self) -> Path | None:
+        """Return the cache that is there already; None where there is none."""
+        return self.local if self.local.exists() else None
 
-    def store_part(self, part: Path) -> None:
-        """Do nothing."""
-
-    def store_parts(self, parts: list[Path]) -> None:
-        """Do nothing."""
-
-    def publish(self) -> None:
-        """Do nothing."""
-
-    def remove_parts(self) -> None:
-        """Do nothing; the caller removes local parts."""
+    def publish(self, *, force: bool = False) -> Path:
+        """Return the path: the file was written in place."""
+        return self.local
 
 
-def open_destination(cache: str | Path) -> CacheDestination:
+class RemoteDestination:
+    """A file behind a URL, with the methods of `LocalDestination`.
+
+    It is written in a working folder of this machine, with its lock and its parts, and sent as a whole. Nothing
+    smaller than the file is in the store, so a lost machine costs what it had not published. ``name`` is the URL
+    without passwords and tokens, and ``local`` the file that is written.
+    """
+
+    def __init__(self, url: str):
+        self.name, self._url = without_secrets(url), url
+        self.local = working_folder(url) / file_name(url)
+        self._version: str | None = None  # stamp of the object that the output is to replace
+
+    def check_writable(self) -> None:
+        """Check, before any work, that a file can be written to the store and removed from it; else `OutputError`."""
+        with store_errors(OutputError, "write", self.name):
+            fs, path = open_filesystem(self._url)
+            existing = object_info(fs, path)
+            if existing and existing["type"] != "file":
+                raise OutputError(f"{self.name} is a folder; name a file in it, such as {self.name}/cache.h5")
+            folder, _, name = path.rpartition("/")
+            probe = f"{folder}/.{name}.writable"
+            if not is_object_store(fs):
+                with_retries(lambda: fs.makedirs(folder, exist_ok=True))
+            with_retries(lambda: fs.pipe_file(probe, b""))
+            with_retries(lambda: fs.rm_file(probe))
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Exclude other writers on this machine within the block, and note the version that is in the store."""
+        with writer_lock(self.local, self.name):
+            with store_errors(OutputError, "write", self.name):
+                self._version = object_stamp(object_info(*open_filesystem(self._url)))
+            yield
+
+    def existing(self) -> Path | None:
+        """Copy the cache that is there already to this machine; None where there is none."""
+        with store_errors(CacheError, "fetch", self.name):
+            info = object_info(*open_filesystem(self._url))
+        return None if info is None else local_copies(self._url)[0]
+
+    def publish(self, *, force: bool = False) -> Path:
+        """Send the finished cache; returns it as a copy for reading, so that nothing is fetched again.
+
+        Raises `OutputError` as `send`.
+        """
+        path, info = self.send("to add to it, or with --force to overwrite it", force=force)
+        folder = working_folder(self._url, READING)
+        copy = copy_path(folder, path, info)
+        try:
+            make_folder(copy.parent)
+            os.replace(self.local, copy)
+        except OSError as error:
+            raise OutputError(f"{self.name} is written, but {self.local} cannot become its copy: {error}") from error
+        remove_copies(folder, keep=[copy])
+        return copy
+
+    def send(self, remedy: str, *, force: bool = False) -> tuple[str, dict[str, Any]]:
+        """Put the local file; returns its path in the store, and fsspec's info of it.
+
+        Raises `OutputError` if the upload failed, or the object has changed since its version was noted and is not to
+        be overwritten by force. The local file is kept then, and an earlier object is unchanged.
+        """
+        with store_errors(OutputError, "write", self.name):
+            fs, path = open_filesystem(self._url, retry_each_request=True)
+            if not force and object_stamp(object_info(fs, path)) != self._version:
+                raise OutputError(
+                    f"{self.name} was changed by another writer while this command ran; nothing was sent, and "
+                    f"{self.local} is kept: run the command again {remedy}"
+                )
+            return path, put_file(fs, self.local, path)
+
+
+Destination = LocalDestination | RemoteDestination
+
+
+def open_destination(cache: str | Path) -> Destination:
     """Return the destination for a path or URL."""
-    return RemoteCache(os.fspath(cache)) if is_url(cache) else LocalDestination(Path(cache))
+    where = path_or_url(cache)
+    return RemoteDestination(where) if is_url(where) else LocalDestination(Path(where))
 
 
 @contextmanager
@@ -95,29 +140,27 @@ def atomic_output(out: str | Path) -> Iterator[Path]:
     Raises
     ------
     OutputError
-        `out` cannot be written.
+        `out` cannot be written; of a URL also where the object changed within the block.
     CacheLockedError
-        Another process writes the file of this URL.
+        Another process of this machine writes the file of this URL.
     """
-    if not is_url(out):
-        with replacing(out) as temporary:
+    destination = open_destination(out)
+    if isinstance(destination, LocalDestination):
+        with replacing(destination.local) as temporary:
             yield temporary
         return
-    remote = RemoteCache(os.fspath(out))
-    with remote.exclusive():
-        with replacing(remote.local) as temporary:
+    with destination.exclusive():
+        with replacing(destination.local) as temporary:
             yield temporary
-        remote.send()
-        remote.local.unlink()
+        destination.send("to overwrite it")
+        destination.local.unlink()
 
 
 def encoder_of_existing(cache: str | Path) -> EncoderSpec | None:
-    """Return the encoder of an existing cache, or of its unfinished parts; None if there is neither."""
+    """Return the encoder of the cache that is there already, or of its unfinished parts; None if there is neither."""
     destination = open_destination(cache)
-    if is_url(destination.name):
-        with writer_lock(destination.local):
-            destination.fetch()
-    for path in [destination.local, *part_files(destination.local)]:
+    existing = destination.existing()
+    for path in [*([existing] if existing else []), *part_files(destination.local)]:
         try:
             return CacheFile(path).encoder
         except CacheError:

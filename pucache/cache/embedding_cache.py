@@ -5,7 +5,7 @@ docs/cache-format.md specifies the files; `pucache.cache.reader` reads one of th
 
 from __future__ import annotations
 
-import os
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,15 +13,120 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import CacheError
-from ..storage.stacked_rows import RowMatrix, StackedRows
-from ..storage.urls import is_url
-from .duplicate_keys import find_duplicate
-from .hdf5 import begins_as_hdf5
-from .keys import Keys, find_sorted
-from .reader import CacheFile, read_blocks
+from ..storage.regular_file import CACHE_FORMAT, format_of
+from ..storage.rows import RowMatrix, StackedRows
+from ..storage.urls import is_url, path_or_url
+from .keys import Keys, find_duplicate, find_sorted
+from .local_copies import folder_of
+from .reader import CacheFile, CacheHeader, Piece, read_blocks, verified_blocks, whole
+from .remote import is_remote_cache, local_copies
+
+log = logging.getLogger("pucache")
 
 
-class EmbeddingCache:
+class CacheRows:
+    """Consecutive rows of one or more cache files of one encoder; rows are numbered from 0.
+
+    Parameters
+    ----------
+    pieces : sequence of (CacheFile, int, int)
+        At least one: a file, its first row and its last one, excluded.
+
+    Attributes
+    ----------
+    pieces : list of (CacheFile, int, int)
+    encoder : EncoderSpec
+    keys : Keys
+        In row order; sorted within a file.
+    """
+
+    def __init__(self, pieces: Sequence[Piece]):
+        self.pieces = list(pieces)
+        self.encoder = self.pieces[0][0].encoder
+        self._starts = np.cumsum([0, *(stop - start for _, start, stop in self.pieces)])
+
+    @cached_property
+    def keys(self) -> Keys:
+        """Keys in row order."""
+        return Keys([file.raw_keys[start:stop] for file, start, stop in self.pieces])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @property
+    def name(self) -> str:
+        """Name in messages."""
+        return str(self.pieces[0][0].path) + (f" and {len(self.pieces) - 1} more" if len(self.pieces) > 1 else "")
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Reason by key of every image of the files that could not be read."""
+        return {key: reason for file, _, _ in self.pieces for key, reason in file.failures.items()}
+
+    def check(self, *names: str) -> None:
+        """Check datasets of the files whose first row is here against the checksums; damage raises `CacheError`.
+
+        Parameters
+        ----------
+        *names : str
+            Datasets of the format: "embeddings", "keys", "digests", "size_mtime".
+        """
+        for file, start, _ in self.pieces:
+            if not start:
+                file.check(*names)
+
+    def blocks(self, *, check: bool = False) -> Iterator[tuple[slice, np.ndarray]]:
+        """Read the embeddings in row order, in bounded memory.
+
+        The blocks are those of one file with the same rows, so that results do not depend on the files.
+
+        Parameters
+        ----------
+        check : bool
+            Check the embeddings against the checksums; damage raises `CacheError`.
+
+        Yields
+        ------
+        rows : slice
+        X : ndarray of float16 or float32, (b, d)
+            Valid until the next block is requested.
+        """
+        yield from read_blocks(self.pieces, check=check)
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """Copy the embeddings of some rows.
+
+        Parameters
+        ----------
+        rows : ndarray of int, (m,)
+            Ascending.
+
+        Returns
+        -------
+        ndarray of float16 or float32, (m, d)
+        """
+        return self._take("embeddings", rows)
+
+    def take_digests(self, rows: np.ndarray) -> np.ndarray:
+        """Copy the digests of some rows, given their ascending numbers; uint8, (m, 32)."""
+        return self._take("digests", rows)
+
+    def _take(self, dataset: str, rows: np.ndarray) -> np.ndarray:
+        taken = []
+        for (file, first, _), start, stop in zip(self.pieces, self._starts[:-1], self._starts[1:], strict=True):
+            begin, end = np.searchsorted(rows, (start, stop))
+            if end > begin or file is self.pieces[-1][0]:
+                taken.append(file.take(dataset, rows[begin:end] - start + first))
+        return taken[0] if len(taken) == 1 else np.concatenate(taken)
+
+    def not_finite_error(self, rows: np.ndarray) -> CacheError:
+        """Return the error for rows that are NaN or infinite, at least one; it names the file of the first one."""
+        number = int(np.searchsorted(self._starts, rows[0], "right")) - 1
+        file, first, _ = self.pieces[number]
+        return file.not_finite_error(rows[rows < self._starts[number + 1]] - self._starts[number] + first)
+
+
+class EmbeddingCache(CacheRows):
     """One or more cache files of one encoder, read as one, in the state in which they were opened.
 
     Parameters
@@ -46,11 +151,9 @@ class EmbeddingCache:
         self.files = [file for cache in caches for file in _open_files(cache)]
         if not self.files:
             raise CacheError("no cache given")
-        first = self.files[0]
         for other in self.files[1:]:
-            check_same_encoder(first, other)
-        self.encoder = first.encoder
-        self.keys = Keys([file.raw_keys for file in self.files])
+            check_same_encoder(self.files[0].header, other.header)
+        super().__init__(whole(self.files))
         self._check_disjoint()
 
     def _check_disjoint(self) -> None:
@@ -61,14 +164,6 @@ class EmbeddingCache:
                 f"the key {key.decode()!r} stands both in {paths[0]} and in {paths[1]}; open one of the two, or embed "
                 "with --shard I/N"
             )
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    @property
-    def name(self) -> str:
-        """Name of this cache in messages."""
-        return str(self.files[0].path) + (f" and {len(self.files) - 1} more" if len(self.files) > 1 else "")
 
     @property
     def matrix(self) -> RowMatrix:
@@ -86,27 +181,17 @@ class EmbeddingCache:
 
     @property
     def X(self) -> np.ndarray:
-        """Embeddings, (n, d) float16 or float32, read-only: the same array as `load_embeddings` returns."""
-        return self.load_embeddings()
+        """Embeddings as one array, (n, d) float16 or float32, read-only.
+
+        The mapped array of one file. Of several files, a copy in memory that is made once; to read these in bounded
+        memory use `matrix`, `blocks` or `take`, as all commands do.
+        """
+        return self.files[0].X if len(self.files) == 1 else self._joined_embeddings
 
     @property
     def digests(self) -> np.ndarray:
-        """sha256 of each image's bytes, (n, 32) uint8, read-only; mapped or copied as `load_embeddings` says."""
+        """sha256 of each image's bytes, (n, 32) uint8, read-only; mapped or copied as `X`."""
         return self.files[0].digests if len(self.files) == 1 else self._joined_digests
-
-    def load_embeddings(self) -> np.ndarray:
-        """Return all embeddings as one array.
-
-        For one file the array is mapped, and nothing is copied. For several files the embeddings are
-        copied into memory at the first call; the copy is kept, and every later call and `X` return it.
-        To read a cache in bounded memory use `matrix`, `blocks` or `take`, as all commands do.
-
-        Returns
-        -------
-        ndarray of float16 or float32, (n, d)
-            Read-only.
-        """
-        return self.files[0].X if len(self.files) == 1 else self._joined_embeddings
 
     @cached_property
     def _stacked_embeddings(self) -> StackedRows:
@@ -124,86 +209,10 @@ class EmbeddingCache:
     def _joined_digests(self) -> np.ndarray:
         return _read_only_copy(self._stacked_digests)
 
-    @property
-    def failures(self) -> dict[str, str]:
-        """Reason by key of every image that could not be read."""
-        return {key: reason for file in self.files for key, reason in file.failures.items()}
-
-    def blocks(self, *, check: bool = False) -> Iterator[tuple[slice, np.ndarray]]:
-        """Read the embeddings in row order, in bounded memory.
-
-        The blocks are those of one file with the same rows, so that results do not depend on the files.
-
-        Parameters
-        ----------
-        check : bool
-            Check the embeddings against the checksums; damage raises `CacheError`.
-
-        Yields
-        ------
-        rows : slice
-            Of the cache.
-        X : ndarray of float16 or float32, (b, d)
-            Valid until the next block is requested.
-        """
-        yield from read_blocks(self.files, check=check)
-
-    def take(self, rows: np.ndarray) -> np.ndarray:
-        """Copy the embeddings of some rows.
-
-        Parameters
-        ----------
-        rows : ndarray of int, (m,)
-            Ascending.
-
-        Returns
-        -------
-        ndarray of float16 or float32, (m, d)
-        """
-        taken, starts = [], self._starts.tolist()
-        for file, start in zip(self.files, starts, strict=False):
-            begin, end = np.searchsorted(rows, (start, start + len(file)))
-            if end > begin or file is self.files[-1]:
-                taken.append(file.take("embeddings", rows[begin:end] - start))
-        return taken[0] if len(taken) == 1 else np.concatenate(taken)
-
-    @property
-    def _starts(self) -> np.ndarray:
-        """First row of each file, and the number of rows."""
-        return np.cumsum([0, *map(len, self.files)])
-
-    def not_finite_error(self, rows: np.ndarray) -> CacheError:
-        """Return the error for rows that are NaN or infinite, which pucache itself never writes.
-
-        Parameters
-        ----------
-        rows : ndarray of int
-            At least one; ascending.
-
-        Returns
-        -------
-        CacheError
-            Names the file of the first row, and rows of that file.
-        """
-        number = int(np.searchsorted(self._starts, rows[0], "right")) - 1
-        start, stop = self._starts[number : number + 2]
-        return self.files[number].not_finite_error(rows[rows < stop] - start)
-
-    def check(self, *names: str) -> None:
-        """Check columns of every file against the checksums; damage raises `CacheError`.
-
-        Parameters
-        ----------
-        *names : str
-            Datasets of the format: "embeddings", "keys", "digests", "size_mtime".
-        """
-        for file in self.files:
-            file.check(*names)
-
     def verify(self) -> None:
         """Check every byte of every file against the checksums; damage raises `CacheError`."""
-        for file in self.files:
-            file.verify()
+        for _ in self.verified_blocks():
+            pass
 
     def verified_blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
         """Verify every file as `verify` does, and yield the embeddings in blocks meanwhile: one read for both.
@@ -215,15 +224,7 @@ class EmbeddingCache:
         X : ndarray of float16 or float32, (b, d)
             Finite; valid until the next block is requested.
         """
-        for file in self.files:
-            file.check_beside_embeddings()
-        for rows, X in self.blocks(check=True):
-            not_finite = np.flatnonzero(~np.isfinite(X).all(1))
-            if len(not_finite):
-                raise self.not_finite_error(not_finite + rows.start)
-            yield rows, X
-        for file in self.files:
-            file.check_texts()
+        yield from verified_blocks(self.files)
 
 
 CacheLike = EmbeddingCache | str | Path | Sequence[EmbeddingCache | str | Path]
@@ -252,41 +253,43 @@ def open_cache(cache: CacheLike) -> EmbeddingCache:
 def expand_paths(caches: CacheLike | Iterable[EmbeddingCache | str | Path]) -> list[Path]:
     """List cache files: those of opened caches, those in folders in name order, and local copies of URLs.
 
-    Raises
-    ------
-    CacheError
-        A folder holds no cache, or nothing was given.
+    A folder without a cache, and nothing at all, raise `CacheError`.
     """
     paths: list[Path] = []
     for cache in _as_list(caches):
         if isinstance(cache, EmbeddingCache):
             paths += [file.path for file in cache.files]
-        elif (path := _local_path(cache)).is_dir():
-            paths += _folder_files(path)
+        elif is_url(where := path_or_url(cache)):
+            paths += local_copies(where)
         else:
-            paths.append(path)
+            paths += _folder_files(Path(where)) if Path(where).is_dir() else [Path(where)]
     if not paths:
         raise CacheError("no cache given")
     return paths
 
 
 def open_files(caches: CacheLike | Iterable[EmbeddingCache | str | Path], *, map_now: bool = False) -> list[CacheFile]:
-    """Open the files of `expand_paths`; a file of a folder that vanishes meanwhile is named with its folder.
-
-    Parameters
-    ----------
-    caches : as for `expand_paths`
-    map_now : bool
-        Of `CacheFile`.
-
-    Raises
-    ------
-    CacheError
-        As `expand_paths` and `CacheFile`.
-    """
+    """Open the files of `expand_paths`; a file of a folder that vanishes meanwhile is named with its folder."""
     caches = _as_list(caches)
-    named = {Path(cache) for cache in caches if not isinstance(cache, EmbeddingCache)}
-    return [CacheFile(path, map_now=map_now, was_listed=path not in named) for path in expand_paths(caches)]
+    named = {Path(path_or_url(cache)) for cache in caches if not isinstance(cache, EmbeddingCache)}
+    files = [CacheFile(path, map_now=map_now, was_listed=path not in named) for path in expand_paths(caches)]
+    if len(files) > 1 or files[0].path not in named:
+        _warn_of_missing_shards(files)
+    return files
+
+
+def _warn_of_missing_shards(files: list[CacheFile]) -> None:
+    """Name the shares that are missing, where files of a folder record theirs."""
+    shares: dict[tuple[str, str], set[int]] = {}
+    for file in files:
+        number, _, count = file.shard.partition("/")
+        if number.isdecimal() and count.isdecimal():
+            shares.setdefault((folder_of(file.path), count), set()).add(int(number))
+    for (folder, count), present in shares.items():
+        missing = sorted(set(range(1, int(count) + 1)) - present)
+        if missing:
+            names = ", ".join(f"{number}/{count}" for number in missing[:5]) + (", ..." if len(missing) > 5 else "")
+            log.warning("%s lacks %d of %s shares: embed %s with --shard", folder, len(missing), count, names)
 
 
 def _as_list(caches: CacheLike | Iterable[EmbeddingCache | str | Path]) -> list[EmbeddingCache | str | Path]:
@@ -306,14 +309,6 @@ def _folder_files(folder: Path) -> list[Path]:
     return files
 
 
-def _local_path(path: str | Path) -> Path:
-    if not is_url(path):
-        return Path(path)
-    from .remote import local_copy  # imports fsspec, which most caches do not need
-
-    return local_copy(os.fspath(path))
-
-
 def _read_only_copy(rows: StackedRows) -> np.ndarray:
     array = np.array(rows)
     array.setflags(write=False)  # shared by all callers, like a mapped file
@@ -322,24 +317,23 @@ def _read_only_copy(rows: StackedRows) -> np.ndarray:
 
 def is_cache(path: str | Path) -> bool:
     """Whether `path` names a cache rather than images: an HDF5 or ``.h5`` file, or a folder of these; or their URL."""
-    if is_url(path):
-        from .remote_files import is_remote_cache  # imports fsspec, which most caches do not need
-
-        return is_remote_cache(os.fspath(path))
-    path = Path(path)
-    return path.suffix == ".h5" or begins_as_hdf5(path) or (path.is_dir() and any(path.glob("*.h5")))
+    if is_url(where := path_or_url(path)):
+        return is_remote_cache(where)
+    path = Path(where)
+    return path.suffix == ".h5" or format_of(path) == CACHE_FORMAT or (path.is_dir() and any(path.glob("*.h5")))
 
 
-def check_same_encoder(expected: CacheFile, got: CacheFile) -> None:
+def check_same_encoder(expected: CacheHeader, got: CacheHeader) -> None:
     """Raise `CacheError` unless two files hold embeddings of one encoder and one type."""
-    differing = expected.encoder.differences(got.encoder)
+    encoder, other = expected.attributes.encoder, got.attributes.encoder
+    differing = encoder.differences(other)
     if differing:
         raise CacheError(
-            f"{expected.path} holds embeddings of {expected.encoder}; {got.path} of {got.encoder} "
+            f"{expected.name} holds embeddings of {encoder}; {got.name} of {other} "
             f"(they differ in {', '.join(differing)}): caches of different encoders cannot be mixed"
         )
     if expected.dtype != got.dtype:
         raise CacheError(
-            f"{expected.path} holds {expected.dtype}, {got.path} {got.dtype}; expected one type: export one, and "
+            f"{expected.name} holds {expected.dtype}, {got.name} {got.dtype}; expected one type: export one, and "
             "import it again with the --dtype of the other"
         )

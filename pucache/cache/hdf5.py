@@ -55,15 +55,6 @@ class DatasetExtent:
 Attributes = dict[str, str | int | None]
 
 
-def begins_as_hdf5(path: str | Path) -> bool:
-    """Whether a file begins with the HDF5 signature."""
-    path = Path(path)
-    if not path.is_file():
-        return False
-    with path.open("rb") as stream:
-        return stream.read(len(SIGNATURE)) == SIGNATURE
-
-
 def read(
     stream: BinaryIO, attributes: tuple[str, ...], datasets: tuple[str, ...]
 ) -> tuple[Attributes, dict[str, DatasetExtent]]:

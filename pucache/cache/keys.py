@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, overload
 
 import numpy as np
 
 from ..errors import CacheError
+from ..storage.rows import drop_pages
 
 _KEYS_PER_STEP = 1 << 16  # keys decoded at once
 
@@ -132,3 +134,40 @@ def find_sorted(sorted_keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     narrow = wanted.astype(sorted_keys.dtype)
     positions = np.minimum(np.searchsorted(sorted_keys, narrow), len(sorted_keys) - 1)
     return np.where(fits & (sorted_keys[positions] == narrow), positions, -1)
+
+
+def find_duplicate(parts: Sequence[np.ndarray]) -> bytes | None:
+    """Return a key that occurs in two of several sorted arrays, or None; pages of memory maps are released.
+
+    Keys are compared by 64-bit hashes, and only where two of these are equal themselves.
+    """
+    parts = [part for part in parts if len(part)]
+    in_order = sorted((bytes(part[0]), bytes(part[-1])) for part in parts)
+    if all(one[1] < other[0] for one, other in pairwise(in_order)):  # as shards do that were cut by range
+        return None
+    width = -(-max(part.itemsize for part in parts) // 8)
+    hashes = np.concatenate([_hashes(part, width) for part in parts])
+    hashes.sort()
+    repeated = hashes[1:][hashes[1:] == hashes[:-1]]
+    seen: set[bytes] = set()
+    for part in parts if len(repeated) else []:
+        for key in part[np.isin(_hashes(part, width), repeated)].tolist():
+            if key in seen:
+                return bytes(key)
+            seen.add(key)
+    return None
+
+
+def _hashes(keys: np.ndarray, words: int) -> np.ndarray:
+    """64-bit hash of each key, uint64 (n,); equal for equal keys of any width up to `words` words of eight bytes."""
+    factors = np.random.default_rng(0).integers(1 << 63, size=(words, 2), dtype=np.uint64) * 2 + 1  # odd
+    hashes = np.zeros(len(keys), np.uint64)
+    for start in range(0, len(keys), _KEYS_PER_STEP):
+        block = keys[start : start + _KEYS_PER_STEP].astype(f"S{8 * words}").view("<u8").reshape(-1, words)
+        for word, (first, second) in zip(block.T, factors, strict=True):
+            mixed = word * first
+            mixed ^= mixed >> np.uint64(32)
+            mixed *= second
+            hashes[start : start + len(block)] += mixed
+    drop_pages(keys)
+    return hashes

@@ -18,6 +18,7 @@ FORMAT = "pucache"
 VERSION = 2
 DTYPES: dict[str, np.dtype] = {"float16": np.dtype("<f2"), "float32": np.dtype("<f4")}
 ATTRIBUTES = ("format", "version", "encoder", "created", "pucache_version", "source")
+OPTIONAL_ATTRIBUTES = ("shard",)
 COLUMNS = ("embeddings", "keys", "digests", "size_mtime")
 FAILURES = ("failures/keys", "failures/reasons")
 REMEDY = "restore it from a copy, or move it away and embed again"
@@ -36,15 +37,18 @@ class FileAttributes:
         Version of the writer.
     source : str
         Path or URL of the images; empty for imported embeddings.
+    shard : str
+        ``I/N`` where the file holds the I-th of N shares of the images, else "".
     """
 
     encoder: EncoderSpec
     created: str
     pucache_version: str
     source: str
+    shard: str
 
     @classmethod
-    def parse(cls, path: Path, attributes: Attributes) -> FileAttributes:
+    def parse(cls, path: str | Path, attributes: Attributes) -> FileAttributes:
         """Check and parse the attributes of a file.
 
         Raises
@@ -60,8 +64,8 @@ class FileAttributes:
                 f"{path} is a pucache cache of format version {version}; this pucache {__version__} reads "
                 f"version {VERSION}: upgrade pucache, or embed again"
             )
-        for name, value in attributes.items():
-            require(path, value is not None, f"it lacks the attribute {name}")
+        for name in ATTRIBUTES:
+            require(path, attributes[name] is not None, f"it lacks the attribute {name}")
         try:
             encoder = EncoderSpec.from_json(str(attributes["encoder"]))
         except (ValueError, TypeError, RecursionError) as error:
@@ -71,15 +75,17 @@ class FileAttributes:
             created=str(attributes["created"]),
             pucache_version=str(attributes["pucache_version"]),
             source=str(attributes["source"]),
+            shard=str(attributes["shard"] or ""),
         )
 
 
-def check_layout(path: Path, extents: dict[str, DatasetExtent], table: ChecksumTable, *, dim: int) -> None:
+def check_layout(path: str | Path, extents: dict[str, DatasetExtent], table: ChecksumTable, *, dim: int) -> None:
     """Raise `CacheError` unless the datasets have the shapes, types and positions that the format requires.
 
     Parameters
     ----------
-    path : Path
+    path : str or path
+        Or a URL, for messages.
     extents : dict of str to DatasetExtent
         Of every dataset in `COLUMNS` and `FAILURES`.
     table : ChecksumTable
@@ -102,7 +108,7 @@ def check_layout(path: Path, extents: dict[str, DatasetExtent], table: ChecksumT
     require(path, n == 0 or hashed_by_rows, "its seal is for another number of rows")
 
 
-def _check_position(path: Path, name: str, extent: DatasetExtent, table: ChecksumTable) -> None:
+def _check_position(path: str | Path, name: str, extent: DatasetExtent, table: ChecksumTable) -> None:
     """Check that a dataset is contiguous, and that the checksum table covers exactly its bytes."""
     count = math.prod(extent.shape)
     require(path, count == 0 or extent.offset is not None, f"{name} is not contiguous")
@@ -112,7 +118,15 @@ def _check_position(path: Path, name: str, extent: DatasetExtent, table: Checksu
     require(path, matches, f"{name} is not where its seal says")
 
 
-def require(path: Path, condition: bool, problem: str) -> None:
+def require(path: str | Path, condition: bool, problem: str) -> None:
     """Raise `CacheError` with the problem and the remedy unless the condition holds."""
     if not condition:
         raise CacheError(f"{path} is damaged: {problem}; {REMEDY}")
+
+
+def damage_error(path: str | Path, datasets: list[str]) -> CacheError:
+    """Return the error for datasets that differ from their checksums."""
+    return CacheError(
+        f"{path} is damaged: {', '.join(datasets)} are not as they were written; restore it from a copy, or "
+        "run embed with --verify to embed the damaged rows again"
+    )

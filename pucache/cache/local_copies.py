@@ -1,27 +1,118 @@
-"""Copies of remote caches on this machine: how large they are, and removing those that no process uses."""
+"""Folders of this machine for what lies behind URLs, and what `cache_dir` shows and removes of them.
+
+Below ``PUCACHE_WORK`` each URL has two folders, named by its hash::
+
+    HASH/NAME                      the file of a URL while it is written, with its lock and its parts
+    HASH-read/VERSION/NAME         a copy for reading; VERSION is a hash of what the store tells of the object
+    HASH-read/FOLDER/VERSION/NAME  likewise of a file of a folder
+    HASH-read/NAME.review, ...     what belongs to a copy in every version (`sidecar_base`)
+
+Only files directly in folders of versions are ever removed: they can be fetched again. A process that has mapped one
+reads it to the end.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import hashlib
 import os
 import re
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..errors import OutputError
-from .working_folders import LOCK, READING, URL, parent_folder
+from ..errors import OutputError, one_line
+from ..storage.atomic import PARTIAL_SUFFIX, make_folder, replacing
+from ..storage.urls import without_password, without_secrets
 
-_NAME = re.compile(rf"[0-9a-f]{{16}}({READING})?")  # of folders that `working_folder` makes; no other is touched
-_IN_USE = "a process uses it"
-# Caches, what is computed from a cache and kept beside it, tables of scores, and records of downloads. Nothing else
-# is removed: a review of a remote cache keeps its decisions beside the copy.
-_COPIED = re.compile(
-    r".+\.(h5|h5\.neighbours|h5\.ivf|h5\.hnsw|h5\.ivfpq|csv|parquet)|\..+\.(copied|lease|lock|partial)", re.I | re.S
-)
+READING = "-read"  # ending of the folders with copies for reading
+_URL = ".url"  # file of each folder: its URL without passwords and tokens
+_FOLDER = re.compile(rf"[0-9a-f]{{16}}({READING})?")  # of folders that `working_folder` makes; no other is touched
+_VERSION = re.compile("[0-9a-f]{16}")
+
+
+# --- folders -----------------------------------------------------------------------------------
+
+
+def parent_folder(work: str | Path | None = None) -> Path:
+    """Parent of the working folders: `work`, else ``$PUCACHE_WORK``, else ``pucache`` in the user's cache folder."""
+    default = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "pucache")
+    return Path(work or os.environ.get("PUCACHE_WORK") or default).absolute()
+
+
+def working_folder(url: str, suffix: str = "") -> Path:
+    """Create the folder for a URL: with `READING` for its copies, else for the file that is written.
+
+    A password in the URL does not change the folder. Raises `OutputError` where it cannot be written to.
+    """
+    parent = parent_folder()
+    folder = parent / (hashlib.sha256(without_password(url).rstrip("/").encode()).hexdigest()[:16] + suffix)
+    try:
+        make_folder(folder)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        if not (folder / _URL).exists():
+            with replacing(folder / _URL) as temporary:
+                temporary.write_text(without_secrets(url), "utf-8")
+        return folder
+    except OSError as error:
+        reason = f"cannot keep what belongs to {without_secrets(url)} in {parent}: {one_line(error)}"
+        raise OutputError(f"{reason}; name another folder in PUCACHE_WORK") from error
+
+
+def _url(folder: Path) -> str:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return (folder / _URL).read_text("utf-8")
+    return ""
+
+
+def _working_folder_of(path: Path) -> Path | None:
+    """Working folder that holds a copy for reading; None for any other file."""
+    if _VERSION.fullmatch(path.parent.name):
+        for folder in path.parents[1:3]:
+            if _FOLDER.fullmatch(folder.name) and folder.name.endswith(READING):
+                return folder
+    return None
+
+
+def sidecar_base(path: Path) -> Path:
+    """Path beside which files of a cache lie, such as its review session: for a copy the same in every version."""
+    return path.parent.parent / path.name if _working_folder_of(path) else path
+
+
+def url_of_copy(path: Path) -> str:
+    """URL, without passwords and tokens, that a file was fetched from for reading; "" for any other file."""
+    folder = _working_folder_of(path)
+    url = _url(folder).rstrip("/") if folder else ""
+    return f"{url}/{path.name}" if url and folder != path.parent.parent else url
+
+
+def folder_of(path: Path) -> str:
+    """Folder of a cache file; of a copy for reading, the URL of the folder it was fetched from."""
+    url = url_of_copy(path)
+    return url.rpartition("/")[0] if url else str(path.parent)
+
+
+def remove_copies(folder: Path, *, keep: Iterable[Path] = (), unfinished: bool = False) -> None:
+    """Remove the copies in a folder but those to keep, and downloads that are not finished where asked to.
+
+    What `embed` has set aside as damaged stays. Raises `OutputError` where a file cannot be removed.
+    """
+    kept = (".damaged",) if unfinished else (".damaged", PARTIAL_SUFFIX)
+    for where, _, names in os.walk(folder):
+        for path in {Path(where, name) for name in names} - set(keep):
+            if _working_folder_of(path) and path.suffix not in kept:
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    raise OutputError(f"cannot remove {path}: {error.strerror}; remove it by hand") from error
+        if _VERSION.fullmatch(Path(where).name):
+            with contextlib.suppress(OSError):  # not empty
+                os.rmdir(where)
+
+
+# --- listing and removing ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -31,17 +122,13 @@ class LocalCopy:
     Attributes
     ----------
     url : str
-        Without passwords and tokens; "" where an earlier version of pucache made the folder.
+        Without passwords and tokens.
     folder : Path
     purpose : str
         "reading", or "writing" where the file of the URL was written on this machine.
     bytes : int
     unfinished_parts : int
         Parts of a cache that is not finished.
-    in_use : bool
-        A process that has opened it still runs.
-    kept_because : str
-        Why `cache_dir` did not remove it; "" where it was not asked to, or has removed it.
     """
 
     url: str
@@ -49,8 +136,6 @@ class LocalCopy:
     purpose: str
     bytes: int
     unfinished_parts: int
-    in_use: bool
-    kept_because: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,7 +149,7 @@ class LocalCopies:
     copies : tuple of LocalCopy
         Those that exist, sorted by URL.
     removed : tuple of LocalCopy
-        Those that were removed by this call, sorted by URL.
+        Those that this call removed, sorted by URL; ``bytes`` is what it removed.
     """
 
     folder: Path
@@ -78,10 +163,10 @@ class LocalCopies:
 
 
 def cache_dir(*, clear: bool = False, work: str | Path | None = None) -> LocalCopies:
-    """List the copies of remote caches on this machine, and remove them where asked to.
+    """List the copies of remote caches on this machine, and remove those for reading where asked to.
 
-    A copy is removed unless a process that uses it still runs, or its folder holds what may be nowhere else: parts
-    of an unfinished cache, or a review session. What is removed is downloaded again when it is needed.
+    What is removed is downloaded again when it is needed; a process that reads a copy keeps what it has mapped.
+    Files that are written here, parts of unfinished caches, review sessions and other files beside the copies stay.
 
     Parameters
     ----------
@@ -98,108 +183,38 @@ def cache_dir(*, clear: bool = False, work: str | Path | None = None) -> LocalCo
     Raises
     ------
     OutputError
-        The parent is not a folder, or cannot be read.
+        The parent is not a folder, or cannot be read, or a copy cannot be removed.
     """
     parent = parent_folder(work)
-    copies: list[LocalCopy] = []
-    removed: list[LocalCopy] = []
-    for folder in _folders(parent):
-        with _exclusive(folder, create=clear) as obstacle:
-            copy = _describe(folder, in_use=obstacle == _IN_USE)
-            reason = (obstacle or _irreplaceable(copy) or _remove(folder)) if clear else ""
-        if copy.bytes:  # a folder without files is not worth a line
-            (removed if clear and not reason else copies).append(replace(copy, kept_because=reason))
-    return LocalCopies(parent, *(tuple(sorted(group, key=lambda copy: copy.url)) for group in (copies, removed)))
+    before = [_describe(folder) for folder in _folders(parent)]
+    copies, removed = before, []
+    if clear:
+        for copy in before:
+            remove_copies(copy.folder, unfinished=True)
+        copies = [_describe(copy.folder) for copy in before]
+        removed = [replace(old, bytes=old.bytes - new.bytes) for old, new in zip(before, copies, strict=True)]
+    return LocalCopies(parent, _sorted(copies), _sorted(removed))
+
+
+def _sorted(copies: list[LocalCopy]) -> tuple[LocalCopy, ...]:
+    return tuple(sorted((copy for copy in copies if copy.bytes), key=lambda copy: copy.url))
 
 
 def _folders(parent: Path) -> list[Path]:
     try:
-        entries = sorted(parent.iterdir())
-    except FileNotFoundError:
-        return []
+        entries = sorted(parent.iterdir()) if parent.exists() else []
     except OSError as error:
-        raise OutputError(
-            f"cannot list the copies in {parent}: {error.strerror}; name the folder of the copies in PUCACHE_WORK"
-        ) from error
-    return [entry for entry in entries if _NAME.fullmatch(entry.name) and entry.is_dir() and not entry.is_symlink()]
+        remedy = "name the folder of the copies in PUCACHE_WORK"
+        raise OutputError(f"cannot list the copies in {parent}: {error.strerror}; {remedy}") from error
+    return [path for path in entries if _FOLDER.fullmatch(path.name) and _url(path) and not path.is_symlink()]
 
 
-@contextmanager
-def _exclusive(folder: Path, *, create: bool) -> Iterator[str]:
-    """Lock a folder within the block; yields why that is impossible, or ""."""
-    try:
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o666)
-    except FileNotFoundError:  # made by an earlier version, and only listed
-        yield ""
-        return
-    except OSError as error:
-        yield f"it cannot be locked: {error.strerror}"
-        return
-    try:
-        yield _lock(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int) -> str:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _IN_USE
-    except OSError as error:
-        return f"it cannot be locked: {error.strerror}"
-    return ""
-
-
-def _describe(folder: Path, *, in_use: bool) -> LocalCopy:
-    url = ""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        url = (folder / URL).read_text("utf-8")
+def _describe(folder: Path) -> LocalCopy:
     size = parts = 0
     for where, _, names in os.walk(folder):  # folders that vanish or cannot be read are left out
-        for name in names:
-            if name not in (LOCK, URL):
-                with contextlib.suppress(OSError):
-                    size += os.lstat(os.path.join(where, name)).st_size
-                parts += where.endswith(".parts") and name.startswith("part-") and name.endswith(".h5")
+        for name in set(names) - {_URL}:
+            with contextlib.suppress(OSError):
+                size += os.lstat(os.path.join(where, name)).st_size
+            parts += where.endswith(".parts") and name.startswith("part-") and name.endswith(".h5")
     purpose = "reading" if folder.name.endswith(READING) else "writing"
-    return LocalCopy(url, folder, purpose, bytes=size, unfinished_parts=parts, in_use=in_use)
-
-
-def _irreplaceable(copy: LocalCopy) -> str:
-    """Why a folder holds more than copies, or ""."""
-    if copy.unfinished_parts:
-        parts = f"{copy.unfinished_parts:,} {'part' if copy.unfinished_parts == 1 else 'parts'} of an unfinished cache"
-        return f"it holds {parts}; finish it with the same command, or remove {copy.folder} by hand"
-    other = _first_other_file(copy)
-    return f"it holds {other}, which is no copy; move that to another folder first" if other else ""
-
-
-def _first_other_file(copy: LocalCopy) -> Path | None:
-    """First file or folder that is not as `_COPIED`, nor the file of the URL, nor a mark of the folder."""
-    own = {LOCK, URL, copy.url.rstrip("/").rpartition("/")[2]}
-    for where, folders, names in os.walk(copy.folder):
-        for name in sorted([*folders, *names]):
-            entry = Path(where, name)
-            copied = not name.endswith(".review") if name in folders else name in own or _COPIED.fullmatch(name)
-            if not copied or entry.is_symlink():
-                return entry
-    return None
-
-
-def _remove(folder: Path) -> str:
-    """Remove a locked folder, its lock last: whoever waits for the lock then makes a new folder."""
-    try:
-        for entry in folder.iterdir():
-            if entry.name == LOCK:
-                continue
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
-        (folder / LOCK).unlink()
-    except OSError as error:
-        return f"it cannot be removed: {error.strerror}"
-    with contextlib.suppress(OSError):  # another process has made a new lock in it
-        folder.rmdir()
-    return ""
+    return LocalCopy(_url(folder), folder, purpose, bytes=size, unfinished_parts=parts)

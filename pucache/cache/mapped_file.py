@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import CacheError
-from .checksums import ReadAt, file_reader
+from .checksums import ReadAt
 
 FileIdentity = tuple[int, int, int, int]
 ReadInto = Callable[[np.ndarray, int], None]  # contiguous array, offset: fills all of the array
@@ -58,15 +58,6 @@ class MappedFile:
         self.__dict__.pop("map", None)
 
     @contextmanager
-    def byte_reader(self) -> Iterator[ReadAt]:
-        """Yield a function that reads bytes; an `OSError` in the block becomes a `CacheError`."""
-        with self._reopened() as descriptor:
-            if descriptor is None:
-                yield lambda offset, count: self._whole_map()[offset : offset + count]
-            else:
-                yield file_reader(descriptor)
-
-    @contextmanager
     def array_reader(self) -> Iterator[ReadInto]:
         """Yield a function that fills arrays; an `OSError` in the block becomes a `CacheError`."""
         with self._reopened() as descriptor:
@@ -75,15 +66,23 @@ class MappedFile:
             else:
                 yield lambda array, offset: self._read_into(array, offset, descriptor)
 
-    def _copy_from_map(self, array: np.ndarray, offset: int) -> None:
-        view = as_bytes(array)
-        view[:] = memoryview(self._whole_map())[offset : offset + len(view)]
+    @contextmanager
+    def byte_reader(self) -> Iterator[ReadAt]:
+        """Yield a function that reads bytes; an `OSError` in the block becomes a `CacheError`."""
+        with self.array_reader() as read_into:
 
-    def _whole_map(self) -> mmap.mmap:
-        """The map of a file that is as long as it was; reading a map beyond the end of its file ends the process."""
-        if self.map.size() < len(self.map):
+            def read_at(offset: int, count: int) -> bytes:
+                data = np.empty(count, np.uint8)
+                read_into(data, offset)
+                return data.tobytes()
+
+            yield read_at
+
+    def _copy_from_map(self, array: np.ndarray, offset: int) -> None:
+        if self.map.size() < len(self.map):  # reading a map beyond the end of its file ends the process
             raise self._cut_short()
-        return self.map
+        view = as_bytes(array)
+        view[:] = memoryview(self.map)[offset : offset + len(view)]
 
     def _cut_short(self) -> CacheError:
         return CacheError(f"{self.path} was cut short while it was read; restore it from a copy")

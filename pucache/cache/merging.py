@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from ..encoders.spec import EncoderSpec
-from ..errors import CacheError
+from ..errors import CacheError, OutputError
 from ..storage.atomic import check_writable
+from ..storage.prefetch import prefetch
 from .embedding_cache import CacheLike, EmbeddingCache, check_same_encoder, open_files
-from .keys import encode_keys, find_sorted
-from .reader import CacheFile, rows_per_read
+from .keys import decode_text, encode_keys, find_sorted
+from .reader import CacheFile
 from .writer import Rows, write_file
 
+BLOCK_BYTES = 32 << 20  # of embeddings; a smaller block reads fewer rows at once from each of many files
+Picks = list[tuple[CacheFile, np.ndarray]]  # row numbers to take from each file, ascending
 
-def pack(caches: CacheLike | Iterable[EmbeddingCache | str | Path], out: str | Path) -> int:
+
+def pack(caches: CacheLike | Iterable[EmbeddingCache | str | Path], out: str | Path, *, force: bool = False) -> int:
     """Merge cache files of one encoder into one.
 
     Parameters
@@ -26,6 +31,8 @@ def pack(caches: CacheLike | Iterable[EmbeddingCache | str | Path], out: str | P
         Cache files, folders of them, or URLs of either; an opened cache stands for its files.
     out : path or str
         The file to write.
+    force : bool
+        Replace a file at `out` that is no cache of this encoder, or that holds keys which the new one lacks.
 
     Returns
     -------
@@ -37,12 +44,14 @@ def pack(caches: CacheLike | Iterable[EmbeddingCache | str | Path], out: str | P
     CacheError
         A file is damaged, encoders differ, or a key occurs in two files.
     OutputError
-        `out` cannot be written.
+        `out` cannot be written, or would lose keys.
     """
-    out = check_writable(out)
+    out = check_writable(out, file_format=None)  # `check_replaces` looks at what is there
     files = open_files(caches)
     for other in files[1:]:
-        check_same_encoder(files[0], other)
+        check_same_encoder(files[0].header, other.header)
+    if out.exists():
+        check_replaces(out, files[0].encoder, np.sort(np.concatenate([*map(_keys, files)])), force=force)
     failures: dict[str, str] = {}
     for file in files:
         file.verify()
@@ -56,125 +65,124 @@ def pack(caches: CacheLike | Iterable[EmbeddingCache | str | Path], out: str | P
         encoder=replace(files[0].encoder, origin=files[0].encoder.origin if len(origins) == 1 else ""),
         dtype=files[0].dtype,
         source=sources[0] if len(sources) == 1 else "",
-        failures=_without_embedded(failures, files),
+        failures=without_embedded(failures, map(_keys, files)),
+        created=max(file.created for file in files),
     )
 
 
-def _without_embedded(failures: dict[str, str], files: list[CacheFile]) -> dict[str, str]:
-    """Drop failures whose key has a row in one of the files."""
+def _keys(file: CacheFile) -> np.ndarray:
+    return file.take("keys", np.arange(len(file)))
+
+
+def check_replaces(out: Path, encoder: EncoderSpec, sorted_keys: np.ndarray, *, force: bool) -> None:
+    """Raise `OutputError` if a file at `out` is no cache of this encoder, or holds keys that the new file lacks.
+
+    Parameters
+    ----------
+    out : Path
+        The file to write.
+    encoder : EncoderSpec
+    sorted_keys : ndarray of bytes (dtype S), (n,)
+        Keys of the new file.
+    force : bool
+        Replace whatever is there.
+    """
+    if force or not out.exists():
+        return
+    remedy = "name another file, or pass --force to replace it"
+    try:
+        existing = CacheFile(out)
+        keys = _keys(existing)
+    except CacheError as error:
+        raise OutputError(f"{str(error).split(';')[0]}; {remedy}") from error
+    if existing.encoder.differences(encoder):
+        raise OutputError(f"{out} holds embeddings of {existing.encoder}, the new file those of {encoder}; {remedy}")
+    lost = keys[find_sorted(sorted_keys, keys) < 0]
+    if len(lost):
+        number = f"{len(lost)} keys" if len(lost) > 1 else "a key"
+        raise OutputError(
+            f"{out} holds {number} that the new file lacks, such as {decode_text(bytes(lost[0]))!r}; {remedy}"
+        )
+
+
+def without_embedded(failures: dict[str, str], sorted_columns: Iterable[np.ndarray]) -> dict[str, str]:
+    """Drop failures whose key has a row in one of several files, whose sorted keys are given."""
     keys = encode_keys(list(failures))
     embedded = np.zeros(len(keys), bool)
-    for file in files:
-        embedded |= find_sorted(file.raw_keys, keys) >= 0
-        file.release()
+    for column in sorted_columns:
+        embedded |= find_sorted(column, keys) >= 0
     return {key: reason for (key, reason), drop in zip(failures.items(), embedded, strict=True) if not drop}
 
 
 def merge(
     out: str | Path,
-    picks: list[tuple[CacheFile, np.ndarray]],
+    picks: Picks,
     *,
     encoder: EncoderSpec,
     dtype: np.dtype,
     source: str,
     failures: dict[str, str],
+    created: str = "",
+    shard: str = "",
+    advance: Callable[[int], object] = lambda rows: None,
 ) -> int:
-    """Write chosen rows of several files, sorted by key, as one file.
+    """Write chosen rows of several files, sorted by key, as one file; returns the number of rows.
 
-    Memory holds the keys, 20 bytes of each row, and a block of the other columns.
+    Memory holds the keys, 20 bytes of each row, and three blocks of the other columns.
 
     Parameters
     ----------
     out : path or str
     picks : list of (CacheFile, ndarray of int)
         Row numbers to take from each file, ascending; no key may be chosen twice.
-    encoder : EncoderSpec
+    encoder, source, failures, created, shard
+        As for `pucache.cache.writer.write_file`; the failures in any order.
     dtype : numpy.dtype
         Type of the embeddings in every file.
-    source : str
-        Path or URL of the images.
-    failures : dict of str to str
-        Reason by key.
-
-    Returns
-    -------
-    int
-        Number of rows written.
+    advance : callable
+        Called with the number of rows of each block before it is read.
 
     Raises
     ------
     CacheError
         A key is chosen twice, or a file cannot be read.
     """
-    chosen = _ChosenRows.of(picks)
-    longest = chosen.longest_key()
-    order = np.argsort(chosen.keys, kind="stable")
-    step = rows_per_read(encoder.dim * dtype.itemsize)
-
-    def blocks() -> Iterator[Rows]:
-        previous = chosen.keys[:0]  # the last key of the block before
-        for start in range(0, len(order), step):
-            block = chosen.take(order[start : start + step])
-            run = np.concatenate([previous, block.keys])
-            duplicates = run[1:][run[1:] == run[:-1]]
-            if len(duplicates):
-                raise CacheError(f"the key {duplicates[0].decode()!r} stands in more than one of the files")
-            previous = block.keys[-1:]
-            yield block.read(picks, encoder.dim, dtype)
-
-    shape = (len(order), longest, dtype)
-    write_file(out, encoder, source, blocks(), shape=shape, failures=dict(sorted(failures.items())))
-    return len(order)
+    keys = np.concatenate([np.empty(0, "S1"), *(file.take("keys", rows) for file, rows in picks)])
+    longest = max(1, int(np.char.str_len(keys).max(initial=0)))
+    shape = (len(keys), longest, dtype)
+    failures = dict(sorted(failures.items()))
+    with closing(prefetch(_blocks(picks, keys, encoder.dim, dtype, advance))) as blocks:
+        write_file(out, encoder, source, blocks, shape=shape, failures=failures, created=created, shard=shard)
+    return len(keys)
 
 
-@dataclass(frozen=True)
-class _ChosenRows:
-    """Chosen rows of several files.
+def _blocks(
+    picks: Picks, keys: np.ndarray, dim: int, dtype: np.dtype, advance: Callable[[int], object]
+) -> Iterator[Rows]:
+    """Read the chosen rows, whose keys are given, in key order; raises `CacheError` if a key is chosen twice."""
+    order = np.argsort(keys, kind="stable")
+    file_numbers = np.repeat(np.arange(len(picks), dtype=np.int32), [len(rows) for _, rows in picks])
+    row_numbers = np.concatenate([np.empty(0, np.int64), *(rows for _, rows in picks)])
+    step = max(1, BLOCK_BYTES // (dim * dtype.itemsize))
+    for start in range(0, len(order), step):
+        run = keys[order[max(0, start - 1) : start + step]]  # with the last key of the block before
+        duplicates = run[1:][run[1:] == run[:-1]]
+        if len(duplicates):
+            raise CacheError(f"the key {duplicates[0].decode()!r} stands in more than one of the files")
+        chosen = order[start : start + step]
+        advance(len(chosen))
+        yield _read_rows(picks, keys[chosen], file_numbers[chosen], row_numbers[chosen], dim, dtype)
 
-    Attributes
-    ----------
-    keys : ndarray of bytes (dtype S), (n,)
-    file : ndarray of int32, (n,)
-        Number of the file that holds the row.
-    row : ndarray of int64, (n,)
-        Row number in that file.
-    """
 
-    keys: np.ndarray
-    file: np.ndarray
-    row: np.ndarray
-
-    @classmethod
-    def of(cls, picks: list[tuple[CacheFile, np.ndarray]]) -> _ChosenRows:
-        n = sum(len(rows) for _, rows in picks)
-        width = max((file.raw_key_bytes for file, _ in picks), default=1)
-        chosen = cls(np.empty(n, f"S{width}"), np.empty(n, np.int32), np.empty(n, np.int64))
-        begin = 0
-        for number, (file, rows) in enumerate(picks):
-            part = slice(begin, begin + len(rows))
-            chosen.keys[part], chosen.file[part], chosen.row[part] = file.take("keys", rows), number, rows
-            begin = part.stop
-        return chosen
-
-    def longest_key(self) -> int:
-        """Bytes of the longest key, at least 1."""
-        return max(1, int(np.char.str_len(self.keys).max(initial=0)))
-
-    def take(self, order: np.ndarray) -> _ChosenRows:
-        return _ChosenRows(self.keys[order], self.file[order], self.row[order])
-
-    def read(self, picks: list[tuple[CacheFile, np.ndarray]], dim: int, dtype: np.dtype) -> Rows:
-        """Read all columns; within a file the row numbers must be ascending."""
-        n = len(self.keys)
-        block = Rows(
-            keys=self.keys,
-            X=np.empty((n, dim), dtype),
-            digests=np.empty((n, 32), np.uint8),
-            size_mtime=np.empty((n, 2), np.int64),
-        )
-        for number in np.unique(self.file):
-            part = np.flatnonzero(self.file == number)
-            file, rows = picks[number][0], self.row[part]
-            block.X[part], block.digests[part] = file.take("embeddings", rows), file.take("digests", rows)
-            block.size_mtime[part] = file.take("size_mtime", rows)
-        return block
+def _read_rows(
+    picks: Picks, keys: np.ndarray, file_numbers: np.ndarray, row_numbers: np.ndarray, dim: int, dtype: np.dtype
+) -> Rows:
+    """Read all columns of rows; within a file the row numbers must be ascending."""
+    n = len(keys)
+    block = Rows(keys, np.empty((n, dim), dtype), np.empty((n, 32), np.uint8), np.empty((n, 2), np.int64))
+    for number in np.unique(file_numbers):
+        part = np.flatnonzero(file_numbers == number)
+        file, rows = picks[number][0], row_numbers[part]
+        block.X[part], block.digests[part] = file.take("embeddings", rows), file.take("digests", rows)
+        block.size_mtime[part] = file.take("size_mtime", rows)
+    return block

@@ -8,21 +8,34 @@ changed; its arrays are contiguous, so that they can be mapped, and it ends in a
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from ..errors import CacheError
-from ..storage.mapped_arrays import drop_pages
 from ..storage.prefetch import prefetch
+from ..storage.regular_file import open_regular
+from ..storage.rows import drop_pages, finite_rows
 from . import hdf5
-from .checksums import ChecksumError, ChecksumTable, ColumnHasher, MissingChecksumsError, rows_per_hash
+from .checksums import ChecksumError, ChecksumTable, ColumnHasher, MissingChecksumsError, ReadAt, rows_per_hash
+from .hdf5 import DatasetExtent
 from .keys import decode_text, decode_texts
-from .layout import ATTRIBUTES, COLUMNS, FAILURES, REMEDY, FileAttributes, check_layout, require
+from .layout import (
+    ATTRIBUTES,
+    COLUMNS,
+    FAILURES,
+    OPTIONAL_ATTRIBUTES,
+    REMEDY,
+    FileAttributes,
+    check_layout,
+    damage_error,
+    require,
+)
 from .mapped_file import MappedFile, as_bytes
 
 BLOCK_BYTES = 8 << 20  # bytes of a column that are in memory at once
@@ -32,6 +45,87 @@ _CHECKED_KEYS = 1 << 16  # at once
 def rows_per_read(row_bytes: int) -> int:
     """Number of rows of a column that are read at once, at most `BLOCK_BYTES` of them."""
     return max(1, BLOCK_BYTES // max(1, row_bytes))
+
+
+@dataclass(frozen=True)
+class CacheHeader:
+    """What a cache file says of itself: attributes, positions of its datasets, checksums.
+
+    Attributes
+    ----------
+    name : str
+        Path or URL, for messages.
+    attributes : FileAttributes
+    extents : dict of str to DatasetExtent
+    checksums : ChecksumTable
+    """
+
+    name: str
+    attributes: FileAttributes
+    extents: dict[str, DatasetExtent]
+    checksums: ChecksumTable
+
+    @classmethod
+    def read(cls, stream: BinaryIO, name: str) -> CacheHeader:
+        """Read from a seekable stream, and check everything but the columns.
+
+        Raises
+        ------
+        CacheError
+            Not HDF5, truncated, not a pucache file, of another version, damaged or inconsistent.
+        """
+        try:
+            checksums = _read_checksums(stream, name)
+            attributes, extents = hdf5.read(stream, (*ATTRIBUTES, *OPTIONAL_ATTRIBUTES), (*COLUMNS, *FAILURES))
+        except KeyError as error:
+            raise CacheError(f"{name} is damaged or incomplete: a dataset is missing; {REMEDY}") from error
+        except hdf5.DAMAGE as error:
+            if isinstance(error, OSError) and error.strerror:
+                raise CacheError(f"cannot read {name}: {error.strerror}") from error
+            raise CacheError(f"{name} cannot be read ({str(error)[:160]}); {REMEDY}") from error
+        parsed = FileAttributes.parse(name, attributes)
+        check_layout(name, extents, checksums, dim=parsed.encoder.dim)
+        return cls(name, parsed, extents, checksums)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return int(self.extents["keys"].shape[0])
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of the embeddings, float16 or float32."""
+        return self.extents["embeddings"].dtype
+
+    def read_failures(self, read_at: ReadAt) -> dict[str, str]:
+        """Reason by key of every image that could not be read; checked against the checksums."""
+        damaged = self.checksums.damaged_blocks(read_at, FAILURES)
+        if damaged:
+            raise damage_error(self.name, sorted(damaged))
+        keys, reasons = (self._texts(name, read_at) for name in FAILURES)
+        return dict(zip(keys, reasons, strict=True))
+
+    def _texts(self, name: str, read_at: ReadAt) -> list[str]:
+        extent = self.extents[name]
+        count = math.prod(extent.shape) * extent.dtype.itemsize
+        stored = np.frombuffer(read_at(extent.offset or 0, count) if count else b"", extent.dtype)
+        return [decode_text(text) for text in stored.tolist()]
+
+
+def _read_checksums(stream: BinaryIO, name: str) -> ChecksumTable:
+    signature = stream.read(len(hdf5.SIGNATURE))
+    if not signature:
+        raise CacheError(f"{name} is empty (0 bytes); remove it and embed again")
+    if signature != hdf5.SIGNATURE:
+        raise CacheError(f"{name} is not a pucache cache (not an HDF5 file)")
+    try:
+        return ChecksumTable.read(stream)
+    except MissingChecksumsError as error:
+        raise CacheError(
+            f"{name} ends without pucache's seal: it is truncated, or an HDF5 file from elsewhere; {REMEDY}"
+        ) from error
+    except ChecksumError as error:
+        raise CacheError(f"{name} is damaged: {error}; {REMEDY}") from error
 
 
 class CacheFile:
@@ -51,22 +145,22 @@ class CacheFile:
     Attributes
     ----------
     path : Path
+    header : CacheHeader
     encoder : EncoderSpec
-    created, pucache_version, source : str
+    created, pucache_version, source, shard : str
         See `pucache.cache.layout.FileAttributes`.
 
     Raises
     ------
     CacheError
-        Missing, not HDF5, truncated, not a pucache file, of another version, or inconsistent.
+        Missing, or as for `CacheHeader.read`.
     """
 
     def __init__(self, path: str | Path, *, map_now: bool = False, was_listed: bool = False):
         self.path = Path(path)
         try:
-            with open(self.path, "rb") as stream:
-                self._checksums = self._read_checksums(stream.fileno())
-                attributes, self._extents = hdf5.read(stream, ATTRIBUTES, (*COLUMNS, *FAILURES))
+            with open_regular(self.path) as stream:
+                self.header = CacheHeader.read(stream, str(self.path))
                 self._file = MappedFile(self.path, stream.fileno(), map_now=map_now)
         except FileNotFoundError as error:
             if not was_listed:
@@ -77,54 +171,34 @@ class CacheFile:
             ) from error
         except IsADirectoryError as error:
             raise CacheError(f"{self.path} is a directory, not a cache file") from error
-        except KeyError as error:
-            raise CacheError(f"{self.path} is damaged or incomplete: a dataset is missing; {REMEDY}") from error
-        except hdf5.DAMAGE as error:
-            if isinstance(error, OSError) and error.strerror:
-                raise CacheError(f"cannot read {self.path}: {error.strerror}") from error
-            raise CacheError(f"{self.path} cannot be read ({str(error)[:160]}); {REMEDY}") from error
-        parsed = FileAttributes.parse(self.path, attributes)
-        self.encoder, self.source = parsed.encoder, parsed.source
-        self.created, self.pucache_version = parsed.created, parsed.pucache_version
-        check_layout(self.path, self._extents, self._checksums, dim=self.encoder.dim)
-
-    def _read_checksums(self, descriptor: int) -> ChecksumTable:
-        signature = os.pread(descriptor, len(hdf5.SIGNATURE), 0)
-        if not signature:
-            raise CacheError(f"{self.path} is empty (0 bytes); remove it and embed again")
-        if signature != hdf5.SIGNATURE:
-            raise CacheError(f"{self.path} is not a pucache cache (not an HDF5 file)")
-        try:
-            return ChecksumTable.read(descriptor)
-        except MissingChecksumsError as error:
-            raise CacheError(
-                f"{self.path} ends without pucache's seal: it is truncated, or an HDF5 file from elsewhere; {REMEDY}"
-            ) from error
-        except ChecksumError as error:
-            raise CacheError(f"{self.path} is damaged: {error}; {REMEDY}") from error
+        except OSError as error:
+            raise CacheError(f"cannot read {self.path}: {error.strerror or error}") from error
+        attributes = self.header.attributes
+        self.encoder, self.source, self.shard = attributes.encoder, attributes.source, attributes.shard
+        self.created, self.pucache_version = attributes.created, attributes.pucache_version
 
     def __len__(self) -> int:
-        return int(self._extents["keys"].shape[0])
+        return self.header.rows
 
     @property
     def dtype(self) -> np.dtype:
         """Type of the embeddings, float16 or float32."""
-        return self._extents["embeddings"].dtype
+        return self.header.dtype
 
     @property
     def raw_key_bytes(self) -> int:
         """Width of the stored keys in bytes."""
-        return self._extents["keys"].dtype.itemsize
+        return self.header.extents["keys"].dtype.itemsize
 
     @property
     def checksum(self) -> str:
         """sha256 of the checksum table, hexadecimal; it identifies the content of the file."""
-        return self._checksums.checksum
+        return self.header.checksums.checksum
 
     # --- mapped arrays ---------------------------------------------------------------------------
 
     def _array(self, name: str) -> np.ndarray:
-        extent = self._extents[name]
+        extent = self.header.extents[name]
         if 0 in extent.shape:
             return np.empty(extent.shape, extent.dtype)
         flat = np.frombuffer(self._file.map, extent.dtype, math.prod(extent.shape), extent.offset or 0)
@@ -153,9 +227,8 @@ class CacheFile:
     @property
     def failures(self) -> dict[str, str]:
         """Reason by key of every image that could not be read; checked against the checksums."""
-        self.check(*FAILURES)
-        keys, reasons = (self._array(name).tolist() for name in FAILURES)
-        return {decode_text(key): decode_text(reason) for key, reason in zip(keys, reasons, strict=True)}
+        with self._file.byte_reader() as read_at:
+            return self.header.read_failures(read_at)
 
     def release(self) -> None:
         """Drop the map and its file descriptor; the next access maps again."""
@@ -165,59 +238,43 @@ class CacheFile:
 
     def blocks(self, *, check: bool = False) -> Iterator[tuple[slice, np.ndarray]]:
         """Read the embeddings in row order, as `read_blocks` does with several files."""
-        return read_blocks([self], check=check)
+        return read_blocks(whole([self]), check=check)
 
     @contextmanager
-    def embedding_reader(self, *, check: bool) -> Iterator[Callable[[np.ndarray, int], None]]:
+    def embedding_reader(self, start: int, stop: int, *, check: bool) -> Iterator[Callable[[np.ndarray, int], None]]:
         """Yield a function that fills an array, (b, d), with the rows from a given one on.
 
-        With ``check`` the rows are compared with the checksums, and must be read in their order. Damage raises
-        `CacheError` at its block, at the latest with the last row.
+        With `check`, the rows from `start` to `stop` must be read in their order. The blocks of the checksums that
+        begin among them are checked, the last one to its end. Damage raises `CacheError`, at the latest with the
+        last row.
         """
-        extent, checksums = self._extents["embeddings"], self._checksums.columns["embeddings"]
-        hasher = ColumnHasher(checksums.block, checksums.sha256)
+        extent = self.header.extents["embeddings"]
         with self._file.array_reader() as read_into:
 
-            def read(block: np.ndarray, start: int) -> None:
-                read_into(block, extent.row_offset(start))
-                if check:
-                    self._check_block(hasher, block, last=start + len(block) == len(self))
+            def read(block: np.ndarray, row: int) -> None:
+                read_into(block, extent.row_offset(row))
+                if checker is not None:
+                    checker.add(block, is_last=row + len(block) >= stop)
 
+            checker = _EmbeddingChecker(self, start, stop, read) if check else None
             yield read
 
-    def _check_block(self, hasher: ColumnHasher, block: np.ndarray, *, last: bool) -> None:
-        try:
-            hasher.update(as_bytes(block))
-            if last:
-                hasher.finish()
-        except ChecksumError as error:
-            raise self._damage_error(["embeddings"]) from error
-
     def take(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Copy some rows of a column.
+        """Copy some rows of a column of `COLUMNS`, given their ascending numbers.
 
         The rows between the wanted ones are read too, a bounded stretch at a time.
-
-        Parameters
-        ----------
-        name : str
-            One of `pucache.cache.layout.COLUMNS`.
-        rows : ndarray of int, (m,)
-            Ascending.
-
-        Returns
-        -------
-        ndarray, (m, ...)
         """
-        extent, begin = self._extents[name], 0
+        extent, begin = self.header.extents[name], 0
         taken, step = extent.empty(len(rows)), rows_per_read(extent.row_bytes)
         with self._file.array_reader() as read_into:
             while begin < len(rows):
                 first = int(rows[begin])
                 end = int(np.searchsorted(rows, first + step))
-                stretch = extent.empty(int(rows[end - 1]) + 1 - first)
+                adjacent = (np.diff(rows[begin:end]) == 1).all()
+                stretch = taken[begin:end] if adjacent else extent.empty(int(rows[end - 1]) + 1 - first)
                 read_into(stretch, extent.row_offset(first))
-                taken[begin:end] = stretch[rows[begin:end] - first]
+                if not adjacent:
+                    taken[begin:end] = stretch[rows[begin:end] - first]
                 begin = end
         return taken
 
@@ -232,14 +289,9 @@ class CacheFile:
             Rows in damaged blocks: some of their bytes may have changed.
         datasets : list of str
             Names of the damaged datasets.
-
-        Raises
-        ------
-        CacheError
-            The file cannot be read.
         """
         with self._file.byte_reader() as read_at:
-            blocks = self._checksums.damaged_blocks(read_at, names)
+            blocks = self.header.checksums.damaged_blocks(read_at, names)
         rows, step = np.zeros(len(self), bool), rows_per_hash(len(self))
         for name in set(blocks) & set(COLUMNS):
             for number in blocks[name]:
@@ -247,16 +299,10 @@ class CacheFile:
         return rows, sorted(blocks)
 
     def check(self, *names: str) -> None:
-        """Read whole datasets and check them against the checksums.
-
-        Raises
-        ------
-        CacheError
-            A byte has changed since it was written, or the file cannot be read.
-        """
+        """Read whole datasets and check them against the checksums; damage raises `CacheError`."""
         _, datasets = self.damaged_rows(names)
         if datasets:
-            raise self._damage_error(datasets)
+            raise damage_error(self.path, datasets)
 
     def verify(self) -> None:
         """Read the whole file, and check it against the checksums and the rules of the format.
@@ -267,16 +313,8 @@ class CacheFile:
             A byte has changed since it was written, the file cannot be read, or its writer broke the
             rules: keys that are not sorted or not UTF-8, embeddings that are not finite.
         """
-        self.check_beside_embeddings()
-        for rows, X in self.blocks(check=True):
-            not_finite = np.flatnonzero(~np.isfinite(X).all(1))
-            if len(not_finite):
-                raise self.not_finite_error(not_finite + rows.start)
-        self.check_texts()
-
-    def check_beside_embeddings(self) -> None:
-        """Check all datasets but the embeddings against the checksums; damage raises `CacheError`."""
-        self.check(*set(COLUMNS) - {"embeddings"}, *FAILURES)
+        for _ in verified_blocks([self]):
+            pass
 
     def check_texts(self) -> None:
         """Raise `CacheError` if keys are not sorted, or if a text is not UTF-8."""
@@ -293,22 +331,51 @@ class CacheFile:
         keys = ", ".join(repr(decode_text(bytes(key))) for key in self.raw_keys[rows[:3]])
         return CacheError(f"{self.path} holds NaN or infinite embeddings ({keys}); import or embed these anew")
 
-    def _damage_error(self, datasets: list[str]) -> CacheError:
-        return CacheError(
-            f"{self.path} is damaged: {', '.join(datasets)} are not as they were written; restore it from a copy, or "
-            "run embed with --verify to embed the damaged rows again"
-        )
+
+class _EmbeddingChecker:
+    """Compares consecutive rows with the blocks of the checksums that begin among them."""
+
+    def __init__(self, file: CacheFile, start: int, stop: int, read: Callable[[np.ndarray, int], None]):
+        extent, checksums = file.header.extents["embeddings"], file.header.checksums.columns["embeddings"]
+        begun = -(-start * extent.row_bytes // checksums.block)  # number of the first block that begins here
+        self._skipped = begun * checksums.block - start * extent.row_bytes
+        self._hasher = ColumnHasher(checksums.block, checksums.sha256[begun:])
+        self._file, self._row, self._read = file, start, read
+
+    def add(self, rows: np.ndarray, *, is_last: bool) -> None:
+        """Add the next rows; after the last ones, the rest of their block is read, which adds it here."""
+        self._row += len(rows)
+        try:
+            self._hasher.update(as_bytes(rows)[self._skipped :])
+            self._skipped = max(0, self._skipped - rows.nbytes)
+            if is_last and self._hasher.missing and self._row < len(self._file):
+                missing = -(-self._hasher.missing // (rows.itemsize * rows.shape[1]))
+                count = min(missing, rows_per_read(rows.itemsize * rows.shape[1]), len(self._file) - self._row)
+                self._read(np.empty((count, rows.shape[1]), rows.dtype), self._row)
+            elif is_last and self._row == len(self._file):
+                self._hasher.finish()
+        except ChecksumError as error:
+            raise damage_error(self._file.path, ["embeddings"]) from error
 
 
-def read_blocks(files: Sequence[CacheFile], *, check: bool = False) -> Generator[tuple[slice, np.ndarray], None, None]:
-    """Read the embeddings of files of one encoder in row order, in bounded memory.
+Piece = tuple[CacheFile, int, int]
+"""Consecutive rows of a file: its first row, and its last one, excluded."""
+
+
+def whole(files: Iterable[CacheFile]) -> list[Piece]:
+    """All rows of files."""
+    return [(file, 0, len(file)) for file in files]
+
+
+def read_blocks(pieces: Sequence[Piece], *, check: bool = False) -> Generator[tuple[slice, np.ndarray], None, None]:
+    """Read embeddings of one encoder in row order, in bounded memory.
 
     The blocks are those of one file with the same rows. The next block is read and hashed while the caller
     works on the present one.
 
     Parameters
     ----------
-    files : sequence of CacheFile
+    pieces : sequence of Piece
         At least one.
     check : bool
         Check the embeddings against the checksums. Damage raises `CacheError` at its block, at the latest in
@@ -317,27 +384,51 @@ def read_blocks(files: Sequence[CacheFile], *, check: bool = False) -> Generator
     Yields
     ------
     rows : slice
-        Of all files.
+        Of all pieces.
     X : ndarray of float16 or float32, (b, d)
         Valid until the next block is requested.
     """
-    with closing(prefetch(_read_blocks(files, check))) as blocks:
+    with closing(prefetch(_read_blocks(pieces, check))) as blocks:
         yield from blocks
 
 
-def _read_blocks(files: Sequence[CacheFile], check: bool) -> Iterator[tuple[slice, np.ndarray]]:
-    n, dim = sum(map(len, files)), files[0].encoder.dim
-    step = rows_per_read(dim * files[0].dtype.itemsize)
+def _read_blocks(pieces: Sequence[Piece], check: bool) -> Iterator[tuple[slice, np.ndarray]]:
+    n, file = sum(stop - start for _, start, stop in pieces), pieces[0][0]
+    dim, dtype = file.encoder.dim, file.dtype
+    step = min(rows_per_read(dim * dtype.itemsize), n)
     # two buffers do: `prefetch` begins the block after the next one only when the caller is done with the first
-    buffers = cycle([np.empty((min(step, n), dim), files[0].dtype) for _ in range(2)])
-    start, filled, buffer = 0, 0, next(buffers)
-    for file in filter(len, files):
-        with file.embedding_reader(check=check) as read:
-            begin = 0
-            while begin < len(file):
-                count = min(step - filled, len(file) - begin)
-                read(buffer[filled : filled + count], begin)
-                begin, filled = begin + count, filled + count
-                if filled == step or start + filled == n:
-                    yield slice(start, start + filled), buffer[:filled]
-                    start, filled, buffer = start + filled, 0, next(buffers)
+    buffers = cycle([np.empty((step, dim), dtype) for _ in range(2)])
+    first, filled, buffer = 0, 0, next(buffers)
+    for file, row, stop in pieces:
+        with file.embedding_reader(row, stop, check=check) as read:
+            while row < stop:
+                count = min(step - filled, stop - row)
+                read(buffer[filled : filled + count], row)
+                row, filled = row + count, filled + count
+                if filled == step or first + filled == n:
+                    yield slice(first, first + filled), buffer[:filled]
+                    first, filled, buffer = first + filled, 0, next(buffers)
+
+
+def verified_blocks(files: Sequence[CacheFile]) -> Iterator[tuple[slice, np.ndarray]]:
+    """Verify files as `CacheFile.verify` does, and yield the embeddings in blocks meanwhile: one read for both.
+
+    Yields
+    ------
+    rows : slice
+        Of all files.
+    X : ndarray of float16 or float32, (b, d)
+        Finite; valid until the next block is requested.
+    """
+    for file in files:
+        file.check(*set(COLUMNS) - {"embeddings"}, *FAILURES)
+    starts = np.cumsum([0, *map(len, files)])
+    for rows, X in read_blocks(whole(files), check=True):
+        not_finite = np.flatnonzero(~finite_rows(X)) + rows.start
+        if len(not_finite):
+            number = int(np.searchsorted(starts, not_finite[0], "right")) - 1
+            inside = not_finite[not_finite < starts[number + 1]] - starts[number]
+            raise files[number].not_finite_error(inside)
+        yield rows, X
+    for file in files:
+        file.check_texts()

@@ -50,6 +50,8 @@ def write_file(
     *,
     shape: tuple[int, int, np.dtype],
     failures: dict[str, str],
+    created: str = "",
+    shard: str = "",
 ) -> None:
     """Write one cache file from blocks of rows; it appears under its name when it is complete.
 
@@ -64,6 +66,10 @@ def write_file(
     shape : (n, key width in bytes, dtype of the embeddings)
     failures : dict of str to str
         Reason by key; sorted.
+    created : str
+        UTC time of writing; by default now.
+    shard : str
+        ``I/N`` of the share of images that the file holds; "" is not recorded.
 
     Raises
     ------
@@ -76,7 +82,8 @@ def write_file(
             _write_rows(columns, blocks, n=shape[0])
             columns |= _write_failures(file, failures)
             attributes: hdf5.Attributes = {"format": FORMAT, "version": VERSION, "encoder": encoder.to_json()}
-            attributes |= {"created": creation_time(), "pucache_version": __version__, "source": source}
+            attributes |= {"created": created or creation_time(), "pucache_version": __version__, "source": source}
+            attributes |= {"shard": shard} if shard else {}
             file.set_attributes(attributes)
             checksums = {name: column.checksums() for name, column in columns.items()}
         append_table(temporary, checksums)

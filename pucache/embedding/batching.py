@@ -12,7 +12,7 @@ import torch
 
 from ..encoders.encoder import Encoder
 from ..images.loading import Chunk
-from .profiling import ON_DEVICE, Profile
+from .profile import Profile
 
 
 @dataclass
@@ -21,7 +21,6 @@ class EmbeddedImages:
 
     positions: list[int]  # of the images, rising
     X: np.ndarray  # (len(positions), d) float32
-    failures: dict[int, str]  # position to reason; the row of a failed image means nothing
 
 
 class BatchRunner:
@@ -32,36 +31,33 @@ class BatchRunner:
     encoder : Encoder
     threads : ThreadPoolExecutor
         Threads that run the passes.
-    at_once : int
-        Images per call, about; always a whole number of batches.
+    images_per_call : int
+        About; always a whole number of batches.
     profile : Profile
     """
 
-    def __init__(self, encoder: Encoder, threads: ThreadPoolExecutor, at_once: int, profile: Profile):
-        self._encoder, self._threads, self._at_once, self._profile = encoder, threads, at_once, profile
+    def __init__(self, encoder: Encoder, threads: ThreadPoolExecutor, images_per_call: int, profile: Profile):
+        self._encoder, self._threads, self._profile = encoder, threads, profile
+        self._images_per_call = images_per_call
         self._pixels: deque[tuple[torch.Tensor, list[int]]] = deque()  # waiting, with positions
         self._waiting = 0  # images in `_pixels`
-        self._undecoded: dict[int, bytes] = {}  # files waiting, by position
         self._running: deque[Future[EmbeddedImages]] = deque()
         self._started = False
 
     def add(self, chunk: Chunk) -> None:
-        """Take the pixels and undecoded files of a chunk, and start passes of whole batches."""
-        if chunk.to_embed or chunk.undecoded:
-            self._start()
-        count = whole_batches(self._encoder.runtime.batch_size, self._at_once)
-        if chunk.to_embed:
-            self._pixels.append((chunk.pixels, chunk.to_embed))
-            self._waiting += len(chunk.to_embed)
+        """Take the pixels of a chunk, and start passes of whole batches."""
+        if not chunk.to_embed:
+            return
+        self._start()
+        self._pixels.append((chunk.pixels, chunk.to_embed))
+        self._waiting += len(chunk.to_embed)
+        count = whole_batches(self._encoder.runtime.batch_size, self._images_per_call)
         while self._waiting >= count:
             self._submit(count)
-        self._undecoded.update(chunk.undecoded)
-        while len(self._undecoded) >= count:
-            self._submit_undecoded(count)
 
     def oldest_waiting(self, default: int) -> int:
         """Position of the first image that waits for others to fill a batch; `default` where none waits."""
-        return min([default, *(positions[0] for _, positions in self._pixels), *self._undecoded])
+        return min([default, *(positions[0] for _, positions in self._pixels)])
 
     def _start(self) -> None:
         if not self._started:
@@ -79,8 +75,6 @@ class BatchRunner:
         """Run what is waiting, less than a batch, and yield all passes."""
         if self._waiting:
             self._submit(self._waiting)
-        if self._undecoded:
-            self._submit_undecoded(len(self._undecoded))
         while self._running:
             yield self._running.popleft().result()
 
@@ -97,23 +91,9 @@ class BatchRunner:
         self._waiting -= count
         self._running.append(self._threads.submit(self._embed, pieces, positions))
 
-    def _submit_undecoded(self, count: int) -> None:
-        files = {position: self._undecoded.pop(position) for position in list(self._undecoded)[:count]}
-        self._running.append(self._threads.submit(self._decode_and_embed, files))
-
     def _embed(self, pieces: list[torch.Tensor], positions: list[int]) -> EmbeddedImages:
-        with self._profile.forward():
-            X = self._encoder.forward(self._encoder.runtime.joined(pieces))
-            return EmbeddedImages(positions, X, {})
-
-    def _decode_and_embed(self, files: dict[int, bytes]) -> EmbeddedImages:
-        assert self._encoder.decoder is not None
-        positions = list(files)
-        with self._profile.stage(ON_DEVICE):
-            pixels, failures = self._encoder.decoder(list(files.values()))
-        with self._profile.forward():
-            X = self._encoder.forward(pixels)
-            return EmbeddedImages(positions, X, {positions[number]: reason for number, reason in failures.items()})
+        with self._profile.stage("encoder"):
+            return EmbeddedImages(positions, self._encoder.forward(self._encoder.runtime.joined(pieces)))
 
 
 def whole_batches(batch_size: int, images: int) -> int:

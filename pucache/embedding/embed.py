@@ -1,10 +1,10 @@
 """Images and an encoder -> a cache; a run can be interrupted and repeated.
 
-Rows of unchanged images are kept, embeddings of images whose content is known are copied, and the other
-images are embedded in blocks. Each finished block becomes a *part*, a small cache file in ``CACHE.parts``.
-At the end old rows and parts are merged into the cache in one rename. A run that was killed continues from
-the parts. The rows of a block depend on the listing alone, not on timing or on the number of workers, so an
-interrupted and an uninterrupted run write the same bytes.
+`run_embedding` is the pipeline: plan, load and embed, seal. Rows of unchanged images are kept, embeddings of images
+whose content is known are copied, and the other images are embedded in blocks. Each finished block becomes a *part*, a
+small cache file in ``CACHE.parts``. At the end old rows and parts are merged into the cache in one rename. A run that
+was killed continues from the parts. The rows of a block depend on the listing alone, not on timing or on the number of
+workers, so an interrupted and an uninterrupted run write the same bytes.
 """
 
 from __future__ import annotations
@@ -14,25 +14,79 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..cache.destination import encoder_of_existing, open_destination
-from ..cache.embedding_cache import EmbeddingCache
+import numpy as np
+
+from ..cache.destination import Destination, encoder_of_existing, open_destination
+from ..cache.embedding_cache import EmbeddingCache, open_files
+from ..cache.keys import encode_keys
+from ..cache.layout import DTYPES
+from ..cache.merging import merge
+from ..cache.parts import Parts
+from ..cache.reader import CacheFile
 from ..cache.writer import creation_time
 from ..encoders.deferred import DeferredEncoder, EncoderOptions, open_encoder
 from ..encoders.spec import BUNDLED, EncoderSpec
+from ..errors import CacheError, SourceError
+from ..images.listing import Listing, check_shard, check_shard_images, take_shard
 from ..images.source import Source, open_source
 from ..progress import Progress, Silent
-from .plan import EmbedOptions, EmbedPlan
-from .profiling import Profile
+from .profile import Profile
+from .resume import ContentLookup, ExistingCache, Inventory, open_existing, require_encoder, take_inventory
 
 if TYPE_CHECKING:
     import torch
 
     from ..encoders.encoder import Encoder
-    from .engine import Engine
+
+
+@dataclass(frozen=True)
+class EmbedOptions:
+    """What a run of `embed` takes, keeps and checks.
+
+    Attributes
+    ----------
+    reuse : sequence of paths
+        Other caches of the same encoder; embeddings of images with the same bytes are copied from them.
+    prune : bool
+        Drop rows of images that are gone from the source.
+    moved : bool
+        The cache was made from this source under another path or URL. Without it a cache of another source
+        is refused, because keys of two sources would mix.
+    verify : bool
+        Check every byte of an existing cache first, and embed damaged rows again. Without it that is done
+        only where the cache is written anew.
+    shard : (I, N)
+        Take only the I-th of N shares of the keys, 1 <= I <= N.
+    dtype : {"float16", "float32"}, optional
+        Of the stored embeddings; by default that of the existing cache, or float16.
+    force : bool
+        Replace a cache behind a URL that somebody else has changed meanwhile.
+    """
+
+    reuse: Sequence[str | Path] = ()
+    prune: bool = False
+    moved: bool = False
+    verify: bool = False
+    shard: tuple[int, int] = (1, 1)
+    dtype: str | None = None
+    force: bool = False
+
+    def check(self) -> None:
+        """Raise `ValueError` for a shard that does not exist or an unknown dtype."""
+        check_shard(self.shard)
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise ValueError(f"unknown dtype {self.dtype!r}; use {' or '.join(DTYPES)}")
+
+    @property
+    def shard_name(self) -> str:
+        """``I/N`` where the images are shared, else ""."""
+        number, count = self.shard
+        return f"{number}/{count}" if count > 1 else ""
 
 
 @dataclass(frozen=True)
@@ -96,7 +150,6 @@ def embed(
     device: str | torch.device = "auto",
     precision: str = "auto",
     runtime: str = "auto",
-    decode: str = "auto",
     batch_size: int | None = None,
     reuse: Sequence[str | Path] = (),
     prune: bool = False,
@@ -104,8 +157,8 @@ def embed(
     verify: bool = False,
     shard: tuple[int, int] = (1, 1),
     dtype: str | None = None,
+    force: bool = False,
     workers: int | None = None,
-    engine: Engine | None = None,
     progress: Progress | None = None,
 ) -> EmbeddingCache:
     """Embed every image of a source into a cache file; run it again to continue or to update the cache.
@@ -118,17 +171,14 @@ def embed(
         Cache file to write or update.
     encoder : str, path or Encoder
         ``bundled``, ``timm:NAME`` or the folder of an encoder from `pretrain`; see `pucache.load_encoder`.
-    weights, device, precision, runtime, decode, batch_size
+    weights, device, precision, runtime, batch_size
         See `pucache.load_encoder`; for an encoder by name alone. Where they are ``auto``, the settings of an
         existing cache are used if this machine supports them.
-    reuse, prune, moved, verify, shard, dtype
-        See `pucache.embedding.plan.EmbedOptions`.
+    reuse, prune, moved, verify, shard, dtype, force
+        See `pucache.embedding.embed.EmbedOptions`.
     workers : int, optional
         Processes that read and decode images; 0 does it in threads. By default one per core, up to 16, where
         the encoder runs on CUDA, else 0.
-    engine : Engine, optional
-        Runs the work elsewhere, such as `pucache.embedding.distributed.engine.RayEngine`; by default this
-        machine does it.
     progress : Progress, optional
 
     Returns
@@ -144,17 +194,15 @@ def embed(
     EncoderError
         The encoder is unusable, or embeddings overflow float16.
     OutputError
-        The cache cannot be written.
-    EngineError
-        A cluster cannot do the work.
+        The cache cannot be written, or was changed by somebody else meanwhile.
     MissingExtraError
         The package for a store of this kind is not installed.
     ValueError
-        An unknown dtype, a shard that does not exist, both workers and an engine, settings for an encoder
-        that is loaded already, or SOURCE_DATE_EPOCH is not a time.
+        An unknown dtype, a shard that does not exist, settings for an encoder that is loaded already, or
+        SOURCE_DATE_EPOCH is not a time.
     """
     settings = EncoderOptions(
-        weights=weights, device=device, precision=precision, runtime=runtime, decode=decode, batch_size=batch_size
+        weights=weights, device=device, precision=precision, runtime=runtime, batch_size=batch_size
     )
     if isinstance(encoder, str | os.PathLike):
         encoder_or_options: EncoderOptions | Encoder = dataclasses.replace(settings, name=encoder)
@@ -162,15 +210,8 @@ def embed(
         raise ValueError("the encoder is loaded already; pass weights, device and precision to load_encoder")
     else:
         encoder_or_options = encoder
-    report = run_embedding(
-        source,
-        cache,
-        encoder_or_options,
-        options=EmbedOptions(reuse=reuse, prune=prune, moved=moved, verify=verify, shard=shard, dtype=dtype),
-        workers=workers,
-        engine=engine,
-        progress=progress,
-    )
+    options = EmbedOptions(reuse=reuse, prune=prune, moved=moved, verify=verify, shard=shard, dtype=dtype, force=force)
+    report = run_embedding(source, cache, encoder_or_options, options=options, workers=workers, progress=progress)
     return EmbeddingCache(report.cache)
 
 
@@ -180,8 +221,8 @@ def run_embedding(
     encoder: EncoderOptions | Encoder | DeferredEncoder,
     *,
     options: EmbedOptions | None = None,
+    listing: Listing | None = None,
     workers: int | None = None,
-    engine: Engine | None = None,
     progress: Progress | None = None,
 ) -> EmbedReport:
     """Do what `embed` does, and report what was done.
@@ -194,7 +235,9 @@ def run_embedding(
         Options of an encoder to open, or an encoder. One that is provably that of the existing cache is
         loaded only where an image is to be embedded.
     options : EmbedOptions, optional
-    workers, engine, progress
+    listing : Listing, optional
+        Images of the shard, where the source has been listed already.
+    workers, progress
         See `embed`.
 
     Returns
@@ -206,47 +249,201 @@ def run_embedding(
     PUCacheError, ValueError
         As `embed`.
     """
-    profile, options = Profile(), options or EmbedOptions()
-    if engine is not None and workers is not None:
-        raise ValueError("workers are those of the engine of this machine; give the other engine its own")
+    options, profile = options or EmbedOptions(), Profile()
+    options.check()
+    creation_time()  # raises before any work
     destination = open_destination(cache)
     destination.check_writable()
-    creation_time()  # raises before any work
-    options.check()
-    if isinstance(source, str | os.PathLike):
-        source = open_source(source)
-    if isinstance(encoder, EncoderOptions):
-        encoder = _open_encoder(encoder, cache, engine)
-    if engine is None:
-        from .local_engine import LocalEngine
-
-        engine = LocalEngine(workers)
-    started = time.monotonic()
+    source = open_source(source) if isinstance(source, str | os.PathLike) else source
     with destination.exclusive(), progress or Silent() as progress:
-        destination.fetch()
-        plan = EmbedPlan(source, destination, spec=encoder.spec, options=options, profile=profile)
-        counts = plan.run(encoder, engine, progress)
-        written = plan.finish()
+        existing = destination.existing()
+        if isinstance(encoder, EncoderOptions):
+            encoder = open_encoder(encoder, like=encoder_of_existing(cache))
+        started = time.monotonic()
+        if listing is None:
+            with profile.stage("listing"):
+                listing = _list(source, options.shard)
+        plan = _Plan(source, destination, existing, listing, encoder.spec, options)
+        run = _Run(plan, profile)
+        run.embed_missing(encoder, workers, progress)
+        with profile.stage("merging"):
+            path, written = plan.seal()
     return EmbedReport(
-        cache=destination.local,
+        cache=path,
         name=destination.name,
         encoder=encoder.spec,
         rows=plan.inventory.rows,
-        computed=counts.computed,
-        reused=counts.reused,
+        computed=run.computed,
+        reused=run.reused,
         kept=len(plan.existing.unchanged),
         vanished=len(plan.existing.vanished),
         damaged=plan.existing.damaged,
         failures=plan.inventory.failures,
-        ignored=plan.listing.ignored,
+        ignored=listing.ignored,
         written=written,
-        seconds=time.monotonic() - started - counts.loading_seconds,
+        seconds=time.monotonic() - started - run.loading_seconds,
         profile=profile,
-        cosine=counts.cosine,
+        cosine=run.cosine,
     )
 
 
-def _open_encoder(options: EncoderOptions, cache: str | Path, engine: Engine | None) -> Encoder | DeferredEncoder:
-    if engine is not None:
-        options = dataclasses.replace(options, device=engine.device(options.device))
-    return open_encoder(options, like=encoder_of_existing(cache))
+def _list(source: Source, shard: tuple[int, int]) -> Listing:
+    """List the images of a share; raises `SourceError` where there is none."""
+    everything = source.scan()
+    listing = take_shard(everything, shard)
+    check_shard_images(listing, shard, everything, source.name)
+    return listing
+
+
+class _Plan:
+    """What is to be embedded into one cache; made and sealed while the writer's lock is held.
+
+    Attributes
+    ----------
+    keys : ndarray of bytes (dtype S), (n,)
+        Of the listing, encoded.
+    dtype : dtype
+        Of the stored embeddings.
+    existing : ExistingCache
+    parts : Parts
+    inventory : Inventory
+        What the cache would hold now, and which images are missing.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        destination: Destination,
+        existing: Path | None,
+        listing: Listing,
+        spec: EncoderSpec,
+        options: EmbedOptions,
+    ):
+        self.source, self.destination, self.listing = source, destination, listing
+        self.spec, self.options, self.keys = spec, options, encode_keys(listing.keys)
+        file = open_existing(existing, spec, options.dtype)
+        if file and file.shard and file.shard != options.shard_name:
+            raise CacheError(
+                f"{file.path} holds share {file.shard} of the images, asked for {options.shard_name or 'all of them'}; "
+                f"write another cache, with --reuse {file.path}"
+            )
+        self.dtype = DTYPES[options.dtype] if options.dtype else file.dtype if file else DTYPES["float16"]
+        self._reusable = _open_reusable(options.reuse, spec, self.dtype)
+        self.parts = Parts(destination.local, spec, self.dtype, name=destination.name)
+        if not options.moved:
+            _require_source(source, [*([file] if file else []), *self.parts.files])
+        self.existing = ExistingCache(file, listing, self.keys)
+        if options.verify:
+            self.existing.check()
+        self.inventory = self.take_inventory(retry_failures=True)
+        will_write = len(self.inventory.missing) or self.inventory.changes_cache(source.name)
+        if will_write and self.existing.check():
+            self.inventory = self.take_inventory(retry_failures=True)
+
+    def take_inventory(self, *, retry_failures: bool) -> Inventory:
+        return take_inventory(
+            self.listing,
+            self.keys,
+            self.existing,
+            self.parts,
+            prune=self.options.prune,
+            retry_failures=retry_failures,
+        )
+
+    def known_content(self) -> ContentLookup:
+        """Embeddings that are copied, by content: those of the existing cache and of caches to reuse."""
+        for file in self._reusable:
+            file.verify()
+        picks = [(file, np.arange(len(file))) for file in self._reusable]
+        if self.existing.file is not None:
+            picks = [(self.existing.file, self.existing.intact), *picks]
+        return ContentLookup(picks)
+
+    def seal(self) -> tuple[Path, bool]:
+        """Merge kept rows and parts into the cache and publish it; returns its path, and whether it was written.
+
+        Nothing is written where nothing has changed. A source of which no image can be read raises `SourceError`.
+        """
+        inventory = self.inventory
+        if not inventory.rows:
+            if not any(map(len, self.parts.files)):  # parts of images that cannot be listed at the moment stay
+                self.parts.remove()
+            raise SourceError(_nothing_readable(self.source, inventory.failures))
+        if not inventory.changes_cache(self.source.name):
+            self.parts.remove()
+            assert self.existing.file is not None
+            return self.existing.file.path, False
+        merge(
+            self.destination.local,
+            inventory.picks,
+            encoder=self.spec,
+            dtype=self.dtype,
+            source=self.source.name,
+            failures=inventory.failures,
+            shard=self.options.shard_name,
+        )
+        path = self.destination.publish(force=self.options.force)
+        self.parts.remove()
+        return path, True
+
+
+class _Run:
+    """The embedding of the missing images, and what it counts; nothing is loaded where no image is missing."""
+
+    def __init__(self, plan: _Plan, profile: Profile):
+        self._plan, self._profile = plan, profile
+        self.computed = self.reused = 0
+        self.cosine: float | None = None
+        self.loading_seconds = 0.0  # of the encoder
+
+    def embed_missing(self, encoder: Encoder | DeferredEncoder, workers: int | None, progress: Progress) -> None:
+        """Embed the missing images, block by block; each finished block becomes a part."""
+        plan, missing = self._plan, self._plan.inventory.missing
+        progress.start(len(missing), "embedding")
+        if not len(missing):
+            return
+        from .blocks import BlockAssembler  # imports torch, as the encoder does
+        from .engine import Job, embed_images
+
+        started = time.monotonic()
+        loaded = encoder.load()
+        self.loading_seconds = time.monotonic() - started
+        job = Job(
+            source=plan.source,
+            encoder=loaded,
+            keys=[plan.listing.keys[position] for position in missing],
+            encoded_keys=plan.keys[missing],
+            size_mtime=plan.listing.size_mtime[missing],
+            lookup=plan.known_content(),
+        )
+        assembler = BlockAssembler(job, plan.dtype, self._profile)
+        results = embed_images(job, self._profile, workers=workers)
+        with closing(results), closing(assembler.blocks(results, progress)) as blocks:
+            for rows, failures in blocks:
+                with self._profile.stage("writing"):
+                    plan.parts.add(rows, failures, plan.source.name)
+        plan.inventory = plan.take_inventory(retry_failures=False)
+        self.computed, self.reused, self.cosine = assembler.computed, assembler.reused, loaded.runtime.cosine
+
+
+def _open_reusable(paths: Sequence[str | Path], spec: EncoderSpec, dtype: np.dtype) -> list[CacheFile]:
+    files = open_files(paths) if paths else []
+    for file in files:
+        require_encoder(file, spec)
+        if file.dtype.itemsize < dtype.itemsize:
+            raise CacheError(f"{file.path} holds {file.dtype}, too coarse to copy into {dtype}; leave out --reuse")
+    return files
+
+
+def _require_source(source: Source, files: list[CacheFile]) -> None:
+    for file in files:
+        if file.source != source.name:
+            raise CacheError(
+                f"{file.path} holds images of {file.source or 'no source'}, not of {source.name}; write another cache, "
+                "or pass --moved if it is the same source under a new path"
+            )
+
+
+def _nothing_readable(source: Source, failures: dict[str, str]) -> str:
+    key, reason = next(iter(failures.items()))
+    return f"none of the {len(failures)} images in {source.name} can be read ({key!r}: {reason}); nothing was written"

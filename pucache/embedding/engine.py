@@ -1,23 +1,33 @@
-"""The interface between `embed` and the machines that do the work: a job, its results, and the engine."""
+"""Loading and embedding images on this machine.
+
+Images are loaded in threads or processes, a bounded number of them ahead of the encoder (`pucache.images.loading`).
+Batches are filled across chunks and blocks, so that hardly any is padded. Several forward passes run at once, in
+threads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+import torch
 
+from ..devices import cores
 from ..encoders.encoder import Encoder
-from ..images.device_decoding import device_can_decode
-from ..images.loading import Chunk, ChunkLoader
+from ..images.loading import Chunk, ChunkLoader, LoaderProcesses, load_in_threads
 from ..images.source import Source
-from .batching import EmbeddedImages
-from .content_lookup import ContentLookup
-from .profiling import Profile
+from . import blocks
+from .batching import BatchRunner, EmbeddedImages, whole_batches
+from .profile import Profile
+from .resume import ContentLookup
 
-if TYPE_CHECKING:
-    import torch
+CHUNK_ROWS = 64  # images that are loaded and handed over together
+_MOST_OPEN_BLOCKS = 4
+_FEW_IMAGES = 64  # up to so many, starting processes costs more than it saves
+_MOST_PROCESSES = 16
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,8 @@ class Job:
     encoder : Encoder
     keys : list of str
         In the order of the listing.
+    encoded_keys : ndarray of bytes (dtype S), (n,)
+        The same keys as a cache stores them.
     size_mtime : ndarray of int64, (n, 2)
     lookup : ContentLookup
         Embeddings that are copied instead, by content.
@@ -38,6 +50,7 @@ class Job:
     source: Source
     encoder: Encoder
     keys: list[str]
+    encoded_keys: np.ndarray
     size_mtime: np.ndarray
     lookup: ContentLookup
 
@@ -50,37 +63,76 @@ class Job:
             self.size_mtime[:, 0].tolist(),
             chunk_size=rows,
             embedded_digests=self.lookup.sorted_digests,
-            leave_to_device=device_can_decode if self.encoder.decoder else None,
         )
 
 
-Results = Generator[Chunk | EmbeddedImages, None, None]
-"""Every chunk, in any order, and the embeddings of its images beside it or later."""
+def embed_images(
+    job: Job, profile: Profile, *, workers: int | None = None
+) -> Generator[Chunk | EmbeddedImages, None, None]:
+    """Load and embed the images of a job.
 
+    Parameters
+    ----------
+    job : Job
+    profile : Profile
+    workers : int, optional
+        Processes that read and decode images; 0 does it in threads of this process. By default one per core up to
+        16 with a GPU, and none on the CPU, where the encoder's threads load images.
 
-class Engine(Protocol):
-    """Runs jobs: `pucache.embedding.local_engine.LocalEngine` on this machine, or
-    `pucache.embedding.distributed.engine.RayEngine` on many.
+    Yields
+    ------
+    Chunk or EmbeddedImages
+        Every chunk in order, and the embeddings of its images later.
     """
+    runtime = job.encoder.runtime
+    on_cpu = runtime.device.type == "cpu"
+    images_per_call = _images_per_call(len(job.keys), runtime.caller_threads)
+    profile.begin(runtime.streams if on_cpu else 1)
+    with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())  # the threads below change the default
+        threads = _threads(stack, runtime.caller_threads, runtime.enter_thread)
+        runner = BatchRunner(job.encoder, threads, images_per_call, profile)
+        for chunk in _chunks(stack, job, _processes(job, workers), threads, images_per_call):
+            yield chunk
+            runner.add(chunk)
+            # a block stays open as long as one of its images waits for others to fill a batch
+            lag = chunk.first - runner.oldest_waiting(chunk.first)
+            yield from runner.flush() if lag > _MOST_OPEN_BLOCKS * blocks.BLOCK_ROWS else runner.finished()
+        yield from runner.flush()
+        profile.end()
 
-    def device(self, requested: str | torch.device = "auto") -> str | torch.device:
-        """Device on which the engine will run encoders, as `pucache.load_encoder` takes it.
 
-        Parameters
-        ----------
-        requested : str or torch.device
-            auto, cpu, cuda, or cuda:N on this machine.
+def _images_per_call(images: int, threads: int) -> int:
+    """Images to hand over to a thread at once; few where there are few images, so that every thread gets some."""
+    return max(1, min(CHUNK_ROWS, images // (4 * threads)))
 
-        Returns
-        -------
-        str or torch.device
-            A `torch.device` may be one of another machine.
 
-        Raises
-        ------
-        ValueError
-            The engine has no such device.
-        """
+def _processes(job: Job, workers: int | None) -> int:
+    if workers is None:
+        on_gpu = job.encoder.runtime.device.type == "cuda" and len(job.keys) > _FEW_IMAGES
+        workers = min(_MOST_PROCESSES, cores()) if on_gpu else 0
+    return min(workers, -(-len(job.keys) // CHUNK_ROWS))
 
-    def __call__(self, job: Job, profile: Profile) -> Results:
-        """Run a job."""
+
+def _chunks(
+    stack: ExitStack, job: Job, workers: int, encoder_threads: ThreadPoolExecutor, images_per_call: int
+) -> Iterator[Chunk]:
+    """Loaded images: by processes, by the threads of the encoder, or by threads of their own beside a GPU."""
+    runtime = job.encoder.runtime
+    if workers:  # forked before the encoder starts threads
+        return stack.enter_context(LoaderProcesses(job.loader(CHUNK_ROWS), workers)).chunks()
+    if runtime.device.type == "cpu":  # chunks of whole batches need not be concatenated
+        rows = min(whole_batches(runtime.batch_size, images_per_call), CHUNK_ROWS)
+        return load_in_threads(job.loader(rows), encoder_threads, 2 * runtime.caller_threads)
+    return load_in_threads(job.loader(CHUNK_ROWS), _threads(stack, cores(), _use_one_thread), 2 * cores())
+
+
+def _threads(stack: ExitStack, count: int, initializer: Callable[[], None]) -> ThreadPoolExecutor:
+    """Threads that end with the stack; calls that have not begun are dropped."""
+    pool = ThreadPoolExecutor(count, initializer=initializer)
+    stack.callback(pool.shutdown, cancel_futures=True)
+    return pool
+
+
+def _use_one_thread() -> None:
+    torch.set_num_threads(1)

@@ -12,14 +12,16 @@ import numpy as np
 
 from ..cache.keys import encode_keys, find_sorted
 from ..cache.layout import DTYPES
+from ..cache.parts import Parts
 from ..cache.reader import CacheFile
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, OutputError
 from ..images.listing import UNKNOWN, Listing
 from ..storage.atomic import fsync_directory
-from .parts import Parts
 
 log = logging.getLogger("pucache")
+Picks = list[tuple[CacheFile, np.ndarray]]
+"""Row numbers, ascending, of each of several files."""
 
 
 class ExistingCache:
@@ -37,19 +39,16 @@ class ExistingCache:
     file : CacheFile or None
     is_unchanged : ndarray of bool, (n,)
         Listed images that have a row and are unchanged.
-    unchanged : ndarray of int64
-        Rows of those images, in the order of the listing.
-    unlistable : ndarray of int64
-        Rows in folders that cannot be listed at the moment.
-    vanished : ndarray of int64
-        Rows of images that are gone from the source.
+    unchanged, unlistable, vanished : ndarray of int64
+        Rows of these images, of images in folders that cannot be listed at the moment, and of images that are gone
+        from the source.
     damaged : int
         Rows that `check` has given up.
     """
 
     def __init__(self, file: CacheFile | None, listing: Listing, keys: np.ndarray):
         self.file, self._listing, self._keys = file, listing, keys
-        self._intact = np.ones(0 if file is None else len(file), bool)
+        self.intact = np.arange(0 if file is None else len(file))  # rows that are as they were written
         self._is_repaired = self._is_checked = False
         self.damaged = 0
         self._compare()
@@ -59,37 +58,23 @@ class ExistingCache:
         self.unchanged = self.unlistable = self.vanished = np.empty(0, np.int64)
         if self.file is None:
             return
-        if self._intact.all():
-            self._classify(self.file.raw_keys, self.file.size_mtime)
-            return
-        rows = np.flatnonzero(self._intact)  # with the keys of damaged rows the keys may not be sorted
-        self._classify(self.file.raw_keys[rows], self.file.size_mtime[rows])
-        self.unchanged, self.unlistable, self.vanished = (
-            rows[some] for some in (self.unchanged, self.unlistable, self.vanished)
-        )
-
-    def _classify(self, cached_keys: np.ndarray, size_mtime: np.ndarray) -> None:
+        cached_keys, size_mtime = self.file.raw_keys, self.file.size_mtime
+        if self.damaged:  # with the keys of damaged rows the keys may not be sorted
+            cached_keys, size_mtime = cached_keys[self.intact], size_mtime[self.intact]
         rows = find_sorted(cached_keys, self._keys)  # of each listed image, or -1
-        is_cached = rows >= 0
-        unchanged = is_cached.copy()
-        unchanged[is_cached] = (size_mtime[rows[is_cached]] == self._listing.size_mtime[is_cached]).all(1)
-        unchanged &= (self._listing.size_mtime != UNKNOWN).all(1)  # without a time only the content can tell
         unlisted = np.ones(len(cached_keys), bool)
-        unlisted[rows[is_cached]] = False
+        unlisted[rows[rows >= 0]] = False
         failed = find_sorted(cached_keys, encode_keys(list(self._listing.failures)))
         unlisted[failed[failed >= 0]] = False
         in_failed_folder = _rows_in_folders(cached_keys, [key for key in self._listing.failures if key.endswith("/")])
-        self.is_unchanged, self.unchanged = unchanged, rows[unchanged]
-        self.unlistable = np.flatnonzero(unlisted & in_failed_folder)
-        self.vanished = np.flatnonzero(unlisted & ~in_failed_folder)
+        self.is_unchanged = _equal_times(size_mtime, rows, self._listing.size_mtime)
+        self.unchanged = self.intact[rows[self.is_unchanged]]
+        self.unlistable = self.intact[unlisted & in_failed_folder]
+        self.vanished = self.intact[unlisted & ~in_failed_folder]
 
     def rows_to_keep(self, *, prune: bool) -> np.ndarray:
-        """Rows that stay in the cache, rising; with `prune` without those of vanished images."""
+        """Rows that stay in the cache, ascending; with `prune` without those of vanished images."""
         return np.sort(np.concatenate([self.unchanged, self.unlistable, *([] if prune else [self.vanished])]))
-
-    def intact_rows(self) -> np.ndarray:
-        """Rows that are as they were written, rising; call `check` first."""
-        return np.flatnonzero(self._intact)
 
     def would_change(self, *, failures: dict[str, str], rows: int, source: str) -> bool:
         """Whether a cache of only kept rows, `rows` in number, with these failures and source would be another one."""
@@ -101,15 +86,7 @@ class ExistingCache:
             return True
 
     def check(self) -> bool:
-        """Read every byte, once, and give up damaged rows; returns whether this call gave up any.
-
-        Raises
-        ------
-        CacheError
-            The file cannot be read.
-        OutputError
-            The damaged file cannot be set aside.
-        """
+        """Read every byte, once, and give up damaged rows; returns whether this call gave up any."""
         if self.file is None or self._is_checked:
             return False
         self._is_checked = True
@@ -117,7 +94,8 @@ class ExistingCache:
         if not datasets:
             return False
         aside = _set_aside(self.file.path)
-        self._intact, self._is_repaired, self.damaged = ~damaged_rows, True, int(damaged_rows.sum())
+        self.intact, self._is_repaired = np.flatnonzero(~damaged_rows), True
+        self.damaged = len(damaged_rows) - len(self.intact)
         self._compare()
         log.warning(
             "%s is damaged (%s): %d of its %d rows are given up and their images embedded again, as far as they are "
@@ -137,7 +115,7 @@ class Inventory:
 
     Attributes
     ----------
-    picks : list of (CacheFile, ndarray of int)
+    picks : Picks
         Rows of parts and of the existing cache.
     failures : dict of str to str
         Key to reason.
@@ -146,7 +124,7 @@ class Inventory:
     existing : ExistingCache
     """
 
-    picks: list[tuple[CacheFile, np.ndarray]]
+    picks: Picks
     failures: dict[str, str]
     missing: np.ndarray
     existing: ExistingCache
@@ -163,44 +141,77 @@ class Inventory:
 
 
 def take_inventory(
-    listing: Listing,
-    keys: np.ndarray,
-    *,
-    existing: ExistingCache,
-    parts: Parts,
-    prune: bool,
-    retry_failures: bool = False,
+    listing: Listing, keys: np.ndarray, existing: ExistingCache, parts: Parts, *, prune: bool, retry_failures: bool
 ) -> Inventory:
     """Find what the existing cache and the parts hold of a listing.
 
+    With `prune`, rows of vanished images are dropped. With `retry_failures`, images that failed before count as
+    missing: a store may have been out of reach.
+    """
+    picks, has_row, failures = _rows_of_parts(listing, keys, existing.is_unchanged, parts)
+    positions = find_sorted(keys, encode_keys(list(failures)))
+    current = positions >= 0
+    current[current] = ~has_row[positions[current]]  # listed, and without a row
+    failed = {key: reason for (key, reason), is_current in zip(failures.items(), current, strict=True) if is_current}
+    is_missing = ~has_row
+    if not retry_failures:
+        is_missing[positions[current]] = False
+    if existing.file is not None:
+        picks.append((existing.file, existing.rows_to_keep(prune=prune)))
+    return Inventory(picks, {**listing.failures, **failed}, np.flatnonzero(is_missing), existing)
+
+
+def _rows_of_parts(
+    listing: Listing, keys: np.ndarray, has_row: np.ndarray, parts: Parts
+) -> tuple[Picks, np.ndarray, dict[str, str]]:
+    """Rows of parts that no other file has, which images have a row then, and the failures of all parts."""
+    picks: Picks = []
+    failures: dict[str, str] = {}
+    has_row = has_row.copy()
+    for file in parts.files:
+        positions = find_sorted(keys, file.raw_keys)
+        valid = positions >= 0
+        listed = positions[valid]
+        valid[valid] = (file.size_mtime[valid] == listing.size_mtime[listed]).all(1) & ~has_row[listed]
+        has_row[positions[valid]] = True
+        if valid.any():
+            picks.append((file, np.flatnonzero(valid)))
+        failures.update(file.failures)
+        file.release()  # there may be more parts than file descriptors
+    return picks, has_row, failures
+
+
+class ContentLookup:
+    """Embeddings by content digest, over any number of cache files.
+
     Parameters
     ----------
-    listing : Listing
-    keys : ndarray of bytes (dtype S), (n,)
-        Its encoded keys.
-    existing : ExistingCache
-    parts : Parts
-    prune : bool
-        Drop rows of vanished images.
-    retry_failures : bool
-        Count images that failed before as missing: a store may have been out of reach.
+    picks : Picks
+        Undamaged rows of each file. A damaged row must not be copied, as it would get a new checksum.
+
+    Attributes
+    ----------
+    sorted_digests : ndarray of S32, (n,)
+        sha256 digests for which there is an embedding.
     """
-    contents = parts.contents(keys, listing.size_mtime, existing.is_unchanged)
-    is_missing = ~contents.has_row
-    if not retry_failures:
-        is_missing[contents.failed] = False
-    picks = contents.picks
-    if existing.file is not None:
-        picks = [*picks, (existing.file, existing.rows_to_keep(prune=prune))]
-    return Inventory(
-        picks=picks,
-        failures={**listing.failures, **contents.failures},
-        missing=np.flatnonzero(is_missing),
-        existing=existing,
-    )
+
+    def __init__(self, picks: Picks):
+        self._files = [file for file, _ in picks]
+        per_file = [file.take("digests", rows).reshape(-1).view("S32") for file, rows in picks]
+        digests = np.concatenate([np.empty(0, "S32"), *per_file])
+        self._order = np.argsort(digests)
+        self.sorted_digests = digests[self._order]
+        self._starts = np.cumsum([0, *(len(rows) for _, rows in picks)])
+        self._rows = np.concatenate([np.empty(0, np.int64), *(rows for _, rows in picks)])
+
+    def __getitem__(self, digest: bytes) -> np.ndarray:
+        """Embedding of the image with this digest, which must be among `sorted_digests`; (d,)."""
+        position = self._order[np.searchsorted(self.sorted_digests, np.bytes_(digest))]
+        file = int(np.searchsorted(self._starts, position, "right")) - 1
+        return self._files[file].X[self._rows[position]]
 
 
-def open_existing(cache: Path, spec: EncoderSpec, dtype: str | None) -> CacheFile | None:
+def open_existing(cache: Path | None, spec: EncoderSpec, dtype: str | None) -> CacheFile | None:
     """Open the cache that is there already; None where there is none.
 
     Raises
@@ -208,7 +219,7 @@ def open_existing(cache: Path, spec: EncoderSpec, dtype: str | None) -> CacheFil
     CacheError
         It is damaged, or of another encoder or dtype.
     """
-    if not cache.exists():
+    if cache is None:
         return None
     file = CacheFile(cache)
     require_encoder(file, spec)
@@ -225,6 +236,13 @@ def require_encoder(file: CacheFile, spec: EncoderSpec) -> None:
             f"{file.path} holds embeddings of {file.encoder}, not of {spec} (they differ in {', '.join(differing)}); "
             "write another cache, or pass the encoder and options it was made with"
         )
+
+
+def _equal_times(size_mtime: np.ndarray, rows: np.ndarray, listed: np.ndarray) -> np.ndarray:
+    """Whether each listed image has a row, given its number or -1, of the same size and time; bool, (n,)."""
+    equal = rows >= 0
+    equal[equal] = (size_mtime[rows[equal]] == listed[equal]).all(1)
+    return equal & (listed != UNKNOWN).all(1)  # without a time only the content can tell
 
 
 def _rows_in_folders(sorted_keys: np.ndarray, folders: list[str]) -> np.ndarray:

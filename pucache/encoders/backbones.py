@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,10 @@ import torch
 from PIL import Image
 
 from ..errors import EncoderError, one_line
-from .weights_digest import WeightTensor, weights_digest
+from .spec import weights_digest
 
-_STEM_POOLS = {
-    "maxpool",
-    "stem.pool",
-    "features.pool0",
-    "features.conv1_pool",
-    "pool0",
-}  # names of pooling layers before the first stage
+# names of pooling layers before the first stage
+_STEM_POOLS = {"maxpool", "stem.pool", "features.pool0", "features.conv1_pool", "pool0"}
 BUNDLED_ARCHITECTURE = "tf_efficientnet_lite0"  # SAME padding, as the weights were trained
 
 
@@ -59,20 +53,7 @@ def _shapes_and_kinds(state: dict[str, torch.Tensor]) -> list[tuple[torch.Size, 
 
 
 def from_timm(architecture: str, weights: str | Path | None) -> Any:
-    """Create a pooled network of timm with its pretrained weights.
-
-    Parameters
-    ----------
-    architecture : str
-        Name of a timm model.
-    weights : path, optional
-        File of weights; by default timm fetches them from its hub.
-
-    Raises
-    ------
-    EncoderError
-        The model is unknown, or its weights are out of reach or of another model.
-    """
+    """Create a pooled network of timm with the weights of a file, or with those that timm fetches from its hub."""
     _require_timm_model(architecture)
     if weights is not None:
         model = untrained(architecture)
@@ -111,13 +92,7 @@ def _require_hub(architecture: str) -> None:
 
 
 def load_weights(model: Any, architecture: str, path: Path) -> None:
-    """Load a file of weights into a network; weights of a classifier are left out.
-
-    Raises
-    ------
-    EncoderError
-        The file is unreadable, or of another network.
-    """
+    """Load a file of weights into a network; weights of a classifier are left out."""
     state = _unwrap(_read_state(path))
     classifiers = model.pretrained_cfg.get("classifier") or ()
     classifiers = (classifiers,) if isinstance(classifiers, str) else tuple(classifiers)
@@ -176,18 +151,8 @@ def _unwrap(state: dict[str, Any]) -> dict[str, torch.Tensor]:
 def untrained(architecture: str, *, stem: str = "standard") -> Any:
     """Create a pooled network of timm with random weights.
 
-    Parameters
-    ----------
-    architecture : str
-        Name of a timm model.
-    stem : {"standard", "small"}
-        ``small`` is for images of about 32 to 64 pixels: the first convolution is 3 x 3 with stride 1, and
-        no pooling follows it.
-
-    Raises
-    ------
-    EncoderError
-        The model is unknown, or has no first convolution to replace.
+    The stem ``small`` is for images of about 32 to 64 pixels: the first convolution is 3 x 3 with stride 1, and no
+    pooling follows it. Raises `EncoderError` where the model is unknown, or has no first convolution to replace.
     """
     _require_timm_model(architecture)
     model: Any = timm.create_model(architecture, pretrained=False, num_classes=0)
@@ -197,17 +162,10 @@ def untrained(architecture: str, *, stem: str = "standard") -> Any:
 
 
 def make_stem_small(model: Any, architecture: str) -> None:
-    """Replace the first convolution by one of 3 x 3 with stride 1, and remove the pooling after it, in place.
-
-    Raises
-    ------
-    EncoderError
-        The network does not begin with a single convolution over pixels.
-    """
+    """Replace the first convolution by one of 3 x 3 with stride 1, and remove the pooling after it, in place."""
     name = model.pretrained_cfg.get("first_conv")
-    first = (
-        model.get_submodule(name) if name and isinstance(name, str) else None
-    )  # some networks have two, side by side
+    # some networks have two, side by side
+    first = model.get_submodule(name) if name and isinstance(name, str) else None
     if not isinstance(first, torch.nn.Conv2d) or first.in_channels != 3 or "patch_embed" in name:
         raise EncoderError(f"{architecture} does not begin with one convolution over pixels; use --stem standard")
     if (first.kernel_size, first.stride) != ((3, 3), (1, 1)):
@@ -245,13 +203,8 @@ def share_batch_norm_on_gpus(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def digest(model: torch.nn.Module) -> str:
-    """Digest of a network's weights, see `pucache.encoders.weights_digest`."""
-    return weights_digest(
-        WeightTensor(
-            name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype), content=functools.partial(_bytes, tensor)
-        )
-        for name, tensor in model.state_dict().items()
-    )
+    """Digest of a network's weights, see `pucache.encoders.spec.weights_digest`."""
+    return weights_digest(model.state_dict(), _bytes)
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

@@ -12,18 +12,11 @@ from torch.nn.utils.parametrize import is_parametrized
 
 @torch.no_grad()
 def fold_batch_norm(model: nn.Module, pixels: torch.Tensor) -> nn.Module:
-    """Return a copy of `model` in which each batch norm is folded into the convolution before it.
+    """Return a copy of a frozen float32 model in which each batch norm is folded into the convolution before it.
 
-    One forward pass shows which norm follows which convolution, so any architecture will do. The folded
-    model is compared with the original on the same input. Where they disagree, because the output of a
+    One forward pass of ``pixels``, (B, 3, H, W), shows which norm follows which convolution, so any architecture will
+    do. The folded model is compared with the original on the same input. Where they disagree, because the output of a
     convolution is also used elsewhere, the original is returned.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        In evaluation mode, float32.
-    pixels : float32 tensor, (B, 3, H, W)
-        Input of the forward pass.
     """
     folded = copy.deepcopy(model)
     convolution_before = _find_convolutions_before_norms(folded, pixels)
@@ -76,7 +69,6 @@ def _frozen_norm(module: nn.Module) -> bool:
 
 def _drop_and_activation(norm: nn.BatchNorm2d) -> nn.Module:
     """What a norm of timm does beside normalising."""
-    layers = [
-        layer for layer in (getattr(norm, name, None) for name in ("drop", "act")) if isinstance(layer, nn.Module)
-    ]
-    return nn.Sequential(*layers) if layers else nn.Identity()
+    layers = (getattr(norm, name, None) for name in ("drop", "act"))
+    modules = [layer for layer in layers if isinstance(layer, nn.Module)]
+    return nn.Sequential(*modules) if modules else nn.Identity()

@@ -14,17 +14,15 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..devices import choose_device
 from ..errors import EncoderError
-from ..images.decoding import DECODER, DEVICE_DECODER
+from ..images.decoding import DECODER
 from . import pretrained_file
-from .spec import BUNDLED, EncoderSpec
-from .weights_digest import digest_of_arrays
+from .spec import BUNDLED, ROUNDING, EncoderSpec, preprocessing_fields, weights_digest
 
 if TYPE_CHECKING:
     import torch
@@ -49,8 +47,6 @@ BUNDLED_SPEC = EncoderSpec(
 )
 """The encoder that `load_encoder` makes of the file with this sha256, in float32 by torch."""
 
-_CHOSEN_PER_RUN = ("decoder", "precision", "runtime")  # fields that options decide, not the network
-
 
 @dataclass(frozen=True)
 class EncoderOptions:
@@ -58,7 +54,7 @@ class EncoderOptions:
 
     Parameters
     ----------
-    name, weights, device, precision, runtime, decode, batch_size
+    name, weights, device, precision, runtime, batch_size
         As for `pucache.load_encoder`.
     """
 
@@ -67,33 +63,35 @@ class EncoderOptions:
     device: str | torch.device = "auto"
     precision: str = "auto"
     runtime: str = "auto"
-    decode: str = "auto"
     batch_size: int | None = None
 
+    def load(self, *, like: EncoderSpec | None) -> Encoder:
+        """Load the encoder, see `pucache.load_encoder`.
 
+        Parameters
+        ----------
+        like : EncoderSpec, optional
+            Settings that are left to ``auto`` are taken from it.
+
+        Returns
+        -------
+        Encoder
+        """
+        from .encoder import load_encoder  # imports torch, torchvision and timm
+
+        return load_encoder(**vars(self), like=like)
+
+
+@dataclass(frozen=True)
 class DeferredEncoder:
-    """The encoder of an existing cache, loaded on demand.
+    """The encoder of an existing cache, loaded on demand."""
 
-    Parameters
-    ----------
-    spec : EncoderSpec
-        What `load` will give.
-    load : callable
-        Returns the `Encoder`.
-    """
-
-    def __init__(self, spec: EncoderSpec, load: Callable[[], Encoder]):
-        self.spec, self._load = spec, load
+    spec: EncoderSpec
+    options: EncoderOptions
 
     def load(self) -> Encoder:
-        """Load the encoder.
-
-        Raises
-        ------
-        EncoderError
-            It is not of this spec: an installed package has changed how it is built.
-        """
-        encoder = self._load()
+        """Load the encoder; raises `EncoderError` where an installed package has changed how it is built."""
+        encoder = self.options.load(like=self.spec)
         differing = self.spec.differences(encoder.spec)
         if differing:
             raise EncoderError(
@@ -104,50 +102,26 @@ class DeferredEncoder:
 
 
 def open_encoder(options: EncoderOptions, *, like: EncoderSpec | None = None) -> Encoder | DeferredEncoder:
-    """Open a frozen encoder; one that is provably that of `like` is loaded only on demand.
-
-    Parameters
-    ----------
-    options : EncoderOptions
-    like : EncoderSpec, optional
-        Encoder of an existing cache; see `pucache.load_encoder`.
-
-    Raises
-    ------
-    EncoderError, ValueError
-        As `pucache.load_encoder`.
-    """
-
-    def load() -> Encoder:
-        from .encoder import load_encoder  # imports torch, torchvision and timm
-
-        settings = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-        return load_encoder(settings.pop("name"), **settings, like=like)
-
+    """Open a frozen encoder; one that is provably that of ``like``, of an existing cache, is loaded on demand."""
     if like is not None and _settings_agree(options, like) and _networks_agree(options, like):
-        return DeferredEncoder(like, load)
-    return load()
+        return DeferredEncoder(like, options)
+    return options.load(like=like)
 
 
 def _settings_agree(options: EncoderOptions, like: EncoderSpec) -> bool:
-    """Whether `load_encoder` would choose precision, runtime and decoder of `like`."""
-    decode = {DECODER: "host", DEVICE_DECODER: "device"}.get(like.decoder)
-    if decode is None or options.decode not in ("auto", decode):
+    """Whether `load_encoder` would choose the precision and the runtime of `like`, and decodes images as it did."""
+    if like.decoder != DECODER or (options.batch_size is not None and options.batch_size < 1):
         return False
     if options.precision not in ("auto", like.precision) or options.runtime not in ("auto", like.runtime):
         return False
-    if options.batch_size is not None and options.batch_size < 1:
-        return False
-    on_cpu = _device_type(options.device) == "cpu"
-    if on_cpu and like.precision == "fp16":
-        return False
-    return like.runtime != "openvino" or (on_cpu and importlib.util.find_spec("openvino") is not None)
+    if _runs_on_cpu(options.device):
+        installed = like.runtime != "openvino" or importlib.util.find_spec("openvino") is not None
+        return installed and like.precision != "fp16"
+    return like.runtime != "openvino"
 
 
-def _device_type(device: str | torch.device) -> str:
-    if device == "cpu" or (device == "auto" and _cuda_is_ruled_out()):
-        return "cpu"
-    return choose_device(device).type
+def _runs_on_cpu(device: str | torch.device) -> bool:
+    return device == "cpu" or (device == "auto" and _cuda_is_ruled_out()) or choose_device(device).type == "cpu"
 
 
 def _cuda_is_ruled_out() -> bool:
@@ -163,15 +137,15 @@ def _cuda_is_ruled_out() -> bool:
 
 def _networks_agree(options: EncoderOptions, like: EncoderSpec) -> bool:
     """Whether network, weights and preprocessing are provably those of `like`."""
-    name = os.fspath(options.name)
+    name, weights = os.fspath(options.name), options.weights
     if name == BUNDLED:
-        same_spec = not BUNDLED_SPEC.differences(like, ignoring=_CHOSEN_PER_RUN)
-        return options.weights is None and same_spec and _bundled_file_is_known()
+        same_spec = not BUNDLED_SPEC.differences(like, ignoring=ROUNDING)
+        return weights is None and same_spec and _bundled_file_is_known()
     if name.startswith("timm:"):
         return False  # only timm knows which tensors of a weights file it uses
     if name.startswith(pretrained_file.PREFIX):
-        return name == like.name and options.weights is not None and _pretrained_agrees(options.weights, like)
-    return options.weights is None and os.path.lexists(name) and _pretrained_agrees(name, like)
+        return name == like.name and weights is not None and _pretrained_agrees(weights, like)
+    return weights is None and os.path.lexists(name) and _pretrained_agrees(name, like)
 
 
 def _bundled_file_is_known() -> bool:
@@ -190,11 +164,6 @@ def _pretrained_agrees(folder: str | Path, like: EncoderSpec) -> bool:
         tensors, description = pretrained_file.read(folder)
     except EncoderError:
         return False  # `load_encoder` raises the error
-    config = description.preprocessing()
-    fields = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
-    return (
-        description.encoder_name == like.name
-        and config["input_size"][1:] == like.input_size
-        and all(config[field] == getattr(like, field) for field in fields)
-        and digest_of_arrays(tensors) == like.weights
-    )
+    preprocessing = preprocessing_fields(description.preprocessing())
+    weights = weights_digest(tensors)
+    return dataclasses.replace(like, name=description.encoder_name, weights=weights, **preprocessing) == like

@@ -9,11 +9,9 @@ no thread waits for another at a barrier. On CUDA two passes run at once: one co
 from __future__ import annotations
 
 import copy
-import functools
 import logging
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,20 +19,13 @@ import torch
 from ..allocator import keep_freed_memory
 from ..devices import cores, torch_dtype
 from ..errors import EncoderError
+from .backends import CudaStreams, ForwardPass, PixelModel, compile_with_openvino, compile_with_torch
 from .batchnorm_folding import fold_batch_norm
-from .inference_backends import (
-    CudaStreams,
-    ForwardPass,
-    PixelModel,
-    compile_with_openvino,
-    compile_with_torch,
-    largest_cuda_batch,
-    pad,
-)
 
 log = logging.getLogger("pucache")
 
 CPU_BATCH = {"torch": 16, "compile": 16, "openvino": 4}  # images; small batches stay in the processor's caches
+CUDA_BATCH = 512  # images; larger batches are no faster
 _MOST_CPU_STREAMS = 8  # with more cores each stream gets several threads
 _COMPARED_IMAGES = 8  # images on which a precision or runtime is compared with float32 by torch
 
@@ -53,11 +44,10 @@ class Runtime:
     input_size : tuple of int
         (H, W).
     device : torch.device
-    precision : {"fp32", "bf16", "fp16"}
-    runtime : {"torch", "compile", "openvino"}
+    precision, runtime : str
+        See `pucache.devices`.
     batch_size : int, optional
-        Images in every batch. On CUDA by default the largest power of two up to 512 that fits into the
-        free memory. Running out of memory later halves it.
+        Images in every batch. Running out of memory halves it, on CUDA also at the start.
 
     Attributes
     ----------
@@ -83,37 +73,17 @@ class Runtime:
         batch_size: int | None = None,
     ):
         keep_freed_memory()
-        self._network: tuple[Any, ...] | None = (model, mean, std)  # until it is built
         self.device, self.precision, self.name, self.input_size = device, precision, runtime, input_size
         self.cosine: float | None = None
-        self._requested_batch_size = batch_size
-        self.batch_size = batch_size or (CPU_BATCH[runtime] if device.type == "cpu" else 0)  # 0: measured at the start
-        self.use_cores(cores())
+        self.batch_size = batch_size or (CPU_BATCH[runtime] if device.type == "cpu" else CUDA_BATCH)
+        self._threads_per_stream = -(-cores() // _MOST_CPU_STREAMS)
+        self.streams = cores() // self._threads_per_stream if device.type == "cpu" else 2
+        # OpenVINO computes in threads of its own; one more caller has the next batch ready for them
+        self.caller_threads = self.streams + (runtime == "openvino")
         self._reference: PixelModel | None = PixelModel(model.eval().requires_grad_(False), mean, std)
         self._forward: ForwardPass | None = None
         self._lock = threading.RLock()
-        self._cuda = CudaStreams(device, input_size)
-
-    def use_cores(self, count: int) -> None:
-        """Use at most `count` cores; to be called before the first pass."""
-        self._cores = count
-        self._threads_per_stream = -(-count // _MOST_CPU_STREAMS)
-        self.streams = count // self._threads_per_stream if self.device.type == "cpu" else 2
-        # OpenVINO computes in threads of its own; one more caller has the next batch ready for them
-        self.caller_threads = self.streams + (self.name == "openvino")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the network and the settings; the receiving process builds it for its own machine."""
-        if self._network is None:
-            raise TypeError("an encoder that has run cannot be sent to another process; load it anew")
-        settings: dict[str, Any] = {
-            "input_size": self.input_size,
-            "device": self.device,
-            "precision": self.precision,
-            "runtime": self.name,
-            "batch_size": self._requested_batch_size,
-        }
-        return functools.partial(type(self), *self._network, **settings), ()
+        self._cuda = CudaStreams(device)
 
     def enter_thread(self) -> None:
         """Make the calling thread one of those that run passes beside each other."""
@@ -125,7 +95,7 @@ class Runtime:
         with self._lock, torch.inference_mode(False), torch.no_grad():
             if self._forward is None:
                 try:
-                    self._forward, self._network = self._build(), None
+                    self._forward = self._build()
                 except torch.OutOfMemoryError as error:
                     raise EncoderError(
                         f"out of memory on {self.device} with the encoder itself; use --device cpu, or a smaller one"
@@ -140,17 +110,7 @@ class Runtime:
 
     @torch.inference_mode()
     def __call__(self, pixels: torch.Tensor) -> np.ndarray:
-        """Embed images; may be called from several threads at once.
-
-        Parameters
-        ----------
-        pixels : uint8 tensor, (b, H, W, 3)
-            On the CPU, or on the runtime's own device.
-
-        Returns
-        -------
-        ndarray of float32, (b, d)
-        """
+        """Map uint8 pixels of the CPU, (b, H, W, 3), to float32 (b, d); several threads may call at once."""
         self.start()
         rows, start = [], 0
         while start < len(pixels):
@@ -169,9 +129,10 @@ class Runtime:
 
     def _run_batch(self, pixels: torch.Tensor, batch_size: int) -> np.ndarray:
         assert self._forward is not None
-        if self.device.type == "cuda":
-            return self._cuda.run(self._forward, pixels, batch_size).numpy()
-        return self._forward(pad(pixels, batch_size))[: len(pixels)].numpy()
+        black = pixels.new_zeros((batch_size - len(pixels), *pixels.shape[1:]))
+        batch = torch.cat([pixels, black]) if len(black) else pixels
+        X = self._cuda.run(self._forward, batch) if self.device.type == "cuda" else self._forward(batch)
+        return X[: len(pixels)].numpy()
 
     def _build(self) -> ForwardPass:
         assert self._reference is not None
@@ -183,10 +144,8 @@ class Runtime:
         reference.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         is_reference = (self.name, self.precision) == ("torch", "fp32")
         model = (reference if is_reference else copy.deepcopy(reference)).convert(torch_dtype(self.precision))
-        if not self.batch_size:
-            self.batch_size = largest_cuda_batch(
-                model, device=self.device, input_size=self.input_size, streams=self.streams
-            )
+        if self.device.type == "cuda":
+            self._warm_up(model)
         forward = self._compile(model)
         if self.name == "compile":  # now, and not in several threads at once
             self._warm_up(forward)
@@ -197,7 +156,7 @@ class Runtime:
         return forward
 
     def _warm_up(self, forward: ForwardPass) -> None:
-        """Run one batch, and halve it until the device has the memory."""
+        """Run a batch, and halve it until the device has the memory."""
         while True:
             batch_size = self.batch_size
             try:
@@ -210,7 +169,7 @@ class Runtime:
     def _compile(self, model: PixelModel) -> ForwardPass:
         if self.name == "openvino":
             shape = (self.batch_size, *self.input_size, 3)
-            return compile_with_openvino(model, shape, self.precision, streams=self.streams, threads=self._cores)
+            return compile_with_openvino(model, shape, self.precision, streams=self.streams)
         if self.name == "compile":
             return compile_with_torch(model, freeze=self.device.type == "cpu")
         return model
@@ -224,12 +183,8 @@ class Runtime:
                     f"out of memory on {self.device} with a single image; use --device cpu, or a smaller encoder"
                 )
             self.batch_size = failed_size // 2
-            log.warning(
-                "out of memory on %s with batches of %d; going on with batches of %d (--batch-size sets the first)",
-                self.device,
-                failed_size,
-                self.batch_size,
-            )
+            text = "out of memory on %s with batches of %d; going on with batches of %d (--batch-size sets the first)"
+            log.warning(text, self.device, failed_size, self.batch_size)
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 
@@ -245,17 +200,7 @@ class Runtime:
                 return
             norms = np.linalg.norm(expected, axis=1) * np.linalg.norm(X, axis=1)
             with np.errstate(invalid="ignore", divide="ignore"):
-                self.record_cosine(float(np.min(np.einsum("ij,ij->i", expected, X) / norms)))
-
-    def record_cosine(self, cosine: float) -> None:
-        """Keep the least cosine to float32, measured here or by another process; warn where it is low."""
-        if self.cosine is not None and not cosine < self.cosine:
-            return
-        self.cosine = cosine
-        if not cosine > 0.95:  # also where it is NaN
-            log.warning(
-                "%s in %s is far from fp32 with this encoder: cosine %.3f; use --precision fp32",
-                self.name,
-                self.precision,
-                cosine,
-            )
+                self.cosine = float(np.min(np.einsum("ij,ij->i", expected, X) / norms))
+        if not self.cosine > 0.95:  # also where it is NaN
+            text = "%s in %s is far from fp32 with this encoder: cosine %.3f; use --precision fp32"
+            log.warning(text, self.name, self.precision, self.cosine)

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import EncoderError
 from ..storage import tensor_file
+from ..storage.regular_file import format_of
 
 if TYPE_CHECKING:
     import torch
@@ -78,30 +79,18 @@ class Description:
 
 
 def write(path: str | Path, model: torch.nn.Module, description: Description) -> None:
-    """Write the weights of `model` and its description.
-
-    Raises
-    ------
-    OutputError
-        `path` cannot be written.
-    """
+    """Write the weights of `model` and its description; raises `OutputError` where `path` cannot be written."""
     tensors = {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in model.state_dict().items()}
     tensor_file.write(path, KIND, tensors, dataclasses.asdict(description))
 
 
 def is_pretrained(path: str | Path) -> bool:
     """Whether `path` is an encoder file by its first bytes, or a folder that holds one."""
-    return KIND.format in (tensor_file.format_of(path), tensor_file.format_of(Path(path, NAME)))
+    return KIND.format in (format_of(path), format_of(Path(path, NAME)))
 
 
 def read(file_or_folder: str | Path) -> tuple[dict[str, np.ndarray], Description]:
-    """Read weights and description from an encoder file, or from the folder that holds it; needs no torch.
-
-    Raises
-    ------
-    EncoderError
-        Missing, foreign or damaged.
-    """
+    """Read an encoder file, or that of a folder, without torch; raises `EncoderError` where it is not a sound one."""
     path = Path(file_or_folder)
     if os.path.isdir(path):
         path = path / NAME
@@ -115,20 +104,9 @@ def read(file_or_folder: str | Path) -> tuple[dict[str, np.ndarray], Description
 
 
 def load(file_or_folder: str | Path) -> tuple[Any, dict[str, Any], str]:
-    """Load an encoder file.
+    """Load an encoder file: the network, its preprocessing in timm's terms, and the encoder's name in caches.
 
-    Returns
-    -------
-    model : torch.nn.Module
-    config : dict
-        Preprocessing in timm's terms.
-    name : str
-        Name of the encoder in caches.
-
-    Raises
-    ------
-    EncoderError
-        Missing, foreign, damaged, or of an architecture that the installed timm does not have.
+    Raises `EncoderError` where the file is missing, foreign, damaged, or of an architecture that this timm lacks.
     """
     return build(file_or_folder, *read(file_or_folder))
 
@@ -157,21 +135,22 @@ def _shapes(state: dict[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch
 
 
 def _check(description: Description) -> Description:
-    for numbers in (description.mean, description.std):
+    """Return a description that makes sense; a stranger may have written it."""
+    mean, std, size, steps = description.mean, description.std, description.size, description.steps
+    for numbers in (mean, std):
         if not isinstance(numbers, list) or len(numbers) != 3 or not all(type(x) in (float, int) for x in numbers):
             raise ValueError("mean and std are not three numbers each")
-    if not all(abs(x) <= _MAX_STATISTIC for x in description.mean) or not all(
-        1 / _MAX_STATISTIC <= x <= _MAX_STATISTIC for x in description.std
+    if not all(abs(x) <= _MAX_STATISTIC for x in mean) or not all(
+        1 / _MAX_STATISTIC <= x <= _MAX_STATISTIC for x in std
     ):
         raise ValueError("mean and std are not those of pixels in [0, 1]")
-    if type(description.size) is not int or not 0 < description.size <= LARGEST:
+    if type(size) is not int or not 0 < size <= LARGEST:
         raise ValueError(f"the size is not between 1 and {LARGEST} pixels")
-    if type(description.steps) is not int or description.steps < 0:
+    if type(steps) is not int or steps < 0:
         raise ValueError("the steps are no count")
     if description.stem not in ("standard", "small") or description.interpolation not in ("bilinear", "bicubic"):
         raise ValueError("an unknown stem or interpolation")
-    if not isinstance(description.architecture, str) or not re.fullmatch(
-        r"[A-Za-z0-9_.]{1,100}", description.architecture
-    ):
+    name = description.architecture
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.]{1,100}", name):
         raise ValueError("the architecture is no name")
     return description

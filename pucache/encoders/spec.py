@@ -1,11 +1,15 @@
-"""Description of an encoder, which can be read and compared without loading one."""
+"""Description of an encoder, which can be read and compared without loading one, and the digest of its weights."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 _JSON_TYPES: dict[str, type | tuple[type, ...]] = {
     "str": str,
@@ -69,14 +73,18 @@ class EncoderSpec:
 
     @classmethod
     def imported(cls, name: str, dim: int) -> EncoderSpec:
-        """Describe embeddings that were made elsewhere, of which only a name and the length are known.
+        """Describe embeddings that were made elsewhere.
 
         Parameters
         ----------
         name : str
-            Distinguishes them from embeddings of another origin.
+            Where they come from.
         dim : int
-            d, the length of an embedding.
+            Their length.
+
+        Returns
+        -------
+        EncoderSpec
         """
         return cls(
             name=f"imported:{name}",
@@ -101,18 +109,17 @@ class EncoderSpec:
 
     @classmethod
     def from_json(cls, text: str) -> EncoderSpec:
-        """Read what `to_json` wrote.
+        """Read what `to_json` wrote; raises `ValueError` where a field is missing, unknown or of another type.
+
+        ``runtime`` may be absent: it was torch before it was recorded. The fields of `OPTIONAL` may be absent.
 
         Parameters
         ----------
         text : str
-            A JSON object with every field. ``runtime`` may be absent: it was torch before it was recorded. The
-            fields of `OPTIONAL` may be absent.
 
-        Raises
-        ------
-        ValueError
-            A field is missing, unknown or of another type.
+        Returns
+        -------
+        EncoderSpec
         """
         fields = json.loads(text)
         if isinstance(fields, dict) and "precision" in fields:  # written before it was recorded
@@ -129,18 +136,17 @@ class EncoderSpec:
         return cls(**fields)
 
     def differences(self, other: EncoderSpec, *, ignoring: Iterable[str] = ()) -> list[str]:
-        """Name the fields in which two specs differ.
+        """Names of the fields in which two specs differ.
 
         Parameters
         ----------
         other : EncoderSpec
         ignoring : iterable of str
-            Names of fields that may differ.
+            Fields that may differ.
 
         Returns
         -------
         list of str
-            Empty where the specs agree.
         """
         return [
             each.name
@@ -151,5 +157,31 @@ class EncoderSpec:
     def __str__(self) -> str:
         weights = f", weights {self.weights[:8]}" if self.weights else ""
         computation = f", {self.precision} {self.runtime}" if self.precision else ""
+        decoder = f", decoder {self.decoder}" if self.decoder.startswith("torchvision") else ""
         normalization = f", {self.normalization}-normalized" if self.normalization else ""
-        return f"{self.name} ({self.dim}-d{weights}{computation}{normalization})"
+        return f"{self.name} ({self.dim}-d{weights}{computation}{decoder}{normalization})"
+
+
+def preprocessing_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a spec that follow from timm's configuration of preprocessing."""
+    return {
+        "input_size": tuple(config["input_size"][1:]),
+        "mean": tuple(config["mean"]),
+        "std": tuple(config["std"]),
+        **{name: config[name] for name in ("interpolation", "crop_pct", "crop_mode")},
+    }
+
+
+def weights_digest(state: Mapping[str, Any], content: Callable[[Any], bytes] = np.ndarray.tobytes) -> str:
+    """Digest by which caches know the weights of an encoder, whatever file format they came from.
+
+    sha256 over names, shapes, types (as torch prints them) and bytes of all tensors but the step counters of batch
+    norms. ``state`` maps names to arrays, or to tensors of which ``content`` gives the bytes in row-major order.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        if not name.endswith("num_batches_tracked"):
+            dtype = str(state[name].dtype).removeprefix("torch.")
+            digest.update(f"{name} {tuple(state[name].shape)} torch.{dtype}\n".encode())
+            digest.update(content(state[name]))
+    return digest.hexdigest()

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from ..devices import multiplies_bfloat16
-from ..storage.mapped_arrays import release_pages, row_step, take_rows
-from ..storage.stacked_rows import RowMatrix
+from ..storage.rows import RowMatrix, release_pages, row_step, take_rows
 from ..threads import limited_threads, worker_threads
 from .device_rows import DeviceBlocks, DeviceRows, upload
 from .fitted import FittedHeads

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..storage.mapped_arrays import release_pages, row_slices, take_rows
-from ..storage.stacked_rows import RowMatrix
+from ..storage.rows import RowMatrix, release_pages, row_slices, take_rows
 from .moments import Moments
 
 STORED_SHARE = 0.6  # of the free device memory that X as stored may take

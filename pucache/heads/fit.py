@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from ..devices import choose_device
 from ..progress import Progress, Silent
-from ..storage.stacked_rows import RowMatrix
+from ..storage.rows import RowMatrix
 from ..threads import limited_threads
 from . import full_batch, minibatch
 from .design_matrix import DesignMatrix

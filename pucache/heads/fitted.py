@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..storage.mapped_arrays import release_pages
-from ..storage.stacked_rows import RowMatrix
+from ..storage.rows import RowMatrix, release_pages
 from .moments import Moments
 
 _ROWS = 4096  # rows whose margins are computed at once

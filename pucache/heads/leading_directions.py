@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..storage.mapped_arrays import take_rows
-from ..storage.stacked_rows import RowMatrix
+from ..storage.rows import RowMatrix, take_rows
 from .device_rows import download, upload
 from .linear_algebra import leading_subspace
 from .moments import Moments

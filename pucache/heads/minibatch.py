@@ -20,7 +20,7 @@ from torch.nn.functional import softplus
 
 from ..devices import multiplies_bfloat16
 from ..progress import Progress
-from ..storage.mapped_arrays import release_pages, take_rows
+from ..storage.rows import release_pages, take_rows
 from .design_matrix import CPU_RESIDENT
 from .fitted import FittedHeads
 from .minibatch_cuda import train_on_cuda

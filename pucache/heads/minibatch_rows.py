@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..storage.mapped_arrays import row_slices
+from ..storage.rows import row_slices
 from .device_rows import free_memory, upload
 from .problem import HeadProblem
 

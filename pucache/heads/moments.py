@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..storage.mapped_arrays import release_pages, row_slices, row_step
-from ..storage.stacked_rows import RowMatrix
+from ..storage.rows import RowMatrix, release_pages, row_slices, row_step
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from ..errors import ImageError, one_line
 # Formats of photographs only: security holes are found mainly in Pillow's rarer decoders (PSD, FITS, DDS, ...)
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "AVIF")
 MAX_PIXELS = 178_956_970  # Pillow's own error limit: half a GiB of RGB
-# Names and versions of the way from bytes to pixels, a part of every encoder's identity
-DECODER = "pillow-2"  # this module and `preprocessing`
-DEVICE_DECODER = "torchvision-1"  # `device_decoding`
+# Name and version of the way from bytes to pixels (this module and `preprocessing`), a part of every encoder's identity
+DECODER = "pillow-2"
 
 # Pillow warns of sizes, which `decode` checks itself, and of odd metadata. Filters are not thread-safe: set them once.
 warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -27,22 +26,10 @@ def decode(data: bytes, sufficient_side: int | None = None) -> Image.Image:
     Only the first frame is decoded. The EXIF orientation is applied; transparency is composited over white;
     16-bit grey is scaled linearly from 0-65535 to 0-255; CMYK, palette and grey are converted to RGB.
 
-    Parameters
-    ----------
-    data : bytes
-    sufficient_side : int, optional
-        Length of the shorter side in pixels that suffices: a JPEG file is decoded at 1/2, 1/4 or 1/8 of
-        its size, in a fraction of the time, where its shorter side keeps at least this length.
-
-    Returns
-    -------
-    PIL.Image.Image
-
-    Raises
-    ------
-    ImageError
-        The file is empty, truncated, not an image, has more than `MAX_PIXELS` (known from the header,
-        before pixels are allocated), or has 32-bit pixels, whose white level is not defined.
+    A JPEG file is decoded at 1/2, 1/4 or 1/8 of its size, in a fraction of the time, where its shorter side keeps at
+    least ``sufficient_side`` pixels. Raises `ImageError` for a file that is empty, truncated, not an image, has more
+    than `MAX_PIXELS` (known from the header, before pixels are allocated), or has 32-bit pixels, whose white level is
+    not defined.
     """
     if not data:
         raise ImageError("empty file (0 bytes)")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import ImageError, SourceError
+from ..storage.regular_file import open_regular
 from .listing import Listing, ListingBuilder, check_size
 
 
@@ -24,13 +24,7 @@ class LocalFolder:
         self.name = root
 
     def scan(self) -> Listing:
-        """Walk the folder; a directory that cannot be read becomes a failure.
-
-        Raises
-        ------
-        SourceError
-            The folder itself cannot be read.
-        """
+        """Walk the folder; a directory that cannot be read becomes a failure, the folder itself a `SourceError`."""
         builder = ListingBuilder()
         pending = [_Directory(self.name, "", frozenset())]
         while pending:
@@ -73,33 +67,12 @@ class LocalFolder:
 
 
 def read_local(path: str | Path) -> bytes:
-    """Read a local file as encoded image bytes.
-
-    Raises
-    ------
-    ImageError
-        The file is missing, unreadable, not a regular file, or larger than `MAX_BYTES`.
-    """
+    """Read a file; raises `ImageError` where it is missing, not a regular file, or larger than `MAX_BYTES`."""
     try:
-        # non-blocking, because opening a named pipe without a writer would block
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            info = os.fstat(descriptor)
-            if not stat.S_ISREG(info.st_mode):
-                raise ImageError("not a regular file")
-            check_size(info.st_size)
-            return _read_all(descriptor, info.st_size)
-        finally:
-            os.close(descriptor)
+        with open_regular(path) as stream:
+            check_size(os.fstat(stream.fileno()).st_size)
+            data = stream.read()
+        check_size(len(data))  # it may have grown
+        return data
     except OSError as error:
         raise ImageError(f"cannot be read: {error.strerror}") from error
-
-
-def _read_all(descriptor: int, size: int) -> bytes:
-    """Read to the end of a file, in a single call where its size is ``size``."""
-    parts, total = [os.read(descriptor, size + 1)], size
-    while part := os.read(descriptor, 1 << 20):
-        parts.append(part)
-        total += len(part)
-        check_size(total)
-    return parts[0] if len(parts) == 1 else b"".join(parts)

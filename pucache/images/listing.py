@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..errors import ImageError
+from ..errors import ImageError, SourceError
 
 EXTENSIONS = frozenset(".jpg .jpeg .jpe .jfif .png .webp .gif .tif .tiff .bmp .ppm .pgm".split())
 MAX_BYTES = 1 << 30  # encoded bytes of one image
@@ -86,6 +86,11 @@ def is_hidden(key: str) -> bool:
     return any(part.startswith(".") and part not in (".", "..") for part in key.split("/"))
 
 
+def is_special_file(path: str) -> bool:
+    """Whether a local path is a named pipe, a device or a folder, which would be read without end or not at all."""
+    return os.path.exists(path) and not os.path.isfile(path)
+
+
 def check_size(size: int) -> None:
     """Raise `ImageError` for a file of more than `MAX_BYTES`."""
     if size > MAX_BYTES:
@@ -100,33 +105,58 @@ def check_shard(shard: tuple[int, int]) -> None:
 
 
 def take_shard(listing: Listing, shard: tuple[int, int]) -> Listing:
-    """Select the images of shard I of N.
+    """Select the images of shard (I, N).
 
-    Images are assigned by a hash of their key, so that a file added later moves no other image to
-    another shard. A directory that cannot be listed is a failure of every shard: rows of images in it
-    are kept.
-
-    Parameters
-    ----------
-    listing : Listing
-    shard : tuple of int
-        (I, N), 1 <= I <= N.
-
-    Returns
-    -------
-    Listing
+    Images are assigned by a hash of their key, so that a file added later moves no other image to another
+    shard. A directory that cannot be listed is a failure of every shard: rows of images in it are kept.
     """
     number, count = shard
     if count == 1:
         return listing
+    return _select(listing, [at for at, key in enumerate(listing.keys) if _shard_of(key, count) == number], shard)
 
-    def in_shard(key: str) -> bool:
-        return zlib.crc32(key.encode()) % count == number - 1
 
-    selected = [in_shard(key) for key in listing.keys]
-    failures = {key: reason for key, reason in listing.failures.items() if in_shard(key) or key.endswith("/")}
-    keys = [key for key, is_selected in zip(listing.keys, selected, strict=True) if is_selected]
-    return Listing(keys, listing.size_mtime[selected], failures, listing.ignored)
+def take_shards(listing: Listing, count: int) -> list[Listing]:
+    """Cut a listing into all its `count` shards; hashes each key once."""
+    positions: list[list[int]] = [[] for _ in range(count)]
+    for position, key in enumerate(listing.keys):
+        positions[_shard_of(key, count) - 1].append(position)
+    return [_select(listing, chosen, (number, count)) for number, chosen in enumerate(positions, 1)]
+
+
+def check_shard_images(share: Listing, shard: tuple[int, int], listing: Listing, name: str) -> None:
+    """Raise `SourceError` where the source `name`, which has this listing, or a shard of it holds no image."""
+    if share.keys or share.failures:
+        return
+    if listing.keys:
+        number, count = shard
+        held = f"{len(listing.keys):,} image{'s' * (len(listing.keys) > 1)}"
+        raise SourceError(f"share {number} of {count} holds none of the {held} in {name}; use fewer shares")
+    raise SourceError(f"no image in {name}{_ignored_note(listing)}")
+
+
+def _shard_of(key: str, count: int) -> int:
+    """Number of the shard, from 1 to `count`, that an image belongs to."""
+    return zlib.crc32(key.encode()) % count + 1
+
+
+def _select(listing: Listing, positions: list[int], shard: tuple[int, int]) -> Listing:
+    """The images at these positions, with the failures of the shard."""
+    number, count = shard
+    failures = {
+        key: reason for key, reason in listing.failures.items() if key.endswith("/") or _shard_of(key, count) == number
+    }
+    keys = [listing.keys[position] for position in positions]
+    return Listing(keys, listing.size_mtime[positions], failures, listing.ignored)
+
+
+def _ignored_note(listing: Listing) -> str:
+    if not listing.ignored:
+        return "; expected files such as .jpg, .png, .webp or .tif"
+    kinds = ", ".join(f"{count} {ending}" for ending, count in listing.ignored.most_common(4))
+    hint = "; pass the shards as 'FOLDER/*.tar'" if ".tar" in listing.ignored else ""
+    hint += "; caches in a store are given one by one" if ".h5" in listing.ignored else ""
+    return f" ({sum(listing.ignored.values())} files with other endings: {kinds}){hint}"
 
 
 def _int64(number: int) -> int:

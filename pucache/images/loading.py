@@ -1,30 +1,44 @@
 """Loading of images for an encoder: read, hash, look up, decode and resize.
 
-Images are loaded in chunks, by threads or worker processes. An image that fails is recorded in its chunk
-and does not affect the others.
+Images are loaded in chunks, by threads or worker processes. An image that fails is recorded in its chunk and
+does not affect the others.
+
+The death of a worker process is noticed at once and reported with the image that it was loading. Processes write
+pixels to an anonymous shared mapping that is created before they are forked: nothing is copied through pipes, and
+the limit that containers set on ``/dev/shm`` does not apply.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import mmap
+import multiprocessing
+import multiprocessing.connection
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from PIL import Image
 
-from ..errors import ImageError
+from ..allocator import keep_freed_memory
+from ..errors import ImageError, SourceError, picklable_error
 from .decoding import decode
-from .source import UNKNOWN, Source, image_digest
+from .listing import UNKNOWN
+from .source import Source, image_digest
 
 if TYPE_CHECKING:
     import torch
 
 STAGES = ("reading", "hashing", "decoding", "resizing")
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+_QUEUED = 2  # chunks per worker process: one being loaded, and the next
+_SLOTS = 3  # slots for pixels per worker process: those chunks, and one that waits for its turn
 
 
 @dataclass
@@ -40,8 +54,6 @@ class Chunk:
     to_embed : list of int
         Positions of the images in ``pixels``, ascending.
     pixels : uint8 tensor, (len(to_embed), H, W, 3)
-    undecoded : dict of int to bytes
-        Files for the device to decode, by position.
     seconds : list of float
         Time spent in each of `STAGES`.
     """
@@ -50,7 +62,6 @@ class Chunk:
     outcomes: list[bytes | str]
     to_embed: list[int]
     pixels: torch.Tensor
-    undecoded: dict[int, bytes]
     seconds: list[float]
 
 
@@ -84,8 +95,6 @@ class ChunkLoader:
         Images per chunk.
     embedded_digests : ndarray of S32, optional
         Sorted content digests of images whose embeddings exist; these are neither decoded nor embedded.
-    leave_to_device : callable, optional
-        Takes a file's bytes; true where the device decodes the file.
 
     Attributes
     ----------
@@ -102,13 +111,11 @@ class ChunkLoader:
         *,
         chunk_size: int,
         embedded_digests: np.ndarray | None = None,
-        leave_to_device: Callable[[bytes], bool] | None = None,
     ):
         self.keys = keys
         self.shape = (chunk_size, *resize.input_size, 3)
         self._source, self._resize, self._sizes = source, resize, sizes
         self._embedded_digests = np.empty(0, "S32") if embedded_digests is None else embedded_digests
-        self._leave_to_device = leave_to_device
 
     def __len__(self) -> int:
         """Number of chunks."""
@@ -117,28 +124,14 @@ class ChunkLoader:
     def __call__(
         self, number: int, pixels: torch.Tensor | None = None, *, on_image: Callable[[int], None] | None = None
     ) -> Chunk:
-        """Load one chunk.
-
-        Parameters
-        ----------
-        number : int
-            0 <= number < len(self).
-        pixels : uint8 tensor of `shape`, optional
-            Where to write the pixels; allocated by default.
-        on_image : callable, optional
-            Called with the position of each image before it is read.
-
-        Returns
-        -------
-        Chunk
-        """
+        """Load a chunk into ``pixels``, of `shape`; ``on_image`` is called with each position before it is read."""
         chunk_size = self.shape[0]
         first = number * chunk_size
         if pixels is None:
             import torch
 
             pixels = torch.empty(self.shape, dtype=torch.uint8)
-        chunk = Chunk(first=first, outcomes=[], to_embed=[], pixels=pixels, undecoded={}, seconds=[0.0] * len(STAGES))
+        chunk = Chunk(first=first, outcomes=[], to_embed=[], pixels=pixels, seconds=[0.0] * len(STAGES))
         for position in range(first, min(len(self.keys), first + chunk_size)):
             if on_image is not None:
                 on_image(position)
@@ -157,11 +150,7 @@ class ChunkLoader:
             times.append(time.perf_counter())
             digest = image_digest(data)
             times.append(time.perf_counter())
-            if self._is_embedded(digest):
-                pass
-            elif self._leave_to_device is not None and self._leave_to_device(data):
-                chunk.undecoded[position] = data
-            else:
+            if not self._is_embedded(digest):
                 image = decode(data, self._resize.sufficient_side)
                 times.append(time.perf_counter())
                 chunk.pixels[len(chunk.to_embed)] = self._resize(image)
@@ -188,18 +177,7 @@ class ChunkLoader:
 
 
 def load_in_threads(loader: ChunkLoader, pool: ThreadPoolExecutor, ahead: int) -> Iterator[Chunk]:
-    """Yield every chunk, in order; up to ``ahead`` chunks are loaded in advance.
-
-    Parameters
-    ----------
-    loader : ChunkLoader
-    pool : ThreadPoolExecutor
-    ahead : int
-
-    Yields
-    ------
-    Chunk
-    """
+    """Yield every chunk, in order; up to ``ahead`` chunks are loaded in advance."""
     pending: deque[Future[Chunk]] = deque()
     for number in range(len(loader)):
         pending.append(pool.submit(loader, number))
@@ -207,3 +185,133 @@ def load_in_threads(loader: ChunkLoader, pool: ThreadPoolExecutor, ahead: int) -
             yield pending.popleft().result()
     while pending:
         yield pending.popleft().result()
+
+
+class LoaderProcesses:
+    """A pool of ``count`` worker processes that load chunks; a context manager that ends them on exit.
+
+    On entry raises `SourceError` where the processes cannot be started.
+    """
+
+    def __init__(self, loader: ChunkLoader, count: int):
+        import torch
+
+        self._loader, self._count = loader, count
+        shape = (_SLOTS * count, *loader.shape)
+        self._pixels = torch.from_numpy(_shared_zeros(shape, np.uint8))
+        self._positions = _shared_zeros((count,), np.int64)  # of the image that each worker is loading, or -1
+        self._positions[:] = -1
+        self._pipes: list[Any] = []
+        self._processes: list[Any] = []
+
+    def __enter__(self) -> LoaderProcesses:
+        try:
+            for worker in range(self._count):
+                self._start(worker)
+        except BaseException as error:
+            self.__exit__()
+            if isinstance(error, OSError):
+                raise SourceError(f"cannot start worker processes: {error.strerror}; use fewer --workers") from error
+            raise
+        return self
+
+    def _start(self, worker: int) -> None:
+        context = multiprocessing.get_context("fork")
+        parent_end, worker_end = context.Pipe()
+        self._pipes.append(parent_end)
+        process = context.Process(target=self._serve, args=(worker, worker_end), daemon=True)
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until the worker has its own handlers
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        worker_end.close()
+        self._processes.append(process)
+
+    def __exit__(self, *error: object) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.join()
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield every chunk, in order; a bounded number is loaded in advance.
+
+        Raises `SourceError` where a worker died.
+        """
+        free_slots = deque(range(len(self._pixels)))
+        idle = deque(list(range(self._count)) * _QUEUED)  # a worker once for each chunk that it has room for
+        loaded: dict[int, tuple[int, Chunk]] = {}  # chunk number: slot and chunk
+        submitted = 0
+        for number in range(len(self._loader)):
+            while number not in loaded:
+                while idle and free_slots and submitted < len(self._loader):
+                    with contextlib.suppress(OSError):  # of a worker that died, which its next answer shows
+                        self._pipes[idle.popleft()].send((submitted, free_slots.popleft()))
+                    submitted += 1
+                for pipe in multiprocessing.connection.wait(self._pipes):
+                    worker = self._pipes.index(pipe)
+                    answered, slot, chunk = self._answer(worker)
+                    idle.append(worker)
+                    loaded[answered] = slot, chunk
+            slot, chunk = loaded.pop(number)
+            chunk.pixels = self._pixels[slot, : len(chunk.to_embed)].clone()
+            free_slots.append(slot)
+            yield chunk
+
+    def _answer(self, worker: int) -> tuple[int, int, Chunk]:
+        try:
+            answer = self._pipes[worker].recv()
+        except (EOFError, OSError):
+            raise self._death(worker) from None
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def _death(self, worker: int) -> SourceError:
+        process, position = self._processes[worker], int(self._positions[worker])
+        process.join(10)
+        code = process.exitcode
+        cause = f" of {signal.Signals(-code).name}" if code is not None and code < 0 else ""
+        image = f" with {self._loader.keys[position]!r}" if position >= 0 else ""
+        return SourceError(
+            f"a worker process died{cause}{image} (out of memory, or an image that its decoder cannot take); what was "
+            "finished is kept: run again, with fewer --workers if memory is short"
+        )
+
+    def _serve(self, worker: int, pipe: Any) -> None:
+        """In the worker process: load chunks until the parent closes the pipe."""
+        import torch
+
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends the workers
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        for inherited in self._pipes:  # a worker sees the parent's end of its pipe close only if no other holds it
+            inherited.close()
+        keep_freed_memory()
+        torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
+        with contextlib.suppress(EOFError, OSError):  # of the pipe alone: the parent has ended
+            while True:
+                number, slot = pipe.recv()
+                try:
+                    answer: Any = (number, slot, self._load(worker, number, slot))
+                except Exception as error:  # a bug, for example in a source: the parent raises it
+                    answer = picklable_error(error)
+                pipe.send(answer)
+
+    def _load(self, worker: int, number: int, slot: int) -> Chunk:
+        def set_position(position: int) -> None:
+            self._positions[worker] = position
+
+        chunk = self._loader(number, self._pixels[slot], on_image=set_position)
+        chunk.pixels = chunk.pixels[:0].clone()  # the pixels are in the slot
+        set_position(-1)
+        return chunk
+
+
+def _shared_zeros(shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    """Zeros in memory that forked processes share."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return np.frombuffer(mmap.mmap(-1, max(1, size)), np.uint8, size).view(dtype).reshape(shape)

@@ -16,12 +16,11 @@ from ..storage.retries import error_text, is_permanent, remedy_for, with_retries
 from ..storage.urls import has_password, is_url, without_secrets
 from .folder import read_local
 from .listing import Listing, ListingBuilder
-from .remote_folder import read_image, size_mtime
+from .remote import read_image, size_mtime
 
 MANIFESTS = {".txt": None, ".lst": None, ".csv": ",", ".tsv": "\t"}  # file extension: delimiter
 _REMOTE_THREADS = 16
 _BATCH = 10_000  # images looked up at a time, because a pool keeps two kilobytes for each that is pending
-_KEY_COLUMN_ADVICE = "add a 'key' column (in a .csv or .tsv)"
 _PATH_COLUMNS = ("path", "image", "file", "filename", "url", "key")
 
 
@@ -52,7 +51,7 @@ class ManifestSource:
             if has_password(key):
                 raise SourceError(
                     f"{self.name} names {without_secrets(key)} with its password, which a key must not hold; "
-                    f"{_KEY_COLUMN_ADVICE}"
+                    "add a 'key' column (in a .csv or .tsv)"
                 )
             if key in paths:
                 raise SourceError(f"{self.name} names {key!r} twice; keys must be unique (add a 'key' column)")
@@ -94,19 +93,16 @@ class ManifestSource:
     def scan(self) -> Listing:
         """Look up size and modification time of every image; a missing image becomes a failure.
 
-        Raises
-        ------
-        SourceError
-            The manifest cannot be read, or a store does not answer whether images exist.
+        Raises `SourceError` where the manifest cannot be read, or a store does not answer whether images exist.
         """
         builder = ListingBuilder()
-        unanswered: list[_Unanswered] = []
+        unanswered: list[SourceError] = []
         remote = any(is_url(path) for path in self.paths.values())
-        items = iter(self.paths.items())
+        keys = iter(self.paths)
         with ThreadPoolExecutor(_REMOTE_THREADS if remote else 1) as pool:
-            while batch := list(islice(items, _BATCH)):
-                for (key, _), result in zip(batch, pool.map(_look_up, [path for _, path in batch]), strict=True):
-                    if isinstance(result, _Unanswered):
+            while batch := list(islice(keys, _BATCH)):
+                for key, result in zip(batch, pool.map(_look_up, [self.paths[key] for key in batch]), strict=True):
+                    if isinstance(result, SourceError):
                         unanswered.append(result)
                     elif isinstance(result, str):
                         builder.add_failure(key, result)
@@ -114,15 +110,13 @@ class ManifestSource:
                         builder.add(key, *result)
         if unanswered:
             count = f"{len(unanswered)} of the {len(self.paths)} images"
-            raise SourceError(f"cannot look up {count} that {self.name} names; {unanswered[0]}")
+            raise SourceError(f"cannot look up {count} that {self.name} names; first {unanswered[0]}")
         return builder.build()
 
     def read(self, key: str) -> bytes:
         """Read the file or URL of one image; raises `ImageError`."""
         path = self.paths[key]
-        if is_url(path):
-            return read_image(*open_filesystem(path))
-        return read_local(path)
+        return read_image(*open_filesystem(path)) if is_url(path) else read_local(path)
 
 
 def _read_manifest(location: str) -> bytes:
@@ -132,12 +126,8 @@ def _read_manifest(location: str) -> bytes:
     return bytes(with_retries(lambda: fs.cat_file(path)))
 
 
-class _Unanswered(str):
-    """Why a store failed to answer, or refused to answer, whether an image exists."""
-
-
-def _look_up(path: str) -> tuple[int, int] | str | _Unanswered:
-    """Size and modification time of one image, or why they are not available."""
+def _look_up(path: str) -> tuple[int, int] | str | SourceError:
+    """Size and modification time of one image, why it cannot be read, or why its store did not say."""
     try:
         if is_url(path):
             fs, remote_path = open_filesystem(path)
@@ -149,5 +139,5 @@ def _look_up(path: str) -> tuple[int, int] | str | _Unanswered:
     except Exception as error:  # a remote file system raises almost anything
         if is_url(path) and (remedy_for(error) or not is_permanent(error)):
             remedy = remedy_for(error) or "; run again when the store answers"
-            return _Unanswered(f"first {without_secrets(path)}: {error_text(error)}{remedy}, or leave it out")
+            return SourceError(f"{without_secrets(path)}: {error_text(error)}{remedy}, or leave it out")
         return f"cannot be read: {error_text(error)}"

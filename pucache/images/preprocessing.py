@@ -24,7 +24,7 @@ _FAST = ("bilinear", "bicubic")
 
 
 class Preprocess:
-    """Bring an RGB image to the model's input size; picklable, so that worker processes can use it.
+    """Bring an RGB image to the model's input size.
 
     Parameters
     ----------
@@ -57,22 +57,9 @@ class Preprocess:
         self.fast = self._mode in _FAST and supported_crop and crop_inside and not config.get("crop_border_pixels")
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
-        """Resize and crop an image.
+        """Resize and crop an RGB image to uint8, (H, W, 3), not always contiguous.
 
-        Parameters
-        ----------
-        image : PIL.Image.Image
-            RGB.
-
-        Returns
-        -------
-        uint8 tensor, (H, W, 3)
-            Not always contiguous.
-
-        Raises
-        ------
-        ImageError
-            The image is so narrow that resizing its shorter side would fill the memory.
+        Raises `ImageError` where the image is so narrow that resizing its shorter side would fill the memory.
         """
         import torch
 
@@ -81,19 +68,16 @@ class Preprocess:
             raise ImageError(f"{width} x {height} pixels; one side is more than {MAX_ASPECT} times the other")
         if not self.fast:
             return self._transform(image).permute(1, 2, 0)
-        return self.resize(torch.from_numpy(np.array(image))[None].permute(0, 3, 1, 2))
+        return self._resize(torch.from_numpy(np.array(image))[None].permute(0, 3, 1, 2))
 
-    def resize(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Resize and crop uint8 pixels, (1, 3, h, w) on any device, to (H, W, 3); only where `fast`."""
-        import torch
+    def _resize(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Resize and crop uint8 pixels, (1, 3, h, w), to (H, W, 3)."""
         from torch.nn.functional import interpolate
 
         height, width = pixels.shape[2:]
         size = self._resized_size(height, width)
         if size != (height, width):
-            on_cpu = pixels.device.type == "cpu"  # on other devices the kernel does not support uint8
-            resized = interpolate(pixels if on_cpu else pixels.float(), size, mode=self._mode, antialias=True)
-            pixels = resized if on_cpu else resized.round_().clamp_(0, 255).to(torch.uint8)
+            pixels = interpolate(pixels, size, mode=self._mode, antialias=True)
         top, left = (round((resized - side) / 2) for resized, side in zip(size, self.input_size, strict=True))
         return pixels[0, :, top : top + self.input_size[0], left : left + self.input_size[1]].permute(1, 2, 0)
 

@@ -12,27 +12,14 @@ from typing import Protocol
 
 from ..errors import SourceError
 from ..storage.urls import is_url, without_secrets
-from .folder import LocalFolder, read_local
-from .listing import EXTENSIONS, MAX_BYTES, MAX_KEY_BYTES, UNKNOWN, Listing
+from .folder import LocalFolder
+from .listing import Listing, is_special_file
 from .manifest import MANIFESTS, ManifestSource
-from .remote_folder import RemoteFolder
-from .tar_shards import TarSource
+from .remote import RemoteFolder
+from .tar import TarSource
 
-__all__ = [
-    "EXTENSIONS",
-    "MAX_BYTES",
-    "MAX_KEY_BYTES",
-    "UNKNOWN",
-    "Listing",
-    "LocalFolder",
-    "ManifestSource",
-    "RemoteFolder",
-    "Source",
-    "TarSource",
-    "image_digest",
-    "open_source",
-    "read_local",
-]
+_EXPECTED = "expected a folder, a manifest (.txt, .csv, .tsv) or .tar shards"
+_COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 
 class Source(Protocol):
@@ -44,21 +31,16 @@ class Source(Protocol):
         """List every image."""
 
     def read(self, key: str) -> bytes:
-        """Return the encoded bytes of one image.
+        """Return the encoded bytes of one image; raise `ImageError` where it cannot be read.
 
         Parameters
         ----------
         key : str
-            One of the keys that `scan` lists.
+            As `scan` lists it.
 
         Returns
         -------
         bytes
-
-        Raises
-        ------
-        ImageError
-            The image cannot be read.
         """
 
 
@@ -89,9 +71,11 @@ def open_source(where: str | os.PathLike[str]) -> Source:
     location = where if remote else os.path.abspath(where)
     if not remote and os.path.isdir(where):
         return LocalFolder(location)
+    if not remote and is_special_file(where):
+        raise SourceError(f"{where} is not a regular file; {_EXPECTED}")
     if extension == ".tar":
         return TarSource(location)
-    if name.lower().endswith((".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")):
+    if name.lower().endswith(_COMPRESSED_TARS):
         raise SourceError(
             f"{name} is a compressed tar, which cannot be read at random; decompress it to .tar (images hardly shrink)"
         )
@@ -100,8 +84,8 @@ def open_source(where: str | os.PathLike[str]) -> Source:
     if remote:
         return RemoteFolder(location)
     if not os.path.exists(where):
-        raise SourceError(f"no such source: {where}; expected a folder, a manifest (.txt, .csv) or .tar shards")
-    raise SourceError(f"{where} is not a source; expected a folder, a manifest (.txt, .csv, .tsv) or .tar shards")
+        raise SourceError(f"no such source: {where}; {_EXPECTED}")
+    raise SourceError(f"{where} is not a source; {_EXPECTED}")
 
 
 def image_digest(data: bytes) -> bytes:

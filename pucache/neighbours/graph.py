@@ -20,7 +20,7 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import PUCacheError
 from ..progress import Progress, Silent
-from ..storage.stacked_rows import RowMatrix
+from ..storage.rows import RowMatrix
 from .backends import find_gpu
 from .graph_file import checksums_of, graph_path, read_graph, write_graph
 from .row_source import RowSource, row_source, subset

@@ -9,8 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
-from ..storage.mapped_arrays import release_pages, row_slices, take_rows
-from ..storage.stacked_rows import RowMatrix, StackedRows
+from ..storage.rows import RowMatrix, StackedRows, release_pages, row_slices, take_rows
 
 
 class RowSource(Protocol):

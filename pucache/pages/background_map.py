@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..devices import cores
-from ..storage.mapped_arrays import take_rows
-from ..storage.stacked_rows import RowMatrix
+from ..storage.rows import RowMatrix, take_rows
 from .embedding_map import EmbeddingMap, embedding_map
 
 MIN_ROWS = 500  # a child takes about two seconds to start; smaller maps take less

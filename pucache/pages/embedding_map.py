@@ -10,8 +10,7 @@ from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 
-from ..storage.mapped_arrays import take_rows
-from ..storage.stacked_rows import RowMatrix
+from ..storage.rows import RowMatrix, take_rows
 
 _COMPONENTS = 50  # principal components that t-SNE works on
 _PERPLEXITY = 30.0

@@ -20,7 +20,10 @@ from PIL import Image
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import PUCacheError, SourceError, one_line
 from ..images.decoding import FORMATS, decode
-from ..images.source import LocalFolder, ManifestSource, Source, TarSource, image_digest, open_source
+from ..images.folder import LocalFolder
+from ..images.manifest import ManifestSource
+from ..images.source import Source, image_digest, open_source
+from ..images.tar import TarSource
 from ..progress import Progress, Silent
 
 QUALITY = 75  # of WebP; a photograph of 160 pixels takes 3 to 6 kB

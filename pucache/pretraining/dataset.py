@@ -12,7 +12,8 @@ import torch
 
 from ..devices import cores
 from ..errors import SourceError
-from ..images.source import Listing, Source
+from ..images.listing import Listing
+from ..images.source import Source
 from ..progress import Progress
 from . import process_group
 from .decoded_images import MappedImages, decode_all, has_room

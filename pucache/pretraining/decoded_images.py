@@ -15,9 +15,9 @@ import torch
 
 from ..devices import cores
 from ..errors import SourceError
-from ..images.loader_processes import LoaderProcesses
-from ..images.loading import Chunk, ChunkLoader, load_in_threads
-from ..images.source import Listing, Source
+from ..images.listing import Listing
+from ..images.loading import Chunk, ChunkLoader, LoaderProcesses, load_in_threads
+from ..images.source import Source
 from ..progress import Progress
 from ..storage.atomic import check_writable, replacing
 from ..storage.prefetch import prefetch

@@ -26,7 +26,8 @@ from ..encoders.backbones import digest
 from ..encoders.pretrained_file import Description
 from ..errors import ImageError
 from ..images.decoding import decode as decode_image
-from ..images.source import Listing, Source, open_source
+from ..images.listing import Listing
+from ..images.source import Source, open_source
 from ..progress import Progress, Silent
 from . import process_group, run_folder
 from .augmentations import VIEWS

@@ -13,7 +13,8 @@ import torch
 from ..devices import cores
 from ..errors import ImageError, SourceError
 from ..images.decoding import decode
-from ..images.source import Listing, Source
+from ..images.listing import Listing
+from ..images.source import Source
 from .squash import Squash
 
 log = logging.getLogger("pucache")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..encoders.backbones import share_batch_norm_on_gpus
-from ..encoders.cudnn import TIMED_KERNELS
+from ..encoders.backends import TIMED_KERNELS
 from ..errors import RunError, one_line
 from . import process_group
 from .augmentations import VIEWS, Augment, random_numbers

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..encoders import pretrained_file
 from ..errors import EncoderError
-from ..images.source import Listing
+from ..images.listing import Listing
 from . import run_folder
 from .projection_geometry import ProjectionGeometry
 from .recipes import Recipe

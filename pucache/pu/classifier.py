@@ -14,7 +14,7 @@ from ..devices import choose_device
 from ..errors import LabelError
 from ..heads.design_matrix import DesignMatrix
 from ..progress import Progress
-from ..storage.mapped_arrays import rows_not_finite
+from ..storage.rows import rows_not_finite
 from .linear_model import PULinearModel
 from .review_weights import TrainingLabels
 

@@ -37,7 +37,7 @@ from ..heads.full_batch import TOLERANCE
 from ..heads.minibatch import SGDSettings
 from ..heads.moments import Moments
 from ..heads.risks import PURisk
-from ..storage.stacked_rows import RowMatrix
+from ..storage.rows import RowMatrix
 from .penalty_choice import PENALTIES, ranks_of_positives, weakest_of_the_best
 from .review_weights import TrainingLabels
 

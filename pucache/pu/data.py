@@ -12,7 +12,7 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..devices import choose_device
 from ..heads.design_matrix import DesignMatrix
 from ..heads.moments import Moments, MomentSums
-from ..storage.stacked_rows import RowMatrix
+from ..storage.rows import RowMatrix
 from .labels import TWIN_COSINE, Labels, open_labels
 from .near_duplicates import DuplicateScan, groups, unlabelled_twins
 from .review_weights import TrainingLabels

@@ -18,8 +18,7 @@ import numpy as np
 
 from ..cache.destination import atomic_output
 from ..cache.embedding_cache import EmbeddingCache
-from ..cache.range_workers import Workers, check_workers
-from ..cache.row_range import RowRange, file_ranges, row_ranges
+from ..cache.row_range import RowRange, Workers, check_workers, file_ranges, row_ranges
 from ..errors import OutputError
 from ..storage.atomic import temporary_file
 from ..storage.urls import is_url

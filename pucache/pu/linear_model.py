@@ -18,7 +18,7 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..encoders.spec import ROUNDING, EncoderSpec
 from ..errors import ModelError
 from ..progress import Progress, Silent
-from ..storage.stacked_rows import RowMatrix
+from ..storage.rows import RowMatrix
 from .audited_prior import audited_figures
 from .calibration import Tilt, fit_tilt
 from .label_requirements import ASSUMED_PRIOR, LabelCount

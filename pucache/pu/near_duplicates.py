@@ -17,8 +17,7 @@ from scipy.spatial import cKDTree
 
 from ..devices import cores
 from ..heads.linear_algebra import leading_subspace, unit_rows
-from ..storage.mapped_arrays import release_pages, row_slices, take_rows
-from ..storage.stacked_rows import RowMatrix
+from ..storage.rows import RowMatrix, release_pages, row_slices, take_rows
 
 _Pairs = tuple[np.ndarray, np.ndarray]
 _DIRECTIONS = 24  # dimensions in which pairs are compared before all dimensions

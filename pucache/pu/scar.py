@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array
 
-from ..storage.mapped_arrays import take_rows
-from ..storage.stacked_rows import RowMatrix
+from ..storage.rows import RowMatrix, take_rows
 from .calibration import Tilt
 from .label_requirements import LabelCount, figure
 from .labels import Labels

@@ -22,8 +22,7 @@ from .score_parts import part_outputs, scored_rows, write_part, write_table
 from .score_tables import ScoredRows, check_output
 
 if TYPE_CHECKING:
-    from ..cache.range_workers import Workers
-    from ..embedding.engine import Engine
+    from ..cache.row_range import Workers
     from ..images.source import Source
     from .pile_scores import Pile
 
@@ -64,7 +63,7 @@ def score(
     cache: str | Path | None = None,
     neighbours: CacheLike | None = None,
     parts: str | None = None,
-    engine: Engine | Workers | None = None,
+    engine: Workers | None = None,
     progress: Progress | None = None,
     **embedding: Any,
 ) -> ScoreReport:
@@ -81,7 +80,7 @@ def score(
     images : EmbeddingCache, Source, str, path, or sequence of paths
         Caches, or a source of images, which are embedded first with the encoder of the model.
     out : path or URL
-        ``.csv``, or ``.parquet`` (needs the extra ``parquet``).
+        ``.csv``, or ``.parquet``.
     cache : path or URL, optional
         Cache that images are embedded into; by default beside `out`, with the suffix ``.h5``.
     neighbours : EmbeddingCache, path, or sequence of paths, optional
@@ -90,13 +89,13 @@ def score(
     parts : {"csv", "parquet"}, optional
         Only for caches: write a table of this format for each cache file, ``NAME.csv`` of ``NAME.h5``, into the
         folder `out`. Their rows, one table after the other, are those of the one table.
-    engine : Engine or RayEngine, optional
-        Runs the work elsewhere, such as `pucache.embedding.distributed.engine.RayEngine`, which embeds images or
-        scores caches on a cluster. The output is the same to the byte. Not with `neighbours` of caches.
+    engine : RayWorkers, optional
+        Scores caches on a cluster, see `pucache.scaling.workers.RayWorkers`. The output is the same to the byte.
+        Not with `neighbours`.
     progress : Progress, optional
         Of the embedding, and of the search for neighbours.
     **embedding
-        Of `embed_for`: weights, device, precision, runtime, decode, batch_size, shard.
+        Of `embed_for`: weights, device, precision, runtime, batch_size, shard, workers.
 
     Returns
     -------
@@ -126,18 +125,19 @@ def score(
     if source is not None:
         if parts is not None:
             raise ValueError("parts are for caches, a table for each file, and images are given; leave parts out")
+        if engine is not None:
+            raise ValueError("an engine scores caches, and images are given; embed them first")
         cache = cache or os.path.splitext(out)[0] + ".h5"
-        embedded = embed_for(model, source, cache, engine=engine, progress=progress, **embedding)  # type: ignore[arg-type]
+        embedded = embed_for(model, source, cache, progress=progress, **embedding)
         return _score_cache(model, embedded, out, pile, progress)
-    is_cluster = hasattr(engine, "map")
-    unused = [*(["cache"] if cache is not None else []), *(["engine"] if engine and not is_cluster else []), *embedding]
+    unused = [*(["cache"] if cache is not None else []), *embedding]
     if unused:
         raise ValueError(f"{', '.join(unused)} is for images that are to be embedded, and none are given; leave it out")
-    if pile is not None and (parts is not None or is_cluster):
+    if pile is not None and (parts is not None or engine is not None):
         raise ValueError("neighbours are searched on this machine, into one table; leave out parts and the engine ray")
     opened = open_cache(images)  # type: ignore[arg-type]
     if pile is None:
-        return _score_by_model(model, opened, out, parts, engine if is_cluster else None)  # type: ignore[arg-type]
+        return _score_by_model(model, opened, out, parts, engine)
     return _score_cache(model, opened, out, pile, progress)
 
 
@@ -213,10 +213,9 @@ def embed_for(
     device: str = "auto",
     precision: str = "auto",
     runtime: str = "auto",
-    decode: str = "auto",
     batch_size: int | None = None,
-    engine: Engine | None = None,
     shard: tuple[int, int] = (1, 1),
+    workers: int | None = None,
     progress: Progress | None = None,
 ) -> EmbeddingCache:
     """Embed images with the encoder that a model was trained on.
@@ -227,9 +226,9 @@ def embed_for(
     source : Source, or what `pucache.open_source` takes
     cache : path or URL
         Cache to write or to continue.
-    weights, device, precision, runtime, decode, batch_size
+    weights, device, precision, runtime, batch_size
         Of `pucache.encoders.encoder.load_encoder`.
-    engine, shard, progress
+    shard, workers, progress
         Of `pucache.embedding.embed.embed`.
 
     Returns
@@ -241,8 +240,7 @@ def embed_for(
     ModelError
         The model has no encoder that pucache can load, or the encoder loaded differs from it.
     """
-    from ..embedding.embed import run_embedding
-    from ..embedding.plan import EmbedOptions
+    from ..embedding.embed import EmbedOptions, run_embedding
     from ..encoders.deferred import EncoderOptions, open_encoder
     from ..images.source import open_source
 
@@ -254,21 +252,22 @@ def embed_for(
         raise ModelError(
             f"the model was trained on {expected or 'bare arrays'}, which pucache cannot make; score a cache"
         )
-    options = EncoderOptions(
+    encoder_options = EncoderOptions(
         name=expected.name,
         weights=weights,
-        device=engine.device(device) if engine else device,
+        device=device,
         precision=precision,
         runtime=runtime,
-        decode=decode,
         batch_size=batch_size,
     )
-    encoder = open_encoder(options, like=encoder_of_existing(cache) or expected)
+    encoder = open_encoder(encoder_options, like=encoder_of_existing(cache) or expected)
     differing = expected.differences(encoder.spec, ignoring=ROUNDING)
     if differing:
         raise ModelError(
             f"the model expects {expected}; the encoder at hand is {encoder.spec} (they differ in "
             f"{', '.join(differing)}): pass the weights it was trained with as --weights FILE"
         )
-    report = run_embedding(source, cache, encoder, options=EmbedOptions(shard=shard), engine=engine, progress=progress)
+    report = run_embedding(
+        source, cache, encoder, options=EmbedOptions(shard=shard), workers=workers, progress=progress
+    )
     return EmbeddingCache(report.cache)

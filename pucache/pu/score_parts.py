@@ -15,7 +15,7 @@ from ..cache.keys import Keys
 from ..errors import CacheError
 from ..storage.atomic import check_writable
 from ..storage.prefetch import prefetch
-from ..storage.urls import is_url, without_secrets
+from ..storage.urls import is_url, path_or_url, without_secrets
 from .linear_model import PULinearModel
 from .score_tables import FORMATS, ScoredRows, check_output, open_table
 from .surplus_tables import refuse_surplus_tables
@@ -98,7 +98,7 @@ def part_outputs(cache: EmbeddingCache, folder: str | Path, suffix: str, inputs:
     OutputError, MissingExtraError
         A table cannot be written; or `folder` holds tables of shards that are gone.
     """
-    folder, inputs = os.fspath(folder), list(inputs)
+    folder, inputs = path_or_url(folder), list(inputs)
     if suffix not in FORMATS:
         raise ValueError(f"parts are tables of {' or '.join(FORMATS)}, got {suffix!r}")
     if os.path.splitext(folder)[1].lower().lstrip(".") in FORMATS:

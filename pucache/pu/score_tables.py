@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from ..cache.keys import decode_texts
-from ..errors import LabelError, MissingExtraError, OutputError, one_line
-from ..storage.atomic import check_writable
-from ..storage.urls import is_url, without_secrets
+from ..errors import LabelError, OutputError, one_line
+from ..storage.atomic import check_writable, is_standard_output
+from ..storage.urls import is_url, path_or_url, without_secrets
 from .score_csv import csv_rows
 
 _ROW_GROUP = 1 << 16  # rows per row group of a Parquet file
@@ -57,6 +57,7 @@ def check_output(out: str | Path, *, inputs: Iterable[str | Path] = ()) -> None:
     OutputError, MissingExtraError
         The file cannot be written.
     """
+    out = path_or_url(out)
     if is_url(out):
         from ..cache.destination import open_destination
 
@@ -64,11 +65,9 @@ def check_output(out: str | Path, *, inputs: Iterable[str | Path] = ()) -> None:
             raise OutputError(f"{without_secrets(os.fspath(out))} is also an input; name another file to write")
         open_destination(out).check_writable()
     else:
-        check_writable(out, inputs=inputs)
+        check_writable(out, inputs=inputs, is_table=True)
     if _suffix(out) not in _WRITERS:
         raise ValueError(f"{without_secrets(os.fspath(out))} must end in {' or '.join(_WRITERS)}")
-    if is_parquet(out):
-        _pyarrow()
 
 
 @contextmanager
@@ -119,7 +118,7 @@ def is_parquet(out: str | Path) -> bool:
 
 
 def _suffix(out: str | Path) -> str:
-    return os.path.splitext(out)[1].lower()
+    return ".csv" if is_standard_output(out) else os.path.splitext(out)[1].lower()
 
 
 @contextmanager
@@ -136,7 +135,9 @@ def _csv_table(path: Path) -> Iterator[WriteRows]:
 
 @contextmanager
 def _parquet_table(path: Path) -> Iterator[WriteRows]:
-    arrow, parquet = _pyarrow()
+    import pyarrow as arrow  # not needed for CSV
+    from pyarrow import parquet
+
     types = (arrow.string(), arrow.float32(), arrow.float64(), arrow.int8())
     schema = arrow.schema(list(zip(COLUMNS, types, strict=True)))
     waiting: list[Any] = []
@@ -166,15 +167,6 @@ _WRITERS: dict[str, Callable[[Path], AbstractContextManager[WriteRows]]] = {
 }
 
 
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtraError("Parquet needs pyarrow; pip install 'pucache[parquet]', or write .csv") from error
-    return pyarrow, pyarrow.parquet
-
-
 def _read_csv(path: Path) -> dict[str, list[str]]:
     with path.open(newline="", encoding="utf-8-sig") as stream:
         table = csv.DictReader(stream, strict=True)
@@ -185,7 +177,9 @@ def _read_csv(path: Path) -> dict[str, list[str]]:
 
 
 def _read_parquet(path: Path) -> dict[str, list[Any]]:
-    arrow, parquet = _pyarrow()
+    import pyarrow as arrow  # not needed for CSV
+    from pyarrow import parquet
+
     try:
         return parquet.read_table(path).to_pydict()
     except arrow.ArrowInvalid as error:

@@ -6,11 +6,9 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..cache.remote_files import store_errors
-from ..cache.working_folders import url_of_copy
+from ..cache.local_copies import folder_of
 from ..errors import OutputError
-from ..storage.filesystem import open_filesystem
-from ..storage.transfer import folder_files
+from ..storage.filesystem import folder_files, open_filesystem, store_errors
 from ..storage.urls import is_url, without_secrets
 
 _NAMES_SHOWN = 3
@@ -41,7 +39,7 @@ def refuse_surplus_tables(folder: str, tables: Iterable[str], shards: Iterable[P
     if not surplus:
         return
     try:
-        stems = {name.removesuffix(".h5") for beside in set(map(_folder_of, shards)) for name in _names(beside, ".h5")}
+        stems = {name.removesuffix(".h5") for beside in set(map(folder_of, shards)) for name in _names(beside, ".h5")}
     except OutputError:  # such as a store of single files: what lies beside the shards is not known
         return
     surplus -= {f"{stem}{suffix}" for stem in stems}
@@ -52,12 +50,6 @@ def refuse_surplus_tables(folder: str, tables: Iterable[str], shards: Iterable[P
             f"{f' and {more} more' if more else ''}; whoever reads the folder would count their rows. Remove them, or "
             "name another folder as out"
         )
-
-
-def _folder_of(shard: Path) -> str:
-    """Folder of a shard; where the file is a local copy, the URL of the folder."""
-    url = url_of_copy(shard)
-    return url.rpartition("/")[0] if url else str(shard.parent)
 
 
 def _names(folder: str, suffix: str) -> set[str]:

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
-from ..cache.range_workers import Workers, check_workers
-from ..cache.row_range import RowRange, row_ranges
+from ..cache.row_range import RowRange, Workers, check_workers, row_ranges
 from ..neighbours.whitening import Whitening, centred_units
 from ..progress import Progress
 from ..pu.labels import Labels

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..neighbours.whitening import centred_units
-from ..storage.mapped_arrays import take_rows
+from ..storage.rows import take_rows
 
 _ROUNDING = 1e-6  # error of a cosine in float32
 _DOUBT = 1e-5  # beyond it, the rounding of a matrix product decides nothing

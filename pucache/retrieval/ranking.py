@@ -76,7 +76,8 @@ class Ranking:
         OutputError
             `path` cannot be written.
         """
-        with replacing(check_writable(path)) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+        checked = check_writable(path, is_table=True)
+        with replacing(checked) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
             write = table_writer(stream)
             write(["rank", "key", "score"])
             for rank, (key, score) in enumerate(zip(self.keys, self.scores, strict=True), 1):

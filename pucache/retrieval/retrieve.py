@@ -20,7 +20,7 @@ from .scorer_choice import ScorerOptions, choose_scorer
 from .similarity import Similarity
 
 if TYPE_CHECKING:
-    from ..cache.range_workers import Workers
+    from ..cache.row_range import Workers
     from ..pu.linear_model import PULinearModel
 
 _GROWTH = 4  # factor by which more rows are scored where too few of them are unlabelled and new
@@ -77,8 +77,8 @@ def retrieve_positives(
     twins : float or None
         Cosine from which on an image shows the same picture as a labelled one; None: equal bytes only.
     device : str
-    engine : RayEngine, optional
-        Divides the rows among the machines of a cluster, see `pucache.embedding.distributed.engine.RayEngine`. The
+    engine : RayWorkers, optional
+        Divides the rows among the machines of a cluster, see `pucache.scaling.workers.RayWorkers`. The
         result is that of this machine with device ``cpu``. Not with an index, nor by ``fused``.
     progress : Progress, optional
 

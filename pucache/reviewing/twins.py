@@ -13,8 +13,7 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache
 from ..pu import near_duplicates
 from ..storage.atomic import replacing
-from ..storage.mapped_arrays import take_rows
-from ..storage.stacked_rows import RowMatrix
+from ..storage.rows import RowMatrix, take_rows
 
 NEAR_DUPLICATES = "near duplicates and equal bytes"
 EQUAL_BYTES = "equal bytes"

@@ -12,6 +12,8 @@ import fcntl
 import glob
 import os
 import re
+import shutil
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,12 +22,21 @@ from pathlib import Path
 import filelock
 
 from ..errors import OutputError, PUCacheError, one_line
+from .regular_file import CACHE_FORMAT, format_of
 
 PARTIAL_SUFFIX = ".partial"
+_STANDARD_OUTPUT = ("-", "/dev/stdout")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # `Path` reduces the two slashes of a URL to one
 
 
-def check_writable(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Path:
+def is_standard_output(path: str | Path) -> bool:
+    """Whether an output is the standard output: ``-`` or ``/dev/stdout``."""
+    return os.fspath(path) in _STANDARD_OUTPUT
+
+
+def check_writable(
+    path: str | Path, *, inputs: Iterable[str | Path] = (), file_format: str | None = "", is_table: bool = False
+) -> Path:
     """Check, before any work is done, that a file can be written.
 
     The parent directory is created where it is missing, and leftovers of killed writers of ``path`` are
@@ -37,6 +48,11 @@ def check_writable(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Pa
         File to write.
     inputs : iterable of str or Path
         Files that must not be overwritten.
+    file_format : str
+        See `pucache.storage.regular_file.format_of`. A file of pucache is replaced by one of its own format alone, and
+        a cache replaces nothing but a cache; None replaces any file.
+    is_table : bool
+        Tables may also be written to the standard output.
 
     Returns
     -------
@@ -46,21 +62,29 @@ def check_writable(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Pa
     Raises
     ------
     OutputError
-        ``path`` is a URL, a directory, a device or an input, or its directory cannot be created or written to.
+        ``path`` is a URL, a directory, a device, an input, a link to anything but a file, or a file of another format;
+        or its directory cannot be created or written to.
     """
     if _URL.match(os.fspath(path)):
         without_login = re.sub("/[^/@]*@", "/", str(path).partition("?")[0])
         raise OutputError(f"{without_login} is a URL; expected a file of this machine: write one, and copy it there")
     path = Path(path)
+    if is_standard_output(path):
+        if is_table:
+            return path
+        raise OutputError(f"{path} is the standard output, which only tables are written to; name a file")
     try:
         if path.is_dir():
             raise OutputError(f"{path} is a directory; name a file to write instead")
-        if path.exists() and not path.is_file():  # a rename would replace a device such as /dev/null
-            raise OutputError(f"{path} is not a regular file; name a file to write instead")
+        if os.path.lexists(path) and not path.is_file():  # a rename would replace a device such as /dev/null
+            what = "a link to no file" if path.is_symlink() and not path.exists() else "not a regular file"
+            raise OutputError(f"{path} is {what}; name a file to write instead")
         if any(_is_same_file(path, other) for other in inputs):
             raise OutputError(f"{path} is also an input, which would be overwritten; name another file to write")
+        if file_format is not None and path.exists():
+            _check_format(path, file_format)
         make_folder(path.parent)
-        with tempfile.TemporaryFile(dir=path.parent):  # has no name, so that nothing of it remains
+        with tempfile.TemporaryFile(dir=path.resolve().parent):  # has no name, so that nothing of it remains
             remove_partials(path)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another path") from error
@@ -69,6 +93,16 @@ def check_writable(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Pa
 
 def _is_same_file(path: Path, other: str | Path) -> bool:
     return os.path.exists(other) and path.exists() and path.samefile(other)  # `other` may be a glob of any length
+
+
+def _check_format(path: Path, file_format: str) -> None:
+    existing = format_of(path)
+    if existing == file_format:
+        return
+    if existing:
+        raise OutputError(f"{path} is a {existing.replace('-', ' ')}; name another file to write, or remove it first")
+    if file_format == CACHE_FORMAT:
+        raise OutputError(f"{path} exists and is no pucache cache; name another file to write, or remove it first")
 
 
 def make_folder(folder: Path) -> None:
@@ -131,22 +165,34 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """Write a file atomically: yields a temporary path beside it, which is renamed on success.
 
     The parent directory is created where it is missing. On any exception the temporary file is removed and
-    ``path`` is unchanged.
+    ``path`` is unchanged. A symbolic link stays, and the file that it leads to is replaced. What is written to the
+    standard output is sent there on success.
 
     Raises
     ------
     OutputError
         The file system refused (full, read-only, no permission).
     """
-    path = Path(path)
     try:
-        make_folder(path.parent)
-        with temporary_file(path) as temporary:
+        if is_standard_output(path):
+            with tempfile.TemporaryDirectory() as folder:
+                yield Path(folder, "table")
+                _send_to_standard_output(Path(folder, "table"))
+            return
+        target = Path(os.path.realpath(path))
+        make_folder(target.parent)
+        with temporary_file(target) as temporary:
             yield temporary
-            _publish(temporary, path)
+            _publish(temporary, target)
     except OSError as error:
         reason = error.strerror or error
         raise OutputError(f"cannot write {path}: {reason}; what was there before is untouched") from error
+
+
+def _send_to_standard_output(table: Path) -> None:
+    with open(table, "rb") as stream:
+        shutil.copyfileobj(stream, sys.stdout.buffer)
+    sys.stdout.buffer.flush()
 
 
 @contextmanager
@@ -193,6 +239,7 @@ def _publish(temporary: Path, path: Path) -> None:
 
 def remove_partials(path: Path) -> None:
     """Remove temporary files that killed writers of ``path`` left behind; those in use are locked and stay."""
+    path = Path(os.path.realpath(path))
     random_part = "?" * 8  # as tempfile draws it; `*` would also match the temporary files of NAME.other
     for leftover in path.parent.glob(f"{glob.escape(_prefix(path))}{random_part}{PARTIAL_SUFFIX}"):
         with contextlib.suppress(OSError):  # locked by its writer, gone, or another user's

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from ..errors import LabelError
+from .regular_file import open_regular
 
 
 def read_table(path: str | Path) -> list[dict[str, str]]:
@@ -32,7 +33,8 @@ def read_table(path: str | Path) -> list[dict[str, str]]:
     """
     path = Path(path)
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        with open_regular(path) as stream:
+            text = stream.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise LabelError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
     except OSError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import safetensors.numpy
 from ..errors import PUCacheError
 from ..version import __version__
 from .atomic import check_writable, replacing
+from .regular_file import open_regular
 
 _BLANK = b"0" * 64  # replaces the checksum while the file is hashed
 _MAX_HEADER_BYTES = 1 << 24  # as Python objects it takes many times as much memory
@@ -76,7 +76,7 @@ def write(path: str | Path, kind: Kind, tensors: dict[str, np.ndarray], state: d
     # a single metadata entry, because safetensors writes several in random order
     data = safetensors.numpy.save(tensors, {kind.format: json.dumps(header, sort_keys=True)})
     offset = data.index(_BLANK)
-    with replacing(check_writable(path)) as temporary, temporary.open("wb") as stream:
+    with replacing(check_writable(path, file_format=kind.format)) as temporary, temporary.open("wb") as stream:
         stream.write(data[:offset])
         stream.write(_checksum(data, offset))
         stream.write(memoryview(data)[offset + len(_BLANK) :])
@@ -124,18 +124,6 @@ def read(path: str | Path, kind: Kind, *, max_bytes: int) -> tuple[dict[str, np.
     return tensors, state
 
 
-def format_of(path: str | Path) -> str:
-    """Name of the format from the first bytes of a file, unverified; "" for a file that this module did not write."""
-    if not os.path.isfile(path):
-        return ""
-    try:
-        with open(path, "rb") as stream:
-            match = re.match(rb'.{8}\{"__metadata__":\{"(pucache-[a-z]+)":', stream.read(64), re.DOTALL)
-    except OSError:  # `read` reports it
-        return ""
-    return match[1].decode() if match else ""
-
-
 def _checksum(data: bytes, offset: int) -> bytes:
     """SHA-256 of the file with blanks in place of the checksum at ``offset``; 64 hexadecimal digits."""
     state = hashlib.sha256(memoryview(data)[:offset])
@@ -148,7 +136,7 @@ def _read_bytes(path: Path, kind: Kind, max_bytes: int) -> bytes:
     size = path.stat().st_size
     if size > max_bytes:
         raise kind.error(f"{path} is larger than any {kind.noun} ({max_bytes:,} bytes); pass {kind.expected}")
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         return stream.read(size)  # Python allocates as many bytes as are requested, so not `max_bytes`
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 # "::" chains two URLs; a password may hold "@", and even "/" unless that is a port that a path follows
@@ -11,6 +12,11 @@ _LOGIN = re.compile(r"""(://)([^/\s@:'"]*):(?!:)(?:[^/\s'"]*|(?!\d{1,5}/)[^\s'"]
 def is_url(where: object) -> bool:
     """Whether this is an fsspec URL rather than a local path."""
     return "://" in str(where)
+
+
+def path_or_url(where: str | os.PathLike[str]) -> str:
+    """The path that a ``file://`` URL names; any other path or URL as it is."""
+    return re.sub(r"^(file|local)://(localhost(?=/))?", "", os.fspath(where))
 
 
 def without_secrets(text: str) -> str:

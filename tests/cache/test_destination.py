@@ -1,223 +1,236 @@
-"""Caches and scores behind URLs, from the images to the table, on a real S3 server."""
+"""Caches and tables behind URLs, from the images to the table, on a real S3 server."""
 
-import subprocess
-import sys
-
-import numpy as np
 import pytest
-from click.testing import CliRunner
-from helpers.planted import planted, write_cache
+from helpers.planted import planted
 from helpers.tiny import save_image, tiny_encoder
 
-from pucache.cache.destination import atomic_output, encoder_of_existing
+from pucache.cache.destination import LocalDestination, atomic_output, encoder_of_existing, open_destination
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.cache.paths import part_files, writer_lock
-from pucache.cache.remote import RemoteCache
-from pucache.cli.main import main
-from pucache.embedding import row_blocks
-from pucache.embedding.embed import run_embedding
-from pucache.errors import CacheLockedError, LeaseHeldError, LeaseLostError, OutputError, SourceError
+from pucache.cache.exporting import export
+from pucache.cache.paths import part_files
+from pucache.embedding import blocks
+from pucache.embedding.embed import EmbedOptions, run_embedding
+from pucache.errors import CacheError, CacheLockedError, OutputError, SourceError
 from pucache.images.source import open_source
 from pucache.progress import Silent
 from pucache.pu.classifier import PULinearClassifier
 from pucache.pu.score import score
-from pucache.pu.score_tables import read_scores
-from pucache.storage import conditional, retries
+from pucache.storage import retries
 
 CACHE, SCORES = "s3://bucket/made/cache.h5", "s3://bucket/made/scores.csv"
-pytestmark = pytest.mark.usefixtures("one_thread", "fixed_time")
+pytestmark = pytest.mark.usefixtures("one_thread", "fixed_time", "store")
 
 
 @pytest.fixture(autouse=True)
-def store(s3_server, monkeypatch, tmp_path):
-    monkeypatch.setattr(retries, "RETRY_PAUSES", [0.0, 0.0, 0.0])
-    monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 16)
-    monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "here"))
-    return s3_server.connect(monkeypatch)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK_ROWS", 16)
 
 
 @pytest.fixture
-def images(store, tmp_path):
-    """Sixty images in the store, one of which is none; and the bytes of their cache, made at once."""
+def images(tmp_path):
+    """Sixty images, one of which is none."""
     for number in range(60):
-        save_image(tmp_path / "image.png", number)
-        data = (tmp_path / "image.png").read_bytes() if number != 33 else b"no image"
-        store.files.pipe_file(f"bucket/photos/{number:03}.png", data)
-    return open_source("s3://bucket/photos")
+        save_image(tmp_path / f"images/{number:03}.png", number)
+    (tmp_path / "images/033.png").write_bytes(b"no image")
+    return open_source(tmp_path / "images")
 
 
-class StopAfter(Silent):
-    """Ctrl-C once so many images are done."""
+class During(Silent):
+    """Calls a function once so many images are done."""
 
-    def __init__(self, images):
-        self._left = images
+    def __init__(self, images, action):
+        self._left, self._action = images, action
 
     def advance(self, steps):
         self._left -= steps
-        if self._left < 0:
-            raise KeyboardInterrupt
+        if self._left < 0 and self._action:
+            action, self._action = self._action, None
+            action()
 
 
-def names(store):
-    return sorted(path.removeprefix("bucket/made/") for path in store.files.find("bucket/made"))
+def embedded(images, cache, action=lambda: None, **options):
+    options = EmbedOptions(**options)
+    return run_embedding(images, cache, tiny_encoder(), options=options, workers=0, progress=During(40, action))
 
 
-def test_a_cache_in_a_store_has_the_bytes_of_one_on_a_disk(images, store, tmp_path):
-    here, there = tmp_path / "cache.h5", run_embedding(images, CACHE, tiny_encoder(), workers=0)
-    run_embedding(images, here, tiny_encoder(), workers=0)
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def writes_all(store, content=b"of another machine"):
+    return lambda: store.put("made/cache.h5", content)
+
+
+# --- caches ------------------------------------------------------------------------------------
+
+
+def test_a_cache_in_a_store_has_the_bytes_of_one_on_a_disk_and_is_not_fetched(images, store, tmp_path):
+    there = embedded(images, CACHE)
+    embedded(images, tmp_path / "cache.h5")
     assert (there.name, there.rows, list(there.failures)) == (CACHE, 59, ["033.png"])
-    assert store.files.cat_file("bucket/made/cache.h5") == here.read_bytes() == there.cache.read_bytes()
-    assert names(store) == ["cache.h5"]
-    again = run_embedding(images, CACHE, tiny_encoder(), workers=0)
+    assert store.get("made/cache.h5") == (tmp_path / "cache.h5").read_bytes() == there.cache.read_bytes()
+    assert store.keys() == ["made/cache.h5"]
+    again = embedded(images, CACHE)
     assert (again.written, again.computed, again.kept) == (False, 0, 59)
+    assert EmbeddingCache(CACHE).files[0].path == there.cache == again.cache
+    assert (store.relay.asked["PUT", "made/cache.h5"], store.relay.asked["GET", "made/cache.h5"]) == (1, 0)
 
 
-@pytest.mark.slow
-def test_another_machine_goes_on_from_the_parts_and_ends_in_the_same_bytes(images, store, tmp_path, monkeypatch):
-    run_embedding(images, tmp_path / "cache.h5", tiny_encoder(), workers=0)
+def test_an_interrupted_run_goes_on_here_and_leaves_nothing_in_the_store(images, store, tmp_path):
+    embedded(images, tmp_path / "cache.h5")
     with pytest.raises(KeyboardInterrupt):
-        run_embedding(images, CACHE, tiny_encoder(), workers=0, progress=StopAfter(40))
-    parts = names(store)
-    assert parts and all(name.startswith("cache.h5.parts/part-") for name in parts)
-    monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "elsewhere"))
+        embedded(images, CACHE, interrupt)
+    assert store.keys() == [] and encoder_of_existing(CACHE) == tiny_encoder().spec
+    report = embedded(images, CACHE)
+    assert 0 < report.computed < 59 and part_files(open_destination(CACHE).local) == []
+    assert store.get("made/cache.h5") == (tmp_path / "cache.h5").read_bytes()
+
+
+def test_a_cache_that_is_there_is_fetched_and_added_to(images, store, tmp_path, monkeypatch):
+    embedded(images, CACHE)
+    monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "another machine"))
+    save_image(tmp_path / "images/new.png", 99)
     assert encoder_of_existing(CACHE) == tiny_encoder().spec
-    report = run_embedding(images, CACHE, tiny_encoder(), workers=0)
-    assert 0 < report.computed < 59
-    assert store.files.cat_file("bucket/made/cache.h5") == (tmp_path / "cache.h5").read_bytes()
-    assert names(store) == ["cache.h5"]
+    report = embedded(images, CACHE)
+    assert (report.computed, report.kept, report.rows) == (1, 59, 60)
+    assert store.relay.asked["GET", "made/cache.h5"] == 1
 
 
-@pytest.mark.slow
-def test_images_of_which_none_can_be_read_leave_nothing_there(images, store):
-    for number in range(60):
-        store.files.pipe_file(f"bucket/photos/{number:03}.png", b"no image")
-    with pytest.raises(SourceError, match="none of the 60 images"):
-        run_embedding(images, CACHE, tiny_encoder(), workers=0)
-    assert names(store) == []
+def test_an_object_that_changed_meanwhile_is_refused_and_the_next_run_computes_nothing(images, store, tmp_path):
+    embedded(images, tmp_path / "cache.h5")
+    with pytest.raises(OutputError) as refused:
+        embedded(images, CACHE, writes_all(store))
+    local = open_destination(CACHE).local
+    assert str(refused.value) == (
+        f"{CACHE} was changed by another writer while this command ran; nothing was sent, and {local} is kept: run "
+        "the command again to add to it, or with --force to overwrite it"
+    )
+    assert store.get("made/cache.h5") == b"of another machine"
+    assert local.read_bytes() == (tmp_path / "cache.h5").read_bytes()
+    store.files.rm_file("bucket/made/cache.h5")
+    assert embedded(images, CACHE).computed == 0
+    assert store.get("made/cache.h5") == (tmp_path / "cache.h5").read_bytes()
 
 
-@pytest.mark.slow
+def test_force_overwrites_what_changed_meanwhile(images, store):
+    report = embedded(images, CACHE, writes_all(store), force=True)
+    assert store.get("made/cache.h5") == report.cache.read_bytes()
+
+
+def test_an_upload_that_is_cut_costs_no_image(images, store, monkeypatch):
+    with monkeypatch.context() as once:
+        once.setattr(retries, "RETRY_PAUSES", [])
+        store.relay.fail("PUT", "made/cache.h5", times=10)
+        with pytest.raises(OutputError, match=rf"cannot write {CACHE}: .* \(tried 1 time\); run again when the store"):
+            embedded(images, CACHE)
+    store.relay.faults.clear()
+    assert store.keys() == [] and embedded(images, CACHE).computed == 0
+
+
 def test_two_writers_of_one_machine_are_kept_apart(images):
-    class Second(Silent):
-        def start(self, total, what):
-            with pytest.raises(CacheLockedError):
-                run_embedding(images, CACHE, tiny_encoder(), workers=0)
+    def second():
+        with pytest.raises(CacheLockedError, match=f"{CACHE} is being written by another process"):
+            embedded(images, CACHE)
 
-    assert run_embedding(images, CACHE, tiny_encoder(), workers=0, progress=Second()).rows == 59
-
-
-def test_writers_of_two_machines_are_kept_apart(images, tmp_path, monkeypatch):
-    refused = []
-
-    class Second(Silent):
-        def start(self, total, what):
-            monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "elsewhere"))
-            for write in (lambda: run_embedding(images, CACHE, tiny_encoder(), workers=0), lambda: write_table(CACHE)):
-                with pytest.raises(LeaseHeldError) as error:
-                    write()
-                refused.append(str(error.value))
-
-    assert run_embedding(images, CACHE, tiny_encoder(), workers=0, progress=Second()).rows == 59
-    assert len(refused) == 2 and all(text.startswith(f"{CACHE} is being written by process ") for text in refused)
+    assert embedded(images, CACHE, second).rows == 59
 
 
-def write_table(url):
-    with atomic_output(url) as path:
-        path.write_text("scores")
+def test_the_url_of_a_file_is_its_path(images, tmp_path):
+    url = f"file://{tmp_path}/made/cache.h5"
+    assert isinstance(open_destination(url), LocalDestination)
+    assert embedded(images, url).cache == tmp_path / "made/cache.h5"
+    assert len(EmbeddingCache(url)) == 59 and encoder_of_existing(url) == tiny_encoder().spec
+    for _ in range(2):
+        assert export(url, f"file://{tmp_path}/out.parquet").rows == 59
+    assert (tmp_path / "out.parquet").exists()
 
 
-def test_a_writer_that_was_taken_over_stops_and_loses_nothing(images, store, tmp_path, monkeypatch):
-    run_embedding(images, tmp_path / "cache.h5", tiny_encoder(), workers=0)
-
-    class Suspended(Silent):
-        """Another machine finds the lease ended, and writes to the end."""
-
-        def start(self, total, what):
-            with monkeypatch.context() as elsewhere:
-                elsewhere.setenv("PUCACHE_WORK", str(tmp_path / "elsewhere"))
-                elsewhere.setattr(conditional, "_age", lambda written, date: 200.0)
-                run_embedding(images, CACHE, tiny_encoder(), workers=0)
-
-    with pytest.raises(LeaseLostError, match="taken over by another writer, which has ended, because this process did"):
-        run_embedding(images, CACHE, tiny_encoder(), workers=0, progress=Suspended())
-    assert store.files.cat_file("bucket/made/cache.h5") == (tmp_path / "cache.h5").read_bytes()
-    assert part_files(RemoteCache(CACHE).local)
-    again = run_embedding(images, CACHE, tiny_encoder(), workers=0)
-    assert (again.computed, again.kept) == (0, 59) and part_files(RemoteCache(CACHE).local) == []
-    assert names(store) == ["cache.h5"]
+# --- before any work ---------------------------------------------------------------------------
 
 
-def test_a_table_whose_writer_was_taken_over_is_not_published(store, tmp_path, monkeypatch):
-    with pytest.raises(LeaseLostError), atomic_output(SCORES) as path:
-        path.write_text("old")
-        with monkeypatch.context() as elsewhere:
-            elsewhere.setenv("PUCACHE_WORK", str(tmp_path / "elsewhere"))
-            elsewhere.setattr(conditional, "_age", lambda written, date: 200.0)
-            write_table(SCORES)
-    assert store.files.cat_file("bucket/made/scores.csv") == b"scores" and names(store) == ["scores.csv"]
+@pytest.mark.parametrize(
+    ("url", "fault", "reason"),
+    [
+        ("s3://missing/c.h5", None, "cannot write s3://missing/c.h5: .*bucket does not exist; make it first"),
+        ("s3://bucket/c.h5", ("HEAD", "c.h5"), "cannot write s3://bucket/c.h5: Forbidden; check the credentials, and"),
+        ("s3://bucket/c.h5", ("PUT", ".c.h5.writable"), "cannot write s3://bucket/c.h5: Access Denied; check the cred"),
+        ("s3://bucket/folder", None, "s3://bucket/folder is a folder; name a file in it, such as s3://bucket/f"),
+        ("nosuch://bucket/c.h5", None, "cannot write nosuch://bucket/c.h5: Protocol not known: nosuch"),
+        ("simplecache::s3://bucket/c.h5", None, "simplecache would keep copies of the files elsewhere; leave it"),
+    ],
+)
+def test_a_url_that_cannot_be_written_is_refused(store, url, fault, reason):
+    store.put("folder/c.h5", b"data")
+    if fault:
+        store.relay.fail(*fault, "denied")
+    with pytest.raises(OutputError, match=reason) as caught:
+        open_destination(url).check_writable()
+    assert "\n" not in str(caught.value)
+    assert [key for key in store.keys() if "writable" not in key] == ["folder/c.h5"]  # noqa: SIM118  no dict
 
 
-def test_a_file_url_is_locked_as_its_path(tmp_path, images):
-    with (
-        writer_lock(tmp_path / "made/cache.h5"),
-        pytest.raises(CacheLockedError, match=r"file://.*cache.h5 is being written by another process"),
-    ):
-        run_embedding(images, f"file://{tmp_path}/made/cache.h5", tiny_encoder(), workers=0)
-    with pytest.raises(CacheLockedError), RemoteCache(f"file://{tmp_path}/made/cache.h5").exclusive():
-        run_embedding(images, tmp_path / "made/cache.h5", tiny_encoder(), workers=0)
+@pytest.fixture
+def without_credentials(store, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    store.forget()
+    yield
+    store.forget()
+
+
+def test_missing_credentials_are_said_to_be_missing(without_credentials):
+    reason = "Unable to locate credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+    with pytest.raises(OutputError, match=f"cannot write s3://bucket/c.h5: {reason}"):
+        open_destination("s3://bucket/c.h5").check_writable()
+    with pytest.raises(CacheError, match=f"cannot fetch s3://bucket/c.h5: {reason}"):
+        EmbeddingCache("s3://bucket/c.h5")
+    with pytest.raises(SourceError, match=f"cannot read s3://bucket/root: {reason}"):
+        open_source("s3://bucket/root").scan()
+
+
+# --- tables ------------------------------------------------------------------------------------
 
 
 def test_scores_in_a_store_are_those_on_a_disk(images, store, tmp_path):
-    run_embedding(images, CACHE, tiny_encoder(), workers=0)
+    embedded(images, CACHE)
     rows, s, _ = planted(60, d=8, labelled=20)
     model = PULinearClassifier(prior=0.3, device="cpu").fit(rows, s)
     model.encoder_ = tiny_encoder().spec
-    model.save(tmp_path / "model.safetensors")
-    done = CliRunner().invoke(main, ["score", str(tmp_path / "model.safetensors"), CACHE, "--out", SCORES, "--json"])
-    assert done.exit_code == 0, done.output
-    cache = EmbeddingCache(CACHE)
-    score(model, cache, tmp_path / "scores.csv")
-    assert store.files.cat_file("bucket/made/scores.csv") == (tmp_path / "scores.csv").read_bytes()
-    assert len(read_scores(tmp_path / "scores.csv")["key"]) == len(cache) == 59
-    np.testing.assert_array_equal(cache.X, EmbeddingCache(cache.files[0].path).X)
+    score(model, EmbeddingCache(CACHE), SCORES)
+    score(model, EmbeddingCache(CACHE), tmp_path / "scores.csv")
+    assert store.get("made/scores.csv") == (tmp_path / "scores.csv").read_bytes()
+    assert not open_destination(SCORES).local.exists()
 
 
-def test_scores_that_cannot_be_written_are_refused_before_any_work(store, tmp_path):
-    store.relay.fail("PUT", "made/.scores.csv.writable", "denied")
-    with pytest.raises(OutputError, match=r"cannot write s3://bucket/made/scores.csv"):
-        score(None, None, SCORES)
-
-
-def test_what_fails_while_it_is_written_delivers_nothing(store):
+def test_a_table_is_written_whole_or_not_at_all(store):
+    store.put("made/scores.csv", b"old")
     with pytest.raises(RuntimeError), atomic_output(SCORES) as path:
         path.write_text("half")
         raise RuntimeError
-    assert names(store) == []
+    assert store.get("made/scores.csv") == b"old"
     with atomic_output(SCORES) as path:
         path.write_text("whole")
-    assert store.files.cat_file("bucket/made/scores.csv") == b"whole"
+        with (
+            pytest.raises(CacheLockedError, match=f"{SCORES} is being written by another process"),
+            atomic_output(SCORES),
+        ):
+            pass
+    assert store.get("made/scores.csv") == b"whole"
 
 
-HOLDER = """
-import sys
-from pucache.cache.destination import atomic_output
-with atomic_output(sys.argv[1]) as path:
-    print("writes", flush=True)
-    sys.stdin.read()
-"""
+def test_a_table_that_vanished_meanwhile_is_not_written_until_the_next_run(store):
+    store.put("made/scores.csv", b"old")
+    with pytest.raises(OutputError, match=r"scores.csv is kept: run the command again to overwrite it"):  # noqa: SIM117
+        with atomic_output(SCORES) as path:
+            path.write_text("mine")
+            store.files.rm_file("bucket/made/scores.csv")
+    assert store.keys() == [] and open_destination(SCORES).local.read_bytes() == b"mine"
+    with atomic_output(SCORES) as path:
+        path.write_text("whole")
+    assert store.get("made/scores.csv") == b"whole"
 
 
-@pytest.mark.slow
-def test_a_command_whose_url_another_process_writes_is_one_line_and_writes_nothing(store, tmp_path, monkeypatch):
-    out, cache = "s3://bucket/made/c.parquet", write_cache(tmp_path / "c.h5", planted(20)[0]).files[0].path
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, out], text=True, **pipes)
-    assert holder.stdout.readline() == "writes\n"
-    monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "elsewhere"))
-    refused = CliRunner().invoke(main, ["export", str(cache), out])
-    assert (refused.exit_code, refused.output.count("\n")) == (1, 1)
-    assert f"{out} is being written by process {holder.pid} on " in refused.output
-    assert names(store) == [".c.parquet.lease"]
-    holder.communicate("")
-    assert CliRunner().invoke(main, ["export", str(cache), out]).exit_code == 0
-    assert names(store) == ["c.parquet"]
+def test_scores_that_cannot_be_written_are_refused_before_any_work(store):
+    store.relay.fail("PUT", "made/.scores.csv.writable", "denied")
+    with pytest.raises(OutputError, match=r"cannot write s3://bucket/made/scores.csv"):
+        score(None, None, SCORES)

@@ -1,63 +1,55 @@
 import os
 import re
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet
 import pytest
+from helpers.cache_files import damage, write_rows
+from helpers.imports import refusal
+from helpers.kills import run_and_kill
 from helpers.parts import write_parquet
 from helpers.tiny import tiny_encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pucache.cache import reader
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.cache.interchange import exporting
-from pucache.cache.interchange.exporting import export
-from pucache.cache.interchange.importing import import_embeddings
+from pucache.cache.exporting import export
+from pucache.cache.importing import import_embeddings
 from pucache.cache.keys import encode_keys
 from pucache.cache.merging import pack
-from pucache.cache.writer import Rows, write_file
+from pucache.cache.writer import Rows
 from pucache.encoders.spec import EncoderSpec
-from pucache.errors import CacheError, MissingExtraError, OutputError
+from pucache.errors import CacheError, OutputError
 
+RUN = """
+import sys
+from pucache.cache.exporting import export
+print("ready", flush=True)
+export(*sys.argv[1:])
+"""
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=9)
 
 
-@pytest.fixture(autouse=True)
-def same_time(monkeypatch):
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
+pytestmark = pytest.mark.usefixtures("fixed_time")
 
 
 def write(path, keys, *, dtype="f4", d=3, failures=None, source="/photos", encoder=None, X=None, seed=0):
     """Write a cache with digests, sizes and times, as `embed` does."""
     random = np.random.default_rng(seed)
     n = len(keys)
-    rows = Rows(
-        keys=np.sort(encode_keys(keys)),
-        X=random.normal(size=(n, d)).astype(dtype) if X is None else X,
-        digests=random.integers(0, 256, (n, 32)).astype("u1"),
-        size_mtime=random.integers(-1, 1 << 62, (n, 2)),
-    )
-    rows.digests[:, -2:] = 0  # what a conversion of fixed-width bytes would lose
-    spec = encoder or EncoderSpec.imported("clip", d)
-    shape = (n, max(1, rows.keys.itemsize), rows.X.dtype)
-    write_file(path, spec, source, [rows], shape=shape, failures=failures or {})
-    return path
+    X = random.normal(size=(n, d)).astype(dtype) if X is None else X
+    digests = random.integers(0, 256, (n, 32)).astype("u1")
+    digests[:, -2:] = 0  # what a conversion of fixed-width bytes would lose
+    rows = Rows(np.sort(encode_keys(keys)), X, digests, random.integers(-1, 1 << 62, (n, 2)))
+    return write_rows(path, rows, spec=encoder or EncoderSpec.imported("clip", d), source=source, failures=failures)
 
 
-@pytest.fixture
-def small_blocks(monkeypatch):
-    monkeypatch.setattr(reader, "BLOCK_BYTES", 40)
-    monkeypatch.setattr(exporting, "_GROUP_BYTES", 100)
-
-
-def refusal(call, *arguments, kind=CacheError, **options):
+def refused_export(*arguments, kind=CacheError):
     with pytest.raises(kind) as refused:
-        call(*arguments, **options)
+        export(*arguments)
     assert "\n" not in str(refused.value)
     return str(refused.value)
 
@@ -99,14 +91,6 @@ def test_export_and_import_give_the_same_file(keys, failures, dtype, encoder, so
         assert (folder / "again.h5").read_bytes() == (folder / "c.h5").read_bytes()
 
 
-def test_what_was_imported_is_the_same_after_export_and_import(tmp_path):
-    X = np.random.default_rng(0).normal(size=(50, 4))
-    import_embeddings(X, tmp_path / "c.h5", keys=[str(number) for number in range(50)], normalize=True)
-    export(tmp_path / "c.h5", tmp_path / "c.parquet")
-    assert import_embeddings(tmp_path / "c.parquet", tmp_path / "again.h5").encoder.normalization == "l2"
-    assert (tmp_path / "again.h5").read_bytes() == (tmp_path / "c.h5").read_bytes()
-
-
 def test_shards_become_one_table_and_exports_of_shards_one_cache(tmp_path, small_blocks):
     keys = [f"{number * 7 % 40:02}" for number in range(40)]
     (tmp_path / "shards").mkdir()
@@ -127,7 +111,9 @@ def test_options_change_what_an_export_says(tmp_path):
     export(tmp_path / "c.h5", tmp_path / "c.parquet")
     made = import_embeddings(tmp_path / "c.parquet", tmp_path / "d.h5", normalize=True).encoder
     assert tiny_encoder().spec.differences(made) == ["normalization"]
-    import_embeddings(tmp_path / "c.parquet", tmp_path / "d.h5", name="mine", dtype="float16", row_numbers=True)
+    import_embeddings(
+        tmp_path / "c.parquet", tmp_path / "d.h5", name="mine", dtype="float16", row_numbers=True, force=True
+    )
     cache = EmbeddingCache(tmp_path / "d.h5")
     assert (cache.encoder, cache.files[0].source) == (EncoderSpec.imported("mine", 8), "")
     assert list(cache.keys) == ["0000000000", "0000000001", "0000000002"] and cache.X.dtype == np.float16
@@ -138,10 +124,10 @@ def test_exports_of_different_encoders_are_not_mixed(tmp_path):
     folder.mkdir()
     export(write(tmp_path / "a.h5", ["a"]), folder / "1.parquet")
     export(write(tmp_path / "b.h5", ["b"], encoder=EncoderSpec.imported("other", 3)), folder / "2.parquet")
-    text = refusal(import_embeddings, folder, tmp_path / "c.h5")
-    assert re.search(r"1.parquet and .*2.parquet are exports of different encoders; import", text)
+    text = refusal(folder, tmp_path / "c.h5", name="mine")
+    assert re.search(r"1.parquet and .*2.parquet are exports of different encoders", text)
     write_parquet(folder / "2.parquet", key=["b"], embedding=np.ones((1, 3), "f4"))
-    assert "(or one of them is no export)" in refusal(import_embeddings, folder, tmp_path / "c.h5")
+    assert "or one of them is no export" in refusal(folder, tmp_path / "c.h5")
 
 
 @pytest.mark.parametrize(
@@ -149,14 +135,14 @@ def test_exports_of_different_encoders_are_not_mixed(tmp_path):
     [
         (b"{", "has metadata of pucache that cannot be read"),
         (b'{"version": 2}', "version 2, expected 1"),
-        (b'{"version": 1, "encoder": "{}", "source": "", "failures": {}}', "encoder that cannot be read"),
+        (b'{"version": 1, "encoder": "{}", "source": "", "failures": {}}', "not an encoder description"),
     ],
 )
 def test_metadata_that_is_not_as_it_was_written(tmp_path, text, expected):
     export(write(tmp_path / "a.h5", ["a"]), tmp_path / "a.parquet")
     table = pyarrow.parquet.read_table(tmp_path / "a.parquet")
     pyarrow.parquet.write_table(table.replace_schema_metadata({"pucache": text}), tmp_path / "a.parquet")
-    assert expected in refusal(import_embeddings, tmp_path / "a.parquet", tmp_path / "c.h5")
+    assert expected in refusal(tmp_path / "a.parquet", tmp_path / "c.h5")
 
 
 def test_a_flipped_byte_of_an_export_is_noticed(tmp_path):
@@ -165,31 +151,30 @@ def test_a_flipped_byte_of_an_export_is_noticed(tmp_path):
     whole = (tmp_path / "c.parquet").read_bytes()
     place = whole.index(np.asarray(EmbeddingCache(tmp_path / "c.h5").X)[100].tobytes())
     (tmp_path / "c.parquet").write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-    assert "cannot be read as Parquet" in refusal(import_embeddings, tmp_path / "c.parquet", tmp_path / "d.h5")
+    assert "cannot be read as Parquet" in refusal(tmp_path / "c.parquet", tmp_path / "d.h5")
     assert not (tmp_path / "d.h5").exists()
 
 
-def test_damage_and_wrong_outputs_are_named_and_nothing_is_written(tmp_path, monkeypatch):
+def test_damage_and_wrong_outputs_are_named_and_nothing_is_written(tmp_path):
     cache = write(tmp_path / "c.h5", list("abc"))
-    assert "must end in .parquet" in refusal(export, cache, tmp_path / "c.csv", kind=ValueError)
-    assert "is also an input" in refusal(
-        export, write(tmp_path / "c.parquet", ["a"]), tmp_path / "c.parquet", kind=OutputError
+    assert "must end in .parquet" in refused_export(cache, tmp_path / "c.csv", kind=ValueError)
+    assert "is also an input" in refused_export(
+        write(tmp_path / "c.parquet", ["a"]), tmp_path / "c.parquet", kind=OutputError
     )
-    assert "no such cache" in refusal(export, tmp_path / "none.h5", tmp_path / "out.parquet")
-    file = EmbeddingCache(cache).files[0]
-    data = bytearray(cache.read_bytes())
-    data[file._extents["embeddings"].offset] ^= 1
-    cache.write_bytes(data)
-    assert "embeddings are not as they were written" in refusal(export, cache, tmp_path / "out.parquet")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert "pucache[parquet]" in refusal(export, cache, tmp_path / "out.parquet", kind=MissingExtraError)
+    assert "no such cache" in refused_export(tmp_path / "none.h5", tmp_path / "out.parquet")
+    damage(cache, "embeddings")
+    assert "embeddings are not as they were written" in refused_export(cache, tmp_path / "out.parquet")
     assert sorted(os.listdir(tmp_path)) == ["c.h5", "c.parquet"]
 
 
-def test_export_to_a_url(tmp_path, monkeypatch):
-    fsspec = pytest.importorskip("fsspec")
-    monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "work"))
-    cache = write(tmp_path / "c.h5", list("abc"))
-    export(cache, "memory://bucket/c.parquet")
-    export(cache, tmp_path / "c.parquet")
-    assert fsspec.filesystem("memory").cat("/bucket/c.parquet") == (tmp_path / "c.parquet").read_bytes()
+def test_an_export_killed_at_any_moment_leaves_the_old_file_or_the_new_one(tmp_path):
+    cache = write(tmp_path / "c.h5", [f"{number:06}" for number in range(20_000)], d=64)
+    export(cache, tmp_path / "whole.parquet")
+    out, random = tmp_path / "out.parquet", np.random.default_rng(0)
+    out.write_text("old")
+    for _ in range(4):
+        run_and_kill(RUN, cache, out, seconds=random.uniform(0, 0.03))
+        assert out.read_bytes() in (b"old", (tmp_path / "whole.parquet").read_bytes())
+    export(cache, out)
+    assert out.read_bytes() == (tmp_path / "whole.parquet").read_bytes()
+    assert sorted(os.listdir(tmp_path)) == ["c.h5", "out.parquet", "whole.parquet"]

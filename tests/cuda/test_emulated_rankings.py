@@ -127,7 +127,7 @@ def test_equal_rows_score_equally_wherever_they_stand(rows, tmp_path, small_bloc
 
 @pytest.mark.parametrize("block", [50, 64, N])
 def test_a_whitening_is_that_of_the_cpu(rows, monkeypatch, block):
-    monkeypatch.setattr("pucache.storage.mapped_arrays.row_step", lambda d: block)
+    monkeypatch.setattr("pucache.storage.rows.row_step", lambda d: block)
     expected = Whitening.estimate(rows[0])
     with emulated_cuda() as device:
         whitening = estimate(DeviceSource(row_source(rows[0]), torch.device("cuda")))

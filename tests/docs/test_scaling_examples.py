@@ -196,7 +196,7 @@ def test_a_pod_has_no_rights_it_does_not_need_and_writes_to_its_volumes_alone(jo
         "capabilities": {"drop": ["ALL"]},
     }
     mounts = {mount["mountPath"]: mount.get("readOnly", False) for mount in one["volumeMounts"]}
-    assert mounts == {"/photos": True, "/caches": False, "/tmp": False}
+    assert mounts == {"/photos": True, "/caches": False, "/tmp": False, "/work": False}
     assert {mount["name"] for mount in one["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
 
 

@@ -1,23 +1,18 @@
-import json
 import resource
-import socket
 from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors
 import safetensors.torch
-import timm
 import torch
 from helpers.learned import MEAN, STD, description, network, write_run
 from helpers.limits import limited
+from helpers.refusals import one_line
 from helpers.sealing import reseal_model
-from helpers.slow import slow
 
-from pucache.encoders import pretrained_file
-from pucache.encoders.backbones import untrained
-from pucache.encoders.pretrained_file import KIND, NAME, Description, is_pretrained, load, read, write
-from pucache.errors import EncoderError, OutputError
+from pucache.encoders.pretrained_file import KIND, NAME, is_pretrained, load, read, write
+from pucache.errors import EncoderError
 from pucache.storage import tensor_file
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,11 +27,9 @@ def saved(tmp_path):
     return tmp_path / NAME
 
 
-def refusal(action, *arguments):
-    with pytest.raises(EncoderError) as caught:
-        action(*arguments)
-    text = str(caught.value)
-    assert text and "\n" not in text and len(text) < 400 + len(str(arguments[0])) and text.isprintable()
+def refusal(action, path):
+    text = one_line(EncoderError, action, path)
+    assert len(text) < 400 + len(str(path)) and text.isprintable()
     return text
 
 
@@ -50,8 +43,7 @@ def sealed(path, tensors=None, **changed):
 # --- there and back ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stem", ["standard", "small"])
-@pytest.mark.parametrize("architecture", ["test_resnet", "test_efficientnet"])
+@pytest.mark.parametrize(("architecture", "stem"), [("test_resnet", "small"), ("test_efficientnet", "standard")])
 def test_a_network_and_its_description_come_back_to_the_bit(tmp_path, architecture, stem):
     model = write_run(tmp_path, architecture=architecture, stem=stem)
     for where in (tmp_path, str(tmp_path), tmp_path / NAME):
@@ -65,20 +57,6 @@ def test_a_network_and_its_description_come_back_to_the_bit(tmp_path, architectu
     assert read(tmp_path)[1] == description(architecture=architecture, stem=stem)
 
 
-def test_a_network_in_another_order_of_memory_gives_the_same_file(tmp_path):
-    write(tmp_path / "a", network(), description())
-    write(tmp_path / "b", network().to(memory_format=torch.channels_last), description())
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
-def test_the_file_tells_what_it_is_without_this_package(saved):
-    with safetensors.safe_open(saved, "numpy") as file:
-        header = json.loads(file.metadata()["pucache-encoder"])
-        assert set(file.keys()) == {"weight", "bias"}
-    assert (header["format"], header["version"]) == ("pucache-encoder", "1")
-    assert json.loads(header["state"]) == vars(description())
-
-
 def test_an_encoder_is_known_by_its_first_bytes_or_as_the_file_in_a_folder(saved, tmp_path):
     renamed = saved.rename(tmp_path / "other name")
     assert not is_pretrained(tmp_path) and is_pretrained(renamed) and is_pretrained(str(renamed))
@@ -89,30 +67,18 @@ def test_an_encoder_is_known_by_its_first_bytes_or_as_the_file_in_a_folder(saved
         assert not is_pretrained(path)
 
 
-def test_a_path_that_cannot_be_written_is_an_output_error(tmp_path):
-    with pytest.raises(OutputError, match="is a directory"):
-        write(tmp_path, torch.nn.Linear(2, 3), description())
-
-
 # --- damage --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mask", [slow(0x01), 0x20, slow(0xFF)])
-def test_damage_of_any_byte_is_refused(saved, mask):
+@pytest.mark.parametrize("change", ["flipped", "cut"])
+def test_damage_of_any_byte_is_refused(saved, change):
     whole = saved.read_bytes()
     for position in range(len(whole)):
-        damaged = bytearray(whole)
-        damaged[position] ^= mask
+        damaged = bytearray(whole[:position] if change == "cut" else whole)
+        if change == "flipped":
+            damaged[position] ^= 0x20
         saved.write_bytes(damaged)
         assert str(saved) in refusal(read, saved)
-
-
-def test_a_truncated_file_is_refused_at_every_length(saved):
-    whole = saved.read_bytes()
-    for length in [*range(0, len(whole), 7), len(whole) - 1]:
-        saved.write_bytes(whole[:length])
-        told = refusal(read, saved)
-        assert str(saved) in told and told.endswith("run pretrain again")
 
 
 def test_a_folder_without_an_encoder_or_a_foreign_file_is_refused_with_what_to_pass(tmp_path):
@@ -135,36 +101,18 @@ def test_an_encoder_of_another_version_is_refused_by_its_number(saved):
 # --- descriptions of a stranger, sealed as ours are ----------------------------------------------
 
 HOSTILE = {
-    "a size beyond any": {"size": 1 << 40},
     "a size a little beyond": {"size": 2049},
-    "no size": {"size": 0},
     "a size as text": {"size": "24"},
-    "half a pixel": {"size": 24.5},
-    "true as a size": {"size": True},
-    "a mean as text": {"mean": "abc"},
-    "means as texts": {"mean": ["0.5", "0.5", "0.5"]},
-    "means by name": {"mean": {"0": 1, "1": 1, "2": 1}},
     "two means": {"mean": [0.5, 0.5]},
-    "no mean": {"mean": None},
     "a mean that is no number": {"mean": [0.5, float("nan"), 0.5]},
-    "an endless mean": {"mean": [0.5, float("inf"), 0.5]},
-    "a mean of many digits": {"mean": [0.5, 10**400, 0.5]},
-    "a spread that is no number": {"std": [0.5, float("nan"), 0.5]},
-    "an endless spread": {"std": [0.5, float("inf"), 0.5]},
     "no spread": {"std": [0.5, 0, 0.5]},
-    "hardly a spread": {"std": [0.5, 1e-300, 0.5]},
-    "a negative spread": {"std": [0.5, -1, 0.5]},
     "true as a spread": {"std": [True, True, True]},
     "another stem": {"stem": "large"},
-    "a stem as a list": {"stem": ["small"]},
     "another interpolation": {"interpolation": "nearest"},
-    "steps as text": {"steps": "7"},
     "fewer than no steps": {"steps": -1},
-    "no architecture": {"architecture": None},
-    "an architecture as a list": {"architecture": ["test_resnet"]},
-    "an empty architecture": {"architecture": ""},
     "an architecture of a megabyte": {"architecture": "a" * (1 << 20)},
     "an architecture that moves the cursor": {"architecture": "\x1b[31mtest_resnet"},
+    "an architecture that lies on the hub": {"architecture": "hf-hub:timm/resnet18.a1_in1k"},
     "something missing": {"steps": "absent"},
     "something more": {"surplus": 1},
 }
@@ -176,25 +124,7 @@ def test_a_description_without_sense_is_refused_when_it_is_read(tmp_path, proble
     assert told.startswith(f"{tmp_path / NAME} does not describe an encoder (") and "run pretrain again" in told
 
 
-ELSEWHERE = ["hf-hub:timm/resnet18.a1_in1k", "hf_hub:timm/resnet18", "local-dir:{}", "local-dir:.", "{}", "../x"]
-
-
-@pytest.mark.parametrize("name", ELSEWHERE)
-def test_an_architecture_that_lies_elsewhere_is_refused_without_looking_there(tmp_path, monkeypatch, name):
-    (tmp_path / "config.json").write_text('{"architecture": "test_resnet", "num_classes": 0}')
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("the network was touched"))
-    where = sealed(tmp_path / NAME, architecture=name.format(tmp_path))
-    assert "does not describe an encoder (the architecture is no name)" in refusal(load, where)
-    refusal(untrained, name.format(tmp_path))
-
-
-def test_timm_would_have_looked_there(tmp_path, monkeypatch):
-    (tmp_path / "config.json").write_text('{"architecture": "test_resnet", "num_classes": 0}')
-    assert timm.create_model(f"local-dir:{tmp_path}", pretrained=False)
-
-
-@pytest.mark.parametrize("name", ["resnt18", "os", "timm", "__init__", "test_resnet.surely_not"])
+@pytest.mark.parametrize("name", ["resnt18", "__init__", "test_resnet.surely_not"])
 def test_an_architecture_that_timm_does_not_have_is_refused_by_name(tmp_path, name):
     assert f"timm has no model called {name!r}" in refusal(load, sealed(tmp_path / NAME, architecture=name))
 
@@ -212,7 +142,6 @@ def changed_tensors():
     first = next(iter(state))
     return {
         "one missing": {name: values for name, values in state.items() if name != first},
-        "none at all": {},
         "one more": state | {"more": np.zeros(1, np.float32)},
         "another shape": state | {first: state[first][:1]},
         "the same numbers in another shape": state | {first: np.ascontiguousarray(state[first].reshape(1, -1))},
@@ -225,13 +154,3 @@ def changed_tensors():
 def test_tensors_that_are_not_those_of_the_network_are_refused(tmp_path, problem):
     where = sealed(tmp_path / NAME, changed_tensors()[problem])
     assert "does not fit test_resnet as this timm builds it; run pretrain again" in refusal(load, where)
-
-
-def test_the_weights_of_another_stem_do_not_fit(tmp_path):
-    write(tmp_path / NAME, network("test_convnext", "standard"), description(architecture="test_convnext"))
-    assert "does not fit test_convnext" in refusal(load, tmp_path)
-
-
-def test_a_description_is_what_its_docstring_says():
-    assert set(Description.__dataclass_fields__) == set(vars(description()))
-    assert pretrained_file.PREFIX == "pretrained:" and pretrained_file.LARGEST == 2048

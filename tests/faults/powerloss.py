@@ -51,13 +51,13 @@ class Journal:
 
     def watch(self) -> None:
         """Note what is possible around each change from now on, and what is said to be safe."""
-        from pucache.embedding.parts import Parts
+        from pucache.cache.parts import Parts
 
         for name in CHANGES:
             setattr(os, name, self._around(name, getattr(os, name)))
 
-        def add(parts: Parts, rows: Any, *rest: Any, add: Any = Parts.add) -> None:
-            add(parts, rows, *rest)
+        def add(parts: Parts, rows: Any, *rest: Any, add: Any = Parts.add, **options: Any) -> None:
+            add(parts, rows, *rest, **options)
             with self._lock:
                 self._acknowledged += len(rows.keys)
                 self._note("a part is said to be safe")

@@ -7,7 +7,7 @@ from helpers.slow import slow
 from faults.places import state
 from faults.stopping import count, interrupt_often, kill_often
 
-# What starts the commands takes 20 seconds; tests/embedding/test_embed.py kills an embedding at eight places.
+# What starts the commands takes 20 seconds; tests/embedding/test_resume.py kills an embedding at eight places.
 pytestmark = pytest.mark.slow
 
 

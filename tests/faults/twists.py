@@ -36,23 +36,25 @@ def warm() -> None:
         importlib.import_module(name)
     package = Path(__file__).parents[2] / "pucache"
     for path in package.rglob("*.py"):
-        if path.stem[:2] != "__" and "distributed" not in path.parts:  # Ray is loaded by who asks for it
+        if (
+            path.stem[:2] != "__" and "scaling" not in path.parts and "distributed" not in path.parts
+        ):  # Ray is loaded by who asks for it
             importlib.import_module(f"pucache.{path.relative_to(package).with_suffix('').as_posix().replace('/', '.')}")
     from pucache.cli import progress
-    from pucache.embedding import local_engine, row_blocks
+    from pucache.embedding import blocks, engine
 
-    row_blocks.BLOCK_ROWS, local_engine.CHUNK_ROWS = BLOCK_ROWS, BLOCK_ROWS // 2
+    blocks.BLOCK_ROWS, engine.CHUNK_ROWS = BLOCK_ROWS, BLOCK_ROWS // 2
     progress.EVERY_SECONDS = 0
 
 
 def acknowledge(path: str) -> None:
     """Note the rows of each part once it is said to be safe. (Progress lines run ahead: they tell of images done.)"""
-    from pucache.embedding.parts import Parts
+    from pucache.cache.parts import Parts
 
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)  # now, as permissions may go
 
-    def add(self: Parts, rows: Any, *rest: Any, add: Any = Parts.add) -> None:
-        add(self, rows, *rest)
+    def add(self: Parts, rows: Any, *rest: Any, add: Any = Parts.add, **named: Any) -> None:
+        add(self, rows, *rest, **named)
         os.write(file, f"{len(rows.keys)}\n".encode())
 
     Parts.add = add  # type: ignore[method-assign]

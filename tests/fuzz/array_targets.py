@@ -20,7 +20,7 @@ import torch
 from fuzz.oracle import require
 from fuzz.target import Target
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.cache.interchange.importing import import_embeddings
+from pucache.cache.importing import import_embeddings
 from pucache.errors import CacheError, EncoderError, ModelError
 from pucache.pu import model_file
 from pucache.pu.classifier import PULinearClassifier

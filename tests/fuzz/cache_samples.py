@@ -95,7 +95,7 @@ def body(data: bytes) -> bytes:
     with tempfile.TemporaryFile() as stream:
         stream.write(data)
         stream.flush()
-        return data[: _checksum_table().read(stream.fileno()).size]
+        return data[: _checksum_table().read(stream).size]
 
 
 def columns(data: bytes) -> dict[str, tuple[int, int, int]]:
@@ -105,7 +105,7 @@ def columns(data: bytes) -> dict[str, tuple[int, int, int]]:
     with tempfile.TemporaryFile() as stream:
         stream.write(data)
         stream.flush()
-        read = _checksum_table().read(stream.fileno()).columns
+        read = _checksum_table().read(stream).columns
         return {name: (column.offset, column.size, column.block) for name, column in read.items()}
 
 

@@ -20,12 +20,11 @@ from fuzz.oracle import command, require, untouched
 from fuzz.target import Target
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.layout import DTYPES
+from pucache.cache.parts import Parts
 from pucache.cache.reader import CacheFile
 from pucache.cache.writer import Rows
-from pucache.embedding.embed import run_embedding
-from pucache.embedding.parts import Parts
-from pucache.embedding.plan import EmbedOptions
-from pucache.errors import CacheError, LabelError, ModelError
+from pucache.embedding.embed import EmbedOptions, run_embedding
+from pucache.errors import CacheError, LabelError, ModelError, OutputError
 from pucache.images.source import open_source
 from pucache.pu.classifier import PULinearClassifier
 from pucache.pu.label_files import find_keys
@@ -251,7 +250,7 @@ TARGETS = [
     Target("cache command", caches, check_command, (), 20),
     Target("model command", lambda: {"model.safetensors": model()}, check_model_command, (ModelError,), 20),
     Target("part", parts, partial(check_embed, place="part"), (CacheError,), 20, mutate_rows),
-    Target("old cache", parts, partial(check_embed, place="old"), (CacheError,), 20, mutate_rows),
+    Target("old cache", parts, partial(check_embed, place="old"), (CacheError, OutputError), 20, mutate_rows),
     Target("reuse", parts, partial(check_embed, place="reuse"), (CacheError,), 20, mutate_rows),
     Target("keys", hostile_keys, check_key, (), 20, mutate=mutate_text),
 ]

@@ -15,7 +15,8 @@ from fuzz.readers import Malformed, lines, table
 from fuzz.tar_samples import SECRET, mutate_tar, tars
 from fuzz.target import Target
 from pucache.errors import ImageError, SourceError
-from pucache.images.source import EXTENSIONS, MAX_KEY_BYTES, Listing, Source, open_source
+from pucache.images.listing import EXTENSIONS, MAX_KEY_BYTES, Listing
+from pucache.images.source import Source, open_source
 
 FILES = ("a.png", "sub/b.jpg", "é.png")
 COLUMNS = ("path", "image", "file", "filename", "url", "key")

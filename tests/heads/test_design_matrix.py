@@ -6,7 +6,7 @@ from pucache.heads import design_matrix
 from pucache.heads.design_matrix import DesignMatrix, RowBlocks
 from pucache.heads.fitted import FittedHeads
 from pucache.heads.moments import Moments
-from pucache.storage import mapped_arrays
+from pucache.storage import rows as storage_rows
 
 CPU = torch.device("cpu")
 
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Several blocks of 256 rows, from few rows."""
-    monkeypatch.setattr(mapped_arrays, "_BLOCK_VALUES", 256)
+    monkeypatch.setattr(storage_rows, "_BLOCK_VALUES", 256)
 
 
 def rows(n=700, d=5, mean=1000.0, seed=0):

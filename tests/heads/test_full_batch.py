@@ -14,7 +14,7 @@ from pucache.heads.moments import Moments
 from pucache.heads.problem import HeadProblem
 from pucache.heads.risks import PURisk
 from pucache.progress import Silent
-from pucache.storage import mapped_arrays
+from pucache.storage import rows as storage_rows
 from pucache.threads import worker_threads
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -34,7 +34,7 @@ def data():
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Several blocks of 256 rows, from few rows."""
-    monkeypatch.setattr(mapped_arrays, "_BLOCK_VALUES", 256)
+    monkeypatch.setattr(storage_rows, "_BLOCK_VALUES", 256)
 
 
 def fit(X, s, risk="imbupu", **options):
@@ -334,7 +334,7 @@ def test_the_form_of_x_and_the_room_for_it_change_nothing(data, monkeypatch, tmp
 def test_the_size_of_the_blocks_changes_nothing_but_rounding(data, monkeypatch):
     X, s = data
     whole = fit(X, s, tolerance=TIGHT)
-    monkeypatch.setattr(mapped_arrays, "_BLOCK_VALUES", 256)
+    monkeypatch.setattr(storage_rows, "_BLOCK_VALUES", 256)
     np.testing.assert_allclose(fit(X, s, tolerance=TIGHT).coef, whole.coef, atol=1e-4)
 
 

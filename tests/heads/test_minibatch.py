@@ -171,7 +171,7 @@ def test_where_nothing_fits_rows_are_read_anew_and_the_heads_are_the_same(data, 
     kept = fit(X, s, weights=weights)
     np.save(tmp_path / "X.npy", X)
     monkeypatch.setattr(minibatch, "CPU_RESIDENT", 0)
-    monkeypatch.setattr("pucache.storage.mapped_arrays.LARGE_MAP_BYTES", 0)
+    monkeypatch.setattr("pucache.storage.rows.LARGE_MAP_BYTES", 0)
     same(kept, fit(X, s, weights=weights), atol=0)
     same(kept, fit(np.load(tmp_path / "X.npy", mmap_mode="r"), s, weights=weights), atol=0)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pucache.heads.moments import Moments, MomentSums
-from pucache.storage import mapped_arrays
+from pucache.storage import rows as storage_rows
 
 X = np.random.default_rng(0).normal(3, 2, (700, 5)).astype(np.float16)
 
@@ -14,7 +14,7 @@ X = np.random.default_rng(0).normal(3, 2, (700, 5)).astype(np.float16)
 @given(cuts=st.lists(st.integers(0, len(X)), max_size=6))
 def test_moments_do_not_depend_on_the_blocks_that_rows_come_in(cuts):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mapped_arrays, "_BLOCK_VALUES", 256)
+        patch.setattr(storage_rows, "_BLOCK_VALUES", 256)
         sums, edges = MomentSums(), [0, *sorted(cuts), len(X)]
         for begin, end in pairwise(edges):
             sums.add(X[begin:end])

@@ -14,7 +14,7 @@ from pucache.heads.moments import Moments
 from pucache.heads.second_moments import SecondMoments
 from pucache.heads.soft_targets import SoftTargetTrainer, fit_soft_targets
 from pucache.progress import Silent
-from pucache.storage import mapped_arrays
+from pucache.storage import rows as storage_rows
 from pucache.threads import worker_threads
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,7 +32,7 @@ def data():
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(mapped_arrays, "_BLOCK_VALUES", 256)
+    monkeypatch.setattr(storage_rows, "_BLOCK_VALUES", 256)
 
 
 def fit(X, targets, **options):

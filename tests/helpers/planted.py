@@ -2,9 +2,10 @@
 
 import numpy as np
 
+from helpers.cache_files import write_rows
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.keys import encode_keys
-from pucache.cache.writer import Rows, write_file
+from pucache.cache.writer import Rows
 from pucache.encoders.spec import EncoderSpec
 from pucache.heads.minibatch import SGDSettings
 
@@ -29,10 +30,8 @@ def write_cache(path, X, keys=None, *, encoder=None, failures=None, digests=None
     order = np.argsort(encoded)
     digests = np.zeros((len(X), 32), np.uint8) if digests is None else digests[order]
     encoder = encoder or EncoderSpec.imported("planted", X.shape[1])
-    shape = (len(X), encoded.itemsize, X.dtype)
     rows = Rows(encoded[order], X[order], digests, np.full((len(X), 2), -1))
-    write_file(path, encoder, "", [rows], shape=shape, failures=failures or {})
-    return EmbeddingCache(path)
+    return EmbeddingCache(write_rows(path, rows, spec=encoder, source="", failures=failures))
 
 
 def two_kinds(labelled=120, unlabelled=4000, seed=0, side=0.0):

@@ -1,10 +1,11 @@
-"""Workers of `pucache.cache.range_workers` without processes, and a model whose worker dies."""
+"""Workers of `pucache.cache.row_range` without processes, and a model whose worker dies."""
 
 import os
 import pickle
 import signal
 from pathlib import Path
 
+from pucache.devices import cores
 from pucache.pu.linear_model import PULinearModel
 
 
@@ -67,3 +68,13 @@ def die_at_two(shared, item):
             life.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
     return item
+
+
+def told_cores(shared, item):
+    """Cores that this process may use, and what libraries are told that are loaded later."""
+    return cores(), os.environ["OMP_NUM_THREADS"]
+
+
+def no_problem():
+    """What a node that can do the work answers."""
+    return ""

@@ -11,18 +11,9 @@ import tempfile
 import time
 from pathlib import Path
 
-import torch
-
-import pucache.cli.main
-from helpers import started
 from helpers.hangs import HANG_SECONDS
-from helpers.tiny import tiny_encoder
-from pucache.embedding import row_blocks
-from pucache.encoders import encoder
-from pucache.images import source as images
 
 TESTS = Path(__file__).parents[1]
-BLOCK = 40  # rows
 
 
 def free_port():
@@ -90,16 +81,8 @@ class Cluster:
         if not self._nodes:
             role = ["--head", f"--port={self.address.split(':')[1]}", f"--temp-dir={self._folder}"]
             role += ["--include-dashboard=false", "--no-monitor"]
-        ray = Path(sys.executable).with_name("ray")
-        command = [
-            ray,
-            "start",
-            "--block",
-            "--node-ip-address=127.0.0.1",
-            "--include-log-monitor=false",
-            *role,
-            *arguments,
-        ]
+        command = [Path(sys.executable).with_name("ray"), "start", "--block", "--node-ip-address=127.0.0.1"]
+        command += ["--include-log-monitor=false", *role, *arguments]
         with Path(self._folder, f"{len(self._nodes)}.txt").open("wb") as log:
             environ = {**os.environ, **variables(**environ)}
             node = subprocess.Popen(
@@ -131,70 +114,40 @@ class Cluster:
 
 
 class Command:
-    """`pucache embed` of a folder, or of a source and with an encoder of the tests; a process that runs within `with`.
+    """`pucache` with some arguments as a process, which runs within `with` and not beyond, nor what it has started."""
 
-    Parameters
-    ----------
-    source : Source or Path
-    cache : Path
-    options : str
-    environ : str
-        Further variables; an empty one is unset.
-    """
-
-    def __init__(self, source, cache, *options, **environ):
-        self.folder = Path(tempfile.mkdtemp(prefix="ray-"))  # that it and all that it starts work in
-        name = str(source) if isinstance(source, Path) else source.name
-        arguments = ["embed", name, str(cache), "--engine", "ray", *options]
-        started._begin()
-        how = (arguments, source, str(self.folder), variables(**environ))
-        self._process = started._context.Process(target=_be_command, args=how)
+    def __init__(self, *arguments, **environ):
+        self._folder = Path(tempfile.mkdtemp(prefix="ray-"))  # that it and all that it starts work in
+        self._command = [sys.executable, "-m", "pucache", *map(str, arguments)]
+        self._environ = {**os.environ, **variables(**environ)}
 
     def __enter__(self):
-        self._process.start()
+        with Path(self._folder, "stdout").open("wb") as out, Path(self._folder, "stderr").open("wb") as err:
+            self._process = subprocess.Popen(self._command, stdout=out, stderr=err, env=self._environ, cwd=self._folder)
         return self
 
     def __exit__(self, *_):
         self._process.kill()
-        self._process.join()
-        end(self.folder)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._process.wait()
+        end(self._folder)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def send(self, number):
         """Send a signal."""
-        os.kill(self._process.pid, number)
+        self._process.send_signal(number)
 
     def wait(self):
         """Its exit code; minus the number of the signal that ended it."""
-        self._process.join(HANG_SECONDS)
-        assert self._process.exitcode is not None, f"it still runs: {self.stderr}"
-        return self._process.exitcode
+        return self._process.wait(HANG_SECONDS)
 
-    def left(self, *, agents=True):
-        """Processes that it has started, and they, and that still run, Ray's agents of a node among them or not."""
-        return [number for number in working_in(self.folder, agents) if number != self._process.pid]
+    def left(self):
+        """Processes that it has started and that still run, but for the agents of a node, which go by themselves."""
+        return [number for number in working_in(self._folder, agents=False) if number != self._process.pid]
 
     @property
     def stdout(self):
-        return (self.folder / "stdout").read_text()
+        return Path(self._folder, "stdout").read_text()
 
     @property
     def stderr(self):
-        return (self.folder / "stderr").read_text()
-
-
-def _be_command(arguments, source, folder, environ):
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ.update(environ)
-    for name in [name for name in environ if not environ[name]]:
-        del os.environ[name]
-    os.chdir(folder)
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        with Path(name).open("wb") as file:
-            os.dup2(file.fileno(), number)
-    torch.set_num_threads(1)
-    if not isinstance(source, Path):
-        row_blocks.BLOCK_ROWS = BLOCK
-        images.open_source = lambda where: source
-        encoder.load_encoder = lambda *arguments, **options: tiny_encoder()
-    pucache.cli.main.run(arguments)
+        return Path(self._folder, "stderr").read_text()

@@ -1,21 +1,16 @@
-import io
 import re
 import struct
-import subprocess
-import sys
 import zlib
 
 import numpy as np
 import pytest
-from helpers.hangs import HANG_SECONDS
 from helpers.pictures import encode, mutations, refusal
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import ExifTags, Image, ImageFile
 
 from pucache.errors import ImageError
 from pucache.images.decoding import decode
-from pucache.images.source import image_digest
 
 
 def pixel(data, at=(0, 0)):
@@ -47,34 +42,20 @@ SAMPLE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 8, 3), n
 FORMATS = {form: encode(SAMPLE, form) for form in ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "AVIF")}
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_every_format_decodes_to_rgb_of_the_same_size(form):
-    image = decode(FORMATS[form])
-    assert (image.mode, image.size) == ("RGB", (8, 12))
-    exact = form in ("PNG", "TIFF", "BMP", "PPM")
-    assert np.abs(np.asarray(image, int) - np.asarray(SAMPLE, int)).mean() <= (0 if exact else 60)
-
-
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
         pytest.param(encode(Image.new("1", (4, 3), 1)), (255, 255, 255), id="1"),
         pytest.param(encode(Image.new("L", (4, 3), 100)), (100, 100, 100), id="L"),
-        pytest.param(encode(Image.new("LA", (4, 3), (100, 255))), (100, 100, 100), id="LA opaque"),
         pytest.param(encode(Image.new("LA", (4, 3), (100, 0))), (255, 255, 255), id="LA transparent"),
-        pytest.param(encode(Image.new("RGBA", (4, 3), (200, 100, 50, 255))), (200, 100, 50), id="RGBA opaque"),
-        pytest.param(encode(Image.new("RGBA", (4, 3), (200, 100, 50, 0))), (255, 255, 255), id="RGBA transparent"),
         pytest.param(encode(Image.new("RGBA", (4, 3), (0, 50, 0, 51))), (204, 214, 204), id="RGBA one fifth"),
         pytest.param(encode(Image.new("RGBA", (4, 3), (0, 0, 0, 0)), "WEBP"), (255, 255, 255), id="WebP transparent"),
         pytest.param(palette(), (200, 100, 50), id="P"),
         pytest.param(palette(transparency=1), (255, 255, 255), id="P transparent"),
-        pytest.param(palette(transparency=0), (200, 100, 50), id="P other entry transparent"),
         pytest.param(palette(transparency=b"\xff\x33"), (244, 224, 214), id="P one fifth"),
         pytest.param(palette(form="GIF", transparency=1), (255, 255, 255), id="GIF transparent"),
         pytest.param(encode(Image.new("L", (4, 3), 9), transparency=9), (255, 255, 255), id="L key colour"),
         pytest.param(encode(Image.new("RGB", (4, 3), "red"), transparency=(255, 0, 0)), (255, 255, 255), id="RGB key"),
-        pytest.param(grey16(65535, form="PPM"), (255, 255, 255), id="16-bit PGM white"),
-        pytest.param(grey16(257, form="PPM"), (1, 1, 1), id="16-bit PGM dark"),
     ],
 )
 def test_every_mode_becomes_rgb_over_white(data, expected):
@@ -86,7 +67,7 @@ def test_a_cmyk_jpeg_has_its_colours_the_right_way_round():
     assert np.allclose(pixel(data), (255, 0, 0), atol=3)
 
 
-@pytest.mark.parametrize(("form", "order"), [("PNG", "<"), ("TIFF", "<"), ("TIFF", ">")])
+@pytest.mark.parametrize(("form", "order"), [("PNG", "<"), ("PPM", "<"), ("TIFF", "<"), ("TIFF", ">")])
 def test_16_bit_greys_are_scaled_linearly(form, order):
     values = [0, 128, 129, 257, 32767, 32768, 65407, 65535]
     levels = np.asarray(decode(grey16(*values, form=form, order=order)))[0]
@@ -98,7 +79,6 @@ def test_16_bit_greys_are_scaled_linearly(form, order):
 def test_the_first_frame_counts(form):
     frames = [Image.new("RGB", (4, 3), colour) for colour in ("red", "blue", "lime")]
     data = encode(frames[0], form, save_all=True, append_images=frames[1:])
-    assert Image.open(io.BytesIO(data)).n_frames == 3
     assert np.allclose(pixel(data), (255, 0, 0), atol=3)
 
 
@@ -139,13 +119,11 @@ def test_damaged_exif_does_not_cost_an_image_that_is_whole(exif, form):
     ("data", "reason"),
     [
         (b"", "empty file (0 bytes)"),
-        (b"\0", "not an image in a known format"),
         (b"this is no image, whatever its name says\n" * 9, "not an image in a known format"),
         (FORMATS["JPEG"][:-30], "cannot be decoded: image file is truncated"),
         (FORMATS["PNG"][:-40], "cannot be decoded: image file is truncated"),
         (FORMATS["JPEG"][:20], "not an image in a known format"),
         (encode(Image.new("F", (2, 2), 0.5), "TIFF"), "32-bit pixels have no defined white level; convert the image"),
-        (encode(Image.new("I", (2, 2), 65536), "TIFF"), "32-bit pixels have no defined white level; convert the image"),
         (encode(Image.new("I", (2, 2), -1), "TIFF"), "32-bit pixels have no defined white level; convert the image"),
         *((encode(SAMPLE, form), "not an image in a known format") for form in ("EPS", "TGA", "PCX", "ICO", "SGI")),
         (png_header(0, 5), "not an image in a known format"),
@@ -162,41 +140,23 @@ def test_a_decompression_bomb_is_refused_from_its_header(monkeypatch, limit):
     assert re.search("pixels|178,956,970", refusal(decode, png_header(60_000, 60_000)))
 
 
-LARGE = """
-import sys
-from PIL import Image
-from pucache.images.decoding import decode
-
-Image.MAX_IMAGE_PIXELS = 80  # the image has 96: Pillow warns, and refuses from 160
-print(decode(sys.stdin.buffer.read()).size)
-"""
-
-
-def test_a_large_image_within_the_limit_does_not_warn():
-    command = [sys.executable, "-c", LARGE]  # a process of its own, as pytest resets the filters of warnings
-    told = subprocess.run(command, input=FORMATS["PNG"], capture_output=True, timeout=HANG_SECONDS)
-    assert (told.stdout.strip(), told.stderr) == (b"(8, 12)", b"")
-
-
 @pytest.mark.parametrize("form", FORMATS)
-def test_an_image_cut_anywhere_is_refused_or_whole(form):
-    whole, data = decode(FORMATS[form]).tobytes(), FORMATS[form]
+def test_every_format_is_decoded_and_refused_where_it_is_cut(form):
+    image, data = decode(FORMATS[form]), FORMATS[form]
+    whole = image.tobytes()
+    off = np.abs(np.asarray(image, int) - np.asarray(SAMPLE, int)).mean()
+    assert off <= (0 if form in ("PNG", "TIFF", "BMP", "PPM") else 60)
     refused = 0
     for end in range(len(data)):
         try:
             assert decode(data[:end]).tobytes() == whole
         except ImageError:
-            assert refusal(decode, data[:end]) == refusal(decode, data[:end])
             refused += 1
     assert refused > len(data) * 0.9
 
 
 @settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 @given(st.one_of(st.binary(), st.sampled_from(sorted(FORMATS.values())).flatmap(mutations)))
-@example(b"GIF89a" + bytes(100))
-@example(b"II*\0\x08\0\0\0\xff\xff")
-@example(b"BM" + bytes(100))
-@example(b"RIFF\x10\0\0\0WEBPVP8X")
 def test_any_bytes_are_an_rgb_image_or_an_image_error(data):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Image, "MAX_IMAGE_PIXELS", 100_000)  # a mutated header must not fill the memory
@@ -205,9 +165,4 @@ def test_any_bytes_are_an_rgb_image_or_an_image_error(data):
         except ImageError:
             assert refusal(decode, data) == refusal(decode, data)
         else:
-            assert image.mode == "RGB" and min(image.size) > 0
-            assert image.tobytes() == decode(data).tobytes()
-
-
-def test_a_digest_is_the_sha256_of_the_bytes():
-    assert image_digest(b"abc").hex() == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+            assert image.mode == "RGB" and image.tobytes() == decode(data).tobytes()

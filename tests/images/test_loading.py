@@ -1,3 +1,4 @@
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,24 +12,25 @@ from PIL import Image
 from pucache.errors import ImageError
 from pucache.images import loading
 from pucache.images.decoding import decode
+from pucache.images.listing import UNKNOWN
 from pucache.images.loading import STAGES, ChunkLoader
-from pucache.images.source import UNKNOWN, image_digest
+from pucache.images.source import image_digest
 
 PREPROCESS = tiny_encoder().preprocess
 
 
-class Memory:
-    """A source of bytes at hand; a missing key has vanished."""
+class Memory(dict):
+    """A source of bytes at hand; a missing key has vanished, and what is read is written down."""
 
-    name = "memory"
-
-    def __init__(self, files):
-        self._files = files
+    def __init__(self, files, log):
+        super().__init__(files)
+        self._log = log
 
     def read(self, key):
-        if key not in self._files:
+        self._log.append(key)
+        if key not in self:
             raise ImageError("cannot be read: No such file or directory")
-        return self._files[key]
+        return self[key]
 
 
 def picture(number, form="PNG"):
@@ -38,25 +40,23 @@ def picture(number, form="PNG"):
 
 KINDS = {  # kind: bytes, size when listed, outcome
     "good": (picture(0), None, None),
-    "other": (picture(1), UNKNOWN, None),
+    "unknown size": (picture(1), UNKNOWN, None),
     "known": (picture(2), None, None),
     "jpeg": (picture(3, "JPEG"), None, None),
     "broken": (b"no image", None, "not an image in a known format"),
-    "cut": (picture(4)[:100], None, "cannot be decoded: "),
-    "empty": (b"", None, "empty file (0 bytes)"),
     "narrow": (encode(Image.new("RGB", (600, 1))), None, "600 x 1 pixels; one side is more than 500 times the other"),
     "vanished": (None, 5, "cannot be read: No such file or directory"),
     "changed": (picture(5), 7, "changed while it was read: 7 bytes when listed, "),
 }
 
 
-def prepared(kinds, known=(), **options):
+def prepared(kinds, known=(), chunk_size=4, log=None):
     """Prepare one image of each of these kinds."""
     keys = [f"{number:03}-{kind}" for number, kind in enumerate(kinds)]
     files = {key: KINDS[kind][0] for key, kind in zip(keys, kinds, strict=True) if KINDS[kind][0] is not None}
     sizes = [len(KINDS[kind][0]) if KINDS[kind][1] is None else KINDS[kind][1] for kind in kinds]
-    options = {"chunk_size": 4, "embedded_digests": np.array(sorted(known), "S32"), **options}
-    return ChunkLoader(Memory(files), PREPROCESS, keys, sizes, **options)
+    source, digests = Memory(files, [] if log is None else log), np.array(sorted(known), "S32")
+    return ChunkLoader(source, PREPROCESS, keys, sizes, chunk_size=chunk_size, embedded_digests=digests)
 
 
 KNOWN = [image_digest(KINDS["known"][0]), image_digest(b"something else")]
@@ -73,25 +73,21 @@ def test_every_image_has_its_outcome_in_order_and_costs_the_others_nothing(kinds
     for kind, outcome in zip(kinds, outcomes, strict=True):
         data, _, reason = KINDS[kind]
         assert outcome == image_digest(data) if reason is None else outcome.startswith(reason)
-    embedded = [position for position, kind in enumerate(kinds) if kind in ("good", "other", "jpeg")]
+    embedded = [position for position, kind in enumerate(kinds) if kind in ("good", "unknown size", "jpeg")]
     assert [position for chunk in chunks for position in chunk.to_embed] == embedded
     for chunk in chunks:
         assert chunk.pixels.shape == (len(chunk.to_embed), SIDE, SIDE, 3) and chunk.pixels.dtype == torch.uint8
         for position, pixels in zip(chunk.to_embed, chunk.pixels, strict=True):
             assert torch.equal(pixels, PREPROCESS(decode(KINDS[kinds[position]][0], PREPROCESS.sufficient_side)))
         assert len(chunk.seconds) == len(STAGES) == 4 and min(chunk.seconds) >= 0
-        assert chunk.undecoded == {}
 
 
 def test_a_known_digest_is_known_whatever_its_bytes():
-    data, tail = picture(9), 0
-    while image_digest(data + bytes([tail % 256] * (tail // 256 + 1)))[-1]:  # one in 256 ends in a zero byte
-        tail += 1
-    odd = data + bytes([tail % 256] * (tail // 256 + 1))
+    odd = next(data for data in map(picture, itertools.count()) if not image_digest(data)[-1])  # one in 256
     near = image_digest(odd)[:-1] + b"\1"
     for known, to_embed in ([image_digest(odd)], []), ([near], [0]), ([], [0]):
         options = {"chunk_size": 1, "embedded_digests": np.array(known, "S32")}
-        chunk = ChunkLoader(Memory({"a": odd}), PREPROCESS, ["a"], [len(odd)], **options)(0)
+        chunk = ChunkLoader(Memory({"a": odd}, []), PREPROCESS, ["a"], [len(odd)], **options)(0)
         assert (chunk.outcomes, chunk.to_embed) == ([image_digest(odd)], to_embed)
 
 
@@ -103,28 +99,7 @@ def test_a_stage_that_takes_time_is_told_apart_from_the_others(monkeypatch):
     assert prepared(["vanished"])(0).seconds == [3, 0, 0, 0]
 
 
-def test_files_are_left_to_the_device_undecoded_unless_known_or_unreadable():
-    kinds = ["jpeg", "good", "known", "vanished", "changed", "empty", "jpeg"]
-    loader = prepared(kinds, KNOWN, chunk_size=10, leave_to_device=lambda data: data[:2] == b"\xff\xd8")
-    chunk = loader(0)
-    assert chunk.undecoded == {0: KINDS["jpeg"][0], 6: KINDS["jpeg"][0]}
-    assert chunk.to_embed == [1] and len(chunk.pixels) == 1
-    assert [isinstance(outcome, bytes) for outcome in chunk.outcomes] == [True, True, True, False, False, False, True]
-    known = prepared(["known", "jpeg"], KNOWN, leave_to_device=lambda data: True)(0)
-    assert list(known.undecoded) == [1] and known.to_embed == []
-
-
 def test_the_place_is_told_before_each_image_is_read():
-    loader, told = prepared(["good", "vanished", "other"]), []
-    read = loader._source.read
-    loader._source.read = lambda key: (told.append(key), read(key))[1]
-    loader(0, on_image=told.append)
-    assert told == [0, "000-good", 1, "001-vanished", 2, "002-other"]
-
-
-def test_pixels_go_where_they_are_wanted():
-    loader = prepared(["good", "broken", "other"], chunk_size=5)
-    there = torch.zeros(loader.shape, dtype=torch.uint8)
-    chunk, own = loader(0, there), loader(0)
-    assert chunk.pixels.data_ptr() == there.data_ptr() and torch.equal(chunk.pixels, own.pixels)
-    assert not there[2:].any()
+    told = []
+    prepared(["good", "vanished", "jpeg"], log=told)(0, on_image=told.append)
+    assert told == [0, "000-good", 1, "001-vanished", 2, "002-jpeg"]

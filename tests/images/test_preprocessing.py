@@ -1,4 +1,3 @@
-import pickle
 from functools import cache
 
 import numpy as np
@@ -34,15 +33,11 @@ FAST = {
     "center bicubic": config(),
     "center bilinear": config(96, 1.0, interpolation="bilinear"),
     "center odd": config(95, 0.9, interpolation="bilinear"),
-    "squash bicubic": config(64, 1.0, "squash"),
-    "squash with a crop": config(64, 0.9, "squash"),
     "squash to an oblong": config(48, 0.9, "squash", width=80),
 }
 OTHER = {
     "border": config(64, 0.9, "border"),
     "lanczos": config(64, interpolation="lanczos"),
-    "nearest": config(64, interpolation="nearest"),
-    "oblong": config(48, 1.0, width=80),
     "oblong with a crop": config(48, 0.875, width=80),
 }
 
@@ -76,8 +71,6 @@ def both(name, image):
 @given(width=st.integers(1, 700), height=st.integers(1, 700), seed=st.integers(0, 9))
 @example(1, 1, 0).via("a single pixel")
 @example(700, 176, 0).via("wide")
-@example(176, 700, 0).via("tall")
-@example(256, 256, 0).via("of its size already")
 def test_the_fast_way_is_within_two_grey_levels_of_timms(name, width, height, seed):
     assume(max(width, height) <= 4 * min(width, height))
     found, expected = both(name, smooth(width, height, seed))
@@ -88,18 +81,9 @@ def test_the_fast_way_is_within_two_grey_levels_of_timms(name, width, height, se
 @pytest.mark.parametrize("name", OTHER)
 @settings(max_examples=10, deadline=None)
 @given(width=st.integers(1, 700), height=st.integers(1, 700), seed=st.integers(0, 9))
-@example(37, 411, 0).via("tall")
 def test_everything_else_is_timms_to_the_bit(name, width, height, seed):
     assume(max(width, height) <= 20 * min(width, height))
     assert torch.equal(*both(name, smooth(width, height, seed)))
-
-
-@pytest.mark.parametrize("photo", load_sample_images().images)
-@pytest.mark.parametrize("name", FAST)
-def test_photos_hardly_differ_from_timms(name, photo):
-    found, expected = both(name, Image.fromarray(photo))
-    off = (found.int() - expected.int()).abs()
-    assert off.max() <= 2 and off.float().mean() < 0.02
 
 
 def test_only_bicubic_and_bilinear_models_are_fast():
@@ -107,37 +91,11 @@ def test_only_bicubic_and_bilinear_models_are_fast():
     assert not Preprocess({**config(), "crop_border_pixels": 4}, None).fast
 
 
-@pytest.mark.parametrize("name", ["center bilinear", "squash with a crop"])
-def test_resize_is_the_call_without_the_image(name):
-    image = smooth(301, 200)
-    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].contiguous()
-    kept, ours = pixels.clone(), made(name)[0]
-    assert torch.equal(ours.resize(pixels), ours(image)) and torch.equal(pixels, kept)
-
-
-def test_an_image_of_the_right_size_is_left_as_it_is():
-    image = smooth(96, 96)
-    np.testing.assert_array_equal(made("center bilinear")[0](image), np.array(image))
-
-
-@pytest.mark.parametrize("name", [*FAST, *OTHER])
-def test_it_travels_to_another_process(name):
-    ours, image = made(name)[0], smooth(120, 90)
-    twin = pickle.loads(pickle.dumps(ours))
-    assert torch.equal(twin(image), ours(image))
-    assert (twin.fast, twin.input_size, twin.sufficient_side) == (ours.fast, ours.input_size, ours.sufficient_side)
-
-
-@pytest.mark.parametrize("name", [*FAST, *OTHER])
-@pytest.mark.parametrize("size", [(1, MAX_ASPECT + 1), (2 * MAX_ASPECT + 1, 2)])
-def test_too_narrow_an_image_is_refused(name, size):
-    with pytest.raises(ImageError, match=rf"^{size[0]} x {size[1]} pixels; one side is more than {MAX_ASPECT} times"):
-        made(name)[0](Image.new("RGB", size))
-
-
-def test_the_narrowest_image_is_taken():
-    ours = made("center bilinear")[0]
-    assert ours(Image.new("RGB", (1, MAX_ASPECT), "red")).unique(dim=0).tolist() == [[[255, 0, 0]] * 96]
+@pytest.mark.parametrize("name", ["center bicubic", "border"])
+@pytest.mark.parametrize(("width", "height"), [(1, MAX_ASPECT + 1), (2 * MAX_ASPECT + 1, 2)])
+def test_too_narrow_an_image_is_refused(name, width, height):
+    with pytest.raises(ImageError, match=rf"^{width} x {height} pixels; one side is more than {MAX_ASPECT} times"):
+        made(name)[0](Image.new("RGB", (width, height)))
 
 
 @pytest.mark.parametrize("mode", ["center", "squash"])
@@ -151,13 +109,7 @@ def test_a_crop_beyond_the_image_is_padded_as_timm_does(mode):
 
 # --- as much of a JPEG as is needed ------------------------------------------------------------
 
-SIZES = {
-    "wide": (2000, 1504),
-    "tall": (1504, 2000),
-    "square": (1600, 1600),
-    "odd": (1201, 1999),
-    "odd wide": (2001, 1499),
-}
+SIZES = {"wide": (2000, 1504), "tall": (1504, 2000), "odd": (1201, 1999)}
 
 
 @cache
@@ -170,7 +122,7 @@ def photo(size):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("progressive", [False, slow(True)])
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-@pytest.mark.parametrize("name", ["center bicubic", "center bilinear", "squash with a crop"])
+@pytest.mark.parametrize("name", ["center bicubic", "center bilinear", "squash to an oblong"])
 def test_a_large_jpeg_is_decoded_no_larger_than_it_makes_a_difference(name, mode, progressive, size):
     ours = made(name)[0]
     data = encode(photo(size).convert(mode), "JPEG", quality=90, progressive=progressive)
@@ -181,26 +133,12 @@ def test_a_large_jpeg_is_decoded_no_larger_than_it_makes_a_difference(name, mode
     expected = ours(whole).float()
     off = (ours(enough).float() - expected).abs().mean()
     assert off < (expected[1:] - expected[:-1]).abs().mean() / 2, "moved by less than half a pixel"
-    if not size.startswith("odd"):
-        assert off < 1.2
+    assert size == "odd" or off < 1.2
 
 
-@pytest.mark.parametrize("sufficient_side", [1, 448, 1500, 1501, 10**6])
-def test_what_is_no_jpeg_is_decoded_whole(sufficient_side):
-    image = photo("wide").reduce(4)
-    for form in ("PNG", "BMP", "WEBP"):
-        data = encode(image, form)
-        assert np.array_equal(decode(data, sufficient_side), decode(data))
-
-
-@settings(max_examples=25, deadline=None)
-@given(width=st.integers(1, 600), height=st.integers(1, 600), sufficient_side=st.integers(1, 700))
-def test_the_short_side_never_falls_below_what_suffices(width, height, sufficient_side):
-    data = encode(smooth(width, height), "JPEG")
-    found = decode(data, sufficient_side)
-    assert min(found.size) >= min(width, height, sufficient_side)
-    if min(width, height) < 2 * sufficient_side:
-        assert np.array_equal(found, decode(data))
+@pytest.mark.parametrize("form", ["PNG", "WEBP"])
+def test_what_is_no_jpeg_is_decoded_whole(form):
+    assert decode(encode(photo("wide").reduce(4), form), 1).size == (500, 376)
 
 
 def test_orientation_holds_at_any_scale():

@@ -14,8 +14,9 @@ from PIL import Image
 
 from pucache.errors import ImageError, OutputError, SourceError
 from pucache.images.decoding import decode
+from pucache.images.listing import Listing
 from pucache.images.preprocessing import Preprocess
-from pucache.images.source import Listing, open_source
+from pucache.images.source import open_source
 from pucache.pretraining import decoded_images
 from pucache.pretraining.augmentations import VIEWS
 from pucache.pretraining.decoded_images import MappedImages, decode_all, has_room, listing_digest, remove_decoded

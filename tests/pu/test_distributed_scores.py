@@ -81,7 +81,7 @@ def test_a_shard_that_vanishes_or_is_damaged_is_named_and_leaves_no_output(shard
     cache = EmbeddingCache(shards)
     file = cache.files[3]
     with file.path.open("rb+") as stream:
-        stream.seek(file._extents["embeddings"].row_offset(599 - 10))
+        stream.seek(file.header.extents["embeddings"].row_offset(599 - 10))
         stream.write(b"\x7f")
     with pytest.raises(CacheError, match=rf"^{file.path} is damaged: embeddings are not as they were written"):
         score(model, cache, out, parts=parts, engine=InProcess())

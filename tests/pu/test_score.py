@@ -1,5 +1,3 @@
-import sys
-
 import numpy as np
 import pytest
 from helpers import plain
@@ -10,11 +8,11 @@ from scipy.special import logit
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.encoders.spec import EncoderSpec
-from pucache.errors import CacheError, MissingExtraError, ModelError, OutputError
+from pucache.errors import CacheError, ModelError, OutputError
 from pucache.images.source import open_source
 from pucache.pu.classifier import PULinearClassifier
 from pucache.pu.score import ScoreReport, embed_for, score
-from pucache.pu.score_tables import check_output, read_scores
+from pucache.pu.score_tables import read_scores
 
 X, S, Y = planted(200, labelled=30)
 ODD = ['a,"b".png', "c\nd.png", "e\r\nf.png", "g\rh.png", "i\u2028j.png", " k .png", "é🦊.png", "'l'.png", '"m".png']
@@ -120,14 +118,6 @@ def test_an_output_that_cannot_be_is_found_before_any_work(tmp_path, name, error
     (tmp_path / "folder.csv").mkdir()
     with pytest.raises(error, match=r"must end in \.csv or \.parquet|is a directory"):
         score(None, None, tmp_path / name)  # there is nothing to work with
-
-
-def test_parquet_without_pyarrow_names_the_extra_before_any_work(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    for name in ("scores.parquet", "scores.PARQUET"):
-        with pytest.raises(MissingExtraError, match=r"pip install 'pucache\[parquet\]', or write .csv"):
-            score(None, None, tmp_path / name)
-    check_output(tmp_path / "scores.csv")
 
 
 def test_a_model_of_another_encoder_is_refused_and_leaves_no_output(cache, out):

@@ -92,7 +92,7 @@ def test_what_workers_cannot_do_is_refused(cache, model):
 def test_damage_is_named(cache, model, dataset, by):
     file = cache.files[2]
     with file.path.open("rb+") as stream:
-        stream.seek(file._extents[dataset].row_offset(len(file) - 1) + 1)
+        stream.seek(file.header.extents[dataset].row_offset(len(file) - 1) + 1)
         stream.write(b"\x01")
     with pytest.raises(CacheError, match=rf"^{file.path} is damaged: {dataset} are not as they were written"):
         retrieve_positives(cache, S, model if by == "classifier" else None, engine=InProcess())

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,24 +17,16 @@ def read_keys(path):
     "name, content, expected",
     [
         ("keys.txt", "b.png\n\n a b.png\n   \nc,d.png", ["b.png", " a b.png", "c,d.png"]),
-        ("keys", "b.png\r\na.png\r\n", ["b.png", "a.png"]),
         ("keys.txt", "a\u2028b.png\nc\x85\x0cd.png\n", ["a\u2028b.png", "c\x85\x0cd.png"]),
-        ("keys.CSV", "key\nb.png\n\na.png\n", ["b.png", "a.png"]),
-        ("keys.csv", "rank,key,score\r\n1,b.png,3\r\n2,a.png,1\r\n", ["b.png", "a.png"]),
+        ("keys.CSV", "rank,key,score\r\n1,b.png,3\r\n\r\n2,a.png,1\r\n", ["b.png", "a.png"]),
         ("keys.csv", 'key\n"a\nb.png"\n"c\r\nd.png"\n"e""f,g"\n', ["a\nb.png", "c\r\nd.png", 'e"f,g']),
         ("keys.csv", "key\na\u2028b.png\nc\x85\x0cd.png\n", ["a\u2028b.png", "c\x85\x0cd.png"]),
         ("keys.csv", "key,label\na.png,1\n,\n,\n", ["a.png"]),
-        ("keys.csv", "key\n", []),
         ("keys.txt", "", []),
     ],
 )
 def test_a_table_gives_the_keys_as_they_are(write, name, content, expected, bom):
     assert read_keys(write(name, bom + content)) == expected
-
-
-def test_a_csv_keeps_its_other_columns(write):
-    path = write("truth.csv", 'label,key\n1,"a,b"\n0,c\n')
-    assert read_table(path) == [{"label": "1", "key": "a,b"}, {"label": "0", "key": "c"}]
 
 
 @given(keys=st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1)))
@@ -42,19 +36,16 @@ def test_any_key_survives_being_written_and_read(tmp_path_factory, keys):
         write = table_writer(stream)
         for row in [["rank", "key"], *enumerate(keys)]:
             write(row)
-    assert read_keys(path) == keys
+    assert read_table(path) == [{"rank": str(rank), "key": key} for rank, key in enumerate(keys)]
 
 
 @pytest.mark.parametrize(
     "name, content, message",
     [
         ("keys.csv", "path,label\na,1\n", "has columns path, label; expected one called 'key'"),
-        ("keys.csv", '"a\nb",c\n1,2\n', "has columns a b, c; expected one called 'key'"),
         ("keys.csv", "", r"has columns \(none\); expected one called 'key'"),
         ("keys.csv", 'key\na\n"b\n', "keys.csv line 3: unexpected end of data"),
-        ("keys.csv", '"key\n', "keys.csv line 1: unexpected end of data"),
         ("keys.csv", 'key\n"a"b\n', "keys.csv line 2: "),
-        ("keys.csv", "label,key\n1,a\n1\n", "has a row without a key"),
         ("keys.csv", "key,label\na,1\n,1\n", "has a row without a key"),
         ("keys.txt", b"a.png\n\xe9.png\n", r"not UTF-8 text \(byte 6\)"),
     ],
@@ -65,7 +56,8 @@ def test_what_is_no_table_is_refused_and_the_place_named(write, name, content, m
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["missing.csv", "."])
-def test_a_table_that_cannot_be_opened_is_named(tmp_path, name):
+@pytest.mark.parametrize("name", ["missing.csv", "pipe.csv", "."])
+def test_a_table_that_cannot_be_opened_is_named_and_not_waited_for(tmp_path, name):
+    os.mkfifo(tmp_path / "pipe.csv")
     with pytest.raises(LabelError, match=f"cannot read {tmp_path}"):
         read_table(tmp_path / name)

@@ -1,0 +1,336 @@
+"""Files of embeddings from other programs: `.npy`, `.safetensors` and Parquet, read forward in blocks of rows.
+
+Arrays are mapped for one block at a time, so that their pages do not stay in memory. Parquet is read page by page.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import safetensors
+from pyarrow import compute
+
+from ..encoders.spec import EncoderSpec
+from ..errors import CacheError, PUCacheError, SourceError, one_line
+
+EMBEDDING_NAMES = ("embedding", "embeddings", "emb", "vector")  # tried in this order
+KEY_NAMES = ("key", "image_path", "path", "file_name", "filename", "url", "id", "image_id", "uid")
+METADATA = b"pucache"  # entry of the schema's metadata in an export
+EXTRA = ("digest", "size", "mtime_ns")  # further columns of an export
+_SAFETENSORS_TYPES = {"F16": "f2", "F32": "f4", "F64": "f8", "BF16": "f4"}  # as they are read
+BATCH_KEYS, BATCH_BYTES = 1 << 16, 8 << 20
+_MAX_FOOTER = 1 << 30
+Columns = tuple[np.ndarray, np.ndarray, np.ndarray]  # X (b, d), digests (b, 32) and size_mtime (b, 2) of a block
+
+
+@dataclass(frozen=True)
+class FileState:
+    """Size and time of change of a file, by which another file of its name is noticed."""
+
+    path: Path
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> FileState:
+        """Look at a file now; raises `SourceError` if it is gone, and `CacheError` unless it is a regular file."""
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            problem = f"cannot read {path}: {one_line(error)}"
+            raise SourceError(f"{problem}; restore it and run the same command to go on") from error
+        if not stat.S_ISREG(status.st_mode):
+            raise CacheError(f"{path} is not a regular file; write its content to a file, and name that")
+        return cls(path, status.st_size, status.st_mtime_ns)
+
+    def check(self) -> None:
+        """Raise `SourceError` if the file is gone, or is another one."""
+        if FileState.of(self.path) != self:
+            raise SourceError(f"{self.path} changed during the import; run the same command to import it as it is")
+
+    @contextmanager
+    def reading(self, problem: str) -> Iterator[None]:
+        """Turn any error of reading the file into one line, such as "FILE cannot be read as Parquet (...)"."""
+        self.check()
+        try:
+            yield
+        except PUCacheError:
+            raise
+        except Exception as error:  # damage makes the libraries raise almost anything
+            self.check()
+            kind = SourceError if getattr(error, "errno", None) else CacheError  # of the drive, or of the content
+            raise kind(f"{self.path} {problem} ({one_line(error)[:160]})") from error
+
+
+@dataclass(frozen=True)
+class Input:
+    """The embeddings of one file, or of an array in memory.
+
+    Attributes
+    ----------
+    state : FileState or None
+        None: the rows are in memory.
+    rows, dim : int
+    dtype : numpy.dtype
+    blocks : callable
+        Takes a first row and a number of rows; reads blocks of so many from that row to the end.
+    """
+
+    state: FileState | None
+    rows: int
+    dim: int
+    dtype: np.dtype
+    blocks: Callable[[int, int], Iterator[Columns]]
+
+    @property
+    def name(self) -> str:
+        """Name in messages."""
+        return str(self.state.path) if self.state else "the array"
+
+
+# --- arrays --------------------------------------------------------------------------------------
+
+
+def array_input(X: np.ndarray) -> Input:
+    """Open an array in memory; raises `CacheError` unless it holds rows of floats."""
+    return _input_of(None, X.shape, X.dtype, lambda rows: X[rows])
+
+
+def npy_input(path: Path) -> Input:
+    """Open a ``.npy`` file, which is never unpickled; raises `CacheError` unless it holds rows of floats."""
+    state = FileState.of(path)
+
+    def mapped() -> np.ndarray:
+        with state.reading("is not a .npy array of numbers, or is cut short; save it with numpy.save"):
+            return np.lib.format.open_memmap(path, mode="r")  # unlike `numpy.load` it refuses archives
+
+    X = mapped()
+    return _input_of(state, X.shape, X.dtype, lambda rows: np.array(mapped()[rows]))
+
+
+def safetensors_input(path: Path, tensor: str | None) -> Input:
+    """Open the tensor of this name, or the one of embeddings; raises `CacheError` if there is none."""
+    state = FileState.of(path)
+
+    @contextmanager
+    def opened(framework: str) -> Iterator[Any]:
+        with state.reading("cannot be read as safetensors"), safetensors.safe_open(path, framework) as file:
+            yield file
+
+    with opened("np") as file:
+        slices = {name: file.get_slice(name) for name in sorted(file.keys())}
+        headers = {name: (each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
+    types = {name: f"{kind} {shape}" for name, (kind, shape) in headers.items()}
+    fitting = [name for name, (kind, shape) in headers.items() if kind in _SAFETENSORS_TYPES and len(shape) == 2]
+    name = _choose(path, tensor, types, fitting, expected="tensors with rows of floats")
+    kind, shape = headers[name]
+
+    def read(rows: slice) -> np.ndarray:
+        if kind == "BF16":  # numpy lacks it; torch is imported for it alone
+            with opened("pt") as file:
+                return file.get_slice(name)[rows].float().numpy()
+        with opened("np") as file:
+            return file.get_slice(name)[rows]
+
+    return _input_of(state, shape, np.dtype(_SAFETENSORS_TYPES[kind]), read)
+
+
+def _choose(path: Path, name: str | None, types: dict[str, str], fitting: list[str], *, expected: str) -> str:
+    """Name of the tensor or column of embeddings: the given one, a usual name, or the only one that fits.
+
+    `types` describes each tensor or column, `expected` those that may hold embeddings, which are `fitting`; raises
+    `CacheError` if there is none, or if there are several.
+    """
+    listing = ", ".join(f"{each} ({types[each]})" for each in types) or "none"
+    if name is not None:
+        if name not in fitting:
+            raise CacheError(f"{path} has no {name!r} among its {expected}; it has {listing}")
+        return name
+    usual = [each for each in EMBEDDING_NAMES if each in fitting] or fitting
+    if not usual or (len(usual) > 1 and usual is fitting):
+        problem = f"{path} has {len(fitting)} {expected} (it has {listing})"
+        raise CacheError(f"{problem}; expected one: name it with --embedding-column")
+    return usual[0]
+
+
+def _input_of(
+    state: FileState | None, shape: tuple[int, ...], dtype: np.dtype, read: Callable[[slice], np.ndarray]
+) -> Input:
+    """An array of which slices of rows can be read; raises `CacheError` unless it holds rows of floats."""
+    if len(shape) != 2 or dtype.kind != "f" or 0 in shape:
+        holder = state.path if state else "the array"
+        raise CacheError(f"{holder} holds {dtype} {shape}; expected one array of floats with rows and columns")
+    n, dim = shape
+
+    def blocks(first: int, step: int) -> Iterator[Columns]:
+        for start in range(first, n, step):
+            X = read(slice(start, min(start + step, n)))
+            yield X, np.zeros((len(X), 32), np.uint8), np.full((len(X), 2), -1, "<i8")
+
+    return Input(state, n, dim, dtype, blocks)
+
+
+# --- Parquet -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ExportedState:
+    """What an export of pucache holds beside its rows: the encoder, the source, and reasons by key."""
+
+    encoder: EncoderSpec
+    source: str
+    failures: dict[str, str]
+
+    @classmethod
+    def parse(cls, path: Path, text: bytes) -> ExportedState:
+        """Read the schema's metadata of an export; raises `CacheError` if it is damaged or of another version."""
+        try:
+            content = json.loads(text)
+            if content["version"] != 1:
+                raise ValueError(f"version {content['version']}, expected 1")
+            failures = {str(key): str(reason) for key, reason in content["failures"].items()}
+            return cls(EncoderSpec.from_json(content["encoder"]), str(content["source"]), failures)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            problem = f"{path} has metadata of pucache that cannot be read ({one_line(error)})"
+            raise CacheError(f"{problem}; export the cache again") from error
+
+
+class ParquetFile:
+    """One Parquet file, whose rows are read forward, page by page.
+
+    Raises `CacheError` if the file is missing or damaged.
+
+    Attributes
+    ----------
+    path : Path
+    state : FileState
+    rows : int
+    columns : dict of str to str
+        Type by name.
+    exported : ExportedState or None
+    """
+
+    def __init__(self, path: Path):
+        self.path, self.state = path, FileState.of(path)
+        with self._opened() as file:
+            self._schema, self.rows = file.schema_arrow, file.metadata.num_rows
+        self.columns = {field.name: str(field.type) for field in self._schema}
+        text = (self._schema.metadata or {}).get(METADATA)
+        self.exported = None if text is None else ExportedState.parse(path, text)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        with (
+            self.state.reading("cannot be read as Parquet"),
+            pyarrow.parquet.ParquetFile(
+                self.path,
+                pre_buffer=False,  # with it, or without the buffer, whole column chunks stay in memory
+                buffer_size=1 << 20,
+                page_checksum_verification=True,  # of pages that have one, such as those of an export
+                thrift_string_size_limit=_MAX_FOOTER,  # an export holds its failures there
+            ) as file,
+        ):
+            yield file
+
+    def _batches(self, columns: list[str], *, first: int = 0, batch_rows: int) -> Iterator[Any]:
+        """Read columns from a row on; row groups before that row are not read."""
+        with self._opened() as file:
+            ends = np.cumsum([file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)])
+            group = int(np.searchsorted(ends, first, side="right"))
+            skipped = first - int(ends[group - 1]) if group else first
+            groups = list(range(group, len(ends)))
+            for batch in file.iter_batches(batch_rows, row_groups=groups, columns=columns, use_threads=False):
+                self.state.check()
+                if skipped < len(batch):
+                    yield batch.slice(skipped)
+                skipped = max(0, skipped - len(batch))
+
+    def key_column(self, name: str | None) -> str | None:
+        """Name of the column of keys: the given one, or the first usual name; None if there is none.
+
+        Raises `CacheError` if there is no column of the given name, or if it holds neither text nor integers.
+        """
+        fitting = [field.name for field in self._schema if _is_key(field.type)]
+        if name is None:
+            return next((each for each in KEY_NAMES if each in fitting), None)
+        return _choose(self.path, name, self.columns, fitting, expected="columns of text or integers")
+
+    def keys(self, column: str) -> Iterator[str | None]:
+        """Read keys in row order; None where there is none."""
+        for batch in self._batches([column], batch_rows=BATCH_KEYS):
+            yield from batch.column(0).cast(pyarrow.large_string()).to_pylist()
+
+    def embeddings(self, name: str | None) -> Input:
+        """Open the list column of floats: the given one, a usual name, or the only one."""
+        value_types = {field.name: _value_type(field.type) for field in self._schema}
+        fitting = [each for each, dtype in value_types.items() if dtype is not None]
+        column = _choose(self.path, name, self.columns, fitting, expected="columns with lists of floats")
+        with closing(self._batches([column], batch_rows=1)) as batches:  # type: ignore[type-var]
+            first = next(batches, None)
+        size = int(first.column(0).value_lengths()[0].as_py() or 0) if first else 0
+        if not size:
+            raise CacheError(f"{self.path} holds {self.rows} embeddings of {size} numbers; expected some")
+        dtype = value_types[column]
+        assert dtype is not None
+        return Input(self.state, self.rows, size, dtype, partial(self._blocks, column, size, dtype.itemsize))
+
+    def _blocks(self, column: str, dim: int, itemsize: int, start: int, step: int) -> Iterator[Columns]:
+        """Read blocks of rows, the first of which begins with row `start`."""
+        extra = [name for name in EXTRA if self.exported and self.columns.keys() >= set(EXTRA)]
+        batch_rows = max(1, BATCH_BYTES // (dim * itemsize))
+        waiting: list[Any] = []
+        for batch in self._batches([column, *extra], first=start, batch_rows=batch_rows):
+            table = pyarrow.Table.from_batches([*waiting, batch])
+            while len(table) >= min(step, self.rows - start) > 0:
+                yield self._columns(table.slice(0, step).combine_chunks(), start, dim)
+                table, start = table.slice(step), min(start + step, self.rows)
+            waiting = table.to_batches()
+        if start < self.rows:
+            problem = f"{self.path} ends before row {self.rows}, which its footer announces"
+            raise CacheError(f"{problem}; restore it from a copy")
+
+    def _columns(self, table: Any, start: int, dim: int) -> Columns:
+        lists, *extra = (column.chunk(0) for column in table.columns)
+        X = self._values(lists, start, dim)
+        if not extra:
+            return X, np.zeros((len(X), 32), np.uint8), np.full((len(X), 2), -1, "<i8")
+        digest, size, mtime = extra
+        if any(column.null_count for column in extra) or getattr(digest.type, "byte_width", 0) != 32:
+            raise CacheError(f"{self.path} has damaged columns {', '.join(EXTRA)}; export the cache again")
+        digests = digest.to_numpy(zero_copy_only=False).astype("S32").view(np.uint8).reshape(-1, 32)
+        return X, digests, np.stack([size.to_numpy(), mtime.to_numpy()], 1).astype("<i8")
+
+    def _values(self, lists: Any, start: int, dim: int) -> np.ndarray:
+        """Embeddings of a block, (b, dim); raises `CacheError` if a row is missing or has another length."""
+        # the length of a missing list is null, or that of its fixed size
+        fits = compute.and_(lists.is_valid(), compute.equal(lists.value_lengths(), dim)).fill_null(False)
+        wrong = compute.index(fits, False).as_py()
+        if wrong >= 0:
+            got = str(lists[wrong].as_py())[:60]
+            raise CacheError(f"row {start + wrong} of {self.path} holds {got}; expected a list of {dim} numbers")
+        return lists.flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)  # a missing number becomes NaN
+
+
+def _is_key(kind: Any) -> bool:
+    types = pyarrow.types
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_integer(kind)
+
+
+def _value_type(kind: Any) -> np.dtype | None:
+    """Type of the floats in a list column; None for another column."""
+    types = pyarrow.types
+    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        return None
+    return np.dtype(kind.value_type.to_pandas_dtype()) if types.is_floating(kind.value_type) else None

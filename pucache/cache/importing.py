@@ -1,0 +1,286 @@
+"""The verb `import_embeddings`: embeddings that another program made, as one cache file.
+
+All keys are read first. Then each block of consecutive rows becomes a part of the cache, sorted by key, and the parts
+are merged, as `embed` does it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..encoders.spec import EncoderSpec
+from ..errors import CacheError, OutputError, one_line
+from ..progress import Progress, Silent
+from ..storage.atomic import check_writable
+from ..storage.prefetch import prefetch
+from ..storage.rows import rows_not_finite
+from ..version import __version__
+from .import_files import Columns
+from .import_sources import ImportOptions, ImportSource
+from .keys import decode_text
+from .layout import DTYPES
+from .merging import check_replaces, merge, without_embedded
+from .parts import Parts
+from .paths import part_files, writer_lock
+from .writer import Rows
+
+BLOCK_BYTES = 64 << 20  # of embeddings in a part; a kill loses the one that is being written
+
+
+@dataclass(frozen=True)
+class ImportReport:
+    """Result of an import.
+
+    Attributes
+    ----------
+    cache : Path
+    rows, parts : int
+    dtype : str
+        Type of the stored embeddings, "float16" or "float32".
+    encoder : EncoderSpec
+        Name, length, normalisation and origin of the embeddings.
+    keys : str
+        What was taken as keys, such as ``column 'image_path'``.
+    resumed_rows : int
+        Rows that an earlier, interrupted run had written already.
+    """
+
+    cache: Path
+    rows: int
+    parts: int
+    dtype: str
+    encoder: EncoderSpec
+    keys: str
+    resumed_rows: int
+
+
+def import_embeddings(
+    source: str | Path | np.ndarray,
+    out: str | Path,
+    *,
+    keys: str | Path | Sequence[str] | None = None,
+    key_column: str | None = None,
+    row_numbers: bool = False,
+    embedding_column: str | None = None,
+    metadata: str | Path | None = None,
+    name: str | None = None,
+    dtype: str | None = None,
+    normalize: bool = False,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> ImportReport:
+    """Write embeddings that were computed elsewhere, of any modality, as a cache file.
+
+    Memory holds all keys, 20 bytes of each row, and a few blocks of 64 MB. A run that was interrupted goes on where
+    it was when it is started again with the same arguments, and ends in the same bytes. Until then its work lies in
+    ``OUT.parts/``.
+
+    Parameters
+    ----------
+    source : path, str or ndarray of float, (n, d)
+        A ``.npy``, ``.safetensors`` or ``.parquet`` file, or a folder of them in the order of the numbers in their
+        names: also the folder that clip-retrieval writes (``img_emb``, ``metadata``). Or an array.
+    out : path or str
+        The file to write.
+    keys : path, str or sequence of str, optional
+        One for each row, unique, in any order. A path: a text file, or a CSV with a ``key`` column.
+    key_column : str, optional
+        Column of the metadata, or of the Parquet file, to take as keys: text or integers. Default: the first
+        of ``key``, ``image_path``, ``path``, ``file_name``, ``filename``, ``url``, ``id``, ``image_id``, ``uid``
+        that exists; without any, `row_numbers`.
+    row_numbers : bool
+        Take the numbers of the rows over all parts as keys, as ten digits: ``0000000000``.
+    embedding_column : str, optional
+        List column of a Parquet file, or tensor of a ``.safetensors`` file. Default: ``embedding`` and other usual
+        names, or the only one that fits.
+    metadata : path or str, optional
+        Parquet file or folder of them, one for each ``.npy`` or ``.safetensors`` file, matched by the last number in
+        the names. Default: those in `source`, or in a folder ``metadata`` in it or beside it.
+    name : str, optional
+        Name of the encoder; default: the name of the file or folder, and ``array`` for an array. What `export`
+        wrote keeps its encoder unless a name is passed.
+    dtype : {"float16", "float32"}, optional
+        Type of the stored embeddings; default: float16 if the source has it, else float32.
+    normalize : bool
+        Scale each row to length 1. The encoder then states it, and differs from that of rows as they were.
+    force : bool
+        Replace a file at `out` that is no cache of this encoder, or that holds keys which the new one lacks.
+    progress : Progress, optional
+
+    Returns
+    -------
+    ImportReport
+
+    Raises
+    ------
+    CacheError
+        A part cannot be read, or has another length or type of rows than the first; metadata and rows disagree; a row
+        holds NaN or infinity; a key occurs twice; there is no such column.
+    LabelError
+        The file of keys is no text, or has no column ``key``.
+    SourceError
+        A file is gone, or changed while it was read; what was imported so far is kept.
+    OutputError
+        `out` cannot be written, or would lose keys.
+    CacheLockedError
+        Another process writes `out`.
+    """
+    out = check_writable(out, file_format=None)  # `check_replaces` looks at what is there
+    options = ImportOptions(keys, key_column, row_numbers, embedding_column, metadata, name, dtype, normalize)
+    opened = ImportSource(source, options)
+    check_writable(out, file_format=None, inputs=[state.path for state in opened.states])
+    stored = DTYPES[dtype or ("float16" if opened.inputs[0].dtype == np.float16 else "float32")]
+    with writer_lock(out), progress or Silent() as progress:
+        progress.start(opened.rows, "keys")
+        row_keys = opened.read_keys(progress)
+        sorted_keys = _sorted_unique(row_keys, opened)
+        check_replaces(out, opened.encoder, sorted_keys, force=force)
+        failures = without_embedded(opened.failures, [sorted_keys])
+        del sorted_keys
+        plan = _plan(opened, options)
+        parts = _open_parts(out, plan, opened, stored)
+        resumed = sum(map(len, parts.files))
+        try:
+            progress.start(opened.rows, "rows")
+            progress.advance(resumed)
+            _write_parts(parts, plan, opened, row_keys, normalize, progress)
+            del row_keys
+            progress.start(opened.rows, "merging")
+            merge(
+                out,
+                [(part, np.arange(len(part))) for part in parts.files],
+                encoder=opened.encoder,
+                dtype=stored,
+                source=opened.image_source,
+                failures=failures,
+                advance=progress.advance,
+            )
+        except CacheError:  # of a row that no run can import
+            parts.remove()
+            raise
+        parts.remove()
+    return ImportReport(
+        cache=out,
+        rows=opened.rows,
+        parts=len(opened.inputs),
+        dtype=str(stored),
+        encoder=opened.encoder,
+        keys=opened.keys,
+        resumed_rows=resumed,
+    )
+
+
+def _sorted_unique(keys: np.ndarray, opened: ImportSource) -> np.ndarray:
+    """Sort keys; raises `CacheError` with both rows of one that is given twice."""
+    if np.all(keys[1:] > keys[:-1]):
+        return keys
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    same = np.flatnonzero(ordered[1:] == ordered[:-1])
+    if len(same):
+        first, second = (opened.position(int(row)) for row in order[same[0] : same[0] + 2])
+        raise CacheError(
+            f"the key {decode_text(bytes(ordered[same[0]]))!r} is given twice ({first} and {second}); keys must be "
+            "unique: correct them, name another column with --key-column, or pass --row-numbers"
+        )
+    return ordered
+
+
+def _open_parts(out: Path, plan: str, opened: ImportSource, stored: np.dtype) -> Parts:
+    """Open the parts of an unfinished run with the same plan; those of another plan are removed.
+
+    Raises `OutputError` if they are parts of another command, or cannot be removed.
+    """
+    for path in part_files(out):
+        if not re.fullmatch(r"part-[0-9a-f]{16}-[0-9]+", path.stem):
+            problem = f"{path.parent} holds unfinished work of embed"
+            raise OutputError(f"{problem}; finish it with that command, or remove the folder")
+        if not path.stem.startswith(f"part-{plan}-"):
+            try:
+                path.unlink()
+            except OSError as error:
+                raise OutputError(f"cannot remove {path}: {one_line(error)}; remove {path.parent}") from error
+    return Parts(out, opened.encoder, stored)
+
+
+def _plan(opened: ImportSource, options: ImportOptions) -> str:
+    """Digest that two runs share only if they read the same files in the same way; the names of parts hold it."""
+    content = {
+        "pucache": __version__,
+        "block_bytes": BLOCK_BYTES,
+        "options": {name: value if value is None else str(value) for name, value in asdict(options).items()},
+        "files": [[str(state.path.absolute()), state.size, state.mtime_ns] for state in opened.states],
+        "encoder": opened.encoder.to_json(),
+        "run": "" if opened.repeatable else os.urandom(8).hex(),  # no other run has the same array
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _write_parts(
+    parts: Parts, plan: str, opened: ImportSource, keys: np.ndarray, normalize: bool, progress: Progress
+) -> None:
+    """Write each block that is not yet a part as one, while the next one is read."""
+    done = {file.path.stem.rpartition("-")[2] for file in parts.files}
+    with closing(prefetch(_blocks(opened, keys, parts.dtype, normalize, done))) as ahead:
+        for name, rows in ahead:
+            parts.add(rows, {}, opened.image_source, name=f"{plan}-{name}")
+            progress.advance(len(rows.keys))
+
+
+def _blocks(
+    opened: ImportSource, keys: np.ndarray, stored: np.dtype, normalize: bool, done: set[str]
+) -> Iterator[tuple[str, Rows]]:
+    """Read the blocks that are not yet parts, sorted by key, with the names of their parts.
+
+    `keys` are in row order; `done` holds the names of the parts that exist.
+    """
+    step = max(1, BLOCK_BYTES // (opened.inputs[0].dim * opened.inputs[0].dtype.itemsize))
+    for each, first in zip(opened.inputs, opened.starts.tolist(), strict=False):
+        names = {start: f"{first + start:012d}" for start in range(0, each.rows, step)}
+        missing = [start for start, name in names.items() if name not in done]
+        begin = missing[0] if missing else each.rows
+        for start, columns in zip(range(begin, each.rows, step), each.blocks(begin, step), strict=True):
+            if start in missing:
+                yield names[start], _rows(opened, keys, first + start, columns, stored, normalize)
+
+
+def _rows(
+    opened: ImportSource, keys: np.ndarray, first: int, columns: Columns, stored: np.dtype, normalize: bool
+) -> Rows:
+    """Rows of the block that begins with row `first`, sorted by key; raises `CacheError` if one is not finite."""
+    X, digests, size_mtime = columns
+    keys = keys[first : first + len(X)]
+    with np.errstate(all="ignore"):  # what cannot be stored is not finite
+        values = np.ascontiguousarray(_normalized(X) if normalize else X, stored)
+    if len(wrong := rows_not_finite(values)):
+        key = bytes(keys[wrong[0]]).decode(errors="replace")
+        problem = _problem(X[wrong[0]], stored)
+        raise CacheError(f"{opened.position(first + int(wrong[0]))} ({key!r}) {problem}")
+    order = slice(None) if np.all(keys[1:] > keys[:-1]) else np.argsort(keys)
+    return Rows(keys[order], values[order], digests[order], size_mtime[order])
+
+
+def _problem(row: np.ndarray, stored: np.dtype) -> str:
+    """Why a row cannot be stored; zeros can, unless they are normalized."""
+    if not row.any():
+        return "is all zeros and has no direction to normalize; correct it, or leave it out"
+    remedy = "pass --dtype float32" if stored == np.float16 and np.isfinite(row).all() else "leave it out"
+    return f"is NaN, infinite or overflows {stored}; correct it, or {remedy}"
+
+
+def _normalized(X: np.ndarray) -> np.ndarray:
+    """Rows at length 1, in float32 or wider; a row without a direction becomes NaN."""
+    norms = np.sqrt(np.einsum("ij,ij->i", X, X, dtype=np.float64))
+    scaled = X.astype(np.float32 if X.dtype.itemsize < 8 else np.float64)
+    divisors = norms.astype(scaled.dtype)
+    divisors[~np.isfinite(divisors)] = np.nan  # finite values over an infinite norm would be zeros
+    return np.divide(scaled, divisors[:, None], out=scaled)

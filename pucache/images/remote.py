@@ -1,0 +1,168 @@
+"""Images in a remote folder, and complete listings of remote folders and globs.
+
+fsspec's own walk silently omits a folder that cannot be listed. Here such a folder becomes a failure of
+the listing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+from fsspec import AbstractFileSystem
+from fsspec.asyn import AsyncFileSystem
+from fsspec.utils import glob_translate
+
+from ..errors import ImageError, SourceError
+from ..storage.filesystem import TIME_FIELDS, open_filesystem, read_object, source_errors, version_tag
+from ..storage.retries import RetriesExhausted, error_text, with_retries
+from ..storage.urls import without_secrets
+from .listing import UNKNOWN, Listing, ListingBuilder, check_size, is_hidden
+
+_Infos = dict[str, dict[str, Any]]  # path of a file to fsspec's info
+
+
+class RemoteFolder:
+    """Every image below an fsspec URL such as ``s3://bucket/folder``."""
+
+    def __init__(self, url: str):
+        self.name = without_secrets(url)
+        self._url = url
+
+    def scan(self) -> Listing:
+        """List everything below the URL; a folder that may not be listed becomes a failure.
+
+        Raises `SourceError` where the URL does not exist, is a file, or cannot be listed.
+        """
+        builder = ListingBuilder()
+        with source_errors(self.name):
+            fs, root = open_filesystem(self._url, retry_each_request=True)
+            infos = _walk_files(fs, root, builder)
+        if not infos and not builder.failures:
+            raise SourceError(f"no such source: {self.name} (nothing is there)")
+        if list(infos) == [root]:
+            raise SourceError(f"{self.name} is a file; expected a folder, a manifest (.txt, .csv, .tsv) or .tar shards")
+        prefix = _path_prefix(root)
+        for path, info in infos.items():
+            key = path[len(prefix) :] if prefix else path.removeprefix("/")
+            if not is_hidden(key) and builder.accepts(key):
+                builder.add(key, *size_mtime(info))
+        return builder.build()
+
+    def read(self, key: str) -> bytes:
+        """Download one file; raises `ImageError`."""
+        fs, root = open_filesystem(self._url)
+        return read_image(fs, _path_prefix(root) + key)
+
+
+def read_image(fs: Any, path: str) -> bytes:
+    """Download one image, with retries; raises `ImageError` where it cannot be read or is too large."""
+    try:
+        return read_object(fs, path, check_size)
+    except ImageError:
+        raise
+    except Exception as error:  # every remote file system has exceptions of its own
+        raise ImageError(f"cannot be read: {error_text(error)}") from error
+
+
+def size_mtime(info: dict[str, Any]) -> tuple[int, int]:
+    """Size and modification time of fsspec's info, in the terms of `Listing.size_mtime`."""
+    size = int(info["size"]) if info.get("size") is not None else UNKNOWN
+    for name in TIME_FIELDS:
+        value: Any = info.get(name)
+        if isinstance(value, int | float):
+            return size, int(value * 1e9)
+        if hasattr(value, "timestamp"):
+            return size, int(value.timestamp() * 1e9)
+    tag = version_tag(info)
+    return size, int.from_bytes(hashlib.sha256(tag.encode()).digest()[:8], "big") >> 1 if tag else UNKNOWN
+
+
+def _path_prefix(root: str) -> str:
+    """What precedes every key in the paths below ``root``."""
+    return root.rstrip("/") + "/" if root else ""  # an archive has an empty root
+
+
+def _walk_files(fs: Any, root: str, builder: ListingBuilder) -> _Infos:
+    """List every file below a remote folder: path to fsspec's info; where ``root`` is a file, that path alone.
+
+    A folder below that may not be listed becomes a failure. Raises `RetriesExhausted` where a store does not
+    answer, and the store's own error where ``root`` cannot be listed.
+    """
+    fs.invalidate_cache()
+    if not _lists_by_folder(fs):
+        return dict(with_retries(lambda: fs.find(root, detail=True)))
+    files = _walk(fs, root, root, builder, lambda _: True)
+    return files if files or not with_retries(lambda: fs.isfile(root)) else {root: {}}
+
+
+def glob_files(fs: Any, pattern: str, builder: ListingBuilder) -> list[str]:
+    """Sorted paths of the files that match a glob; failures and errors as of a folder."""
+    parts = pattern.split("/")
+    base = glob_base(fs, pattern)
+
+    def matches(path: str, depth: int) -> bool:
+        return re.match(_glob_regex(fs, "/".join(parts[:depth])), path) is not None
+
+    def may_hold_matches(folder: str) -> bool:
+        depth = folder.count("/") + 1
+        return "**" in parts[:depth] or (depth < len(parts) and matches(folder, depth))
+
+    files = _walk(fs, base or pattern[: pattern.startswith("/")], base, builder, may_hold_matches)
+    return sorted(path for path in files if matches(path, len(parts)))
+
+
+def is_glob(fs: Any, pattern: str) -> bool:
+    """Whether a path has wildcards."""
+    return any(c in pattern for c in _wildcards(fs))
+
+
+def glob_base(fs: Any, pattern: str) -> str:
+    """The folders of a glob before its first wildcard."""
+    return pattern[: min(pattern.index(c) for c in _wildcards(fs) if c in pattern)].rpartition("/")[0]
+
+
+def _wildcards(fs: Any) -> str:
+    return "*[" if _is_http(fs) else "*[?"  # in a URL of HTTP, "?" begins the query
+
+
+def _glob_regex(fs: Any, pattern: str) -> str:
+    return str(glob_translate(pattern.replace("?", "[?]") if _is_http(fs) else pattern))
+
+
+def _is_http(fs: Any) -> bool:
+    return "http" in ([fs.protocol] if isinstance(fs.protocol, str) else fs.protocol)
+
+
+def _lists_by_folder(fs: Any) -> bool:
+    """Whether fsspec lists this store folder by folder, rather than all files below a prefix at once."""
+    generic_async = getattr(type(fs), "_find", AsyncFileSystem._find) is AsyncFileSystem._find
+    return generic_async and type(fs).find is AbstractFileSystem.find
+
+
+def _walk(fs: Any, root: str, base: str, builder: ListingBuilder, enters: Callable[[str], bool]) -> _Infos:
+    """List files folder by folder, entering those for which ``enters`` is true; ``base`` is cut off failed keys."""
+    files: _Infos = {}
+    seen, folders = {root.rstrip("/")}, [root]
+    while folders:
+        folder = folders.pop()
+        try:
+            infos = with_retries(lambda: fs.ls(folder, detail=True))  # noqa: B023  called before the next iteration
+        except Exception as error:  # every file system has exceptions of its own
+            if folder == root and isinstance(error, FileNotFoundError):
+                return {}
+            if folder == root or isinstance(error, RetriesExhausted):
+                raise
+            key = folder[len(base) :].lstrip("/") + "/"
+            builder.add_failure(key, f"directory cannot be listed: {error_text(error)}")
+            continue
+        for info in infos:
+            path = info["name"].rstrip("/")
+            if info["type"] != "directory":
+                files[info["name"]] = info
+            elif path not in seen and enters(path):
+                seen.add(path)
+                folders.append(path)
+    return files

@@ -1,0 +1,228 @@
+"""Starting Ray on this machine or joining a cluster, checks of its nodes, and errors of Ray as one line."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import logging
+import os
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..devices import cores
+from ..errors import EngineError, MissingExtraError, PUCacheError, one_line
+from ..version import __version__
+
+# Ray reads these when it is imported: no usage reports, and its processes write to log files only.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+if "RAY_AUTH_TOKEN" in os.environ:  # a token that is set is meant to be used
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+try:
+    import ray
+    import ray._private.worker
+    import ray._raylet
+    import ray.exceptions
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+except ImportError as missing:
+    raise MissingExtraError("the engine ray needs Ray; pip install 'pucache[ray]', or use --engine local") from missing
+
+log = logging.getLogger("pucache")
+
+_CONNECT_SECONDS = 10
+_ANSWER_SECONDS = 120  # the first task on a node starts a process there, and imports torch
+
+
+# --- joining -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def joined(address: str | None) -> Iterator[None]:
+    """Join the cluster at `address`, or start one on this machine that ends with the context.
+
+    Raises
+    ------
+    EngineError
+        The cluster cannot be reached, or runs another version of Ray or Python.
+    """
+    settings: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.ERROR}
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    if address is None:  # reachable from this machine alone
+        settings.update(num_cpus=cores(), include_dashboard=False, _node_ip_address="127.0.0.1")
+        # else Ray writes a token into the home folder, where other clusters would find it
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    elif address != "auto":
+        _require_reachable(address)
+    try:
+        with _undisturbed():
+            ray.init(address or "local", **settings)
+    except Exception as error:  # Ray raises almost anything: ConnectionError, RuntimeError, ValueError, its own
+        what = f"join the Ray cluster at {address}" if address else "start Ray on this machine"
+        raise EngineError(f"cannot {what}: {one_line(error)}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _require_reachable(address: str) -> None:
+    """Check the address before Ray does, which takes a minute and then ends the process."""
+    host, _, port = address.rpartition(":")
+    if "://" in address or not host or not port.isdecimal():
+        raise EngineError(
+            f"the address of a Ray cluster is HOST:PORT, such as 10.0.0.1:6379, or auto, got {address}; "
+            "run the command on a machine of the cluster"
+        )
+    client = getattr(ray._raylet, "GcsClient", None)  # private; without it `ray.init` finds out
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") == "0":
+                _require_grpc(connection)
+        with _undisturbed():
+            if client is not None:  # refuses at once for lack of a token, where `ray.init` would try for minutes
+                client(address=address)
+    except ray.exceptions.AuthenticationError as error:
+        raise EngineError(
+            f"the Ray cluster at {address} asks for a token that this process does not show; set RAY_AUTH_MODE=token "
+            "and RAY_AUTH_TOKEN as on its machines"
+        ) from error
+    except (OSError, OverflowError, ray.exceptions.RayError) as error:
+        raise EngineError(
+            f"no Ray cluster answers at {address} ({one_line(error)}); start one there with ray start --head, or leave "
+            "out --address to use this machine alone"
+        ) from error
+
+
+def _require_grpc(connection: socket.socket) -> None:
+    """Send the HTTP/2 preface (RFC 9113, 3.4) and require the settings frame that Ray must answer with."""
+    empty, settings = b"\0\0\0\4\0\0\0\0\0", 4  # an empty settings frame; the fourth byte of a frame is its type
+    connection.settimeout(_CONNECT_SECONDS)
+    connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + empty)
+    if connection.recv(9)[3:4] != bytes([settings]):
+        raise OSError("what listens there is not Ray")
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keep pucache's handlers of Ctrl-C and SIGTERM, and both streams free of what Ray's exceptions say as well.
+
+    Ray's core writes to stderr. A thread that Ray starts prints to stdout that a worker has ended, where stdout may
+    be JSON: `log_to_driver` does not cover it, and Ray has no public setting for it.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if is_main}
+    listen = getattr(ray._private.worker, "listen_error_messages", None)
+    stderr, devnull = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 2)
+    ray._private.worker.listen_error_messages = lambda worker, stopped: None
+    try:
+        yield
+    finally:
+        ray._private.worker.listen_error_messages = listen
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(devnull)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+# --- nodes ---------------------------------------------------------------------------------------------
+
+
+def nodes() -> list[dict[str, Any]]:
+    """Live nodes that run tasks, as Ray describes them."""
+    return [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+
+
+def count(resource: str) -> int:
+    """How many of a resource, CPU or GPU, the cluster has now."""
+    return int(ray.cluster_resources().get(resource, 0))
+
+
+def check_nodes(problem: Callable[[], str], packages: tuple[str, ...]) -> None:
+    """Check pucache, packages and access to the data on every node.
+
+    Parameters
+    ----------
+    problem : callable
+        Called on each node: returns the reason why the node cannot do the work, "" where it can.
+    packages : tuple of str
+        Packages whose versions can change the last bits of the results.
+
+    Raises
+    ------
+    EngineError
+        A node lacks pucache or one of the packages, has another version of pucache, has a problem, or does not
+        answer.
+    """
+    answers = {}
+    for node in nodes():
+        on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        task = ray.remote(num_cpus=0, max_retries=3, scheduling_strategy=on_node)(_examine)
+        name = f"node {node['NodeManagerAddress']} ({node['NodeManagerHostname']}, {node['NodeID'][:8]})"
+        answers[name] = task.remote(problem, packages)
+    here = _versions(packages)
+    for name, answer in answers.items():
+        try:
+            there, reason = ray.get(answer, timeout=_ANSWER_SECONDS)
+        except ray.exceptions.GetTimeoutError as error:
+            raise EngineError(
+                f"{name} has not answered for {_ANSWER_SECONDS} s; is it alive, or overloaded?"
+            ) from error
+        except ray.exceptions.RayError as error:
+            raise EngineError(
+                f"{name} cannot run pucache {__version__} ({_last_line(error)}); install the same version on every node"
+            ) from error
+        _compare(name, there, here)
+        if reason:
+            raise EngineError(f"{name} {reason}")
+
+
+def _examine(problem: Callable[[], str], packages: tuple[str, ...]) -> tuple[dict[str, str], str]:
+    versions = _versions(packages)
+    return versions, problem()
+
+
+def _versions(packages: tuple[str, ...]) -> dict[str, str]:
+    """Versions of pucache and of the packages; "none" where one is not installed."""
+    versions = {"pucache": __version__, **dict.fromkeys(packages, "none")}
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions
+
+
+def _compare(name: str, there: dict[str, str], here: dict[str, str]) -> None:
+    differing = [package for package in here if there[package] != here[package]]
+    versions = ", ".join(f"{package} {there[package]} (here {here[package]})" for package in differing)
+    if "pucache" in differing or "none" in [there[package] for package in differing]:
+        raise EngineError(f"{name} has {versions}; install the same versions on every node")
+    if differing:
+        log.warning("%s has %s: its results may differ in their last bits", name, versions)
+
+
+# --- errors --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def as_one_line() -> Iterator[None]:
+    """Turn what Ray raises into an `EngineError` of one line; errors of pucache pass."""
+    try:
+        yield
+    except Exception as error:  # Ray raises almost anything, see `joined`
+        if isinstance(error, PUCacheError) and not isinstance(error, ray.exceptions.RayError):
+            raise
+        raise EngineError(
+            f"Ray gave up ({_last_line(error)}); what was finished is kept: run again to go on"
+        ) from error
+
+
+def _last_line(error: BaseException) -> str:
+    """Last line of an error of Ray, below the tracebacks in its text."""
+    return (str(error).strip() or type(error).__name__).splitlines()[-1].strip()[:300]

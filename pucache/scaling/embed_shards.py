@@ -1,0 +1,336 @@
+"""A folder of shards, each embedded by one Ray task with the local code that ``--shard I/N`` runs.
+
+The driver lists the source once, cuts the listing into shares, and chooses precision and runtime, so that shards of
+unlike machines agree. A task gets its share, loads the encoder on its node and writes one file. A shard whose worker
+is killed is begun again, and goes on from the finished parts where these lie in a folder that all nodes see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from ..cache.destination import encoder_of_existing, open_destination
+from ..cache.writer import creation_time
+from ..devices import choose_precision, choose_runtime
+from ..embedding.embed import EmbedOptions, run_embedding
+from ..encoders.deferred import EncoderOptions
+from ..encoders.spec import BUNDLED, EncoderSpec
+from ..errors import EngineError, ImageError, PUCacheError
+from ..images.listing import Listing, check_shard_images, take_shards
+from ..images.source import Source, image_digest, open_source
+from ..progress import Progress, Silent
+from ..storage.atomic import temporary_file
+from ..storage.urls import is_url, path_or_url, without_secrets
+from ..version import __version__
+
+_ATTEMPTS = 4  # for a shard whose worker dies
+_PACKAGES = ("torch", "torchvision", "pillow", "timm")  # versions that can change an embedding's last bits
+_PROBED_IMAGES = 16  # to find a readable one that every node must be able to read
+_SUMS = ("rows", "computed", "reused", "kept", "vanished", "damaged")
+
+
+@dataclass(frozen=True)
+class ShardsReport:
+    """What one run of `embed_shards` did: figures of `pucache.embedding.embed.EmbedReport`, summed over the shards.
+
+    Attributes
+    ----------
+    name : str
+        The folder, or its URL without secrets.
+    shards : list of str
+        Names of the files in it.
+    encoder : EncoderSpec
+    rows, computed, reused, kept, vanished, damaged : int
+    failures : dict of str to str
+        Key to reason.
+    ignored : Counter
+        Number of files left out, by ending.
+    written : bool
+        False where nothing had changed and every shard was left as it was.
+    seconds : float
+    cosine : float or None
+        The least of the shards.
+    """
+
+    name: str
+    shards: list[str]
+    encoder: EncoderSpec
+    rows: int
+    computed: int
+    reused: int
+    kept: int
+    vanished: int
+    damaged: int
+    failures: dict[str, str]
+    ignored: Counter[str]
+    written: bool
+    seconds: float
+    cosine: float | None
+
+
+@dataclass(frozen=True)
+class Share:
+    """The images of shard `number`; `workers` processes read them, see `run_embedding`."""
+
+    number: int
+    listing: Listing
+    workers: int | None = None
+
+    def __str__(self) -> str:
+        return f"its {len(self.listing.keys):,} images"
+
+
+@dataclass(frozen=True)
+class ShardsJob:
+    """What all tasks share.
+
+    Attributes
+    ----------
+    source : Source
+    paths : list of str
+        The files to write, in the order of their numbers.
+    encoder : EncoderOptions
+        With device, precision and runtime chosen.
+    options : EmbedOptions
+    inputs : list of str
+        What a node must see: weights, and a file in the folder of the output.
+    image : tuple of (str, bytes) or None
+        Key of a readable image, and its digest.
+    created : str or None
+        SOURCE_DATE_EPOCH of the driver.
+    version : str
+        The driver's pucache.
+    """
+
+    source: Source
+    paths: list[str]
+    encoder: EncoderOptions
+    options: EmbedOptions
+    inputs: list[str]
+    image: tuple[str, bytes] | None
+    created: str | None
+    version: str = __version__
+
+    def problem(self) -> str:
+        """Reason why this node cannot do the work; "" where it can."""
+        if self.version != __version__:  # on a node that joined later
+            return f"has pucache {__version__}, the driver {self.version}; install the same version on every node"
+        unseen = [path for path in self.inputs if not os.path.exists(path)]
+        if unseen:
+            return f"does not see {unseen[0]}; mount its folder at the same path on every node"
+        key, digest = self.image or ("", b"")
+        try:
+            if self.image is None or image_digest(self.source.read(key)) == digest:
+                return ""
+            reason = "is another file"
+        except ImageError as error:
+            reason = str(error)
+        return (
+            f"does not see the images of {self.source.name}: {key!r} {reason}; mount them at the same path on every "
+            "node, or use an object store"
+        )
+
+    def embed(self, share: Share) -> ShardsReport:
+        """Embed one share; the work of a task."""
+        problem = self.problem()
+        if problem:
+            raise EngineError(f"node {platform.node()} {problem}")
+        os.environ.pop("SOURCE_DATE_EPOCH", None)
+        if self.created is not None:
+            os.environ["SOURCE_DATE_EPOCH"] = self.created
+        path, options = self.paths[share.number - 1], replace(self.options, shard=(share.number, len(self.paths)))
+        report = run_embedding(
+            self.source, path, self.encoder, options=options, listing=share.listing, workers=share.workers
+        )
+        figures = {name: value for name, value in vars(report).items() if name in ShardsReport.__annotations__}
+        return ShardsReport(shards=[os.path.basename(path)], **figures)
+
+
+def embed_shards(
+    source: str | Path | Source,
+    folder: str | Path,
+    shards: int,
+    encoder: str | Path = BUNDLED,
+    *,
+    weights: str | Path | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    runtime: str = "auto",
+    batch_size: int | None = None,
+    reuse: Sequence[str | Path] = (),
+    prune: bool = False,
+    moved: bool = False,
+    verify: bool = False,
+    dtype: str | None = None,
+    force: bool = False,
+    workers: int | None = None,
+    address: str | None = None,
+    progress: Progress | None = None,
+) -> ShardsReport:
+    """Embed every image of a source into a folder of shards, one Ray task for each; run it again to continue.
+
+    The files ``00001.h5``, ``00002.h5``, ... are those that `pucache.embed` writes with ``shard=(I, shards)``.
+
+    Parameters
+    ----------
+    source : str, Path or Source
+        Folder, manifest or tar files that every node sees, or a URL of these; see `pucache.open_source`.
+    folder : path or URL
+        Folder that every node sees, or one in a store.
+    shards : int
+        Number of files.
+    encoder, weights
+        See `pucache.load_encoder`.
+    device : {"auto", "cpu", "cuda"}
+        ``auto`` is CUDA where the cluster has GPUs. Each task then has one.
+    precision, runtime, batch_size
+        See `pucache.load_encoder`. What is ``auto`` is that of the shards that exist, else chosen for the device on
+        this machine, once for all shards.
+    reuse, prune, moved, verify, dtype, force
+        See `pucache.embedding.embed.EmbedOptions`.
+    workers : int, optional
+        Tasks that run at once; by default all that have a GPU or, without GPUs, a core.
+    address : str, optional
+        Of a running cluster, see `pucache.scaling.workers.RayWorkers`; by default this machine alone.
+    progress : Progress, optional
+        Counts the finished shards.
+
+    Returns
+    -------
+    ShardsReport
+
+    Raises
+    ------
+    SourceError
+        The source is empty, or has no image for one of the shards.
+    EngineError
+        The cluster cannot be reached, or a node cannot do the work.
+    PUCacheError, ValueError
+        As `pucache.embed`; what a shard ends with names the shard, and does not stop the others.
+    """
+    from .workers import RayWorkers, cluster_device, rules_to_share  # need the extra ray
+
+    started = time.monotonic()
+    options = EmbedOptions([_absolute(path) for path in reuse], prune, moved, verify, dtype=dtype, force=force)
+    options.check()
+    creation_time()  # raises before any work
+    if device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"Ray shares out GPUs itself: its device is auto, cpu or cuda, got {device!r}")
+    paths = _shard_paths(folder, shards)
+    open_destination(paths[0]).check_writable()
+    source = open_source(source) if isinstance(source, str | os.PathLike) else source
+    listing = source.scan()
+    shares = [Share(number, part) for number, part in enumerate(take_shards(listing, shards), 1)]
+    for share in shares:
+        check_shard_images(share.listing, (share.number, shards), listing, source.name)
+    with RayWorkers(address, workers=workers) as cluster, _probe(folder) as probe, progress or Silent() as shown:
+        settings = EncoderOptions(
+            name=encoder if encoder == BUNDLED or not os.path.isdir(encoder) else _absolute(encoder),
+            weights=None if weights is None else _absolute(weights),
+            device=cluster_device(device),
+            batch_size=batch_size,
+            **_precision_and_runtime(precision, runtime, cluster_device(device), paths),
+        )
+        job = ShardsJob(
+            source,
+            paths,
+            settings,
+            options,
+            inputs=[
+                path
+                for path in map(str, (settings.name, settings.weights, probe))
+                if os.path.isabs(path) and os.path.exists(path)
+            ],
+            image=_readable_image(source, listing),
+            created=os.environ.get("SOURCE_DATE_EPOCH"),
+        )
+        cluster.check(job.problem, [*_PACKAGES, *["openvino"] * (settings.runtime == "openvino")])
+        shown.start(shards, "embedding shards")
+        rules = rules_to_share(shards, workers, gpu=settings.device == "cuda")
+        # from the second attempt on one process reads the images, so that an image that kills it is named
+        rules = replace(rules, attempts=_ATTEMPTS, again=partial(replace, workers=1), on_done=lambda: shown.advance(1))
+        reports = _succeeded(cluster.outcomes(ShardsJob.embed, job, shares, rules), shards)
+    return replace(
+        reports[0],
+        name=without_secrets(os.fspath(folder)),
+        shards=[name for report in reports for name in report.shards],
+        **{name: sum(getattr(report, name) for report in reports) for name in _SUMS},
+        failures={key: reason for report in reports for key, reason in report.failures.items()},
+        written=any(report.written for report in reports),
+        seconds=time.monotonic() - started,
+        cosine=min((report.cosine for report in reports if report.cosine is not None), default=None),
+    )
+
+
+def _shard_paths(folder: str | Path, shards: int) -> list[str]:
+    """The files to write, as every node finds them."""
+    if shards < 1:
+        raise ValueError(f"a folder has at least 1 shard, got {shards}")
+    folder = _absolute(folder).rstrip("/")
+    shown = without_secrets(folder)
+    if folder.endswith(".h5"):
+        raise ValueError(
+            f"Ray writes a folder of shards, got the file {shown}; write {shown.removesuffix('.h5')} --shards {shards}"
+        )
+    return [f"{folder}/{number:05}.h5" for number in range(1, shards + 1)]
+
+
+def _absolute(path: str | Path) -> str:
+    """The path as every node finds it: tasks run in a folder of Ray."""
+    where = path_or_url(path)
+    return where if is_url(where) else os.path.abspath(where)
+
+
+@contextlib.contextmanager
+def _probe(folder: str | Path) -> Iterator[str]:
+    """Path of a file by which nodes know that they see the folder; "" where it is a URL."""
+    where = _absolute(folder)
+    if is_url(where):
+        yield ""
+        return
+    with temporary_file(Path(where, "nodes")) as file:
+        yield str(file)
+
+
+def _precision_and_runtime(precision: str, runtime: str, device: str, paths: list[str]) -> dict[str, str]:
+    """Choose what is ``auto``: as in a shard that exists, else for the device."""
+    import torch
+
+    existing = next(filter(None, map(encoder_of_existing, paths)), None) if "auto" in (precision, runtime) else None
+    if existing is not None:
+        precision = existing.precision if precision == "auto" else precision
+        runtime = existing.runtime if runtime == "auto" else runtime
+    chosen = torch.device(device)
+    return {"precision": choose_precision(precision, chosen), "runtime": choose_runtime(runtime, chosen)}
+
+
+def _readable_image(source: Source, listing: Listing) -> tuple[str, bytes] | None:
+    """Key and digest of the first image that can be read."""
+    for key in listing.keys[:_PROBED_IMAGES]:
+        with contextlib.suppress(ImageError):  # the failure will be recorded
+            return key, image_digest(source.read(key))
+    return None
+
+
+def _succeeded(outcomes: Iterable[tuple[ShardsReport, Exception | None]], shards: int) -> list[ShardsReport]:
+    """The reports of all shards; once all have ended, raises the first error, which names its shard."""
+    reports, errors = [], {}
+    for number, (report, error) in enumerate(outcomes, 1):
+        reports.append(report)
+        if error is not None:
+            errors[number] = error
+    if errors:
+        first, *others = errors
+        if not isinstance(errors[first], PUCacheError):
+            raise errors[first]
+        also = f"; shards {', '.join(map(str, others))} failed too" if others else ""
+        raise type(errors[first])(f"shard {first} of {shards}: {errors[first]}{also}")
+    return reports

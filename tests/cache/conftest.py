@@ -1,0 +1,21 @@
+import pytest
+from helpers.cache_files import FAILURES, write
+
+from pucache.cache import exporting, import_files, importing, merging, reader
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A cache of four rows and two failures."""
+    return write(tmp_path / "cache.h5", ["a", "bé", "c\nd", "e"], failures=FAILURES)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Everything that imports, exports and merges do in blocks is done in blocks of a few rows."""
+    monkeypatch.setattr(reader, "BLOCK_BYTES", 40)
+    monkeypatch.setattr(importing, "BLOCK_BYTES", 60)
+    monkeypatch.setattr(import_files, "BATCH_BYTES", 50)
+    monkeypatch.setattr(import_files, "BATCH_KEYS", 7)
+    monkeypatch.setattr(merging, "BLOCK_BYTES", 40)
+    monkeypatch.setattr(exporting, "GROUP_BYTES", 100)

@@ -1,0 +1,91 @@
+import hashlib
+import json
+
+import numpy as np
+import pytest
+from helpers.cache_files import damage, refusal, write
+from helpers.sealing import unseal
+from helpers.slow import slow
+
+from pucache.cache import checksums, hdf5
+from pucache.cache.reader import CacheFile
+
+
+def test_a_file_truncated_anywhere_is_refused_on_opening(path):
+    whole = path.read_bytes()
+    for length in [*range(1, len(whole) - 64, 41), *range(len(whole) - 64, len(whole))]:
+        path.write_bytes(whole[:length])
+        text = refusal(CacheFile, path)
+        assert length < 8 or "it is truncated, or an HDF5 file from elsewhere; restore it from a copy" in text
+
+
+@pytest.mark.parametrize(("mask", "step"), [slow(0x01, 1), slow(0x20, 1), slow(0xFF, 1), (0x20, 7)])
+def test_every_flipped_bit_is_seen_by_verify_and_outside_of_columns_on_opening(path, mask, step):
+    whole = path.read_bytes()
+    columns = [range(c.offset, c.offset + c.size) for c in CacheFile(path).header.checksums.columns.values()]
+    for position in range(0, len(whole), step):
+        damaged = bytearray(whole)
+        damaged[position] ^= mask
+        path.write_bytes(damaged)
+        if any(position in column for column in columns):
+            assert "not as they were written" in refusal(CacheFile(path).verify)
+        else:
+            refusal(CacheFile, path)
+
+
+def test_damage_that_hdf5_would_loop_over_or_die_of_is_found_before_it_sees_the_file(path, monkeypatch):
+    monkeypatch.setattr(hdf5, "read", lambda *_: pytest.fail("HDF5 was given a damaged file"))
+    whole = path.read_bytes()
+    for position in (8, 40, 100, 600, len(whole) - 400, len(whole) - 1):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        refusal(CacheFile, path)
+
+
+@pytest.mark.parametrize(("name", "row"), [("embeddings", 0), ("keys", 500), ("digests", 255), ("size_mtime", -1)])
+def test_damage_of_a_column_is_named_down_to_its_block_of_rows(tmp_path, name, row):
+    path = write(tmp_path / "c.h5", [f"{number:06}" for number in range(600)])
+    damage(path, name, row)
+    assert f"{name} are not as they were written" in refusal(CacheFile(path).verify)
+    rows, datasets = CacheFile(path).damaged_rows()
+    block = row % 600 // 256
+    assert datasets == [name]
+    assert np.flatnonzero(rows).tolist() == list(range(600))[block * 256 : (block + 1) * 256]
+
+
+@pytest.mark.parametrize("name", ["failures/keys", "failures/reasons"])
+def test_damage_of_failures_is_named_and_costs_no_row(path, name):
+    damage(path, name)
+    assert f"{name} are not as they were written" in refusal(CacheFile(path).verify)
+    assert not CacheFile(path).damaged_rows()[0].any()
+
+
+SENSIBLE = {"offset": 0, "size": 1, "block": 1, "sha256": [""]}
+SENSELESS = [
+    *("{", "[]", "{}", "[" * 100_000, '{"columns":{"keys":7},"rest":"","size":1}'),
+    '{"columns":{},"rest":"","size":Infinity}',
+    *(
+        json.dumps({"columns": {"keys": {**SENSIBLE, **odd}}, "rest": "", "size": 9})
+        for odd in ({"offset": -1}, {"size": -1}, {"block": 0}, {"size": 1 << 70, "block": 1 << 70}, {"sha256": []})
+    ),
+]
+
+
+@pytest.mark.parametrize("text", SENSELESS, ids=range(len(SENSELESS)))
+def test_a_seal_without_sense_is_refused(path, text):
+    unseal(path)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    with path.open("a") as stream:
+        stream.write(f"{text}\npucache-seal {len(text):012d} {digest}\n")
+    assert "its seal makes no sense" in refusal(CacheFile, path)
+
+
+@pytest.mark.parametrize(("shift", "block"), [(-8, 0), (0, 8)])
+def test_a_seal_of_other_places_than_the_datasets_is_refused(path, shift, block):
+    table = CacheFile(path).header.checksums
+    column = table.columns["size_mtime"]
+    offset = column.offset + shift
+    unseal(path)
+    hasher = checksums.ColumnHasher(block or column.block)
+    hasher.update(memoryview(path.read_bytes())[offset : offset + column.size])
+    checksums.append_table(path, {**table.columns, "size_mtime": hasher.checksums(offset)})
+    assert "seal" in refusal(CacheFile, path)

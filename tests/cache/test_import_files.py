@@ -1,0 +1,170 @@
+"""Arrays and Parquet files as sources of an import: what is read from them, and what is refused."""
+
+import os
+import re
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import safetensors.numpy
+import torch
+from helpers.imports import expect, refusal, rows, shuffled_keys, visible
+from helpers.parts import write_parquet
+from safetensors.torch import save_file
+
+from pucache.cache.importing import import_embeddings
+from pucache.encoders.spec import EncoderSpec
+
+# --- arrays --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wanted", "stored"),
+    [("f2", None, "f2"), ("f4", None, "f4"), (">f8", None, "f4"), ("f4", "float16", "f2")],
+)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_rows_follow_their_keys(tmp_path, small_blocks, dtype, wanted, stored, order):
+    X = np.asarray(np.arange(21).reshape(7, 3).astype(dtype), order=order)
+    keys = ["g", "é", "c", "a", "bb", "f\n", "d"]
+    np.save(tmp_path / "clip.npy", X)
+    report = import_embeddings(tmp_path / "clip.npy", tmp_path / "c.h5", keys=keys, dtype=wanted)
+    cache = expect(tmp_path / "c.h5", X, keys, stored)
+    assert (report.rows, report.encoder) == (7, cache.encoder)
+    assert cache.encoder == EncoderSpec.imported("clip", 3)
+    assert cache.encoder.origin == str(tmp_path / "clip.npy")
+
+
+@pytest.mark.parametrize(
+    ("X", "expected"),
+    [
+        (np.ones(2), r"holds float64 \(2,\); expected one array of floats"),
+        (np.ones((2, 3), int), r"holds int64 \(2, 3\); expected one array of floats"),
+        (np.ones((0, 3)), r"holds float64 \(0, 3\)"),
+        (np.array([[{}], [{}]]), "is not a .npy array of numbers"),
+    ],
+)
+def test_an_array_that_holds_no_rows_of_floats(tmp_path, X, expected):
+    np.save(tmp_path / "x.npy", X)
+    assert re.search(expected, refusal(tmp_path / "x.npy", tmp_path / "c.h5"))
+    with open(tmp_path / "x.npy", "wb") as stream:
+        np.savez(stream, a=X)
+    assert "is not a .npy array of numbers" in refusal(tmp_path / "x.npy", tmp_path / "c.h5")
+
+
+def test_safetensors(tmp_path, small_blocks):
+    X, path = rows(9), tmp_path / "x.safetensors"
+    safetensors.numpy.save_file({"a": X, "mean": X[0], "n": np.ones((3, 3), int)}, path)
+    import_embeddings(path, tmp_path / "c.h5", keys=shuffled_keys(9))
+    expect(tmp_path / "c.h5", X, shuffled_keys(9))
+    safetensors.numpy.save_file({"a": X, "b": X * 2}, path)
+    import_embeddings(path, tmp_path / "c.h5", embedding_column="b", row_numbers=True, force=True)
+    expect(tmp_path / "c.h5", X * 2, [f"{number:010}" for number in range(9)])
+
+
+def test_safetensors_without_one_tensor_of_embeddings(tmp_path):
+    path, out = tmp_path / "x.safetensors", tmp_path / "c.h5"
+    safetensors.numpy.save_file({"a": rows(9), "b": rows(9), "n": np.ones((3, 3), int)}, path)
+    assert re.search(r"has 2 tensors with .*a \(F32 \(9, 5\)\), b .*--embedding-column", refusal(path, out))
+    assert "has no 'c' among its tensors with rows of floats; it has a" in refusal(path, out, embedding_column="c")
+    assert "has no 'n' among its tensors" in refusal(path, out, embedding_column="n")
+    path.write_bytes(b"\1" * 100)
+    assert "cannot be read as safetensors" in refusal(path, out)
+
+
+def test_bfloat16_is_stored_as_float32(tmp_path):
+    X = torch.tensor([[1.5, -2.25], [3e38, 1e-30]]).to(torch.bfloat16)
+    save_file({"X": X}, tmp_path / "x.safetensors")
+    import_embeddings(tmp_path / "x.safetensors", tmp_path / "c.h5", keys=["b", "a"])
+    expect(tmp_path / "c.h5", X.float().numpy(), ["b", "a"])
+
+
+@pytest.mark.parametrize("kind", ["source", "keys", "metadata"])
+@pytest.mark.parametrize("suffix", [".npy", ".safetensors", ".parquet", ".txt", ".csv"])
+def test_a_fifo_is_refused_and_never_waited_for(tmp_path, kind, suffix):
+    fifo, given = tmp_path / f"fifo{suffix}", {}
+    os.mkfifo(fifo)
+    np.save(tmp_path / "x.npy", rows(2))
+    source = fifo if kind == "source" else tmp_path / "x.npy"
+    if kind != "source":
+        given = {kind: fifo}
+    assert f"{fifo} is not a regular file" in refusal(source, tmp_path / "c.h5", **given)
+
+
+# --- Parquet -------------------------------------------------------------------------------------
+
+
+def lists(X, kind):
+    """An Arrow array of lists."""
+    values = pyarrow.array(X.reshape(-1))
+    if kind == "fixed":
+        return pyarrow.FixedSizeListArray.from_arrays(values, X.shape[1])
+    offsets = np.arange(0, X.size + 1, X.shape[1])
+    large = kind == "large"
+    make = pyarrow.LargeListArray if large else pyarrow.ListArray
+    return make.from_arrays(pyarrow.array(offsets, pyarrow.int64() if large else pyarrow.int32()), values)
+
+
+@pytest.mark.parametrize("kind", ["list", "large", "fixed"])
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+@pytest.mark.parametrize("order", ["row order", "shuffled"])
+def test_list_columns(tmp_path, kind, dtype, order, small_blocks):
+    X = rows(60, dtype=dtype)
+    keys = shuffled_keys(60) if order == "shuffled" else [f"{number:03}" for number in range(60)]
+    (tmp_path / "parts").mkdir()
+    for number, part in enumerate([slice(0, 25), slice(25, 60)]):
+        table = pyarrow.table({"text": keys[part], "emb": lists(X[part], kind), "key": keys[part]})
+        pyarrow.parquet.write_table(table, tmp_path / "parts" / f"{number}.parquet", row_group_size=9)
+    report = import_embeddings(tmp_path / "parts", tmp_path / "c.h5")
+    stored = "f2" if dtype == "f2" else "f4"
+    expect(tmp_path / "c.h5", X.astype(stored), keys, stored)
+    assert (report.keys, report.encoder) == ("column 'key'", EncoderSpec.imported("parts", 5))
+
+
+def test_the_column_of_embeddings(tmp_path):
+    X, out = rows(3), tmp_path / "c.h5"
+    path = write_parquet(tmp_path / "x.parquet", a=X, b=2 * X, ids=[[1], [2], [3]], key=list("abc"))
+    import_embeddings(path, out, embedding_column="b")
+    expect(out, 2 * X, list("abc"))
+    assert re.search(r"has 2 columns with lists of floats .*a \(list.*--embedding-column", refusal(path, out))
+    assert re.search(r"has no 'vec' among its columns .* it has a \(list", refusal(path, out, embedding_column="vec"))
+    assert "has no 'key' among its columns" in refusal(path, out, embedding_column="key")
+    assert "leave the metadata" in refusal(path, out, metadata=path)
+    write_parquet(path, key=list("abc"))
+    assert "has 0 columns with lists of floats" in refusal(path, out)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([[1.0, 2.0], [1.0]], r"row 1 of .*x.parquet holds \[1.0\]; expected a list of 2 numbers"),
+        ([[1.0, 2.0], None], "row 1 of .*x.parquet holds None; expected a list of 2 numbers"),
+        ([[1.0, 2.0], [None, 1.0]], r"row 1 of .*x.parquet \('b'\) is NaN"),
+        ([[1.0, 2.0], [1.0, float("nan")]], r"row 1 of .*x.parquet \('b'\) is NaN"),
+        ([], "holds 0 embeddings"),
+        ([None, [1.0, 2.0]], "holds 2 embeddings of 0 numbers"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["list", "fixed"])
+def test_lists_that_are_no_embeddings(tmp_path, values, expected, kind):
+    column = pyarrow.array(values, pyarrow.list_(pyarrow.float32()))
+    if kind == "fixed":
+        if values[:1] != [[1.0, 2.0]] or len(values[1] or [0, 0]) == 1:
+            pytest.skip("cannot be a list of fixed size")
+        column = pyarrow.array(values, pyarrow.list_(pyarrow.float32(), 2))
+    table = pyarrow.table({"key": list("ab")[: len(values)], "emb": column})
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
+    text = refusal(tmp_path / "x.parquet", tmp_path / "c.h5")
+    assert re.search(expected, text), text
+    assert visible(tmp_path) == ["x.parquet"]
+
+
+@pytest.mark.parametrize(
+    "kind", [pyarrow.string(), pyarrow.large_string(), pyarrow.dictionary(pyarrow.int32(), pyarrow.string())]
+)
+def test_text_columns_of_any_kind_are_keys(tmp_path, kind):
+    keys = ["é", "b" * 50, "c", "a"]
+    table = pyarrow.table({"key": pyarrow.array(keys).cast(kind), "embedding": list(rows(4))})
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
+    import_embeddings(tmp_path / "x.parquet", tmp_path / "c.h5")
+    expect(tmp_path / "c.h5", rows(4), keys)

@@ -1,0 +1,140 @@
+"""`pack`: cache files of one encoder become one, and what it replaces."""
+
+import re
+
+import numpy as np
+import pytest
+from helpers.cache_files import write
+from helpers.imports import visible
+from helpers.kills import run_and_kill
+
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.cache.merging import pack
+from pucache.cache.reader import CacheFile
+from pucache.encoders.spec import EncoderSpec
+from pucache.errors import CacheError, OutputError
+
+OTHER = EncoderSpec.imported("other", 8)
+RUN = """
+import sys
+from pucache.cache import merging
+merging.BLOCK_BYTES = 1 << 12
+print("ready", flush=True)
+merging.pack(sys.argv[1:-1], sys.argv[-1])
+"""
+
+
+def refusal(kind, *arguments, **options):
+    with pytest.raises(kind) as refused:
+        pack(*arguments, **options)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.fixture
+def shards(tmp_path):
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for number, keys in enumerate([["b", "d"], [], ["a", "c", "eee"]]):
+        write(folder / f"{number}.h5", keys, failures={f"{number}.png": "gone"})
+    return folder
+
+
+def test_pack_equals_the_file_of_a_single_run_byte_for_byte(fixed_time, shards, small_blocks):
+    packed, whole = shards.parent / "packed.h5", shards.parent / "whole.h5"
+    assert pack([shards], packed) == 5
+    write(whole, ["a", "b", "c", "d", "eee"], failures={f"{n}.png": "gone" for n in range(3)})
+    assert packed.read_bytes() == whole.read_bytes()
+    pack([shards / "2.h5", shards / "0.h5", shards / "1.h5"], packed)
+    assert packed.read_bytes() == whole.read_bytes()
+    for caches in ([packed], packed, str(packed), EmbeddingCache(packed), EmbeddingCache(shards)):
+        pack(caches, packed)
+        assert packed.read_bytes() == whole.read_bytes()
+
+
+def test_pack_forgets_a_failure_that_another_file_has_a_row_for(tmp_path):
+    first = write(tmp_path / "1.h5", ["a"], failures={"b": "timeout", "c": "gone"})
+    second = write(tmp_path / "2.h5", ["b"], source="elsewhere")
+    pack([first, second], tmp_path / "out.h5")
+    packed = CacheFile(tmp_path / "out.h5")
+    assert (packed.failures, packed.source) == ({"c": "gone"}, "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "telling"),
+    [
+        ({"keys": ["z", "a"]}, ["'a'", "more than one"]),
+        ({"spec": OTHER}, ["a.h5", "b.h5", "tiny", "other", "differ in name"]),
+        ({"dtype": "float32"}, ["a.h5 holds float16", "b.h5 float32"]),
+    ],
+    ids=["overlap", "encoder", "dtype"],
+)
+def test_files_that_do_not_go_together_are_refused_by_name(tmp_path, changes, telling):
+    first, second = write(tmp_path / "a.h5", ["a", "b"]), write(tmp_path / "b.h5", **{"keys": ["z"], **changes})
+    text = refusal(CacheError, [first, second], tmp_path / "packed.h5")
+    for pattern in telling:
+        assert re.search(pattern, text), text
+    assert visible(tmp_path) == ["a.h5", "b.h5"]
+
+
+def test_pack_refuses_a_damaged_file_and_writes_nothing(tmp_path):
+    path = write(tmp_path / "a.h5", ["a"])
+    data, row = path.read_bytes(), EmbeddingCache(path).X.tobytes()
+    path.write_bytes(data.replace(row, row[::-1]))
+    assert "embeddings are not as they were written" in refusal(CacheError, [path], tmp_path / "out.h5")
+    assert visible(tmp_path) == ["a.h5"]
+
+
+def test_pack_takes_more_files_than_there_are_file_descriptors(tmp_path, few_descriptors):
+    paths = [write(tmp_path / f"{n}.h5", [f"{n:02}"], failures={f"x{n}": "gone"}) for n in range(40)]
+    assert pack(paths, tmp_path / "out.h5") == 40
+    assert list(EmbeddingCache(tmp_path / "out.h5").keys) == [f"{n:02}" for n in range(40)]
+    with pytest.raises(CacheError, match="Too many open files"):
+        EmbeddingCache(*paths)
+
+
+def test_pack_takes_the_newest_time_of_its_inputs_so_that_twice_gives_the_same_bytes(tmp_path, monkeypatch):
+    for name, seconds in (("1.h5", "1000"), ("2.h5", "5000")):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", seconds)
+        write(tmp_path / name, [name])
+    monkeypatch.delenv("SOURCE_DATE_EPOCH")
+    pack([tmp_path / "1.h5", tmp_path / "2.h5"], tmp_path / "out.h5")
+    assert CacheFile(tmp_path / "out.h5").created == CacheFile(tmp_path / "2.h5").created
+
+
+def test_a_pack_killed_at_any_moment_leaves_the_old_file_or_the_new_one(tmp_path):
+    paths = [write(tmp_path / f"{n}.h5", [f"{number:06}" for number in range(n, 6_000, 3)]) for n in range(3)]
+    whole, out = tmp_path / "whole.h5", tmp_path / "out.h5"
+    pack(paths, whole)
+    random = np.random.default_rng(0)
+    for _ in range(4):
+        run_and_kill(RUN, *paths, out, seconds=random.uniform(0, 0.1))
+        assert not out.exists() or out.read_bytes() == whole.read_bytes()
+    pack(paths, out)
+    assert out.read_bytes() == whole.read_bytes()
+    assert visible(tmp_path) == ["0.h5", "1.h5", "2.h5", "out.h5", "whole.h5"]
+
+
+REPLACED = {
+    "one key lost": (lambda path: write(path, ["a", "z"]), "holds a key that the new file lacks, such as 'z'"),
+    "keys lost": (lambda path: write(path, ["x", "y" * 50]), "holds 2 keys that the new file lacks, such as 'x'"),
+    "another encoder": (
+        lambda path: write(path, ["a"], spec=OTHER),
+        "holds embeddings of .*other.*the new file .*tiny",
+    ),
+    "no cache": (lambda path: path.write_text("precious"), "is not a pucache cache"),
+    "damaged": (lambda path: path.write_bytes(write(path, ["a"]).read_bytes()[:-9]), "ends without pucache's seal"),
+}
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_file_that_would_be_lost_is_replaced_only_if_forced(tmp_path, name):
+    first, out = write(tmp_path / "1.h5", ["a", "b"]), tmp_path / "out.h5"
+    make, expected = REPLACED[name]
+    make(out)
+    before = out.read_bytes()
+    text = refusal(OutputError, [first], out)
+    assert re.search(f"{expected}.*; name another file, or pass --force to replace it", text), text
+    assert out.read_bytes() == before
+    assert pack([first], out, force=True) == 2
+    assert list(EmbeddingCache(out).keys) == ["a", "b"]

@@ -1,0 +1,78 @@
+import os
+import signal
+
+import numpy as np
+import pytest
+from helpers.cache_files import FAILURES, SPEC, rows_of, write
+
+from pucache.cache import hdf5
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.cache.reader import CacheFile
+from pucache.cache.writer import write_file
+from pucache.errors import OutputError
+
+ODD_KEYS = ["", "a", "a b", "ab", "b/é.png", "b/🦊.png", "c\nd\r\n.png", "x" * 4000, "é", "\x01", "\U0010ffff"]
+ODD_SOURCE = os.fsdecode(b"s3://\xff\xfe")  # not UTF-8
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("keys", [[], ["a"], ODD_KEYS], ids=["none", "one", "odd"])
+def test_what_was_written_is_read_back(tmp_path, keys, dtype):
+    path = write(tmp_path / "c.h5", keys[::-1], dtype=dtype, source=ODD_SOURCE, failures=FAILURES, shard="2/3")
+    file, rows = CacheFile(path), rows_of(keys, dtype)
+    file.verify()
+    columns = [file.X, file.raw_keys, file.digests, file.size_mtime]
+    for got, expected in zip(columns, (rows.X, rows.keys, rows.digests, rows.size_mtime), strict=True):
+        assert (got.dtype, got.shape, got.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
+    assert list(EmbeddingCache(path).keys) == sorted(keys)
+    assert (file.encoder, file.source, file.shard, file.failures) == (SPEC, ODD_SOURCE, "2/3", FAILURES)
+
+
+def test_the_time_of_creation_follows_source_date_epoch(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
+    assert CacheFile(write(tmp_path / "c.h5", ["a"])).created == "1970-01-01T00:00:00Z"
+
+
+@pytest.mark.parametrize("name", ["cache.h5", "new.h5"])
+def test_a_failure_while_writing_leaves_no_file_and_the_old_one_alone(path, name):
+    def blocks():
+        yield rows_of(["a"])
+        raise KeyboardInterrupt
+
+    before = path.read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        write_file(path.with_name(name), SPEC, "", blocks(), shape=(2, 1, np.dtype("f2")), failures={})
+    assert os.listdir(path.parent) == ["cache.h5"]
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("call", range(0, 40, 3))
+def test_ctrl_c_within_hdf5_waits_until_it_is_out_of_it(path, monkeypatch, call):
+    """An exception in a call that HDF5 makes back has been seen to leave it in disorder, and other errors behind."""
+    before, calls, struck = path.read_bytes(), [], False
+
+    def write_bytes(self, data, real=hdf5._Output.write):
+        calls.append(len(calls))
+        if len(calls) == call + 1:
+            signal.raise_signal(signal.SIGINT)
+        return real(self, data)
+
+    monkeypatch.setattr(hdf5._Output, "write", write_bytes)
+    try:
+        write(path, ["z"])
+    except KeyboardInterrupt:
+        struck = True
+    assert struck == (len(calls) > call)
+    assert os.listdir(path.parent) == ["cache.h5"]
+    assert not struck or path.read_bytes() == before
+
+
+@pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.9, 0.97])
+def test_a_full_disk_is_an_output_error_and_leaves_no_file(tmp_path, small_disk, share):
+    keys = [f"{number:03}" for number in range(500)]
+    path = write(tmp_path / "c.h5", keys)
+    room = int(path.stat().st_size * share)
+    path.unlink()
+    with small_disk(room), pytest.raises(OutputError, match=r"cannot write .*c\.h5: File too large"):
+        write(path, keys)
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,40 @@
+import pytest
+from helpers.embedding_runs import MemorySource, pictures, run
+from helpers.tiny import tiny_encoder
+
+from pucache.embedding import engine
+
+pytestmark = pytest.mark.usefixtures("one_thread", "small_blocks")
+BATCH = 8  # of the tiny encoder
+
+
+@pytest.fixture
+def known(tmp_path):
+    """A cache of the first fifty images."""
+    return run(MemorySource(pictures(50)), tmp_path / "known.h5").cache
+
+
+@pytest.mark.parametrize("chunk", [3, BATCH, 64])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_batch_is_full_but_the_last_across_blocks_failures_and_reused_rows(
+    out, known, monkeypatch, chunk, workers
+):
+    monkeypatch.setattr(engine, "CHUNK_ROWS", chunk)
+    encoder, passes = tiny_encoder(), []
+    forward = encoder.forward
+    encoder.forward = lambda pixels: (passes.append(len(pixels)), forward(pixels))[1]
+    broken = [3, 51, *range(80, 120), 149]
+    source = MemorySource(pictures(150, broken), gone=["0060.ppm", "0061.ppm"], name="other")
+    report = run(source, out, encoder, workers=workers, reuse=[known])
+    assert (report.computed, report.reused, len(report.failures)) == (56, 49, 45)
+    assert sum(passes) == 56
+    *full, last = sorted(passes, reverse=True)
+    assert len(set(full)) == 1 and full[0] % BATCH == 0 and last <= full[0]
+
+
+def test_where_nothing_is_to_embed_the_encoder_is_never_started(out, known):
+    encoder = tiny_encoder()
+    encoder.runtime.start = lambda: pytest.fail("started")
+    report = run(MemorySource(pictures(50, broken=[7]), name="other"), out, encoder, reuse=[known])
+    assert (report.computed, report.reused, len(report.failures)) == (0, 49, 1)
+    assert report.profile.waited == 1

@@ -1,0 +1,238 @@
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from helpers.embedding_runs import MemorySource, StopAfter, parts_of, pictures, run
+from helpers.hangs import HANG_SECONDS
+from helpers.slow import slow
+from helpers.tiny import tiny_encoder
+
+from pucache.cache.reader import CacheFile
+from pucache.embedding import engine
+from pucache.errors import EncoderError, SourceError
+from pucache.images.loading import ChunkLoader
+
+pytestmark = pytest.mark.usefixtures("one_thread", "small_blocks")
+N, CHUNK = 130, 8
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(engine, "CHUNK_ROWS", CHUNK)
+
+
+@pytest.fixture
+def left_behind():
+    """Assert that neither threads, nor processes, nor another number of torch's threads are left by what is within."""
+    threads, torch_threads = set(threading.enumerate()), torch.get_num_threads()
+    yield
+    deadline = time.monotonic() + HANG_SECONDS
+    while time.monotonic() < deadline and set(threading.enumerate()) - threads:
+        time.sleep(0.01)  # a queue's own feeder may take a moment
+    assert set(threading.enumerate()) - threads == set()
+    assert torch.get_num_threads() == torch_threads
+    assert multiprocessing.active_children() == []
+
+
+# --- timing changes nothing --------------------------------------------------------------------
+
+
+class DelayedSource(MemorySource):
+    """Reads each image a random moment later."""
+
+    seed = 0
+
+    def read(self, key):
+        time.sleep(np.random.default_rng([self.seed, int(key[:4])]).exponential(0.002))
+        return super().read(key)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, None])
+@pytest.mark.parametrize("seed", [0, slow(1), slow(2)])
+def test_random_delays_and_the_number_of_workers_change_no_byte(out, fixed_time, seed, workers):
+    files, encoder, draw = (
+        (pictures(N, [0, 31, 32, 77, 129]), ["0005.ppm"]),
+        tiny_encoder(),
+        np.random.default_rng(seed),
+    )
+    run(MemorySource(*files), out.with_name("prompt.h5"))
+    source, forward = DelayedSource(*files), encoder.forward
+    source.seed, encoder.forward = seed, lambda pixels: (time.sleep(draw.exponential(0.02)), forward(pixels))[1]
+    run(source, out, encoder, workers=workers)
+    assert out.read_bytes() == out.with_name("prompt.h5").read_bytes()
+
+
+# --- bounds ------------------------------------------------------------------------------------
+
+
+class CountingSource(MemorySource):
+    """Counts what is read, in whatever process."""
+
+    def __init__(self, files):
+        super().__init__(files)
+        self.reads = multiprocessing.Value("q")
+
+    def read(self, key):
+        with self.reads.get_lock():
+            self.reads.value += 1
+        return super().read(key)
+
+    def settled(self):
+        """Number of images read, once there are any and it has not grown for a while."""
+        counts = [0]
+        while len(counts) < 8 or counts[-8] != counts[-1] or not counts[-1]:
+            time.sleep(0.1)
+            counts.append(self.reads.value)
+        return counts[-1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_reading_ahead_of_the_encoder_is_bounded(out, workers):
+    encoder, released, source = tiny_encoder(), threading.Event(), CountingSource(pictures(300))
+    encoder.runtime.caller_threads = encoder.runtime.streams = 2
+    forward = encoder.forward
+    encoder.forward = lambda pixels: (released.wait(HANG_SECONDS), forward(pixels))[1]
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(run, source, out, encoder, workers=workers)
+        try:
+            ahead = source.settled()
+        finally:
+            released.set()
+        assert running.result().rows == 300
+    # chunks: those under way (five for two threads, four a worker), five passes, and one or two in between
+    assert CHUNK <= ahead <= 16 * CHUNK
+    assert source.reads.value == 300
+
+
+@pytest.mark.slow
+def test_pixels_are_let_go_as_soon_as_they_are_embedded(out, monkeypatch):
+    alive, most, load = set(), [0], ChunkLoader.__call__
+
+    def watched(self, number):
+        chunk = load(self, number)
+        pixels = chunk.pixels.numpy().copy()  # dies with the last tensor that shares it
+        alive.add(number)
+        most[0] = max(most[0], len(alive))
+        weakref.finalize(pixels, alive.discard, number)
+        chunk.pixels = torch.from_numpy(pixels)
+        return chunk
+
+    monkeypatch.setattr(ChunkLoader, "__call__", watched)
+    encoder = tiny_encoder()
+    encoder.runtime.caller_threads = encoder.runtime.streams = 2
+    assert run(MemorySource(pictures(2000)), out, encoder).rows == 2000
+    assert alive == set()
+    assert 0 < most[0] <= 16, "of 250 chunks"
+
+
+# --- what goes wrong ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("call", [1, 10])
+def test_an_error_of_the_encoder_reaches_the_caller_and_nothing_is_left_running(out, left_behind, call, workers):
+    encoder, calls = tiny_encoder(), []
+    forward = encoder.forward
+
+    def failing(pixels):
+        calls.append(1)
+        if len(calls) == call:
+            raise EncoderError("out of memory")
+        return forward(pixels)
+
+    encoder.forward = failing
+    with pytest.raises(EncoderError, match="out of memory"):
+        run(MemorySource(pictures(N)), out, encoder, workers=workers)
+    assert not out.exists()
+    assert run(MemorySource(pictures(N)), out).rows == N
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("blocks", [0, 2])
+def test_an_interruption_leaves_nothing_running(out, left_behind, blocks, workers):
+    with pytest.raises(KeyboardInterrupt):
+        run(MemorySource(pictures(N)), out, workers=workers, progress=StopAfter(out, blocks))
+    assert not out.exists()
+
+
+class FailingSource(MemorySource):
+    """Raises an error of its own, which is none of an image."""
+
+    def __init__(self, error):
+        super().__init__(pictures(N))
+        self._error = error
+
+    def read(self, key):
+        if key == "0070.ppm":
+            raise self._error
+        return super().read(key)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [RuntimeError, OSError, EOFError])
+def test_a_bug_in_a_source_is_told_as_it_is(out, left_behind, kind, workers):
+    with pytest.raises(kind, match="a bug in a source"):
+        run(FailingSource(kind("a bug in a source")), out, workers=workers)
+
+
+def test_an_error_that_a_worker_cannot_send_is_told_in_words(out, left_behind):
+    class Unpicklable(Exception):
+        pass
+
+    with pytest.raises(RuntimeError, match=r"^Unpicklable: of a class that nobody can find$"):
+        run(FailingSource(Unpicklable("of a class that nobody can find")), out, workers=2)
+
+
+class DeadlySource(MemorySource):
+    """Kills the process that reads a certain image, as the kernel does when memory is short."""
+
+    def __init__(self, files, deadly):
+        super().__init__(files)
+        self._deadly = deadly
+
+    def read(self, key):
+        if key == self._deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().read(key)
+
+
+@pytest.mark.parametrize("number", [slow(0), slow(7), 8, slow(100), 203])
+def test_a_killed_worker_is_an_error_that_names_the_image_and_the_next_run_goes_on(out, left_behind, number):
+    key, files = f"{number:04}.ppm", pictures(204)
+    with pytest.raises(SourceError, match=rf"^a worker process died of SIGKILL with '{key}' .*run again"):
+        run(DeadlySource(files, key), out, workers=2)
+    finished = sum(len(CacheFile(part)) for part in parts_of(out))
+    report = run(MemorySource(files), out)
+    assert (report.rows, report.computed) == (204, 204 - finished)
+
+
+def test_worker_processes_that_are_ended_at_once_say_nothing(capfd):
+    """The handler of SIGTERM that the program has would raise in the worker, and show a traceback."""
+
+    def end(number, frame):
+        raise SystemExit("of the program")
+
+    loader = ChunkLoader(MemorySource({}), tiny_encoder().preprocess, [], [], chunk_size=CHUNK)
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        for _ in range(5):
+            with engine.LoaderProcesses(loader, 2):
+                pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_profile_names_every_stage_and_how_long_the_device_waited(out, workers):
+    profile = run(MemorySource(pictures(N, [3])), out, workers=workers).profile
+    stages = {"listing", "reading", "hashing", "decoding", "resizing", "encoder", "writing", "merging"}
+    assert stages <= set(profile.seconds) and min(profile.seconds.values()) >= 0
+    assert 0 <= profile.waited == profile.waited <= 1, "the clock has stopped"

@@ -1,0 +1,103 @@
+import pytest
+from helpers.sources import picture, write
+
+from pucache.errors import SourceError
+from pucache.images.listing import MAX_KEY_BYTES
+from pucache.images.source import open_source
+
+ODD_NAMES = ["a b.jpg", "émoji 🦊.png", "quo\"te's.jpg", "back\\slash.gif", "%41*?[x].tif", "next\u2028line.png"]
+ODD_NAMES += ["form\x0cfeed.png", "no ending"]
+
+
+@pytest.mark.parametrize("ending", ["txt", "csv"])
+def test_a_manifest_can_name_any_path(tmp_path, ending):
+    names = ODD_NAMES if ending == "txt" else [*ODD_NAMES, "line\r\nbreak.jpg"]
+    for name in names:
+        write(tmp_path / name, name.encode())
+    lines = names if ending == "txt" else ["path", *('"' + name.replace('"', '""') + '"' for name in names)]
+    source = open_source(write(tmp_path / f"m.{ending}", "\n".join(lines).encode()))
+    listing = source.scan()
+    assert (listing.keys, listing.failures) == (sorted(names, key=str.encode), {})
+    assert all(source.read(key) == key.encode() for key in listing.keys)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("m.txt", "b.png\na.png\n"),
+        ("m.LST", "\ufeffb.png\r\n\r\n  \r\na.png"),
+        ("m.csv", '\ufefflabel,image\r\n1,"b.png"\r\n,,\r\n0,a.png\r\n'),
+        ("m.tsv", "filename\tnote\nb.png\tx,y\na.png\t\n"),
+        ("m.csv", "key\nb.png\na.png\n"),
+        ("m.csv", "key,path\n,b.png\na.png,a.png\n"),
+    ],
+)
+def test_a_manifest_names_images_by_a_line_or_a_column(tmp_path, name, text):
+    for image in ("a.png", "b.png", "unnamed.png"):
+        write(tmp_path / image, image.encode())
+    source = open_source(write(tmp_path / name, text.encode()))
+    assert source.scan().keys == ["a.png", "b.png"]
+    assert [source.read(key) for key in ("a.png", "b.png")] == [b"a.png", b"b.png"]
+
+
+def test_paths_are_relative_to_the_manifest_absolute_or_urls(tmp_path, memory):
+    memory.pipe("/far/c.png", b"far")
+    absolute = write(tmp_path / "elsewhere/b.png", b"absolute")
+    write(tmp_path / "lists/sub/a.png", b"below")
+    write(tmp_path / "up.png", b"above")
+    lines = {"sub/a.png": b"below", "../up.png": b"above", str(absolute): b"absolute", "memory://far/c.png": b"far"}
+    source = open_source(write(tmp_path / "lists/m.txt", "\n".join(lines).encode()))
+    assert {key: source.read(key) for key in source.scan().keys} == lines
+
+
+def test_missing_images_of_a_manifest_are_failures(tmp_path, memory):
+    write(tmp_path / "a.png", picture())
+    text = "a.png\nb.png\nc\0.png\nmemory://no/d.png\nnosuch://e.png\n" + "f" * 5000 + "\n"
+    listing = open_source(write(tmp_path / "m.txt", text.encode())).scan()
+    assert listing.keys == ["a.png"]
+    assert listing.failures.pop("b.png") == "cannot be read: No such file or directory"
+    assert listing.failures.pop("f" * MAX_KEY_BYTES) == "cannot be read: File name too long"
+    assert set(listing.failures) == {"c\\x00.png", "memory://no/d.png", "nosuch://e.png"}
+    assert all(reason.startswith("cannot be read: ") for reason in listing.failures.values())
+
+
+def test_a_key_column_names_the_images_where_a_cache_can_keep_it(tmp_path):
+    write(tmp_path / "a.png", b"data")
+    long = "é" * 2048
+    rows = [
+        "key,path",
+        f"{long},a.png",
+        '"two, words",a.png',
+        f"{long}x,a.png",
+        "nul\0,a.png",
+        "p,nosuch://u:pw@h/a.png",
+    ]
+    source = open_source(write(tmp_path / "m.csv", "\n".join(rows).encode()))
+    listing = source.scan()
+    assert listing.keys == ["two, words", long] and source.read("two, words") == b"data"
+    assert listing.failures == {
+        "nul\\x00": "key contains a NUL character",
+        "p": "cannot be read: Protocol not known: nosuch",
+        long: "key of 4097 bytes; at most 4096 are kept",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "reason"),
+    [
+        ("m.txt", b"a.png\nb.png\na.png\n", "names 'a.png' twice; keys must be unique"),
+        ("m.csv", b"key,path\nk,a.png\nk,b.png\n", "names 'k' twice; keys must be unique"),
+        ("m.txt", b"sftp://u:pw@h/a.png\n", "names sftp://h/a.png with its password, which .*; add a 'key' column"),
+        ("m.csv", b"picture,label\na.png,1\n", "has columns picture, label; expected one called 'path'"),
+        ("m.tsv", b"path,label\na.png,1\n", "has columns path,label; expected one called 'path'"),
+        ("m.csv", b"", r"has columns \(none\); expected one called 'path'"),
+        ("m.csv", b"path\n", "names no image"),
+        ("m.txt", "é.png".encode("latin-1"), r"is not UTF-8 text \(byte 0\); save it as UTF-8"),
+        ("m.csv", b'path\n"a.png', "line 2: unexpected end of data"),
+    ],
+)
+def test_a_manifest_that_makes_no_sense_is_refused(place, name, data, reason):
+    where, put = place
+    put(name, data)
+    with pytest.raises(SourceError, match=f"{name} {reason}"):
+        open_source(f"{where}/{name}").scan()

@@ -1,0 +1,183 @@
+"""Workers of Ray: real processes on this machine, which end with the tests; two nodes of one core."""
+
+import sys
+import time
+
+import numpy as np
+import pytest
+from helpers import range_workers
+from helpers.planted import planted, write_cache
+from helpers.range_workers import Deadly
+
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.cli.main import main
+from pucache.errors import CacheError, EngineError
+from pucache.pu.linear_model import PULinearModel
+from pucache.pu.score import score
+from pucache.retrieval.retrieve import retrieve_positives
+from pucache.scaling.workers import RayWorkers, TaskRules
+
+X, S, _ = planted(3000, d=8, labelled=60)
+
+
+@pytest.fixture(scope="module")
+def workers(cluster):
+    with RayWorkers() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A cache in three shards, labels and a model."""
+    from pucache.pu.classifier import PULinearClassifier
+
+    folder = tmp_path_factory.mktemp("cluster")
+    (folder / "shards").mkdir()
+    for number, rows in enumerate(np.array_split(np.arange(len(X)), 3)):
+        write_cache(folder / "shards" / f"{number}.h5", X[rows], [f"{row:05}.png" for row in rows])
+    keys = EmbeddingCache(folder / "shards").keys[np.flatnonzero(S)]
+    (folder / "found.txt").write_text("".join(f"{key}\n" for key in keys))
+    PULinearClassifier(prior=0.3, method="linear", device="cpu").fit(X, S).save(folder / "model.safetensors")
+    return folder
+
+
+# --- tasks -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_results_come_in_order_and_items_are_taken_as_they_are_needed(workers):
+    taken = []
+    items = (taken.append(item) or item for item in range(40))
+    results = workers.map(range_workers.double, {"factor": 3}, items)
+    assert next(results) == 0
+    time.sleep(0.2)
+    assert len(taken) <= 2 * 2 + 2
+    assert list(results) == [3 * item for item in range(1, 40)]
+    assert list(workers.map(range_workers.double, {"factor": 1}, [])) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [CacheError("cache.h5 is damaged"), KeyError("a bug")])
+def test_an_error_of_a_worker_is_raised_as_it_is(workers, error):
+    results = workers.map(range_workers.fail, error, range(9))
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(type(error), match=str(error)):
+        next(results)
+
+
+@pytest.mark.slow
+def test_an_item_whose_worker_dies_is_given_to_another_but_not_for_ever(workers, tmp_path):
+    def with_lives(name, count):
+        (tmp_path / name).mkdir()
+        for number in range(count):
+            (tmp_path / name / str(number)).touch()
+        rules = TaskRules(running=2, begun=2, attempts=3)
+        return list(workers.outcomes(range_workers.die_at_two, str(tmp_path / name), range(4), rules))
+
+    assert with_lives("two", 2) == [(number, None) for number in range(4)]
+    *others, (_, error) = sorted(with_lives("three", 3), key=lambda outcome: outcome[1] is not None)
+    assert others == [(number, None) for number in (0, 1, 3)]
+    assert str(error).startswith("a worker died 3 times at 2 (killed, or out of memory); run again, with more memory")
+
+
+@pytest.mark.slow
+def test_a_task_is_told_its_cores(workers):
+    rules = TaskRules(running=1, begun=1)
+    assert list(workers.outcomes(range_workers.told_cores, None, [0], rules)) == [((1, "1"), None)]
+
+
+# --- scores and rankings -----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_killed_workers_change_no_byte_of_scores(workers, folder, tmp_path):
+    model = PULinearModel.load(folder / "model.safetensors")
+    for number, (name, parts) in enumerate({"a.csv": None, "b.parquet": None, "c": "csv"}.items()):
+        local, out = tmp_path / f"local-{name}", tmp_path / name
+        score(model, folder / "shards", local, parts=parts)
+        deadly = Deadly.of(model, tmp_path / f"lives-{number}", 2)
+        report = score(deadly, folder / "shards", out, parts=parts, engine=workers)
+        assert not list(deadly.lives.iterdir()) and report.rows == len(X)
+        written, expected = (sorted(where.iterdir()) if parts else [where] for where in (out, local))
+        assert [path.read_bytes() for path in written] == [path.read_bytes() for path in expected]
+    assert not list(tmp_path.rglob(".*"))
+
+
+@pytest.mark.slow
+def test_killed_workers_change_no_ranking(workers, folder, tmp_path):
+    model = PULinearModel.load(folder / "model.safetensors")
+    deadly = Deadly.of(model, tmp_path / "lives", 2)
+    for ours, theirs in ((model, deadly), (None, None)):
+        local = retrieve_positives(folder / "shards", folder / "found.txt", ours, k=None, device="cpu")
+        ranking = retrieve_positives(folder / "shards", folder / "found.txt", theirs, k=None, engine=workers)
+        assert ranking.rows.tolist() == local.rows.tolist()
+        assert ranking.scores.tobytes() == local.scores.tobytes()
+    assert not list(deadly.lives.iterdir())
+
+
+@pytest.mark.slow
+def test_commands_write_and_print_what_one_machine_does(workers, folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(folder)  # paths of shards are relative to it, and workers run elsewhere
+    commands = {
+        "ranked.csv": "retrieve-positives shards --positives found.txt --device auto",
+        "scores.csv": "score model.safetensors shards",
+        "scores": "score model.safetensors shards --parts csv",
+    }
+    for out, command in commands.items():
+        printed = []
+        for engine in ("local", "ray"):
+            where = tmp_path / engine / out
+            main([*command.split(), "--engine", engine, "--out", str(where)], standalone_mode=False)
+            printed.append(capsys.readouterr().out.replace(str(where), ""))
+        assert printed[0] == printed[1]
+        for path in (tmp_path / "local").rglob("*.csv"):
+            assert (tmp_path / "ray" / path.relative_to(tmp_path / "local")).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.slow
+def test_a_cache_that_a_node_does_not_see_is_refused(workers, folder, tmp_path):
+    path = tmp_path / "gone.h5"
+    cache = write_cache(path, X)
+    path.unlink()
+    match = rf"^node \S+ \([^)]*\) cannot read the cache \(no such cache: {path}\); mount its files at the same path"
+    with pytest.raises(EngineError, match=match):
+        score(folder / "model.safetensors", cache, tmp_path / "out.csv", engine=workers)
+    with pytest.raises(EngineError, match=match):
+        retrieve_positives(cache, S, engine=workers)
+    assert not (tmp_path / "out.csv").exists()
+
+
+# --- what does not fit together ------------------------------------------------------------------------
+
+
+SCORE = "score {f}/model.safetensors {f}/shards"
+RETRIEVE = "retrieve-positives {f}/shards --positives {f}/found.txt"
+USAGE = {
+    f"{SCORE} --address auto": "--address is for a Ray cluster; add --engine ray",
+    f"{RETRIEVE} --workers 2": "--workers is for a Ray cluster; add --engine ray",
+    "score {f}/model.safetensors {f} --engine ray": "score embeds images on this machine alone; embed them with",
+}
+
+
+def refusal(command, capsys):
+    """Exit code and message of a command that is refused."""
+    with pytest.raises(SystemExit) as end:
+        main(command.split(), prog_name="pucache")
+    return end.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", USAGE)
+def test_options_that_do_not_fit_are_wrong_usage(folder, tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    code, error = refusal(command.format(f=folder), capsys)
+    assert code == 2 and error.startswith(f"Error: {USAGE[command]}") and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", [SCORE, RETRIEVE, "embed {f} {f}/out --shards 2"])
+def test_without_ray_the_extra_is_named(folder, monkeypatch, capsys, command):
+    for name in [name for name in sys.modules if name == "ray" or name.startswith("pucache.scaling")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    told = "Error: the engine ray needs Ray; pip install 'pucache[ray]', or use --engine local\n"
+    assert refusal(command.format(f=folder) + " --engine ray", capsys) == (1, told)

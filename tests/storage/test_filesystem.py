@@ -1,0 +1,185 @@
+"""Whole objects and ranges, on a real S3 server that fails where it is told to, and in memory."""
+
+import logging
+import os
+import re
+
+import fsspec
+import pytest
+from helpers.pictures import refusal
+
+from pucache.errors import MissingExtraError, OutputError
+from pucache.images.source import open_source
+from pucache.storage import filesystem, retries
+from pucache.storage.filesystem import (
+    DownloadLog,
+    ObjectReplacedError,
+    get_file,
+    object_info,
+    object_stamp,
+    open_filesystem,
+    open_object,
+    put_file,
+    store_errors,
+    tells_versions,
+)
+from pucache.storage.retries import RetriesExhausted
+
+MB = 1 << 20
+
+
+def fetch(fs, path, target):
+    get_file(fs, path, fs.info(path), target, DownloadLog(path, fs.info(path)["size"]))
+
+
+def test_how_often_botocore_tries_may_be_configured(store, monkeypatch):
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": {"retries": {"total_max_attempts": 7}}})
+    files, _ = open_filesystem("s3://bucket")
+    assert files.s3.meta.config.retries["total_max_attempts"] == 7
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    def missing(url, **_):
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
+    with pytest.raises(MissingExtraError, match=r"s3://b/c.h5 needs s3fs; pip install 'pucache\[s3\]'"):
+        open_filesystem("s3://b/c.h5")
+    with pytest.raises(MissingExtraError, match=r"gs://b needs another package \(Install"):
+        open_filesystem("gs://b")
+
+
+def test_a_file_system_that_keeps_copies_is_refused():
+    with pytest.raises(ValueError, match="simplecache would keep copies of the files elsewhere; leave it out"):
+        open_filesystem("simplecache::s3://bucket/c.h5")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (FileNotFoundError("bucket"), "cannot write URL: no such file: bucket; make it first, or name another place"),
+        (NotImplementedError(), "cannot write URL: this kind of store does not allow it; name another place"),
+        (PermissionError("denied"), "cannot write URL: denied; check the credentials, and what they allow there"),
+    ],
+)
+def test_errors_of_a_store_are_one_line(error, text):
+    with pytest.raises(OutputError) as caught, store_errors(OutputError, "write", "URL"):
+        raise error
+    assert str(caught.value) == text
+
+
+def test_a_stamp_differs_between_versions_and_says_where_it_tells_nothing():
+    assert object_stamp(None) == "none"
+    assert object_stamp({"size": 3, "ETag": "a", "mtime": 1}) == "3 a"
+    assert object_stamp({"size": 3, "mtime": 1}) != object_stamp({"size": 3, "mtime": 2})
+    assert [tells_versions(object_stamp(info)) for info in (None, {"size": 3, "mtime": 1}, {"size": 3})] == [1, 1, 0]
+
+
+def test_an_object_that_grows_while_it_is_read_is_refused(memory, monkeypatch):
+    memory.pipe("/root/a.png", b"longer by now")
+    monkeypatch.setattr(type(memory), "info", lambda self, path: {"size": 4, "type": "file"})
+    assert refusal(open_source("memory://root").read, "a.png").startswith("changed while it was read: 4 bytes at first")
+
+
+def test_an_object_is_read_in_blocks_each_once(store):
+    data = os.urandom(10 * 1000 + 7)
+    store.put("a", data)
+    store.relay.fail("GET", "a", "cut", times=1)
+    with open_object(*open_filesystem("s3://bucket/a"), block_bytes=1000) as stream:
+        assert stream.read(30) == data[:30]
+        stream.seek(-5, os.SEEK_END)
+        assert stream.read() == data[-5:]
+        stream.seek(900)
+        assert stream.read(1200) == data[900:2100]
+        stream.seek(0)
+        assert store.relay.sent["a"] < 10 * 1000
+        assert stream.read() == data
+    assert store.relay.asked["GET", "a"] == 11 + 1, "one was cut"
+
+
+# --- download ----------------------------------------------------------------------------------
+
+
+def test_a_large_object_comes_in_pieces_each_of_which_is_tried_again(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(filesystem, "BLOCK_BYTES", MB)
+    data = os.urandom(3 * MB + 5)
+    store.put("c.h5", data)
+    store.relay.fail("GET", "c.h5", times=3)
+    fetch(*open_filesystem("s3://bucket/c.h5"), tmp_path / "c.h5")
+    assert (tmp_path / "c.h5").read_bytes() == data
+    assert store.relay.asked["GET", "c.h5"] == 4 + 3
+
+
+def test_a_download_that_fails_leaves_what_was_here_and_nothing_half(store, tmp_path):
+    store.put("c.h5", b"new")
+    fs, path = open_filesystem("s3://bucket/c.h5")
+    info = fs.info(path)
+    (tmp_path / "c.h5").write_bytes(b"old")
+    store.relay.fail("GET", "c.h5", times=4)
+    with pytest.raises(RetriesExhausted):
+        get_file(fs, path, info, tmp_path / "c.h5", DownloadLog("c.h5", 3))
+    store.put("c.h5", b"NEW")
+    with pytest.raises(ObjectReplacedError):
+        get_file(fs, path, info, tmp_path / "c.h5", DownloadLog("c.h5", 3))
+    assert [file.read_bytes() for file in tmp_path.iterdir() if file.is_file()] == [b"old"]
+
+
+def test_a_full_disk_here_is_told_from_a_failing_store(store, small_disk, tmp_path):
+    store.put("c.h5", bytes(200_000))
+    with small_disk(100_000), pytest.raises(OutputError, match=r"cannot write .*c.h5: File too large"):
+        fetch(*open_filesystem("s3://bucket/c.h5"), tmp_path / "c.h5")
+
+
+def test_a_slow_download_is_logged_and_a_fast_one_is_not(caplog, monkeypatch):
+    caplog.set_level(logging.INFO, "pucache")
+    progress = DownloadLog("s3://bucket/c.h5", 4 * MB)
+    progress.advance(MB)
+    assert caplog.records == []
+    monkeypatch.setattr(filesystem, "LOG_SECONDS", 0.0)
+    progress.advance(MB)
+    (message,) = caplog.messages
+    assert re.fullmatch("fetching s3://bucket/c.h5: 2 MB of 4, .* s left", message)
+
+
+# --- upload ------------------------------------------------------------------------------------
+
+
+def test_an_object_store_gets_the_object_and_others_a_temporary_name_and_a_move(store, memory, tmp_path):
+    (tmp_path / "c.h5").write_bytes(b"whole")
+    for url in ("s3://bucket/d/c.h5", "memory://d/c.h5"):
+        fs, path = open_filesystem(url)
+        assert object_stamp(put_file(fs, tmp_path / "c.h5", path)) == object_stamp(object_info(fs, path))
+        assert fs.cat_file(path) == b"whole"
+    assert store.relay.asked["PUT", "d/c.h5"] == 1
+    assert memory.find("/d") == ["/d/c.h5"], "the temporary name is gone"
+
+
+def test_readers_never_see_a_part_of_an_upload(memory, tmp_path, monkeypatch):
+    (tmp_path / "c.h5").write_bytes(b"new content")
+    memory.pipe_file("/c.h5", b"old")
+
+    def cut(self, local, path, **_):
+        self.pipe_file(path, b"new")
+
+    monkeypatch.setattr(type(memory), "put_file", cut)
+    with pytest.raises(RetriesExhausted, match=r"3 bytes of 11 arrived \(tried 2 times\)"):
+        put_file(memory, tmp_path / "c.h5", "/c.h5")
+    assert memory.cat_file("/c.h5") == b"old"
+
+
+@pytest.mark.parametrize("multipart", [False, True])
+def test_an_upload_that_is_cut_is_made_again_or_leaves_the_old_object(store, tmp_path, monkeypatch, multipart):
+    if multipart:
+        monkeypatch.setattr("s3fs.core.calculate_chunksize", lambda size, chunksize=None: 5 * MB)
+    (tmp_path / "c.h5").write_bytes(bytes(11 * MB))
+    fs, path = open_filesystem("s3://bucket/c.h5", retry_each_request=True)
+    store.put("c.h5", b"old")
+    monkeypatch.setattr(retries, "RETRY_PAUSES", [])
+    store.relay.fail("PUT", "c.h5")
+    with pytest.raises(RetriesExhausted, match=r"tried 1 time"):
+        put_file(fs, tmp_path / "c.h5", path)
+    assert store.get("c.h5") == b"old"
+    monkeypatch.setattr(retries, "RETRY_PAUSES", [0.0, 0.0])
+    store.relay.fail("PUT", "c.h5", times=2)
+    put_file(fs, tmp_path / "c.h5", path)
+    assert store.get("c.h5") == bytes(11 * MB)

@@ -1,0 +1,197 @@
+"""Rows of arrays, maps and several files, against the array that holds the same rows."""
+
+import mmap
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pucache.storage import rows as storage_rows
+from pucache.storage.rows import StackedRows, finite_rows, release_pages, row_slices, rows_not_finite, take_rows
+
+
+def mapped(path, X, mode="r"):
+    X.tofile(path)
+    return np.memmap(path, X.dtype, mode, shape=X.shape)
+
+
+def resident_pages(X):
+    """Pages of a map that count as this process's resident memory."""
+    address = X.__array_interface__["data"][0]
+    with open("/proc/self/smaps") as stream:
+        lines = iter(stream)
+        for line in lines:
+            if "-" in line.split()[0] and int(line.split("-")[0], 16) == address:
+                rss = next(part for part in lines if part.startswith("Rss:"))
+                return int(rss.split()[1]) * 1024 // mmap.PAGESIZE
+    raise AssertionError("the map is not listed")
+
+
+@given(n=st.integers(0, 100_000), d=st.integers(1, 20_000))
+def test_slices_cover_every_row_once_and_are_bounded(n, d):
+    slices = list(row_slices(n, d))
+    assert np.array_equal(np.concatenate([np.arange(n)[part] for part in slices] or [[]]), np.arange(n))
+    for part in slices:
+        rows = part.stop - part.start
+        assert rows > 0 and (rows <= 256 or rows * d <= 1 << 22)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ">f2"])
+def test_every_bit_pattern_is_judged_as_numpy_judges_it(monkeypatch, dtype):
+    monkeypatch.setattr(storage_rows, "_CHECKED_VALUES", 1000)
+    X = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(-1, 1)[:, [0, 0]].astype(dtype)
+    X[:, 1] = 1
+    np.testing.assert_array_equal(finite_rows(X), np.isfinite(X).all(1))
+    np.testing.assert_array_equal(finite_rows(X[:, :0]), np.ones(len(X), bool))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_rows_with_nan_or_infinity_are_found_in_every_block(tmp_path, monkeypatch, dtype):
+    monkeypatch.setattr(storage_rows, "_BLOCK_VALUES", 0)  # blocks of 256 rows
+    monkeypatch.setattr(storage_rows, "LARGE_MAP_BYTES", 0)
+    X = np.ones((1000, 3), dtype)
+    X[0, 2], X[255, 0], X[256, 1], X[999, 0], X[7] = np.nan, np.inf, -np.inf, np.nan, np.finfo(dtype).max
+    rows = rows_not_finite(mapped(tmp_path / "X", X))
+    assert rows.dtype == np.int64
+    np.testing.assert_array_equal(rows, [0, 255, 256, 999])
+    np.testing.assert_array_equal(rows_not_finite(X), rows)
+
+
+def test_rows_taken_from_a_map_are_a_copy_that_outlives_it(tmp_path):
+    X = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float16)
+    taken = take_rows(mapped(tmp_path / "X", X), np.array([0, 3, 3, 49]))
+    assert type(taken) is np.ndarray and taken.base is None
+    np.testing.assert_array_equal(taken, X[[0, 3, 3, 49]])
+
+
+# --- release_pages -----------------------------------------------------------------------------
+
+
+def test_pages_of_a_large_map_are_released_and_can_be_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage_rows, "LARGE_MAP_BYTES", 0)
+    X = mapped(tmp_path / "X", np.ones((256, mmap.PAGESIZE), np.uint8))
+    assert X.sum() == X.size and resident_pages(X) == 256
+    release_pages(X[:3].view())  # any view of the map
+    assert resident_pages(X) == 0
+    assert X.sum() == X.size
+
+
+def test_values_that_exist_in_memory_alone_are_never_released(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage_rows, "LARGE_MAP_BYTES", 0)
+    changed = mapped(tmp_path / "X", np.zeros((4, mmap.PAGESIZE), np.uint8), "c")
+    changed[:] = 7
+    plain = np.full((4, 4), 7)
+    for X in (changed, changed[1:], plain):
+        release_pages(X)
+        assert (X == 7).all()
+
+
+# --- several parts -----------------------------------------------------------------------------
+
+
+@st.composite
+def stacked(draw):
+    """Stacked rows and the array that they make."""
+    sizes, d = draw(st.lists(st.integers(0, 12), min_size=1, max_size=6)), draw(st.integers(1, 4))
+    X = np.arange(sum(sizes) * d, dtype=draw(st.sampled_from([np.float16, np.float32, np.uint8]))).reshape(-1, d)
+    return StackedRows(np.split(X, np.cumsum(sizes)[:-1])), X
+
+
+@given(stacked(), st.data())
+def test_they_are_indexed_as_an_array_is(both, data):
+    stack, X = both
+    n = len(X)
+    assert (stack.shape, stack.dtype, stack.ndim, len(stack)) == (X.shape, X.dtype, X.ndim, n)
+    assert (stack.nbytes, stack.size, stack.itemsize) == (X.nbytes, X.size, X.itemsize)
+    part = data.draw(st.slices(n) | st.builds(slice, st.integers(-20, 60), st.integers(-20, 60)))
+    np.testing.assert_array_equal(stack[part], X[part])
+    assert stack[part].shape == X[part].shape and stack[part].dtype == X.dtype
+    rows = np.array(data.draw(st.lists(st.integers(-n, n - 1))) if n else [], np.int64)
+    np.testing.assert_array_equal(stack[rows], X[rows])
+    np.testing.assert_array_equal(stack[rows.tolist()], X[rows])
+    mask = np.array(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)), bool)
+    np.testing.assert_array_equal(stack[mask], X[mask])
+    if len(rows):
+        np.testing.assert_array_equal(stack[int(rows[0])], X[rows[0]])
+    np.testing.assert_array_equal(np.asarray(stack), X)
+
+
+@given(stacked(), st.data(), st.integers(1, 40))
+def test_taken_rows_are_those_that_indexing_gives(both, data, run_bytes):
+    stack, X = both
+    rows = np.array(sorted(data.draw(st.lists(st.integers(0, len(X) - 1)))) if len(X) else [], np.int64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage_rows, "_RUN_BYTES", run_bytes)
+        patch.setattr(storage_rows, "LARGE_MAP_BYTES", data.draw(st.sampled_from([0, 1 << 29])))
+        for matrix in (X, stack):
+            taken = take_rows(matrix, rows)
+            assert taken.dtype == X.dtype and taken.flags.c_contiguous and not np.shares_memory(taken, X)
+            np.testing.assert_array_equal(taken, X[rows])
+        assert not len(rows_not_finite(stack))
+
+
+def test_a_slice_of_one_part_is_a_view_and_one_across_parts_a_copy():
+    first, second = np.ones((3, 2)), np.zeros((4, 2))
+    stack = StackedRows([first, second])
+    assert np.shares_memory(stack[:3], first) and np.shares_memory(stack[3:6], second)
+    assert not np.shares_memory(stack[2:4], first) and not np.shares_memory(stack[2:4], second)
+
+
+@pytest.mark.parametrize("rows", [5, [-6], (0, 1), np.zeros(2), np.zeros((1, 1), int), np.zeros(3, bool), None])
+def test_rows_that_do_not_exist_are_an_index_error(rows):
+    stack = StackedRows([np.ones((3, 2)), np.ones((2, 2))])
+    with pytest.raises(IndexError, match="rows"):
+        stack[rows]
+
+
+@pytest.mark.parametrize("other", [np.ones((2, 3)), np.ones((2, 2), np.float32), np.ones(2)])
+def test_parts_of_another_shape_or_type_are_refused(other):
+    with pytest.raises(ValueError, match="2 columns of float64"):
+        StackedRows([np.ones((3, 2)), other])
+
+
+def test_no_view_is_promised_as_an_array():
+    with pytest.raises(ValueError, match="only by a copy"):
+        np.asarray(StackedRows([np.ones((3, 2))] * 2), copy=False)
+
+
+# --- pages -------------------------------------------------------------------------------------
+
+PAGES = 64
+
+
+@pytest.fixture
+def maps(tmp_path):
+    """Four maps, each smaller than what counts as large."""
+    return [mapped(tmp_path / str(number), np.ones((PAGES, mmap.PAGESIZE), np.uint8)) for number in range(4)]
+
+
+def test_pages_of_all_parts_are_released_where_together_they_are_large(maps, monkeypatch):
+    monkeypatch.setattr(storage_rows, "LARGE_MAP_BYTES", 3 * PAGES * mmap.PAGESIZE)
+    stack = StackedRows(maps)
+    for part in row_slices(PAGES * 4, 1):
+        stack[part].sum()
+    release_pages(stack)
+    assert sum(map(resident_pages, maps)) == 0
+    take_rows(stack, np.arange(4 * PAGES))
+    assert sum(map(resident_pages, maps)) == 0
+
+
+def test_pages_of_small_maps_and_stacks_stay(maps):
+    stack = StackedRows(maps)
+    stack[:].sum()
+    for matrix in (maps[0], stack):
+        release_pages(matrix)
+        assert sum(map(resident_pages, maps)) == 4 * PAGES
+
+
+def test_a_view_that_is_read_after_another_release_is_released_by_the_next(maps, monkeypatch):
+    monkeypatch.setattr(storage_rows, "LARGE_MAP_BYTES", 0)
+    stack = StackedRows(maps)
+    view = stack[:PAGES]
+    release_pages(stack)  # as by another thread
+    assert view.sum() == view.size and resident_pages(maps[0])
+    stack[PAGES : PAGES + 1]
+    release_pages(stack)
+    assert sum(map(resident_pages, maps)) == 0

@@ -1,0 +1,40 @@
+from pathlib import Path
+
+import pytest
+
+from pucache.storage.urls import is_url, path_or_url, without_secrets
+
+
+def test_a_url_is_told_from_a_path():
+    assert all(map(is_url, ("s3://b/c.h5", "memory://c.h5")))
+    assert not any(map(is_url, ("c.h5", Path("/a/c.h5"), "a:b", "")))
+
+
+@pytest.mark.parametrize(
+    ("where", "path"),
+    [
+        ("file:///a/b c.h5", "/a/b c.h5"),
+        ("file://localhost/a.h5", "/a.h5"),
+        ("file://a/b.h5", "a/b.h5"),
+        (Path("/a.h5"), "/a.h5"),
+        ("s3://b/file://a", "s3://b/file://a"),
+    ],
+)
+def test_the_url_of_a_file_is_its_path(where, path):
+    assert path_or_url(where) == path
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("sftp://u:hunt@er2@h/a@b.png", "sftp://h/a@b.png"),
+        ("sftp://u:hunt/er2@h/a.png", "sftp://h/a.png"),
+        ("HTTPS://hunter2@h/a.png?sig=hunter2", "HTTPS://h/a.png"),
+        ("http://h:8080/a@b.png", "http://h:8080/a@b.png"),
+        ("s3://bucket/a:b@c.png", "s3://bucket/a:b@c.png"),
+        ("zip://a.png::memory://b@c.zip", "zip://a.png::memory://b@c.zip"),
+        ("zip://a.png::sftp://u:hunter2@h/c.zip", "zip://a.png::sftp://h/c.zip"),
+    ],
+)
+def test_a_password_is_told_from_a_port_and_from_a_path(url, shown):
+    assert without_secrets(url) == shown
