@@ -81,7 +81,7 @@ def _lines(result: dict[str, Any], folder: str) -> Iterator[str]:
 
 
 def _estimated(prior: float | None, interval: list[float] | None) -> str:
-    from pucache.pu.priors import interval_text
+    from pucache.estimates.priors import interval_text
 
     ends = "" if interval is None else interval_text(interval[0], interval[1], "{:.3f}".format)
     if prior is None:

@@ -9,8 +9,8 @@ import click
 from . import options, output
 
 if TYPE_CHECKING:
-    from pucache.pu.label_requirements import LabelCount
-    from pucache.pu.priors import PriorEstimate
+    from pucache.estimates.label_requirements import LabelCount
+    from pucache.estimates.priors import PriorEstimate
 
 _NO_INTERVAL = (
     "only tilt has an interval: those of the other methods leave out their bias, and held the truth too rarely"
@@ -62,10 +62,10 @@ def estimate_prior(
     pucache estimate-prior cache.h5 --positives found.txt
     """
     from pucache.cache.embedding_cache import open_cache
-    from pucache.pu.data import PUData
-    from pucache.pu.estimate_prior import check_request, estimate_prior_on
-    from pucache.pu.label_requirements import LabelCount
-    from pucache.pu.priors import METHODS
+    from pucache.estimates.label_requirements import LabelCount
+    from pucache.estimates.priors import METHODS
+    from pucache.training.estimate_prior import check_request, estimate_prior_on
+    from pucache.training.labelled_cache import PUData
 
     from .progress import terminal_progress
 

@@ -31,7 +31,7 @@ def evaluate(scores: str, truth: str, positives: str | None, at: tuple[int, ...]
     \b
     pucache evaluate scores.csv --truth truth.csv --positives found.txt
     """
-    from pucache.pu.evaluate import evaluate as run
+    from pucache.scoring.evaluate import evaluate as run
 
     result = run(scores, truth, positives=positives, at=at)
     lines = [

@@ -11,8 +11,8 @@ from click.core import ParameterSource
 
 if TYPE_CHECKING:
     from pucache.cache.embedding_cache import EmbeddingCache
-    from pucache.pu.labels import Labels
-    from pucache.pu.unlabelled_sample import UnlabelledSample
+    from pucache.labels.labels import Labels
+    from pucache.labels.sample import UnlabelledSample
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

@@ -99,7 +99,7 @@ def report(
 
 
 def _lines(numbers: ReportNumbers) -> list[str]:
-    from pucache.pu.metric_intervals import interval_of, stated_text
+    from pucache.estimates.intervals import interval_of, stated_text
 
     estimates = numbers.estimates
     confirmed = f" (of them {numbers.reviewed.confirmed:,} confirmed)" if numbers.reviewed.confirmed else ""

@@ -11,7 +11,7 @@ from . import options, output
 
 if TYPE_CHECKING:
     from pucache.cache.embedding_cache import EmbeddingCache
-    from pucache.pu.labels import Labels
+    from pucache.labels.labels import Labels
     from pucache.retrieval.ranking import Ranking
 
 
@@ -104,7 +104,7 @@ def retrieve_positives(
     pucache retrieve-positives shards/ --positives found.txt --engine ray
     """
     from pucache.cache.embedding_cache import EmbeddingCache
-    from pucache.pu.labels import Labels
+    from pucache.labels.labels import Labels
     from pucache.retrieval.retrieve import retrieve_positives as retrieve
 
     from .progress import terminal_progress

@@ -9,7 +9,7 @@ import click
 from . import options, output
 
 if TYPE_CHECKING:
-    from pucache.pu.score import ScoreReport
+    from pucache.scoring.score import ScoreReport
 
 
 @click.command()
@@ -71,10 +71,10 @@ def score(
 
     keep_freed_memory()  # before the first thread, or large array
     from pucache.cache.embedding_cache import is_cache
-    from pucache.pu.linear_model import PULinearModel
-    from pucache.pu.score import score as run
-    from pucache.pu.score_tables import check_output
+    from pucache.scoring.score import score as run
+    from pucache.scoring.score_tables import check_output
     from pucache.storage.urls import without_secrets
+    from pucache.training.linear_model import PULinearModel
 
     from .progress import terminal_progress
 

@@ -60,9 +60,9 @@ def sweep_priors(
     \b
     pucache sweep-priors cache.h5 --positives found.txt --loss imbnnpu
     """
-    from pucache.pu.prior_sweep import PRIORS
-    from pucache.pu.prior_sweep import sweep_priors as run
-    from pucache.pu.sweep_output import plot_sweep, write_sweep_table
+    from pucache.training.prior_sweep import PRIORS
+    from pucache.training.prior_sweep import sweep_priors as run
+    from pucache.training.sweep_output import plot_sweep, write_sweep_table
 
     from .progress import terminal_progress
 

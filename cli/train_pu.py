@@ -12,9 +12,9 @@ import click
 from . import options, output
 
 if TYPE_CHECKING:
-    from pucache.pu.linear_model import PULinearModel
-    from pucache.pu.scar import ScarCheck
-    from pucache.pu.train import TrainingSummary
+    from pucache.estimates.scar import ScarCheck
+    from pucache.training.linear_model import PULinearModel
+    from pucache.training.train_on_cache import TrainingSummary
 
 _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F1"}
 
@@ -86,10 +86,10 @@ def train_pu(
     pucache train-pu cache.h5 --positives found.txt
     """
     from pucache.cache.embedding_cache import open_cache
-    from pucache.pu.data import PUData
-    from pucache.pu.linear_model import PULinearModel
-    from pucache.pu.train import fit_model, scar_of, summary
     from pucache.storage.atomic import replacing
+    from pucache.training.labelled_cache import PUData
+    from pucache.training.linear_model import PULinearModel
+    from pucache.training.train_on_cache import fit_model, scar_of, summary
 
     from .progress import terminal_progress
 
@@ -128,8 +128,8 @@ def train_pu(
 
 def _check_outputs(out: str, metrics: str | None, inputs: list[str]) -> Path:
     """Check that both outputs can be written; return the path of the metrics."""
-    from pucache.pu.model_file import FORMAT
     from pucache.storage.atomic import check_writable
+    from pucache.training.model_file import FORMAT
 
     model_path = check_writable(out, inputs=inputs, file_format=FORMAT)
     metrics_path = Path(metrics) if metrics else model_path.with_name("metrics.json")
@@ -157,7 +157,7 @@ def _lines(training: TrainingSummary) -> Iterator[str]:
 
 
 def _estimates(estimates: dict[str, Any]) -> Iterator[str]:
-    from pucache.pu.metric_intervals import interval_of, stated_text
+    from pucache.estimates.intervals import interval_of, stated_text
 
     called = f"called positive {estimates['share_predicted_positive']:.3%}"
     if interval_of(estimates, "recall") is None:
@@ -173,7 +173,7 @@ def _audited(training: TrainingSummary) -> bool:
 
 
 def _audited_estimates(training: TrainingSummary) -> Iterator[str]:
-    from pucache.pu.metric_intervals import stated_text
+    from pucache.estimates.intervals import stated_text
 
     estimate, estimates = training.prior_estimate or {}, training.estimates
     yield (
@@ -206,7 +206,7 @@ def _deploy_lines(deploy_prior: float | None) -> Iterator[str]:
 
 
 def _prior_text(training: TrainingSummary) -> str:
-    from pucache.pu.priors import interval_text
+    from pucache.estimates.priors import interval_text
 
     estimate = training.prior_estimate
     if estimate is None:

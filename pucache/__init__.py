@@ -19,22 +19,22 @@ from .version import __version__
 _HOMES = {
     "EmbeddingCache": "cache.embedding_cache",
     "EncoderSpec": "encoders.spec",
-    "Labels": "pu.labels",
-    "PULinearClassifier": "pu.classifier",
+    "Labels": "labels.labels",
+    "PULinearClassifier": "training.sklearn_classifier",
     "load_encoder": "encoders.encoder",
     "open_source": "images.source",
     "embed": "embedding.embed",
     "embed_shards": "scaling.embed_shards",
     "import_embeddings": "cache.importing",
     "pretrain": "pretraining.pretrain",
-    "train_pu": "pu.train",
-    "estimate_prior": "pu.estimate_prior",
-    "sweep_priors": "pu.prior_sweep",
+    "train_pu": "training.train_on_cache",
+    "estimate_prior": "training.estimate_prior",
+    "sweep_priors": "training.prior_sweep",
     "retrieve_positives": "retrieval.retrieve",
     "write_review_page": "pages.review_page",
     "review": "reviewing.serve",
-    "score": "pu.score",
-    "evaluate": "pu.evaluate",
+    "score": "scoring.score",
+    "evaluate": "scoring.evaluate",
     "report": "pages.report_page",
     "audit": "reviewing.session_audit",
     "info": "cache.cache_info",
@@ -58,20 +58,20 @@ if TYPE_CHECKING:
     from .encoders.encoder import load_encoder as load_encoder
     from .encoders.spec import EncoderSpec as EncoderSpec
     from .images.source import open_source as open_source
+    from .labels.labels import Labels as Labels
     from .pages.report_page import report as report
     from .pages.review_page import write_review_page as write_review_page
     from .pretraining.pretrain import pretrain as pretrain
-    from .pu.classifier import PULinearClassifier as PULinearClassifier
-    from .pu.estimate_prior import estimate_prior as estimate_prior
-    from .pu.evaluate import evaluate as evaluate
-    from .pu.labels import Labels as Labels
-    from .pu.prior_sweep import sweep_priors as sweep_priors
-    from .pu.score import score as score
-    from .pu.train import train_pu as train_pu
     from .retrieval.retrieve import retrieve_positives as retrieve_positives
     from .reviewing.serve import review as review
     from .reviewing.session_audit import audit as audit
     from .scaling.embed_shards import embed_shards as embed_shards
+    from .scoring.evaluate import evaluate as evaluate
+    from .scoring.score import score as score
+    from .training.estimate_prior import estimate_prior as estimate_prior
+    from .training.prior_sweep import sweep_priors as sweep_priors
+    from .training.sklearn_classifier import PULinearClassifier as PULinearClassifier
+    from .training.train_on_cache import train_pu as train_pu
     from .verify_files import verify as verify
 
 

@@ -19,21 +19,21 @@ from .cache.embedding_cache import EmbeddingCache
 from .embedding.embed import embed
 from .encoders.encoder import load_encoder
 from .errors import OutputError
+from .estimates.intervals import prior_range
+from .estimates.metrics import with_labels
 from .images.decoding import decode
+from .labels.label_files import read_truth
+from .labels.labels import Labels
 from .pages.report_page import report
 from .pages.review_page import write_review_page
 from .progress import Progress
-from .pu.classifier import PULinearClassifier
-from .pu.evaluate import evaluate
-from .pu.label_files import read_truth
-from .pu.labels import Labels
-from .pu.metric_intervals import prior_range
-from .pu.metrics import with_labels
-from .pu.score import score
-from .pu.train import label_count, label_note, stated_prior, train_pu
 from .retrieval.ranking import Ranking
 from .retrieval.retrieve import retrieve_positives
+from .scoring.evaluate import evaluate
+from .scoring.score import score
 from .storage.atomic import replacing
+from .training.sklearn_classifier import PULinearClassifier
+from .training.train_on_cache import label_count, label_note, stated_prior, train_pu
 
 POSITIVE_CLASS = "dress"
 CONTACT_SHEET_IMAGES, REVIEW_PAGE_IMAGES = 60, 200
@@ -61,7 +61,7 @@ def demo(
     dict
         Counts, the prior and its interval, metrics of pucache and of a supervised classifier, and the
         time in seconds, ready for JSON. Estimates are None where the labels are too few for them
-        (`pucache.pu.label_requirements`).
+        (`pucache.estimates.label_requirements`).
 
     Raises
     ------

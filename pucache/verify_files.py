@@ -101,7 +101,7 @@ def _verify_neighbours(path: Path) -> int:
 
 
 def _verify_model(path: Path) -> int:
-    from .pu.model_file import read_model
+    from .training.model_file import read_model
 
     return len(read_model(path).coef)
 

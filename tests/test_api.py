@@ -15,9 +15,9 @@ from PIL import Image
 
 import pucache
 from pucache.cli.main import main
+from pucache.labels.label_files import read_truth
 from pucache.pretraining.network import NetworkConfig
 from pucache.pretraining.recipes import RECIPES
-from pucache.pu.label_files import read_truth
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -22,11 +22,11 @@ from pucache.errors import CacheError
 from pucache.neighbours.graph import neighbour_graph
 from pucache.neighbours.whitening import Whitening
 from pucache.pages.report_page import report
-from pucache.pu.classifier import PULinearClassifier
-from pucache.pu.data import PUData
-from pucache.pu.prior_sweep import sweep_priors
 from pucache.reviewing.ranker import Ranker
 from pucache.reviewing.twins import twin_groups
+from pucache.training.labelled_cache import PUData
+from pucache.training.prior_sweep import sweep_priors
+from pucache.training.sklearn_classifier import PULinearClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N, D = 700, 12
@@ -54,7 +54,7 @@ def streaming(monkeypatch):
     monkeypatch.setattr("pucache.storage.rows._BLOCK_VALUES", 0)  # blocks of 256 rows
     monkeypatch.setattr("pucache.heads.design_matrix.CPU_RESIDENT", 0)
     monkeypatch.setattr("pucache.heads.minibatch.CPU_RESIDENT", 0)
-    monkeypatch.setattr("pucache.pu.near_duplicates._BLOCK_VALUES", 1000)
+    monkeypatch.setattr("pucache.labels.near_duplicates._BLOCK_VALUES", 1000)
     monkeypatch.setattr(EmbeddingCache, "_joined_embeddings", property(lambda self: pytest.fail("X was copied")))
     monkeypatch.setattr(EmbeddingCache, "_joined_digests", property(lambda self: pytest.fail("digests were copied")))
 

@@ -12,8 +12,8 @@ from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cli.main import main
 from pucache.errors import CacheError
 from pucache.pretraining import checkpoints
-from pucache.pu.classifier import PULinearClassifier
 from pucache.storage import tensor_file
+from pucache.training.sklearn_classifier import PULinearClassifier
 from pucache.verify_files import verify
 
 

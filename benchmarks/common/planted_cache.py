@@ -120,7 +120,7 @@ def write_plain(at: Planted) -> None:
 
 
 def train_model(at: Planted) -> None:
-    from pucache.pu.train import train_pu
+    from pucache.training.train_on_cache import train_pu
 
     train_pu(EmbeddingCache(at.cache), at.positives, prior=PRIOR, draws=0).save(at.model)
 

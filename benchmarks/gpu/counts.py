@@ -26,11 +26,11 @@ from benchmarks.gpu.checkout import ROOT
 from benchmarks.gpu.slices import Figure
 from pucache.encoders.inference import Runtime
 from pucache.heads.design_matrix import DesignMatrix
-from pucache.heads.fit import fit_heads
 from pucache.heads.full_batch import RiskObjective
 from pucache.heads.minibatch import SGDSettings
 from pucache.heads.problem import HeadProblem
 from pucache.heads.risks import PURisk
+from pucache.heads.solve import fit_heads
 from pucache.neighbours.knn import RowSearch
 from pucache.progress import Silent
 

@@ -12,10 +12,10 @@ from benchmarks.gpu.limits import LIMITS, limits
 from benchmarks.gpu.slices import PRIOR, Bench, Figure, Slice
 from benchmarks.gpu.timing import Timing, timed
 from pucache.heads.design_matrix import DesignMatrix
-from pucache.heads.fit import fit_heads
-from pucache.heads.fitted import FittedHeads
+from pucache.heads.linear_heads import FittedHeads
 from pucache.heads.minibatch import SGDSettings
 from pucache.heads.risks import PURisk
+from pucache.heads.solve import fit_heads
 
 PENALTY = 1e-5
 COMPARED = 8  # heads that the CPU trains too
@@ -119,7 +119,7 @@ def _no_heads(bench: Bench) -> FittedHeads:
 
 def whole_fit(bench: Bench) -> list[Figure]:
     """`train_pu` with its defaults, and the linear head alone."""
-    from pucache.pu.train import train_pu
+    from pucache.training.train_on_cache import train_pu
 
     cache = bench.cache()
 
@@ -134,8 +134,8 @@ def whole_fit(bench: Bench) -> list[Figure]:
 
 def sweep(bench: Bench) -> list[Figure]:
     """Cross-fitted heads at 32 priors and 5 seeds."""
-    from pucache.pu.data import PUData
-    from pucache.pu.prior_sweep import sweep_on
+    from pucache.training.labelled_cache import PUData
+    from pucache.training.prior_sweep import sweep_on
 
     data = PUData.of(bench.cache(), bench.s)
     priors, seeds = np.geomspace(0.01, 0.5, max(1, bench.size.priors // 2)), range(bench.size.seeds)
@@ -187,7 +187,7 @@ def batch_margins(bench: Bench, device: str, *, heads: int) -> np.ndarray:
 
 
 def whole_margins(bench: Bench, device: str) -> np.ndarray:
-    from pucache.pu.train import train_pu
+    from pucache.training.train_on_cache import train_pu
 
     cache = bench.cache(f"planted-{device.replace(':', '-')}")  # each device makes its own graph of neighbours
     return train_pu(cache, bench.s, device=device).margins(bench.X)[:, None]
@@ -195,8 +195,8 @@ def whole_margins(bench: Bench, device: str) -> np.ndarray:
 
 def sweep_agreement(bench: Bench) -> list[Figure]:
     """Greatest differences over the rows of a sweep."""
-    from pucache.pu.data import PUData
-    from pucache.pu.prior_sweep import sweep_on
+    from pucache.training.labelled_cache import PUData
+    from pucache.training.prior_sweep import sweep_on
 
     data = PUData.of(bench.cache(), bench.s)
     settings = {"loss": "imbnnpu", "penalty": PENALTY, "priors": (0.03, 0.1), "seeds": (0,)}

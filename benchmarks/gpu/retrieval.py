@@ -87,10 +87,10 @@ def graph(bench: Bench) -> list[Figure]:
 
 def ranking(bench: Bench, *, by: str) -> list[Figure]:
     """The first thousand unlabelled rows of a cache."""
-    from pucache.pu.train import train_pu
     from pucache.retrieval.model_scorers import Fused
     from pucache.retrieval.retrieve import rank_unlabelled
     from pucache.retrieval.similarity import Similarity
+    from pucache.training.train_on_cache import train_pu
 
     cache = bench.cache()
     k = min(1000, int((bench.s == 0).sum()))

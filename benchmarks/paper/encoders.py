@@ -17,12 +17,12 @@ from benchmarks.quality.pretrain import Task as Files
 from benchmarks.quality.retrieval import write_rows
 from pucache import EmbeddingCache, PULinearClassifier, load_encoder, open_source
 from pucache.embedding.embed import run_embedding
-from pucache.heads.fit import fit_heads
+from pucache.estimates.metrics import precision_at
 from pucache.heads.risks import PURisk
+from pucache.heads.solve import fit_heads
+from pucache.labels.folds import stratified_folds
 from pucache.pretraining.network import NetworkConfig
 from pucache.pretraining.pretrain import pretrain
-from pucache.pu.folds import stratified_folds
-from pucache.pu.metrics import precision_at
 from pucache.retrieval.model_scorers import Fused
 from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.similarity import SIMILARITIES, Similarity

@@ -8,12 +8,12 @@ from sklearn.metrics import average_precision_score
 
 from benchmarks.common.cifar import Task
 from pucache import PULinearClassifier
-from pucache.heads.fit import fit_heads
-from pucache.heads.fitted import FittedHeads
+from pucache.estimates.metrics import with_labels
+from pucache.estimates.thresholds import choose_threshold
+from pucache.heads.linear_heads import FittedHeads
 from pucache.heads.risks import RISKS, PURisk
-from pucache.pu.cross_fitting import PENALTIES
-from pucache.pu.metrics import with_labels
-from pucache.pu.thresholds import choose_threshold
+from pucache.heads.solve import fit_heads
+from pucache.training.cross_fitting import PENALTIES
 
 CS = (1e-3, 1e-4, 1e-5, 1e-6)  # of the logistic regression, scikit-learn's scale
 COMPARED = 2e-3  # tolerance of heads that are only compared

@@ -11,7 +11,7 @@ from benchmarks.common.cifar import Task
 from benchmarks.quality.retrieval import write_rows
 from benchmarks.speed.embed import PEER_BATCH, hands, pixels, plain_loop
 from pucache import EmbeddingCache, PULinearClassifier
-from pucache.pu.metrics import precision_at
+from pucache.estimates.metrics import precision_at
 from pucache.retrieval.model_scorers import Fused
 from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.similarity import Similarity

@@ -61,7 +61,7 @@ class Constant:
 
 CONSTANTS = (
     Constant(
-        "pu.penalty_choice",
+        "training.penalty",
         "_FLOOR",
         "added to the share of negatives above a positive",
         LINEAR,
@@ -69,14 +69,14 @@ CONSTANTS = (
         (0.003, 0.03),
     ),
     Constant(
-        "pu.penalty_choice",
+        "training.penalty",
         "_QUANTILE",
         "of the priors that the candidates estimate",
         LINEAR,
         PENALTY_TASKS,
         (0.5, 0.95),
     ),
-    Constant("pu.penalty_choice", "_MAX_STEPS", "of the grid below the best penalty", LINEAR, PENALTY_TASKS, (0, 4)),
+    Constant("training.penalty", "_MAX_STEPS", "of the grid below the best penalty", LINEAR, PENALTY_TASKS, (0, 4)),
     Constant(
         "neighbours.graph",
         "NEIGHBOURS",
@@ -87,15 +87,20 @@ CONSTANTS = (
         ("neighbours.pile_search", "retrieval.model_scorers"),
     ),
     Constant("neighbours.weighted_graph", "TEMPERATURE", "of the cosines as weights", FIT, FOUR, (0.03, 0.3)),
-    Constant("pu.propagation", "_CLIP", "least share of positives among neighbours", FIT, FOUR, (3e-4, 3e-3)),
-    Constant("pu.distillation", "_FIRST_ROUNDS", "of propagation before the first head", FIT, FOUR, (2, 18)),
-    Constant("pu.distillation", "_LATER_ROUNDS", "of propagation before the second head", FIT, FOUR, (1, 9)),
-    Constant("pu.distillation", "_PENALTY", "of the distilled head", FIT, FOUR, (6.7e-7, 6e-6)),
+    Constant("training.propagation", "_CLIP", "least share of positives among neighbours", FIT, FOUR, (3e-4, 3e-3)),
+    Constant("training.distillation", "_FIRST_ROUNDS", "of propagation before the first head", FIT, FOUR, (2, 18)),
+    Constant("training.distillation", "_LATER_ROUNDS", "of propagation before the second head", FIT, FOUR, (1, 9)),
+    Constant("training.distillation", "_PENALTY", "of the distilled head", FIT, FOUR, (6.7e-7, 6e-6)),
     Constant(
-        "pu.neighbour_evidence", "_LEAST_EVIDENCE", "that is asked for with 20 labels", RULE, MISLEADING, (0.007, 0.06)
+        "training.neighbour_evidence",
+        "_LEAST_EVIDENCE",
+        "that is asked for with 20 labels",
+        RULE,
+        MISLEADING,
+        (0.007, 0.06),
     ),
     Constant(
-        "pu.neighbour_evidence",
+        "training.neighbour_evidence",
         "_HELD_OUT_WEIGHT",
         "of held-out positives beside agreement",
         RULE,
@@ -103,23 +108,28 @@ CONSTANTS = (
         (0.17, 1.5),
     ),
     Constant(
-        "pu.neighbour_evidence", "_HALF_TRUST", "labels with which that weight is half", RULE, MISLEADING, (7, 60)
+        "training.neighbour_evidence", "_HALF_TRUST", "labels with which that weight is half", RULE, MISLEADING, (7, 60)
     ),
     Constant(
-        "pu.neighbour_evidence",
+        "training.neighbour_evidence",
         "_NEAR_BEST",
         "share of the best evidence for a greater weight",
         RULE,
         MISLEADING,
         (0.23, 1),
     ),
-    Constant("pu.priors", "ERROR_BELOW", "of the model below an estimate", INTERVAL, FIRST_PILES, (0, 0.6)),
+    Constant("estimates.priors", "ERROR_BELOW", "of the model below an estimate", INTERVAL, FIRST_PILES, (0, 0.6)),
     Constant(
-        "pu.priors", "MODEL_ERROR", "of the model above an estimate", INTERVAL, "the suite, many labels", (0, 0.15)
+        "estimates.priors",
+        "MODEL_ERROR",
+        "of the model above an estimate",
+        INTERVAL,
+        "the suite, many labels",
+        (0, 0.15),
     ),
-    Constant("pu.priors", "_FITTED", "parameters that labels are spent on", INTERVAL, FIRST_PILES, (2, 9)),
+    Constant("estimates.priors", "_FITTED", "parameters that labels are spent on", INTERVAL, FIRST_PILES, (2, 9)),
     Constant(
-        "pu.metric_intervals",
+        "estimates.intervals",
         "_ROW_WEIGHT",
         "of a labelled row in its draws",
         INTERVAL,

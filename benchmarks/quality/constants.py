@@ -31,11 +31,11 @@ from benchmarks.quality.constants_page import AS_IT_IS, NO_NEIGHBOURS
 from benchmarks.quality.review_arms import ARMS, Pile, Until, sitting
 from benchmarks.quality.suite import Location, opened
 from pucache import PULinearClassifier
+from pucache.estimates.calibration import fit_tilt
+from pucache.estimates.intervals import PriorRange, intervals_from_pu
+from pucache.estimates.priors import profile_interval
+from pucache.estimates.thresholds import choose_threshold
 from pucache.neighbours.graph import NeighbourGraph, neighbour_graph
-from pucache.pu.calibration import fit_tilt
-from pucache.pu.metric_intervals import PriorRange, intervals_from_pu
-from pucache.pu.priors import profile_interval
-from pucache.pu.thresholds import choose_threshold
 
 TASKS, SETTINGS = ("trouser", "coat", "sneaker", "bag"), ((20, 0.01), (100, 0.05))
 ONE_IN, LOOKS = 4, 150

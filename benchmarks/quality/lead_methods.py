@@ -18,7 +18,7 @@ from benchmarks.common.cifar import Task
 from benchmarks.quality.retrieval import write_rows
 from benchmarks.quality.suite import best_f1
 from pucache import EmbeddingCache, PULinearClassifier
-from pucache.heads.fit import fit_heads
+from pucache.heads.solve import fit_heads
 from pucache.neighbours.knn import nearest
 from pucache.neighbours.whitening import Whitening
 

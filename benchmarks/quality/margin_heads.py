@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pucache.heads.fit import flushed_denormals
 from pucache.heads.lbfgs import minimise
 from pucache.heads.leading_directions import leading_directions
 from pucache.heads.moments import Moments
 from pucache.heads.precision import reduced_precision
+from pucache.heads.solve import flushed_denormals
 
 TOLERANCE, EVALUATIONS = 3e-3, 60
 _CURVATURE = 0.25

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.quality.margin_heads import Rows, normalised, train
 from benchmarks.quality.margin_losses import consistency, distribution, entropy, labelled, mixed, variational
-from pucache.pu.calibration import fit_tilt
+from pucache.estimates.calibration import fit_tilt
 
 ROUNDS = 4  # of self-training
 _GO_ON = 2  # rounds where the start is from fewer rows

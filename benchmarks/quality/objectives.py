@@ -26,13 +26,13 @@ from benchmarks.quality.objective_methods import METHODS, TaskEstimates
 from benchmarks.quality.objective_page import PAPER, report
 from benchmarks.quality.suite import LABELLED, SHARES, best_f1
 from pucache import PULinearClassifier
-from pucache.heads.fit import fit_heads
+from pucache.estimates.calibration import fit_tilt
+from pucache.estimates.review_weights import TrainingLabels as PULabels
+from pucache.estimates.thresholds import choose_threshold
 from pucache.heads.moments import Moments
-from pucache.pu.calibration import fit_tilt
-from pucache.pu.folds import assign_folds
-from pucache.pu.penalty_choice import PENALTIES, ranks_of_positives, weakest_of_the_best
-from pucache.pu.review_weights import TrainingLabels as PULabels
-from pucache.pu.thresholds import choose_threshold
+from pucache.heads.solve import fit_heads
+from pucache.labels.folds import assign_folds
+from pucache.training.penalty import PENALTIES, ranks_of_positives, weakest_of_the_best
 
 CLASSES = ("cat", "truck", "airplane", "frog")
 FOLDS, FEW = 5, 6000  # rows of U that settings are chosen on, and heads begun

@@ -17,9 +17,9 @@ from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.common.environment import environment
 from pucache import EmbeddingCache, load_encoder, open_source
 from pucache.embedding.embed import EmbedOptions, run_embedding
-from pucache.pu.labels import label_vector
-from pucache.pu.metrics import precision_at, with_labels
-from pucache.pu.train import train_pu
+from pucache.estimates.metrics import precision_at, with_labels
+from pucache.labels.labels import label_vector
+from pucache.training.train_on_cache import train_pu
 
 PATHS = ("torch fp32", "torch bf16", "openvino fp32", "openvino bf16", "torch fp32, Pillow's resampling")
 

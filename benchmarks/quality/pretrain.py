@@ -32,14 +32,14 @@ from pucache.allocator import keep_freed_memory
 from pucache.devices import choose_device, choose_training_precision, torch_dtype
 from pucache.embedding.embed import run_embedding
 from pucache.encoders import pretrained_file
+from pucache.estimates.metrics import with_labels
+from pucache.labels.labels import label_vector
 from pucache.pretraining.augmentations import VIEWS, Augment, random_numbers
 from pucache.pretraining.network import NetworkConfig, build_network
 from pucache.pretraining.pretrain import pretrain
 from pucache.pretraining.recipes import RECIPES, Recipe
 from pucache.pretraining.train_step import Training
-from pucache.pu.labels import label_vector
-from pucache.pu.metrics import with_labels
-from pucache.pu.train import train_pu
+from pucache.training.train_on_cache import train_pu
 
 SEEDS = (0, 1, 2)
 SMALL = dataclasses.replace(RECIPES["modern"], batch_size=128, epochs=10)

@@ -21,7 +21,7 @@ from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.common.environment import environment
 from benchmarks.common.tasks import CIFAR, CROSSING, FASHION
 from benchmarks.quality.prior_piles import GROUPS, Margins, held_out, task_groups
-from pucache.pu.priors import ERROR_BELOW, METHODS, estimate, profile_interval
+from pucache.estimates.priors import ERROR_BELOW, METHODS, estimate, profile_interval
 
 LABELLED, PILES = (10, 20, 40, 100, 500), 200
 MARGINS = {"default": "train-pu", "linear": "estimate-prior"}  # where intervals of these margins are printed

@@ -37,17 +37,17 @@ from benchmarks.common.tasks import CHOICE, CIFAR, CROSSING, FASHION, TASKS, Set
 from benchmarks.quality import suite, suite_page
 from benchmarks.quality.suite import LABELLED, SHARES
 from pucache import EmbeddingCache
+from pucache.estimates.metrics import precision_at
+from pucache.labels.labels import Labels, label_vector
 from pucache.neighbours import ann_index
 from pucache.neighbours.ann_index_file import index_path
-from pucache.pu.labels import Labels, label_vector
-from pucache.pu.metrics import precision_at
-from pucache.pu.train import train_pu
 from pucache.retrieval.indexed_similarity import IndexedSimilarity
 from pucache.retrieval.model_scorers import Margins
 from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.scorer import Scorer
 from pucache.retrieval.scorer_choice import ScorerOptions, choose_scorer
 from pucache.retrieval.similarity import SIMILARITIES, Similarity
+from pucache.training.train_on_cache import train_pu
 
 SEEDS, RANKS = (0, 1, 2), (100, 1000, 2400)
 PAPER, FOOTWEAR, DEFAULT = "paper", "footwear", "default ranking"

@@ -13,8 +13,8 @@ from sklearn.cluster import KMeans
 
 from benchmarks.quality.rounds import LOOPS
 from pucache import EmbeddingCache
+from pucache.labels.labels import Labels
 from pucache.neighbours.graph import NeighbourGraph
-from pucache.pu.labels import Labels
 from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.reviewing.log_entries import Choice, Proposal, Stream
 from pucache.reviewing.next_images import AUDIT_SHARE, RECHECK_SHARE, SHARE_AT_FULL_YIELD, NextImages, best_rows

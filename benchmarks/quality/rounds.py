@@ -22,7 +22,7 @@ from benchmarks.common.environment import commit, environment
 from benchmarks.common.row_cache import write_row_cache
 from benchmarks.common.tasks import CHOSEN_ON, CIFAR, FASHION, Setting, TaskGroups
 from pucache import EmbeddingCache, PULinearClassifier
-from pucache.pu.labels import Labels
+from pucache.labels.labels import Labels
 from pucache.retrieval.model_scorers import Fused, Margins
 from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.similarity import Similarity

@@ -29,8 +29,8 @@ from benchmarks.common.image_classes import ImageClasses
 from benchmarks.common.tasks import CHOSEN_ON, CIFAR, FASHION
 from benchmarks.quality.suite import Location, opened
 from pucache import PULinearClassifier, load_encoder
-from pucache.pu.labels import Labels
-from pucache.pu.scar import check_scar
+from pucache.estimates.scar import check_scar
+from pucache.labels.labels import Labels
 
 HIDDEN = 2400  # of all classes of positives together
 POSITIVES = {CIFAR: VEHICLES, FASHION: FOOTWEAR}

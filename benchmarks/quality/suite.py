@@ -34,15 +34,15 @@ from benchmarks.common.tasks import TASKS, Setting, TaskGroups, settings
 from benchmarks.quality import suite_page
 from benchmarks.quality.fixed_fusion import fused_scores
 from pucache import EmbeddingCache, PULinearClassifier
-from pucache.heads.fit import fit_heads
 from pucache.heads.risks import PURisk
+from pucache.heads.solve import fit_heads
+from pucache.labels.folds import stratified_folds
 from pucache.neighbours.pile_search import query_neighbours
-from pucache.pu.folds import stratified_folds
-from pucache.pu.neighbour_scores import NeighbourScores, chosen_weight
-from pucache.pu.pile_scores import Pile
-from pucache.pu.train import train_pu
 from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.scorer_choice import ScorerOptions, choose_scorer
+from pucache.scoring.neighbour_scores import NeighbourScores, chosen_weight
+from pucache.scoring.pile_scores import Pile
+from pucache.training.train_on_cache import train_pu
 
 SHARES, LABELLED = (0.01, 0.05), (20, 100, 500)
 SEEDS = {20: 3, 100: 3, 500: 1}  # by number of labelled rows

@@ -245,7 +245,7 @@ Average precision on the test set; the default ranking is that of `score --neigh
 
 ## Weight of the neighbours
 
-Share of the cells in which neighbours count, by the rule of `pucache.pu.neighbour_evidence`.
+Share of the cells in which neighbours count, by the rule of `pucache.training.neighbour_evidence`.
 
 {weights(rows)}
 

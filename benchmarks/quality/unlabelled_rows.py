@@ -28,7 +28,7 @@ from benchmarks.common.image_classes import ImageClasses, Task, one_vs_rest_rows
 from benchmarks.common.tasks import CIFAR, FASHION, TaskGroups
 from benchmarks.quality.prior_piles import DIM, reduced
 from pucache import PULinearClassifier
-from pucache.pu.unlabelled_sample import SAMPLE_ROWS
+from pucache.labels.sample import SAMPLE_ROWS
 
 CLASSES = {CIFAR: ("automobile", "bird"), FASHION: ("pullover", "sneaker")}
 SHARES, LABELLED, SEEDS = (0.01, 0.05), (20, 100), 2

@@ -23,17 +23,17 @@ from benchmarks.common.plain_loops import loader_loop, slices_loop
 from benchmarks.quality.retrieval import write_rows
 from pucache import EmbeddingCache, PULinearClassifier
 from pucache.devices import choose_device, multiplies_bfloat16
+from pucache.estimates.review_weights import TrainingLabels
 from pucache.heads.design_matrix import DesignMatrix
-from pucache.heads.fit import fit_heads
 from pucache.heads.moments import Moments
 from pucache.heads.risks import PURisk
+from pucache.heads.solve import fit_heads
 from pucache.neighbours.graph import neighbour_graph
-from pucache.pu import prior_sweep
-from pucache.pu.data import PUData
-from pucache.pu.linear_model import PULinearModel
-from pucache.pu.prior_sweep import sweep_on
-from pucache.pu.review_weights import TrainingLabels
 from pucache.threads import limited_threads
+from pucache.training import prior_sweep
+from pucache.training.labelled_cache import PUData
+from pucache.training.linear_model import PULinearModel
+from pucache.training.prior_sweep import sweep_on
 
 REPEATS, BATCH, EPOCHS = 3, 256, 100
 PRIOR = 0.0741

@@ -52,7 +52,7 @@ def write(path: Path, n: int, d: int) -> None:
 def train(path: Path) -> None:
     """In a process of its own: train and say what it took."""
     from pucache import EmbeddingCache
-    from pucache.pu.train import train_pu
+    from pucache.training.train_on_cache import train_pu
 
     began = time.perf_counter()
     model = train_pu(EmbeddingCache(path), path.with_suffix(".txt"))

@@ -35,9 +35,9 @@ COUNTED = {  # what is shown: module, and the function or class in it
     "leading directions": ("pucache.heads.leading_directions", "leading_directions"),
     "design matrices": ("pucache.heads.design_matrix", "DesignMatrix"),
     "blocks of rows in float32": ("pucache.heads.design_matrix", "RowBlocks"),
-    "groups of twins": ("pucache.pu.near_duplicates", "groups"),
+    "groups of twins": ("pucache.labels.near_duplicates", "groups"),
     "truncated SVD": ("pucache.heads.linear_algebra", "truncated_svd"),
-    "fits of heads": ("pucache.heads.fit", "fit_heads"),
+    "fits of heads": ("pucache.heads.solve", "fit_heads"),
     "keys encoded": ("pucache.cache.keys", "encode_keys"),
 }
 CARRIERS = ("pucache.cache.", "pucache.storage.")  # modules that read for their callers

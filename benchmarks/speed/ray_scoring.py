@@ -37,8 +37,8 @@ from pucache.allocator import keep_freed_memory  # noqa: E402
 from pucache.cache.embedding_cache import EmbeddingCache  # noqa: E402
 from pucache.cache.merging import merge  # noqa: E402
 from pucache.cache.reader import CacheFile  # noqa: E402
-from pucache.pu.score import score  # noqa: E402
 from pucache.retrieval.retrieve import retrieve_positives  # noqa: E402
+from pucache.scoring.score import score  # noqa: E402
 
 GOALS = {"score": 0.85, "retrieve": 0.8}  # rate over that of the local engine
 WORKER = b"ray::apply"  # name of a worker process that is at work

@@ -126,8 +126,8 @@ def score_shards(at: Planted, measured: Measured) -> None:
 
 
 def score_to(at: Planted, measured: Measured, paths: list[Path], suffix: str) -> Path:
-    from pucache.pu.classifier import PULinearClassifier
-    from pucache.pu.score import score
+    from pucache.scoring.score import score
+    from pucache.training.sklearn_classifier import PULinearClassifier
 
     out = at.folder / f"{at.name}-scores{suffix}"
     with measured:
@@ -137,7 +137,7 @@ def score_to(at: Planted, measured: Measured, paths: list[Path], suffix: str) ->
 
 
 def last_margin(at: Planted) -> float:
-    from pucache.pu.classifier import PULinearClassifier
+    from pucache.training.sklearn_classifier import PULinearClassifier
 
     model = PULinearClassifier.load(at.model)
     return float(CacheFile(at.cache).X[-1].astype(np.float64) @ model.coef_ + model.intercept_)
@@ -152,11 +152,11 @@ def retrieve_by_model(at: Planted, measured: Measured) -> None:
 
 
 def retrieve_by(at: Planted, measured: Measured, path: Path | None) -> None:
-    from pucache.pu.classifier import PULinearClassifier
-    from pucache.pu.labels import label_vector
+    from pucache.labels.labels import label_vector
     from pucache.retrieval.model_scorers import Margins
     from pucache.retrieval.retrieve import rank_unlabelled
     from pucache.retrieval.similarity import Similarity
+    from pucache.training.sklearn_classifier import PULinearClassifier
 
     with measured:
         cache = EmbeddingCache(at.cache)
@@ -169,7 +169,7 @@ def retrieve_by(at: Planted, measured: Measured, path: Path | None) -> None:
 
 
 def train(at: Planted, measured: Measured) -> None:
-    from pucache.pu.train import train_pu
+    from pucache.training.train_on_cache import train_pu
 
     with measured:
         model = train_pu(EmbeddingCache(at.cache), at.positives)
@@ -219,7 +219,12 @@ OPERATIONS: dict[str, Callable[[Planted, Measured], None]] = {
 
 def run_cell(name: str, at: Planted) -> dict[str, float]:
     """In that process."""
-    for module in ("retrieval.retrieve", "retrieval.model_scorers", "pu.score", "pu.train"):  # imports are not measured
+    for module in (
+        "retrieval.retrieve",
+        "retrieval.model_scorers",
+        "scoring.score",
+        "training.train_on_cache",
+    ):  # imports are not measured
         importlib.import_module(f"pucache.{module}")
     if has_pyarrow():
         importlib.import_module("pyarrow.parquet")

@@ -40,7 +40,7 @@ def open_cache(at: PlantedShards, form: str, watch: Measured) -> Answer:
 
 
 def train(at: PlantedShards, form: str, watch: Measured, **options: object) -> Answer:
-    from pucache.pu.train import train_pu
+    from pucache.training.train_on_cache import train_pu
 
     with watch:
         model = train_pu(EmbeddingCache(at.cache(form)), at.positives, **options)
@@ -86,8 +86,8 @@ def report(at: PlantedShards, form: str, watch: Measured) -> Answer:
 def score_parquet(at: PlantedShards, form: str, watch: Measured) -> Answer:
     from pyarrow import parquet
 
-    from pucache.pu.classifier import PULinearClassifier
-    from pucache.pu.score import score
+    from pucache.scoring.score import score
+    from pucache.training.sklearn_classifier import PULinearClassifier
 
     out = at.folder / f"{form}-scores.parquet"
     with watch:

@@ -19,8 +19,8 @@ from ..devices import multiplies_bfloat16
 from ..storage.rows import RowMatrix, release_pages, row_step, take_rows
 from ..threads import limited_threads, worker_threads
 from .device_rows import DeviceBlocks, DeviceRows, upload
-from .fitted import FittedHeads
 from .leading_directions import LeadingDirections, leading_directions, leading_directions_on_device, sample_rows
+from .linear_heads import FittedHeads
 from .moments import Moments
 
 CPU_RESIDENT = 1 << 29  # bytes of float32 rows kept in memory on the CPU

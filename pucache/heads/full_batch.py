@@ -26,8 +26,8 @@ from ..progress import Progress
 from ..threads import RunAll, run_in_turn, worker_threads
 from .design_matrix import RowBlocks
 from .device_rows import DeviceBlocks, download
-from .fitted import FittedHeads
 from .lbfgs import Minimum, Objective, Preconditioner
+from .linear_heads import FittedHeads
 from .loss_sums import LossSum, anchored
 from .preconditioner import CovariancePreconditioner
 from .problem import HeadProblem

@@ -22,7 +22,7 @@ from ..devices import multiplies_bfloat16
 from ..progress import Progress
 from ..storage.rows import release_pages, take_rows
 from .design_matrix import CPU_RESIDENT
-from .fitted import FittedHeads
+from .linear_heads import FittedHeads
 from .minibatch_cuda import train_on_cuda
 from .problem import HeadProblem
 from .risks import falling, rising

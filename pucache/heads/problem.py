@@ -17,7 +17,7 @@ from .risks import Coefficients, PURisk
 
 @dataclass(frozen=True)
 class HeadProblem:
-    """K heads to be trained on n rows; see `pucache.heads.fit.fit_heads`.
+    """K heads to be trained on n rows; see `pucache.heads.solve.fit_heads`.
 
     Attributes
     ----------

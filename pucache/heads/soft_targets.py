@@ -21,12 +21,12 @@ from ..threads import limited_threads, worker_threads
 from .cross_entropy import CrossEntropyObjective
 from .design_matrix import DesignMatrix
 from .device_rows import download, upload
-from .fit import flushed_denormals
-from .fitted import FittedHeads
 from .lbfgs import Minimum, Preconditioner
+from .linear_heads import FittedHeads
 from .moments import Moments
 from .preconditioner import MAX_DIMENSIONS, CovariancePreconditioner, HessianPreconditioner
 from .second_moments import SecondMoments
+from .solve import flushed_denormals
 from .stages import minimise_in_two_stages
 
 TOLERANCE = 2e-3  # relative norm of the preconditioned gradient; the ranking by margins no longer changes
@@ -58,7 +58,7 @@ def fit_soft_targets(
         Row weights >= 0, with at least one positive in each column; 0 leaves a row out. All equal by default.
     penalty : float or (K,)
         Adds 0.5 * penalty * norm(coef)^2, for coef on X divided by the root mean square distance of its
-        rows from their mean, as in `pucache.heads.fit.fit_heads`.
+        rows from their mean, as in `pucache.heads.solve.fit_heads`.
     start : FittedHeads, optional
         K heads to start from; by default coefficients of zero.
     tolerance : float

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..cache.writer import creation_time
-from ..pu.classifier import PULinearClassifier
+from ..training.sklearn_classifier import PULinearClassifier
 from ..version import __version__
 
 _PACKAGES = ("numpy", "torch", "scikit-learn", "scipy", "matplotlib")

@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from ..estimates.intervals import PriorRange, prior_range, stated_estimates
+from ..estimates.label_requirements import LabelCount
+from ..estimates.priors import PriorEstimate
+from ..estimates.scar import ScarCheck
 from ..heads.risks import PURisk
+from ..labels.near_duplicates import unlabelled_twins
 from ..progress import Progress, Silent
-from ..pu.classifier import PULinearClassifier
-from ..pu.data import PUData
-from ..pu.estimate_prior import estimate_from_cross_fit, estimate_prior_on
-from ..pu.fitting import Fit
-from ..pu.label_requirements import LabelCount
-from ..pu.linear_model import PULinearModel
-from ..pu.metric_intervals import PriorRange, prior_range, stated_estimates
-from ..pu.near_duplicates import unlabelled_twins
-from ..pu.prior_sweep import Sweep, SweepSettings, sweep_on
-from ..pu.priors import PriorEstimate
-from ..pu.scar import ScarCheck
-from ..pu.train import fit_model, is_audited, scar_of
+from ..training.estimate_prior import estimate_from_cross_fit, estimate_prior_on
+from ..training.labelled_cache import PUData
+from ..training.linear_model import PULinearModel
+from ..training.prior_sweep import Sweep, SweepSettings, sweep_on
+from ..training.sklearn_classifier import PULinearClassifier
+from ..training.train_head import Fit
+from ..training.train_on_cache import fit_model, is_audited, scar_of
 from .report_statistics import HeldOut
 
 _COEF_TOLERANCE = 5e-3  # relative distance of equal models; processors round differently

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ..pu.label_requirements import LabelCount
-from ..pu.metric_intervals import interval_of
-from ..pu.metrics import with_labels
-from ..pu.priors import PriorEstimate
-from ..pu.train import is_audited, label_note, stated_prior
+from ..estimates.intervals import interval_of
+from ..estimates.label_requirements import LabelCount
+from ..estimates.metrics import with_labels
+from ..estimates.priors import PriorEstimate
+from ..training.train_on_cache import is_audited, label_note, stated_prior
 from . import report_statistics
 from .report_data import ReportData
 
@@ -119,7 +119,7 @@ class TrainingNumbers:
     images, labelled, unlabelled : int
         Reviewed images are among the unlabelled.
     unlabelled_sample : dict or None
-        Fields of `pucache.pu.unlabelled_sample.UnlabelledSample`; pictures, charts and duplicates are of the sample
+        Fields of `pucache.labels.sample.UnlabelledSample`; pictures, charts and duplicates are of the sample
         and the labelled positives then. None where all unlabelled images were trained on.
     labels : int
         Different pictures that are labelled; they decide what may be estimated.

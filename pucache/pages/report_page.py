@@ -10,15 +10,15 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..errors import LabelError
+from ..estimates.intervals import interval_of
+from ..estimates.label_requirements import LEAST_LABELS, LEAST_LABELS_FOR_POINTS
 from ..images.source import open_source
+from ..labels.label_files import read_truth
+from ..labels.labels import TWIN_COSINE, Labels
 from ..progress import Progress
-from ..pu.classifier import PULinearClassifier
-from ..pu.data import PUData
-from ..pu.label_files import read_truth
-from ..pu.label_requirements import LEAST_LABELS, LEAST_LABELS_FOR_POINTS
-from ..pu.labels import TWIN_COSINE, Labels
-from ..pu.metric_intervals import interval_of
 from ..storage.atomic import check_writable
+from ..training.labelled_cache import PUData
+from ..training.sklearn_classifier import PULinearClassifier
 from . import report_text
 from .background_map import BackgroundMap
 from .embedding_map import choose_rows
@@ -69,7 +69,7 @@ def report(
     negatives : path or str, optional
         Known negatives, as for `pucache.train_pu`.
     truth : path, str or ndarray of int8 (n,), optional
-        True classes: a file as for `pucache.pu.label_files.read_truth`, or 1, 0, and -1 for unknown. True figures
+        True classes: a file as for `pucache.labels.label_files.read_truth`, or 1, 0, and -1 for unknown. True figures
         are shown beside the estimates.
     images : str or path, optional
         Source of the images, if they have moved since they were embedded.

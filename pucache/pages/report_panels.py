@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from ..pu.metric_intervals import prior_range
+from ..estimates.intervals import prior_range
 from . import report_plots
 from .report_data import ReportData
 from .report_numbers import TrainingNumbers

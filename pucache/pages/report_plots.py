@@ -18,9 +18,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ..pu.metric_intervals import prior_range
-from ..pu.prior_sweep import Sweep
-from ..pu.priors import PriorEstimate
+from ..estimates.intervals import prior_range
+from ..estimates.priors import PriorEstimate
+from ..training.prior_sweep import Sweep
 
 _INK, _QUIET, _POSITIVE, _UNLABELLED, _TRUTH = (f"#0{number}0{number}0{number}" for number in range(1, 6))
 _VARIABLES = {

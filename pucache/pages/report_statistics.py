@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..pu.calibration import Tilt
-from ..pu.metrics import from_pu, with_labels
-from ..pu.thresholds import expected_recall_precision
+from ..estimates.calibration import Tilt
+from ..estimates.metrics import from_pu, with_labels
+from ..estimates.thresholds import expected_recall_precision
 
 BINS = 40  # of the histogram of margins
 POINTS = 60  # of a curve

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ..pu.label_requirements import LEAST_LABELS, LEAST_LABELS_FOR_POINTS, figure, range_text
-from ..pu.priors import interval_text
-from ..pu.unlabelled_sample import UnlabelledSample
+from ..estimates.label_requirements import LEAST_LABELS, LEAST_LABELS_FOR_POINTS, figure, range_text
+from ..estimates.priors import interval_text
+from ..labels.sample import UnlabelledSample
 
 if TYPE_CHECKING:
     from .report_numbers import Pictures, TrainingNumbers

@@ -1,7 +1,7 @@
 """The review page: an HTML page on which a person accepts or rejects retrieved images.
 
 The page exports the earlier labels and its decisions as a CSV ``key,label,reviewed,digest``, which
-`pucache.pu.labels.Labels` reads as positives and as known negatives.
+`pucache.labels.labels.Labels` reads as positives and as known negatives.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from urllib.parse import quote
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
+from ..estimates.label_requirements import LabelCount
+from ..labels.label_files import short_digest
+from ..labels.labels import Labels, open_labels
 from ..progress import Progress
-from ..pu.label_files import short_digest
-from ..pu.label_requirements import LabelCount
-from ..pu.labels import Labels, open_labels
 from ..retrieval.ranking import Ranking
 from . import html as page
 from .thumbnails import Thumbnail, thumbnails
@@ -70,7 +70,7 @@ def write_review_page(
         The cache that was ranked.
     ranking : Ranking
         The candidates, best first; may be empty. Its scorer is named at the top of the page. Its probabilities are
-        shown where the labels suffice for estimates (`pucache.pu.label_requirements`).
+        shown where the labels suffice for estimates (`pucache.estimates.label_requirements`).
     positives : path, str, ndarray of int8 (n,) or Labels
         As for `pucache.retrieve_positives`; the page exports these labels together with its decisions.
     path : str or path

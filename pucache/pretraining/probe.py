@@ -14,13 +14,13 @@ from torch.nn.functional import interpolate, normalize
 
 from ..cache.keys import Keys, encode_keys
 from ..errors import LabelError, RunError
+from ..estimates.review_weights import TrainingLabels
 from ..heads.moments import Moments
 from ..heads.risks import PURisk
-from ..pu.cross_fitting import CrossFitter
-from ..pu.folds import assign_folds
-from ..pu.label_files import find_keys
-from ..pu.review_weights import TrainingLabels
+from ..labels.folds import assign_folds
+from ..labels.label_files import find_keys
 from ..storage.tables import read_table
+from ..training.cross_fitting import CrossFitter
 from .dataset import TrainingImages
 from .network import Network
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..cache.row_range import RowRange, Workers, check_workers, row_ranges
+from ..labels.labels import Labels
 from ..neighbours.whitening import Whitening, centred_units
 from ..progress import Progress
-from ..pu.labels import Labels
 from . import mmr
 from .known_duplicates import LabelledPictures
 from .model_scorers import Fused, Margins

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
+from ..labels.labels import Labels
 from ..neighbours.ann_index import Index, open_or_build
 from ..neighbours.index_tuning import RECALL, RECALL_AT
 from ..progress import Progress
-from ..pu.labels import Labels
 from .query_comparison import QueryComparison
 from .scorer import Scores
 from .similarity import Similarity

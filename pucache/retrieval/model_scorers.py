@@ -1,7 +1,7 @@
 r"""Scores by a classifier's margin, and by margin and neighbours fused.
 
 The fused score is the classifier's log density ratio plus the log odds of the nearest rows' classes, times
-the weight that the model chose for its neighbours when it was trained (`pucache.pu.neighbour_scores`).
+the weight that the model chose for its neighbours when it was trained (`pucache.scoring.neighbour_scores`).
 
 The graph of neighbours of all rows is used where it is kept beside the cache or can be made in about a minute on
 two cores. In larger caches, neighbours are searched for the rows of the highest margins: 50 for each row wanted or
@@ -18,16 +18,16 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import CacheError
+from ..labels.labels import Labels
 from ..neighbours.graph import NEIGHBOURS, NeighbourGraph, cached_graph
 from ..neighbours.graph_file import checksums_of, graph_path, read_graph
 from ..neighbours.pile_search import query_neighbours
 from ..progress import Progress, Silent
-from ..pu.labels import Labels
-from ..pu.neighbour_scores import NeighbourScores, chosen_weight, reason
+from ..scoring.neighbour_scores import NeighbourScores, chosen_weight, reason
 from .scorer import Scores
 
 if TYPE_CHECKING:
-    from ..pu.linear_model import PULinearModel
+    from ..training.linear_model import PULinearModel
 
 _WEIGHT = 1.0  # of neighbours where the model chose none
 _MAX_PAIRS = 1 << 34  # rows compared with rows

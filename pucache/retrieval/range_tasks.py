@@ -10,7 +10,7 @@ import numpy as np
 
 from ..cache.row_range import RangeRows, RowRange
 from ..neighbours.whitening import Whitening, block_sum, sampled_rows
-from ..pu.linear_model import PULinearModel
+from ..training.linear_model import PULinearModel
 from .known_duplicates import LabelledPictures
 from .query_comparison import QueryComparison
 from .ranking import in_order, top_rows

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
+from ..labels.labels import TWIN_COSINE, Labels, open_labels
 from ..neighbours.whitening import Whitening
 from ..progress import Progress, Silent
-from ..pu.labels import TWIN_COSINE, Labels, open_labels
 from . import mmr
 from .known_duplicates import duplicates_of
 from .ranking import Ranking, in_order, top_rows
@@ -21,7 +21,7 @@ from .similarity import Similarity
 
 if TYPE_CHECKING:
     from ..cache.row_range import Workers
-    from ..pu.linear_model import PULinearModel
+    from ..training.linear_model import PULinearModel
 
 _GROWTH = 4  # factor by which more rows are scored where too few of them are unlabelled and new
 _SPARE = 1 << 12  # rows ranked beyond those wanted, as some may be duplicates of labelled ones

@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
+from ..labels.labels import Labels
 from ..progress import Progress
-from ..pu.labels import Labels
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from .scorer import Scorer
 from .similarity import Similarity
 
 if TYPE_CHECKING:
-    from ..pu.linear_model import PULinearModel
+    from ..training.linear_model import PULinearModel
 
 SCORERS = ("similarity", "classifier", "fused")
 
@@ -74,11 +74,11 @@ def _check_device(device: str) -> None:
 
 
 def _model_scorer(by: str | None, model: str | Path | PULinearModel, device: str) -> Scorer:
-    from ..pu.neighbour_scores import chosen_weight, reason
+    from ..scoring.neighbour_scores import chosen_weight, reason
     from .model_scorers import Fused, Margins
 
     if isinstance(model, str | Path):
-        from ..pu.linear_model import PULinearModel
+        from ..training.linear_model import PULinearModel
 
         model = PULinearModel.load(model)
     if by == "fused" or (by is None and chosen_weight(model)):

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
+from ..labels.labels import Labels
 from ..neighbours.backends import find_gpu
 from ..neighbours.whitening import Whitening
 from ..progress import Progress, Silent
-from ..pu.labels import Labels
 from .query_comparison import QueryComparison
 from .scorer import Scores
 

@@ -1,6 +1,6 @@
 """Labels of a session as a table, and tables of the review page taken into a session.
 
-Both have the format of the page's export, ``key,label,reviewed,digest``, which `pucache.pu.labels.Labels` reads.
+Both have the format of the page's export, ``key,label,reviewed,digest``, which `pucache.labels.labels.Labels` reads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import LabelError
-from ..pu.label_files import read_decisions, short_digest
+from ..labels.label_files import read_decisions, short_digest
 from ..storage.atomic import check_writable, replacing
 from ..storage.tables import read_table
 from .log_entries import Choice, Proposal

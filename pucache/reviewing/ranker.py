@@ -3,17 +3,18 @@ r"""Ranking of a pile by the labels of a sitting, made quickly and again and aga
 A linear head is trained on the known positives, the known negatives and a fixed sample of the other rows, along the
 directions of greatest variance (`pucache.reviewing.pile_features`), from where the last fit ended. Beside it a head
 for each fold is trained, which does not see the labels of that fold: its margins calibrate the scores, as in
-`pucache.pu.calibration`. Scores are log density ratios, to which neighbours add (`pucache.pu.neighbour_scores`)::
+`pucache.estimates.calibration`. Scores are log density ratios, to which neighbours add
+(`pucache.scoring.neighbour_scores`)::
 
     score  =  log f_P / f_N  +  weight * lg(W p)
 
-with the weight that `pucache.pu.neighbour_evidence` says by the positives labelled before the sitting, or by the first
-twenty or more where these are few. Later ones were found by the ranking, and with them neighbours would seem to add
-nothing.
+with the weight that `pucache.training.neighbour_evidence` says by the positives labelled before the sitting, or by
+the first twenty or more where these are few. Later ones were found by the ranking, and with them neighbours would
+seem to add nothing.
 
 Loss and penalty are fixed: cross-entropy in which the known positives weigh as much as all other rows. Known
-negatives have the share of the latter that `pucache.pu.review_weights` gives them. A choice of the penalty for each
-sitting found no more positives, and took ten times as long.
+negatives have the share of the latter that `pucache.estimates.review_weights` gives them. A choice of the penalty for
+each sitting found no more positives, and took ten times as long.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..devices import choose_device
+from ..estimates.calibration import Tilt, fit_tilt
+from ..estimates.review_weights import TrainingLabels
 from ..heads.design_matrix import DesignMatrix
-from ..heads.fitted import FittedHeads
+from ..heads.linear_heads import FittedHeads
 from ..heads.risks import PURisk
 from ..heads.soft_targets import fit_soft_targets
+from ..labels.labels import Labels
 from ..neighbours.graph import NeighbourGraph
 from ..neighbours.row_source import row_source
-from ..pu.calibration import Tilt, fit_tilt
-from ..pu.labels import Labels
-from ..pu.neighbour_choice import LEAST_POSITIVES, agreement_gains, held_out_gains
-from ..pu.neighbour_evidence import WEIGHTS, NeighbourEvidence
-from ..pu.propagation import LEAST_SHARE, neighbour_log_odds, probabilities
-from ..pu.review_weights import TrainingLabels
 from ..retrieval.similarity import Similarity
 from ..threads import limited_threads
+from ..training.neighbour_choice import LEAST_POSITIVES, agreement_gains, held_out_gains
+from ..training.neighbour_evidence import WEIGHTS, NeighbourEvidence
+from ..training.propagation import LEAST_SHARE, neighbour_log_odds, probabilities
 from .pile_features import PileFeatures
 from .ranking_folds import RankingFolds
 from .ranking_result import RankingResult
@@ -106,7 +107,7 @@ class Ranker:
         Parameters
         ----------
         s, reviewed : ndarray of int8, (n,)
-            As for `pucache.pu.labels.Labels`; at least one positive.
+            As for `pucache.labels.labels.Labels`; at least one positive.
 
         Returns
         -------
@@ -130,7 +131,7 @@ class Ranker:
         Parameters
         ----------
         s, reviewed : ndarray of int8, (n,)
-            As for `pucache.pu.labels.Labels`; at least one positive.
+            As for `pucache.labels.labels.Labels`; at least one positive.
         choose : bool, optional
             Whether to weigh the neighbours anew, which takes longer; by default where it is due.
 

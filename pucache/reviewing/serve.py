@@ -19,7 +19,7 @@ import numpy as np
 import uvicorn
 
 from ..cache.embedding_cache import CacheLike, open_cache
-from ..pu.labels import TWIN_COSINE, Labels
+from ..labels.labels import TWIN_COSINE, Labels
 from .app import Application
 from .next_images import NextImages
 from .pictures import Pictures

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..errors import SessionError, StaleDecisionError
-from ..pu.labels import TWIN_COSINE, Labels
+from ..labels.labels import TWIN_COSINE, Labels
 from .cache_match import image_of
 from .log_entries import Decision, Draw, Entry, Proposal, Stream
 from .log_records import Record
@@ -311,7 +311,7 @@ def open_session(
     Raises
     ------
     LabelError, CacheError
-        As `pucache.pu.labels.Labels.read`.
+        As `pucache.labels.labels.Labels.read`.
     SessionLockedError
         Another process runs the session.
     SessionError

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 
 from ..cache.embedding_cache import CacheLike
-from ..pu.audited_prior import AuditedHidden
-from ..pu.labels import Labels
+from ..estimates.audited_prior import AuditedHidden
+from ..labels.labels import Labels
 from .session import Session, read_session
 from .session_audit import audit
 

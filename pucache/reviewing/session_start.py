@@ -11,8 +11,8 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import SessionError
-from ..pu.label_files import name_first, read_decisions
-from ..pu.labels import Labels, open_labels
+from ..labels.label_files import name_first, read_decisions
+from ..labels.labels import Labels, open_labels
 from .cache_match import listed_images, rows_of
 from .decision_log import DecisionLog, is_unwritten
 from .log_entries import Choice, Decision, Entry
@@ -84,7 +84,7 @@ def labels_before(
     Raises
     ------
     LabelError
-        As `pucache.pu.labels.open_labels`.
+        As `pucache.labels.labels.open_labels`.
     """
     if positives is not None:
         return open_labels(cache, positives, negatives)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..pu.labels import Labels
+from ..labels.labels import Labels
 from .log_entries import Choice, Decision, Draw, Entry, Proposal, Stream
 from .twin_rows import Groups, inherited
 

@@ -85,7 +85,7 @@ class Trainer:
             Of the last entry of the log that the labels rest on; labels with a number that is not above that of all
             labels before are ignored.
         s, reviewed : ndarray of int8, (n,)
-            As for `pucache.pu.labels.Labels`. Without a positive there is nothing to train on.
+            As for `pucache.labels.labels.Labels`. Without a positive there is nothing to train on.
         """
         job = Job.of(serial, s, reviewed)
         with self._lock:

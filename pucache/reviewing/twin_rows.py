@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..pu.labels import Labels
+from ..labels.labels import Labels
 
 
 class Groups:

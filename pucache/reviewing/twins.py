@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
-from ..pu import near_duplicates
+from ..labels import near_duplicates
 from ..storage.atomic import replacing
 from ..storage.rows import RowMatrix, take_rows
 

@@ -64,8 +64,8 @@ def test_intervals_are_held_against_the_truth(at, monkeypatch):
     monkeypatch.setattr(prior_piles, "held_out", lambda *arguments, **named: pile)
     found = constants.measure_intervals(at, 100, 1)["intervals"]
     assert list(found) == [constants.AS_IT_IS, *(one.label(value) for one, value in variants(INTERVAL))]
-    wider = found["pu.priors.ERROR_BELOW = 0.6"]["width"]
-    assert wider > found[constants.AS_IT_IS]["width"] > found["pu.priors.ERROR_BELOW = 0"]["width"]
+    wider = found["estimates.priors.ERROR_BELOW = 0.6"]["width"]
+    assert wider > found[constants.AS_IT_IS]["width"] > found["estimates.priors.ERROR_BELOW = 0"]["width"]
 
 
 def few(monkeypatch, *names):
@@ -85,7 +85,7 @@ def test_fits_and_sittings_are_measured_and_stand_on_the_page(at, monkeypatch):
     assert all(0 < count <= 30 for count in sittings[0]["found"].values())
     cells = {"fits": 2 * fits, "intervals": [], "sittings": sittings}
     text = constants_page.page(cells, kept)
-    assert "| `pu.penalty_choice._FLOOR` |" in text and "± 0.0000 |" in text and "nan" not in text
+    assert "| `training.penalty._FLOOR` |" in text and "± 0.0000 |" in text and "nan" not in text
     assert "## Intervals\n\nNot measured." in text and " of 2 |" in text
 
 

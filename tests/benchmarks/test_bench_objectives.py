@@ -20,9 +20,9 @@ from benchmarks.quality.objective_methods import (
     balanced,
     trusted,
 )
-from pucache.heads.fit import fit_heads
 from pucache.heads.moments import Moments
-from pucache.pu.folds import assign_folds
+from pucache.heads.solve import fit_heads
+from pucache.labels.folds import assign_folds
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 P, U, DIM = 30, 400, 6

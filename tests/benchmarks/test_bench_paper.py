@@ -18,8 +18,8 @@ from benchmarks.paper import rows as paper_rows
 from benchmarks.paper import tables as paper
 from benchmarks.paper.published import BALANCED, RESULTS, TEN
 from pucache.errors import SourceError
-from pucache.heads.fit import fit_heads
 from pucache.heads.risks import PURisk
+from pucache.heads.solve import fit_heads
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 

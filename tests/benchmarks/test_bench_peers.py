@@ -14,8 +14,8 @@ from benchmarks.peers import page as peers_page
 from benchmarks.peers.learners import DEFAULT, ONE_FIT, SIGHT, WITH_SHARE, Learner, Truth
 from benchmarks.peers.verdicts import FIGURES, Side, behind, verdict
 from benchmarks.quality import suite
-from pucache.heads.fit import fit_heads
 from pucache.heads.risks import PURisk
+from pucache.heads.solve import fit_heads
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ from helpers.planted import planted, write_cache
 
 from benchmarks.quality import review, review_page
 from benchmarks.quality.review_arms import ARMS, Pile, Until, clusters_in_turn, growing, rounds, sitting
+from pucache.labels.labels import Labels
 from pucache.neighbours.graph import cached_graph
-from pucache.pu.labels import Labels
 from pucache.reviewing.ranking_result import RankingResult
 from pucache.reviewing.session import open_session
 

@@ -13,9 +13,9 @@ from pucache.embedding.embed import EmbedOptions, run_embedding
 from pucache.errors import CacheError, CacheLockedError, OutputError, SourceError
 from pucache.images.source import open_source
 from pucache.progress import Silent
-from pucache.pu.classifier import PULinearClassifier
-from pucache.pu.score import score
+from pucache.scoring.score import score
 from pucache.storage import retries
+from pucache.training.sklearn_classifier import PULinearClassifier
 
 CACHE, SCORES = "s3://bucket/made/cache.h5", "s3://bucket/made/scores.csv"
 pytestmark = pytest.mark.usefixtures("one_thread", "fixed_time", "store")

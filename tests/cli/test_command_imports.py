@@ -11,7 +11,7 @@ from helpers.planted import planted, write_cache
 from helpers.slow import slow
 
 from pucache.neighbours.graph import cached_graph
-from pucache.pu.classifier import PULinearClassifier
+from pucache.training.sklearn_classifier import PULinearClassifier
 
 LARGE = {"torch", "torchvision", "timm", "sklearn", "matplotlib", "faiss", "h5py", "ray", "openvino"}
 RUN = f"""

@@ -31,7 +31,7 @@ from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cli import progress
 from pucache.cli.main import main
 from pucache.errors import CacheError
-from pucache.pu.classifier import PULinearClassifier
+from pucache.training.sklearn_classifier import PULinearClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

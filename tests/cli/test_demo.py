@@ -11,7 +11,7 @@ from pucache import demonstration
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cli.demo import _lines
 from pucache.cli.main import main
-from pucache.pu.classifier import PULinearClassifier
+from pucache.training.sklearn_classifier import PULinearClassifier
 
 SHARES = {("labelled", True): 15, ("hidden", True): 12, ("rest", False): 103, ("new", True): 12, ("new", False): 48}
 FILES = (

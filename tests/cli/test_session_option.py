@@ -13,7 +13,7 @@ from helpers.slow import slow
 
 import pucache
 from pucache.cli.main import main
-from pucache.pu.labels import Labels
+from pucache.labels.labels import Labels
 from pucache.reviewing.export import write_reviewed
 from pucache.reviewing.log_entries import Choice, Stream
 from pucache.reviewing.session import open_session, read_session

@@ -17,16 +17,16 @@ from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.heads import device_rows
 from pucache.heads.cross_entropy import CrossEntropyObjective
 from pucache.heads.design_matrix import DesignMatrix
-from pucache.heads.fit import fit_heads
 from pucache.heads.full_batch import RiskObjective
 from pucache.heads.minibatch import SGDSettings
 from pucache.heads.problem import HeadProblem
 from pucache.heads.risks import RISKS, PURisk
 from pucache.heads.second_moments import SecondMoments
 from pucache.heads.soft_targets import fit_soft_targets
+from pucache.heads.solve import fit_heads
 from pucache.progress import Silent
-from pucache.pu.data import PUData
-from pucache.pu.train import train_pu
+from pucache.training.labelled_cache import PUData
+from pucache.training.train_on_cache import train_pu
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, on which test_gpu.py runs"),

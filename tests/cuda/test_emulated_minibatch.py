@@ -11,11 +11,11 @@ from helpers.slow import slow
 
 from pucache.heads import minibatch, minibatch_rounds
 from pucache.heads.design_matrix import DesignMatrix
-from pucache.heads.fit import fit_heads
 from pucache.heads.minibatch import SGDSettings
 from pucache.heads.minibatch_rounds import Rounds
 from pucache.heads.problem import HeadProblem
 from pucache.heads.risks import RISKS, PURisk
+from pucache.heads.solve import fit_heads
 from pucache.progress import Silent
 
 pytestmark = [

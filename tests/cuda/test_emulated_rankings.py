@@ -13,6 +13,7 @@ from hypothesis.extra.numpy import arrays
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.heads.device_rows import upload
+from pucache.labels.labels import Labels
 from pucache.neighbours import cell_search, device_pile
 from pucache.neighbours.ann_index import open_or_build
 from pucache.neighbours.device_search import DeviceSearch, host_lists, ordered_keys, rows_of, values_of
@@ -23,13 +24,12 @@ from pucache.neighbours.knn import RowSearch
 from pucache.neighbours.pile_search import NeighbourSearch, query_neighbours
 from pucache.neighbours.row_source import row_source
 from pucache.neighbours.whitening import Whitening
-from pucache.pu.labels import Labels
-from pucache.pu.pile_scores import Pile
-from pucache.pu.train import train_pu
 from pucache.retrieval.indexed_similarity import IndexedSimilarity
 from pucache.retrieval.model_scorers import Fused
 from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.similarity import SIMILARITIES, Similarity
+from pucache.scoring.pile_scores import Pile
+from pucache.training.train_on_cache import train_pu
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, on which test_gpu.py runs"),
@@ -244,7 +244,7 @@ def test_a_pile_is_uploaded_once_for_all_queries_and_a_block_of_these_waits_once
 
 
 def test_scores_with_the_neighbours_of_a_pile_are_those_of_the_cpu(rows, cache, tmp_path, monkeypatch):
-    monkeypatch.setattr("pucache.pu.pile_scores._VALUES_AT_ONCE", 100 * D)
+    monkeypatch.setattr("pucache.scoring.pile_scores._VALUES_AT_ONCE", 100 * D)
     model = with_neighbours(train_pu(cache, rows[1], device="cpu"), 2.0)
     new = write_cache(tmp_path / "new.h5", rows[0][:300] + np.float16(0.1))
     pile = Pile.of(model, cache)

@@ -6,10 +6,10 @@ import torch
 from helpers.planted import planted
 
 from pucache.heads import minibatch
-from pucache.heads.fit import fit_heads
 from pucache.heads.minibatch import SGDSettings
 from pucache.heads.minibatch_rows import Lag
 from pucache.heads.risks import RISKS, PURisk
+from pucache.heads.solve import fit_heads
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),

@@ -22,8 +22,8 @@ from fuzz.target import Target
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.importing import import_embeddings
 from pucache.errors import CacheError, EncoderError, ModelError
-from pucache.pu import model_file
-from pucache.pu.classifier import PULinearClassifier
+from pucache.training import model_file
+from pucache.training.sklearn_classifier import PULinearClassifier
 
 MARKER = Path(tempfile.gettempdir(), "pucache-fuzz-code-was-run")
 

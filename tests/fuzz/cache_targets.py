@@ -26,10 +26,10 @@ from pucache.cache.writer import Rows
 from pucache.embedding.embed import EmbedOptions, run_embedding
 from pucache.errors import CacheError, LabelError, ModelError, OutputError
 from pucache.images.source import open_source
-from pucache.pu.classifier import PULinearClassifier
-from pucache.pu.label_files import find_keys
-from pucache.pu.score import score
-from pucache.pu.score_tables import read_scores
+from pucache.labels.label_files import find_keys
+from pucache.scoring.score import score
+from pucache.scoring.score_tables import read_scores
+from pucache.training.sklearn_classifier import PULinearClassifier
 
 
 def check_cache(sample: str, data: bytes, folder: Path) -> str:

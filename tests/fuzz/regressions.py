@@ -11,7 +11,7 @@ import numpy as np
 
 from fuzz.array_targets import models
 from fuzz.cache_samples import KEYS, caches, written
-from pucache.pu import model_file
+from pucache.training import model_file
 
 
 def regressions() -> dict[str, dict[str, bytes]]:

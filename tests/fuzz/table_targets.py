@@ -14,9 +14,9 @@ from fuzz.readers import Malformed, lines, matches, table
 from fuzz.target import Target
 from pucache.cache.keys import Keys, encode_keys
 from pucache.errors import LabelError
-from pucache.pu.evaluate import evaluate
-from pucache.pu.label_files import find_keys, read_truth
-from pucache.pu.score_tables import COLUMNS, read_scores
+from pucache.labels.label_files import find_keys, read_truth
+from pucache.scoring.evaluate import evaluate
+from pucache.scoring.score_tables import COLUMNS, read_scores
 
 _NAMES = ["a.png", "b/c.png", "b/é.png", "b/d/e.png", 'odd, "name".png', "=cmd()", " space ", "line\nend.png"]
 KEYS = sorted([*_NAMES, "a" * 60, "a/" * 12 + "a.png"], key=str.encode)

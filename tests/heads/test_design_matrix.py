@@ -4,7 +4,7 @@ import torch
 
 from pucache.heads import design_matrix
 from pucache.heads.design_matrix import DesignMatrix, RowBlocks
-from pucache.heads.fitted import FittedHeads
+from pucache.heads.linear_heads import FittedHeads
 from pucache.heads.moments import Moments
 from pucache.storage import rows as storage_rows
 

@@ -9,10 +9,10 @@ from sklearn.linear_model import LogisticRegression
 
 from pucache.heads import design_matrix, full_batch, loss_sums
 from pucache.heads.design_matrix import DesignMatrix
-from pucache.heads.fit import fit_heads
 from pucache.heads.moments import Moments
 from pucache.heads.problem import HeadProblem
 from pucache.heads.risks import PURisk
+from pucache.heads.solve import fit_heads
 from pucache.progress import Silent
 from pucache.storage import rows as storage_rows
 from pucache.threads import worker_threads

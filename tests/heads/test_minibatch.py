@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from pucache.heads import minibatch
 from pucache.heads.design_matrix import DesignMatrix
-from pucache.heads.fit import fit_heads
 from pucache.heads.minibatch import SGDSettings
 from pucache.heads.moments import Moments
 from pucache.heads.problem import HeadProblem
 from pucache.heads.risks import PURisk
+from pucache.heads.solve import fit_heads
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N, D = 300, 6

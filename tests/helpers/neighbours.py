@@ -5,8 +5,8 @@ import copy
 import numpy as np
 from scipy.special import expit, logit
 
-from pucache.pu.calibration import Tilt
-from pucache.pu.neighbour_evidence import NeighbourEvidence, NeighbourSettings
+from pucache.estimates.calibration import Tilt
+from pucache.training.neighbour_evidence import NeighbourEvidence, NeighbourSettings
 
 from . import plain
 

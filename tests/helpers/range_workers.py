@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from pucache.devices import cores
-from pucache.pu.linear_model import PULinearModel
+from pucache.training.linear_model import PULinearModel
 
 
 class InProcess:

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import CacheError, OutputError
+from pucache.labels.labels import Labels
 from pucache.neighbours import ann_index, ann_index_file, index_memory, index_tuning, product_codes
 from pucache.neighbours.ann_index import KINDS, Index, open_or_build
 from pucache.neighbours.ann_index_file import index_path, read_index
 from pucache.neighbours.index_tuning import RECALL, RECALL_AT
 from pucache.neighbours.whitening import Whitening
-from pucache.pu.labels import Labels
 from pucache.retrieval.indexed_similarity import IndexedSimilarity
 from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.similarity import Similarity

@@ -8,7 +8,7 @@ from helpers.slow import slow
 from pucache.pages import background_map, report_page
 from pucache.pages.background_map import BackgroundMap
 from pucache.pages.embedding_map import embedding_map
-from pucache.pu.train import train_pu
+from pucache.training.train_on_cache import train_pu
 
 ROWS = np.arange(0, 90, 3)
 

@@ -20,15 +20,15 @@ from pucache.cache.writer import Rows, write_file
 from pucache.cli.main import main
 from pucache.encoders.spec import EncoderSpec
 from pucache.errors import LabelError, ModelError, OutputError, SourceError
+from pucache.estimates.calibration import LEAST
+from pucache.estimates.label_requirements import LabelCount
+from pucache.estimates.priors import PriorEstimate
 from pucache.pages import report_page, report_text
 from pucache.pages.report_data import prepare
 from pucache.pages.report_galleries import probability, visible
-from pucache.pu.calibration import LEAST
-from pucache.pu.classifier import PULinearClassifier
-from pucache.pu.data import PUData
-from pucache.pu.label_requirements import LabelCount
-from pucache.pu.priors import PriorEstimate
-from pucache.pu.train import train_pu
+from pucache.training.labelled_cache import PUData
+from pucache.training.sklearn_classifier import PULinearClassifier
+from pucache.training.train_on_cache import train_pu
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

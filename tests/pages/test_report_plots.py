@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from helpers.slow import slow
 
+from pucache.estimates.calibration import fit_tilt
+from pucache.estimates.priors import PriorEstimate
 from pucache.pages import report_plots, report_statistics
 from pucache.pages.report_statistics import HeldOut
-from pucache.pu.calibration import fit_tilt
-from pucache.pu.prior_sweep import Sweep, SweepRow
-from pucache.pu.priors import PriorEstimate
+from pucache.training.prior_sweep import Sweep, SweepRow
 
 
 def sweep_row(prior, **true):

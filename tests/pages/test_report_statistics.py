@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from sklearn.metrics import precision_recall_curve
 
+from pucache.estimates.calibration import fit_tilt
+from pucache.estimates.metrics import from_pu, with_labels
 from pucache.pages import report_statistics
 from pucache.pages.report_statistics import HeldOut
-from pucache.pu.calibration import fit_tilt
-from pucache.pu.metrics import from_pu, with_labels
 
 
 def normal_margins(p=60, u=900, prior=0.2, truth=True, seed=0):

@@ -18,9 +18,9 @@ from playwright.sync_api import expect
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import OutputError, SourceError
+from pucache.labels.label_files import short_digest
+from pucache.labels.labels import Labels
 from pucache.pages.review_page import ReviewPage, write_review_page
-from pucache.pu.label_files import short_digest
-from pucache.pu.labels import Labels
 from pucache.retrieval.ranking import Ranking
 from pucache.storage.tables import read_table
 

@@ -8,9 +8,9 @@ from helpers.range_workers import InProcess
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import CacheError
-from pucache.pu.classifier import PULinearClassifier
-from pucache.pu.labels import Labels
+from pucache.labels.labels import Labels
 from pucache.retrieval.retrieve import retrieve_positives
+from pucache.training.sklearn_classifier import PULinearClassifier
 
 N, D = 900, 6
 X, S, Y = planted(N, d=D, labelled=40)

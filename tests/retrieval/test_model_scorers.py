@@ -9,12 +9,12 @@ from helpers.planted import planted, write_cache
 from helpers.tiny import tiny_encoder
 
 from pucache.errors import CacheError, ModelError
-from pucache.pu.classifier import PULinearClassifier
-from pucache.pu.labels import Labels
+from pucache.labels.labels import Labels
 from pucache.retrieval import model_scorers
 from pucache.retrieval.model_scorers import Fused, Margins
 from pucache.retrieval.retrieve import rank_unlabelled, retrieve_positives
 from pucache.retrieval.scorer_choice import ScorerOptions, choose_scorer
+from pucache.training.sklearn_classifier import PULinearClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N = 300

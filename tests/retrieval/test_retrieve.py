@@ -8,16 +8,16 @@ from helpers.slow import slow
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import CacheError, LabelError, OutputError
+from pucache.labels.label_files import find_keys
+from pucache.labels.labels import Labels
 from pucache.progress import Silent
-from pucache.pu.classifier import PULinearClassifier
-from pucache.pu.label_files import find_keys
-from pucache.pu.labels import Labels
 from pucache.retrieval.indexed_similarity import IndexedSimilarity
 from pucache.retrieval.mmr import select_diverse
 from pucache.retrieval.model_scorers import Fused, Margins
 from pucache.retrieval.ranking import Ranking
 from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.similarity import SIMILARITIES, Similarity
+from pucache.training.sklearn_classifier import PULinearClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N = 300

@@ -3,7 +3,7 @@ import pytest
 from helpers import plain
 from helpers.planted import planted, write_cache
 
-from pucache.pu.labels import Labels
+from pucache.labels.labels import Labels
 from pucache.retrieval.similarity import SIMILARITIES, TOP, Similarity
 
 N = 300

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pucache.errors import LabelError, OutputError
+from pucache.labels.label_files import short_digest
+from pucache.labels.labels import Labels
 from pucache.pages.review_page import write_review_page
-from pucache.pu.label_files import short_digest
-from pucache.pu.labels import Labels
 from pucache.retrieval.ranking import Ranking
 from pucache.reviewing.export import ImportCounts, import_reviewed, write_reviewed
 from pucache.reviewing.log_entries import Choice, Stream

@@ -5,10 +5,10 @@ import pytest
 from helpers.neighbourhoods import clusters, cut_across
 from scipy.stats import spearmanr
 
-from pucache.heads.fit import fit_heads
+from pucache.estimates.review_weights import TrainingLabels
 from pucache.heads.risks import PURisk
+from pucache.heads.solve import fit_heads
 from pucache.neighbours.graph import neighbour_graph
-from pucache.pu.review_weights import TrainingLabels
 from pucache.reviewing import ranker as ranker_module
 from pucache.reviewing.ranker import Ranker
 from pucache.reviewing.ranking_folds import RankingFolds

@@ -8,10 +8,10 @@ from helpers.sessions import decide
 from helpers.sittings import ReviewProcess, pictured_pile
 
 from pucache.cli.main import main
-from pucache.pu.linear_model import PULinearModel
 from pucache.reviewing import serve
 from pucache.reviewing.log_entries import Choice
 from pucache.reviewing.session import open_session
+from pucache.training.linear_model import PULinearModel
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import LabelError, SessionError, SessionLockedError, StaleDecisionError
-from pucache.pu.labels import Labels
+from pucache.labels.labels import Labels
 from pucache.reviewing.audit_log import replay
 from pucache.reviewing.log_entries import Choice, Decision, Draw, Proposal, Stream
 from pucache.reviewing.session import open_session, read_session

@@ -12,10 +12,10 @@ from helpers.range_workers import Deadly
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cli.main import main
 from pucache.errors import CacheError, EngineError
-from pucache.pu.linear_model import PULinearModel
-from pucache.pu.score import score
 from pucache.retrieval.retrieve import retrieve_positives
 from pucache.scaling.workers import RayWorkers, TaskRules
+from pucache.scoring.score import score
+from pucache.training.linear_model import PULinearModel
 
 X, S, _ = planted(3000, d=8, labelled=60)
 
@@ -29,7 +29,7 @@ def workers(cluster):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A cache in three shards, labels and a model."""
-    from pucache.pu.classifier import PULinearClassifier
+    from pucache.training.sklearn_classifier import PULinearClassifier
 
     folder = tmp_path_factory.mktemp("cluster")
     (folder / "shards").mkdir()

@@ -1,0 +1,263 @@
+r"""Intervals of the figures that are estimated without negatives (`pucache.estimates.metrics.from_pu`).
+
+The unlabelled rows U are all there are, so counts of them have no error. Two things are unknown:
+
+- **Where the positives' margins lie.** The labelled positives P are a sample of it. A draw of the distribution
+  weights the margins of P by a Dirichlet distribution (the Bayesian bootstrap, Rubin 1981), with two further margins
+  of weight 1: one drawn from the rows of U above the threshold, and one from those below. So recall has the posterior
+  Beta(wk + 1, w(n - k) + 1) of a uniform prior for k of n positives above the threshold, which keeps its coverage next
+  to 0 and 1. Each row of P has a weight w = 0.8 rather than 1, because threshold and penalty were chosen on the same
+  margins: with few labels the threshold often lies just below the lowest of them.
+- **The prior.** Each draw has a prior from its interval, normal in log odds to either side of the estimate.
+
+A draw gives recall r and prior q, so that q * r of U are positives above the threshold. At most all rows of U above it
+can be. The quantiles of the figures over the draws are the ends of their intervals. No head is refitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.special import expit, logit, ndtri
+
+from .calibration import LEAST, MOST
+from .label_requirements import LabelCount, figure
+from .metrics import from_pu
+
+if TYPE_CHECKING:
+    from .priors import PriorEstimate
+
+LEVEL = 0.9  # nominal coverage, as of the prior's interval
+WITH_INTERVAL = ("pauc", "auc", "recall", "precision", "f1", "false_positive_rate", "accuracy")
+POINTS = (*WITH_INTERVAL, "upu_risk", "nnpu_risk")  # figures that need the labels, unlike counts of U
+_WITHOUT_PRIOR = ("pauc", "recall")
+_DRAWS = 2000
+_ROW_WEIGHT = 0.8  # of a labelled row; with 1, 90 % intervals of recall held the truth in 84 % of 106 sets
+_MAX_BINS = 256  # of the margins of P; many labelled positives are drawn in bins
+
+
+@dataclass(frozen=True)
+class PriorRange:
+    """A prior with its interval.
+
+    Attributes
+    ----------
+    prior : float
+    low, high : float
+        Ends of the interval of coverage `LEVEL`; both equal `prior` where the prior is given.
+    """
+
+    prior: float
+    low: float
+    high: float
+
+    def draw(self, generator: np.random.Generator, count: int) -> np.ndarray:
+        """Draw priors.
+
+        In log odds, the distance from `prior` is normal to either side, and a share (1 - `LEVEL`) / 2 of the draws
+        lies beyond either end.
+
+        Parameters
+        ----------
+        generator : numpy.random.Generator
+        count : int
+
+        Returns
+        -------
+        ndarray of float64, (count,)
+        """
+        low, high = max(self.low, LEAST), min(self.high, MOST)
+        low, centre, high = logit([low, min(max(self.prior, low), high), high])
+        steps = generator.standard_normal(count) / ndtri((1 + LEVEL) / 2)
+        drawn = centre + np.where(steps > 0, high - centre, centre - low) * steps
+        return np.asarray(np.clip(expit(drawn), LEAST, MOST))
+
+
+def intervals_from_pu(
+    margins: np.ndarray, s: np.ndarray, prior: PriorRange, threshold: float, *, seed: int = 0
+) -> dict[str, tuple[float, float]]:
+    """Intervals of figures among the unlabelled rows.
+
+    Parameters
+    ----------
+    margins : ndarray, (n,)
+        Held out: each from a head that did not see the row.
+    s : ndarray of 0 and 1, (n,)
+    prior : PriorRange
+    threshold : float
+        Rows with a margin above it are called positive.
+    seed : int
+        Of the draws.
+
+    Returns
+    -------
+    dict of str to (float, float)
+        Ends of the interval of coverage `LEVEL` for each name in `WITH_INTERVAL`.
+    """
+    margins = np.asarray(margins, np.float64)
+    generator = np.random.default_rng(seed)
+    unlabelled = np.sort(margins[s == 0])
+    called_share = float(np.mean(unlabelled > threshold))
+    drawn = _draw_positives(margins[s == 1], unlabelled, threshold, generator)
+    figures = _figures(*drawn, prior.draw(generator, _DRAWS), called_share, len(unlabelled), generator)
+    ends = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+    return {name: _ends(np.quantile(values, ends)) for name, values in figures.items()}
+
+
+def _ends(quantiles: np.ndarray) -> tuple[float, float]:
+    low, high = quantiles.tolist()
+    return low, high
+
+
+def _draw_positives(
+    positive: np.ndarray, unlabelled: np.ndarray, threshold: float, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Recall and PAUC of draws of the positives' distribution, (B,) each; `unlabelled` ascends."""
+    positive = np.sort(positive)
+    placement = (np.searchsorted(unlabelled, positive, "left") + np.searchsorted(unlabelled, positive, "right")) / 2
+    cut = int(np.searchsorted(positive, threshold, "right"))
+    starts = np.unique(np.concatenate([_bin_starts(0, cut), _bin_starts(cut, len(positive))]))
+    rows = np.diff(starts, append=len(positive))
+    weights = generator.standard_gamma(_ROW_WEIGHT * rows, (_DRAWS, len(rows)))  # (B, bins)
+    below, above = generator.standard_gamma(1.0, (2, _DRAWS))
+    total = weights.sum(1) + below + above
+    recall = (weights @ (starts >= cut) + above) / total
+    threshold_placement = np.searchsorted(unlabelled, threshold, "right") / len(unlabelled)
+    drawn_below, drawn_above = generator.random((2, _DRAWS))
+    pauc = weights @ (np.add.reduceat(placement, starts) / rows / len(unlabelled))
+    pauc += below * threshold_placement * drawn_below
+    pauc += above * (threshold_placement + (1 - threshold_placement) * drawn_above)
+    return recall, pauc / total
+
+
+def _bin_starts(first: int, last: int) -> np.ndarray:
+    count = min(last - first, _MAX_BINS // 2)
+    return np.linspace(first, last, count + 1)[:-1].astype(np.int64)
+
+
+def _figures(
+    recall: np.ndarray,
+    pauc: np.ndarray,
+    prior: np.ndarray,
+    called_share: float,
+    unlabelled: int,
+    generator: np.random.Generator,
+) -> dict[str, np.ndarray]:
+    """Figures of each draw, (B,); `called_share` of the `unlabelled` rows lie above the threshold."""
+    hidden = np.maximum(1, np.round(prior * unlabelled)).astype(np.int64)
+    recall = generator.binomial(hidden, np.clip(recall, 0, 1)) / hidden  # of the positives hidden here
+    hits = np.minimum(prior * recall, called_share)  # as a share of U
+    false_positive_rate = np.clip((called_share - hits) / (1 - prior), 0, 1)
+    return {
+        "pauc": pauc,
+        "auc": np.clip((pauc - prior / 2) / (1 - prior), 0, 1),
+        "recall": recall,
+        "precision": hits / called_share if called_share else np.zeros_like(hits),
+        "f1": 2 * hits / (prior + called_share),
+        "false_positive_rate": false_positive_rate,
+        "accuracy": hits + (1 - prior) * (1 - false_positive_rate),
+    }
+
+
+def stated_estimates(
+    margins: np.ndarray,
+    s: np.ndarray,
+    *,
+    labels: LabelCount,
+    prior: float,
+    prior_range: PriorRange | None,
+    threshold: float,
+    seed: int = 0,
+) -> dict[str, float | int | str | None]:
+    """Estimate the figures of `from_pu`, as far as the labels allow.
+
+    Parameters
+    ----------
+    margins, s
+        As for `intervals_from_pu`.
+    labels : LabelCount
+    prior : float
+    prior_range : PriorRange or None
+        None: the prior has no interval, and neither have the figures that depend on it.
+    threshold, seed
+        As for `intervals_from_pu`.
+
+    Returns
+    -------
+    dict
+        Figures of `from_pu`; ``NAME_low`` and ``NAME_high`` for each NAME in `WITH_INTERVAL`; ``labels``, the number
+        of labels. None stands for what the labels are too few for: see `pucache.estimates.label_requirements`.
+    """
+    figures: dict[str, float | int | str | None] = dict(from_pu(margins, s, prior, threshold))
+    ends: dict[str, float | None] = dict.fromkeys(f"{name}_{end}" for name in WITH_INTERVAL for end in ("low", "high"))
+    if labels.has_estimates:
+        intervals = intervals_from_pu(margins, s, prior_range or PriorRange(prior, prior, prior), threshold, seed=seed)
+        for name in WITH_INTERVAL if prior_range else _WITHOUT_PRIOR:
+            low, high = intervals[name]
+            point = float(figures[name] or 0.0)
+            ends |= {f"{name}_low": min(low, point), f"{name}_high": max(high, point)}
+    else:
+        figures["collapsed"] = None
+    if not labels.has_points:
+        figures |= dict.fromkeys(POINTS)
+    return figures | ends | {"labels": labels.labels}
+
+
+def prior_range(prior: float, estimate: PriorEstimate | None) -> PriorRange | None:
+    """The prior of a model with its interval.
+
+    Parameters
+    ----------
+    prior : float
+    estimate : PriorEstimate or None
+        None where the prior is given.
+
+    Returns
+    -------
+    PriorRange or None
+        None where the estimate has no interval.
+    """
+    if estimate is None:
+        return PriorRange(prior, prior, prior)
+    if estimate.low <= 0 and estimate.high >= 1:
+        return None
+    return PriorRange(prior, estimate.low, estimate.high)
+
+
+def interval_of(estimates: Mapping[str, Any], name: str) -> tuple[float, float] | None:
+    """Interval of one figure.
+
+    Parameters
+    ----------
+    estimates : mapping
+        Result of `stated_estimates`.
+    name : str
+        Of the figure.
+
+    Returns
+    -------
+    (float, float) or None
+        None where there is none.
+    """
+    low, high = estimates.get(f"{name}_low"), estimates.get(f"{name}_high")
+    return None if low is None or high is None else (low, high)
+
+
+def stated_text(estimates: Mapping[str, Any], name: str) -> str:
+    """Write one figure with its interval, as `pucache.estimates.label_requirements.figure` does.
+
+    Parameters
+    ----------
+    estimates : mapping
+        Result of `stated_estimates`.
+    name : str
+        Of the figure.
+
+    Returns
+    -------
+    str
+    """
+    return figure(estimates[name], interval_of(estimates, name))

@@ -1,0 +1,144 @@
+"""Decision thresholds: the margin above which a row is called positive.
+
+Precision and recall are expected values under the calibrated posterior (`pucache.estimates.calibration.Tilt`); no
+true label is needed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .calibration import Tilt
+
+_TINY = 1e-300  # keeps divisions by zero finite
+
+
+def choose_threshold(tilt: Tilt, margins: np.ndarray, rule: str | float, share: float) -> float:
+    """Choose the margin above which a row is called positive.
+
+    Parameters
+    ----------
+    tilt : Tilt
+    margins : ndarray, (u,)
+        Held-out margins of the unlabelled rows, reweighted to the `share` of positives.
+    rule : str or float
+        ``f1``: greatest expected F1. ``precision=P``: the lowest threshold with an expected precision
+        of at least P. ``recall=R``: the highest threshold with an expected recall of at least R. A
+        number is the margin itself.
+    share : float
+        Share of positives where the decisions are made, in (0, 1).
+
+    Returns
+    -------
+    float
+        Where no threshold reaches the precision, a margin above all `margins`.
+
+    Raises
+    ------
+    ValueError
+        Unknown rule, or a target outside (0, 1].
+    """
+    kind, target = parse_rule(rule)
+    if kind == "margin":
+        return target
+    if kind == "f1" and tilt.prior * len(margins) < 1:  # less than one positive expected: nothing to balance
+        return tilt.margin(0.5, share)
+    m = np.sort(margins)[::-1].astype(np.float64)
+    last = np.append(np.flatnonzero(np.diff(m)), len(m) - 1)  # rows with equal margins are called together
+    recall, precision = (values[last] for values in expected_recall_precision(tilt, m, share))
+    m = m[last]
+    if kind == "f1":
+        cut = int(np.argmax(2 * precision * recall / np.maximum(precision + recall, _TINY)))
+    elif kind == "recall":
+        cut = int(np.searchsorted(recall, target * (1 - 1e-12)))
+    else:
+        best_from_here_on = np.maximum.accumulate(precision[::-1])[::-1]
+        reaching = np.flatnonzero(best_from_here_on >= target)
+        if not len(reaching):
+            return float(np.nextafter(np.float32(m[0]), np.float32(np.inf)))
+        cut = int(reaching[-1])
+    return _between(m, min(cut, len(m) - 1))
+
+
+def near_share(threshold: float, margins: np.ndarray, share: float) -> float:
+    """Move a threshold so that between half and twice a share of the rows lie above it.
+
+    With one label the calibration calls hardly any row positive, and with two it often calls all. On 24 piles
+    with 1 to 9 labels this bound raised the mean F1 from 0.30 to 0.34.
+
+    Parameters
+    ----------
+    threshold : float
+        As chosen by the calibration.
+    margins : ndarray, (u,)
+        Held-out margins of the unlabelled rows.
+    share : float
+        Assumed share of positives among the rows, in (0, 1).
+
+    Returns
+    -------
+    float
+    """
+    m = np.sort(margins)[::-1].astype(np.float64)
+    fewest, most = (min(len(m) - 1, max(0, round(share * len(m) * factor) - 1)) for factor in (0.5, 2.0))
+    return float(np.clip(threshold, _between(m, most), _between(m, fewest)))
+
+
+def _between(m: np.ndarray, cut: int) -> float:
+    """A margin below m[cut] and not below m[cut + 1]; m (u,) falls strictly."""
+    just_below = np.nextafter(np.float32(m[cut]), np.float32(-np.inf))  # margins are float32
+    return float(just_below if cut == len(m) - 1 else min(just_below, np.float32((m[cut] + m[cut + 1]) / 2)))
+
+
+def parse_rule(rule: str | float) -> tuple[str, float]:
+    """Split a threshold rule into its kind and its target.
+
+    Parameters
+    ----------
+    rule : str or float
+        As for `choose_threshold`.
+
+    Returns
+    -------
+    kind : {"f1", "precision", "recall", "margin"}
+    target : float
+        0 for ``f1``.
+
+    Raises
+    ------
+    ValueError
+        Any other rule.
+    """
+    kind, equals, target = str(rule).partition("=")
+    try:
+        if kind == "f1" and not equals:
+            return "f1", 0.0
+        if kind in ("precision", "recall") and 0 < float(target) <= 1:
+            return kind, float(target)
+        if not equals and np.isfinite(float(kind)):
+            return "margin", float(kind)
+    except ValueError:
+        pass
+    raise ValueError(f"threshold must be f1, precision=P or recall=R with P, R in (0, 1], or a margin; got {rule!r}")
+
+
+def expected_recall_precision(tilt: Tilt, margins: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """Expected recall and precision when the first row, the first two, ..., all rows are called positive.
+
+    Parameters
+    ----------
+    tilt : Tilt
+    margins : ndarray, (u,)
+        Of unlabelled rows, in descending order.
+    share : float
+        Share of positives where the decisions are made, in (0, 1).
+
+    Returns
+    -------
+    recall : ndarray of float64, (u,)
+    precision : ndarray of float64, (u,)
+    """
+    posterior = tilt.posterior(margins)
+    weights = posterior * (share / tilt.prior) + (1 - posterior) * ((1 - share) / (1 - tilt.prior))
+    true_positives = np.cumsum(weights * tilt.posterior(margins, share))
+    return true_positives / max(true_positives[-1], _TINY), true_positives / np.maximum(np.cumsum(weights), _TINY)

@@ -1,0 +1,61 @@
+"""Evaluation of scores against true labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import LabelError
+from ..estimates.metrics import precision_at, with_labels
+from ..labels.label_files import listed_positives, read_truth
+from .score_tables import read_scores
+
+
+def evaluate(
+    scores: str | Path,
+    truth: str | Path,
+    *,
+    positives: str | Path | None = None,
+    at: Sequence[int] = (100, 1000),
+) -> dict[str, float]:
+    """Compute metrics of scored images whose true class is known.
+
+    Parameters
+    ----------
+    scores : path or str
+        Table written by `pucache.score`.
+    truth : path or str
+        See `pucache.labels.label_files.read_truth`. Images that it does not name are left out.
+    positives : path or str, optional
+        Labelled positives, which are left out too, so that only hidden positives count.
+    at : sequence of int
+        Ranks at which the precision is computed; ranks beyond the number of images are left out.
+
+    Returns
+    -------
+    dict of str to float
+        Metrics of `pucache.estimates.metrics.with_labels`, ``precision@K`` for each rank, and
+        ``without_truth``, the number of images whose true class is not known.
+
+    Raises
+    ------
+    LabelError
+        A file cannot be read, or nothing is left to evaluate.
+    """
+    table = read_scores(scores)
+    y = read_truth(truth, table["key"].tolist())
+    keep = y >= 0
+    without_truth = int((~keep).sum())
+    if positives is not None:
+        labelled = listed_positives(positives)
+        keep &= np.array([key not in labelled for key in table["key"]], bool)
+    if not keep.any():
+        raise LabelError(
+            f"no image of {scores} is left to evaluate; {truth} and the positives cover all or none of them"
+        )
+    y, margins = y[keep], table["margin"][keep]
+    figures = with_labels(y, margins, table["label"][keep])
+    figures |= {f"precision@{k}": precision_at(y, margins, k) for k in at if k <= len(y)}
+    return figures | {"without_truth": without_truth}

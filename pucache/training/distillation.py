@@ -1,0 +1,254 @@
+r"""Distillation: one linear head that has learnt what a classifier and its neighbours' graph say together.
+
+1. The classifier's margins become log density ratios by its tilt, and probabilities are propagated over
+   the graph (`pucache.training.propagation`), `_FIRST_ROUNDS` rounds.
+2. A linear head is trained on the probabilities T as soft targets, by cross-entropy with the penalty
+   `_PENALTY`. Its margin minus logit(mean T) is a log density ratio.
+3. From these, `_LATER_ROUNDS` more rounds of 1 and another head of 2, which is the result.
+
+The classifier is the linear head of `pucache.training.train_head`, so the result is one coefficient vector again.
+
+**Figures.** The targets of a head have seen the labels, so none of its margins of the rows it was trained
+on is fit for an estimate. The chain 1-3 therefore runs once for each fold, side by side: it starts from the
+head that was trained without the fold, and nowhere sees a label of the fold; the held-out positives are
+unlabelled rows to it as the hidden positives are. The margins of a fold by its chain are held out, and
+penalty, prior, tilt, threshold and all figures rest on them alone (docs/method.md has the measurements).
+
+Where rows are many, everything happens on the positives and an evenly spaced sample of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.special import logit
+
+from ..estimates.calibration import Tilt
+from ..estimates.review_weights import TrainingLabels
+from ..heads.design_matrix import DesignMatrix
+from ..heads.linear_heads import FittedHeads
+from ..heads.soft_targets import SoftTargetTrainer
+from ..neighbours.graph import NeighbourGraph
+from .cross_fitting import CrossFit
+from .neighbour_choice import held_out_gains
+from .neighbour_evidence import WEIGHTS, NeighbourEvidence
+from .propagation import ChainLabels, neighbour_log_odds, probabilities, propagate
+
+# graph of the rows with these numbers (ascending), or of all rows for None
+GraphSource = Callable[[np.ndarray | None], NeighbourGraph]
+
+_FIRST_ROUNDS, _LATER_ROUNDS = 6, 3
+_PENALTY = 2e-6
+_MEAN_LIMIT = 1e-5  # mean targets are kept this far from 0 and 1
+SAMPLE_ROWS, SAMPLE_BYTES = 1 << 16, 1 << 28  # greatest sample of rows and of their embeddings
+
+
+@dataclass(frozen=True)
+class DistillationRows:
+    """Rows that a head is distilled on, all or a sample, with their graph.
+
+    Attributes
+    ----------
+    rows : ndarray of int64, (m,), or None
+        Row numbers, ascending; None for all.
+    design : DesignMatrix
+        Of these rows.
+    labels : TrainingLabels
+        Of these rows.
+    fold : ndarray of int64, (m,)
+    graph : NeighbourGraph
+        Of these rows.
+    """
+
+    rows: np.ndarray | None
+    design: DesignMatrix
+    labels: TrainingLabels
+    fold: np.ndarray
+    graph: NeighbourGraph
+
+    @classmethod
+    def of(
+        cls, design: DesignMatrix, labels: TrainingLabels, fold: np.ndarray, graph_source: GraphSource
+    ) -> DistillationRows:
+        """All rows, or the positives and as many of the others as fit into the sample, evenly spaced.
+
+        Rows of weight 0 are left out. The weights of all others are divided by their mean, among the labelled
+        positives and among the rest.
+
+        Parameters
+        ----------
+        design : DesignMatrix
+        labels : TrainingLabels
+        fold : ndarray of int64, (n,)
+        graph_source : callable
+
+        Returns
+        -------
+        DistillationRows
+        """
+        X, labels = design.X, _evenly_weighted(labels)
+        room = max(1, min(SAMPLE_ROWS, SAMPLE_BYTES // (X.itemsize * X.shape[1])))
+        positives, others = (_with_weight(rows, labels) for rows in (design.positive_rows, design.unlabelled_rows))
+        kept = others if len(others) <= room else others[np.linspace(0, len(others) - 1, room).astype(np.int64)]
+        if len(kept) + len(positives) == len(fold):
+            return cls(rows=None, design=design, labels=labels, fold=fold, graph=graph_source(None))
+        rows = np.union1d(kept, positives)
+        sampled = labels.take(rows, len(kept) / len(others))
+        return cls(
+            rows=rows,
+            design=design.take(rows, sampled.training_s),
+            labels=sampled,
+            fold=fold[rows],
+            graph=graph_source(rows),
+        )
+
+    def take(self, values: np.ndarray) -> np.ndarray:
+        """Values of these rows, out of values of all rows."""
+        return values if self.rows is None else values[self.rows]
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """Result of distillation.
+
+    Attributes
+    ----------
+    head : FittedHeads
+        One head, trained on all labels; its margins are log density ratios.
+    cross_fit : CrossFit
+        The heads of the folds' chains and their margins of all rows.
+    share : float
+        Mean target of the rows not labelled positive, with which probabilities for neighbours are computed.
+    held_out_scores : list of ndarray of float32, (m,)
+        Held-out scores with neighbours, for each of `pucache.training.neighbour_evidence.WEIGHTS`.
+    """
+
+    head: FittedHeads
+    cross_fit: CrossFit
+    share: float
+    held_out_scores: list[np.ndarray]
+
+
+def distil(
+    on: DistillationRows, design: DesignMatrix, cross_fit: CrossFit, head: FittedHeads, tilt: Tilt
+) -> Distillation:
+    """Run the chains of all folds, and the one with all labels.
+
+    Parameters
+    ----------
+    on : DistillationRows
+    design : DesignMatrix
+        Of all rows.
+    cross_fit : CrossFit
+        Of the classifier, on all rows.
+    head : FittedHeads
+        The classifier, trained on all rows.
+    tilt : Tilt
+        Of the held-out margins of the classifier.
+
+    Returns
+    -------
+    Distillation
+    """
+    folds = len(cross_fit.heads.coef)
+    labels = ChainLabels.of(on.labels, on.fold, folds)
+    margins = on.design.margins(cross_fit.heads.joined(head))
+    log_ratios = tilt.log_ratio(margins).astype(np.float32)
+    targets = propagate(log_ratios, labels, np.full(folds + 1, tilt.prior), on.graph, rounds=_FIRST_ROUNDS)
+    trainer = SoftTargetTrainer(on.design, weights=on.labels.training_weights, penalty=_PENALTY)
+    heads, log_ratios = _fit(trainer, on, targets)
+    shares = labels.unlabelled_means(targets)
+    targets = propagate(log_ratios, labels, shares, on.graph, rounds=_LATER_ROUNDS)
+    heads, log_ratios = _fit(trainer, on, targets, start=heads)
+    shares = labels.unlabelled_means(targets)
+    heads = _centred(heads, targets, on.labels.training_weights)
+    of_folds, margins = heads.take(np.arange(folds)), _by_own_chain(log_ratios, on.fold)
+    return Distillation(
+        head=heads.take([folds]),
+        cross_fit=CrossFit(
+            penalty=cross_fit.penalty,
+            heads=of_folds,
+            fold=cross_fit.fold,
+            margins=margins if on.rows is None else design.margins(of_folds, cross_fit.fold[:, None])[:, 0],
+        ),
+        share=float(shares[-1]),
+        held_out_scores=_held_out_scores(on, labels, log_ratios, shares),
+    )
+
+
+def evidence(
+    on: DistillationRows, classifier: CrossFit, distillation: Distillation, agreement: tuple[float, ...]
+) -> NeighbourEvidence:
+    """Both kinds of evidence on what neighbours are worth.
+
+    Parameters
+    ----------
+    on : DistillationRows
+    classifier : CrossFit
+        Before distillation, on all rows.
+    distillation : Distillation
+    agreement : tuple of float
+        Result of `pucache.training.neighbour_choice.agreement_gains`.
+
+    Returns
+    -------
+    NeighbourEvidence
+    """
+    gains = held_out_gains(on.take(classifier.margins), distillation.held_out_scores, on.labels, on.fold)
+    return NeighbourEvidence(agreement=agreement, held_out=gains, labels=int(on.labels.training_s.sum()))
+
+
+def _with_weight(rows: np.ndarray, labels: TrainingLabels) -> np.ndarray:
+    """Those of some rows that have a weight above 0."""
+    return rows if labels.training_weights is None else rows[labels.training_weights[rows] > 0]
+
+
+def _evenly_weighted(labels: TrainingLabels) -> TrainingLabels:
+    """Labels with the row weights divided by their mean, among the labelled positives and among the rest.
+
+    A held-out positive then weighs as much as a hidden one, on the average.
+    """
+    if labels.weights is None or labels.training_weights is None:
+        return labels
+    positive, weighted = labels.s == 1, labels.weights > 0
+    of_positives, of_rest = (float(labels.weights[rows & weighted].mean()) for rows in (positive, ~positive))
+    scale = np.where(positive, 1 / of_positives, 1 / of_rest).astype(np.float32)
+    return replace(
+        labels,
+        weights=labels.weights * scale,
+        training_weights=labels.training_weights * scale,
+        confirmed_weight=labels.confirmed_weight / of_rest,
+        rejected_weight=labels.rejected_weight / of_rest,
+    )
+
+
+def _fit(
+    trainer: SoftTargetTrainer, on: DistillationRows, targets: np.ndarray, start: FittedHeads | None = None
+) -> tuple[FittedHeads, np.ndarray]:
+    """Heads of soft targets (m, C), and their margins as log density ratios, float32 (m, C)."""
+    heads = trainer.fit(targets, start=start)
+    return heads, on.design.margins(_centred(heads, targets, on.labels.training_weights))
+
+
+def _centred(heads: FittedHeads, targets: np.ndarray, weights: np.ndarray | None) -> FittedHeads:
+    """The heads with logit(mean target), by the weights they were trained with, taken off their intercepts."""
+    means = np.average(targets.astype(np.float64), axis=0, weights=weights).clip(_MEAN_LIMIT, 1 - _MEAN_LIMIT)
+    return replace(heads, intercept=(heads.intercept - logit(means)).astype(np.float32))
+
+
+def _held_out_scores(
+    on: DistillationRows, labels: ChainLabels, log_ratios: np.ndarray, shares: np.ndarray
+) -> list[np.ndarray]:
+    """Score of each row with neighbours, by the chain of its fold."""
+    p = probabilities(log_ratios, shares)
+    labels.set_known(p)
+    lifts = neighbour_log_odds(on.graph.weighted_means(p))
+    own, lift = (_by_own_chain(values, on.fold) for values in (log_ratios, lifts))
+    return [own + np.float32(weight) * lift for weight in WEIGHTS]
+
+
+def _by_own_chain(values: np.ndarray, fold: np.ndarray) -> np.ndarray:
+    """Values (m, C) of each row by the chain of its fold, (m,)."""
+    return np.asarray(np.take_along_axis(values, fold[:, None], axis=1)[:, 0])

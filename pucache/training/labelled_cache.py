@@ -1,0 +1,208 @@
+"""A cache joined with its labels, the data that heads are trained on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from ..cache.embedding_cache import EmbeddingCache
+from ..devices import choose_device
+from ..estimates.review_weights import TrainingLabels
+from ..heads.design_matrix import DesignMatrix
+from ..heads.moments import Moments, MomentSums
+from ..labels.labels import TWIN_COSINE, Labels, open_labels
+from ..labels.near_duplicates import DuplicateScan, groups, unlabelled_twins
+from ..labels.sample import SampledRows, UnlabelledSample, draw_sample
+from ..storage.rows import RowMatrix
+
+
+@dataclass(frozen=True)
+class PUData:
+    """A cache with PU labels and groups of images that show the same picture.
+
+    The n rows are all rows of the cache; where it has more unlabelled rows than training needs, they are the labelled
+    positives and a sample of the others (`pucache.labels.sample`).
+
+    Attributes
+    ----------
+    cache : EmbeddingCache
+    labels : Labels
+        Of the n rows.
+    group : ndarray of int64, (n,)
+        Number of each row's group, see `pucache.labels.near_duplicates.groups`.
+    moments : Moments or None
+        Of the embeddings; None where there is a GPU, which computes them from the rows that go up.
+    sampled : SampledRows or None
+        None where the rows are all rows of the cache.
+    """
+
+    cache: EmbeddingCache
+    labels: Labels
+    group: np.ndarray
+    moments: Moments | None
+    sampled: SampledRows | None = None
+    _designs: dict[str, DesignMatrix] = field(init=False, default_factory=dict, repr=False, compare=False)
+
+    @property
+    def s(self) -> np.ndarray:
+        """Labels for estimates, int8 (n,): 1 labelled positive, 0 all others, including reviewed rows."""
+        return self.labels.s
+
+    @cached_property
+    def training_labels(self) -> TrainingLabels:
+        """Labels and weights that heads are trained on."""
+        return TrainingLabels.of(self.labels.s, self.labels.reviewed, hidden=self.labels.hidden)
+
+    @property
+    def X(self) -> RowMatrix:
+        """Embeddings of the rows, (n, d); may be mapped."""
+        return self.cache.matrix if self.sampled is None else self.sampled.X
+
+    @property
+    def sample(self) -> UnlabelledSample | None:
+        """Size of the sample of the unlabelled rows; None where all are taken."""
+        return None if self.sampled is None else self.sampled.sample
+
+    @property
+    def n_unlabelled(self) -> int:
+        """Number of all unlabelled rows of the cache, in the sample or not."""
+        return int((self.s == 0).sum()) if self.sample is None else self.sample.unlabelled
+
+    def cache_rows(self, rows: np.ndarray) -> np.ndarray:
+        """Row numbers in the cache of some of these rows.
+
+        Parameters
+        ----------
+        rows : ndarray of int64, (m,)
+
+        Returns
+        -------
+        ndarray of int64, (m,)
+        """
+        return rows if self.sampled is None else self.sampled.rows[rows]
+
+    def keys(self, rows: np.ndarray) -> list[str]:
+        """Keys of some of these rows.
+
+        Parameters
+        ----------
+        rows : ndarray of int64, (m,)
+
+        Returns
+        -------
+        list of str
+        """
+        return self.cache.keys[self.cache_rows(rows)]
+
+    def take(self, values: np.ndarray) -> np.ndarray:
+        """Values of these rows, out of values of all rows of the cache.
+
+        Parameters
+        ----------
+        values : ndarray, (rows of the cache, ...)
+
+        Returns
+        -------
+        ndarray, (n, ...)
+        """
+        return values if self.sampled is None else values[self.sampled.rows]
+
+    @classmethod
+    def of(
+        cls,
+        cache: EmbeddingCache,
+        positives: str | Path | np.ndarray | Labels,
+        twins: float | None = TWIN_COSINE,
+        *,
+        negatives: str | Path | None = None,
+        all_rows: bool = False,
+        seed: int = 0,
+    ) -> PUData:
+        """Join a cache with labels.
+
+        Parameters
+        ----------
+        cache : EmbeddingCache
+        positives : path, str, ndarray of int8 (n,) or Labels
+            A file of keys, a glob on keys, the label vector s, or labels with a review.
+        twins : float or None
+            As for `pucache.train_pu`.
+        negatives : path or str, optional
+            As for `pucache.train_pu`; only beside a file or a glob of positives.
+        all_rows : bool
+            Take all unlabelled rows, however many there are.
+        seed : int
+            Of the sample of unlabelled rows.
+
+        Returns
+        -------
+        PUData
+
+        Raises
+        ------
+        LabelError
+            As `Labels.read`; no labelled or no unlabelled row; an s of another length.
+        CacheError
+            The cache is damaged, or holds embeddings that are not finite.
+        """
+        labels = open_labels(cache, positives, negatives)
+        row_bytes = cache.files[0].dtype.itemsize * cache.encoder.dim
+        drawn = None if all_rows else draw_sample(cache.keys, labels, row_bytes=row_bytes, seed=seed)
+        if drawn is not None:
+            return cls._of_sample(SampledRows.read(cache, *drawn), cache, labels, twins)
+        shape = (len(cache), cache.encoder.dim)
+        scan, sums = DuplicateScan(shape, cache.take, twins), MomentSums()
+        on_host = choose_device().type == "cpu"
+        for rows, X in cache.verified_blocks():
+            scan.add(rows.start, X)
+            if on_host:
+                sums.add(X)
+        moments = sums.moments() if on_host else None
+        return cls(cache=cache, labels=labels, group=scan.groups(cache.matrix, cache.digest_matrix), moments=moments)
+
+    @classmethod
+    def _of_sample(cls, sampled: SampledRows, cache: EmbeddingCache, labels: Labels, twins: float | None) -> PUData:
+        return cls(
+            cache=cache,
+            labels=labels.take(sampled.rows),
+            group=groups(sampled.X, sampled.digests, cosine=twins),
+            moments=Moments.of(sampled.X) if choose_device().type == "cpu" else None,
+            sampled=sampled,
+        )
+
+    def design_matrix(self, device: str = "auto") -> DesignMatrix:
+        """Rows and training labels as the solvers take them; the same object for each device.
+
+        Parameters
+        ----------
+        device : str
+            ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+
+        Returns
+        -------
+        DesignMatrix
+        """
+        chosen = choose_device(device)
+        if str(chosen) not in self._designs:
+            training_s = self.training_labels.training_s
+            self._designs[str(chosen)] = DesignMatrix(self.X, training_s, self.moments, chosen)
+        return self._designs[str(chosen)]
+
+    def release(self) -> None:
+        """Free the rows that design matrices hold in memory; they are prepared again on the next use."""
+        self._designs.clear()
+
+    def twins_of_positives(self) -> list[tuple[str, str]]:
+        """Unlabelled images that show the same picture as a known positive.
+
+        Returns
+        -------
+        list of (str, str)
+            Key of the unlabelled image, and key of the positive.
+        """
+        twins, positives = unlabelled_twins(self.group, self.labels.positive.astype(np.int8))
+        undecided = self.labels.unlabelled[twins]
+        return list(zip(self.keys(twins[undecided]), self.keys(positives[undecided]), strict=True))

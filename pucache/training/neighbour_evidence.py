@@ -1,0 +1,162 @@
+r"""Whether and how much the nearest neighbours of a row count, decided by the labels at hand.
+
+Neighbours help where the positives form clusters of the embedding space, and mislead where what is wanted
+cuts across them. Two kinds of evidence tell the cases apart (`pucache.training.neighbour_choice` computes them).
+Both are mean changes of
+
+    -log(share of negatives above a positive + a small constant),
+
+that is, of how high positives rank, between the ranking by the classifier and the ranking by
+
+    log f_P / f_N  +  weight * lg(W p),
+
+the log density ratio plus the log odds of the neighbours' mean probability (`pucache.training.propagation`).
+
+*Agreement.* The labelled positives are split into halves at random, twice, and a head is trained on each
+half. The likely positives of one head are ranked by the other among the likely negatives of the first (all
+unlabelled rows are both, weighted by its probabilities), with and without neighbours. What both heads
+share is what is wanted; what neighbours add to one head and the other does not share is noise. Thousands
+of rows take part, so this works with few labels.
+
+*Held-out positives.* Each is ranked among the unlabelled rows of its fold, by the chain of its fold, with
+and without neighbours. With n labels this counts `_HELD_OUT_WEIGHT` * n / (n + `_HALF_TRUST`).
+
+Neighbours are used where the sum of the two at weight 1 exceeds `_LEAST_EVIDENCE` * sqrt(20 / n): with
+few labels only clear evidence counts. Without agreement they are not used, as held-out positives alone are
+noisy. The weight in the ranking is the greatest of `WEIGHTS` with at least `_NEAR_BEST` of the greatest
+sum. The constants were chosen on classes of CIFAR-10 and on tasks in which neighbours mislead
+(docs/results/suite.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ..estimates.calibration import Tilt
+
+WEIGHTS = (0.5, 1.0, 2.0)  # of the neighbours in a ranking
+_JUDGED = 1  # number of the weight that decides whether neighbours are used
+_HELD_OUT_WEIGHT, _HALF_TRUST = 0.5, 20
+_LEAST_EVIDENCE, _NEAR_BEST = 0.02, 0.7  # the first with 20 labels
+
+
+@dataclass(frozen=True)
+class NeighbourEvidence:
+    """Change of how high positives rank when neighbours count, for each of `WEIGHTS`.
+
+    Attributes
+    ----------
+    agreement : tuple of float
+        Of the likely positives of a head trained on the other half of the labels.
+    held_out : tuple of float
+        Of held-out positives.
+    labels : int
+        Number of labelled positives.
+    """
+
+    agreement: tuple[float, ...]
+    held_out: tuple[float, ...]
+    labels: int
+
+    @property
+    def total(self) -> np.ndarray:
+        """Weighted sum of both kinds, for each of `WEIGHTS`."""
+        trust = _HELD_OUT_WEIGHT * self.labels / (self.labels + _HALF_TRUST)
+        return np.array(self.agreement) + trust * np.array(self.held_out)
+
+    @property
+    def weight(self) -> float:
+        """Weight of the neighbours: 0, or one of `WEIGHTS`."""
+        total = self.total
+        if total[_JUDGED] <= self.least or self.agreement[_JUDGED] <= 0:
+            return 0.0
+        return float(np.max(np.array(WEIGHTS)[total >= _NEAR_BEST * total.max()]))
+
+    @property
+    def least(self) -> float:
+        """Evidence that is asked for."""
+        return _LEAST_EVIDENCE * float(np.sqrt(20 / max(self.labels, 1)))
+
+    def sentence(self) -> str:
+        """The choice and its reason."""
+        change = f"{self.total[_JUDGED]:+.3f} in mean log rank; more than {self.least:+.3f} is asked"
+        if self.weight:
+            return f"nearest neighbours count, with weight {self.weight:g}: with them positives rank higher ({change})"
+        if self.agreement[_JUDGED] <= 0:
+            return "nearest neighbours do not count: with them, heads of two halves of the labels do not agree better"
+        return f"nearest neighbours do not count: with them positives do not rank clearly higher ({change})"
+
+
+@dataclass(frozen=True)
+class NeighbourSettings:
+    """What a model keeps of its neighbours: the evidence, and how scores with neighbours are calibrated.
+
+    Attributes
+    ----------
+    evidence : NeighbourEvidence
+    search : str
+        How neighbours were searched.
+    share : float
+        Share of positives with which the margins of the pile become probabilities.
+    tilt : Tilt
+        Of scores with neighbours at the chosen weight.
+    threshold : float
+        Score above which a row is called positive.
+    """
+
+    evidence: NeighbourEvidence
+    search: str
+    share: float
+    tilt: Tilt
+    threshold: float
+
+    @property
+    def weight(self) -> float:
+        """Weight of the neighbours; 0 where they do not count."""
+        return self.evidence.weight
+
+    def to_json(self) -> dict[str, Any]:
+        """Content for the model file."""
+        content = asdict(self)
+        content["evidence"] |= {name: list(content["evidence"][name]) for name in ("agreement", "held_out")}
+        return content | {"weight": self.weight, "reason": self.evidence.sentence()}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> NeighbourSettings:
+        """Read the result of `to_json`.
+
+        Parameters
+        ----------
+        content : dict
+            As JSON has it.
+
+        Returns
+        -------
+        NeighbourSettings
+
+        Raises
+        ------
+        LookupError, TypeError, ValueError, ArithmeticError
+            Any other content.
+        """
+        evidence = content["evidence"]
+        agreement, held_out = (tuple(float(gain) for gain in evidence[name]) for name in ("agreement", "held_out"))
+        tilt = Tilt(**{name: float(content["tilt"][name]) for name in ("alpha", "slope", "prior")})
+        settings = cls(
+            evidence=NeighbourEvidence(agreement=agreement, held_out=held_out, labels=int(evidence["labels"])),
+            search=str(content["search"]),
+            share=float(content["share"]),
+            tilt=tilt,
+            threshold=float(content["threshold"]),
+        )
+        numbers = [*agreement, *held_out, tilt.alpha, tilt.slope, settings.threshold]
+        if not (len(agreement) == len(held_out) == len(WEIGHTS) and np.isfinite(numbers).all()):
+            raise ValueError("its evidence on neighbours is not that of a model")
+        if settings.evidence.labels < 1:
+            raise ValueError(f"its evidence on neighbours is that of {settings.evidence.labels} positives")
+        if not (0 <= settings.share <= 1 and 0 < tilt.prior < 1):
+            raise ValueError(f"its shares for neighbours are {settings.share} and {tilt.prior}")
+        return settings

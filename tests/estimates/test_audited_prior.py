@@ -1,0 +1,125 @@
+import numpy as np
+import pytest
+from helpers.planted import planted
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pucache.devices import choose_device
+from pucache.estimates.audited_prior import METHOD, AuditedHidden, AuditedPrior, audited_figures
+from pucache.estimates.calibration import LEAST, Tilt
+from pucache.estimates.metrics import with_labels
+from pucache.estimates.priors import PriorEstimate
+from pucache.estimates.review_weights import TrainingLabels
+from pucache.heads.design_matrix import DesignMatrix
+from pucache.training.linear_model import PULinearModel
+from pucache.training.train_on_cache import is_audited, label_count, label_note, stated_prior
+
+TILT = Tilt(alpha=-1.0, slope=2.0, prior=0.2)
+FIGURES = ("recall", "precision", "f1", "false_positive_rate", "accuracy")
+
+
+def hidden(low, high, likeliest=None, **rest):
+    return AuditedHidden(low=low, high=high, likeliest=likeliest, draws=100, level=0.95, **rest)
+
+
+def figures(margins, labels, audited, threshold=0.0):
+    prior = audited.likeliest or audited.low
+    return audited_figures(margins, labels, audited, prior=prior, threshold=threshold, tilt=TILT)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32 - 1), st.booleans())
+def test_the_limits_hold_wherever_the_hidden_positives_are(seed, overlooked):
+    draw = np.random.default_rng(seed)
+    n = int(draw.integers(5, 60))
+    y = (draw.random(n) < draw.random()).astype(np.int8)
+    labels = np.where(draw.random(n) < draw.random(), 2 * y - 1, 0)
+    if overlooked:
+        labels[(labels == 1) & (draw.random(n) < 0.3)] = -1
+    margins = draw.normal(size=n) + draw.normal() * y
+    here = int(((y == 1) & (labels < 1)).sum())
+    low, high = here - int(draw.integers(0, here + 1)), here + int(draw.integers(0, n))
+    audited = AuditedPrior(hidden(low, high, float(low), overlooked=overlooked), int((labels == 1).sum()), n)
+    stated = figures(margins, labels, audited)
+    called = margins > 0
+    true = with_labels(y, margins, called.astype(int))
+    true["false_positive_rate"] = float(called[y == 0].mean()) if (y == 0).any() else 0.0
+    for name in FIGURES if 0 < y.sum() < n and (margins > 0).any() else ():
+        assert stated[f"{name}_low"] - 1e-9 <= true[name] <= stated[f"{name}_high"] + 1e-9, name
+    assert all(stated[f"{name}_low"] <= stated[name] <= stated[f"{name}_high"] for name in FIGURES)
+
+
+def test_hidden_positives_are_placed_by_posteriors_that_sum_to_their_number():
+    margins, labels = np.linspace(-3, 3, 400), np.zeros(400, np.int8)
+    everywhere = figures(margins, labels, AuditedPrior(hidden(0, 400, 80.0), 0, 400), threshold=-9.0)
+    assert everywhere["precision"] == pytest.approx(80 / 400) and everywhere["recall"] == pytest.approx(1)
+    above = figures(margins, labels, AuditedPrior(hidden(0, 400, 80.0), 0, 400), threshold=1.0)
+    assert 0.5 < above["recall"] < 1 and above["recall_low"] == 0 and above["precision_high"] == 1
+
+
+def test_with_every_row_decided_the_figures_are_those_of_the_decisions():
+    margins, labels = np.array([3.0, 2, 1, -1, -2]), np.array([1, -1, 1, 1, -1])
+    stated = figures(margins, labels, AuditedPrior(hidden(0, 0, 0.0), 3, 5))
+    assert {name: stated[name] for name in ("recall", "precision", "f1")} == pytest.approx(
+        {"recall": 2 / 3, "precision": 2 / 3, "f1": 2 / 3}
+    )
+    assert all(stated[f"{name}_low"] == stated[name] == stated[f"{name}_high"] for name in FIGURES)
+
+
+def test_without_a_likeliest_number_there_are_limits_alone():
+    margins, labels = np.linspace(-1, 1, 20), np.array([1] * 5 + [0] * 15)
+    stated = figures(margins, labels, AuditedPrior(hidden(2, 9), 5, 20))
+    assert all(stated[name] is None and stated[f"{name}_low"] <= stated[f"{name}_high"] for name in FIGURES)
+
+
+def test_the_prior_counts_known_and_hidden_positives():
+    audited = AuditedPrior(hidden(10, 60, 30.0), 20, 1000)
+    assert (audited.low, audited.likeliest, audited.high) == (0.03, 0.05, 0.08)
+    assert AuditedPrior(hidden(0, 5), 0, 1000).low == LEAST and AuditedPrior(hidden(0, 5), 0, 1000).likeliest is None
+    assert [audited.estimate(prior).prior for prior in (0.01, 0.05, 0.2)] == [0.03, 0.05, 0.08]
+    estimate = audited.estimate(0.05)
+    assert estimate == PriorEstimate(method=METHOD, prior=0.05, low=0.03, high=0.08, level=0.95, draws=100)
+
+
+def fitted(labels, *, likeliest, prior=None):
+    X, s, y = planted(n=900, labelled=labels, prior=0.2, seed=4)
+    reviewed = np.zeros(len(s), np.int8)
+    rows = np.flatnonzero(s == 0)[:120]
+    reviewed[rows] = 2 * y[rows] - 1
+    here = int(((y == 1) & (s == 0) & (reviewed == 0)).sum())
+    audit = hidden(here - 40, here + 40, None if likeliest is None else here + likeliest)
+    training = TrainingLabels.of(s, reviewed, hidden=audit)
+    model = PULinearModel(prior=prior, method="linear")
+    model.train(DesignMatrix(X, training.training_s, None, choose_device("cpu")), training)
+    return model, float(y[s == 0].mean())
+
+
+@pytest.mark.parametrize("labels", [4, 15, 60])
+def test_prior_and_figures_of_a_model_rest_on_the_audit_however_few_labels_there_are(labels):
+    model, share = fitted(labels, likeliest=0)
+    assert is_audited(model) and model.prior_ == pytest.approx(share)
+    prior, estimate = stated_prior(model, label_count(model))
+    assert prior == pytest.approx(share) and estimate["low"] < share < estimate["high"]
+    assert label_note(model, label_count(model)) == ""
+    assert all(model.estimates_[f"{name}_low"] < model.estimates_[name] for name in ("recall", "precision", "f1"))
+
+
+@pytest.mark.parametrize("labels", [4, 60])
+def test_without_a_likeliest_number_the_model_stays_within_the_interval_and_states_no_figure(labels):
+    model, _ = fitted(labels, likeliest=None)
+    prior, estimate = stated_prior(model, label_count(model))
+    assert prior is None and estimate["prior"] is None and estimate["low"] <= model.prior_ <= estimate["high"]
+    assert model.estimates_["recall"] is None and model.estimates_["recall_low"] < model.estimates_["recall_high"]
+
+
+def test_a_prior_that_is_given_stays(tmp_path):
+    model, _ = fitted(60, likeliest=0, prior=0.3)
+    assert model.prior_ == 0.3 and not is_audited(model) and model.estimates_["labels"] == 60
+
+
+def test_a_model_file_keeps_the_audit(tmp_path):
+    model, _ = fitted(60, likeliest=0)
+    model.save(tmp_path / "model.safetensors")
+    again = PULinearModel.load(tmp_path / "model.safetensors")
+    assert is_audited(again) and again.prior_estimate_ == model.prior_estimate_
+    assert stated_prior(again, label_count(again)) == stated_prior(model, label_count(model))

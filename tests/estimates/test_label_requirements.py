@@ -1,0 +1,51 @@
+import numpy as np
+import pytest
+
+from pucache.estimates.label_requirements import LEAST_LABELS, LEAST_LABELS_FOR_POINTS, LabelCount, assumption, figure
+
+
+@pytest.mark.parametrize(
+    ("labels", "estimates", "points"),
+    [(1, False, False), (9, False, False), (10, True, False), (29, True, False), (30, True, True), (500, True, True)],
+)
+def test_ten_labels_make_intervals_and_thirty_make_points(labels, estimates, points):
+    count = LabelCount(labels)
+    assert (count.has_estimates, count.has_points) == (estimates, points)
+    assert (count.sentence == "") == points
+
+
+def test_the_sentence_names_both_requirements():
+    for labels in (1, 2, 9):
+        sentence = LabelCount(labels).sentence
+        assert f"at least {LEAST_LABELS}" in sentence and f"single figures {LEAST_LABELS_FOR_POINTS}" in sentence
+        assert sentence.startswith(f"{labels} labelled positive{'s are' if labels > 1 else ' is'} too few")
+    assert LabelCount(10).sentence == (
+        "With 10 labelled positives every estimate is an interval; single figures take at least 30."
+    )
+
+
+def test_copies_rows_without_weight_and_unlabelled_rows_do_not_count():
+    s = np.array([1, 1, 1, 1, 0, 0])
+    assert LabelCount.of(s) == LabelCount(4)
+    assert LabelCount.of(s, groups=np.array([0, 0, 0, 1, 1, 2])) == LabelCount(2)
+    assert LabelCount.of(s, weights=np.array([1, 0, 2, 0, 1, 1])) == LabelCount(2)
+    assert LabelCount.of(s, groups=np.array([0, 0, 0, 1, 1, 2]), weights=np.array([1, 0, 2, 0, 1, 1])).labels == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "interval", "text"),
+    [
+        (0.8, (0.67, 0.904), "0.800 (0.67 to 0.90)"),
+        (None, (0.67, 0.9), "0.67 to 0.90"),
+        (None, (0.878, 0.882), "0.88"),
+        (0.879, (0.878, 0.882), "0.879 (0.88)"),
+        (0.8, None, "0.800"),
+        (None, None, "not estimated"),
+    ],
+)
+def test_figures_are_written_with_their_intervals(value, interval, text):
+    assert figure(value, interval) == text
+
+
+def test_the_assumed_prior_is_said_to_be_no_estimate():
+    assert "assume that 5 % of the unlabelled are positive; this is no estimate" in assumption(0.05)

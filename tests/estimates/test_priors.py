@@ -1,0 +1,256 @@
+import math
+import statistics
+
+import numpy as np
+import pytest
+from helpers.slow import slow
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pucache.estimates import priors
+from pucache.estimates.calibration import LEAST, MOST, profile_prior
+from pucache.estimates.priors import (
+    ERROR_BELOW,
+    METHODS,
+    MODEL_ERROR,
+    PriorEstimate,
+    best_bin,
+    bootstrap_interval,
+    deviance_limit,
+    estimate,
+    profile_interval,
+)
+
+
+def margins_of(prior, n_p=800, n_u=3000, apart=2.0, seed=0):
+    """Margins and s of two Gaussians; at 2 standard deviations either way their ends hardly overlap."""
+    draw = np.random.default_rng(seed)
+    hidden = round(prior * n_u)
+    margins = np.concatenate([draw.normal(apart, size=n_p + hidden), draw.normal(-apart, size=n_u - hidden)])
+    return margins.astype(np.float32), (np.arange(n_p + n_u) < n_p).astype(np.int8)
+
+
+# the least squares fit of `histogram` is a cross-check only; Elkan and Noto's estimate is biased upwards by overlap
+TOLERANCE = {"tilt": 0.02, "bbe": 0.03, "dedpul": 0.03, "elkanoto": 0.04, "histogram": 0.1}
+
+
+@pytest.mark.parametrize("prior", [0.05, 0.3, 0.6])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_finds_the_prior_of_margins_that_hardly_overlap(method, prior):
+    found = [estimate(*margins_of(prior, seed=seed), method) for seed in range(3)]
+    assert found == pytest.approx([prior] * 3, abs=TOLERANCE[method])
+    assert np.mean(found) == pytest.approx(prior, abs=TOLERANCE[method] / 1.5)
+
+
+@pytest.mark.parametrize("prior", [0.1, 0.4])
+def test_where_margins_overlap_the_tilt_is_still_right(prior):
+    found = [estimate(*margins_of(prior, apart=0.9, seed=seed)) for seed in range(3)]
+    assert np.mean(found) == pytest.approx(prior, abs=0.03)
+    assert np.mean([estimate(*margins_of(prior, apart=0.9, seed=seed), "elkanoto") for seed in range(3)]) > prior + 0.1
+
+
+def best_bin_by_brute_force(labelled, unlabelled, delta=0.1, gamma=0.01):
+    """Garg et al. 2021, algorithm 1, at every margin: q_u / q_p where that + (1 + gamma) / q_p * slack is least."""
+    slack = sum(np.sqrt(np.log(4 / delta) / (2 * len(sample))) for sample in (labelled, unlabelled))
+    bounds = []
+    for threshold in np.unique(np.concatenate([labelled, unlabelled])):
+        q_p, q_u = (labelled >= threshold).mean(), (unlabelled >= threshold).mean()
+        if q_p > 0:
+            bounds.append((q_u / q_p + (1 + gamma) / q_p * slack, q_u / q_p))
+    return min(bounds)
+
+
+@given(seed=st.integers(0, 10**6), n_p=st.integers(1, 40), n_u=st.integers(1, 60), decimals=st.sampled_from([0, 1, 6]))
+def test_best_bin_is_the_paper_s_formula(seed, n_p, n_u, decimals):
+    draw = np.random.default_rng(seed)
+    margins = draw.normal(np.repeat([1, -0.5], [n_p, n_u])).round(decimals)
+    s = np.arange(n_p + n_u) < n_p
+    order = draw.permutation(len(s))
+    bound, ratio = best_bin_by_brute_force(margins[s], margins[~s])
+    found = best_bin(margins[order], s[order].astype(np.int8), np.ones(len(s)))
+    if found != pytest.approx(ratio):  # of two equal bounds, either will do
+        slack = sum(np.sqrt(np.log(40) / (2 * n)) for n in (n_p, n_u))
+        q_p = [(margins[s] >= value).mean() for value in margins[s]]
+        q_u = [(margins[~s] >= value).mean() for value in margins[s]]
+        reached = [u / p + 1.01 / p * slack for p, u in zip(q_p, q_u, strict=True) if u / p == pytest.approx(found)]
+        assert min(reached) == pytest.approx(bound)
+
+
+def test_the_slack_decides_between_two_bins():
+    """Half of P with few of U, or all of P with all of U: their bounds are nearly equal."""
+    margins = np.repeat([10.0, 5.0, 0.0, -10.0], [26, 1, 4000 - 26, 1])
+    s = np.isin(margins, (5, -10)).astype(np.int8)
+    assert best_bin(margins, s, np.ones(4002)) == pytest.approx(1.0)
+    assert best_bin_by_brute_force(margins[s == 1], margins[s == 0], gamma=0)[1] == pytest.approx(0.013)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_count_rows(method, ties):
+    margins, s = margins_of(0.3, 120, 400, apart=1.2)
+    margins = margins.round(1) if ties else margins
+    counts = np.random.default_rng(4).integers(0, 4, len(s))
+    weighted = estimate(margins, s, method, counts)
+    close = 2e-3 if method == "tilt" else 1e-6  # the likelihood is maximised up to a tolerance
+    assert weighted == pytest.approx(estimate(margins.repeat(counts), s.repeat(counts), method), rel=close)
+    assert weighted != pytest.approx(estimate(margins, s, method), abs=1e-4)
+    assert weighted == pytest.approx(estimate(margins, s, method, counts.astype(np.uint8)), rel=1e-6)
+    assert estimate(margins, s, method, np.ones(len(s))) == estimate(margins, s, method)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_order_of_rows_does_not_matter_even_with_ties(method):
+    margins, s = margins_of(0.3, 100, 300, apart=1.2)
+    order = np.random.default_rng(0).permutation(len(s))
+    for values in (margins, margins.round(0)):
+        assert estimate(values[order], s[order], method) == pytest.approx(estimate(values, s, method), rel=1e-4)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    rows=st.lists(st.tuples(st.floats(-1e6, 1e6, width=32), st.booleans()), min_size=2, max_size=12),
+    method=st.sampled_from(list(METHODS)),
+)
+def test_estimates_are_held_within_bounds_whatever_the_margins(rows, method):
+    margins = np.array([margin for margin, _ in rows], np.float32)
+    s = np.array([positive for _, positive in rows], np.int8)
+    s[:2] = 0, 1
+    assert LEAST <= estimate(margins, s, method) <= MOST
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_margins_that_no_unlabelled_row_shares_mean_no_hidden_positives(method):
+    margins, s = margins_of(0.0, 300, 1000, apart=6)
+    assert LEAST <= estimate(margins, s, method) < 0.02
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "tilt"])  # which no slope tells nothing
+def test_where_all_unlabelled_rows_are_like_the_positives_nearly_all_are_positive(method):
+    margins, s = margins_of(1.0, 600, 600)
+    assert estimate(margins, s, method) > 0.75
+
+
+def test_an_unknown_method_is_refused_and_the_known_ones_are_named():
+    with pytest.raises(ValueError, match=r"^unknown method 'guess'; use tilt, bbe, dedpul, elkanoto, histogram$"):
+        estimate(np.zeros(2), np.array([0, 1]), "guess")
+
+
+def test_the_default_is_the_tilt():
+    margins, s = margins_of(0.2)
+    assert estimate(margins, s) == estimate(margins, s, "tilt") != estimate(margins, s, "bbe")
+
+
+# --- intervals ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("prior", "n_p"), [(0.01, 20), (0.1, 40), (0.1, 500), (0.6, 100)])
+def test_the_interval_is_the_profile_s_widened_by_the_model_error(prior, n_p):
+    margins, s = margins_of(prior, n_p, apart=1.2)
+    found = profile_interval(margins, s)
+    assert found.prior == pytest.approx(estimate(margins, s), rel=1e-6)
+    assert (found.method, found.draws, found.level, found.has_interval) == ("tilt", 0, 0.9, True)
+    limit = deviance_limit(n_p)
+    ends = profile_prior(margins, s, depth=limit).within_pile((s == 0).sum()).ends(limit)
+    centre, sides = math.log(found.prior / (1 - found.prior)), ((-1, ERROR_BELOW), (1, MODEL_ERROR))
+    for (sign, error), end, got in zip(sides, ends, (found.low, found.high), strict=True):
+        far = centre + sign * math.hypot(math.log(end / (1 - end)) - centre, error * math.sqrt(limit))
+        assert got == pytest.approx(1 / (1 + math.exp(-far)), rel=1e-6)
+
+
+def test_the_limit_of_the_deviance_is_student_s_t_of_the_labels():
+    assert deviance_limit(10**9) == pytest.approx(2.7055, abs=1e-4)  # of the chi-squared distribution
+    assert deviance_limit(10) == pytest.approx(2.3534**2, rel=1e-3)  # these from a table, 3 degrees of freedom
+    assert deviance_limit(10, 0.5) == pytest.approx(0.7649**2, rel=1e-3)
+    assert deviance_limit(1) == deviance_limit(8) and np.isfinite(deviance_limit(0.5))
+
+
+def test_a_higher_level_and_fewer_labels_widen_the_interval():
+    widths = [
+        np.subtract(*np.log([(e := profile_interval(*margins_of(0.1, n), level)).high, e.low]))
+        for n, level in ((500, 0.5), (500, 0.9), (500, 0.99), (50, 0.99))
+    ]
+    assert widths == sorted(widths) and widths[0] < widths[1] < widths[2] < widths[3]
+
+
+@pytest.mark.parametrize(("n_p", "n_u"), [slow(40, 600), (500, 400)])
+def test_of_exact_tilts_nine_of_ten_sets_are_covered_and_not_all(n_p, n_u, monkeypatch):
+    """With many labels and a small pile, sampling error would be most of the width."""
+    monkeypatch.setattr(priors, "MODEL_ERROR", 0.0)
+    monkeypatch.setattr(priors, "ERROR_BELOW", 0.0)
+    covered = [
+        e.low <= 0.1 <= e.high
+        for e in (profile_interval(*margins_of(0.1, n_p, n_u, apart=1.2, seed=seed)) for seed in range(60))
+    ]
+    assert 0.85 <= np.mean(covered) <= 0.97
+
+
+def test_where_the_hidden_positives_are_visible_their_share_is_known():
+    """A sample of 100 positives has an error of 10 %, but their share in the pile has none."""
+    found = profile_interval(*margins_of(0.1, 500, 1000, apart=3.5))
+    assert 0.07 < found.low < 0.1 < found.high < 0.115
+
+
+def test_where_nothing_excludes_that_no_positive_is_hidden_the_interval_is_one_sided():
+    margins, s = margins_of(0.0, 30, 500)
+    found = profile_interval(margins, s)
+    assert found.one_sided and found.low == LEAST < found.high < 0.1
+    assert found.interval_text("{:.2f}".format) == f"at most {found.high:.2f}"
+    two_sided = profile_interval(*margins_of(0.2))
+    assert not two_sided.one_sided and two_sided.interval_text("{:.2f}".format) == "0.15 to 0.22"
+
+
+def test_bounds_hold_estimate_and_interval():
+    found = profile_interval(*margins_of(0.2), bounds=(0.3, 0.5))
+    assert found.prior == found.low == pytest.approx(0.3) and 0.3 < found.high < 0.5 and not found.one_sided
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words", "one_sided"),
+    [
+        (LEAST, 0.2, "at most 0.20", True),
+        (0.3, MOST, "at least 0.30", True),
+        (0.1, 0.2, "0.10 to 0.20", False),
+        (LEAST, MOST, "0.00 to 1.00", False),
+        (0.0, 1.0, "none", False),
+    ],
+)
+def test_intervals_in_words(low, high, words, one_sided):
+    made = PriorEstimate(method="tilt", prior=0.15, low=low, high=high, level=0.9, draws=0)
+    assert (made.interval_text("{:.2f}".format), made.one_sided) == (words, one_sided)
+
+
+@pytest.mark.parametrize("draws", [[], [0.2]])
+def test_fewer_than_two_draws_give_no_interval(draws):
+    found = bootstrap_interval("tilt", 0.3, np.array(draws))
+    assert found == PriorEstimate.without_interval("tilt", 0.3) and not found.has_interval
+
+
+@pytest.mark.parametrize("level", [0.9, 0.5])
+def test_the_interval_is_student_t_on_log_odds_with_shift_and_model_error(level):
+    drawn = np.random.default_rng(0).normal(-2.0, 0.3, 15)
+    found = bootstrap_interval("bbe", 0.1, 1 / (1 + np.exp(-drawn)), level)
+    middle = math.log(0.1 / 0.9)
+    error = math.sqrt(statistics.variance(drawn) + (statistics.mean(drawn) - middle) ** 2 + MODEL_ERROR**2)
+    half = {0.9: 1.7613, 0.5: 0.6924}[level] * error  # Student's t with 14 degrees of freedom, from a table
+    ends = [1 / (1 + math.exp(-(middle + sign * half))) for sign in (-1, 1)]
+    assert [found.low, found.high] == pytest.approx(ends, rel=1e-3)
+    assert (found.draws, found.method, found.level) == (15, "bbe", level)
+
+
+@pytest.mark.parametrize("prior", [0.1, 0.9])
+def test_the_interval_covers_the_estimate_even_where_the_draws_do_not(prior):
+    found = bootstrap_interval("tilt", prior, np.linspace(0.4, 0.6, 20))
+    assert found.low <= prior <= found.high and found.low <= 0.41 and found.high >= 0.59
+
+
+def test_intervals_are_plain_numbers():
+    found = bootstrap_interval("tilt", 0.2, np.array([0.1, 0.2], np.float32))
+    assert all(type(value) in (str, float, int) for value in vars(found).values())
+
+
+def test_dedpul_smooths_without_making_or_losing_mass():
+    draw = np.random.default_rng(0)
+    grid = np.linspace(-1, 1, 512)
+    for margins in (draw.uniform(-1, 1, 500), np.ones(500), np.clip(draw.normal(1, 1, 500), -1, 1)):
+        density = priors._density(margins, np.ones(500), grid)
+        assert density.sum() == pytest.approx(1, abs=1e-6) and (density >= 0).all()

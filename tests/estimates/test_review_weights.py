@@ -1,0 +1,373 @@
+import numpy as np
+import pytest
+import torch
+from helpers.planted import planted, write_cache
+from helpers.slow import slow
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import expit
+
+from pucache.estimates.audited_prior import AuditedHidden
+from pucache.estimates.review_weights import TrainingLabels
+from pucache.heads.design_matrix import DesignMatrix
+from pucache.heads.moments import Moments
+from pucache.heads.risks import PURisk
+from pucache.heads.solve import fit_heads
+from pucache.labels.folds import assign_folds
+from pucache.labels.labels import Labels
+from pucache.training import model_file
+from pucache.training.cross_fitting import CrossFitter
+from pucache.training.estimate_prior import estimate_prior_on
+from pucache.training.labelled_cache import PUData
+from pucache.training.linear_model import PULinearModel
+from pucache.training.prior_sweep import sweep_on
+from pucache.training.sklearn_classifier import PULinearClassifier
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+N = 400
+X, S, Y = planted(N, labelled=40)
+HIDDEN, NEGATIVE = np.flatnonzero((Y == 1) & (S == 0)), np.flatnonzero(Y == 0)
+REVIEWED = np.zeros(N, np.int8)
+REVIEWED[HIDDEN[:15]], REVIEWED[NEGATIVE[:25]] = 1, -1
+WEIGHTS = np.random.default_rng(5).integers(0, 4, N).astype(np.float32)
+OPTIONS = {"prior": 0.25, "penalty": 1e-3, "device": "cpu"}
+
+
+def parts(s, reviewed):
+    """Positives, negatives and unlabelled, as training takes them."""
+    positive, negative = (s == 1) | (reviewed == 1), reviewed == -1
+    return positive, negative, ~positive & ~negative
+
+
+# --- what is trained on ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reviewed", [None, np.zeros(N, np.int8)], ids=["none", "empty"])
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
+def test_without_a_review_training_and_figures_are_of_the_same(reviewed, weights):
+    known = TrainingLabels.of(S, reviewed, weights)
+    assert known.training_s is known.s is S and known.training_weights is known.weights is weights
+    assert known.training_prior(0.0123) == 0.0123
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
+@pytest.mark.parametrize("negatives", [1, 25, 200])
+def test_the_negative_part_is_a_mean_of_the_unlabelled_and_one_of_the_negatives(weights, negatives):
+    reviewed = np.where(REVIEWED == 1, 1, 0).astype(np.int8)
+    reviewed[NEGATIVE[:negatives]] = -1
+    known = TrainingLabels.of(S, reviewed, weights)
+    each = np.ones(N) if weights is None else weights.astype(float)
+    positive, negative, unlabelled = parts(S, reviewed)
+    share = min(0.5, each[negative].sum() / (each[negative].sum() + each[positive].sum()))
+    assert (
+        known.negative_share == pytest.approx(share) and (known.training_s == positive).all() and (known.s == S).all()
+    )
+    value = np.random.default_rng(0).normal(size=N)
+    mean_u, mean_n = (np.average(value[rows], weights=each[rows]) for rows in (unlabelled, negative))
+    rest = known.training_s == 0
+    got = np.average(value[rest], weights=known.training_weights[rest])
+    assert got == pytest.approx((1 - share) * mean_u + share * mean_n, rel=1e-5)
+    assert known.weights is weights
+
+
+def test_the_risk_with_negatives_is_that_of_the_formula():
+    model = PULinearClassifier(loss="upu", **OPTIONS).fit(X, S, reviewed=REVIEWED)
+    positive, negative, unlabelled = parts(S, REVIEWED)
+    share = 25 / (25 + 55)
+    hidden = (0.25 * 360 - 15) / unlabelled.sum()  # share of positives in U, those found taken away
+    prior = (1 - share) * hidden
+    margins = model.margins(X).astype(float)
+    risk = prior * (expit(-margins[positive]).mean() - expit(margins[positive]).mean())
+    risk += (1 - share) * expit(margins[unlabelled]).mean() + share * expit(margins[negative]).mean()
+    assert model.estimates_["risk"] == pytest.approx(risk, abs=1e-5)
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
+@pytest.mark.parametrize("loss", ["imbupu", "upu", "nnpu", "weighted_bce"])
+def test_the_head_is_that_of_plain_row_weights(loss, weights):
+    model = PULinearClassifier(loss=loss, method="linear", **OPTIONS)
+    model.fit(X, S, sample_weight=weights, reviewed=REVIEWED)
+    each = np.ones(N) if weights is None else weights.astype(float)
+    positive, negative, unlabelled = parts(S, REVIEWED)
+    share = min(0.5, each[negative].sum() / (each[negative].sum() + each[positive].sum()))
+    row = np.where(unlabelled, (1 - share) * each / each[unlabelled].sum(), each)
+    row[negative] = share * each[negative] / each[negative].sum()
+    found = each[REVIEWED == 1].sum()
+    hidden = (0.25 * each[S == 0].sum() - found) / each[unlabelled].sum()
+    heads = fit_heads(
+        X,
+        positive.astype(np.int8),
+        weights=row[:, None].astype(np.float32),
+        prior=(1 - share) * hidden,
+        penalty=1e-3,
+        risk=PURisk(loss),
+        moments=Moments.of(X),
+        device="cpu",
+    )
+    np.testing.assert_allclose(model.margins(X), heads.coef[0] @ X.T + heads.intercept[0], atol=0.04)
+    without = PULinearClassifier(loss=loss, **OPTIONS).fit(X, S, sample_weight=weights)
+    assert np.abs(model.margins(X) - without.margins(X)).max() > 0.1, "or the review has changed nothing"
+
+
+def test_whole_weights_stand_for_repeated_rows():
+    times = WEIGHTS.astype(int)
+    weighted = TrainingLabels.of(S, REVIEWED, WEIGHTS)
+    repeated = TrainingLabels.of(np.repeat(S, times), np.repeat(REVIEWED, times))
+    assert (
+        weighted.negative_share == pytest.approx(repeated.negative_share)
+        and weighted.confirmed_weight == repeated.confirmed_weight
+    )
+    assert weighted.training_prior(0.25) == pytest.approx(repeated.training_prior(0.25), rel=1e-5)
+    rows = np.repeat(np.arange(N), times)
+    np.testing.assert_allclose((weighted.training_weights[rows] / WEIGHTS[rows]), repeated.training_weights, rtol=1e-5)
+
+
+def test_reviewed_rows_without_weight_are_as_if_they_were_not_there():
+    weights = np.where(REVIEWED == 0, 1, 0).astype(np.float32)
+    kept = REVIEWED == 0
+    got = PULinearClassifier(**OPTIONS).fit(X, S, sample_weight=weights, reviewed=REVIEWED)
+    expected = PULinearClassifier(**OPTIONS).fit(X[kept], S[kept])
+    np.testing.assert_allclose(got.coef_, expected.coef_, rtol=0.02, atol=0.02)
+
+
+@given(st.data())
+def test_the_prior_of_training_is_the_share_of_positives_in_what_it_takes_for_unlabelled(data):
+    draw = np.random.default_rng(data.draw(st.integers(0, 999)))
+    y = draw.integers(0, 2, 60)
+    s, reviewed = np.zeros(60, np.int8), np.zeros(60, np.int8)
+    s[np.flatnonzero(y)[:5]] = 1
+    open_positive, negative = np.flatnonzero((y == 1) & (s == 0)), np.flatnonzero(y == 0)
+    reviewed[open_positive[: data.draw(st.integers(0, len(open_positive) // 2))]] = 1
+    reviewed[negative[: data.draw(st.integers(0, len(negative) // 2))]] = -1
+    weights = draw.integers(1, 4, 60).astype(np.float32) if data.draw(st.booleans()) else None
+    known = TrainingLabels.of(s, reviewed, weights)
+    each, training = (np.ones(60) if w is None else w for w in (weights, known.training_weights))
+    prior = np.average(y[s == 0], weights=each[s == 0])
+    rest = known.training_s == 0
+    assert known.training_prior(float(prior)) == pytest.approx(np.average(y[rest], weights=training[rest]), rel=1e-4)
+
+
+def test_the_prior_of_training_stays_within_its_bounds():
+    known = TrainingLabels.of(S, REVIEWED)
+    assert 0 < known.training_prior(1e-5) < 1e-3, "more were confirmed than the prior says there are"
+    assert known.training_prior(0.9999) < 1
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
+def test_of_fewer_unlabelled_rows_shares_stay_what_they_were(weights):
+    n = 40_000
+    draw = np.random.default_rng(0)
+    s, reviewed = (draw.random(n) < 0.01).astype(np.int8), draw.choice([-1, 0, 1], n, p=[0.1, 0.85, 0.05])
+    reviewed = np.where(s == 1, 0, reviewed).astype(np.int8)
+    weights = None if weights is None else draw.integers(1, 4, n).astype(np.float32)
+    known = TrainingLabels.of(s, reviewed, weights)
+    rest = np.flatnonzero(known.training_s == 0)
+    rows = np.union1d(rest[::4], np.flatnonzero(known.training_s == 1))
+    few = known.take(rows, 0.25)
+    assert (few.s == s[rows]).all() and (few.training_s == known.training_s[rows]).all()
+    assert few.training_prior(0.2) == pytest.approx(known.training_prior(0.2), rel=0.05)
+
+    def confirmed_among(one):
+        each = np.ones(len(one.s)) if one.weights is None else one.weights
+        return np.average(one.training_s[one.s == 0], weights=each[one.s == 0])
+
+    assert confirmed_among(few) == pytest.approx(confirmed_among(known), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "reviewed, message",
+    [
+        (REVIEWED[:-1], r"expected a decision for each of 400 rows, got reviewed \(399,\)"),
+        (2 * REVIEWED, "reviewed must be 1 .confirmed positive., -1 .known negative. or 0"),
+        (-S, "rows that are labelled positive are known negatives in `reviewed`; decide which"),
+    ],
+)
+def test_a_review_that_makes_no_sense_is_refused(reviewed, message):
+    with pytest.raises(ValueError, match=message):
+        PULinearClassifier(**OPTIONS).fit(X, S, reviewed=reviewed)
+
+
+# --- what figures rest on ----------------------------------------------------------------------
+
+
+def reviewed_of_the_highest(model, X, s, y, count):
+    """A review of the unlabelled that rank highest."""
+    order = np.argsort(-model.margins(X))
+    top = order[s[order] == 0][:count]
+    reviewed = np.zeros(len(s), np.int8)
+    reviewed[top] = np.where(y[top] == 1, 1, -1)
+    return reviewed
+
+
+@pytest.mark.parametrize("seed", [0, slow(1), slow(2)])
+def test_a_review_of_what_ranks_highest_leaves_the_figures_where_they_were(seed):
+    X, s, y = planted(3000, d=6, labelled=80, prior=0.15, apart=0.6, seed=seed)
+    options = {"draws": 0, "penalty": 1e-3, "device": "cpu"}
+    before = PULinearClassifier(**options).fit(X, s)
+    reviewed = reviewed_of_the_highest(before, X, s, y, 250)
+    assert (reviewed == 1).sum() > 200
+    after = PULinearClassifier(**options).fit(X, s, reviewed=reviewed)
+    wrong = PULinearClassifier(**options).fit(X, ((s == 1) | (reviewed == 1)).astype(np.int8))
+    assert after.prior_ == pytest.approx(before.prior_, rel=0.1) == pytest.approx(0.15, rel=0.25)
+    for name in ("auc", "recall", "precision", "f1"):
+        assert after.estimates_[name] == pytest.approx(before.estimates_[name], abs=0.05), name
+    assert wrong.prior_ < 0.5 * y[(s == 0) & (reviewed != 1)].mean(), "which is what it stands for"
+    true = (after.margins(X) > after.threshold_)[(s == 0) & (y == 1)].mean()
+    assert after.estimates_["recall"] == pytest.approx(true, abs=0.08)
+    assert (after.n_labelled_, after.n_unlabelled_) == (80, 2920)
+
+
+@pytest.mark.slow
+def test_training_on_a_review_ranks_the_rest_better():
+    gained = []
+    for seed in range(4):
+        X, s, y = planted(2000, d=20, labelled=10, prior=0.2, apart=0.25, seed=seed)
+        options = {"prior": 0.2, "penalty": 1e-3, "device": "cpu"}
+        before = PULinearClassifier(**options).fit(X, s)
+        reviewed = reviewed_of_the_highest(before, X, s, y, 200)
+        after = PULinearClassifier(**options).fit(X, s, reviewed=reviewed)
+        left = (s == 0) & (reviewed == 0)
+        hits = [y[left][np.argsort(-model.margins(X)[left])[:200]].mean() for model in (before, after)]
+        gained.append(hits[1] - hits[0])
+    assert np.mean(gained) > 0.05
+
+
+@pytest.mark.parametrize("labelled", [1, 2])
+def test_every_draw_holds_a_labelled_positive_however_many_are_confirmed(labelled):
+    """A draw of confirmed positives alone would have nothing to estimate the prior by."""
+    s = np.zeros(N, np.int8)
+    s[np.flatnonzero(S)[:labelled]] = 1
+    reviewed = np.where(s == 1, 0, np.where(Y == 1, 1, 0)).astype(np.int8)
+    reviewed[HIDDEN[60:]] = 0
+    labels = TrainingLabels.of(s, reviewed)
+    design = DesignMatrix(X, labels.training_s, None, torch.device("cpu"))
+    estimate = PULinearModel(penalty=1e-3, draws=40, device="cpu").train(design, labels).prior_estimate
+    assert estimate.draws == 40 and 0 < estimate.low < estimate.high < 1
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
+def test_draws_are_counted_within_the_labelled_the_confirmed_and_the_rest(weights):
+    known = TrainingLabels.of(S, REVIEWED, weights)
+    fold = assign_folds(known.training_s, 3, 0, None)
+    fitter = CrossFitter(X, known, fold, risk=PURisk(), prior=0.5, moments=Moments.of(X), device="cpu")
+    fitted = fitter.fit((1e-3,))[0]
+    held = np.ones(N, bool) if weights is None else weights > 0
+    each = np.ones(N) if weights is None else weights
+    for draw in fitter.bootstrap(fitted, 5, 0):
+        times = np.divide(draw.weights, each, out=np.zeros(N), where=held)
+        assert (draw.s == S).all()
+        for rows in (S == 1, REVIEWED == 1, (S == 0) & (REVIEWED != 1)):
+            assert times[rows].sum() == pytest.approx((rows & held).sum())
+
+
+def test_margins_of_reviewed_rows_are_held_out():
+    """A head that had trained on a row would know it: labels of noise must not be recognised."""
+    draw = np.random.default_rng(0)
+    noise = draw.normal(size=(300, 100)).astype(np.float32)
+    s, reviewed = (np.arange(300) < 40).astype(np.int8), np.zeros(300, np.int8)
+    reviewed[40:100], reviewed[100:160] = 1, -1
+    model = PULinearClassifier(prior=0.3, penalty=1e-6, device="cpu").fit(noise, s, reviewed=reviewed)
+    seen, held_out = ([m[reviewed == told].mean() for told in (1, -1)] for m in
+                      (model.margins(noise), model.held_out_margins_))  # fmt: skip
+    spread = model.held_out_margins_.std()
+    assert seen[0] - seen[1] > spread and abs(held_out[0] - held_out[1]) < 0.5 * spread
+
+
+# --- by every verb -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    cache = write_cache(tmp_path_factory.mktemp("known") / "cache.h5", X)
+    return [PUData.of(cache, labels, twins=None) for labels in (Labels.of(S), Labels(S, REVIEWED))]
+
+
+def test_data_tell_what_figures_rest_on_and_what_is_trained_on(data):
+    assert (data[1].s == S).all() and (data[1].training_labels.training_s == parts(S, REVIEWED)[0]).all()
+    assert data[0].training_labels.training_weights is None and data[1].training_labels.negative_share == pytest.approx(
+        25 / 80
+    )
+
+
+def test_the_estimate_of_the_prior_trains_on_a_review(data):
+    before, after = (estimate_prior_on(one, methods=["tilt"], draws=3, device="cpu")[0] for one in data)
+    assert before.prior != after.prior and after.prior == pytest.approx(before.prior, rel=0.25)
+
+
+@pytest.mark.parametrize("loss", ["imbupu", "nnpu"])
+def test_a_sweep_trains_on_a_review_and_counts_by_the_labels(data, loss):
+    before, after = (
+        sweep_on(one, priors=[0.3], seeds=[0], loss=loss, penalty=1e-3, device="cpu").rows[0] for one in data
+    )
+    assert before.risk != after.risk and after.recall == pytest.approx(before.recall, abs=0.15)
+    fold = assign_folds(data[1].training_labels.training_s, 5, 0, data[1].group)
+    prior = data[1].training_labels.training_prior(0.3)
+    fitter = CrossFitter(X, data[1].training_labels, fold, risk=PURisk(loss), prior=prior, device="cpu")
+    heads = fitter.fit((1e-3,))[0].heads
+    assert after.risk == pytest.approx(heads.risk.mean(), abs=2e-3)
+
+
+# --- the file ----------------------------------------------------------------------------------
+
+
+def test_a_model_remembers_how_many_rows_were_reviewed(tmp_path):
+    model = PULinearClassifier(**OPTIONS).fit(X, S, reviewed=REVIEWED)
+    model.save(tmp_path / "model.safetensors")
+    for one in (model, PULinearClassifier.load(tmp_path / "model.safetensors")):
+        assert (one.n_labelled_, one.n_unlabelled_, one.n_confirmed_, one.n_negatives_) == (40, 360, 15, 25)
+    plain = PULinearClassifier(**OPTIONS).fit(X, S)
+    assert (plain.n_confirmed_, plain.n_negatives_) == (0, 0)
+
+
+def test_a_model_from_before_there_were_reviews_still_loads(tmp_path):
+    path = tmp_path / "model.safetensors"
+    model = PULinearClassifier(**OPTIONS).fit(X, S)
+    model.save(path)
+    tensors, state = model_file.read(path, ("coef", "numbers"))
+    del state["reviewed"]
+    model_file.write(path, tensors, state)
+    again = PULinearClassifier.load(path)
+    assert (again.n_confirmed_, again.n_negatives_) == (0, 0) and (again.margins(X) == model.margins(X)).all()
+
+
+# --- what a review makes certain -----------------------------------------------------------------
+
+
+def test_the_prior_stays_within_what_a_review_has_shown():
+    s, reviewed = np.zeros(100, np.int8), np.zeros(100, np.int8)
+    s[:20], reviewed[20:36], reviewed[36:60] = 1, 1, -1
+    known = TrainingLabels.of(s, reviewed)
+    assert known.bounds == (16 / 80, 1 - 24 / 80)
+    known.check(0.2)
+    for wrong in (0.19, 0.71):
+        with pytest.raises(ValueError, match=r"cannot be 0\.(19|71): by the review, between 0\.2 and 0\.7 of"):
+            known.check(wrong)
+    TrainingLabels.of(s).check(1e-9)
+
+
+def test_a_told_prior_that_a_review_has_shown_to_be_wrong_is_refused_and_an_estimate_is_never_one():
+    X, s, y = planted(n=600, labelled=30, prior=0.2, seed=4)
+    reviewed = np.where((y == 1) & (s == 0), 1, 0).astype(np.int8)  # every hidden one is found
+    reviewed[np.flatnonzero(reviewed)[:5]] = 0
+    share = reviewed.sum() / (s == 0).sum()
+    with pytest.raises(ValueError, match=r"the prior cannot be 0\.05"):
+        PULinearClassifier(prior=0.05, device="cpu").fit(X, s, reviewed=reviewed)
+    model = PULinearClassifier(draws=8, device="cpu").fit(X, s, reviewed=reviewed)
+    told = model.prior_estimate_
+    assert share <= told.low <= told.prior <= told.high
+
+
+def test_a_review_of_every_row_leaves_nothing_to_learn_from():
+    X, s, _ = planted(n=60, labelled=10)
+    with pytest.raises(ValueError, match="every row is labelled or reviewed"):
+        PULinearClassifier(prior=0.3, device="cpu").fit(X, s, reviewed=np.where(s == 1, 0, -1))
+
+
+def test_hidden_positives_are_those_of_the_audit_or_of_a_prior():
+    s, reviewed = np.zeros((2, 100), np.int8)
+    s[:10], reviewed[10:30], reviewed[30:50] = 1, 1, -1
+    assert TrainingLabels.of(s, reviewed).known_positive_weight == 30
+    assert TrainingLabels.of(s, reviewed).hidden(0.3) == pytest.approx(0.3 * 90 - 20)
+    for likeliest, expected in [(4.0, 4.0), (None, 7.0)]:
+        hidden = AuditedHidden(low=1, high=9, likeliest=likeliest, draws=30, level=0.95)
+        assert TrainingLabels.of(s, reviewed, hidden=hidden).hidden(0.3) == pytest.approx(expected)

@@ -1,0 +1,158 @@
+import numpy as np
+import pytest
+from helpers.planted import two_kinds
+from scipy.stats import mannwhitneyu
+
+from pucache.estimates.calibration import Tilt
+from pucache.estimates.scar import LEAST, ScarCheck, check_scar, two_sample
+from pucache.labels.labels import Labels
+from pucache.training.sklearn_classifier import PULinearClassifier
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+RARE = Tilt(alpha=0.0, slope=4.0, prior=0.1)  # half sure at a margin of 0.55
+
+
+def checked(X, s, **options):
+    model = PULinearClassifier(draws=0, device="cpu").fit(X, s)
+    return check_scar(X, Labels.of(s), model.held_out_margins_, model.tilt_, **options)
+
+
+# --- the verdict -------------------------------------------------------------------------------
+
+
+def test_a_fair_sample_of_the_positives_is_not_told_from_those_found():
+    X, s, _ = two_kinds()
+    found = checked(X, s)
+    assert found.verdict == "alike" and abs(found.auc - 0.5) < 0.08 and found.p_value > 0.01
+    assert found.n_labelled > 100 and found.n_likely > 300
+
+
+def test_labelled_positives_mostly_of_one_kind_differ_from_those_found():
+    X, s, _ = two_kinds(side=0.4)
+    found = checked(X, s)
+    assert found.verdict == "differ" and found.auc > 0.6 and found.p_value < 0.01
+
+
+def test_what_stands_apart_is_of_the_kind_that_one_side_lacks():
+    X, s, y = two_kinds(side=0.4)
+    apart = checked(X, s).rows_by_likeness
+    kind = np.sign(X[:, 1])
+    like_labelled, like_found = apart[:50], apart[-50:]
+    assert kind[like_labelled].mean() > 0.8 and kind[like_found].mean() < -0.8
+    assert y[apart].mean() > 0.9 and len(np.unique(apart)) == len(apart)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_negatives_among_the_found_are_not_held_against_the_labels(seed):
+    """A fair sample of labels, and found rows of which two in five are negatives that are easily told."""
+    draw = np.random.default_rng(seed)
+    X = draw.standard_normal((700, 8)).astype(np.float32)
+    X[500:, 0] += 8
+    s = (np.arange(700) < 200).astype(np.int8)
+    margin = RARE.margin(0.6)
+    found = check_scar(X, Labels.of(s), np.full(700, margin), RARE)
+    assert found.p_value < 0.01 and found.auc > 0.55
+    assert found.explained == pytest.approx(0.5 + 0.4 / 2) and found.verdict == "explained"
+
+
+@pytest.mark.parametrize(("labelled", "found"), [(LEAST - 1, 50), (50, LEAST - 1), (0, 0)])
+def test_too_few_likely_positives_of_either_kind_are_not_compared(labelled, found):
+    s = (np.arange(200) < 60).astype(np.int8)
+    margins = np.full(200, -9.0)
+    margins[:labelled] = margins[60 : 60 + found] = 9.0
+    got = check_scar(np.eye(200, dtype=np.float32), Labels.of(s), margins, RARE)
+    verdict = "none found" if labelled > LEAST else "too few"
+    assert (got.verdict, got.n_labelled, got.n_likely, got.auc, len(got.rows_by_likeness)) == (
+        verdict,
+        labelled,
+        found,
+        None,
+        0,
+    )
+    assert ("hardly any unlabelled image looks like the labelled" if labelled > LEAST else "too few") in str(got)
+
+
+def test_known_negatives_and_copies_of_labelled_positives_are_not_among_the_found():
+    X = np.random.default_rng(0).standard_normal((100, 4)).astype(np.float32)
+    s, reviewed, group = (np.arange(100) < 40).astype(np.int8), np.zeros(100, np.int8), np.arange(100)
+    reviewed[40:50], group[50:55], reviewed[60:70] = -1, 0, 1
+    group[10:15], group[80:90] = 10, 80  # pictures that were labelled, or found, several times count once
+    got = check_scar(X, Labels(s, reviewed), np.full(100, 9.0), RARE, group=group)
+    assert (got.n_labelled, got.n_likely) == (36, 36)
+    left_out = [*range(11, 15), *range(40, 55), *range(81, 90)]
+    assert not np.isin(left_out, got.rows_by_likeness).any() and np.isin(np.arange(60, 70), got.rows_by_likeness).all()
+
+
+def test_frames_that_were_labelled_together_are_one_label():
+    """Ten fair labels, each of them five times: without groups nearest neighbours would tell them at once."""
+    draw = np.random.default_rng(0)
+    X = draw.standard_normal((560, 8)).astype(np.float32)
+    X[10:50] = np.repeat(X[:10], 4, axis=0) + 1e-3 * draw.standard_normal((40, 8))
+    s, group = (np.arange(560) < 50).astype(np.int8), np.r_[np.arange(10), np.repeat(np.arange(10), 4), 50:560]
+    alone, together = (check_scar(X, Labels.of(s), np.full(560, 9.0), RARE, group=g) for g in (None, group))
+    assert alone.verdict == "differ" and together.verdict == "alike" and together.n_labelled == 10
+
+
+def test_many_rows_are_sampled_and_the_seed_says_how():
+    X, s, _ = two_kinds(labelled=1500, unlabelled=4000)
+    margins = np.full(len(X), 9.0)
+    one, same, other = (check_scar(X, Labels.of(s), margins, RARE, seed=seed) for seed in (0, 0, 1))
+    assert (one.n_labelled, one.n_likely) == (1000, 2000)
+    assert one == same and (one.rows_by_likeness == same.rows_by_likeness).all() and one != other
+
+
+def test_what_is_told_is_json_and_a_sentence():
+    X, s, _ = two_kinds(side=0.4)
+    found = checked(X, s)
+    assert set(found.to_dict()) == {"labelled", "found", "auc", "auc_interval", "p_value", "explained", "verdict"}
+    assert f"AUC {found.auc:.2f}" in str(found) and "they differ" in str(found)
+    assert "no sign" in str(ScarCheck(50, 50, auc=0.5, p_value=0.6, explained=0.52, verdict="alike"))
+    assert "negatives among the found may explain" in str(
+        ScarCheck(50, 50, auc=0.7, p_value=0.001, explained=0.72, verdict="explained")
+    )
+
+
+# --- the test ----------------------------------------------------------------------------------
+
+
+def by_hand(X, first):
+    """AUC of the share of `first` among the sqrt(n) nearest rows, one row at a time."""
+    Z = X - X.mean(0)
+    Z /= np.linalg.norm(Z, axis=1, keepdims=True)
+    k, share = round(len(X) ** 0.5), []
+    for row in range(len(X)):
+        near = np.argsort(-(Z @ Z[row]), kind="stable")
+        share.append(first[near[near != row][:k]].mean())
+    share = np.array(share)
+    return share, mannwhitneyu(share[first], share[~first]).statistic / (first.sum() * (~first).sum())
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.5, 2.0])
+def test_the_auc_is_that_of_the_nearest_neighbours_counted_one_by_one(shift):
+    X = np.random.default_rng(1).standard_normal((90, 5))
+    first = np.arange(90) < 30
+    X[first, 2] += shift
+    share, expected = by_hand(X, first)
+    test = two_sample(X, first, np.random.default_rng(0), permutations=400)
+    assert test.likeness == pytest.approx(share)
+    by_chance = [by_hand(X, np.random.default_rng(n).permutation(first))[1] for n in range(60)]
+    assert test.auc == pytest.approx(np.clip(expected - np.mean(by_chance) + 0.5, 0, 1), abs=0.03)
+    assert test.error == pytest.approx(np.std(by_chance), rel=0.3)
+
+
+def test_p_values_of_one_population_are_spread_evenly():
+    p = []
+    for seed in range(200):
+        draw = np.random.default_rng(seed)
+        p.append(two_sample(draw.standard_normal((60, 4)), np.arange(60) < 20, draw, permutations=99).p_value)
+    assert min(p) >= 0.01 and 0.4 < np.mean(p) < 0.6
+    assert np.mean(np.array(p) <= 0.1) < 0.17
+
+
+def test_equal_rows_are_told_by_nothing():
+    """Not by their places either: the rows of one sample stand before those of the other."""
+    first = np.arange(60) < 20
+    for X in (np.ones((60, 3)), np.zeros((60, 3)), np.repeat(np.eye(3), 20, axis=0)[np.arange(60) % 3 * 20]):
+        found = [two_sample(X, first, np.random.default_rng(seed), permutations=99) for seed in range(20)]
+        assert np.mean([test.auc for test in found]) == pytest.approx(0.5, abs=0.06)
+        assert sum(test.p_value <= 0.01 for test in found) <= 2

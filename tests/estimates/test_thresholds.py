@@ -1,0 +1,147 @@
+import warnings
+
+import numpy as np
+import pytest
+
+from pucache.estimates.calibration import Tilt
+from pucache.estimates.thresholds import choose_threshold, near_share, parse_rule
+
+
+@pytest.fixture(autouse=True)
+def no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def gaussians(prior, n_p=400, n_u=2000, apart=1.0, seed=0):
+    """Margins and s: P from N(apart, 1), U a mixture with N(-apart, 1). The tilt is exactly 2 * apart * m."""
+    draw = np.random.default_rng(seed)
+    hidden = round(prior * n_u)
+    margins = np.concatenate([draw.normal(apart, size=n_p + hidden), draw.normal(-apart, size=n_u - hidden)])
+    return margins.astype(np.float32), (np.arange(n_p + n_u) < n_p).astype(np.int8)
+
+
+def expected(tilt, margins, share, threshold):
+    """Precision, recall and F1 above a threshold from the densities of P and of N relative to that of U."""
+    ratio = np.exp(tilt.alpha + tilt.slope * margins.astype(np.float64))
+    mixture = 1 - tilt.prior + tilt.prior * ratio
+    of_p, of_n, called = ratio / mixture, 1 / mixture, margins > threshold
+    hits, false_alarms = share * of_p[called].sum(), (1 - share) * of_n[called].sum()
+    recall = hits / (share * of_p.sum())
+    precision = hits / (hits + false_alarms) if called.any() else 1.0
+    return precision, recall, 2 * precision * recall / (precision + recall) if recall else 0.0
+
+
+def cuts(margins):
+    """Every threshold that calls another set of rows positive, from all rows to none."""
+    values = np.unique(margins)
+    return [values[0] - 1, *((values[1:].astype(np.float64) + values[:-1]) / 2), values[-1]]
+
+
+SAMPLES = {
+    "distinct": gaussians(0.3, 1, 60, seed=3)[0],
+    "with ties": np.round(gaussians(0.3, 1, 150, seed=4)[0] * 2) / 2,
+    "few values": np.repeat(np.array([-1, 0, 2], np.float32), [20, 9, 3]),
+}
+TILT = Tilt(-0.2, 1.7, 0.25)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.25, 0.8])
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_f1_is_the_greatest_of_all_thresholds(sample, share):
+    margins = SAMPLES[sample]
+    chosen = choose_threshold(TILT, margins, "f1", share)
+    best = max(expected(TILT, margins, share, cut)[2] for cut in cuts(margins))
+    assert expected(TILT, margins, share, chosen)[2] == pytest.approx(best, rel=1e-9)
+    assert min(expected(TILT, margins, share, cut)[2] for cut in cuts(margins)) < best - 0.01
+
+
+@pytest.mark.parametrize("share", [0.02, 0.25, 0.8])
+@pytest.mark.parametrize("target", [0.05, 0.3, 0.6, 0.77, 0.9, 0.99, 1.0])
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_precision_and_recall_meet_their_targets_and_are_the_most_generous_to_do_so(sample, target, share):
+    margins = SAMPLES[sample]
+    by_cut = [(cut, *expected(TILT, margins, share, cut)) for cut in cuts(margins)]
+    chosen = choose_threshold(TILT, margins, f"precision={target}", share)
+    precise = [cut for cut, precision, _, _ in by_cut if precision >= target * (1 - 1e-12)]
+    assert (margins > chosen).tolist() == (margins > min(precise)).tolist()  # the lowest; none where none is enough
+    chosen = choose_threshold(TILT, margins, f"recall={target}", share)
+    complete = [cut for cut, _, recall, _ in by_cut if recall >= target * (1 - 1e-9)]
+    assert (margins > chosen).tolist() == (margins > max(complete)).tolist()
+
+
+def test_equal_margins_are_called_together_or_not_at_all():
+    """The first of ten equal rows would still meet the target, all ten do not."""
+    tilt, margins = Tilt(0.0, 1.0, 0.5), np.array([5, *[0] * 10], np.float32)
+    assert expected(tilt, margins, 0.5, 4)[0] > 0.9 > expected(tilt, margins, 0.5, -1)[0]
+    assert 0 <= choose_threshold(tilt, margins, "precision=0.7", 0.5) < 5
+
+
+@pytest.mark.parametrize("rule", ["f1", "precision=0.9", "recall=0.1"])
+def test_the_threshold_lies_between_neighbours_even_in_float32(rule):
+    high = np.nextafter(np.float32(100), np.float32(101))
+    for top, low in ((high, np.float32(100)), (np.float32(100), np.nextafter(np.float32(100), np.float32(0)))):
+        margins, middle = np.repeat([top, low], [30, 2]), (float(top) + float(low)) / 2
+        chosen = np.float32(choose_threshold(Tilt(-2e7 * middle, 2e7, 0.9), margins, rule, 0.5))
+        assert (margins > chosen).tolist() == [True] * 30 + [False] * 2
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5])
+def test_where_less_than_one_positive_is_expected_f1_asks_for_even_odds(share):
+    tilt = Tilt(0.0, 1.0, 0.001)
+    chosen = choose_threshold(tilt, np.linspace(-3, 3, 100), "f1", share)
+    assert tilt.posterior(chosen, share) == pytest.approx(0.5)
+    assert chosen != choose_threshold(tilt, np.linspace(-3, 3, 1001), "f1", share)
+
+
+@pytest.mark.parametrize("number", [0.25, -3, "1e-3", np.float32(0.1), np.float64(2.5), np.int64(7)])
+def test_a_number_is_a_margin(number):
+    assert choose_threshold(TILT, np.zeros(3), number, 0.5) == float(str(number))
+    assert parse_rule(number) == ("margin", float(str(number)))
+
+
+def test_rules_are_taken_apart():
+    assert [parse_rule(rule) for rule in ("f1", "precision=0.9", "recall=1")] == [
+        ("f1", 0.0),
+        ("precision", 0.9),
+        ("recall", 1.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        *(
+            "",
+            "f2",
+            "F1",
+            "f1=",
+            "f1=0.5",
+            "precision",
+            "precision=",
+            "recall=",
+            "recall=0",
+            "recall=1.01",
+            "recall=nan",
+        ),
+        *("precision=-1", "precision=high", "nan", "inf", "-inf", "0.5=", "=0.5", "1,5", None, True, [1], float("nan")),
+    ],
+    ids=repr,
+)
+def test_any_other_rule_is_refused_in_one_line(rule):
+    with pytest.raises(ValueError, match=r"^threshold must be f1, precision=P or recall=R with .*; got .*$") as caught:
+        parse_rule(rule)
+    assert str(caught.value).endswith(f"got {rule!r}") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("threshold", "called"), [(9.0, 25), (-9.0, 100), (0.0, 50)])
+def test_a_threshold_near_a_share_calls_half_to_twice_of_it(threshold, called):
+    margins = np.random.default_rng(0).permutation(np.linspace(-9.5, 0.5, 1001))[:1000].astype(np.float32)
+    above = np.sum(margins > near_share(threshold, margins, 0.05))
+    assert above == pytest.approx(called, abs=2)
+
+
+def test_a_threshold_near_a_share_calls_a_row_of_few_and_all_that_are_equal():
+    assert np.sum(np.arange(3.0) > near_share(9.0, np.arange(3.0), 0.05)) == 1
+    assert np.all(np.ones(5) > near_share(9.0, np.ones(5), 0.05))

@@ -1,0 +1,234 @@
+import numpy as np
+import pytest
+from helpers.planted import write_cache
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import connected_components
+
+from pucache.labels import near_duplicates
+from pucache.labels.near_duplicates import DuplicateScan, groups, repeated, unlabelled_twins
+
+
+def at_cosine(draw, u, cosine):
+    """Draw a row of any length at a cosine to another."""
+    u = u / np.linalg.norm(u)
+    w = draw.normal(size=u.shape)
+    w -= (w @ u) * u
+    return draw.uniform(0.3, 30) * (cosine * u + np.sqrt(1 - cosine**2) * w / np.linalg.norm(w))
+
+
+def rows_with_twins(seed, n, d, cosine, off):
+    """Draw n rows: of their own, near an earlier one (just above or below the cosine), equal to one, zero."""
+    draw = np.random.default_rng(seed)
+    X = [draw.normal(size=d)]
+    while len(X) < n:
+        u = X[draw.integers(len(X))]
+        kind = draw.integers(5)
+        if kind < 2 and u.any():
+            X.append(at_cosine(draw, u, min(1, cosine + (off if kind else -off))))
+        else:
+            X.append((draw.normal(size=d), u, np.zeros(d))[kind % 3])
+    return np.array(X)
+
+
+def by_brute_force(X, cosine):
+    """Group by all pairs, in float64; also by how much the nearest cosine misses the limit."""
+    X = X.astype(np.float64)
+    norm = np.linalg.norm(X, axis=1)
+    U = X / np.where(norm > 0, norm, 1)[:, None]
+    cosines = U @ U.T
+    zero = norm == 0
+    _, number = connected_components(csr_matrix((cosines >= cosine) | np.outer(zero, zero)))
+    _, first, group = np.unique(number, return_index=True, return_inverse=True)
+    other = ~np.eye(len(X), dtype=bool) & ~(X[:, None] == X).all(2)
+    return first[group], np.abs(cosines - cosine)[other].min(initial=1)
+
+
+@pytest.fixture(params=["plenty", "scarce"])
+def room(request, monkeypatch):
+    """Also with so little room that everything goes in many blocks."""
+    if request.param == "scarce":
+        for name, value in {"_PAIRS": 4, "_CROWD": 2, "_BLOCK_VALUES": 48, "_SAMPLE": 5}.items():
+            monkeypatch.setattr(near_duplicates, name, value)
+
+
+# --- against brute force -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_groups_are_those_of_all_pairs(room, dtype):
+    @given(
+        st.integers(0, 2**32),
+        st.integers(1, 60),
+        st.integers(2, 40),
+        st.sampled_from([0.5, 0.9, 0.99, 0.999, 0.9999]),
+        st.sampled_from([1e-6, 1e-4, 1e-2]),
+    )
+    def check(seed, n, d, cosine, off):
+        X = rows_with_twins(seed, n, d, cosine, off).astype(dtype)
+        expected, miss = by_brute_force(X, cosine)
+        assume(miss > 5e-8)
+        found = groups(X, cosine=cosine)
+        assert found.dtype == np.int64 and found.tolist() == expected.tolist()
+
+    check()
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1, 1e30])
+@pytest.mark.parametrize("off", [-2e-8, 2e-8])
+def test_the_limit_is_sharp_at_any_length(off, scale):
+    draw = np.random.default_rng(0)
+    u = draw.normal(size=1280).astype(np.float32)
+    X = np.stack([u, *(at_cosine(draw, u, 0.999 + off) for _ in range(50))])
+    assert groups((scale * X).astype(np.float32)).tolist() == ([0] * 51 if off > 0 else [*range(51)])
+
+
+@pytest.mark.parametrize("scale", [1, 3, 0.1])
+def test_at_cosine_one_the_same_direction_is_a_twin(scale):
+    u = np.random.default_rng(0).normal(size=512).astype(np.float32)
+    near = u + np.float32(1e-3) * np.roll(u, 1)
+    assert groups(np.stack([u, u * np.float32(scale), -u, near]), cosine=1).tolist() == [0, 0, 2, 3]
+
+
+def test_a_chain_is_one_group_whatever_the_order():
+    angle = np.arccos(0.9991) * np.arange(2000) / 100
+    X = np.stack([np.cos(angle), np.sin(angle)], 1)[np.random.default_rng(0).permutation(2000)]
+    assert not groups(X.astype(np.float32), cosine=0.99999).any()
+    angle = np.arccos(0.9991) * np.arange(60)  # of 2.4 degrees each; the next link is too far
+    X = np.stack([np.cos(angle), np.sin(angle), 0 * angle], 1).astype(np.float32)
+    assert not groups(X[::-1]).any()
+    assert len(np.unique(groups(X[::2]))) == 30
+
+
+def test_the_order_of_rows_changes_no_group():
+    X = rows_with_twins(1, 500, 16, 0.999, 1e-4).astype(np.float16)
+    order = np.random.default_rng(0).permutation(500)
+    plain, mixed = groups(X)[order], groups(X[order])
+    assert len({*zip(plain.tolist(), mixed.tolist(), strict=True)}) == len(set(plain.tolist())) < 500
+    assert (mixed <= np.arange(500)).all() and (mixed[mixed] == mixed).all()
+
+
+def test_a_scan_keeps_less_than_a_hundred_bytes_of_a_row():
+    scan = DuplicateScan((5000, 64), lambda rows: np.ones((len(rows), 64), np.float16), 0.999)
+    per_row = [each for each in vars(scan).values() if isinstance(each, np.ndarray) and len(each) == 5000]
+    assert sum(each.nbytes for each in per_row) <= 100 * 5000
+
+
+@given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 9), max_size=40))
+def test_repeated_words_are_those_that_occur_more_than_once(words):
+    expected = [position for position, word in enumerate(words) if words.count(word) > 1]
+    assert repeated(np.array(words, np.uint64)).tolist() == expected
+
+
+# --- crowds ------------------------------------------------------------------------------------
+
+
+def test_thousands_of_equal_rows_are_one_pair_of_nothing(monkeypatch):
+    monkeypatch.setattr(near_duplicates, "_candidates", lambda parent, rows, *_: iter(() if len(rows) == 2 else 1 / 0))
+    X = np.ones((20_001, 64), np.float16)
+    X[7] *= -1
+    assert groups(X).tolist() == [0] * 7 + [7] + [0] * 19_993
+
+
+@pytest.mark.slow
+def test_a_crowd_of_nearly_equal_rows_takes_no_square_of_pairs(monkeypatch):
+    draw = np.random.default_rng(0)
+    X = (1 + 0.01 * draw.normal(size=(20_000, 32))).astype(np.float32)
+    X[::4000] = draw.normal(size=(5, 32))  # bystanders
+    pairs, candidates = [], near_duplicates._candidates
+
+    def counted(*arguments):
+        for one, other in candidates(*arguments):
+            pairs.append(len(one))
+            yield one, other
+
+    monkeypatch.setattr(near_duplicates, "_candidates", counted)
+    assert np.unique(groups(X)).tolist() == [0, 1, *range(4000, 20_000, 4000)]
+    assert max(pairs) <= near_duplicates._PAIRS + len(X) and sum(pairs) < 3 * near_duplicates._PAIRS
+
+
+# --- bytes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cosine", [None, 1.5])
+def test_without_a_cosine_only_equal_bytes_count(cosine):
+    X = np.array([[1, 2], [1, 2], [2, 4], [1, 2.01], [0, 0], [0, 0]], np.float16)
+    assert groups(X, cosine=cosine).tolist() == [0, 0, 2, 3, 4, 4]
+
+
+def test_equal_digests_join_and_unknown_ones_do_not():
+    X = np.eye(6, dtype=np.float32)
+    digests = np.zeros((6, 32), np.uint8)
+    digests[[1, 4], 31] = 5
+    digests[[2, 3], 0] = 5, 6
+    assert groups(X, digests, cosine=None).tolist() == [0, 1, 2, 3, 1, 5]
+
+
+def test_of_equal_digests_each_embedding_finds_its_own_twins():
+    X = np.eye(4, dtype=np.float32)[[0, 1, 2, 1, 3, 2]]
+    X[3:] *= 3
+    digests = np.zeros((6, 32), np.uint8)
+    digests[[0, 1, 2]] = 9
+    assert groups(X, digests).tolist() == [0, 0, 0, 0, 4, 0]
+
+
+def test_zeros_are_near_each_other_only():
+    X = np.zeros((4, 3), np.float16)
+    X[1, 0], X[3, 0] = -0.0, 6e-8
+    assert groups(X).tolist() == [0, 0, 0, 3]
+    assert groups(X[:3]).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (1, 5), (3, 0)])
+def test_the_smallest_shapes(shape):
+    assert groups(np.zeros(shape, np.float32)).tolist() == [0] * shape[0]
+
+
+def test_a_mapped_cache_gives_the_same_groups(tmp_path, room):
+    X = rows_with_twins(3, 300, 24, 0.999, 1e-4).astype(np.float16)
+    cache = write_cache(tmp_path / "cache.h5", X)
+    found = groups(cache.X, cache.digests)
+    assert not cache.X.flags.writeable
+    assert 1 < len(np.unique(found)) < 300 and (found == by_brute_force(X, 0.999)[0]).all()
+
+
+# --- what is refused ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cosine", [0, -0.5, float("nan")])
+def test_a_cosine_outside_its_domain_is_refused(cosine):
+    with pytest.raises(ValueError, match=r"cosine must be in \(0, 1\], or None for equal bytes only; got") as caught:
+        groups(np.ones((2, 2), np.float32), cosine=cosine)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_embeddings_that_are_not_finite_are_refused(room, bad):
+    X = np.ones((9, 30), np.float16)
+    X[5, 2] = bad
+    with pytest.raises(ValueError, match="NaN or infinite values, first in row 5"):
+        groups(X)
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"got X \(3,\) and digests \(3, 32\)"):
+        groups(np.ones(3, np.float32))
+    with pytest.raises(ValueError, match=r"got X \(3, 2\) and digests \(2, 32\)"):
+        groups(np.ones((3, 2), np.float32), np.zeros((2, 32), np.uint8))
+
+
+# --- found positives ---------------------------------------------------------------------------
+
+
+def test_unlabelled_twins_of_labelled_positives_are_listed():
+    group = np.array([0, 1, 0, 3, 1, 0, 6, 3, 1])
+    rows, labelled = unlabelled_twins(group, np.array([0, 0, 1, 0, 1, 1, 1, 0, 0]))
+    assert rows.tolist() == [0, 1, 8] and labelled.tolist() == [2, 4, 4]
+    assert rows.dtype == labelled.dtype == np.int64
+
+
+def test_without_twins_the_list_is_empty():
+    for s in ([1, 0, 0], [0, 0, 0], [1, 1, 1]):
+        rows, labelled = unlabelled_twins(np.arange(3), np.array(s))
+        assert not len(rows) and not len(labelled)

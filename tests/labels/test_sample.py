@@ -1,0 +1,291 @@
+"""The sample of unlabelled rows: what is drawn, that nothing else depends on it, and that it is said."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from helpers.planted import planted, write_cache
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pucache import estimate_prior, report, sweep_priors
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.cache.keys import Keys, encode_keys
+from pucache.cli.main import main
+from pucache.errors import CacheError, ModelError
+from pucache.labels.labels import Labels
+from pucache.labels.sample import (
+    SAMPLE_BYTES,
+    SAMPLE_ROWS,
+    UnlabelledSample,
+    draw_sample,
+    key_numbers,
+    sample_size,
+    smallest_numbers,
+)
+from pucache.training import model_file
+from pucache.training.labelled_cache import PUData
+from pucache.training.linear_model import PULinearModel
+from pucache.training.train_on_cache import summary, train_pu
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+N, LABELLED, LIMIT = 600, 40, 300
+X, S, Y = planted(N, labelled=LABELLED, prior=0.2, seed=3)
+NAMES = [f"{'a' * (row % 17)}/{row:04}.png" for row in range(N)]  # of many widths, and in another order than the rows
+LINEAR = {"method": "linear", "device": "cpu"}
+
+
+@pytest.fixture
+def limit(monkeypatch):
+    monkeypatch.setattr("pucache.labels.sample.SAMPLE_ROWS", LIMIT)
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return write_cache(tmp_path / "cache.h5", X, NAMES)
+
+
+@pytest.fixture
+def positives(tmp_path):
+    path = tmp_path / "found.txt"
+    path.write_text("\n".join(name for name, label in zip(NAMES, S, strict=True) if label))
+    return path
+
+
+def in_shards(folder: Path, count: int, draw: np.random.Generator) -> EmbeddingCache:
+    """The rows in files of other sizes, in another order."""
+    shard, paths = draw.integers(count, size=N), []
+    for number in draw.permutation(count):
+        rows = np.flatnonzero(shard == number)
+        paths.append(folder / f"shard-{number}.h5")
+        write_cache(paths[-1], X[rows], [NAMES[row] for row in rows])
+    return EmbeddingCache(*paths)
+
+
+def sampled_keys(data: PUData) -> list[str]:
+    return data.keys(np.arange(len(data.s)))
+
+
+# --- the draw ------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.text(min_size=1, max_size=40).filter(lambda text: "\0" not in text), min_size=1, max_size=30),
+    st.integers(0, 2**63),
+)
+def test_the_number_of_a_key_depends_on_the_key_and_the_seed_alone(names, seed):
+    try:
+        together = key_numbers(encode_keys(names), seed)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return
+    for name, number in zip(names, together, strict=True):
+        for width in (len(name.encode()), 8, 33, 200):
+            alone = encode_keys([name])
+            assert key_numbers(alone.astype(f"S{max(width, alone.itemsize)}"), seed)[0] == number
+
+
+def test_numbers_of_consecutive_keys_are_even_and_independent():
+    names = np.char.add(b"folder/", np.char.zfill(np.arange(200_000).astype("S6"), 6))
+    numbers, others = (key_numbers(names, seed) / 2.0**64 for seed in (0, 1))
+    for values in (numbers, others):
+        counts = np.histogram(values, 100, (0, 1))[0]
+        assert np.square(counts - 2000).sum() / 2000 < 160  # chi squared, 99 degrees of freedom
+    assert abs(np.corrcoef(numbers[1:], numbers[:-1])[0, 1]) < 0.01
+    assert abs(np.corrcoef(numbers, others)[0, 1]) < 0.01
+    assert abs(np.corrcoef(numbers, np.arange(len(names)))[0, 1]) < 0.01
+
+
+@pytest.mark.parametrize("size", [1, 7, 250, 559, 560])
+def test_the_smallest_numbers_are_taken_by_brute_force_too(size):
+    keys, among = Keys([encode_keys(sorted(NAMES))]), np.arange(N) % 15 != 0
+    numbers = key_numbers(encode_keys(sorted(NAMES)), 5).astype(object)
+    expected = sorted(np.flatnonzero(among), key=lambda row: numbers[row])[:size]
+    assert sorted(smallest_numbers(keys, among, size, 5)) == sorted(expected)
+
+
+def test_the_sample_does_not_depend_on_files_or_their_order_and_holds_every_positive(limit, cache, positives, tmp_path):
+    draw = np.random.default_rng(0)
+    whole = PUData.of(cache, positives, seed=4)
+    assert whole.sample == UnlabelledSample(rows=LIMIT, unlabelled=N - LABELLED, seed=4)
+    assert len(whole.s) == LIMIT + LABELLED and whole.s.sum() == LABELLED and whole.n_unlabelled == N - LABELLED
+    rows = whole.cache_rows(np.arange(len(whole.s)))
+    assert (np.diff(rows) > 0).all() and (cache.X[rows] == whole.X).all()
+    assert {key for key, label in zip(sampled_keys(whole), whole.s, strict=True) if label} == set(
+        positives.read_text().split("\n")
+    )
+    for count in (2, 5):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        shards = PUData.of(in_shards(folder, count, draw), positives, seed=4)
+        assert set(sampled_keys(shards)) == set(sampled_keys(whole))
+        by_key = dict(zip(sampled_keys(shards), shards.X, strict=True))
+        assert all((by_key[key] == row).all() for key, row in zip(sampled_keys(whole), whole.X, strict=True))
+
+
+def test_another_seed_draws_another_sample_and_one_more_label_replaces_one_row(limit, cache):
+    s = np.zeros(N, np.int8)
+    s[:LABELLED] = 1
+    one, other = (set(sampled_keys(PUData.of(cache, s, seed=seed))) for seed in (0, 1))
+    assert len(one - other) > LIMIT / 5
+    unlabelled = next(row for row in range(LABELLED, N) if cache.keys[row] in one)
+    s[unlabelled] = 1
+    more = set(sampled_keys(PUData.of(cache, s)))
+    assert one <= more and len(more) == len(one) + 1
+
+
+def test_up_to_the_limit_in_rows_and_in_bytes_all_rows_are_taken(monkeypatch):
+    assert sample_size(128) == sample_size(512) == SAMPLE_ROWS
+    assert sample_size(4096) == SAMPLE_BYTES // 4096
+    labels, keys = Labels.of(S), Keys([encode_keys(sorted(NAMES))])
+    monkeypatch.setattr("pucache.labels.sample.SAMPLE_ROWS", N - LABELLED)
+    assert draw_sample(keys, labels, row_bytes=24) is None
+    monkeypatch.setattr("pucache.labels.sample.SAMPLE_ROWS", N - LABELLED - 1)
+    sample, rows = draw_sample(keys, labels, row_bytes=24)
+    assert sample.rows == N - LABELLED - 1 and len(rows) == N - 1
+    monkeypatch.setattr("pucache.labels.sample.SAMPLE_BYTES", 24 * 100)
+    sample, rows = draw_sample(keys, labels, row_bytes=24)
+    assert sample.rows == 100 and len(rows) == LABELLED + 100
+
+
+def test_after_a_review_all_rows_are_taken(limit, cache):
+    reviewed = np.zeros(N, np.int8)
+    reviewed[np.flatnonzero(S == 0)[0]] = -1
+    assert PUData.of(cache, Labels(S, reviewed)).sample is None
+
+
+# --- training ------------------------------------------------------------------------------------------
+
+
+def test_training_on_a_sample_is_training_on_a_cache_of_its_rows(limit, cache, positives, tmp_path, monkeypatch):
+    data = PUData.of(cache, positives)
+    few = write_cache(tmp_path / "few.h5", data.X, sampled_keys(data))
+    model = train_pu(cache, positives, device="cpu")
+    monkeypatch.setattr("pucache.labels.sample.SAMPLE_ROWS", SAMPLE_ROWS)
+    expected = train_pu(few, positives, device="cpu")
+    assert (model.coef_ == expected.coef_).all() and model.threshold_ == expected.threshold_
+    assert model.estimates_ == expected.estimates_ and model.prior_estimate_ == expected.prior_estimate_
+    assert (model.n_labelled_, model.n_unlabelled_) == (LABELLED, N - LABELLED)
+    assert model.unlabelled_sample_ == UnlabelledSample(LIMIT, N - LABELLED, 0)
+    assert not list(tmp_path.glob("cache.h5.*"))  # no graph of the sample is kept for one of the cache
+
+
+def test_below_the_limit_and_with_all_rows_nothing_changes(cache, positives, tmp_path, monkeypatch):
+    expected = train_pu(cache, positives, **LINEAR)
+    expected.save(tmp_path / "expected.safetensors")
+    assert expected.unlabelled_sample_ is None and summary(expected).unlabelled_sample is None
+    monkeypatch.setattr("pucache.labels.sample.SAMPLE_ROWS", LIMIT)
+    train_pu(cache, positives, all_rows=True, **LINEAR).save(tmp_path / "all.safetensors")
+    assert (tmp_path / "all.safetensors").read_bytes() == (tmp_path / "expected.safetensors").read_bytes()
+    train_pu(cache, positives, **LINEAR).save(tmp_path / "sample.safetensors")
+    assert (tmp_path / "sample.safetensors").read_bytes() != (tmp_path / "expected.safetensors").read_bytes()
+
+
+def test_the_model_file_says_what_was_drawn_and_refuses_what_was_not(limit, cache, positives, tmp_path):
+    path = tmp_path / "model.safetensors"
+    train_pu(cache, positives, seed=2, **LINEAR).save(path)
+    assert PULinearModel.load(path).unlabelled_sample_ == UnlabelledSample(LIMIT, N - LABELLED, 2)
+    assert model_file.read_model(path).n_unlabelled == N - LABELLED
+    tensors, content = model_file.read(path, model_file.TENSORS)
+    for wrong in ({"rows": 1}, {"rows": 5, "unlabelled": 2, "seed": 0}, {"rows": 1.5, "unlabelled": 2, "seed": 0}, [1]):
+        model_file.write(path, tensors, content | {"unlabelled_sample": wrong})
+        with pytest.raises(ModelError, match="holds no model"):
+            PULinearModel.load(path)
+
+
+def test_damage_anywhere_is_found_though_a_sample_is_taken(limit, cache, positives, tmp_path):
+    taken = set(sampled_keys(PUData.of(cache, positives)))
+    row = next(row for row in range(N) if cache.keys[row] not in taken)
+    content = bytearray((tmp_path / "cache.h5").read_bytes())
+    content[content.index(cache.X[row].tobytes())] ^= 1
+    (tmp_path / "cache.h5").write_bytes(content)
+    with pytest.raises(CacheError, match="damaged"):
+        PUData.of(EmbeddingCache(tmp_path / "cache.h5"), positives)
+
+
+def test_a_sweep_and_an_estimate_take_the_sample_and_judge_it_by_its_truth(limit, cache, positives):
+    y = np.array([Y[NAMES.index(key)] for key in cache.keys], np.int8)
+    data = PUData.of(cache, positives, seed=7)
+    options = {"priors": [0.2], "seeds": [7], "device": "cpu"}
+    sweep = sweep_priors(cache, positives, truth=y, **options)
+    assert sweep.sample == data.sample
+    everything = sweep_priors(cache, positives, truth=y, all_rows=True, **options)
+    assert everything.sample is None
+    assert sweep.rows[0].true_auc != everything.rows[0].true_auc
+    assert sweep.rows[0].true_auc == pytest.approx(everything.rows[0].true_auc, abs=0.05)
+    by_sample, by_all = (estimate_prior(cache, positives, methods=["tilt"], all_rows=all_rows)[0].prior
+                         for all_rows in (False, True))  # fmt: skip
+    assert by_sample != by_all and by_sample == pytest.approx(by_all, abs=0.08)
+
+
+def test_a_report_counts_hidden_positives_among_all_rows(limit, cache, positives, tmp_path):
+    y = np.array([Y[NAMES.index(key)] for key in cache.keys], np.int8)
+    numbers = report(cache, positives, tmp_path / "report.html", truth=y, sample=20, device="cpu")
+    assert numbers.unlabelled_sample == {"rows": LIMIT, "unlabelled": N - LABELLED, "seed": 0}
+    assert (numbers.images, numbers.unlabelled, numbers.labelled) == (N, N - LABELLED, LABELLED)
+    assert numbers.hidden_positives.expected == pytest.approx(numbers.prior * (N - LABELLED))
+    assert any(f"{LIMIT} of {N - LABELLED} unlabelled rows, drawn by seed 0" in text for text in numbers.warnings)
+    assert numbers.true_prior == pytest.approx(0.2, abs=0.06)
+    everything = report(cache, positives, tmp_path / "all.html", truth=y, sample=20, device="cpu", all_rows=True)
+    assert everything.unlabelled_sample is None and not any("drawn by seed" in text for text in everything.warnings)
+
+
+# --- commands ------------------------------------------------------------------------------------------
+
+
+def run(*command: object) -> str:
+    ended = CliRunner().invoke(main, [str(part) for part in command], catch_exceptions=False)
+    assert ended.exit_code == 0, ended.output
+    return ended.stdout
+
+
+def test_commands_say_what_was_taken_and_all_takes_all(limit, cache, positives, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = f"trained on {LIMIT} of {N - LABELLED} unlabelled rows, drawn by seed 3; --all takes all"
+    fields = {"rows": LIMIT, "unlabelled": N - LABELLED, "seed": 3}
+    train = ("train-pu", "cache.h5", "--positives", positives, "--method", "linear", "--seed", 3)
+    assert said in run(*train)
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert metrics["unlabelled_sample"] == fields and metrics["unlabelled"] == N - LABELLED
+    assert "drawn by seed" not in run(*train, "--all")
+    assert json.loads((tmp_path / "metrics.json").read_text())["unlabelled_sample"] is None
+    for command in (
+        ("estimate-prior", "cache.h5", "--positives", positives, "--method", "tilt", "--seed", 3),
+        (
+            "sweep-priors",
+            "cache.h5",
+            "--positives",
+            positives,
+            "--priors",
+            "0.2",
+            "--seeds",
+            1,
+            "--no-plot",
+            "--seed",
+            3,
+        ),
+    ):
+        assert said in run(*command)
+        assert json.loads(run(*command, "--json"))["unlabelled_sample"] == fields
+        assert json.loads(run(*command, "--json", "--all"))["unlabelled_sample"] is None
+
+
+def test_a_sample_with_few_hidden_positives_is_warned_of(limit, cache, positives, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train = ("train-pu", "cache.h5", "--positives", positives, "--method", "linear")
+    assert "positives are hidden in this sample" in run(*train)  # about 60, of 300 rows
+    monkeypatch.setattr("pucache.labels.sample.LEAST_HIDDEN", 30)
+    assert "positives are hidden in this sample" not in run(*train)
+    assert UnlabelledSample(1_000_000, 20_000_000, 0).note(None) == ""
+    assert UnlabelledSample(1_000_000, 20_000_000, 0).note(0.001) == ""
+
+
+def test_rankings_and_scores_are_of_all_rows(limit, cache, positives, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("train-pu", "cache.h5", "--positives", positives, "--method", "linear")
+    run("score", "model.safetensors", "cache.h5")
+    assert len((tmp_path / "scores.csv").read_text().splitlines()) == N + 1
+    run("retrieve-positives", "cache.h5", "--positives", positives, "--model", "model.safetensors", "-k", N)
+    assert len((tmp_path / "ranked.csv").read_text().splitlines()) == N - LABELLED + 1

@@ -1,0 +1,141 @@
+import csv
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from helpers.planted import planted, write_cache
+from sklearn import metrics as sk
+
+from pucache.errors import LabelError
+from pucache.scoring.evaluate import evaluate
+from pucache.scoring.score import score
+from pucache.scoring.score_tables import read_scores
+from pucache.training.sklearn_classifier import PULinearClassifier
+
+X, S, Y = planted(200, labelled=30)
+ODD = ['a,"b".png', "c\nd.png", "e\r\nf.png", "g\rh.png", "i\u2028j.png", " k .png", "é🦊.png", "'l'.png", '"m".png']
+KEYS = [*ODD, *(f"n/{row:03}.png" for row in range(len(ODD), len(X)))]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return PULinearClassifier(prior=0.3, threshold=3.0, device="cpu").fit(X, S)
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return write_cache(tmp_path / "cache.h5", X, KEYS, failures={"bad.png": "truncated"})
+
+
+@pytest.fixture(params=[".csv", ".parquet", ".CSV"])
+def out(request, tmp_path):
+    """Name an output; Parquet needs its extra."""
+    if request.param == ".parquet":
+        pytest.importorskip("pyarrow")
+    return tmp_path / "out" / f"scores{request.param}"
+
+
+@pytest.fixture
+def scored(cache, model, out):
+    score(model, cache, out)
+    return out
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Write rows as CSV under a name."""
+
+    def make(name, header, rows):
+        with (tmp_path / name).open("w", newline="", encoding="utf-8") as stream:
+            csv.writer(stream, quoting=csv.QUOTE_ALL).writerows([header, *rows])
+        return tmp_path / name
+
+    return make
+
+
+def of_keys(keys, values):
+    """Values of KEYS in the order of `keys`."""
+    return np.array([values[KEYS.index(key)] for key in keys])
+
+
+def expected_metrics(y, scores, keep):
+    y, margins, predicted = y[keep], scores["margin"][keep], scores["label"][keep]
+    return {
+        "n": int(keep.sum()),
+        "n_positive": int(y.sum()),
+        "accuracy": sk.accuracy_score(y, predicted),
+        "precision": sk.precision_score(y, predicted),
+        "recall": sk.recall_score(y, predicted),
+        "f1": sk.f1_score(y, predicted),
+        "auc": sk.roc_auc_score(y, margins),
+        "average_precision": sk.average_precision_score(y, margins),
+        "precision@10": y[np.argsort(-margins, kind="stable")[:10]].mean(),
+    }
+
+
+@pytest.mark.parametrize("positives", [False, True])
+def test_metrics_are_those_of_scikit_learn_on_the_images_with_truth(scored, table, positives):
+    scores = read_scores(scored)
+    y = of_keys(scores["key"], Y)
+    known = np.arange(len(y)) % 4 > 0  # the file says nothing about the others
+    rows = [(label, key) for label, key, told in zip(y, scores["key"], known, strict=True) if told]
+    truth = table("truth.csv", ["label", "key"], [*rows, (1, "elsewhere.png")])
+    keep, options = known, {"at": (10, 1000)}
+    if positives:
+        labelled = of_keys(scores["key"], S) == 1
+        keep = known & ~labelled
+        options["positives"] = table("found.csv", ["key"], [[key] for key in scores["key"][labelled]])
+    assert ((scores["margin"] > 0) != scores["label"]).any()  # the label follows the model's threshold
+    expected = expected_metrics(y, scores, keep) | {"without_truth": 50}
+    result = evaluate(scored, truth, **options)
+    assert result == pytest.approx(expected) and list(result) == list(expected)
+    json.dumps(result)
+
+
+def test_a_list_of_the_positives_says_as_much_as_a_table(scored, table):
+    full = table("truth.csv", ["key", "label"], zip(KEYS, Y, strict=True))
+    short = table("list.csv", ["key"], [[key] for key, label in zip(KEYS, Y, strict=True) if label])
+    assert evaluate(scored, full) == evaluate(scored, short)
+    assert evaluate(scored, full)["without_truth"] == 0 and "precision@100" in evaluate(scored, full)
+
+
+def test_one_class_alone_has_no_auc_and_is_still_evaluated(scored, table):
+    truth = table("truth.csv", ["key", "label"], [(key, 1) for key in KEYS[:20]])
+    result = evaluate(scored, truth, at=(20, 21))
+    assert np.isnan(result["auc"]) and result["precision@20"] == 1 and "precision@21" not in result
+
+
+@pytest.mark.parametrize(
+    "rows, positives, message",
+    [
+        ([("n/010.png", "perhaps")], None, "has the label 'perhaps'"),
+        ([("x.png", 1)], None, "none of the 1 keys .* has a score"),
+        ([("n/010.png", 1), ("n/011.png", 0)], [["n/010.png"], ["n/011.png"]], "no image of .* is left to evaluate"),
+    ],
+)
+def test_truth_that_leaves_nothing_to_evaluate_is_refused(scored, table, rows, positives, message):
+    found = table("found.csv", ["key"], positives) if positives else None
+    with pytest.raises(LabelError, match=message):
+        evaluate(scored, table("truth.csv", ["key", "label"], rows), positives=found)
+
+
+@pytest.mark.parametrize("missing", ["scores", "truth", "positives"])
+def test_a_missing_file_is_named(scored, table, tmp_path, missing):
+    files = {"scores": scored, "truth": table("truth.csv", ["key", "label"], [(KEYS[0], 1)]), "positives": None}
+    with pytest.raises(LabelError, match=r"nowhere\.csv"):
+        evaluate(**files | {missing: tmp_path / "nowhere.csv"})
+
+
+def test_evaluating_imports_neither_torch_nor_scipy_nor_scikit_learn(tmp_path):
+    (tmp_path / "scores.csv").write_text("key,margin,posterior,label\na,1,0.9,1\nb,-1,0.1,0\n")
+    (tmp_path / "truth.csv").write_text("key,label\na,1\nb,0\n")
+    code = f"""if True:
+        import sys
+        from pucache import evaluate
+        assert evaluate({str(tmp_path / "scores.csv")!r}, {str(tmp_path / "truth.csv")!r})["auc"] == 1
+        heavy = {{"torch", "torchvision", "timm", "sklearn", "scipy", "h5py"}} & set(sys.modules)
+        assert not heavy, heavy
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,286 @@
+import numpy as np
+import pytest
+from helpers import plain
+from helpers.neighbours import THRESHOLD, TILT, log_ratio, probabilities, share_among, with_neighbours
+from helpers.planted import planted, write_cache
+from helpers.tiny import tiny_encoder
+from scipy.special import logit
+
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.encoders.spec import EncoderSpec
+from pucache.errors import CacheError, ModelError, OutputError
+from pucache.images.source import open_source
+from pucache.scoring.score import ScoreReport, embed_for, score
+from pucache.scoring.score_tables import read_scores
+from pucache.training.sklearn_classifier import PULinearClassifier
+
+X, S, Y = planted(200, labelled=30)
+ODD = ['a,"b".png', "c\nd.png", "e\r\nf.png", "g\rh.png", "i\u2028j.png", " k .png", "é🦊.png", "'l'.png", '"m".png']
+KEYS = [*ODD, *(f"n/{row:03}.png" for row in range(len(ODD), len(X)))]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return PULinearClassifier(prior=0.3, threshold=3.0, device="cpu").fit(X, S)
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return write_cache(tmp_path / "cache.h5", X, KEYS, failures={"bad.png": "truncated"})
+
+
+@pytest.fixture(params=[".csv", ".parquet", ".CSV"])
+def out(request, tmp_path):
+    """Name an output; Parquet needs its extra."""
+    if request.param == ".parquet":
+        pytest.importorskip("pyarrow")
+    return tmp_path / "out" / f"scores{request.param}"
+
+
+# --- score -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_every_row_gets_margin_posterior_and_label_in_cache_order(cache, model, out, monkeypatch, small):
+    if small:
+        monkeypatch.setattr("pucache.cache.reader.BLOCK_BYTES", 500)
+        assert len(list(cache.blocks())) > 3
+    margins = model.margins(cache.X)
+    report = score(model, cache, out)
+    assert report == ScoreReport(cache, 200, int((margins > 3).sum()), 1)
+    table = read_scores(out)
+    assert table["key"].tolist() == list(cache.keys) and set(table["key"]) == set(KEYS)
+    np.testing.assert_allclose(table["margin"], margins, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(table["posterior"], model.predict_proba(cache.X)[:, 1], rtol=1e-5, atol=1e-6)
+    assert table["label"].tolist() == (margins > 3).astype(int).tolist() == model.predict(cache.X).tolist()
+    assert [column.dtype.kind for column in table.values()] == ["O", "f", "f", "i"]
+
+
+def test_several_files_and_none_at_all_are_scored_alike(tmp_path, model, out):
+    (tmp_path / "caches").mkdir()
+    write_cache(tmp_path / "caches" / "0.h5", X[:120])
+    write_cache(tmp_path / "caches" / "1.h5", X[120:], [f"z/{row}" for row in range(80)])
+    several = EmbeddingCache(tmp_path / "caches")
+    assert score(model, several, out).rows == 200
+    assert read_scores(out)["key"].tolist() == list(several.keys)
+    nothing = write_cache(tmp_path / "empty.h5", X[:0])
+    assert score(model, nothing, out) == ScoreReport(nothing, 0, 0, 0)
+    assert [len(column) for column in read_scores(out).values()] == [0] * 4
+
+
+def test_paths_are_scored_as_the_opened_model_and_cache_are(cache, model, tmp_path):
+    model.save(tmp_path / "model.safetensors")
+    score(model, cache, tmp_path / "expected.csv")
+    for where in (tmp_path / "cache.h5", str(tmp_path / "cache.h5"), [tmp_path / "cache.h5"]):
+        report = score(str(tmp_path / "model.safetensors"), where, tmp_path / "scores.csv")
+        assert (report.rows, report.cache.name) == (200, str(tmp_path / "cache.h5"))
+        assert (tmp_path / "scores.csv").read_bytes() == (tmp_path / "expected.csv").read_bytes()
+
+
+@pytest.mark.parametrize("unused", [{"cache": "new.h5"}, {"device": "cpu", "batch_size": 2}], ids=str)
+def test_options_of_embedding_are_refused_where_a_cache_is_scored(cache, model, tmp_path, unused):
+    with pytest.raises(ValueError, match=f"{', '.join(unused)} is for images that are to be embedded"):
+        score(model, cache, tmp_path / "scores.csv", **unused)
+
+
+def test_several_sources_are_refused(model, tmp_path):
+    with pytest.raises(ValueError, match="give one source of images, or any number of caches"):
+        score(model, [tmp_path / "photos", tmp_path / "more"], tmp_path / "scores.csv")
+
+
+def test_csv_and_parquet_agree(cache, model, tmp_path):
+    pytest.importorskip("pyarrow")
+    tables = []
+    for name in ("scores.csv", "scores.parquet"):
+        score(model, cache, tmp_path / name)
+        tables.append(read_scores(tmp_path / name))
+    assert tables[0].keys() == tables[1].keys()
+    for name in ("key", "label"):
+        assert tables[0][name].tolist() == tables[1][name].tolist()
+    for name in ("margin", "posterior"):
+        np.testing.assert_allclose(tables[0][name], tables[1][name], rtol=1e-5)
+    assert (tables[1]["margin"] == model.margins(cache.X)).all()
+    assert (tables[1]["posterior"] == model.predict_proba(cache.X)[:, 1]).all()
+
+
+def test_the_csv_is_plain_for_any_reader(model, tmp_path):
+    score(model, write_cache(tmp_path / "cache.h5", X[:3], ["b.png", "a b.png", "c,d.png"]), tmp_path / "scores.csv")
+    with (tmp_path / "scores.csv").open(newline="") as stream:
+        lines = stream.read().split("\n")
+    assert lines[0] == "key,margin,posterior,label" and lines[4:] == [""]
+    assert [line.rsplit(",", 3)[0] for line in lines[1:4]] == ["a b.png", "b.png", '"c,d.png"']
+
+
+@pytest.mark.parametrize(
+    "name, error", [("scores.txt", ValueError), ("scores", ValueError), ("folder.csv", OutputError)]
+)
+def test_an_output_that_cannot_be_is_found_before_any_work(tmp_path, name, error):
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(error, match=r"must end in \.csv or \.parquet|is a directory"):
+        score(None, None, tmp_path / name)  # there is nothing to work with
+
+
+def test_a_model_of_another_encoder_is_refused_and_leaves_no_output(cache, out):
+    other = PULinearClassifier(prior=0.3, device="cpu").fit(X, S)
+    other.encoder_ = EncoderSpec.imported("other", 6)
+    with pytest.raises(ModelError, match=r"holds embeddings of imported:planted.* expects imported:other"):
+        score(other, cache, out)
+    assert list(out.parent.iterdir()) == []
+
+
+def test_an_interruption_leaves_the_old_scores_alone(cache, model, out, monkeypatch):
+    score(model, cache, out)
+    before = out.read_bytes()
+
+    def interrupt(margins):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(model, "posterior", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        score(model, cache, out)
+    assert out.read_bytes() == before and list(out.parent.iterdir()) == [out]
+
+
+# --- with the neighbours of a pile -------------------------------------------------------------
+
+NEW, *_ = planted(90, labelled=10, seed=1)
+
+
+@pytest.fixture
+def fused(model):
+    return with_neighbours(model, 2.0)
+
+
+@pytest.fixture
+def pile(tmp_path):
+    return write_cache(tmp_path / "pile.h5", X)
+
+
+def expected_scores(model, rows, weight):
+    """The definition: whitened as the pile, all its rows compared, no label."""
+    p, both = probabilities(model, X), np.concatenate([X, rows])
+    W = plain.whitened(both, of=X)
+    shares = [share_among(W[: len(X)] @ W[len(X) + row], p) for row in range(len(rows))]
+    return log_ratio(model, rows) + weight * logit(np.clip(shares, 1e-3, 1 - 1e-3))
+
+
+@pytest.mark.parametrize("method", ["distilled", "linear"])
+@pytest.mark.parametrize("weight", [0.5, 2.0])
+def test_new_images_are_scored_with_their_neighbours_in_the_pile(tmp_path, model, pile, method, weight):
+    fused = with_neighbours(model, weight, method)
+    new = write_cache(tmp_path / "new.h5", NEW, failures={"bad.png": "truncated"})
+    report = score(fused, new, tmp_path / "scores.csv", neighbours=pile)
+    table = read_scores(tmp_path / "scores.csv")
+    np.testing.assert_allclose(table["margin"], expected_scores(fused, NEW, weight), atol=0.03)
+    np.testing.assert_allclose(table["posterior"], TILT.posterior(table["margin"], fused.share_), atol=1e-5)
+    assert table["label"].tolist() == (table["margin"] > THRESHOLD).astype(int).tolist()
+    assert report == ScoreReport(new, 90, int(table["label"].sum()), 1, pile)
+    assert 0 < report.positives < 90
+
+
+@pytest.mark.parametrize("at_once", [6, 6 * 40, 6 * 90])
+def test_scores_do_not_depend_on_the_blocks(tmp_path, fused, pile, monkeypatch, at_once):
+    new = write_cache(tmp_path / "new.h5", NEW)
+    score(fused, new, tmp_path / "expected.csv", neighbours=pile)
+    monkeypatch.setattr("pucache.cache.reader.BLOCK_BYTES", 500)
+    monkeypatch.setattr("pucache.scoring.pile_scores._VALUES_AT_ONCE", at_once)
+    (tmp_path / "caches").mkdir()
+    for number, rows in enumerate((slice(0, 70), slice(70, 200))):
+        write_cache(tmp_path / "caches" / f"{number}.h5", X[rows], [f"{row:05}" for row in range(200)[rows]])
+    score(fused, new, tmp_path / "scores.csv", neighbours=tmp_path / "caches")
+    tables = [read_scores(tmp_path / name)["margin"] for name in ("expected.csv", "scores.csv")]
+    np.testing.assert_allclose(*tables, atol=0.01)
+
+
+def test_rows_of_the_pile_itself_are_left_out_of_their_own_neighbours(tmp_path, fused, pile):
+    score(fused, tmp_path / "pile.h5", tmp_path / "itself.csv", neighbours=pile)
+    itself = read_scores(tmp_path / "itself.csv")["margin"]
+    W, p = plain.whitened(X), probabilities(fused, X)
+    shares = [share_among(W @ W[row], p, row) for row in range(len(X))]
+    expected = log_ratio(fused, X) + 2 * logit(np.clip(shares, 1e-3, 1 - 1e-3))
+    np.testing.assert_allclose(itself, expected, atol=0.03)
+    score(fused, write_cache(tmp_path / "copy.h5", X[:50]), tmp_path / "copy.csv", neighbours=pile)
+    np.testing.assert_allclose(
+        read_scores(tmp_path / "copy.csv")["margin"], expected_scores(fused, X[:50], 2.0), atol=0.03
+    )
+
+
+def test_a_model_that_chose_no_weight_is_refused_before_any_work(tmp_path, model):
+    old = with_neighbours(model, 0.0, "linear")
+    old.neighbours_ = None
+    refused = {"does not say whether neighbours help": old, "do not count": with_neighbours(model, 0.0, "linear")}
+    for reason, trained in refused.items():
+        with pytest.raises(ModelError, match=f"does not score with neighbours; leave neighbours out .*{reason}"):
+            score(trained, tmp_path / "nowhere", tmp_path / "scores.csv", neighbours=tmp_path / "nowhere.h5")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pile_of_another_encoder_or_without_rows_is_refused(tmp_path, fused, cache):
+    other = write_cache(tmp_path / "other.h5", X[:, :5])
+    with pytest.raises(ModelError, match=r"expects 6-d rows; .*other.h5 holds"):
+        score(fused, cache, tmp_path / "scores.csv", neighbours=other)
+    with pytest.raises(ValueError, match=r"empty.h5 has no rows, so nothing has neighbours in it"):
+        score(fused, cache, tmp_path / "scores.csv", neighbours=write_cache(tmp_path / "empty.h5", X[:0]))
+    with pytest.raises(CacheError, match=r"no such cache: .*nowhere.h5"):
+        score(fused, cache, tmp_path / "scores.csv", neighbours=tmp_path / "nowhere.h5")
+    assert not (tmp_path / "scores.csv").exists()
+
+
+def test_no_images_have_no_neighbours(tmp_path, fused, pile):
+    nothing = write_cache(tmp_path / "empty.h5", X[:0])
+    assert score(fused, nothing, tmp_path / "scores.csv", neighbours=pile) == ScoreReport(nothing, 0, 0, 0, pile)
+
+
+# --- images through a model --------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Let the tiny encoder answer to its name; collects what was asked for."""
+    calls = []
+
+    def load(name, **options):
+        calls.append((name, options))
+        return tiny_encoder(name, seed=1 if options["weights"] else 0)
+
+    monkeypatch.setattr("pucache.encoders.encoder.load_encoder", load)
+    return calls
+
+
+@pytest.fixture
+def of_tiny():
+    rows, s, _ = planted(60, d=8, labelled=20)
+    trained = PULinearClassifier(prior=0.3, device="cpu").fit(rows, s)
+    trained.encoder_ = tiny_encoder().spec
+    return trained
+
+
+def test_images_are_embedded_with_the_model_s_encoder_and_scored(image_folder, asked, of_tiny, tmp_path):
+    source = open_source(str(image_folder(3)))
+    cache = embed_for(of_tiny, source, tmp_path / "new.h5", batch_size=2, device="cpu")
+    assert score(of_tiny, cache, tmp_path / "scores.csv").rows == 3
+    assert read_scores(tmp_path / "scores.csv")["key"].tolist() == ["000.png", "001.png", "002.png"]
+    ((name, options),) = asked
+    assert name == "tiny" and (options["batch_size"], str(options["device"])) == (2, "cpu")
+
+
+def test_a_source_is_embedded_beside_the_scores_and_scored(image_folder, asked, of_tiny, tmp_path):
+    folder = image_folder(3)
+    for source, name in ((str(folder), "a"), (open_source(str(folder)), "b")):
+        report = score(of_tiny, source, tmp_path / f"{name}.csv", device="cpu")
+        assert report.rows == 3 and report.cache.name == str(tmp_path / f"{name}.h5")
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
+
+
+def test_an_encoder_with_other_weights_is_refused_before_embedding(image_folder, asked, of_tiny, tmp_path):
+    with pytest.raises(ModelError, match=r"expects tiny .*differ in weights\): pass the weights"):
+        embed_for(of_tiny, open_source(str(image_folder(3))), tmp_path / "new.h5", weights="other.pth")
+    assert not (tmp_path / "new.h5").exists()
+
+
+@pytest.mark.parametrize("encoder, named", [(None, "bare arrays"), (EncoderSpec.imported("clip", 6), "imported:clip")])
+def test_a_model_of_embeddings_made_elsewhere_cannot_score_images(of_tiny, image_folder, asked, encoder, named):
+    of_tiny.encoder_ = encoder
+    with pytest.raises(ModelError, match=f"trained on {named}.*cannot make; score a cache"):
+        embed_for(of_tiny, open_source(str(image_folder(1))), "unused.h5")
+    assert asked == []

@@ -1,0 +1,227 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers.neighbourhoods import clusters, random_graph
+
+from pucache.estimates.calibration import fit_tilt
+from pucache.estimates.review_weights import TrainingLabels
+from pucache.heads.design_matrix import DesignMatrix
+from pucache.heads.linear_heads import FittedHeads
+from pucache.heads.risks import PURisk
+from pucache.heads.solve import fit_heads
+from pucache.labels.folds import assign_folds
+from pucache.training import distillation
+from pucache.training.cross_fitting import CrossFitter
+from pucache.training.distillation import DistillationRows, distil
+from pucache.training.sklearn_classifier import PULinearClassifier
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+N, FOLDS, CPU = 300, 3, torch.device("cpu")
+X, S, Y = clusters(N, d=12, labelled=24, kinds=4, apart=0.8)
+FOLD = assign_folds(S, FOLDS, 0, None)
+GRAPH = random_graph(N, k=8, among=Y)
+NOISY = random_graph(N, k=8, among=Y ^ (np.random.default_rng(0).random(N) < 0.25))  # no target is sure
+
+
+class Start:
+    """The classifier and its cross-fit, from which a distillation starts."""
+
+    def __init__(self, labels=None):
+        labels = labels or TrainingLabels.of(S)
+        self.labels = labels
+        self.design = DesignMatrix(X, labels.training_s, None, CPU)
+        self.cross_fit = CrossFitter(self.design, labels, FOLD, risk=PURisk(), prior=0.5).fit((1e-3,))[0]
+        self.head = fit_heads(self.design, penalty=1e-3, prior=0.5)
+        self.tilt = fit_tilt(self.cross_fit.margins, labels.s, labels.weights)
+
+    def rows(self, **changes):
+        whole = DistillationRows(rows=None, design=self.design, labels=self.labels, fold=FOLD, graph=GRAPH)
+        return replace(whole, **changes)
+
+    def distil(self, on=None):
+        return distil(on or self.rows(), self.design, self.cross_fit, self.head, self.tilt)
+
+
+@pytest.fixture(scope="module")
+def start(one_thread):
+    return Start()
+
+
+@pytest.fixture(scope="module")
+def distilled(start):
+    return start.distil()
+
+
+# --- what is distilled ---------------------------------------------------------------------------
+
+
+def test_the_held_out_margins_are_those_of_the_chain_of_the_fold(distilled):
+    heads, margins = distilled.cross_fit.heads, distilled.cross_fit.margins
+    own = np.einsum("nd,nd->n", X, heads.coef[FOLD]) + heads.intercept[FOLD]
+    assert heads.coef.shape == (FOLDS, 12) and margins.dtype == np.float32 and margins.shape == (N,)
+    np.testing.assert_allclose(margins, own, rtol=1e-3, atol=1e-3)
+    assert distilled.head.coef.shape == (1, 12) and (distilled.cross_fit.fold == FOLD).all()
+
+
+def test_scores_with_neighbours_are_margins_and_log_odds_of_the_neighbours(distilled):
+    small, one, double = distilled.held_out_scores
+    margins = distilled.cross_fit.margins
+    np.testing.assert_allclose(2 * small - margins, one, atol=2e-3)
+    np.testing.assert_allclose(2 * one - margins, double, atol=4e-3)
+    lift = one - margins
+    assert lift[(S == 0) & (Y == 1)].mean() > lift[Y == 0].mean() + 1 and np.abs(lift).max() < 7
+
+
+def test_margins_are_log_density_ratios_and_the_share_is_that_of_likely_positives(distilled):
+    hidden = Y[S == 0].mean()
+    assert distilled.share == pytest.approx(hidden, abs=0.1)
+    p = 1 / (1 + np.exp(-distilled.head.margins(X)[S == 0, 0]) * (1 - hidden) / hidden)
+    assert p.mean() == pytest.approx(hidden, abs=0.1)
+
+
+def test_neighbours_of_the_same_kind_make_a_better_head_than_the_labels_alone(start, distilled):
+    def hits(margins):
+        unlabelled = S == 0
+        top = np.argsort(-margins[unlabelled])[: Y[unlabelled].sum()]
+        return Y[unlabelled][top].mean()
+
+    assert hits(distilled.head.margins(X)[:, 0]) > hits(start.head.margins(X)[:, 0])
+
+
+# --- honesty -------------------------------------------------------------------------------------
+
+
+class OneByOne:
+    """Weighted least squares in place of the solver: heads that cannot influence each other by rounding."""
+
+    def __init__(self, design, *, weights=None, penalty):
+        self.rows = np.column_stack([design.X, np.ones(len(design.X))]).astype(float)
+        self.weights = np.ones(len(design.X)) if weights is None else weights
+
+    def fit(self, targets, start=None):
+        weighted = (self.rows * self.weights[:, None]).T
+        gram = weighted @ self.rows + 1e-3 * np.eye(self.rows.shape[1])
+        solved = np.stack([np.linalg.solve(gram, weighted @ column) for column in targets.T])
+        nothing = np.zeros(len(solved), np.float32)
+        coef, intercept = solved[:, :-1].astype(np.float32), solved[:, -1].astype(np.float32)
+        return FittedHeads(coef, intercept, risk=nothing, clamped=nothing, residual=nothing, passes=1)
+
+
+@pytest.mark.parametrize("held", range(FOLDS))
+def test_no_label_of_a_fold_reaches_the_margins_and_scores_of_the_fold(start, monkeypatch, held):
+    """Given the classifier's heads, which leave the fold out, and the tilt that all chains share."""
+    monkeypatch.setattr(distillation, "SoftTargetTrainer", OneByOne)
+    reviewed = np.zeros(N, np.int8)
+    rows = np.flatnonzero(S == 0)[::9]
+    reviewed[rows] = np.where(Y[rows], 1, -1)
+    s, hidden_review, of_fold = S.copy(), reviewed.copy(), held == FOLD
+    s[of_fold] = hidden_review[of_fold] = 0
+    seen = TrainingLabels.of(S, reviewed)
+    unseen = replace(TrainingLabels.of(s, hidden_review), training_weights=seen.training_weights)
+    first, second = (start.distil(start.rows(labels=labels, graph=NOISY)) for labels in (seen, unseen))
+    assert (first.cross_fit.margins[of_fold] == second.cross_fit.margins[of_fold]).all(), "bit for bit"
+    for one, other in zip(first.held_out_scores, second.held_out_scores, strict=True):
+        assert (one[of_fold] == other[of_fold]).all()
+    assert (first.cross_fit.margins[~of_fold] != second.cross_fit.margins[~of_fold]).mean() > 0.4
+    assert (first.head.coef != second.head.coef).any()
+
+
+def test_the_solver_s_heads_are_as_blind_up_to_its_accuracy(start, distilled):
+    for held in range(FOLDS):
+        of_fold = held == FOLD
+        labels = TrainingLabels.of(np.where(of_fold, 0, S).astype(np.int8))
+        blind = start.distil(start.rows(labels=labels)).cross_fit.margins
+        scale = distilled.cross_fit.margins.std()
+        np.testing.assert_allclose(blind[of_fold], distilled.cross_fit.margins[of_fold], atol=0.02 * scale)
+        assert np.abs(blind - distilled.cross_fit.margins)[~of_fold].max() > 0.05 * scale
+
+
+def test_held_out_positives_score_as_hidden_ones_do_where_margins_say_nothing():
+    """Embeddings without any sense, and a graph of random neighbours: labels seen would show at once."""
+    draw = np.random.default_rng(0)
+    noise = draw.normal(size=(N, 60)).astype(np.float32)
+    s = np.zeros(N, np.int8)
+    s[draw.permutation(N)[:60]] = 1
+    labels, fold = TrainingLabels.of(s), assign_folds(s, 5, 0, None)
+    design = DesignMatrix(noise, s, None, CPU)
+    cross_fit = CrossFitter(design, labels, fold, risk=PURisk(), prior=0.5).fit((1e-6,))[0]
+    on = DistillationRows(rows=None, design=design, labels=labels, fold=fold, graph=random_graph(N))
+    head = fit_heads(design, penalty=1e-6, prior=0.5)
+    result = distil(on, design, cross_fit, head, fit_tilt(cross_fit.margins, s, None, 0.2))
+    for scores in (result.cross_fit.margins, *result.held_out_scores):
+        above = (scores[s == 1, None] > scores[s == 0]).mean()
+        assert above == pytest.approx(0.5, abs=0.13)  # three standard errors of an AUC of 60 against 240
+    seen = result.head.margins(noise)[:, 0]
+    assert (seen[s == 1, None] > seen[s == 0]).mean() > 0.75
+
+
+# --- which rows ----------------------------------------------------------------------------------
+
+
+def of(labels, requested=None):
+    design = DesignMatrix(X, labels.training_s, None, CPU)
+
+    def source(rows):
+        if requested is not None:
+            requested.append(rows)
+        return random_graph(N if rows is None else len(rows))
+
+    return DistillationRows.of(design, labels, FOLD, source)
+
+
+def test_all_rows_are_taken_where_they_fit():
+    requested = []
+    on = of(TrainingLabels.of(S), requested)
+    assert on.rows is None and requested == [None] and on.take(S) is S and len(on.graph) == N
+    assert on.labels.weights is None and (on.fold == FOLD).all()
+
+
+@pytest.mark.parametrize("limit", ["rows", "bytes"])
+def test_of_many_rows_the_positives_and_an_even_sample_of_the_others_are_taken(monkeypatch, limit):
+    monkeypatch.setattr(distillation, f"SAMPLE_{limit.upper()}", 50 if limit == "rows" else 50 * X[0].nbytes)
+    requested, reviewed = [], np.zeros(N, np.int8)
+    reviewed[np.flatnonzero(S == 0)[:4]] = 1, 1, -1, -1
+    on = of(TrainingLabels.of(S, reviewed), requested)
+    rows = on.rows
+    assert requested[0] is rows and (np.diff(rows) > 0).all() and len(rows) == 50 + 24 + 2 == len(on.graph)
+    assert on.labels.training_s.sum() == 26 and (X[rows] == on.design.X).all() and (on.fold == FOLD[rows]).all()
+    assert (on.take(Y) == Y[rows]).all() and np.diff(rows[on.labels.training_s == 0]).max() < 20
+    assert (on.labels.known_negative == (reviewed[rows] == -1)).all()
+
+
+def test_rows_without_weight_are_left_out_of_everything():
+    weights = np.ones(N, np.float32)
+    weights[::4] = 0
+    requested, kept = [], np.flatnonzero(weights)
+    on = of(TrainingLabels.of(S, None, weights), requested)
+    assert (on.rows == kept).all() and (requested[0] == kept).all() and (on.labels.weights == 1).all()
+    assert on.labels.training_s.sum() == S[kept].sum()
+
+
+@pytest.mark.parametrize("reviewed", [False, True])
+def test_the_scale_of_the_weights_within_a_kind_does_not_matter(reviewed):
+    """Otherwise a held-out positive, which is an unlabelled row to its chain, would weigh more than a hidden one."""
+    draw = np.random.default_rng(1)
+    weights = draw.uniform(0.5, 2, N).astype(np.float32)
+    decisions = np.where((S == 0) & (draw.random(N) < 0.1), 2 * Y - 1, 0).astype(np.int8) if reviewed else None
+    scaled = [weights * np.where(S, scale, 3).astype(np.float32) for scale in (1, 8)]
+    one, other = (of(TrainingLabels.of(S, decisions, row_weights)) for row_weights in scaled)
+    np.testing.assert_allclose(one.labels.weights, other.labels.weights, rtol=1e-5)
+    assert one.labels.weights[S == 1].mean() == pytest.approx(1, rel=1e-5) == one.labels.weights[S == 0].mean()
+    plain = S == 1 if decisions is None else (S == 1) | (decisions == 1)
+    np.testing.assert_allclose(one.labels.training_weights[plain], one.labels.weights[plain], rtol=1e-5)
+
+
+def test_the_result_on_a_sample_is_close_to_that_on_all_rows(monkeypatch):
+    X, S, _ = clusters()
+    options = {"prior": 0.15, "penalty": 1e-3, "device": "cpu"}
+    whole = PULinearClassifier(**options).fit(X, S)
+    monkeypatch.setattr(distillation, "SAMPLE_ROWS", 400)
+    sampled = PULinearClassifier(**options).fit(X, S)
+    assert whole.method_ == sampled.method_ == "distilled"
+    for here, there in ((whole.coef_, sampled.coef_), (whole.held_out_margins_, sampled.held_out_margins_)):
+        assert np.isfinite(there).all() and here.shape == there.shape
+        assert np.corrcoef(here, there)[0, 1] > 0.9 and (here != there).any()
+    assert sampled.neighbours_.share == pytest.approx(whole.neighbours_.share, abs=0.1)

@@ -1,0 +1,242 @@
+"""The method distilled, from the labels to the model: what it needs, what it withstands, what it must not change."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.neighbourhoods import clusters, random_graph
+from helpers.planted import QUICK, planted
+
+from pucache.estimates.review_weights import TrainingLabels
+from pucache.heads.design_matrix import DesignMatrix
+from pucache.heads.risks import RISKS
+from pucache.training.linear_model import PULinearModel
+from pucache.training.neighbour_evidence import NeighbourEvidence
+from pucache.training.sklearn_classifier import PULinearClassifier
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+X, S, Y = clusters(labelled=40)
+N = len(X)
+OPTIONS = {"prior": 0.12, "penalty": 1e-3, "device": "cpu"}
+
+
+def fit(X=X, s=S, *, weights=None, groups=None, reviewed=None, **parameters):
+    return PULinearClassifier(**OPTIONS | parameters).fit(X, s, weights, groups, reviewed)
+
+
+@pytest.fixture(scope="module")
+def distilled(one_thread):
+    return fit()
+
+
+# --- what it needs -------------------------------------------------------------------------------
+
+
+def test_neighbours_are_looked_at_by_default_and_help_here(distilled):
+    assert distilled.method is None and distilled.method_ == "distilled" and distilled.neighbours_.weight > 0
+    assert (fit(method="distilled").coef_ == distilled.coef_).all()
+    linear = fit(method="linear")
+    assert linear.method_ == "linear" and linear.neighbours_ is None and (linear.coef_ != distilled.coef_).any()
+
+
+@pytest.mark.parametrize(
+    "parameters, message",
+    [
+        ({"method": "distilled", "solver": "sgd"}, "method='distilled' needs solver='batch'"),
+        ({"method": "propagated"}, "unknown method 'propagated'; use distilled or linear"),
+    ],
+    ids=["sgd", "unknown"],
+)
+def test_a_method_that_cannot_be_used_is_refused_in_one_line(parameters, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        fit(**parameters)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_authors_protocol_is_linear():
+    model = fit(solver="sgd", sgd_settings=QUICK)
+    assert model.method_ == "linear" and model.neighbours_ is None
+
+
+def some_labels(count):
+    return np.where(np.cumsum(S) <= count, S, 0).astype(np.int8)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_fewer_than_four_positives_say_nothing_about_neighbours(count):
+    model = fit(s=some_labels(count))
+    assert (model.neighbours_ is None) == (count < 4) and np.isfinite(model.margins(X)).all()
+    if count < 4:
+        assert (model.coef_ == fit(s=some_labels(count), method="linear").coef_).all()
+
+
+def test_positives_count_once_for_each_group_and_only_where_they_have_weight():
+    few = some_labels(6)
+    positives = np.flatnonzero(few)
+    groups, weights = np.arange(N), np.ones(N)
+    groups[positives] = np.arange(6) // 2
+    weights[positives[3:]] = 0
+    assert fit(s=few).neighbours_.evidence.labels == 6
+    assert fit(s=few, groups=groups).neighbours_ is None
+    assert fit(s=few, weights=weights).neighbours_ is None
+
+
+def test_a_chain_that_would_see_confirmed_positives_alone_is_not_run():
+    """Tilts need labels from before the review, which here lie all in one fold."""
+    s, reviewed = some_labels(1), np.zeros(N, np.int8)
+    reviewed[np.flatnonzero((Y == 1) & (s == 0))[:12]] = 1
+    model = fit(s=s, reviewed=reviewed)
+    assert model.neighbours_ is None and np.isfinite(model.margins(X)).all()
+
+
+# --- what it withstands --------------------------------------------------------------------------
+
+
+def no_positive_near():
+    rows, s, _ = planted(200, labelled=30, prior=0.0, apart=0.0)
+    rows[s == 1] += 50
+    return rows, s
+
+
+def hard_piles():
+    rows, s, _ = planted(120, labelled=20)
+    ones = np.ones((120, 6), np.float32)
+    few = np.r_[np.flatnonzero(s)[:6], np.flatnonzero(s == 0)[:9]]
+    mixed = rows.copy()
+    mixed[40:] = mixed[40]
+    return {
+        "all rows equal": (ones, s),
+        "fewer rows than neighbours": (rows[few], s[few]),
+        "five of six are twins": (np.repeat(rows[:20], 6, axis=0), np.repeat(s[:20], 6)),
+        "most rows are one row": (mixed, s),
+        "no unlabelled row near any positive": no_positive_near(),
+        "one dimension": (rows[:, :1], s),
+        "huge": (rows * np.float32(2.0**60), s),
+        "tiny": (rows * np.float32(2.0**-60), s),
+        "half precision": (rows.astype(np.float16), s),
+        "almost all labelled": (rows, (np.arange(120) > 5).astype(np.int8)),
+    }
+
+
+@pytest.mark.parametrize("name", hard_piles())
+def test_piles_that_are_hard_on_neighbours_give_a_sound_model(name):
+    rows, s = hard_piles()[name]
+    model = fit(rows, s)
+    assert np.isfinite(model.coef_).all() and np.isfinite(model.intercept_)
+    assert np.isfinite(model.held_out_margins_).all() and len(model.held_out_margins_) == len(s)
+    posterior = model.predict_proba(rows)
+    assert ((posterior >= 0) & (posterior <= 1)).all()
+    if model.neighbours_ is not None:
+        evidence = model.neighbours_.evidence
+        assert np.isfinite([*evidence.agreement, *evidence.held_out, model.neighbours_.threshold]).all()
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        *({"loss": loss, "method": "distilled"} for loss in RISKS if loss != "imbupu"),
+        {"n_folds": 2},
+        {"prior": None},
+        {"prior": None, "draws": 3},
+        {"threshold": "precision=0.9", "deploy_prior": 0.3},
+        {"penalty": 0},
+    ],
+    ids=str,
+)
+def test_it_goes_with_every_other_parameter(parameters):
+    model = fit(**parameters)
+    hidden = S == 0
+    assert np.isfinite(model.coef_).all() and model.neighbours_ is not None and 0 < model.prior_ < 1
+    order = np.argsort(-model.margins(X)[hidden])[: Y[hidden].sum()]
+    assert Y[hidden][order].mean() > 0.4
+    if "prior" in parameters:
+        estimate = model.prior_estimate_
+        assert estimate.low <= estimate.prior <= estimate.high and estimate.draws == parameters.get("draws", 0)
+
+
+@pytest.mark.parametrize(("left", "method"), [(0, "linear"), (36, "distilled")])
+def test_neighbours_are_for_reviews_that_left_positives_hidden(left, method):
+    reviewed, hidden = np.zeros(N, np.int8), np.flatnonzero((Y == 1) & (S == 0))
+    reviewed[hidden[: len(hidden) - left]] = 1
+    model = fit(reviewed=reviewed)
+    assert len(hidden) > 36 and model.method_ == method
+    assert (model.neighbours_ is None) == (method == "linear")
+
+
+def test_a_review_takes_part():
+    reviewed = np.zeros(N, np.int8)
+    rows = np.flatnonzero(S == 0)[::8]
+    reviewed[rows] = np.where(Y[rows], 1, -1)
+    model = fit(reviewed=reviewed)
+    assert model.neighbours_.evidence.labels == 40 + (reviewed == 1).sum()
+    assert model.n_confirmed_ == (reviewed == 1).sum() and (model.coef_ != fit().coef_).any()
+
+
+# --- what it must not change ---------------------------------------------------------------------
+
+
+def test_the_same_again_is_the_same(distilled):
+    again, other = fit(), fit(seed=1)
+    assert (again.coef_ == distilled.coef_).all() and again.neighbours_ == distilled.neighbours_
+    assert again.estimates_ == distilled.estimates_ and (other.coef_ != distilled.coef_).any()
+
+
+def test_rows_without_weight_change_neither_neighbours_nor_targets():
+    """They are no neighbours and no labels; in whitening and scaling X they count as any row."""
+    wrong = np.flatnonzero((Y == 0) & (S == 0))[:100]
+    s, weights = S.copy(), np.ones(N)
+    s[wrong[:60]], weights[wrong] = 1, 0
+    model, spoilt, clean = fit(s=s, weights=weights), fit(s=s), fit()
+    assert model.neighbours_.evidence.labels == 40 and model.method_ == "distilled"
+
+    def cosine(one):
+        return one.coef_ @ clean.coef_ / np.linalg.norm(one.coef_) / np.linalg.norm(clean.coef_)
+
+    assert cosine(model) > 0.9 > cosine(spoilt)
+
+
+def test_the_scale_of_weights_within_a_kind_changes_next_to_nothing(distilled):
+    scaled = fit(weights=np.where(S, 8.0, 1.0))
+    assert scaled.method_ == "distilled"
+    spread = distilled.margins(X).std()
+    np.testing.assert_allclose(scaled.margins(X), distilled.margins(X), atol=0.1 * spread)
+
+
+def test_figures_are_those_of_the_held_out_margins_of_the_distilled_head(distilled):
+    """The margins of the final head, which saw the labels, rank the labelled positives higher."""
+    held_out, seen = distilled.held_out_margins_, distilled.margins(X)
+
+    def auc(margins):
+        return (margins[S == 1, None] > margins[S == 0]).mean()
+
+    assert distilled.estimates_["pauc"] == pytest.approx(auc(held_out), abs=1e-3)
+    assert auc(seen) > auc(held_out) + 0.01
+
+
+def test_other_losses_are_trained_plainly_unless_asked():
+    assert fit(loss="upu").method_ == "linear" and fit(loss="upu").neighbours_ is None
+
+
+def test_a_graph_that_is_given_is_used_and_asked_for_once(monkeypatch):
+    monkeypatch.setattr(NeighbourEvidence, "weight", 1.0)
+    requested = []
+
+    def source(rows):
+        requested.append(rows)
+        return random_graph(N, k=20, among=Y)
+
+    model = PULinearModel(**OPTIONS)
+    labels = TrainingLabels.of(S)
+    fitted = model.train(DesignMatrix(X, S, None, torch.device("cpu")), labels, graph_source=source)
+    assert requested == [None] and model.neighbours_.weight > 0 and fitted.method == "distilled"
+    assert (fitted.classifier_cross_fit.margins != fitted.held_out_margins).any()
+
+
+def test_no_graph_is_asked_for_where_none_is_used():
+    def refuse(rows):
+        raise AssertionError("no graph is needed")
+
+    design = DesignMatrix(X, S, None, torch.device("cpu"))
+    PULinearModel(**OPTIONS, method="linear").train(design, TrainingLabels.of(S), graph_source=refuse)
+    few = some_labels(3)
+    design = DesignMatrix(X, few, None, torch.device("cpu"))
+    PULinearModel(**OPTIONS).train(design, TrainingLabels.of(few), graph_source=refuse)

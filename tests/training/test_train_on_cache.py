@@ -1,0 +1,296 @@
+import json
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from helpers.planted import QUICK, planted, two_kinds, write_cache
+from helpers.tiny import save_image, tiny_encoder
+
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.cache.keys import encode_keys
+from pucache.cache.writer import Rows, write_file
+from pucache.embedding.embed import run_embedding
+from pucache.encoders.spec import EncoderSpec
+from pucache.errors import CacheError, LabelError
+from pucache.images.source import open_source
+from pucache.labels.folds import assign_folds
+from pucache.labels.labels import Labels
+from pucache.neighbours import graph
+from pucache.neighbours.graph_file import graph_path
+from pucache.training.labelled_cache import PUData
+from pucache.training.sklearn_classifier import PULinearClassifier
+from pucache.training.train_on_cache import scar_of, summary, train_on, train_pu
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+X, S, _ = planted(120, labelled=30)
+OPTIONS = {"prior": 0.3, "penalty": 1e-3, "device": "cpu"}
+KEYS = [f"{'found' if label else 'rest'}/{row:03}.png" for row, label in enumerate(S)]
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return write_cache(tmp_path / "cache.h5", X, KEYS)
+
+
+# --- joining -----------------------------------------------------------------------------------
+
+
+def test_a_glob_a_file_and_labels_give_the_same_data_and_the_model_that_fit_gives(cache, tmp_path):
+    (tmp_path / "found.txt").write_text("\n".join(key for key, label in zip(KEYS, S, strict=True) if label))
+    s = np.array([key.startswith("found/") for key in cache.keys], np.int8)
+    expected = PULinearClassifier(**OPTIONS).fit(cache.X, s)
+    for positives in ("found/**", tmp_path / "found.txt", s):
+        data = PUData.of(cache, positives)
+        assert data.cache is cache and (data.s == s).all() and (data.group == np.arange(120)).all()
+        for model in (train_pu(cache, positives, **OPTIONS), train_on(data, **OPTIONS)):
+            assert (model.coef_ == expected.coef_).all() and model.estimates_ == expected.estimates_
+            assert model.encoder_ == cache.encoder
+            model.check_fits(cache)
+
+
+def test_a_path_trains_as_the_opened_cache_does(cache, tmp_path):
+    expected = train_pu(cache, "found/**", **OPTIONS)
+    for path in (tmp_path / "cache.h5", str(tmp_path / "cache.h5"), [tmp_path / "cache.h5"]):
+        assert (train_pu(path, "found/**", **OPTIONS).coef_ == expected.coef_).all()
+
+
+def test_several_files_train_as_one(cache, tmp_path):
+    cut = np.array([key < "rest/1" for key in KEYS])
+    for name, rows in (("a", cut), ("b", ~cut)):
+        write_cache(tmp_path / f"{name}.h5", X[rows], [key for key, taken in zip(KEYS, rows, strict=True) if taken])
+    several = EmbeddingCache(tmp_path / "a.h5", tmp_path / "b.h5")
+    assert (train_pu(several, "found/**", **OPTIONS).coef_ == train_pu(cache, "found/**", **OPTIONS).coef_).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_embeddings_that_are_not_finite_are_named(tmp_path, monkeypatch, value, dtype):
+    monkeypatch.setattr("pucache.cache.reader.BLOCK_BYTES", 500)
+    bad = X.astype(dtype)
+    bad[[80, 81, 90, 100], 3] = value
+    cache = write_cache(tmp_path / "cache.h5", bad)
+    for ask in (PUData.of, train_pu):
+        with pytest.raises(CacheError, match=r"cache.h5 holds NaN or infinite embeddings \('00080.png', '00081.png'"):
+            ask(cache, "0000*.png")
+    PUData.of(write_cache(tmp_path / "good.h5", X.astype(dtype)), "0000*.png")
+
+
+@pytest.mark.parametrize(
+    "positives, parameters, error, message",
+    [
+        ("absent/**", {}, LabelError, "no key matches"),
+        ("**", {}, LabelError, "all 120 rows"),
+        (0 * S, {}, LabelError, "one class only|no labelled positives"),
+        (0 * S + 1, {}, LabelError, "one class only|all 120 rows"),
+        ("found/**", {"prior": 1.5}, ValueError, "prior must lie strictly between 0 and 1"),
+        (S[:-1], {}, ValueError, "expected a label for each of 120 rows"),
+        ("found/**", {"twins": 0}, ValueError, "cosine"),
+        ("found/**", {"priors": 1}, TypeError, "priors"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_trained_on_is_refused(cache, positives, parameters, error, message):
+    with pytest.raises(error, match=message):
+        train_pu(cache, positives, **OPTIONS | parameters)
+
+
+# --- the graph of neighbours ---------------------------------------------------------------------
+
+
+def test_the_graph_is_kept_beside_the_cache_and_used_again(cache, monkeypatch):
+    first = train_pu(cache, "found/**", **OPTIONS)
+    kept = graph_path(cache)
+    written = kept.read_bytes()
+    assert kept.is_file() and first.neighbours_.search == "exact search"
+    monkeypatch.setattr(graph, "neighbour_graph", None)  # a search would fail
+    again = train_pu(cache, "found/**", **OPTIONS)
+    assert (again.coef_ == first.coef_).all() and again.neighbours_ == first.neighbours_
+    assert kept.read_bytes() == written
+
+
+@pytest.mark.parametrize("parameters", [{"method": "linear"}, {"solver": "sgd", "sgd_settings": QUICK}], ids=str)
+def test_the_method_linear_makes_no_graph(cache, parameters):
+    train_pu(cache, "found/**", **OPTIONS | parameters)
+    assert not graph_path(cache).exists()
+
+
+def test_a_graph_of_other_rows_or_a_damaged_one_is_made_anew(cache, tmp_path):
+    expected = train_pu(cache, "found/**", **OPTIONS)
+    other = write_cache(tmp_path / "other.h5", X[::-1].copy(), KEYS)
+    train_pu(other, "found/**", **OPTIONS)
+    kept, good = graph_path(cache), graph_path(cache).read_bytes()
+    for content in (graph_path(other).read_bytes(), good[:-9], good[:100] + b"x" + good[101:], b""):
+        kept.write_bytes(content)
+        assert (train_pu(cache, "found/**", **OPTIONS).coef_ == expected.coef_).all()
+        assert kept.read_bytes() == good
+
+
+def test_a_graph_that_cannot_be_kept_is_used_all_the_same(cache, caplog):
+    expected = train_pu(cache, "found/**", **OPTIONS)
+    graph_path(cache).unlink()
+    graph_path(cache).mkdir()
+    assert (train_pu(cache, "found/**", **OPTIONS).coef_ == expected.coef_).all()
+    assert "made anew each time" in caplog.text
+
+
+# --- a review ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def review(tmp_path):
+    """What a review sheet exports: all labelled, five confirmed, ten rejected, one undecided."""
+    rest = [key for key, label in zip(KEYS, S, strict=True) if not label]
+    rows = [f"{key},1," for key, label in zip(KEYS, S, strict=True) if label]
+    rows += [f"{key},1,1" for key in rest[:5]] + [f"{key},0,1" for key in rest[5:15]] + [f"{rest[15]},,"]
+    (tmp_path / "review.csv").write_text("\n".join(["key,label,reviewed", *rows]))
+    return tmp_path / "review.csv", rest
+
+
+def test_a_review_serves_as_positives_and_as_negatives(cache, review):
+    path, rest = review
+    data = PUData.of(cache, path, negatives=path)
+    keys = np.array(list(cache.keys))
+    assert data.s.sum() == 30 and set(keys[data.labels.reviewed == 1]) == set(rest[:5])
+    assert set(keys[data.labels.negative]) == set(rest[5:15]) and data.labels.unlabelled.sum() == 75
+    expected = PULinearClassifier(**OPTIONS).fit(cache.X, data.s, reviewed=data.labels.reviewed)
+    for model in (train_pu(cache, path, negatives=path, **OPTIONS), train_pu(cache, data.labels, **OPTIONS)):
+        assert (model.coef_ == expected.coef_).all() and model.estimates_ == expected.estimates_
+        told = asdict(summary(model))
+        assert (told["labelled_positives"], told["unlabelled"]) == (30, 90)
+        assert (told["confirmed_positives"], told["known_negatives"]) == (5, 10)
+    assert (train_pu(cache, path, **OPTIONS).coef_ != expected.coef_).any(), "negatives have a part in it"
+    assert summary(train_pu(cache, path, **OPTIONS)).known_negatives == 0
+
+
+def test_negatives_beside_labels_that_hold_them_already_are_not_passed_over(cache):
+    for positives in (
+        np.array([key.startswith("found/") for key in cache.keys], np.int8),
+        Labels.read(cache, "found/**"),
+    ):
+        with pytest.raises(ValueError, match="negatives go with a file or a glob of positives"):
+            train_pu(cache, positives, negatives="rest/00*", **OPTIONS)
+
+
+def test_twins_of_what_was_reviewed_are_not_found_again(tmp_path):
+    rows = X.copy()
+    a, b, c, d, twin = np.flatnonzero(S == 0)[:5]
+    labelled = np.flatnonzero(S)[0]
+    rows[a] = rows[b] = rows[c] = 2 * rows[labelled]
+    reviewed = np.zeros(120, np.int8)
+    reviewed[[a, b, d]] = 1, -1, 1
+    rows[twin] = rows[d]
+    found = PUData.of(write_cache(tmp_path / "cache.h5", rows), Labels(S, reviewed)).twins_of_positives()
+    assert found == sorted([(f"{c:05}.png", f"{min(labelled, a):05}.png"), (f"{twin:05}.png", f"{d:05}.png")])
+
+
+# --- twins -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def twinned(tmp_path):
+    """A cache of tiny images: 12 labelled, 12 not, of which three are copies of labelled files, byte for byte."""
+    for number in range(24):
+        save_image(tmp_path / "images" / f"{'found' if number < 12 else 'rest'}/{number:02}.png", number)
+    for number in (2, 5, 7):
+        original = tmp_path / "images" / f"found/{number:02}.png"
+        (tmp_path / "images" / f"rest/copy{number}.png").write_bytes(original.read_bytes())
+    run_embedding(open_source(tmp_path / "images"), tmp_path / "cache.h5", tiny_encoder())
+    return EmbeddingCache(tmp_path / "cache.h5")
+
+
+def test_copies_of_labelled_images_are_found_and_share_a_fold(twinned):
+    data = PUData.of(twinned, "found/**", twins=None)
+    pairs = [(f"rest/copy{number}.png", f"found/{number:02}.png") for number in (2, 5, 7)]
+    assert data.twins_of_positives() == pairs and len(np.unique(data.group)) == 24
+    for seed in range(5):
+        fold = assign_folds(data.s, 5, seed, data.group)
+        assert fold.max() == 4
+        for pair in pairs:
+            assert len(set(fold[data.cache.keys.rows(pair)])) == 1
+
+
+def test_files_of_equal_bytes_are_twins_even_if_their_embeddings_are_not(tmp_path):
+    keys = encode_keys([f"{row:03}.png" for row in range(120)])
+    digests = np.arange(120, dtype=np.uint8)[:, None].repeat(32, axis=1)
+    digests[80] = digests[40]
+    rows = [Rows(keys, X, digests, np.full((120, 2), -1))]
+    spec = EncoderSpec.imported("planted", 6)
+    write_file(tmp_path / "cache.h5", spec, "", rows, shape=(120, keys.itemsize, X.dtype), failures={})
+    data = PUData.of(EmbeddingCache(tmp_path / "cache.h5"), (np.arange(120) == 40).astype(np.int8))
+    assert data.twins_of_positives() == [("080.png", "040.png")]
+
+
+def test_training_keeps_twins_together(twinned, monkeypatch):
+    dealt = []
+    monkeypatch.setattr(
+        "pucache.training.train_head.assign_folds", lambda *args: dealt.append(assign_folds(*args)) or dealt[-1]
+    )
+    train_pu(twinned, "found/**", twins=None, **OPTIONS)
+    ends = twinned.keys.rows(["rest/copy2.png", "found/02.png", "rest/copy5.png", "found/05.png"])
+    fold = dealt[0][ends]
+    assert fold[0] == fold[1] and fold[2] == fold[3] and dealt[0].max() == 4
+
+
+def test_embeddings_that_nearly_coincide_are_twins_at_the_cosine_asked_for(tmp_path):
+    rows = X.copy()
+    rows[50] = 2 * rows[49] + np.float32(0.01)
+    cache = write_cache(tmp_path / "cache.h5", rows)
+    s = (np.arange(120) == 49).astype(np.int8)
+    assert PUData.of(cache, s).twins_of_positives() == [("00050.png", "00049.png")]
+    assert PUData.of(cache, s, twins=None).twins_of_positives() == []
+    assert PUData.of(cache, s, twins=1.0).twins_of_positives() == []
+
+
+# --- the summary -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [float, np.float32, np.float64])
+def test_the_summary_is_plain_json_and_tells_what_was_done(cache, number):
+    given = {"prior": number(0.25), "threshold": number(0.5), "deploy_prior": number(0.125)}
+    told = asdict(summary(train_pu(cache, "found/**", **OPTIONS | given)))
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    estimates = told.pop("estimates")
+    assert told == {
+        "encoder": "imported:planted (6-d)",
+        "labelled_positives": 30,
+        "unlabelled": 90,
+        "unlabelled_sample": None,
+        "confirmed_positives": 0,
+        "known_negatives": 0,
+        "prior": 0.25,
+        "prior_estimate": None,
+        "penalty": 1e-3,
+        "threshold": 0.5,
+        "threshold_rule": "0.5",
+        "loss": "imbupu",
+        "target_prior": 0.5,
+        "solver": "batch",
+        "deploy_prior": 0.125,
+        "note": "",
+    }
+    assert {"risk", "clamped", "pauc", "auc", "recall", "precision", "f1"} <= set(estimates)
+
+
+def test_the_summary_holds_the_interval_of_an_estimated_prior(cache, tmp_path):
+    model = train_pu(cache, "found/**", draws=3, device="cpu")
+    told = asdict(summary(model))
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert told["prior_estimate"]["draws"] == 3 and told["deploy_prior"] is None and told["threshold_rule"] == "f1"
+    assert told["prior_estimate"]["low"] <= told["prior"] <= told["prior_estimate"]["high"]
+    model.save(tmp_path / "model.safetensors")
+    assert asdict(summary(PULinearClassifier.load(tmp_path / "model.safetensors"))) == told
+
+
+def test_the_authors_protocol_trains_on_a_cache_too(cache):
+    model = train_pu(cache, "found/**", prior=0.3, solver="sgd", sgd_settings=QUICK, device="cpu")
+    assert summary(model).solver == "sgd" and model.penalty_ == 0
+
+
+# --- labelled against found ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("side", "verdict"), [(0.0, "alike"), (0.4, "differ")])
+def test_labels_of_one_kind_are_seen_by_the_margins_of_the_training(tmp_path, side, verdict):
+    rows, s, _ = two_kinds(side=side)
+    data = PUData.of(write_cache(tmp_path / "kinds.h5", rows), s)
+    assert scar_of(data, train_on(data, draws=0, device="cpu")).verdict == verdict
