@@ -146,14 +146,6 @@ PAGES = (
         ALL,
     ),
     ResultPage(
-        "constants",
-        "what each constant that was chosen on CIFAR-10 is worth on Fashion-MNIST",
-        "quality.constants",
-        "DIR --fashion SOURCE",
-        10,
-        BOTH,
-    ),
-    ResultPage(
         "prior",
         "how often the interval of the prior holds the truth, and how wide it is",
         "quality.prior",
