@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Collect what benchmarks/gpu/suite.py needs on a machine with Python 3.12, torch, and no network:
+# Collect what benchmarks/gpu.py needs on a machine with Python 3.12, torch, and no network:
 #   tools/gpu_bundle.sh OUT CIFAR [PACKAGE ...]
 # OUT/wheels gets the packages that setup.py and the tests of CUDA name, or PACKAGE instead, and all that these need,
 # but for torch, torchvision, numpy and scipy. OUT/cifar gets the folder CIFAR (train/<class>/*.png, test/<class>/*.png)
 # as tar files. No file is larger than 60 MiB. On the machine, in the checkout:
 #   python -m pip install --no-index --no-deps --target SITE OUT/wheels/*.whl
-#   PYTHONPATH=SITE python -m benchmarks.gpu.suite RESULTS --data OUT/cifar
+#   for part in OUT/cifar/*.tar; do tar -xf "$part" -C OUT/cifar; done
+#   PYTHONPATH=SITE python -m benchmarks.gpu RESULTS --data OUT/cifar
 set -euo pipefail
-[ $# -ge 2 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 repository=$(cd "$(dirname "$0")/.." && pwd)
 cifar=$2
 for part in train test; do

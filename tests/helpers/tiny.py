@@ -34,7 +34,7 @@ class CountingRuntime(Runtime):
 
 def tiny_encoder(name="tiny", seed=0):
     """Make a real encoder without any weights file; one name and seed give one and the same."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
         convolution = torch.nn.Conv2d(3, DIM, 5, stride=4)
     model = torch.nn.Sequential(convolution, torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())

@@ -1,0 +1,15 @@
+"""A CUDA device for smoke tests: the first GPU, or an emulated device where there is none."""
+
+import pytest
+import torch
+from helpers.emulated_cuda import emulated_cuda
+
+
+@pytest.fixture
+def cuda(one_thread):
+    """The device; on the emulated one, everything until the end of the test runs."""
+    if torch.cuda.is_available():
+        yield torch.device("cuda")
+        return
+    with emulated_cuda(as_cpu=True):
+        yield torch.device("cuda")

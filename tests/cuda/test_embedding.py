@@ -1,0 +1,79 @@
+"""Embedding on CUDA gives what the CPU gives."""
+
+import numpy as np
+import pytest
+import timm
+import torch
+from helpers.tiny import DIM, HALF, SIDE, save_image, tiny_encoder
+
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.embedding.embed import EmbedOptions, run_embedding
+from pucache.encoders.encoder import Encoder
+from pucache.encoders.inference import Runtime
+from pucache.images.source import open_source
+
+CPU, BATCH = torch.device("cpu"), 8
+
+
+def network():
+    torch.manual_seed(0)
+    return timm.create_model("test_resnet", num_classes=0)
+
+
+def plain():
+    """A network of as many dimensions as the tiny encoder has."""
+    torch.manual_seed(0)
+    convolution = torch.nn.Conv2d(3, DIM, 5, stride=4)
+    return torch.nn.Sequential(convolution, torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+
+
+def runtime(device, model=None, precision="fp32", name="torch", batch_size=BATCH):
+    settings = {"device": device, "precision": precision, "runtime": name, "batch_size": batch_size}
+    return Runtime(network() if model is None else model, HALF, HALF, input_size=(SIDE, SIDE), **settings)
+
+
+def pixels(count):
+    return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (count, SIDE, SIDE, 3), np.uint8))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_embeddings_are_those_of_the_cpu(cuda, precision):
+    expected = runtime(CPU)(pixels(3 * BATCH + 5))
+    run = runtime(cuda, precision=precision)
+    X = run(pixels(3 * BATCH + 5))
+    np.testing.assert_allclose(X, expected, atol=3e-2 * np.abs(expected).max())
+    assert run.cosine is None if precision == "fp32" else run.cosine > 0.99
+
+
+class Small(torch.nn.Module):
+    """Averages each channel; no more than three images fit into its memory."""
+
+    def forward(self, x):
+        if len(x) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+        return x.mean((2, 3))
+
+
+def test_a_batch_that_is_too_large_is_halved(cuda, caplog):
+    run = runtime(cuda, Small())
+    run.start()
+    assert run.batch_size == 2
+    assert "out of memory on cuda with batches of 8; going on with batches of 4 (--batch-size" in caplog.text
+
+
+def test_a_folder_gives_the_cache_of_the_cpu(cuda, tmp_path):
+    folder = tmp_path / "images"
+    for number in range(20):
+        save_image(folder / f"{number:02}.{'jpg' if number % 3 else 'png'}", number)
+    (folder / "broken.jpg").write_bytes(b"hello")
+
+    def embedded(device):
+        made = tiny_encoder()
+        encoder = Encoder(made.spec, made.preprocess, runtime(device, plain()))
+        path = tmp_path / f"{device.type}.h5"
+        report = run_embedding(open_source(folder), path, encoder, workers=0, options=EmbedOptions(dtype="float32"))
+        return np.asarray(EmbeddingCache(path).X), report.failures
+
+    (X, failures), (expected, expected_failures) = embedded(cuda), embedded(CPU)
+    assert failures == expected_failures and list(failures) == ["broken.jpg"]
+    np.testing.assert_allclose(X, expected, atol=2e-2 * np.abs(expected).max())

@@ -1,0 +1,99 @@
+"""Pretraining on CUDA: steps, probes and a resumed run are those of the CPU."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.training_parts import BATCH, IMAGES, SIDE, N, recipe, train, training, with_norms
+from PIL import Image
+
+from pucache.encoders import pretrained_file
+from pucache.errors import RunError
+from pucache.images.source import open_source
+from pucache.pretraining import probe
+from pucache.pretraining.augmentations import VIEWS
+from pucache.pretraining.dataset import open_images
+from pucache.pretraining.network import NetworkConfig
+from pucache.pretraining.pretrain import pretrain
+from pucache.pretraining.squash import Squash
+from pucache.progress import Silent
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("photos")
+    for number, image in enumerate(IMAGES.numpy()):
+        Image.fromarray(image).save(folder / f"{number:03}.png")
+    return folder
+
+
+def out_of_memory(*arguments, **options):
+    raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("name", ["modern", "impulses"])
+def test_steps_are_those_of_the_cpu(cuda, name, accumulate):
+    how = recipe(name, accumulate=accumulate)
+    here, there = (train(training(with_norms(), how, device=device), steps=3) for device in (cuda, CPU))
+    assert here == pytest.approx(there, rel=1e-3)
+
+
+def test_steps_in_bfloat16_are_near_those_in_float32(cuda):
+    fine = train(training(with_norms(), recipe()), steps=3)
+    rough = train(training(with_norms(), recipe(), device=cuda, dtype=torch.bfloat16), steps=3)
+    assert rough == pytest.approx(fine, abs=0.05)
+
+
+def test_a_batch_that_does_not_fit_is_refused_with_the_way_out(cuda, monkeypatch):
+    network = with_norms()
+    monkeypatch.setattr(network.backbone, "forward", out_of_memory)
+    run = training(network, recipe(), device=cuda)
+    with pytest.raises(RunError, match=r"^out of memory on cuda at step 1 with parts of 8 images; use --accumulate 2"):
+        run.step(0, IMAGES[:BATCH])
+
+
+def test_images_that_do_not_fit_go_up_batch_by_batch(cuda, photos, tmp_path, monkeypatch, caplog):
+    def opened():
+        source = open_source(photos)
+        squash = Squash(SIDE, "bilinear", VIEWS["natural"])
+        options = {"device": cuda, "decode": "once", "workers": 0, "progress": Silent()}
+        return open_images(source, source.scan(), tmp_path, squash, **options)
+
+    plan = np.random.default_rng(0).permutation(N).reshape(4, 7)
+    expected = [batch.cpu() for batch in opened().batches(plan)]
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "tensor", out_of_memory)
+        images = opened()
+    found = list(images.batches(plan))
+    assert all(batch.is_cuda for batch in found)
+    assert torch.equal(torch.stack([batch.cpu() for batch in found]), torch.stack(expected))
+    assert "too little memory on cuda for the images; they are copied there batch by batch" in caplog.text
+
+
+def test_a_probe_is_that_of_the_cpu(cuda):
+    generator = np.random.default_rng(0)
+    classes = np.arange(600) % 3
+    X = generator.standard_normal((600, 48)).astype(np.float32)
+    X[:, :3] += 1.5 * np.eye(3, dtype=np.float32)[classes]
+    s, here = (classes == 1).astype(np.int8), torch.from_numpy(X)
+    there, labels = here.to(cuda), torch.from_numpy(classes)
+    assert probe.held_out_auc(X, s, "cuda") == pytest.approx(probe.held_out_auc(X, s, "cpu"), abs=2e-3)
+    assert probe.effective_rank(there) == pytest.approx(probe.effective_rank(here), rel=1e-4)
+    assert probe.knn_accuracy(there, labels) == pytest.approx(probe.knn_accuracy(here, labels), abs=1e-2)
+
+
+def test_a_resumed_run_is_that_of_the_cpu(cuda, photos, tmp_path):
+    network = NetworkConfig("test_resnet", stem="small", size=SIDE)
+
+    def pretrained(device, **options):
+        settings = {"device": device, "precision": "fp32", "workers": 0, "decode": "once"}
+        return pretrain(photos, tmp_path / device, network, recipe(epochs=2), **settings, **options)
+
+    pretrained("cpu")
+    assert pretrained("cuda", minutes=1e-9).steps == 1
+    assert pretrained("cuda").steps == 2 * (N // BATCH)
+    expected, weights = (pretrained_file.read(tmp_path / device)[0] for device in ("cpu", "cuda"))
+    for name, tensor in expected.items():
+        np.testing.assert_allclose(weights[name], tensor, rtol=1e-2, atol=1e-3)
