@@ -113,12 +113,12 @@ def _verify_encoder(path: Path) -> int:
 
 
 def _verify_checkpoint(path: Path) -> int:
-    from .pretraining import checkpoints
+    from .pretraining import run_folder
 
-    _, state = tensor_file.read(path, checkpoints.KIND, max_bytes=checkpoints.MAX_BYTES)
+    _, state = tensor_file.read(path, run_folder.CHECKPOINT, max_bytes=run_folder.MAX_CHECKPOINT_BYTES)
     step = state.get("step")
     if type(step) is not int or step < 0:
-        raise RunError(f"{path} does not say after which step it was written; {checkpoints.KIND.remedy}")
+        raise RunError(f"{path} does not say after which step it was written; {run_folder.CHECKPOINT.remedy}")
     return step
 
 

@@ -11,7 +11,7 @@ from helpers.sealing import edited, reseal_model
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cli.main import main
 from pucache.errors import CacheError
-from pucache.pretraining import checkpoints
+from pucache.pretraining.run_folder import CHECKPOINT, RunFolder
 from pucache.storage import tensor_file
 from pucache.training.sklearn_classifier import PULinearClassifier
 from pucache.verify_files import verify
@@ -96,8 +96,9 @@ def run_folder(tmp_path):
     write_run(tmp_path / "run", steps=7)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    for step in (5, 7):
-        checkpoints.save(tmp_path / "run/checkpoints", step, model, optimizer, {"losses": [0.5]})
+    with RunFolder(tmp_path / "run") as run:
+        for step in (5, 7):
+            run.save(step, model, optimizer, {"losses": [0.5]})
     (tmp_path / "run/checkpoints/0000000009.damaged").write_text("set aside")
     (tmp_path / "run/log.csv").write_text("step\n")
     return tmp_path / "run"
@@ -121,7 +122,7 @@ def test_the_folder_of_a_run_is_its_encoder_and_its_checkpoints(run_folder, cach
     ("name", "kind", "remedy"),
     [
         ("encoder.safetensors", "encoder", "run pretrain again"),
-        ("checkpoints/0000000007.safetensors", "checkpoint", checkpoints.KIND.remedy),
+        ("checkpoints/0000000007.safetensors", "checkpoint", CHECKPOINT.remedy),
     ],
 )
 @pytest.mark.parametrize("at", [100, 5000, -1])
@@ -143,7 +144,7 @@ def test_invalid_descriptions_with_valid_checksums_are_found(run_folder):
     assert "does not describe an encoder" in damage_of(run_folder / "encoder.safetensors")
     path = run_folder / "checkpoints/0000000007.safetensors"
     for step in ({}, {"step": "7"}, {"step": -1}, {"step": True}):
-        tensor_file.write(path, checkpoints.KIND, {}, step)
+        tensor_file.write(path, CHECKPOINT, {}, step)
         assert "does not say after which step it was written" in damage_of(path)
 
 

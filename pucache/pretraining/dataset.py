@@ -1,39 +1,49 @@
-"""The training images of a run: decoded once or in every epoch, the same for all processes."""
+"""The training images of a run: brought to one square size, decoded once or in every epoch.
+
+The sides are squashed, in training as later in embedding, so that no part of an image is lost. Images that are decoded
+once lie in a file of the run folder that all processes map.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
-from collections.abc import Iterable, Iterator
+import math
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
+from PIL import Image
 
 from ..devices import cores
-from ..errors import SourceError
+from ..encoders.pretrained_file import Description
+from ..errors import ImageError, SourceError
+from ..images.decoding import DECODER, decode
 from ..images.listing import Listing
+from ..images.loading import Chunk, ChunkLoader, LoaderProcesses, load_in_threads
+from ..images.preprocessing import Preprocess
 from ..images.source import Source
 from ..progress import Progress
+from ..storage.atomic import check_writable, replacing
+from ..storage.prefetch import prefetch
 from . import process_group
-from .decoded_images import MappedImages, decode_all, has_room
-from .squash import Squash
-from .streamed_images import StreamedImages
+from .augmentations import View
 
 log = logging.getLogger("pucache")
 
 DECODE_MODES = ("auto", "once", "always")
 _FEW_IMAGES = 1000  # fewer than these do not repay the start of worker processes
-
-
-class TrainingImages(Protocol):
-    """Images by row number, uint8 (D, D, 3) each."""
-
-    keys: list[str]
-    failures: dict[str, str]
-
-    def batches(self, plan: Iterable[np.ndarray]) -> Iterator[torch.Tensor]:
-        """Yield the images of each array of row numbers, (b, D, D, 3) uint8, prepared ahead."""
+_MIN_CROP_SIDE = 4  # pixels of the original image in the smallest crop
+_SMALL_VIEW = 64  # views up to this size are cut from images of their own size
+_PIXELS, _DESCRIPTION = "images.u8", "images.json"
+_CHUNK = 64  # images per task of a worker
+_RESERVE = 1 << 30  # bytes of disk that are left free
+_GPU_SHARE = 0.25  # share of the free GPU memory that the images may take
+_MIN_SAMPLE = 1000  # images seen before a share of failures over one half ends the training
 
 
 def list_images(source: Source) -> Listing:
@@ -48,6 +58,52 @@ def list_images(source: Source) -> Listing:
     if not listing.keys:
         raise SourceError(f"no image in {source.name}")
     return listing
+
+
+class Squash:
+    """Resize an image to D x D pixels; picklable, so that worker processes can use it.
+
+    Parameters
+    ----------
+    side : int
+        D.
+    interpolation : {"bilinear", "bicubic"}
+    views : sequence of View
+        The views that are cropped later. An image is refused if their smallest crop would have fewer
+        than 4 pixels a side.
+
+    Attributes
+    ----------
+    settings : dict
+        Everything that determines the pixels, as JSON values.
+    """
+
+    def __init__(self, side: int, interpolation: str, views: Sequence[View]):
+        config = {"input_size": (3, side, side), "interpolation": interpolation, "crop_pct": 1.0, "crop_mode": "squash"}
+        self._resize = Preprocess(config, _no_transform)
+        self.input_size, self.sufficient_side = self._resize.input_size, self._resize.sufficient_side
+        self._min_side = min(side, math.ceil(_MIN_CROP_SIDE / math.sqrt(min(v.area[0] / v.ratio for v in views))))
+        self.settings = {"side": side, "interpolation": interpolation, "least": self._min_side, "decoder": DECODER}
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        """Return uint8 (D, D, 3)."""
+        if min(image.size) < self._min_side:
+            raise ImageError(
+                f"{image.width} x {image.height} pixels, too small for the crop: the smallest one would be under "
+                f"{_MIN_CROP_SIDE} pixels (each side must have {self._min_side})"
+            )
+        return self._resize(image)
+
+
+def _no_transform(image: Image.Image) -> torch.Tensor:
+    raise AssertionError("squashing needs no transform of timm's")
+
+
+def squash_for(description: Description, views: Sequence[View]) -> Squash:
+    """Resizing for a network: views over 64 pixels are cut from images 8/7 as large, so that crops keep detail."""
+    size = description.size
+    side = size if size <= _SMALL_VIEW else round(size * 8 / 7)
+    return Squash(side, description.interpolation, views)
 
 
 def open_images(
@@ -95,3 +151,178 @@ def open_images(
         decode_all(source, listing, folder, squash, workers=workers, progress=progress)
     process_group.barrier()
     return MappedImages(folder, listing, side, device)
+
+
+# --- decoded once ------------------------------------------------------------------------------
+
+
+def listing_digest(listing: Listing) -> str:
+    """SHA-256 of the keys and file sizes of a listing, as hex."""
+    digest = hashlib.sha256()
+    for key, size in zip(listing.keys, listing.size_mtime[:, 0].tolist(), strict=True):
+        digest.update(f"{key}\0{size}\n".encode())
+    return digest.hexdigest()
+
+
+def has_room(folder: Path, images: int, side: int) -> bool:
+    """Whether the disk of `folder` has room for the decoded images; those already there count as free space."""
+    path = check_writable(folder / _PIXELS)  # also removes the temporary files of a killed run
+    present = path.stat().st_size if path.exists() else 0
+    return images * side * side * 3 + _RESERVE <= shutil.disk_usage(folder).free + present
+
+
+class MappedImages:
+    """Decoded images in the run folder, shared by all processes; copied to the GPU if they fit there.
+
+    Parameters
+    ----------
+    folder : path
+        Where `decode_all` wrote them.
+    listing : Listing
+    side : int
+        D.
+    device : torch.device
+    """
+
+    def __init__(self, folder: Path, listing: Listing, side: int, device: torch.device):
+        description = json.loads((folder / _DESCRIPTION).read_text())
+        self.failures: dict[str, str] = description["failures"]
+        self.keys = [key for key in listing.keys if key not in self.failures]
+        mapped = np.memmap(folder / _PIXELS, np.uint8, "r", shape=(len(self.keys), side, side, 3))
+        self._pixels: np.ndarray | torch.Tensor = mapped
+        self._device = device
+        if device.type == "cuda" and mapped.nbytes < _GPU_SHARE * torch.cuda.mem_get_info(device)[0]:
+            try:
+                self._pixels = torch.tensor(mapped, device=device)
+            except torch.OutOfMemoryError:  # another process was faster
+                log.warning("too little memory on %s for the images; they are copied there batch by batch", device)
+
+    def batches(self, plan: Iterable[np.ndarray]) -> Iterator[torch.Tensor]:
+        """Yield batches; the next one is gathered while the caller uses the present one."""
+        return prefetch(self._gather(rows) for rows in plan)
+
+    def _gather(self, rows: np.ndarray) -> torch.Tensor:
+        if isinstance(self._pixels, torch.Tensor):
+            return self._pixels[torch.from_numpy(rows).pin_memory().to(self._device, non_blocking=True)]
+        batch = torch.from_numpy(self._pixels[rows])
+        return batch.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else batch
+
+
+def decode_all(
+    source: Source, listing: Listing, folder: Path, squash: Squash, *, workers: int, progress: Progress
+) -> None:
+    """Decode every image into the folder, unless that has been done.
+
+    Raises
+    ------
+    SourceError
+        No image could be read.
+    OutputError
+        The disk is full, or the folder cannot be written.
+    """
+    settings = {"images": listing_digest(listing), **squash.settings}
+    if _is_complete(folder, settings, len(listing.keys)):
+        return
+    failures: dict[str, str] = {}
+    path = check_writable(folder / _PIXELS)
+    # the old description is removed first, so that it is never taken for that of the new pixels
+    (folder / _DESCRIPTION).unlink(missing_ok=True)
+    digest = hashlib.sha256()
+    progress.start(len(listing.keys), "decoding")
+    with replacing(path) as temporary, temporary.open("wb") as stream:
+        for chunk in _decoded_chunks(source, listing, squash, workers=workers):
+            for position, outcome in enumerate(chunk.outcomes, chunk.first):
+                if isinstance(outcome, str):
+                    failures[listing.keys[position]] = outcome
+            pixels = chunk.pixels.contiguous().numpy().data
+            stream.write(pixels)
+            digest.update(pixels)
+            progress.advance(len(chunk.outcomes))
+            if failures:
+                progress.remark(f"{len(failures):,} failed")
+        if len(failures) == len(listing.keys):
+            key, reason = next(iter(failures.items()))
+            raise SourceError(f"none of the {len(failures)} images in {source.name} can be used ({key!r}: {reason})")
+    with replacing(folder / _DESCRIPTION) as temporary:
+        temporary.write_text(json.dumps({**settings, "failures": failures, "sha256": digest.hexdigest()}))
+
+
+def remove_decoded(folder: Path) -> None:
+    """Remove the decoded images from the run folder."""
+    for name in (_DESCRIPTION, _PIXELS):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _is_complete(folder: Path, settings: dict[str, object], images: int) -> bool:
+    """Whether the folder holds undamaged pixels of these images with these settings."""
+    try:
+        description = json.loads((folder / _DESCRIPTION).read_text())
+        size = (images - len(description["failures"])) * int(description["side"]) ** 2 * 3
+        expected = {**settings, "failures": description["failures"], "sha256": description["sha256"]}
+        if description != expected or (folder / _PIXELS).stat().st_size != size:
+            return False
+        with (folder / _PIXELS).open("rb") as stream:
+            undamaged = hashlib.file_digest(stream, "sha256").hexdigest() == description["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    if not undamaged:
+        log.warning("%s is damaged; the images are decoded again", folder / _PIXELS)
+    return undamaged
+
+
+def _decoded_chunks(source: Source, listing: Listing, squash: Squash, *, workers: int) -> Iterator[Chunk]:
+    """Decoded chunks in the order of the listing."""
+    loader = ChunkLoader(source, squash, listing.keys, listing.size_mtime[:, 0].tolist(), chunk_size=_CHUNK)
+    workers = min(workers, len(loader))
+    if workers:
+        with LoaderProcesses(loader, workers) as processes:
+            yield from processes.chunks()
+    else:
+        with ThreadPoolExecutor(cores()) as threads:
+            yield from load_in_threads(loader, threads, 2 * cores())
+
+
+# --- decoded in every epoch --------------------------------------------------------------------
+
+
+class StreamedImages:
+    """Images that threads read and decode when they are needed; an unreadable one becomes black.
+
+    Parameters
+    ----------
+    source : Source
+    listing : Listing
+    squash : Squash
+    """
+
+    def __init__(self, source: Source, listing: Listing, squash: Squash):
+        self.keys = listing.keys
+        self.failures: dict[str, str] = {}
+        self._source, self._squash = source, squash
+        self._decoded = 0
+
+    def batches(self, plan: Iterable[np.ndarray]) -> Iterator[torch.Tensor]:
+        """Yield batches; the next one is decoded while the caller uses the present one."""
+        with ThreadPoolExecutor(cores()) as threads:
+            yield from prefetch(self._check(list(threads.map(self._decode, rows.tolist()))) for rows in plan)
+
+    def _decode(self, row: int) -> torch.Tensor:
+        key = self.keys[row]
+        try:
+            return self._squash(decode(self._source.read(key), self._squash.sufficient_side)).contiguous()
+        except ImageError as error:
+            if key not in self.failures:
+                self.failures[key] = str(error)
+                log.warning("%r is left black: %s", key, error)
+            return torch.zeros(*self._squash.input_size, 3, dtype=torch.uint8)
+
+    def _check(self, images: list[torch.Tensor]) -> torch.Tensor:
+        """Batch of some images, unless most images so far have failed."""
+        self._decoded += len(images)
+        if 2 * len(self.failures) > min(len(self.keys), max(self._decoded, _MIN_SAMPLE)):
+            key, reason = next(iter(self.failures.items()))
+            raise SourceError(f"most images of {self._source.name} cannot be used ({key!r}: {reason})")
+        return torch.stack(images)
+
+
+TrainingImages = MappedImages | StreamedImages

@@ -16,11 +16,12 @@ logarithms, so that exp(1 / temperature) does not overflow.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import normalize
 
-from .process_group import all_gather_with_gradients
+from .process_group import gather
 
 _MAX_LOG_SHARE = -1e-6  # upper limit of log(tau_plus * pos / neg); beyond it g is at its bound
 
@@ -55,7 +56,7 @@ def contrastive_loss(z: torch.Tensor, *, temperature: float = 0.5, tau_plus: flo
     if z.ndim != 3:
         raise ValueError(f"a contrastive loss takes projections (images, views, dimensions), got {tuple(z.shape)}")
     z = normalize(z.to(torch.promote_types(z.dtype, torch.float32)), dim=2)
-    all_z, offset = all_gather_with_gradients(z)  # (B, M, d), index of this process's first image
+    all_z, offset = gather(z)  # (B, M, d), index of this process's first image
     b, M, d = z.shape
     B = len(all_z)
     if B < 2 or M < 2:
@@ -88,3 +89,67 @@ def check_parameters(temperature: float, tau_plus: float) -> None:
         raise ValueError(f"the temperature must be above 0, got {temperature:g}; 0.5 is usual, 0.1 to 1 sensible")
     if not 0 <= tau_plus < 1:
         raise ValueError(f"tau-plus is a probability from 0 to below 1, got {tau_plus:g}; 0.1 is usual, 0 plain SimCLR")
+
+
+@dataclass(frozen=True)
+class ProjectionGeometry:
+    """How the projections of a batch lie on the sphere.
+
+    Attributes
+    ----------
+    alignment : float
+        See `alignment`.
+    uniformity : float
+        See `uniformity`.
+    spread : float
+        Standard deviation over the images times the root of the dimension: 1 for projections evenly spread
+        over the sphere, 0 if all coincide.
+    """
+
+    alignment: float = float("nan")
+    uniformity: float = float("nan")
+    spread: float = float("nan")
+
+
+def projection_geometry(z: torch.Tensor) -> ProjectionGeometry:
+    """Measure the geometry of projections.
+
+    Parameters
+    ----------
+    z : tensor, (b, M, d)
+        Projections of M views of b images, of any length.
+
+    Returns
+    -------
+    ProjectionGeometry
+    """
+    first = normalize(z[:, 0].float(), dim=1)
+    spread = first.std(0, correction=0).square().sum().sqrt()
+    return ProjectionGeometry(*torch.stack([alignment(z), uniformity(z), spread]).tolist())  # one wait for the device
+
+
+def alignment(z: torch.Tensor) -> torch.Tensor:
+    """Mean squared distance on the sphere of two views of one image; 0 is best (Wang & Isola 2020, eq. 4).
+
+    Parameters
+    ----------
+    z : tensor, (b, M, d)
+    """
+    z = normalize(z.float(), dim=2)
+    return 2 * z.var(1).sum(1).mean()  # E|a - b|² of two draws is twice the variance
+
+
+def uniformity(z: torch.Tensor) -> torch.Tensor:
+    """Logarithm of the mean of exp(-2 distance²) over pairs of different images (Wang & Isola 2020, eq. 5).
+
+    0 if all images coincide, about -4 if they fill the sphere, NaN for a single image.
+
+    Parameters
+    ----------
+    z : tensor, (b, M, d)
+        Only the first view of each image is used.
+    """
+    first = normalize(z[:, 0].float(), dim=1)
+    squared = 2 - 2 * (first @ first.T)
+    pairs = torch.triu_indices(len(first), len(first), 1, device=z.device)
+    return torch.exp(-2 * squared[pairs[0], pairs[1]]).mean().log()

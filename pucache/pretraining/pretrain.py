@@ -14,11 +14,9 @@ import math
 import os
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from ..allocator import keep_freed_memory
 from ..devices import choose_device, choose_training_precision, torch_dtype
@@ -29,21 +27,23 @@ from ..images.decoding import decode as decode_image
 from ..images.listing import Listing
 from ..images.source import Source, open_source
 from ..progress import Progress, Silent
-from . import process_group, run_folder
+from . import process_group
 from .augmentations import VIEWS
-from .dataset import DECODE_MODES, TrainingImages, list_images, open_images
-from .decoded_images import listing_digest, remove_decoded
-from .metrics_log import MetricsLog, require_tensorboard
-from .monitor import TrainingMonitor
+from .dataset import (
+    DECODE_MODES,
+    StreamedImages,
+    list_images,
+    listing_digest,
+    open_images,
+    remove_decoded,
+    squash_for,
+)
 from .network import Network, NetworkConfig, build_network
 from .probe import Probe
 from .recipes import Recipe, find_recipe
-from .run_folder import Provenance, RunSettings
-from .squash import squash_for
-from .streamed_images import StreamedImages
+from .run_folder import PretrainReport, RunFolder, require_tensorboard
 from .train_step import Training, check_batch, check_compiled
 from .trainer import Trainer, resume
-from .training_summary import PretrainReport, load_summary, save_summary, summarize
 
 log = logging.getLogger("pucache")
 
@@ -128,165 +128,93 @@ def pretrain(
         There are fewer images than a batch, or an argument is outside its domain.
     """
     started = time.monotonic()
-    options = _Options(
-        seed=seed,
-        precision=precision,
-        compiled=compiled,
-        workers=workers,
-        decode=decode,
-        positives=positives,
-        labels=labels,
-        until=started + 60 * minutes,
-        save_every=60 * save_every,
-        tensorboard=tensorboard,
-    )
-    _check_times(minutes, save_every)
-    recipe = find_recipe(recipe)
-    keep_freed_memory()
-    source = open_source(source) if isinstance(source, str | os.PathLike) else source
-    folder = Path(run_dir)
-    with process_group.joined(device) as own_device, ExitStack() as stack:
-        is_first = process_group.rank() == 0
-        progress = stack.enter_context(progress if is_first and progress else Silent())
-        if is_first:
-            stack.enter_context(run_folder.locked(folder))
-        run = _prepare(source, folder, network or NetworkConfig(), recipe, options, choose_device(own_device))
-        summary = process_group.broadcast_from_first(load_summary(folder, recipe) if is_first else None)
-        if summary is not None:
-            remove_decoded(folder)  # a run killed at its very end leaves them
-            return dataclasses.replace(summary, seconds=time.monotonic() - started)
-        trainer, probe = _open_trainer(run, options, progress, stack)
-        trainer.run(until=options.until, save_every=options.save_every)
-        summary = summarize(trainer, run.listing, probe.name if positives or labels else "", started=started)
-        if is_first and trainer.step == trainer.training.steps:
-            save_summary(folder, recipe, summary)
-            remove_decoded(folder)
-        return summary
-
-
-@dataclass(frozen=True)
-class _Options:
-    """Arguments of `pretrain` beside source, folder, network and recipe; times in seconds."""
-
-    seed: int
-    precision: str
-    compiled: bool
-    workers: int | None
-    decode: str
-    positives: str | Path | None
-    labels: str | Path | None
-    until: float
-    save_every: float
-    tensorboard: bool
-
-    def __post_init__(self) -> None:
-        if self.decode not in DECODE_MODES:
-            raise ValueError(f"decode is auto, once or always, got {self.decode!r}")
-        if self.tensorboard:
-            require_tensorboard()
-
-
-def _check_times(minutes: float, save_every: float) -> None:
+    if decode not in DECODE_MODES:
+        raise ValueError(f"decode is auto, once or always, got {decode!r}")
+    if tensorboard:
+        require_tensorboard()
     if not minutes > 0:
         raise ValueError(f"--minutes must be above 0, got {minutes:g}")
     if not save_every >= 0:
         raise ValueError(f"--save-every must be 0 or more minutes, got {save_every:g}")
+    config, recipe, path = network or NetworkConfig(), find_recipe(recipe), Path(run_dir)
+    keep_freed_memory()
+    source = open_source(source) if isinstance(source, str | os.PathLike) else source
+    with process_group.joined(device) as own_device, ExitStack() as stack:
+        # of several processes the first one lists, decodes, logs and saves
+        is_first = process_group.rank() == 0
+        progress = stack.enter_context(progress if is_first and progress else Silent())
+        folder = stack.enter_context(RunFolder(path)) if is_first else None
+        torch_device = choose_device(own_device)
+        model = build_network(config, norm=recipe.projector_norm, seed=seed)
+        precision = choose_training_precision(precision, torch_device)
+        listing = process_group.broadcast_from_first(list_images(source) if is_first else None)
+        if is_first:
+            _compare_sizes(source, listing, model.description)
 
+        # all checks come before decoding, which may take hours
+        check_batch(len(listing.keys), recipe)
+        check_compiled(compiled)
+        squash = squash_for(model.description, VIEWS[recipe.views])
+        Probe(StreamedImages(source, listing, squash), positives=positives, labels=labels)
+        if folder:
+            settings = _settings(model, config, listing, seed=seed, precision=precision)
+            processes = process_group.world_size()
+            folder.claim(recipe, settings, {"source": source.name, "listed": len(listing.keys), "processes": processes})
+        finished = process_group.broadcast_from_first(folder and folder.finished(recipe))
+        if finished:
+            remove_decoded(path)  # a run killed at its very end leaves them
+            return dataclasses.replace(finished, seconds=time.monotonic() - started)
 
-@dataclass(frozen=True)
-class _Run:
-    """A run whose folder is claimed and whose arguments have been checked."""
-
-    source: Source
-    listing: Listing
-    folder: Path
-    network: Network
-    initial_weights: str
-    recipe: Recipe
-    device: torch.device
-    precision: str
-
-
-def _prepare(
-    source: Source, folder: Path, config: NetworkConfig, recipe: Recipe, options: _Options, device: torch.device
-) -> _Run:
-    """Build the network, list the images, check all arguments and claim the folder."""
-    is_first = process_group.rank() == 0
-    network = build_network(config, norm=recipe.projector_norm, seed=options.seed)
-    precision = choose_training_precision(options.precision, device)
-    listing = process_group.broadcast_from_first(list_images(source) if is_first else None)
-    if is_first:
-        _compare_sizes(source, listing, network.description)
-    # all checks come before decoding, which may take hours
-    check_batch(len(listing.keys), recipe)
-    check_compiled(options.compiled)
-    squash = squash_for(network.description, VIEWS[recipe.views])
-    Probe(StreamedImages(source, listing, squash), positives=options.positives, labels=options.labels)
-    if is_first:
-        settings = RunSettings(
-            architecture=network.description.architecture,
-            stem=network.description.stem,
-            size=network.description.size,
-            weights="random" if config.has_random_weights else digest(network.backbone),
-            seed=options.seed,
-            precision=precision,
-            images=listing_digest(listing),
+        images = open_images(
+            source, listing, path, squash, device=torch_device, decode=decode, workers=workers, progress=progress
         )
-        provenance = Provenance(source.name, listed=len(listing.keys), processes=process_group.world_size())
-        run_folder.claim(folder, recipe, settings, provenance)
-    return _Run(
-        source=source,
-        listing=listing,
-        folder=folder,
-        network=network,
-        initial_weights=config.initial_weights,
-        recipe=recipe,
-        device=device,
-        precision=precision,
-    )
+        training = Training(
+            model,
+            recipe,
+            images=len(images.keys),
+            seed=seed,
+            device=torch_device,
+            dtype=torch_dtype(precision),
+            compiled=compiled,
+        )
+        probe = Probe(images, positives=positives, labels=labels, seed=seed)
+        step, losses = resume(folder, training, len(images.keys))
+        if folder:
+            log.info("%s", _plan(config, training, len(images.keys), precision, step))
+            folder.start_log(step, tensorboard=tensorboard)
+        trainer = Trainer(folder, training, images, probe, progress, step=step, losses=losses)
+        trainer.run(until=started + 60 * minutes, save_every=60 * save_every)
+        probe_name = probe.name if positives or labels else ""
+        report = trainer.report(path, listing.failures, probe_name, started=started)
+        if folder and trainer.step == training.steps:
+            folder.finish(recipe, report)
+            remove_decoded(path)
+        return report
 
 
-def _open_trainer(run: _Run, options: _Options, progress: Progress, stack: ExitStack) -> tuple[Trainer, Probe]:
-    """Decode the images if needed, and resume training from the last checkpoint."""
-    is_first = process_group.rank() == 0
-    images = open_images(
-        run.source,
-        run.listing,
-        run.folder,
-        squash_for(run.network.description, VIEWS[run.recipe.views]),
-        device=run.device,
-        decode=options.decode,
-        workers=options.workers,
-        progress=progress,
-    )
-    training = Training(
-        run.network,
-        run.recipe,
-        images=len(images.keys),
-        seed=options.seed,
-        device=run.device,
-        dtype=torch_dtype(run.precision),
-        compiled=options.compiled,
-    )
-    probe = Probe(images, positives=options.positives, labels=options.labels, seed=options.seed)
-    step, losses = resume(run.folder, training, len(images.keys))
-    if is_first:
-        log.info("%s", _plan(run, training, images, step))
-    metrics_log = (
-        stack.enter_context(MetricsLog(run.folder, step, tensorboard=options.tensorboard)) if is_first else None
-    )
-    monitor = TrainingMonitor(training, probe, metrics_log, progress, losses=losses, step=step)
-    return Trainer(run.folder, training, images, monitor, progress), probe
+def _settings(
+    model: Network, config: NetworkConfig, listing: Listing, *, seed: int, precision: str
+) -> dict[str, str | int]:
+    """Settings beside the recipe that change the result of a run."""
+    return {
+        "architecture": model.description.architecture,
+        "stem": model.description.stem,
+        "size": model.description.size,
+        "weights": "random" if config.has_random_weights else digest(model.backbone),
+        "seed": seed,
+        "precision": precision,
+        "images": listing_digest(listing),
+    }
 
 
-def _plan(run: _Run, training: Training, images: TrainingImages, step: int) -> str:
+def _plan(config: NetworkConfig, training: Training, images: int, precision: str, step: int) -> str:
     """What the run will do, for the user."""
-    description, recipe = run.network.description, run.recipe
+    encoder, recipe = training.network.description, training.recipe
     parts = [
-        f"{len(images.keys):,} images",
-        f"{description.architecture}, {description.stem} stem, {run.initial_weights}, views of {description.size} px",
+        f"{images:,} images",
+        f"{encoder.architecture}, {encoder.stem} stem, {config.initial_weights}, views of {encoder.size} px",
         f"batches of {recipe.batch_size:,}, {recipe.epochs:,} epochs, {training.steps:,} steps",
-        f"{training.device} in {run.precision}",
+        f"{training.device} in {precision}",
     ]
     if step:
         parts.append(f"going on after step {step:,}")

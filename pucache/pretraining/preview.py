@@ -15,10 +15,9 @@ from ..images.decoding import decode
 from ..images.source import Source, open_source
 from ..storage.atomic import check_writable, replacing
 from .augmentations import VIEWS, Augment, random_numbers
-from .dataset import list_images
+from .dataset import list_images, squash_for
 from .network import NetworkConfig, build_network
 from .recipes import Recipe, find_recipe
-from .squash import squash_for
 
 _IMAGES, _VIEWS = 8, 6  # rows and columns of the sheet
 _MAX_ATTEMPTS = 20 * _IMAGES  # images that are tried

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -30,23 +29,6 @@ _MAX_IMAGES = 4096
 _NEIGHBOURS, _TEMPERATURE = 20, 0.1
 _BATCH = 128
 _FOLDS = 5
-
-
-@dataclass(frozen=True)
-class ProbeResult:
-    """Quality of the features at one step.
-
-    Attributes
-    ----------
-    probe : float
-        With positives: area under the curve of labelled positives against the other images, by held-out
-        linear heads (PAUC). With labels: accuracy of a vote of the nearest neighbours. Else NaN.
-    rank : float
-        Effective rank of the features, see `effective_rank`.
-    """
-
-    probe: float = float("nan")
-    rank: float = float("nan")
 
 
 class Probe:
@@ -102,8 +84,16 @@ class Probe:
         else:
             self._rows = np.sort(generator.permutation(len(images.keys))[:_MAX_IMAGES])
 
-    def __call__(self, network: Network, device: torch.device, dtype: torch.dtype) -> ProbeResult:
+    def __call__(self, network: Network, device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
         """Evaluate the present features.
+
+        Returns
+        -------
+        float
+            With positives: area under the curve of labelled positives against the other images, by held-out
+            linear heads (PAUC). With labels: accuracy of a vote of the nearest neighbours. Else NaN.
+        float
+            Effective rank of the features, see `effective_rank`.
 
         Raises
         ------
@@ -112,28 +102,20 @@ class Probe:
         """
         try:
             X = features(network, self._images, self._rows, device, dtype)
+            if not X.isfinite().all():
+                raise RunError(
+                    "the features are not finite numbers; begin another folder with a lower --lr or --precision fp32"
+                )
+            quality = float("nan")
+            if self._s is not None:
+                quality = held_out_auc(X.cpu().numpy(), self._s, str(X.device))
+            elif self._classes is not None:
+                quality = knn_accuracy(X, torch.from_numpy(self._classes))
+            return quality, effective_rank(X)
         except torch.OutOfMemoryError as error:
             raise RunError(
                 f"out of memory on {device} with the features of {_BATCH} images; use a smaller --size or --backbone"
             ) from error
-        if not X.isfinite().all():
-            raise RunError(
-                "the features are not finite numbers; begin another folder with a lower --lr or --precision fp32"
-            )
-        try:
-            return self._evaluate(X)
-        except torch.OutOfMemoryError:
-            log.warning("too little memory on %s to probe the features there; the CPU does it", device)
-            return self._evaluate(X.cpu())
-
-    def _evaluate(self, X: torch.Tensor) -> ProbeResult:
-        """Evaluate features, float32 (n, d), on their device."""
-        quality = float("nan")
-        if self._s is not None:
-            quality = held_out_auc(X.cpu().numpy(), self._s, str(X.device))
-        elif self._classes is not None:
-            quality = knn_accuracy(X, torch.from_numpy(self._classes))
-        return ProbeResult(quality, effective_rank(X))
 
 
 @torch.no_grad()
@@ -190,20 +172,11 @@ def knn_accuracy(X: torch.Tensor, classes: torch.Tensor) -> float:
 
 def effective_rank(X: torch.Tensor) -> float:
     """exp of the entropy of the singular values of the centred features (Garrido et al. 2023, eq. 1)."""
-    singular_values = _singular_values((X - X.mean(0)).float())
+    X = (X - X.mean(0)).double()
+    gram = X.T @ X if len(X) >= X.shape[1] else X @ X.T  # much faster than an SVD; in float64 nothing is lost
+    singular_values = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
     shares = singular_values / singular_values.sum().clamp_min(torch.finfo(torch.float32).tiny)
     return float(torch.special.entr(shares).sum().exp())
-
-
-def _singular_values(X: torch.Tensor) -> torch.Tensor:
-    """Singular values of X, (n, d).
-
-    A GPU takes long for an SVD, and little for the eigenvalues of the Gram matrix; in float64 these lose nothing.
-    """
-    if X.device.type == "cpu":
-        return torch.linalg.svdvals(X)
-    X = (X if len(X) >= X.shape[1] else X.T).double()
-    return torch.linalg.eigvalsh(X.T @ X).clamp_min(0).sqrt().float()
 
 
 def _positive_rows(positives: str | Path, images: TrainingImages) -> np.ndarray:

@@ -1,8 +1,9 @@
 """Data-parallel training over the processes that ``torchrun`` starts.
 
-Each process holds an equal share of every batch. Projections are gathered with their gradients, batch
-norms use the statistics of the whole batch, and parameter gradients are averaged. The result therefore
-equals that of one process up to rounding. With one process all functions here return at once.
+Each process holds an equal share of every batch. `DistributedDataParallel` averages the gradients, projections are
+gathered with theirs, and batch norms use the statistics of the whole batch: torch's `SyncBatchNorm` on CUDA, the one
+below on the CPU, which torch's refuses. The result therefore equals that of one process up to rounding. With one
+process all functions here return at once.
 """
 
 from __future__ import annotations
@@ -33,25 +34,9 @@ class FailedElsewhereError(RunError):
 def joined(device: str) -> Iterator[str]:
     """Join the processes that torchrun started; yields the device of this process.
 
-    If several processes fail, the first one raises its own exception and the others raise
-    `FailedElsewhereError`.
-
-    Parameters
-    ----------
-    device : str
-        As the user gave it. ``auto`` and ``cuda`` become the GPU with this process's local rank.
-
-    Yields
-    ------
-    str
-        Device of this process.
-
-    Raises
-    ------
-    ValueError
-        More processes than GPUs on this machine, or one numbered GPU for all processes.
-    FailedElsewhereError
-        Another process failed or was interrupted before this one.
+    ``auto`` and ``cuda`` become the GPU with this process's local rank. If several processes fail, the first one
+    raises its own exception and the others raise `FailedElsewhereError`. `ValueError`: more processes than GPUs on
+    this machine, or one numbered GPU for all.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
         yield device
@@ -111,6 +96,17 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+@contextlib.contextmanager
+def lost_processes_reported() -> Iterator[None]:
+    """Raise `RunError` if a collective fails, which means that another process has ended."""
+    try:
+        yield
+    except RuntimeError as error:
+        if world_size() == 1 or isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise RunError(f"process {rank()} has lost the others ({one_line(error)[:160]}); start them again") from error
+
+
 def barrier() -> None:
     """Wait until all processes have called this function."""
     any_process(False)
@@ -118,54 +114,26 @@ def barrier() -> None:
 
 def any_process(condition: bool) -> bool:
     """Whether a condition holds in at least one process."""
-    if world_size() == 1:
-        return condition
-    on_host = "cpu:" in dist.get_backend_config()
-    count = torch.tensor(float(condition), device="cpu" if on_host else "cuda")
-    return bool(all_reduce_sum(count) > 0)
+    with lost_processes_reported():
+        return bool(sum_over_processes(torch.tensor(float(condition))) > 0)
 
 
 def broadcast_from_first(value: Any) -> Any:
     """Value that the first process passed; the arguments of the other processes are ignored."""
-    if world_size() == 1:
-        return value
     values = [value]
-    with _report_lost_processes():
-        dist.broadcast_object_list(values)
+    if world_size() > 1:
+        with lost_processes_reported():
+            dist.broadcast_object_list(values)
     return values[0]
 
 
-def all_reduce_sum(x: torch.Tensor) -> torch.Tensor:
-    """Sum a tensor over the processes, in place.
-
-    Raises
-    ------
-    RunError
-        Another process has ended.
-    """
-    with _report_lost_processes():
-        dist.all_reduce(x)
-    return x
+def sum_over_processes(x: torch.Tensor) -> torch.Tensor:
+    """Sum of a tensor over the processes, with its gradient: the sum of their gradients."""
+    return x if world_size() == 1 else _Sum.apply(x)
 
 
-@contextlib.contextmanager
-def _report_lost_processes() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise RunError(f"process {rank()} has lost the others ({one_line(error)[:160]}); start them again") from error
-
-
-# --- collectives with gradients ----------------------------------------------------------------
-
-# torch.distributed.nn.functional has them too, but is deprecated since torch 2.15 in favour of a private
-# module, and its errors would not become RunError in the backward pass
-
-
-def all_gather_with_gradients(z: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Concatenate the tensors of all processes in rank order.
-
-    The backward pass sums the gradients of all processes and returns to each process its own rows.
+def gather(z: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Concatenate the tensors of all processes in rank order, with gradients.
 
     Parameters
     ----------
@@ -178,47 +146,30 @@ def all_gather_with_gradients(z: torch.Tensor) -> tuple[torch.Tensor, int]:
     int
         Index of this process's first row in it.
     """
-    if world_size() == 1:
-        return z, 0
-    return _AllGather.apply(z), rank() * len(z)
+    first, whole = rank() * len(z), world_size() * len(z)
+    before, after = z.new_zeros(first, *z.shape[1:]), z.new_zeros(whole - first - len(z), *z.shape[1:])
+    return sum_over_processes(torch.cat([before, z, after])), first
 
 
-class _AllGather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, z: torch.Tensor) -> torch.Tensor:
-        """Concatenate."""
-        ctx.rows = len(z)
-        pieces = [torch.empty_like(z, memory_format=torch.contiguous_format) for _ in range(world_size())]
-        with _report_lost_processes():
-            dist.all_gather(pieces, z.contiguous())
-        return torch.cat(pieces)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        """Sum over the processes and take the rows of this one."""
-        gradient = all_reduce_sum(gradients[0].clone(memory_format=torch.contiguous_format))
-        return gradient[rank() * ctx.rows : (rank() + 1) * ctx.rows]
-
-
-class _AllReduceSum(torch.autograd.Function):
+class _Sum(torch.autograd.Function):
+    # torch.distributed.nn.functional has this too, but is deprecated since torch 2.15 in favour of a private module
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         """Sum over the processes."""
-        return all_reduce_sum(x.clone())
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
         """Sum of the gradients over the processes."""
-        return all_reduce_sum(gradients[0].clone(memory_format=torch.contiguous_format))
-
-
-# --- batch norm --------------------------------------------------------------------------------
+        return _Sum.forward(ctx, gradients[0])
 
 
 def share_batch_norm(model: torch.nn.Module) -> torch.nn.Module:
     """Let every batch norm of a model on the CPU use the statistics of all processes, in place.
 
-    Torch's `SyncBatchNorm` works on GPUs only. Parameter names and timm's fused activations are kept.
+    Parameter names and timm's fused activations are kept.
     """
     for module in model.modules():
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
@@ -235,9 +186,9 @@ class _SharedBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         shape = (1, -1, *[1] * (x.ndim - 2))
         count = x.numel() // x.shape[1] * world_size()
         exact = x.to(torch.promote_types(x.dtype, torch.float32))
-        mean = _AllReduceSum.apply(exact.sum(axes)) / count
+        mean = sum_over_processes(exact.sum(axes)) / count
         centred = exact - mean.view(shape)
-        variance = _AllReduceSum.apply(centred.square().sum(axes)) / count
+        variance = sum_over_processes(centred.square().sum(axes)) / count
         self._update_running_statistics(mean.detach(), variance.detach() * (count / max(1, count - 1)))
         scale = (variance + self.eps).rsqrt() * (1 if self.weight is None else self.weight)
         shift = 0 if self.bias is None else self.bias.view(shape)

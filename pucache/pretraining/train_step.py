@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from ..encoders.backbones import share_batch_norm_on_gpus
 from ..encoders.backends import TIMED_KERNELS
@@ -97,12 +99,18 @@ class Training:
             network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         except torch.OutOfMemoryError as error:
             raise RunError(f"out of memory on {device} with the network itself; use a smaller --backbone") from error
-        if process_group.world_size() > 1:
+        self._shared = process_group.world_size() > 1
+        if self._shared:
             share = share_batch_norm_on_gpus if device.type == "cuda" else process_group.share_batch_norm
             network = share(network)  # type: ignore[assignment]
+        self._forward: Any = torch.compile(network, dynamic=False) if compiled else network
+        if self._shared:
+            unused = _has_unused_parameters(network)  # which torch does not expect unless it is told
+            self._forward = DistributedDataParallel(
+                network, broadcast_buffers=False, find_unused_parameters=unused, gradient_as_bucket_view=True
+            )
         self.network = network.train()
         self.optimizer = build_optimizer(recipe, network)
-        self._forward = torch.compile(network, dynamic=False) if compiled else network
         self._augment = Augment(VIEWS[recipe.views], network.description.size)
         self.steps_per_epoch = images // recipe.batch_size
         self.steps = recipe.epochs * self.steps_per_epoch
@@ -146,9 +154,9 @@ class Training:
         randoms = randoms[process_group.rank() * len(images) : (process_group.rank() + 1) * len(images)]
         try:
             self.optimizer.zero_grad()
-            with TIMED_KERNELS:  # all batches have one shape
+            with TIMED_KERNELS, process_group.lost_processes_reported():  # all batches have one shape
                 loss, z = self._backward(number, self._to_device(images), self._to_device(randoms))
-            loss = self._average(loss.detach())
+                loss = process_group.sum_over_processes(loss.detach()) / process_group.world_size()
             self.optimizer.step()
         except torch._dynamo.exc.TorchDynamoException as error:
             raise RunError(f"torch.compile failed ({one_line(error)[:160]}); leave out --compile") from error
@@ -188,7 +196,8 @@ class Training:
         loss.backward()
         assert z.grad is not None
         for index, (part, gradient) in enumerate(zip(parts, z.grad.chunk(len(parts)), strict=True)):
-            self._project(number, index, *part).backward(gradient)
+            with self._forward.no_sync() if self._shared and index + 1 < len(parts) else contextlib.nullcontext():
+                self._project(number, index, *part).backward(gradient)
         return loss, z
 
     def _project(self, number: int, part: int, images: torch.Tensor, randoms: torch.Tensor) -> torch.Tensor:
@@ -203,21 +212,19 @@ class Training:
     def _loss(self, z: torch.Tensor) -> torch.Tensor:
         return contrastive_loss(z, temperature=self.recipe.temperature, tau_plus=self.recipe.tau_plus)
 
-    def _average(self, loss: torch.Tensor) -> torch.Tensor:
-        """Average the parameter gradients over the processes, in place; returns the average loss."""
-        if process_group.world_size() == 1:
-            return loss
-        gradients = [p.grad for p in self.network.parameters() if p.grad is not None]
-        flat = torch.cat([gradient.reshape(-1) for gradient in [*gradients, loss]])
-        process_group.all_reduce_sum(flat).div_(process_group.world_size())
-        *means, loss = flat.split([gradient.numel() for gradient in [*gradients, loss]])
-        torch._foreach_copy_(gradients, [m.view_as(g) for g, m in zip(gradients, means, strict=True)])
-        return loss.view(())
-
     def is_finite(self) -> bool:
         """Whether all parameters and running statistics of the network are finite."""
         values = [tensor for tensor in self.network.state_dict().values() if tensor.is_floating_point()]
         return bool(torch.stack([tensor.isfinite().all() for tensor in values]).all())
+
+
+def _has_unused_parameters(network: Network) -> bool:
+    """Whether a trained parameter has no part in the projections."""
+    size = network.description.size
+    network.eval()(network.mean.new_zeros(1, 3, size, size)).sum().backward()
+    unused = any(parameter.grad is None for parameter in network.parameters() if parameter.requires_grad)
+    network.zero_grad()
+    return unused
 
 
 @contextlib.contextmanager

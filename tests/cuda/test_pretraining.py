@@ -11,10 +11,9 @@ from pucache.errors import RunError
 from pucache.images.source import open_source
 from pucache.pretraining import probe
 from pucache.pretraining.augmentations import VIEWS
-from pucache.pretraining.dataset import open_images
+from pucache.pretraining.dataset import Squash, open_images
 from pucache.pretraining.network import NetworkConfig
 from pucache.pretraining.pretrain import pretrain
-from pucache.pretraining.squash import Squash
 from pucache.progress import Silent
 
 CPU = torch.device("cpu")

@@ -73,7 +73,7 @@ OURS = {
     "pucache.pretraining.network": {"Network", "build_network"},
     "pucache.pretraining.preview": {"save_view_sheet"},
     "pucache.pretraining.recipes": {"build_optimizer", "find_recipe"},
-    "pucache.pretraining.training_summary": {"load_summary", "save_summary", "summarize"},
+    "pucache.pretraining.run_folder": {"RunFolder", "require_tensorboard", "restore"},
     "pucache.progress": {"Silent"},
     "pucache.training.estimate_prior": {"check_request", "estimate_from_cross_fit"},
     "pucache.labels.label_files": {"name_first", "read_decisions", "short_digest"},

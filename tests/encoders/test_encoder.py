@@ -19,7 +19,7 @@ from pucache.encoders.encoder import load_encoder
 from pucache.encoders.spec import EncoderSpec
 from pucache.errors import EncoderError
 from pucache.pretraining.augmentations import VIEWS
-from pucache.pretraining.squash import Squash
+from pucache.pretraining.dataset import Squash
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -16,7 +16,7 @@ from fuzz.oracle import require
 from fuzz.target import Target
 from pucache.encoders import pretrained_file
 from pucache.errors import EncoderError, RunError
-from pucache.pretraining import checkpoints
+from pucache.pretraining.run_folder import CHECKPOINT, MAX_CHECKPOINT_BYTES, RunFolder
 from pucache.storage import tensor_file
 
 STEP = 3
@@ -107,18 +107,27 @@ def saved() -> dict[str, bytes]:
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(2):
-            checkpoints.save(Path(folder, str(seed)), STEP, *_training(seed), {"losses": [0.5, seed]})
-            found[f"{seed}.safetensors"] = next(Path(folder, str(seed)).iterdir()).read_bytes()
+            with RunFolder(Path(folder, str(seed))) as run:
+                run.save(STEP, *_training(seed), {"losses": [0.5, seed]})
+            found[f"{seed}.safetensors"] = next(Path(folder, str(seed), "checkpoints").iterdir()).read_bytes()
     return found
+
+
+def _load(data: bytes, folder: Path, *training: Any) -> dict[str, Any]:
+    """State of the checkpoint of a run that is made of some bytes."""
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    (folder / "checkpoints" / f"{STEP:010}.safetensors").write_bytes(data)
+    with RunFolder(folder) as run:
+        found = run.load(*training)
+    require(found is not None, "not found")
+    return found[1] if found else {}
 
 
 def check_checkpoint(sample: str, data: bytes, folder: Path) -> str:
     """The training that was saved, to the bit."""
-    (folder / f"{STEP:010}.safetensors").write_bytes(data)
     model, optimizer = _training(9)
-    state = checkpoints.load(folder, model, optimizer)
+    state = _load(data, folder, model, optimizer)
     require(state in [{"losses": [0.5, seed], "step": STEP} for seed in range(2)], f"loaded as {state}")
-    assert state is not None
     wanted, moments = _training(state["losses"][1])
     for name, tensor in wanted.state_dict().items():
         require(torch.equal(model.state_dict()[name], tensor), f"{name} is not as it was saved")
@@ -134,7 +143,7 @@ def mutate_checkpoint(data: bytes, other: bytes, draw: random.Random) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "checkpoint")
         path.write_bytes(data)
-        tensors, state = tensor_file.read(path, checkpoints.KIND, max_bytes=checkpoints.MAX_BYTES)
+        tensors, state = tensor_file.read(path, CHECKPOINT, max_bytes=MAX_CHECKPOINT_BYTES)
         how = draw.random()
         if how < 0.3:
             change(state, draw)
@@ -142,15 +151,14 @@ def mutate_checkpoint(data: bytes, other: bytes, draw: random.Random) -> bytes:
             tensors[draw.choice(NAMES)] = tensors.pop(draw.choice(sorted(tensors)))
         else:
             change_tensor(tensors, draw)
-        tensor_file.write(path, checkpoints.KIND, tensors, state)
+        tensor_file.write(path, CHECKPOINT, tensors, state)
         return path.read_bytes()
 
 
 def check_resealed(sample: str, data: bytes, folder: Path) -> str:
     """Refused by name, or taken; what it says of its step is what its name says."""
-    (folder / f"{STEP:010}.safetensors").write_bytes(data)
-    state = checkpoints.load(folder, *_training(9))
-    require(state is not None and state["step"] == STEP, f"taken for {state}")
+    state = _load(data, folder, *_training(9))
+    require(state["step"] == STEP, f"taken for {state}")
     return "loaded"
 
 

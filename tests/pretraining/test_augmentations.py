@@ -8,7 +8,6 @@ import pytest
 import torch
 from PIL import Image
 from scipy import stats
-from sklearn.datasets import load_sample_images
 from torch.nn.functional import grid_sample, interpolate
 from torchvision.transforms.v2 import functional as tv
 
@@ -103,25 +102,6 @@ def test_flips_and_transposition_are_exact(D, size):
         assert torch.equal(one(images, replace(NOTHING, **{name: 0.5}), drawn(2, **{name: 0.49}), size), got)
 
 
-def test_the_eight_symmetries_are_all_there_and_different():
-    images, view = noise(8), replace(NOTHING, flip=0.5, turn_over=0.5, transpose=0.5)
-    flip, over, transpose = zip(*itertools.product((0.2, 0.8), repeat=3), strict=True)
-    images = images[:1].expand(8, -1, -1, -1)
-    got = one(images, view, drawn(8, flip=flip, turn_over=over, transpose=transpose))
-    assert len({view.numpy().tobytes() for view in got}) == 8
-    torch.testing.assert_close(got.sum((1, 2, 3)), floats(images).sum((1, 2, 3)))
-
-
-def test_what_is_even_stays_even_whatever_is_cropped_turned_or_blurred():
-    images = torch.tensor([200, 100, 50], dtype=torch.uint8).expand(300, 20, 20, 3)
-    view = View((0.01, 1.0), ratio=3, turn_over=0.5, transpose=0.5, jitter=0, grey=0, blur=0.5, sigma=(1, 20))
-    for size in (7, 50):
-        close(
-            one(images, view, random_numbers(0, 0, images=300, views=1), size),
-            floats(images[:, :1, :1]).expand(-1, -1, size, size),
-        )
-
-
 # --- blur --------------------------------------------------------------------------------------
 
 
@@ -200,28 +180,6 @@ def test_contrast_goes_towards_the_grey_of_the_crop_not_of_the_image():
 HUED = replace(MILD, brightness=0, contrast=0, saturation=0, hue=0.5)
 
 
-def test_a_hue_turned_by_nothing_is_the_same_and_by_half_a_circle_the_opposite():
-    x = floats(mild(3))
-    luma = torch.einsum("bchw,c->bhw", x, torch.tensor([0.299, 0.587, 0.114]))[:, None]
-    got = one(mild(3), HUED, drawn(3, hue=[0, 0.5, 1]))
-    close(got[1], x[1], 1e-6)
-    close(got[0], (2 * luma - x)[0], 1e-6)
-    close(got[2], (2 * luma - x)[2], 1e-6)
-    third = one(mild().expand(3, -1, -1, -1), HUED, drawn(3, hue=[1 / 6, 1 / 2, 5 / 6]))
-    close(third.sum(0), 3 * luma[0].expand(3, -1, -1), 1e-5)
-
-
-def test_a_turned_hue_keeps_luma_and_leaves_grey_alone():
-    rows = drawn(50, hue=torch.linspace(0, 1, 50))
-    share = torch.tensor([0.299, 0.587, 0.114])
-    got = one(mild().expand(50, -1, -1, -1), HUED, rows)
-    before, after = (torch.einsum("bchw,c->bhw", x, share) for x in (floats(mild()).expand_as(got), got))
-    close(after, before, 1e-6)
-    assert float((got - floats(mild())).abs().amax((1, 2, 3)).median()) > 0.05
-    grey = mild()[..., :1].expand(50, -1, -1, 3)
-    close(one(grey, HUED, rows), floats(grey), 1e-6)
-
-
 def test_grey_is_that_of_torchvision_and_the_last_of_the_colours():
     got = one(mild(2), replace(NOTHING, grey=0.5), drawn(2, grey=[0.49, 0.5]))
     close(got[:1], tv.rgb_to_grayscale(floats(mild(2))[:1], 3), OF_TORCHVISION)
@@ -261,20 +219,6 @@ def differs(got, other):
     return (got - other).abs().amax((1, 2, 3)) > 1e-4
 
 
-@pytest.mark.parametrize(("name", "number"), EACH)
-def test_each_change_happens_as_often_as_it_says(name, number):
-    view = VIEWS[name][number]
-    rows = random_numbers(7, number, images=B, views=1)
-    even = torch.tensor([220, 100, 40], dtype=torch.uint8).expand(B, 4, 4, 3)
-    same = floats(even)
-    about(differs(one(even, replace(view, grey=0, solarize=0, blur=0), rows), same).sum(), B, view.jitter)
-    about(differs(one(even, replace(view, grey=0, jitter=0), rows), same).sum(), B, view.solarize)
-    about((one(even, replace(view, solarize=0), rows).std(1).amax((1, 2)) < 1e-6).sum(), B, view.grey)
-    images = noise(1, 48).expand(500, -1, -1, -1)
-    blurred = one(images, replace(NOTHING, blur=view.blur, sigma=(1, 2)), rows[:500])
-    about(differs(blurred, floats(images)).sum(), 500, view.blur)
-
-
 def crops(view, rows, D=32):
     """Where crops lie, told from views of a ramp: (b, 2) starts, lengths, whether mirrored; whether transposed."""
     ramp = torch.zeros(1, D, D, 3, dtype=torch.uint8)
@@ -288,28 +232,6 @@ def crops(view, rows, D=32):
     length = (high - low) / (D - 9)
     start = (low - 4.5 * length) / D
     return torch.minimum(start, start + length), length.abs(), length < 0, transposed
-
-
-@pytest.mark.parametrize(("name", "number"), EACH)
-def test_crops_are_within_the_image_and_spread_as_they_say(name, number):
-    view = VIEWS[name][number]
-    start, length, mirrored, transposed = crops(view, random_numbers(3, number, images=B, views=1))
-    assert start.min() > -1e-5 and (start + length).max() < 1 + 1e-5
-    area, ratio = length.prod(1), length[:, 0] / length[:, 1]
-    low, high = view.area
-    assert low - 1e-4 < area.min() and area.max() < high + 1e-4
-    assert stats.kstest(area, stats.uniform(low, high - low).cdf).pvalue > 1e-4
-    reach = torch.minimum(1 / area, torch.tensor(view.ratio)).log()
-    share = (ratio.log() / reach + 1) / 2  # from one end of what fits to the other
-    inner = reach > 0.05
-    assert share[inner].min() > -0.01 and share[inner].max() < 1.01
-    assert stats.kstest(share[inner], stats.uniform.cdf).pvalue > 1e-4
-    for axis in (0, 1):
-        free = 1 - length[:, axis]
-        place = (start[:, axis] / free)[free > 0.05]
-        assert stats.kstest(place, stats.uniform.cdf).pvalue > 1e-4
-    for count, name in zip((*mirrored.sum(0), transposed.sum()), ("flip", "turn_over", "transpose"), strict=True):
-        about(count, B, getattr(view, name))
 
 
 # --- a view depends on its image and its numbers -----------------------------------------------
@@ -329,29 +251,12 @@ def test_a_view_depends_on_its_image_and_its_numbers_alone(name):
     assert torch.equal(augment(images, rows), together)
 
 
-def test_each_image_and_each_view_has_its_own_draw():
-    images = noise(1, 32).expand(20, -1, -1, -1)
-    views = Augment(VIEWS["impulses"], 16)(images, random_numbers(0, 0, images=20, views=3)).flatten(0, 1)
-    assert len({view.numpy().tobytes() for view in views}) == 60
-    changed = random_numbers(0, 0, images=20, views=3)
-    changed[7, 1] = random_numbers(0, 1, images=1, views=1)[0]
-    other = Augment(VIEWS["impulses"], 16)(images, changed).flatten(0, 1)
-    assert differs(other, views).nonzero().flatten().tolist() == [27]
-
-
 def test_sets_of_several_views_are_taken_in_turn():
     augment = Augment([replace(NOTHING, flip=1), NOTHING, replace(NOTHING, turn_over=1)], 32)
     images = noise(2)
     x, views = floats(images), augment(images, random_numbers(0, 0, images=2, views=5))
     for got, expected in zip(views, [x.flip(3), x, x.flip(2), x.flip(3), x], strict=True):
         close(got, expected, 0)
-
-
-def test_images_are_left_as_they_were():
-    images, rows = noise(2), random_numbers(0, 0, images=2, views=2)
-    before = images.clone(), rows.clone()
-    Augment(VIEWS["natural"], 32)(images, rows)
-    assert torch.equal(images, before[0]) and torch.equal(rows, before[1])
 
 
 # --- the numbers -------------------------------------------------------------------------------
@@ -375,22 +280,6 @@ def test_steps_whose_seeds_agree_in_32_bits_draw_different_numbers(steps):
     seeds = [int(np.random.SeedSequence((0, step)).generate_state(1, np.uint64)[0]) >> 1 for step in steps]
     assert seeds[0] != seeds[1] and seeds[0] % 2**32 == seeds[1] % 2**32
     assert not torch.equal(*(random_numbers(0, step, images=2, views=2) for step in steps))
-
-
-def test_the_numbers_are_not_those_that_order_the_images():
-    """Which come from the seed and the number of the epoch."""
-    epoch = np.random.default_rng((0, 3)).random(4 * 2 * N_RANDOM, np.float32)
-    assert np.abs(random_numbers(0, 3, images=4, views=2).numpy().ravel() - epoch).max() > 0.5
-
-
-def test_the_numbers_are_uniform_and_unrelated_between_steps_seeds_images_and_names():
-    numbers = torch.stack([random_numbers(seed, step, images=64, views=2) for seed in (0, 1) for step in range(40)])
-    assert numbers.min() >= 0 and numbers.max() < 1
-    assert stats.kstest(numbers.flatten(), stats.uniform.cdf).pvalue > 1e-4
-    for rows in (numbers, numbers.transpose(0, 1), numbers.transpose(0, 3)):
-        rows = rows.flatten(1).double()
-        correlation = torch.corrcoef(rows).fill_diagonal_(0).abs().max()
-        assert correlation < 6 / math.sqrt(rows.shape[1])
 
 
 # --- every set, every size -----------------------------------------------------------------------
@@ -434,16 +323,6 @@ def test_a_preview_shows_each_image_and_its_views(tmp_path, size, side):
         np.testing.assert_array_equal(sheet[y : y + side, x : x + side], np.asarray(expected))
     assert (sheet[:18] < 128).any() and (sheet[:, :4] == 255).all()
     assert [entry.name for entry in path.parent.iterdir()] == ["views.png"]
-
-
-@pytest.mark.parametrize("name", VIEWS)
-def test_views_of_photographs_show_something(name):
-    """No set takes so much away that little is left of most views."""
-    photographs = [Image.fromarray(image).resize((73, 73)) for image in load_sample_images().images]
-    images = torch.stack([torch.from_numpy(np.array(image)) for image in photographs])
-    views = Augment(VIEWS[name], 64)(images.repeat(30, 1, 1, 1), random_numbers(0, 0, images=60, views=2)).flatten(0, 1)
-    contrast = views.mean(1).flatten(1).std(1)
-    assert contrast.median() > 0.1 and (contrast > 0.03).float().mean() > 0.8
 
 
 def test_a_preview_that_cannot_be_written_is_an_output_error(tmp_path, small_disk):

@@ -12,16 +12,21 @@ import torch
 from helpers.tiny import save_image
 from PIL import Image
 
-from pucache.errors import ImageError, OutputError, SourceError
+from pucache.errors import OutputError, SourceError
 from pucache.images.decoding import decode
-from pucache.images.listing import Listing
 from pucache.images.preprocessing import Preprocess
 from pucache.images.source import open_source
-from pucache.pretraining import decoded_images
+from pucache.pretraining import dataset
 from pucache.pretraining.augmentations import VIEWS
-from pucache.pretraining.decoded_images import MappedImages, decode_all, has_room, listing_digest, remove_decoded
-from pucache.pretraining.squash import Squash
-from pucache.pretraining.streamed_images import StreamedImages
+from pucache.pretraining.dataset import (
+    MappedImages,
+    Squash,
+    StreamedImages,
+    decode_all,
+    has_room,
+    listing_digest,
+    remove_decoded,
+)
 from pucache.progress import Silent
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -106,40 +111,6 @@ def test_what_cannot_be_used_is_left_out_with_its_reason(odd_folder, tmp_path):
     assert all("\n" not in reason for reason in failures.values())
 
 
-def test_threads_and_processes_give_the_same_file_over_many_chunks(image_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(decoded_images, "_CHUNK", 4)
-    folder = image_folder(21)
-    for number in (0, 5, 6, 20):
-        (folder / f"{number:03}.png").write_text("no image")
-    for number in range(8, 12):  # a whole chunk
-        (folder / f"{number:03}.png").write_text("no image")
-    files = []
-    for workers in (0, 1, 3):
-        run = tmp_path / f"run{workers}"
-        decoded(folder, run, workers=workers)
-        files.append([(run / name).read_bytes() for name in ("images.u8", "images.json")])
-        assert sorted(path.name for path in run.iterdir()) == ["images.json", "images.u8"]
-    assert files[0] == files[1] == files[2] and len(files[0][0]) == 13 * SIDE * SIDE * 3
-
-
-@pytest.mark.parametrize(
-    "size, fine", [((2000, 12), True), ((12, 2000), True), ((12, 6012), False), ((1, 1), False), ((12, 12), True)]
-)
-def test_of_very_wide_and_very_small_images_those_are_refused_that_leave_nothing(size, fine):
-    image = Image.new("RGB", size)
-    if fine:
-        assert squash()(image).shape == (SIDE, SIDE, 3)
-    else:
-        with pytest.raises(ImageError, match=f"{size[0]} x {size[1]} pixels"):
-            squash()(image)
-
-
-def test_no_image_is_too_small_for_pictures_of_its_size():
-    for side in (1, 4, 8):
-        for views in VIEWS:
-            assert squash(side, views=views)(Image.new("RGB", (side, side))).shape == (side, side, 3)
-
-
 def test_a_second_call_decodes_nothing(image_folder, tmp_path):
     folder = image_folder(5)
     before = all_of(decoded(folder, tmp_path / "run"))
@@ -184,30 +155,22 @@ def test_what_is_not_whole_is_decoded_again(image_folder, tmp_path, how):
     assert torch.equal(all_of(decoded(folder, tmp_path / "run")), before)
 
 
-def test_another_size_or_listing_is_decoded_again(image_folder, tmp_path):
-    folder = image_folder(5)
-    decoded(folder, tmp_path / "run")
-    assert all_of(decoded(folder, tmp_path / "run", side=6)).shape == (5, 6, 6, 3)
-    save_image(folder / "new.png", 77)
-    assert all_of(decoded(folder, tmp_path / "run", side=6)).shape == (6, 6, 6, 3)
-
-
 DECODING = """
 import sys, time
 from pathlib import Path
-from test_dataset import decoded, decoded_images
+from test_dataset import decoded, dataset
 
-decoded_images._CHUNK = 2
+dataset._CHUNK = 2
 
 
-def chunks(*args, real=decoded_images._decoded_chunks, **options):
+def chunks(*args, real=dataset._decoded_chunks, **options):
     for number, chunk in enumerate(real(*args, **options)):
         if number == 3:
             print("half way", flush=True)
             time.sleep(3600)
         yield chunk
 
-decoded_images._decoded_chunks = chunks
+dataset._decoded_chunks = chunks
 decoded(*map(Path, sys.argv[1:]))
 """
 
@@ -248,7 +211,7 @@ def test_an_old_description_does_not_vouch_for_images_that_were_decoded_after_it
     size = (folder / "001.png").stat().st_size
     (folder / "001.png").write_bytes(bytes(size))
     with monkeypatch.context() as patch:
-        patch.setattr(decoded_images.json, "dumps", ends)
+        patch.setattr(dataset.json, "dumps", ends)
         with pytest.raises(KeyboardInterrupt):
             decoded(folder, run)
     images = decoded(folder, run)
@@ -274,32 +237,17 @@ def test_not_one_usable_image_is_an_error_that_names_one(image_folder, tmp_path,
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_decoded_images_are_removed_when_they_are_of_no_more_use(image_folder, tmp_path):
-    images = decoded(image_folder(3), tmp_path / "run")
-    before = all_of(images).clone()
-    for _ in range(2):
-        remove_decoded(tmp_path / "run")
-    assert list((tmp_path / "run").iterdir()) == [] and torch.equal(all_of(images), before), "mapped is mapped"
-
-
 def test_there_is_room_for_images_that_are_there_already(image_folder, tmp_path, monkeypatch):
     folder = image_folder(4)
     decoded(folder, tmp_path / "run")
     need = 4 * SIDE * SIDE * 3
-    usage = type("Usage", (), {"free": decoded_images._RESERVE})
-    monkeypatch.setattr(decoded_images.shutil, "disk_usage", lambda _: usage)
+    usage = type("Usage", (), {"free": dataset._RESERVE})
+    monkeypatch.setattr(dataset.shutil, "disk_usage", lambda _: usage)
     assert has_room(tmp_path / "run", 4, SIDE) and not has_room(tmp_path / "run", 5, SIDE)
     remove_decoded(tmp_path / "run")
     assert not has_room(tmp_path / "run", 4, SIDE)
     usage.free += need
     assert has_room(tmp_path / "run", 4, SIDE) and not has_room(tmp_path / "run", 5, SIDE)
-
-
-def test_what_a_killed_run_left_behind_takes_no_room(tmp_path):
-    left = tmp_path / ".images.u8.abcdefgh.partial"
-    left.write_bytes(bytes(100))
-    has_room(tmp_path, 1, SIDE)
-    assert not left.exists()
 
 
 # --- batches -------------------------------------------------------------------------------------
@@ -316,18 +264,6 @@ def test_batches_come_in_the_order_of_the_plan_however_they_are_decoded(image_fo
     for images in (mapped, streamed):
         for batch, want in zip(images.batches(iter(rows)), rows, strict=True):
             assert batch.dtype == torch.uint8 and torch.equal(batch, whole[torch.from_numpy(want)])
-
-
-@pytest.mark.parametrize("kind", ["mapped", "streamed"])
-def test_batches_may_be_changed_and_be_left_half_way(image_folder, tmp_path, kind):
-    folder = image_folder(8)
-    images = decoded(folder, tmp_path / "run") if kind == "mapped" else StreamedImages(*opened(folder), squash())
-    before = all_of(images).clone()
-    for batch in images.batches(plan(8, epochs=100)):
-        batch.zero_()
-        break
-    assert torch.equal(all_of(images), before)
-    assert list(images.batches(iter(()))) == []
 
 
 def test_only_a_few_batches_are_prepared_ahead(image_folder, tmp_path):
@@ -355,14 +291,6 @@ def test_an_image_that_fails_is_left_black_and_told_of_once(odd_folder, caplog):
     assert all("is left black: " in record.getMessage() for record in caplog.records)
 
 
-def test_a_few_failures_do_not_end_a_training_however_often_they_come(image_folder):
-    folder = image_folder(6)
-    for number in range(3):
-        (folder / f"{number:03}.png").write_text("no image")
-    images = StreamedImages(*opened(folder), squash())
-    assert len(list(images.batches(plan(6, batch=2, epochs=20)))) == 60
-
-
 def test_it_ends_when_most_images_fail_in_a_small_source_at_once(image_folder):
     folder = image_folder(6)
     for number in range(4):
@@ -370,29 +298,6 @@ def test_it_ends_when_most_images_fail_in_a_small_source_at_once(image_folder):
     images = StreamedImages(*opened(folder), squash())
     with pytest.raises(SourceError, match=r"most images of .* cannot be used \('00\d\.png': not an image"):
         list(images.batches(plan(6, batch=2)))
-
-
-class Gone:
-    """A source of many images that was unplugged."""
-
-    name = "gone"
-
-    def __init__(self):
-        self.asked = 0
-
-    def read(self, key):
-        """Fail, and count."""
-        self.asked += 1
-        raise ImageError("no such device")
-
-
-def test_it_ends_soon_when_a_large_source_is_gone():
-    source = Gone()
-    keys = [f"{number:06}.png" for number in range(100_000)]
-    listing = Listing(keys, np.zeros((len(keys), 2), np.int64))
-    with pytest.raises(SourceError, match="most images of gone cannot be used"):
-        list(StreamedImages(source, listing, squash()).batches(plan(100_000, batch=32, epochs=1)))
-    assert source.asked < 2000
 
 
 # --- identity ------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 import contextlib
 import csv
-import dataclasses
 import json
 import math
 import os
@@ -19,16 +18,10 @@ from click.testing import CliRunner
 from helpers.hangs import HANG_SECONDS
 from helpers.slow import slow
 from helpers.started import Started, Strike, torchrun_says
-from helpers.training_parts import recipe, train, training, with_norms
 from PIL import Image
 
-import pucache
 from pucache.cli.main import main
 from pucache.encoders import pretrained_file
-from pucache.images.source import open_source
-from pucache.pretraining import checkpoints
-from pucache.pretraining.network import NetworkConfig
-from pucache.pretraining.recipes import RECIPES, find_recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -117,16 +110,6 @@ def test_a_run_leaves_an_encoder_checkpoints_and_a_log(undisturbed):
     assert pretrained_file.read(folder)[1].steps == STEPS
 
 
-def test_a_run_tells_what_it_came_to(photos, tmp_path):
-    told = run_json("pretrain", photos, tmp_path / "run", *SMALL, "--positives", "red/00*")
-    assert (told["steps"], told["total"], told["images"], told["failures"]) == (STEPS, STEPS, RED + REST, {})
-    assert told["collapsed"] is False and told["probe_name"].startswith("PAUC")
-    rows = table(tmp_path / "run")
-    assert float(rows[0]["probe"]) == pytest.approx(told["probe_before"], abs=1e-5)
-    assert float(rows[-1]["probe"]) == pytest.approx(told["probe"], abs=1e-5)
-    assert float(rows[-1]["loss"]) == pytest.approx(told["loss"], abs=1e-4)
-
-
 def test_a_finished_run_is_left_alone(undisturbed, photos):
     folder = undisturbed()
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name not in (".lock", "run.json")}
@@ -173,30 +156,12 @@ def test_a_preview_is_drawn_and_nothing_trained(photos, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["views.png"]
 
 
-@pytest.mark.slow
-def test_the_function_takes_a_path_or_an_opened_source_and_does_what_the_command_does(photos, tmp_path):
-    run("pretrain", photos, tmp_path / "command", *SMALL, "--epochs", 1)
-    network = NetworkConfig("test_resnet", stem="small", size=16)
-    options = {"device": "cpu", "workers": 0, "precision": "fp32"}
-    recipe = dataclasses.replace(RECIPES["modern"], batch_size=BATCH, epochs=1)
-    for name, source in (("text", str(photos)), ("path", photos), ("source", open_source(photos))):
-        report = pucache.pretrain(source, tmp_path / name, network, recipe, **options)
-        assert report.steps == report.total == 4
-        assert outcome(tmp_path / name) == outcome(tmp_path / "command")
-
-
-def test_a_recipe_goes_by_its_name():
-    assert find_recipe("modern") is find_recipe(RECIPES["modern"]) is RECIPES["modern"]
-    with pytest.raises(ValueError, match="unknown recipe 'new'; use impulses or modern"):
-        find_recipe("new")
-
-
 # --- going on ----------------------------------------------------------------------------------
 
 
 STEP, SAVE, APPEND = (
     f"pucache.pretraining.{name}"
-    for name in ("train_step.Training.step", "checkpoints.save", "metrics_log.MetricsLog.append")
+    for name in ("train_step.Training.step", "run_folder.RunFolder.save", "run_folder.RunFolder.append")
 )
 
 
@@ -259,16 +224,6 @@ def test_a_run_that_is_interrupted_loses_nothing(number, code, photos, undisturb
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_as_it_cleans_up_leaves_no_decoded_images(photos, tmp_path):
-    struck = Strike(signal.SIGKILL, "os.replace", 1, "finished.json", after=True)
-    how = ("--epochs", 1)
-    run_struck(photos, tmp_path / "run", tmp_path / "log", struck, -signal.SIGKILL, *how)
-    assert (tmp_path / "run" / "images.u8").exists()
-    said = run("pretrain", photos, tmp_path / "run", *SMALL, *how).stdout
-    assert "nothing was left to do" in said and not list((tmp_path / "run").glob("images.*"))
-
-
-@pytest.mark.slow
 def test_a_run_in_slices_of_a_step_is_one_run(photos, tmp_path):
     how = (*SMALL, "--epochs", 2)
     run("pretrain", photos, tmp_path / "whole", *how)
@@ -277,36 +232,10 @@ def test_a_run_in_slices_of_a_step_is_one_run(photos, tmp_path):
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
-def layout(tensor):
-    """Strides, but for those along which there is nothing to stride."""
-    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
-
-
-@pytest.mark.parametrize("name", ["modern", "impulses"])
-def test_what_the_optimiser_remembers_lies_as_its_parameters_do(name, tmp_path):
-    first, second = (training(with_norms(), recipe(name)) for _ in range(2))
-    train(first, steps=2)
-    checkpoints.save(tmp_path, 2, first.network, first.optimizer, {})
-    checkpoints.load(tmp_path, second.network, second.optimizer)
-    parameters = list(second.network.parameters())
-    strided = {tuple(p.shape[2:]) for p in parameters if p.ndim == 4 and layout(p) != layout(p.contiguous())}
-    assert strided == {(3, 3)} and any(p.shape[2:] == (1, 1) for p in parameters)
-    for parameter, earlier in zip(parameters, first.network.parameters(), strict=True):
-        found, wanted = second.optimizer.state[parameter], first.optimizer.state[earlier]
-        assert found.keys() == wanted.keys() != set()
-        for field, tensor in found.items():
-            assert torch.equal(tensor, wanted[field])
-            assert not tensor.ndim or layout(tensor) == layout(parameter)
-
-
 def sliced(photos, folder, count=1, *how):
     for _ in range(count):
         said = run("pretrain", photos, folder, *SMALL, "--minutes", 1e-9, *how)
     return said
-
-
-def test_it_is_said_that_a_run_can_go_on(photos, tmp_path):
-    assert "not finished; run the same command again to go on" in sliced(photos, tmp_path / "run").stdout
 
 
 def damage(path):
@@ -321,13 +250,6 @@ def test_a_damaged_checkpoint_costs_only_time(photos, undisturbed, tmp_path, cap
     run("pretrain", photos, tmp_path / "run", *SMALL)
     assert "0000000002" in caplog.text and "going back to the state after step 1" in caplog.text
     assert outcome(tmp_path / "run") == outcome(undisturbed())
-
-
-def test_without_a_whole_checkpoint_a_run_is_refused(photos, tmp_path):
-    sliced(photos, tmp_path / "run", 2)
-    for path in (tmp_path / "run" / "checkpoints").iterdir():
-        damage(path)
-    assert "no checkpoint in" in refused("pretrain", photos, tmp_path / "run", *SMALL)
 
 
 @pytest.mark.parametrize(
@@ -349,10 +271,6 @@ def test_a_run_of_another_configuration_is_refused(changed, words, photos, undis
     assert outcome(undisturbed()) == before
 
 
-def test_other_images_are_another_run(undisturbed, image_folder):
-    assert "images " in refused("pretrain", image_folder(20), undisturbed(), *SMALL)
-
-
 @pytest.mark.slow
 def test_a_constant_rate_goes_on_for_more_epochs_and_not_for_fewer(photos, tmp_path):
     how = (*NETWORK, "--recipe", "impulses", "--batch-size", BATCH, "--precision", "fp32")
@@ -362,23 +280,6 @@ def test_a_constant_rate_goes_on_for_more_epochs_and_not_for_fewer(photos, tmp_p
     assert outcome(tmp_path / "run")[:3] == outcome(tmp_path / "whole")[:3]
     assert "epochs 3 (now 2)" in refused("pretrain", photos, tmp_path / "run", *how, "--epochs", 2)
     assert "lr" in refused("pretrain", photos, tmp_path / "run", *how, "--epochs", 4, "--lr", 1)
-
-
-def test_a_run_that_learned_nothing_gives_way_to_another(photos, undisturbed, tmp_path):
-    refused("pretrain", photos, tmp_path / "run", *SMALL, "--lr", 1e38, "--size", 24)
-    run("pretrain", photos, tmp_path / "run", *SMALL)
-    assert outcome(tmp_path / "run") == outcome(undisturbed())
-
-
-@pytest.mark.slow
-def test_another_rate_before_the_first_checkpoint_costs_no_decoding(photos, undisturbed, tmp_path):
-    refused("pretrain", photos, tmp_path / "run", *SMALL, "--lr", 1e38)
-    decoded = (tmp_path / "run" / "images.u8").stat()
-    sliced(photos, tmp_path / "run")
-    now = (tmp_path / "run" / "images.u8").stat()
-    assert (now.st_ino, now.st_mtime_ns) == (decoded.st_ino, decoded.st_mtime_ns)
-    run("pretrain", photos, tmp_path / "run", *SMALL)
-    assert outcome(tmp_path / "run") == outcome(undisturbed())
 
 
 @pytest.mark.parametrize(
@@ -468,12 +369,6 @@ def test_what_cannot_be_done_is_refused_and_leaves_no_run(case, photos, tmp_path
     assert run_files <= {".lock"}
 
 
-def test_weights_of_another_network_are_refused(photos, tmp_path):
-    safetensors.torch.save_file(timm.create_model("test_efficientnet").state_dict(), tmp_path / "w.safetensors")
-    told = refused("pretrain", photos, tmp_path / "run", *SMALL, "--weights", tmp_path / "w.safetensors")
-    assert "does not fit test_resnet" in told
-
-
 def test_another_optimizer_comes_with_its_own_rate(photos, tmp_path):
     for name, optimizer, rate in (("modern", "adam", 3e-4), ("impulses", "sgd", 0.06)):
         run("pretrain", photos, tmp_path / name, *SMALL, "--epochs", 1, "--recipe", name, "--optimizer", optimizer)
@@ -520,14 +415,6 @@ def test_a_place_that_cannot_be_written_is_refused(photos, tmp_path):
     assert "cannot write" in refused("pretrain", photos, "/proc/run", *SMALL)
     (tmp_path / "run" / "log.csv").mkdir(parents=True)
     assert "log.csv" in refused("pretrain", photos, tmp_path / "run", *SMALL)
-
-
-@pytest.mark.slow
-def test_a_disk_that_is_full_of_images_is_one_line(photos, undisturbed, tmp_path, small_disk):
-    with small_disk(10_000):
-        assert "images.u8" in refused("pretrain", photos, tmp_path / "run", *SMALL)
-    run("pretrain", photos, tmp_path / "run", *SMALL)
-    assert outcome(tmp_path / "run") == outcome(undisturbed())
 
 
 @pytest.mark.parametrize(("room", "which"), [(1 << 20, "encoder.safetensors"), slow(2 << 20, "0000000002.safetensors")])
@@ -665,14 +552,6 @@ def test_two_processes_stop_after_the_same_step_whoever_is_told(struck, number, 
     assert two[0].steps == two[1].steps == list(range(6)) and newest(tmp_path / "run") == 6
 
 
-@pytest.mark.slow
-def test_two_processes_stop_after_the_same_step_when_the_time_is_up(photos, tmp_path):
-    with start_two(photos, tmp_path / "run", tmp_path, "--minutes", 1e-9) as two:
-        assert [command.wait() for command in two] == [0, 0]
-    assert two[0].steps == two[1].steps == [0] and newest(tmp_path / "run") == 1
-    assert "not finished" in two[0].stdout and two[1].stdout == ""
-
-
 def test_a_process_whose_companion_is_killed_says_so(photos, tmp_path):
     how, killed = ("--epochs", 4000), Strike(signal.SIGKILL, STEP, 6)
     with start_two(photos, tmp_path / "run", tmp_path, *how, strike=killed, struck=1) as two:
@@ -689,15 +568,6 @@ def test_a_folder_of_other_things_is_refused_and_left_as_it_was(photos):
     told = refused("pretrain", photos, photos, *SMALL)
     assert "holds other files ('red', 'rest'); name a new or empty folder" in told
     assert sorted(path.name for path in photos.iterdir()) == before
-
-
-def test_weights_are_known_by_what_they_are_and_not_by_their_path(photos, undisturbed, tmp_path):
-    begin = ("pretrain", photos, tmp_path / "run", *SMALL, "--weights")
-    run(*begin, undisturbed(), "--minutes", 1e-9)
-    run(*begin, f"{undisturbed()}/", "--minutes", 1e-9)
-    run(*begin, undisturbed() / "encoder.safetensors", "--minutes", 1e-9)
-    run("pretrain", photos, tmp_path / "other", *SMALL, "--epochs", 1)
-    assert "another configuration: weights" in refused(*begin, tmp_path / "other")
 
 
 def test_what_will_be_done_and_where_it_goes_on_is_said(photos, tmp_path, caplog):
@@ -724,9 +594,3 @@ def test_images_far_from_the_size_of_the_views_are_remarked_on(side, options, wo
     run("pretrain", tmp_path / "images", tmp_path / "run", *SMALL, *options, "--minutes", 1e-9)
     said = [record.getMessage() for record in caplog.records if "the images are of about" in record.getMessage()]
     assert len(said) == bool(words) and all(words in text for text in said)
-
-
-def test_a_single_positive_is_too_few_for_a_probe(photos, tmp_path):
-    (tmp_path / "one.txt").write_text("red/000.png\n")
-    told = refused("pretrain", photos, tmp_path / "run", *SMALL, "--positives", tmp_path / "one.txt")
-    assert "1 positive and 32 others are too few" in told

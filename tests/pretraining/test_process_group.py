@@ -48,7 +48,7 @@ def gathered():
     whole = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(1))
     with process_group.joined("cpu"):
         z = mine(whole).clone().requires_grad_()
-        everybody, first = process_group.all_gather_with_gradients(z)
+        everybody, first = process_group.gather(z)
         (everybody**3 * mine(torch.tensor([1.0, 10.0])).sum()).sum().backward()
         return everybody.detach(), first, z.grad
 
@@ -68,10 +68,7 @@ def normed(make, shape):
         norm.zero_grad()
         made = norm(x)
         (made * mine(weights)).sum().backward()
-        alone = process_group.world_size() == 1
-        slopes = {
-            name: p.grad if alone else process_group.all_reduce_sum(p.grad) for name, p in norm.named_parameters()
-        }
+        slopes = {name: process_group.sum_over_processes(p.grad) for name, p in norm.named_parameters()}
         judged = norm.eval()(mine(whole)).detach() if norm.track_running_stats else made.detach()
         return made.detach(), x.grad, slopes, dict(norm.state_dict()), judged
 
@@ -94,19 +91,6 @@ def furthest(a, b):
 
 
 # --- the parts ---------------------------------------------------------------------------------
-
-
-def test_alone_nothing_is_shared():
-    z = torch.ones(2, 2, 3)
-    assert process_group.all_gather_with_gradients(z) == (z, 0) and (
-        process_group.rank(),
-        process_group.world_size(),
-    ) == (0, 1)
-    assert (
-        process_group.broadcast_from_first("this") == "this"
-        and process_group.any_process(True)
-        and not process_group.any_process(False)
-    )
 
 
 def test_what_is_gathered_and_its_gradient_are_those_of_one_process(alone, both):

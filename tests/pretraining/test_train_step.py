@@ -18,7 +18,6 @@ from helpers.training_parts import (
 
 from pucache.pretraining import process_group
 from pucache.pretraining.augmentations import VIEWS, Augment, random_numbers
-from pucache.pretraining.projection_geometry import projection_geometry
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -92,22 +91,6 @@ def test_impulses_steps_are_those_of_a_loop_written_out():
     assert_near(state(run.network), state(plain), 1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_training_lowers_the_loss_in_either_precision(dtype):
-    how = recipe(epochs=20, n_views=3, views="grey")
-    losses = train(training(with_norms(), how, dtype=dtype), steps=60)
-    assert all(map(math.isfinite, losses)) and np.mean(losses[-10:]) < np.mean(losses[:10]) - 0.05
-
-
-def test_a_step_does_not_depend_on_what_was_drawn_before():
-    losses = []
-    for number in (1, 2):
-        torch.manual_seed(number)
-        losses.append(train(training(without_norms(dropout=0.5), recipe()), steps=4))
-    assert losses[0] == losses[1]
-
-
 # --- in parts ----------------------------------------------------------------------------------
 
 
@@ -174,17 +157,6 @@ def test_the_order_goes_on_from_any_step(first):
     assert rows_of(run, first) == rows_of(run)[first:]
 
 
-def test_the_shares_of_the_processes_are_the_batch(monkeypatch):
-    run = training(without_norms(), recipe())
-    whole = rows_of(run)
-    monkeypatch.setattr(process_group, "world_size", lambda: 4)
-    shares = []
-    for rank in range(4):
-        monkeypatch.setattr(process_group, "rank", lambda rank=rank: rank)
-        shares.append(rows_of(run))
-    assert [joined(parts) for parts in zip(*shares, strict=True)] == whole
-
-
 # --- rates -------------------------------------------------------------------------------------
 
 
@@ -197,11 +169,6 @@ def test_the_rate_rises_peaks_and_falls_to_nearly_nothing(steps):
     assert peak == max(0, steps // 10 - 1)
     assert rates[: peak + 1] == sorted(rates[: peak + 1]) and rates[peak:] == sorted(rates[peak:], reverse=True)
     assert steps < 1000 or (rates[0] < 0.02 * max(rates) and rates[-1] < 1e-4 * max(rates))
-
-
-def test_the_rate_of_impulses_is_constant():
-    assert {recipe("impulses", batch_size=b).learning_rate(s, 9) for b in (8, 1024) for s in range(9)} == {3e-4}
-    assert recipe("impulses", optimizer="sgd", batch_size=1024).learning_rate(5, 9) == pytest.approx(6e-4)
 
 
 # --- what is refused ---------------------------------------------------------------------------
@@ -239,18 +206,3 @@ def test_a_batch_that_processes_cannot_share_is_refused(monkeypatch):
 
 
 # --- figures -----------------------------------------------------------------------------------
-
-
-def test_what_is_not_finite_is_seen():
-    run = training(with_norms(), recipe())
-    assert run.is_finite()
-    run.network.state_dict()["projector.0.weight"][1, 2] = math.inf
-    assert not run.is_finite()
-
-
-def test_geometry_tells_a_point_from_a_sphere():
-    draws = torch.randn(400, 2, 64, generator=torch.Generator().manual_seed(0))
-    even, point = projection_geometry(draws), projection_geometry(torch.ones(400, 2, 64))
-    assert even.spread == pytest.approx(1, abs=0.02) and even.alignment == pytest.approx(2, abs=0.1)
-    assert point.spread == pytest.approx(0, abs=1e-3) and point.alignment == pytest.approx(0, abs=1e-5)
-    assert even.uniformity < -3.5 and point.uniformity == pytest.approx(0, abs=1e-5)

@@ -6,7 +6,7 @@ import torch
 from helpers.training_parts import recipe, state, train, training, with_norms, without_norms
 
 from pucache.errors import OutputError, RunError
-from pucache.pretraining import checkpoints
+from pucache.pretraining.run_folder import CHECKPOINT, RunFolder
 from pucache.storage import tensor_file
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -17,17 +17,29 @@ def saved(folder, steps=(2, 4)):
     run = training(without_norms(dropout=0.3), recipe())
     for first, last in itertools.pairwise((0, *steps)):
         losses = train(run, first, last - first)
-        checkpoints.save(folder, last, run.network, run.optimizer, {"losses": losses})
+        save(folder, last, run, losses=losses)
     return run
 
 
+def save(folder, step, run, **state):
+    with RunFolder(folder) as opened:
+        opened.save(step, run.network, run.optimizer, state)
+
+
 def load(folder, run=None):
+    """State of the last whole checkpoint."""
     run = run or training(without_norms(dropout=0.3), recipe())
-    return checkpoints.load(folder, run.network, run.optimizer), run
+    with RunFolder(folder) as opened:
+        found = opened.load(run.network, run.optimizer)
+    return found and found[1]
+
+
+def files(folder):
+    return folder / "checkpoints"
 
 
 def names(folder):
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in files(folder).iterdir())
 
 
 def damage(path):
@@ -43,8 +55,8 @@ def test_training_goes_on_from_a_checkpoint_bit_for_bit(make, name, tmp_path):
     whole, first, second = (training(make(), recipe(name)) for _ in range(3))
     wanted = train(whole, steps=8)
     losses = train(first, steps=5)
-    checkpoints.save(tmp_path / "new" / "folder", 5, first.network, first.optimizer, {"losses": losses, "more": None})
-    told, _ = load(tmp_path / "new" / "folder", second)
+    save(tmp_path / "new" / "folder", 5, first, losses=losses, more=None)
+    told = load(tmp_path / "new" / "folder", second)
     assert told == {"losses": wanted[:5], "more": None, "step": 5}
     assert train(second, 5, 3) == wanted[5:]
     for tensor, other in zip(state(whole.network).values(), state(second.network).values(), strict=True):
@@ -52,19 +64,18 @@ def test_training_goes_on_from_a_checkpoint_bit_for_bit(make, name, tmp_path):
 
 
 def test_where_there_is_none_nothing_is_loaded(tmp_path):
-    assert load(tmp_path)[0] is None and load(tmp_path / "missing")[0] is None
-    assert not checkpoints.exist(tmp_path)
+    assert load(tmp_path) is None and load(tmp_path / "missing") is None
 
 
 def test_the_last_two_are_kept(tmp_path):
     saved(tmp_path, (1, 2, 3, 4))
-    assert names(tmp_path) == ["0000000003.safetensors", "0000000004.safetensors"] and checkpoints.exist(tmp_path)
+    assert names(tmp_path) == ["0000000003.safetensors", "0000000004.safetensors"]
 
 
 @pytest.mark.parametrize("how", ["flipped", "cut", "empty", "a folder", "of another step"])
 def test_a_damaged_one_is_said_and_the_one_before_it_is_taken(how, tmp_path, caplog):
     saved(tmp_path)
-    last, before = tmp_path / "0000000004.safetensors", tmp_path / "0000000002.safetensors"
+    last, before = (files(tmp_path) / f"000000000{step}.safetensors" for step in (4, 2))
     if how == "flipped":
         damage(last)
     elif how == "of another step":
@@ -74,14 +85,13 @@ def test_a_damaged_one_is_said_and_the_one_before_it_is_taken(how, tmp_path, cap
         last.mkdir()
     else:
         last.write_bytes(last.read_bytes()[: 1000 if how == "cut" else 0])
-    told, _ = load(tmp_path)
-    assert told["step"] == 2
+    assert load(tmp_path)["step"] == 2
     assert "0000000004" in caplog.text and "going back to the state after step 2" in caplog.text
 
 
 def test_where_none_is_whole_the_remedy_is_told(tmp_path):
     saved(tmp_path)
-    for path in tmp_path.iterdir():
+    for path in files(tmp_path).iterdir():
         damage(path)
     with pytest.raises(RunError, match=r"no checkpoint in .* is whole; remove that folder") as error:
         load(tmp_path)
@@ -96,25 +106,18 @@ def test_one_of_another_network_is_not_taken(tmp_path):
 
 def test_damaged_ones_are_set_aside_and_never_taken_for_the_last(tmp_path):
     run = saved(tmp_path)
-    damage(tmp_path / "0000000004.safetensors")
-    checkpoints.set_aside_after(tmp_path, 2)
-    checkpoints.save(tmp_path, 3, run.network, run.optimizer, {})
+    damage(files(tmp_path) / "0000000004.safetensors")
+    load(tmp_path)
+    save(tmp_path, 3, run)
     assert names(tmp_path) == ["0000000002.safetensors", "0000000003.safetensors", "0000000004.damaged"]
 
 
 def test_a_full_disk_leaves_those_that_are_there(tmp_path, small_disk):
     run = saved(tmp_path)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    before = {path.name: path.read_bytes() for path in files(tmp_path).iterdir()}
     with small_disk(10_000), pytest.raises(OutputError, match="cannot write"):
-        checkpoints.save(tmp_path, 6, run.network, run.optimizer, {})
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_a_folder_that_cannot_be_made_is_said(tmp_path):
-    run = training(without_norms(), recipe())
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(OutputError, match="cannot write"):
-        checkpoints.save(tmp_path / "file" / "below", 1, run.network, run.optimizer, {})
+        save(tmp_path, 6, run)
+    assert {path.name: path.read_bytes() for path in files(tmp_path).iterdir()} == before
 
 
 @pytest.mark.parametrize(
@@ -123,7 +126,28 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path):
 )
 def test_an_optimiser_that_does_not_fit_is_not_taken(name, values, tmp_path):
     saved(tmp_path)
-    last = tmp_path / "0000000004.safetensors"
-    tensors, told = tensor_file.read(last, checkpoints.KIND, max_bytes=1 << 30)
-    tensor_file.write(last, checkpoints.KIND, tensors | {name: values}, told)
-    assert load(tmp_path)[0]["step"] == 2
+    last = files(tmp_path) / "0000000004.safetensors"
+    tensors, told = tensor_file.read(last, CHECKPOINT, max_bytes=1 << 30)
+    tensor_file.write(last, CHECKPOINT, tensors | {name: values}, told)
+    assert load(tmp_path)["step"] == 2
+
+
+def layout(tensor):
+    """Strides, but for those along which there is nothing to stride."""
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
+@pytest.mark.parametrize("name", ["modern", "impulses"])
+def test_states_of_the_optimiser_have_the_strides_of_their_parameters(name, tmp_path):
+    first, second = (training(with_norms(), recipe(name)) for _ in range(2))
+    train(first, steps=2)
+    save(tmp_path, 2, first)
+    load(tmp_path, second)
+    parameters = list(second.network.parameters())
+    assert any(p.ndim == 4 and layout(p) != layout(p.contiguous()) for p in parameters)
+    for parameter, earlier in zip(parameters, first.network.parameters(), strict=True):
+        found, expected = second.optimizer.state[parameter], first.optimizer.state[earlier]
+        assert found.keys() == expected.keys() != set()
+        for field, tensor in found.items():
+            assert torch.equal(tensor, expected[field])
+            assert not tensor.ndim or layout(tensor) == layout(parameter)
