@@ -42,7 +42,7 @@ from .network import Network, NetworkConfig, build_network
 from .probe import Probe
 from .recipes import Recipe, find_recipe
 from .run_folder import PretrainReport, RunFolder, require_tensorboard
-from .train_step import Training, check_batch, check_compiled
+from .train_step import Training, check_batch
 from .trainer import Trainer, resume
 
 log = logging.getLogger("pucache")
@@ -152,8 +152,7 @@ def pretrain(
             _compare_sizes(source, listing, model.description)
 
         # all checks come before decoding, which may take hours
-        check_batch(len(listing.keys), recipe)
-        check_compiled(compiled)
+        check_batch(len(listing.keys), recipe, compiled=compiled)
         squash = squash_for(model.description, VIEWS[recipe.views])
         Probe(StreamedImages(source, listing, squash), positives=positives, labels=labels)
         if folder:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,8 +21,6 @@ from ..storage.tables import read_table
 from ..training.cross_fitting import CrossFitter
 from .dataset import TrainingImages
 from .network import Network
-
-log = logging.getLogger("pucache")
 
 _MAX_IMAGES = 4096
 _NEIGHBOURS, _TEMPERATURE = 20, 0.1

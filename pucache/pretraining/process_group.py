@@ -96,13 +96,18 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether the memory of a GPU or of the CPU did not suffice."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
 @contextlib.contextmanager
 def lost_processes_reported() -> Iterator[None]:
     """Raise `RunError` if a collective fails, which means that another process has ended."""
     try:
         yield
     except RuntimeError as error:
-        if world_size() == 1 or isinstance(error, torch.OutOfMemoryError):
+        if world_size() == 1 or is_out_of_memory(error):
             raise
         raise RunError(f"process {rank()} has lost the others ({one_line(error)[:160]}); start them again") from error
 

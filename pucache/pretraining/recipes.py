@@ -11,13 +11,13 @@ import torch
 from .augmentations import VIEWS
 from .losses import check_parameters
 
-OPTIMIZERS = ("adam", "sgd")
+DEFAULT_LEARNING_RATES = {"adam": 3e-4, "sgd": 0.06}
 _REFERENCE_BATCH = 256  # batch size for which the learning rate of sgd is stated
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """All settings of a training except the network and the images.
+    """All settings of a training except the network and the images; by default those of ``modern``.
 
     Attributes
     ----------
@@ -49,15 +49,15 @@ class Recipe:
         Use batch norm in the projector.
     """
 
-    optimizer: str
-    lr: float
-    weight_decay: float
-    warmup: float
-    constant: bool
-    batch_size: int
-    epochs: int
-    views: str
-    projector_norm: bool
+    optimizer: str = "sgd"
+    lr: float = DEFAULT_LEARNING_RATES["sgd"]
+    weight_decay: float = 1e-4
+    warmup: float = 0.1
+    constant: bool = False
+    batch_size: int = 256
+    epochs: int = 200
+    views: str = "natural"
+    projector_norm: bool = True
     temperature: float = 0.5
     tau_plus: float = 0.1
     n_views: int = 2
@@ -65,8 +65,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_parameters(self.temperature, self.tau_plus)
-        if self.optimizer not in OPTIMIZERS:
-            raise ValueError(f"unknown optimizer {self.optimizer!r}; use {' or '.join(OPTIMIZERS)}")
+        if self.optimizer not in DEFAULT_LEARNING_RATES:
+            raise ValueError(f"unknown optimizer {self.optimizer!r}; use {' or '.join(DEFAULT_LEARNING_RATES)}")
         if self.views not in VIEWS:
             raise ValueError(f"unknown views {self.views!r}; use {', '.join(VIEWS)}")
         if not 0 < self.lr < math.inf:
@@ -123,7 +123,6 @@ class Recipe:
         )
 
 
-DEFAULT_LEARNING_RATES = {"adam": 3e-4, "sgd": 0.06}
 RECIPES = {
     "impulses": Recipe(
         optimizer="adam",
@@ -136,17 +135,7 @@ RECIPES = {
         views="impulses",
         projector_norm=False,
     ),
-    "modern": Recipe(
-        optimizer="sgd",
-        lr=DEFAULT_LEARNING_RATES["sgd"],
-        weight_decay=1e-4,
-        warmup=0.1,
-        constant=False,
-        batch_size=256,
-        epochs=200,
-        views="natural",
-        projector_norm=True,
-    ),
+    "modern": Recipe(),
 }
 
 

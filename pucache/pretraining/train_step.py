@@ -20,14 +20,8 @@ from .network import Network
 from .recipes import Recipe, build_optimizer
 
 
-def check_compiled(compiled: bool) -> None:
-    """Raise `ValueError` if several processes are to train with torch.compile."""
-    if compiled and process_group.world_size() > 1:
-        raise ValueError("--compile is for one process: batch norm over several breaks its graph; leave it out")
-
-
-def check_batch(images: int, recipe: Recipe) -> None:
-    """Raise `ValueError` if there are fewer images than a batch, or the processes cannot share a batch evenly."""
+def check_batch(images: int, recipe: Recipe, *, compiled: bool) -> None:
+    """Raise `ValueError` if there are fewer images than a batch, or the processes cannot share a batch or compile."""
     if images < 2:
         raise ValueError("there is one image only, and images are compared with each other; pass a folder of more")
     if images < recipe.batch_size:
@@ -41,6 +35,8 @@ def check_batch(images: int, recipe: Recipe) -> None:
             f"a batch of {recipe.batch_size} does not divide evenly among {process_group.world_size()} processes x "
             f"{recipe.accumulate} parts; choose a multiple of {parts}"
         )
+    if compiled and process_group.world_size() > 1:
+        raise ValueError("--compile is for one process: batch norm over several breaks its graph; leave it out")
 
 
 class Training:
@@ -91,8 +87,7 @@ class Training:
         dtype: torch.dtype,
         compiled: bool = False,
     ):
-        check_batch(images, recipe)
-        check_compiled(compiled)
+        check_batch(images, recipe, compiled=compiled)
         self.recipe, self._seed, self._images = recipe, seed, images
         self.device, self.dtype = device, dtype
         try:
@@ -106,9 +101,7 @@ class Training:
         self._forward: Any = torch.compile(network, dynamic=False) if compiled else network
         if self._shared:
             unused = _has_unused_parameters(network)  # which torch does not expect unless it is told
-            self._forward = DistributedDataParallel(
-                network, broadcast_buffers=False, find_unused_parameters=unused, gradient_as_bucket_view=True
-            )
+            self._forward = DistributedDataParallel(network, find_unused_parameters=unused)
         self.network = network.train()
         self.optimizer = build_optimizer(recipe, network)
         self._augment = Augment(VIEWS[recipe.views], network.description.size)
@@ -161,7 +154,7 @@ class Training:
         except torch._dynamo.exc.TorchDynamoException as error:
             raise RunError(f"torch.compile failed ({one_line(error)[:160]}); leave out --compile") from error
         except RuntimeError as error:
-            if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+            if not process_group.is_out_of_memory(error):
                 raise
             raise RunError(
                 f"out of memory on {self.device} at step {number + 1} with parts of "
@@ -189,8 +182,11 @@ class Training:
             loss = self._loss(z)
             loss.backward()
             return loss, z
-        with torch.no_grad(), _frozen_running_statistics(self.network):
+        with torch.no_grad():
+            buffers = list(self.network.buffers())
+            before = [buffer.clone() for buffer in buffers]
             z = torch.cat([self._project(number, index, *part) for index, part in enumerate(parts)])
+            torch._foreach_copy_(buffers, before)  # the second pass moves the running statistics
         z.requires_grad_()
         loss = self._loss(z)
         loss.backward()
@@ -225,20 +221,6 @@ def _has_unused_parameters(network: Network) -> bool:
     unused = any(parameter.grad is None for parameter in network.parameters() if parameter.requires_grad)
     network.zero_grad()
     return unused
-
-
-@contextlib.contextmanager
-def _frozen_running_statistics(model: torch.nn.Module) -> Iterator[None]:
-    """Let batch norms use batch statistics without updating their running ones."""
-    norms = [module for module in model.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)]
-    tracking = [module for module in norms if module.track_running_stats]
-    for module in tracking:
-        module.track_running_stats = False
-    try:
-        yield
-    finally:
-        for module in tracking:
-            module.track_running_stats = True
 
 
 def _combined_seed(*numbers: int) -> int:
