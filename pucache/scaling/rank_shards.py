@@ -8,9 +8,9 @@ duplicates, diversity, and another pass where too few rows are new.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,6 @@ from ..neighbours.row_source import row_source
 from ..neighbours.whitening import Whitening, block_sum, centred_units, sampled_rows
 from ..progress import Progress, Silent
 from ..retrieval.model_scorers import Fused, Margins
-from ..retrieval.query_comparison import QueryComparison
 from ..retrieval.ranking import Ranking, top_rows
 from ..retrieval.retrieve import rank_unlabelled
 from ..retrieval.scorer import Scores
@@ -35,6 +34,8 @@ from .shards import Shard, check_readable, shards_of
 if TYPE_CHECKING:
     from .tasks import ShardTasks
 
+ScoreShard = Callable[[EmbeddingCache], Scores]
+_TORCH_PAYS = 1 << 28  # values of a shard whose conversion by numpy takes longer than importing torch
 _SPARE = 1 << 12  # rows of a shard beyond those wanted, as some may be duplicates of labelled ones
 
 
@@ -117,14 +118,14 @@ class ShardPasses:
     ) -> Scores:
         """Score the rows that are no worse than the best `count` unlabelled ones of any shard."""
         progress = progress or Silent()
-        wanted = len(cache) if count is None else count + _SPARE
         if isinstance(self.scorer, Margins):
-            job = RankJob(self.scorer.model, np.flatnonzero(~labels.unlabelled), wanted)
+            score: ScoreShard = partial(_margins, self.scorer)
         else:
             mean, sample = self._moments(cache, progress)
             whitening = Whitening.of_units(mean, centred_units(sample, mean))
             queries = self.scorer.queries(cache, labels, whitening)
-            job = RankJob(self.scorer, np.flatnonzero(~labels.unlabelled), wanted, whitening, queries)
+            score = partial(self.scorer.compare, whitening=whitening, queries=queries)
+        job = RankJob(score, np.flatnonzero(~labels.unlabelled), len(cache) if count is None else count + _SPARE)
         progress.start(len(cache), "scoring" if isinstance(self.scorer, Margins) else "comparing")
         values, least, search_by = np.full(len(cache), -np.inf, np.float32), -np.inf, ""
         for shard, best in zip(self.shards, self.tasks.map(_best_rows, job, self.shards), strict=True):
@@ -132,15 +133,8 @@ class ShardPasses:
             least, search_by = max(least, best.least), search_by or best.search_by
             progress.advance(shard.rows.stop - shard.rows.start)
         values[values < least] = -np.inf  # a shard may have others as good, which it did not send
-        if isinstance(self.scorer, Similarity):
-            return Scores(values, complete=bool(least == -np.inf), search_by=search_by)
-        tilt = self.scorer.model.tilt_
-        return Scores(
-            values,
-            posterior=lambda rows: tilt.posterior(values[rows]),
-            complete=bool(least == -np.inf),
-            note=self.scorer.note,
-        )
+        scores = self.scorer.scores(values) if isinstance(self.scorer, Margins) else Scores(values, search_by=search_by)
+        return replace(scores, complete=least == -np.inf)
 
     def mean(self, cache: EmbeddingCache) -> np.ndarray:
         """Mean of the rows of a cache, float32 (d,)."""
@@ -150,50 +144,39 @@ class ShardPasses:
         """Mean, float32 (d,), and sample as stored of `Whitening.estimate`."""
         step = rows_per_read(cache.encoder.dim * cache.files[0].dtype.itemsize)
         progress.start(len(cache), "reading")
-        total, waiting, sample, seen = np.zeros(cache.encoder.dim), [], [], 0
-        for shard, moments in zip(self.shards, self.tasks.map(_moments, (len(cache), step), self.shards), strict=True):
-            for piece in moments.pieces:  # one by one, in the order in which one machine adds them
-                seen += step if piece.ndim == 1 else len(piece)
-                waiting += [piece] if piece.ndim == 2 else []
-                if piece.ndim == 2 and (seen % step == 0 or seen == len(cache)):
-                    piece, waiting = np.concatenate(waiting).sum(0, dtype=np.float64), []
-                total += piece if piece.ndim == 1 else 0
-            sample.append(moments.sample)
+        sums: dict[int, np.ndarray] = {}
+        sample = []
+        for shard, part in zip(self.shards, self.tasks.map(_moments, (len(cache), step), self.shards), strict=True):
+            sums |= part[0]
+            sample.append(part[1])
             progress.advance(shard.rows.stop - shard.rows.start)
+        total, source = np.zeros(cache.encoder.dim), row_source(cache)
+        for start in range(0, len(cache), step):  # one by one, in the order in which one machine adds them
+            rows = slice(start, min(start + step, len(cache)))  # of several shards, where no task has summed them
+            total += sums[start] if start in sums else block_sum(source, rows, cache.matrix[rows])
         return (total / len(cache)).astype(np.float32), np.concatenate(sample)
 
 
 # --- the tasks -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Moments:
-    """Result of `_moments` for one shard.
+def _moments(job: tuple[int, int], shard: Shard) -> tuple[dict[int, np.ndarray], np.ndarray]:
+    """First pass over a shard of a cache of n rows, which is read in blocks of `step` rows.
 
-    Attributes
-    ----------
-    pieces : list of ndarray
-        In row order: the sum, float64 (d,), of a block of the cache that lies in the shard, or the rows as stored,
-        (b, d), of a block of which other shards hold a part.
-    sample : ndarray of float16 or float32, (m, d)
-        Rows of the sample of `sampled_rows`, as stored.
+    Returns the sum, float64 (d,), of each block of the cache that lies in the shard as a whole, by its first row; and
+    the rows of `sampled_rows` as stored. Raises `CacheError` for damage, or embeddings that are not finite.
     """
-
-    pieces: list[np.ndarray]
-    sample: np.ndarray
-
-
-def _moments(job: tuple[int, int], shard: Shard) -> Moments:
-    """Sum and sample the rows of a shard of a cache of n rows, in blocks of `step` rows of the cache."""
     n, step = job
-    cache, row = shard.open(), 0
-    source, pieces, sample = row_source(cache), [], [cache.take(np.empty(0, np.int64))]
-    for block in _blocks_of_the_whole(cache, shard.rows.start, step):
-        total = block_sum(source, slice(row, row + len(block)), block)  # damage raises `CacheError`
-        pieces.append(total if len(block) == step else block)
-        sample.append(block[sampled_rows(shard.rows.start + row, len(block), n=n)])
+    cache, row = shard.open(), shard.rows.start
+    source, sums, sample = row_source(cache), {}, [cache.take(np.empty(0, np.int64))]
+    for block in _blocks_of_the_whole(cache, row, step):
+        inside = slice(row - shard.rows.start, row - shard.rows.start + len(block))
+        total = block_sum(source, inside, block)
+        if len(block) == step:
+            sums[row] = total
+        sample.append(block[sampled_rows(row, len(block), n=n)])
         row += len(block)
-    return Moments(pieces, np.concatenate(sample))
+    return sums, np.concatenate(sample)
 
 
 def _blocks_of_the_whole(cache: EmbeddingCache, first: int, step: int) -> Iterator[np.ndarray]:
@@ -216,37 +199,17 @@ class RankJob:
 
     Attributes
     ----------
-    scorer : Similarity or PULinearModel
+    score : callable
+        Scores all rows of a shard.
     labelled_rows : ndarray of int64, ascending
         Rows of the cache that are not unlabelled; they are left out.
     count : int
         Best rows of a shard that are wanted.
-    whitening : Whitening or None
-        None for a model, as `queries`.
-    queries : ndarray of float32, (p, d), or None
-        Of `Similarity.queries`.
     """
 
-    scorer: Similarity | PULinearModel
+    score: ScoreShard
     labelled_rows: np.ndarray
     count: int
-    whitening: Whitening | None = None
-    queries: np.ndarray | None = None
-
-    def blocks(self, cache: EmbeddingCache) -> Iterator[tuple[slice, np.ndarray]]:
-        """Scores of the rows of a shard, in blocks."""
-        if isinstance(self.scorer, PULinearModel):
-            yield from self.scorer.margins_of(cache)
-            return
-        assert self.whitening is not None
-        for rows, X in cache.blocks():
-            yield rows, self.comparison.scores(self.whitening.centred_units(X))
-
-    @cached_property
-    def comparison(self) -> QueryComparison:
-        """Queries, ready to be compared with rows."""
-        assert isinstance(self.scorer, Similarity) and self.queries is not None
-        return QueryComparison(self.queries, self.scorer.neighbours, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -273,13 +236,16 @@ class BestRows:
 def _best_rows(job: RankJob, shard: Shard) -> BestRows:
     """Unlabelled rows of a shard of the highest scores."""
     cache = shard.open()
-    scores, unlabelled = np.empty(len(cache), np.float32), np.ones(len(cache), bool)
-    for rows, values in job.blocks(cache):
-        scores[rows] = values
+    if len(cache) * cache.encoder.dim > _TORCH_PAYS:
+        import torch  # noqa: F401 - where it is loaded, it converts float16 values
+    scores, unlabelled = job.score(cache), np.ones(len(cache), bool)
     inside = slice(*np.searchsorted(job.labelled_rows, (shard.rows.start, shard.rows.stop)))
     unlabelled[job.labelled_rows[inside] - shard.rows.start] = False
     candidates = np.flatnonzero(unlabelled)
-    best = top_rows(scores, candidates, job.count)
-    least = float(scores[best].min()) if len(best) < len(candidates) else -np.inf
-    search_by = job.comparison.search_by if isinstance(job.scorer, Similarity) else ""
-    return BestRows(best, scores[best], least, search_by)
+    best = top_rows(scores.values, candidates, job.count)
+    least = float(scores.values[best].min()) if len(best) < len(candidates) else -np.inf
+    return BestRows(best, scores.values[best], least, scores.search_by)
+
+
+def _margins(scorer: Margins, cache: EmbeddingCache) -> Scores:
+    return replace(scorer(cache, None), posterior=None)

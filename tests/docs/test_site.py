@@ -98,7 +98,7 @@ OURS = {
     "pucache.reviewing.session_audit": {"model_estimate"},
     "pucache.reviewing.session_labels": {"session_labels"},
     "pucache.scaling.embed_shards": {"ShardsJob", "Share"},
-    "pucache.scaling.rank_shards": {"BestRows", "Moments", "RankJob", "ShardPasses"},
+    "pucache.scaling.rank_shards": {"BestRows", "RankJob", "ShardPasses"},
     "pucache.scaling.score_shards": {"ShardTable"},
     "pucache.scaling.tasks": {"cluster_device", "cores_per_task"},
     "pucache.storage.rows": {
