@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -115,19 +114,6 @@ def encoding(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         command = option(command)
     return command
-
-
-@contextmanager
-def opened_workers(kind: str, address: str | None, workers: int | None) -> Iterator[Any]:
-    """Open the worker processes of the cluster that --engine, --address and --workers select; None with local."""
-    if kind == "ray":
-        from pucache.scaling.workers import RayWorkers
-
-        with RayWorkers(address, workers=workers) as opened:
-            yield opened
-        return
-    refuse_cluster_options(address=address, workers=workers)
-    yield None
 
 
 def refuse_cluster_options(**values: object) -> None:

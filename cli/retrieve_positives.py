@@ -82,16 +82,21 @@ def retrieve_positives(
     positives: str,
     negatives: str | None,
     k: str,
+    by: str | None,
+    model: str | None,
+    similarity: str | None,
+    index: str,
+    memory: float | None,
+    diverse: float,
+    twins: float,
     out: str,
     review: str | None,
     images: str | None,
-    model: str | None,
-    twins: float,
+    device: str,
     engine: str,
     address: str | None,
     workers: int | None,
     as_json: bool,
-    **parameters: Any,
 ) -> None:
     """Rank the unlabelled images of CACHE, likely positives first.
 
@@ -105,7 +110,6 @@ def retrieve_positives(
     """
     from pucache.cache.embedding_cache import EmbeddingCache
     from pucache.labels.labels import Labels
-    from pucache.retrieval.retrieve import retrieve_positives as retrieve
 
     from .progress import terminal_progress
 
@@ -113,18 +117,44 @@ def retrieve_positives(
     _check_outputs(out, review, inputs=[path for path in (positives, negatives, model, *cache) if path])
     if images and not review:
         raise ValueError("--images is for --review; leave it out, or name a page to write")
-    opened = EmbeddingCache(*cache)
+    if engine == "ray":
+        _refuse_on_cluster(device, index, memory)
+    else:
+        options.refuse_cluster_options(address=address, workers=workers)
+    opened, progress, cosine = EmbeddingCache(*cache), terminal_progress(), options.twin_cosine(twins)
     labels = Labels.read(opened, positives, negatives)
-    with options.opened_workers(engine, address, workers) as cluster:
+    if engine == "ray":
+        from pucache.scaling.rank_shards import rank_shards
+
+        ranking = rank_shards(
+            opened,
+            labels,
+            model,
+            k=count,
+            by=by,
+            similarity=similarity,
+            diverse=diverse,
+            twins=cosine,
+            workers=workers,
+            address=address,
+            progress=progress,
+        )
+    else:
+        from pucache.retrieval.retrieve import retrieve_positives as retrieve
+
         ranking = retrieve(
             opened,
             labels,
             model,
             k=count,
-            twins=options.twin_cosine(twins),
-            engine=cluster,
-            progress=terminal_progress(),
-            **parameters,
+            by=by,
+            similarity=similarity,
+            index=index,
+            memory=memory,
+            diverse=diverse,
+            twins=cosine,
+            device=device,
+            progress=progress,
         )
     ranking.save(out)
     result = {
@@ -145,6 +175,14 @@ def retrieve_positives(
             f"wrote {review}: open it in a browser" + (f"; {missing:,} images have no picture" if missing else "")
         )
     output.print_result(result, lines, as_json, out=out)
+
+
+def _refuse_on_cluster(device: str, index: str, memory: float | None) -> None:
+    """Raise ValueError for what only one machine does."""
+    if device not in ("auto", "cpu"):
+        raise ValueError(f"the engine ray ranks on processors; leave out device {device}, or use the engine local")
+    if index != "exact" or memory is not None:
+        raise ValueError("an index is searched on one machine, not by the engine ray; leave out one of the two")
 
 
 def _check_outputs(out: str, review: str | None, inputs: list[str]) -> None:

@@ -50,9 +50,13 @@ def score(
     engine: str,
     address: str | None,
     workers: int | None,
+    weights: str | None,
+    device: str,
+    precision: str,
+    runtime: str,
+    batch_size: int | None,
     strict: bool,
     as_json: bool,
-    **encoding: Any,
 ) -> None:
     """Score every image of a cache, or of a source of images, with MODEL.
 
@@ -81,25 +85,24 @@ def score(
     if parts is None:
         check_output(out, inputs=[model, *what, *filter(None, [neighbours])])
     classifier = PULinearModel.load(model)
-    if all(map(is_cache, what)):
+    cached = all(map(is_cache, what))
+    if cached:
         options.refuse_encoding_options("cache", but=("engine", "address", "workers"))
-        with options.opened_workers(engine, address, workers) as opened:
-            report = run(
-                classifier,
-                what,
-                out,
-                neighbours=neighbours,
-                parts=parts,
-                engine=opened,
-                progress=terminal_progress(),
-            )
-    elif len(what) == 1:
-        if engine == "ray":
-            raise ValueError(
-                "score embeds images on this machine alone; embed them with pucache embed IMAGES FOLDER --engine ray "
-                "--shards N, then score FOLDER"
-            )
-        options.refuse_cluster_options(address=address)
+    elif len(what) > 1:
+        raise ValueError("give one source of images, or any number of caches")
+    elif engine == "ray":
+        raise ValueError(
+            "score embeds images on this machine alone; embed them with pucache embed IMAGES FOLDER --engine ray "
+            "--shards N, then score FOLDER"
+        )
+    if engine == "ray":
+        if neighbours is not None:
+            raise ValueError("neighbours are searched on this machine, into one table; leave out the engine ray")
+        from pucache.scaling.score_shards import score_shards
+
+        report = score_shards(classifier, what, out, parts=parts, workers=workers, address=address)
+    else:
+        options.refuse_cluster_options(address=address, workers=workers if cached else None)
         report = run(
             classifier,
             what,
@@ -107,13 +110,15 @@ def score(
             cache=cache,
             neighbours=neighbours,
             parts=parts,
+            weights=weights,
+            device=device,
+            precision=precision,
+            runtime=runtime,
+            batch_size=batch_size,
             shard=options.parse_shard(shard),
             workers=workers,
             progress=terminal_progress(),
-            **encoding,
         )
-    else:
-        raise ValueError("give one source of images, or any number of caches")
     name = without_secrets(out)
     output.print_result(_result(report, name), _lines(report, name), as_json, out=out)
     output.exit_for_failures(report.failures, strict)

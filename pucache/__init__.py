@@ -33,7 +33,9 @@ _HOMES = {
     "retrieve_positives": "retrieval.retrieve",
     "write_review_page": "pages.review_page",
     "review": "reviewing.serve",
+    "rank_shards": "scaling.rank_shards",
     "score": "scoring.score",
+    "score_shards": "scaling.score_shards",
     "evaluate": "scoring.evaluate",
     "report": "pages.report_page",
     "audit": "reviewing.session_audit",
@@ -66,6 +68,8 @@ if TYPE_CHECKING:
     from .reviewing.serve import review as review
     from .reviewing.session_audit import audit as audit
     from .scaling.embed_shards import embed_shards as embed_shards
+    from .scaling.rank_shards import rank_shards as rank_shards
+    from .scaling.score_shards import score_shards as score_shards
     from .scoring.evaluate import evaluate as evaluate
     from .scoring.score import score as score
     from .training.estimate_prior import estimate_prior as estimate_prior

@@ -38,10 +38,12 @@ from pucache.cache.embedding_cache import EmbeddingCache  # noqa: E402
 from pucache.cache.merging import merge  # noqa: E402
 from pucache.cache.reader import CacheFile  # noqa: E402
 from pucache.retrieval.retrieve import retrieve_positives  # noqa: E402
+from pucache.scaling.rank_shards import rank_shards  # noqa: E402
+from pucache.scaling.score_shards import score_shards  # noqa: E402
 from pucache.scoring.score import score  # noqa: E402
 
 GOALS = {"score": 0.85, "retrieve": 0.8}  # rate over that of the local engine
-WORKER = b"ray::apply"  # name of a worker process that is at work
+WORKER = b"ray::_apply"  # name of a worker process that is at work
 NUMBERS = {"rows": 2_000_000, "dim": 256, "shards": 16, "rounds": 5, "workers": 2, "kills": 50}
 QUICK = {"rows": 200_000, "dim": 32, "shards": 5, "rounds": 2, "kills": 5}
 
@@ -61,10 +63,10 @@ def write_shards(at: Planted, count: int) -> Path:
 
 @dataclass(frozen=True)
 class Operation:
-    """What is measured: a function of an output path and an engine."""
+    """What is measured: a function of an output path, and of whether Ray does the work."""
 
     name: str
-    run: Callable[[Path, Any], None]
+    run: Callable[[Path, bool], None]
     suffix: str = ""
 
     @property
@@ -74,15 +76,18 @@ class Operation:
 
 def operations(shards: Path, at: Planted) -> list[Operation]:
     def scored(suffix: str, parts: str | None = None) -> Operation:
-        def run(out: Path, engine: Any) -> None:
-            score(at.model, EmbeddingCache(shards), out, parts=parts, engine=engine)
+        def run(out: Path, by_ray: bool) -> None:
+            (score_shards if by_ray else score)(at.model, EmbeddingCache(shards), out, parts=parts)
 
         return Operation(f"score to {'a table for each shard' if parts else suffix[1:]}", run, suffix)
 
     def ranked(name: str, **options: Any) -> Operation:
-        def run(out: Path, engine: Any) -> None:
+        def run(out: Path, by_ray: bool) -> None:
             cache = EmbeddingCache(shards)
-            retrieve_positives(cache, at.positives, k=1000, device="cpu", engine=engine, **options).save(out)
+            if by_ray:
+                rank_shards(cache, at.positives, k=1000, **options).save(out)
+            else:
+                retrieve_positives(cache, at.positives, k=1000, device="cpu", **options).save(out)
 
         return Operation(f"retrieve by {name}", run, ".csv")
 
@@ -103,12 +108,12 @@ def digest(out: Path) -> str:
     return hashlib.sha256(b"".join(path.name.encode() + path.read_bytes() for path in files)).hexdigest()
 
 
-def measure(operation: Operation, folder: Path, engine: Any) -> tuple[float, str]:
+def measure(operation: Operation, folder: Path, by_ray: bool) -> tuple[float, str]:
     """Seconds of one run, and the digest of its output."""
     out = folder / f"out{operation.suffix}"
     shutil.rmtree(out, ignore_errors=True)
     began = time.perf_counter()
-    operation.run(out, engine)
+    operation.run(out, by_ray)
     return time.perf_counter() - began, digest(out)
 
 
@@ -152,13 +157,13 @@ class Killer(threading.Thread):
             self.left, self.killed = self.left - 1, self.killed + 1
 
 
-def with_kills(todo: list[Operation], folder: Path, engine: Any, *, kills: int, expected: dict[str, str]) -> str:
+def with_kills(todo: list[Operation], folder: Path, *, kills: int, expected: dict[str, str]) -> str:
     """Repeat the operations until so many workers have been killed; a sentence on the result."""
     killer, runs, began = Killer(kills), 0, time.perf_counter()
     killer.start()
     while killer.left:
         operation = todo[runs % len(todo)]
-        check_equal(operation, measure(operation, folder, engine)[1], expected[operation.name])
+        check_equal(operation, measure(operation, folder, True)[1], expected[operation.name])
         runs += 1
     killer.join()
     spent = time.perf_counter() - began
@@ -185,7 +190,7 @@ def table(todo: list[Operation], seconds: dict[str, list[tuple[float, float]]], 
 
 def main(options: argparse.Namespace) -> str:
     from benchmarks.common.environment import environment
-    from pucache.scaling.workers import RayWorkers
+    from pucache.scaling.tasks import ShardTasks
 
     keep_freed_memory()
     at = Planted(options.folder, options.rows, options.dim)
@@ -195,24 +200,22 @@ def main(options: argparse.Namespace) -> str:
     seconds: dict[str, list[tuple[float, float]]] = {operation.name: [] for operation in todo}
     with tempfile.TemporaryDirectory(dir=options.folder) as work:
         began = time.perf_counter()
-        with RayWorkers(workers=options.workers) as engine:
+        with ShardTasks(workers=options.workers):
             started = time.perf_counter() - began
             expected, first = {}, 0.0
             for operation in todo:  # a first run of each
-                _, expected[operation.name] = measure(operation, Path(work), None)
-                ray, output = measure(operation, Path(work), engine)
+                _, expected[operation.name] = measure(operation, Path(work), False)
+                ray, output = measure(operation, Path(work), True)
                 check_equal(operation, output, expected[operation.name])
                 first = first or ray
             for _ in range(options.rounds):
                 for operation in todo:
-                    local, _ = measure(operation, Path(work), None)
-                    ray, output = measure(operation, Path(work), engine)
+                    local, _ = measure(operation, Path(work), False)
+                    ray, output = measure(operation, Path(work), True)
                     check_equal(operation, output, expected[operation.name])
                     seconds[operation.name].append((local, ray))
                     print(f"{operation.name:36s} local {local:6.2f} s, Ray {ray:6.2f} s", flush=True)
-            killed = (
-                with_kills(todo, Path(work), engine, kills=options.kills, expected=expected) if options.kills else ""
-            )
+            killed = with_kills(todo, Path(work), kills=options.kills, expected=expected) if options.kills else ""
     lines = [
         "# Scoring and retrieval on Ray",
         "",

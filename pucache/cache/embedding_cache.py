@@ -18,37 +18,56 @@ from ..storage.rows import RowMatrix, StackedRows
 from ..storage.urls import is_url, path_or_url
 from .keys import Keys, find_duplicate, find_sorted
 from .local_copies import folder_of
-from .reader import CacheFile, CacheHeader, Piece, read_blocks, verified_blocks, whole
+from .reader import CacheFile, CacheHeader, read_blocks, verified_blocks
 from .remote import is_remote_cache, local_copies
 
 log = logging.getLogger("pucache")
 
 
-class CacheRows:
-    """Consecutive rows of one or more cache files of one encoder; rows are numbered from 0.
+class EmbeddingCache:
+    """One or more cache files of one encoder, read as one, in the state in which they were opened.
 
     Parameters
     ----------
-    pieces : sequence of (CacheFile, int, int)
-        At least one: a file, its first row and its last one, excluded.
+    *caches : str, path, EmbeddingCache or CacheFile
+        Cache files, folders of them (``*.h5``), URLs of either, which are downloaded first, or what is opened.
 
     Attributes
     ----------
-    pieces : list of (CacheFile, int, int)
+    files : list of CacheFile
     encoder : EncoderSpec
     keys : Keys
         In row order; sorted within a file.
+
+    Raises
+    ------
+    CacheError
+        See `pucache.cache.reader.CacheFile`; also if encoders differ or a key occurs in two files.
     """
 
-    def __init__(self, pieces: Sequence[Piece]):
-        self.pieces = list(pieces)
-        self.encoder = self.pieces[0][0].encoder
-        self._starts = np.cumsum([0, *(stop - start for _, start, stop in self.pieces)])
+    def __init__(self, *caches: str | Path | EmbeddingCache | CacheFile):
+        self.files = [file for cache in caches for file in _open_files(cache)]
+        if not self.files:
+            raise CacheError("no cache given")
+        for other in self.files[1:]:
+            check_same_encoder(self.files[0].header, other.header)
+        self.encoder = self.files[0].encoder
+        self._starts = np.cumsum([0, *map(len, self.files)])
+        self._check_disjoint()
+
+    def _check_disjoint(self) -> None:
+        key = find_duplicate([file.raw_keys for file in self.files]) if len(self.files) > 1 else None
+        if key is not None:
+            paths = [file.path for file in self.files if find_sorted(file.raw_keys, np.array([key]))[0] >= 0]
+            raise CacheError(
+                f"the key {key.decode()!r} stands both in {paths[0]} and in {paths[1]}; open one of the two, or embed "
+                "with --shard I/N"
+            )
 
     @cached_property
     def keys(self) -> Keys:
         """Keys in row order."""
-        return Keys([file.raw_keys[start:stop] for file, start, stop in self.pieces])
+        return Keys([file.raw_keys for file in self.files])
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -56,24 +75,23 @@ class CacheRows:
     @property
     def name(self) -> str:
         """Name in messages."""
-        return str(self.pieces[0][0].path) + (f" and {len(self.pieces) - 1} more" if len(self.pieces) > 1 else "")
+        return str(self.files[0].path) + (f" and {len(self.files) - 1} more" if len(self.files) > 1 else "")
 
     @property
     def failures(self) -> dict[str, str]:
         """Reason by key of every image of the files that could not be read."""
-        return {key: reason for file, _, _ in self.pieces for key, reason in file.failures.items()}
+        return {key: reason for file in self.files for key, reason in file.failures.items()}
 
     def check(self, *names: str) -> None:
-        """Check datasets of the files whose first row is here against the checksums; damage raises `CacheError`.
+        """Check datasets of all files against the checksums; damage raises `CacheError`.
 
         Parameters
         ----------
         *names : str
             Datasets of the format: "embeddings", "keys", "digests", "size_mtime".
         """
-        for file, start, _ in self.pieces:
-            if not start:
-                file.check(*names)
+        for file in self.files:
+            file.check(*names)
 
     def blocks(self, *, check: bool = False) -> Iterator[tuple[slice, np.ndarray]]:
         """Read the embeddings in row order, in bounded memory.
@@ -91,7 +109,7 @@ class CacheRows:
         X : ndarray of float16 or float32, (b, d)
             Valid until the next block is requested.
         """
-        yield from read_blocks(self.pieces, check=check)
+        yield from read_blocks(self.files, check=check)
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """Copy the embeddings of some rows.
@@ -105,65 +123,18 @@ class CacheRows:
         -------
         ndarray of float16 or float32, (m, d)
         """
-        return self._take("embeddings", rows)
-
-    def take_digests(self, rows: np.ndarray) -> np.ndarray:
-        """Copy the digests of some rows, given their ascending numbers; uint8, (m, 32)."""
-        return self._take("digests", rows)
-
-    def _take(self, dataset: str, rows: np.ndarray) -> np.ndarray:
         taken = []
-        for (file, first, _), start, stop in zip(self.pieces, self._starts[:-1], self._starts[1:], strict=True):
+        for file, start, stop in zip(self.files, self._starts[:-1], self._starts[1:], strict=True):
             begin, end = np.searchsorted(rows, (start, stop))
-            if end > begin or file is self.pieces[-1][0]:
-                taken.append(file.take(dataset, rows[begin:end] - start + first))
+            if end > begin or file is self.files[-1]:
+                taken.append(file.take("embeddings", rows[begin:end] - start))
         return taken[0] if len(taken) == 1 else np.concatenate(taken)
 
     def not_finite_error(self, rows: np.ndarray) -> CacheError:
         """Return the error for rows that are NaN or infinite, at least one; it names the file of the first one."""
         number = int(np.searchsorted(self._starts, rows[0], "right")) - 1
-        file, first, _ = self.pieces[number]
-        return file.not_finite_error(rows[rows < self._starts[number + 1]] - self._starts[number] + first)
-
-
-class EmbeddingCache(CacheRows):
-    """One or more cache files of one encoder, read as one, in the state in which they were opened.
-
-    Parameters
-    ----------
-    *caches : str, path or EmbeddingCache
-        Cache files, folders of them (``*.h5``), URLs of either, which are downloaded first, or opened caches.
-
-    Attributes
-    ----------
-    files : list of CacheFile
-    encoder : EncoderSpec
-    keys : Keys
-        In row order; sorted within a file.
-
-    Raises
-    ------
-    CacheError
-        See `pucache.cache.reader.CacheFile`; also if encoders differ or a key occurs in two files.
-    """
-
-    def __init__(self, *caches: str | Path | EmbeddingCache):
-        self.files = [file for cache in caches for file in _open_files(cache)]
-        if not self.files:
-            raise CacheError("no cache given")
-        for other in self.files[1:]:
-            check_same_encoder(self.files[0].header, other.header)
-        super().__init__(whole(self.files))
-        self._check_disjoint()
-
-    def _check_disjoint(self) -> None:
-        key = find_duplicate([file.raw_keys for file in self.files]) if len(self.files) > 1 else None
-        if key is not None:
-            paths = [file.path for file in self.files if find_sorted(file.raw_keys, np.array([key]))[0] >= 0]
-            raise CacheError(
-                f"the key {key.decode()!r} stands both in {paths[0]} and in {paths[1]}; open one of the two, or embed "
-                "with --shard I/N"
-            )
+        inside = rows[rows < self._starts[number + 1]] - self._starts[number]
+        return self.files[number].not_finite_error(inside)
 
     @property
     def matrix(self) -> RowMatrix:
@@ -296,9 +267,11 @@ def _as_list(caches: CacheLike | Iterable[EmbeddingCache | str | Path]) -> list[
     return [caches] if isinstance(caches, EmbeddingCache | str | Path) else list(caches)
 
 
-def _open_files(cache: str | Path | EmbeddingCache) -> list[CacheFile]:
+def _open_files(cache: str | Path | EmbeddingCache | CacheFile) -> list[CacheFile]:
     if isinstance(cache, EmbeddingCache):
         return cache.files
+    if isinstance(cache, CacheFile):
+        return [cache]
     return open_files(cache, map_now=True)
 
 

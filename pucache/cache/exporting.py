@@ -127,7 +127,7 @@ def _batches(file: CacheFile, schema: Any) -> Iterator[Any]:
     file.check("keys", "digests", "size_mtime")
     n, dim = len(file), file.encoder.dim
     step = max(1, GROUP_BYTES // (dim * file.dtype.itemsize))
-    with file.embedding_reader(0, n, check=True) as read:
+    with file.embedding_reader(check=True) as read:
         for start in range(0, n, step):
             numbers = np.arange(start, min(start + step, n))
             X = np.empty((len(numbers), dim), file.dtype)

@@ -37,8 +37,8 @@ class Keys(Sequence[str]):
     def __getitem__(self, item: Any) -> Any:
         if isinstance(item, int | np.integer):
             return self._key(int(item))
-        if isinstance(item, slice) and len(self._parts) == 1:
-            return decode_texts(self._parts[0][item].tolist())
+        if isinstance(item, slice) and item.step in (None, 1):
+            return decode_texts(self.encoded(item).tolist())
         rows = np.arange(*item.indices(len(self))) if isinstance(item, slice) else np.arange(len(self))[item]
         keys, part = np.empty(len(rows), object), np.searchsorted(self._starts, rows, "right") - 1
         for number in np.unique(part):

@@ -238,25 +238,28 @@ class CacheFile:
 
     def blocks(self, *, check: bool = False) -> Iterator[tuple[slice, np.ndarray]]:
         """Read the embeddings in row order, as `read_blocks` does with several files."""
-        return read_blocks(whole([self]), check=check)
+        return read_blocks([self], check=check)
 
     @contextmanager
-    def embedding_reader(self, start: int, stop: int, *, check: bool) -> Iterator[Callable[[np.ndarray, int], None]]:
+    def embedding_reader(self, *, check: bool) -> Iterator[Callable[[np.ndarray, int], None]]:
         """Yield a function that fills an array, (b, d), with the rows from a given one on.
 
-        With `check`, the rows from `start` to `stop` must be read in their order. The blocks of the checksums that
-        begin among them are checked, the last one to its end. Damage raises `CacheError`, at the latest with the
-        last row.
+        With `check`, all rows must be read in their order. Damage raises `CacheError`, at the latest with the last row.
         """
-        extent = self.header.extents["embeddings"]
+        extent, checksums = self.header.extents["embeddings"], self.header.checksums.columns["embeddings"]
+        hasher = ColumnHasher(checksums.block, checksums.sha256)
         with self._file.array_reader() as read_into:
 
             def read(block: np.ndarray, row: int) -> None:
                 read_into(block, extent.row_offset(row))
-                if checker is not None:
-                    checker.add(block, is_last=row + len(block) >= stop)
+                if check:
+                    try:
+                        hasher.update(as_bytes(block))
+                        if row + len(block) == len(self):
+                            hasher.finish()
+                    except ChecksumError as error:
+                        raise damage_error(self.path, ["embeddings"]) from error
 
-            checker = _EmbeddingChecker(self, start, stop, read) if check else None
             yield read
 
     def take(self, name: str, rows: np.ndarray) -> np.ndarray:
@@ -332,42 +335,7 @@ class CacheFile:
         return CacheError(f"{self.path} holds NaN or infinite embeddings ({keys}); import or embed these anew")
 
 
-class _EmbeddingChecker:
-    """Compares consecutive rows with the blocks of the checksums that begin among them."""
-
-    def __init__(self, file: CacheFile, start: int, stop: int, read: Callable[[np.ndarray, int], None]):
-        extent, checksums = file.header.extents["embeddings"], file.header.checksums.columns["embeddings"]
-        begun = -(-start * extent.row_bytes // checksums.block)  # number of the first block that begins here
-        self._skipped = begun * checksums.block - start * extent.row_bytes
-        self._hasher = ColumnHasher(checksums.block, checksums.sha256[begun:])
-        self._file, self._row, self._read = file, start, read
-
-    def add(self, rows: np.ndarray, *, is_last: bool) -> None:
-        """Add the next rows; after the last ones, the rest of their block is read, which adds it here."""
-        self._row += len(rows)
-        try:
-            self._hasher.update(as_bytes(rows)[self._skipped :])
-            self._skipped = max(0, self._skipped - rows.nbytes)
-            if is_last and self._hasher.missing and self._row < len(self._file):
-                missing = -(-self._hasher.missing // (rows.itemsize * rows.shape[1]))
-                count = min(missing, rows_per_read(rows.itemsize * rows.shape[1]), len(self._file) - self._row)
-                self._read(np.empty((count, rows.shape[1]), rows.dtype), self._row)
-            elif is_last and self._row == len(self._file):
-                self._hasher.finish()
-        except ChecksumError as error:
-            raise damage_error(self._file.path, ["embeddings"]) from error
-
-
-Piece = tuple[CacheFile, int, int]
-"""Consecutive rows of a file: its first row, and its last one, excluded."""
-
-
-def whole(files: Iterable[CacheFile]) -> list[Piece]:
-    """All rows of files."""
-    return [(file, 0, len(file)) for file in files]
-
-
-def read_blocks(pieces: Sequence[Piece], *, check: bool = False) -> Generator[tuple[slice, np.ndarray], None, None]:
+def read_blocks(files: Sequence[CacheFile], *, check: bool = False) -> Generator[tuple[slice, np.ndarray], None, None]:
     """Read embeddings of one encoder in row order, in bounded memory.
 
     The blocks are those of one file with the same rows. The next block is read and hashed while the caller
@@ -375,7 +343,7 @@ def read_blocks(pieces: Sequence[Piece], *, check: bool = False) -> Generator[tu
 
     Parameters
     ----------
-    pieces : sequence of Piece
+    files : sequence of CacheFile
         At least one.
     check : bool
         Check the embeddings against the checksums. Damage raises `CacheError` at its block, at the latest in
@@ -384,25 +352,25 @@ def read_blocks(pieces: Sequence[Piece], *, check: bool = False) -> Generator[tu
     Yields
     ------
     rows : slice
-        Of all pieces.
+        Of all files.
     X : ndarray of float16 or float32, (b, d)
         Valid until the next block is requested.
     """
-    with closing(prefetch(_read_blocks(pieces, check))) as blocks:
+    with closing(prefetch(_read_blocks(files, check))) as blocks:
         yield from blocks
 
 
-def _read_blocks(pieces: Sequence[Piece], check: bool) -> Iterator[tuple[slice, np.ndarray]]:
-    n, file = sum(stop - start for _, start, stop in pieces), pieces[0][0]
-    dim, dtype = file.encoder.dim, file.dtype
+def _read_blocks(files: Sequence[CacheFile], check: bool) -> Iterator[tuple[slice, np.ndarray]]:
+    n, dim, dtype = sum(map(len, files)), files[0].encoder.dim, files[0].dtype
     step = min(rows_per_read(dim * dtype.itemsize), n)
     # two buffers do: `prefetch` begins the block after the next one only when the caller is done with the first
     buffers = cycle([np.empty((step, dim), dtype) for _ in range(2)])
     first, filled, buffer = 0, 0, next(buffers)
-    for file, row, stop in pieces:
-        with file.embedding_reader(row, stop, check=check) as read:
-            while row < stop:
-                count = min(step - filled, stop - row)
+    for file in files:
+        row = 0
+        with file.embedding_reader(check=check) as read:
+            while row < len(file):
+                count = min(step - filled, len(file) - row)
                 read(buffer[filled : filled + count], row)
                 row, filled = row + count, filled + count
                 if filled == step or first + filled == n:
@@ -423,7 +391,7 @@ def verified_blocks(files: Sequence[CacheFile]) -> Iterator[tuple[slice, np.ndar
     for file in files:
         file.check(*set(COLUMNS) - {"embeddings"}, *FAILURES)
     starts = np.cumsum([0, *map(len, files)])
-    for rows, X in read_blocks(whole(files), check=True):
+    for rows, X in read_blocks(files, check=True):
         not_finite = np.flatnonzero(~finite_rows(X)) + rows.start
         if len(not_finite):
             number = int(np.searchsorted(starts, not_finite[0], "right")) - 1

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..neighbours.whitening import centred_units
-from ..storage.rows import take_rows
+from ..storage.rows import row_slices, take_rows
 
 _ROUNDING = 1e-6  # error of a cosine in float32
 _DOUBT = 1e-5  # beyond it, the rounding of a matrix product decides nothing
@@ -39,9 +39,8 @@ def duplicates_of(
     is_duplicate = labelled.have_digests(take_rows(digests, rows))
     if cosine is None or cosine > 1:
         return is_duplicate
-    for block, X in cache.blocks():
-        inside = slice(*np.searchsorted(rows, (block.start, block.stop)))
-        is_duplicate[inside] |= labelled.are_close(X[rows[inside] - block.start], cosine)
+    for part in row_slices(len(rows), cache.encoder.dim):
+        is_duplicate[part] |= labelled.are_close(cache.take(rows[part]), cosine)
     return is_duplicate
 
 

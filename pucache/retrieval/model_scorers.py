@@ -55,15 +55,19 @@ class Margins:
         return "classifier"
 
     def __call__(
-        self, cache: EmbeddingCache, labels: Labels, count: int | None = None, progress: Progress | None = None
+        self, cache: EmbeddingCache, labels: Labels | None, count: int | None = None, progress: Progress | None = None
     ) -> Scores:
-        """Score every row, block by block."""
+        """Score every row, block by block; labels do not matter."""
         margins = np.empty(len(cache), np.float32)
         progress = progress or Silent()
         progress.start(len(cache), "scoring")
         for rows, block in self.model.margins_of(cache):
             margins[rows] = block
             progress.advance(len(block))
+        return self.scores(margins)
+
+    def scores(self, margins: np.ndarray) -> Scores:
+        """Scores by the margins of all rows of a cache."""
         return Scores(margins, posterior=lambda rows: self.model.tilt_.posterior(margins[rows]), note=self.note)
 
 

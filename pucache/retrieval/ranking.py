@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from ..storage.atomic import check_writable, replacing
-from ..storage.tables import table_writer
+from ..storage.tables import open_table
+
+_TYPES = {"rank": "int64", "key": "string", "score": "float32"}
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,8 @@ class Ranking:
             `path` cannot be written.
         """
         checked = check_writable(path, is_table=True)
-        with replacing(checked) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
-            write = table_writer(stream)
-            write(["rank", "key", "score"])
-            for rank, (key, score) in enumerate(zip(self.keys, self.scores, strict=True), 1):
-                write([rank, key, f"{score:.6g}"])
+        with replacing(checked) as temporary, open_table(temporary, _TYPES, parquet=False) as write:
+            write({"rank": np.arange(1, len(self.keys) + 1), "key": self.keys, "score": self.scores})
 
 
 def top_rows(values: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:

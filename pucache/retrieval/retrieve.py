@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,8 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..labels.labels import TWIN_COSINE, Labels, open_labels
-from ..neighbours.whitening import Whitening
+from ..neighbours import whitening
+from ..neighbours.row_source import row_source
 from ..progress import Progress, Silent
 from . import mmr
 from .known_duplicates import duplicates_of
@@ -20,7 +21,6 @@ from .scorer_choice import ScorerOptions, choose_scorer
 from .similarity import Similarity
 
 if TYPE_CHECKING:
-    from ..cache.row_range import Workers
     from ..training.linear_model import PULinearModel
 
 _GROWTH = 4  # factor by which more rows are scored where too few of them are unlabelled and new
@@ -41,12 +41,12 @@ def retrieve_positives(
     diverse: float = 0.0,
     twins: float | None = TWIN_COSINE,
     device: str = "auto",
-    engine: Workers | None = None,
     progress: Progress | None = None,
 ) -> Ranking:
     """Find the k unlabelled images that are most likely positive.
 
-    Labelled positives, known negatives and images that show the same pictures are left out.
+    Labelled positives, known negatives and images that show the same pictures are left out. A cluster ranks by
+    `pucache.rank_shards`.
 
     Parameters
     ----------
@@ -77,9 +77,6 @@ def retrieve_positives(
     twins : float or None
         Cosine from which on an image shows the same picture as a labelled one; None: equal bytes only.
     device : str
-    engine : RayWorkers, optional
-        Divides the rows among the machines of a cluster, see `pucache.scaling.workers.RayWorkers`. The
-        result is that of this machine with device ``cpu``. Not with an index, nor by ``fused``.
     progress : Progress, optional
 
     Returns
@@ -96,25 +93,13 @@ def retrieve_positives(
         The cache is damaged, or holds embeddings that are not finite.
     OutputError
         An index cannot be written.
-    EngineError
-        A machine of the engine cannot do the work, or workers died again and again.
     ValueError
         A parameter outside its domain, or parameters that exclude each other.
     """
     options = ScorerOptions(by=by, similarity=similarity, index=index, memory=memory, device=device)
-    if engine is not None:
-        from .distributed_ranking import check_device, rank_with_workers
-
-        check_device(device)
     scorer = choose_scorer(options, model, k)
     cache = open_cache(cache)
     labels = open_labels(cache, positives, negatives)
-    if engine is not None:
-        wanted = _check(cache, labels, k, diverse, twins)
-        with progress or Silent() as progress:
-            return rank_with_workers(
-                engine, cache, labels, scorer, wanted=wanted, diverse=diverse, twins=twins, progress=progress
-            )
     return rank_unlabelled(cache, labels, k=k, scorer=scorer, diverse=diverse, twins=twins, progress=progress)
 
 
@@ -126,6 +111,7 @@ def rank_unlabelled(
     scorer: Scorer | None = None,
     diverse: float = 0.0,
     twins: float | None = TWIN_COSINE,
+    mean_of: Callable[[EmbeddingCache], np.ndarray] = lambda cache: whitening.mean_of(row_source(cache)),
     progress: Progress | None = None,
 ) -> Ranking:
     """Rank unlabelled rows by a scorer; `retrieve_positives` on opened objects.
@@ -139,6 +125,8 @@ def rank_unlabelled(
         Such as `Similarity` (the default), `IndexedSimilarity`, `Margins` or `Fused`.
     diverse, twins, progress
         As for `retrieve_positives`.
+    mean_of : callable
+        Mean of the rows of a cache, float32 (d,); for a diverse selection.
 
     Returns
     -------
@@ -151,7 +139,10 @@ def rank_unlabelled(
     with progress or Silent() as progress:
         scores, rows = _best_rows(cache, labels, scorer, mmr.pool_size(wanted) if diverse else wanted, twins, progress)
     if diverse and len(rows):
-        rows = rows[mmr.select_diverse(_centred_units(cache, rows), wanted, diverse)]
+        order = np.argsort(rows)
+        Z = np.empty((len(rows), cache.encoder.dim), np.float32)  # in the order of `rows`
+        Z[order] = whitening.centred_units(cache.take(rows[order]), mean_of(cache))
+        rows = rows[mmr.select_diverse(Z, wanted, diverse)]
     return Ranking(
         rows=rows,
         keys=cache.keys[rows],
@@ -202,11 +193,3 @@ def _best_new_rows(
     if len(new) < count and len(top) < len(candidates):
         new = candidates[~duplicates_of(cache, candidates, labelled, twins)]
     return in_order(new, scores.values[new])[:count]
-
-
-def _centred_units(cache: EmbeddingCache, rows: np.ndarray) -> np.ndarray:
-    """Centred unit rows, in the order of `rows`."""
-    order = np.argsort(rows)
-    Z = np.empty((len(rows), cache.encoder.dim), np.float32)
-    Z[order] = Whitening.estimate(cache).centred_units(cache.take(rows[order]))
-    return Z

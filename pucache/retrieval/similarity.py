@@ -69,20 +69,23 @@ class Similarity:
                 cache, lambda whitening: self.queries(cache, labels, whitening), self.neighbours, gpu, progress
             )
         whitening = Whitening.estimate(cache)
-        comparison = QueryComparison(self.queries(cache, labels, whitening), self.neighbours, device="cpu")
+        return self.compare(cache, whitening, self.queries(cache, labels, whitening), progress)
+
+    def compare(
+        self, cache: EmbeddingCache, whitening: Whitening, queries: np.ndarray, progress: Progress | None = None
+    ) -> Scores:
+        """Score every row by its similarity to the queries, block by block, on the CPU."""
+        comparison = QueryComparison(queries, self.neighbours, device="cpu")
         scores = np.empty(len(cache), np.float32)
         for rows, X in cache.blocks():
             scores[rows] = comparison.scores(whitening.centred_units(X))
-            progress.advance(rows.stop - rows.start)
+            if progress is not None:
+                progress.advance(rows.stop - rows.start)
         return Scores(scores, search_by=comparison.search_by)
 
     def queries(self, cache: EmbeddingCache, labels: Labels, whitening: Whitening) -> np.ndarray:
         """Vectors to compare rows with, float32: one direction (1, d), or every positive (p, d)."""
-        return self.queries_of(cache.take(np.flatnonzero(labels.positive)), whitening)
-
-    def queries_of(self, positives: np.ndarray, whitening: Whitening) -> np.ndarray:
-        """Queries as `queries`, of the embeddings of the positives, (p, d) as stored."""
-        positives = whitening.centred_units(positives)
+        positives = whitening.centred_units(cache.take(np.flatnonzero(labels.positive)))
         if self.kind in ("topk", "max"):
             return positives
         mean = positives.mean(0, dtype=np.float64).astype(np.float32)

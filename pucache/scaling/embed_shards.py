@@ -12,7 +12,7 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,11 +27,10 @@ from ..errors import EngineError, ImageError, PUCacheError
 from ..images.listing import Listing, check_shard_images, take_shards
 from ..images.source import Source, image_digest, open_source
 from ..progress import Progress, Silent
-from ..storage.atomic import temporary_file
-from ..storage.urls import is_url, path_or_url, without_secrets
+from ..storage.urls import without_secrets
 from ..version import __version__
+from .shards import absolute, probe_file
 
-_ATTEMPTS = 4  # for a shard whose worker dies
 _PACKAGES = ("torch", "torchvision", "pillow", "timm")  # versions that can change an embedding's last bits
 _PROBED_IMAGES = 16  # to find a readable one that every node must be able to read
 _SUMS = ("rows", "computed", "reused", "kept", "vanished", "damaged")
@@ -199,7 +198,7 @@ def embed_shards(
     workers : int, optional
         Tasks that run at once; by default all that have a GPU or, without GPUs, a core.
     address : str, optional
-        Of a running cluster, see `pucache.scaling.workers.RayWorkers`; by default this machine alone.
+        Of a running cluster, see `pucache.scaling.tasks.ShardTasks`; by default this machine alone.
     progress : Progress, optional
         Counts the finished shards.
 
@@ -216,10 +215,10 @@ def embed_shards(
     PUCacheError, ValueError
         As `pucache.embed`; what a shard ends with names the shard, and does not stop the others.
     """
-    from .workers import RayWorkers, cluster_device, rules_to_share  # need the extra ray
+    from .tasks import ShardTasks, cluster_device  # need the extra ray
 
     started = time.monotonic()
-    options = EmbedOptions([_absolute(path) for path in reuse], prune, moved, verify, dtype=dtype, force=force)
+    options = EmbedOptions([absolute(path) for path in reuse], prune, moved, verify, dtype=dtype, force=force)
     options.check()
     creation_time()  # raises before any work
     if device not in ("auto", "cpu", "cuda"):
@@ -231,10 +230,10 @@ def embed_shards(
     shares = [Share(number, part) for number, part in enumerate(take_shards(listing, shards), 1)]
     for share in shares:
         check_shard_images(share.listing, (share.number, shards), listing, source.name)
-    with RayWorkers(address, workers=workers) as cluster, _probe(folder) as probe, progress or Silent() as shown:
+    with ShardTasks(address, workers=workers) as tasks, probe_file(folder) as probe, progress or Silent() as shown:
         settings = EncoderOptions(
-            name=encoder if encoder == BUNDLED or not os.path.isdir(encoder) else _absolute(encoder),
-            weights=None if weights is None else _absolute(weights),
+            name=encoder if encoder == BUNDLED or not os.path.isdir(encoder) else absolute(encoder),
+            weights=None if weights is None else absolute(weights),
             device=cluster_device(device),
             batch_size=batch_size,
             **_precision_and_runtime(precision, runtime, cluster_device(device), paths),
@@ -252,12 +251,17 @@ def embed_shards(
             image=_readable_image(source, listing),
             created=os.environ.get("SOURCE_DATE_EPOCH"),
         )
-        cluster.check(job.problem, [*_PACKAGES, *["openvino"] * (settings.runtime == "openvino")])
+        tasks.check(job.problem, [*_PACKAGES, *["openvino"] * (settings.runtime == "openvino")])
         shown.start(shards, "embedding shards")
-        rules = rules_to_share(shards, workers, gpu=settings.device == "cuda")
-        # from the second attempt on one process reads the images, so that an image that kills it is named
-        rules = replace(rules, attempts=_ATTEMPTS, again=partial(replace, workers=1), on_done=lambda: shown.advance(1))
-        reports = _succeeded(cluster.outcomes(ShardsJob.embed, job, shares, rules), shards)
+        outcomes = tasks.outcomes(
+            ShardsJob.embed,
+            job,
+            shares,
+            gpu=settings.device == "cuda",
+            again=partial(replace, workers=1),  # one process reads the images, so that one that kills it is named
+            on_done=lambda: shown.advance(1),
+        )
+        reports = _succeeded(outcomes, shards)
     return replace(
         reports[0],
         name=without_secrets(os.fspath(folder)),
@@ -274,30 +278,13 @@ def _shard_paths(folder: str | Path, shards: int) -> list[str]:
     """The files to write, as every node finds them."""
     if shards < 1:
         raise ValueError(f"a folder has at least 1 shard, got {shards}")
-    folder = _absolute(folder).rstrip("/")
+    folder = absolute(folder).rstrip("/")
     shown = without_secrets(folder)
     if folder.endswith(".h5"):
         raise ValueError(
             f"Ray writes a folder of shards, got the file {shown}; write {shown.removesuffix('.h5')} --shards {shards}"
         )
     return [f"{folder}/{number:05}.h5" for number in range(1, shards + 1)]
-
-
-def _absolute(path: str | Path) -> str:
-    """The path as every node finds it: tasks run in a folder of Ray."""
-    where = path_or_url(path)
-    return where if is_url(where) else os.path.abspath(where)
-
-
-@contextlib.contextmanager
-def _probe(folder: str | Path) -> Iterator[str]:
-    """Path of a file by which nodes know that they see the folder; "" where it is a URL."""
-    where = _absolute(folder)
-    if is_url(where):
-        yield ""
-        return
-    with temporary_file(Path(where, "nodes")) as file:
-        yield str(file)
 
 
 def _precision_and_runtime(precision: str, runtime: str, device: str, paths: list[str]) -> dict[str, str]:

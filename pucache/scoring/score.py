@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..cache.destination import encoder_of_existing, open_destination
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, is_cache, open_cache
-from ..cache.row_range import file_ranges
+from ..encoders.deferred import EncoderOptions
 from ..encoders.spec import ROUNDING
 from ..errors import ModelError
 from ..progress import Progress
 from ..storage.prefetch import prefetch
 from ..training.linear_model import PULinearModel
-from .score_parts import part_outputs, scored_rows, write_part, write_table
-from .score_tables import ScoredRows, check_output
+from .score_parts import part_outputs
+from .score_tables import ScoredRows, check_output, write_scores
 
 if TYPE_CHECKING:
-    from ..cache.row_range import Workers
     from ..images.source import Source
     from .pile_scores import Pile
 
@@ -63,16 +62,21 @@ def score(
     cache: str | Path | None = None,
     neighbours: CacheLike | None = None,
     parts: str | None = None,
-    engine: Workers | None = None,
+    weights: str | Path | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    runtime: str = "auto",
+    batch_size: int | None = None,
+    shard: tuple[int, int] = (1, 1),
+    workers: int | None = None,
     progress: Progress | None = None,
-    **embedding: Any,
 ) -> ScoreReport:
     """Write key, margin, posterior and label of every image, in cache order.
 
     With `neighbours`, the margin column holds the score with neighbours (`pucache.scoring.neighbour_scores`), and
     posterior and label are by the tilt and the threshold that the model has for it. The share of positives is
     `PULinearClassifier.share_` in both cases. No label is needed. Images of the pile itself are left out of their own
-    neighbours where `images` is the same cache.
+    neighbours where `images` is the same cache. A cluster scores by `pucache.score_shards`.
 
     Parameters
     ----------
@@ -89,13 +93,12 @@ def score(
     parts : {"csv", "parquet"}, optional
         Only for caches: write a table of this format for each cache file, ``NAME.csv`` of ``NAME.h5``, into the
         folder `out`. Their rows, one table after the other, are those of the one table.
-    engine : RayWorkers, optional
-        Scores caches on a cluster, see `pucache.scaling.workers.RayWorkers`. The output is the same to the byte.
-        Not with `neighbours`.
+    weights, device, precision, runtime, batch_size
+        Only for images: of the encoder, see `pucache.load_encoder`.
+    shard, workers
+        Only for images: see `pucache.embed`.
     progress : Progress, optional
         Of the embedding, and of the search for neighbours.
-    **embedding
-        Of `embed_for`: weights, device, precision, runtime, batch_size, shard, workers.
 
     Returns
     -------
@@ -110,11 +113,9 @@ def score(
         A cache is damaged, or holds embeddings that are not finite.
     OutputError, MissingExtraError
         The output cannot be written.
-    EngineError
-        A machine of the engine cannot do the work, or workers died again and again.
     ValueError
         The output has another suffix; options of embedding where a cache is scored; a pile without rows;
-        `parts` or an engine with `neighbours`.
+        `parts` with `neighbours`.
     """
     if parts is None:
         check_output(out)
@@ -122,23 +123,58 @@ def score(
         model = PULinearModel.load(model)
     source = _source_of(images)
     pile = None if neighbours is None else _open_pile(model, neighbours)  # is checked before images are embedded
+    encoder = EncoderOptions(
+        weights=weights, device=device, precision=precision, runtime=runtime, batch_size=batch_size
+    )
     if source is not None:
         if parts is not None:
             raise ValueError("parts are for caches, a table for each file, and images are given; leave parts out")
-        if engine is not None:
-            raise ValueError("an engine scores caches, and images are given; embed them first")
         cache = cache or os.path.splitext(out)[0] + ".h5"
-        embedded = embed_for(model, source, cache, progress=progress, **embedding)
-        return _score_cache(model, embedded, out, pile, progress)
-    unused = [*(["cache"] if cache is not None else []), *embedding]
-    if unused:
-        raise ValueError(f"{', '.join(unused)} is for images that are to be embedded, and none are given; leave it out")
-    if pile is not None and (parts is not None or engine is not None):
-        raise ValueError("neighbours are searched on this machine, into one table; leave out parts and the engine ray")
-    opened = open_cache(images)  # type: ignore[arg-type]
-    if pile is None:
-        return _score_by_model(model, opened, out, parts, engine)
-    return _score_cache(model, opened, out, pile, progress)
+        opened = embed_for(model, source, cache, encoder, shard=shard, workers=workers, progress=progress)
+    else:
+        _refuse({"cache": cache, "workers": workers}, shard, encoder)
+        opened = open_cache(images)  # type: ignore[arg-type]
+    if pile is not None:
+        if parts is not None:
+            raise ValueError("neighbours are searched into one table; leave out parts")
+        opened.check("keys")
+        failures = len(opened.failures)
+        positives = write_scores(out, _rows_with_neighbours(pile, opened, progress))
+        return ScoreReport(opened, len(opened), positives, failures, pile.cache)
+    report, tables = planned(model, opened, out, parts)
+    caches = [EmbeddingCache(file) for file in opened.files] if parts else [opened]
+    for part, table in zip(caches, tables, strict=True):
+        report = replace(report, positives=report.positives + write_scores(table, scored_rows(model, part)))
+    return report
+
+
+def planned(
+    model: PULinearModel, cache: EmbeddingCache, out: str | Path, parts: str | None
+) -> tuple[ScoreReport, Sequence[str | Path]]:
+    """Check everything before work; return the report but for the positives, and the tables to write."""
+    model.check_fits(cache)  # before the folder of the tables is made
+    tables: Sequence[str | Path] = [out] if parts is None else part_outputs(cache, out, parts)
+    cache.check("keys")
+    failures = len(cache.failures)  # damage is noticed before anything is written
+    return ScoreReport(cache, len(cache), 0, failures, parts=0 if parts is None else len(tables)), tables
+
+
+def scored_rows(model: PULinearModel, cache: EmbeddingCache) -> Iterator[ScoredRows]:
+    """Score all rows with a model, in blocks; the bytes read are verified."""
+    for rows, margins in prefetch(model.margins_of(cache)):
+        yield with_posterior(model, cache.keys[rows], margins)
+
+
+def with_posterior(model: PULinearModel, key: list[str], margins: np.ndarray) -> ScoredRows:
+    """Scored rows of a model, given their keys and margins."""
+    labels = (margins > np.float32(model.threshold_)).astype(np.int8)
+    return ScoredRows(key, margins, model.posterior(margins), labels)
+
+
+def _rows_with_neighbours(pile: Pile, cache: EmbeddingCache, progress: Progress | None) -> Iterator[ScoredRows]:
+    threshold = np.float32(pile.threshold)
+    for rows, scores in prefetch(pile.scores_of(cache, progress)):
+        yield ScoredRows(cache.keys[rows], scores, pile.posterior(scores), (scores > threshold).astype(np.int8))
 
 
 def _source_of(images: str | Path | Sequence[str | Path] | EmbeddingCache | Source) -> str | Source | None:
@@ -156,64 +192,28 @@ def _source_of(images: str | Path | Sequence[str | Path] | EmbeddingCache | Sour
     return os.fspath(images[0])
 
 
+def _refuse(values: dict[str, object], shard: tuple[int, int], encoder: EncoderOptions) -> None:
+    """Raise ValueError where an option of embedding is set, and caches are scored."""
+    unused = [name for name, value in values.items() if value is not None]
+    unused += [name for name, value in vars(encoder).items() if value != getattr(EncoderOptions, name)]
+    unused += ["shard"] if shard != (1, 1) else []
+    if unused:
+        raise ValueError(f"{', '.join(unused)} is for images that are to be embedded, and none are given; leave it out")
+
+
 def _open_pile(model: PULinearModel, neighbours: CacheLike) -> Pile:
-    from .pile_scores import Pile, check_weight
+    from .pile_scores import Pile, check_weight  # imports torch
 
     check_weight(model)
     return Pile.of(model, open_cache(neighbours))
-
-
-def _score_by_model(
-    model: PULinearModel, cache: EmbeddingCache, out: str | Path, parts: str | None, workers: Workers | None
-) -> ScoreReport:
-    """Score a cache without neighbours."""
-    model.check_fits(cache)  # before the folder of the tables is made
-    tables = [] if parts is None else part_outputs(cache, out, parts, [file.path for file in cache.files])
-    cache.check("keys")
-    failures = len(cache.failures)  # damage is noticed before anything is written
-    if workers is not None:
-        from . import distributed_scores
-
-        if tables:
-            positives = distributed_scores.score_parts_with_workers(workers, model, cache, tables)
-        else:
-            positives = distributed_scores.score_with_workers(workers, model, cache, out)
-    elif tables:
-        files = zip(file_ranges(cache), tables, strict=True)
-        positives = sum(write_part(model, rows.open(), table) for rows, table in files)
-    else:
-        positives = write_table(out, scored_rows(model, cache))
-    return ScoreReport(cache, len(cache), positives, failures, parts=len(tables))
-
-
-def _score_cache(
-    model: PULinearModel, cache: EmbeddingCache, out: str | Path, pile: Pile | None, progress: Progress | None
-) -> ScoreReport:
-    if pile is None:
-        return _score_by_model(model, cache, out, None, None)
-    cache.check("keys")
-    failures = len(cache.failures)
-    positives = write_table(out, _rows_with_neighbours(pile, cache, progress))
-    return ScoreReport(cache, len(cache), positives, failures, pile.cache)
-
-
-def _rows_with_neighbours(pile: Pile, cache: EmbeddingCache, progress: Progress | None) -> Iterator[ScoredRows]:
-    threshold = np.float32(pile.threshold)
-    for rows, scores in prefetch(pile.scores_of(cache, progress)):
-        labels = (scores > threshold).astype(np.int8)
-        yield ScoredRows(cache.keys.encoded(rows), scores, pile.posterior(scores), labels)
 
 
 def embed_for(
     model: PULinearModel,
     source: str | Path | Source,
     cache: str | Path,
+    encoder: EncoderOptions | None = None,
     *,
-    weights: str | Path | None = None,
-    device: str = "auto",
-    precision: str = "auto",
-    runtime: str = "auto",
-    batch_size: int | None = None,
     shard: tuple[int, int] = (1, 1),
     workers: int | None = None,
     progress: Progress | None = None,
@@ -226,8 +226,8 @@ def embed_for(
     source : Source, or what `pucache.open_source` takes
     cache : path or URL
         Cache to write or to continue.
-    weights, device, precision, runtime, batch_size
-        Of `pucache.encoders.encoder.load_encoder`.
+    encoder : EncoderOptions, optional
+        How the encoder runs; its name is the model's.
     shard, workers, progress
         Of `pucache.embedding.embed.embed`.
 
@@ -241,7 +241,7 @@ def embed_for(
         The model has no encoder that pucache can load, or the encoder loaded differs from it.
     """
     from ..embedding.embed import EmbedOptions, run_embedding
-    from ..encoders.deferred import EncoderOptions, open_encoder
+    from ..encoders.deferred import open_encoder
     from ..images.source import open_source
 
     open_destination(cache).check_writable()
@@ -252,22 +252,13 @@ def embed_for(
         raise ModelError(
             f"the model was trained on {expected or 'bare arrays'}, which pucache cannot make; score a cache"
         )
-    encoder_options = EncoderOptions(
-        name=expected.name,
-        weights=weights,
-        device=device,
-        precision=precision,
-        runtime=runtime,
-        batch_size=batch_size,
-    )
-    encoder = open_encoder(encoder_options, like=encoder_of_existing(cache) or expected)
-    differing = expected.differences(encoder.spec, ignoring=ROUNDING)
+    options = replace(encoder or EncoderOptions(), name=expected.name)
+    opened = open_encoder(options, like=encoder_of_existing(cache) or expected)
+    differing = expected.differences(opened.spec, ignoring=ROUNDING)
     if differing:
         raise ModelError(
-            f"the model expects {expected}; the encoder at hand is {encoder.spec} (they differ in "
+            f"the model expects {expected}; the encoder at hand is {opened.spec} (they differ in "
             f"{', '.join(differing)}): pass the weights it was trained with as --weights FILE"
         )
-    report = run_embedding(
-        source, cache, encoder, options=EmbedOptions(shard=shard), workers=workers, progress=progress
-    )
+    report = run_embedding(source, cache, opened, options=EmbedOptions(shard=shard), workers=workers, progress=progress)
     return EmbeddingCache(report.cache)

@@ -1,81 +1,22 @@
-"""Scored rows of a cache by a model, and the tables that hold them."""
+"""The folder of ``score --parts``: a table for each cache file, and none of shards that are gone."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
 
-import numpy as np
-
-from ..cache.destination import atomic_output
 from ..cache.embedding_cache import EmbeddingCache
-from ..cache.keys import Keys
-from ..errors import CacheError
-from ..storage.atomic import check_writable
-from ..storage.prefetch import prefetch
+from ..cache.local_copies import folder_of
+from ..errors import OutputError
+from ..storage.filesystem import folder_files, open_filesystem, store_errors
 from ..storage.urls import is_url, path_or_url, without_secrets
-from ..training.linear_model import PULinearModel
-from .score_tables import FORMATS, ScoredRows, check_output, open_table
-from .surplus_tables import refuse_surplus_tables
+from .score_tables import FORMATS, check_output
+
+_NAMES_SHOWN = 3
 
 
-class CacheRows(Protocol):
-    """A cache, or consecutive rows of one (`pucache.cache.row_range.RangeRows`)."""
-
-    @property
-    def keys(self) -> Keys:
-        """Keys in row order."""
-
-    def __len__(self) -> int: ...
-
-    def blocks(self, *, check: bool = False) -> Iterator[tuple[slice, np.ndarray]]:
-        """As `EmbeddingCache.blocks`."""
-
-    def not_finite_error(self, rows: np.ndarray) -> CacheError:
-        """As `EmbeddingCache.not_finite_error`."""
-
-
-def scored_rows(model: PULinearModel, cache: CacheRows) -> Iterator[ScoredRows]:
-    """Score all rows with a model, in blocks; the bytes read are verified.
-
-    Parameters
-    ----------
-    model : PULinearModel
-    cache : CacheRows
-
-    Yields
-    ------
-    ScoredRows
-    """
-    for rows, margins in prefetch(model.margins_of(cache)):  # type: ignore[arg-type]
-        yield with_posterior(model, cache.keys.encoded(rows), margins)
-
-
-def with_posterior(model: PULinearModel, key: np.ndarray, margins: np.ndarray) -> ScoredRows:
-    """Scored rows of a model, given their keys and margins."""
-    labels = (margins > np.float32(model.threshold_)).astype(np.int8)
-    return ScoredRows(key, margins, model.posterior(margins), labels)
-
-
-def write_table(out: str | Path, blocks: Iterable[ScoredRows]) -> int:
-    """Write a table of scores as a whole, or not at all; returns the number of rows above the threshold.
-
-    Raises
-    ------
-    OutputError
-        It cannot be written.
-    """
-    positives = 0
-    with atomic_output(out) as temporary, open_table(temporary, out) as write:
-        for rows in blocks:
-            positives += int(rows.label.sum())
-            write(rows)
-    return positives
-
-
-def part_outputs(cache: EmbeddingCache, folder: str | Path, suffix: str, inputs: Iterable[str | Path]) -> list[str]:
+def part_outputs(cache: EmbeddingCache, folder: str | Path, suffix: str) -> list[str]:
     """Tables of the files of a cache, in their order; checked to be writable before any work.
 
     Parameters
@@ -83,8 +24,6 @@ def part_outputs(cache: EmbeddingCache, folder: str | Path, suffix: str, inputs:
     cache : EmbeddingCache
     folder : path or URL
     suffix : {"csv", "parquet"}
-    inputs : iterable of str or path
-        Files that must not be overwritten.
 
     Returns
     -------
@@ -98,7 +37,7 @@ def part_outputs(cache: EmbeddingCache, folder: str | Path, suffix: str, inputs:
     OutputError, MissingExtraError
         A table cannot be written; or `folder` holds tables of shards that are gone.
     """
-    folder, inputs = path_or_url(folder), list(inputs)
+    folder = path_or_url(folder)
     if suffix not in FORMATS:
         raise ValueError(f"parts are tables of {' or '.join(FORMATS)}, got {suffix!r}")
     if os.path.splitext(folder)[1].lower().lstrip(".") in FORMATS:
@@ -106,21 +45,50 @@ def part_outputs(cache: EmbeddingCache, folder: str | Path, suffix: str, inputs:
             f"parts are written to a folder, a table for each cache file, and {without_secrets(folder)} is the name of "
             "a table; name a folder as out"
         )
-    stems = [file.path.stem for file in cache.files]
-    twice = next((stem for stem in stems if stems.count(stem) > 1), None) if len(set(stems)) < len(stems) else None
+    paths = [file.path for file in cache.files]
+    stems = sorted(path.stem for path in paths)
+    twice = next((one for one, other in pairwise(stems) if one == other), None)
     if twice is not None:
         raise ValueError(
             f"two cache files are called {twice}.h5, and their parts would be one; rename one, or score each"
         )
-    parts = [f"{folder.rstrip('/') or '/'}/{stem}.{suffix}" for stem in stems]
-    refuse_surplus_tables(folder, parts, [file.path for file in cache.files])
+    parts = [f"{folder.rstrip('/') or '/'}/{path.stem}.{suffix}" for path in paths]
+    _refuse_surplus(folder, suffix, paths)
     for part in parts[:1] if is_url(folder) else parts:  # one request tells whether a store can be written to
-        check_output(part, inputs=inputs)
+        check_output(part, inputs=paths)
     return parts
 
 
-def write_part(model: PULinearModel, rows: CacheRows, out: str) -> int:
-    """Score the rows of one cache file into its table; returns the number of rows above the threshold."""
-    if not is_url(out):
-        check_writable(out)  # removes what a killed worker has left
-    return write_table(out, scored_rows(model, rows))
+def _refuse_surplus(folder: str, suffix: str, shards: list[Path]) -> None:
+    """Refuse a folder with tables of shards that are gone: who reads the folder would count their rows.
+
+    Tables of shards that lie beside those scored stay, as several jobs may write to one folder. Nothing is removed.
+    """
+    surplus = _stems(folder, f".{suffix}") - {path.stem for path in shards}
+    try:
+        for shard_folder in set(map(folder_of, shards)) if surplus else ():
+            surplus -= _stems(shard_folder, ".h5")
+    except OutputError:  # such as a store of single files: what lies beside the shards is not known
+        return
+    if surplus:
+        names, more = sorted(f"{stem}.{suffix}" for stem in surplus), len(surplus) - _NAMES_SHOWN
+        raise OutputError(
+            f"{without_secrets(folder)} holds tables of shards that are gone: {', '.join(names[:_NAMES_SHOWN])}"
+            f"{f' and {more} more' if more > 0 else ''}; whoever reads the folder would count their rows. Remove them, "
+            "or name another folder as out"
+        )
+
+
+def _stems(folder: str, suffix: str) -> set[str]:
+    """Names without the suffix of the visible files that have it; none where the folder does not exist."""
+    try:
+        if is_url(folder):
+            with store_errors(OutputError, "read", without_secrets(folder)):
+                names = list(folder_files(*open_filesystem(folder), suffix))
+        else:
+            names = os.listdir(folder)
+    except FileNotFoundError:
+        return set()
+    except OSError as error:
+        raise OutputError(f"cannot list {folder}: {error.strerror}; choose another folder") from error
+    return {name.removesuffix(suffix) for name in names if name.endswith(suffix) and not name.startswith(".")}

@@ -33,7 +33,6 @@ VERBS = [None, *main.commands]
 # public in documented modules, and for pucache's own modules alone
 OURS = {
     "pucache.cache.embedding_cache": {
-        "CacheRows",
         "check_same_encoder",
         "expand_paths",
         "is_cache",
@@ -88,8 +87,8 @@ OURS = {
         "label_frequency",
         "tilt",
     },
-    "pucache.scoring.score": {"embed_for"},
-    "pucache.scoring.score_tables": {"ScoredRows", "check_output", "is_parquet", "open_table"},
+    "pucache.scoring.score": {"embed_for", "planned", "scored_rows", "with_posterior"},
+    "pucache.scoring.score_tables": {"ScoredRows", "check_output", "write_scores"},
     "pucache.training.train_on_cache": {"is_audited", "label_count", "label_note", "stated_prior"},
     "pucache.labels.sample": {"SampledRows", "draw_sample", "key_numbers", "sample_size", "smallest_numbers"},
     "pucache.retrieval.ranking": {"in_order", "top_rows"},
@@ -99,7 +98,9 @@ OURS = {
     "pucache.reviewing.session_audit": {"model_estimate"},
     "pucache.reviewing.session_labels": {"session_labels"},
     "pucache.scaling.embed_shards": {"ShardsJob", "Share"},
-    "pucache.scaling.workers": {"TaskRules", "cluster_device", "cores_per_task", "rules_to_share"},
+    "pucache.scaling.rank_shards": {"BestRows", "RankJob", "ShardPasses"},
+    "pucache.scaling.score_shards": {"ShardTable"},
+    "pucache.scaling.tasks": {"cluster_device", "cores_per_task"},
     "pucache.storage.rows": {
         "drop_pages",
         "finite_rows",

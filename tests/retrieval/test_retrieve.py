@@ -223,7 +223,7 @@ def test_a_ranking_comes_back_from_its_file_and_serves_as_positives(tmp_path):
 
 def test_plain_keys_are_written_plainly(tmp_path):
     Ranking(np.array([4, 2]), ["b.png", "a b.png"], np.array([0.5, -1e-7], np.float32)).save(tmp_path / "ranked.csv")
-    assert (tmp_path / "ranked.csv").read_bytes() == b"rank,key,score\n1,b.png,0.5\n2,a b.png,-1e-07\n"
+    assert (tmp_path / "ranked.csv").read_bytes() == b'rank,key,score\n1,"b.png",0.5\n2,"a b.png",-1e-7\n'
 
 
 def test_a_ranking_that_cannot_be_written_is_an_output_error(tmp_path):

@@ -5,12 +5,12 @@ import threading
 
 import pytest
 import ray
-from helpers import range_workers
+from helpers import shard_tasks
 from helpers.ray_cluster import Cluster, eventually, free_port
 
 from pucache.errors import EngineError
 from pucache.scaling.cluster import check_nodes, joined, nodes
-from pucache.scaling.workers import RayWorkers, cluster_device
+from pucache.scaling.tasks import ShardTasks, cluster_device
 
 # --- joining -------------------------------------------------------------------------------------------
 
@@ -53,13 +53,13 @@ def test_a_cluster_that_asks_for_a_token_is_told_apart_from_one_that_is_not_ther
 
 @pytest.mark.slow
 def test_a_cluster_that_has_lost_its_cpus_is_named_until_a_machine_joins(monkeypatch, caplog):
-    monkeypatch.setattr("pucache.scaling.workers.WARNING_SECONDS", 0.2)
+    monkeypatch.setattr("pucache.scaling.tasks.WARNING_SECONDS", 0.2)
     with Cluster() as started:
         started.start("--num-cpus=0")
         first = started.start("--num-cpus=1")
-        with joined(started.address), RayWorkers(workers=1) as opened:
+        with joined(started.address), ShardTasks(workers=1) as opened:
             assert eventually(lambda: ray.cluster_resources().get("CPU") == 1), started.logs
-            results = opened.map(range_workers.double, {"factor": 3}, range(9))
+            results = opened.map(shard_tasks.double, {"factor": 3}, range(9))
             assert next(results) == 0 and not caplog.records
             started.stop(first)
             rest = threading.Thread(target=lambda: taken.extend(results))
@@ -93,7 +93,7 @@ def test_a_node_that_has_another_pucache_is_refused_by_name(cluster, tmp_path, n
     try:
         assert eventually(lambda: len(nodes()) == 3), cluster.logs
         with pytest.raises(EngineError, match=rf"^node \S+ \(\S+, \w{{8}}\) {told}"):
-            check_nodes(range_workers.no_problem, ("numpy",))
+            check_nodes(shard_tasks.no_problem, ("numpy",))
     finally:
         cluster.stop(node)
         assert eventually(lambda: len(nodes()) == 2)
@@ -101,9 +101,9 @@ def test_a_node_that_has_another_pucache_is_refused_by_name(cluster, tmp_path, n
 
 @pytest.mark.slow
 def test_a_process_that_has_joined_a_cluster_joins_no_other_and_leaves_it_joined(cluster):
-    check_nodes(range_workers.no_problem, ("numpy",))
+    check_nodes(shard_tasks.no_problem, ("numpy",))
     with pytest.raises(ValueError, match="has joined a Ray cluster already, and cannot join 127"):
-        RayWorkers("127.0.0.1:6379").__enter__()
-    with RayWorkers():
+        ShardTasks("127.0.0.1:6379").__enter__()
+    with ShardTasks():
         assert cluster_device("auto") == "cpu"
     assert ray.is_initialized()

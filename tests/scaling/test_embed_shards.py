@@ -16,7 +16,6 @@ from pucache.errors import EngineError, SourceError
 from pucache.progress import Silent
 from pucache.scaling.cluster import nodes
 from pucache.scaling.embed_shards import embed_shards
-from pucache.scaling.workers import cores_per_task
 
 pytestmark = pytest.mark.usefixtures("one_thread", "fixed_time")
 
@@ -152,14 +151,6 @@ def test_a_node_that_sees_no_images_or_no_weights_is_refused_by_name(cluster, pi
         cluster.stop(node)
         assert eventually(lambda: len(nodes()) == 2)
     assert not files(tmp_path / "ray")
-
-
-@pytest.mark.parametrize(
-    ("cores", "tasks", "each"),
-    [([8], 3, 2), ([8], 8, 1), ([8], 9, 1), ([2, 64, 64], 4, 32), ([4, 4], 1, 4), ([], 1, 1)],
-)
-def test_tasks_share_out_the_cores_of_a_cluster(cores, tasks, each):
-    assert cores_per_task(cores, tasks) == each
 
 
 # --- what does not fit together ------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from helpers.tiny import tiny_encoder
 from scipy.special import logit
 
 from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.encoders.deferred import EncoderOptions
 from pucache.encoders.spec import EncoderSpec
 from pucache.errors import CacheError, ModelError, OutputError
 from pucache.images.source import open_source
@@ -108,7 +109,7 @@ def test_the_csv_is_plain_for_any_reader(model, tmp_path):
     with (tmp_path / "scores.csv").open(newline="") as stream:
         lines = stream.read().split("\n")
     assert lines[0] == "key,margin,posterior,label" and lines[4:] == [""]
-    assert [line.rsplit(",", 3)[0] for line in lines[1:4]] == ["a b.png", "b.png", '"c,d.png"']
+    assert [line.rsplit(",", 3)[0] for line in lines[1:4]] == ['"a b.png"', '"b.png"', '"c,d.png"']
 
 
 @pytest.mark.parametrize(
@@ -257,7 +258,7 @@ def of_tiny():
 
 def test_images_are_embedded_with_the_model_s_encoder_and_scored(image_folder, asked, of_tiny, tmp_path):
     source = open_source(str(image_folder(3)))
-    cache = embed_for(of_tiny, source, tmp_path / "new.h5", batch_size=2, device="cpu")
+    cache = embed_for(of_tiny, source, tmp_path / "new.h5", EncoderOptions(batch_size=2, device="cpu"))
     assert score(of_tiny, cache, tmp_path / "scores.csv").rows == 3
     assert read_scores(tmp_path / "scores.csv")["key"].tolist() == ["000.png", "001.png", "002.png"]
     ((name, options),) = asked
@@ -274,7 +275,7 @@ def test_a_source_is_embedded_beside_the_scores_and_scored(image_folder, asked, 
 
 def test_an_encoder_with_other_weights_is_refused_before_embedding(image_folder, asked, of_tiny, tmp_path):
     with pytest.raises(ModelError, match=r"expects tiny .*differ in weights\): pass the weights"):
-        embed_for(of_tiny, open_source(str(image_folder(3))), tmp_path / "new.h5", weights="other.pth")
+        embed_for(of_tiny, open_source(str(image_folder(3))), tmp_path / "new.h5", EncoderOptions(weights="other.pth"))
     assert not (tmp_path / "new.h5").exists()
 
 

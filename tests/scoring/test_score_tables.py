@@ -1,7 +1,10 @@
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pucache.errors import LabelError
-from pucache.scoring.score_tables import read_scores
+from pucache.scoring.score_tables import ScoredRows, read_scores, write_scores
 
 
 @pytest.mark.parametrize(
@@ -44,3 +47,29 @@ def test_a_spreadsheet_s_byte_order_mark_and_further_columns_do_no_harm(tmp_path
         "posterior": [0.5],
         "label": [1],
     }
+
+
+def columns(key, numbers):
+    numbers = np.array(numbers, np.float64)
+    return ScoredRows(key, numbers.astype(np.float32), numbers, np.zeros(len(key), np.int8))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@given(data=st.data(), step=st.integers(1, 5))
+def test_any_key_survives_and_no_block_changes_a_byte(tmp_path_factory, suffix, data, step):
+    text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+    keys = ["007", "NA", "null", "", " ", *data.draw(st.lists(text, max_size=9))]
+    folder = tmp_path_factory.getbasetemp()
+    write_scores(folder / f"whole.{suffix}", [columns(keys, range(len(keys)))])
+    blocks = [columns(keys[i : i + step], range(len(keys))[i : i + step]) for i in range(0, len(keys), step)]
+    write_scores(folder / f"blocks.{suffix}", blocks)
+    assert (folder / f"blocks.{suffix}").read_bytes() == (folder / f"whole.{suffix}").read_bytes()
+    table = read_scores(folder / f"whole.{suffix}")
+    assert table["key"].tolist() == keys and table["margin"].tolist() == list(range(len(keys)))
+
+
+def test_numbers_of_a_csv_have_six_significant_digits(tmp_path):
+    assert write_scores(tmp_path / "scores.csv", [columns(["a", "b", "c"], [1e-7, 1 / 3, -1234567.0])]) == 0
+    assert (tmp_path / "scores.csv").read_text() == (
+        'key,margin,posterior,label\n"a",1e-7,1e-7,0\n"b",0.333333,0.333333,0\n"c",-1234570,-1234570,0\n'
+    )

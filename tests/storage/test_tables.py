@@ -1,11 +1,12 @@
 import os
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pucache.errors import LabelError
-from pucache.storage.tables import read_table, table_writer
+from pucache.storage.tables import read_table, six_digits, table_writer
 
 
 def read_keys(path):
@@ -61,3 +62,10 @@ def test_a_table_that_cannot_be_opened_is_named_and_not_waited_for(tmp_path, nam
     os.mkfifo(tmp_path / "pipe.csv")
     with pytest.raises(LabelError, match=f"cannot read {tmp_path}"):
         read_table(tmp_path / name)
+
+
+@given(values=st.lists(st.one_of(st.floats(), st.floats(-20, 20), st.integers(-(10**8), 10**8)), max_size=20))
+@example([0.5, 1.0000005, 100000.5, 99999.95, 0.1234565, -0.0, 1e-17, 5e-324, 1e300, 9.999995e-5])
+def test_numbers_are_rounded_as_text_of_six_digits_is(values):
+    values = np.array(values, np.float64)
+    np.testing.assert_array_equal(six_digits(values), [float(f"{value:.6g}") for value in values])

@@ -1,15 +1,16 @@
-"""Rankings by workers that read ranges of a cache; tests/distributed has the same with processes of Ray."""
+"""Rankings by tasks of whole shards: that of one machine; tests/scaling/test_tasks.py runs real processes."""
 
 import numpy as np
 import pytest
 from helpers.neighbours import with_neighbours
 from helpers.planted import planted, write_cache
-from helpers.range_workers import InProcess
+from helpers.shard_tasks import InProcess
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import CacheError
 from pucache.labels.labels import Labels
 from pucache.retrieval.retrieve import retrieve_positives
+from pucache.scaling.rank_shards import rank_shards
 from pucache.training.sklearn_classifier import PULinearClassifier
 
 N, D = 900, 6
@@ -21,19 +22,24 @@ def model():
     return PULinearClassifier(prior=0.3, method="linear", device="cpu").fit(X, S)
 
 
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    """Three shards with equal rows, copies of positives and equal digests; read in ranges of 2 blocks of 40 rows."""
+@pytest.fixture(autouse=True)
+def in_process(monkeypatch):
+    monkeypatch.setattr("pucache.scaling.tasks.ShardTasks", InProcess)
+
+
+@pytest.fixture(params=[[333, 350], [7, 15, 15, 400]], ids=str)
+def cache(request, tmp_path, monkeypatch):
+    """Shards that begin amid blocks of 40 rows; with equal rows, copies of positives and equal digests."""
     monkeypatch.setattr("pucache.cache.reader.BLOCK_BYTES", 40 * D * 4)
-    monkeypatch.setattr("pucache.cache.row_range._BLOCKS_PER_RANGE", 2)
-    monkeypatch.setattr("pucache.retrieval.range_tasks._SPARE", 1)
+    monkeypatch.setattr("pucache.neighbours.whitening.SAMPLE", 100)
+    monkeypatch.setattr("pucache.scaling.rank_shards._SPARE", 1)
     rows, digests = X.copy(), np.random.default_rng(1).integers(0, 256, (N, 32), np.uint8)
     positives, others = np.flatnonzero(S == 1), np.flatnonzero(S == 0)
     rows[others[:60:2]] = rows[positives[:30]]  # copies of positives
     rows[others[100:160]] = rows[others[100]]  # equal scores
     digests[others[200:205]] = digests[positives[0]]
     digests[others[300:400]] = 0
-    for number, part in enumerate(np.array_split(np.arange(N), [333, 350])):
+    for number, part in enumerate(np.array_split(np.arange(N), request.param)):
         keys = [f"{row:04}.png" for row in part]
         write_cache(tmp_path / f"{number}.h5", rows[part], keys, digests=digests[part])
     return EmbeddingCache(tmp_path)
@@ -59,12 +65,12 @@ def labels():
         {"k": None, "by": "classifier", "twins": None},
         {"k": 10, "by": "classifier", "diverse": 0.3},
     ],
+    ids=str,
 )
-def test_workers_rank_as_one_process_does(cache, model, options):
-    if "by" in options:
-        options = {**options, "model": model}
-    local = retrieve_positives(cache, labels(), device="cpu", **options)
-    ranking = retrieve_positives(cache, labels(), engine=InProcess(), **options)
+def test_the_ranking_is_that_of_one_machine(cache, model, options):
+    chosen = model if "by" in options else None
+    local = retrieve_positives(cache, labels(), chosen, device="cpu", **options)
+    ranking = rank_shards(cache, labels(), chosen, **options)
     assert ranking.rows.tolist() == local.rows.tolist() and ranking.keys == local.keys
     assert ranking.scores.tobytes() == local.scores.tobytes() and ranking.scores.dtype == np.float32
     assert (ranking.posterior is None) == (local.posterior is None)
@@ -74,28 +80,20 @@ def test_workers_rank_as_one_process_does(cache, model, options):
         assert getattr(ranking, name) == getattr(local, name)
 
 
-def test_what_workers_cannot_do_is_refused(cache, model):
-    def refused(match, **options):
-        with pytest.raises(ValueError, match=match):
-            retrieve_positives(cache, S, engine=InProcess(), **options)
-
-    refused("an index is searched on one machine, not by the engine ray", index="ivf", similarity="topk")
-    refused(
-        "neighbours are searched on one machine, not by the engine ray; rank by cl", model=with_neighbours(model, 2.0)
-    )
-    refused("the engine ray ranks on processors; leave out device cuda", device="cuda")
-    refused("k must be at least 1", k=0)
+def test_a_model_that_ranks_by_neighbours_is_refused(cache, model):
+    with pytest.raises(ValueError, match="neighbours are searched on one machine, not by the engine ray; rank by cl"):
+        rank_shards(cache, S, with_neighbours(model, 2.0))
 
 
 @pytest.mark.parametrize("dataset", ["embeddings", "digests", "keys"])
 @pytest.mark.parametrize("by", ["similarity", "classifier"])
 def test_damage_is_named(cache, model, dataset, by):
-    file = cache.files[2]
+    file = cache.files[-1]
     with file.path.open("rb+") as stream:
         stream.seek(file.header.extents[dataset].row_offset(len(file) - 1) + 1)
         stream.write(b"\x01")
     with pytest.raises(CacheError, match=rf"^{file.path} is damaged: {dataset} are not as they were written"):
-        retrieve_positives(cache, S, model if by == "classifier" else None, engine=InProcess())
+        rank_shards(cache, S, model if by == "classifier" else None)
 
 
 def test_embeddings_that_are_not_finite_are_named(tmp_path, model):
@@ -104,4 +102,4 @@ def test_embeddings_that_are_not_finite_are_named(tmp_path, model):
     cache = write_cache(tmp_path / "cache.h5", rows)
     for chosen in (None, model):
         with pytest.raises(CacheError, match=r"cache\.h5 holds NaN or infinite embeddings \('00800\.png'\)"):
-            retrieve_positives(cache, S, chosen, engine=InProcess())
+            rank_shards(cache, S, chosen)

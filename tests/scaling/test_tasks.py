@@ -1,19 +1,20 @@
-"""Workers of Ray: real processes on this machine, which end with the tests; two nodes of one core."""
+"""Tasks of Ray: real processes on this machine, which end with the tests; two nodes of one core."""
 
 import sys
-import time
 
 import numpy as np
 import pytest
-from helpers import range_workers
+from helpers import shard_tasks
 from helpers.planted import planted, write_cache
-from helpers.range_workers import Deadly
+from helpers.shard_tasks import Deadly
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cli.main import main
 from pucache.errors import CacheError, EngineError
 from pucache.retrieval.retrieve import retrieve_positives
-from pucache.scaling.workers import RayWorkers, TaskRules
+from pucache.scaling.rank_shards import rank_shards
+from pucache.scaling.score_shards import score_shards
+from pucache.scaling.tasks import ShardTasks, cores_per_task
 from pucache.scoring.score import score
 from pucache.training.linear_model import PULinearModel
 
@@ -21,8 +22,8 @@ X, S, _ = planted(3000, d=8, labelled=60)
 
 
 @pytest.fixture(scope="module")
-def workers(cluster):
-    with RayWorkers() as opened:
+def tasks(cluster):
+    with ShardTasks() as opened:
         yield opened
 
 
@@ -45,58 +46,58 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_results_come_in_order_and_items_are_taken_as_they_are_needed(workers):
-    taken = []
-    items = (taken.append(item) or item for item in range(40))
-    results = workers.map(range_workers.double, {"factor": 3}, items)
-    assert next(results) == 0
-    time.sleep(0.2)
-    assert len(taken) <= 2 * 2 + 2
-    assert list(results) == [3 * item for item in range(1, 40)]
-    assert list(workers.map(range_workers.double, {"factor": 1}, [])) == []
+def test_results_come_in_order(tasks):
+    assert list(tasks.map(shard_tasks.double, {"factor": 3}, range(40))) == [3 * item for item in range(40)]
+    assert list(tasks.map(shard_tasks.double, {"factor": 1}, [])) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [CacheError("cache.h5 is damaged"), KeyError("a bug")])
-def test_an_error_of_a_worker_is_raised_as_it_is(workers, error):
-    results = workers.map(range_workers.fail, error, range(9))
+def test_an_error_of_a_task_is_raised_as_it_is(tasks, error):
+    results = tasks.map(shard_tasks.fail, error, range(9))
     assert [next(results) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(type(error), match=str(error)):
         next(results)
 
 
 @pytest.mark.slow
-def test_an_item_whose_worker_dies_is_given_to_another_but_not_for_ever(workers, tmp_path):
+def test_an_item_whose_worker_dies_is_given_to_another_but_not_for_ever(tasks, tmp_path):
     def with_lives(name, count):
         (tmp_path / name).mkdir()
         for number in range(count):
             (tmp_path / name / str(number)).touch()
-        rules = TaskRules(running=2, begun=2, attempts=3)
-        return list(workers.outcomes(range_workers.die_at_two, str(tmp_path / name), range(4), rules))
+        return list(tasks.outcomes(shard_tasks.die_at_two, str(tmp_path / name), range(4)))
 
-    assert with_lives("two", 2) == [(number, None) for number in range(4)]
-    *others, (_, error) = sorted(with_lives("three", 3), key=lambda outcome: outcome[1] is not None)
+    assert with_lives("three", 3) == [(number, None) for number in range(4)]
+    *others, (_, error) = sorted(with_lives("four", 4), key=lambda outcome: outcome[1] is not None)
     assert others == [(number, None) for number in (0, 1, 3)]
-    assert str(error).startswith("a worker died 3 times at 2 (killed, or out of memory); run again, with more memory")
+    assert str(error).startswith("a worker died 4 times at 2 (killed, or out of memory); run again, with more memory")
 
 
 @pytest.mark.slow
-def test_a_task_is_told_its_cores(workers):
-    rules = TaskRules(running=1, begun=1)
-    assert list(workers.outcomes(range_workers.told_cores, None, [0], rules)) == [((1, "1"), None)]
+def test_a_task_is_told_its_cores(tasks):
+    assert list(tasks.map(shard_tasks.told_cores, None, [0])) == [(1, "1")]
+
+
+@pytest.mark.parametrize(
+    ("cores", "count", "each"),
+    [([8], 3, 2), ([8], 8, 1), ([8], 9, 1), ([2, 64, 64], 4, 32), ([4, 4], 1, 4), ([], 1, 1)],
+)
+def test_tasks_share_out_the_cores_of_a_cluster(cores, count, each):
+    assert cores_per_task(cores, count) == each
 
 
 # --- scores and rankings -----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_killed_workers_change_no_byte_of_scores(workers, folder, tmp_path):
+def test_killed_workers_change_no_byte_of_scores(cluster, folder, tmp_path):
     model = PULinearModel.load(folder / "model.safetensors")
     for number, (name, parts) in enumerate({"a.csv": None, "b.parquet": None, "c": "csv"}.items()):
         local, out = tmp_path / f"local-{name}", tmp_path / name
         score(model, folder / "shards", local, parts=parts)
         deadly = Deadly.of(model, tmp_path / f"lives-{number}", 2)
-        report = score(deadly, folder / "shards", out, parts=parts, engine=workers)
+        report = score_shards(deadly, folder / "shards", out, parts=parts)
         assert not list(deadly.lives.iterdir()) and report.rows == len(X)
         written, expected = (sorted(where.iterdir()) if parts else [where] for where in (out, local))
         assert [path.read_bytes() for path in written] == [path.read_bytes() for path in expected]
@@ -104,19 +105,19 @@ def test_killed_workers_change_no_byte_of_scores(workers, folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_workers_change_no_ranking(workers, folder, tmp_path):
+def test_killed_workers_change_no_ranking(cluster, folder, tmp_path):
     model = PULinearModel.load(folder / "model.safetensors")
     deadly = Deadly.of(model, tmp_path / "lives", 2)
     for ours, theirs in ((model, deadly), (None, None)):
         local = retrieve_positives(folder / "shards", folder / "found.txt", ours, k=None, device="cpu")
-        ranking = retrieve_positives(folder / "shards", folder / "found.txt", theirs, k=None, engine=workers)
+        ranking = rank_shards(folder / "shards", folder / "found.txt", theirs, k=None)
         assert ranking.rows.tolist() == local.rows.tolist()
         assert ranking.scores.tobytes() == local.scores.tobytes()
     assert not list(deadly.lives.iterdir())
 
 
 @pytest.mark.slow
-def test_commands_write_and_print_what_one_machine_does(workers, folder, tmp_path, monkeypatch, capsys):
+def test_commands_write_and_print_what_one_machine_does(cluster, folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(folder)  # paths of shards are relative to it, and workers run elsewhere
     commands = {
         "ranked.csv": "retrieve-positives shards --positives found.txt --device auto",
@@ -135,15 +136,15 @@ def test_commands_write_and_print_what_one_machine_does(workers, folder, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_cache_that_a_node_does_not_see_is_refused(workers, folder, tmp_path):
+def test_a_cache_that_a_node_does_not_see_is_refused(cluster, folder, tmp_path):
     path = tmp_path / "gone.h5"
     cache = write_cache(path, X)
     path.unlink()
     match = rf"^node \S+ \([^)]*\) cannot read the cache \(no such cache: {path}\); mount its files at the same path"
     with pytest.raises(EngineError, match=match):
-        score(folder / "model.safetensors", cache, tmp_path / "out.csv", engine=workers)
+        score_shards(folder / "model.safetensors", cache, tmp_path / "out.csv")
     with pytest.raises(EngineError, match=match):
-        retrieve_positives(cache, S, engine=workers)
+        rank_shards(cache, S)
     assert not (tmp_path / "out.csv").exists()
 
 
@@ -156,6 +157,9 @@ USAGE = {
     f"{SCORE} --address auto": "--address is for a Ray cluster; add --engine ray",
     f"{RETRIEVE} --workers 2": "--workers is for a Ray cluster; add --engine ray",
     "score {f}/model.safetensors {f} --engine ray": "score embeds images on this machine alone; embed them with",
+    f"{SCORE} --engine ray --neighbours {{f}}/shards": "neighbours are searched on this machine, into one table; leave",
+    f"{RETRIEVE} --engine ray --index ivf --similarity topk": "an index is searched on one machine, not by the engine",
+    f"{RETRIEVE} --engine ray --device cuda": "the engine ray ranks on processors; leave out device cuda",
 }
 
 
@@ -176,8 +180,8 @@ def test_options_that_do_not_fit_are_wrong_usage(folder, tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize("command", [SCORE, RETRIEVE, "embed {f} {f}/out --shards 2"])
 def test_without_ray_the_extra_is_named(folder, monkeypatch, capsys, command):
-    for name in [name for name in sys.modules if name == "ray" or name.startswith("pucache.scaling")]:
-        monkeypatch.delitem(sys.modules, name)
+    for name in ("pucache.scaling.cluster", "pucache.scaling.tasks"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
     told = "Error: the engine ray needs Ray; pip install 'pucache[ray]', or use --engine local\n"
     assert refusal(command.format(f=folder) + " --engine ray", capsys) == (1, told)

@@ -1,0 +1,106 @@
+"""Scores of a folder of shards, each scored by one Ray task; the tables are those of one machine, byte for byte.
+
+With `parts` a task writes the table of its shard; for one table it sends the margins, and the driver writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from ..cache.embedding_cache import CacheLike, open_cache
+from ..scoring.score import ScoreReport, planned, scored_rows, with_posterior
+from ..scoring.score_tables import ScoredRows, check_output, write_scores
+from ..storage.atomic import check_writable
+from ..storage.urls import is_url
+from ..training.linear_model import PULinearModel
+from .shards import Shard, absolute, check_readable, probe_file, shards_of
+
+_ROWS_PER_BLOCK = 1 << 16  # whose keys are in memory at once
+
+
+def score_shards(
+    model: str | Path | PULinearModel,
+    cache: CacheLike,
+    out: str | Path = "scores.csv",
+    *,
+    parts: str | None = None,
+    workers: int | None = None,
+    address: str | None = None,
+) -> ScoreReport:
+    """Write key, margin, posterior and label of every row of a cache; a Ray task scores each of its files.
+
+    Parameters
+    ----------
+    model : PULinearModel, or path of a model
+    cache : EmbeddingCache, path, or sequence of paths
+        Files that every node sees at the same path, or URLs.
+    out, parts
+        See `pucache.score`; with `parts` every node must see the folder `out`, unless it is a URL.
+    workers : int, optional
+        Tasks that run at once; by default all that have a core.
+    address : str, optional
+        Of a running cluster, see `pucache.scaling.tasks.ShardTasks`; by default this machine alone.
+
+    Returns
+    -------
+    ScoreReport
+
+    Raises
+    ------
+    EngineError
+        The cluster cannot be reached, a node cannot do the work, or workers died again and again at one file.
+    PUCacheError, ValueError
+        As `pucache.score`.
+    """
+    from .tasks import ShardTasks  # needs the extra ray
+
+    if parts is None:
+        check_output(out)
+    if not isinstance(model, PULinearModel):
+        model = PULinearModel.load(model)
+    with ShardTasks(address, workers=workers) as tasks, ExitStack() as stack:
+        cache = open_cache(cache)
+        report, tables = planned(model, cache, out, parts)
+        shards = shards_of(cache)
+        check_readable(tasks, shards, stack.enter_context(probe_file(out)) if parts else "")
+        if parts:
+            items = [ShardTable(shard, absolute(table)) for shard, table in zip(shards, tables, strict=True)]
+            return replace(report, positives=sum(tasks.map(_write_table, model, items)))
+
+        def rows() -> Iterator[ScoredRows]:
+            for shard, margins in zip(shards, tasks.map(_margins, model, shards), strict=True):
+                for start in range(0, len(margins), _ROWS_PER_BLOCK):
+                    part = margins[start : start + _ROWS_PER_BLOCK]
+                    first = shard.rows.start + start
+                    yield with_posterior(model, cache.keys[first : first + len(part)], part)
+
+        return replace(report, positives=write_scores(out, rows()))
+
+
+@dataclass(frozen=True)
+class ShardTable:
+    """A shard, and where its table is written."""
+
+    shard: Shard
+    out: str
+
+    def __str__(self) -> str:
+        return str(self.shard)
+
+
+def _write_table(model: PULinearModel, item: ShardTable) -> int:
+    """Write the table of a shard; returns the number of positives."""
+    if not is_url(item.out):
+        check_writable(item.out)  # removes what a killed worker has left
+    return write_scores(item.out, scored_rows(model, item.shard.open()))
+
+
+def _margins(model: PULinearModel, shard: Shard) -> np.ndarray:
+    """Margins of a shard, float32 (n,)."""
+    cache = shard.open()
+    return np.concatenate([np.empty(0, np.float32), *(margins for _, margins in model.margins_of(cache))])

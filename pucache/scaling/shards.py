@@ -1,0 +1,109 @@
+"""The shards of a cache, as values that another machine can open, and paths as every node finds them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..cache.embedding_cache import EmbeddingCache
+from ..cache.local_copies import url_of_copy
+from ..cache.reader import CacheFile
+from ..cache.remote import local_copies
+from ..errors import CacheError
+from ..storage.atomic import temporary_file
+from ..storage.urls import is_url, path_or_url
+
+if TYPE_CHECKING:
+    from .tasks import ShardTasks
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of a cache.
+
+    Attributes
+    ----------
+    path : str
+        Absolute.
+    checksum : str
+        `CacheFile.checksum`, by which another file of that name is noticed.
+    url : str
+        URL that the file is a copy of, from which another machine fetches its own; "" where there is none.
+    rows : slice
+        Its rows of the cache.
+    """
+
+    path: str
+    checksum: str
+    url: str
+    rows: slice
+
+    def __str__(self) -> str:
+        return self.path
+
+    def open(self) -> EmbeddingCache:
+        """Open the file; raises `CacheError` where it is missing, damaged, or not the one that was listed."""
+        path = Path(self.path)
+        file = None if self.url and not path.exists() else CacheFile(path, was_listed=True)
+        if self.url and (file is None or file.checksum != self.checksum):  # none here, or an older copy
+            (path,) = local_copies(self.url)
+            file = CacheFile(path)
+        if file is None or file.checksum != self.checksum:
+            raise CacheError(f"{path} was replaced while it was read; run the command again")
+        return EmbeddingCache(file)
+
+    def reading_problem(self) -> str:
+        """Reason why this machine cannot open the file; "" where it can."""
+        remedy = "mount its files at the same path on every node, or use a URL"
+        if not (self.url or Path(self.path).exists()):
+            return f"cannot read the cache (no such cache: {self.path}); {remedy}"
+        try:
+            self.open()
+        except CacheError as error:
+            return f"cannot read the cache ({error}); {remedy}"
+        return ""
+
+
+def shards_of(cache: EmbeddingCache) -> list[Shard]:
+    """The files of a cache, in row order."""
+    bounds = np.cumsum([0, *map(len, cache.files)]).tolist()
+    paths = [file.path.absolute() for file in cache.files]
+    return [
+        Shard(str(path), file.checksum, url_of_copy(path), slice(start, stop))
+        for path, file, start, stop in zip(paths, cache.files, bounds[:-1], bounds[1:], strict=True)
+    ]
+
+
+def check_readable(tasks: ShardTasks, shards: list[Shard], out: str = "") -> None:
+    """Check that every machine has this pucache, reads the first shard, and sees `out`; else raises `EngineError`."""
+    tasks.check(partial(_problem, shards[0], out), ("numpy",))
+
+
+def _problem(shard: Shard, out: str) -> str:
+    if out and not Path(out).exists():
+        return f"does not see {Path(out).parent}; mount it at the same path on every node, or write to a URL"
+    return shard.reading_problem()
+
+
+def absolute(path: str | Path) -> str:
+    """The path as every node finds it: tasks run in a folder of Ray."""
+    where = path_or_url(path)
+    return where if is_url(where) else os.path.abspath(where)
+
+
+@contextmanager
+def probe_file(folder: str | Path) -> Iterator[str]:
+    """Path of a file by which nodes know that they see the folder; "" where it is a URL."""
+    where = absolute(folder)
+    if is_url(where):
+        yield ""
+        return
+    with temporary_file(Path(where, "nodes")) as file:
+        yield str(file)

@@ -1,0 +1,88 @@
+"""Scores by tasks of whole shards: the tables of one machine; tests/scaling/test_tasks.py runs real processes."""
+
+import pytest
+from helpers.planted import planted, write_cache
+from helpers.shard_tasks import InProcess
+
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.errors import CacheError, ModelError
+from pucache.scaling.score_shards import score_shards
+from pucache.scaling.shards import shards_of
+from pucache.scoring.score import score
+from pucache.training.sklearn_classifier import PULinearClassifier
+
+N, D = 1300, 4
+X, S, _ = planted(N, d=D, labelled=40)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return PULinearClassifier(prior=0.3, method="linear", device="cpu").fit(X, S)
+
+
+@pytest.fixture
+def shards(tmp_path, monkeypatch):
+    """Shards of 700, 0, 1 and 599 rows, read in blocks of 50."""
+    monkeypatch.setattr("pucache.scaling.tasks.ShardTasks", InProcess)
+    monkeypatch.setattr("pucache.cache.reader.BLOCK_BYTES", 50 * D * 4)
+    monkeypatch.setattr("pucache.storage.tables._ROW_GROUP", 64)
+    (tmp_path / "shards").mkdir()
+    for name, rows in {"a": slice(0, 700), "b": slice(0, 0), "c": slice(700, 701), "d": slice(701, N)}.items():
+        keys = [f'{row:04},"é".png' for row in range(N)[rows]]
+        write_cache(tmp_path / "shards" / f"{name}.h5", X[rows], keys, failures={f"bad-{name}.png": "truncated"})
+    return tmp_path / "shards"
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("parts", [False, True])
+def test_tables_are_those_of_one_machine(shards, model, tmp_path, suffix, parts):
+    format_, ending = (suffix, "") if parts else (None, f".{suffix}")
+    local = score(model, shards, tmp_path / f"local{ending}", parts=format_)
+    report = score_shards(model, shards, tmp_path / f"ray{ending}", parts=format_)
+    outs = [tmp_path / f"{name}{ending}" for name in ("local", "ray")]
+    tables = [sorted(out.iterdir()) if parts else [out] for out in outs]
+    assert [path.read_bytes() for path in tables[1]] == [path.read_bytes() for path in tables[0]]
+    assert [path.name for path in tables[1]] == [path.name for path in tables[0]] or not parts
+    figures = ("rows", "positives", "failures", "parts")
+    assert [getattr(report, name) for name in figures] == [getattr(local, name) for name in figures]
+    assert (report.rows, report.failures, report.parts) == (N, 4, 4 if parts else 0) and report.positives > 0
+
+
+@pytest.mark.parametrize("parts", [None, "csv"])
+def test_a_shard_that_vanishes_or_is_damaged_is_named_and_has_no_table(shards, model, tmp_path, parts):
+    out, cache = tmp_path / ("out" if parts else "out.csv"), EmbeddingCache(shards)
+    file = cache.files[3]
+    with file.path.open("rb+") as stream:
+        stream.seek(file.header.extents["embeddings"].row_offset(599 - 10))
+        stream.write(b"\x7f")
+    with pytest.raises(CacheError, match=rf"^{file.path} is damaged: embeddings are not as they were written"):
+        score_shards(model, cache, out, parts=parts)
+    file.path.unlink()
+    with pytest.raises(CacheError, match=rf"^the cache file d\.h5 vanished from the folder {shards} while"):
+        score_shards(model, cache, out, parts=parts)
+    assert not (tmp_path / "out.csv").exists() and not (tmp_path / "out" / "d.csv").exists()
+    assert not list(tmp_path.rglob(".*"))
+
+
+def test_a_shard_that_was_replaced_is_named(shards):
+    shard = shards_of(EmbeddingCache(shards))[0]
+    write_cache(shards / "a.h5", X[:3], ["x", "y", "z"])
+    with pytest.raises(CacheError, match=rf"^{shards}/a\.h5 was replaced while it was read; run the command again"):
+        shard.open()
+
+
+def test_another_machine_fetches_its_own_copy_from_the_url(shards, memory, tmp_path, monkeypatch):
+    memory.put(f"{shards}/", "/shards/", recursive=True)
+    cache = EmbeddingCache("memory://shards")
+    listed = shards_of(cache)
+    for file in cache.files:
+        file.path.unlink()
+    monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "other"))
+    assert [key for shard in listed for key in shard.open().keys] == list(cache.keys)
+
+
+def test_a_model_of_another_encoder_is_refused(shards, tmp_path):
+    other = PULinearClassifier(prior=0.3, method="linear", device="cpu").fit(X[:, :3], S)
+    with pytest.raises(ModelError, match="the model expects 3-d rows"):
+        score_shards(other, shards, tmp_path / "out", parts="csv")
+    assert not (tmp_path / "out").exists()
