@@ -84,13 +84,7 @@ class AuditedPrior:
         return None if self.hidden.likeliest is None else self._prior(self.hidden.likeliest)
 
     def estimate(self, prior: float) -> PriorEstimate:
-        """The interval, with a prior within it.
-
-        Parameters
-        ----------
-        prior : float
-            Moved into the interval where it lies outside.
-        """
+        """The interval, with `prior` moved into it where it lies outside."""
         within = float(np.clip(prior, self.low, self.high))
         hidden = self.hidden
         return PriorEstimate(

@@ -71,20 +71,7 @@ def _average_precision(true_positives: np.ndarray, false_positives: np.ndarray) 
 
 
 def precision_at(y: np.ndarray, scores: np.ndarray, k: int) -> float:
-    """Share of true positives among the k highest scores; ties are broken by row number.
-
-    Parameters
-    ----------
-    y : ndarray of 0 and 1, (n,)
-    scores : ndarray, (n,)
-        Higher is more positive.
-    k : int
-        Capped at the number of rows.
-
-    Returns
-    -------
-    float
-    """
+    """Share of true positives y among the k highest scores, or all if there are fewer; ties keep their order."""
     top = np.argsort(-scores, kind="stable")[:k]
     return float(y[top].mean())
 

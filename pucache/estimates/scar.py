@@ -126,7 +126,7 @@ def check_scar(
     Parameters
     ----------
     X : ndarray or StackedRows, (n, d)
-        May be mapped; only the rows compared are read.
+        Only the rows compared are read.
     labels : Labels
         Known negatives are left out.
     margins : ndarray of float32, (n,)
@@ -151,21 +151,21 @@ def check_scar(
         few_hidden = len(labelled) >= LEAST and len(likely) < len(labelled) / 2
         return ScarCheck(len(labelled), len(likely), verdict="none found" if few_hidden else "too few")
     compared = np.concatenate([take_rows(X, labelled), take_rows(X, likely)])
-    test = two_sample(compared, np.arange(len(compared)) < len(labelled), generator)
+    auc, error, p_value, likeness = two_sample(compared, np.arange(len(compared)) < len(labelled), generator)
     explained = 0.5 + float(1 - tilt.posterior(margins[likely]).mean()) / 2
-    if test.p_value >= LEVEL:
+    if p_value >= LEVEL:
         verdict = "alike"
     else:
-        verdict = "differ" if test.auc > explained + BEYOND * test.error else "explained"
+        verdict = "differ" if auc > explained + BEYOND * error else "explained"
     return ScarCheck(
         n_labelled=len(labelled),
         n_likely=len(likely),
-        auc=test.auc,
-        error=test.error,
-        p_value=test.p_value,
+        auc=auc,
+        error=error,
+        p_value=p_value,
         explained=explained,
         verdict=verdict,
-        rows_by_likeness=np.concatenate([labelled, likely])[np.argsort(-test.likeness, kind="stable")],
+        rows_by_likeness=np.concatenate([labelled, likely])[np.argsort(-likeness, kind="stable")],
     )
 
 
@@ -187,32 +187,9 @@ def _sample(rows: np.ndarray, size: int, generator: np.random.Generator) -> np.n
     return rows if len(rows) <= size else np.sort(generator.choice(rows, size, replace=False))
 
 
-@dataclass(frozen=True)
-class TwoSampleTest:
-    """Result of `two_sample`.
-
-    Attributes
-    ----------
-    auc : float
-        AUC of the likeness, shifted so that its mean over permuted labels is 0.5, because a row is
-        never its own neighbour.
-    p_value : float
-        Share of the permutations, and of the sample itself, with an AUC at least as great.
-    error : float
-        Standard deviation of the AUC over permuted labels.
-    likeness : ndarray of float64, (n,)
-        Share of the first sample among the sqrt(n) nearest other rows by cosine, centred.
-    """
-
-    auc: float
-    p_value: float
-    error: float
-    likeness: np.ndarray
-
-
 def two_sample(
     X: np.ndarray, first: np.ndarray, generator: np.random.Generator, permutations: int = 999
-) -> TwoSampleTest:
+) -> tuple[float, float, float, np.ndarray]:
     """Test whether two samples have one distribution, by the nearest neighbours of each row.
 
     Parameters
@@ -226,7 +203,15 @@ def two_sample(
 
     Returns
     -------
-    TwoSampleTest
+    auc : float
+        AUC of the likeness, shifted so that its mean over permuted labels is 0.5, because a row is
+        never its own neighbour.
+    error : float
+        Standard deviation of the AUC over permuted labels.
+    p_value : float
+        Share of the permutations, and of the sample itself, with an AUC at least as great.
+    likeness : ndarray of float64, (n,)
+        Share of the first sample among the sqrt(n) nearest other rows by cosine, centred.
     """
     k = max(1, round(len(X) ** 0.5))
     order = generator.permutation(len(X))  # breaks ties between equally near rows at random
@@ -236,7 +221,7 @@ def two_sample(
     auc = _auc(counts.astype(np.int64), labels, k)
     p_value = np.count_nonzero(auc >= auc[0] - 1e-12) / len(auc)
     effect = float(np.clip(auc[0] - auc[1:].mean() + 0.5, 0, 1))
-    return TwoSampleTest(auc=effect, p_value=float(p_value), error=float(auc[1:].std()), likeness=counts[:, 0] / k)
+    return effect, float(auc[1:].std()), float(p_value), counts[:, 0] / k
 
 
 def _neighbours(X: np.ndarray, k: int) -> csr_array:

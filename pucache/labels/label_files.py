@@ -58,22 +58,7 @@ def find_keys(keys: Keys, listing: str | Path, *, holder: str = "the cache") -> 
 
 
 def listed_positives(path: str | Path) -> set[str]:
-    """Keys that a file lists as positive; no cache is needed.
-
-    Parameters
-    ----------
-    path : path or str
-        A text file of keys, or a CSV with a ``key`` column and optionally a ``label`` column.
-
-    Returns
-    -------
-    set of str
-
-    Raises
-    ------
-    LabelError
-        The file is unreadable or empty.
-    """
+    """Keys that a text file or a CSV lists as positive, as `find_keys` does, without a cache."""
     return {row["key"] for row in _rows_with_label(read_table(path), 1, path)}
 
 
@@ -94,11 +79,6 @@ def read_decisions(cache: EmbeddingCache, listing: str | Path, label: int) -> tu
         Ascending, unique.
     reviewed : ndarray of bool, (m,)
         False for a key that is also listed as labelled before the review.
-
-    Raises
-    ------
-    LabelError
-        As `find_keys`; also when digests are those of other images.
     """
     table = _read_listing(listing)
     if table is None:
