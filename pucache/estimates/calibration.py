@@ -18,7 +18,7 @@ prior * exp(e) / (1 - prior + prior * exp(e)); another share of positives replac
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -116,57 +116,6 @@ def fit_tilt(
     return Tilt(float(alpha) - slope * likelihood.centre, slope, prior)
 
 
-@dataclass(frozen=True)
-class PriorProfile:
-    """Profile likelihood of the prior: the greatest likelihood of the tilt at each of several fixed priors.
-
-    Attributes
-    ----------
-    estimate : float
-        Prior of greatest likelihood; one of `priors`.
-    priors : ndarray of float64, (k,)
-        Ascending, even on the scale of log odds.
-    deviance : ndarray of float64, (k,)
-        Twice the log likelihood that is lost against the best of `priors`.
-    """
-
-    estimate: float
-    priors: np.ndarray
-    deviance: np.ndarray
-
-    def ends(self, threshold: float) -> tuple[float | None, float | None]:
-        """Least and greatest prior with a deviance up to a threshold, which is at most the `depth` of the profile.
-
-        They are interpolated between `priors`; None where the likelihood sets no limit on this side.
-        """
-        inside = np.flatnonzero(self.deviance <= threshold)
-        return self._end(inside[0], inside[0] - 1, threshold), self._end(inside[-1], inside[-1] + 1, threshold)
-
-    def within_pile(self, unlabelled: float) -> PriorProfile:
-        """Profile of the share of positives in the pile itself.
-
-        The likelihood takes the unlabelled rows for a sample, and allows for the sampling error of their share of
-        positives. For the share in the pile at hand there is no such error. Variances subtract, and at a given
-        distance from the estimate a deviance is the reciprocal of a variance::
-
-            1 / pile deviance = 1 / deviance - 1 / B,    B = 2 * unlabelled * KL(estimate, prior),
-
-        where B is the deviance of sampling alone, as if all classes were visible, and KL the divergence of two
-        Bernoulli distributions (finite population correction: Cochran 1977, section 2.6).
-        """
-        p, q = self.estimate, self.priors
-        visible = 2 * unlabelled * (xlogy(p, p / q) + xlogy(1 - p, (1 - p) / (1 - q)))
-        share = np.divide(self.deviance, visible, out=np.zeros_like(visible), where=visible > 0)
-        return replace(self, deviance=self.deviance / np.maximum(1 - share, _LEAST_ERROR))
-
-    def _end(self, inside: int, outside: int, threshold: float) -> float | None:
-        if not 0 <= outside < len(self.priors):
-            return None
-        near, far = np.sqrt(self.deviance[[inside, outside]])  # nearly linear in the log odds, as deviance is squared
-        low, high = logit(self.priors[[inside, outside]])
-        return float(expit(low + (high - low) * (np.sqrt(threshold) - near) / (far - near)))
-
-
 def profile_prior(
     margins: np.ndarray,
     s: np.ndarray,
@@ -174,8 +123,8 @@ def profile_prior(
     *,
     bounds: tuple[float, float] = (LEAST, MOST),
     depth: float = 4.0,
-) -> PriorProfile:
-    """Profile the likelihood of the tilt over the prior, on both sides of the estimate.
+) -> tuple[float, np.ndarray, np.ndarray]:
+    """Greatest likelihood of the tilt at each of several fixed priors, on both sides of the estimate.
 
     The likelihood is that of the rows' numbers; rows of unequal weight count as `effective_number` says.
 
@@ -193,7 +142,12 @@ def profile_prior(
 
     Returns
     -------
-    PriorProfile
+    estimate : float
+        Prior of greatest likelihood; one of `priors`.
+    priors : ndarray of float64, (k,)
+        Ascending, even on the scale of log odds.
+    deviance : ndarray of float64, (k,)
+        Twice the log likelihood that is lost against the best of `priors`.
     """
     likelihood = _Likelihood(margins, s, weights)
     scale = 2 * effective_number(s == 1, weights)
@@ -209,9 +163,41 @@ def profile_prior(
             nearest, values[at] = likelihood.maximise_at(at, nearest[:2])
     logits = np.array(sorted(values))
     lost = np.array([values[at] for at in logits.tolist()])
-    return PriorProfile(
-        estimate=float(expit(centre)), priors=np.asarray(expit(logits)), deviance=scale * (lost - lost.min())
-    )
+    return float(expit(centre)), np.asarray(expit(logits)), scale * (lost - lost.min())
+
+
+def deviance_within_pile(estimate: float, priors: np.ndarray, deviance: np.ndarray, unlabelled: float) -> np.ndarray:
+    """Deviance (k,) of a profile for the share of positives in the pile itself, of so many unlabelled rows.
+
+    The likelihood takes the unlabelled rows for a sample, and allows for the sampling error of their share of
+    positives. For the share in the pile at hand there is no such error. Variances subtract, and at a given
+    distance from the estimate a deviance is the reciprocal of a variance::
+
+        1 / pile deviance = 1 / deviance - 1 / B,    B = 2 * unlabelled * KL(estimate, prior),
+
+    where B is the deviance of sampling alone, as if all classes were visible, and KL the divergence of two
+    Bernoulli distributions (finite population correction: Cochran 1977, section 2.6).
+    """
+    visible = 2 * unlabelled * (xlogy(estimate, estimate / priors) + xlogy(1 - estimate, (1 - estimate) / (1 - priors)))
+    share = np.divide(deviance, visible, out=np.zeros_like(visible), where=visible > 0)
+    return np.asarray(deviance / np.maximum(1 - share, _LEAST_ERROR))
+
+
+def profile_ends(priors: np.ndarray, deviance: np.ndarray, threshold: float) -> tuple[float | None, float | None]:
+    """Least and greatest prior with a deviance up to a threshold, which is at most the `depth` of the profile.
+
+    They are interpolated between `priors`; None where the likelihood sets no limit on this side.
+    """
+    inside = np.flatnonzero(deviance <= threshold)
+
+    def end(inside: int, outside: int) -> float | None:
+        if not 0 <= outside < len(priors):
+            return None
+        near, far = np.sqrt(deviance[[inside, outside]])  # nearly linear in the log odds, as deviance is squared
+        low, high = logit(priors[[inside, outside]])
+        return float(expit(low + (high - low) * (np.sqrt(threshold) - near) / (far - near)))
+
+    return end(inside[0], inside[0] - 1), end(inside[-1], inside[-1] + 1)
 
 
 def effective_number(rows: np.ndarray, weights: np.ndarray | None) -> float:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import expit, logit, stdtrit
 
-from .calibration import LEAST, MOST, effective_number, fit_tilt, profile_prior
+from .calibration import LEAST, MOST, deviance_within_pile, effective_number, fit_tilt, profile_ends, profile_prior
 
 MODEL_ERROR = 0.05  # relative error of the tilt itself; measured on the one-vs-rest suite with many rows
 ERROR_BELOW = 0.2  # of the same below an estimate: negatives that look like positives count as hidden positives
@@ -193,7 +193,7 @@ def profile_interval(
 
         D / (1 - D / B) <= t**2
 
-    B is the deviance of sampling alone, 2 * n_U * KL(estimate, prior), see `PriorProfile.within_pile`, and t**2 the
+    B is the deviance of sampling alone, 2 * n_U * KL(estimate, prior), see `deviance_within_pile`, and t**2 the
     `deviance_limit`. The ends are then moved outwards on log odds: an error of the model is added to the distance
     from the estimate in quadrature, in the same multiple of a standard error. It is `ERROR_BELOW` at the low end and
     `MODEL_ERROR` at the high end, as the prior that a mixture identifies is the greatest possible one: the truth may
@@ -216,16 +216,18 @@ def profile_interval(
     PriorEstimate
         Of method ``tilt``, with 0 draws.
     """
-    deviance = deviance_limit(effective_number(s == 1, weights), level)
-    profile = profile_prior(margins, s, weights, bounds=bounds, depth=deviance)
-    profile = profile.within_pile(effective_number(s == 0, weights))
+    limit = deviance_limit(effective_number(s == 1, weights), level)
+    prior, priors, profile = profile_prior(margins, s, weights, bounds=bounds, depth=limit)
+    profile = deviance_within_pile(prior, priors, profile, effective_number(s == 0, weights))
     low, high = (
-        bound if end is None else _moved(end, profile.estimate, np.sqrt(deviance) * error)
-        for end, bound, error in zip(profile.ends(deviance), bounds, (ERROR_BELOW, MODEL_ERROR), strict=True)
+        bound if end is None else _moved(end, prior, np.sqrt(limit) * error)
+        for end, bound, error in zip(
+            profile_ends(priors, profile, limit), bounds, (ERROR_BELOW, MODEL_ERROR), strict=True
+        )
     )
     return PriorEstimate(
         method="tilt",
-        prior=profile.estimate,
+        prior=prior,
         low=max(low, bounds[0]),
         high=min(high, bounds[1]),
         level=level,
