@@ -130,11 +130,8 @@ def profile_prior(
 
     Parameters
     ----------
-    margins : ndarray, (n,)
-        Held out, as for `fit_tilt`.
-    s : ndarray of 0 and 1, (n,)
-    weights : ndarray, (n,), optional
-        Row weights; only their ratios matter.
+    margins, s, weights
+        As for `fit_tilt`; only the ratios of weights matter.
     bounds : (float, float)
         Least and greatest possible prior.
     depth : float

@@ -52,10 +52,9 @@ class ScarCheck:
     explained : float or None
         Greatest AUC that the negatives expected among the likely positives can account for.
     verdict : str
-        ``alike``; ``explained``: told apart, but no better than negatives among the likely positives
-        may explain; ``differ``; ``too few`` rows to compare; ``none found``: almost no unlabelled row
-        is likely positive, because few are hidden, or because the labelled positives come from
-        elsewhere, such as another camera.
+        ``alike``; ``explained``: told apart, but no better than negatives among the likely positives may explain;
+        ``differ``; ``too few`` rows to compare; ``none found``: almost no unlabelled row is likely positive, because
+        few are hidden, or because the labelled positives come from elsewhere, such as another camera.
     rows_by_likeness : ndarray of int64, (n_labelled + n_likely,)
         Rows compared, from those most like the labelled to those most like the likely positives.
     """
@@ -76,17 +75,12 @@ class ScarCheck:
             return None
         return max(0.0, self.auc - BEYOND * self.error), min(1.0, self.auc + BEYOND * self.error)
 
-    @property
-    def stated_auc(self) -> float | None:
-        """The AUC where enough labelled positives are compared for a single figure."""
-        return self.auc if LabelCount(self.n_labelled).has_points else None
-
     def to_dict(self) -> dict[str, Any]:
         """Everything but the rows, for JSON; ``auc`` is None where only its interval is stated."""
         return {
             "labelled": self.n_labelled,
             "found": self.n_likely,
-            "auc": self.stated_auc,
+            "auc": self.auc if LabelCount(self.n_labelled).has_points else None,
             "auc_interval": None if self.auc_interval is None else list(self.auc_interval),
             "p_value": self.p_value,
             "explained": self.explained,
@@ -99,7 +93,7 @@ class ScarCheck:
         sentence = f"labelled against found positives: {_VERDICTS[self.verdict]}"
         if self.auc is None:
             return f"{sentence} ({counts})"
-        auc = f"{self.auc:.2f}" if self.stated_auc is not None else figure(None, self.auc_interval)
+        auc = f"{self.auc:.2f}" if LabelCount(self.n_labelled).has_points else figure(None, self.auc_interval)
         return f"{sentence}: told apart with AUC {auc}, p = {self.p_value:.2g} ({counts})"
 
 
@@ -145,8 +139,11 @@ def check_scar(
     """
     generator = np.random.default_rng(seed)
     sure = tilt.posterior(margins) >= SURE
+    found = sure & (labels.s == 0) & ~labels.negative
+    if group is not None:
+        found[unlabelled_twins(group, labels.s)[0]] = False
     labelled = _sample(_one_per_group(sure & (labels.s == 1), group), _MAX_LABELLED, generator)
-    likely = _sample(_one_per_group(sure & _candidates(labels, group), group), _MAX_LIKELY, generator)
+    likely = _sample(_one_per_group(found, group), _MAX_LIKELY, generator)
     if min(len(labelled), len(likely)) < LEAST:
         few_hidden = len(labelled) >= LEAST and len(likely) < len(labelled) / 2
         return ScarCheck(len(labelled), len(likely), verdict="none found" if few_hidden else "too few")
@@ -167,14 +164,6 @@ def check_scar(
         verdict=verdict,
         rows_by_likeness=np.concatenate([labelled, likely])[np.argsort(-likeness, kind="stable")],
     )
-
-
-def _candidates(labels: Labels, group: np.ndarray | None) -> np.ndarray:
-    """Rows that are neither labelled, nor known negatives, nor copies of a labelled row; bool (n,)."""
-    rows = (labels.s == 0) & (labels.reviewed != -1)
-    if group is not None:
-        rows[unlabelled_twins(group, labels.s)[0]] = False
-    return rows
 
 
 def _one_per_group(rows: np.ndarray, group: np.ndarray | None) -> np.ndarray:
