@@ -56,7 +56,16 @@ class Tilt:
     prior: float
 
     def log_ratio(self, margins: ArrayLike) -> np.ndarray:
-        """Log density ratio of positives to negatives at margins (n,): float64 (n,)."""
+        """Log density ratio of positives to negatives.
+
+        Parameters
+        ----------
+        margins : array, (n,)
+
+        Returns
+        -------
+        ndarray of float64, (n,)
+        """
         return self.alpha + self.slope * np.asarray(margins, np.float64)
 
     def posterior(self, margins: ArrayLike, share: float | None = None) -> np.ndarray:
@@ -76,7 +85,19 @@ class Tilt:
         return np.asarray(expit(self.log_ratio(margins) + logit(self.prior if share is None else share)))
 
     def margin(self, posterior: float, share: float | None = None) -> float:
-        """Margin at which `posterior` has a value in (0, 1)."""
+        """Margin at which the posterior has a given value.
+
+        Parameters
+        ----------
+        posterior : float
+            In (0, 1).
+        share : float, optional
+            As for `posterior`.
+
+        Returns
+        -------
+        float
+        """
         return float((logit(posterior) - logit(self.prior if share is None else share) - self.alpha) / self.slope)
 
 

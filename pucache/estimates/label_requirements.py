@@ -33,9 +33,19 @@ class LabelCount:
 
     @classmethod
     def of(cls, s: np.ndarray, *, groups: np.ndarray | None = None, weights: np.ndarray | None = None) -> LabelCount:
-        """Count the labelled positives of s, (n,).
+        """Count the labelled positives.
 
-        Rows of one group (int (n,)) show the same picture, and count once. Rows of weight 0 are not counted.
+        Parameters
+        ----------
+        s : ndarray of 0 and 1, (n,)
+        groups : ndarray of int, (n,), optional
+            Rows of one group show the same picture, and count once.
+        weights : ndarray, (n,), optional
+            Rows of weight 0 are not counted.
+
+        Returns
+        -------
+        LabelCount
         """
         labelled = np.asarray(s) == 1 if weights is None else (np.asarray(s) == 1) & (weights > 0)
         return cls(int(labelled.sum() if groups is None else len(np.unique(groups[labelled]))))

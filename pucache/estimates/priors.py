@@ -53,7 +53,18 @@ class PriorEstimate:
 
     @classmethod
     def without_interval(cls, method: str, prior: float, level: float = 0.9) -> PriorEstimate:
-        """Estimate that has no interval."""
+        """Estimate that has no interval.
+
+        Parameters
+        ----------
+        method : str
+        prior : float
+        level : float
+
+        Returns
+        -------
+        PriorEstimate
+        """
         return cls(method=method, prior=prior, low=0.0, high=1.0, level=level, draws=0)
 
     @property

@@ -74,12 +74,31 @@ class Labels:
         return (self.s == 0) & (self.reviewed == 0)
 
     def take(self, rows: np.ndarray) -> Labels:
-        """Labels of some rows, int (m,), without what an audit says about all of them."""
+        """Labels of some rows, without what an audit says about all of them.
+
+        Parameters
+        ----------
+        rows : ndarray of int, (m,)
+
+        Returns
+        -------
+        Labels
+        """
         return Labels(self.s[rows], self.reviewed[rows])
 
     @classmethod
     def of(cls, s: np.ndarray) -> Labels:
-        """Labels without a review: s (n,) is 1 for a labelled positive, else 0."""
+        """Labels without a review.
+
+        Parameters
+        ----------
+        s : array of 0 and 1, (n,)
+            1 labelled positive.
+
+        Returns
+        -------
+        Labels
+        """
         return cls(np.asarray(s, np.int8), np.zeros(len(s), np.int8))
 
     @classmethod
