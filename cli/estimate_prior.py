@@ -25,7 +25,7 @@ _NO_INTERVAL = (
     "--method",
     "methods",
     multiple=True,
-    help="Method: tilt, bbe, dedpul, elkanoto or histogram; repeatable.  [default: all]",
+    help="Method: tilt, bbe, dedpul or elkanoto; repeatable.  [default: all]",
 )
 @click.option(
     "--draws",

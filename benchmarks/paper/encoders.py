@@ -20,7 +20,7 @@ from pucache.embedding.embed import run_embedding
 from pucache.estimates.metrics import precision_at
 from pucache.heads.risks import PURisk
 from pucache.heads.solve import fit_heads
-from pucache.labels.folds import stratified_folds
+from pucache.labels.folds import assign_folds
 from pucache.pretraining.network import NetworkConfig
 from pucache.pretraining.pretrain import pretrain
 from pucache.retrieval.model_scorers import Fused
@@ -139,7 +139,7 @@ def _logistic(task: Task, seed: int) -> dict[str, np.ndarray]:
 
 
 def _unseen(task: Task, seed: int) -> np.ndarray:
-    fold = stratified_folds(task.y.astype(int), 5, seed)
+    fold = assign_folds(task.y.astype(int), 5, seed)
     weights = (fold[:, None] != np.arange(5)).astype(np.float32)
     labels = task.y.astype(np.int8)
     heads = fit_heads(task.X, labels, weights=weights, risk=PURisk("weighted_bce"), penalty=CEILING, seed=seed)

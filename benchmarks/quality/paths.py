@@ -18,7 +18,7 @@ from benchmarks.common.environment import environment
 from pucache import EmbeddingCache, load_encoder, open_source
 from pucache.embedding.embed import EmbedOptions, run_embedding
 from pucache.estimates.metrics import precision_at, with_labels
-from pucache.labels.labels import label_vector
+from pucache.labels.labels import Labels
 from pucache.training.train_on_cache import train_pu
 
 PATHS = ("torch fp32", "torch bf16", "openvino fp32", "openvino bf16", "torch fp32, Pillow's resampling")
@@ -59,7 +59,7 @@ def main(folder: Path, work: Path, paths: list[str]) -> str:
     exact = None
     for path in paths:
         made = caches(folder, work, path)
-        s = label_vector(made["pile"].keys, work / "positives.txt")
+        s = Labels.read(made["pile"], work / "positives.txt").s
         model = train_pu(made["pile"], s)
         margins = model.margins(made["test"].X)
         scores = with_labels(is_positive(made["test"].keys), margins, margins > 0)

@@ -33,7 +33,7 @@ from pucache.devices import choose_device, choose_training_precision, torch_dtyp
 from pucache.embedding.embed import run_embedding
 from pucache.encoders import pretrained_file
 from pucache.estimates.metrics import with_labels
-from pucache.labels.labels import label_vector
+from pucache.labels.labels import Labels
 from pucache.pretraining.augmentations import VIEWS, Augment, random_numbers
 from pucache.pretraining.network import NetworkConfig, build_network
 from pucache.pretraining.pretrain import pretrain
@@ -72,7 +72,7 @@ class Task:
             run_embedding(open_source(manifest), path, loaded)
             caches.append(EmbeddingCache(path))
         pile, test = caches
-        s, y = label_vector(pile.keys, self.positives), is_positive(pile.keys)
+        s, y = Labels.read(pile, self.positives).s, is_positive(pile.keys)
         by_head = {}
         for head, setting in settings.items():
             model = train_pu(pile, s, device=device, **setting)

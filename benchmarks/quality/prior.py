@@ -21,6 +21,7 @@ from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.common.environment import environment
 from benchmarks.common.tasks import CIFAR, CROSSING, FASHION
 from benchmarks.quality.prior_piles import GROUPS, Margins, held_out, task_groups
+from pucache.estimates.calibration import LEAST, MOST
 from pucache.estimates.priors import ERROR_BELOW, METHODS, estimate, profile_interval
 
 LABELLED, PILES = (10, 20, 40, 100, 500), 200
@@ -51,7 +52,7 @@ def stated(pile: Margins, name: str) -> dict:
         "above": interval.low > truth,
         "below": interval.high < truth,
         "width": (interval.high - interval.low) / truth,
-        "one_sided": interval.one_sided,
+        "one_sided": (interval.low <= LEAST) != (interval.high >= MOST),
     }
 
 

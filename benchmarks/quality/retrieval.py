@@ -38,7 +38,7 @@ from benchmarks.quality import suite, suite_page
 from benchmarks.quality.suite import LABELLED, SHARES
 from pucache import EmbeddingCache
 from pucache.estimates.metrics import precision_at
-from pucache.labels.labels import Labels, label_vector
+from pucache.labels.labels import Labels
 from pucache.neighbours import ann_index
 from pucache.neighbours.ann_index_file import index_path
 from pucache.retrieval.indexed_similarity import IndexedSimilarity
@@ -180,7 +180,7 @@ def group_table(title: str, rows: list[dict], ways: list[str]) -> str:
 
 
 def labels_of(at: Planted, cache: EmbeddingCache) -> Labels:
-    named = np.flatnonzero(label_vector(cache.keys, at.positives))[:POSITIVES]
+    named = np.flatnonzero(Labels.read(cache, at.positives).s)[:POSITIVES]
     return Labels.of(np.isin(np.arange(len(cache)), named))
 
 

@@ -36,7 +36,7 @@ from benchmarks.quality.fixed_fusion import fused_scores
 from pucache import EmbeddingCache, PULinearClassifier
 from pucache.heads.risks import PURisk
 from pucache.heads.solve import fit_heads
-from pucache.labels.folds import stratified_folds
+from pucache.labels.folds import assign_folds
 from pucache.neighbours.pile_search import query_neighbours
 from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.scorer_choice import ScorerOptions, choose_scorer
@@ -177,7 +177,7 @@ def centroid(X, s, y, X_test, y_test) -> dict:
 
 def ceiling(X, s, y, X_test, y_test) -> dict:
     """A head trained on the true labels: its best F1, and its AP among U when it has not seen the row."""
-    fold = stratified_folds(y.astype(int), 5)
+    fold = assign_folds(y.astype(int), 5)
     weights = np.column_stack([np.ones(len(y)), fold[:, None] != np.arange(5)]).astype(np.float32)
     heads = fit_heads(
         X,

@@ -152,7 +152,7 @@ def retrieve_by_model(at: Planted, measured: Measured) -> None:
 
 
 def retrieve_by(at: Planted, measured: Measured, path: Path | None) -> None:
-    from pucache.labels.labels import label_vector
+    from pucache.labels.labels import Labels
     from pucache.retrieval.model_scorers import Margins
     from pucache.retrieval.retrieve import rank_unlabelled
     from pucache.retrieval.similarity import Similarity
@@ -160,7 +160,7 @@ def retrieve_by(at: Planted, measured: Measured, path: Path | None) -> None:
 
     with measured:
         cache = EmbeddingCache(at.cache)
-        s = label_vector(cache.keys, at.positives)
+        s = Labels.read(cache, at.positives).s
         by = Margins(PULinearClassifier.load(path)) if path else Similarity()
         ranking = rank_unlabelled(cache, s, k=RETRIEVED, scorer=by)
     assert len(ranking.rows) == RETRIEVED and not s[ranking.rows].any() and (np.diff(ranking.scores) <= 0).all()

@@ -84,13 +84,7 @@ class AuditedPrior:
         return None if self.hidden.likeliest is None else self._prior(self.hidden.likeliest)
 
     def estimate(self, prior: float) -> PriorEstimate:
-        """The interval, with a prior within it.
-
-        Parameters
-        ----------
-        prior : float
-            Moved into the interval where it lies outside.
-        """
+        """The interval, with `prior` moved into it where it lies outside."""
         within = float(np.clip(prior, self.low, self.high))
         hidden = self.hidden
         return PriorEstimate(
@@ -110,25 +104,11 @@ def audited_figures(
     threshold: float,
     tilt: Tilt,
 ) -> dict[str, float | None]:
-    """Figures at a threshold among the rows with s = 0.
+    """Recall, precision, f1, false_positive_rate and accuracy at a threshold, with limits NAME_low and NAME_high.
 
-    Parameters
-    ----------
-    margins : ndarray, (u,)
-        Held out, of the rows with s = 0.
-    labels : ndarray of int, (u,)
-        1 known positive, -1 known negative, 0 undecided.
-    audited : AuditedPrior
-    prior : float
-        Gives the single figures, where the audit has a likeliest prior.
-    threshold : float
-    tilt : Tilt
-        Of the margins.
-
-    Returns
-    -------
-    dict of str to float or None
-        recall, precision, f1, false_positive_rate and accuracy, each with its limits NAME_low and NAME_high.
+    They are those of the rows with s = 0, of which `margins` (u,) are held out, and `labels` (u,) are 1 for a known
+    positive, -1 for a known negative and 0 for an undecided row. The single figures take the `prior`, and are None
+    where the audit has no likeliest one.
     """
     called = margins > threshold
     where_hidden = labels < 1 if audited.hidden.overlooked else labels == 0

@@ -17,11 +17,16 @@ prior * exp(e) / (1 - prior + prior * exp(e)); another share of positives replac
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import expit, logit, xlogy
+
+if TYPE_CHECKING:
+    from scipy.optimize import OptimizeResult
 
 LEAST, MOST = 1e-5, 1 - 1e-3  # range of estimated priors
 _MAX_SLOPE = 60.0  # per standard deviation of the margins; under perfect separation the likelihood has no maximum
@@ -60,7 +65,6 @@ class Tilt:
         Returns
         -------
         ndarray of float64, (n,)
-            alpha + slope * m.
         """
         return self.alpha + self.slope * np.asarray(margins, np.float64)
 
@@ -96,20 +100,6 @@ class Tilt:
         """
         return float((logit(posterior) - logit(self.prior if share is None else share) - self.alpha) / self.slope)
 
-    def shifted(self, by: float) -> Tilt:
-        """Tilt of margins that are smaller by a constant.
-
-        Parameters
-        ----------
-        by : float
-            The constant that was subtracted from the margins.
-
-        Returns
-        -------
-        Tilt
-        """
-        return replace(self, alpha=self.alpha + self.slope * by)
-
 
 def fit_tilt(
     margins: np.ndarray,
@@ -131,92 +121,20 @@ def fit_tilt(
     prior : float, optional
         Share of positives among the unlabelled; estimated by default.
     start : Tilt, optional
-        Where maximisation starts, such as the tilt of similar margins; by default at several priors.
+        Where the search for the prior starts, such as the tilt of similar margins; by default at several priors.
 
     Returns
     -------
     Tilt
     """
-    likelihood = _likelihood(margins, s, weights)
-    starts = None if start is None else [likelihood.parameters(start)]
+    likelihood = _Likelihood(margins, s, weights)
     if prior is None:
-        alpha, log_slope, logit_prior = likelihood.maximise(starts)
+        alpha, log_slope, logit_prior = likelihood.maximise(None if start is None else likelihood.parameters(start))
+        prior = float(expit(logit_prior))
     else:
-        alpha, log_slope, logit_prior = likelihood.maximise_at(logit(prior), starts[0][:2] if starts else _START)[0]
+        alpha, log_slope, _ = likelihood.maximise_at(logit(prior))[0]
     slope = float(np.exp(log_slope)) / likelihood.scale
-    return Tilt(
-        float(alpha) - slope * likelihood.centre, slope, prior if prior is not None else float(expit(logit_prior))
-    )
-
-
-@dataclass(frozen=True)
-class PriorProfile:
-    """Profile likelihood of the prior: the greatest likelihood of the tilt at each of several fixed priors.
-
-    Attributes
-    ----------
-    estimate : float
-        Prior of greatest likelihood; one of `priors`.
-    priors : ndarray of float64, (k,)
-        Ascending, even on the scale of log odds.
-    deviance : ndarray of float64, (k,)
-        Twice the log likelihood that is lost against the best of `priors`.
-    """
-
-    estimate: float
-    priors: np.ndarray
-    deviance: np.ndarray
-
-    def ends(self, threshold: float) -> tuple[float | None, float | None]:
-        """Least and greatest prior with a deviance up to a threshold.
-
-        Parameters
-        ----------
-        threshold : float
-            At most the `depth` of the profile.
-
-        Returns
-        -------
-        low : float or None
-        high : float or None
-            Interpolated between `priors`. None where the likelihood sets no limit on this side.
-        """
-        inside = np.flatnonzero(self.deviance <= threshold)
-        return self._end(inside[0], inside[0] - 1, threshold), self._end(inside[-1], inside[-1] + 1, threshold)
-
-    def within_pile(self, unlabelled: float) -> PriorProfile:
-        """Profile of the share of positives in the pile itself.
-
-        The likelihood takes the unlabelled rows for a sample, and allows for the sampling error of their share of
-        positives. For the share in the pile at hand there is no such error. Variances subtract, and at a given
-        distance from the estimate a deviance is the reciprocal of a variance::
-
-            1 / pile deviance = 1 / deviance - 1 / B,    B = 2 * unlabelled * KL(estimate, prior),
-
-        where B is the deviance of sampling alone, as if all classes were visible, and KL the divergence of two
-        Bernoulli distributions (finite population correction: Cochran 1977, section 2.6).
-
-        Parameters
-        ----------
-        unlabelled : float
-            Number of unlabelled rows.
-
-        Returns
-        -------
-        PriorProfile
-            With the same estimate, and no smaller a deviance.
-        """
-        p, q = self.estimate, self.priors
-        visible = 2 * unlabelled * (xlogy(p, p / q) + xlogy(1 - p, (1 - p) / (1 - q)))
-        share = np.divide(self.deviance, visible, out=np.zeros_like(visible), where=visible > 0)
-        return replace(self, deviance=self.deviance / np.maximum(1 - share, _LEAST_ERROR))
-
-    def _end(self, inside: int, outside: int, threshold: float) -> float | None:
-        if not 0 <= outside < len(self.priors):
-            return None
-        near, far = np.sqrt(self.deviance[[inside, outside]])  # nearly linear in the log odds, as deviance is squared
-        low, high = logit(self.priors[[inside, outside]])
-        return float(expit(low + (high - low) * (np.sqrt(threshold) - near) / (far - near)))
+    return Tilt(float(alpha) - slope * likelihood.centre, slope, prior)
 
 
 def profile_prior(
@@ -226,18 +144,15 @@ def profile_prior(
     *,
     bounds: tuple[float, float] = (LEAST, MOST),
     depth: float = 4.0,
-) -> PriorProfile:
-    """Profile the likelihood of the tilt over the prior, on both sides of the estimate.
+) -> tuple[float, np.ndarray, np.ndarray]:
+    """Greatest likelihood of the tilt at each of several fixed priors, on both sides of the estimate.
 
     The likelihood is that of the rows' numbers; rows of unequal weight count as `effective_number` says.
 
     Parameters
     ----------
-    margins : ndarray, (n,)
-        Held out, as for `fit_tilt`.
-    s : ndarray of 0 and 1, (n,)
-    weights : ndarray, (n,), optional
-        Row weights; only their ratios matter.
+    margins, s, weights
+        As for `fit_tilt`; only the ratios of weights matter.
     bounds : (float, float)
         Least and greatest possible prior.
     depth : float
@@ -245,9 +160,14 @@ def profile_prior(
 
     Returns
     -------
-    PriorProfile
+    estimate : float
+        Prior of greatest likelihood; one of `priors`.
+    priors : ndarray of float64, (k,)
+        Ascending, even on the scale of log odds.
+    deviance : ndarray of float64, (k,)
+        Twice the log likelihood that is lost against the best of `priors`.
     """
-    likelihood = _likelihood(margins, s, weights)
+    likelihood = _Likelihood(margins, s, weights)
     scale = 2 * effective_number(s == 1, weights)
     least, greatest = logit(np.array(bounds)).tolist()
     best = likelihood.maximise()
@@ -261,37 +181,52 @@ def profile_prior(
             nearest, values[at] = likelihood.maximise_at(at, nearest[:2])
     logits = np.array(sorted(values))
     lost = np.array([values[at] for at in logits.tolist()])
-    return PriorProfile(
-        estimate=float(expit(centre)), priors=np.asarray(expit(logits)), deviance=scale * (lost - lost.min())
-    )
+    return float(expit(centre)), np.asarray(expit(logits)), scale * (lost - lost.min())
+
+
+def deviance_within_pile(estimate: float, priors: np.ndarray, deviance: np.ndarray, unlabelled: float) -> np.ndarray:
+    """Deviance (k,) of a profile for the share of positives in the pile itself, of so many unlabelled rows.
+
+    The likelihood takes the unlabelled rows for a sample, and allows for the sampling error of their share of
+    positives. For the share in the pile at hand there is no such error. Variances subtract, and at a given
+    distance from the estimate a deviance is the reciprocal of a variance::
+
+        1 / pile deviance = 1 / deviance - 1 / B,    B = 2 * unlabelled * KL(estimate, prior),
+
+    where B is the deviance of sampling alone, as if all classes were visible, and KL the divergence of two
+    Bernoulli distributions (finite population correction: Cochran 1977, section 2.6).
+    """
+    visible = 2 * unlabelled * (xlogy(estimate, estimate / priors) + xlogy(1 - estimate, (1 - estimate) / (1 - priors)))
+    share = np.divide(deviance, visible, out=np.zeros_like(visible), where=visible > 0)
+    return np.asarray(deviance / np.maximum(1 - share, _LEAST_ERROR))
+
+
+def profile_ends(priors: np.ndarray, deviance: np.ndarray, threshold: float) -> tuple[float | None, float | None]:
+    """Least and greatest prior with a deviance up to a threshold, which is at most the `depth` of the profile.
+
+    They are interpolated between `priors`; None where the likelihood sets no limit on this side.
+    """
+    inside = np.flatnonzero(deviance <= threshold)
+
+    def end(inside: int, outside: int) -> float | None:
+        if not 0 <= outside < len(priors):
+            return None
+        near, far = np.sqrt(deviance[[inside, outside]])  # nearly linear in the log odds, as deviance is squared
+        low, high = logit(priors[[inside, outside]])
+        return float(expit(low + (high - low) * (np.sqrt(threshold) - near) / (far - near)))
+
+    return end(inside[0], inside[0] - 1), end(inside[-1], inside[-1] + 1)
 
 
 def effective_number(rows: np.ndarray, weights: np.ndarray | None) -> float:
-    """Number of rows of equal weight that hold as much information (Kish 1965).
+    """Number of equal weights that hold as much information as those of some rows, bool (n,) (Kish 1965).
 
-    Parameters
-    ----------
-    rows : ndarray of bool, (n,)
-        Rows to count.
-    weights : ndarray, (n,), or None
-
-    Returns
-    -------
-    float
-        (sum of weights)**2 / (sum of squared weights).
+    It is (sum of weights)**2 / (sum of squared weights).
     """
     if weights is None:
         return float(rows.sum())
     w = weights[rows].astype(np.float64)
     return float(w.sum() ** 2 / np.square(w).sum())
-
-
-def _likelihood(margins: np.ndarray, s: np.ndarray, weights: np.ndarray | None) -> _Likelihood:
-    positive, unlabelled = (
-        _binned(margins[s == value], None if weights is None else weights[s == value]) for value in (1, 0)
-    )
-    m = np.concatenate([positive[0], unlabelled[0]])
-    return _Likelihood(m, np.concatenate([positive[1], unlabelled[1]]), len(positive[0]))
 
 
 class _Likelihood:
@@ -300,7 +235,11 @@ class _Likelihood:
     Alpha and slope are those of standardised margins, (m - centre) / scale.
     """
 
-    def __init__(self, m: np.ndarray, weights: np.ndarray, n_positive: int):
+    def __init__(self, margins: np.ndarray, s: np.ndarray, weights: np.ndarray | None):
+        (m_p, w_p), (m_u, w_u) = (
+            _binned(margins[s == value], None if weights is None else weights[s == value]) for value in (1, 0)
+        )
+        m, weights, n_positive = np.concatenate([m_p, m_u]), np.concatenate([w_p, w_u]), len(m_p)
         self.centre = float(np.average(m, weights=weights))
         scale = float(np.sqrt(np.average((m - self.centre) ** 2, weights=weights)))
         self.scale = scale if scale > 1e-9 * np.abs(m).max() else 1.0  # differences of rounding carry no slope
@@ -314,35 +253,31 @@ class _Likelihood:
         alpha, slope = tilt.alpha + tilt.slope * self.centre, tilt.slope * self.scale
         return np.array([alpha, np.log(max(slope, 1e-3)), logit(np.clip(tilt.prior, LEAST, MOST))])
 
-    def maximise(self, starts: list[np.ndarray] | None = None) -> np.ndarray:
-        """Parameters of greatest likelihood, (3,), of those found from each start.
+    def maximise(self, start: np.ndarray | None = None) -> np.ndarray:
+        """Parameters of greatest likelihood, (3,).
 
-        From a start far from the maximum it may end where the likelihood is flat: at slopes near 0, or at an end of
-        the priors. Then, and by default, maximisation starts at `_PRIORS`.
+        From a start far from the maximum the search may end where the likelihood is flat: at slopes near 0, or at an
+        end of the priors. Then, and without a start, the best maximum from the priors `_PRIORS` is taken.
         """
-        from scipy.optimize import minimize  # heavy to import
-
         ends = logit(LEAST), logit(MOST)
-        bounds = [*_BOUNDS, ends]
 
-        def best_of(starts: list[np.ndarray]) -> np.ndarray:
-            optima = [minimize(self, start, jac=True, method="L-BFGS-B", bounds=bounds) for start in starts]
-            return np.asarray(min(optima, key=lambda optimum: optimum.fun).x)
+        def maximum(start: np.ndarray) -> OptimizeResult:
+            return _minimum(self, start, [*_BOUNDS, ends])
 
-        best = best_of(starts) if starts else None
+        best = None if start is None else maximum(start).x
         if best is None or best[1] <= _FLAT or not ends[0] + _NEAR_END < best[2] < ends[1] - _NEAR_END:
-            best = best_of([np.array([*_START, logit(prior)]) for prior in _PRIORS])
-        return best
+            maxima = [maximum(np.array([*_START, logit(prior)])) for prior in _PRIORS]
+            best = min(maxima, key=lambda one: one.fun).x
+        return np.asarray(best)
 
     def maximise_at(self, logit_prior: float, start: ArrayLike = _START) -> tuple[np.ndarray, float]:
         """Parameters of greatest likelihood at a fixed prior, (3,), and the negative log likelihood there."""
-        from scipy.optimize import minimize  # heavy to import
 
         def objective(parameters: np.ndarray) -> tuple[float, np.ndarray]:
             value, gradient = self(np.append(parameters, logit_prior))
             return value, gradient[:2]
 
-        optimum = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=_BOUNDS)
+        optimum = _minimum(objective, start, _BOUNDS)
         return np.append(optimum.x, logit_prior), float(optimum.fun)
 
     def __call__(self, parameters: np.ndarray) -> tuple[float, np.ndarray]:
@@ -359,21 +294,16 @@ class _Likelihood:
         return float(value), np.array([by_e.sum(), slope * np.sum(by_e * self._m), by_prior])
 
 
-def _binned(margins: np.ndarray, weights: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Merge neighbouring margins into bins, finely at the top and coarsely below.
+def _minimum(objective: Callable[..., Any], start: ArrayLike, bounds: Sequence[tuple[float, float]]) -> OptimizeResult:
+    from scipy.optimize import minimize  # heavy to import
+
+    return minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds)
+
+
+def _binned(margins: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Merge neighbouring margins into bins, finely at the top: their weighted means, ascending, and total weights.
 
     Sums over the rows of smooth functions of the margin hardly change.
-
-    Parameters
-    ----------
-    margins, weights : ndarray, (n,)
-
-    Returns
-    -------
-    margins : ndarray of float64, (b,)
-        Weighted mean of each bin, ascending.
-    weights : ndarray of float64, (b,)
-        Total weight of each bin, above 0.
     """
     order = np.argsort(margins, kind="stable")
     m, w = margins[order].astype(np.float64), np.ones(len(order)) if weights is None else weights[order].astype(float)

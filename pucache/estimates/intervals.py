@@ -17,7 +17,6 @@ can be. The quantiles of the figures over the draws are the ends of their interv
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,45 +38,14 @@ _ROW_WEIGHT = 0.8  # of a labelled row; with 1, 90 % intervals of recall held th
 _MAX_BINS = 256  # of the margins of P; many labelled positives are drawn in bins
 
 
-@dataclass(frozen=True)
-class PriorRange:
-    """A prior with its interval.
-
-    Attributes
-    ----------
-    prior : float
-    low, high : float
-        Ends of the interval of coverage `LEVEL`; both equal `prior` where the prior is given.
-    """
-
-    prior: float
-    low: float
-    high: float
-
-    def draw(self, generator: np.random.Generator, count: int) -> np.ndarray:
-        """Draw priors.
-
-        In log odds, the distance from `prior` is normal to either side, and a share (1 - `LEVEL`) / 2 of the draws
-        lies beyond either end.
-
-        Parameters
-        ----------
-        generator : numpy.random.Generator
-        count : int
-
-        Returns
-        -------
-        ndarray of float64, (count,)
-        """
-        low, high = max(self.low, LEAST), min(self.high, MOST)
-        low, centre, high = logit([low, min(max(self.prior, low), high), high])
-        steps = generator.standard_normal(count) / ndtri((1 + LEVEL) / 2)
-        drawn = centre + np.where(steps > 0, high - centre, centre - low) * steps
-        return np.asarray(np.clip(expit(drawn), LEAST, MOST))
-
-
 def intervals_from_pu(
-    margins: np.ndarray, s: np.ndarray, prior: PriorRange, threshold: float, *, seed: int = 0
+    margins: np.ndarray,
+    s: np.ndarray,
+    prior: float,
+    prior_range: tuple[float, float],
+    threshold: float,
+    *,
+    seed: int = 0,
 ) -> dict[str, tuple[float, float]]:
     """Intervals of figures among the unlabelled rows.
 
@@ -86,7 +54,9 @@ def intervals_from_pu(
     margins : ndarray, (n,)
         Held out: each from a head that did not see the row.
     s : ndarray of 0 and 1, (n,)
-    prior : PriorRange
+    prior : float
+    prior_range : (float, float)
+        Ends of its interval of coverage `LEVEL`; both equal `prior` where the prior is given.
     threshold : float
         Rows with a margin above it are called positive.
     seed : int
@@ -102,14 +72,19 @@ def intervals_from_pu(
     unlabelled = np.sort(margins[s == 0])
     called_share = float(np.mean(unlabelled > threshold))
     drawn = _draw_positives(margins[s == 1], unlabelled, threshold, generator)
-    figures = _figures(*drawn, prior.draw(generator, _DRAWS), called_share, len(unlabelled), generator)
-    ends = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
-    return {name: _ends(np.quantile(values, ends)) for name, values in figures.items()}
+    priors = _draw_priors(prior, *prior_range, generator)
+    figures = _figures(*drawn, priors, called_share, len(unlabelled), generator)
+    ends = {name: np.quantile(values, ((1 - LEVEL) / 2, (1 + LEVEL) / 2)) for name, values in figures.items()}
+    return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
 
 
-def _ends(quantiles: np.ndarray) -> tuple[float, float]:
-    low, high = quantiles.tolist()
-    return low, high
+def _draw_priors(prior: float, low: float, high: float, generator: np.random.Generator) -> np.ndarray:
+    """Priors (B,), normal in log odds to either side of `prior`; (1 - `LEVEL`) / 2 of them lie beyond either end."""
+    low, high = max(low, LEAST), min(high, MOST)
+    low, centre, high = logit([low, min(max(prior, low), high), high])
+    steps = generator.standard_normal(_DRAWS) / ndtri((1 + LEVEL) / 2)
+    drawn = centre + np.where(steps > 0, high - centre, centre - low) * steps
+    return np.asarray(np.clip(expit(drawn), LEAST, MOST))
 
 
 def _draw_positives(
@@ -168,7 +143,7 @@ def stated_estimates(
     *,
     labels: LabelCount,
     prior: float,
-    prior_range: PriorRange | None,
+    prior_range: tuple[float, float] | None,
     threshold: float,
     seed: int = 0,
 ) -> dict[str, float | int | str | None]:
@@ -180,8 +155,8 @@ def stated_estimates(
         As for `intervals_from_pu`.
     labels : LabelCount
     prior : float
-    prior_range : PriorRange or None
-        None: the prior has no interval, and neither have the figures that depend on it.
+    prior_range : (float, float) or None
+        As for `intervals_from_pu`. None: the prior has no interval, and neither have the figures that depend on it.
     threshold, seed
         As for `intervals_from_pu`.
 
@@ -194,7 +169,7 @@ def stated_estimates(
     figures: dict[str, float | int | str | None] = dict(from_pu(margins, s, prior, threshold))
     ends: dict[str, float | None] = dict.fromkeys(f"{name}_{end}" for name in WITH_INTERVAL for end in ("low", "high"))
     if labels.has_estimates:
-        intervals = intervals_from_pu(margins, s, prior_range or PriorRange(prior, prior, prior), threshold, seed=seed)
+        intervals = intervals_from_pu(margins, s, prior, prior_range or (prior, prior), threshold, seed=seed)
         for name in WITH_INTERVAL if prior_range else _WITHOUT_PRIOR:
             low, high = intervals[name]
             point = float(figures[name] or 0.0)
@@ -206,58 +181,19 @@ def stated_estimates(
     return figures | ends | {"labels": labels.labels}
 
 
-def prior_range(prior: float, estimate: PriorEstimate | None) -> PriorRange | None:
-    """The prior of a model with its interval.
-
-    Parameters
-    ----------
-    prior : float
-    estimate : PriorEstimate or None
-        None where the prior is given.
-
-    Returns
-    -------
-    PriorRange or None
-        None where the estimate has no interval.
-    """
+def prior_range(prior: float, estimate: PriorEstimate | None) -> tuple[float, float] | None:
+    """Interval of a model's prior: both ends equal it where it is given; None where the estimate has no interval."""
     if estimate is None:
-        return PriorRange(prior, prior, prior)
-    if estimate.low <= 0 and estimate.high >= 1:
-        return None
-    return PriorRange(prior, estimate.low, estimate.high)
+        return prior, prior
+    return (estimate.low, estimate.high) if estimate.has_interval else None
 
 
 def interval_of(estimates: Mapping[str, Any], name: str) -> tuple[float, float] | None:
-    """Interval of one figure.
-
-    Parameters
-    ----------
-    estimates : mapping
-        Result of `stated_estimates`.
-    name : str
-        Of the figure.
-
-    Returns
-    -------
-    (float, float) or None
-        None where there is none.
-    """
+    """Interval of one figure of `stated_estimates`; None where there is none."""
     low, high = estimates.get(f"{name}_low"), estimates.get(f"{name}_high")
     return None if low is None or high is None else (low, high)
 
 
 def stated_text(estimates: Mapping[str, Any], name: str) -> str:
-    """Write one figure with its interval, as `pucache.estimates.label_requirements.figure` does.
-
-    Parameters
-    ----------
-    estimates : mapping
-        Result of `stated_estimates`.
-    name : str
-        Of the figure.
-
-    Returns
-    -------
-    str
-    """
+    """Write one figure of `stated_estimates` with its interval, as `pucache.estimates.label_requirements.figure`."""
     return figure(estimates[name], interval_of(estimates, name))

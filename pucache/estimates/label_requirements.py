@@ -78,57 +78,23 @@ class LabelCount:
 
 
 def assumption(prior: float) -> str:
-    """Sentence on the share of positives that posterior and threshold assume below `LEAST_LABELS`.
-
-    Parameters
-    ----------
-    prior : float
-        Of the model.
-
-    Returns
-    -------
-    str
-    """
+    """Sentence on the share of positives that posterior and threshold assume below `LEAST_LABELS`."""
     return (
         f"Posterior and threshold assume that {100 * prior:.3g} % of the unlabelled are positive; this is no estimate."
     )
 
 
 def range_text(interval: Sequence[float], number: Callable[[float], str]) -> str:
-    """Write a range.
-
-    Parameters
-    ----------
-    interval : (float, float)
-        Low and high end.
-    number : callable
-        Formats an end.
-
-    Returns
-    -------
-    str
-        Such as ``0.67 to 0.90``; one number where both ends are the same when they are formatted.
-    """
+    """Write a range as ``0.67 to 0.90``; one number where both ends are the same when `number` has formatted them."""
     low, high = map(number, interval)
     return low if low == high else f"{low} to {high}"
 
 
 def figure(value: float | None, interval: Sequence[float] | None, digits: int = 3) -> str:
-    """Write an estimate with its interval.
+    """Write an estimate with its interval, such as ``0.800 (0.67 to 0.90)``.
 
-    Parameters
-    ----------
-    value : float or None
-        None: only the interval is written.
-    interval : (float, float) or None
-        None: only the value is written.
-    digits : int
-        Decimals of the value; the ends of the interval have one less.
-
-    Returns
-    -------
-    str
-        Such as ``0.800 (0.67 to 0.90)``, ``0.67 to 0.90`` or ``0.800``; ``not estimated`` where both are None.
+    Without a value the interval is written, without an interval the value, and ``not estimated`` without either. The
+    value has `digits` decimals, the ends one less.
     """
     ends = "" if interval is None else range_text(interval, f"{{:.{digits - 1}f}}".format)
     if value is None:

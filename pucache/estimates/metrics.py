@@ -71,20 +71,7 @@ def _average_precision(true_positives: np.ndarray, false_positives: np.ndarray) 
 
 
 def precision_at(y: np.ndarray, scores: np.ndarray, k: int) -> float:
-    """Share of true positives among the k highest scores; ties are broken by row number.
-
-    Parameters
-    ----------
-    y : ndarray of 0 and 1, (n,)
-    scores : ndarray, (n,)
-        Higher is more positive.
-    k : int
-        Capped at the number of rows.
-
-    Returns
-    -------
-    float
-    """
+    """Share of true positives y among the k highest scores, or all if there are fewer; ties keep their order."""
     top = np.argsort(-scores, kind="stable")[:k]
     return float(y[top].mean())
 
@@ -146,7 +133,11 @@ def from_pu(margins: np.ndarray, s: np.ndarray, prior: float, threshold: float =
     Estimator: the two risks.
     """
     margins, positive = _checked_rows(margins, s)
-    prior = _checked_prior(prior)
+    prior = float(prior)
+    if not 0 < prior < 1:
+        raise ValueError(
+            f"prior must lie strictly between 0 and 1, got {prior}; it is the share of positives among the unlabelled"
+        )
     if np.isnan(threshold):
         raise ValueError("threshold must be a number, got NaN")
     called = margins > threshold
@@ -175,14 +166,6 @@ def _checked_rows(margins: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, np.nd
         kind = "unlabelled row (s = 0)" if positive.any() else "labelled positive (s = 1)"
         raise ValueError(f"s must have both kinds of rows, got no {kind} in {len(s)}")
     return margins, positive
-
-
-def _checked_prior(prior: float) -> float:
-    if not 0 < prior < 1:
-        raise ValueError(
-            f"prior must lie strictly between 0 and 1, got {prior}; it is the share of positives among the unlabelled"
-        )
-    return float(prior)
 
 
 def _pauc(labelled: np.ndarray, unlabelled: np.ndarray) -> float:

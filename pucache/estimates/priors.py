@@ -1,16 +1,13 @@
 r"""Estimators of the prior, the share of positives among the unlabelled, from held-out margins.
 
-Only the tilt has an interval, from its profile likelihood (`profile_interval`), or on request from bootstrap
-draws (`bootstrap_interval`), on which `pucache.training.cross_fitting` refits the heads. The other methods are
-cross-checks. Bootstrap intervals of theirs show the variance but not the bias: those of BBE and of Elkan and
-Noto covered the truth in 58 % and 45 % of 220 sets. The methods::
+Only the tilt has an interval. The others are cross-checks: their bootstrap intervals show the variance but not the
+bias, and those of BBE and of Elkan and Noto held the truth in 58 % and 45 % of 220 sets. The methods::
 
     tilt      exponential tilt of `pucache.estimates.calibration`; used by ``train_pu``
     bbe       best-bin estimate (Garg et al. 2021, algorithm 1)
     dedpul    EM on the monotone ratio of the kernel densities of P and U (Ivanov 2020)
     elkanoto  mean score of held-out P (Elkan and Noto 2008, estimator e1), with the isotonic
               P(s = 1 | m) as score
-    histogram least squares fit of U's histogram by the histogram of P and a geometric tail of negatives
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import expit, logit, stdtrit
 
-from .calibration import LEAST, MOST, effective_number, fit_tilt, profile_prior
+from .calibration import LEAST, MOST, deviance_within_pile, effective_number, fit_tilt, profile_ends, profile_prior
 
 MODEL_ERROR = 0.05  # relative error of the tilt itself; measured on the one-vs-rest suite with many rows
 ERROR_BELOW = 0.2  # of the same below an estimate: negatives that look like positives count as hidden positives
@@ -75,11 +72,6 @@ class PriorEstimate:
         """Whether `low` and `high` are the ends of an interval."""
         return (self.low, self.high) != (0.0, 1.0)
 
-    @property
-    def one_sided(self) -> bool:
-        """Whether the data limit the prior on one side only, mostly from above."""
-        return self.has_interval and (self.low <= LEAST) != (self.high >= MOST)
-
     def interval_text(self, number: Callable[[float], str]) -> str:
         """The interval in words: "A to B", "at most B", "at least A" or "none".
 
@@ -104,18 +96,18 @@ def interval_text(low: float, high: float, number: Callable[[float], str]) -> st
     return f"{number(low)} to {number(high)}"
 
 
-def tilt(margins: np.ndarray, s: np.ndarray, weights: np.ndarray) -> float:
-    """Prior of the fitted tilt."""
-    return fit_tilt(margins, s, weights).prior
-
-
 def best_bin(margins: np.ndarray, s: np.ndarray, weights: np.ndarray) -> float:
     """Ratio of the shares of U and P above the margin at which its upper confidence bound is lowest."""
-    tails = _tails(margins, s, weights)
-    slack = np.sqrt(np.log(4 / _DELTA) / 2) * (tails.weight_p**-0.5 + tails.weight_u**-0.5)
-    bound = (tails.above_u + (1 + _GAMMA) * slack) / np.maximum(tails.above_p, _TINY)
-    best = int(np.argmin(bound))
-    return float(tails.above_u[best] / max(tails.above_p[best], _TINY))
+    order = np.argsort(-margins, kind="stable")
+    m, positive, w = margins[order], s[order] == 1, weights[order]
+    weight_p, weight_u = float(w[positive].sum()), float(w[~positive].sum())
+    last = np.append(np.flatnonzero(np.diff(m)), len(m) - 1)  # of rows with equal margins
+    above_p, above_u = np.cumsum(w * positive)[last] / weight_p, np.cumsum(w * ~positive)[last] / weight_u
+    bins = np.diff(above_p, prepend=0) > 0  # that end at a margin of P
+    above_p, above_u = above_p[bins], above_u[bins]
+    slack = np.sqrt(np.log(4 / _DELTA) / 2) * (weight_p**-0.5 + weight_u**-0.5)
+    best = int(np.argmin((above_u + (1 + _GAMMA) * slack) / np.maximum(above_p, _TINY)))
+    return float(above_u[best] / max(above_p[best], _TINY))
 
 
 def density_ratio(margins: np.ndarray, s: np.ndarray, weights: np.ndarray) -> float:
@@ -140,33 +132,22 @@ def label_frequency(margins: np.ndarray, s: np.ndarray, weights: np.ndarray) -> 
 
     The share of positives among all rows is the share of labelled rows divided by c.
     """
-    w = np.where(s == 1, weights / weights[s == 1].sum(), 1)
+    from sklearn.isotonic import IsotonicRegression  # heavy to import
+
     labelled = weights[s == 1].sum() / weights.sum()
-    q = _isotonic(margins, s, weights)  # with P and U of equal total weight
+    w = np.where(s == 1, weights / weights[s == 1].sum(), weights / weights[s == 0].sum())
+    isotonic = IsotonicRegression(y_min=0, y_max=1).fit(margins, (s == 1).astype(float), sample_weight=w)
+    q = isotonic.predict(margins)  # with P and U of equal total weight
     odds = q / np.maximum(1 - q, _TINY) * labelled / (1 - labelled)
     c = float((w * odds / (1 + odds))[s == 1].sum())
     return (labelled / max(c, _TINY) - labelled) / (1 - labelled)
 
 
-def histogram_match(margins: np.ndarray, s: np.ndarray, weights: np.ndarray) -> float:
-    """Least squares fit of U's cumulative histogram at the deciles of P.
-
-    The model is prior times the cumulative histogram of P, plus negatives whose share falls
-    geometrically from bin to bin.
-    """
-    tails = _tails(margins, s, weights)
-    deciles = np.minimum(np.searchsorted(tails.above_p, np.arange(0.1, 1.0, 0.1)), len(tails.margins) - 1)
-    p, u = tails.above_p[deciles], tails.above_u[deciles]
-    fits = [_fit_two(p, u, np.exp(-rate * np.arange(len(p))[::-1])) for rate in np.linspace(0.2, 4, 39)]
-    return min(fits, key=lambda fit: fit[1])[0]
-
-
 METHODS: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], float]] = {
-    "tilt": tilt,
+    "tilt": lambda margins, s, weights: fit_tilt(margins, s, weights).prior,
     "bbe": best_bin,
     "dedpul": density_ratio,
     "elkanoto": label_frequency,
-    "histogram": histogram_match,
 }
 
 
@@ -223,12 +204,12 @@ def profile_interval(
 
         D / (1 - D / B) <= t**2
 
-    B is the deviance of sampling alone, 2 * n_U * KL(estimate, prior), see `PriorProfile.within_pile`, and t**2 the
+    B is the deviance of sampling alone, 2 * n_U * KL(estimate, prior), see `deviance_within_pile`, and t**2 the
     `deviance_limit`. The ends are then moved outwards on log odds: an error of the model is added to the distance
     from the estimate in quadrature, in the same multiple of a standard error. It is `ERROR_BELOW` at the low end and
     `MODEL_ERROR` at the high end, as the prior that a mixture identifies is the greatest possible one: the truth may
     be less, but not more (Blanchard, Lee and Scott 2010). An end that the likelihood does not limit lies at the
-    bound, and the interval is `PriorEstimate.one_sided`.
+    bound.
 
     Parameters
     ----------
@@ -246,16 +227,18 @@ def profile_interval(
     PriorEstimate
         Of method ``tilt``, with 0 draws.
     """
-    deviance = deviance_limit(effective_number(s == 1, weights), level)
-    profile = profile_prior(margins, s, weights, bounds=bounds, depth=deviance)
-    profile = profile.within_pile(effective_number(s == 0, weights))
+    limit = deviance_limit(effective_number(s == 1, weights), level)
+    prior, priors, profile = profile_prior(margins, s, weights, bounds=bounds, depth=limit)
+    profile = deviance_within_pile(prior, priors, profile, effective_number(s == 0, weights))
     low, high = (
-        bound if end is None else _moved(end, profile.estimate, np.sqrt(deviance) * error)
-        for end, bound, error in zip(profile.ends(deviance), bounds, (ERROR_BELOW, MODEL_ERROR), strict=True)
+        bound if end is None else _moved(end, prior, np.sqrt(limit) * error)
+        for end, bound, error in zip(
+            profile_ends(priors, profile, limit), bounds, (ERROR_BELOW, MODEL_ERROR), strict=True
+        )
     )
     return PriorEstimate(
         method="tilt",
-        prior=profile.estimate,
+        prior=prior,
         low=max(low, bounds[0]),
         high=min(high, bounds[1]),
         level=level,
@@ -268,13 +251,6 @@ def deviance_limit(labels: float, level: float = 0.9) -> float:
 
     With many labels it is that of the chi-squared distribution, 2.71 at 0.9 (Wilks 1938). n labels leave n - 7
     degrees of freedom: alpha, slope and the levels of the heads of five folds are fitted to them.
-
-    Parameters
-    ----------
-    labels : float
-        Number of labelled positives.
-    level : float
-        Nominal coverage, in (0, 1).
     """
     return float(stdtrit(max(labels - _FITTED, 1), (1 + level) / 2)) ** 2
 
@@ -324,42 +300,6 @@ def bootstrap_interval(
     return PriorEstimate(method=method, prior=prior, low=low, high=high, level=level, draws=len(draws))
 
 
-@dataclass(frozen=True)
-class _Tails:
-    """Margins of P, descending (p,); shares of P and of U at or above each; total weights of P and of U."""
-
-    margins: np.ndarray
-    above_p: np.ndarray
-    above_u: np.ndarray
-    weight_p: float
-    weight_u: float
-
-
-def _tails(margins: np.ndarray, s: np.ndarray, weights: np.ndarray) -> _Tails:
-    order = np.argsort(-margins, kind="stable")
-    m, positive, w = margins[order], s[order] == 1, weights[order]
-    weight_p, weight_u = w[positive].sum(), w[~positive].sum()
-    last = np.append(np.flatnonzero(np.diff(m)), len(m) - 1)  # of rows with equal margins
-    above_p, above_u = np.cumsum(w * positive)[last] / weight_p, np.cumsum(w * ~positive)[last] / weight_u
-    of_p = np.diff(above_p, prepend=0) > 0
-    return _Tails(
-        margins=m[last][of_p],
-        above_p=above_p[of_p],
-        above_u=above_u[of_p],
-        weight_p=float(weight_p),
-        weight_u=float(weight_u),
-    )
-
-
-def _isotonic(margins: np.ndarray, s: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Isotonic P(s = 1 | m) with P and U of equal total weight, (n,)."""
-    from sklearn.isotonic import IsotonicRegression  # heavy to import
-
-    w = np.where(s == 1, weights / weights[s == 1].sum(), weights / weights[s == 0].sum())
-    isotonic = IsotonicRegression(y_min=0, y_max=1).fit(margins, (s == 1).astype(float), sample_weight=w)
-    return np.asarray(isotonic.predict(margins))
-
-
 def _quantile(margins: np.ndarray, share: float, weights: np.ndarray) -> float:
     return float(np.quantile(margins, share, weights=weights, method="inverted_cdf"))
 
@@ -373,11 +313,3 @@ def _density(margins: np.ndarray, weights: np.ndarray, grid: np.ndarray) -> np.n
     centre = np.average(margins, weights=weights)
     width = np.sqrt(np.average((margins - centre) ** 2, weights=weights)) * 1.06 * weights.sum() ** -0.2
     return np.asarray(gaussian_filter1d(mass, max(float(width / step), 1e-3), mode="reflect"))
-
-
-def _fit_two(p: np.ndarray, u: np.ndarray, negative: np.ndarray) -> tuple[float, float]:
-    """Non-negative least squares u = prior * p + c * negative; returns the prior and the residual norm."""
-    from scipy.optimize import nnls  # heavy to import
-
-    coefficients, residual = nnls(np.column_stack([p, negative]), u)
-    return float(coefficients[0]), float(residual)

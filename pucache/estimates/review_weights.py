@@ -36,12 +36,9 @@ class TrainingLabels:
         Labels for training: 1 labelled or confirmed positive, 0 all others.
     training_weights : ndarray of float32, (n,), or None
         Row weights for training.
-    negative_share : float
-        Share of the training weight of rows with `training_s` = 0 that known negatives have.
+    known_negative : ndarray of bool, (n,)
     confirmed_weight, rejected_weight : float
         Total weight of the confirmed positives, and of the known negatives.
-    known_negative : ndarray of bool, (n,), or None
-        Known negatives; None where there are none.
     audited : AuditedPrior or None
         The prior by the audit of the review.
     """
@@ -50,10 +47,9 @@ class TrainingLabels:
     weights: np.ndarray | None
     training_s: np.ndarray
     training_weights: np.ndarray | None
-    negative_share: float = 0.0
-    confirmed_weight: float = 0.0
-    rejected_weight: float = 0.0
-    known_negative: np.ndarray | None = None
+    known_negative: np.ndarray
+    confirmed_weight: float
+    rejected_weight: float
     audited: AuditedPrior | None = None
 
     @classmethod
@@ -65,29 +61,13 @@ class TrainingLabels:
         *,
         hidden: AuditedHidden | None = None,
     ) -> TrainingLabels:
-        """Combine labels, a review and row weights.
-
-        Parameters
-        ----------
-        s : ndarray of int8, (n,)
-        reviewed : ndarray of int8, (n,), optional
-            1 confirmed positive, -1 known negative, 0 not reviewed.
-        weights : ndarray of float32, (n,), optional
-        hidden : AuditedHidden, optional
-            What the audit of the review says.
-
-        Returns
-        -------
-        TrainingLabels
-        """
-        if reviewed is None or not reviewed.any():
-            audited = None if hidden is None else AuditedPrior(hidden, 0, int((s == 0).sum()))
-            return cls(s=s, weights=weights, training_s=s, training_weights=weights, audited=audited)
+        """Combine labels s (n,), decisions of a review (n,) as in `Labels`, row weights (n,), and its audit."""
+        reviewed = np.zeros(len(s), np.int8) if reviewed is None else reviewed
         row_weights = np.ones(len(s), np.float32) if weights is None else weights
         positive, negative = (s == 1) | (reviewed == 1), reviewed == -1
         unlabelled = ~positive & ~negative
         of_positive, of_negative, of_unlabelled = (row_weights[rows].sum() for rows in (positive, negative, unlabelled))
-        share, training_weights = 0.0, weights
+        training_weights = weights
         if of_negative > 0 and of_unlabelled > 0:
             share = min(_MAX_NEGATIVE_SHARE, of_negative / (of_negative + of_positive))
             training_weights = row_weights.copy()
@@ -97,27 +77,14 @@ class TrainingLabels:
             weights=weights,
             training_s=positive.astype(np.int8),
             training_weights=training_weights,
-            negative_share=float(share),
+            known_negative=negative,
             confirmed_weight=float(row_weights[(reviewed == 1) & (s == 0)].sum()),
             rejected_weight=float(of_negative),
-            known_negative=negative if negative.any() else None,
             audited=None if hidden is None else AuditedPrior(hidden, int((reviewed == 1).sum()), int((s == 0).sum())),
         )
 
     def take(self, rows: np.ndarray, sampled_share: float) -> TrainingLabels:
-        """Labels of a subset of rows.
-
-        Parameters
-        ----------
-        rows : ndarray of int, (m,)
-            All rows with `training_s` = 1, and a sample of the others.
-        sampled_share : float
-            Share of the others that are in the sample.
-
-        Returns
-        -------
-        TrainingLabels
-        """
+        """Labels of all rows with `training_s` = 1 and of a sample of the others, which is this share of them."""
         s, training_s = self.s[rows], self.training_s[rows]
         weights, training_weights = (None if w is None else w[rows] for w in (self.weights, self.training_weights))
         if self.confirmed_weight:  # the only rows with s = 0 that were all kept
@@ -128,17 +95,15 @@ class TrainingLabels:
             weights=weights,
             training_s=training_s,
             training_weights=training_weights,
-            negative_share=self.negative_share,
+            known_negative=self.known_negative[rows],
             confirmed_weight=sampled_share * self.confirmed_weight,
             rejected_weight=sampled_share * self.rejected_weight,
-            known_negative=None if self.known_negative is None else self.known_negative[rows],
         )
 
     @property
     def decided(self) -> np.ndarray:
         """What is known of the rows with s = 0, int8 (u,): 1 positive, -1 negative, 0 undecided."""
-        negative = False if self.known_negative is None else self.known_negative
-        return (self.training_s - np.int8(1) * negative).astype(np.int8)[self.s == 0]
+        return (self.training_s - self.known_negative.astype(np.int8))[self.s == 0]
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -154,17 +119,7 @@ class TrainingLabels:
         return float(weight) + self.confirmed_weight
 
     def hidden(self, prior: float) -> float:
-        """Weight of the positives that are neither labelled nor confirmed: by the audit, else at a prior.
-
-        Parameters
-        ----------
-        prior : float
-            Share of positives among the rows with s = 0.
-
-        Returns
-        -------
-        float
-        """
+        """Weight of the positives that are neither labelled nor confirmed: by the audit, else at a prior."""
         if self.audited is not None and self.audited.hidden.likeliest is not None:
             return self.audited.hidden.likeliest
         return prior * self._weight_without_labelled - self.confirmed_weight
@@ -185,18 +140,8 @@ class TrainingLabels:
         return float(rest.sum() if self.weights is None else self.weights[rest].sum(dtype=np.float64))
 
     def training_prior(self, prior: float) -> float:
-        """Convert a prior among rows with s = 0 to the share of positives among rows with training_s = 0.
-
-        Parameters
-        ----------
-        prior : float
-
-        Returns
-        -------
-        float
-            By training weight.
-        """
-        if not self.negative_share and not self.confirmed_weight:
+        """Convert a prior among rows with s = 0 to the share of positives, by training weight, with training_s = 0."""
+        if not self.rejected_weight and not self.confirmed_weight:
             return prior
         rest, weights = self.training_s == 0, self.training_weights
         total = float(rest.sum() if weights is None else weights[rest].sum(dtype=np.float64))

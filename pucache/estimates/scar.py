@@ -52,10 +52,9 @@ class ScarCheck:
     explained : float or None
         Greatest AUC that the negatives expected among the likely positives can account for.
     verdict : str
-        ``alike``; ``explained``: told apart, but no better than negatives among the likely positives
-        may explain; ``differ``; ``too few`` rows to compare; ``none found``: almost no unlabelled row
-        is likely positive, because few are hidden, or because the labelled positives come from
-        elsewhere, such as another camera.
+        ``alike``; ``explained``: told apart, but no better than negatives among the likely positives may explain;
+        ``differ``; ``too few`` rows to compare; ``none found``: almost no unlabelled row is likely positive, because
+        few are hidden, or because the labelled positives come from elsewhere, such as another camera.
     rows_by_likeness : ndarray of int64, (n_labelled + n_likely,)
         Rows compared, from those most like the labelled to those most like the likely positives.
     """
@@ -76,17 +75,12 @@ class ScarCheck:
             return None
         return max(0.0, self.auc - BEYOND * self.error), min(1.0, self.auc + BEYOND * self.error)
 
-    @property
-    def stated_auc(self) -> float | None:
-        """The AUC where enough labelled positives are compared for a single figure."""
-        return self.auc if LabelCount(self.n_labelled).has_points else None
-
     def to_dict(self) -> dict[str, Any]:
         """Everything but the rows, for JSON; ``auc`` is None where only its interval is stated."""
         return {
             "labelled": self.n_labelled,
             "found": self.n_likely,
-            "auc": self.stated_auc,
+            "auc": self.auc if LabelCount(self.n_labelled).has_points else None,
             "auc_interval": None if self.auc_interval is None else list(self.auc_interval),
             "p_value": self.p_value,
             "explained": self.explained,
@@ -99,7 +93,7 @@ class ScarCheck:
         sentence = f"labelled against found positives: {_VERDICTS[self.verdict]}"
         if self.auc is None:
             return f"{sentence} ({counts})"
-        auc = f"{self.auc:.2f}" if self.stated_auc is not None else figure(None, self.auc_interval)
+        auc = f"{self.auc:.2f}" if LabelCount(self.n_labelled).has_points else figure(None, self.auc_interval)
         return f"{sentence}: told apart with AUC {auc}, p = {self.p_value:.2g} ({counts})"
 
 
@@ -126,7 +120,7 @@ def check_scar(
     Parameters
     ----------
     X : ndarray or StackedRows, (n, d)
-        May be mapped; only the rows compared are read.
+        Only the rows compared are read.
     labels : Labels
         Known negatives are left out.
     margins : ndarray of float32, (n,)
@@ -145,36 +139,31 @@ def check_scar(
     """
     generator = np.random.default_rng(seed)
     sure = tilt.posterior(margins) >= SURE
+    found = sure & (labels.s == 0) & ~labels.negative
+    if group is not None:
+        found[unlabelled_twins(group, labels.s)[0]] = False
     labelled = _sample(_one_per_group(sure & (labels.s == 1), group), _MAX_LABELLED, generator)
-    likely = _sample(_one_per_group(sure & _candidates(labels, group), group), _MAX_LIKELY, generator)
+    likely = _sample(_one_per_group(found, group), _MAX_LIKELY, generator)
     if min(len(labelled), len(likely)) < LEAST:
         few_hidden = len(labelled) >= LEAST and len(likely) < len(labelled) / 2
         return ScarCheck(len(labelled), len(likely), verdict="none found" if few_hidden else "too few")
     compared = np.concatenate([take_rows(X, labelled), take_rows(X, likely)])
-    test = two_sample(compared, np.arange(len(compared)) < len(labelled), generator)
+    auc, error, p_value, likeness = two_sample(compared, np.arange(len(compared)) < len(labelled), generator)
     explained = 0.5 + float(1 - tilt.posterior(margins[likely]).mean()) / 2
-    if test.p_value >= LEVEL:
+    if p_value >= LEVEL:
         verdict = "alike"
     else:
-        verdict = "differ" if test.auc > explained + BEYOND * test.error else "explained"
+        verdict = "differ" if auc > explained + BEYOND * error else "explained"
     return ScarCheck(
         n_labelled=len(labelled),
         n_likely=len(likely),
-        auc=test.auc,
-        error=test.error,
-        p_value=test.p_value,
+        auc=auc,
+        error=error,
+        p_value=p_value,
         explained=explained,
         verdict=verdict,
-        rows_by_likeness=np.concatenate([labelled, likely])[np.argsort(-test.likeness, kind="stable")],
+        rows_by_likeness=np.concatenate([labelled, likely])[np.argsort(-likeness, kind="stable")],
     )
-
-
-def _candidates(labels: Labels, group: np.ndarray | None) -> np.ndarray:
-    """Rows that are neither labelled, nor known negatives, nor copies of a labelled row; bool (n,)."""
-    rows = (labels.s == 0) & (labels.reviewed != -1)
-    if group is not None:
-        rows[unlabelled_twins(group, labels.s)[0]] = False
-    return rows
 
 
 def _one_per_group(rows: np.ndarray, group: np.ndarray | None) -> np.ndarray:
@@ -187,32 +176,9 @@ def _sample(rows: np.ndarray, size: int, generator: np.random.Generator) -> np.n
     return rows if len(rows) <= size else np.sort(generator.choice(rows, size, replace=False))
 
 
-@dataclass(frozen=True)
-class TwoSampleTest:
-    """Result of `two_sample`.
-
-    Attributes
-    ----------
-    auc : float
-        AUC of the likeness, shifted so that its mean over permuted labels is 0.5, because a row is
-        never its own neighbour.
-    p_value : float
-        Share of the permutations, and of the sample itself, with an AUC at least as great.
-    error : float
-        Standard deviation of the AUC over permuted labels.
-    likeness : ndarray of float64, (n,)
-        Share of the first sample among the sqrt(n) nearest other rows by cosine, centred.
-    """
-
-    auc: float
-    p_value: float
-    error: float
-    likeness: np.ndarray
-
-
 def two_sample(
     X: np.ndarray, first: np.ndarray, generator: np.random.Generator, permutations: int = 999
-) -> TwoSampleTest:
+) -> tuple[float, float, float, np.ndarray]:
     """Test whether two samples have one distribution, by the nearest neighbours of each row.
 
     Parameters
@@ -226,7 +192,15 @@ def two_sample(
 
     Returns
     -------
-    TwoSampleTest
+    auc : float
+        AUC of the likeness, shifted so that its mean over permuted labels is 0.5, because a row is
+        never its own neighbour.
+    error : float
+        Standard deviation of the AUC over permuted labels.
+    p_value : float
+        Share of the permutations, and of the sample itself, with an AUC at least as great.
+    likeness : ndarray of float64, (n,)
+        Share of the first sample among the sqrt(n) nearest other rows by cosine, centred.
     """
     k = max(1, round(len(X) ** 0.5))
     order = generator.permutation(len(X))  # breaks ties between equally near rows at random
@@ -236,7 +210,7 @@ def two_sample(
     auc = _auc(counts.astype(np.int64), labels, k)
     p_value = np.count_nonzero(auc >= auc[0] - 1e-12) / len(auc)
     effect = float(np.clip(auc[0] - auc[1:].mean() + 0.5, 0, 1))
-    return TwoSampleTest(auc=effect, p_value=float(p_value), error=float(auc[1:].std()), likeness=counts[:, 0] / k)
+    return effect, float(auc[1:].std()), float(p_value), counts[:, 0] / k
 
 
 def _neighbours(X: np.ndarray, k: int) -> csr_array:

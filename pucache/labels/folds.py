@@ -7,10 +7,13 @@ import heapq
 import numpy as np
 
 
-def assign_folds(s: np.ndarray, count: int, seed: int, group: np.ndarray | None) -> np.ndarray:
-    """Assign rows to at most `count` folds.
+def assign_folds(s: np.ndarray, count: int, seed: int = 0, group: np.ndarray | None = None) -> np.ndarray:
+    """Assign rows to at most `count` folds at random, P and U each evenly, and every group to one fold.
 
-    Every fold holds rows of both P and U. A single fold is used where there are too few groups for two.
+    Groups of several rows are assigned one by one, the largest first, to the fold with the fewest P (groups of U only:
+    the fewest U). Groups with both P and U come first, then groups of P only, then groups of U only. Single rows fill
+    up the folds at random. So every fold holds P and U. A single fold is used where P, or U, occurs in
+    fewer than two groups.
 
     Parameters
     ----------
@@ -18,13 +21,14 @@ def assign_folds(s: np.ndarray, count: int, seed: int, group: np.ndarray | None)
     count : int
         Greatest number of folds.
     seed : int
-    group : ndarray of int64, (n,), or None
-        Rows of one group are kept in one fold.
+        Of the order of rows and of groups of equal composition.
+    group : ndarray of int, (n,), optional
+        Rows with equal numbers are kept in one fold, as by `pucache.labels.near_duplicates.groups`.
 
     Returns
     -------
     ndarray of int64, (n,)
-        Fold that each row is held out in.
+        Fold that each row is held out in, from 0.
 
     Raises
     ------
@@ -37,42 +41,11 @@ def assign_folds(s: np.ndarray, count: int, seed: int, group: np.ndarray | None)
     count = min(count, *(len(np.unique(group_of_row[s == value])) for value in (0, 1)))
     if count < 2:
         return np.zeros(len(s), np.int64)
-    return stratified_folds(s, count, seed, group)
-
-
-def stratified_folds(s: np.ndarray, count: int, seed: int = 0, groups: np.ndarray | None = None) -> np.ndarray:
-    """Assign rows to `count` folds at random, P and U each evenly, and every group to one fold.
-
-    Groups of several rows are assigned one by one, the largest first, to the fold with the fewest P
-    (groups of U only: the fewest U). Groups with both P and U come first, then groups of P only, then
-    groups of U only. Single rows fill up the folds at random. So every fold holds P and U whenever
-    that is possible. It is impossible if P, or U, occurs in fewer than `count` groups.
-
-    Parameters
-    ----------
-    s : ndarray of 0 and 1, (n,)
-    count : int
-        Number of folds.
-    seed : int
-        Of the order of rows and of groups of equal composition.
-    groups : ndarray of int, (n,), optional
-        Rows with equal numbers are kept in one fold, as by `pucache.labels.near_duplicates.groups`.
-
-    Returns
-    -------
-    ndarray of int64, (n,)
-        Fold that each row is held out in, from 0 to count - 1.
-
-    Raises
-    ------
-    ValueError
-        `groups` has another shape than `s`.
-    """
     generator = np.random.default_rng(seed)
     fold = np.full(len(s), -1)
     sizes = np.zeros((2, count), np.int64)  # rows of U and of P in each fold
-    if groups is not None:
-        _assign_groups(fold, sizes, s, groups, generator)
+    if group is not None:
+        _assign_groups(fold, sizes, s, group, generator)
     for value in (0, 1):
         rows = np.flatnonzero((s == value) & (fold < 0))
         fold[generator.permutation(rows)] = _fill(sizes[value], len(rows))
@@ -83,8 +56,6 @@ def _assign_groups(
     fold: np.ndarray, sizes: np.ndarray, s: np.ndarray, groups: np.ndarray, generator: np.random.Generator
 ) -> None:
     """Assign the groups of several rows; writes into `fold`, (n,), and `sizes`, (2, count)."""
-    if groups.shape != s.shape:
-        raise ValueError(f"expected one group for each of {len(s)} rows, got groups {groups.shape}")
     _, group, size = np.unique(groups, return_inverse=True, return_counts=True)
     several = np.flatnonzero(size[group] > 1)
     _, group = np.unique(group[several], return_inverse=True)

@@ -58,47 +58,15 @@ def find_keys(keys: Keys, listing: str | Path, *, holder: str = "the cache") -> 
 
 
 def listed_positives(path: str | Path) -> set[str]:
-    """Keys that a file lists as positive; no cache is needed.
-
-    Parameters
-    ----------
-    path : path or str
-        A text file of keys, or a CSV with a ``key`` column and optionally a ``label`` column.
-
-    Returns
-    -------
-    set of str
-
-    Raises
-    ------
-    LabelError
-        The file is unreadable or empty.
-    """
+    """Keys that a text file or a CSV lists as positive, as `find_keys` does, without a cache."""
     return {row["key"] for row in _rows_with_label(read_table(path), 1, path)}
 
 
 def read_decisions(cache: EmbeddingCache, listing: str | Path, label: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows that have a label, and which of them got it in a review.
+    """Rows that have a label, int64 (m,), ascending and unique, and which of them got it in a review, bool (m,).
 
-    Parameters
-    ----------
-    cache : EmbeddingCache
-    listing : path or str
-        As for `find_keys`. A CSV may have a column ``reviewed`` (1: decided in a review) and a column
-        ``digest``, which must agree with the cache.
-    label : {0, 1}
-
-    Returns
-    -------
-    rows : ndarray of int64, (m,)
-        Ascending, unique.
-    reviewed : ndarray of bool, (m,)
-        False for a key that is also listed as labelled before the review.
-
-    Raises
-    ------
-    LabelError
-        As `find_keys`; also when digests are those of other images.
+    In a listing as for `find_keys`, a CSV may have a column ``reviewed`` (1: decided in a review) and a column
+    ``digest``, which must agree with the cache. A key that is listed as decided before the review too is not reviewed.
     """
     table = _read_listing(listing)
     if table is None:

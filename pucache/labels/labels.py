@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import LabelError
-from .label_files import find_keys, name_first, read_decisions
+from .label_files import name_first, read_decisions
 
 if TYPE_CHECKING:
     from ..cache.embedding_cache import EmbeddingCache
-    from ..cache.keys import Keys
     from ..estimates.audited_prior import AuditedHidden
 
 TWIN_COSINE = 0.999  # cosine from which on two images show the same picture, and share their label
@@ -53,11 +52,11 @@ class Labels:
 
     def check(self) -> None:
         """Raise `LabelError` unless there is at least one labelled positive and one undecided row."""
-        check_labels(self.s == 1)
+        if not self.s.any():
+            raise LabelError("no labelled positives; name at least one")
         if not self.unlabelled.any():
-            raise LabelError(
-                f"all {len(self.s)} rows are labelled; some must be unlabelled, or there is nothing to find"
-            )
+            how = "labelled positive" if self.s.all() else "labelled"
+            raise LabelError(f"all {len(self.s)} rows are {how}; some must be unlabelled, or there is nothing to find")
 
     @property
     def positive(self) -> np.ndarray:
@@ -150,26 +149,10 @@ class Labels:
 def open_labels(
     cache: EmbeddingCache, positives: str | Path | np.ndarray | Labels, negatives: str | Path | None = None
 ) -> Labels:
-    """Labels of a cache, read unless they are an array or `Labels` already.
+    """Labels of a cache: those of `Labels.read`, or a given s or `Labels`, with which no `negatives` go.
 
-    Parameters
-    ----------
-    cache : EmbeddingCache
-    positives : path, str, ndarray of int8 (n,) or Labels
-        A file of keys, a glob on keys, s itself, or labels with a review.
-    negatives : path or str, optional
-        Known negatives, as for `Labels.read`; only beside a file or a glob of positives.
-
-    Returns
-    -------
-    Labels
-
-    Raises
-    ------
-    LabelError
-        As `Labels.read`; no labelled or no unlabelled row; an s of another length.
-    ValueError
-        Negatives beside an array or `Labels`.
+    Raises `LabelError` as `Labels.read`, and for an s of another length; `ValueError` for negatives beside an array or
+    `Labels`.
     """
     if negatives is not None and not isinstance(positives, str | Path):
         raise ValueError("negatives go with a file or a glob of positives; give Labels that hold both instead")
@@ -183,39 +166,3 @@ def open_labels(
         )
     labels.check()
     return labels
-
-
-def label_vector(keys: Keys, positives: str | Path) -> np.ndarray:
-    """Label vector s of a cache, from a file of keys or a glob.
-
-    Parameters
-    ----------
-    keys : Keys
-        Keys of the cache.
-    positives : path or str
-        As for `find_keys`.
-
-    Returns
-    -------
-    ndarray of int8, (n,)
-        1 where `positives` names the row, else 0.
-
-    Raises
-    ------
-    LabelError
-        As `find_keys`; also when no row is left unlabelled.
-    """
-    s = np.zeros(len(keys), np.int8)
-    s[find_keys(keys, positives)] = 1
-    check_labels(s)
-    return s
-
-
-def check_labels(s: np.ndarray) -> None:
-    """Raise `LabelError` unless there is at least one labelled positive and one unlabelled row."""
-    if not s.any():
-        raise LabelError("no labelled positives; name at least one")
-    if s.all():
-        raise LabelError(
-            f"all {len(s)} rows are labelled positive; some must be unlabelled, or there is nothing to find"
-        )

@@ -54,17 +54,16 @@ class UnlabelledSample:
         )
 
     def note(self, prior: float | None) -> str:
-        """Sentence on a sample that holds few hidden positives.
+        """Sentence on a sample that holds few hidden positives; empty where there are enough, or no prior is known.
 
         Parameters
         ----------
         prior : float or None
-            Share of positives among the unlabelled; None where it is unknown.
+            Share of positives among the unlabelled.
 
         Returns
         -------
         str
-            Empty where there are enough, or the prior is unknown.
         """
         if prior is None or prior * self.rows >= LEAST_HIDDEN:
             return ""
@@ -79,7 +78,7 @@ class UnlabelledSample:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> UnlabelledSample:
-        """Read the fields that `to_json` returned.
+        """Read the fields that `to_json` returned; `ValueError` for others.
 
         Parameters
         ----------
@@ -88,11 +87,6 @@ class UnlabelledSample:
         Returns
         -------
         UnlabelledSample
-
-        Raises
-        ------
-        ValueError
-            Other fields.
         """
         if set(fields) != {"rows", "unlabelled", "seed"} or not all(type(value) is int for value in fields.values()):
             raise ValueError(f"its sample of unlabelled rows is {fields!r}")
@@ -123,13 +117,7 @@ class SampledRows:
 
     @classmethod
     def read(cls, cache: EmbeddingCache, sample: UnlabelledSample, rows: np.ndarray) -> SampledRows:
-        """Copy the rows while the whole cache is verified: one read, in order.
-
-        Raises
-        ------
-        CacheError
-            The cache is damaged, or holds embeddings that are not finite.
-        """
+        """Copy the rows while the whole cache is verified: one read, in order."""
         X = np.empty((len(rows), cache.encoder.dim), cache.files[0].dtype)
         for block_rows, block in cache.verified_blocks():
             begin, end = np.searchsorted(rows, (block_rows.start, block_rows.stop))
@@ -149,40 +137,23 @@ def _digests(cache: EmbeddingCache, rows: np.ndarray) -> np.ndarray:
 
 
 def sample_size(row_bytes: int) -> int:
-    """Greatest number of unlabelled rows that training takes.
-
-    Parameters
-    ----------
-    row_bytes : int
-        Of one row of embeddings as it is stored.
-    """
+    """Greatest number of unlabelled rows that training takes, for rows of so many bytes as they are stored."""
     return max(1, min(SAMPLE_ROWS, SAMPLE_BYTES // row_bytes))
 
 
 def draw_sample(
     keys: Keys, labels: Labels, *, row_bytes: int, seed: int = 0
 ) -> tuple[UnlabelledSample, np.ndarray] | None:
-    """Draw a sample where there are more unlabelled rows than training takes.
+    """Draw a sample where there are more unlabelled rows than training takes; None where all are taken.
 
     Nothing is drawn after a review: reviewed rows are no random sample of the unlabelled rows, and counts by an audit
     are of all of them.
-
-    Parameters
-    ----------
-    keys : Keys
-    labels : Labels
-        Of the rows of these keys.
-    row_bytes : int
-        Of one row of embeddings.
-    seed : int
 
     Returns
     -------
     sample : UnlabelledSample
     rows : ndarray of int64, (m,)
         All labelled positives and the sample, ascending.
-
-    None where all rows are taken.
     """
     size, unlabelled, seed = sample_size(row_bytes), int((labels.s == 0).sum()), int(seed)
     if unlabelled <= size or labels.reviewed.any() or labels.hidden is not None:
@@ -193,21 +164,7 @@ def draw_sample(
 
 
 def smallest_numbers(keys: Keys, among: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """The rows whose keys have the smallest numbers.
-
-    Parameters
-    ----------
-    keys : Keys
-    among : ndarray of bool, (n,)
-        Rows that may be drawn; at least `size` of them.
-    size : int
-    seed : int
-
-    Returns
-    -------
-    ndarray of int64, (size,)
-        In no particular order.
-    """
+    """The `size` rows whose keys have the smallest numbers, of those that are `among`, bool (n,), in no order."""
     share = (size + 8 * size**0.5 + 64) / max(1, int(among.sum()))  # all but surely holds the smallest
     rows, numbers = _below(keys, among, seed, share)
     if len(rows) < size:
@@ -229,17 +186,7 @@ def _below(keys: Keys, among: np.ndarray, seed: int, share: float) -> tuple[np.n
 
 
 def key_numbers(keys: np.ndarray, seed: int) -> np.ndarray:
-    """A number for each key, even over 64 bits; it depends on the key's bytes and the seed alone.
-
-    Parameters
-    ----------
-    keys : ndarray of bytes (dtype S), (n,)
-    seed : int
-
-    Returns
-    -------
-    ndarray of uint64, (n,)
-    """
+    """A number for each key (n,) of dtype S, even over 64 bits: uint64 (n,), by the key's bytes and the seed alone."""
     width = -(-keys.itemsize // 8)
     words = keys.astype(f"S{8 * width}").view("<u8").reshape(len(keys), width)
     total = np.zeros(len(keys), np.uint64)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..estimates.intervals import PriorRange, prior_range, stated_estimates
+from ..estimates.intervals import prior_range, stated_estimates
 from ..estimates.label_requirements import LabelCount
 from ..estimates.priors import PriorEstimate
 from ..estimates.scar import ScarCheck
@@ -114,15 +114,14 @@ class ReportData:
         if is_audited(self.trained):
             return self.trained.estimates_
         trained, interval = self.trained, self.prior_interval
-        assumed = None if interval is None else PriorRange(trained.prior_, *interval)
         if trained.prior is not None:
-            assumed = PriorRange(trained.prior, trained.prior, trained.prior)
+            interval = trained.prior, trained.prior
         stated = stated_estimates(
             trained.held_out_margins_,
             self.data.s,
             labels=self.count,
             prior=trained.prior_,
-            prior_range=assumed,
+            prior_range=interval,
             threshold=trained.threshold_,
             seed=trained.seed,
         )

@@ -13,7 +13,7 @@ from scipy.special import expit
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..estimates.calibration import fit_tilt
-from ..estimates.intervals import PriorRange, stated_estimates
+from ..estimates.intervals import stated_estimates
 from ..estimates.label_requirements import LabelCount
 from ..estimates.metrics import with_labels
 from ..estimates.thresholds import choose_threshold
@@ -370,9 +370,8 @@ def _figures(run: _Run, s: np.ndarray, truth: np.ndarray | None, count: LabelCou
     margins, prior = run.margins, run.prior
     tilt = fit_tilt(margins, s, prior=prior)
     threshold = choose_threshold(tilt, margins[s == 0], "f1", prior)
-    assumed = PriorRange(prior, prior, prior)
     estimates: dict[str, Any] = stated_estimates(
-        margins, s, labels=count, prior=prior, prior_range=assumed, threshold=threshold
+        margins, s, labels=count, prior=prior, prior_range=(prior, prior), threshold=threshold
     )
     del estimates["labels"]
     true: dict[str, Any] = {}

@@ -95,12 +95,11 @@ class ChainLabels:
             With C = folds + 1 columns.
         """
         visible = fold[:, None] != np.arange(folds + 1)
-        negative = labels.known_negative if labels.known_negative is not None else np.zeros(len(fold), bool)
         return cls(
             s=labels.s,
             weights=labels.weights,
             positive=visible & (labels.training_s == 1)[:, None],
-            negative=visible & negative[:, None],
+            negative=visible & labels.known_negative[:, None],
         )
 
     def labelled(self, chain: int) -> np.ndarray:

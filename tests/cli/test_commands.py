@@ -165,7 +165,7 @@ def test_train_needs_no_prior_and_names_twins(world, embedded, here):
 def test_estimate_prior_tells_every_method_and_the_interval_of_tilt(world, embedded):
     asked = "estimate-prior {w}/cache.h5 --positives rest/00[0-9].png --twins 2 "
     told = run_json(asked, w=world)["estimates"]
-    assert list(told) == ["tilt", "bbe", "dedpul", "elkanoto", "histogram"]
+    assert list(told) == ["tilt", "bbe", "dedpul", "elkanoto"]
     assert told["tilt"]["prior"] is None and 0 < told["tilt"]["low"] < told["tilt"]["high"] < 1
     assert all((one["low"], one["high"]) == (0, 1) for name, one in told.items() if name != "tilt")
     one = run(asked + "--method bbe", w=world).stdout
@@ -543,7 +543,7 @@ BAD = {  # command: (exit code, what the one line must tell)
     TRAIN + " --deploy-prior 1": (2, "deploy_prior must lie strictly between 0 and 1, got 1.0"),
     TRAIN + " --loss bce --surrogate sigmoid": (2, "bce is cross-entropy: its surrogate is logistic"),
     TRAIN + " --twins 0": (2, "cosine must be in .0, 1., or None .*got 0"),
-    PRIOR + " --method best": (2, "unknown method 'best'; use tilt, bbe, dedpul, elkanoto, histogram"),
+    PRIOR + " --method best": (2, "unknown method 'best'; use tilt, bbe, dedpul, elkanoto"),
     PRIOR + " --level 1": (2, "level in .0, 1."),
     SWEEP + " --priors 0.1,much": (2, "--priors must be numbers with commas between, got '0.1,much'"),
     SWEEP + " --penalty -1": (2, "penalty must be 'auto' or a finite number >= 0, got -1.0"),

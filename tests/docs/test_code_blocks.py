@@ -271,7 +271,7 @@ def form(line):
     plain = re.sub(r"at (?:most|least) #|# \(# to #\)|# to #", "#", plain)
     plain = plain.replace("(estimated; # interval #)", "(estimated; # interval)")
     plain = re.sub(r"about # more positives \(#\)", "# more positives", plain)
-    plain = re.sub(r"^(tilt|bbe|dedpul|elkanoto|histogram) (#|none).*|(by classifier).*", r"\1\3", plain)
+    plain = re.sub(r"^(tilt|bbe|dedpul|elkanoto) (#|none).*|(by classifier).*", r"\1\3", plain)
     return re.sub(r"^#( #)+$", "#", plain).replace("prior risk PAUC", "prior PAUC")
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 from helpers.planted import planted
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pucache.devices import choose_device
@@ -27,7 +27,6 @@ def figures(margins, labels, audited, threshold=0.0):
     return audited_figures(margins, labels, audited, prior=prior, threshold=threshold, tilt=TILT)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.booleans())
 def test_the_limits_hold_wherever_the_hidden_positives_are(seed, overlooked):
     draw = np.random.default_rng(seed)

@@ -3,12 +3,13 @@ import statistics
 
 import numpy as np
 import pytest
+from helpers.margins import gaussians
 from helpers.slow import slow
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pucache.estimates import priors
-from pucache.estimates.calibration import LEAST, MOST, profile_prior
+from pucache.estimates.calibration import LEAST, MOST, deviance_within_pile, profile_ends, profile_prior
 from pucache.estimates.priors import (
     ERROR_BELOW,
     METHODS,
@@ -24,14 +25,11 @@ from pucache.estimates.priors import (
 
 def margins_of(prior, n_p=800, n_u=3000, apart=2.0, seed=0):
     """Margins and s of two Gaussians; at 2 standard deviations either way their ends hardly overlap."""
-    draw = np.random.default_rng(seed)
-    hidden = round(prior * n_u)
-    margins = np.concatenate([draw.normal(apart, size=n_p + hidden), draw.normal(-apart, size=n_u - hidden)])
-    return margins.astype(np.float32), (np.arange(n_p + n_u) < n_p).astype(np.int8)
+    return gaussians(prior, n_p, n_u, apart, seed)
 
 
-# the least squares fit of `histogram` is a cross-check only; Elkan and Noto's estimate is biased upwards by overlap
-TOLERANCE = {"tilt": 0.02, "bbe": 0.03, "dedpul": 0.03, "elkanoto": 0.04, "histogram": 0.1}
+# Elkan and Noto's estimate is biased upwards by overlap
+TOLERANCE = {"tilt": 0.02, "bbe": 0.03, "dedpul": 0.03, "elkanoto": 0.04}
 
 
 @pytest.mark.parametrize("prior", [0.05, 0.3, 0.6])
@@ -57,7 +55,7 @@ def best_bin_by_brute_force(labelled, unlabelled, delta=0.1, gamma=0.01):
         q_p, q_u = (labelled >= threshold).mean(), (unlabelled >= threshold).mean()
         if q_p > 0:
             bounds.append((q_u / q_p + (1 + gamma) / q_p * slack, q_u / q_p))
-    return min(bounds)
+    return bounds
 
 
 @given(seed=st.integers(0, 10**6), n_p=st.integers(1, 40), n_u=st.integers(1, 60), decimals=st.sampled_from([0, 1, 6]))
@@ -66,14 +64,10 @@ def test_best_bin_is_the_paper_s_formula(seed, n_p, n_u, decimals):
     margins = draw.normal(np.repeat([1, -0.5], [n_p, n_u])).round(decimals)
     s = np.arange(n_p + n_u) < n_p
     order = draw.permutation(len(s))
-    bound, ratio = best_bin_by_brute_force(margins[s], margins[~s])
+    bounds = best_bin_by_brute_force(margins[s], margins[~s])
     found = best_bin(margins[order], s[order].astype(np.int8), np.ones(len(s)))
-    if found != pytest.approx(ratio):  # of two equal bounds, either will do
-        slack = sum(np.sqrt(np.log(40) / (2 * n)) for n in (n_p, n_u))
-        q_p = [(margins[s] >= value).mean() for value in margins[s]]
-        q_u = [(margins[~s] >= value).mean() for value in margins[s]]
-        reached = [u / p + 1.01 / p * slack for p, u in zip(q_p, q_u, strict=True) if u / p == pytest.approx(found)]
-        assert min(reached) == pytest.approx(bound)
+    least = [ratio for bound, ratio in bounds if bound == pytest.approx(min(bounds)[0])]  # of equal bounds, any will do
+    assert any(found == pytest.approx(ratio) for ratio in least)
 
 
 def test_the_slack_decides_between_two_bins():
@@ -81,7 +75,7 @@ def test_the_slack_decides_between_two_bins():
     margins = np.repeat([10.0, 5.0, 0.0, -10.0], [26, 1, 4000 - 26, 1])
     s = np.isin(margins, (5, -10)).astype(np.int8)
     assert best_bin(margins, s, np.ones(4002)) == pytest.approx(1.0)
-    assert best_bin_by_brute_force(margins[s == 1], margins[s == 0], gamma=0)[1] == pytest.approx(0.013)
+    assert min(best_bin_by_brute_force(margins[s == 1], margins[s == 0], gamma=0))[1] == pytest.approx(0.013)
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -106,7 +100,6 @@ def test_the_order_of_rows_does_not_matter_even_with_ties(method):
         assert estimate(values[order], s[order], method) == pytest.approx(estimate(values, s, method), rel=1e-4)
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     rows=st.lists(st.tuples(st.floats(-1e6, 1e6, width=32), st.booleans()), min_size=2, max_size=12),
     method=st.sampled_from(list(METHODS)),
@@ -131,13 +124,8 @@ def test_where_all_unlabelled_rows_are_like_the_positives_nearly_all_are_positiv
 
 
 def test_an_unknown_method_is_refused_and_the_known_ones_are_named():
-    with pytest.raises(ValueError, match=r"^unknown method 'guess'; use tilt, bbe, dedpul, elkanoto, histogram$"):
+    with pytest.raises(ValueError, match=r"^unknown method 'guess'; use tilt, bbe, dedpul, elkanoto$"):
         estimate(np.zeros(2), np.array([0, 1]), "guess")
-
-
-def test_the_default_is_the_tilt():
-    margins, s = margins_of(0.2)
-    assert estimate(margins, s) == estimate(margins, s, "tilt") != estimate(margins, s, "bbe")
 
 
 # --- intervals ---------------------------------------------------------------------------------
@@ -150,7 +138,8 @@ def test_the_interval_is_the_profile_s_widened_by_the_model_error(prior, n_p):
     assert found.prior == pytest.approx(estimate(margins, s), rel=1e-6)
     assert (found.method, found.draws, found.level, found.has_interval) == ("tilt", 0, 0.9, True)
     limit = deviance_limit(n_p)
-    ends = profile_prior(margins, s, depth=limit).within_pile((s == 0).sum()).ends(limit)
+    centre, priors, deviance = profile_prior(margins, s, depth=limit)
+    ends = profile_ends(priors, deviance_within_pile(centre, priors, deviance, (s == 0).sum()), limit)
     centre, sides = math.log(found.prior / (1 - found.prior)), ((-1, ERROR_BELOW), (1, MODEL_ERROR))
     for (sign, error), end, got in zip(sides, ends, (found.low, found.high), strict=True):
         far = centre + sign * math.hypot(math.log(end / (1 - end)) - centre, error * math.sqrt(limit))
@@ -193,30 +182,29 @@ def test_where_the_hidden_positives_are_visible_their_share_is_known():
 def test_where_nothing_excludes_that_no_positive_is_hidden_the_interval_is_one_sided():
     margins, s = margins_of(0.0, 30, 500)
     found = profile_interval(margins, s)
-    assert found.one_sided and found.low == LEAST < found.high < 0.1
+    assert found.low == LEAST < found.high < 0.1
     assert found.interval_text("{:.2f}".format) == f"at most {found.high:.2f}"
-    two_sided = profile_interval(*margins_of(0.2))
-    assert not two_sided.one_sided and two_sided.interval_text("{:.2f}".format) == "0.15 to 0.22"
+    assert profile_interval(*margins_of(0.2)).interval_text("{:.2f}".format) == "0.15 to 0.22"
 
 
 def test_bounds_hold_estimate_and_interval():
     found = profile_interval(*margins_of(0.2), bounds=(0.3, 0.5))
-    assert found.prior == found.low == pytest.approx(0.3) and 0.3 < found.high < 0.5 and not found.one_sided
+    assert found.prior == found.low == pytest.approx(0.3) and 0.3 < found.high < 0.5
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "words", "one_sided"),
+    ("low", "high", "words"),
     [
-        (LEAST, 0.2, "at most 0.20", True),
-        (0.3, MOST, "at least 0.30", True),
-        (0.1, 0.2, "0.10 to 0.20", False),
-        (LEAST, MOST, "0.00 to 1.00", False),
-        (0.0, 1.0, "none", False),
+        (LEAST, 0.2, "at most 0.20"),
+        (0.3, MOST, "at least 0.30"),
+        (0.1, 0.2, "0.10 to 0.20"),
+        (LEAST, MOST, "0.00 to 1.00"),
+        (0.0, 1.0, "none"),
     ],
 )
-def test_intervals_in_words(low, high, words, one_sided):
+def test_intervals_in_words(low, high, words):
     made = PriorEstimate(method="tilt", prior=0.15, low=low, high=high, level=0.9, draws=0)
-    assert (made.interval_text("{:.2f}".format), made.one_sided) == (words, one_sided)
+    assert made.interval_text("{:.2f}".format) == words
 
 
 @pytest.mark.parametrize("draws", [[], [0.2]])

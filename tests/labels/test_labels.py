@@ -4,34 +4,12 @@ import hashlib
 import numpy as np
 import pytest
 from helpers.planted import write_cache
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from pucache.cache.keys import Keys, encode_keys
 from pucache.errors import LabelError
 from pucache.labels.label_files import short_digest
-from pucache.labels.labels import Labels, check_labels, label_vector
-
-NAMES = ["a.png", "b.jpg", "n/[1].png", "p/1.png", "p/2.jpg", "p/deep/1.png", "p/deep/er/2.png", "q/1.png", "é.png"]
-KEYS = Keys([encode_keys(NAMES[:4]), encode_keys(NAMES[4:])])
-
-
-# --- labels ------------------------------------------------------------------------------------
-
-
-def test_labels_are_one_where_named_and_zero_elsewhere():
-    s = label_vector(KEYS, "p/**")
-    assert s.dtype == np.int8 and s.tolist() == [0, 0, 0, 1, 1, 1, 1, 0, 0]
-
-
-def test_all_positive_or_none_leaves_nothing_to_learn():
-    with pytest.raises(LabelError, match="all 9 rows are labelled positive; some must be unlabelled"):
-        label_vector(KEYS, "**")
-    with pytest.raises(ValueError, match="no labelled positives"):
-        check_labels(np.zeros(3))
-
-
-# --- what a review decided ---------------------------------------------------------------------
+from pucache.labels.labels import Labels
 
 ODD = ['a,"b".png', "c\nd.png", "e\r\nf.png", "g\rh.png", "i\u2028j.png", " k .png", "é🦊.png", "'l'.png", "=m.png"]
 DIGESTS = np.array([list(hashlib.sha256(key.encode()).digest()) for key in ODD], np.uint8)
@@ -66,7 +44,21 @@ def decided(key, label, reviewed=0, digest=""):
     return {"key": key, "label": label, "reviewed": reviewed, "digest": digest}
 
 
-def told(cache, labels):
+@pytest.fixture
+def write_sheet(tmp_path):
+    """Write a review sheet of these rows, each the arguments of `decided`."""
+    return lambda *rows, name="r.csv": sheet(tmp_path / name, [decided(*row) for row in rows])
+
+
+def refusal(cache, positives, negatives=None):
+    """The one line with which labels are refused."""
+    with pytest.raises(LabelError) as caught:
+        Labels.read(cache, positives, negatives)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def by_key(cache, labels):
     """What is known of each key."""
     return {key: (int(s), int(r)) for key, s, r in zip(cache.keys, labels.s, labels.reviewed, strict=True)}
 
@@ -75,7 +67,6 @@ KINDS = {"labelled": (1, 0), "confirmed": (1, 1), "rejected": (0, 1), "undecided
 AS_READ = {"labelled": (1, 0), "confirmed": (0, 1), "rejected": (0, -1), "undecided": (0, 0), "open": (0, 0)}
 
 
-@settings(deadline=None)
 @given(
     kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=6, max_size=6),
     columns=st.permutations([*REVIEWED, "note"]),
@@ -90,41 +81,81 @@ def test_a_review_is_read_whatever_its_columns_order_and_line_ends(
     rows = [decided(key, *KINDS[kind], digest_of(key)) | {"note": "x,y"} for key, kind in every.items()]
     path = sheet(tmp_path_factory.getbasetemp() / "review.csv", rows, columns, bom=bom, end=end)
     expected = {key: AS_READ[every.get(key, "undecided")] for key in ODD}
-    assert told(odd, Labels.read(odd, path, path)) == expected
+    assert by_key(odd, Labels.read(odd, path, path)) == expected
     alone = {key: (s, r if r > 0 else 0) for key, (s, r) in expected.items()}
-    assert told(odd, Labels.read(odd, path)) == alone
+    assert by_key(odd, Labels.read(odd, path)) == alone
 
 
-def test_what_is_known_sorts_every_row_into_one_kind(odd, tmp_path):
-    rows = [decided(ODD[0], 1), decided(ODD[1], 1, 1), decided(ODD[2], 0, 1)]
-    labels = Labels.read(odd, *[sheet(tmp_path / "r.csv", rows)] * 2)
-    named = [{key for key, told in zip(odd.keys, kind, strict=True) if told} for kind in
-             (labels.positive, labels.negative, labels.unlabelled)]  # fmt: skip
+def test_every_row_is_of_one_kind(odd, write_sheet):
+    path = write_sheet((ODD[0], 1), (ODD[1], 1, 1), (ODD[2], 0, 1))
+    labels = Labels.read(odd, path, path)
+    kinds = (labels.positive, labels.negative, labels.unlabelled)
+    named = [{key for key, of_kind in zip(odd.keys, kind, strict=True) if of_kind} for kind in kinds]
     assert named == [set(ODD[:2]), {ODD[2]}, set(ODD[3:])]
     assert labels.s.dtype == labels.reviewed.dtype == np.int8
 
 
-def test_what_a_review_confirmed_does_not_count_as_labelled(odd, tmp_path):
-    before = Labels.read(odd, sheet(tmp_path / "before.csv", [decided(ODD[0], 1), decided(ODD[4], 1)]))
-    rows = [decided(ODD[0], 1), decided(ODD[4], 1), decided(ODD[6], 1, 1), decided(ODD[7], 0, 1)]
-    after = Labels.read(odd, *[sheet(tmp_path / "after.csv", rows)] * 2)
+def test_what_a_review_confirmed_does_not_count_as_labelled(odd, write_sheet):
+    before = Labels.read(odd, write_sheet((ODD[0], 1), (ODD[4], 1), name="before.csv"))
+    path = write_sheet((ODD[0], 1), (ODD[4], 1), (ODD[6], 1, 1), (ODD[7], 0, 1))
+    after = Labels.read(odd, path, path)
     assert (after.s == before.s).all() and after.positive.sum() == 3 and not before.reviewed.any()
 
 
-def test_confirmed_positives_alone_are_nothing_to_rest_figures_on(odd, tmp_path):
-    path = sheet(tmp_path / "r.csv", [decided(ODD[0], 1, 1), decided(ODD[1], 0, 1)])
-    assert f"{path} holds only positives that a review confirmed" in refusal(odd, path)
-
-
-@pytest.mark.parametrize("told, counts", [("1.0", True), ("true", True), (" 1 ", True), ("0.0", False), ("", False)])
-def test_what_counts_as_reviewed_is_what_counts_as_a_label(odd, tmp_path, told, counts):
-    labels = Labels.read(odd, sheet(tmp_path / "r.csv", [decided(ODD[0], 1), decided(ODD[1], 1, told)]))
+@pytest.mark.parametrize("word, counts", [("1.0", True), ("true", True), (" 1 ", True), ("0.0", False), ("", False)])
+def test_what_counts_as_reviewed_is_what_counts_as_a_label(odd, write_sheet, word, counts):
+    labels = Labels.read(odd, write_sheet((ODD[0], 1), (ODD[1], 1, word)))
     assert (labels.s.sum(), labels.reviewed.sum()) == ((1, 1) if counts else (2, 0))
 
 
-def test_a_word_in_the_reviewed_column_is_one_line(odd, tmp_path):
-    path = sheet(tmp_path / "r.csv", [decided(ODD[0], 1), decided(ODD[1], 1, "banana")])
-    assert f"{path} has the value of 'reviewed' 'banana'; expected 1 or 0" in refusal(odd, path)
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_key_listed_as_labelled_and_as_confirmed_is_labelled(odd, write_sheet, order):
+    labels = Labels.read(odd, write_sheet(*[(ODD[0], 1), (ODD[3], 1, 1), (ODD[3], 1, 0)][::order]))
+    assert [odd.keys[int(row)] for row in np.flatnonzero(labels.s)] == sorted([ODD[0], ODD[3]], key=str.encode)
+
+
+def test_negatives_may_be_a_list_or_a_glob_and_none_may_be_labelled_so(odd, write_sheet, tmp_path):
+    (tmp_path / "no.txt").write_text(f"{ODD[8]}\n{ODD[5]}\n", encoding="utf-8")
+    found = write_sheet((ODD[0], " 1 "), (ODD[1], "  "))  # a blank label is undecided
+    negatives = [Labels.read(odd, found, listing).negative.sum() for listing in (tmp_path / "no.txt", "*[kl]*", found)]
+    assert negatives == [2, 2, 0] and Labels.read(odd, found).positive.sum() == 1
+
+
+SHORT = digest_of(ODD[2])
+FULL = hashlib.sha256(ODD[2].encode()).hexdigest()
+
+
+@pytest.mark.parametrize("digest", [SHORT, SHORT.upper(), f" {SHORT} ", f"sha256:{SHORT}", FULL, "", "  "])
+def test_a_digest_is_compared_with_the_image_s_where_both_are_known(odd, write_sheet, digest):
+    path = write_sheet((ODD[2], 1, 0, digest), (ODD[8], 1, 0, "0123456789abcdef"))  # not known of that one
+    assert Labels.read(odd, path).s.sum() == 2
+    assert short_digest(DIGESTS[2]) == f"sha256:{SHORT}" and short_digest(0 * DIGESTS[0]) == ""
+
+
+# --- what is refused in one line -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        ([(ODD[0], 1, 1), (ODD[1], 0, 1)], "holds only positives that a review confirmed"),
+        ([(ODD[0], 1), (ODD[1], 1, "banana")], "has the value of 'reviewed' 'banana'; expected 1 or 0"),
+        ([(ODD[0], "Trouser/Pants"), (ODD[1], 1)], "has the label 'Trouser/Pants'; expected 1 or 0"),
+        ([(ODD[0], "2"), (ODD[1], 1)], "has the label '2'; expected 1 or 0"),
+        ([(ODD[0], "0")], "lists no keys with the label 1"),
+        ([(ODD[0], "")], "lists no keys with the label 1"),
+        ([(ODD[0], 1), (ODD[0], 0, 1)], f"have both labels, 1 and 0 ({ODD[0]!r}); decide which"),
+        ([(key, 1) for key in ODD], "all 9 rows are labelled positive; some must be unlabelled"),
+    ],
+)
+def test_positives_without_sense_are_refused(odd, write_sheet, rows, message):
+    path = write_sheet(*rows)
+    assert message in (said := refusal(odd, path)) and (str(path) in said or "all 9" in said)
+
+
+def test_negatives_without_sense_are_refused_as_positives_are(odd, write_sheet):
+    found = write_sheet((ODD[0], 1), name="found.csv")
+    assert "has the label 'cat'; expected 1 or 0" in refusal(odd, found, write_sheet((ODD[1], "cat")))
 
 
 def test_scores_of_a_model_are_not_what_a_person_decided(odd, tmp_path):
@@ -140,84 +171,27 @@ def test_labels_that_contradict_themselves_are_refused():
             Labels(s, np.array(bad, np.int8))
     with pytest.raises(LabelError, match="got other values"):
         Labels.of(2 * s)
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_a_key_listed_as_labelled_and_as_confirmed_is_labelled(odd, tmp_path, order):
-    rows = [decided(ODD[0], 1), decided(ODD[3], 1, 1), decided(ODD[3], 1, 0)][::order]
-    labels = Labels.read(odd, sheet(tmp_path / "r.csv", rows))
-    assert [odd.keys[int(row)] for row in np.flatnonzero(labels.s)] == sorted([ODD[0], ODD[3]], key=str.encode)
-
-
-def test_negatives_may_be_a_list_or_a_glob_and_none_may_be_labelled_so(odd, tmp_path):
-    (tmp_path / "no.txt").write_text(f"{ODD[8]}\n{ODD[5]}\n", encoding="utf-8")
-    found = sheet(tmp_path / "found.csv", [decided(ODD[0], 1), decided(ODD[1], "")])
-    assert Labels.read(odd, found, tmp_path / "no.txt").negative.sum() == 2
-    assert Labels.read(odd, found, "*[kl]*").negative.sum() == 2
-    assert not Labels.read(odd, found, found).negative.any()
-
-
-@pytest.mark.parametrize("digest", [digest_of(ODD[2]), digest_of(ODD[2]).upper(), f" {digest_of(ODD[2])} ", "", "  "])
-def test_a_digest_is_held_against_the_image_where_there_is_one(odd, tmp_path, digest):
-    rows = [decided(ODD[2], 1, 0, digest), decided(ODD[8], 1, 0, "0123456789abcdef")]  # that one is not known here
-    assert Labels.read(odd, sheet(tmp_path / "r.csv", rows)).s.sum() == 2
-
-
-def test_a_full_digest_and_the_one_a_sheet_writes_down_are_both_taken(odd, tmp_path):
-    assert short_digest(DIGESTS[0]) == f"sha256:{digest_of(ODD[0])}" and short_digest(0 * DIGESTS[0]) == ""
-    for digest in (hashlib.sha256(ODD[0].encode()).hexdigest(), short_digest(DIGESTS[0]), digest_of(ODD[0])):
-        assert Labels.read(odd, sheet(tmp_path / "r.csv", [decided(ODD[0], 1, 0, digest)])).s.sum() == 1
-
-
-def refusal(cache, positives, negatives=None):
-    with pytest.raises(LabelError) as caught:
-        Labels.read(cache, positives, negatives)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    with pytest.raises(LabelError, match="no labelled positives; name at least one"):
+        Labels.of(0 * s).check()
 
 
 @pytest.mark.parametrize("side", ["positives", "negatives"])
-def test_a_review_of_other_images_is_one_line_that_names_them(odd, tmp_path, side):
-    found = sheet(tmp_path / "found.csv", [decided(ODD[0], 1)])
-    wrong = [decided(key, int(side == "positives"), 1, digest_of("other" + key)) for key in ODD[4:8]]
-    path = sheet(tmp_path / "r.csv", wrong)
+def test_a_review_of_other_images_names_them(odd, write_sheet, side):
+    found = write_sheet((ODD[0], 1), name="found.csv")
+    path = write_sheet(*((key, int(side == "positives"), 1, digest_of("other" + key)) for key in ODD[4:8]))
     said = refusal(odd, *((path,) if side == "positives" else (found, path)))
     assert f"4 of 4 keys in {path} are other images in {odd.name}" in said
     assert repr(ODD[4]) in said and "..." in said and "remove the digest column" in said
 
 
-def test_a_key_that_is_positive_and_negative_is_one_line(odd, tmp_path):
-    found, no = sheet(tmp_path / "f.csv", [decided(ODD[0], 1), decided(ODD[3], 1, 1)]), tmp_path / "no.txt"
-    for key in (ODD[0], ODD[3]):
-        other = sheet(no.with_suffix(".csv"), [decided(key, 0), decided(ODD[5], 0)])
-        said = refusal(odd, found, other)
-        assert f"1 keys are both in {found} and in {other} ({key!r}); decide which" in said
-    both = sheet(tmp_path / "both.csv", [decided(ODD[0], 1), decided(ODD[0], 0, 1)])
-    for negatives in (both, None):
-        assert f"1 keys in {both} have both labels, 1 and 0" in refusal(odd, both, negatives)
+@pytest.mark.parametrize("key", [ODD[0], ODD[3]])
+def test_a_key_that_is_positive_and_negative_is_refused(odd, write_sheet, key):
+    found = write_sheet((ODD[0], 1), (ODD[3], 1, 1), name="found.csv")
+    other = write_sheet((key, 0), (ODD[5], 0))
+    assert f"1 keys are both in {found} and in {other} ({key!r}); decide which" in refusal(odd, found, other)
 
 
-@pytest.mark.parametrize("label", ["cat", "2", "maybe", "Trouser/Pants"])
-def test_class_names_in_the_label_column_are_one_line_and_told_what_to_write(odd, tmp_path, label):
-    path = sheet(tmp_path / "r.csv", [decided(ODD[0], label), decided(ODD[1], 1)])
-    assert f"{path} has the label {label!r}; expected 1 or 0" in refusal(odd, path)
-    fine = sheet(tmp_path / "fine.csv", [decided(ODD[0], 1)])
-    assert f"{path} has the label {label!r}; expected 1 or 0" in refusal(odd, fine, path)
-
-
-@pytest.mark.parametrize("label", ["0", ""])
-def test_a_label_column_without_any_positive_names_the_lack(odd, tmp_path, label):
-    path = sheet(tmp_path / "r.csv", [decided(ODD[0], label)])
-    assert f"{path} lists no keys with the label 1" in refusal(odd, path)
-
-
-def test_reviewing_every_row_leaves_nothing_to_find(odd, tmp_path):
-    rows = [decided(key, int(number < 3), int(number > 0)) for number, key in enumerate(ODD)]
-    path = sheet(tmp_path / "r.csv", rows)
+def test_reviewing_every_row_leaves_nothing_to_find(odd, write_sheet):
+    path = write_sheet(*((key, int(number < 3), int(number > 0)) for number, key in enumerate(ODD)))
     assert "all 9 rows are labelled; some must be unlabelled" in refusal(odd, path, path)
     assert Labels.read(odd, path).unlabelled.sum() == 6
-
-
-def test_a_blank_label_is_undecided(odd, tmp_path):
-    path = sheet(tmp_path / "r.csv", [decided(ODD[0], " 1 "), decided(ODD[1], "  ")])
-    assert Labels.read(odd, path, path).positive.sum() == 1
