@@ -38,13 +38,10 @@ if TYPE_CHECKING:
     "--index",
     default="exact",
     show_default=True,
-    type=click.Choice(["exact", "ivf", "hnsw", "ivfpq"]),
-    help="exact compares all images. ivf, hnsw and ivfpq use an approximate index for --similarity topk or max on "
-    "large caches; it is built beside CACHE where it is missing, and its recall is measured and printed. ivfpq stores "
-    "64 bytes of each image, for caches larger than memory.",
-)
-@click.option(
-    "--memory", type=float, metavar="GB", help="Memory limit for building an index.  [default: half of the free memory]"
+    metavar="exact|FACTORY",
+    help="exact compares all images. A factory string of faiss makes an approximate index for --similarity topk or max "
+    "on large caches, beside CACHE where it is missing; its recall is measured and printed. IVF4096,PQ64 stores 64 "
+    "bytes of each image, IVF4096,SQ8 one byte of each value, HNSW32 all values.",
 )
 @click.option(
     "--diverse",

@@ -31,7 +31,8 @@ from pucache.heads.minibatch import SGDSettings
 from pucache.heads.problem import HeadProblem
 from pucache.heads.risks import PURisk
 from pucache.heads.solve import fit_heads
-from pucache.neighbours.knn import RowSearch
+from pucache.neighbours.search import row_search
+from pucache.neighbours.whitening import put
 from pucache.progress import Silent
 
 if str(ROOT / "tests") not in sys.path:
@@ -208,9 +209,10 @@ def retrieval() -> list[Figure]:
     X = rows()[0].astype(np.float32)
 
     def work(searches: int) -> int:
-        search = RowSearch(X, 10, device="cuda")
+        gpu = torch.device("cuda")
+        search = row_search(put(X, gpu), gpu)
         for _ in range(searches):
-            search.nearest(X[:50])
+            search(put(X[:50], gpu), 10)
         return searches
 
     return figures("exact search, 50 queries", "a search", difference(work))

@@ -6,9 +6,10 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.limits import limits
-from benchmarks.gpu.slices import Bench, Figure, LeftOut, Slice
+from benchmarks.gpu.slices import Bench, Figure, Slice
 from benchmarks.gpu.timing import timed
-from pucache.neighbours.knn import RowSearch, nearest
+from pucache.neighbours.search import row_search
+from pucache.neighbours.whitening import put
 
 NEIGHBOURS = 100
 BLOCK = 1024  # queries of one product of the plain search
@@ -26,16 +27,15 @@ def exact_search(bench: Bench) -> list[Figure]:
     k = min(NEIGHBOURS, len(rows))
     name = f"{len(queries):,} queries, {k} nearest of {len(rows):,}"
     floor = 2 * queries.size * len(rows) / limits(bench).single
-    search = RowSearch(rows, k, device=str(bench.device))
-    here = timed(bench, lambda: search.nearest(queries))
-    each_time = timed(bench, lambda: nearest(queries, rows, k, device=str(bench.device)))
-    cpu = timed(bench, lambda: nearest(queries, rows, k, device="cpu"), repeats=1)
+    gpu = bench.device if bench.on_gpu else None
+    search, on_cpu = row_search(put(rows, gpu), gpu), row_search(rows)
+    here = timed(bench, lambda: search(put(queries, gpu), k))
+    cpu = timed(bench, lambda: on_cpu(queries, k), repeats=1)
     on_device = torch.from_numpy(rows).to(bench.device)
     plain = timed(bench, lambda: plain_search(on_device, queries, k))
-    agreement = shared(search.nearest(queries)[1], nearest(queries, rows, k, device="cpu")[1])
+    agreement = shared(search(put(queries, gpu), k)[1], on_cpu(queries, k)[1])
     return [
-        *here.figures(f"{name}: device", limit=floor, note=f"{search.search_by}, rows uploaded before"),
-        Figure(f"{name}: device, rows uploaded each time", each_time.warm),
+        *here.figures(f"{name}: device", limit=floor, note="rows uploaded before"),
         Figure(f"{name}: CPU", cpu.warm),
         Figure(f"{name}: plain torch, rows uploaded before", plain.warm, limit=floor),
         Figure("rows that the device finds as the CPU does", (agreement,), ""),
@@ -111,22 +111,6 @@ def ranking(bench: Bench, *, by: str) -> list[Figure]:
     ]
 
 
-def index(bench: Bench) -> list[Figure]:
-    """An index of cells: the first search on the device, which uploads it, and those after it."""
-    from pucache.neighbours.ann_index import open_or_build
-
-    if bench.size.rows < 2000:
-        raise LeftOut("an index of cells needs more rows")
-    cache = bench.cache()
-    opened = open_or_build(cache, "ivf")
-    queries = opened.whitening.centred_units(bench.X[: bench.size.queries])
-    here, cpu = (
-        timed(bench, lambda: opened.search(queries, NEIGHBOURS, device=device))  # noqa: B023
-        for device in (str(bench.device), "cpu")
-    )
-    return [*here.figures("index of cells, search: device"), Figure("index of cells, search: CPU", cpu.warm)]
-
-
 SLICES = (
     Slice("exact search", exact_search),
     Slice("graph of neighbours", graph),
@@ -134,5 +118,4 @@ SLICES = (
     Slice("ranking, max", partial(ranking, by="max")),
     Slice("ranking, fused", partial(ranking, by="fused")),
     Slice("faiss", faiss_search),
-    Slice("index of cells", index),
 )

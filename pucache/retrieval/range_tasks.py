@@ -114,7 +114,7 @@ class RankJob:
     def comparison(self) -> QueryComparison:
         """Queries, ready to be compared with rows."""
         assert isinstance(self.scorer, Similarity) and self.queries is not None
-        return QueryComparison(self.queries, self.scorer.neighbours, device="cpu")
+        return QueryComparison(self.queries, self.scorer.neighbours)
 
     def scores(self, rows: RangeRows) -> np.ndarray:
         """Scores of the rows of a range, float32 (n,)."""

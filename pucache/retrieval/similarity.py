@@ -18,8 +18,8 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..labels.labels import Labels
-from ..neighbours.backends import find_gpu
-from ..neighbours.whitening import Whitening
+from ..neighbours.search import find_gpu
+from ..neighbours.whitening import Whitening, centred_units, put
 from ..progress import Progress, Silent
 from .query_comparison import QueryComparison
 from .scorer import Scores
@@ -62,17 +62,12 @@ class Similarity:
         progress = progress or Silent()
         progress.start(len(cache), "comparing")
         gpu = find_gpu(self.device, values=len(cache) * cache.encoder.dim)
-        if gpu is not None:
-            from .device_similarity import device_scores  # imports torch
-
-            return device_scores(
-                cache, lambda whitening: self.queries(cache, labels, whitening), self.neighbours, gpu, progress
-            )
         whitening = Whitening.estimate(cache)
-        comparison = QueryComparison(self.queries(cache, labels, whitening), self.neighbours, device="cpu")
+        comparison = QueryComparison(self.queries(cache, labels, whitening), self.neighbours, gpu)
+        mean = put(whitening.mean, gpu)
         scores = np.empty(len(cache), np.float32)
         for rows, X in cache.blocks():
-            scores[rows] = comparison.scores(whitening.centred_units(X))
+            scores[rows] = comparison.scores(centred_units(put(X, gpu), mean))
             progress.advance(rows.stop - rows.start)
         return Scores(scores, search_by=comparison.search_by)
 

@@ -19,8 +19,8 @@ from PIL import Image
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cli.main import main
 from pucache.images.source import open_source
-from pucache.neighbours.ann_index import open_or_build
-from pucache.neighbours.knn import nearest
+from pucache.neighbours.search import row_search
+from pucache.neighbours.whitening import put
 from pucache.pretraining import checkpoints, decoded_images
 from pucache.pretraining.augmentations import VIEWS, Augment, random_numbers
 from pucache.pretraining.decoded_images import MappedImages, decode_all
@@ -238,7 +238,7 @@ def test_the_encoder_of_a_run_embeds_there_and_on_the_cpu_alike(photos, tmp_path
 @pytest.mark.parametrize("k", [1, 30, 2048, 2100])
 def test_the_nearest_rows_are_those_that_the_cpu_finds(k):
     rows, among = np.random.default_rng(0).normal(size=(2, 3000, 64)).astype(np.float32)
-    here, there = (nearest(rows[:50], among, k, device=device) for device in ("cuda", "cpu"))
+    here, there = (row_search(put(among, gpu), gpu)(put(rows[:50], gpu), k) for gpu in (torch.device("cuda"), None))
     np.testing.assert_allclose(here[0], there[0], rtol=1e-3, atol=1e-2)
     assert np.mean([len(np.intersect1d(a, b)) / k for a, b in zip(here[1], there[1], strict=True)]) > 0.99
 
@@ -249,12 +249,3 @@ def test_similarity_ranks_alike(tmp_path, kind):
     cache = write_cache(tmp_path / "cache.h5", X)
     here, there = (rank_unlabelled(cache, s, k=200, scorer=Similarity(kind, device)) for device in ("cuda", "cpu"))
     assert len(np.intersect1d(here.rows, there.rows)) > 195
-
-
-def test_an_index_of_cells_finds_alike(tmp_path):
-    pytest.importorskip("faiss")
-    X, _, _ = planted(n=5000, d=32)
-    index = open_or_build(write_cache(tmp_path / "cache.h5", X), "ivf")
-    queries = index.whitening.centred_units(X[:40])
-    here, there = (index.search(queries, 100, device=device) for device in ("cuda", "cpu"))
-    assert np.mean([len(np.intersect1d(a, b)) / 100 for a, b in zip(here, there, strict=True)]) > 0.97

@@ -79,7 +79,7 @@ def test_what_workers_cannot_do_is_refused(cache, model):
         with pytest.raises(ValueError, match=match):
             retrieve_positives(cache, S, engine=InProcess(), **options)
 
-    refused("an index is searched on one machine, not by the engine ray", index="ivf", similarity="topk")
+    refused("an index is searched on one machine, not by the engine ray", index="Flat", similarity="topk")
     refused(
         "neighbours are searched on one machine, not by the engine ray; rank by cl", model=with_neighbours(model, 2.0)
     )
