@@ -34,7 +34,8 @@ RECALL_AT = 100  # true neighbours of a row that the recall is measured on
 CANDIDATES = 8  # found for each row that is wanted
 _TRAINING_ROWS, _ROWS_PER_CELL = 1 << 16, 64  # rows that an index learns from; more where it has many cells
 _SAMPLE = 256  # rows whose true neighbours are searched
-_MIN_CELLS, _CELL_SHARE = 16, 16  # cells visited: at least so many, and one of so many
+_MIN_CELLS, _CELL_SHARE = 32, 8  # cells visited: at least so many, and one of so many
+_GRAPH_EFFORT = 80  # candidates considered for each row while a graph is built
 _EQUAL = 1e-6  # difference of inner products in float32
 _FORMAT, _SHA256_BYTES = "pucache-index-2", 32
 _log = logging.getLogger(__name__)
@@ -79,9 +80,8 @@ class Index:
         """
         width, cells = min(CANDIDATES * k, self.index.ntotal), _cells(self.index)
         visited = max(_MIN_CELLS, cells // _CELL_SHARE) * max(k, RECALL_AT) // RECALL_AT  # more lie farther away
-        for name, effort in {"nprobe": min(cells, visited), "efSearch": 2 * width}.items():
-            with contextlib.suppress(RuntimeError):  # of an index of another kind
-                faiss.ParameterSpace().set_index_parameter(self.index, name, effort)
+        _set_parameter(self.index, "nprobe", min(cells, visited))
+        _set_parameter(self.index, "efSearch", 2 * width)
         return search_index(self.index, queries, width)[1]
 
 
@@ -143,6 +143,11 @@ def _reason(error: Exception) -> str:
     return re.split(r"\.cpp:\d+: |failed: ", str(error).replace("\n", " "))[-1].strip()[:200]
 
 
+def _set_parameter(index: Any, name: str, value: int) -> None:
+    with contextlib.suppress(RuntimeError):  # of an index of another kind
+        faiss.ParameterSpace().set_index_parameter(index, name, value)
+
+
 def _cells(index: Any) -> int:
     """Number of cells of an inverted file, behind a projection or not; 0 of an index of another kind."""
     try:
@@ -157,6 +162,7 @@ def _filled(empty: Any, factory: str, cache: EmbeddingCache, progress: Progress)
     sample = spaced(len(cache), max(_TRAINING_ROWS, _ROWS_PER_CELL * _cells(empty)))
     with contextlib.suppress(RuntimeError):  # an index without cells
         faiss.extract_index_ivf(empty).cp.min_points_per_centroid = 1  # no warning for small caches
+    _set_parameter(empty, "efConstruction", _GRAPH_EFFORT)
     try:
         empty.train(whitening.centred_units(cache.take(sample)))
     except RuntimeError as error:

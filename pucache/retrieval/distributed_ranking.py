@@ -15,10 +15,10 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache
 from ..cache.row_range import RowRange, Workers, check_workers, row_ranges
 from ..labels.labels import Labels
+from ..labels.near_duplicates import LabelledPictures
 from ..neighbours.whitening import Whitening, centred_units
 from ..progress import Progress
 from . import mmr
-from .known_duplicates import LabelledPictures
 from .model_scorers import Fused, Margins
 from .range_tasks import BestRows, RankJob, Survey, SurveyJob, best_rows, survey
 from .ranking import Ranking

@@ -9,9 +9,9 @@ from functools import cached_property
 import numpy as np
 
 from ..cache.row_range import RangeRows, RowRange
+from ..labels.near_duplicates import LabelledPictures
 from ..neighbours.whitening import Whitening, block_sum, sampled_rows
 from ..training.linear_model import PULinearModel
-from .known_duplicates import LabelledPictures
 from .query_comparison import QueryComparison
 from .ranking import in_order, top_rows
 from .similarity import Similarity
@@ -94,7 +94,7 @@ class RankJob:
         Rows that are not unlabelled; they are left out.
     labelled : LabelledPictures
     twins : float or None
-        See `known_duplicates.duplicates_of`.
+        See `pucache.labels.near_duplicates.duplicates_of`.
     count : int
         Best rows that are wanted.
     n : int

@@ -10,10 +10,10 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..labels.labels import TWIN_COSINE, Labels, open_labels
+from ..labels.near_duplicates import duplicates_of
 from ..neighbours.whitening import Whitening
 from ..progress import Progress, Silent
 from . import mmr
-from .known_duplicates import duplicates_of
 from .ranking import Ranking, in_order, top_rows
 from .scorer import Scorer, Scores
 from .scorer_choice import ScorerOptions, choose_scorer

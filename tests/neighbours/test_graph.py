@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import CacheError
 from pucache.neighbours import graph, search
 from pucache.neighbours.graph import NeighbourGraph, NeighbourSearch, neighbour_graph
@@ -111,13 +110,6 @@ def test_an_array_and_a_cache_have_one_graph(opened, tmp_path):
         got = neighbour_graph(source, device="cpu")
         np.testing.assert_allclose(got.cosines, expected.cosines, atol=1e-3)
         assert np.mean(got.rows == expected.rows) > 0.99
-
-
-def test_whitening_of_an_array_is_that_of_a_cache(opened):
-    of_array, of_cache = Whitening.estimate(X), Whitening.estimate(opened(X))
-    np.testing.assert_allclose(of_array.mean, of_cache.mean, atol=1e-7)
-    np.testing.assert_allclose(of_array.variances, of_cache.variances, rtol=1e-5)
-    np.testing.assert_allclose(abs(of_array.directions @ of_cache.directions.T), np.eye(8), atol=1e-4)
 
 
 def test_the_graph_of_some_rows_has_their_numbers_and_the_whitening_of_all(opened):
@@ -344,12 +336,3 @@ def test_a_kept_graph_is_read_without_torch_and_faiss(tmp_path):
     command = [sys.executable, "-c", script, str(cache.files[0].path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ended.stdout.split("\n")[:2] == ["30", "[]"]
-
-
-def test_a_cache_that_is_damaged_is_named(tmp_path):
-    path = tmp_path / "cache.h5"
-    data = bytearray(write_cache(path, X).files[0].path.read_bytes())
-    data[data.index(X[7].tobytes())] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(CacheError, match="is damaged: embeddings are not as they were written"):
-        neighbour_graph(EmbeddingCache(path), device="cpu")

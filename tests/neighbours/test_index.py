@@ -1,14 +1,11 @@
 import logging
-import signal
 
 import faiss
 import numpy as np
 import pytest
 from helpers import plain
 from helpers.planted import write_cache
-from helpers.started import Started, Strike
 
-from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import CacheError, OutputError
 from pucache.neighbours import index as index_module
 from pucache.neighbours.graph_file import checksums_of
@@ -130,13 +127,6 @@ def test_an_index_of_another_cache_or_factory_under_its_name_is_replaced(cache, 
     assert built == ["Flat", "HNSW8", "Flat", "HNSW8", "Flat"]
 
 
-def test_a_further_cache_file_means_another_index(cache, tmp_path, built):
-    open_or_build(cache, "Flat")
-    other = write_cache(tmp_path / "d.h5", X[:50] + 1, [f"more/{row}.png" for row in range(50)])
-    index = open_or_build(EmbeddingCache(tmp_path / "cache.h5", other.files[0].path), "Flat")
-    assert built == ["Flat"] * 2 and index.index.ntotal == N + 50
-
-
 def test_no_damaged_index_reaches_faiss(small, monkeypatch):
     open_or_build(small, "IVF4,SQ8")
     monkeypatch.setattr(faiss, "read_index", lambda *given: pytest.fail("faiss saw damaged bytes"))
@@ -210,22 +200,3 @@ def test_a_full_disk_is_an_output_error_and_leaves_the_index_that_was_there(cach
     with small_disk(20_000), pytest.raises(OutputError, match=r"cannot write .*Flat.*what was there .*untouched"):
         open_or_build(cache, "Flat")
     assert path.read_bytes() == before and sorted(path.parent.iterdir()) == sorted([path, cache.files[0].path])
-
-
-@pytest.mark.slow  # the fast one of a file kept with its cache is that of the graph
-@pytest.mark.parametrize("before", [None, b"the index of an earlier state"])
-def test_killed_while_it_is_written_it_leaves_what_was_there(small, tmp_path, before):
-    (tmp_path / "found.txt").write_text("00000.png\n")
-    path = index_path(small, "Flat")
-    if before is not None:
-        path.write_bytes(before)
-    command = ["retrieve-positives", small.files[0].path, "--positives", tmp_path / "found.txt", "-k", 3, "--index",
-               "Flat", "--similarity", "max", "--out", tmp_path / "ranked.csv", "--device", "cpu"]  # fmt: skip
-    strike = Strike(signal.SIGKILL, "os.replace", of=".index")
-    with Started(command, tmp_path / "killed", strike=strike) as process:
-        assert process.wait() == -signal.SIGKILL
-    assert (path.read_bytes() if path.exists() else None) == before and not (tmp_path / "ranked.csv").exists()
-    with Started(command, tmp_path / "again") as process:
-        assert process.wait() == 0, process.stderr
-    assert read_index(path).index.ntotal == 40 and not list(tmp_path.glob(".small.h5.Flat*"))
-    assert (tmp_path / "ranked.csv").read_text().count("\n") == 4

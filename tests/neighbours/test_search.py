@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from pucache.neighbours import search
 from pucache.neighbours.search import find_gpu, row_search
 
 DRAW = np.random.default_rng(0)
@@ -17,16 +16,6 @@ def test_the_nearest_are_those_of_the_greatest_products(k):
     assert products.dtype == np.float32 and rows.dtype == np.int64
     np.testing.assert_allclose(products, expected, atol=1e-5)
     np.testing.assert_allclose(np.take_along_axis(every, rows, 1), expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("workers", [2, 3])
-def test_any_number_of_threads_finds_the_same_bits(monkeypatch, workers):
-    monkeypatch.setattr(search, "_QUERIES", 30)
-    lists = []
-    for count in (1, workers):
-        monkeypatch.setattr(search, "cores", lambda count=count: count)
-        lists.append(row_search(ROWS)(QUERIES, 100))
-    assert all((one == other).all() for one, other in zip(*lists, strict=True))
 
 
 def test_among_no_rows_none_is_nearest():
