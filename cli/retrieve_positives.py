@@ -38,13 +38,10 @@ if TYPE_CHECKING:
     "--index",
     default="exact",
     show_default=True,
-    type=click.Choice(["exact", "ivf", "hnsw", "ivfpq"]),
-    help="exact compares all images. ivf, hnsw and ivfpq use an approximate index for --similarity topk or max on "
-    "large caches; it is built beside CACHE where it is missing, and its recall is measured and printed. ivfpq stores "
-    "64 bytes of each image, for caches larger than memory.",
-)
-@click.option(
-    "--memory", type=float, metavar="GB", help="Memory limit for building an index.  [default: half of the free memory]"
+    metavar="exact|FACTORY",
+    help="exact compares all images. A factory string of faiss makes an approximate index for --similarity topk or max "
+    "on large caches, beside CACHE where it is missing; its recall is measured and printed. IVF4096,PQ64 stores 64 "
+    "bytes of each image, IVF4096,SQ8 one byte of each value, HNSW32 all values.",
 )
 @click.option(
     "--diverse",
@@ -86,7 +83,6 @@ def retrieve_positives(
     model: str | None,
     similarity: str | None,
     index: str,
-    memory: float | None,
     diverse: float,
     twins: float,
     out: str,
@@ -118,7 +114,7 @@ def retrieve_positives(
     if images and not review:
         raise ValueError("--images is for --review; leave it out, or name a page to write")
     if engine == "ray":
-        _refuse_on_cluster(device, index, memory)
+        _refuse_on_cluster(device, index)
     else:
         options.refuse_cluster_options(address=address, workers=workers)
     opened, progress, cosine = EmbeddingCache(*cache), terminal_progress(), options.twin_cosine(twins)
@@ -150,7 +146,6 @@ def retrieve_positives(
             by=by,
             similarity=similarity,
             index=index,
-            memory=memory,
             diverse=diverse,
             twins=cosine,
             device=device,
@@ -177,11 +172,11 @@ def retrieve_positives(
     output.print_result(result, lines, as_json, out=out)
 
 
-def _refuse_on_cluster(device: str, index: str, memory: float | None) -> None:
+def _refuse_on_cluster(device: str, index: str) -> None:
     """Raise ValueError for what only one machine does."""
     if device not in ("auto", "cpu"):
         raise ValueError(f"the engine ray ranks on processors; leave out device {device}, or use the engine local")
-    if index != "exact" or memory is not None:
+    if index != "exact":
         raise ValueError("an index is searched on one machine, not by the engine ray; leave out one of the two")
 
 

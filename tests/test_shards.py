@@ -149,7 +149,7 @@ def test_a_report_holds_the_same_numbers(packed, ranges, tmp_path):
     assert json.dumps(one, default=str) == json.dumps(other, default=str)
 
 
-@pytest.mark.parametrize("index", ["exact", "hnsw", "ivf"])
+@pytest.mark.parametrize("index", ["exact", "HNSW16", "IVF16,SQ8"])
 @pytest.mark.parametrize("similarity", ["max", "whitened"])
 def test_retrieval_by_similarity_ranks_alike(packed, ranges, index, similarity):
     one, other = (

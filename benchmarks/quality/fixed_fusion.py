@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import logit
 
 from pucache import EmbeddingCache, PULinearClassifier
-from pucache.neighbours.knn import nearest
+from pucache.neighbours.search import row_search
 from pucache.neighbours.whitening import Whitening
 
 NEIGHBOURS, TEMPERATURE, WEIGHT, MIN_SHARE = 30, 0.1, 2.0, 1e-3
@@ -34,7 +34,7 @@ def fused_scores(cache: EmbeddingCache, s: np.ndarray, model: PULinearClassifier
     margins = model.margins(cache.X)
     probability = np.where(s == 1, 1, model.tilt_.posterior(margins))
     candidates = np.argsort(np.where(s == 1, -np.inf, margins))[-CANDIDATES:]
-    cosines, rows = nearest(Z[candidates], Z, NEIGHBOURS + 1)
+    cosines, rows = row_search(Z)(Z[candidates], NEIGHBOURS + 1)
     weights = np.where(rows == candidates[:, None], 0, np.exp((cosines - cosines[:, 1:2]) / TEMPERATURE))
     share = np.full(len(cache), MIN_SHARE)
     share[candidates] = (weights * probability[rows]).sum(1) / weights.sum(1)

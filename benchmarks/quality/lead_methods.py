@@ -19,7 +19,7 @@ from benchmarks.quality.retrieval import write_rows
 from benchmarks.quality.suite import best_f1
 from pucache import EmbeddingCache, PULinearClassifier
 from pucache.heads.solve import fit_heads
-from pucache.neighbours.knn import nearest
+from pucache.neighbours.search import row_search
 from pucache.neighbours.whitening import Whitening
 
 NEIGHBOURS, TEMPERATURE, WEIGHT, CLIP = 30, 0.1, 2.0, 1e-3  # of the fused ranking
@@ -79,12 +79,12 @@ class Start:
     @cached_property
     def near(self) -> tuple[np.ndarray, np.ndarray]:
         """Cosines and row numbers of the neighbours of each row of the pile; -1 stands for the row itself."""
-        cosines, rows = nearest(self.whitened[0], self.whitened[0], NEIGHBOURS + 1, device="cpu")
+        cosines, rows = row_search(self.whitened[0])(self.whitened[0], NEIGHBOURS + 1)
         return cosines, np.where(rows == np.arange(len(rows))[:, None], -1, rows)
 
     @cached_property
     def near_test(self) -> tuple[np.ndarray, np.ndarray]:
-        return nearest(self.whitened[1], self.whitened[0], NEIGHBOURS, device="cpu")
+        return row_search(self.whitened[0])(self.whitened[1], NEIGHBOURS)
 
     @cached_property
     def graph(self) -> csr_matrix:

@@ -37,7 +37,7 @@ from pucache import EmbeddingCache, PULinearClassifier
 from pucache.heads.risks import PURisk
 from pucache.heads.solve import fit_heads
 from pucache.labels.folds import assign_folds
-from pucache.neighbours.pile_search import query_neighbours
+from pucache.neighbours.graph import NeighbourSearch
 from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.scorer_choice import ScorerOptions, choose_scorer
 from pucache.scoring.neighbour_scores import NeighbourScores, chosen_weight
@@ -69,7 +69,7 @@ def scores_of_new(rows: EmbeddingCache, model: PULinearClassifier, X: np.ndarray
     margins = model.margins(X)
     if not chosen_weight(model):
         return margins
-    shares = query_neighbours(rows, X).weighted_means(Pile.of(model, rows).p)
+    shares = NeighbourSearch(rows).nearest(X).weighted_means(Pile.of(model, rows).p)
     return NeighbourScores(model, chosen_weight(model)).scores(margins, shares)
 
 

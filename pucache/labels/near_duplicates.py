@@ -1,4 +1,6 @@
-"""Groups of images that show the same picture: equal bytes, or embeddings that nearly coincide.
+"""Images that show the same picture: equal bytes, or embeddings that nearly coincide.
+
+Training, retrieval and review search them here: groups among all images, or duplicates of the labelled ones.
 
 For unit rows u and v, |u - v|^2 = 2 - 2 cos(u, v), and an orthogonal projection can only shorten
 u - v. So every pair above a cosine lies within sqrt(2 - 2 cosine) in a few dimensions, where a
@@ -10,17 +12,23 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.spatial import cKDTree
 
+from ..cache.embedding_cache import EmbeddingCache
 from ..devices import cores
 from ..heads.linear_algebra import leading_subspace, unit_rows
+from ..neighbours.whitening import centred_units
 from ..storage.rows import RowMatrix, release_pages, row_slices, take_rows
 
+if TYPE_CHECKING:
+    from scipy.spatial import cKDTree
+
 _Pairs = tuple[np.ndarray, np.ndarray]
-_DIRECTIONS = 24  # dimensions in which pairs are compared before all dimensions
+_DIRECTIONS = 20  # dimensions in which pairs are compared before all dimensions
 _TREE_DIMENSIONS = 8  # of the k-d tree, which is slow in more
 _SAMPLE = 1024  # rows that the directions are estimated from
 _BLOCK_VALUES = 1 << 21  # values of X worked on at once
@@ -30,7 +38,9 @@ _CROWD = 1 << 10  # neighbours from which on those of the same group are left ou
 _ROWS_FOR_THREADS = 1 << 16  # rows from which on the tree is searched by several threads
 _ROUNDING = 1e-6  # of distances between unit rows in float32
 _SLACK = 1e-5  # added to distances between projections
-_HALF_SLACK = 1e-3  # added where a part of them is in float16: twice its rounding of a vector of norm 1, 2**-11
+_COSINE_ROUNDING = 1e-6  # error of a cosine in float32
+_COSINE_DOUBT = 1e-5  # beyond it, the rounding of a matrix product decides nothing
+_LABELLED_PER_BLOCK = 1 << 12
 
 
 def groups(X: RowMatrix, digests: RowMatrix | None = None, *, cosine: float | None = 0.999) -> np.ndarray:
@@ -92,8 +102,7 @@ class DuplicateScan:
         self._basis = _directions(shape, take, _DIRECTIONS if limit <= 1 else 0)
         self._content = np.empty((n, 2), np.uint64)  # half of SHA-256
         self._not_zero = np.empty(n, bool)
-        self._near = np.empty((n, min(_TREE_DIMENSIONS, self._basis.shape[1])), np.float32)  # leading projections
-        self._rest = np.empty((n, self._basis.shape[1] - self._near.shape[1]), np.float16)
+        self._projection = np.empty((n, self._basis.shape[1]), np.float32)
 
     def add(self, start: int, block: np.ndarray) -> None:
         """Take the rows from ``start`` on, (b, d) in C order; raises `ValueError` where one is not finite."""
@@ -104,8 +113,7 @@ class DuplicateScan:
         bad = np.flatnonzero(~np.isfinite(norm))
         if len(bad):
             raise ValueError(f"X holds NaN or infinite values, first in row {start + bad[0]}")
-        self._not_zero[rows], projection = norm > 0, unit @ self._basis
-        self._near[rows], self._rest[rows] = np.split(projection, [self._near.shape[1]], axis=1)
+        self._not_zero[rows], self._projection[rows] = norm > 0, unit @ self._basis
 
     def groups(self, X: RowMatrix, digests: RowMatrix | None = None) -> np.ndarray:
         """Groups of all rows, int64 (n,), once each row has been added; to be called once, as it frees the scan.
@@ -119,10 +127,8 @@ class DuplicateScan:
         """
         parent = np.arange(len(self._not_zero))
         if digests is not None:
-            recorded, words = first_words(digests)
-            rows = recorded[repeated(words[recorded])]
-            _join_equal(parent, rows, take_rows(digests, rows).view("V32").ravel())
-        rows = repeated(self._content[:, 0])
+            _join_equal_digests(parent, digests)
+        rows = _repeated(self._content[:, 0])
         distinct = self._not_zero.copy()
         distinct[rows] = False
         first = _join_equal(parent, rows, self._content[rows].view("V16").ravel())
@@ -138,37 +144,48 @@ class DuplicateScan:
         if not len(distinct):
             return
         # neighbours in space get nearby numbers
-        distinct = distinct[_tree(self._near[distinct].astype(np.float64)).indices]
-        near = self._near[distinct].astype(np.float64)
-        del self._near
-        rest = self._rest[distinct]
-        del self._rest
+        distinct = distinct[_tree(self._projection[distinct]).indices]
+        projection = self._projection[distinct]
+        del self._projection
         radius = max(float(np.sqrt(2 - 2 * self._limit)), _ROUNDING)
-        _join_near(parent, X, distinct, _Projection(_tree(near), rest), radius)
+        _join_near(parent, X, distinct, projection, radius)
 
 
-def first_words(digests: RowMatrix) -> tuple[np.ndarray, np.ndarray]:
-    """Rows whose digest is recorded, int64 (m,), and the first eight bytes of each digest, uint64 (n,)."""
-    recorded, words = np.empty(len(digests), bool), np.empty(len(digests), np.uint64)
+def equal_digests(digests: RowMatrix) -> np.ndarray:
+    """Number the groups of rows with equal digests, as `groups`; a digest of zeros is unknown, and equal to none.
+
+    Parameters
+    ----------
+    digests : ndarray or StackedRows of uint8, (n, 32)
+
+    Returns
+    -------
+    ndarray of int64, (n,)
+    """
+    parent = np.arange(len(digests))
+    _join_equal_digests(parent, digests)
+    return _roots(parent, np.arange(len(parent)))
+
+
+def _join_equal_digests(parent: np.ndarray, digests: RowMatrix) -> None:
+    recorded, words = np.empty(len(digests), bool), np.empty(len(digests), np.uint64)  # the first eight bytes of each
     for part in row_slices(*digests.shape):
         block = np.ascontiguousarray(digests[part])
         recorded[part], words[part] = block.any(1), block.view(np.uint64)[:, 0]
         release_pages(digests)
-    return np.flatnonzero(recorded), words
+    rows = np.flatnonzero(recorded)
+    rows = rows[_repeated(words[rows])]  # few: only these are compared in full
+    _join_equal(parent, rows, take_rows(digests, rows).view("V32").ravel())
 
 
-def repeated(words: np.ndarray) -> np.ndarray:
+def _repeated(words: np.ndarray) -> np.ndarray:
     """Positions of the words that occur more than once, int64 (m,), ascending."""
-    in_order = np.sort(words)
-    several = np.unique(in_order[1:][in_order[1:] == in_order[:-1]])
-    del in_order
-    if not len(several):
-        return np.empty(0, np.int64)
-    positions = [np.empty(0, np.int64)]
-    for part in row_slices(len(words), 1):
-        nearest = several[np.minimum(np.searchsorted(several, words[part]), len(several) - 1)]
-        positions.append(np.flatnonzero(nearest == words[part]) + part.start)
-    return np.concatenate(positions)
+    order = np.argsort(words)
+    in_order = words[order]
+    occurs_again = np.zeros(len(words), bool)
+    occurs_again[1:] = in_order[1:] == in_order[:-1]
+    occurs_again[:-1] |= occurs_again[1:]
+    return np.sort(order[occurs_again])
 
 
 def unlabelled_twins(group: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -233,29 +250,14 @@ def _join_equal(parent: np.ndarray, rows: np.ndarray, content: np.ndarray) -> np
     return rows[first]
 
 
-@dataclass(frozen=True)
-class _Projection:
-    """Projections of rows, neighbours together: the leading ones in a tree, float64, and the rest, float16 (m, r)."""
+def _tree(projection: np.ndarray) -> cKDTree:
+    """Tree of the leading coordinates."""
+    from scipy.spatial import cKDTree
 
-    tree: cKDTree
-    rest: np.ndarray
-
-    def are_near(self, i: np.ndarray, j: np.ndarray, radius: float) -> np.ndarray:
-        """Whether the rows of each pair are within a radius, and some that are a little farther, bool (p,)."""
-        near = np.empty(len(i), bool)
-        for start in range(0, len(i), _PAIRS_COMPARED):
-            part = slice(start, start + _PAIRS_COMPARED)
-            squares = np.square(self.tree.data[i[part]] - self.tree.data[j[part]]).sum(1)
-            squares += np.square(self.rest[i[part]].astype(np.float32) - self.rest[j[part]]).sum(1)
-            near[part] = squares <= (radius + _HALF_SLACK) ** 2
-        return near
+    return cKDTree(projection[:, :_TREE_DIMENSIONS].astype(np.float64), leafsize=64)
 
 
-def _tree(points: np.ndarray) -> cKDTree:
-    return cKDTree(points, leafsize=64)
-
-
-def _join_near(parent: np.ndarray, X: RowMatrix, rows: np.ndarray, projection: _Projection, radius: float) -> None:
+def _join_near(parent: np.ndarray, X: RowMatrix, rows: np.ndarray, projection: np.ndarray, radius: float) -> None:
     """Join the rows whose unit rows are within the radius."""
     step = max(1, _BLOCK_VALUES // (2 * X.shape[1]))
     for first, second in _candidates(parent, rows, projection, radius + _SLACK):
@@ -268,9 +270,9 @@ def _join_near(parent: np.ndarray, X: RowMatrix, rows: np.ndarray, projection: _
             _join(parent, i[twins], j[twins])
 
 
-def _candidates(parent: np.ndarray, rows: np.ndarray, projection: _Projection, radius: float) -> Iterator[_Pairs]:
+def _candidates(parent: np.ndarray, rows: np.ndarray, projection: np.ndarray, radius: float) -> Iterator[_Pairs]:
     """Yield pairs that are near in projection, a bounded number at a time; in a crowd, not those joined already."""
-    tree = projection.tree
+    tree = _tree(projection)
     workers = cores() if len(rows) > _ROWS_FOR_THREADS else 1
     count = tree.query_ball_point(tree.data, radius, return_length=True, workers=workers)
     busy = np.flatnonzero(count > 1)  # each row is near itself
@@ -278,12 +280,15 @@ def _candidates(parent: np.ndarray, rows: np.ndarray, projection: _Projection, r
         others, nearby = np.arange(len(rows)), tree
         if count[part].max(initial=0) > _CROWD:
             others = _joinable(parent, rows, tree, part, radius)
-            nearby = cKDTree(tree.data[others])
+            nearby = _tree(projection[others])
         neighbours = nearby.query_ball_point(tree.data[part], radius, return_sorted=False)
         i = np.repeat(part, np.array([len(row) for row in neighbours], np.intp))
         j = others[np.fromiter(chain.from_iterable(neighbours), np.intp, len(i))]
         i, j = i[i < j], j[i < j]
-        near = projection.are_near(i, j, radius)
+        starts = range(0, len(i), _PAIRS_COMPARED)
+        parts = [slice(start, start + _PAIRS_COMPARED) for start in starts]
+        squares = [np.square(projection[i[part]] - projection[j[part]]).sum(1) for part in parts]
+        near = np.concatenate([np.empty(0), *squares]) <= radius**2
         yield rows[i[near]], rows[j[near]]
 
 
@@ -294,3 +299,79 @@ def _joinable(parent: np.ndarray, rows: np.ndarray, tree: cKDTree, part: np.ndar
     others = np.array(tree.query_ball_point(centre, reach), np.intp)
     own_groups = np.unique(_roots(parent, rows[part]))
     return others if len(own_groups) > 1 else others[_roots(parent, rows[others]) != own_groups]
+
+
+# Duplicates of labelled images.
+
+
+def duplicates_of(
+    cache: EmbeddingCache, rows: np.ndarray, labelled_rows: np.ndarray, cosine: float | None
+) -> np.ndarray:
+    """Mark rows that show the same picture as a labelled one, by its digest or by the cosine to it.
+
+    Parameters
+    ----------
+    cache : EmbeddingCache
+    rows : ndarray of int64, (m,), ascending
+    labelled_rows : ndarray of int64, (p,), ascending
+        Positives and known negatives.
+    cosine : float or None
+        Least cosine of duplicates, between embeddings as stored, not centred. None, or above 1: digests only.
+
+    Returns
+    -------
+    ndarray of bool, (m,)
+    """
+    digests = cache.digest_matrix
+    labelled = LabelledPictures(take_rows(digests, labelled_rows), cache.take(labelled_rows))
+    is_duplicate = labelled.have_digests(take_rows(digests, rows))
+    if cosine is None or cosine > 1:
+        return is_duplicate
+    for part in row_slices(len(rows), cache.encoder.dim):
+        is_duplicate[part] |= labelled.are_close(cache.take(rows[part]), cosine)
+    return is_duplicate
+
+
+@dataclass(frozen=True)
+class LabelledPictures:
+    """Labelled images, to compare others with.
+
+    Parameters
+    ----------
+    digests : ndarray of uint8, (p, 32)
+    embeddings : ndarray of float16 or float32, (p, d)
+        As stored.
+    """
+
+    digests: np.ndarray
+    embeddings: np.ndarray
+
+    @cached_property
+    def _recorded_digests(self) -> np.ndarray:
+        return _as_bytes(self.digests[self.digests.any(1)])  # a digest of zeros is unknown
+
+    @cached_property
+    def _units(self) -> np.ndarray:
+        return centred_units(self.embeddings)
+
+    def have_digests(self, digests: np.ndarray) -> np.ndarray:
+        """Mark the digests, uint8 (m, 32), that are one of the labelled images'; bool (m,)."""
+        return np.asarray(np.isin(_as_bytes(digests), self._recorded_digests))
+
+    def are_close(self, X: np.ndarray, cosine: float) -> np.ndarray:
+        """Mark the rows, (m, d) as stored, with this cosine to a labelled image, or a greater one; bool (m,)."""
+        units, least, close = centred_units(X), cosine - _COSINE_ROUNDING, np.zeros(len(X), bool)
+        for begin in range(0, len(self._units), _LABELLED_PER_BLOCK):
+            labelled = self._units[begin : begin + _LABELLED_PER_BLOCK]
+            greatest = (units @ labelled.T).max(1, initial=-1)
+            above = greatest >= least
+            # a product of matrices may round a row differently beside other rows; single products do not
+            for row in np.flatnonzero(np.abs(greatest - least) < _COSINE_DOUBT):
+                above[row] = np.vecdot(units[row], labelled).max() >= least
+            close |= above
+        return close
+
+
+def _as_bytes(digests: np.ndarray) -> np.ndarray:
+    """One value of 32 bytes a row."""
+    return np.ascontiguousarray(digests).view("V32").ravel()

@@ -6,14 +6,17 @@ over the k rows of greatest whitened cosine c_ij (`pucache.neighbours.whitening`
 that equal another one are its neighbours. A row that equals the mean of the pile has no direction: it has no
 neighbours, and is nobody's.
 
-Every row is compared with every other one where that takes seconds. Larger piles are divided into cells
-(`pucache.neighbours.cell_search`). The graph is kept beside its cache (`pucache.neighbours.graph_file`).
+Every row is compared with every other one where that takes seconds. Larger piles are searched by an inverted file:
+rows are divided into cells around centroids, and each is compared with the rows of the cells nearest to it. The graph
+is kept beside its cache (`pucache.neighbours.graph_file`).
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
@@ -21,15 +24,29 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..errors import PUCacheError
 from ..progress import Progress, Silent
 from ..storage.rows import RowMatrix
-from .backends import find_gpu
 from .graph_file import checksums_of, graph_path, read_graph, write_graph
-from .row_source import RowSource, row_source, subset
-from .weighted_graph import NeighbourGraph, graph_of_lists, renumbered
-from .whitening import Whitening, whitened_rows
+from .row_source import row_source, subset
+from .search import (
+    FAISS_CPU,
+    TORCH_GPU,
+    Lists,
+    WhitenedRows,
+    find_gpu,
+    nearest_rows,
+    no_neighbours,
+    search_index,
+    spaced,
+)
+from .weighted_graph import NeighbourGraph
+from .whitening import Whitening
 
 NEIGHBOURS = 30
 METHODS = ("auto", "exact", "ivf")
 _EXACT_PAIRS = {"cpu": 1 << 33, "cuda": 1 << 41}  # rows times rows that are compared in seconds
+_VISITS, _MIN_VISITS, _MAX_SHARE = 1 << 34, 1 << 13, 0.25  # rows visited: by all rows; by one; share of the pile
+_SAMPLE_PER_CELL = 64  # rows that a centroid is learned from
+_TRUE_ROWS = 256  # that the recall is measured on
+_EQUAL = 5e-4  # difference of cosines from rounding to float16
 _log = logging.getLogger(__name__)
 
 
@@ -74,18 +91,19 @@ def neighbour_graph(
     source = row_source(X)
     part = source if rows is None else subset(source, rows)
     if not len(part):
-        return graph_of_lists(len(part), k, whitening)
+        return _graph(no_neighbours(0, k), whitening)
     gpu = find_gpu(device)
-    if gpu is not None:
-        from .device_graph import graph_on_gpu  # imports torch
-
-        exact = is_exact(method, len(part), "cuda")
-        return graph_on_gpu(source, rows, whitening, k=k, exact=exact, gpu=gpu, progress=progress)
     whitening = whitening or Whitening.estimate(source)
+    exact = is_exact(method, len(part), "cuda" if gpu else "cpu")
+    whitened = WhitenedRows(part, whitening, gpu if exact else None)
     with progress or Silent() as progress:
-        if is_exact(method, len(part), "cpu"):
-            return _exact_graph(part, whitening, k=k, progress=progress)
-        return _graph_by_cells(part, whitening, k=k, progress=progress)
+        if not exact:
+            lists, search = _nearest_in_cells(whitened, k, progress)
+            return _graph(lists, whitening, search=search, exact=False)
+        progress.start(whitened.block_count * len(part), "finding neighbours")
+        itself = np.arange(len(part))
+        lists = nearest_rows(whitened, whitened.searches(), k, itself=itself, advance=progress.advance)
+    return _graph(lists, whitening, search_by=TORCH_GPU if gpu else FAISS_CPU)
 
 
 def cached_graph(
@@ -125,21 +143,101 @@ def cached_graph(
     return graph
 
 
-def _exact_graph(source: RowSource, whitening: Whitening, *, k: int, progress: Progress) -> NeighbourGraph:
-    from .blocked_search import nearest_rows  # imports torch
+class NeighbourSearch:
+    """Searches in one pile for the neighbours of other rows.
 
-    Z, numbers = whitened_rows(source, whitening)
-    progress.start(len(Z), "finding neighbours")
-    best = nearest_rows(Z, Z, k, among_themselves=True, advance=progress.advance)
-    return graph_of_lists(len(source), k, whitening, numbers, (best[0], renumbered(best[1], numbers)))
+    Parameters
+    ----------
+    X : EmbeddingCache, or ndarray of float16 or float32, (n, d)
+        The pile.
+    whitening : Whitening, optional
+        Of X, such as `cached_graph(X).whitening`; estimated at the first search by default.
+    device : str
+    """
+
+    def __init__(self, X: EmbeddingCache | np.ndarray, *, whitening: Whitening | None = None, device: str = "auto"):
+        self._source, self._whitening, self._device = row_source(X), whitening, device
+
+    @cached_property
+    def _rows(self) -> WhitenedRows:
+        self._whitening = self._whitening or Whitening.estimate(self._source)
+        return WhitenedRows(self._source, self._whitening, find_gpu(self._device))
+
+    def nearest(self, queries: np.ndarray, k: int = NEIGHBOURS, *, progress: Progress | None = None) -> NeighbourGraph:
+        """Find the k nearest rows of the pile to each query; all are compared.
+
+        Parameters
+        ----------
+        queries : ndarray of float16 or float32, (m, d)
+            Whitened as the pile. One that equals a row of the pile has it as a neighbour.
+        k : int
+        progress : Progress, optional
+
+        Returns
+        -------
+        NeighbourGraph
+            Row numbers are those of X, so `weighted_means` takes values of its rows.
+
+        Raises
+        ------
+        CacheError
+            The cache is damaged, or holds embeddings that are not finite.
+        ValueError
+            Queries of other dimensions; values that are not finite; k below 1.
+        """
+        check(k)
+        source, asked = self._source, row_source(np.asarray(queries))
+        if asked.d != source.d:
+            raise ValueError(f"queries have {asked.d} dimensions, the rows {source.d}: use one encoder for both")
+        if not len(asked) or not len(source):
+            return _graph(no_neighbours(len(asked), k), self._whitening)
+        rows = self._rows
+        with progress or Silent() as progress:
+            progress.start(rows.block_count * len(asked), "finding neighbours")
+            whitened = WhitenedRows(asked, rows.whitening, rows.gpu)
+            lists = nearest_rows(whitened, rows.searches(), k, advance=progress.advance)
+        return _graph(lists, rows.whitening, search_by=TORCH_GPU if rows.gpu else FAISS_CPU)
 
 
-def _graph_by_cells(source: RowSource, whitening: Whitening, *, k: int, progress: Progress) -> NeighbourGraph:
-    from .cell_search import nearest_by_cells  # imports torch
+def _graph(lists: Lists, whitening: Whitening | None, **options: Any) -> NeighbourGraph:
+    cosines, rows = lists
+    return NeighbourGraph(
+        rows=rows.astype(np.int32),
+        cosines=cosines.astype(np.float16),
+        whitening=whitening,
+        **{"search_by": FAISS_CPU, **options},
+    )
 
-    numbers, (cosines, neighbours), search = nearest_by_cells(source, whitening, k, progress=progress)
-    graph = graph_of_lists(len(source), k, whitening, numbers, (cosines, renumbered(neighbours, numbers)))
-    return replace(graph, search=search, exact=False)
+
+def _nearest_in_cells(rows: WhitenedRows, k: int, progress: Progress) -> tuple[Lists, str]:
+    """Lists of the nearest of the rows in the nearest cells, as `nearest_rows`; number of cells and recall."""
+    import faiss
+
+    n, cells = len(rows), max(1, round(len(rows) ** 0.5))
+    progress.start(2 * n, "finding neighbours")
+    learned_from = rows.take(spaced(n, _SAMPLE_PER_CELL * cells))[1]
+    cells = min(cells, len(learned_from))
+    if not cells:
+        return no_neighbours(n, k), "search in cells"
+    index: Any = faiss.index_factory(rows.q, f"IVF{cells},SQfp16", faiss.METRIC_INNER_PRODUCT)
+    index.cp.min_points_per_centroid = 1  # no warning for small piles
+    visits = min(max(_VISITS // n, _MIN_VISITS), max(round(_MAX_SHARE * n), _MIN_VISITS), n)
+    index.nprobe, index.max_codes = -(-visits * cells // n), 2 * visits  # a cell of equal rows may be large
+    with ThreadPoolExecutor(1, initializer=lambda: faiss.omp_set_num_threads(1)) as one_thread:  # the same bits always
+        one_thread.submit(index.train, learned_from).result()
+        for numbers, Z in rows:
+            one_thread.submit(index.add_with_ids, Z, numbers).result()
+            progress.advance(len(numbers))
+    itself = np.arange(n)
+    lists = nearest_rows(rows, [(itself, partial(search_index, index))], k, itself=itself, advance=progress.advance)
+    sample = spaced(n, _TRUE_ROWS)
+    queries = WhitenedRows(subset(rows.source, sample), rows.whitening)
+    true = nearest_rows(queries, rows.searches(), k, itself=sample)[0]
+    least = np.where(true > -np.inf, true, np.inf).min(1, keepdims=True)  # cosine of the last true neighbour
+    found = lists[0][sample]
+    hits = np.count_nonzero((found > -np.inf) & (found >= least - _EQUAL))
+    recall = hits / max(int(np.count_nonzero(true > -np.inf)), 1)
+    return lists, f"search in {cells:,} cells, recall {recall:.3f} on {len(sample)} rows"
 
 
 def is_exact(method: str, n: int, device_type: str) -> bool:

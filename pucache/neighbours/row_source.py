@@ -3,117 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
-from ..storage.rows import RowMatrix, StackedRows, release_pages, row_slices, take_rows
+from ..storage.rows import RowMatrix, release_pages, row_slices, take_rows
 
 
-class RowSource(Protocol):
-    """Rows that are read in blocks."""
+class RowSource:
+    """Rows that are read in blocks.
 
-    @property
-    def d(self) -> int:
-        """Number of dimensions."""
+    Parameters
+    ----------
+    X : EmbeddingCache, or matrix (n, d), which may be mapped
+    rows : ndarray of int64, optional
+        Ascending; only these, numbered from 0.
+    """
 
-    def __len__(self) -> int: ...
+    def __init__(self, X: EmbeddingCache | RowMatrix, rows: np.ndarray | None = None):
+        self.X, self.rows = X, rows
+        self.d = X.encoder.dim if isinstance(X, EmbeddingCache) else int(X.shape[1])
+
+    def __len__(self) -> int:
+        return len(self.X if self.rows is None else self.rows)
 
     def blocks(self, *, check: bool = False) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield (rows, X (b, d)) in order; X is valid until the next block is requested."""
+        """Yield (rows, X (b, d)) in order; X is valid until the next block is requested.
+
+        Only all rows of a cache have checksums to `check`, which cover whole blocks of a file.
+        """
+        if isinstance(self.X, EmbeddingCache) and self.rows is None:
+            yield from self.X.blocks(check=check)
+            return
+        for part in row_slices(len(self), self.d):
+            if self.rows is None:
+                yield part, self.X[part]  # type: ignore[index]
+                release_pages(self.X)  # type: ignore[arg-type]
+            else:
+                yield part, self.take(np.arange(part.start, part.stop))
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """Copy some rows, given their ascending numbers."""
+        rows = self._numbers(rows)
+        return self.X.take(rows) if isinstance(self.X, EmbeddingCache) else take_rows(self.X, rows)
 
     def not_finite_error(self, rows: np.ndarray) -> Exception:
-        """Return the error for rows that are NaN or infinite."""
-
-
-@dataclass(frozen=True)
-class CacheRows:
-    """All rows of a cache."""
-
-    cache: EmbeddingCache
-
-    @property
-    def d(self) -> int:
-        """Number of dimensions."""
-        return self.cache.encoder.dim
-
-    def __len__(self) -> int:
-        return len(self.cache)
-
-    def blocks(self, *, check: bool = False) -> Iterator[tuple[slice, np.ndarray]]:
-        """As `EmbeddingCache.blocks`."""
-        return self.cache.blocks(check=check)
-
-    def take(self, rows: np.ndarray) -> np.ndarray:
-        """As `EmbeddingCache.take`."""
-        return self.cache.take(rows)
-
-    def not_finite_error(self, rows: np.ndarray) -> Exception:
-        """As `EmbeddingCache.not_finite_error`."""
-        return self.cache.not_finite_error(rows)
-
-
-@dataclass(frozen=True)
-class ArrayRows:
-    """All rows of a matrix (n, d), which may be mapped."""
-
-    X: RowMatrix
-
-    @property
-    def d(self) -> int:
-        """Number of dimensions."""
-        return int(self.X.shape[1])
-
-    def __len__(self) -> int:
-        return len(self.X)
-
-    def blocks(self, *, check: bool = False) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield blocks of about 4 million values; an array has no checksums to check."""
-        for rows in row_slices(len(self.X), self.d):
-            yield rows, self.X[rows]
-            release_pages(self.X)
-
-    def take(self, rows: np.ndarray) -> np.ndarray:
-        """Copy some rows, given their ascending numbers."""
-        return take_rows(self.X, rows)
-
-    def not_finite_error(self, rows: np.ndarray) -> Exception:
-        """Return the `ValueError` for rows that are NaN or infinite."""
+        """Return the error for rows that are NaN or infinite; it names them by their numbers in X."""
+        rows = self._numbers(rows)
+        if isinstance(self.X, EmbeddingCache):
+            return self.X.not_finite_error(rows)
         return ValueError(f"X holds NaN or infinite values, first in row {rows[0]}; remove or replace these rows")
 
-
-@dataclass(frozen=True)
-class SubsetRows:
-    """Some rows of a source, numbered from 0."""
-
-    source: RowSource
-    rows: np.ndarray
-
-    @property
-    def d(self) -> int:
-        """Number of dimensions."""
-        return self.source.d
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def blocks(self, *, check: bool = False) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield blocks of about 4 million values; checksums cover whole blocks of a file, so none is checked."""
-        for part in row_slices(len(self.rows), self.d):
-            yield part, self.source.take(self.rows[part])
-
-    def take(self, rows: np.ndarray) -> np.ndarray:
-        """Copy some rows, given their ascending numbers in the subset."""
-        return self.source.take(self.rows[rows])
-
-    def not_finite_error(self, rows: np.ndarray) -> Exception:
-        """Return the error of the source, which names the rows by their numbers there."""
-        return self.source.not_finite_error(self.rows[rows])
+    def _numbers(self, rows: np.ndarray) -> np.ndarray:
+        return rows if self.rows is None else self.rows[rows]
 
 
 def row_source(X: EmbeddingCache | RowMatrix | RowSource) -> RowSource:
@@ -124,16 +66,14 @@ def row_source(X: EmbeddingCache | RowMatrix | RowSource) -> RowSource:
     ValueError
         An array that is not (n, d), d >= 1, of float16, float32 or float64.
     """
-    if isinstance(X, EmbeddingCache):
-        return CacheRows(X)
-    if not isinstance(X, np.ndarray | StackedRows):
+    if isinstance(X, RowSource):
         return X
-    if X.ndim != 2 or not X.shape[1] or X.dtype.kind != "f":
+    if not isinstance(X, EmbeddingCache) and (X.ndim != 2 or not X.shape[1] or X.dtype.kind != "f"):
         raise ValueError(f"expected X (n, d) of float16 or float32, got {X.dtype} {X.shape}")
-    return ArrayRows(X)
+    return RowSource(X)
 
 
-def subset(source: RowSource, rows: np.ndarray) -> SubsetRows:
+def subset(source: RowSource, rows: np.ndarray) -> RowSource:
     """Some rows of a source.
 
     Raises
@@ -147,4 +87,4 @@ def subset(source: RowSource, rows: np.ndarray) -> SubsetRows:
     rows = rows.astype(np.int64)
     if len(rows) and (rows[0] < 0 or rows[-1] >= len(source) or (np.diff(rows) <= 0).any()):
         raise ValueError(f"rows must be ascending and lie in 0 to {len(source) - 1}, each once")
-    return SubsetRows(source, rows)
+    return RowSource(source.X, rows if source.rows is None else source.rows[rows])

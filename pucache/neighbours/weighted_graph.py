@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .backends import TORCH_CPU
 from .whitening import Whitening
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ class NeighbourGraph:
     cosines : ndarray of float16, (m, k)
         Whitened cosines, falling; -inf where there are fewer neighbours.
     search : str
-        How neighbours were searched, such as "exact search" or "search in cells, recall 0.95".
+        How neighbours were searched, such as "exact search" or "search in 316 cells, recall 0.950 on 256 rows".
     exact : bool
         Whether all rows were compared; up to rounding of the cosines.
     whitening : Whitening or None
@@ -119,24 +118,3 @@ def _weight_matrix(rows: np.ndarray, cosines: np.ndarray, temperature: float, n:
     columns = np.where(absent, 0, rows) if absent.any() else rows
     row_ends = np.arange(len(rows) + 1, dtype=np.int64 if rows.size >> 31 else np.int32) * rows.shape[1]
     return csr_matrix((weights.ravel(), columns.ravel(), row_ends), shape=(len(rows), n))
-
-
-def renumbered(positions: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Row numbers of positions among `numbers`; -1 stays."""
-    return np.append(numbers, -1).astype(np.int32)[positions]
-
-
-def graph_of_lists(
-    m: int,
-    k: int,
-    whitening: Whitening | None,
-    numbers: np.ndarray | slice = slice(0),
-    best: tuple[np.ndarray, np.ndarray] | None = None,
-    *,
-    search_by: str = TORCH_CPU,
-) -> NeighbourGraph:
-    """Graph of m rows, with neighbours (cosines, rows) for those in `numbers`."""
-    rows, cosines = np.full((m, k), -1, np.int32), np.full((m, k), -np.inf, np.float16)
-    if best is not None:
-        cosines[numbers], rows[numbers] = best
-    return NeighbourGraph(rows=rows, cosines=cosines, whitening=whitening, search_by=search_by)

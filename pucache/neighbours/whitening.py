@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import base64
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,10 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..heads.linear_algebra import truncated_svd, unit_rows
 from .row_source import RowSource, row_source
 
+if TYPE_CHECKING:
+    import torch
+
+Rows = Any  # ndarray, or Tensor on a GPU: the same code serves both
 DIRECTIONS = 256  # leading directions whose variances are estimated one by one
 SAMPLE = 16_384  # rows that the covariance is estimated from
 _TORCH_PAYS = 1 << 28  # float16 values of a cache whose conversion by numpy takes longer than importing torch
@@ -77,28 +81,8 @@ class Whitening:
     def of_units(cls, mean: np.ndarray, sample: np.ndarray) -> Whitening:
         """Whitening by the mean, float32 (d,), and a sample of the centred unit rows, float32 (m, d)."""
         singular_values, directions = truncated_svd(sample, min(DIRECTIONS, *sample.shape))
-        return cls.of_sample(mean, singular_values, directions, n=len(sample), squares=np.square(sample).sum())
-
-    @classmethod
-    def of_sample(
-        cls, mean: np.ndarray, singular_values: np.ndarray, directions: np.ndarray, *, n: int, squares: float
-    ) -> Whitening:
-        """Whitening by the decomposition of a sample of centred unit rows.
-
-        Parameters
-        ----------
-        mean : ndarray of float32, (d,)
-        singular_values : ndarray of float32, (q,)
-            The greatest of the sample.
-        directions : ndarray of float32, (q, d)
-            Their right singular vectors.
-        n : int
-            Rows of the sample.
-        squares : float
-            Sum of the squares of its values.
-        """
-        variances = singular_values**2 / n
-        residual = max(float(squares / n - variances.sum()), 0.0)
+        variances = singular_values**2 / len(sample)
+        residual = max(float(np.square(sample).sum() / len(sample) - variances.sum()), 0.0)
         return cls(
             mean=mean,
             directions=directions.astype(np.float32),
@@ -131,7 +115,11 @@ class Whitening:
         """Trace of the covariance: 1, but less where rows equal the mean."""
         return float(self.variances.sum() + self.residual_variance * (len(self.mean) - len(self.variances)))
 
-    def centred_units(self, X: np.ndarray) -> np.ndarray:
+    def to(self, device: torch.device) -> Whitening:
+        """This whitening with its arrays as tensors on a device, for `centred_units` and `whiten` of tensors there."""
+        return replace(self, **{name: put(getattr(self, name), device) for name in ("mean", "directions", "variances")})
+
+    def centred_units(self, X: Rows) -> Rows:
         """Centred rows at unit norm, float32 (b, d); a row that equals the mean becomes zero."""
         return centred_units(X, self.mean)
 
@@ -141,49 +129,71 @@ class Whitening:
         residual = vector - leading @ self.directions
         return (leading / (self.variances + ridge)) @ self.directions + residual / (self.residual_variance + ridge)
 
-    def whiten(self, units: np.ndarray) -> np.ndarray:
+    def whiten(self, units: Rows) -> Rows:
         """Coordinates along `directions`, each divided by its standard deviation, at unit norm.
 
         Parameters
         ----------
-        units : ndarray of float32, (b, d)
+        units : ndarray or Tensor of float32, (b, d)
             Of `centred_units`.
 
         Returns
         -------
-        ndarray of float32, (b, q)
+        ndarray or Tensor of float32, (b, q)
             The mean variance is added to each variance, which bounds the weight of directions of little variance.
         """
-        whitened = (units @ self.directions.T) * self.scale
-        unit_rows(whitened)
+        ridge = self.total_variance / len(self.mean)
+        whitened = units @ self.directions.T
+        if ridge > 0:
+            whitened *= 1 / (self.variances + ridge) ** 0.5
+        _scale_to_unit(whitened)
         return whitened
 
-    @property
-    def scale(self) -> np.ndarray:
-        """Factors of the coordinates along `directions` in `whiten`, float32 (q,)."""
-        ridge = self.total_variance / len(self.mean)
-        return 1 / np.sqrt(self.variances + ridge) if ridge > 0 else np.ones_like(self.variances)
 
-
-def centred_units(X: np.ndarray, mean: np.ndarray | None = None) -> np.ndarray:
+def centred_units(X: Rows, mean: Rows | None = None) -> Rows:
     """Rows of X less the mean, at unit norm.
 
     Parameters
     ----------
-    X : ndarray of float16 or float32, (b, d)
-    mean : ndarray of float32, (d,), optional
+    X : ndarray or Tensor of float16 or float32, (b, d)
+    mean : ndarray or Tensor of float32, (d,), optional
         Zero by default.
 
     Returns
     -------
-    ndarray of float32, (b, d)
+    ndarray or Tensor of float32, (b, d)
         Zero where a row equals the mean.
     """
-    rows = _float32(X) if X.dtype == np.float16 else X.astype(np.float64)  # squares of float32 may overflow
+    rows = _wide(X)
     if mean is not None:
         rows -= mean
-    unit_rows(rows)
-    return rows.astype(np.float32, copy=False)
+    _scale_to_unit(rows)
+    return rows.astype(np.float32, copy=False) if isinstance(rows, np.ndarray) else rows.float()
+
+
+def put(values: np.ndarray, gpu: torch.device | None) -> Rows:
+    """A copy of an array as a tensor on a GPU; the array where there is none."""
+    if gpu is None:
+        return values
+    import torch
+
+    return torch.tensor(values, device="cpu").to(gpu)
+
+
+def _wide(X: Rows) -> Rows:
+    """A copy in which squares do not overflow: float32 of float16, float64 of other types."""
+    if isinstance(X, np.ndarray):
+        return _float32(X) if X.dtype == np.float16 else X.astype(np.float64)
+    return X.float() if X.itemsize == 2 else X.double()
+
+
+def _scale_to_unit(rows: Rows) -> None:
+    """Scale rows to unit norm, in place; rows of zeros stay."""
+    if isinstance(rows, np.ndarray):
+        unit_rows(rows)
+    else:
+        norms = (rows * rows).sum(1, keepdim=True).sqrt()
+        rows /= norms.masked_fill_(norms == 0, 1)
 
 
 def sampled_rows(start: int, count: int, *, n: int) -> slice:
@@ -215,7 +225,7 @@ def mean_of(source: RowSource) -> np.ndarray:
     return (total / len(source)).astype(np.float32)
 
 
-def block_sum(source: RowSource, rows: slice, X: np.ndarray) -> np.ndarray:
+def block_sum(source: Any, rows: slice, X: np.ndarray) -> np.ndarray:
     """Sum of the rows of a block, float64 (d,); raises the error of the source where one is not finite."""
     total = X.sum(0, dtype=np.float64)
     if not np.isfinite(total).all():
@@ -233,21 +243,21 @@ def _float32(X: np.ndarray) -> np.ndarray:
     return X.astype(np.float32) if torch is None else torch.tensor(X, dtype=torch.float32).numpy()
 
 
-def whitened_blocks(source: RowSource, whitening: Whitening) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-    """Read a source in blocks of whitened rows; rows that equal the mean, which have no direction, are left out.
+def whitened_rows(source: RowSource, whitening: Whitening, gpu: torch.device | None = None) -> tuple[np.ndarray, Rows]:
+    """Whiten the rows of a source, in blocks; rows that equal the mean, which have no direction, are left out.
 
     Parameters
     ----------
     source : RowSource
     whitening : Whitening
+        On the GPU where there is one.
+    gpu : torch.device, optional
 
-    Yields
-    ------
-    rows : slice
-        The block.
+    Returns
+    -------
     numbers : ndarray of int64, (m,)
-        Rows of the block that have a direction, ascending.
-    Z : ndarray of float32, (m, q)
+        Rows that have a direction, ascending.
+    Z : ndarray of float32, or Tensor on the GPU, (m, q)
         Whitened, at unit norm.
 
     Raises
@@ -255,20 +265,19 @@ def whitened_blocks(source: RowSource, whitening: Whitening) -> Iterator[tuple[s
     CacheError, ValueError
         A row is not finite: the error of the source.
     """
+    shape = len(source), len(whitening.variances)
+    if gpu is None:
+        Z: Rows = np.empty(shape, np.float32)
+    else:
+        import torch
+
+        Z = torch.empty(shape, device=gpu)
+    squares = np.empty(len(source))
     for rows, X in source.blocks():
-        Z = whitening.whiten(whitening.centred_units(X))
-        finite = np.isfinite(Z).all(1)
-        if not finite.all():
-            raise source.not_finite_error(rows.start + np.flatnonzero(~finite))
-        directed = Z.any(1)
-        yield rows, rows.start + np.flatnonzero(directed), Z if directed.all() else Z[directed]
-
-
-def whitened_rows(source: RowSource, whitening: Whitening) -> tuple[np.ndarray, np.ndarray]:
-    """All rows of `whitened_blocks`: Z float32 (m, q), and their numbers int64 (m,)."""
-    Z, numbers, count = np.empty((len(source), len(whitening.variances)), np.float32), [], 0
-    for _, part, whitened in whitened_blocks(source, whitening):
-        Z[count : count + len(part)] = whitened
-        numbers.append(part)
-        count += len(part)
-    return Z[:count], np.concatenate(numbers)
+        Z[rows] = whitening.whiten(whitening.centred_units(put(X, gpu)))
+        sums = (Z[rows] * Z[rows]).sum(1)
+        squares[rows] = sums if gpu is None else sums.cpu().numpy()
+        if not np.isfinite(squares[rows]).all():
+            raise source.not_finite_error(rows.start + np.flatnonzero(~np.isfinite(squares[rows])))
+    numbers = np.flatnonzero(squares)
+    return numbers, Z if len(numbers) == len(Z) else Z[numbers]

@@ -9,8 +9,9 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..labels.labels import Labels
-from ..neighbours.ann_index import Index, open_or_build
-from ..neighbours.index_tuning import RECALL, RECALL_AT
+from ..neighbours.graph_file import checksums_of
+from ..neighbours.index import CANDIDATES, RECALL_AT, Index, open_or_build
+from ..neighbours.search import FAISS_CPU
 from ..progress import Progress
 from .query_comparison import QueryComparison
 from .scorer import Scores
@@ -28,56 +29,49 @@ class IndexedSimilarity:
     Parameters
     ----------
     similarity : Similarity
-    kind : {"ivf", "hnsw", "ivfpq"}
-    memory : int, optional
-        Bytes that building the index may take.
+    factory : str
+        Of faiss, see `pucache.neighbours.index.open_or_build`.
     """
 
     similarity: Similarity
-    kind: str
-    memory: int | None = None
-    _indexes: dict[tuple[str, ...], Index] = field(default_factory=dict, init=False, repr=False, compare=False)
+    factory: str
+    _opened: dict[tuple[str, ...], Index] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def name(self) -> str:
         """Description for messages and pages."""
-        return f"{self.similarity.name}, {self.kind} index"
+        return f"{self.similarity.name}, {self.factory} index"
 
     def __call__(
         self, cache: EmbeddingCache, labels: Labels, count: int | None = None, progress: Progress | None = None
     ) -> Scores:
         """Search for `count` rows and the labelled ones near each query, and score them."""
-        index = self._opened_index(cache, progress)
-        trailer = index.trailer
-        shortfall = "" if trailer.recall >= RECALL else f" (asked for {RECALL})"
-        _log.info(
-            "%s index: recall@%d %.3f on %d rows%s", self.kind, RECALL_AT, trailer.recall, trailer.sample, shortfall
-        )
+        index = self._index_of(cache, progress)
+        _log.info("%s index: recall@%d %.3f on %d rows", self.factory, RECALL_AT, index.recall, index.sample)
         cache.check("embeddings")
         queries = self.similarity.queries(cache, labels, index.whitening)
         k = len(cache) if count is None else min(count + int((~labels.unlabelled).sum()), len(cache))
-        device = self.similarity.device
-        rows = _rows_near(index, queries, k, device=device)
+        rows = _rows_near(index, queries, k, len(cache))
         values = np.full(len(cache), -np.inf, np.float32)
-        comparison = QueryComparison(queries, self.similarity.neighbours, device=device)
+        comparison = QueryComparison(queries, self.similarity.neighbours)
         for part in np.array_split(rows, 1 + len(rows) // _ROWS_PER_BLOCK):
             values[part] = comparison.scores(index.whitening.centred_units(cache.take(part)))
-        return Scores(values, complete=k == len(cache), search_by=index.search_by(k, device=device))
+        return Scores(values, complete=k == len(cache), search_by=FAISS_CPU)
 
-    def _opened_index(self, cache: EmbeddingCache, progress: Progress | None) -> Index:
-        """The index of a cache; that of the last call, on the GPU perhaps, where the cache is the same."""
-        checksums = tuple(file.checksum for file in cache.files)
-        if checksums not in self._indexes:
-            self._indexes.clear()
-            self._indexes[checksums] = open_or_build(cache, self.kind, memory=self.memory, progress=progress)
-        return self._indexes[checksums]
+    def _index_of(self, cache: EmbeddingCache, progress: Progress | None) -> Index:
+        """The index of a cache; that of the last call where the cache is the same."""
+        checksums = tuple(checksums_of(cache))
+        if checksums not in self._opened:
+            self._opened.clear()
+            self._opened[checksums] = open_or_build(cache, self.factory, progress=progress)
+        return self._opened[checksums]
 
 
-def _rows_near(index: Index, queries: np.ndarray, k: int, *, device: str) -> np.ndarray:
+def _rows_near(index: Index, queries: np.ndarray, k: int, n: int) -> np.ndarray:
     """Rows that the index finds near any of the queries, ascending."""
-    near = np.zeros(index.trailer.n, bool)
-    step = max(1, _LISTED_ROWS // index.width(k))
+    near = np.zeros(n, bool)
+    step = max(1, _LISTED_ROWS // (CANDIDATES * k))
     for start in range(0, len(queries), step):
-        rows = index.search(queries[start : start + step], k, device=device)
+        rows = index.candidates(queries[start : start + step], k)
         near[rows[rows >= 0]] = True
     return np.flatnonzero(near)

@@ -19,9 +19,8 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import CacheError
 from ..labels.labels import Labels
-from ..neighbours.graph import NEIGHBOURS, NeighbourGraph, cached_graph
+from ..neighbours.graph import NEIGHBOURS, NeighbourGraph, NeighbourSearch, cached_graph
 from ..neighbours.graph_file import checksums_of, graph_path, read_graph
-from ..neighbours.pile_search import query_neighbours
 from ..progress import Progress, Silent
 from ..scoring.neighbour_scores import NeighbourScores, chosen_weight, reason
 from .scorer import Scores
@@ -167,7 +166,7 @@ def _neighbours_of_rows(
     cache: EmbeddingCache, rows: np.ndarray, device: str, progress: Progress | None
 ) -> NeighbourGraph:
     """Neighbours of some rows of a cache, each left out of its own."""
-    graph = query_neighbours(cache, cache.take(rows), NEIGHBOURS + 1, device=device, progress=progress)
+    graph = NeighbourSearch(cache, device=device).nearest(cache.take(rows), NEIGHBOURS + 1, progress=progress)
     dropped = graph.rows == rows[:, None]
     dropped[~dropped.any(1), -1] = True  # more copies of a row than neighbours: the row itself is not among them
     shape = (len(rows), NEIGHBOURS)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from ..neighbours.backends import NUMPY_CPU
+from ..neighbours.search import FAISS_CPU, NUMPY_CPU, TORCH_GPU, row_search
+from ..neighbours.whitening import Rows, put
+
+if TYPE_CHECKING:
+    import torch
 
 
 class QueryComparison:
@@ -16,7 +22,8 @@ class QueryComparison:
         Of `pucache.retrieval.similarity.Similarity.queries`.
     neighbours : int
         Queries that a row is compared with: the nearest so many, at least 1; 0 where there is one query, a direction.
-    device : str
+    gpu : torch.device, optional
+        Where the rows are; the CPU by default.
 
     Attributes
     ----------
@@ -24,17 +31,16 @@ class QueryComparison:
         What compares.
     """
 
-    def __init__(self, queries: np.ndarray, neighbours: int, *, device: str):
-        self._queries, self.search_by = queries, NUMPY_CPU
-        self._search = None
-        if neighbours:
-            from ..neighbours.knn import RowSearch
+    def __init__(self, queries: np.ndarray, neighbours: int, gpu: torch.device | None = None):
+        self._queries, self._neighbours = put(queries, gpu), neighbours
+        self._search = row_search(self._queries, gpu) if neighbours else None
+        self.search_by = TORCH_GPU if gpu else FAISS_CPU if neighbours else NUMPY_CPU
 
-            self._search = RowSearch(queries, neighbours, device=device)
-            self.search_by = self._search.search_by
-
-    def scores(self, units: np.ndarray) -> np.ndarray:
-        """Scores of centred unit rows, (b,)."""
+    def scores(self, units: Rows) -> np.ndarray:
+        """Scores of centred unit rows, float32 (b,)."""
         if self._search is not None:
-            return self._search.nearest(units)[0].mean(1)
-        return np.vecdot(units, self._queries[0])  # row by row, so that equal rows score equally in any block
+            return np.asarray(self._search(units, self._neighbours)[0].mean(1))
+        # row by row, so that equal rows score equally in any block
+        if isinstance(units, np.ndarray):
+            return np.asarray(np.vecdot(units, self._queries[0]))
+        return np.asarray(units.mul_(self._queries[0]).sum(1).cpu().numpy())

@@ -10,11 +10,11 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..labels.labels import TWIN_COSINE, Labels, open_labels
+from ..labels.near_duplicates import duplicates_of
 from ..neighbours import whitening
 from ..neighbours.row_source import row_source
 from ..progress import Progress, Silent
 from . import mmr
-from .known_duplicates import duplicates_of
 from .ranking import Ranking, in_order, top_rows
 from .scorer import Scorer, Scores
 from .scorer_choice import ScorerOptions, choose_scorer
@@ -37,7 +37,6 @@ def retrieve_positives(
     by: str | None = None,
     similarity: str | None = None,
     index: str = "exact",
-    memory: float | None = None,
     diverse: float = 0.0,
     twins: float | None = TWIN_COSINE,
     device: str = "auto",
@@ -66,11 +65,9 @@ def retrieve_positives(
         neighbours the weight 1.
     similarity : {"whitened", "centroid", "topk", "max"}, optional
         See `pucache.retrieval.similarity`; ``whitened`` by default. Only without a model.
-    index : {"exact", "ivf", "hnsw", "ivfpq"}
-        Compare with every image, or search an approximate index, which is kept beside the cache (see
-        `pucache.neighbours.ann_index`). Only without a model.
-    memory : float, optional
-        Gigabytes that building an index may take; half of what is free by default.
+    index : str
+        ``exact`` compares with every image; a factory string of faiss, such as ``IVF1024,SQ8``, searches an
+        approximate index, which is kept beside the cache (see `pucache.neighbours.index`). Only without a model.
     diverse : float
         Weight in [0, 1] of the difference between the images selected against their rank, see
         `pucache.retrieval.mmr`.
@@ -96,7 +93,7 @@ def retrieve_positives(
     ValueError
         A parameter outside its domain, or parameters that exclude each other.
     """
-    options = ScorerOptions(by=by, similarity=similarity, index=index, memory=memory, device=device)
+    options = ScorerOptions(by=by, similarity=similarity, index=index, device=device)
     scorer = choose_scorer(options, model, k)
     cache = open_cache(cache)
     labels = open_labels(cache, positives, negatives)

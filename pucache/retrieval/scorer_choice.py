@@ -22,7 +22,6 @@ class ScorerOptions:
     by: str | None = None
     similarity: str | None = None
     index: str = "exact"
-    memory: float | None = None
     device: str = "auto"
 
 
@@ -45,8 +44,7 @@ def choose_scorer(options: ScorerOptions, model: str | Path | PULinearModel | No
         return similarity
     from .indexed_similarity import IndexedSimilarity  # imports faiss
 
-    memory = None if options.memory is None else int(options.memory * 1e9)
-    return IndexedSimilarity(similarity, options.index, memory)
+    return IndexedSimilarity(similarity, options.index)
 
 
 def _check(options: ScorerOptions, has_model: bool, k: int | None) -> None:
@@ -59,8 +57,6 @@ def _check(options: ScorerOptions, has_model: bool, k: int | None) -> None:
         raise ValueError("ranking by similarity uses no model; leave one of the two out")
     if has_model and (options.similarity is not None or options.index != "exact"):
         raise ValueError("similarity and index do nothing where a model ranks; leave them out, or the model")
-    if options.memory is not None and (options.index == "exact" or not 0 < options.memory < float("inf")):
-        raise ValueError("memory is for index ivf, hnsw or ivfpq, and a number of GB above 0")
     if options.index != "exact" and k is None:
         raise ValueError(f"all images are wanted, which index {options.index} is not for; name a number, or use exact")
 

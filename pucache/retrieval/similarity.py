@@ -13,16 +13,20 @@ with many positives it becomes the discriminant, with few the centroid.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..labels.labels import Labels
-from ..neighbours.backends import find_gpu
-from ..neighbours.whitening import Whitening
+from ..neighbours.search import find_gpu
+from ..neighbours.whitening import Whitening, centred_units, put
 from ..progress import Progress, Silent
 from .query_comparison import QueryComparison
 from .scorer import Scores
+
+if TYPE_CHECKING:
+    import torch
 
 SIMILARITIES = ("whitened", "centroid", "topk", "max")
 TOP = 50
@@ -62,23 +66,23 @@ class Similarity:
         progress = progress or Silent()
         progress.start(len(cache), "comparing")
         gpu = find_gpu(self.device, values=len(cache) * cache.encoder.dim)
-        if gpu is not None:
-            from .device_similarity import device_scores  # imports torch
-
-            return device_scores(
-                cache, lambda whitening: self.queries(cache, labels, whitening), self.neighbours, gpu, progress
-            )
         whitening = Whitening.estimate(cache)
-        return self.compare(cache, whitening, self.queries(cache, labels, whitening), progress)
+        return self.compare(cache, whitening, self.queries(cache, labels, whitening), progress, gpu)
 
     def compare(
-        self, cache: EmbeddingCache, whitening: Whitening, queries: np.ndarray, progress: Progress | None = None
+        self,
+        cache: EmbeddingCache,
+        whitening: Whitening,
+        queries: np.ndarray,
+        progress: Progress | None = None,
+        gpu: torch.device | None = None,
     ) -> Scores:
-        """Score every row by its similarity to the queries, block by block, on the CPU."""
-        comparison = QueryComparison(queries, self.neighbours, device="cpu")
+        """Score every row by its similarity to the queries, block by block."""
+        comparison = QueryComparison(queries, self.neighbours, gpu)
+        mean = put(whitening.mean, gpu)
         scores = np.empty(len(cache), np.float32)
         for rows, X in cache.blocks():
-            scores[rows] = comparison.scores(whitening.centred_units(X))
+            scores[rows] = comparison.scores(centred_units(put(X, gpu), mean))
             if progress is not None:
                 progress.advance(rows.stop - rows.start)
         return Scores(scores, search_by=comparison.search_by)

@@ -19,8 +19,7 @@ from .log_entries import Choice, Decision, Entry
 from .log_records import LoggedImage, Record, SittingFacts
 from .session_folder import LOG, groups_in
 from .sitting_state import SittingState
-from .twin_rows import Groups
-from .twins import grouping_of
+from .twins import Groups, grouping_of
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..labels.labels import Labels
 from .log_entries import Choice, Decision, Draw, Entry, Proposal, Stream
-from .twin_rows import Groups, inherited
+from .twins import Groups, inherited
 
 RATE_OF = 100  # decisions that the rate is of
 _LABELS = {Choice.POSITIVE: 1, Choice.NEGATIVE: -1}

@@ -1,4 +1,4 @@
-"""Groups of images that show the same picture, kept in the folder of a session.
+"""Groups of images that show the same picture, kept in the folder of a session, and the labels that they share.
 
 Near duplicates are searched where that takes seconds. Larger caches are grouped by the digests of the image
 bytes alone, which reads no embeddings.
@@ -12,8 +12,8 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..labels import near_duplicates
+from ..labels.labels import Labels
 from ..storage.atomic import replacing
-from ..storage.rows import RowMatrix, take_rows
 
 NEAR_DUPLICATES = "near duplicates and equal bytes"
 EQUAL_BYTES = "equal bytes"
@@ -37,18 +37,7 @@ def twin_groups(cache: EmbeddingCache, twins: float | None) -> np.ndarray:
     """
     if grouping_of(cache, twins) == NEAR_DUPLICATES:
         return near_duplicates.groups(cache.matrix, cache.digest_matrix, cosine=twins)
-    return _equal_digests(cache.digest_matrix)
-
-
-def _equal_digests(digests: RowMatrix) -> np.ndarray:
-    """Groups of rows with equal digests; a digest of zeros is unknown, and equal to none."""
-    recorded, words = near_duplicates.first_words(digests)
-    rows = recorded[near_duplicates.repeated(words[recorded])]  # few: only these are compared in full
-    content = take_rows(digests, rows).view("V32").ravel()
-    group = np.arange(len(digests))
-    _, first, inverse = np.unique(content, return_index=True, return_inverse=True)
-    group[rows] = rows[first[inverse]]
-    return group
+    return near_duplicates.equal_digests(cache.digest_matrix)
 
 
 def kept_groups(path: Path, n: int) -> np.ndarray | None:
@@ -68,3 +57,44 @@ def keep_groups(path: Path, group: np.ndarray) -> None:
     """Write groups, int64 (n,), atomically; raises `OutputError` where the file system refuses."""
     with replacing(path) as temporary, open(temporary, "wb") as stream:
         np.save(stream, group)
+
+
+class Groups:
+    """Groups of twins, and the rows of each.
+
+    Parameters
+    ----------
+    group : ndarray of int64, (n,)
+        The smallest row of the group that each row is in.
+    """
+
+    def __init__(self, group: np.ndarray):
+        self.group = group
+        in_group = np.flatnonzero(np.bincount(group, minlength=len(group))[group] > 1)
+        order = np.argsort(group[in_group], kind="stable")
+        self._rows = in_group[order]  # of the groups of two and more, group by group
+        self._groups = group[self._rows]
+
+    def rows(self, group: int) -> np.ndarray:
+        """Rows of one group, int64, ascending."""
+        first, last = np.searchsorted(self._groups, (group, group + 1))
+        return self._rows[first:last] if last > first else np.array([group])
+
+    def spread(self, chosen: np.ndarray) -> np.ndarray:
+        """Mark all rows of the groups of chosen rows; bool (n,) to bool (n,)."""
+        marked = chosen.copy()
+        rows = self._rows
+        marked[rows] = np.isin(self._groups, self._groups[chosen[rows]])
+        return marked
+
+
+def inherited(labels: Labels, groups: Groups) -> Labels:
+    """Labels in which unlabelled twins of labelled rows are reviewed.
+
+    Twins of positives become confirmed positives, twins of negatives alone known negatives.
+    """
+    reviewed, undecided = labels.reviewed.copy(), labels.unlabelled
+    positive, negative = groups.spread(labels.positive), groups.spread(labels.negative)
+    reviewed[undecided & negative] = -1
+    reviewed[undecided & positive] = 1
+    return Labels(labels.s, reviewed)

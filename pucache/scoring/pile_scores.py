@@ -10,9 +10,8 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import ModelError
-from ..neighbours.graph import cached_graph
+from ..neighbours.graph import NeighbourSearch, cached_graph
 from ..neighbours.graph_file import checksums_of
-from ..neighbours.pile_search import NeighbourSearch
 from ..progress import Progress, Silent
 from .neighbour_scores import NeighbourScores, chosen_weight, reason
 

@@ -231,16 +231,15 @@ WAYS = {
     "--model {w}/with_neighbours.safetensors": FUSED,
     "--model {w}/without_neighbours.safetensors": "classifier",
     "--model {w}/model.safetensors --by classifier": "classifier",
-    "--index ivf": "similarity (whitened), ivf index",
-    "--index hnsw --similarity max": "similarity (max), hnsw index",
-    "--index ivf --similarity topk --memory 0.5": "similarity (topk), ivf index",
-    "--index ivfpq --similarity max": "similarity (max), ivfpq index",
+    "--index Flat": "similarity (whitened), Flat index",
+    "--index HNSW16 --similarity max": "similarity (max), HNSW16 index",
+    "--index IVF2,SQ8 --similarity topk": "similarity (topk), IVF2,SQ8 index",
 }
 
 SEARCHED_BY = {
     "similarity (whitened)": "numpy on the CPU",
     "similarity (centroid)": "numpy on the CPU",
-    FUSED: "torch on the CPU",
+    FUSED: "faiss on the CPU",
     "classifier": None,
 }
 
@@ -270,12 +269,13 @@ def test_retrieve_finds_the_hidden_positives_first(trained, indexed, here, how):
     assert scores == sorted(scores, reverse=True)
     assert {row["key"] for row in rows[:HIDDEN]} == {f"red/{LABELLED + number:03}.png" for number in range(HIDDEN)}
     kept = sorted(path.name for path in indexed.glob("cache.h5.*"))
-    files = {"--index": f"cache.h5.{WAYS[how].split()[-2:][0]}", "neighbours, fused": "cache.h5.neighbours"}
+    factory = WAYS[how].split()[-2].replace(",", "-")
+    files = {"--index": f"cache.h5.{factory}.index", "neighbours, fused": "cache.h5.neighbours"}
     assert kept == [file for part, file in files.items() if part in how + WAYS[how]]
 
 
 def test_a_ranking_says_in_a_line_whether_neighbours_count(trained, indexed, here):
-    for by in (", with torch on the CPU", ""):  # the second run reads the graph that the first one kept
+    for by in (", with faiss on the CPU", ""):  # the second run reads the graph that the first one kept
         shown = run(FOUND + "--model {w}/with_neighbours.safetensors --device cpu", w=indexed).stdout.splitlines()
         assert "nearest neighbours count, with weight 2" in shown[-2]
         assert shown[-1].endswith(f"by classifier and neighbours, fused (exact search){by}")
@@ -308,9 +308,9 @@ def test_a_spread_out_selection_differs_and_half_is_the_default_weight(world, em
 
 def test_an_index_is_asked_for_as_many_as_are_spread_out(trained, indexed, here):
     """Of one direction it finds k rows; to choose among them takes more."""
-    for index in ("exact", "ivf"):
+    for index in ("exact", "Flat"):
         run(FOUND + f"-k 3 --diverse 0.9 --index {index} --out {index}.csv --device cpu", w=indexed)
-    found, exact = (table(here / f"{index}.csv") for index in ("ivf", "exact"))
+    found, exact = (table(here / f"{index}.csv") for index in ("Flat", "exact"))
     assert [row["key"] for row in found] == [row["key"] for row in exact]
     scores = [[float(row["score"]) for row in rows] for rows in (found, exact)]
     np.testing.assert_allclose(*scores, rtol=1e-5)
@@ -610,13 +610,10 @@ BAD = {  # command: (exit code, what the one line must tell)
         for k in ("0", "-1", "1.5", "some")
     },
     FIND + " --positives red/** --by fused": (2, "ranking by fused needs a model; train one with train-pu"),
-    FIND + " --positives red/** --index ivf --model m": (2, "similarity and index do nothing where a model ranks"),
-    FIND + " --positives red/** --index ivf -k all": (2, "all images are wanted, which index ivf is not for"),
-    **{
-        FIND + f" --positives red/** {more}": (2, "memory is for index ivf, hnsw or ivfpq, and a number of GB above 0")
-        for more in ("--memory 1", "--index ivf --memory 0", "--index ivf --memory nan", "--index ivf --memory inf")
-    },
-    FIND + " --positives red/** --index ivf --memory 1e-6": (2, "an ivf index of .* allow more with --memory, or use"),
+    FIND + " --positives red/** --index Flat --model m": (2, "similarity and index do nothing where a model ranks"),
+    FIND + " --positives red/** --index Flat -k all": (2, "all images are wanted, which index Flat is not for"),
+    FIND + " --positives red/** --index ivf": (2, "faiss makes no index 'ivf' of .*use exact, or a factory"),
+    FIND + " --positives red/** --index IVF999,SQ8": (2, "an index IVF999,SQ8 cannot be made of the .* rows of "),
     FIND + " --positives red/** --diverse 1.5": (2, "diverse must lie between 0 and 1, got 1.5"),
     FIND + " --positives red/** --diverse nan": (2, "diverse must lie between 0 and 1, got nan"),
     FIND + " --positives red/** --twins 0": (2, "twins must be a cosine above 0, .*got 0"),

@@ -68,7 +68,6 @@ OURS = {
     },
     "pucache.images.source": {"image_digest"},
     "pucache.neighbours.graph": {"check", "is_exact"},
-    "pucache.neighbours.weighted_graph": {"graph_of_lists", "renumbered"},
     "pucache.pretraining.network": {"Network", "build_network"},
     "pucache.pretraining.preview": {"save_view_sheet"},
     "pucache.pretraining.recipes": {"build_optimizer", "find_recipe"},

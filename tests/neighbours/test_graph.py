@@ -3,18 +3,15 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 from helpers import plain
 from helpers.planted import planted, write_cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import CacheError
-from pucache.neighbours import blocked_search, cell_search, graph, pile_search
-from pucache.neighbours.graph import NeighbourGraph, neighbour_graph
-from pucache.neighbours.pile_search import query_neighbours
+from pucache.neighbours import graph, search
+from pucache.neighbours.graph import NeighbourGraph, NeighbourSearch, neighbour_graph
 from pucache.neighbours.row_source import row_source, subset
 from pucache.neighbours.whitening import Whitening
 
@@ -22,14 +19,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 N = 300
 X = planted(N, d=8)[0]
 METHODS = ("exact", "ivf")
-TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-
-
-@pytest.fixture(params=TYPES)
-def product_type(request, monkeypatch):
-    """Products of either type, whatever this processor is fastest at."""
-    for module in (blocked_search, cell_search):
-        monkeypatch.setattr(module, "product_type", lambda device: TYPES[request.param])
 
 
 def whitened_cosines(X):
@@ -65,28 +54,35 @@ def check_exact(result, cosines, k, tolerance=2e-3):
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("k", [1, 30, 299, 400])
-def test_neighbours_are_the_rows_of_the_greatest_whitened_cosines(opened, product_type, k, dtype):
+def test_neighbours_are_the_rows_of_the_greatest_whitened_cosines(opened, k, dtype):
     rows = X.astype(dtype)
     result = neighbour_graph(opened(rows), k=k, device="cpu")
     check_exact(result, whitened_cosines(rows), k, 5e-3)
     assert result.exact and result.search == "exact search" and result.k == k and len(result) == N
 
 
-@pytest.mark.parametrize("values", [1, 3 * N, 40 * N])
-def test_the_size_of_the_blocks_does_not_matter(monkeypatch, product_type, values):
+@pytest.mark.parametrize("kept", [0, 1 << 28])
+def test_streaming_finds_what_rows_in_memory_find(opened, monkeypatch, kept):
     expected = neighbour_graph(X, device="cpu")
-    monkeypatch.setattr(blocked_search, "_BLOCK_VALUES", values)
-    got = neighbour_graph(X, device="cpu")
+    monkeypatch.setattr(search, "_ROWS", 64)
+    monkeypatch.setattr(search, "_QUERIES", 50)
+    monkeypatch.setattr(search, "_KEPT_VALUES", kept)
+    got = neighbour_graph(opened(X), device="cpu")
     np.testing.assert_allclose(got.cosines, expected.cosines, atol=1e-3)
     assert np.mean(got.rows == expected.rows) > 0.99
 
 
-def test_several_threads_find_what_one_finds(monkeypatch):
-    monkeypatch.setattr(blocked_search, "_BLOCK_VALUES", 20 * N)
-    expected = neighbour_graph(X, device="cpu")
-    torch.set_num_threads(2)
-    got = neighbour_graph(X, device="cpu")
-    assert (got.rows == expected.rows).all() and (got.cosines == expected.cosines).all()
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("workers", [2, 3])
+def test_any_number_of_threads_finds_the_same_bits(monkeypatch, workers, method):
+    rows = planted(3000, d=24)[0]
+    monkeypatch.setattr(search, "_QUERIES", 100)
+    graphs = []
+    for count in (1, workers):
+        monkeypatch.setattr(search, "cores", lambda count=count: count)
+        graphs.append(neighbour_graph(rows, method=method, device="cpu"))
+    assert (graphs[0].rows == graphs[1].rows).all() and (graphs[0].cosines == graphs[1].cosines).all()
+    assert graphs[0].search == graphs[1].search
 
 
 @given(
@@ -114,13 +110,6 @@ def test_an_array_and_a_cache_have_one_graph(opened, tmp_path):
         got = neighbour_graph(source, device="cpu")
         np.testing.assert_allclose(got.cosines, expected.cosines, atol=1e-3)
         assert np.mean(got.rows == expected.rows) > 0.99
-
-
-def test_whitening_of_an_array_is_that_of_a_cache(opened):
-    of_array, of_cache = Whitening.estimate(X), Whitening.estimate(opened(X))
-    np.testing.assert_allclose(of_array.mean, of_cache.mean, atol=1e-7)
-    np.testing.assert_allclose(of_array.variances, of_cache.variances, rtol=1e-5)
-    np.testing.assert_allclose(abs(of_array.directions @ of_cache.directions.T), np.eye(8), atol=1e-4)
 
 
 def test_the_graph_of_some_rows_has_their_numbers_and_the_whitening_of_all(opened):
@@ -155,13 +144,13 @@ def test_no_rows_have_no_neighbours():
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("n", [1, 2, 29, 30, 31, 32])
-def test_fewer_rows_than_neighbours(product_type, n, method):
+def test_fewer_rows_than_neighbours(n, method):
     check_exact(neighbour_graph(X[:n], method=method, device="cpu"), whitened_cosines(X[:n]), 30, 0.02)
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_rows_that_are_all_equal_have_no_neighbours(product_type, method, dtype):
+def test_rows_that_are_all_equal_have_no_neighbours(method, dtype):
     result = neighbour_graph(np.full((200, 6), 0.1, dtype), method=method, device="cpu")
     assert (result.rows == -1).all() and (result.cosines == -np.inf).all()
     values = np.arange(200, dtype=np.float32)
@@ -169,7 +158,7 @@ def test_rows_that_are_all_equal_have_no_neighbours(product_type, method, dtype)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_row_that_equals_the_mean_has_no_neighbours_and_is_nobodys(product_type, method):
+def test_a_row_that_equals_the_mean_has_no_neighbours_and_is_nobodys(method):
     rows = np.concatenate([X[:50], 2 - X[:50], np.ones((3, 8), np.float32)])
     rows = np.round(rows * 8) / 8  # sums are exact
     rows[50:100] = 2 - rows[:50]
@@ -178,7 +167,7 @@ def test_a_row_that_equals_the_mean_has_no_neighbours_and_is_nobodys(product_typ
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_piles_of_twins_are_neighbours_of_their_own_kind(product_type, method):
+def test_piles_of_twins_are_neighbours_of_their_own_kind(method):
     kinds = np.arange(1500) % 3
     result = neighbour_graph(X[:3][kinds], method=method, device="cpu")
     assert (result.rows >= 0).all() and not (result.rows == np.arange(1500)[:, None]).any()
@@ -186,9 +175,9 @@ def test_piles_of_twins_are_neighbours_of_their_own_kind(product_type, method):
     assert all(len(set(some)) == 30 for some in result.rows.tolist())
 
 
-def test_a_pile_of_twins_among_other_rows_ends(monkeypatch, product_type):
-    monkeypatch.setattr(cell_search, "_VISITS", 1 << 16)
-    monkeypatch.setattr(cell_search, "_MIN_VISITS", 1 << 8)
+def test_a_pile_of_twins_among_other_rows_ends(monkeypatch):
+    monkeypatch.setattr(graph, "_VISITS", 1 << 16)
+    monkeypatch.setattr(graph, "_MIN_VISITS", 1 << 8)
     rows = planted(4000, d=8)[0]
     rows[::2] = rows[0]
     result = neighbour_graph(rows, method="ivf", device="cpu")
@@ -227,10 +216,9 @@ def test_bad_arguments_are_refused(X, options, message):
 # --- cells -------------------------------------------------------------------------------------
 
 
-def test_cells_find_most_neighbours_and_say_how_many(monkeypatch, product_type):
-    monkeypatch.setattr(cell_search, "_VISITS", 1 << 20)
-    monkeypatch.setattr(cell_search, "_MIN_VISITS", 1 << 9)
-    monkeypatch.setattr(cell_search, "_BLOCK_VALUES", 1 << 18)
+def test_cells_find_most_neighbours_and_say_how_many(monkeypatch):
+    monkeypatch.setattr(graph, "_VISITS", 1 << 20)
+    monkeypatch.setattr(graph, "_MIN_VISITS", 1 << 9)
     draw = np.random.default_rng(0)
     rows = draw.normal(size=(40, 24))[draw.integers(0, 40, 4000)] + 0.7 * draw.normal(size=(4000, 24))
     exact, cells = (neighbour_graph(rows, k=10, method=method, device="cpu") for method in METHODS)
@@ -254,10 +242,10 @@ def test_large_piles_are_searched_in_cells(monkeypatch):
 
 
 @pytest.mark.parametrize("rows_per_search", [7, 1 << 16])
-def test_neighbours_of_other_rows_are_rows_of_the_pile(opened, monkeypatch, product_type, rows_per_search):
-    monkeypatch.setattr(pile_search, "_ROWS_PER_SEARCH", rows_per_search)
+def test_neighbours_of_other_rows_are_rows_of_the_pile(opened, monkeypatch, rows_per_search):
+    monkeypatch.setattr(search, "_ROWS", rows_per_search)
     pile, queries = X[:200], X[200:]
-    result = query_neighbours(opened(pile), queries, 12, device="cpu")
+    result = NeighbourSearch(opened(pile), device="cpu").nearest(queries, 12)
     whitening = Whitening.estimate(pile)
     W, Q = (whitening.whiten(whitening.centred_units(rows)).astype(float) for rows in (pile, queries))
     every = Q @ W.T
@@ -270,18 +258,18 @@ def test_neighbours_of_other_rows_are_rows_of_the_pile(opened, monkeypatch, prod
 def test_a_row_of_the_pile_is_the_nearest_of_its_copy_and_the_mean_has_none():
     whitening = Whitening.estimate(X)
     queries = np.concatenate([X[:5], whitening.mean[None]])
-    result = query_neighbours(X, queries, 3, whitening=whitening, device="cpu")
+    result = NeighbourSearch(X, whitening=whitening, device="cpu").nearest(queries, 3)
     assert result.rows[:5, 0].tolist() == [0, 1, 2, 3, 4] and (result.rows[5] == -1).all()
 
 
 def test_more_neighbours_than_the_pile_has_rows():
-    result = query_neighbours(X[:4], X[:2], 6, device="cpu")
+    result = NeighbourSearch(X[:4], device="cpu").nearest(X[:2], 6)
     assert (result.rows[:, 4:] == -1).all() and (np.sort(result.rows[:, :4]) == np.arange(4)).all()
 
 
 def test_queries_of_other_dimensions_are_refused():
     with pytest.raises(ValueError, match="queries have 7 dimensions, the rows 8"):
-        query_neighbours(X, X[:, :7])
+        NeighbourSearch(X, device="cpu").nearest(X[:, :7])
 
 
 # --- weighted means ----------------------------------------------------------------------------
@@ -348,12 +336,3 @@ def test_a_kept_graph_is_read_without_torch_and_faiss(tmp_path):
     command = [sys.executable, "-c", script, str(cache.files[0].path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ended.stdout.split("\n")[:2] == ["30", "[]"]
-
-
-def test_a_cache_that_is_damaged_is_named(tmp_path):
-    path = tmp_path / "cache.h5"
-    data = bytearray(write_cache(path, X).files[0].path.read_bytes())
-    data[data.index(X[7].tobytes())] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(CacheError, match="is damaged: embeddings are not as they were written"):
-        neighbour_graph(EmbeddingCache(path), device="cpu")

@@ -208,8 +208,7 @@ def test_a_way_that_is_named_is_used(linear):
         ({"by": "nearest"}, "unknown way to rank 'nearest'; use similarity, classifier, fused"),
         ({"by": "similarity", "model": 0}, "ranking by similarity uses no model; leave one of the two out"),
         ({"similarity": "max", "model": 0}, "similarity and index do nothing where a model ranks"),
-        ({"index": "ivf", "model": 0}, "similarity and index do nothing where a model ranks"),
-        ({"memory": 1.0}, "memory is for index ivf, hnsw or ivfpq, and a number of GB above 0"),
+        ({"index": "Flat", "model": 0}, "similarity and index do nothing where a model ranks"),
     ],
 )
 def test_options_that_exclude_each_other_are_refused_in_words_of_python(linear, options, message):

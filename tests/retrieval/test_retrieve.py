@@ -79,7 +79,7 @@ def test_a_model_ranks_by_its_margins_and_tells_the_posterior(opened, model, k):
 
 def scorers(model):
     similar = Similarity("max", "cpu")
-    return [similar, Margins(model), Fused(model, "cpu"), IndexedSimilarity(similar, "hnsw")]
+    return [similar, Margins(model), Fused(model, "cpu"), IndexedSimilarity(similar, "HNSW16")]
 
 
 def test_labelled_and_reviewed_rows_are_left_out_by_every_scorer(opened, model):
@@ -234,7 +234,7 @@ def test_a_ranking_that_cannot_be_written_is_an_output_error(tmp_path):
 # --- an index that reaches known rows first ------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["ivf", "hnsw", "ivfpq"])
+@pytest.mark.parametrize("kind", ["IVF32,SQ8", "HNSW32", "IVF32,PQ8x4"])
 @pytest.mark.parametrize("similarity", ["max", "whitened"])
 def test_copies_of_a_positive_do_not_use_up_what_an_index_finds(tmp_path, kind, similarity):
     rows = np.random.default_rng(3).normal(size=(1500, 8)).astype(np.float32)
@@ -244,7 +244,7 @@ def test_copies_of_a_positive_do_not_use_up_what_an_index_finds(tmp_path, kind, 
     found = rank_unlabelled(cache, s, k=100, scorer=IndexedSimilarity(Similarity(similarity, "cpu"), kind))
     assert len(found.rows) == 100 and found.rows.min() > 300
     exact = rank_unlabelled(cache, s, k=100, scorer=Similarity(similarity, "cpu"))
-    least = 60 if kind == "hnsw" else 95  # a graph's links all lead from copy to copy
+    least = 60 if kind == "HNSW32" else 95  # a graph's links all lead from copy to copy
     assert len(np.intersect1d(found.rows, exact.rows)) > least
 
 

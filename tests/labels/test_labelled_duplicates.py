@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pucache.retrieval.known_duplicates import duplicates_of
+from pucache.labels.near_duplicates import duplicates_of
 
 N = 120
 X = np.random.default_rng(0).normal(size=(N, 6)).astype(np.float32)
@@ -87,7 +87,7 @@ def test_only_the_rows_asked_about_are_looked_at(opened):
 
 
 def test_many_known_rows_are_compared_piece_by_piece(opened, monkeypatch):
-    monkeypatch.setattr("pucache.retrieval.known_duplicates._LABELLED_PER_BLOCK", 3)
+    monkeypatch.setattr("pucache.labels.near_duplicates._LABELLED_PER_BLOCK", 3)
     known = np.arange(0, N, 2)
     rows = X.copy()
     rows[1::2] = X[1::2] * 0 + X[known][::-1]
