@@ -122,9 +122,14 @@ def test_estimate_prior(arguments):
 
 def test_sweep_priors(arguments):
     sweep = pucache.sweep_priors(
-        arguments.cache, arguments.labels, truth=arguments.truth, priors=[0.1, 0.2], seeds=[0], device="cpu"
+        arguments.cache,
+        arguments.labels,
+        pucache.PULinearClassifier(device="cpu"),
+        truth=arguments.truth,
+        priors=[0.1, 0.2],
+        seeds=[0],
     )
-    assert [row.prior for row in sweep.rows] == [0.1, 0.2] and sweep.rows[0].true_auc > 0.8
+    assert [row["prior"] for row in sweep.rows] == [0.1, 0.2] and sweep.rows[0]["true_auc"] > 0.8
 
 
 def test_retrieve_positives_and_write_review_page(arguments, tmp_path):

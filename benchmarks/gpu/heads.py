@@ -134,15 +134,16 @@ def whole_fit(bench: Bench) -> list[Figure]:
 
 def sweep(bench: Bench) -> list[Figure]:
     """Cross-fitted heads at 32 priors and 5 seeds."""
-    from pucache.training.labelled_cache import PUData
+    from pucache.training.labelled_cache import LabelledCache
     from pucache.training.prior_sweep import sweep_on
+    from pucache.training.sklearn_classifier import PULinearClassifier
 
-    data = PUData.of(bench.cache(), bench.s)
+    data = LabelledCache.of(bench.cache(), bench.s)
     priors, seeds = np.geomspace(0.01, 0.5, max(1, bench.size.priors // 2)), range(bench.size.seeds)
     figures = []
     for loss in ("imbupu", "imbnnpu"):
-        settings = {"loss": loss, "penalty": PENALTY, "priors": priors, "seeds": seeds, "device": str(bench.device)}
-        took = timed(bench, lambda: sweep_on(data, **settings), repeats=1)  # noqa: B023
+        classifier = PULinearClassifier(loss=loss, penalty=PENALTY, device=str(bench.device))
+        took = timed(bench, lambda: sweep_on(data, classifier, priors=priors, seeds=seeds), repeats=1)  # noqa: B023
         figures += took.figures(f"sweep, {loss}, {len(priors)} priors x {len(seeds)} seeds, 5 folds each")
     return figures
 
@@ -195,15 +196,16 @@ def whole_margins(bench: Bench, device: str) -> np.ndarray:
 
 def sweep_agreement(bench: Bench) -> list[Figure]:
     """Greatest differences over the rows of a sweep."""
-    from pucache.training.labelled_cache import PUData
+    from pucache.training.labelled_cache import LabelledCache
     from pucache.training.prior_sweep import sweep_on
+    from pucache.training.sklearn_classifier import PULinearClassifier
 
-    data = PUData.of(bench.cache(), bench.s)
-    settings = {"loss": "imbnnpu", "penalty": PENALTY, "priors": (0.03, 0.1), "seeds": (0,)}
-    here, there = (sweep_on(data, device=device, **settings).rows for device in (str(bench.device), "cpu"))
+    data = LabelledCache.of(bench.cache(), bench.s)
+    on = [PULinearClassifier(loss="imbnnpu", penalty=PENALTY, device=device) for device in (str(bench.device), "cpu")]
+    here, there = (sweep_on(data, classifier, priors=(0.03, 0.1), seeds=(0,)).rows for classifier in on)
     figures = []
     for name, what in (("risk", "risk"), ("share_predicted_positive", "share above the threshold")):
-        differences = [abs(getattr(a, name) - getattr(b, name)) for a, b in zip(here, there, strict=True)]
+        differences = [abs(a[name] - b[name]) for a, b in zip(here, there, strict=True)]
         figures.append(Figure(f"sweep: greatest difference from the CPU, {what}", (max(differences),), ""))
     return figures
 

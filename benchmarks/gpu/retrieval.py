@@ -94,7 +94,7 @@ def ranking(bench: Bench, *, by: str) -> list[Figure]:
 
     cache = bench.cache()
     k = min(1000, int((bench.s == 0).sum()))
-    model = train_pu(cache, bench.s, draws=0, device=str(bench.device)) if by == "fused" else None
+    model = train_pu(cache, bench.s, device=str(bench.device)) if by == "fused" else None
 
     def rank(device: str) -> np.ndarray:
         scorer = Similarity(by, device) if model is None else Fused(model, device)

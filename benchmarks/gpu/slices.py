@@ -155,7 +155,7 @@ class Bench:
 
     @cached_property
     def weights_of_rows(self) -> np.ndarray:
-        """Row weights 0, 1 or 2, float32 (n, 8): as of folds and bootstrap draws."""
+        """Row weights 0, 1 or 2, float32 (n, 8): as of folds."""
         return np.random.default_rng(2).integers(0, 3, (self.size.rows, 8)).astype(np.float32)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..cache.row_range import RangeRows, RowRange
 from ..neighbours.whitening import Whitening, block_sum, sampled_rows
-from ..training.linear_model import PULinearModel
+from ..training.sklearn_classifier import PULinearClassifier
 from .known_duplicates import LabelledPictures
 from .query_comparison import QueryComparison
 from .ranking import in_order, top_rows
@@ -85,7 +85,7 @@ class RankJob:
 
     Attributes
     ----------
-    scorer : Similarity or PULinearModel
+    scorer : Similarity or PULinearClassifier
     whitening : Whitening or None
         None for a model.
     queries : ndarray of float32, (p, d), or None
@@ -101,7 +101,7 @@ class RankJob:
         Rows of the cache.
     """
 
-    scorer: Similarity | PULinearModel
+    scorer: Similarity | PULinearClassifier
     whitening: Whitening | None
     queries: np.ndarray | None
     labelled_rows: np.ndarray
@@ -125,7 +125,7 @@ class RankJob:
         return scores
 
     def _blocks(self, rows: RangeRows) -> Iterator[tuple[slice, np.ndarray]]:
-        if isinstance(self.scorer, PULinearModel):
+        if isinstance(self.scorer, PULinearClassifier):
             yield from self.scorer.margins_of(rows)  # type: ignore[arg-type]
             return
         assert self.whitening is not None
@@ -165,7 +165,7 @@ def best_rows(job: RankJob, rows: RowRange) -> BestRows:
         top = top_rows(scores, candidates, size)
         new, compared, size = top[~_duplicates(job, opened, top)], len(top), _GROWTH * size
     new = in_order(new, scores[new])[: job.count]
-    search_by = "" if isinstance(job.scorer, PULinearModel) else job.comparison.search_by
+    search_by = "" if isinstance(job.scorer, PULinearClassifier) else job.comparison.search_by
     return BestRows(new + rows.start, scores[new], search_by)
 
 

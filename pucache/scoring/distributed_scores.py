@@ -22,12 +22,12 @@ from ..cache.row_range import RowRange, Workers, check_workers, file_ranges, row
 from ..errors import OutputError
 from ..storage.atomic import temporary_file
 from ..storage.urls import is_url
-from ..training.linear_model import PULinearModel
+from ..training.sklearn_classifier import PULinearClassifier
 from .score_csv import csv_rows
 from .score_parts import scored_rows, with_posterior, write_part, write_table
 from .score_tables import CSV_HEADER, ScoredRows, is_parquet
 
-_WORTH_TORCH = 1 << 31  # values of a cache from which on `PULinearModel.margins_of` imports torch
+_WORTH_TORCH = 1 << 31  # values of a cache from which on `PULinearClassifier.margins_of` imports torch
 
 
 @dataclass(frozen=True)
@@ -36,19 +36,19 @@ class ScoreJob:
 
     Attributes
     ----------
-    model : PULinearModel
+    model : PULinearClassifier
     with_torch : bool
         Whether torch converts float16 values, which pays for large caches.
     probe : str
         A file in the output's folder, by which a worker knows that it sees the folder; "" for a URL.
     """
 
-    model: PULinearModel
+    model: PULinearClassifier
     with_torch: bool = False
     probe: str = ""
 
     @classmethod
-    def of(cls, model: PULinearModel, cache: EmbeddingCache, probe: str = "") -> ScoreJob:
+    def of(cls, model: PULinearClassifier, cache: EmbeddingCache, probe: str = "") -> ScoreJob:
         """Job for a cache."""
         return cls(model, len(cache) * cache.encoder.dim >= _WORTH_TORCH, probe)
 
@@ -106,7 +106,7 @@ def file_table(job: ScoreJob, table: FileTable) -> int | None:
     return write_part(job.model, table.rows.open(), table.out)
 
 
-def score_with_workers(workers: Workers, model: PULinearModel, cache: EmbeddingCache, out: str | Path) -> int:
+def score_with_workers(workers: Workers, model: PULinearClassifier, cache: EmbeddingCache, out: str | Path) -> int:
     """Write one table of all rows; returns the number of rows above the threshold.
 
     Raises
@@ -138,7 +138,9 @@ def _scored_ranges(workers: Workers, job: ScoreJob, keys: Any, ranges: list[RowR
         yield with_posterior(job.model, keys.encoded(slice(rows.start, rows.start + len(rows))), margins)
 
 
-def score_parts_with_workers(workers: Workers, model: PULinearModel, cache: EmbeddingCache, parts: list[str]) -> int:
+def score_parts_with_workers(
+    workers: Workers, model: PULinearClassifier, cache: EmbeddingCache, parts: list[str]
+) -> int:
     """Write a table of each file; returns the number of rows above the threshold.
 
     Workers that do not see the folder send their rows to the driver, which writes them.
@@ -146,7 +148,7 @@ def score_parts_with_workers(workers: Workers, model: PULinearModel, cache: Embe
     Parameters
     ----------
     workers : Workers
-    model : PULinearModel
+    model : PULinearClassifier
     cache : EmbeddingCache
     parts : list of str
         Of `pucache.scoring.score_parts.part_outputs`.

@@ -17,7 +17,7 @@ from ..encoders.spec import ROUNDING
 from ..errors import ModelError
 from ..progress import Progress
 from ..storage.prefetch import prefetch
-from ..training.linear_model import PULinearModel
+from ..training.sklearn_classifier import PULinearClassifier
 from .score_parts import part_outputs, scored_rows, write_part, write_table
 from .score_tables import ScoredRows, check_output
 
@@ -56,7 +56,7 @@ class ScoreReport:
 
 
 def score(
-    model: str | Path | PULinearModel,
+    model: str | Path | PULinearClassifier,
     images: str | Path | Sequence[str | Path] | EmbeddingCache | Source,
     out: str | Path = "scores.csv",
     *,
@@ -76,7 +76,7 @@ def score(
 
     Parameters
     ----------
-    model : PULinearModel, or path of a model
+    model : PULinearClassifier, or path of a model
     images : EmbeddingCache, Source, str, path, or sequence of paths
         Caches, or a source of images, which are embedded first with the encoder of the model.
     out : path or URL
@@ -118,8 +118,8 @@ def score(
     """
     if parts is None:
         check_output(out)
-    if not isinstance(model, PULinearModel):
-        model = PULinearModel.load(model)
+    if not isinstance(model, PULinearClassifier):
+        model = PULinearClassifier.load(model)
     source = _source_of(images)
     pile = None if neighbours is None else _open_pile(model, neighbours)  # is checked before images are embedded
     if source is not None:
@@ -156,7 +156,7 @@ def _source_of(images: str | Path | Sequence[str | Path] | EmbeddingCache | Sour
     return os.fspath(images[0])
 
 
-def _open_pile(model: PULinearModel, neighbours: CacheLike) -> Pile:
+def _open_pile(model: PULinearClassifier, neighbours: CacheLike) -> Pile:
     from .pile_scores import Pile, check_weight
 
     check_weight(model)
@@ -164,7 +164,7 @@ def _open_pile(model: PULinearModel, neighbours: CacheLike) -> Pile:
 
 
 def _score_by_model(
-    model: PULinearModel, cache: EmbeddingCache, out: str | Path, parts: str | None, workers: Workers | None
+    model: PULinearClassifier, cache: EmbeddingCache, out: str | Path, parts: str | None, workers: Workers | None
 ) -> ScoreReport:
     """Score a cache without neighbours."""
     model.check_fits(cache)  # before the folder of the tables is made
@@ -187,7 +187,7 @@ def _score_by_model(
 
 
 def _score_cache(
-    model: PULinearModel, cache: EmbeddingCache, out: str | Path, pile: Pile | None, progress: Progress | None
+    model: PULinearClassifier, cache: EmbeddingCache, out: str | Path, pile: Pile | None, progress: Progress | None
 ) -> ScoreReport:
     if pile is None:
         return _score_by_model(model, cache, out, None, None)
@@ -205,7 +205,7 @@ def _rows_with_neighbours(pile: Pile, cache: EmbeddingCache, progress: Progress 
 
 
 def embed_for(
-    model: PULinearModel,
+    model: PULinearClassifier,
     source: str | Path | Source,
     cache: str | Path,
     *,
@@ -222,7 +222,7 @@ def embed_for(
 
     Parameters
     ----------
-    model : PULinearModel
+    model : PULinearClassifier
     source : Source, or what `pucache.open_source` takes
     cache : path or URL
         Cache to write or to continue.

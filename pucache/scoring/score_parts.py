@@ -16,7 +16,7 @@ from ..errors import CacheError
 from ..storage.atomic import check_writable
 from ..storage.prefetch import prefetch
 from ..storage.urls import is_url, path_or_url, without_secrets
-from ..training.linear_model import PULinearModel
+from ..training.sklearn_classifier import PULinearClassifier
 from .score_tables import FORMATS, ScoredRows, check_output, open_table
 from .surplus_tables import refuse_surplus_tables
 
@@ -37,12 +37,12 @@ class CacheRows(Protocol):
         """As `EmbeddingCache.not_finite_error`."""
 
 
-def scored_rows(model: PULinearModel, cache: CacheRows) -> Iterator[ScoredRows]:
+def scored_rows(model: PULinearClassifier, cache: CacheRows) -> Iterator[ScoredRows]:
     """Score all rows with a model, in blocks; the bytes read are verified.
 
     Parameters
     ----------
-    model : PULinearModel
+    model : PULinearClassifier
     cache : CacheRows
 
     Yields
@@ -53,7 +53,7 @@ def scored_rows(model: PULinearModel, cache: CacheRows) -> Iterator[ScoredRows]:
         yield with_posterior(model, cache.keys.encoded(rows), margins)
 
 
-def with_posterior(model: PULinearModel, key: np.ndarray, margins: np.ndarray) -> ScoredRows:
+def with_posterior(model: PULinearClassifier, key: np.ndarray, margins: np.ndarray) -> ScoredRows:
     """Scored rows of a model, given their keys and margins."""
     labels = (margins > np.float32(model.threshold_)).astype(np.int8)
     return ScoredRows(key, margins, model.posterior(margins), labels)
@@ -119,7 +119,7 @@ def part_outputs(cache: EmbeddingCache, folder: str | Path, suffix: str, inputs:
     return parts
 
 
-def write_part(model: PULinearModel, rows: CacheRows, out: str) -> int:
+def write_part(model: PULinearClassifier, rows: CacheRows, out: str) -> int:
     """Score the rows of one cache file into its table; returns the number of rows above the threshold."""
     if not is_url(out):
         check_writable(out)  # removes what a killed worker has left

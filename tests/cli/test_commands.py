@@ -152,11 +152,11 @@ def test_train_needs_no_prior_and_names_twins(world, embedded, here):
     shutil.copy(world / "cache.h5", "c.h5")
     keys = EmbeddingCache("c.h5").keys
     Path("few.txt").write_text("".join(f"{key}\n" for key in keys if key.startswith("red/"))[: 8 * 12])
-    ended = run("train-pu c.h5 --positives few.txt --twins 0.99 --draws 3 --threshold recall=0.9 --json")
+    ended = run("train-pu c.h5 --positives few.txt --twins 0.99 --threshold recall=0.9 --json")
     told = json.loads(ended.stdout)
     assert told["prior"] is None and told["prior_estimate"] is None and "at least 10" in told["note"]
     assert told["threshold_rule"] == "recall=0.9" and told["loss"] == "imbupu"
-    shown = run("train-pu c.h5 --positives few.txt --draws 3 --twins 0.99")
+    shown = run("train-pu c.h5 --positives few.txt --twins 0.99")
     assert "intervals take at least 10" in shown.stdout
     twins = told["found_by_twins"]
     assert twins and f"{len(twins)} unlabelled, the same picture as a labelled one: {twins[0]!r}" in shown.stderr
@@ -170,12 +170,6 @@ def test_estimate_prior_tells_every_method_and_the_interval_of_tilt(world, embed
     assert all((one["low"], one["high"]) == (0, 1) for name, one in told.items() if name != "tilt")
     one = run(asked + "--method bbe", w=world).stdout
     assert "no interval" in one and "only tilt has an interval" in one and "bbe" in one
-
-
-def test_bootstrap_draws_are_an_option_of_tilt(world, embedded):
-    asked = "estimate-prior {w}/cache.h5 --positives rest/00[0-9].png --twins 2 --draws 3 "
-    assert run_json(asked + "--method tilt", w=world)["estimates"]["tilt"]["draws"] == 3
-    assert "draws are for the interval of tilt" in run(asked + "--method bbe", code=2, w=world).stderr
 
 
 def test_sweep_priors_writes_a_table_and_a_picture_and_says_what_it_means(world, embedded, here):

@@ -78,7 +78,7 @@ OURS = {
     "pucache.training.estimate_prior": {"check_request", "estimate_from_cross_fit"},
     "pucache.labels.label_files": {"name_first", "read_decisions", "short_digest"},
     "pucache.labels.labels": {"check_labels", "open_labels"},
-    "pucache.training.linear_model": {"PULinearModel"},
+    "pucache.training.sklearn_classifier": {"PULinearClassifier"},
     "pucache.estimates.priors": {
         "best_bin",
         "density_ratio",

@@ -15,7 +15,7 @@ from pucache.errors import CacheError, EngineError
 from pucache.retrieval.retrieve import retrieve_positives
 from pucache.scaling.workers import RayWorkers, TaskRules
 from pucache.scoring.score import score
-from pucache.training.linear_model import PULinearModel
+from pucache.training.sklearn_classifier import PULinearClassifier
 
 X, S, _ = planted(3000, d=8, labelled=60)
 
@@ -91,7 +91,7 @@ def test_a_task_is_told_its_cores(workers):
 
 @pytest.mark.slow
 def test_killed_workers_change_no_byte_of_scores(workers, folder, tmp_path):
-    model = PULinearModel.load(folder / "model.safetensors")
+    model = PULinearClassifier.load(folder / "model.safetensors")
     for number, (name, parts) in enumerate({"a.csv": None, "b.parquet": None, "c": "csv"}.items()):
         local, out = tmp_path / f"local-{name}", tmp_path / name
         score(model, folder / "shards", local, parts=parts)
@@ -105,7 +105,7 @@ def test_killed_workers_change_no_byte_of_scores(workers, folder, tmp_path):
 
 @pytest.mark.slow
 def test_killed_workers_change_no_ranking(workers, folder, tmp_path):
-    model = PULinearModel.load(folder / "model.safetensors")
+    model = PULinearClassifier.load(folder / "model.safetensors")
     deadly = Deadly.of(model, tmp_path / "lives", 2)
     for ours, theirs in ((model, deadly), (None, None)):
         local = retrieve_positives(folder / "shards", folder / "found.txt", ours, k=None, device="cpu")

@@ -9,9 +9,9 @@ from helpers.planted import QUICK, planted
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.risks import RISKS
-from pucache.training.linear_model import PULinearModel
 from pucache.training.neighbour_evidence import NeighbourEvidence
 from pucache.training.sklearn_classifier import PULinearClassifier
+from pucache.training.train_head import TrainingRows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 X, S, Y = clusters(labelled=40)
@@ -136,7 +136,6 @@ def test_piles_that_are_hard_on_neighbours_give_a_sound_model(name):
         *({"loss": loss, "method": "distilled"} for loss in RISKS if loss != "imbupu"),
         {"n_folds": 2},
         {"prior": None},
-        {"prior": None, "draws": 3},
         {"threshold": "precision=0.9", "deploy_prior": 0.3},
         {"penalty": 0},
     ],
@@ -150,7 +149,7 @@ def test_it_goes_with_every_other_parameter(parameters):
     assert Y[hidden][order].mean() > 0.4
     if "prior" in parameters:
         estimate = model.prior_estimate_
-        assert estimate.low <= estimate.prior <= estimate.high and estimate.draws == parameters.get("draws", 0)
+        assert estimate.low <= estimate.prior <= estimate.high
 
 
 @pytest.mark.parametrize(("left", "method"), [(0, "linear"), (36, "distilled")])
@@ -224,19 +223,18 @@ def test_a_graph_that_is_given_is_used_and_asked_for_once(monkeypatch):
         requested.append(rows)
         return random_graph(N, k=20, among=Y)
 
-    model = PULinearModel(**OPTIONS)
-    labels = TrainingLabels.of(S)
-    fitted = model.train(DesignMatrix(X, S, None, torch.device("cpu")), labels, graph_source=source)
-    assert requested == [None] and model.neighbours_.weight > 0 and fitted.method == "distilled"
-    assert (fitted.classifier_cross_fit.margins != fitted.held_out_margins).any()
+    model = PULinearClassifier(**OPTIONS).train(training_rows(S, source))
+    assert requested == [None] and model.neighbours_.weight > 0 and model.method_ == "distilled"
+    assert (model.classifier_margins_ != model.held_out_margins_).any()
 
 
 def test_no_graph_is_asked_for_where_none_is_used():
     def refuse(rows):
         raise AssertionError("no graph is needed")
 
-    design = DesignMatrix(X, S, None, torch.device("cpu"))
-    PULinearModel(**OPTIONS, method="linear").train(design, TrainingLabels.of(S), graph_source=refuse)
-    few = some_labels(3)
-    design = DesignMatrix(X, few, None, torch.device("cpu"))
-    PULinearModel(**OPTIONS).train(design, TrainingLabels.of(few), graph_source=refuse)
+    PULinearClassifier(**OPTIONS, method="linear").train(training_rows(S, refuse))
+    PULinearClassifier(**OPTIONS).train(training_rows(some_labels(3), refuse))
+
+
+def training_rows(s, graph):
+    return TrainingRows(DesignMatrix(X, s, None, torch.device("cpu")), TrainingLabels.of(s), graph)
