@@ -34,6 +34,7 @@ from .labelled_cache import LabelledCache
 from .sklearn_classifier import PULinearClassifier
 from .train_head import check_parameters
 
+_Run = tuple[dict[str, Any], np.ndarray]
 PRIORS = tuple(float(f"{prior:.3g}") for prior in np.geomspace(0.01, 0.5, 12))
 _TOLERANCE = 2e-3  # enough for heads that are only compared
 _IDLE = 10 * WIDTH  # negative part of a risk above which the smoothed clamp does not act
@@ -95,11 +96,15 @@ def sweep_priors(
 
     Parameters
     ----------
-    cache, positives, negatives, twins, all_rows
+    cache, positives
+        As for `pucache.train_pu`.
+    classifier : PULinearClassifier, optional
+        As for `sweep_on`.
+    negatives, twins, all_rows
         As for `pucache.train_pu`; the first seed is that of the sample of unlabelled rows.
     truth : path, str or ndarray of int8 (n,), optional
         True classes: a file as for `pucache.labels.label_files.read_truth`, or 1, 0, and -1 for unknown.
-    classifier, priors, seeds, progress
+    priors, seeds, progress
         As for `sweep_on`.
 
     Returns
@@ -188,9 +193,9 @@ def _train(
     settings: HeadSettings,
     priors: list[float],
     penalty: float,
-) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+) -> Iterator[_Run]:
     """Figures of training at each prior and seed, and held-out margins, float32 (n,); the folds are (n, seeds)."""
-    ends = np.cumsum(folds.max(0) + 1)  # of the columns of each seed
+    seed_of_head = np.repeat(np.arange(len(seeds)), folds.max(0) + 1)  # of the C heads of a prior
 
     def fit(some: list[float], start: FittedHeads | None = None) -> tuple[FittedHeads, np.ndarray]:
         return fit_held_out(
@@ -202,16 +207,15 @@ def _train(
             seeds=seeds,
             settings=settings,
             tolerance=_TOLERANCE,
-            start=None if start is None else start.take(np.tile(np.arange(ends[-1]), len(some))),
+            start=None if start is None else start.take(np.tile(np.arange(len(seed_of_head)), len(some))),
         )
 
-    def rows_of(
-        some: list[float], heads: FittedHeads, margins: np.ndarray
-    ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+    def rows_of(some: list[float], heads: FittedHeads, margins: np.ndarray) -> Iterator[_Run]:
+        risk, clamped = (values.reshape(len(some), -1) for values in (heads.risk, heads.clamped))
         for column, (i, j) in enumerate(product(range(len(some)), range(len(seeds)))):
-            own = slice(i * ends[-1] + ends[j] - folds[:, j].max() - 1, i * ends[-1] + ends[j])
-            risk, clamped = float(heads.risk[own].mean()), float(heads.clamped[own].mean())
-            yield {"prior": some[i], "seed": seeds[j], "risk": risk, "clamped": clamped}, margins[:, column]
+            own = i, seed_of_head == j
+            figures = {"risk": float(risk[own].mean()), "clamped": float(clamped[own].mean())}
+            yield {"prior": some[i], "seed": seeds[j], **figures}, margins[:, column]
 
     risk = settings.risk
     if not risk.needs_prior:  # the same heads serve all priors
@@ -335,10 +339,8 @@ def plot_sweep(result: Sweep, path: str | Path) -> None:
     rows = result.rows
     for axes, (title, lines) in zip(sheet.subplots(1, 3), panels, strict=True):
         for name, label in lines.items():
-            if name in rows[0]:
-                _plot_line(axes, rows, name, label)
-            elif f"{name}_low" in rows[0]:
-                _plot_band(axes, rows, name, label)
+            if name in rows[0] or f"{name}_low" in rows[0]:
+                _plot(axes, rows, name, label)
         axes.set(title=title, xscale="log", xlabel="training prior")
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
@@ -349,12 +351,11 @@ def plot_sweep(result: Sweep, path: str | Path) -> None:
         sheet.savefig(temporary, format="png", dpi=130)
 
 
-def _plot_band(axes: Any, rows: list[dict[str, Any]], name: str, label: str) -> None:
-    low, high = _means(rows, f"{name}_low"), _means(rows, f"{name}_high")
-    axes.fill_between(list(low), list(low.values()), list(high.values()), alpha=0.3, label=f"{label}, interval")
-
-
-def _plot_line(axes: Any, rows: list[dict[str, Any]], name: str, label: str) -> None:
+def _plot(axes: Any, rows: list[dict[str, Any]], name: str, label: str) -> None:
+    if name not in rows[0]:
+        low, high = _means(rows, f"{name}_low"), _means(rows, f"{name}_high")
+        axes.fill_between(list(low), list(low.values()), list(high.values()), alpha=0.3, label=f"{label}, interval")
+        return
     means = _means(rows, name)
     (line,) = axes.plot(list(means), list(means.values()), label=label, linestyle=":" if name == "prior" else "-")
     if name != "prior":

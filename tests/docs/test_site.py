@@ -75,10 +75,10 @@ OURS = {
     "pucache.pretraining.recipes": {"build_optimizer", "find_recipe"},
     "pucache.pretraining.training_summary": {"load_summary", "save_summary", "summarize"},
     "pucache.progress": {"Silent"},
-    "pucache.training.estimate_prior": {"check_request", "estimate_from_cross_fit"},
+    "pucache.training.neighbour_evidence": {"agreement_gains", "held_out_gains"},
+    "pucache.training.estimate_prior": {"check_request", "estimates_from_margins"},
     "pucache.labels.label_files": {"name_first", "read_decisions", "short_digest"},
     "pucache.labels.labels": {"check_labels", "open_labels"},
-    "pucache.training.sklearn_classifier": {"PULinearClassifier"},
     "pucache.estimates.priors": {
         "best_bin",
         "density_ratio",

@@ -125,16 +125,6 @@ def test_no_label_of_a_fold_reaches_the_margins_and_scores_of_the_fold(start, mo
     assert (first.head.coef != second.head.coef).any()
 
 
-def test_the_solver_s_heads_are_as_blind_up_to_its_accuracy(start, distilled):
-    for held in range(FOLDS):
-        of_fold = held == FOLD
-        labels = TrainingLabels.of(np.where(of_fold, 0, S).astype(np.int8))
-        blind = start.distil(start.rows(labels=labels)).margins
-        scale = distilled.margins.std()
-        np.testing.assert_allclose(blind[of_fold], distilled.margins[of_fold], atol=0.02 * scale)
-        assert np.abs(blind - distilled.margins)[~of_fold].max() > 0.05 * scale
-
-
 def test_held_out_positives_score_as_hidden_ones_do_where_margins_say_nothing():
     """Embeddings without any sense, and a graph of random neighbours: labels seen would show at once."""
     draw = np.random.default_rng(0)

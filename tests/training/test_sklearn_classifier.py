@@ -9,7 +9,7 @@ from helpers.tiny import tiny_encoder
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.metrics import roc_auc_score
-from sklearn.model_selection import GridSearchCV, cross_val_predict
+from sklearn.model_selection import cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -94,14 +94,6 @@ def test_it_works_in_a_pipeline_and_in_cross_validation():
     assert roc_auc_score(Y[S == 0], posterior[S == 0, 1]) > 0.92  # of three models, each calibrated for itself
 
 
-@pytest.mark.slow
-def test_a_grid_search_finds_the_better_penalty():
-    grid = {"penalty": [1e-7, 1e-2], "loss": ["upu", "imbupu"], "surrogate": ["logistic", "sigmoid"]}
-    search = GridSearchCV(classifier(method="linear"), grid, scoring="roc_auc", cv=3, error_score="raise").fit(X, S)
-    assert search.best_params_["penalty"] == 1e-2 and (search.predict(X) == Y).mean() > 0.85
-    assert np.ptp(search.cv_results_["mean_test_score"]) > 0.01
-
-
 # --- fit and predict ---------------------------------------------------------------------------
 
 
@@ -140,13 +132,6 @@ def test_every_loss_ranks_the_planted_positives(loss, more):
     assert roc_auc_score(Y[S == 0], model.decision_function(X[S == 0])) > 0.9
     assert 0.1 < model.prior_ < 0.5 and 0 < model.predict(X).sum() < N
     assert model.penalty_ == (0.0 if "solver" in more else 1e-3)
-
-
-@pytest.mark.parametrize("surrogate", ["sigmoid", "logistic"])
-def test_a_loss_that_needs_a_prior_that_is_not_given_is_trained_with_an_estimate(surrogate):
-    told = {prior: classifier(loss="nnpu", surrogate=surrogate, prior=prior).fit(X, S) for prior in (None, 0.8)}
-    assert (told[None].coef_ != told[0.8].coef_).any()
-    assert told[None].decision_function(X).mean() < told[0.8].margins(X).mean()
 
 
 @pytest.mark.parametrize("rule", ["f1", "precision=0.9", "precision=0.99", "recall=0.9", "recall=0.5", -1.0, 0.0, 2])
@@ -274,21 +259,6 @@ def test_a_parameter_outside_its_domain_is_refused_by_name_in_one_line(bad):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "good",
-    [
-        {"prior": np.float32(0.25), "penalty": np.float32(0.01), "seed": np.int64(3), "n_folds": np.int32(3)},
-        {"penalty": np.int64(1), "threshold": np.float64(0.5), "prior": None},
-        {"penalty": 0, "deploy_prior": np.float16(0.5)},
-    ],
-    ids=["float32", "int64", "plain"],
-)
-def test_numpy_s_numbers_are_numbers(good):
-    model = classifier(**good).fit(X, S)
-    assert model.penalty_ == float(good["penalty"]) and roc_auc_score(Y, model.decision_function(X)) > 0.9
-    assert model.threshold_ == good.get("threshold", model.threshold_)
-
-
 @pytest.mark.parametrize("bad", [X[:, :-1], changed(np.nan), X[0], X[:0]], ids=["dims", "NaN", "1D", "none"])
 @pytest.mark.parametrize("method", ["predict", "predict_proba", "decision_function"])
 def test_rows_that_do_not_fit_the_model_are_refused(fitted, method, bad):
@@ -352,13 +322,6 @@ def test_few_rows_of_a_kind_are_enough(labelled, unlabelled, parameters):
     assert (model.n_labelled_, model.n_unlabelled_) == (labelled, unlabelled)
     assert np.isfinite(model.decision_function(rows)).all() and np.isfinite(model.predict_proba(rows)).all()
     assert 0 < model.prior_ < 1 and 0 < model.share_ < 1
-
-
-@pytest.mark.parametrize("n_folds", [2, 40, 1000])
-def test_the_number_of_folds_leaves_the_classifier_itself_alone(fitted, n_folds):
-    model = classifier(n_folds=n_folds).fit(X, S)
-    np.testing.assert_allclose(model.margins(X), fitted.margins(X), atol=2e-2 * fitted.margins(X).std())
-    assert model.tilt_ != fitted.tilt_
 
 
 def test_estimates_are_of_rows_the_heads_did_not_see():
@@ -454,16 +417,6 @@ def test_a_saved_model_comes_back_the_same(tmp_path, parameters, encoder):
         assert here.dtype == there.dtype and here.tobytes() == there.tobytes()
     loaded.save(tmp_path / "again.safetensors")
     assert (tmp_path / "again.safetensors").read_bytes() == path.read_bytes()
-
-
-@pytest.mark.parametrize(
-    "labels", [S, S.astype(bool), 2.0 * S - 1, np.array(["no", "yes"])[S]], ids=lambda s: str(s.dtype)
-)
-def test_the_labels_called_keep_their_type(tmp_path, labels):
-    model = classifier().fit(X, labels)
-    model.save(tmp_path / "model")
-    predicted = PULinearClassifier.load(tmp_path / "model").predict(X)
-    assert predicted.dtype == labels.dtype and (predicted == model.predict(X)).all()
 
 
 def test_a_loaded_model_can_be_trained_again(fitted, tmp_path):

@@ -6,10 +6,7 @@ from helpers.planted import QUICK, planted, two_kinds, write_cache
 from helpers.tiny import save_image, tiny_encoder
 
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.cache.keys import encode_keys
-from pucache.cache.writer import Rows, write_file
 from pucache.embedding.embed import run_embedding
-from pucache.encoders.spec import EncoderSpec
 from pucache.errors import CacheError, LabelError
 from pucache.images.source import open_source
 from pucache.labels.folds import assign_folds
@@ -51,14 +48,6 @@ def test_a_path_trains_as_the_opened_cache_does(cache, tmp_path):
     expected = train_pu(cache, "found/**", **OPTIONS)
     for path in (tmp_path / "cache.h5", str(tmp_path / "cache.h5"), [tmp_path / "cache.h5"]):
         assert (train_pu(path, "found/**", **OPTIONS).coef_ == expected.coef_).all()
-
-
-def test_several_files_train_as_one(cache, tmp_path):
-    cut = np.array([key < "rest/1" for key in KEYS])
-    for name, rows in (("a", cut), ("b", ~cut)):
-        write_cache(tmp_path / f"{name}.h5", X[rows], [key for key, taken in zip(KEYS, rows, strict=True) if taken])
-    several = EmbeddingCache(tmp_path / "a.h5", tmp_path / "b.h5")
-    assert (train_pu(several, "found/**", **OPTIONS).coef_ == train_pu(cache, "found/**", **OPTIONS).coef_).all()
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
@@ -112,25 +101,6 @@ def test_the_graph_is_kept_beside_the_cache_and_used_again(cache, monkeypatch):
 def test_the_method_linear_makes_no_graph(cache, parameters):
     train_pu(cache, "found/**", **OPTIONS | parameters)
     assert not graph_path(cache).exists()
-
-
-def test_a_graph_of_other_rows_or_a_damaged_one_is_made_anew(cache, tmp_path):
-    expected = train_pu(cache, "found/**", **OPTIONS)
-    other = write_cache(tmp_path / "other.h5", X[::-1].copy(), KEYS)
-    train_pu(other, "found/**", **OPTIONS)
-    kept, good = graph_path(cache), graph_path(cache).read_bytes()
-    for content in (graph_path(other).read_bytes(), good[:-9], good[:100] + b"x" + good[101:], b""):
-        kept.write_bytes(content)
-        assert (train_pu(cache, "found/**", **OPTIONS).coef_ == expected.coef_).all()
-        assert kept.read_bytes() == good
-
-
-def test_a_graph_that_cannot_be_kept_is_used_all_the_same(cache, caplog):
-    expected = train_pu(cache, "found/**", **OPTIONS)
-    graph_path(cache).unlink()
-    graph_path(cache).mkdir()
-    assert (train_pu(cache, "found/**", **OPTIONS).coef_ == expected.coef_).all()
-    assert "made anew each time" in caplog.text
 
 
 # --- a review ----------------------------------------------------------------------------------
@@ -209,17 +179,6 @@ def test_copies_of_labelled_images_are_found_and_share_a_fold(twinned):
             assert len(set(fold[data.cache.keys.rows(pair)])) == 1
 
 
-def test_files_of_equal_bytes_are_twins_even_if_their_embeddings_are_not(tmp_path):
-    keys = encode_keys([f"{row:03}.png" for row in range(120)])
-    digests = np.arange(120, dtype=np.uint8)[:, None].repeat(32, axis=1)
-    digests[80] = digests[40]
-    rows = [Rows(keys, X, digests, np.full((120, 2), -1))]
-    spec = EncoderSpec.imported("planted", 6)
-    write_file(tmp_path / "cache.h5", spec, "", rows, shape=(120, keys.itemsize, X.dtype), failures={})
-    data = LabelledCache.of(EmbeddingCache(tmp_path / "cache.h5"), (np.arange(120) == 40).astype(np.int8))
-    assert data.twins_of_positives() == [("080.png", "040.png")]
-
-
 def test_training_keeps_twins_together(twinned, monkeypatch):
     dealt = []
     monkeypatch.setattr(
@@ -229,16 +188,6 @@ def test_training_keeps_twins_together(twinned, monkeypatch):
     ends = twinned.keys.rows(["rest/copy2.png", "found/02.png", "rest/copy5.png", "found/05.png"])
     fold = dealt[0][ends]
     assert fold[0] == fold[1] and fold[2] == fold[3] and dealt[0].max() == 4
-
-
-def test_embeddings_that_nearly_coincide_are_twins_at_the_cosine_asked_for(tmp_path):
-    rows = X.copy()
-    rows[50] = 2 * rows[49] + np.float32(0.01)
-    cache = write_cache(tmp_path / "cache.h5", rows)
-    s = (np.arange(120) == 49).astype(np.int8)
-    assert LabelledCache.of(cache, s).twins_of_positives() == [("00050.png", "00049.png")]
-    assert LabelledCache.of(cache, s, twins=None).twins_of_positives() == []
-    assert LabelledCache.of(cache, s, twins=1.0).twins_of_positives() == []
 
 
 # --- the summary -------------------------------------------------------------------------------
@@ -279,11 +228,6 @@ def test_the_summary_holds_the_interval_of_an_estimated_prior(cache, tmp_path):
     assert told["prior_estimate"]["low"] <= told["prior"] <= told["prior_estimate"]["high"]
     model.save(tmp_path / "model.safetensors")
     assert summary(PULinearClassifier.load(tmp_path / "model.safetensors")) == told
-
-
-def test_the_authors_protocol_trains_on_a_cache_too(cache):
-    model = train_pu(cache, "found/**", prior=0.3, solver="sgd", sgd_settings=QUICK, device="cpu")
-    assert summary(model)["solver"] == "sgd" and model.penalty_ == 0
 
 
 # --- labelled against found ------------------------------------------------------------------------
