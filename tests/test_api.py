@@ -116,7 +116,7 @@ def test_train_pu(arguments, model):
 
 
 def test_estimate_prior(arguments):
-    (estimate,) = pucache.estimate_prior(arguments.cache, arguments.labels, methods=["tilt"], draws=0, device="cpu")
+    (estimate,) = pucache.estimate_prior(arguments.cache, arguments.labels, methods=["tilt"], device="cpu")
     assert 0 < estimate.prior < 1
 
 

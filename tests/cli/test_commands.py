@@ -538,7 +538,7 @@ BAD = {  # command: (exit code, what the one line must tell)
     TRAIN + " --loss bce --surrogate sigmoid": (2, "bce is cross-entropy: its surrogate is logistic"),
     TRAIN + " --twins 0": (2, "cosine must be in .0, 1., or None .*got 0"),
     PRIOR + " --method best": (2, "unknown method 'best'; use tilt, bbe, dedpul, elkanoto, histogram"),
-    PRIOR + " --level 1": (2, "level in .0, 1."),
+    PRIOR + " --level 1": (2, "level must be in .0, 1."),
     SWEEP + " --priors 0.1,much": (2, "--priors must be numbers with commas between, got '0.1,much'"),
     SWEEP + " --penalty -1": (2, "penalty must be 'auto' or a finite number >= 0, got -1.0"),
     SWEEP + " --priors 0.1,1": (2, "priors must lie strictly between 0 and 1"),

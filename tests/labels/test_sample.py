@@ -176,7 +176,7 @@ def test_training_on_a_sample_is_training_on_a_cache_of_its_rows(limit, cache, p
 def test_below_the_limit_and_with_all_rows_nothing_changes(cache, positives, tmp_path, monkeypatch):
     expected = train_pu(cache, positives, **LINEAR)
     expected.save(tmp_path / "expected.safetensors")
-    assert expected.unlabelled_sample_ is None and summary(expected).unlabelled_sample is None
+    assert expected.unlabelled_sample_ is None and summary(expected)["unlabelled_sample"] is None
     monkeypatch.setattr("pucache.labels.sample.SAMPLE_ROWS", LIMIT)
     train_pu(cache, positives, all_rows=True, **LINEAR).save(tmp_path / "all.safetensors")
     assert (tmp_path / "all.safetensors").read_bytes() == (tmp_path / "expected.safetensors").read_bytes()
