@@ -164,7 +164,6 @@ def test_report(arguments, tmp_path):
         tmp_path / "report.html",
         model=arguments.model,
         truth=arguments.truth,
-        draws=0,
         device="cpu",
     )
     assert "</html>" in (tmp_path / "report.html").read_text()
