@@ -27,13 +27,6 @@ _NO_INTERVAL = (
     multiple=True,
     help="Method: tilt, bbe, dedpul or elkanoto; repeatable.  [default: all]",
 )
-@click.option(
-    "--draws",
-    default=0,
-    show_default=True,
-    type=click.IntRange(min=0),
-    help="Number of bootstrap draws for the interval of tilt; 0: from the profile likelihood.",
-)
 @click.option("--level", default=0.9, show_default=True, help="Confidence level of the interval of tilt, in (0, 1).")
 @options.twins
 @options.folds
@@ -65,13 +58,13 @@ def estimate_prior(
     from pucache.estimates.label_requirements import LabelCount
     from pucache.estimates.priors import METHODS
     from pucache.training.estimate_prior import check_request, estimate_prior_on
-    from pucache.training.labelled_cache import PUData
+    from pucache.training.labelled_cache import LabelledCache
 
     from .progress import terminal_progress
 
     methods = methods or tuple(METHODS)
-    check_request(methods, **{name: parameters[name] for name in ("draws", "level", "n_folds")})
-    data = PUData.of(
+    check_request(methods, level=parameters["level"], n_folds=parameters["n_folds"])
+    data = LabelledCache.of(
         open_cache(cache),
         positives,
         options.twin_cosine(twins),

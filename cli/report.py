@@ -34,13 +34,6 @@ _FIGURES = {"precision": "precision", "recall": "recall", "f1": "F1", "auc": "AU
 )
 @options.images
 @click.option(
-    "--draws",
-    default=0,
-    show_default=True,
-    type=click.IntRange(min=0),
-    help="Number of bootstrap draws for the interval of the prior; 0: from the profile likelihood.",
-)
-@click.option(
     "--sample",
     default=1500,
     show_default=True,

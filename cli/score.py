@@ -78,13 +78,13 @@ def score(
     from pucache.scoring.score import score as run
     from pucache.scoring.score_tables import check_output
     from pucache.storage.urls import without_secrets
-    from pucache.training.linear_model import PULinearModel
+    from pucache.training.sklearn_classifier import PULinearClassifier
 
     from .progress import terminal_progress
 
     if parts is None:
         check_output(out, inputs=[model, *what, *filter(None, [neighbours])])
-    classifier = PULinearModel.load(model)
+    classifier = PULinearClassifier.load(model)
     cached = all(map(is_cache, what))
     if cached:
         options.refuse_encoding_options("cache", but=("engine", "address", "workers"))

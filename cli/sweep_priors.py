@@ -60,9 +60,9 @@ def sweep_priors(
     \b
     pucache sweep-priors cache.h5 --positives found.txt --loss imbnnpu
     """
-    from pucache.training.prior_sweep import PRIORS
+    from pucache.training.prior_sweep import PRIORS, plot_sweep, write_sweep_table
     from pucache.training.prior_sweep import sweep_priors as run
-    from pucache.training.sweep_output import plot_sweep, write_sweep_table
+    from pucache.training.sklearn_classifier import PULinearClassifier
 
     from .progress import terminal_progress
 
@@ -71,6 +71,7 @@ def sweep_priors(
     result = run(
         cache,
         positives,
+        PULinearClassifier(**options.training_parameters(parameters)),
         negatives=negatives,
         twins=options.twin_cosine(twins),
         all_rows=all_rows,
@@ -78,25 +79,23 @@ def sweep_priors(
         priors=PRIORS if priors is None else _parse_numbers(priors),
         seeds=range(seed, seed + seeds),
         progress=terminal_progress(),
-        **options.training_parameters(parameters),
     )
     write_sweep_table(result, out)
     if plot_path is not None:
         plot_sweep(result, plot_path)
-    rows = [row.to_dict() for row in result.rows]
     written = f"wrote {out}" + (f" and {plot_path}" if plot_path else "")
     sample = result.sample
     output.print_result(
         {
             "verdict": result.verdict,
             "penalty": result.penalty,
-            "rows": rows,
+            "rows": result.rows,
             "note": result.note,
             "unlabelled_sample": None if sample is None else sample.to_json(),
         },
         [
             *options.sample_lines(sample, None),
-            *_table(rows),
+            *_table(result.rows),
             result.verdict,
             *filter(None, [result.note]),
             written,

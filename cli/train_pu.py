@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +12,7 @@ from . import options, output
 
 if TYPE_CHECKING:
     from pucache.estimates.scar import ScarCheck
-    from pucache.training.linear_model import PULinearModel
-    from pucache.training.train_on_cache import TrainingSummary
+    from pucache.training.sklearn_classifier import PULinearClassifier
 
 _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F1"}
 
@@ -45,13 +43,6 @@ _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F
     "--deploy-prior",
     type=float,
     help="Share of positives among the images that will be scored, for posterior and threshold.  [default: the prior]",
-)
-@click.option(
-    "--draws",
-    default=0,
-    show_default=True,
-    type=click.IntRange(min=0),
-    help="Number of bootstrap draws for the interval of an estimated prior; 0: from the profile likelihood.",
 )
 @options.twins
 @options.folds
@@ -87,9 +78,9 @@ def train_pu(
     """
     from pucache.cache.embedding_cache import open_cache
     from pucache.storage.atomic import replacing
-    from pucache.training.labelled_cache import PUData
-    from pucache.training.linear_model import PULinearModel
-    from pucache.training.train_on_cache import fit_model, scar_of, summary
+    from pucache.training.labelled_cache import LabelledCache
+    from pucache.training.sklearn_classifier import PULinearClassifier
+    from pucache.training.train_on_cache import scar_of, summary, train_on_cache
 
     from .progress import terminal_progress
 
@@ -97,7 +88,7 @@ def train_pu(
     metrics_path = _check_outputs(out, metrics, inputs=[*cache, *filter(None, [positives, negatives])])
     opened = open_cache(cache)
     labels = options.labels_named(opened, positives, session)
-    data = PUData.of(
+    data = LabelledCache.of(
         opened,
         labels,
         options.twin_cosine(twins),
@@ -105,20 +96,20 @@ def train_pu(
         all_rows=all_rows,
         seed=parameters["seed"],
     )
-    model = PULinearModel(prior=_parse_prior(prior), **options.training_parameters(parameters))
-    fit_model(model, data, progress=terminal_progress())
+    model = PULinearClassifier(prior=_parse_prior(prior), **options.training_parameters(parameters))
+    train_on_cache(model, data, progress=terminal_progress())
     model.save(out)
     duplicates, scar = data.twins_of_positives(), scar_of(data, model)
     training = summary(model)
-    result = asdict(training) | _neighbours(model)
+    result = training | _neighbours(model)
     result |= {"scar": scar.to_dict(), "found_by_twins": [key for key, _ in duplicates]}
     with replacing(metrics_path) as temporary:
         temporary.write_text(output.to_json(result) + "\n")
     lines = [
         *_lines(training),
-        *options.sample_lines(data.sample, training.prior),
+        *options.sample_lines(data.sample, training["prior"]),
         _method_line(model),
-        *_deploy_lines(training.deploy_prior),
+        *_deploy_lines(training["deploy_prior"]),
         *_warnings(training, model.prior_, data.training_labels.bounds),
         *_scar_lines(scar, audited=_audited(training)),
     ]
@@ -145,15 +136,15 @@ def _parse_prior(text: str) -> float | None:
         raise ValueError(f"--prior must be a number in (0, 1) or auto, got {text!r}") from error
 
 
-def _lines(training: TrainingSummary) -> Iterator[str]:
-    positive, negative = training.confirmed_positives, training.known_negatives
+def _lines(training: dict[str, Any]) -> Iterator[str]:
+    positive, negative = training["confirmed_positives"], training["known_negatives"]
     reviewed = f" (of them reviewed: {positive:,} positive, {negative:,} negative)" if positive or negative else ""
-    noun = "positive" if training.labelled_positives == 1 else "positives"
-    counts = f"{training.labelled_positives:,} labelled {noun}, {training.unlabelled:,} unlabelled{reviewed}"
+    noun = "positive" if training["labelled_positives"] == 1 else "positives"
+    counts = f"{training['labelled_positives']:,} labelled {noun}, {training['unlabelled']:,} unlabelled{reviewed}"
     yield ", ".join(filter(None, [counts, _prior_text(training)]))
-    yield from _audited_estimates(training) if _audited(training) else _estimates(training.estimates)
-    if training.note:
-        yield training.note
+    yield from _audited_estimates(training) if _audited(training) else _estimates(training["estimates"])
+    if training["note"]:
+        yield training["note"]
 
 
 def _estimates(estimates: dict[str, Any]) -> Iterator[str]:
@@ -167,15 +158,15 @@ def _estimates(estimates: dict[str, Any]) -> Iterator[str]:
     yield "  " + "   ".join([*(f"{title} {stated_text(estimates, name)}" for name, title in _FIGURES.items()), called])
 
 
-def _audited(training: TrainingSummary) -> bool:
+def _audited(training: dict[str, Any]) -> bool:
     """Whether the estimates rest on images that a review drew at random."""
-    return training.prior_estimate is not None and training.prior_estimate["method"] == "audit"
+    return training["prior_estimate"] is not None and training["prior_estimate"]["method"] == "audit"
 
 
-def _audited_estimates(training: TrainingSummary) -> Iterator[str]:
+def _audited_estimates(training: dict[str, Any]) -> Iterator[str]:
     from pucache.estimates.intervals import stated_text
 
-    estimate, estimates = training.prior_estimate or {}, training.estimates
+    estimate, estimates = training["prior_estimate"] or {}, training["estimates"]
     yield (
         f"estimated among the unlabelled, from {estimate['draws']:,} images that the review drew at random, with "
         f"{estimate['level']:.0%} intervals; these are not biased upwards:"
@@ -184,13 +175,13 @@ def _audited_estimates(training: TrainingSummary) -> Iterator[str]:
     yield "  " + "   ".join([*figures, f"called positive {estimates['share_predicted_positive']:.3%}"])
 
 
-def _neighbours(model: PULinearModel) -> dict[str, Any]:
+def _neighbours(model: PULinearClassifier) -> dict[str, Any]:
     settings = {} if model.neighbours_ is None else model.neighbours_.to_json()
     settings.pop("tilt", None)  # it holds a prior, which few labels do not support
     return {"method": model.method_, "neighbours": settings or None}
 
 
-def _method_line(model: PULinearModel) -> str:
+def _method_line(model: PULinearClassifier) -> str:
     settings = model.neighbours_
     if settings is None:
         asked = model.method == "linear" or model.solver != "batch" or model.loss != "imbupu"
@@ -205,33 +196,33 @@ def _deploy_lines(deploy_prior: float | None) -> Iterator[str]:
         yield f"posterior and threshold are for a share of positives of {deploy_prior:.4g} (--deploy-prior)"
 
 
-def _prior_text(training: TrainingSummary) -> str:
+def _prior_text(training: dict[str, Any]) -> str:
     from pucache.estimates.priors import interval_text
 
-    estimate = training.prior_estimate
+    estimate = training["prior_estimate"]
     if estimate is None:
-        return "" if training.prior is None else f"prior {training.prior:.4g}"
+        return "" if training["prior"] is None else f"prior {training['prior']:.4g}"
     interval = interval_text(estimate["low"], estimate["high"], "{:.4g}".format)
     if estimate["low"] <= 0 and estimate["high"] >= 1:  # there is no interval
-        return "" if training.prior is None else f"prior {training.prior:.4g} (estimated)"
-    if training.prior is None:
+        return "" if training["prior"] is None else f"prior {training['prior']:.4g} (estimated)"
+    if training["prior"] is None:
         return f"prior {interval} (estimated; {estimate['level']:.0%} interval)"
-    return f"prior {training.prior:.4g} (estimated; {estimate['level']:.0%} interval {interval})"
+    return f"prior {training['prior']:.4g} (estimated; {estimate['level']:.0%} interval {interval})"
 
 
-def _warnings(training: TrainingSummary, model_prior: float, prior_bounds: tuple[float, float]) -> Iterator[str]:
+def _warnings(training: dict[str, Any], model_prior: float, prior_bounds: tuple[float, float]) -> Iterator[str]:
     low, high = prior_bounds
     audited = _audited(training)
-    if not audited and training.prior_estimate is not None and not 1.02 * low < model_prior < 1 - 1.02 * (1 - high):
+    if not audited and training["prior_estimate"] is not None and not 1.02 * low < model_prior < 1 - 1.02 * (1 - high):
         yield (
             "  warning: the estimate of the prior lies at the end of what is possible, so that nothing rests on it; "
             "label more positives, of other kinds too, or give --prior"
         )
-    if not audited and (training.confirmed_positives or training.known_negatives):
+    if not audited and (training["confirmed_positives"] or training["known_negatives"]):
         yield "  after a review these are too high, recall most of all: confirmed images are like the labelled ones"
-    if training.estimates["collapsed"]:
+    if training["estimates"]["collapsed"]:
         yield (
-            f"  warning: the classifier is {training.estimates['collapsed']} at this threshold; label more positives"
+            f"  warning: the classifier is {training['estimates']['collapsed']} at this threshold; label more positives"
         )
 
 

@@ -116,15 +116,20 @@ def test_train_pu(arguments, model):
 
 
 def test_estimate_prior(arguments):
-    (estimate,) = pucache.estimate_prior(arguments.cache, arguments.labels, methods=["tilt"], draws=0, device="cpu")
+    (estimate,) = pucache.estimate_prior(arguments.cache, arguments.labels, methods=["tilt"], device="cpu")
     assert 0 < estimate.prior < 1
 
 
 def test_sweep_priors(arguments):
     sweep = pucache.sweep_priors(
-        arguments.cache, arguments.labels, truth=arguments.truth, priors=[0.1, 0.2], seeds=[0], device="cpu"
+        arguments.cache,
+        arguments.labels,
+        pucache.PULinearClassifier(device="cpu"),
+        truth=arguments.truth,
+        priors=[0.1, 0.2],
+        seeds=[0],
     )
-    assert [row.prior for row in sweep.rows] == [0.1, 0.2] and sweep.rows[0].true_auc > 0.8
+    assert [row["prior"] for row in sweep.rows] == [0.1, 0.2] and sweep.rows[0]["true_auc"] > 0.8
 
 
 def test_retrieve_positives_and_write_review_page(arguments, tmp_path):
@@ -159,7 +164,6 @@ def test_report(arguments, tmp_path):
         tmp_path / "report.html",
         model=arguments.model,
         truth=arguments.truth,
-        draws=0,
         device="cpu",
     )
     assert "</html>" in (tmp_path / "report.html").read_text()

@@ -24,9 +24,10 @@ from pucache.neighbours.whitening import Whitening
 from pucache.pages.report_page import report
 from pucache.reviewing.ranker import Ranker
 from pucache.reviewing.twins import twin_groups
-from pucache.training.labelled_cache import PUData
+from pucache.training.labelled_cache import LabelledCache
 from pucache.training.prior_sweep import sweep_priors
 from pucache.training.sklearn_classifier import PULinearClassifier
+from pucache.training.train_on_cache import train_on_cache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N, D = 700, 12
@@ -110,12 +111,8 @@ def test_training_gives_the_same_model(packed, ranges, tmp_path, options):
         model = PULinearClassifier(**FAST | options)
         if "solver" in options:
             model.sgd_settings = QUICK
-        data = PUData.of(cache, S)
-        model.train(
-            data.design_matrix("cpu"), data.training_labels, groups=data.group,
-            graph_source=lambda rows, cache=cache: neighbour_graph(cache.matrix, rows=rows, device="cpu"),
-        )  # fmt: skip
-        model.encoder_ = cache.encoder
+        data = LabelledCache.of(cache, S)
+        train_on_cache(model, data)
         model.save(tmp_path / f"{number}.safetensors")
         models.append((data.group.tolist(), model.held_out_margins_, (tmp_path / f"{number}.safetensors").read_bytes()))
     (group, margins, content), (other_group, other_margins, other_content) = models
@@ -131,11 +128,11 @@ def test_the_command_gives_the_same_model(packed, ranges, tmp_path):
 
 
 def test_priors_are_the_same(packed, ranges):
-    one, other = (pucache.estimate_prior(cache, S, device="cpu", draws=2) for cache in (packed, ranges))
+    one, other = (pucache.estimate_prior(cache, S, device="cpu") for cache in (packed, ranges))
     assert one == other
-    options = {"priors": (0.2, 0.4), "seeds": (0, 1), "device": "cpu", "truth": Y}
-    one, other = (sweep_priors(cache, S, **options) for cache in (packed, ranges))
-    assert json.dumps([asdict(row) for row in one.rows]) == json.dumps([asdict(row) for row in other.rows])
+    options, classifier = {"priors": (0.2, 0.4), "seeds": (0, 1), "truth": Y}, PULinearClassifier(device="cpu")
+    one, other = (sweep_priors(cache, S, classifier, **options) for cache in (packed, ranges))
+    assert json.dumps(one.rows) == json.dumps(other.rows)
 
 
 @pytest.mark.slow
@@ -286,5 +283,5 @@ def test_damage_in_one_shard_is_named_by_whatever_reads_it(ranges):
     content[at] ^= 1
     path.write_bytes(content)
     cache = EmbeddingCache(path.parent)
-    for action in (cache.verify, lambda: PUData.of(cache, S), lambda: Whitening.estimate(cache)):
+    for action in (cache.verify, lambda: LabelledCache.of(cache, S), lambda: Whitening.estimate(cache)):
         assert f"{path} is damaged: embeddings" in refusal(action)

@@ -122,7 +122,7 @@ def write_plain(at: Planted) -> None:
 def train_model(at: Planted) -> None:
     from pucache.training.train_on_cache import train_pu
 
-    train_pu(EmbeddingCache(at.cache), at.positives, prior=PRIOR, draws=0).save(at.model)
+    train_pu(EmbeddingCache(at.cache), at.positives, prior=PRIOR).save(at.model)
 
 
 MAKERS = {call.__name__: call for call in (write, split, write_plain, train_model)}

@@ -58,7 +58,7 @@ def ranked(cache: EmbeddingCache, s: np.ndarray, by) -> np.ndarray:
 
 def ways(cache: EmbeddingCache, X: np.ndarray, s: np.ndarray) -> dict:
     def fused():
-        model = PULinearClassifier(draws=0).fit(cache.X, s)
+        model = PULinearClassifier().fit(cache.X, s)
         model.encoder_ = cache.encoder
         return ranked(cache, s, Fused(model))
 
@@ -66,7 +66,7 @@ def ways(cache: EmbeddingCache, X: np.ndarray, s: np.ndarray) -> dict:
         "bare faiss, cosine to the nearest positive": lambda: nearest_positive(X, s),
         "bare faiss, cosine to the mean of the positives": lambda: mean_positive(X, s),
         "retrieve-positives, by similarity (default)": lambda: ranked(cache, s, Similarity()),
-        "train-pu --draws 0 and retrieve-positives --model: fused": fused,
+        "train-pu and retrieve-positives --model: fused": fused,
     }
 
 

@@ -66,8 +66,7 @@ def scorers(rows: EmbeddingCache, s: np.ndarray, seed: int) -> dict[str, Scorer]
     """Each way of ranking; those with a model start from the plain classifier and from the default one."""
     plain, default = next(iter(suite.ARMS)), suite.RANKINGS[DEFAULT][0]
     models = {
-        arm: train_pu(rows, s, twins=None, draws=0, seed=seed, **suite.ARMS[arm])
-        for arm in dict.fromkeys((plain, default))
+        arm: train_pu(rows, s, twins=None, seed=seed, **suite.ARMS[arm]) for arm in dict.fromkeys((plain, default))
     }
     ways: dict[str, Scorer] = {f"similarity: {kind}": Similarity(kind) for kind in SIMILARITIES}
     fused = choose_scorer(ScorerOptions(), models[default], None)

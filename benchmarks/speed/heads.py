@@ -30,10 +30,10 @@ from pucache.heads.risks import PURisk
 from pucache.heads.solve import fit_heads
 from pucache.neighbours.graph import neighbour_graph
 from pucache.threads import limited_threads
-from pucache.training import prior_sweep
-from pucache.training.labelled_cache import PUData
-from pucache.training.linear_model import PULinearModel
+from pucache.training import cross_fitting
+from pucache.training.labelled_cache import LabelledCache
 from pucache.training.prior_sweep import sweep_on
+from pucache.training.train_head import TrainingRows
 
 REPEATS, BATCH, EPOCHS = 3, 256, 100
 PRIOR = 0.0741
@@ -78,18 +78,18 @@ def products_of_batches(d, steps, K, device) -> float:
 @contextmanager
 def counted_fits(n, d) -> Iterator[list[float]]:
     """Operations of the products of each training of a sweep, were all heads evaluated in all passes."""
-    operations, fit = [], prior_sweep.fit_heads
+    operations, fit = [], cross_fitting.fit_heads
 
     def counted(*positional, **options):
         heads = fit(*positional, **options)
         operations.append(4.0 * n * d * len(heads.coef) * heads.passes)
         return heads
 
-    prior_sweep.fit_heads = counted
+    cross_fitting.fit_heads = counted
     try:
         yield operations
     finally:
-        prior_sweep.fit_heads = fit
+        cross_fitting.fit_heads = fit
 
 
 def objective(Z, s, coef, intercept, C) -> float:
@@ -161,8 +161,8 @@ def main(cache: EmbeddingCache, s: np.ndarray, device: torch.device) -> str:
             f"{head.passes} passes, {above[1]:.0e} above; reading X in float32 alone: {floor:.3f} s",
             f"{theirs / seconds:.2f}x scikit-learn",
         )
-    data = PUData.of(cache, s)
-    add("twins among the images", median(lambda: PUData.of(cache, s), device))
+    data = LabelledCache.of(cache, s)
+    add("twins among the images", median(lambda: LabelledCache.of(cache, s), device))
     linear = median(lambda: PULinearClassifier(device=name, method="linear").fit(X, s, groups=data.group), device)
     add("whole fit, linear: penalty, prior with interval, calibration", linear, "51 heads in three trainings")
     add("graph of 30 nearest neighbours", median(lambda: neighbour_graph(X, device=name), device))
@@ -170,16 +170,17 @@ def main(cache: EmbeddingCache, s: np.ndarray, device: torch.device) -> str:
 
     def distilled() -> None:
         design, labels = DesignMatrix(X, s, None, device), TrainingLabels.of(s)
-        PULinearModel(device=name).train(design, labels, groups=data.group, graph_source=lambda rows: graph)
+        rows = TrainingRows(design, labels, graph=lambda _: graph, groups=data.group)
+        PULinearClassifier(device=name).train(rows)
 
     add("whole fit, distilled, graph kept", median(distilled, device), f"method linear: {linear:.1f} s")
     for loss in ("imbupu", "imbnnpu"):
-        settings = {"loss": loss, "penalty": 1e-5, "device": name}
-        one = median(lambda: sweep_on(data, priors=[0.07], seeds=[0], **settings), device)  # noqa: B023
+        swept = PULinearClassifier(loss=loss, penalty=1e-5, device=name)
+        one = median(lambda: sweep_on(data, swept, priors=[0.07], seeds=[0]), device)  # noqa: B023
         priors = np.geomspace(0.01, 0.5, 32)
-        sweep_seconds = median(lambda: sweep_on(data, priors=priors, seeds=range(5), **settings), device, 1)  # noqa: B023
+        sweep_seconds = median(lambda: sweep_on(data, swept, priors=priors, seeds=range(5)), device, 1)  # noqa: B023
         with counted_fits(n, d) as operations:
-            sweep_on(data, priors=priors, seeds=range(5), **settings)
+            sweep_on(data, swept, priors=priors, seeds=range(5))
         add(f"sweep, {loss}, 1 prior x 1 seed", one, "5 folds each; bound by reading X")
         note = (
             f"at most {sum(operations) / 1e12:.1f} Tflop of products: {sum(operations) / rate:.1f} s at the rate above"

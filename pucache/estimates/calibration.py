@@ -117,7 +117,7 @@ def fit_tilt(
         Held out: each from a head that was not trained on the row.
     s : ndarray of 0 and 1, (n,)
     weights : ndarray, (n,), optional
-        Row weights, such as the counts of a bootstrap draw.
+        Row weights.
     prior : float, optional
         Share of positives among the unlabelled; estimated by default.
     start : Tilt, optional

@@ -1,7 +1,8 @@
 r"""Estimators of the prior, the share of positives among the unlabelled, from held-out margins.
 
-Only the tilt has an interval. The others are cross-checks: their bootstrap intervals show the variance but not the
-bias, and those of BBE and of Elkan and Noto held the truth in 58 % and 45 % of 220 sets. The methods::
+Only the tilt has an interval, from its profile likelihood (`profile_interval`). The other methods are
+cross-checks. Bootstrap intervals of theirs show the variance but not the bias: those of BBE and of Elkan and
+Noto covered the truth in 58 % and 45 % of 220 sets. The methods::
 
     tilt      exponential tilt of `pucache.estimates.calibration`; used by ``train_pu``
     bbe       best-bin estimate (Garg et al. 2021, algorithm 1)
@@ -41,7 +42,7 @@ class PriorEstimate:
     level : float
         Nominal coverage of the interval.
     draws : int
-        Number of bootstrap draws that the interval comes from; 0 for the profile likelihood.
+        Number of images drawn at random that the interval of an audit rests on; 0 for the profile likelihood.
     """
 
     method: str
@@ -169,7 +170,7 @@ def estimate(
     method : str
         Name in `METHODS`.
     weights : ndarray, (n,), optional
-        Row weights, such as the counts of a bootstrap draw.
+        Row weights.
     bounds : (float, float)
         Least and greatest possible prior.
 
@@ -259,45 +260,6 @@ def _moved(end: float, prior: float, error: float) -> float:
     """End of an interval, moved away from the estimate by an error on log odds in quadrature."""
     distance = logit(end) - logit(prior)
     return float(expit(logit(prior) + np.copysign(np.hypot(distance, error), distance)))
-
-
-def bootstrap_interval(
-    method: str,
-    prior: float,
-    draws: np.ndarray,
-    level: float = 0.9,
-    *,
-    bounds: tuple[float, float] = (0.0, 1.0),
-) -> PriorEstimate:
-    """Interval of bootstrap draws around an estimate, symmetric in log odds.
-
-    Half the width is Student's t quantile times the standard error. The squared error is the sum of
-    the variance of the draws, their squared shift from the estimate, and `MODEL_ERROR` squared.
-
-    Parameters
-    ----------
-    method : str
-    prior : float
-        The estimate.
-    draws : ndarray, (B,)
-        Estimates of the bootstrap draws.
-    level : float
-        Nominal coverage, in (0, 1).
-    bounds : (float, float)
-        Least and greatest possible prior.
-
-    Returns
-    -------
-    PriorEstimate
-        Without interval where there are fewer than two draws.
-    """
-    if len(draws) < 2:
-        return PriorEstimate.without_interval(method, prior, level)
-    centre, drawn = logit(prior), logit(draws)
-    error = np.sqrt(drawn.var(ddof=1) + (drawn.mean() - centre) ** 2 + MODEL_ERROR**2)
-    half = float(stdtrit(len(draws) - 1, (1 + level) / 2)) * error
-    low, high = np.clip(expit([centre - half, centre + half]), *bounds).tolist()
-    return PriorEstimate(method=method, prior=prior, low=low, high=high, level=level, draws=len(draws))
 
 
 def _quantile(margins: np.ndarray, share: float, weights: np.ndarray) -> float:

@@ -65,8 +65,8 @@ def provenance(
 
 
 def _parameters(model: PULinearClassifier) -> dict[str, str]:
-    """Parameters as text, without `draws`, which the report sets itself."""
-    parameters = {name: value for name, value in model.get_params(deep=False).items() if name != "draws"}
+    """Parameters as text."""
+    parameters = model.get_params()
     return {name: str(value) for name, value in sorted(parameters.items()) if value is not None}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,14 +15,12 @@ from ..estimates.priors import PriorEstimate
 from ..estimates.scar import ScarCheck
 from ..heads.risks import PURisk
 from ..labels.near_duplicates import unlabelled_twins
-from ..progress import Progress, Silent
-from ..training.estimate_prior import estimate_from_cross_fit, estimate_prior_on
-from ..training.labelled_cache import PUData
-from ..training.linear_model import PULinearModel
-from ..training.prior_sweep import Sweep, SweepSettings, sweep_on
+from ..progress import Progress
+from ..training.estimate_prior import estimate_prior_on, estimates_from_margins
+from ..training.labelled_cache import LabelledCache
+from ..training.prior_sweep import Sweep, sweep_on
 from ..training.sklearn_classifier import PULinearClassifier
-from ..training.train_head import Fit
-from ..training.train_on_cache import fit_model, is_audited, scar_of
+from ..training.train_on_cache import is_audited, scar_of, train_on_cache
 from .report_statistics import HeldOut
 
 _COEF_TOLERANCE = 5e-3  # relative distance of equal models; processors round differently
@@ -34,10 +32,10 @@ class ReportData:
 
     Attributes
     ----------
-    data : PUData
+    data : LabelledCache
     trained : PULinearClassifier
         Trained on `data` for the report, with a held-out margin for each row.
-    ranker : PULinearModel
+    ranker : PULinearClassifier
         Ranks the unlabelled images: the model passed to `report`, or `trained`.
     margins : ndarray of float32, (n,)
         Margins by `ranker`.
@@ -51,9 +49,9 @@ class ReportData:
         True class: 1, 0, or -1 where it is unknown.
     """
 
-    data: PUData
+    data: LabelledCache
     trained: PULinearClassifier
-    ranker: PULinearModel
+    ranker: PULinearClassifier
     margins: np.ndarray
     count: LabelCount
     prior_estimates: list[PriorEstimate]
@@ -153,11 +151,10 @@ class ReportData:
 
 
 def prepare(
-    data: PUData,
+    data: LabelledCache,
     model: PULinearClassifier | None,
     *,
     truth: np.ndarray | None,
-    draws: int,
     seed: int,
     device: str,
     progress: Progress | None,
@@ -167,12 +164,10 @@ def prepare(
 
     Parameters
     ----------
-    data : PUData
+    data : LabelledCache
     model : PULinearClassifier or None
         None: train at the defaults, with `seed`.
     truth : ndarray of int8, (n,), or None
-    draws : int
-        Bootstrap draws of the prior's interval; 0: from the profile likelihood.
     seed : int
     device : str
     progress : Progress or None
@@ -181,22 +176,22 @@ def prepare(
         otherwise.
     """
 
-    def rank(ranker: PULinearModel) -> np.ndarray:
+    def rank(ranker: PULinearClassifier) -> np.ndarray:
         margins = _margins(ranker, data)
         if on_ranked:
             on_ranked(_ranked(data, margins))
         return margins
 
     parameters = {"seed": seed} if model is None else model.get_params(deep=False)
-    trained = PULinearClassifier(**parameters | {"device": device, "draws": 0})  # draws are made below
+    trained = PULinearClassifier(**parameters | {"device": device})
     margins = None if model is None else rank(model)
-    fit = fit_model(trained, data, progress=progress)
+    train_on_cache(trained, data, progress=progress)
     if margins is None:
         margins = rank(trained)
     count = LabelCount.of(data.s, groups=data.group)
     prior_estimates, sweep = [], None
     if count.has_estimates:
-        prior_estimates = _prior_estimates(data, trained, fit, draws=draws, progress=progress)
+        prior_estimates = _prior_estimates(data, trained, progress)
         sweep = _sweep(data, trained, truth, progress)
     data.release()
     return ReportData(
@@ -211,44 +206,38 @@ def prepare(
     )
 
 
-def _sweep(data: PUData, trained: PULinearClassifier, truth: np.ndarray | None, progress: Progress | None) -> Sweep:
-    parameters = {field.name: getattr(trained, field.name) for field in fields(SweepSettings)}
+def _sweep(
+    data: LabelledCache, trained: PULinearClassifier, truth: np.ndarray | None, progress: Progress | None
+) -> Sweep:
+    at_its_penalty = PULinearClassifier(**trained.get_params() | {"penalty": trained.penalty_})
     return sweep_on(
         data,
+        at_its_penalty,
         seeds=(trained.seed,),
         truth=truth if truth is not None and _has_both_classes(truth, data.s) else None,
         progress=progress,
-        **parameters | {"penalty": trained.penalty_},
     )
 
 
-def _undecided_twins(data: PUData) -> tuple[np.ndarray, np.ndarray]:
+def _undecided_twins(data: LabelledCache) -> tuple[np.ndarray, np.ndarray]:
     """Undecided rows that show the same picture as a positive, and that positive's row."""
     rows, labelled_rows = unlabelled_twins(data.group, data.labels.positive)
     undecided = data.labels.unlabelled[rows]
     return rows[undecided], labelled_rows[undecided]
 
 
-def _ranked(data: PUData, margins: np.ndarray) -> np.ndarray:
+def _ranked(data: LabelledCache, margins: np.ndarray) -> np.ndarray:
     """Undecided rows without twins of positives, by falling margin; int64."""
     twins, _ = _undecided_twins(data)
     candidates = np.setdiff1d(np.flatnonzero(data.labels.unlabelled), twins, assume_unique=True)
     return candidates[np.argsort(-margins[candidates], kind="stable")]
 
 
-def _prior_estimates(
-    data: PUData, model: PULinearClassifier, fit: Fit, *, draws: int, progress: Progress | None
-) -> list[PriorEstimate]:
+def _prior_estimates(data: LabelledCache, model: PULinearClassifier, progress: Progress | None) -> list[PriorEstimate]:
     """Estimate the prior by each method; reuse the cross-fit of the training if it has the default risk."""
     if not _is_default_cross_fit(model):
-        return estimate_prior_on(
-            data, draws=draws, n_folds=model.n_folds, seed=model.seed, device=model.device, progress=progress
-        )
-    with progress or Silent() as stages:
-        stages.start(draws, "estimating")
-        return estimate_from_cross_fit(
-            data, fit.cross_fitter, fit.cross_fit, draws=draws, seed=model.seed, progress=stages
-        )
+        return estimate_prior_on(data, n_folds=model.n_folds, seed=model.seed, device=model.device, progress=progress)
+    return estimates_from_margins(data, model.held_out_margins_)
 
 
 def _is_default_cross_fit(model: PULinearClassifier) -> bool:
@@ -263,7 +252,7 @@ def _has_both_classes(truth: np.ndarray, s: np.ndarray) -> bool:
     return bool((unlabelled_truth == 1).any() and (unlabelled_truth == 0).any())
 
 
-def _margins(model: PULinearModel, data: PUData) -> np.ndarray:
+def _margins(model: PULinearClassifier, data: LabelledCache) -> np.ndarray:
     if data.sampled is not None:
         model.check_fits(data.cache)
         return model.margins(data.X)

@@ -262,7 +262,7 @@ def _charts(report: ReportData) -> Charts:
         margins=margins,
         precision_recall=report_statistics.precision_recall(held_out) if points else {},
         reliability=report_statistics.reliability(held_out) if points else {},
-        sweep=[] if report.sweep is None else [row.to_dict() for row in report.sweep.rows],
+        sweep=[] if report.sweep is None else report.sweep.rows,
     )
 
 

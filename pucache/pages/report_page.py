@@ -17,7 +17,7 @@ from ..labels.label_files import read_truth
 from ..labels.labels import TWIN_COSINE, Labels
 from ..progress import Progress
 from ..storage.atomic import check_writable
-from ..training.labelled_cache import PUData
+from ..training.labelled_cache import LabelledCache
 from ..training.sklearn_classifier import PULinearClassifier
 from . import report_text
 from .background_map import BackgroundMap
@@ -42,7 +42,6 @@ def report(
     negatives: str | Path | None = None,
     truth: str | Path | np.ndarray | None = None,
     images: str | Path | None = None,
-    draws: int = 0,
     sample: int = 1500,
     seed: int = 0,
     device: str = "auto",
@@ -73,9 +72,6 @@ def report(
         are shown beside the estimates.
     images : str or path, optional
         Source of the images, if they have moved since they were embedded.
-    draws : int
-        0: the prior's interval is that of its profile likelihood. Otherwise the number of bootstrap draws that it
-        comes from.
     sample : int
         Images on the map, at least 3.
     seed : int
@@ -97,7 +93,7 @@ def report(
     Raises
     ------
     LabelError, CacheError
-        As `PUData.of` and `read_truth`; or `truth` has another length than the cache.
+        As `LabelledCache.of` and `read_truth`; or `truth` has another length than the cache.
     ModelError
         The model cannot be read, or expects another encoder.
     SourceError
@@ -105,19 +101,19 @@ def report(
     OutputError
         `path` cannot be written.
     ValueError
-        `draws` is negative, or `sample` is below 3.
+        `sample` is below 3.
     """
     cache = open_cache(cache)
     classifier = PULinearClassifier.load(model) if isinstance(model, str | Path) else model
     y = read_truth(truth, cache.keys) if isinstance(truth, str | Path) else truth
-    _check(cache, y, draws, sample)
+    _check(cache, y, sample)
     path = check_writable(path, inputs=_inputs(cache, positives, negatives, model, truth))
     if classifier is not None:
         classifier.check_fits(cache)
     if images is not None:
         open_source(images)  # fails before the training rather than after it
     sample_seed = seed if classifier is None else classifier.seed
-    data = PUData.of(cache, positives, twins, negatives=negatives, all_rows=all_rows, seed=sample_seed)
+    data = LabelledCache.of(cache, positives, twins, negatives=negatives, all_rows=all_rows, seed=sample_seed)
     with BackgroundMap(data.X, seed=seed) as background_map:
 
         def start_map(ranked: np.ndarray) -> None:
@@ -128,7 +124,6 @@ def report(
             data,
             classifier,
             truth=None if y is None else data.take(y),
-            draws=draws,
             seed=seed,
             device=device,
             progress=progress,
@@ -136,7 +131,7 @@ def report(
         )
         galleries = Galleries(content, images=images, seed=seed, progress=progress)
         layout = background_map.result()
-    settings = {"draws": draws, "sample": sample, "seed": seed, "device": device, "twins": twins, "images": images}
+    settings = {"sample": sample, "seed": seed, "device": device, "twins": twins, "images": images}
     settings |= {"all_rows": all_rows or None}
     origin = provenance(cache, (positives, negatives), content.trained, **settings, command=command)
     numbers = _numbers(content, galleries, galleries.map_numbers(layout), origin)
@@ -148,9 +143,9 @@ def report(
     return numbers
 
 
-def _check(cache: EmbeddingCache, truth: np.ndarray | None, draws: int, sample: int) -> None:
-    if draws < 0 or sample < 3:
-        raise ValueError(f"draws must be at least 0 and sample at least 3; got {draws} and {sample}")
+def _check(cache: EmbeddingCache, truth: np.ndarray | None, sample: int) -> None:
+    if sample < 3:
+        raise ValueError(f"sample must be at least 3, got {sample}")
     if truth is not None and truth.shape != (len(cache),):
         raise LabelError(f"expected a class for each of {len(cache):,} rows of {cache.name}, got shape {truth.shape}")
 

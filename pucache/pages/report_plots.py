@@ -220,7 +220,7 @@ def prior_sweep(result: Sweep, used: float | None) -> Callable[[Figure], None]:
     """
 
     def paint(figure: Figure) -> None:
-        rows = [row.to_dict() for row in result.rows]
+        rows = result.rows
         priors = [row["prior"] for row in rows]
         for axes, (title, lines) in zip(figure.subplots(1, 2), _LINES.items(), strict=True):
             for name, (label, colour, line) in lines.items():

@@ -11,10 +11,11 @@ from sklearn.metrics import roc_auc_score
 from torch.nn.functional import interpolate, normalize
 
 from ..cache.keys import Keys, encode_keys
+from ..devices import choose_device
 from ..errors import LabelError, RunError
 from ..estimates.review_weights import TrainingLabels
+from ..heads.design_matrix import DesignMatrix
 from ..heads.moments import Moments
-from ..heads.risks import PURisk
 from ..labels.folds import assign_folds
 from ..labels.label_files import find_keys
 from ..storage.tables import read_table
@@ -143,7 +144,8 @@ def held_out_auc(X: np.ndarray, s: np.ndarray, device: str = "cpu") -> float:
     folds = assign_folds(s, _FOLDS, 0, None)
     if folds.max() < 1:
         return float("nan")
-    fitter = CrossFitter(X, TrainingLabels.of(s), folds, risk=PURisk(), prior=0.1, moments=Moments.of(X), device=device)
+    design = DesignMatrix(X, s, Moments.of(X), choose_device(device))
+    fitter = CrossFitter(design, TrainingLabels.of(s), folds, prior=0.1)
     return float(roc_auc_score(s, fitter.choose_penalty().margins))
 
 

@@ -26,7 +26,7 @@ from ..scoring.neighbour_scores import NeighbourScores, chosen_weight, reason
 from .scorer import Scores
 
 if TYPE_CHECKING:
-    from ..training.linear_model import PULinearModel
+    from ..training.sklearn_classifier import PULinearClassifier
 
 _WEIGHT = 1.0  # of neighbours where the model chose none
 _MAX_PAIRS = 1 << 34  # rows compared with rows
@@ -40,12 +40,12 @@ class Margins:
 
     Parameters
     ----------
-    model : PULinearModel
+    model : PULinearClassifier
     note : str
         Why the classifier ranks alone, see `Scores.note`.
     """
 
-    model: PULinearModel
+    model: PULinearClassifier
     note: str = ""
 
     @property
@@ -78,12 +78,12 @@ class Fused:
 
     Parameters
     ----------
-    model : PULinearModel
+    model : PULinearClassifier
     device : str
         Where neighbours are searched.
     """
 
-    model: PULinearModel
+    model: PULinearClassifier
     device: str = "auto"
 
     @property

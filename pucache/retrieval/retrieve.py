@@ -21,7 +21,7 @@ from .scorer_choice import ScorerOptions, choose_scorer
 from .similarity import Similarity
 
 if TYPE_CHECKING:
-    from ..training.linear_model import PULinearModel
+    from ..training.sklearn_classifier import PULinearClassifier
 
 _GROWTH = 4  # factor by which more rows are scored where too few of them are unlabelled and new
 _SPARE = 1 << 12  # rows ranked beyond those wanted, as some may be duplicates of labelled ones
@@ -30,7 +30,7 @@ _SPARE = 1 << 12  # rows ranked beyond those wanted, as some may be duplicates o
 def retrieve_positives(
     cache: EmbeddingCache | str | Path | Sequence[str | Path],
     positives: str | Path | np.ndarray | Labels,
-    model: str | Path | PULinearModel | None = None,
+    model: str | Path | PULinearClassifier | None = None,
     *,
     k: int | None = 100,
     negatives: str | Path | None = None,
@@ -52,7 +52,7 @@ def retrieve_positives(
     cache : EmbeddingCache, path, or sequence of paths
     positives : path, str, ndarray of int8 (n,) or Labels
         A file of keys, a glob on keys, s itself (1 labelled positive, 0 unlabelled), or labels with a review.
-    model : PULinearModel or path, optional
+    model : PULinearClassifier or path, optional
         Of the cache's encoder.
     k : int or None
         None for all unlabelled images.

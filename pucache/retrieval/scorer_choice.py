@@ -10,7 +10,7 @@ from .scorer import Scorer
 from .similarity import Similarity
 
 if TYPE_CHECKING:
-    from ..training.linear_model import PULinearModel
+    from ..training.sklearn_classifier import PULinearClassifier
 
 SCORERS = ("similarity", "classifier", "fused")
 
@@ -25,7 +25,7 @@ class ScorerOptions:
     device: str = "auto"
 
 
-def choose_scorer(options: ScorerOptions, model: str | Path | PULinearModel | None, k: int | None) -> Scorer:
+def choose_scorer(options: ScorerOptions, model: str | Path | PULinearClassifier | None, k: int | None) -> Scorer:
     """Scorer of the options; a model given as a path is loaded.
 
     Raises
@@ -69,14 +69,14 @@ def _check_device(device: str) -> None:
         choose_device(device)
 
 
-def _model_scorer(by: str | None, model: str | Path | PULinearModel, device: str) -> Scorer:
+def _model_scorer(by: str | None, model: str | Path | PULinearClassifier, device: str) -> Scorer:
     from ..scoring.neighbour_scores import chosen_weight, reason
     from .model_scorers import Fused, Margins
 
     if isinstance(model, str | Path):
-        from ..training.linear_model import PULinearModel
+        from ..training.sklearn_classifier import PULinearClassifier
 
-        model = PULinearModel.load(model)
+        model = PULinearClassifier.load(model)
     if by == "fused" or (by is None and chosen_weight(model)):
         return Fused(model, device)
     return Margins(model, note="" if by else f"the classifier ranks alone; {reason(model)}")

@@ -37,8 +37,13 @@ from ..neighbours.graph import NeighbourGraph
 from ..neighbours.row_source import row_source
 from ..retrieval.similarity import Similarity
 from ..threads import limited_threads
-from ..training.neighbour_choice import LEAST_POSITIVES, agreement_gains, held_out_gains
-from ..training.neighbour_evidence import WEIGHTS, NeighbourEvidence
+from ..training.neighbour_evidence import (
+    LEAST_POSITIVES,
+    WEIGHTS,
+    NeighbourEvidence,
+    agreement_gains,
+    held_out_gains,
+)
 from ..training.propagation import LEAST_SHARE, neighbour_log_odds, probabilities
 from .pile_features import PileFeatures
 from .ranking_folds import RankingFolds

@@ -28,7 +28,7 @@ from ..retrieval.retrieve import rank_unlabelled
 from ..retrieval.scorer import Scores
 from ..retrieval.scorer_choice import ScorerOptions, choose_scorer
 from ..retrieval.similarity import Similarity
-from ..training.linear_model import PULinearModel
+from ..training.sklearn_classifier import PULinearClassifier
 from .shards import Shard, check_readable, shards_of
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _SPARE = 1 << 12  # rows of a shard beyond those wanted, as some may be duplicat
 def rank_shards(
     cache: CacheLike,
     positives: str | Path | np.ndarray | Labels,
-    model: str | Path | PULinearModel | None = None,
+    model: str | Path | PULinearClassifier | None = None,
     *,
     k: int | None = 100,
     negatives: str | Path | None = None,

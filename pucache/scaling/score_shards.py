@@ -17,14 +17,14 @@ from ..scoring.score import ScoreReport, planned, scored_rows, with_posterior
 from ..scoring.score_tables import ScoredRows, check_output, write_scores
 from ..storage.atomic import check_writable
 from ..storage.urls import is_url
-from ..training.linear_model import PULinearModel
+from ..training.sklearn_classifier import PULinearClassifier
 from .shards import Shard, absolute, check_readable, probe_file, shards_of
 
 _ROWS_PER_BLOCK = 1 << 16  # whose keys are in memory at once
 
 
 def score_shards(
-    model: str | Path | PULinearModel,
+    model: str | Path | PULinearClassifier,
     cache: CacheLike,
     out: str | Path = "scores.csv",
     *,
@@ -36,7 +36,7 @@ def score_shards(
 
     Parameters
     ----------
-    model : PULinearModel, or path of a model
+    model : PULinearClassifier, or path of a model
     cache : EmbeddingCache, path, or sequence of paths
         Files that every node sees at the same path, or URLs.
     out, parts
@@ -61,8 +61,8 @@ def score_shards(
 
     if parts is None:
         check_output(out)
-    if not isinstance(model, PULinearModel):
-        model = PULinearModel.load(model)
+    if not isinstance(model, PULinearClassifier):
+        model = PULinearClassifier.load(model)
     with ShardTasks(address, workers=workers) as tasks, ExitStack() as stack:
         cache = open_cache(cache)
         report, tables = planned(model, cache, out, parts)
@@ -93,14 +93,14 @@ class ShardTable:
         return str(self.shard)
 
 
-def _write_table(model: PULinearModel, item: ShardTable) -> int:
+def _write_table(model: PULinearClassifier, item: ShardTable) -> int:
     """Write the table of a shard; returns the number of positives."""
     if not is_url(item.out):
         check_writable(item.out)  # removes what a killed worker has left
     return write_scores(item.out, scored_rows(model, item.shard.open()))
 
 
-def _margins(model: PULinearModel, shard: Shard) -> np.ndarray:
+def _margins(model: PULinearClassifier, shard: Shard) -> np.ndarray:
     """Margins of a shard, float32 (n,)."""
     cache = shard.open()
     return np.concatenate([np.empty(0, np.float32), *(margins for _, margins in model.margins_of(cache))])

@@ -21,7 +21,7 @@ import numpy as np
 from ..training.propagation import neighbour_log_odds, probabilities
 
 if TYPE_CHECKING:
-    from ..training.linear_model import PULinearModel
+    from ..training.sklearn_classifier import PULinearClassifier
 
 _NO_EVIDENCE = (
     "the model does not say whether neighbours help: it was trained by method linear, with fewer than four positives, "
@@ -29,12 +29,12 @@ _NO_EVIDENCE = (
 )
 
 
-def chosen_weight(model: PULinearModel) -> float:
+def chosen_weight(model: PULinearClassifier) -> float:
     """Weight of the neighbours that a model has chosen; 0 where it chose none."""
     return 0.0 if model.neighbours_ is None else model.neighbours_.weight
 
 
-def reason(model: PULinearModel) -> str:
+def reason(model: PULinearClassifier) -> str:
     """Why neighbours count, or do not, in a model's scores."""
     return _NO_EVIDENCE if model.neighbours_ is None else model.neighbours_.evidence.sentence()
 
@@ -45,12 +45,12 @@ class NeighbourScores:
 
     Parameters
     ----------
-    model : PULinearModel
+    model : PULinearClassifier
     weight : float
         Of the neighbours.
     """
 
-    model: PULinearModel
+    model: PULinearClassifier
     weight: float
 
     @property

@@ -16,8 +16,8 @@ from ..progress import Progress, Silent
 from .neighbour_scores import NeighbourScores, chosen_weight, reason
 
 if TYPE_CHECKING:
-    from ..training.linear_model import PULinearModel
     from ..training.neighbour_evidence import NeighbourSettings
+    from ..training.sklearn_classifier import PULinearClassifier
 
 _VALUES_AT_ONCE = 1 << 25  # of new rows that are compared with the pile at once
 
@@ -28,19 +28,19 @@ class Pile:
 
     Parameters
     ----------
-    model : PULinearModel
+    model : PULinearClassifier
         That has chosen a weight for neighbours.
     cache : EmbeddingCache
     p : ndarray of float32, (n,)
         Probability of being positive of each row of the cache, by the model alone.
     """
 
-    model: PULinearModel
+    model: PULinearClassifier
     cache: EmbeddingCache
     p: np.ndarray
 
     @classmethod
-    def of(cls, model: PULinearModel, cache: EmbeddingCache) -> Pile:
+    def of(cls, model: PULinearClassifier, cache: EmbeddingCache) -> Pile:
         """Score the pile.
 
         Raises
@@ -117,7 +117,7 @@ class Pile:
             progress.advance(len(rows))
 
 
-def _margins(model: PULinearModel, cache: EmbeddingCache) -> np.ndarray:
+def _margins(model: PULinearClassifier, cache: EmbeddingCache) -> np.ndarray:
     """Margins of all rows of a cache, float32 (n,)."""
     margins = np.empty(len(cache), np.float32)
     for rows, block in model.margins_of(cache):
@@ -125,7 +125,7 @@ def _margins(model: PULinearModel, cache: EmbeddingCache) -> np.ndarray:
     return margins
 
 
-def check_weight(model: PULinearModel) -> None:
+def check_weight(model: PULinearClassifier) -> None:
     """Raise `ModelError` where a model chose no weight for neighbours."""
     if not chosen_weight(model):
         raise ModelError(f"this model does not score with neighbours; leave neighbours out ({reason(model)})")

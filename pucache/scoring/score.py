@@ -17,7 +17,7 @@ from ..encoders.spec import ROUNDING
 from ..errors import ModelError
 from ..progress import Progress
 from ..storage.prefetch import prefetch
-from ..training.linear_model import PULinearModel
+from ..training.sklearn_classifier import PULinearClassifier
 from .score_parts import part_outputs
 from .score_tables import ScoredRows, check_output, write_scores
 
@@ -55,7 +55,7 @@ class ScoreReport:
 
 
 def score(
-    model: str | Path | PULinearModel,
+    model: str | Path | PULinearClassifier,
     images: str | Path | Sequence[str | Path] | EmbeddingCache | Source,
     out: str | Path = "scores.csv",
     *,
@@ -80,7 +80,7 @@ def score(
 
     Parameters
     ----------
-    model : PULinearModel, or path of a model
+    model : PULinearClassifier, or path of a model
     images : EmbeddingCache, Source, str, path, or sequence of paths
         Caches, or a source of images, which are embedded first with the encoder of the model.
     out : path or URL
@@ -119,8 +119,8 @@ def score(
     """
     if parts is None:
         check_output(out)
-    if not isinstance(model, PULinearModel):
-        model = PULinearModel.load(model)
+    if not isinstance(model, PULinearClassifier):
+        model = PULinearClassifier.load(model)
     source = _source_of(images)
     pile = None if neighbours is None else _open_pile(model, neighbours)  # is checked before images are embedded
     encoder = EncoderOptions(
@@ -149,7 +149,7 @@ def score(
 
 
 def planned(
-    model: PULinearModel, cache: EmbeddingCache, out: str | Path, parts: str | None
+    model: PULinearClassifier, cache: EmbeddingCache, out: str | Path, parts: str | None
 ) -> tuple[ScoreReport, Sequence[str | Path]]:
     """Check everything before work; return the report but for the positives, and the tables to write."""
     model.check_fits(cache)  # before the folder of the tables is made
@@ -159,13 +159,13 @@ def planned(
     return ScoreReport(cache, len(cache), 0, failures, parts=0 if parts is None else len(tables)), tables
 
 
-def scored_rows(model: PULinearModel, cache: EmbeddingCache) -> Iterator[ScoredRows]:
+def scored_rows(model: PULinearClassifier, cache: EmbeddingCache) -> Iterator[ScoredRows]:
     """Score all rows with a model, in blocks; the bytes read are verified."""
     for rows, margins in prefetch(model.margins_of(cache)):
         yield with_posterior(model, cache.keys[rows], margins)
 
 
-def with_posterior(model: PULinearModel, key: list[str], margins: np.ndarray) -> ScoredRows:
+def with_posterior(model: PULinearClassifier, key: list[str], margins: np.ndarray) -> ScoredRows:
     """Scored rows of a model, given their keys and margins."""
     labels = (margins > np.float32(model.threshold_)).astype(np.int8)
     return ScoredRows(key, margins, model.posterior(margins), labels)
@@ -201,7 +201,7 @@ def _refuse(values: dict[str, object], shard: tuple[int, int], encoder: EncoderO
         raise ValueError(f"{', '.join(unused)} is for images that are to be embedded, and none are given; leave it out")
 
 
-def _open_pile(model: PULinearModel, neighbours: CacheLike) -> Pile:
+def _open_pile(model: PULinearClassifier, neighbours: CacheLike) -> Pile:
     from .pile_scores import Pile, check_weight  # imports torch
 
     check_weight(model)
@@ -209,7 +209,7 @@ def _open_pile(model: PULinearModel, neighbours: CacheLike) -> Pile:
 
 
 def embed_for(
-    model: PULinearModel,
+    model: PULinearClassifier,
     source: str | Path | Source,
     cache: str | Path,
     encoder: EncoderOptions | None = None,
@@ -222,7 +222,7 @@ def embed_for(
 
     Parameters
     ----------
-    model : PULinearModel
+    model : PULinearClassifier
     source : Source, or what `pucache.open_source` takes
     cache : path or URL
         Cache to write or to continue.

@@ -16,35 +16,40 @@ neighbours. Among the penalties within one standard error (of the paired differe
 weakest is taken, within a factor of ten: with few labels a strong penalty wins by chance more often
 than it is better.
 
-For a large cache, the penalty is chosen and bootstrap draws are made on all positives and as many
-evenly spaced unlabelled rows as fit into `SAMPLE_BYTES`: their number is not what limits either.
-The final heads are trained on all rows.
+For a large cache, the penalty is chosen on all positives and as many evenly spaced unlabelled rows as fit
+into `SAMPLE_BYTES`: their number is not what limits it. The final heads are trained on all rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from ..devices import choose_device
 from ..estimates.review_weights import TrainingLabels
 from ..heads.design_matrix import DesignMatrix
 from ..heads.full_batch import TOLERANCE
 from ..heads.linear_heads import FittedHeads
 from ..heads.minibatch import SGDSettings
-from ..heads.moments import Moments
 from ..heads.risks import PURisk
 from ..heads.solve import fit_heads
-from ..storage.rows import RowMatrix
 from .penalty import PENALTIES, ranks_of_positives, weakest_of_the_best
 
-# tolerances of the solver; heads that stop early would make a weak penalty look good
-_CHOICE_TOLERANCE, _DRAW_TOLERANCE = 2e-3, 0.01
-_DRAWS_PER_FIT = 20
+_CHOICE_TOLERANCE = 2e-3  # of the solver; heads that stop early would make a weak penalty look good
 SAMPLE_BYTES = 1 << 25
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """How heads are trained; the fields are arguments of `pucache.heads.solve.fit_heads`."""
+
+    risk: PURisk = field(default_factory=PURisk)
+    solver: str = "batch"
+    sgd_settings: SGDSettings | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,108 +74,50 @@ class CrossFit:
 
 
 @dataclass(frozen=True)
-class BootstrapDraw:
-    """Rows drawn with replacement.
+class CrossFitter:
+    """Trains heads that each leave one fold out.
 
     Attributes
     ----------
-    margins : ndarray of float32, (m,)
-        Held-out margins of the heads trained on the draw.
-    s : ndarray of int8, (m,)
-        `TrainingLabels.s`.
-    weights : ndarray, (m,)
-        How often the row was drawn, times its weight.
-    """
-
-    margins: np.ndarray
-    s: np.ndarray
-    weights: np.ndarray
-
-
-class CrossFitter:
-    """Trains heads that each leave one fold out, on one set of rows.
-
-    Parameters
-    ----------
-    X : ndarray, (n, d), or DesignMatrix
-        A `DesignMatrix` of these rows and labels is shared with other fits.
+    design : DesignMatrix
+        Rows, with ``labels.training_s``.
     labels : TrainingLabels
     fold : ndarray of int64, (n,)
         As `pucache.labels.folds.assign_folds` returns it.
-    risk : PURisk
     prior : float
-    moments : Moments, optional
-        Of X, where known; part of a `DesignMatrix`.
-    solver, sgd_settings, seed
-        As for `pucache.heads.solve.fit_heads`.
-    device : str
-        Ignored for a `DesignMatrix`, which has its own.
+        Among the rows that training calls unlabelled.
+    settings : HeadSettings
     """
 
-    def __init__(
-        self,
-        X: RowMatrix | DesignMatrix,
-        labels: TrainingLabels,
-        fold: np.ndarray,
-        *,
-        risk: PURisk,
-        prior: float,
-        moments: Moments | None = None,
-        solver: str = "batch",
-        sgd_settings: SGDSettings | None = None,
-        seed: int = 0,
-        device: str = "auto",
-    ):
-        if not isinstance(X, DesignMatrix):
-            X = DesignMatrix(X, labels.training_s, moments, choose_device(device))
-        self._design, self._labels, self.fold = X, labels, fold
-        self._weights = labels.training_weights
-        self.folds, self.prior = int(fold.max()) + 1, prior
-        self._risk, self._solver, self._sgd_settings, self._seed = risk, solver, sgd_settings, seed
+    design: DesignMatrix
+    labels: TrainingLabels
+    fold: np.ndarray
+    prior: float = 0.5
+    settings: HeadSettings = field(default_factory=HeadSettings)
+
+    @cached_property
+    def folds(self) -> int:
+        """Number of folds."""
+        return int(self.fold.max()) + 1
 
     @cached_property
     def _sample(self) -> CrossFitter:
         """A cross-fitter of fewer unlabelled rows where they are many; otherwise this one."""
-        X, unlabelled = self._design.X, self._design.unlabelled_rows
+        X, unlabelled = self.design.X, self.design.unlabelled_rows
         room = max(1, SAMPLE_BYTES // max(1, X.itemsize * X.shape[1]))
         if len(unlabelled) <= room:
             return self
         kept = unlabelled[np.linspace(0, len(unlabelled) - 1, room).astype(np.int64)]
-        rows = np.union1d(kept, self._design.positive_rows)
-        labels = self._labels.take(rows, len(kept) / len(unlabelled))
-        return CrossFitter(
-            self._design.take(rows, labels.training_s),
-            labels,
-            self.fold[rows],
-            risk=self._risk,
-            prior=self.prior,
-            solver=self._solver,
-            sgd_settings=self._sgd_settings,
-            seed=self._seed,
-        )
+        rows = np.union1d(kept, self.design.positive_rows)
+        labels = self.labels.take(rows, len(kept) / len(unlabelled))
+        design = self.design.take(rows, labels.training_s)
+        return CrossFitter(design, labels, self.fold[rows], self.prior, self.settings)
 
-    def fit(
-        self, penalties: tuple[float, ...], *, tolerance: float = _CHOICE_TOLERANCE, start: FittedHeads | None = None
-    ) -> list[CrossFit]:
-        """Cross-fit at several penalties, all heads at once."""
-        heads = self._fit_heads(
-            self._fold_weights(),
-            column=np.tile(np.arange(self.folds), len(penalties)),
-            penalty=np.repeat(penalties, self.folds),
-            tolerance=tolerance,
-            start=start,
-        )
-        margins = self._design.margins(heads, self.fold[:, None] + self.folds * np.arange(len(penalties)))
-        of_first = np.arange(self.folds)
-        return [
-            CrossFit(
-                penalty=penalty,
-                heads=heads.take(of_first + self.folds * number),
-                fold=self.fold,
-                margins=margins[:, number],
-            )
-            for number, penalty in enumerate(penalties)
-        ]
+    def cross_fit(self, penalty: float | str) -> CrossFit:
+        """Cross-fit to full accuracy at one penalty; "auto" chooses it, or is 0 with ``sgd``, as in Dorigatti et al."""
+        if penalty == "auto" and self.settings.solver == "batch":
+            return self.choose_penalty()
+        return self.fit((0.0 if penalty == "auto" else float(penalty),), tolerance=TOLERANCE)[0]
 
     def choose_penalty(self, penalties: tuple[float, ...] = PENALTIES) -> CrossFit:
         """Cross-fit at every penalty, choose the best, and train its heads to full accuracy.
@@ -180,71 +127,95 @@ class CrossFitter:
         if self.folds < 2:
             return self.fit((penalties[len(penalties) // 2],), tolerance=TOLERANCE)[0]
         candidates = self._sample.fit(penalties)
-        ranks = ranks_of_positives([candidate.margins for candidate in candidates], self._sample._labels)
+        ranks = ranks_of_positives([candidate.margins for candidate in candidates], self._sample.labels)
         best = candidates[weakest_of_the_best(ranks)]
         return self.fit((best.penalty,), tolerance=TOLERANCE, start=best.heads)[0]
 
-    def bootstrap(self, cross_fit: CrossFit, draws: int, seed: int) -> Iterator[BootstrapDraw]:
-        """Refit on bootstrap draws of P and of U; rows without weight are never drawn."""
-        sample, generator = self._sample, np.random.default_rng(seed)
-        for begin in range(0, draws, _DRAWS_PER_FIT):
-            together = min(_DRAWS_PER_FIT, draws - begin)
-            counts = np.stack([sample._draw(generator) for _ in range(together)], axis=1)  # (n, B)
-            yield from sample._refit(cross_fit, counts)
-
-    def _draw(self, generator: np.random.Generator) -> np.ndarray:
-        """How often each row is drawn, uint8 (n,)."""
-        counts = np.zeros(len(self.fold), np.uint8)
-        weighted = np.ones(len(counts), bool) if self._weights is None else self._weights > 0
-        # labelled (2), confirmed (1) and other rows (0) are drawn apart: estimates need labelled ones in every draw
-        stratum = self._labels.s + self._labels.training_s
-        for value in np.unique(stratum[weighted]):
-            rows = np.flatnonzero((stratum == value) & weighted)
-            drawn = np.bincount(generator.integers(len(rows), size=len(rows)), minlength=len(rows))
-            counts[rows] = np.minimum(drawn, 255)
-        return counts
-
-    def _refit(self, cross_fit: CrossFit, counts: np.ndarray) -> Iterator[BootstrapDraw]:
-        draws = counts.shape[1]
-        weights = (self._fold_weights()[:, :, None] * counts[:, None, :]).reshape(len(counts), -1)  # (n, folds * B)
-        heads = self._fit_heads(
-            weights,
-            penalty=cross_fit.penalty,
-            tolerance=_DRAW_TOLERANCE,
-            start=cross_fit.heads.take(np.repeat(np.arange(self.folds), draws)),
-        )
-        margins = self._design.margins(heads, self.fold[:, None] * draws + np.arange(draws))
-        row_weights = self._labels.weights
-        for draw in range(draws):
-            drawn = counts[:, draw] if row_weights is None else counts[:, draw] * row_weights
-            yield BootstrapDraw(margins=margins[:, draw], s=self._labels.s, weights=drawn)
-
-    def _fit_heads(
-        self,
-        weights: np.ndarray,
-        *,
-        penalty: float | np.ndarray,
-        tolerance: float,
-        start: FittedHeads | None,
-        column: np.ndarray | None = None,
-    ) -> FittedHeads:
-        return fit_heads(
-            self._design,
-            weights=weights,
-            column=column,
-            penalty=penalty,
+    def fit(
+        self, penalties: tuple[float, ...], *, tolerance: float = _CHOICE_TOLERANCE, start: FittedHeads | None = None
+    ) -> list[CrossFit]:
+        """Cross-fit at several penalties, all heads at once."""
+        heads, margins = fit_held_out(
+            self.design,
+            self.labels,
+            self.fold[:, None],
+            prior=np.repeat(self.prior, len(penalties)),
+            penalty=penalties,
+            seeds=[self.settings.seed],
+            settings=self.settings,
             tolerance=tolerance,
             start=start,
+        )
+        own = np.arange(self.folds)
+        return [
+            CrossFit(penalty, heads.take(own + self.folds * number), self.fold, margins[:, number])
+            for number, penalty in enumerate(penalties)
+        ]
+
+    def fit_on_all_rows(self, cross_fit: CrossFit) -> FittedHeads:
+        """One head of all rows at the penalty of a cross-fit."""
+        weights = self.labels.training_weights
+        return fit_heads(
+            self.design,
+            weights=None if weights is None else weights[:, None],
             prior=self.prior,
-            risk=self._risk,
-            solver=self._solver,
-            sgd_settings=self._sgd_settings,
-            seed=self._seed,
+            penalty=cross_fit.penalty,
+            start=cross_fit.heads.mean() if self.settings.solver == "batch" else None,
+            **vars(self.settings),
         )
 
-    def _fold_weights(self) -> np.ndarray:
-        """Row weights of the head of each fold, (n, folds)."""
-        weights = np.ones(len(self.fold), np.float32) if self._weights is None else self._weights
-        if self.folds == 1:
-            return weights[:, None]
-        return weights[:, None] * (self.fold[:, None] != np.arange(self.folds))
+
+def fit_held_out(
+    design: DesignMatrix,
+    labels: TrainingLabels,
+    folds: np.ndarray,
+    *,
+    prior: ArrayLike,
+    penalty: ArrayLike,
+    seeds: Sequence[int],
+    settings: HeadSettings,
+    tolerance: float,
+    start: FittedHeads | None = None,
+) -> tuple[FittedHeads, np.ndarray]:
+    """Train heads that leave one fold out, at J priors and penalties and for the folds of S seeds, all at once.
+
+    Parameters
+    ----------
+    design : DesignMatrix
+    labels : TrainingLabels
+    folds : ndarray of int64, (n, S)
+    prior, penalty : (J,)
+    seeds : (S,)
+    settings : HeadSettings
+    tolerance, start
+        As for `pucache.heads.solve.fit_heads`.
+
+    Returns
+    -------
+    heads : FittedHeads
+        J times C heads, C being the number of folds of all seeds.
+    margins : ndarray of float32, (n, J * S)
+        By the heads that did not see the row.
+    """
+    weights, counts = weights_without_folds(labels, folds), folds.max(0) + 1
+    J, C = len(np.asarray(penalty)), weights.shape[1]
+    heads = fit_heads(
+        design,
+        weights=weights,
+        column=np.tile(np.arange(C), J),
+        prior=np.repeat(prior, C),
+        penalty=np.repeat(penalty, C),
+        tolerance=tolerance,
+        start=start,
+        **vars(settings) | {"seed": np.tile(np.repeat(seeds, counts), J)},
+    )
+    own = folds + np.cumsum(counts) - counts  # column of the head that did not see the row, (n, S)
+    own = own[:, None, :] + C * np.arange(J)[:, None]
+    return heads, design.margins(heads, own.reshape(len(own), -1))
+
+
+def weights_without_folds(labels: TrainingLabels, folds: np.ndarray) -> np.ndarray:
+    """Row weights of the heads that each leave a fold of a column of `folds` out, (n, C); a single fold is not."""
+    held_in = [fold[:, None] != np.arange(fold.max() + 1) if fold.any() else fold[:, None] == 0 for fold in folds.T]
+    weights = np.ones(len(folds), np.float32) if labels.training_weights is None else labels.training_weights
+    return weights[:, None] * np.concatenate(held_in, axis=1)

@@ -32,8 +32,7 @@ from ..heads.linear_heads import FittedHeads
 from ..heads.soft_targets import SoftTargetTrainer
 from ..neighbours.graph import NeighbourGraph
 from .cross_fitting import CrossFit
-from .neighbour_choice import held_out_gains
-from .neighbour_evidence import WEIGHTS, NeighbourEvidence
+from .neighbour_evidence import WEIGHTS, NeighbourEvidence, held_out_gains
 from .propagation import ChainLabels, neighbour_log_odds, probabilities, propagate
 
 # graph of the rows with these numbers (ascending), or of all rows for None
@@ -115,24 +114,34 @@ class Distillation:
 
     Attributes
     ----------
+    on : DistillationRows
     head : FittedHeads
         One head, trained on all labels; its margins are log density ratios.
-    cross_fit : CrossFit
-        The heads of the folds' chains and their margins of all rows.
+    margins : ndarray of float32, (n,)
+        Held-out margins of all rows, by the heads of the folds' chains.
     share : float
         Mean target of the rows not labelled positive, with which probabilities for neighbours are computed.
-    held_out_scores : list of ndarray of float32, (m,)
-        Held-out scores with neighbours, for each of `pucache.training.neighbour_evidence.WEIGHTS`.
+    evidence : NeighbourEvidence
+        What neighbours are worth.
+    scores : ndarray of float32, (m,)
+        Held-out scores with neighbours at the weight of the evidence; the classifier's margins where it is 0.
     """
 
+    on: DistillationRows
     head: FittedHeads
-    cross_fit: CrossFit
+    margins: np.ndarray
     share: float
-    held_out_scores: list[np.ndarray]
+    evidence: NeighbourEvidence
+    scores: np.ndarray
 
 
 def distil(
-    on: DistillationRows, design: DesignMatrix, cross_fit: CrossFit, head: FittedHeads, tilt: Tilt
+    on: DistillationRows,
+    design: DesignMatrix,
+    cross_fit: CrossFit,
+    head: FittedHeads,
+    tilt: Tilt,
+    agreement: tuple[float, ...],
 ) -> Distillation:
     """Run the chains of all folds, and the one with all labels.
 
@@ -147,6 +156,8 @@ def distil(
         The classifier, trained on all rows.
     tilt : Tilt
         Of the held-out margins of the classifier.
+    agreement : tuple of float
+        Result of `pucache.training.neighbour_evidence.agreement_gains`.
 
     Returns
     -------
@@ -164,40 +175,20 @@ def distil(
     heads, log_ratios = _fit(trainer, on, targets, start=heads)
     shares = labels.unlabelled_means(targets)
     heads = _centred(heads, targets, on.labels.training_weights)
-    of_folds, margins = heads.take(np.arange(folds)), _by_own_chain(log_ratios, on.fold)
+    margins = _by_own_chain(log_ratios, on.fold)
+    if on.rows is not None:
+        margins = design.margins(heads.take(np.arange(folds)), cross_fit.fold[:, None])[:, 0]
+    before, scores = on.take(cross_fit.margins), _held_out_scores(on, labels, log_ratios, shares)
+    gains = held_out_gains(before, scores, on.labels, on.fold)
+    evidence = NeighbourEvidence(agreement=agreement, held_out=gains, labels=int(on.labels.training_s.sum()))
     return Distillation(
-        head=heads.take([folds]),
-        cross_fit=CrossFit(
-            penalty=cross_fit.penalty,
-            heads=of_folds,
-            fold=cross_fit.fold,
-            margins=margins if on.rows is None else design.margins(of_folds, cross_fit.fold[:, None])[:, 0],
-        ),
+        on=on,
+        head=replace(heads.take([folds]), risk=head.risk, clamped=head.clamped),
+        margins=margins,
         share=float(shares[-1]),
-        held_out_scores=_held_out_scores(on, labels, log_ratios, shares),
+        evidence=evidence,
+        scores=scores[WEIGHTS.index(evidence.weight)] if evidence.weight else before,
     )
-
-
-def evidence(
-    on: DistillationRows, classifier: CrossFit, distillation: Distillation, agreement: tuple[float, ...]
-) -> NeighbourEvidence:
-    """Both kinds of evidence on what neighbours are worth.
-
-    Parameters
-    ----------
-    on : DistillationRows
-    classifier : CrossFit
-        Before distillation, on all rows.
-    distillation : Distillation
-    agreement : tuple of float
-        Result of `pucache.training.neighbour_choice.agreement_gains`.
-
-    Returns
-    -------
-    NeighbourEvidence
-    """
-    gains = held_out_gains(on.take(classifier.margins), distillation.held_out_scores, on.labels, on.fold)
-    return NeighbourEvidence(agreement=agreement, held_out=gains, labels=int(on.labels.training_s.sum()))
 
 
 def _with_weight(rows: np.ndarray, labels: TrainingLabels) -> np.ndarray:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
-from ..estimates.priors import METHODS, PriorEstimate, bootstrap_interval, estimate, profile_interval
-from ..heads.risks import PURisk
+from ..estimates.priors import METHODS, PriorEstimate, estimate, profile_interval
 from ..labels.folds import assign_folds
 from ..labels.labels import TWIN_COSINE, Labels
 from ..progress import Progress, Silent
-from .cross_fitting import CrossFit, CrossFitter
-from .labelled_cache import PUData
+from .cross_fitting import CrossFitter, HeadSettings
+from .labelled_cache import LabelledCache
 
 
 def estimate_prior(
@@ -25,17 +23,21 @@ def estimate_prior(
     negatives: str | Path | None = None,
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
+    methods: Sequence[str] = tuple(METHODS),
+    level: float = 0.9,
+    n_folds: int = 5,
+    seed: int = 0,
+    device: str = "auto",
     progress: Progress | None = None,
-    **options: Any,
 ) -> list[PriorEstimate]:
     """Estimate the share of positives among the unlabelled images of a cache.
 
     Parameters
     ----------
-    cache, positives, negatives, twins, all_rows, progress
+    cache, positives, negatives, twins, all_rows
         As for `pucache.train_pu`.
-    **options
-        Options of `estimate_prior_on`: methods, draws, level, n_folds, seed, device.
+    methods, level, n_folds, seed, device, progress
+        As for `estimate_prior_on`.
 
     Returns
     -------
@@ -45,20 +47,20 @@ def estimate_prior(
     Raises
     ------
     LabelError, CacheError
-        As `PUData.of`.
+        As `LabelledCache.of`.
     ValueError
         Unknown method, or a number outside its domain.
     """
-    seed = options.get("seed", 0)
-    data = PUData.of(open_cache(cache), positives, twins, negatives=negatives, all_rows=all_rows, seed=seed)
-    return estimate_prior_on(data, progress=progress, **options)
+    data = LabelledCache.of(open_cache(cache), positives, twins, negatives=negatives, all_rows=all_rows, seed=seed)
+    return estimate_prior_on(
+        data, methods=methods, level=level, n_folds=n_folds, seed=seed, device=device, progress=progress
+    )
 
 
 def estimate_prior_on(
-    data: PUData,
+    data: LabelledCache,
     *,
     methods: Sequence[str] = tuple(METHODS),
-    draws: int = 0,
     level: float = 0.9,
     n_folds: int = 5,
     seed: int = 0,
@@ -69,14 +71,11 @@ def estimate_prior_on(
 
     Parameters
     ----------
-    data : PUData
+    data : LabelledCache
     methods : sequence of str
         Names in `pucache.estimates.priors.METHODS`.
-    draws : int
-        0: the interval of the tilt is that of its profile likelihood. Otherwise the number of bootstrap draws of
-        the rows that it comes from; heads are refitted on each. The other methods have no interval.
     level : float
-        Nominal coverage of the interval, in (0, 1).
+        Nominal coverage of the interval of the tilt, in (0, 1). The other methods have none.
     n_folds, seed : int
     device : str
     progress : Progress, optional
@@ -91,84 +90,34 @@ def estimate_prior_on(
     ValueError
         Unknown method, or a number outside its domain.
     """
-    check_request(methods, draws=draws, level=level, n_folds=n_folds)
+    check_request(methods, level=level, n_folds=n_folds)
     labels = data.training_labels
     fold = assign_folds(labels.training_s, n_folds, seed, data.group)
-    fitter = CrossFitter(data.design_matrix(device), labels, fold, risk=PURisk(), prior=0.5, seed=seed)
+    fitter = CrossFitter(data.design_matrix(device), labels, fold, settings=HeadSettings(seed=seed))
     with progress or Silent() as stages:
-        stages.start(draws + 1, "estimating")
-        cross_fit = fitter.choose_penalty()
+        stages.start(1, "estimating")
+        margins = fitter.choose_penalty().margins
         stages.advance(1)
-        return estimate_from_cross_fit(
-            data, fitter, cross_fit, methods=methods, draws=draws, level=level, seed=seed, progress=stages
-        )
+    return estimates_from_margins(data, margins, methods, level)
 
 
-def estimate_from_cross_fit(
-    data: PUData,
-    fitter: CrossFitter,
-    cross_fit: CrossFit,
-    *,
-    methods: Sequence[str] = tuple(METHODS),
-    draws: int = 0,
-    level: float = 0.9,
-    seed: int = 0,
-    progress: Progress | None = None,
+def estimates_from_margins(
+    data: LabelledCache, margins: np.ndarray, methods: Sequence[str] = tuple(METHODS), level: float = 0.9
 ) -> list[PriorEstimate]:
-    """Estimate the prior from a cross-fit of the default risk that was made already.
-
-    Parameters
-    ----------
-    data : PUData
-    fitter : CrossFitter
-        Refits the heads on bootstrap draws.
-    cross_fit : CrossFit
-        Of `fitter`, such as training made it.
-    methods, draws, level, seed
-        As for `estimate_prior_on`.
-    progress : Progress, optional
-        Started by the caller; it advances by one for each draw.
-
-    Returns
-    -------
-    list of PriorEstimate
-        One per method, in the order given.
-    """
-    check_request(methods, draws=draws, level=level)
+    """Estimate the prior from held-out margins of the default risk, (n,), such as training made them."""
     bounds = data.training_labels.bounds
-    estimates = []
-    for method in methods:
-        if method == "tilt" and not draws:
-            estimates.append(profile_interval(cross_fit.margins, data.s, level, bounds=bounds))
-            continue
-        prior = estimate(cross_fit.margins, data.s, method, bounds=bounds)
-        if method == "tilt":
-            drawn = _estimate_draws(fitter, cross_fit, draws, seed=seed, progress=progress or Silent())
-            estimates.append(bootstrap_interval(method, prior, np.clip(drawn, *bounds), level, bounds=bounds))
-        else:
-            estimates.append(PriorEstimate.without_interval(method, prior, level))
-    return estimates
+    return [
+        profile_interval(margins, data.s, level, bounds=bounds)
+        if method == "tilt"
+        else PriorEstimate.without_interval(method, estimate(margins, data.s, method, bounds=bounds), level)
+        for method in methods
+    ]
 
 
-def check_request(methods: Sequence[str], *, draws: int = 0, level: float = 0.9, n_folds: int = 2) -> None:
+def check_request(methods: Sequence[str], *, level: float, n_folds: int) -> None:
     """Raise `ValueError` for arguments of `estimate_prior_on` that are outside their domain."""
     unknown = [method for method in methods if method not in METHODS]
     if unknown or not methods:
         raise ValueError(f"unknown method {', '.join(map(repr, unknown)) or 'none'}; use {', '.join(METHODS)}")
-    if draws and "tilt" not in methods:
-        raise ValueError(f"draws are for the interval of tilt, got {', '.join(methods)}; add tilt or leave draws out")
-    if draws < 0 or not 0 < level < 1 or n_folds < 2:
-        raise ValueError(
-            f"draws must be at least 0, level in (0, 1), n_folds at least 2; got {draws}, {level}, {n_folds}"
-        )
-
-
-def _estimate_draws(
-    fitter: CrossFitter, cross_fit: CrossFit, draws: int, *, seed: int, progress: Progress
-) -> np.ndarray:
-    """Estimates of the tilt on each bootstrap draw, (draws,)."""
-    estimates = []
-    for draw in fitter.bootstrap(cross_fit, draws, seed):
-        estimates.append(estimate(draw.margins, draw.s, weights=draw.weights))
-        progress.advance(1)
-    return np.array(estimates)
+    if not 0 < level < 1 or n_folds < 2:
+        raise ValueError(f"level must be in (0, 1), n_folds at least 2; got {level}, {n_folds}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,9 +19,12 @@ from ..labels.near_duplicates import DuplicateScan, groups, unlabelled_twins
 from ..labels.sample import SampledRows, UnlabelledSample, draw_sample
 from ..storage.rows import RowMatrix
 
+if TYPE_CHECKING:
+    from ..neighbours.graph import NeighbourGraph
+
 
 @dataclass(frozen=True)
-class PUData:
+class LabelledCache:
     """A cache with PU labels and groups of images that show the same picture.
 
     The n rows are all rows of the cache; where it has more unlabelled rows than training needs, they are the labelled
@@ -120,7 +124,7 @@ class PUData:
         negatives: str | Path | None = None,
         all_rows: bool = False,
         seed: int = 0,
-    ) -> PUData:
+    ) -> LabelledCache:
         """Join a cache with labels.
 
         Parameters
@@ -139,7 +143,7 @@ class PUData:
 
         Returns
         -------
-        PUData
+        LabelledCache
 
         Raises
         ------
@@ -148,30 +152,20 @@ class PUData:
         CacheError
             The cache is damaged, or holds embeddings that are not finite.
         """
-        labels = open_labels(cache, positives, negatives)
+        labels, on_host = open_labels(cache, positives, negatives), choose_device().type == "cpu"
         row_bytes = cache.files[0].dtype.itemsize * cache.encoder.dim
         drawn = None if all_rows else draw_sample(cache.keys, labels, row_bytes=row_bytes, seed=seed)
         if drawn is not None:
-            return cls._of_sample(SampledRows.read(cache, *drawn), cache, labels, twins)
-        shape = (len(cache), cache.encoder.dim)
-        scan, sums = DuplicateScan(shape, cache.take, twins), MomentSums()
-        on_host = choose_device().type == "cpu"
+            sampled = SampledRows.read(cache, *drawn)
+            group = groups(sampled.X, sampled.digests, cosine=twins)
+            return cls(cache, labels.take(sampled.rows), group, Moments.of(sampled.X) if on_host else None, sampled)
+        scan, sums = DuplicateScan((len(cache), cache.encoder.dim), cache.take, twins), MomentSums()
         for rows, X in cache.verified_blocks():
             scan.add(rows.start, X)
             if on_host:
                 sums.add(X)
-        moments = sums.moments() if on_host else None
-        return cls(cache=cache, labels=labels, group=scan.groups(cache.matrix, cache.digest_matrix), moments=moments)
-
-    @classmethod
-    def _of_sample(cls, sampled: SampledRows, cache: EmbeddingCache, labels: Labels, twins: float | None) -> PUData:
-        return cls(
-            cache=cache,
-            labels=labels.take(sampled.rows),
-            group=groups(sampled.X, sampled.digests, cosine=twins),
-            moments=Moments.of(sampled.X) if choose_device().type == "cpu" else None,
-            sampled=sampled,
-        )
+        group = scan.groups(cache.matrix, cache.digest_matrix)
+        return cls(cache, labels, group, sums.moments() if on_host else None)
 
     def design_matrix(self, device: str = "auto") -> DesignMatrix:
         """Rows and training labels as the solvers take them; the same object for each device.
@@ -190,6 +184,14 @@ class PUData:
             training_s = self.training_labels.training_s
             self._designs[str(chosen)] = DesignMatrix(self.X, training_s, self.moments, chosen)
         return self._designs[str(chosen)]
+
+    def neighbour_graph(self, rows: np.ndarray | None, device: str) -> NeighbourGraph:
+        """Graph of the nearest neighbours of some rows, or of all; that of all rows of a cache is kept beside it."""
+        from ..neighbours.graph import cached_graph, neighbour_graph  # only where neighbours are looked at
+
+        if self.sampled is None and rows is None:
+            return cached_graph(self.cache, device=device)
+        return neighbour_graph(self.cache if self.sampled is None else self.X, rows=rows, device=device)
 
     def release(self) -> None:
         """Free the rows that design matrices hold in memory; they are prepared again on the next use."""

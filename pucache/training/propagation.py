@@ -17,13 +17,16 @@ that fold: it treats its positives as all other unlabelled rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import expit, logit
 
 from ..estimates.calibration import Tilt, fit_tilt
 from ..estimates.review_weights import TrainingLabels
-from ..neighbours.graph import NeighbourGraph
+
+if TYPE_CHECKING:
+    from ..neighbours.graph import NeighbourGraph
 
 LEAST_SHARE = 0.003  # least share of positives among the unlabelled that probabilities are computed with
 _CLIP = 1e-3  # shares of positives among neighbours are clipped to [_CLIP, 1 - _CLIP]

@@ -1,25 +1,38 @@
-"""`PULinearClassifier`: a scikit-learn classifier for positive and unlabelled rows."""
+"""`PULinearClassifier`: a scikit-learn classifier for positive and unlabelled rows.
+
+It follows scikit-learn's conventions without its base classes: importing scikit-learn takes more than a second, and
+commands train, score and rank without it.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Self
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils.multiclass import check_classification_targets, type_of_target
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from ..devices import choose_device
-from ..errors import LabelError
+from ..cache.embedding_cache import EmbeddingCache
+from ..encoders.spec import ROUNDING
+from ..errors import LabelError, ModelError
 from ..estimates.review_weights import TrainingLabels
-from ..heads.design_matrix import DesignMatrix
-from ..progress import Progress
-from ..storage.rows import rows_not_finite
-from .linear_model import PULinearModel
+from ..progress import Progress, Silent
+from ..storage.rows import RowMatrix, rows_not_finite
+from .model_file import FittedState, read_model, write_model
+
+if TYPE_CHECKING:
+    from ..heads.minibatch import SGDSettings
+    from ..neighbours.graph import NeighbourGraph
+    from .train_head import TrainingRows
+
+_VALUES_AT_ONCE = 1 << 15  # values of X converted to float32 at once: they stay in the processor's cache
+_WORTH_TORCH = 1 << 31  # values; torch converts float16 six times as fast as numpy, but takes seconds to import
 
 
-class PULinearClassifier(ClassifierMixin, PULinearModel, BaseEstimator):
+class PULinearClassifier(FittedState):
     """Linear classifier trained on labelled positives and unlabelled rows.
 
     It needs nothing but the labels. The penalty is chosen by how high held-out positives rank
@@ -54,11 +67,8 @@ class PULinearClassifier(ClassifierMixin, PULinearModel, BaseEstimator):
         among the unlabelled by default.
     n_folds : int
         Folds of the cross-fit; fewer are used where there are fewer positives.
-    draws : int
-        0: the interval of an estimated prior is that of its profile likelihood. Otherwise the number of
-        bootstrap draws that it comes from.
     seed : int
-        Seed of folds, initial coefficients and draws.
+        Seed of folds and initial coefficients.
     device : str
         ``auto``, ``cpu``, ``cuda`` or ``cuda:N``, for training.
     method : {"distilled", "linear"}, optional
@@ -111,6 +121,95 @@ class PULinearClassifier(ClassifierMixin, PULinearModel, BaseEstimator):
     n_features_in_ : int
     """
 
+    held_out_margins_: np.ndarray
+    classifier_margins_: np.ndarray
+    n_features_in_: int
+
+    def __init__(
+        self,
+        prior: float | None = None,
+        *,
+        loss: str = "imbupu",
+        surrogate: str | None = None,
+        target_prior: float = 0.5,
+        penalty: float | str = "auto",
+        solver: str = "batch",
+        sgd_settings: SGDSettings | None = None,
+        threshold: float | str = "f1",
+        deploy_prior: float | None = None,
+        n_folds: int = 5,
+        seed: int = 0,
+        device: str = "auto",
+        method: str | None = None,
+    ):
+        self.prior = prior
+        self.loss = loss
+        self.surrogate = surrogate
+        self.target_prior = target_prior
+        self.penalty = penalty
+        self.solver = solver
+        self.sgd_settings = sgd_settings
+        self.threshold = threshold
+        self.deploy_prior = deploy_prior
+        self.n_folds = n_folds
+        self.seed = seed
+        self.device = device
+        self.method = method
+
+    # --- scikit-learn's conventions ----------------------------------------------------------------
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Parameters by name.
+
+        Parameters
+        ----------
+        deep : bool
+            Without effect: no parameter is an estimator.
+
+        Returns
+        -------
+        dict
+        """
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
+    def set_params(self, **parameters: Any) -> Self:
+        """Set parameters by name.
+
+        Parameters
+        ----------
+        **parameters
+            Parameters of the class.
+
+        Returns
+        -------
+        PULinearClassifier
+            Itself.
+
+        Raises
+        ------
+        ValueError
+            Unknown name.
+        """
+        unknown = set(parameters) - set(self.get_params())
+        if unknown:
+            raise ValueError(f"{type(self).__name__} has no parameter {', '.join(sorted(unknown))}")
+        vars(self).update(parameters)
+        return self
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import ClassifierTags, Tags, TargetTags
+
+        return Tags(
+            estimator_type="classifier",
+            target_tags=TargetTags(required=True),
+            classifier_tags=ClassifierTags(multi_class=False),
+        )
+
+    def __repr__(self) -> str:
+        defaults = inspect.signature(type(self)).parameters
+        changed = {name: value for name, value in self.get_params().items() if value is not defaults[name].default}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
+
     def fit(
         self,
         X: ArrayLike,
@@ -148,26 +247,69 @@ class PULinearClassifier(ClassifierMixin, PULinearModel, BaseEstimator):
             A parameter outside its domain; X with NaN, infinity or the wrong shape; other than two
             classes of labels; no weight on P or on U.
         """
-        self._fit_settings()
-        rows, labels = validate_data(self, X, y, dtype=[np.float32, np.float16], ensure_all_finite=False)
-        X = np.asarray(rows)
-        classes, s = _pu_labels(np.asarray(labels))
-        bad = rows_not_finite(X)  # in blocks, as X may be larger than memory
+        from sklearn.utils.validation import validate_data
+
+        from ..devices import choose_device
+        from ..heads.design_matrix import DesignMatrix
+        from .train_head import TrainingRows, check_parameters
+
+        check_parameters(self)
+        checked, y = validate_data(self, X, y, dtype=[np.float32, np.float16], ensure_all_finite=False)
+        rows = np.asarray(checked)
+        classes, s = _pu_labels(np.asarray(y))
+        bad = rows_not_finite(rows)  # in blocks, as X may be larger than memory
         if len(bad):
             raise ValueError(f"Input X contains NaN or infinity, first in row {bad[0]}")
         decisions = None if reviewed is None else _decisions(reviewed, s)
-        training_labels = TrainingLabels.of(s, decisions, _row_weights(sample_weight, X, s))
-        design = DesignMatrix(X, training_labels.training_s, None, choose_device(self.device))
-        group_numbers = None if groups is None else np.unique(groups, return_inverse=True)[1]
-        self.train(design, training_labels, groups=group_numbers, progress=progress)
-        self.classes_ = classes
-        self.n_negatives_ = 0 if reviewed is None else int((np.asarray(reviewed) == -1).sum())
+        labels = TrainingLabels.of(s, decisions, _row_weights(sample_weight, rows, s))
+        device = choose_device(self.device)
+
+        def graph(numbers: np.ndarray | None) -> NeighbourGraph:
+            from ..neighbours.graph import neighbour_graph
+
+            return neighbour_graph(rows, rows=numbers, device=str(device))
+
+        return self.train(
+            TrainingRows(
+                design=DesignMatrix(rows, labels.training_s, None, device),
+                labels=labels,
+                graph=graph,
+                groups=None if groups is None else np.unique(groups, return_inverse=True)[1],
+                classes=classes,
+            ),
+            progress,
+        )
+
+    def train(self, rows: TrainingRows, progress: Progress | None = None) -> Self:
+        """Train on rows that have been checked, and set the fitted attributes.
+
+        Parameters
+        ----------
+        rows : TrainingRows
+        progress : Progress, optional
+
+        Returns
+        -------
+        PULinearClassifier
+            Itself.
+
+        Raises
+        ------
+        ValueError
+            A parameter outside its domain.
+        """
+        from .train_head import train_head
+
+        with progress or Silent() as shown_progress:
+            trained = train_head(rows, self, shown_progress)
+        self._set(trained.state)
+        self.held_out_margins_, self.classifier_margins_ = trained.held_out_margins, trained.classifier_margins
         return self
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_class = False
-        return tags
+    def _set(self, state: FittedState) -> None:
+        """Set the fitted attributes."""
+        vars(self).update(vars(state))
+        self.n_features_in_ = len(state.coef_)
 
     def decision_function(self, X: ArrayLike) -> np.ndarray:
         """Margins less `threshold_`: rows above 0 are called positive.
@@ -184,6 +326,8 @@ class PULinearClassifier(ClassifierMixin, PULinearModel, BaseEstimator):
         return self.margins(self._validated(X)) - np.float32(self.threshold_)
 
     def _validated(self, X: ArrayLike) -> np.ndarray:
+        from sklearn.utils.validation import check_is_fitted, validate_data
+
         check_is_fitted(self)
         return np.asarray(validate_data(self, X, dtype=[np.float32, np.float16], reset=False))
 
@@ -219,9 +363,180 @@ class PULinearClassifier(ClassifierMixin, PULinearModel, BaseEstimator):
         posterior = self.posterior(self.margins(self._validated(X)))
         return np.column_stack([1 - posterior, posterior])
 
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Share of rows whose label is predicted.
+
+        Parameters
+        ----------
+        X : array of float16 or float32, (n, d)
+            Finite.
+        y : array, (n,)
+            Labels, of `classes_`.
+        sample_weight : array, (n,), optional
+
+        Returns
+        -------
+        float
+        """
+        from sklearn.metrics import accuracy_score
+
+        return float(accuracy_score(y, self.predict(X), sample_weight=sample_weight))
+
+    # --- scoring ---------------------------------------------------------------------------------
+
+    def margins(self, X: RowMatrix) -> np.ndarray:
+        """Margins of embeddings, without any check.
+
+        Parameters
+        ----------
+        X : ndarray or StackedRows, (n, d)
+            May be mapped.
+
+        Returns
+        -------
+        ndarray of float32, (n,)
+            X @ `coef_` + `intercept_`. The margin of a row does not depend on the other rows.
+        """
+        margins = np.empty(len(X), np.float32)
+        step = max(1, _VALUES_AT_ONCE // X.shape[1])
+        if isinstance(X, np.ndarray) and X.dtype not in (np.float16, np.float32):
+            X = X.astype(np.float32)
+        buffer = np.empty((step, X.shape[1]), np.float32)
+        copy = _copy_with_torch if "torch" in sys.modules and X.dtype == np.float16 else np.copyto
+        for start in range(0, len(X), step):
+            block = X[start : start + step]
+            rows = buffer[: len(block)]
+            copy(rows, block)
+            # row by row: a matrix product may round a row differently depending on the other rows of the block
+            np.vecdot(rows, self.coef_, out=margins[start : start + step])
+        return margins + np.float32(self.intercept_)
+
+    def margins_of(self, cache: EmbeddingCache) -> Iterator[tuple[slice, np.ndarray]]:
+        """Margins of every row of a cache, in blocks; the bytes read are verified.
+
+        Parameters
+        ----------
+        cache : EmbeddingCache
+
+        Yields
+        ------
+        rows : slice
+            Rows of the cache.
+        margins : ndarray of float32, (b,)
+
+        Raises
+        ------
+        ModelError
+            As `check_fits`.
+        CacheError
+            The cache is damaged, or holds embeddings that are not finite.
+        """
+        self.check_fits(cache)
+        if len(cache) * cache.encoder.dim >= _WORTH_TORCH:
+            import torch  # noqa: F401 - `margins` uses it where it is loaded
+        for rows, X in cache.blocks(check=True):
+            margins = self.margins(X)
+            bad = np.flatnonzero(~np.isfinite(margins))
+            if len(bad):
+                raise cache.not_finite_error(bad + rows.start)
+            yield rows, margins
+
+    def posterior(self, margins: np.ndarray) -> np.ndarray:
+        """Probability of being positive where the share of positives is `share_`.
+
+        Parameters
+        ----------
+        margins : ndarray, (n,)
+            By this model.
+
+        Returns
+        -------
+        ndarray of float64, (n,)
+        """
+        return self.tilt_.posterior(margins, self.share_)
+
+    def check_fits(self, cache: EmbeddingCache) -> None:
+        """Raise `ModelError` unless the model was trained on embeddings of the cache's encoder.
+
+        Precision and runtime of the forward pass may differ: a model trained on one machine scores on another.
+
+        Parameters
+        ----------
+        cache : EmbeddingCache
+        """
+        if self.encoder_ is None:
+            if cache.encoder.dim != len(self.coef_):
+                raise ModelError(f"the model expects {len(self.coef_)}-d rows; {cache.name} holds {cache.encoder}")
+            return
+        differing = self.encoder_.differences(cache.encoder, ignoring=ROUNDING)
+        if differing:
+            raise ModelError(
+                f"{cache.name} holds embeddings of {cache.encoder}; the model expects {self.encoder_} (they differ in "
+                f"{', '.join(differing)}): embed again with that encoder, or pass the matching model"
+            )
+
+    # --- the file --------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write the model as safetensors: numbers as tensors, the rest as JSON metadata; no pickle.
+
+        Parameters
+        ----------
+        path : path or str
+            The file is replaced as a whole.
+
+        Raises
+        ------
+        OutputError
+            `path` cannot be written.
+        """
+        if not hasattr(self, "coef_"):
+            from sklearn.exceptions import NotFittedError
+
+            raise NotFittedError(f"this {type(self).__name__} is not fitted yet; call fit before save")
+        parameters = {name: value for name, value in sorted(self.get_params().items()) if value is not None}
+        write_model(path, parameters, self)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a model.
+
+        Parameters
+        ----------
+        path : path or str
+            A file of `save`, which may come from an untrusted writer.
+
+        Returns
+        -------
+        PULinearClassifier
+            Fitted; `held_out_margins_` is not in the file.
+
+        Raises
+        ------
+        ModelError
+            Missing, not a pucache model, of another format version, or damaged.
+        """
+        parameters, state = read_model(path)
+        if "sgd_settings" in parameters:
+            from ..heads.minibatch import SGDSettings
+
+            parameters["sgd_settings"] = SGDSettings(**parameters["sgd_settings"])
+        model = cls(**parameters)
+        model._set(state)
+        return model
+
+
+def _copy_with_torch(target: np.ndarray, source: np.ndarray) -> None:
+    import torch
+
+    to_tensor = torch.from_numpy if source.flags.writeable else torch.tensor  # the latter copies, for read-only maps
+    torch.from_numpy(target).copy_(to_tensor(np.ascontiguousarray(source)))
+
 
 def _pu_labels(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The two classes, (2,), and s, int8 (n,)."""
+    from sklearn.utils.multiclass import check_classification_targets, type_of_target
+
     check_classification_targets(y)
     classes = np.unique(y)
     if len(classes) > 2:
@@ -253,6 +568,8 @@ def _decisions(reviewed: ArrayLike, s: np.ndarray) -> np.ndarray:
 def _row_weights(sample_weight: ArrayLike | None, X: np.ndarray, s: np.ndarray) -> np.ndarray | None:
     if sample_weight is None:
         return None
+    from sklearn.utils.validation import _check_sample_weight
+
     weights = _check_sample_weight(sample_weight, X, dtype=np.float32, ensure_non_negative=True)
     if not weights[s == 1].any() or not weights[s == 0].any():
         raise ValueError(

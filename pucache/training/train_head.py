@@ -1,280 +1,281 @@
-"""Trains a linear head on positive and unlabelled rows.
-
-In this order: penalty and cross-fit, head, distillation where neighbours help, and the prior.
-"""
+"""Trains a linear head on positive and unlabelled rows: the whole method, in order, is `train_head`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..estimates.calibration import Tilt, fit_tilt
-from ..estimates.priors import PriorEstimate, bootstrap_interval, estimate, profile_interval
+from ..encoders.spec import EncoderSpec
+from ..estimates.audited_prior import AuditedPrior, audited_figures
+from ..estimates.calibration import fit_tilt
+from ..estimates.intervals import prior_range, stated_estimates
+from ..estimates.label_requirements import ASSUMED_PRIOR, LabelCount
+from ..estimates.priors import PriorEstimate, estimate, profile_interval
 from ..estimates.review_weights import TrainingLabels
+from ..estimates.thresholds import choose_threshold, near_share, parse_rule
 from ..heads.design_matrix import DesignMatrix
-from ..heads.full_batch import TOLERANCE
 from ..heads.linear_heads import FittedHeads
-from ..heads.minibatch import SGDSettings
 from ..heads.risks import PURisk
-from ..heads.solve import fit_heads
+from ..heads.solve import SOLVERS
 from ..labels.folds import assign_folds
+from ..labels.sample import UnlabelledSample
 from ..progress import Progress
-from .cross_fitting import CrossFit, CrossFitter
-from .distillation import DistillationRows, GraphSource, distil, evidence
-from .neighbour_choice import LEAST_POSITIVES, agreement_gains
-from .neighbour_evidence import WEIGHTS, NeighbourEvidence
+from .cross_fitting import CrossFit, CrossFitter, HeadSettings
+from .distillation import Distillation, DistillationRows, GraphSource, distil
+from .model_file import FittedState
+from .neighbour_evidence import LEAST_POSITIVES, NeighbourSettings, agreement_gains
+
+if TYPE_CHECKING:
+    from .sklearn_classifier import PULinearClassifier
 
 METHODS = ("distilled", "linear")
 _LEAST_HIDDEN = 0.25  # of the positives that are known; after a review with fewer, neighbours have little to add
-_STAGES = 5  # steps of progress: prior for training, cross-fit, head, distillation, prior with interval
+_STAGES = 5  # steps of progress: prior for training, cross-fit, head, distillation, estimates
+_INTEGER = (int, np.integer)
+_NUMBER = (*_INTEGER, float, np.floating)
 
 
 @dataclass(frozen=True)
-class FitSettings:
-    """Training settings; the fields are parameters of `pucache.PULinearClassifier`."""
-
-    risk: PURisk
-    prior: float | None
-    penalty: float | str
-    solver: str
-    sgd_settings: SGDSettings | None
-    n_folds: int
-    draws: int
-    seed: int
-    method: str = "linear"
-
-
-@dataclass(frozen=True)
-class NeighbourUse:
-    """What neighbours are worth to a model, and how scores with neighbours are calibrated.
+class TrainingRows:
+    """Rows to train on, of a cache or of a matrix.
 
     Attributes
     ----------
-    evidence : NeighbourEvidence
-    search : str
-        How neighbours were searched.
-    share : float
-        Share of positives with which the margins of the pile become probabilities.
-    tilt : Tilt
-        Of held-out scores with neighbours, at the weight of the evidence; of the margins where that is 0.
-    scores : ndarray of float32, (u,)
-        Held-out scores of unlabelled rows, which a threshold is chosen on.
+    design : DesignMatrix
+        Finite rows, with ``labels.training_s``.
+    labels : TrainingLabels
+    graph : callable
+        Graph of the nearest neighbours of some rows, given their numbers, or of all rows, given None.
+    groups : ndarray of int64, (n,), or None
+        Rows of one group stay in one fold.
+    sample : UnlabelledSample or None
+        Of the unlabelled rows, where the matrix has not all of them.
+    encoder : EncoderSpec or None
+    classes : ndarray, (2,)
+        Labels of the unlabelled and of the positives.
     """
 
-    evidence: NeighbourEvidence
-    search: str
-    share: float
-    tilt: Tilt
-    scores: np.ndarray
+    design: DesignMatrix
+    labels: TrainingLabels
+    graph: GraphSource
+    groups: np.ndarray | None = None
+    sample: UnlabelledSample | None = None
+    encoder: EncoderSpec | None = None
+    classes: np.ndarray = field(default_factory=lambda: np.array([0, 1], np.int8))
 
 
 @dataclass(frozen=True)
-class Fit:
+class TrainedHead:
     """Result of training.
 
     Attributes
     ----------
-    head : FittedHeads
-        One head, trained on all rows.
-    cross_fitter : CrossFitter
-        Trained the heads of the classifier's cross-fit; refits them on bootstrap draws.
-    classifier_cross_fit : CrossFit
-        Held-out margins of the classifier at the chosen penalty, before distillation.
-    cross_fit : CrossFit
-        Held-out margins of the final kind of head; the classifier's where nothing was distilled.
-    prior : float
-        Given or estimated.
-    prior_estimate : PriorEstimate or None
-        None where the prior was given.
-    method : {"distilled", "linear"}
-        Kind of the head.
-    neighbours : NeighbourUse or None
-        None where neighbours were not looked at.
+    state : FittedState
+    held_out_margins : ndarray of float32, (n,)
+        Margin of each row by a head of the final kind that did not see its label.
+    classifier_margins : ndarray of float32, (n,)
+        The same by the classifier, before distillation.
     """
 
-    head: FittedHeads
-    cross_fitter: CrossFitter
-    classifier_cross_fit: CrossFit
-    cross_fit: CrossFit
-    prior: float
-    prior_estimate: PriorEstimate | None
-    method: str = "linear"
-    neighbours: NeighbourUse | None = None
-
-    @property
-    def held_out_margins(self) -> np.ndarray:
-        """Margin of each row by a head that did not see its label, float32 (n,)."""
-        return self.cross_fit.margins
+    state: FittedState
+    held_out_margins: np.ndarray
+    classifier_margins: np.ndarray
 
 
-def fit_positive_unlabelled(
-    design: DesignMatrix,
-    labels: TrainingLabels,
-    groups: np.ndarray | None,
-    settings: FitSettings,
-    progress: Progress,
-    graph_source: GraphSource | None = None,
-) -> Fit:
-    """Choose the penalty, train one head on all rows, distil it where neighbours help, and estimate the prior.
+def train_head(rows: TrainingRows, classifier: PULinearClassifier, progress: Progress) -> TrainedHead:
+    """Choose the penalty, train one head on all rows, distil it where neighbours help, calibrate and estimate.
 
     Parameters
     ----------
-    design : DesignMatrix
-        Rows, with ``labels.training_s``.
-    labels : TrainingLabels
-    groups : ndarray of int64, (n,), or None
-        Rows of one group stay in one fold.
-    settings : FitSettings
+    rows : TrainingRows
+    classifier : PULinearClassifier
+        Its parameters are the settings; it is not changed.
     progress : Progress
-    graph_source : callable, optional
-        For the method ``distilled``.
 
     Returns
     -------
-    Fit
+    TrainedHead
+
+    Raises
+    ------
+    ValueError
+        A parameter outside its domain.
     """
+    settings, design, labels = check_parameters(classifier), rows.design, rows.labels
+    audited = labels.audited if classifier.prior is None else None
+    given = classifier.prior if audited is None else audited.likeliest
     progress.start(_STAGES, "training")
-    fold = assign_folds(labels.training_s, settings.n_folds, settings.seed, groups)
-    prior = settings.prior
+    fold = assign_folds(labels.training_s, int(classifier.n_folds), settings.seed, rows.groups)
+    fitter = CrossFitter(design, labels, fold, _training_prior(rows, fold, given, settings), settings)
+    progress.advance(1)
+    linear = fitter.cross_fit(classifier.penalty)
+    progress.advance(1)
+    head = fitter.fit_on_all_rows(linear)
+    progress.advance(1)
+    distillation = _distil(rows, fitter, linear, head, given) if _method(classifier) == "distilled" else None
+    helpful = distillation if distillation is not None and distillation.evidence.weight else None
+    head, margins = (head, linear.margins) if helpful is None else (helpful.head, helpful.margins)
+    progress.advance(1)
+    count = LabelCount.of(labels.s, groups=rows.groups, weights=labels.weights)
+    prior, prior_estimate = _estimate_prior(labels, margins, count, given, audited)
+    tilt = fit_tilt(margins, labels.s, labels.weights, prior)
+    n_labelled = int(labels.s.sum())
+    n_unlabelled = len(labels.s) - n_labelled if rows.sample is None else rows.sample.unlabelled
+    share = classifier.deploy_prior or _deployed_share(prior, n_labelled, n_unlabelled)
+    rule, unlabelled = classifier.threshold, margins[labels.s == 0]
+    threshold = choose_threshold(tilt, unlabelled, rule, share)
+    if not count.has_estimates and parse_rule(rule)[0] == "f1":
+        threshold = near_share(threshold, unlabelled, prior)
+    stated = stated_estimates(
+        margins,
+        labels.s,
+        labels=count,
+        prior=prior,
+        prior_range=prior_range(prior, prior_estimate),
+        threshold=threshold,
+        seed=settings.seed,
+    )
+    if audited is not None:
+        stated |= audited_figures(unlabelled, labels.decided, audited, prior=prior, threshold=threshold, tilt=tilt)
+    progress.advance(1)
+    state = FittedState(
+        coef_=head.coef[0],
+        intercept_=float(head.intercept[0]),
+        threshold_=threshold,
+        prior_=prior,
+        share_=share,
+        penalty_=linear.penalty,
+        tilt_=tilt,
+        prior_estimate_=prior_estimate,
+        estimates_={"risk": float(head.risk[0]), "clamped": float(head.clamped[0]), **stated},
+        n_labelled_=n_labelled,
+        n_unlabelled_=n_unlabelled,
+        n_confirmed_=int((labels.training_s > labels.s).sum()),
+        n_negatives_=0 if labels.known_negative is None else int(labels.known_negative.sum()),
+        unlabelled_sample_=rows.sample,
+        classes_=rows.classes,
+        encoder_=rows.encoder,
+        neighbours_=None if distillation is None else _neighbour_settings(distillation, given, rule, share),
+        method_="linear" if helpful is None else "distilled",
+    )
+    return TrainedHead(state, held_out_margins=margins, classifier_margins=linear.margins)
+
+
+def check_parameters(classifier: PULinearClassifier) -> HeadSettings:
+    """Settings of the heads; raises `ValueError` for a parameter outside its domain."""
+    for name in ("prior", "deploy_prior"):
+        share = getattr(classifier, name)
+        if share is not None and not (isinstance(share, _NUMBER) and 0 < share < 1):
+            raise ValueError(
+                f"{name} must lie strictly between 0 and 1, got {share!r}; it is a share of positives"
+                + (" among the unlabelled, or None to estimate it" if name == "prior" else "")
+            )
+    for name, least in (("n_folds", 2), ("seed", 0)):
+        number = getattr(classifier, name)
+        if not (isinstance(number, _INTEGER) and number >= least):
+            raise ValueError(f"{name} must be a whole number, at least {least}, got {number!r}")
+    penalty, solver = classifier.penalty, classifier.solver
+    if penalty != "auto" and not (isinstance(penalty, _NUMBER) and 0 <= penalty < np.inf):
+        raise ValueError(f"penalty must be 'auto' or a finite number >= 0, got {penalty!r}")
+    if solver not in SOLVERS:
+        raise ValueError(f"unknown solver {solver!r}; use {' or '.join(SOLVERS)}")
+    if classifier.sgd_settings is not None and solver != "sgd":
+        raise ValueError("sgd_settings are for solver='sgd'; leave them out or choose that solver")
+    method = _method(classifier)
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}; use {' or '.join(METHODS)}")
+    if method == "distilled" and solver != "batch":
+        raise ValueError("method='distilled' needs solver='batch'; leave one of the two out")
+    parse_rule(classifier.threshold)
+    risk = PURisk(classifier.loss, classifier.surrogate, target_prior=classifier.target_prior)
+    return HeadSettings(risk, solver, classifier.sgd_settings, int(classifier.seed))
+
+
+def _method(classifier: PULinearClassifier) -> str:
+    default = "distilled" if classifier.solver == "batch" and classifier.loss == "imbupu" else "linear"
+    return classifier.method or default
+
+
+def _training_prior(rows: TrainingRows, fold: np.ndarray, given: float | None, settings: HeadSettings) -> float:
+    """Prior that the risk is minimised with; where none is given, by heads of the default risk, which needs none."""
+    labels, prior = rows.labels, given
     if prior is not None:
         labels.check(prior)
     elif settings.risk.needs_prior:
-        prior = _prior_by_default_risk(design, labels, fold, settings)
-    training_prior = labels.training_prior(prior) if prior else 0.5
-    progress.advance(1)
-    cross_fitter = CrossFitter(
-        design,
-        labels,
-        fold,
-        risk=settings.risk,
-        prior=training_prior,
-        solver=settings.solver,
-        sgd_settings=settings.sgd_settings,
-        seed=settings.seed,
-    )
-    classifier = _cross_fit(cross_fitter, settings)
-    progress.advance(1)
-    head = _final_head(design, labels, training_prior, classifier, settings)
-    progress.advance(1)
-    linear = Fit(
-        head=head,
-        cross_fitter=cross_fitter,
-        classifier_cross_fit=classifier,
-        cross_fit=classifier,
-        prior=0.0,
-        prior_estimate=None,
-    )
-    fit = linear
-    if settings.method == "distilled" and graph_source and _can_distil(labels, fold, groups):
-        fit = _distilled(linear, design, labels, groups, settings, graph_source)
-    progress.advance(1)
-    estimate_on = fit if not settings.draws else linear  # bootstrap draws refit the classifier
-    prior_estimate = (
-        None if settings.prior is not None else _estimate_prior(cross_fitter, estimate_on.cross_fit, labels, settings)
-    )
-    progress.advance(1)
-    final_prior = settings.prior if prior_estimate is None else prior_estimate.prior
-    return replace(fit, prior=float(final_prior or 0.0), prior_estimate=prior_estimate)
+        default = CrossFitter(rows.design, labels, fold, settings=HeadSettings(seed=settings.seed)).choose_penalty()
+        prior = estimate(default.margins, labels.s, weights=labels.weights, bounds=labels.bounds)
+    return labels.training_prior(prior) if prior else 0.5
 
 
-def _can_distil(labels: TrainingLabels, fold: np.ndarray, groups: np.ndarray | None) -> bool:
-    """Whether there are labels enough to tell whether neighbours help, and each fold's chain sees one."""
-    weighted = np.ones(len(fold), bool) if labels.weights is None else labels.weights > 0
+def _distil(
+    rows: TrainingRows, fitter: CrossFitter, linear: CrossFit, head: FittedHeads, given: float | None
+) -> Distillation | None:
+    """Distil the linear head, with the evidence on what neighbours are worth.
+
+    None where the labels are too few to tell, or no fold's chain would see one. None after a review that left few
+    positives hidden, too: the margins of the pile then follow from known neighbours, and threshold and precision
+    would not hold for new images.
+    """
+    labels, groups = rows.labels, rows.groups
+    weighted = np.ones(len(fitter.fold), bool) if labels.weights is None else labels.weights > 0
     positives = np.flatnonzero((labels.training_s == 1) & weighted)
     different = len(positives) if groups is None else len(np.unique(groups[positives]))
-    return different >= LEAST_POSITIVES and len(np.unique(fold[(labels.s == 1) & weighted])) > 1
-
-
-def _distilled(
-    linear: Fit,
-    design: DesignMatrix,
-    labels: TrainingLabels,
-    groups: np.ndarray | None,
-    settings: FitSettings,
-    graph_source: GraphSource,
-) -> Fit:
-    """The fit with the distilled head where neighbours help, else with the classifier's; both with the evidence.
-
-    After a review that left few positives hidden it is the classifier's, without evidence: the margins of the pile
-    then follow from known neighbours, and its threshold and precision would not hold for new images.
-    """
-    classifier = linear.classifier_cross_fit
-    tilt = fit_tilt(classifier.margins, labels.s, labels.weights, settings.prior)
+    if different < LEAST_POSITIVES or len(np.unique(fitter.fold[(labels.s == 1) & weighted])) < 2:
+        return None
+    tilt = fit_tilt(linear.margins, labels.s, labels.weights, given)
     if labels.confirmed_weight and labels.hidden(tilt.prior) < _LEAST_HIDDEN * labels.known_positive_weight:
-        return linear
-    on = DistillationRows.of(design, labels, classifier.fold, graph_source)
+        return None
+    on = DistillationRows.of(rows.design, labels, fitter.fold, rows.graph)
     agreement = agreement_gains(
         on.design,
         on.labels,
         on.graph,
-        risk=settings.risk,
-        training_prior=linear.cross_fitter.prior,
-        penalty=classifier.penalty,
+        risk=fitter.settings.risk,
+        training_prior=fitter.prior,
+        penalty=linear.penalty,
         prior=tilt.prior,
         groups=None if groups is None else on.take(groups),
-        seed=settings.seed,
+        seed=fitter.settings.seed,
     )
-    distillation = distil(on, design, classifier, linear.head, tilt)
-    judged = evidence(on, classifier, distillation, agreement)
-    scores, s = on.take(classifier.margins), on.labels.s
-    if judged.weight:
-        scores = distillation.held_out_scores[WEIGHTS.index(judged.weight)]
-    use = NeighbourUse(
-        evidence=judged,
+    return distil(on, rows.design, linear, head, tilt, agreement)
+
+
+def _neighbour_settings(
+    distillation: Distillation, given: float | None, rule: float | str, share: float
+) -> NeighbourSettings:
+    """Calibrate the scores with neighbours."""
+    on, scores = distillation.on, distillation.scores
+    tilt = fit_tilt(scores, on.labels.s, on.labels.weights, given)
+    return NeighbourSettings(
+        evidence=distillation.evidence,
         search=on.graph.search,
         share=distillation.share,
-        tilt=fit_tilt(scores, s, on.labels.weights, settings.prior),
-        scores=scores[s == 0],
+        tilt=tilt,
+        threshold=choose_threshold(tilt, scores[on.labels.s == 0], rule, share),
     )
-    if not judged.weight:
-        return replace(linear, neighbours=use)
-    head = replace(distillation.head, risk=linear.head.risk, clamped=linear.head.clamped)
-    return replace(linear, head=head, cross_fit=distillation.cross_fit, method="distilled", neighbours=use)
-
-
-def _prior_by_default_risk(
-    design: DesignMatrix, labels: TrainingLabels, fold: np.ndarray, settings: FitSettings
-) -> float:
-    """Estimate the prior with heads of the default risk, which needs none."""
-    default = CrossFitter(design, labels, fold, risk=PURisk(), prior=0.5, seed=settings.seed).choose_penalty()
-    return estimate(default.margins, labels.s, weights=labels.weights, bounds=labels.bounds)
-
-
-def _cross_fit(cross_fitter: CrossFitter, settings: FitSettings) -> CrossFit:
-    if settings.penalty == "auto" and settings.solver == "batch":
-        return cross_fitter.choose_penalty()
-    penalty = 0.0 if settings.penalty == "auto" else float(settings.penalty)  # Dorigatti et al. use no penalty
-    return cross_fitter.fit((penalty,), tolerance=TOLERANCE)[0]
 
 
 def _estimate_prior(
-    cross_fitter: CrossFitter, cross_fit: CrossFit, labels: TrainingLabels, settings: FitSettings
-) -> PriorEstimate:
-    bounds = labels.bounds
-    if not settings.draws:
-        return profile_interval(cross_fit.margins, labels.s, weights=labels.weights, bounds=bounds)
-    prior = estimate(cross_fit.margins, labels.s, weights=labels.weights, bounds=bounds)
-    draws = cross_fitter.bootstrap(cross_fit, settings.draws, settings.seed)
-    drawn = [estimate(draw.margins, draw.s, weights=draw.weights, bounds=bounds) for draw in draws]
-    return bootstrap_interval("tilt", prior, np.array(drawn), bounds=bounds)
+    labels: TrainingLabels, margins: np.ndarray, count: LabelCount, given: float | None, audited: AuditedPrior | None
+) -> tuple[float, PriorEstimate | None]:
+    """The prior as given, by the audit of a review, from held-out margins, or assumed where the labels are too few."""
+    prior, estimated = given, None
+    if prior is None and count.has_estimates:
+        estimated = profile_interval(margins, labels.s, weights=labels.weights, bounds=labels.bounds)
+        prior = estimated.prior
+    elif prior is None:
+        prior = float(np.clip(ASSUMED_PRIOR, *labels.bounds))
+    if audited is not None:
+        estimated = audited.estimate(prior)
+        prior = estimated.prior
+    return float(prior), estimated
 
 
-def _final_head(
-    design: DesignMatrix,
-    labels: TrainingLabels,
-    training_prior: float,
-    cross_fit: CrossFit,
-    settings: FitSettings,
-) -> FittedHeads:
-    return fit_heads(
-        design,
-        weights=None if labels.training_weights is None else labels.training_weights[:, None],
-        prior=training_prior,
-        penalty=cross_fit.penalty,
-        start=cross_fit.heads.mean() if settings.solver == "batch" else None,
-        risk=settings.risk,
-        solver=settings.solver,
-        sgd_settings=settings.sgd_settings,
-        seed=settings.seed,
-    )
+def _deployed_share(prior: float, n_labelled: int, n_unlabelled: int) -> float:
+    """The prior; where it means less than one hidden positive, the unlabelled are negatives and all rows count."""
+    if prior * n_unlabelled >= 1:
+        return prior
+    labelled_share = n_labelled / (n_labelled + n_unlabelled)
+    return labelled_share + (1 - labelled_share) * prior

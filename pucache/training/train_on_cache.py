@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,16 +14,12 @@ from ..estimates.audited_prior import METHOD as AUDIT
 from ..estimates.calibration import fit_tilt
 from ..estimates.label_requirements import LabelCount, assumption
 from ..estimates.scar import ScarCheck, check_scar
+from ..heads.minibatch import SGDSettings
 from ..labels.labels import TWIN_COSINE, Labels
 from ..progress import Progress
-from .labelled_cache import PUData
-from .linear_model import PULinearModel
-
-if TYPE_CHECKING:
-    from ..neighbours.graph import NeighbourGraph
-    from .distillation import GraphSource
-    from .sklearn_classifier import PULinearClassifier
-    from .train_head import Fit
+from .labelled_cache import LabelledCache
+from .sklearn_classifier import PULinearClassifier
+from .train_head import TrainingRows
 
 
 def train_pu(
@@ -34,7 +30,19 @@ def train_pu(
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
     progress: Progress | None = None,
-    **parameters: Any,
+    prior: float | None = None,
+    loss: str = "imbupu",
+    surrogate: str | None = None,
+    target_prior: float = 0.5,
+    penalty: float | str = "auto",
+    solver: str = "batch",
+    sgd_settings: SGDSettings | None = None,
+    threshold: float | str = "f1",
+    deploy_prior: float | None = None,
+    n_folds: int = 5,
+    seed: int = 0,
+    device: str = "auto",
+    method: str | None = None,
 ) -> PULinearClassifier:
     """Train a classifier on a cache.
 
@@ -54,8 +62,10 @@ def train_pu(
     all_rows : bool
         Take all unlabelled rows, however many there are.
     progress : Progress, optional
-    **parameters
-        Parameters of `PULinearClassifier`.
+    prior, loss, surrogate, target_prior, penalty, solver, sgd_settings
+        As for `pucache.PULinearClassifier`.
+    threshold, deploy_prior, n_folds, seed, device, method
+        As for `pucache.PULinearClassifier`.
 
     Returns
     -------
@@ -65,93 +75,69 @@ def train_pu(
     Raises
     ------
     LabelError, CacheError
-        As `PUData.of`.
+        As `LabelledCache.of`.
     ValueError
         A parameter outside its domain.
     """
-    seed = parameters.get("seed", 0)
-    data = PUData.of(open_cache(cache), positives, twins, negatives=negatives, all_rows=all_rows, seed=seed)
-    return train_on(data, progress=progress, **parameters)
-
-
-def fit_model(model: PULinearModel, data: PUData, *, progress: Progress | None = None) -> Fit:
-    """Train a model, or a classifier, on a cache that is joined with its labels.
-
-    Unlike `train_on`, this imports no scikit-learn where the model needs none.
-
-    Parameters
-    ----------
-    model : PULinearModel
-        Receives the fitted attributes; its `encoder_` is the encoder of the cache.
-    data : PUData
-    progress : Progress, optional
-
-    Returns
-    -------
-    Fit
-        With the cross-fit, from which further estimates can be made.
-    """
-    design = data.design_matrix(model.device)
-    fit = model.train(
-        design,
-        data.training_labels,
-        groups=data.group,
-        graph_source=_graph_source(data, model.device),
-        sample=data.sample,
-        progress=progress,
+    classifier = PULinearClassifier(
+        prior,
+        loss=loss,
+        surrogate=surrogate,
+        target_prior=target_prior,
+        penalty=penalty,
+        solver=solver,
+        sgd_settings=sgd_settings,
+        threshold=threshold,
+        deploy_prior=deploy_prior,
+        n_folds=n_folds,
+        seed=seed,
+        device=device,
+        method=method,
     )
-    model.n_negatives_ = int(data.labels.negative.sum())
-    model.encoder_ = data.cache.encoder
-    return fit
+    data = LabelledCache.of(open_cache(cache), positives, twins, negatives=negatives, all_rows=all_rows, seed=seed)
+    return train_on_cache(classifier, data, progress=progress)
 
 
-def _graph_source(data: PUData, device: str) -> GraphSource:
-    """Graphs of rows of the data; that of all rows of a cache is kept beside it."""
-
-    def graph(rows: np.ndarray | None) -> NeighbourGraph:
-        from ..neighbours.graph import cached_graph, neighbour_graph
-
-        if data.sampled is not None:
-            return neighbour_graph(data.X, rows=rows, device=device)
-        if rows is None:
-            return cached_graph(data.cache, device=device)
-        return neighbour_graph(data.cache, rows=rows, device=device)
-
-    return graph
-
-
-def train_on(data: PUData, *, progress: Progress | None = None, **parameters: Any) -> PULinearClassifier:
+def train_on_cache(
+    classifier: PULinearClassifier, data: LabelledCache, *, progress: Progress | None = None
+) -> PULinearClassifier:
     """Train a classifier on a cache that is joined with its labels.
 
     Parameters
     ----------
-    data : PUData
+    classifier : PULinearClassifier
+        Receives the fitted attributes; its `encoder_` is the encoder of the cache.
+    data : LabelledCache
     progress : Progress, optional
-    **parameters
-        Parameters of `PULinearClassifier`.
 
     Returns
     -------
     PULinearClassifier
-        Fitted; its `encoder_` is the encoder of the cache.
+        The classifier that was passed.
     """
-    from .sklearn_classifier import PULinearClassifier
+    return classifier.train(
+        TrainingRows(
+            design=data.design_matrix(classifier.device),
+            labels=data.training_labels,
+            graph=lambda rows: data.neighbour_graph(rows, classifier.device),
+            groups=data.group,
+            sample=data.sample,
+            encoder=data.cache.encoder,
+        ),
+        progress,
+    )
 
-    model = PULinearClassifier(**parameters)
-    fit_model(model, data, progress=progress)
-    return model
 
-
-def scar_of(data: PUData, model: PULinearModel) -> ScarCheck:
+def scar_of(data: LabelledCache, model: PULinearClassifier) -> ScarCheck:
     """Compare labelled positives with likely positives, by the held-out margins of a model's classifier.
 
     A distilled head is not asked: it calls more rows like the labelled ones, and fewer of other kinds.
 
     Parameters
     ----------
-    data : PUData
+    data : LabelledCache
     model : PULinearClassifier
-        Result of `train_on` on these data; a model that was loaded has no held-out margins.
+        Trained on these data; a model that was loaded has no held-out margins.
 
     Returns
     -------
@@ -164,104 +150,59 @@ def scar_of(data: PUData, model: PULinearModel) -> ScarCheck:
     return check_scar(data.X, data.labels, margins, tilt, group=data.group, seed=model.seed)
 
 
-@dataclass(frozen=True)
-class TrainingSummary:
-    """Counts, chosen parameters and estimates of a trained model; the content of ``metrics.json``.
-
-    Attributes
-    ----------
-    encoder : str
-    labelled_positives, unlabelled : int
-        Reviewed rows are among the unlabelled.
-    unlabelled_sample : dict or None
-        Fields of `pucache.labels.sample.UnlabelledSample`; None where all unlabelled rows were trained on.
-    confirmed_positives, known_negatives : int
-        Reviewed rows.
-    prior : float or None
-        Share of positives among the unlabelled, as given or as estimated; None where the labels are too few for a
-        single figure.
-    prior_estimate : dict or None
-        Fields of `pucache.estimates.priors.PriorEstimate`, with None for its `prior` where `prior` is None. None if the
-        prior was given, or the labels are too few for an interval.
-    penalty, threshold : float
-    threshold_rule : str
-    loss : str
-    target_prior : float
-    solver : str
-    deploy_prior : float or None
-    estimates : dict
-        `PULinearClassifier.estimates_`.
-    note : str
-        What is not stated because the labels are too few (`pucache.estimates.label_requirements`), and what
-        posterior and threshold assume then; "" where nothing is left out.
-    """
-
-    encoder: str
-    labelled_positives: int
-    unlabelled: int
-    unlabelled_sample: dict[str, Any] | None
-    confirmed_positives: int
-    known_negatives: int
-    prior: float | None
-    prior_estimate: dict[str, Any] | None
-    penalty: float
-    threshold: float
-    threshold_rule: str
-    loss: str
-    target_prior: float
-    solver: str
-    deploy_prior: float | None
-    estimates: dict[str, Any]
-    note: str
-
-
-def summary(model: PULinearModel) -> TrainingSummary:
-    """Summarise a fitted model; `dataclasses.asdict` of the result is ready for JSON.
+def summary(model: PULinearClassifier) -> dict[str, Any]:
+    """Counts, chosen parameters and estimates of a trained model: the content of ``metrics.json``.
 
     Parameters
     ----------
-    model : PULinearModel
+    model : PULinearClassifier
 
     Returns
     -------
-    TrainingSummary
+    dict
+        ``encoder``; the counts ``labelled_positives``, ``unlabelled`` (with reviewed rows), ``confirmed_positives`` and
+        ``known_negatives``; ``unlabelled_sample``, fields of `pucache.labels.sample.UnlabelledSample` or None;
+        ``prior``, as given or as estimated, and ``prior_estimate``, fields of `pucache.estimates.priors.PriorEstimate`,
+        both None where the labels are too few for them; ``penalty``, ``threshold``, ``threshold_rule``, ``loss``,
+        ``target_prior``, ``solver``, ``deploy_prior``; ``estimates``, `PULinearClassifier.estimates_`; ``note``, what
+        is not stated because the labels are too few, or "".
     """
     count = label_count(model)
     prior, prior_estimate = stated_prior(model, count)
     sample = model.unlabelled_sample_
-    return TrainingSummary(
-        encoder=str(model.encoder_),
-        labelled_positives=model.n_labelled_,
-        unlabelled=model.n_unlabelled_,
-        unlabelled_sample=None if sample is None else sample.to_json(),
-        confirmed_positives=model.n_confirmed_,
-        known_negatives=model.n_negatives_,
-        prior=prior,
-        prior_estimate=prior_estimate,
-        penalty=model.penalty_,
-        threshold=model.threshold_,
-        threshold_rule=str(model.threshold),
-        loss=model.loss,
-        target_prior=float(model.target_prior),
-        solver=model.solver,
-        deploy_prior=None if model.deploy_prior is None else float(model.deploy_prior),
-        estimates=model.estimates_,
-        note=label_note(model, count),
-    )
+    return {
+        "encoder": str(model.encoder_),
+        "labelled_positives": model.n_labelled_,
+        "unlabelled": model.n_unlabelled_,
+        "unlabelled_sample": None if sample is None else sample.to_json(),
+        "confirmed_positives": model.n_confirmed_,
+        "known_negatives": model.n_negatives_,
+        "prior": prior,
+        "prior_estimate": prior_estimate,
+        "penalty": model.penalty_,
+        "threshold": model.threshold_,
+        "threshold_rule": str(model.threshold),
+        "loss": model.loss,
+        "target_prior": float(model.target_prior),
+        "solver": model.solver,
+        "deploy_prior": None if model.deploy_prior is None else float(model.deploy_prior),
+        "estimates": model.estimates_,
+        "note": label_note(model, count),
+    }
 
 
-def label_count(model: PULinearModel) -> LabelCount:
+def label_count(model: PULinearClassifier) -> LabelCount:
     """Number of labels that the estimates of a fitted model rest on."""
     labels = model.estimates_.get("labels")
     return LabelCount(labels if isinstance(labels, int) else model.n_labelled_)
 
 
-def stated_prior(model: PULinearModel, count: LabelCount) -> tuple[float | None, dict[str, Any] | None]:
+def stated_prior(model: PULinearClassifier, count: LabelCount) -> tuple[float | None, dict[str, Any] | None]:
     """Prior and fields of its estimate, as far as the labels allow; a given prior is stated as it is.
 
     Parameters
     ----------
-    model : PULinearModel
+    model : PULinearClassifier
         Fitted.
     count : LabelCount
 
@@ -282,12 +223,12 @@ def stated_prior(model: PULinearModel, count: LabelCount) -> tuple[float | None,
     return (model.prior_, estimate) if count.has_points else (None, estimate | {"prior": None})
 
 
-def is_audited(model: PULinearModel) -> bool:
+def is_audited(model: PULinearClassifier) -> bool:
     """Whether prior, recall, precision and F1 of a fitted model rest on the audit of a review."""
     return model.prior_estimate_ is not None and model.prior_estimate_.method == AUDIT
 
 
-def label_note(model: PULinearModel, count: LabelCount) -> str:
+def label_note(model: PULinearClassifier, count: LabelCount) -> str:
     """What a fitted model does not state because its labels are too few; "" where nothing is left out."""
     if is_audited(model):
         return ""

@@ -104,10 +104,9 @@ def test_the_loop_reaches_what_the_same_risk_reaches_by_the_other_solver(rows, m
 def test_pucache_is_given_the_share_only_where_its_name_says_so(rows):
     X, s, _ = rows
     plain, shifted = (
-        learners.ours(with_share=share, penalty=1e-3, draws=0)(X, s, Truth(0.2, 0.9))(X)[1].mean()
-        for share in (False, True)
+        learners.ours(with_share=share, penalty=1e-3)(X, s, Truth(0.2, 0.9))(X)[1].mean() for share in (False, True)
     )
-    again = learners.ours(penalty=1e-3, draws=0)(X, s, Truth(0.7, 0.1))(X)[1].mean()
+    again = learners.ours(penalty=1e-3)(X, s, Truth(0.7, 0.1))(X)[1].mean()
     assert plain == again and shifted > plain
 
 

@@ -42,7 +42,7 @@ def test_calibration_error_against_its_definition():
 
 def test_fixed_fusion_against_brute_force(tmp_path, task):
     rows = write_row_cache(tmp_path / "rows.h5", task.X)
-    model = PULinearClassifier(draws=0).fit(task.X, task.s)
+    model = PULinearClassifier().fit(task.X, task.s)
     whitening = Whitening.estimate(rows)
     Z = whitening.whiten(whitening.centred_units(task.X))
     margins = model.margins(task.X)

@@ -35,7 +35,7 @@ ALLOWED = {
     f"retrieve-positives cache.h5 {LABELS} --model with_neighbours.safetensors": {"h5py"},  # the graph is kept
     "score with_neighbours.safetensors cache.h5 --neighbours cache.h5 --out fused.csv": {"h5py"},
     f"train-pu cache.h5 {LABELS} --prior 0.3 --device cpu": {"h5py", "torch"},
-    f"estimate-prior cache.h5 {LABELS} --draws 0 --device cpu": {"h5py", "torch", "sklearn"},
+    f"estimate-prior cache.h5 {LABELS} --device cpu": {"h5py", "torch", "sklearn"},
     f"sweep-priors cache.h5 {LABELS} --no-plot --device cpu": {"h5py", "torch"},
 }
 

@@ -152,11 +152,11 @@ def test_train_needs_no_prior_and_names_twins(world, embedded, here):
     shutil.copy(world / "cache.h5", "c.h5")
     keys = EmbeddingCache("c.h5").keys
     Path("few.txt").write_text("".join(f"{key}\n" for key in keys if key.startswith("red/"))[: 8 * 12])
-    ended = run("train-pu c.h5 --positives few.txt --twins 0.99 --draws 3 --threshold recall=0.9 --json")
+    ended = run("train-pu c.h5 --positives few.txt --twins 0.99 --threshold recall=0.9 --json")
     told = json.loads(ended.stdout)
     assert told["prior"] is None and told["prior_estimate"] is None and "at least 10" in told["note"]
     assert told["threshold_rule"] == "recall=0.9" and told["loss"] == "imbupu"
-    shown = run("train-pu c.h5 --positives few.txt --draws 3 --twins 0.99")
+    shown = run("train-pu c.h5 --positives few.txt --twins 0.99")
     assert "intervals take at least 10" in shown.stdout
     twins = told["found_by_twins"]
     assert twins and f"{len(twins)} unlabelled, the same picture as a labelled one: {twins[0]!r}" in shown.stderr
@@ -170,12 +170,6 @@ def test_estimate_prior_tells_every_method_and_the_interval_of_tilt(world, embed
     assert all((one["low"], one["high"]) == (0, 1) for name, one in told.items() if name != "tilt")
     one = run(asked + "--method bbe", w=world).stdout
     assert "no interval" in one and "only tilt has an interval" in one and "bbe" in one
-
-
-def test_bootstrap_draws_are_an_option_of_tilt(world, embedded):
-    asked = "estimate-prior {w}/cache.h5 --positives rest/00[0-9].png --twins 2 --draws 3 "
-    assert run_json(asked + "--method tilt", w=world)["estimates"]["tilt"]["draws"] == 3
-    assert "draws are for the interval of tilt" in run(asked + "--method bbe", code=2, w=world).stderr
 
 
 def test_sweep_priors_writes_a_table_and_a_picture_and_says_what_it_means(world, embedded, here):
@@ -544,7 +538,7 @@ BAD = {  # command: (exit code, what the one line must tell)
     TRAIN + " --loss bce --surrogate sigmoid": (2, "bce is cross-entropy: its surrogate is logistic"),
     TRAIN + " --twins 0": (2, "cosine must be in .0, 1., or None .*got 0"),
     PRIOR + " --method best": (2, "unknown method 'best'; use tilt, bbe, dedpul, elkanoto"),
-    PRIOR + " --level 1": (2, "level in .0, 1."),
+    PRIOR + " --level 1": (2, "level must be in .0, 1."),
     SWEEP + " --priors 0.1,much": (2, "--priors must be numbers with commas between, got '0.1,much'"),
     SWEEP + " --penalty -1": (2, "penalty must be 'auto' or a finite number >= 0, got -1.0"),
     SWEEP + " --priors 0.1,1": (2, "priors must lie strictly between 0 and 1"),

@@ -25,7 +25,7 @@ from pucache.heads.second_moments import SecondMoments
 from pucache.heads.soft_targets import fit_soft_targets
 from pucache.heads.solve import fit_heads
 from pucache.progress import Silent
-from pucache.training.labelled_cache import PUData
+from pucache.training.labelled_cache import LabelledCache
 from pucache.training.train_on_cache import train_pu
 
 pytestmark = [
@@ -204,10 +204,10 @@ def test_weights_are_normalised_as_on_the_cpu(rows, dtype):
 
 def test_moments_of_a_cache_are_left_to_the_device(rows, cache):
     with emulated_cuda():
-        data = PUData.of(cache, rows[1])
+        data = LabelledCache.of(cache, rows[1])
         assert data.moments is None
         centre = data.design_matrix().moments.centre
-    np.testing.assert_allclose(centre, PUData.of(cache, rows[1]).moments.centre, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(centre, LabelledCache.of(cache, rows[1]).moments.centre, rtol=1e-5, atol=1e-6)
 
 
 @pytest.fixture

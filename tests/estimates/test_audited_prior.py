@@ -11,7 +11,8 @@ from pucache.estimates.metrics import with_labels
 from pucache.estimates.priors import PriorEstimate
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.heads.design_matrix import DesignMatrix
-from pucache.training.linear_model import PULinearModel
+from pucache.training.sklearn_classifier import PULinearClassifier
+from pucache.training.train_head import TrainingRows
 from pucache.training.train_on_cache import is_audited, label_count, label_note, stated_prior
 
 TILT = Tilt(alpha=-1.0, slope=2.0, prior=0.2)
@@ -88,8 +89,9 @@ def fitted(labels, *, likeliest, prior=None):
     here = int(((y == 1) & (s == 0) & (reviewed == 0)).sum())
     audit = hidden(here - 40, here + 40, None if likeliest is None else here + likeliest)
     training = TrainingLabels.of(s, reviewed, hidden=audit)
-    model = PULinearModel(prior=prior, method="linear")
-    model.train(DesignMatrix(X, training.training_s, None, choose_device("cpu")), training)
+    model = PULinearClassifier(prior=prior, method="linear")
+    design = DesignMatrix(X, training.training_s, None, choose_device("cpu"))
+    model.train(TrainingRows(design, training, graph=None))
     return model, float(y[s == 0].mean())
 
 
@@ -119,6 +121,6 @@ def test_a_prior_that_is_given_stays(tmp_path):
 def test_a_model_file_keeps_the_audit(tmp_path):
     model, _ = fitted(60, likeliest=0)
     model.save(tmp_path / "model.safetensors")
-    again = PULinearModel.load(tmp_path / "model.safetensors")
+    again = PULinearClassifier.load(tmp_path / "model.safetensors")
     assert is_audited(again) and again.prior_estimate_ == model.prior_estimate_
     assert stated_prior(again, label_count(again)) == stated_prior(model, label_count(model))

@@ -1,5 +1,4 @@
 import math
-import statistics
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from pucache.estimates.priors import (
     MODEL_ERROR,
     PriorEstimate,
     best_bin,
-    bootstrap_interval,
     deviance_limit,
     estimate,
     profile_interval,
@@ -205,35 +203,6 @@ def test_bounds_hold_estimate_and_interval():
 def test_intervals_in_words(low, high, words):
     made = PriorEstimate(method="tilt", prior=0.15, low=low, high=high, level=0.9, draws=0)
     assert made.interval_text("{:.2f}".format) == words
-
-
-@pytest.mark.parametrize("draws", [[], [0.2]])
-def test_fewer_than_two_draws_give_no_interval(draws):
-    found = bootstrap_interval("tilt", 0.3, np.array(draws))
-    assert found == PriorEstimate.without_interval("tilt", 0.3) and not found.has_interval
-
-
-@pytest.mark.parametrize("level", [0.9, 0.5])
-def test_the_interval_is_student_t_on_log_odds_with_shift_and_model_error(level):
-    drawn = np.random.default_rng(0).normal(-2.0, 0.3, 15)
-    found = bootstrap_interval("bbe", 0.1, 1 / (1 + np.exp(-drawn)), level)
-    middle = math.log(0.1 / 0.9)
-    error = math.sqrt(statistics.variance(drawn) + (statistics.mean(drawn) - middle) ** 2 + MODEL_ERROR**2)
-    half = {0.9: 1.7613, 0.5: 0.6924}[level] * error  # Student's t with 14 degrees of freedom, from a table
-    ends = [1 / (1 + math.exp(-(middle + sign * half))) for sign in (-1, 1)]
-    assert [found.low, found.high] == pytest.approx(ends, rel=1e-3)
-    assert (found.draws, found.method, found.level) == (15, "bbe", level)
-
-
-@pytest.mark.parametrize("prior", [0.1, 0.9])
-def test_the_interval_covers_the_estimate_even_where_the_draws_do_not(prior):
-    found = bootstrap_interval("tilt", prior, np.linspace(0.4, 0.6, 20))
-    assert found.low <= prior <= found.high and found.low <= 0.41 and found.high >= 0.59
-
-
-def test_intervals_are_plain_numbers():
-    found = bootstrap_interval("tilt", 0.2, np.array([0.1, 0.2], np.float32))
-    assert all(type(value) in (str, float, int) for value in vars(found).values())
 
 
 def test_dedpul_smooths_without_making_or_losing_mass():

@@ -13,7 +13,7 @@ RARE = Tilt(alpha=0.0, slope=4.0, prior=0.1)  # half sure at a margin of 0.55
 
 
 def checked(X, s, **options):
-    model = PULinearClassifier(draws=0, device="cpu").fit(X, s)
+    model = PULinearClassifier(device="cpu").fit(X, s)
     return check_scar(X, Labels.of(s), model.held_out_margins_, model.tilt_, **options)
 
 

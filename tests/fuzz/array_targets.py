@@ -22,6 +22,7 @@ from fuzz.target import Target
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.importing import import_embeddings
 from pucache.errors import CacheError, EncoderError, ModelError
+from pucache.storage import tensor_file
 from pucache.training import model_file
 from pucache.training.sklearn_classifier import PULinearClassifier
 
@@ -126,13 +127,13 @@ def mutate_state(data: bytes, other: bytes, draw: random.Random) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.safetensors")
         path.write_bytes(data)
-        tensors, state = model_file.read(path, ("coef", "numbers"))
+        tensors, state = tensor_file.read(path, model_file.KIND, max_bytes=model_file.MAX_BYTES)
         for _ in range(draw.choice((1, 1, 2))):
             if draw.random() < 0.7:
                 change(state, draw)
             else:
                 change_tensor(tensors, draw)
-        model_file.write(path, tensors, state)
+        tensor_file.write(path, model_file.KIND, tensors, state)
         return path.read_bytes()
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from fuzz.array_targets import models
 from fuzz.cache_samples import KEYS, caches, written
+from pucache.storage import tensor_file
 from pucache.training import model_file
 
 
@@ -60,7 +61,7 @@ def _model(change: Callable[[dict[str, Any]], object]) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.safetensors")
         path.write_bytes(models()["given-prior.safetensors"])
-        tensors, state = model_file.read(path, ("coef", "numbers"))
+        tensors, state = tensor_file.read(path, model_file.KIND, max_bytes=model_file.MAX_BYTES)
         change(state)
-        model_file.write(path, tensors, state)
+        tensor_file.write(path, model_file.KIND, tensors, state)
         return path.read_bytes()

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from pucache.devices import cores
-from pucache.training.linear_model import PULinearModel
+from pucache.training.sklearn_classifier import PULinearClassifier
 
 
 class InProcess:
@@ -30,7 +30,7 @@ class InProcess:
             yield pickle.loads(pickle.dumps(function(shared, pickle.loads(pickle.dumps(item)))))
 
 
-class Deadly(PULinearModel):
+class Deadly(PULinearClassifier):
     """A model that kills its process after the first block, so many times.
 
     Attributes

@@ -25,9 +25,10 @@ from pucache.labels.sample import (
     sample_size,
     smallest_numbers,
 )
+from pucache.storage import tensor_file
 from pucache.training import model_file
-from pucache.training.labelled_cache import PUData
-from pucache.training.linear_model import PULinearModel
+from pucache.training.labelled_cache import LabelledCache
+from pucache.training.sklearn_classifier import PULinearClassifier
 from pucache.training.train_on_cache import summary, train_pu
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -65,7 +66,7 @@ def in_shards(folder: Path, count: int, draw: np.random.Generator) -> EmbeddingC
     return EmbeddingCache(*paths)
 
 
-def sampled_keys(data: PUData) -> list[str]:
+def sampled_keys(data: LabelledCache) -> list[str]:
     return data.keys(np.arange(len(data.s)))
 
 
@@ -105,7 +106,7 @@ def test_the_smallest_numbers_are_taken_by_brute_force_too(size):
 
 
 def test_the_sample_does_not_depend_on_files_or_their_order_and_holds_every_positive(limit, cache, positives, tmp_path):
-    draw, whole = np.random.default_rng(0), PUData.of(cache, positives, seed=4)
+    draw, whole = np.random.default_rng(0), LabelledCache.of(cache, positives, seed=4)
     assert whole.sample == UnlabelledSample(rows=LIMIT, unlabelled=N - LABELLED, seed=4)
     assert len(whole.s) == LIMIT + LABELLED and whole.n_unlabelled == N - LABELLED
     rows, keys = whole.cache_rows(np.arange(len(whole.s))), sampled_keys(whole)
@@ -114,7 +115,7 @@ def test_the_sample_does_not_depend_on_files_or_their_order_and_holds_every_posi
     assert labelled == set(positives.read_text().split("\n"))
     for count in (2, 5):
         (folder := tmp_path / str(count)).mkdir()
-        shards = PUData.of(in_shards(folder, count, draw), positives, seed=4)
+        shards = LabelledCache.of(in_shards(folder, count, draw), positives, seed=4)
         by_key = dict(zip(sampled_keys(shards), shards.X, strict=True))
         assert set(by_key) == set(keys) and (np.array([by_key[key] for key in keys]) == whole.X).all()
 
@@ -122,11 +123,11 @@ def test_the_sample_does_not_depend_on_files_or_their_order_and_holds_every_posi
 def test_another_seed_draws_another_sample_and_one_more_label_replaces_one_row(limit, cache):
     s = np.zeros(N, np.int8)
     s[:LABELLED] = 1
-    one, other = (set(sampled_keys(PUData.of(cache, s, seed=seed))) for seed in (0, 1))
+    one, other = (set(sampled_keys(LabelledCache.of(cache, s, seed=seed))) for seed in (0, 1))
     assert len(one - other) > LIMIT / 5
     unlabelled = next(row for row in range(LABELLED, N) if cache.keys[row] in one)
     s[unlabelled] = 1
-    more = set(sampled_keys(PUData.of(cache, s)))
+    more = set(sampled_keys(LabelledCache.of(cache, s)))
     assert one <= more and len(more) == len(one) + 1
 
 
@@ -147,14 +148,14 @@ def test_up_to_the_limit_in_rows_and_in_bytes_all_rows_are_taken(monkeypatch):
 def test_after_a_review_all_rows_are_taken(limit, cache):
     reviewed = np.zeros(N, np.int8)
     reviewed[np.flatnonzero(S == 0)[0]] = -1
-    assert PUData.of(cache, Labels(S, reviewed)).sample is None
+    assert LabelledCache.of(cache, Labels(S, reviewed)).sample is None
 
 
 # --- training ------------------------------------------------------------------------------------------
 
 
 def test_training_on_a_sample_is_training_on_a_cache_of_its_rows(limit, cache, positives, tmp_path, monkeypatch):
-    data = PUData.of(cache, positives)
+    data = LabelledCache.of(cache, positives)
     few = write_cache(tmp_path / "few.h5", data.X, sampled_keys(data))
     model = train_pu(cache, positives, device="cpu")
     monkeypatch.setattr("pucache.labels.sample.SAMPLE_ROWS", SAMPLE_ROWS)
@@ -169,7 +170,7 @@ def test_training_on_a_sample_is_training_on_a_cache_of_its_rows(limit, cache, p
 def test_below_the_limit_and_with_all_rows_nothing_changes(cache, positives, tmp_path, monkeypatch):
     expected = train_pu(cache, positives, **LINEAR)
     expected.save(tmp_path / "expected.safetensors")
-    assert expected.unlabelled_sample_ is None and summary(expected).unlabelled_sample is None
+    assert expected.unlabelled_sample_ is None and summary(expected)["unlabelled_sample"] is None
     monkeypatch.setattr("pucache.labels.sample.SAMPLE_ROWS", LIMIT)
     train_pu(cache, positives, all_rows=True, **LINEAR).save(tmp_path / "all.safetensors")
     assert (tmp_path / "all.safetensors").read_bytes() == (tmp_path / "expected.safetensors").read_bytes()
@@ -180,31 +181,34 @@ def test_below_the_limit_and_with_all_rows_nothing_changes(cache, positives, tmp
 def test_the_model_file_says_what_was_drawn_and_refuses_what_was_not(limit, cache, positives, tmp_path):
     path = tmp_path / "model.safetensors"
     train_pu(cache, positives, seed=2, **LINEAR).save(path)
-    assert PULinearModel.load(path).unlabelled_sample_ == UnlabelledSample(LIMIT, N - LABELLED, 2)
-    assert model_file.read_model(path).n_unlabelled == N - LABELLED
-    tensors, content = model_file.read(path, model_file.TENSORS)
+    assert PULinearClassifier.load(path).unlabelled_sample_ == UnlabelledSample(LIMIT, N - LABELLED, 2)
+    assert model_file.read_model(path)[1].n_unlabelled_ == N - LABELLED
+    tensors, content = tensor_file.read(path, model_file.KIND, max_bytes=model_file.MAX_BYTES)
     for wrong in ({"rows": 1}, {"rows": 5, "unlabelled": 2, "seed": 0}, {"rows": 1.5, "unlabelled": 2, "seed": 0}, [1]):
-        model_file.write(path, tensors, content | {"unlabelled_sample": wrong})
+        tensor_file.write(path, model_file.KIND, tensors, content | {"unlabelled_sample": wrong})
         with pytest.raises(ModelError, match="holds no model"):
-            PULinearModel.load(path)
+            PULinearClassifier.load(path)
 
 
 def test_damage_anywhere_is_found_though_a_sample_is_taken(limit, cache, positives, tmp_path):
-    taken = set(sampled_keys(PUData.of(cache, positives)))
+    taken = set(sampled_keys(LabelledCache.of(cache, positives)))
     row = next(row for row in range(N) if cache.keys[row] not in taken)
     content = bytearray((tmp_path / "cache.h5").read_bytes())
     content[content.index(cache.X[row].tobytes())] ^= 1
     (tmp_path / "cache.h5").write_bytes(content)
     with pytest.raises(CacheError, match="damaged"):
-        PUData.of(EmbeddingCache(tmp_path / "cache.h5"), positives)
+        LabelledCache.of(EmbeddingCache(tmp_path / "cache.h5"), positives)
 
 
 def test_a_sweep_and_an_estimate_take_the_sample(limit, cache, positives):
     y = np.array([Y[NAMES.index(key)] for key in cache.keys], np.int8)
-    options = {"truth": y, "priors": [0.2], "seeds": [7], "device": "cpu"}
-    sweep, everything = (sweep_priors(cache, positives, all_rows=all_rows, **options) for all_rows in (False, True))
-    assert sweep.sample == PUData.of(cache, positives, seed=7).sample and everything.sample is None
-    assert sweep.rows[0].true_auc != everything.rows[0].true_auc == pytest.approx(sweep.rows[0].true_auc, abs=0.05)
+    options, classifier = {"truth": y, "priors": [0.2], "seeds": [7]}, PULinearClassifier(device="cpu")
+    sweep, everything = (
+        sweep_priors(cache, positives, classifier, all_rows=all_rows, **options) for all_rows in (False, True)
+    )
+    assert sweep.sample == LabelledCache.of(cache, positives, seed=7).sample and everything.sample is None
+    of_sample, of_all = sweep.rows[0]["true_auc"], everything.rows[0]["true_auc"]
+    assert of_sample != of_all == pytest.approx(of_sample, abs=0.05)
     of_sample, of_all = (
         estimate_prior(cache, positives, methods=["tilt"], all_rows=all_rows)[0].prior for all_rows in (False, True)
     )

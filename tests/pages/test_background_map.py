@@ -84,11 +84,11 @@ def test_leaving_the_context_ends_the_child_and_removes_its_files(child_for_any_
 def test_the_page_is_the_same_with_and_without_a_child(monkeypatch, tmp_path, fixed_time, with_model):
     X, s, _ = planted(n=120, d=4, labelled=30)
     cache = write_cache(tmp_path / "cache.h5", X)
-    model = train_pu(cache, s, device="cpu", draws=0) if with_model else None
+    model = train_pu(cache, s, device="cpu") if with_model else None
     pages = []
     for minimum in (3, 500):
         monkeypatch.setattr(background_map, "MIN_ROWS", minimum)
         monkeypatch.setattr(background_map, "cores", lambda: 2)
-        report_page.report(cache, s, tmp_path / "r.html", model=model, draws=0, sample=60, device="cpu")
+        report_page.report(cache, s, tmp_path / "r.html", model=model, sample=60, device="cpu")
         pages.append((tmp_path / "r.html").read_bytes())
     assert pages[0] == pages[1]

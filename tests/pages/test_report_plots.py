@@ -1,5 +1,4 @@
 import re
-from dataclasses import MISSING, fields
 from xml.etree import ElementTree
 
 import numpy as np
@@ -10,14 +9,13 @@ from pucache.estimates.calibration import fit_tilt
 from pucache.estimates.priors import PriorEstimate
 from pucache.pages import report_plots, report_statistics
 from pucache.pages.report_statistics import HeldOut
-from pucache.training.prior_sweep import Sweep, SweepRow
+from pucache.training.prior_sweep import Sweep
 
 
 def sweep_row(prior, **true):
     """A row of a sweep; the figures that are not drawn are 0."""
     drawn = {"pauc": 0.8, "auc": 0.9, "f1": 0.5, "share_predicted_positive": 0.2}
-    required = [field.name for field in fields(SweepRow) if field.default is MISSING]
-    return SweepRow(**dict.fromkeys(required, 0.0) | {"prior": prior} | drawn | true)
+    return {"prior": prior, "seed": 0, "risk": 0.0, "clamped": 0.0} | drawn | true
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pucache.cli.main import main
 from pucache.reviewing import serve
 from pucache.reviewing.log_entries import Choice
 from pucache.reviewing.session import open_session
-from pucache.training.linear_model import PULinearModel
+from pucache.training.sklearn_classifier import PULinearClassifier
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_export_writes_labels_and_model_into_the_session(folder):
         labels = {row["key"]: (row["label"], row["reviewed"]) for row in csv.DictReader(stream)}
     assert labels["000.png"] == ("1", "0") and labels["012.png"] == ("1", "1") and labels["030.png"] == ("0", "1")
     assert len(labels) == 40
-    assert len(PULinearModel.load(out / "model.safetensors").coef_.ravel()) == 6
+    assert len(PULinearClassifier.load(out / "model.safetensors").coef_.ravel()) == 6
     assert json.loads((out / "metrics.json").read_text())["known_negatives"] == 10
 
 

@@ -16,7 +16,7 @@ from pucache.scaling.rank_shards import rank_shards
 from pucache.scaling.score_shards import score_shards
 from pucache.scaling.tasks import ShardTasks, cores_per_task
 from pucache.scoring.score import score
-from pucache.training.linear_model import PULinearModel
+from pucache.training.sklearn_classifier import PULinearClassifier
 
 X, S, _ = planted(3000, d=8, labelled=60)
 
@@ -92,7 +92,7 @@ def test_tasks_share_out_the_cores_of_a_cluster(cores, count, each):
 
 @pytest.mark.slow
 def test_killed_workers_change_no_byte_of_scores(cluster, folder, tmp_path):
-    model = PULinearModel.load(folder / "model.safetensors")
+    model = PULinearClassifier.load(folder / "model.safetensors")
     for number, (name, parts) in enumerate({"a.csv": None, "b.parquet": None, "c": "csv"}.items()):
         local, out = tmp_path / f"local-{name}", tmp_path / name
         score(model, folder / "shards", local, parts=parts)
@@ -106,7 +106,7 @@ def test_killed_workers_change_no_byte_of_scores(cluster, folder, tmp_path):
 
 @pytest.mark.slow
 def test_killed_workers_change_no_ranking(cluster, folder, tmp_path):
-    model = PULinearModel.load(folder / "model.safetensors")
+    model = PULinearClassifier.load(folder / "model.safetensors")
     deadly = Deadly.of(model, tmp_path / "lives", 2)
     for ours, theirs in ((model, deadly), (None, None)):
         local = retrieve_positives(folder / "shards", folder / "found.txt", ours, k=None, device="cpu")

@@ -2,92 +2,88 @@ import numpy as np
 import pytest
 from helpers.planted import planted, write_cache
 
-from pucache.heads.solve import fit_heads
+from pucache.heads.minibatch import SGDSettings
 from pucache.labels.labels import Labels
 from pucache.training import prior_sweep
-from pucache.training.labelled_cache import PUData
-from pucache.training.prior_sweep import sweep_on, sweep_priors
-from pucache.training.sweep_output import write_sweep_table
+from pucache.training.cross_fitting import fit_held_out
+from pucache.training.labelled_cache import LabelledCache
+from pucache.training.prior_sweep import plot_sweep, sweep_on, sweep_priors, write_sweep_table
+from pucache.training.sklearn_classifier import PULinearClassifier
+
+CPU = PULinearClassifier(device="cpu")
+FIXED = PULinearClassifier(penalty=1e-3, device="cpu")
+
+
+def nn(loss="imbnnpu", penalty=1e-3):
+    return PULinearClassifier(loss=loss, penalty=penalty, device="cpu")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     X, s, y = planted(n=600, d=8, labelled=60, prior=0.2, apart=0.6)
     cache = write_cache(tmp_path_factory.mktemp("sweep") / "cache.h5", X)
-    return PUData.of(cache, s, twins=None), y
+    return LabelledCache.of(cache, s, twins=None), y
 
 
 def test_the_default_risk_gives_one_set_of_heads_whatever_the_prior(data):
-    result = sweep_on(data[0], priors=[0.05, 0.2, 0.5], seeds=[0, 1], device="cpu")
-    assert [(row.prior, row.seed) for row in result.rows] == [(p, s) for p in (0.05, 0.2, 0.5) for s in (0, 1)]
+    result = sweep_on(data[0], CPU, priors=[0.05, 0.2, 0.5], seeds=[0, 1])
+    assert [(row["prior"], row["seed"]) for row in result.rows] == [(p, s) for p in (0.05, 0.2, 0.5) for s in (0, 1)]
     for name in ("pauc", "risk", "clamped"):
         values = {
-            row.seed: {getattr(other, name) for other in result.rows if other.seed == row.seed} for row in result.rows
+            row["seed"]: {other[name] for other in result.rows if other["seed"] == row["seed"]} for row in result.rows
         }
         assert all(len(of_seed) == 1 for of_seed in values.values())
     assert result.verdict.startswith("flat: the sigmoid loss at target prior 0.5")
-    assert len({row.f1 for row in result.rows}) > 3  # what is estimated of them does depend on it
+    assert len({row["f1"] for row in result.rows}) > 3  # what is estimated of them does depend on it
 
 
 def test_a_risk_that_needs_the_prior_is_trained_at_each(data):
-    result = sweep_on(data[0], priors=[0.02, 0.2, 0.7], seeds=[0], loss="nnpu", penalty=1e-4, device="cpu")
-    assert len({row.pauc for row in result.rows}) == 3
+    result = sweep_on(data[0], nn("nnpu", 1e-4), priors=[0.02, 0.2, 0.7], seeds=[0])
+    assert len({row["pauc"] for row in result.rows}) == 3
     assert "clamp" in result.verdict and "estimate-prior" in result.verdict
 
 
 def test_a_sweep_trains_as_one_fit_does(data):
     """Every prior and seed alone gives what all give together."""
-    settings = {"loss": "imbnnpu", "penalty": 1e-3, "device": "cpu"}
-    together = sweep_on(data[0], priors=[0.1, 0.4], seeds=[3, 5], **settings).rows
-    alone = [sweep_on(data[0], priors=[p], seeds=[s], **settings).rows[0] for p in (0.1, 0.4) for s in (3, 5)]
+    together = sweep_on(data[0], nn(), priors=[0.1, 0.4], seeds=[3, 5]).rows
+    alone = [sweep_on(data[0], nn(), priors=[p], seeds=[s]).rows[0] for p in (0.1, 0.4) for s in (3, 5)]
     for row, other in zip(together, alone, strict=True):
-        assert row.pauc == pytest.approx(other.pauc, abs=2e-3) and row.seed == other.seed
-        assert row.risk == pytest.approx(other.risk, abs=2e-3)
+        assert row["pauc"] == pytest.approx(other["pauc"], abs=2e-3) and row["seed"] == other["seed"]
+        assert row["risk"] == pytest.approx(other["risk"], abs=2e-3)
 
 
 def test_where_no_clamp_acts_the_heads_of_one_prior_serve_all(data, monkeypatch):
     trained = []
 
     def spied(*given, **options):
-        heads = fit_heads(*given, **options)
-        trained.append((options["prior"].tolist(), options["start"] is not None, heads.passes))
-        return heads
+        heads, margins = fit_held_out(*given, **options)
+        trained.append((options["prior"], options["start"] is not None, heads.passes))
+        return heads, margins
 
-    monkeypatch.setattr(prior_sweep, "fit_heads", spied)
-    settings = {"loss": "imbnnpu", "penalty": 1e-3, "device": "cpu", "seeds": [0]}
-    rows = sweep_on(data[0], priors=[0.6, 0.01, 0.05, 0.8], **settings).rows
-    assert [row.prior for row in rows] == [0.6, 0.01, 0.05, 0.8]
-    assert [(sorted(set(priors)), started) for priors, started, _ in trained] == [
-        ([0.01], False),
-        ([0.01, 0.05], True),
-        ([0.6, 0.8], False),
-    ]
+    monkeypatch.setattr(prior_sweep, "fit_held_out", spied)
+    rows = sweep_on(data[0], nn(), priors=[0.6, 0.01, 0.05, 0.8], seeds=[0]).rows
+    assert [row["prior"] for row in rows] == [0.6, 0.01, 0.05, 0.8]
+    assert [one[:2] for one in trained] == [([0.01], False), ([0.01, 0.05], True), ([0.6, 0.8], False)]
     assert trained[1][2] <= 5 < trained[2][2]
     for row in rows:
-        alone = sweep_on(data[0], priors=[row.prior], **settings).rows[0]
-        assert row.risk == pytest.approx(alone.risk, abs=1e-4)
-        assert row.pauc == pytest.approx(alone.pauc, abs=1e-3)
+        alone = sweep_on(data[0], nn(), priors=[row["prior"]], seeds=[0]).rows[0]
+        assert row["risk"] == pytest.approx(alone["risk"], abs=1e-4)
+        assert row["pauc"] == pytest.approx(alone["pauc"], abs=1e-3)
 
 
 def test_truth_stands_beside_the_estimates(data):
     data, y = data
     truth = y.astype(np.int8).copy()
     truth[:50] = -1  # not known
-    rows = sweep_on(data, priors=[0.2], seeds=[0], truth=truth, device="cpu").rows
-    assert rows[0].true_auc > 0.8 and abs(rows[0].true_f1 - rows[0].f1) < 0.25
-    assert not any(
-        name.startswith("true_") for name in sweep_on(data, priors=[0.2], seeds=[0], device="cpu").rows[0].to_dict()
-    )
+    rows = sweep_on(data, CPU, priors=[0.2], seeds=[0], truth=truth).rows
+    assert rows[0]["true_auc"] > 0.8 and abs(rows[0]["true_f1"] - rows[0]["f1"]) < 0.25
 
 
 def test_the_authors_solver_can_be_swept(data):
-    from pucache.heads.minibatch import SGDSettings
-
     settings = SGDSettings(epochs=2, min_steps=100, learning_rate=0.02)
-    rows = sweep_on(
-        data[0], priors=[0.2], seeds=[0, 1], solver="sgd", loss="imbnnpu", sgd_settings=settings, device="cpu"
-    ).rows
-    assert all(row.pauc > 0.7 and 0 <= row.clamped <= 1 for row in rows)
+    classifier = PULinearClassifier(solver="sgd", loss="imbnnpu", sgd_settings=settings, device="cpu")
+    rows = sweep_on(data[0], classifier, priors=[0.2], seeds=[0, 1]).rows
+    assert all(row["pauc"] > 0.7 and 0 <= row["clamped"] <= 1 for row in rows)
 
 
 @pytest.mark.parametrize("bad", [{"priors": []}, {"priors": [0.0]}, {"priors": [1.0]}, {"seeds": []}])
@@ -99,13 +95,13 @@ def test_priors_outside_their_domain_are_refused(data, bad):
 def test_priors_that_a_review_has_shown_to_be_wrong_are_left_out(tmp_path):
     X, s, y = planted(n=300, labelled=20, prior=0.3)
     reviewed = np.where((y == 1) & (s == 0), 1, 0).astype(np.int8)
-    data = PUData.of(write_cache(tmp_path / "c.h5", X), Labels(s, reviewed))
+    data = LabelledCache.of(write_cache(tmp_path / "c.h5", X), Labels(s, reviewed))
     share = reviewed.sum() / (s == 0).sum()
-    result = sweep_on(data, priors=(0.01, 0.1, 0.5), seeds=(0,), device="cpu", penalty=1e-3)
-    assert share > 0.1 and [row.prior for row in result.rows] == [0.5]
+    result = sweep_on(data, FIXED, priors=(0.01, 0.1, 0.5), seeds=(0,))
+    assert share > 0.1 and [row["prior"] for row in result.rows] == [0.5]
     assert "Left out, as a review has shown them to be wrong: 2 priors." in result.verdict
     with pytest.raises(ValueError, match=r"the prior cannot be 0\.01"):
-        sweep_on(data, priors=(0.01, 0.1), seeds=(0,), device="cpu", penalty=1e-3)
+        sweep_on(data, FIXED, priors=(0.01, 0.1), seeds=(0,))
 
 
 def test_a_sweep_takes_what_training_takes_strings_or_opened_objects(tmp_path):
@@ -114,13 +110,11 @@ def test_a_sweep_takes_what_training_takes_strings_or_opened_objects(tmp_path):
     (tmp_path / "found.txt").write_text("\n".join(key for key, label in zip(cache.keys, s, strict=True) if label))
     rows = [f"{key},{label}" for key, label in zip(cache.keys, y, strict=True)]
     (tmp_path / "truth.csv").write_text("\n".join(["key,label", *rows]))
-    options = {"priors": [0.2, 0.4], "seeds": [0], "penalty": 1e-3, "device": "cpu", "twins": None}
-    expected = sweep_on(PUData.of(cache, s, None), truth=y, priors=[0.2, 0.4], seeds=[0], penalty=1e-3, device="cpu")
+    options = {"priors": [0.2, 0.4], "seeds": [0]}
+    expected = sweep_on(LabelledCache.of(cache, s, None), FIXED, truth=y, **options)
     for paths in (cache, tmp_path / "cache.h5", [str(tmp_path / "cache.h5")]):
         for positives, truth in ((s, y), (str(tmp_path / "found.txt"), tmp_path / "truth.csv")):
-            assert sweep_priors(paths, positives, truth=truth, **options) == expected
-    with pytest.raises(TypeError, match="priority"):
-        sweep_priors(cache, s, priority=1)
+            assert sweep_priors(paths, positives, FIXED, truth=truth, twins=None, **options) == expected
 
 
 def test_the_table_has_a_column_per_figure_and_true_ones_only_with_truth(data, tmp_path):
@@ -130,7 +124,9 @@ def test_the_table_has_a_column_per_figure_and_true_ones_only_with_truth(data, t
     columns += "".join(f",{name}_low,{name}_high" for name in ranged)
     true = ",true_accuracy,true_precision,true_recall,true_f1,true_auc,true_average_precision"
     for truth, header in ((None, columns), (data[1], columns + true)):
-        result = sweep_on(data[0], priors=[0.2], seeds=[0], truth=truth, penalty=1e-3, device="cpu")
+        result = sweep_on(data[0], FIXED, priors=[0.2], seeds=[0], truth=truth)
         write_sweep_table(result, tmp_path / "sweep.csv")
         lines = (tmp_path / "sweep.csv").read_text().splitlines()
         assert lines[0] == header and len(lines) == 2 and lines[1].startswith("0.2,0,")
+        plot_sweep(result, tmp_path / "sweep.png")
+        assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 from helpers.neighbourhoods import clusters, random_graph
-from helpers.planted import QUICK, planted
+from helpers.planted import planted
 
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.risks import RISKS
-from pucache.training.linear_model import PULinearModel
 from pucache.training.neighbour_evidence import NeighbourEvidence
 from pucache.training.sklearn_classifier import PULinearClassifier
+from pucache.training.train_head import TrainingRows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 X, S, Y = clusters(labelled=40)
@@ -50,11 +50,6 @@ def test_a_method_that_cannot_be_used_is_refused_in_one_line(parameters, message
     with pytest.raises(ValueError, match=message) as caught:
         fit(**parameters)
     assert "\n" not in str(caught.value)
-
-
-def test_the_authors_protocol_is_linear():
-    model = fit(solver="sgd", sgd_settings=QUICK)
-    assert model.method_ == "linear" and model.neighbours_ is None
 
 
 def some_labels(count):
@@ -136,7 +131,6 @@ def test_piles_that_are_hard_on_neighbours_give_a_sound_model(name):
         *({"loss": loss, "method": "distilled"} for loss in RISKS if loss != "imbupu"),
         {"n_folds": 2},
         {"prior": None},
-        {"prior": None, "draws": 3},
         {"threshold": "precision=0.9", "deploy_prior": 0.3},
         {"penalty": 0},
     ],
@@ -150,7 +144,7 @@ def test_it_goes_with_every_other_parameter(parameters):
     assert Y[hidden][order].mean() > 0.4
     if "prior" in parameters:
         estimate = model.prior_estimate_
-        assert estimate.low <= estimate.prior <= estimate.high and estimate.draws == parameters.get("draws", 0)
+        assert estimate.low <= estimate.prior <= estimate.high
 
 
 @pytest.mark.parametrize(("left", "method"), [(0, "linear"), (36, "distilled")])
@@ -194,13 +188,6 @@ def test_rows_without_weight_change_neither_neighbours_nor_targets():
     assert cosine(model) > 0.9 > cosine(spoilt)
 
 
-def test_the_scale_of_weights_within_a_kind_changes_next_to_nothing(distilled):
-    scaled = fit(weights=np.where(S, 8.0, 1.0))
-    assert scaled.method_ == "distilled"
-    spread = distilled.margins(X).std()
-    np.testing.assert_allclose(scaled.margins(X), distilled.margins(X), atol=0.1 * spread)
-
-
 def test_figures_are_those_of_the_held_out_margins_of_the_distilled_head(distilled):
     """The margins of the final head, which saw the labels, rank the labelled positives higher."""
     held_out, seen = distilled.held_out_margins_, distilled.margins(X)
@@ -224,19 +211,18 @@ def test_a_graph_that_is_given_is_used_and_asked_for_once(monkeypatch):
         requested.append(rows)
         return random_graph(N, k=20, among=Y)
 
-    model = PULinearModel(**OPTIONS)
-    labels = TrainingLabels.of(S)
-    fitted = model.train(DesignMatrix(X, S, None, torch.device("cpu")), labels, graph_source=source)
-    assert requested == [None] and model.neighbours_.weight > 0 and fitted.method == "distilled"
-    assert (fitted.classifier_cross_fit.margins != fitted.held_out_margins).any()
+    model = PULinearClassifier(**OPTIONS).train(training_rows(S, source))
+    assert requested == [None] and model.neighbours_.weight > 0 and model.method_ == "distilled"
+    assert (model.classifier_margins_ != model.held_out_margins_).any()
 
 
 def test_no_graph_is_asked_for_where_none_is_used():
     def refuse(rows):
         raise AssertionError("no graph is needed")
 
-    design = DesignMatrix(X, S, None, torch.device("cpu"))
-    PULinearModel(**OPTIONS, method="linear").train(design, TrainingLabels.of(S), graph_source=refuse)
-    few = some_labels(3)
-    design = DesignMatrix(X, few, None, torch.device("cpu"))
-    PULinearModel(**OPTIONS).train(design, TrainingLabels.of(few), graph_source=refuse)
+    PULinearClassifier(**OPTIONS, method="linear").train(training_rows(S, refuse))
+    PULinearClassifier(**OPTIONS).train(training_rows(some_labels(3), refuse))
+
+
+def training_rows(s, graph):
+    return TrainingRows(DesignMatrix(X, s, None, torch.device("cpu")), TrainingLabels.of(s), graph)
