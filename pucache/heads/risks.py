@@ -40,7 +40,7 @@ RISKS = ("upu", "nnpu", "imbupu", "imbnnpu", "weighted_bce", "bce")
 _CLAMPED = ("nnpu", "imbnnpu")
 
 
-def rising(surrogate: str, margins: Tensor) -> tuple[Tensor, Tensor]:
+def negative_loss(surrogate: str, margins: Tensor) -> tuple[Tensor, Tensor]:
     """Loss under the negative label, l(-m), and its derivative in m."""
     sigmoid = torch.sigmoid(margins)
     if surrogate == "sigmoid":
@@ -48,9 +48,9 @@ def rising(surrogate: str, margins: Tensor) -> tuple[Tensor, Tensor]:
     return softplus(margins), sigmoid
 
 
-def falling(surrogate: str, margins: Tensor) -> tuple[Tensor, Tensor]:
+def positive_loss(surrogate: str, margins: Tensor) -> tuple[Tensor, Tensor]:
     """Loss under the positive label, l(m), and its derivative in m."""
-    value, slope = rising(surrogate, -margins)
+    value, slope = negative_loss(surrogate, -margins)
     return value, -slope
 
 
@@ -177,8 +177,8 @@ class PURisk:
         w_unl, total_unl = _normalised(weights * (1 - is_positive))
         share = total_pos / (total_pos + total_unl).clamp(min=torch.finfo(weights.dtype).tiny)
         c = self.coefficients(prior, share)
-        loss_pos, slope_pos = falling(str(self.surrogate), margins)
-        loss_neg, slope_neg = rising(str(self.surrogate), margins)
+        loss_pos, slope_pos = positive_loss(str(self.surrogate), margins)
+        loss_neg, slope_neg = negative_loss(str(self.surrogate), margins)
         positive_part = c.a * (w_pos * loss_pos).sum(1)  # (K,)
         balance = c.u[:, None] * w_unl + c.p[:, None] * w_pos  # (K, b)
         negative_part = (balance * loss_neg).sum(1)

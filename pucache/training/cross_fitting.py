@@ -32,12 +32,11 @@ import numpy as np
 from ..devices import choose_device
 from ..estimates.review_weights import TrainingLabels
 from ..heads.design_matrix import DesignMatrix
-from ..heads.full_batch import TOLERANCE
 from ..heads.linear_heads import FittedHeads
 from ..heads.minibatch import SGDSettings
 from ..heads.moments import Moments
 from ..heads.risks import PURisk
-from ..heads.solve import fit_heads
+from ..heads.solve import TOLERANCE, fit_heads
 from ..storage.rows import RowMatrix
 from .penalty import PENALTIES, ranks_of_positives, weakest_of_the_best
 

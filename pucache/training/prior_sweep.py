@@ -17,9 +17,9 @@ from ..estimates.intervals import PriorRange, stated_estimates
 from ..estimates.label_requirements import LabelCount
 from ..estimates.metrics import with_labels
 from ..estimates.thresholds import choose_threshold
-from ..heads.full_batch import WIDTH
 from ..heads.linear_heads import FittedHeads
 from ..heads.minibatch import SGDSettings
+from ..heads.objective import WIDTH
 from ..heads.risks import PURisk
 from ..heads.solve import fit_heads
 from ..labels.folds import assign_folds

@@ -13,11 +13,10 @@ from ..estimates.calibration import Tilt, fit_tilt
 from ..estimates.priors import PriorEstimate, bootstrap_interval, estimate, profile_interval
 from ..estimates.review_weights import TrainingLabels
 from ..heads.design_matrix import DesignMatrix
-from ..heads.full_batch import TOLERANCE
 from ..heads.linear_heads import FittedHeads
 from ..heads.minibatch import SGDSettings
 from ..heads.risks import PURisk
-from ..heads.solve import fit_heads
+from ..heads.solve import TOLERANCE, fit_heads
 from ..labels.folds import assign_folds
 from ..progress import Progress
 from .cross_fitting import CrossFit, CrossFitter
