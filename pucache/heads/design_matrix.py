@@ -6,6 +6,7 @@ whatever the size of the cache.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from functools import cached_property, partial
 from itertools import pairwise
@@ -28,10 +29,22 @@ _BLOCKS_PER_GROUP, _MAX_GROUPS = 4, 32  # see `RowBlocks.groups`
 _BLOCK_VALUES = {"cpu": 1 << 20, "cuda": 1 << 25}
 _DIRECTIONS = 64  # leading directions that preconditioners use
 
+log = logging.getLogger("pucache")
 
-def resident_bytes(device: torch.device) -> int:
-    """Bytes of float32 rows that may stay in the memory of a device."""
-    return CPU_RESIDENT if device.type == "cpu" else int(DEVICE_SHARE * free_memory(device))
+
+def fits(values: int, device: torch.device) -> bool:
+    """Whether so many float32 values of rows may stay in the memory of a device; a warning says so a GPU's may not."""
+    if device.type == "cpu":
+        return 4 * values <= CPU_RESIDENT
+    free = free_memory(device)
+    if 4 * values <= DEVICE_SHARE * free:
+        return True
+    log.warning(
+        "X of %.1f GiB does not fit into %.1f GiB of free memory on %s: "
+        "its rows are uploaded again in every pass, which takes longer",
+        *(4 * values / 2**30, free / 2**30, device),
+    )
+    return False
 
 
 class RowBlocks:
@@ -54,7 +67,7 @@ class RowBlocks:
         self._centre, self._spread = torch.tensor(moments.centre, device=device), moments.spread
         step = max(256, _BLOCK_VALUES[device.type] // X.shape[1])
         self._slices = [slice(begin, min(begin + step, len(rows))) for begin in range(0, len(rows), step)]
-        self._keeps = 4 * len(rows) * X.shape[1] <= resident_bytes(device)
+        self._keeps = fits(len(rows) * X.shape[1], device)
         self._kept: dict[int, Tensor] = {}
 
     def __len__(self) -> int:

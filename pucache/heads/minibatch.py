@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..progress import Progress
 from ..storage.rows import release_pages, take_rows
-from .design_matrix import resident_bytes
+from .design_matrix import fits
 from .linear_heads import FittedHeads
 from .objective import HeadProblem
 from .risks import negative_loss, positive_loss
@@ -96,8 +96,7 @@ class _Batches:
         self.rows = [part[np.argsort(~design.is_positive[part], kind="stable")] for part in parts]
         self._offsets = np.cumsum([0] + [int(design.is_positive[part].sum()) for part in parts]).tolist()
         self._positive_rows, self._positive = design.positive_rows, self._read(design.positive_rows)
-        fits = 4 * self._X.shape[0] * self._X.shape[1] <= resident_bytes(self._device)
-        self._kept = [self._read(rows) for rows in self.rows] if fits else None
+        self._kept = [self._read(rows) for rows in self.rows] if fits(self._X.size, self._device) else None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -196,7 +195,7 @@ class _BatchLosses:
             margins = parameters @ X.T
             positive_part = (positive * positive_loss(self._surrogate, margins)[0]).sum(1)
             negative_part = (negative * negative_loss(self._surrogate, margins)[0]).sum(1)
-            value, _, clamped = self._risk.combine(positive_part, negative_part)
+            value, clamped = self._risk.combine(positive_part, negative_part)
             risks += value
             clamps += clamped
         return (risks / len(batches)).cpu().numpy(), (clamps / len(batches)).cpu().numpy()
