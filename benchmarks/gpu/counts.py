@@ -3,19 +3,16 @@
     python -m benchmarks.gpu.counts [--out docs/results/gpu.md] [--json]
 
 The emulated device (tests/helpers/emulated_cuda.py) counts every kernel that torch would launch, and every
-point where the host would wait for the GPU. The replay of a CUDA graph is one launch. Kernels that only a GPU
+point where the host would wait for the GPU. Kernels that only a GPU
 can run, such as those of a compiled network, are not counted. Set-up is left out, unless it is named.
 """
 
 import argparse
 import json
-import logging
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -25,22 +22,14 @@ from benchmarks.common.environment import environment
 from benchmarks.gpu.checkout import ROOT
 from benchmarks.gpu.slices import Figure
 from pucache.encoders.inference import Runtime
-from pucache.heads.design_matrix import DesignMatrix
-from pucache.heads.full_batch import RiskObjective
-from pucache.heads.minibatch import SGDSettings
-from pucache.heads.problem import HeadProblem
-from pucache.heads.risks import PURisk
-from pucache.heads.solve import fit_heads
 from pucache.neighbours.knn import RowSearch
-from pucache.progress import Silent
 
 if str(ROOT / "tests") not in sys.path:
     sys.path.append(str(ROOT / "tests"))
-from helpers.emulated_cuda import Graph, emulated_cuda
+from helpers.emulated_cuda import emulated_cuda
 from helpers.training_parts import IMAGES, recipe, training, with_norms
 
-N, DIM, LABELLED = 600, 24, 60
-LARGE, SMALL = 60, 20  # rows of a batch
+N, DIM = 600, 24
 SHORT, LONG = 3, 5  # epochs, batches or steps
 WAITS, LAUNCHES = "waits", "launches"
 
@@ -89,87 +78,9 @@ def figures(
 # --- work ------------------------------------------------------------------------------------------
 
 
-def rows() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """X, s and three columns of weights."""
-    draw = np.random.default_rng(0)
-    X = draw.standard_normal((N, DIM)).astype(np.float16)
-    s = (np.arange(N) < LABELLED).astype(np.int8)
-    X[: 2 * LABELLED] += 0.5
-    return X, s, draw.integers(0, 3, (N, 3)).astype(np.float32)
-
-
-def sgd(heads: int, *, weighted: bool) -> list[Figure]:
-    """Of an epoch by a CUDA graph, and of a step where there is none."""
-    X, s, weights = rows()
-    settings = {"risk": PURisk("imbnnpu"), "solver": "sgd", "prior": np.linspace(0.05, 0.2, heads), "penalty": 1e-3}
-    if weighted:
-        settings |= {"weights": weights, "column": np.arange(heads) % weights.shape[1]}
-
-    def epochs_of(size: int) -> tuple[float, float]:
-        def work(epochs: int) -> int:
-            protocol = SGDSettings(epochs=epochs, min_steps=0, batch_size=size)
-            fit_heads(X, s, sgd_settings=protocol, device="cuda", **settings)
-            return epochs
-
-        return difference(work)
-
-    name = f"sgd, {heads} head{'s' * (heads > 1)}{', row weights' * weighted}"
-    waits, launches = epochs_of(LARGE)
-    with no_graphs():
-        (_, small_batches), (_, large_batches) = epochs_of(SMALL), epochs_of(LARGE)
-    step = (small_batches - large_batches) / (-(-N // SMALL) + N // -LARGE)
-    return [
-        Figure(f"{name}: waits an epoch", (waits,), WAITS, target=2),
-        Figure(f"{name}: launches an epoch, by a CUDA graph", (launches,), LAUNCHES, target=50),
-        Figure(f"{name}: launches a step, without graphs", (step,), LAUNCHES, target=8),
-    ]
-
-
-@contextmanager
-def no_graphs() -> Iterator[None]:
-    """Refuse to capture; the solver then goes on without, and warns."""
-
-    def refused(*operation: object) -> None:
-        raise RuntimeError("not captured")
-
-    log = logging.getLogger("pucache")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with patch.object(Graph, "note", refused):
-            yield
-    finally:
-        log.setLevel(level)
-
-
-def batch(heads: int) -> list[Figure]:
-    """Of a fit, and of an evaluation of the risk of all heads and of its gradient."""
-    X, s, _ = rows()
-
-    def work() -> int:
-        return fit_heads(X, s, seed=np.arange(heads), penalty=1e-3, device="cuda").passes
-
-    whole = counted(work)
-    name = f"batch, {heads} head{'s' * (heads > 1)}"
-    note = f"{whole.units} passes over X, set-up included"
-    return [
-        Figure(f"{name}: waits beyond one in a pass over X", (whole.waits - whole.units,), WAITS, target=7, note=note),
-        Figure(f"{name}: launches a pass over X", (whole.launches / whole.units,), LAUNCHES, target=185, note=note),
-        Figure(f"{name}: launches an evaluation", (evaluation(heads),), LAUNCHES, target=60),
-    ]
-
-
-def evaluation(heads: int) -> int:
-    """Launches of one evaluation of the risk and its gradient."""
-    X, s, _ = rows()
-    with emulated_cuda() as device, torch.inference_mode():
-        design = DesignMatrix(X, s, None, torch.device("cuda"))
-        problem = HeadProblem.of(design, PURisk(), prior=np.full(heads, 0.1), column=0)
-        objective = RiskObjective(problem, Silent())
-        parameters, running = torch.zeros(heads, DIM + 1, device="cuda"), torch.arange(heads, device="cuda")
-        device.counts.clear()
-        objective(parameters, running)
-        return device.counts.launches
+def rows() -> np.ndarray:
+    """Rows to search, float32 (n, d)."""
+    return np.random.default_rng(0).standard_normal((N, DIM)).astype(np.float32)
 
 
 def pretraining(name: str) -> list[Figure]:
@@ -205,7 +116,7 @@ def embedding(precision: str) -> list[Figure]:
 
 def retrieval() -> list[Figure]:
     """Waits and launches a search among rows that were uploaded before."""
-    X = rows()[0].astype(np.float32)
+    X = rows()
 
     def work(searches: int) -> int:
         search = RowSearch(X, 10, device="cuda")
@@ -219,11 +130,6 @@ def retrieval() -> list[Figure]:
 def all_figures() -> list[Figure]:
     """Every count of the page."""
     collected = []
-    for heads in (1, 6):
-        for weighted in (False, True):
-            collected += sgd(heads, weighted=weighted)
-    for heads in (1, 6):
-        collected += batch(heads)
     collected += retrieval()
     for name in ("modern", "impulses"):
         collected += pretraining(name)

@@ -79,9 +79,10 @@ class Preconditioner:
     """
 
     def __init__(self, leading: LeadingDirections, curvature: Tensor, penalty: Tensor):
-        self._centre, self._directions = leading.centre.to(curvature), leading.directions.to(curvature)
+        device = curvature.device
+        self._centre, self._directions = leading.centre.to(device), leading.directions.to(device)
         least = _MIN_VARIANCE / len(self._centre)  # the variances of all directions sum to about one
-        variances = leading.variances.to(curvature).clamp(min=least)
+        variances = leading.variances.to(device).clamp(min=least)
         self._rest = (1 / (curvature * max(leading.rest, least) + penalty))[:, None]  # (K, 1)
         self._along = 1 / (curvature[:, None] * variances + penalty[:, None]) - self._rest  # (K, q)
         self._of_intercept = (1 / curvature)[:, None]
@@ -127,7 +128,7 @@ def systematic_sample(importance: np.ndarray, count: int = SAMPLE) -> tuple[np.n
 def _leading_subspace(sample: Tensor, count: int) -> Tensor:
     """Orthonormal basis (d, count) by subspace iteration, from normal draws that are the same in every run."""
     draws = np.random.default_rng(0).normal(size=(sample.shape[1], count)).astype(np.float32)
-    basis = torch.from_numpy(draws).to(sample)
+    basis = torch.from_numpy(draws).to(sample.device)
     for _ in range(_ITERATIONS):
         basis = torch.linalg.qr(sample.T @ (sample @ basis))[0]
     return basis

@@ -135,7 +135,7 @@ def test_jpeg_files_are_the_same_whatever_the_number_of_processes(tmp_path, monk
 
 @no_gpu
 def test_counts_have_the_budgets_of_the_tests():
-    found = counts.sgd(1, weighted=False)
+    found = counts.embedding("fp32")
     assert found[0].values[0] <= found[0].target, found
     assert f"| {found[0].name} | " in counts.page(found)
 
