@@ -70,9 +70,6 @@ class RowBlocks:
         self._keeps = fits(len(rows) * X.shape[1], device)
         self._kept: dict[int, Tensor] = {}
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def groups(self) -> list[list[slice]]:
         """Slices into ``rows`` of the blocks, in groups of consecutive ones for sums that several threads add up.
 

@@ -37,7 +37,6 @@ def test_blocks_are_the_chosen_rows_centred_and_scaled(monkeypatch, tmp_path, sp
     moments, chosen = Moments.of(X), np.flatnonzero(np.arange(3000) % 5)[::spacing]
     made = RowBlocks(StackedRows([X[:1000], X[1000:]]) if stacked else X, chosen, moments, CPU)
     expected = (X[chosen].astype(np.float64) - moments.centre) / moments.spread
-    assert len(made) == len(chosen)
     for _ in range(2):  # a second pass gives the same
         seen = every_block(made)
         assert [part.start for part, _ in seen] == list(range(0, len(chosen), 256))

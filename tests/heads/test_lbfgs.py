@@ -1,5 +1,3 @@
-import itertools
-
 import pytest
 import torch
 
@@ -81,46 +79,6 @@ def test_a_problem_ends_where_it_ends_alone_after_as_many_evaluations(kind):
         torch.testing.assert_close(alone.parameters[0], together.parameters[k], rtol=1e-7, atol=1e-9)
         torch.testing.assert_close(alone.value[0], together.value[k], rtol=1e-7, atol=1e-9)
         torch.testing.assert_close(alone.decrement[0], together.decrement[k], rtol=1e-4, atol=1e-9)
-
-
-@pytest.mark.parametrize("kind", FAMILIES)
-def test_a_problem_that_is_done_is_not_asked_about_again(kind):
-    family, copies = kind(), torch.tensor([0] + 9 * [4])  # of ten only the first is of another kind, and pace
-    others = family.start[copies] + torch.linspace(0, 1e-3, 10, dtype=torch.float64)[:, None]
-    asked = []
-
-    def counting(parameters, problem):
-        asked.append(problem.tolist())
-        return family(parameters, copies[problem])
-
-    found = minimise(counting, others, plain, tolerance=1e-3, evaluations=LIMIT)
-    alone = minimise(only(family, 0), others[:1], plain, tolerance=1e-3, evaluations=LIMIT)
-    assert sum(0 in of_call for of_call in asked) == alone.evaluations
-    torch.testing.assert_close(found.parameters[0], alone.parameters[0], rtol=1e-7, atol=1e-9)
-    assert asked[0] == list(range(10)) and len(asked[-1]) < 10
-    for before, after in itertools.pairwise(asked):
-        assert set(after) <= set(before)
-
-
-def test_the_order_of_the_problems_does_not_matter():
-    family, order = Quadratics(), torch.tensor([3, 0, 4, 2, 1])
-    straight = minimise(family, family.start, plain, tolerance=1e-4, evaluations=LIMIT)
-    turned = minimise(lambda x, k: family(x, order[k]), family.start[order], plain, tolerance=1e-4, evaluations=LIMIT)
-    torch.testing.assert_close(turned.parameters, straight.parameters[order], rtol=1e-7, atol=1e-9)
-
-
-def test_a_looser_tolerance_is_reached_sooner():
-    used = []
-    for tolerance in (1e-1, 1e-3, 1e-6):
-        family = Quadratics()
-        found = minimise(family, family.start, plain, tolerance=tolerance, evaluations=LIMIT)
-        _, gradient = family(found.parameters, torch.arange(5))
-        _, at_start = family(family.start, torch.arange(5))
-        share = gradient.norm(dim=1) / at_start.norm(dim=1)
-        torch.testing.assert_close(found.decrement, share)
-        assert (share <= tolerance).all()
-        used.append(found.evaluations)
-    assert used[0] < used[1] < used[2]
 
 
 def test_the_tolerance_refers_to_the_reference_where_one_is_given():

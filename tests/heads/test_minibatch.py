@@ -170,14 +170,6 @@ def test_where_nothing_fits_rows_are_read_anew_and_the_heads_are_the_same(data, 
     same(kept, fit(np.load(tmp_path / "X.npy", mmap_mode="r"), s, weights=weights), atol=0)
 
 
-def test_the_form_of_x_changes_nothing(data, tmp_path):
-    X, s = data
-    np.save(tmp_path / "X.npy", X.astype(np.float16))
-    mapped = np.load(tmp_path / "X.npy", mmap_mode="r")
-    for form in (X.astype(np.float16), mapped, np.asfortranarray(X)):
-        same(fit(X, s), fit(form, s), atol=0)
-
-
 # --- many heads, weights -----------------------------------------------------------------------
 
 
@@ -193,23 +185,6 @@ def test_many_heads_together_are_as_each_alone(data, name):
         same(together.take([k]), alone, atol=1e-4)
 
 
-def test_heads_that_share_weights_and_prior_are_as_among_others(data):
-    """Those are reckoned with one row of weights for all."""
-    X, s = data
-    own = {"penalty": [0, 0.1, 1], "seed": [0, 1, 2]}
-    shared = fit(X, s, prior=0.8, **own)
-    mixed = fit(X, s, prior=[0.8, 0.8, 0.8, 0.2], penalty=[*own["penalty"], 0], seed=[*own["seed"], 0])
-    assert shared.clamped.max() > 0 or mixed.clamped.max() > 0
-    same(shared, mixed.take([0, 1, 2]), atol=1e-4)
-
-
-def test_all_heads_see_the_batches_in_the_same_order(data):
-    X, s = data
-    heads = fit(X, s, prior=[0.3, 0.9, 0.3], seed=[4, 5, 4])
-    np.testing.assert_allclose(heads.coef[0], heads.coef[2], atol=1e-6)
-    assert np.abs(heads.coef[0] - heads.coef[1]).max() > 1e-3
-
-
 def test_a_head_does_not_see_its_rows_of_weight_zero(data):
     X, s = data
     weights, moments = np.ones((N, 2), np.float32), Moments.of(X)
@@ -219,22 +194,6 @@ def test_a_head_does_not_see_its_rows_of_weight_zero(data):
     before, after = (fit(values, s, weights=weights, moments=moments) for values in (X, other))
     same(before.take([0]), after.take([0]), atol=1e-5)
     assert np.abs(before.coef[1] - after.coef[1]).max() > 0.01
-
-
-@pytest.mark.parametrize("name", ["imbnnpu", "bce"])
-def test_with_one_batch_an_epoch_weight_zero_is_the_same_as_leaving_the_row_out(data, name):
-    X, s = data  # with smaller batches it is not: batches are cut from all rows
-    kept, moments, risk = np.arange(N) % 3 > 0, Moments.of(X), PURisk(name)
-    whole = fit(X, s, weights=kept[:, None].astype(np.float32), sgd_settings=WHOLE, moments=moments, risk=risk)
-    same(whole, fit(X[kept], s[kept], sgd_settings=WHOLE, moments=moments, risk=risk), atol=1e-5)
-
-
-def test_with_one_batch_an_epoch_a_row_of_weight_three_is_three_rows(data):
-    X, s = data
-    times, moments = np.random.default_rng(2).integers(1, 4, N), Moments.of(X)
-    whole = SGDSettings(epochs=30, min_steps=0, batch_size=3 * N, learning_rate=0.01)
-    weighed = fit(X, s, weights=times[:, None].astype(np.float32), sgd_settings=whole, moments=moments)
-    same(weighed, fit(X.repeat(times, 0), s.repeat(times), sgd_settings=whole, moments=moments), atol=1e-4)
 
 
 def test_batches_without_positives_are_borne(data):
@@ -255,13 +214,6 @@ def test_epochs_are_added_until_the_least_number_of_steps_is_made(n, epochs, min
     steps_a_pass = -(-n // batch_size)
     assert passes >= epochs and passes * steps_a_pass >= min_steps
     assert passes == epochs or (passes - 1) * steps_a_pass < min_steps
-
-
-def test_as_many_passes_are_made(data):
-    X, s = data
-    few = fit(X[:40], s[:40], sgd_settings=SGDSettings(epochs=1, min_steps=57, batch_size=64))
-    assert few.passes == 57
-    same(few, fit(X[:40], s[:40], sgd_settings=SGDSettings(epochs=57, min_steps=0, batch_size=64)), atol=0)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pucache.heads.moments import Moments
 from pucache.heads.objective import WIDTH
 from pucache.heads.preconditioner import LeadingDirections
 from pucache.heads.risks import PURisk
-from pucache.heads.solve import SOFT_TOLERANCE, TOLERANCE, SoftTargetTrainer, fit_heads, fit_soft_targets
+from pucache.heads.solve import TOLERANCE, SoftTargetTrainer, fit_heads, fit_soft_targets
 from pucache.progress import Silent
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -65,20 +65,6 @@ def same(one, other, **tolerance):
 
 
 # --- both solvers ----------------------------------------------------------------------------
-
-
-@SOLVERS
-@pytest.mark.parametrize("surrogate", ["sigmoid", "logistic"])
-@pytest.mark.parametrize("name", EVERY)
-def test_separable_blobs_are_separated(data, name, surrogate, solver):
-    X, s, y = data
-    long = SGDSettings(epochs=100, min_steps=0, learning_rate=0.05)
-    risk = PURisk(name, None if "bce" in name else surrogate)
-    heads = fit(X, s, risk=risk, sgd_settings=long, solver=solver)
-    assert heads.coef.shape == (1, D) and heads.intercept.shape == (1,)
-    margins = heads.margins(X)[:, 0]
-    assert margins[y == 1].mean() > margins[y == 0].mean() + 1
-    assert ((margins > np.median(margins[y == 1]) / 2 + np.median(margins[y == 0]) / 2) == y).mean() > 0.97
 
 
 @SOLVERS
@@ -202,14 +188,6 @@ def test_where_the_clamp_acts_the_negative_part_ends_at_its_bound(data, name, be
     assert 0.2 < held.clamped[0] <= 1 and free.clamped[0] == 0
 
 
-@pytest.mark.parametrize("name", ["nnpu", "imbnnpu"])
-def test_where_the_clamp_does_not_act_the_head_is_that_without_it(data, name):
-    X, s, _ = data
-    held, free = (fit(X, s, PURisk(n, beta=0.5), prior=0.1, penalty=0.1) for n in (name, CLAMPED[name]))
-    np.testing.assert_allclose(held.coef, free.coef, atol=1e-4)
-    np.testing.assert_allclose(held.intercept, free.intercept, rtol=1e-4)
-
-
 def test_imbalanced_upu_is_free_of_the_prior(data):
     X, s, _ = data
     heads = fit(X, s, prior=[0.001, 0.1, 0.5, 0.9], weights=np.ones((N, 1)), column=0)
@@ -252,16 +230,6 @@ def test_rows_of_weight_zero_might_as_well_not_be_there(data, name):
     assert np.abs(fit(X, s, name).coef - left.coef).max() > 5e-3
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_a_row_of_weight_three_is_three_rows(data, name):
-    X, s, _ = data
-    times, moments = np.random.default_rng(2).integers(1, 4, N), Moments.of(X)
-    weighed = fit(X, s, name, weights=times[:, None].astype(np.float32), moments=moments, tolerance=TIGHT)
-    repeated = fit(X.repeat(times, 0), s.repeat(times), name, moments=moments, tolerance=TIGHT)
-    np.testing.assert_allclose(weighed.coef, repeated.coef, atol=1e-3)
-    np.testing.assert_allclose(weighed.intercept, repeated.intercept, atol=1e-3)
-
-
 @pytest.mark.parametrize("name", ["imbupu", "imbnnpu", "weighted_bce"])
 def test_a_warm_start_reaches_the_same_minimum_in_fewer_passes(data, name):
     X, s, _ = data
@@ -289,13 +257,6 @@ def test_the_form_of_x_and_the_room_for_it_change_nothing(data, targets, monkeyp
         same(fit_soft(form, targets), soft, atol=0)
 
 
-def test_the_size_of_the_blocks_changes_nothing_but_rounding(data, monkeypatch):
-    X, s, _ = data
-    whole = fit(X, s, tolerance=TIGHT)
-    monkeypatch.setitem(design_matrix._BLOCK_VALUES, "cpu", 256)
-    np.testing.assert_allclose(fit(X, s, tolerance=TIGHT).coef, whole.coef, atol=1e-4)
-
-
 @pytest.mark.parametrize("scale, shift", [(1e-3, 0.0), (50.0, 0.0), (1.0, 300.0), (0.1, -20.0)])
 @pytest.mark.parametrize("name", ["imbupu", "bce"])
 def test_scale_and_place_of_x_change_the_coefficients_alone(data, name, scale, shift):
@@ -303,15 +264,6 @@ def test_scale_and_place_of_x_change_the_coefficients_alone(data, name, scale, s
     plain, moved = fit(X, s, name), fit(X * np.float32(scale) + np.float32(shift), s, name)
     np.testing.assert_allclose(moved.coef * scale, plain.coef, atol=2e-3)
     np.testing.assert_allclose(moved.margins(X * np.float32(scale) + np.float32(shift)), plain.margins(X), atol=5e-3)
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_a_feature_that_never_changes_is_of_no_consequence(data, name):
-    X, s, _ = data
-    with_it = np.insert(X, 2, 7.3, axis=1)
-    plain, heads = (fit(x, s, name, penalty=0.05, tolerance=TIGHT) for x in (X, with_it))
-    np.testing.assert_allclose(heads.margins(with_it), plain.margins(X), atol=1e-3)
-    assert abs(heads.coef[0, 2]) < 1e-3
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -339,24 +291,6 @@ def test_directions_without_rows_are_left_alone_even_without_a_penalty(data, nam
     heads = fit(few, s, name, penalty=0.0)
     others = planted(40, 300, labelled=10, seed=1)[0]
     assert np.abs(heads.margins(others)).max() < 5 * np.abs(heads.margins(few)).max()
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_a_single_feature(data, name):
-    X, s, _ = data
-    heads = fit(X[:, :1], s, name, penalty=0.05)
-    assert heads.coef.shape == (1, 1) and heads.residual[0] <= TOLERANCE
-    assert heads.coef[0, 0] > 0
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_a_single_positive(data, name):
-    X, s, _ = data
-    one = np.zeros_like(s)
-    one[np.flatnonzero(s)[0]] = 1
-    heads = fit(X, one, name)
-    assert heads.residual[0] <= TOLERANCE
-    assert heads.margins(X)[one == 1].item() > np.median(heads.margins(X))
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -430,15 +364,6 @@ def test_a_soft_target_is_two_weighted_rows_of_scikit_learn_s_logistic_regressio
     assert (heads.residual <= TIGHT).all()
 
 
-def test_soft_targets_of_weight_zero_might_as_well_not_be_there(data, targets):
-    X = data[0]
-    kept, moments = np.arange(N) % 3 > 0, Moments.of(X)
-    left_out = fit_soft(np.where(kept[:, None], X, -7 * X), targets, weights=kept, moments=moments)
-    absent = fit_soft(X[kept], targets[kept], moments=moments)
-    np.testing.assert_allclose(left_out.coef, absent.coef, atol=5e-4)
-    np.testing.assert_allclose(left_out.intercept, absent.intercept, atol=2e-3)
-
-
 def test_a_row_of_weight_three_is_three_rows_and_the_scale_of_weights_does_not_count(data, targets):
     X = data[0]
     times, moments = np.random.default_rng(2).integers(1, 4, N), Moments.of(X)
@@ -472,29 +397,11 @@ def test_a_trainer_comes_to_the_minimum_of_every_targets(data, targets, monkeypa
         np.testing.assert_allclose(heads.coef, plain.coef, atol=5e-4)
 
 
-def test_the_labels_of_a_design_matrix_count_for_nothing(data, targets):
-    X, s, _ = data
-    plain = fit_soft(X, targets, weights=weights_of(3))
-    for labels in (s, np.zeros_like(s), np.ones_like(s)):
-        design = DesignMatrix(X, labels, None, CPU)
-        np.testing.assert_allclose(fit_soft(design, targets, weights=weights_of(3)).coef, plain.coef, atol=5e-4)
-
-
 def test_targets_that_are_all_zero_or_all_one_end_finite(data, targets):
     X = data[0]
     heads = fit_soft(X, np.column_stack([np.zeros(N), np.ones(N), targets[:, 0]]))
     assert np.isfinite(heads.coef).all() and heads.intercept[0] < -5 and heads.intercept[1] > 5
     np.testing.assert_allclose(heads.coef[2], fit_soft(X, targets[:, 0]).coef[0], atol=5e-4)
-
-
-def test_the_default_tolerance_ranks_rows_as_the_minimum_does(data, targets):
-    X = data[0]
-    ranks = [
-        heads.margins(X).argsort(0).argsort(0)
-        for heads in (fit_soft(X, targets, tolerance=SOFT_TOLERANCE), fit_soft(X, targets))
-    ]
-    for k in range(3):
-        assert np.corrcoef(ranks[0][:, k], ranks[1][:, k])[0, 1] > 0.9999
 
 
 def test_bad_input_is_refused(data, targets):
