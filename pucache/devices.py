@@ -107,6 +107,14 @@ def _warn_of_unusable_cuda() -> None:
         log.warning("the GPU cannot be used: %s; going on with the CPU", fault)
 
 
+def free_memory(device: torch.device) -> int:
+    """Bytes that tensors may take on a CUDA device; what torch holds for later tensors counts as free."""
+    import torch
+
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + held
+
+
 # an allocation of torch, of cuBLAS or faiss, or of the driver where another process has taken everything
 _SHORTAGE = re.compile("CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|cudaMalloc|alloc fail")
 

@@ -54,7 +54,6 @@ def streaming(monkeypatch):
     monkeypatch.setattr("pucache.storage.rows.LARGE_MAP_BYTES", 0)
     monkeypatch.setattr("pucache.storage.rows._BLOCK_VALUES", 0)  # blocks of 256 rows
     monkeypatch.setattr("pucache.heads.design_matrix.CPU_RESIDENT", 0)
-    monkeypatch.setattr("pucache.heads.minibatch.CPU_RESIDENT", 0)
     monkeypatch.setattr("pucache.labels.near_duplicates._BLOCK_VALUES", 1000)
     monkeypatch.setattr(EmbeddingCache, "_joined_embeddings", property(lambda self: pytest.fail("X was copied")))
     monkeypatch.setattr(EmbeddingCache, "_joined_digests", property(lambda self: pytest.fail("digests were copied")))

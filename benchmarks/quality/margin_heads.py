@@ -8,15 +8,13 @@ import torch
 from torch import Tensor
 
 from pucache.heads.lbfgs import minimise
-from pucache.heads.leading_directions import leading_directions
 from pucache.heads.moments import Moments
-from pucache.heads.precision import reduced_precision
+from pucache.heads.preconditioner import LeadingDirections, evenly_spaced
 from pucache.heads.solve import flushed_denormals
 
 TOLERANCE, EVALUATIONS = 3e-3, 60
 _CURVATURE = 0.25
 _DIRECTIONS = 64
-_CPU = torch.device("cpu")
 
 # margins (A, n) and the heads that they belong to (A,) -> losses (A,)
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -35,7 +33,7 @@ class Rows:
         Each row is left out of the heads of its fold; `folds` is the number of a head that leaves out none.
     folds : int
     directions, variances, rest
-        Of `pucache.heads.leading_directions.leading_directions`.
+        Of `pucache.heads.preconditioner.LeadingDirections`.
     """
 
     X: Tensor
@@ -49,15 +47,15 @@ class Rows:
     @classmethod
     def of(cls, X: np.ndarray, s: np.ndarray, fold: np.ndarray, moments: Moments) -> "Rows":
         order = np.argsort(-s, kind="stable")
-        leading = leading_directions(X, moments, _DIRECTIONS)
-        scaled = torch.from_numpy(X[order].astype(np.float32)).sub_(torch.from_numpy(moments.centre))
+        scaled = torch.from_numpy(X.astype(np.float32)).sub_(torch.from_numpy(moments.centre)).div_(moments.spread)
+        leading = LeadingDirections.of_sample(scaled[evenly_spaced(len(X))], _DIRECTIONS)
         return cls(
-            scaled.div_(moments.spread),
+            scaled[order],
             int(s.sum()),
             torch.from_numpy(fold[order]),
             int(fold.max()) + 1,
-            torch.from_numpy(leading.directions.astype(np.float32)),
-            torch.from_numpy(leading.variances.astype(np.float32)),
+            leading.directions,
+            leading.variances,
             leading.rest,
         )
 
@@ -115,7 +113,7 @@ def train(rows: Rows, loss: Loss, penalty: Tensor, start: Tensor, *, evaluations
     if not len(start):
         return start
     every = torch.arange(len(start))
-    with flushed_denormals(), reduced_precision(_CPU):
+    with flushed_denormals():
         gradient = objective(torch.zeros_like(start), every)[1]
         reference = (gradient * precondition(gradient, every)).sum(1).sqrt()
         optimum = minimise(

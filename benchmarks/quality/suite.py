@@ -151,7 +151,7 @@ def compare(task: Task, rows: EmbeddingCache) -> dict:
 
 def logistic(X, s, y, X_test, y_test) -> dict:
     """Balanced logistic regression of P against U on standardised X, at every C; heads of pucache, which equal
-    scikit-learn's (tests/heads/test_full_batch.py)."""
+    scikit-learn's (tests/heads/test_solve.py)."""
     scale, centre = X.std(0, dtype=np.float64) + 1e-6, X.mean(0, dtype=np.float64)
     Z, Z_test = (((part - centre) / scale).astype(np.float32) for part in (X, X_test))
     spread = np.square(Z, dtype=np.float64).sum(1).mean()  # the unit of penalties

@@ -22,7 +22,7 @@ from benchmarks.common.environment import environment
 from benchmarks.common.plain_loops import loader_loop, slices_loop
 from benchmarks.quality.retrieval import write_rows
 from pucache import EmbeddingCache, PULinearClassifier
-from pucache.devices import choose_device, multiplies_bfloat16
+from pucache.devices import choose_device
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.moments import Moments
@@ -55,16 +55,14 @@ def median(call, device, repeats=REPEATS) -> float:
 def limits(X, device) -> tuple[float, float]:
     """Bytes read a second in one pass over X, and operations a second of a large product as heads use it."""
     read = X.numel() * X.element_size() / median(lambda: X.sum(), device, 9)
-    kind = torch.bfloat16 if multiplies_bfloat16(device) else torch.float32
-    A, B = X.to(kind), torch.randn(X.shape[1], 512, device=device, dtype=kind)
-    return read, 2 * X.numel() * 512 / median(lambda: A @ B, device, 9)
+    B = torch.randn(X.shape[1], 512, device=device)
+    return read, 2 * X.numel() * 512 / median(lambda: X @ B, device, 9)
 
 
 def products_of_batches(d, steps, K, device) -> float:
     """Seconds of the two products of each step of sgd with K heads, alone and with the batch in the cache."""
-    kind = torch.bfloat16 if multiplies_bfloat16(device) else torch.float32
-    X, step = torch.randn(BATCH, d, device=device).to(kind), torch.randn(K, BATCH, device=device).to(kind)
-    parameters, gradient = torch.randn(K, d, device=device).to(kind), torch.empty(K, d, device=device, dtype=kind)
+    X, step = torch.randn(BATCH, d, device=device), torch.randn(K, BATCH, device=device)
+    parameters, gradient = torch.randn(K, d, device=device), torch.empty(K, d, device=device)
 
     def products() -> None:
         for _ in range(200):
@@ -112,7 +110,7 @@ def main(cache: EmbeddingCache, s: np.ndarray, device: torch.device) -> str:
         return seconds
 
     common = {"device": name, "moments": Moments.of(X)}
-    pass_bytes = 2 * n * d  # of bfloat16 rows
+    pass_bytes = 4 * n * d  # of float32 rows
     loop = add(
         "autograd over contiguous slices, 100 epochs",
         median(lambda: slices_loop(rows, labels, PRIOR, EPOCHS), device, 1),

@@ -32,7 +32,7 @@ COMMANDS = {
 }
 COUNTED = {  # what is shown: module, and the function or class in it
     "moments": ("pucache.heads.moments", "MomentSums"),
-    "leading directions": ("pucache.heads.leading_directions", "leading_directions"),
+    "leading directions": ("pucache.heads.preconditioner", "LeadingDirections"),
     "design matrices": ("pucache.heads.design_matrix", "DesignMatrix"),
     "blocks of rows in float32": ("pucache.heads.design_matrix", "RowBlocks"),
     "groups of twins": ("pucache.labels.near_duplicates", "groups"),

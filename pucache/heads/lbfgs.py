@@ -2,36 +2,26 @@
 
 Every evaluation of the objective is one trial point for each problem still running. A problem whose
 trial decreases its value enough moves there; otherwise its step is shortened for the next trial;
-finished problems are left out. So each pass over the data serves all problems, whatever their pace.
-
-For a CUDA device the host waits once an evaluation, to see which problems are still running. Rejected trials
-are dropped there without a selection of rows, and directions come from products of matrices.
+finished problems leave the batch. So each pass over the data serves all problems, whatever their pace.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-from .precision import full_precision
-
 # parameters (A, p) and the numbers of their problems (A,) -> values (A,), gradients (A, p)
 Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 # vectors (A, p) and the numbers of their problems (A,) -> approximate inverse Hessian times vectors (A, p)
-Preconditioner = Callable[[Tensor, Tensor], Tensor]
+InverseHessian = Callable[[Tensor, Tensor], Tensor]
 
 _MEMORY = 10  # pairs of step and gradient change that are kept
 _SUFFICIENT = 1e-4  # Armijo's share of the decrease that the slope predicts
 _ROUNDING = 3e-7  # relative rounding error of a value in float32
-_SHORTEST = 1e-3  # a step shortened to this finds no decrease above rounding: the problem is finished
-
-
-def rows_of(values: Tensor, problem: Tensor) -> Tensor:
-    """Values (K, ...) of some problems, whose numbers (A,) ascend; where these are all, the values themselves."""
-    return values if len(values) == len(problem) else values[problem]
+_SHORTEST = 1e-3  # a step shortened to this, without remembered pairs, finds no decrease: the problem is finished
 
 
 @dataclass(frozen=True)
@@ -43,9 +33,7 @@ class Minimum:
     parameters : (K, p) tensor
     value : (K,) tensor
     decrement : (K,) tensor
-        Norm of the preconditioned gradient, relative to ``reference``.
-    reference : (K,) tensor
-        Norm of the preconditioned gradient at the reference point.
+        Norm of the preconditioned gradient, relative to the reference.
     evaluations : int
         Passes over the data.
     """
@@ -53,14 +41,13 @@ class Minimum:
     parameters: Tensor
     value: Tensor
     decrement: Tensor
-    reference: Tensor
     evaluations: int
 
 
 def minimise(
     objective: Objective,
     start: Tensor,
-    preconditioner: Preconditioner,
+    preconditioner: InverseHessian,
     *,
     tolerance: float,
     evaluations: int,
@@ -84,217 +71,130 @@ def minimise(
     -------
     Minimum
     """
-    minimiser = Minimiser(start, preconditioner, reference)
-    minimiser.run(objective, tolerance=tolerance, evaluations=evaluations)
-    return minimiser.minimum()
+    every = torch.arange(len(start), device=start.device)
+    value, gradient = objective(start, every)
+    batch = _Batch.at(every, start, value, gradient, preconditioner(gradient, every))
+    reference = batch.norm() if reference is None else reference
+    parameters, value, norm, used = start.clone(), value.clone(), batch.norm(), 1
+    while used < evaluations:
+        running = batch.unfinished(tolerance * reference[batch.problem])
+        if not running.all():
+            batch = batch.select(running)
+        if not len(batch.problem):
+            break
+        batch.update_direction(preconditioner)
+        trial = batch.parameters + batch.step_size[:, None] * batch.direction
+        trial_value, gradient = objective(trial, batch.problem)
+        batch.accept_or_shorten(trial, trial_value, gradient, preconditioner(gradient, batch.problem))
+        parameters[batch.problem], value[batch.problem] = batch.parameters, batch.value
+        norm[batch.problem] = batch.norm()
+        used += 1
+    return Minimum(parameters, value, norm / reference.clamp(min=1e-30), used)
 
 
-class Minimiser:
-    """Minimisation in stages: each has an objective of its own, and continues with the curvature of those before.
+@dataclass
+class _Batch:
+    """The A problems still running; the first axis of every tensor is theirs.
 
-    Parameters
-    ----------
-    start : (K, p) tensor
-    preconditioner : callable
-    reference : (K,) tensor, optional
-        Norms that tolerances refer to; those at the first evaluation by default.
-
-    Attributes
-    ----------
-    evaluations : int
-        Passes over the data until now.
+    ``steps`` and ``changes`` (A, memory, p) are the newest pairs, each in the slot of its number modulo the memory,
+    and ``inverse_curvature`` (A, memory) is 1 / (step . change), 0 in empty slots. ``scale`` corrects the
+    preconditioner by the newest pair.
     """
 
-    def __init__(self, start: Tensor, preconditioner: Preconditioner, reference: Tensor | None = None):
-        self._state, self._preconditioner, self._reference = _State(start), preconditioner, reference
-        self.evaluations = 0
+    problem: Tensor
+    parameters: Tensor
+    value: Tensor
+    gradient: Tensor
+    preconditioned: Tensor
+    direction: Tensor
+    slope: Tensor
+    step_size: Tensor
+    steps: Tensor
+    changes: Tensor
+    inverse_curvature: Tensor
+    pairs: Tensor
+    scale: Tensor
 
-    def run(self, objective: Objective, *, tolerance: float, evaluations: int) -> None:
-        """Minimise until all problems are finished, with at most so many evaluations.
-
-        Parameters
-        ----------
-        objective : callable
-            Approximately that of the stages before.
-        tolerance : float
-        evaluations : int
-        """
-        state, running = self._state, self._all_problems
-        value, gradient = objective(state.parameters, running)
-        state.restart(value, gradient, self._preconditioner(gradient, running))
-        if self._reference is None:
-            self._reference = state.norm(running)
-        state.update_direction(running, self._preconditioner)
-        for _ in range(evaluations - 1):
-            running = _selected(running, state.unfinished(running, tolerance * rows_of(self._reference, running)))
-            if not len(running):
-                break
-            trial = state.trial(running)
-            value, gradient = objective(trial, running)
-            moved = state.accept_or_shorten(running, trial, value, gradient, self._preconditioner(gradient, running))
-            state.update_direction(moved, self._preconditioner)
-            self.evaluations += 1
-        self.evaluations += 1
-
-    def minimum(self) -> Minimum:
-        """State after the last stage."""
-        state, reference = self._state, self._reference
-        assert reference is not None
-        return Minimum(
-            parameters=state.parameters,
-            value=state.value,
-            decrement=state.norm(self._all_problems) / reference.clamp(min=1e-30),
-            reference=reference,
-            evaluations=self.evaluations,
+    @classmethod
+    def at(cls, problem: Tensor, start: Tensor, value: Tensor, gradient: Tensor, preconditioned: Tensor) -> _Batch:
+        heads, size = start.shape
+        memory = start.new_zeros((heads, _MEMORY, size))
+        return cls(
+            problem=problem,
+            parameters=start,
+            value=value,
+            gradient=gradient,
+            preconditioned=preconditioned,
+            direction=torch.zeros_like(start),
+            slope=torch.zeros_like(value),
+            step_size=torch.ones_like(value),
+            steps=memory,
+            changes=memory.clone(),
+            inverse_curvature=start.new_zeros((heads, _MEMORY)),
+            pairs=torch.zeros_like(problem),
+            scale=torch.ones_like(value),
         )
 
-    @property
-    def parameters(self) -> Tensor:
-        """Parameters reached, (K, p)."""
-        return self._state.parameters
+    def select(self, mask: Tensor) -> _Batch:
+        return _Batch(**{field.name: getattr(self, field.name)[mask] for field in fields(self)})
 
-    @property
-    def _all_problems(self) -> Tensor:
-        return torch.arange(len(self._state.parameters), device=self._state.parameters.device)
-
-
-class _State:
-    """All K problems; methods take the numbers of those that are concerned, (A,), ascending."""
-
-    def __init__(self, start: Tensor):
-        self.parameters = start.clone()
-        self.value, self._gradient, self._preconditioned = start[:, 0].clone(), start.clone(), start.clone()
-        self._direction, self._slope = torch.zeros_like(start), torch.zeros_like(self.value)
-        self._step_size = torch.ones_like(self.value)
-        self._steps = start.new_zeros((_MEMORY + 1, *start.shape))  # the last slot takes what is not remembered
-        self._gradient_changes = torch.zeros_like(self._steps)
-        self._inverse_curvature = start.new_zeros((_MEMORY + 1, len(start)))  # 1 / (step . gradient change), 0: empty
-        self._count = torch.zeros(len(start), dtype=torch.int64, device=start.device)
-        self._updates = 0  # of the memory: no problem has more pairs
-        self._scale = torch.ones_like(self.value)  # of the preconditioner, by the newest pair
-
-    def restart(self, value: Tensor, gradient: Tensor, preconditioned: Tensor) -> None:
-        """Take over value and gradient of all problems by the objective of a new stage."""
-        self.value, self._gradient, self._preconditioned = value.clone(), gradient.clone(), preconditioned.clone()
-        self._step_size.fill_(1)
-
-    def norm(self, problem: Tensor) -> Tensor:
+    def norm(self) -> Tensor:
         """Norm of the preconditioned gradient, (A,)."""
-        return (rows_of(self._gradient, problem) * rows_of(self._preconditioned, problem)).sum(1).clamp(min=0).sqrt()
+        return (self.gradient * self.preconditioned).sum(1).clamp(min=0).sqrt()
 
-    def unfinished(self, problem: Tensor, least: Tensor) -> Tensor:
+    def unfinished(self, least: Tensor) -> Tensor:
         """Whether the norm of the gradient is above ``least`` (A,) and rounding, and a step is left to try, (A,)."""
-        norm = self.norm(problem)
-        rounding = _ROUNDING * rows_of(self.value, problem).abs().sqrt()
-        return (norm > least) & (norm > rounding) & (rows_of(self._step_size, problem) >= _SHORTEST)
+        norm = self.norm()
+        return (norm > least) & (norm > _ROUNDING * self.value.abs().sqrt()) & (self.step_size >= _SHORTEST)
 
-    def trial(self, problem: Tensor) -> Tensor:
-        """Trial points, (A, p)."""
-        step = rows_of(self._step_size, problem)[:, None] * rows_of(self._direction, problem)
-        return rows_of(self.parameters, problem) + step
+    def accept_or_shorten(self, trial: Tensor, value: Tensor, gradient: Tensor, preconditioned: Tensor) -> None:
+        """Move where the trial decreases the value enough, and shorten the step elsewhere."""
+        predicted = self.step_size * self.slope
+        accepted = value <= self.value + _SUFFICIENT * predicted + _ROUNDING * self.value.abs()
+        shorter = -predicted / (2 * (value - self.value - predicted)).clamp(min=1e-30)  # minimum of a parabola
+        shortened = self.step_size * shorter.nan_to_num(0.1).clamp(0.1, 0.5)
+        self.step_size = torch.where(accepted, 1, shortened)
+        self._remember(accepted, trial - self.parameters, gradient - self.gradient, preconditioned)
+        self._forget((self.step_size < _SHORTEST) & (self.pairs > 0))
+        self.value = torch.where(accepted, value, self.value)
+        for name, new in (("parameters", trial), ("gradient", gradient), ("preconditioned", preconditioned)):
+            setattr(self, name, torch.where(accepted[:, None], new, getattr(self, name)))
 
-    def accept_or_shorten(
-        self, problem: Tensor, trial: Tensor, value: Tensor, gradient: Tensor, preconditioned: Tensor
-    ) -> Tensor:
-        """Move where the trial decreases the value enough, and shorten the step elsewhere.
-
-        Returns the problems whose directions change: those that moved. On CUDA all of them are returned, as the host
-        does not know which moved; the directions of the others come out as they were.
-        """
-        before, size = rows_of(self.value, problem), rows_of(self._step_size, problem)
-        predicted = size * rows_of(self._slope, problem)
-        accepted = value <= before + _SUFFICIENT * predicted + _ROUNDING * before.abs()
-        shorter = -predicted / (2 * (value - before - predicted)).clamp(min=1e-30)  # minimum of a parabola
-        shortened = size * shorter.nan_to_num(0.1).clamp(0.1, 0.5)
-        self._step_size[problem] = torch.where(accepted, 1, shortened)
-        reached = [trial, value, gradient, preconditioned]
-        if accepted.is_cuda:
-            masks = (accepted[:, None] if values.dim() > 1 else accepted for values in reached)
-            moves = zip(masks, reached, self._point, strict=True)
-            reached = [torch.where(mask, new, rows_of(current, problem)) for mask, new, current in moves]
-        else:
-            problem, *reached = (values[accepted] for values in (problem, *reached))
-        if len(problem):
-            self._move(problem, *reached)
-        return problem
-
-    @property
-    def _point(self) -> tuple[Tensor, ...]:
-        return self.parameters, self.value, self._gradient, self._preconditioned
-
-    def _move(self, problem: Tensor, trial: Tensor, value: Tensor, gradient: Tensor, preconditioned: Tensor) -> None:
-        """Remember step and gradient change where they have curvature, which those without a step have not."""
-        step, change = trial - rows_of(self.parameters, problem), gradient - rows_of(self._gradient, problem)
+    def _remember(self, accepted: Tensor, step: Tensor, change: Tensor, preconditioned: Tensor) -> None:
+        """Keep step and gradient change where the problem moved and they have curvature."""
         curvature = (step * change).sum(1)
-        keep = curvature > 1e-8 * step.norm(dim=1) * change.norm(dim=1)
-        slot = torch.where(keep, rows_of(self._count, problem) % _MEMORY, _MEMORY)
-        self._steps[slot, problem], self._gradient_changes[slot, problem] = step, change
-        self._inverse_curvature[slot, problem] = 1 / curvature
-        scale = (change * (preconditioned - rows_of(self._preconditioned, problem))).sum(1) / curvature
-        newest = torch.where(scale > 0, 1 / scale.clamp(min=1e-30), 1)
-        self._scale[problem] = torch.where(keep, newest, rows_of(self._scale, problem))
-        self._count[problem] += keep
-        self._updates += 1
-        for values, new in zip(self._point, (trial, value, gradient, preconditioned), strict=True):
-            values[problem] = new
+        keep = accepted & (curvature > 1e-8 * step.norm(dim=1) * change.norm(dim=1))
+        rows, slot = torch.arange(len(keep), device=keep.device), self.pairs % _MEMORY
+        for memory, new in ((self.steps, step), (self.changes, change)):
+            memory[rows, slot] = torch.where(keep[:, None], new, memory[rows, slot])
+        self.inverse_curvature[rows, slot] = torch.where(keep, 1 / curvature, self.inverse_curvature[rows, slot])
+        scale = (change * (preconditioned - self.preconditioned)).sum(1) / curvature
+        self.scale = torch.where(keep, torch.where(scale > 0, 1 / scale.clamp(min=1e-30), 1), self.scale)
+        self.pairs = self.pairs + keep
 
-    def update_direction(self, problem: Tensor, preconditioner: Preconditioner) -> None:
-        """Compute the next search directions."""
-        if not len(problem):
-            return
-        gradient, steepest = rows_of(self._gradient, problem), -rows_of(self._preconditioned, problem)
-        solve = self._by_products if problem.is_cuda else self._two_loop_recursion
-        newton = -solve(problem, preconditioner)
-        slope = (newton * gradient).sum(1)
+    def _forget(self, stuck: Tensor) -> None:
+        """Drop the pairs of problems whose direction leads nowhere: one of hardly any curvature may have spoilt it."""
+        self.inverse_curvature = torch.where(stuck[:, None], 0, self.inverse_curvature)
+        self.pairs, self.scale = torch.where(stuck, 0, self.pairs), torch.where(stuck, 1, self.scale)
+        self.step_size = torch.where(stuck, 1, self.step_size)
+
+    def update_direction(self, preconditioner: InverseHessian) -> None:
+        """Compute the search directions; without a new pair they come out as they were."""
+        newton = -self._two_loop_recursion(preconditioner)
+        slope = (newton * self.gradient).sum(1)
         uphill = slope >= 0
-        self._direction[problem] = torch.where(uphill[:, None], steepest, newton)
-        self._slope[problem] = torch.where(uphill, (steepest * gradient).sum(1), slope)
+        self.direction = torch.where(uphill[:, None], -self.preconditioned, newton)
+        self.slope = torch.where(uphill, -(self.preconditioned * self.gradient).sum(1), slope)
 
-    def _two_loop_recursion(self, problem: Tensor, preconditioner: Preconditioner) -> Tensor:
-        count = self._count[problem]
-        slots = [(count - 1 - back) % _MEMORY for back in range(min(_MEMORY, int(count.max())))]
-        memory = [
-            (self._steps[slot, problem], self._gradient_changes[slot, problem], self._inverse_curvature[slot, problem])
-            for slot in slots
-        ]
-        q, alphas = self._gradient[problem], []
+    def _two_loop_recursion(self, preconditioner: InverseHessian) -> Tensor:
+        rows = torch.arange(len(self.problem), device=self.problem.device)
+        slots = [(self.pairs - 1 - back) % _MEMORY for back in range(min(_MEMORY, int(self.pairs.max())))]
+        memory = [[m[rows, slot] for m in (self.steps, self.changes, self.inverse_curvature)] for slot in slots]
+        q, alphas = self.gradient, []
         for step, change, inverse in memory:
             alphas.append(inverse * (step * q).sum(1))
             q = q - alphas[-1][:, None] * change
-        z = preconditioner(q, problem) if memory else self._preconditioned[problem]
-        z = z * self._scale[problem, None]
+        z = preconditioner(q, self.problem) * self.scale[:, None]
         for (step, change, inverse), alpha in zip(reversed(memory), reversed(alphas), strict=True):
             z += (alpha - inverse * (change * z).sum(1))[:, None] * step
         return z
-
-    def _by_products(self, problem: Tensor, preconditioner: Preconditioner) -> Tensor:
-        """The two-loop recursion by triangular systems of all pairs (Byrd, Nocedal and Schnabel 1994).
-
-        A handful of launches in place of a dozen for each pair; rounding apart, the result is the same.
-        """
-        memory, row = min(_MEMORY, self._updates), problem[:, None]
-        if not memory:
-            return rows_of(self._preconditioned, problem) * rows_of(self._scale, problem)[:, None]
-        newest_last = torch.arange(-memory, 0, device=problem.device)
-        slot = (rows_of(self._count, problem)[:, None] + newest_last) % _MEMORY  # (A, m)
-        steps, changes = self._steps[slot, row], self._gradient_changes[slot, row]  # (A, m, p), zero where empty
-        gradient = rows_of(self._gradient, problem)
-        with full_precision(problem.device):
-            products = torch.bmm(steps, changes.mT).triu_()  # step i . change j for i <= j
-            diagonal = products.diagonal(dim1=1, dim2=2)  # (A, m)
-            diagonal += diagonal == 0  # of empty slots
-            along = torch.bmm(steps, gradient[:, :, None])
-            alpha = torch.linalg.solve_triangular(products, along, upper=True)  # (A, m, 1)
-            q = torch.baddbmm(gradient[:, :, None], changes.mT, alpha, alpha=-1)[:, :, 0]
-            z = preconditioner(q, problem) * rows_of(self._scale, problem)[:, None]
-            rest = torch.baddbmm(diagonal[:, :, None] * alpha, changes, z[:, :, None], alpha=-1)
-            beta = torch.linalg.solve_triangular(products.mT, rest, upper=False)
-            return torch.baddbmm(z[:, :, None], steps.mT, beta)[:, :, 0]
-
-
-def _selected(problem: Tensor, mask: Tensor) -> Tensor:
-    """The problems of a mask, (A,); a device is waited for once."""
-    if not mask.is_cuda:
-        return problem[mask]
-    count = int(mask.sum())
-    return problem if count == len(mask) else problem[mask.byte().sort(descending=True, stable=True).indices[:count]]

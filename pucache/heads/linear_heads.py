@@ -12,6 +12,7 @@ from ..storage.rows import RowMatrix, release_pages
 from .moments import Moments
 
 _ROWS = 4096  # rows whose margins are computed at once
+_OF_HEADS = ("coef", "intercept", "risk", "clamped", "residual")  # attributes with an entry for each head
 
 
 @dataclass(frozen=True)
@@ -119,15 +120,7 @@ class FittedHeads:
         FittedHeads
             J heads.
         """
-        chosen = np.asarray(heads)
-        return FittedHeads(
-            coef=self.coef[chosen],
-            intercept=self.intercept[chosen],
-            risk=self.risk[chosen],
-            clamped=self.clamped[chosen],
-            residual=self.residual[chosen],
-            passes=self.passes,
-        )
+        return replace(self, **{name: getattr(self, name)[np.asarray(heads)] for name in _OF_HEADS})
 
     def joined(self, other: FittedHeads) -> FittedHeads:
         """These heads, and then the other ones.
@@ -140,14 +133,8 @@ class FittedHeads:
         -------
         FittedHeads
         """
-        return FittedHeads(
-            coef=np.concatenate([self.coef, other.coef]),
-            intercept=np.concatenate([self.intercept, other.intercept]),
-            risk=np.concatenate([self.risk, other.risk]),
-            clamped=np.concatenate([self.clamped, other.clamped]),
-            residual=np.concatenate([self.residual, other.residual]),
-            passes=max(self.passes, other.passes),
-        )
+        both = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in _OF_HEADS}
+        return replace(self, **both, passes=max(self.passes, other.passes))
 
     def mean(self) -> FittedHeads:
         """One head with the mean coefficients and intercept: a starting point for further training."""

@@ -34,25 +34,6 @@ class Moments:
             release_pages(X)
         return sums.moments()
 
-    @classmethod
-    def of_sums(cls, origin: np.ndarray, total: np.ndarray, squares: float, count: int) -> Moments:
-        """Moments from sums over rows minus an origin near their mean.
-
-        Parameters
-        ----------
-        origin : ndarray of float32, (d,)
-        total : ndarray of float64, (d,)
-            Sum of the rows minus the origin.
-        squares : float
-            Sum of their squared norms.
-        count : int
-            Rows.
-        """
-        mean = total / count
-        spread = np.sqrt(max(squares / count - float(mean @ mean), 0.0))
-        centre = (mean + origin).astype(np.float32)
-        return cls(centre=centre, spread=float(spread) if spread > 1e-12 else 1.0)
-
     @property
     def root_mean_square(self) -> float:
         """Root mean square of all values of X."""
@@ -87,7 +68,10 @@ class MomentSums:
     def moments(self) -> Moments:
         """Moments of all rows added so far; at least one row."""
         self._sum_pending()
-        return Moments.of_sums(self._origin.numpy(), self._total, self._squares, self._count)
+        mean = self._total / self._count  # minus the origin
+        spread = np.sqrt(max(self._squares / self._count - float(mean @ mean), 0.0))
+        centre = (mean + self._origin.numpy()).astype(np.float32)
+        return Moments(centre=centre, spread=float(spread) if spread > 1e-12 else 1.0)
 
     def _sum_pending(self) -> None:
         if self._pending:

@@ -1,81 +1,134 @@
-"""Approximate inverse Hessians of the heads' risks.
+"""Approximate inverse Hessians of the heads' risks, in an eigenbasis of a sample of rows.
 
-The Hessian of a risk is the sum over rows x, with 1 appended, of weight * second derivative * x x^T.
-For soft targets, the second moments of a sample of rows, of which each head has a multiple, serve in its
-place: they take as long as a few passes, and then about half the passes suffice. Otherwise, and with more
-dimensions than `MAX_DIMENSIONS`, the leading directions of the covariance are used.
+The Hessian of head k is the sum over rows x, with 1 appended, of weight * second derivative * x x^T, plus the
+penalty. Up to a factor, the curvature of the head, the weighted second moments of a sample of rows stand for the
+sum. Around the sample's mean they fall apart into the intercept and the covariance of the rows, which is known
+along its directions of greatest variance; all other directions have one variance.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from .design_matrix import DesignMatrix
-from .device_rows import upload
-from .lbfgs import rows_of
-from .second_moments import SecondMoments
+from ..threads import limited_threads
 
-MAX_DIMENSIONS = 2048  # of second moments; their inverse takes time as their cube
+SAMPLE = 4096  # rows
+_ITERATIONS = 3  # of the subspace iteration
 _MIN_VARIANCE = 0.01  # relative to the mean variance; smaller ones are treated as rounding
 
 
-class HessianPreconditioner:
-    """Inverse of curvature * second moments + penalty, for coefficients and intercept together.
+@dataclass(frozen=True)
+class LeadingDirections:
+    """Directions of greatest variance of rows.
 
-    The ratio of penalty to curvature is rounded to a power of ten, so that few inverses serve all heads.
-
-    Parameters
+    Attributes
     ----------
-    second_moments : SecondMoments
-    curvature, penalty : (K,) tensor
+    centre : (d,) tensor
+        Mean of the rows.
+    directions : (d, q) tensor
+        Orthonormal columns.
+    variances : (q,) tensor
+        Along each of them.
+    rest : float
+        Mean variance of all other directions; of all directions where there are no others.
     """
 
-    def __init__(self, second_moments: SecondMoments, curvature: Tensor, penalty: Tensor):
-        exponents = (penalty / curvature).clamp(min=second_moments.least_ratio).log10().round()
-        distinct, which = torch.unique(exponents.cpu(), return_inverse=True)  # which: (K,)
-        self._inverses = [second_moments.inverse(10**exponent) for exponent in distinct.tolist()]
-        self._curvature, self._which = curvature, upload(which.numpy(), curvature.device)
+    centre: Tensor
+    directions: Tensor
+    variances: Tensor
+    rest: float
 
-    def __call__(self, vectors: Tensor, head: Tensor) -> Tensor:
-        """Approximate inverse Hessians of the heads numbered ``head`` (A,) times vectors (A, d + 1)."""
-        scaled = vectors / rows_of(self._curvature, head)[:, None]
-        if len(self._inverses) == 1:
-            return scaled @ self._inverses[0]
-        which, result = rows_of(self._which, head), torch.empty_like(vectors)
-        for number, inverse in enumerate(self._inverses):
-            own = which == number
-            if own.is_cuda:  # the host would wait for the numbers of the rows
-                result = torch.where(own[:, None], scaled @ inverse, result)
-            else:
-                result[own] = scaled[own] @ inverse
-        return result
+    @classmethod
+    def of_sample(cls, rows: Tensor, count: int, weights: Tensor | None = None) -> LeadingDirections:
+        """Directions of a weighted sample, by an eigendecomposition, or fewer than d by subspace iteration.
+
+        Parameters
+        ----------
+        rows : (m, d) tensor of float32
+        count : int
+            At most so many directions; no more than rows or dimensions.
+        weights : (m,) tensor, optional
+            At least 0, with a sum of one; all equal by default.
+        """
+        m, d = rows.shape
+        weights = rows.new_full((m,), 1 / m) if weights is None else weights
+        with limited_threads(0):  # the same bits for any number of threads
+            centre = weights @ rows
+            sample = (rows - centre) * weights.sqrt()[:, None]
+            basis = _leading_subspace(sample, min(count, m)) if min(count, m) < d else None
+            projected = sample if basis is None else sample @ basis
+            variances, rotation = torch.linalg.eigh(projected.T @ projected)
+            others, total = d - len(variances), float(sample.square().sum())
+            rest = max(total - float(variances.sum()), 0.0) / others if others else total / d
+            return cls(centre, rotation if basis is None else basis @ rotation, variances.clamp(min=0), rest)
 
 
-class CovariancePreconditioner:
-    """Inverse of curvature * covariance + penalty, where the covariance is known in its leading directions.
+class Preconditioner:
+    """Inverse of curvature * second moments + penalty of the coefficients.
 
     Parameters
     ----------
-    design : DesignMatrix
+    leading : LeadingDirections
     curvature : (K,) tensor
         Sum over rows of weight times second derivative, of each head.
     penalty : (K,) tensor
     """
 
-    def __init__(self, design: DesignMatrix, curvature: Tensor, penalty: Tensor):
-        least = _MIN_VARIANCE / design.d  # the variances of all directions sum to one
-        self._directions, variances = design.leading_tensors  # (d, q), (q,)
-        variances = variances.clip(least)
-        self._rest = 1 / (curvature * max(design.leading.rest, least) + penalty)  # (K,)
-        self._along = 1 / (curvature[:, None] * variances + penalty[:, None]) - self._rest[:, None]  # (K, q)
-        self._intercept = 1 / curvature
+    def __init__(self, leading: LeadingDirections, curvature: Tensor, penalty: Tensor):
+        device = curvature.device
+        self._centre, self._directions = leading.centre.to(device), leading.directions.to(device)
+        least = _MIN_VARIANCE / len(self._centre)  # the variances of all directions sum to about one
+        variances = leading.variances.to(device).clamp(min=least)
+        self._rest = (1 / (curvature * max(leading.rest, least) + penalty))[:, None]  # (K, 1)
+        self._along = 1 / (curvature[:, None] * variances + penalty[:, None]) - self._rest  # (K, q)
+        self._of_intercept = (1 / curvature)[:, None]
 
     def __call__(self, vectors: Tensor, head: Tensor) -> Tensor:
         """Approximate inverse Hessians of the heads numbered ``head`` (A,) times vectors (A, d + 1)."""
-        coef = vectors[:, :-1]
-        result = torch.empty_like(vectors)
-        torch.mul(coef, rows_of(self._rest, head)[:, None], out=result[:, :-1])
-        result[:, :-1] += ((coef @ self._directions) * rows_of(self._along, head)) @ self._directions.T
-        result[:, -1] = vectors[:, -1] * rows_of(self._intercept, head)
-        return result
+        intercept = vectors[:, -1:]
+        coef = vectors[:, :-1] - intercept * self._centre
+        coef = coef * self._rest[head] + ((coef @ self._directions) * self._along[head]) @ self._directions.T
+        return torch.cat([coef, intercept * self._of_intercept[head] - (coef @ self._centre)[:, None]], 1)
+
+
+def evenly_spaced(n: int) -> np.ndarray:
+    """Numbers of at most `SAMPLE` of n rows, int64, ascending."""
+    return np.unique(np.linspace(0, n - 1, min(n, SAMPLE)).astype(np.int64))
+
+
+def systematic_sample(importance: np.ndarray, count: int = SAMPLE) -> tuple[np.ndarray, np.ndarray]:
+    """Rows drawn at even steps of the cumulated importance, and their weights.
+
+    Parameters
+    ----------
+    importance : ndarray of float, (n,)
+        At least 0, and not all zero.
+    count : int
+        Draws; where there are no more rows than that, all of some importance are taken.
+
+    Returns
+    -------
+    rows : ndarray of int64, (m,), ascending
+    weights : ndarray of float64, (m,)
+        They sum to one.
+    """
+    if len(importance) <= count:
+        rows = np.flatnonzero(importance)
+        return rows, importance[rows] / importance.sum(dtype=np.float64)
+    cumulated = np.cumsum(importance, dtype=np.float64)
+    steps = (np.arange(count) + 0.5) / count * cumulated[-1]
+    rows, times = np.unique(np.searchsorted(cumulated, steps), return_counts=True)
+    return rows, times / count
+
+
+def _leading_subspace(sample: Tensor, count: int) -> Tensor:
+    """Orthonormal basis (d, count) by subspace iteration, from normal draws that are the same in every run."""
+    draws = np.random.default_rng(0).normal(size=(sample.shape[1], count)).astype(np.float32)
+    basis = torch.from_numpy(draws).to(sample.device)
+    for _ in range(_ITERATIONS):
+        basis = torch.linalg.qr(sample.T @ (sample @ basis))[0]
+    return basis

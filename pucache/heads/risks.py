@@ -40,7 +40,7 @@ RISKS = ("upu", "nnpu", "imbupu", "imbnnpu", "weighted_bce", "bce")
 _CLAMPED = ("nnpu", "imbnnpu")
 
 
-def rising(surrogate: str, margins: Tensor) -> tuple[Tensor, Tensor]:
+def negative_loss(surrogate: str, margins: Tensor) -> tuple[Tensor, Tensor]:
     """Loss under the negative label, l(-m), and its derivative in m."""
     sigmoid = torch.sigmoid(margins)
     if surrogate == "sigmoid":
@@ -48,9 +48,9 @@ def rising(surrogate: str, margins: Tensor) -> tuple[Tensor, Tensor]:
     return softplus(margins), sigmoid
 
 
-def falling(surrogate: str, margins: Tensor) -> tuple[Tensor, Tensor]:
+def positive_loss(surrogate: str, margins: Tensor) -> tuple[Tensor, Tensor]:
     """Loss under the positive label, l(m), and its derivative in m."""
-    value, slope = rising(surrogate, -margins)
+    value, slope = negative_loss(surrogate, -margins)
     return value, -slope
 
 
@@ -158,36 +158,8 @@ class PURisk:
             return Coefficients(self.target_prior * one, (1 - self.target_prior) * one, zero)
         return Coefficients(share_labelled, 1 - share_labelled, zero)
 
-    def value_and_step(self, margins: Tensor, weights: Tensor, is_positive: Tensor, prior: Tensor) -> RiskStep:
-        """Evaluate the risk of K heads on b rows.
-
-        Parameters
-        ----------
-        margins : (K, b) tensor
-        weights : (K, b) tensor
-            Row weights of each head, >= 0; normalised here.
-        is_positive : (b,) tensor of 0 and 1
-        prior : (K,) tensor
-
-        Returns
-        -------
-        RiskStep
-        """
-        w_pos, total_pos = _normalised(weights * is_positive)
-        w_unl, total_unl = _normalised(weights * (1 - is_positive))
-        share = total_pos / (total_pos + total_unl).clamp(min=torch.finfo(weights.dtype).tiny)
-        c = self.coefficients(prior, share)
-        loss_pos, slope_pos = falling(str(self.surrogate), margins)
-        loss_neg, slope_neg = rising(str(self.surrogate), margins)
-        positive_part = c.a * (w_pos * loss_pos).sum(1)  # (K,)
-        balance = c.u[:, None] * w_unl + c.p[:, None] * w_pos  # (K, b)
-        negative_part = (balance * loss_neg).sum(1)
-        value, factor, clamped = self.combine(positive_part, negative_part)
-        step = c.a[:, None] * w_pos * slope_pos * (~clamped)[:, None] + factor[:, None] * balance * slope_neg
-        return RiskStep(value, step, clamped)
-
-    def combine(self, positive_part: Tensor, negative_part: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Reported value, factor of the negative part's gradient in the step, and where the clamp acts.
+    def combine(self, positive_part: Tensor, negative_part: Tensor) -> tuple[Tensor, Tensor]:
+        """Reported value, and where the clamp acts.
 
         Parameters
         ----------
@@ -197,38 +169,8 @@ class PURisk:
         Returns
         -------
         value : (K,) tensor
-        factor : (K,) tensor
-            1, or -gamma where the clamp acts.
         clamped : (K,) bool tensor
         """
-        clamped = torch.zeros_like(negative_part, dtype=torch.bool)
-        value, factor = positive_part + negative_part, torch.ones_like(negative_part)
-        if self.clamped:
-            clamped = negative_part < -self.beta
-            value = torch.where(clamped, positive_part - self.beta, value)
-            factor = torch.where(clamped, torch.full_like(factor, -self.gamma), factor)
-        return value, factor, clamped
-
-
-@dataclass(frozen=True)
-class RiskStep:
-    """What a risk says about one batch.
-
-    Attributes
-    ----------
-    value : (K,) tensor
-        The reported risk.
-    step : (K, b) tensor
-        The gradient to follow, in the margins; where `clamped`, not the gradient of `value`.
-    clamped : (K,) bool tensor
-        Heads whose negative part fell below -beta.
-    """
-
-    value: Tensor
-    step: Tensor
-    clamped: Tensor
-
-
-def _normalised(weights: Tensor) -> tuple[Tensor, Tensor]:
-    total = weights.sum(1)
-    return weights / torch.where(total > 0, total, torch.ones_like(total))[:, None], total
+        if not self.clamped:
+            return positive_part + negative_part, torch.zeros_like(negative_part, dtype=torch.bool)
+        return positive_part + negative_part.clamp(min=-self.beta), negative_part < -self.beta

@@ -14,9 +14,9 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 
-from ..heads.leading_directions import LeadingDirections, leading_directions
 from ..heads.linear_algebra import truncated_svd
 from ..heads.moments import Moments
+from ..heads.preconditioner import LeadingDirections, evenly_spaced
 from ..neighbours.row_source import RowSource
 from ..neighbours.whitening import Whitening, centred_units
 from ..threads import limited_threads, worker_threads
@@ -65,7 +65,8 @@ class PileFeatures:
     @cached_property
     def leading(self) -> LeadingDirections:
         """Leading directions of the projected sample."""
-        return leading_directions(self.of_sample, self.moments, _PRECONDITIONED)
+        rows = self.of_sample[evenly_spaced(len(self.of_sample))]
+        return LeadingDirections.of_sample(torch.from_numpy(rows), _PRECONDITIONED)
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """Projected rows, float32 (m, q), by ascending row numbers."""

@@ -31,7 +31,7 @@ from ..estimates.review_weights import TrainingLabels
 from ..heads.design_matrix import DesignMatrix
 from ..heads.linear_heads import FittedHeads
 from ..heads.risks import PURisk
-from ..heads.soft_targets import fit_soft_targets
+from ..heads.solve import fit_soft_targets
 from ..labels.labels import Labels
 from ..neighbours.graph import NeighbourGraph
 from ..neighbours.row_source import row_source

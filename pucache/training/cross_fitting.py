@@ -31,11 +31,10 @@ from numpy.typing import ArrayLike
 
 from ..estimates.review_weights import TrainingLabels
 from ..heads.design_matrix import DesignMatrix
-from ..heads.full_batch import TOLERANCE
 from ..heads.linear_heads import FittedHeads
 from ..heads.minibatch import SGDSettings
 from ..heads.risks import PURisk
-from ..heads.solve import fit_heads
+from ..heads.solve import TOLERANCE, fit_heads
 from .penalty import PENALTIES, ranks_of_positives, weakest_of_the_best
 
 _CHOICE_TOLERANCE = 2e-3  # of the solver; heads that stop early would make a weak penalty look good

@@ -29,7 +29,7 @@ from ..estimates.calibration import Tilt
 from ..estimates.review_weights import TrainingLabels
 from ..heads.design_matrix import DesignMatrix
 from ..heads.linear_heads import FittedHeads
-from ..heads.soft_targets import SoftTargetTrainer
+from ..heads.solve import SoftTargetTrainer
 from ..neighbours.graph import NeighbourGraph
 from .cross_fitting import CrossFit
 from .neighbour_evidence import WEIGHTS, NeighbourEvidence, held_out_gains

@@ -19,8 +19,8 @@ from ..estimates.metrics import with_labels
 from ..estimates.review_weights import TrainingLabels
 from ..estimates.thresholds import choose_threshold
 from ..heads.design_matrix import DesignMatrix
-from ..heads.full_batch import WIDTH
 from ..heads.linear_heads import FittedHeads
+from ..heads.objective import WIDTH
 from ..heads.risks import PURisk
 from ..labels.folds import assign_folds
 from ..labels.label_files import read_truth

@@ -49,32 +49,6 @@ def test_waits_of_the_host_are_counted(work, waits):
         assert device.counts.waited == waits, device.counts
 
 
-def test_a_graph_does_nothing_until_it_is_replayed():
-    with emulated_cuda() as device:
-        x, graph = torch.ones(3, device="cuda"), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            x.mul_(2)
-            total = (x + 1).sum(0, keepdim=True)
-        assert x.cpu().tolist() == [1, 1, 1]
-        x.fill_(5)
-        device.counts.clear()
-        graph.replay()
-        assert device.counts.launches == 1 and device.counts.waited == 0
-        assert (x.cpu().tolist(), total.cpu().tolist()) == ([10, 10, 10], [33])
-
-
-@pytest.mark.parametrize("work", [lambda x: x.sum().item(), lambda x: torch.ones(3).to("cuda")])
-def test_a_wait_within_a_graph_is_refused(work):
-    with emulated_cuda():
-        x = torch.ones(3, device="cuda")
-        with (
-            pytest.raises(RuntimeError, match="not permitted when stream is capturing"),
-            torch.cuda.graph(torch.cuda.CUDAGraph()),
-        ):
-            work(x)
-        assert x.sum().item() == 3
-
-
 def test_a_freed_address_is_not_taken_for_pinned_memory():
     with emulated_cuda() as device:
         for _ in range(50):

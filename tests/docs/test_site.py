@@ -55,7 +55,7 @@ OURS = {
     "pucache.errors": {"StaleDecisionError", "one_line", "picklable_error"},
     "pucache.heads.solve": {"flushed_denormals"},
     "pucache.heads.minibatch": {"train"},
-    "pucache.heads.risks": {"falling", "rising"},
+    "pucache.heads.risks": {"negative_loss", "positive_loss"},
     "pucache.images.listing": {
         "ListingBuilder",
         "check_shard",
