@@ -21,7 +21,7 @@ from pucache.encoders.spec import EncoderSpec
 from pucache.errors import CacheError
 from pucache.neighbours.graph import neighbour_graph
 from pucache.neighbours.whitening import Whitening
-from pucache.pages.report_page import report
+from pucache.pages.report import report
 from pucache.reviewing.ranker import Ranker
 from pucache.reviewing.twins import twin_groups
 from pucache.training.labelled_cache import PUData
@@ -141,7 +141,7 @@ def test_priors_are_the_same(packed, ranges):
 @pytest.mark.slow
 def test_a_report_holds_the_same_numbers(packed, ranges, tmp_path):
     one, other = (
-        asdict(report(cache, S, tmp_path / f"{len(cache.files)}.html", sample=60, device="cpu", truth=Y))
+        report(cache, S, tmp_path / f"{len(cache.files)}.html", sample=60, device="cpu", truth=Y)
         for cache in (packed, ranges)
     )
     for numbers in (one, other):
