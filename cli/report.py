@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from . import options, output
-
-if TYPE_CHECKING:
-    from pucache.pages.report_numbers import ReportNumbers
 
 _FIGURES = {"precision": "precision", "recall": "recall", "f1": "F1", "auc": "AUC"}
 
@@ -68,7 +65,7 @@ def report(
     pucache report cache.h5 --positives found.txt --model model.safetensors
     """
     from pucache.cache.embedding_cache import open_cache
-    from pucache.pages.report_page import report as run
+    from pucache.pages.report import report as run
     from pucache.storage.atomic import check_writable
 
     from .progress import terminal_progress
@@ -88,35 +85,29 @@ def report(
         progress=terminal_progress(),
         **parameters,
     )
-    output.print_result(numbers.to_dict() | {"out": out}, [*_lines(numbers), f"wrote {out}"], as_json)
+    output.print_result(numbers | {"out": out}, [*_lines(numbers), f"wrote {out}"], as_json)
 
 
-def _lines(numbers: ReportNumbers) -> list[str]:
+def _lines(numbers: dict[str, Any]) -> list[str]:
     from pucache.estimates.intervals import interval_of, stated_text
 
-    estimates = numbers.estimates
-    confirmed = f" (of them {numbers.reviewed.confirmed:,} confirmed)" if numbers.reviewed.confirmed else ""
-    counts = f"{numbers.labelled:,} labelled positives, {numbers.unlabelled:,} unlabelled{confirmed}"
-    lines = [", ".join(filter(None, [counts, _hidden(numbers)]))]
+    estimates, confirmed = numbers["estimates"], numbers["reviewed"]["confirmed"]
+    counts = f"{numbers['labelled']:,} labelled positives, {numbers['unlabelled']:,} unlabelled"
+    counts += f" (of them {confirmed:,} confirmed)" if confirmed else ""
+    lines = [", ".join(filter(None, [counts, _hidden(**numbers["hidden_positives"])]))]
     if interval_of(estimates, "recall") is not None:
-        audited = numbers.audit_draws
+        audited = numbers["audit_draws"]
         names = [name for name in _FIGURES if not audited or name != "auc"]  # which the audit says nothing about
         basis = f" from {audited:,} images that the review drew at random" if audited else ""
         lines.append(f"estimated{basis}: " + "   ".join(f"{_FIGURES[n]} {stated_text(estimates, n)}" for n in names))
-    return [
-        *lines,
-        *(f"note: {warning}" for warning in numbers.warnings),
-    ]
+    return [*lines, *(f"note: {warning}" for warning in numbers["warnings"])]
 
 
-def _hidden(numbers: ReportNumbers) -> str:
+def _hidden(expected: float | None, low: float | None, high: float | None) -> str:
     """Number of hidden positives, with its interval; "" where the labels are too few."""
-    from pucache.pages.report_text import count_range
+    from pucache.pages.html import count_range
 
-    hidden = numbers.hidden_positives
-    interval = (
-        "" if hidden.low is None or hidden.high is None else count_range(hidden.low, hidden.high, "{:,.0f}".format)
-    )
-    if hidden.expected is None:
+    interval = "" if low is None or high is None else count_range(low, high, "{:,.0f}".format)
+    if expected is None:
         return f"{interval} more positives" if interval else ""
-    return f"about {hidden.expected:,.0f} more positives" + (f" ({interval})" if interval else "")
+    return f"about {expected:,.0f} more positives" + (f" ({interval})" if interval else "")

@@ -37,7 +37,7 @@ _HOMES = {
     "score": "scoring.score",
     "score_shards": "scaling.score_shards",
     "evaluate": "scoring.evaluate",
-    "report": "pages.report_page",
+    "report": "pages.report",
     "audit": "reviewing.session_audit",
     "info": "cache.cache_info",
     "pack": "cache.merging",
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from .encoders.spec import EncoderSpec as EncoderSpec
     from .images.source import open_source as open_source
     from .labels.labels import Labels as Labels
-    from .pages.report_page import report as report
+    from .pages.report import report as report
     from .pages.review_page import write_review_page as write_review_page
     from .pretraining.pretrain import pretrain as pretrain
     from .retrieval.retrieve import retrieve_positives as retrieve_positives

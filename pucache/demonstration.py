@@ -24,7 +24,7 @@ from .estimates.metrics import with_labels
 from .images.decoding import decode
 from .labels.label_files import read_truth
 from .labels.labels import Labels
-from .pages.report_page import report
+from .pages.report import report
 from .pages.review_page import write_review_page
 from .progress import Progress
 from .retrieval.ranking import Ranking

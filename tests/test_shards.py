@@ -6,7 +6,6 @@ Shards that were dealt by hash hold them in another order: results agree as thos
 
 import json
 import os
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from pucache.encoders.spec import EncoderSpec
 from pucache.errors import CacheError
 from pucache.neighbours.graph import neighbour_graph
 from pucache.neighbours.whitening import Whitening
-from pucache.pages.report_page import report
+from pucache.pages.report import report
 from pucache.reviewing.ranker import Ranker
 from pucache.reviewing.twins import twin_groups
 from pucache.training.labelled_cache import LabelledCache
@@ -137,7 +136,7 @@ def test_priors_are_the_same(packed, ranges):
 @pytest.mark.slow
 def test_a_report_holds_the_same_numbers(packed, ranges, tmp_path):
     one, other = (
-        asdict(report(cache, S, tmp_path / f"{len(cache.files)}.html", sample=60, device="cpu", truth=Y))
+        report(cache, S, tmp_path / f"{len(cache.files)}.html", sample=60, device="cpu", truth=Y)
         for cache in (packed, ranges)
     )
     for numbers in (one, other):

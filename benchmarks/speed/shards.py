@@ -74,13 +74,13 @@ def _retrieve(at: PlantedShards, form: str, watch: Measured, model: Path | None)
 
 
 def report(at: PlantedShards, form: str, watch: Measured) -> Answer:
-    from pucache.pages.report_page import report as write_report
+    from pucache.pages.report import report as write_report
 
     page = at.folder / f"{form}-report.html"
     with watch:
         numbers = write_report(EmbeddingCache(at.cache(form)), at.positives, page)
     page.unlink()
-    return {"prior": float(numbers.prior)}
+    return {"prior": float(numbers["prior"])}
 
 
 def score_parquet(at: PlantedShards, form: str, watch: Measured) -> Answer:
@@ -116,7 +116,7 @@ OPERATIONS: dict[str, Callable[[PlantedShards, str, Measured], Answer]] = {
 }
 LONG = ("train-pu", "train-pu --all --method linear", "report")  # half a minute and more: one round
 LARGE = tuple(name for name in OPERATIONS if name not in ("open", "report"))
-_IMPORTED = ("retrieval.retrieve", "retrieval.model_scorers", "pu.score", "pu.train", "pages.report_page")
+_IMPORTED = ("retrieval.retrieve", "retrieval.model_scorers", "pu.score", "pu.train", "pages.report")
 
 
 def run_cell(cell: dict) -> dict:

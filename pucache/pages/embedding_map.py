@@ -43,30 +43,11 @@ class EmbeddingMap:
 def choose_rows(
     labelled: np.ndarray, unlabelled: np.ndarray, ranked: np.ndarray, *, sample: int, seed: int
 ) -> np.ndarray:
-    """Sample the rows of a map: a third labelled, a third top-ranked, the rest random unlabelled rows.
+    """Sample at most `sample` rows of a map, ascending: a third labelled, a third top-ranked, the rest random.
 
-    Parameters
-    ----------
-    labelled, unlabelled : ndarray of int64, (p,) and (u,)
-        Rows.
-    ranked : ndarray of int64
-        Unlabelled rows by rank, best first.
-    sample : int
-        Greatest number of rows, at least 3.
-    seed : int
-
-    Returns
-    -------
-    ndarray of int64, (m,)
-        Ascending; all rows where there are at most `sample`.
-
-    Raises
-    ------
-    ValueError
-        `sample` is below 3.
+    `labelled` and `unlabelled` are rows, int64; `ranked` are unlabelled rows, best first. A cache of at most `sample`
+    rows is taken whole.
     """
-    if sample < 3:
-        raise ValueError(f"sample must be at least 3 rows, got {sample}")
     if len(labelled) + len(unlabelled) <= sample:
         return np.union1d(labelled, unlabelled)
     generator = np.random.default_rng(seed)
@@ -82,19 +63,7 @@ def choose_rows(
 
 
 def embedding_map(X: RowMatrix, rows: np.ndarray, *, seed: int = 0) -> EmbeddingMap:
-    """Map some rows of X, (n, d), by principal components and t-SNE.
-
-    Parameters
-    ----------
-    X : ndarray or StackedRows, (n, d)
-    rows : ndarray of int64, (m,), ascending
-    seed : int
-        Equal seeds give equal maps.
-
-    Returns
-    -------
-    EmbeddingMap
-    """
+    """Map rows (int64, ascending) of X, (n, d), by principal components and t-SNE; equal seeds give equal maps."""
     with threadpool_limits(1):  # the order of sums varies with threads, and t-SNE amplifies the rounding
         components, explained = _principal(take_rows(X, rows).astype(np.float64), seed)
         return EmbeddingMap(rows, _unit_square(components[:, :2]), _tsne(components, seed), explained)
@@ -103,15 +72,7 @@ def embedding_map(X: RowMatrix, rows: np.ndarray, *, seed: int = 0) -> Embedding
 def shares_of_likely(points: np.ndarray, labelled: np.ndarray, likely: np.ndarray) -> tuple[float, float]:
     """Share of likely positives among the ten nearest neighbours of labelled points, and among all points.
 
-    Parameters
-    ----------
-    points : ndarray, (m, 2)
-    labelled, likely : ndarray of bool, (m,)
-        At least one point is labelled.
-
-    Returns
-    -------
-    near_labelled, everywhere : float
+    `points` is (m, 2); `labelled` and `likely` are bool, (m,), and at least one point is labelled.
     """
     k = min(_NEAREST + 1, len(points))
     _, indices = cKDTree(points).query(points[labelled], k)

@@ -2,7 +2,7 @@
 
 A page loads nothing from the network: its content security policy allows only ``data:`` addresses and, for
 pages with `local_images`, images on this machine (``file:``). Untrusted text, such as a file name, is either
-escaped by the template or part of a JSON block, never markup.
+escaped by the template or part of a JSON block, never markup. Templates write numbers and keys by `WORDS`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,22 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup, escape
 
+from ..estimates.label_requirements import figure, range_text
+from ..estimates.priors import interval_text
 from ..storage.atomic import replacing
 
 ASSETS = Path(__file__).parent / "assets"
 _SHARED = {"review": ("cards",)}  # style and script files of a page that another one uses too; before its own
+_INVISIBLE = re.compile("[\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+_WIDE_RATIO = 3.0  # ratio of the ends of an interval
 
 
 def render(name: str, data: Any, *, local_images: bool = False, **context: Any) -> str:
@@ -58,6 +65,7 @@ def template(name: str) -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals |= WORDS
     return environment.get_template(f"{name}.html")
 
 
@@ -93,3 +101,74 @@ def _json(data: Any) -> str:
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
+
+
+# --- numbers and keys as text ------------------------------------------------------------------
+
+
+def number(value: float) -> str:
+    """Format a count with thousands separators; below ten with one decimal, unless it is whole."""
+    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
+
+
+def about(value: float) -> str:
+    """Format an estimated count with two significant digits."""
+    return number(round(float(f"{value:.2g}")))
+
+
+def percent(share: float) -> str:
+    """Format a share in per cent with three significant digits, at most two decimals."""
+    value = 100 * share
+    if value > 0 and value < 0.01:
+        return "under 0.01 %"
+    decimals = 0 if value >= 99.95 or value == 0 else 1 if value >= 10 else 2
+    return f"{value:.{decimals}f} %"
+
+
+def probability(value: float) -> str:
+    """Format a probability in per cent; never as 0 % or 100 %."""
+    if value < 0.001:
+        return "under 0.1 %"
+    if value > 0.999:
+        return "over 99.9 %"
+    return f"{100 * value:.1f} %"
+
+
+def between(low: float, high: float) -> str:
+    """Format an interval of the prior in per cent; "at most" where it is one-sided."""
+    return interval_text(low, high, percent)
+
+
+def count_range(low: float, high: float, number: Callable[[float], str] = about) -> str:
+    """Format an interval of a count; "at most" where not one is certain."""
+    return f"at most {number(high)}" if low < 0.5 else f"{number(low)} to {number(high)}"
+
+
+def plural(count: float, singular: str, plural_form: str | None = None) -> str:
+    """Format a count with its noun; the plural is `singular` with an s unless it is passed."""
+    return f"{number(count)} {singular if count == 1 else plural_form or singular + 's'}"
+
+
+def whole_percents(interval: tuple[float, float]) -> str:
+    """Format the interval of a share in whole per cent, without the sign."""
+    return range_text(interval, lambda share: f"{100 * share:.0f}")
+
+
+def is_wide(low: float | None, high: float | None) -> bool:
+    """Whether an interval is too wide for a single number beside it."""
+    return low is not None and high is not None and high > _WIDE_RATIO * low
+
+
+def one_line(text: str) -> Markup:
+    """Text that a template rendered over several lines, in one."""
+    return Markup(re.sub(r"\s*\n\s*", " ", escape(text.strip())))  # noqa: S704 - escaped
+
+
+def visible(key: str) -> str:
+    """Replace control characters by their symbols, and other invisible characters by their code points."""
+    key = re.sub("[\0-\x1f]", lambda match: chr(0x2400 + ord(match[0])), key)
+    return _INVISIBLE.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", key)
+
+
+_FUNCTIONS = (number, about, percent, between, count_range, plural, whole_percents, is_wide, one_line, figure)
+WORDS: dict[str, Any] = {function.__name__: function for function in _FUNCTIONS}

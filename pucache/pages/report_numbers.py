@@ -1,299 +1,282 @@
-"""Numbers on the report page; their names are the keys of ``pucache report --json``."""
+"""Numbers on the report page: the training, its estimates, and one dict of them for page and JSON."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections import Counter
 from dataclasses import asdict, dataclass
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..estimates.intervals import interval_of
+from ..cache.embedding_cache import EmbeddingCache
+from ..cache.writer import creation_time
+from ..estimates.intervals import interval_of, prior_range, stated_estimates
 from ..estimates.label_requirements import LabelCount
 from ..estimates.metrics import with_labels
 from ..estimates.priors import PriorEstimate
-from ..training.train_on_cache import is_audited, label_note, stated_prior
-from . import report_statistics
-from .report_data import ReportData
+from ..estimates.scar import ScarCheck
+from ..heads.risks import PURisk
+from ..labels.near_duplicates import unlabelled_twins
+from ..progress import Progress
+from ..training.estimate_prior import estimate_prior_on, estimates_from_margins
+from ..training.labelled_cache import LabelledCache
+from ..training.prior_sweep import Sweep, sweep_on
+from ..training.sklearn_classifier import PULinearClassifier
+from ..training.train_on_cache import is_audited, label_note, scar_of, stated_prior, train_on_cache
+from ..version import __version__
+from .charts import HeldOut, margin_histogram, precision_recall, reliability
 
-FAILURE_REASONS = 10  # most frequent reasons listed
-
-
-@dataclass(frozen=True)
-class Failures:
-    """Images that could not be read: their number, and the number for each of the most frequent reasons."""
-
-    count: int
-    reasons: dict[str, int]
-
-
-@dataclass(frozen=True)
-class Duplicates:
-    """Groups of images that show the same picture, and images beyond the first of each group."""
-
-    groups: int
-    copies: int
+_COEF_TOLERANCE = 5e-3  # relative distance of equal models; processors round differently
+_FAILURE_REASONS = 10  # most frequent reasons listed
+_PACKAGES = ("numpy", "torch", "scikit-learn", "scipy", "matplotlib")
+_FAISS = ("faiss-gpu", "faiss-cpu")
 
 
 @dataclass(frozen=True)
-class Reviewed:
-    """Reviewed images: confirmed positives and known negatives."""
-
-    confirmed: int
-    negative: int
-
-
-@dataclass(frozen=True)
-class HiddenPositives:
-    """Positives expected beyond the known ones, with the interval if there is one.
-
-    `expected` is None where the labels are too few for a single figure.
-    """
-
-    expected: float | None
-    low: float | None
-    high: float | None
-
-
-@dataclass(frozen=True)
-class Intervals:
-    """Intervals of the figures at the threshold and of the ranking; None if there is none."""
-
-    recall: list[float] | None
-    precision: list[float] | None
-    f1: list[float] | None
-    auc: list[float] | None
-
-
-@dataclass(frozen=True)
-class ModelNumbers:
-    """Threshold and penalty of the training; whether the ranking model was trained on other labels."""
-
-    threshold: float
-    penalty: float
-    trained_on_other_labels: bool
-
-
-@dataclass(frozen=True)
-class Charts:
-    """Values of the charts, see `pucache.pages.report_statistics`; `sweep` has a dict for each prior.
-
-    Charts of estimates are empty where the labels are too few for them.
-    """
-
-    margins: dict[str, list[float]]
-    precision_recall: dict[str, dict[str, Any]]
-    reliability: dict[str, list[float]]
-    sweep: list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """Thumbnails of the galleries: requested, missing, and the count per reason, the most frequent first."""
-
-    asked: int
-    missing: int
-    problems: dict[str, int]
-
-
-@dataclass(frozen=True)
-class MapNumbers:
-    """The map: images shown, share of the variance explained, and shares of likely positives.
-
-    `near_labelled` is the share among the neighbours of labelled positives, `everywhere` that among all images; both
-    are None where the labels are too few for estimates.
-    """
-
-    shown: int
-    explained: float
-    near_labelled: float | None
-    everywhere: float | None
-
-
-@dataclass(frozen=True)
-class TrainingNumbers:
-    """Numbers of the labels, the training and its estimates.
+class TrainedReport:
+    """What numbers, charts and galleries are computed from.
 
     Attributes
     ----------
-    images, labelled, unlabelled : int
-        Reviewed images are among the unlabelled.
-    unlabelled_sample : dict or None
-        Fields of `pucache.labels.sample.UnlabelledSample`; pictures, charts and duplicates are of the sample
-        and the labelled positives then. None where all unlabelled images were trained on.
-    labels : int
-        Different pictures that are labelled; they decide what may be estimated.
-    note : str
-        What is not estimated because the labels are too few; "" where nothing is left out.
-    failures : Failures
-    duplicates : Duplicates
-    reviewed : Reviewed
-    twins_found : int
-        Undecided images that show the same picture as a positive.
-    scar : dict
-        `ScarCheck.to_dict`.
-    doubted : int
-        Labelled positives at or below the threshold.
-    prior : float or None
-        None where the labels are too few for a single figure.
-    prior_told : bool
-        Whether the prior is a parameter of the model rather than estimated.
-    prior_estimates : dict of str to dict
-        By method; without intervals and single figures that the labels are too few for.
-    hidden_positives : HiddenPositives
-    audit_draws : int
-        Images drawn at random in a review, on which prior, hidden positives, recall, precision and F1 then rest; 0
-        where they rest on the labelled positives.
-    held_out : bool
-        Whether any row could be held out.
-    intervals : Intervals
-    true_prior : float or None
-    estimates : dict
-        As `PULinearClassifier.estimates_`.
-    true, true_by_model : dict or None
-        True metrics of the held-out margins, and of the ranking model if it was trained on other labels.
-    model : ModelNumbers
-    sweep_verdict : str
-        "" where there is no sweep.
-    figures : Charts
+    data : LabelledCache
+    trained : PULinearClassifier
+        Trained on `data` for the report, with a held-out margin for each row.
+    ranker : PULinearClassifier
+        Ranks the unlabelled images: the model passed to `report`, or `trained`.
+    margins : ndarray of float32, (n,)
+        Margins by `ranker`.
+    count : LabelCount
+        Number of labels, which says what may be estimated.
+    prior_estimates : list of PriorEstimate
+        One per method; the first is that of the tilt. Empty where the labels are too few.
+    sweep : Sweep or None
+        None where the labels are too few.
+    truth : ndarray of int8, (n,), or None
+        True class: 1, 0, or -1 where it is unknown.
     """
 
-    images: int
-    labelled: int
-    unlabelled: int
-    unlabelled_sample: dict[str, Any] | None
-    labels: int
-    note: str
-    failures: Failures
-    duplicates: Duplicates
-    reviewed: Reviewed
-    twins_found: int
-    scar: dict[str, Any]
-    doubted: int
-    prior: float | None
-    prior_told: bool
-    prior_estimates: dict[str, dict[str, Any]]
-    hidden_positives: HiddenPositives
-    audit_draws: int
-    held_out: bool
-    intervals: Intervals
-    true_prior: float | None
-    estimates: dict[str, Any]
-    true: dict[str, float] | None
-    true_by_model: dict[str, float] | None
-    model: ModelNumbers
-    sweep_verdict: str
-    figures: Charts
+    data: LabelledCache
+    trained: PULinearClassifier
+    ranker: PULinearClassifier
+    margins: np.ndarray
+    count: LabelCount
+    prior_estimates: list[PriorEstimate]
+    sweep: Sweep | None
+    truth: np.ndarray | None
+
+    @cached_property
+    def labelled(self) -> np.ndarray:
+        """Rows of labelled positives, int64, ascending."""
+        return np.flatnonzero(self.data.s == 1)
+
+    @cached_property
+    def unlabelled(self) -> np.ndarray:
+        """Rows that are not labelled, int64, ascending, reviewed rows included; the estimates are about these."""
+        return np.flatnonzero(self.data.s == 0)
+
+    @cached_property
+    def twins(self) -> tuple[np.ndarray, np.ndarray]:
+        """Undecided rows that show the same picture as a positive, and that positive's row."""
+        rows, labelled_rows = unlabelled_twins(self.data.group, self.data.labels.positive)
+        undecided = self.data.labels.unlabelled[rows]
+        return rows[undecided], labelled_rows[undecided]
+
+    @cached_property
+    def ranked(self) -> np.ndarray:
+        """Undecided rows without twins of positives, by falling margin; int64."""
+        undecided = np.flatnonzero(self.data.labels.unlabelled)
+        candidates = np.setdiff1d(undecided, self.twins[0], assume_unique=True)
+        return candidates[np.argsort(-self.margins[candidates], kind="stable")]
+
+    @cached_property
+    def held_out(self) -> HeldOut:
+        """Held-out margins, with the truth of the unlabelled rows."""
+        margins = self.trained.held_out_margins_
+        return HeldOut(
+            positive=margins[self.labelled],
+            unlabelled=margins[self.unlabelled],
+            tilt=self.trained.tilt_,
+            threshold=self.trained.threshold_,
+            truth=None if self.truth is None else self.truth[self.unlabelled],
+        )
+
+    @cached_property
+    def scar(self) -> ScarCheck:
+        """Comparison of the labelled positives with the likely ones."""
+        return scar_of(self.data, self.trained)
 
     @property
-    def count(self) -> LabelCount:
-        """Number of labels, which says what may be estimated."""
-        return LabelCount(self.labels)
+    def prior_interval(self) -> tuple[float, float] | None:
+        """Interval of the prior; None if the prior is a parameter, there is no interval, or it lies outside."""
+        trained = self.trained
+        if trained.prior_estimate_ is not None and is_audited(trained):
+            return trained.prior_estimate_.low, trained.prior_estimate_.high
+        if not self.prior_estimates or trained.prior is not None:
+            return None
+        tilt, prior = self.prior_estimates[0], trained.prior_
+        valid = prior_range(prior, tilt) is not None and tilt.low <= prior <= tilt.high
+        return (tilt.low, tilt.high) if valid else None
 
-
-@dataclass(frozen=True)
-class ReportNumbers(TrainingNumbers):
-    """All numbers on the page.
-
-    Attributes
-    ----------
-    pictures : Pictures
-    map : MapNumbers
-    provenance : dict
-        See `pucache.pages.provenance`.
-    warnings : list of str
-    """
-
-    pictures: Pictures
-    map: MapNumbers
-    provenance: dict[str, Any]
-    warnings: list[str]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Nested dicts, for JSON."""
-        return asdict(self)
-
-
-def training_numbers(report: ReportData) -> TrainingNumbers:
-    """Numbers of the labels, the training and its estimates."""
-    data, trained, held_out = report.data, report.trained, report.held_out
-    failures, true, reviewed = data.cache.failures, held_out.true(), data.labels.reviewed
-    _, group_sizes = np.unique(data.group, return_counts=True)
-    return TrainingNumbers(
-        images=len(data.cache),
-        labelled=len(report.labelled),
-        unlabelled=data.n_unlabelled,
-        unlabelled_sample=None if data.sample is None else data.sample.to_json(),
-        labels=report.count.labels,
-        note=label_note(trained, report.count),
-        failures=Failures(count=len(failures), reasons=dict(Counter(failures.values()).most_common(FAILURE_REASONS))),
-        duplicates=Duplicates(groups=int((group_sizes > 1).sum()), copies=int((group_sizes - 1).sum())),
-        reviewed=Reviewed(confirmed=int((reviewed == 1).sum()), negative=int((reviewed == -1).sum())),
-        twins_found=len(report.twins[0]),
-        scar=report.scar.to_dict(),
-        doubted=int((held_out.positive <= held_out.threshold).sum()),
-        prior=stated_prior(trained, report.count)[0],
-        prior_told=trained.prior is not None,
-        prior_estimates={estimate.method: _stated(estimate, report.count) for estimate in report.prior_estimates},
-        hidden_positives=_hidden_positives(report),
-        audit_draws=_audit_draws(report),
-        held_out=report.has_held_out,
-        intervals=_intervals(report.estimates),
-        true_prior=None if true is None else true["n_positive"] / true["n"],
-        estimates=report.estimates,
-        true=true,
-        true_by_model=_true_by_model(report),
-        model=ModelNumbers(
+    @cached_property
+    def estimates(self) -> dict[str, Any]:
+        """`PULinearClassifier.estimates_`, with intervals that rest on `prior_interval`."""
+        trained, interval = self.trained, self.prior_interval
+        if is_audited(trained):
+            return trained.estimates_
+        if trained.prior is not None:
+            interval = trained.prior, trained.prior
+        stated = stated_estimates(
+            trained.held_out_margins_,
+            self.data.s,
+            labels=self.count,
+            prior=trained.prior_,
+            prior_range=interval,
             threshold=trained.threshold_,
-            penalty=trained.penalty_,
-            trained_on_other_labels=report.trained_on_other_labels,
-        ),
-        sweep_verdict="" if report.sweep is None else report.sweep.verdict,
-        figures=_charts(report),
-    )
+            seed=trained.seed,
+        )
+        return {name: trained.estimates_[name] for name in ("risk", "clamped")} | stated
+
+    @property
+    def trained_on_other_labels(self) -> bool:
+        """Whether `ranker` was trained on other labels or another cache."""
+        ranker, trained = self.ranker, self.trained
+        if (ranker.n_labelled_, ranker.n_unlabelled_) != (trained.n_labelled_, trained.n_unlabelled_):
+            return True
+        distance = np.linalg.norm(ranker.coef_ - trained.coef_)
+        return bool(distance > _COEF_TOLERANCE * np.linalg.norm(trained.coef_))
+
+    def posterior(self, rows: np.ndarray) -> np.ndarray:
+        """Probability of being positive, (m,): held out for labelled rows, by `ranker` for the others."""
+        by_ranker = self.ranker.tilt_.posterior(self.margins[rows])
+        held_out = self.trained.tilt_.posterior(self.trained.held_out_margins_[rows])
+        return np.where(self.data.s[rows] == 1, held_out, by_ranker)
+
+    def margins_of(self, rows: np.ndarray) -> np.ndarray:
+        """Margins, (m,): held out for labelled rows, by `ranker` for the others."""
+        return np.where(self.data.s[rows] == 1, self.trained.held_out_margins_[rows], self.margins[rows])
 
 
-def _charts(report: ReportData) -> Charts:
-    held_out, points = report.held_out, report.count.has_points
-    margins = report_statistics.margin_histogram(held_out)
-    if not points:
-        del margins["expected"]
-    return Charts(
-        margins=margins,
-        precision_recall=report_statistics.precision_recall(held_out) if points else {},
-        reliability=report_statistics.reliability(held_out) if points else {},
-        sweep=[] if report.sweep is None else report.sweep.rows,
-    )
+def train(
+    data: LabelledCache,
+    model: PULinearClassifier | None,
+    *,
+    truth: np.ndarray | None,
+    seed: int,
+    device: str,
+    progress: Progress | None,
+) -> TrainedReport:
+    """Train with the parameters of `model` (None: the defaults, with `seed`), estimate the prior and sweep over it.
+
+    `truth` is int8, (n,).
+    """
+    parameters = {"seed": seed} if model is None else model.get_params(deep=False)
+    trained = PULinearClassifier(**parameters | {"device": device})
+    train_on_cache(trained, data, progress=progress)
+    count = LabelCount.of(data.s, groups=data.group)
+    prior_estimates, sweep = [], None
+    if count.has_estimates:
+        prior_estimates = _prior_estimates(data, trained, progress)
+        known = None if truth is None else truth[data.s == 0]
+        sweep = sweep_on(
+            data,
+            PULinearClassifier(**trained.get_params() | {"penalty": trained.penalty_}),
+            seeds=(trained.seed,),
+            # without both classes there is no true curve
+            truth=truth if known is not None and (known == 1).any() and (known == 0).any() else None,
+            progress=progress,
+        )
+    data.release()
+    ranker = model or trained
+    return TrainedReport(data, trained, ranker, _margins(ranker, data), count, prior_estimates, sweep, truth)
 
 
-def _stated(estimate: PriorEstimate, count: LabelCount) -> dict[str, Any]:
-    """Fields of an estimate, without the single figure where the labels are too few for it."""
-    return asdict(estimate) if count.has_points else asdict(estimate) | {"prior": None}
+def _prior_estimates(data: LabelledCache, model: PULinearClassifier, progress: Progress | None) -> list[PriorEstimate]:
+    """Estimate the prior by each method; reuse the cross-fit of the training if it has the default risk."""
+    risk = PURisk(model.loss, model.surrogate, target_prior=model.target_prior)
+    if risk != PURisk() or model.prior is not None or model.solver != "batch" or model.penalty != "auto":
+        return estimate_prior_on(data, n_folds=model.n_folds, seed=model.seed, device=model.device, progress=progress)
+    return estimates_from_margins(data, model.held_out_margins_)
 
 
-def _hidden_positives(report: ReportData) -> HiddenPositives:
-    confirmed = int((report.data.labels.reviewed == 1).sum())
-
-    def count(share: float) -> float:
-        return max(0.0, share * report.data.n_unlabelled - confirmed)
-
-    low, high = (None, None) if report.prior_interval is None else map(count, report.prior_interval)
-    prior, _ = stated_prior(report.trained, report.count)
-    return HiddenPositives(expected=None if prior is None else count(prior), low=low, high=high)
-
-
-def _audit_draws(report: ReportData) -> int:
-    estimate = report.trained.prior_estimate_
-    return estimate.draws if estimate is not None and is_audited(report.trained) else 0
+def _margins(model: PULinearClassifier, data: LabelledCache) -> np.ndarray:
+    if data.sampled is not None:
+        model.check_fits(data.cache)
+        return model.margins(data.X)
+    margins = np.empty(len(data.s), np.float32)
+    for rows, block in model.margins_of(data.cache):
+        margins[rows] = block
+    return margins
 
 
-def _intervals(estimates: dict[str, Any]) -> Intervals:
-    ends = {name: interval_of(estimates, name) for name in ("recall", "precision", "f1", "auc")}
-    return Intervals(**{name: None if interval is None else list(interval) for name, interval in ends.items()})
+def training_numbers(report: TrainedReport) -> dict[str, Any]:
+    """Numbers of the labels, the training and its estimates, for JSON.
+
+    Returns
+    -------
+    dict
+        Reviewed images are among the `unlabelled`. `unlabelled_sample` is None where all were trained on. `labels`
+        counts the different pictures that are labelled, which decide what may be estimated; where they are too few,
+        `note` says so, charts of estimates are empty, and `prior`, `hidden_positives` and single figures are None.
+        `audit_draws` are the images drawn at random in a review, on which prior, hidden positives, recall, precision
+        and F1 then rest. `true` and `true_by_model` are true metrics of the held-out margins, and of the ranking
+        model if it was trained on other labels.
+    """
+    data, trained, held_out, count = report.data, report.trained, report.held_out, report.count
+    failures, reviewed, true = data.cache.failures, data.labels.reviewed, held_out.true()
+    _, group_sizes = np.unique(data.group, return_counts=True)
+    confirmed = int((reviewed == 1).sum())
+    ends = {name: interval_of(report.estimates, name) for name in ("recall", "precision", "f1", "auc")}
+    return {
+        "images": len(data.cache),
+        "labelled": len(report.labelled),
+        "unlabelled": data.n_unlabelled,
+        "unlabelled_sample": None if data.sample is None else data.sample.to_json(),
+        "labels": count.labels,
+        "note": label_note(trained, count),
+        "failures": {"count": len(failures), "reasons": dict(Counter(failures.values()).most_common(_FAILURE_REASONS))},
+        "duplicates": {"groups": int((group_sizes > 1).sum()), "copies": int((group_sizes - 1).sum())},
+        "reviewed": {"confirmed": confirmed, "negative": int((reviewed == -1).sum())},
+        "twins_found": len(report.twins[0]),
+        "scar": report.scar.to_dict(),
+        "doubted": int((held_out.positive <= held_out.threshold).sum()),
+        "prior": stated_prior(trained, count)[0],
+        "prior_told": trained.prior is not None,
+        "prior_estimates": {
+            estimate.method: asdict(estimate) | ({} if count.has_points else {"prior": None})
+            for estimate in report.prior_estimates
+        },
+        "hidden_positives": _hidden_positives(report, confirmed),
+        "audit_draws": trained.prior_estimate_.draws if trained.prior_estimate_ and is_audited(trained) else 0,
+        # takes two labelled and two unlabelled pictures
+        "held_out": min(len(np.unique(data.group[rows])) for rows in (report.labelled, report.unlabelled)) > 1,
+        "intervals": {name: None if interval is None else list(interval) for name, interval in ends.items()},
+        "true_prior": None if true is None else true["n_positive"] / true["n"],
+        "estimates": report.estimates,
+        "true": true,
+        "true_by_model": _true_by_model(report),
+        "model": {
+            "threshold": trained.threshold_,
+            "penalty": trained.penalty_,
+            "trained_on_other_labels": report.trained_on_other_labels,
+        },
+        "sweep_verdict": "" if report.sweep is None else report.sweep.verdict,
+        "figures": _figures(report),
+    }
 
 
-def _true_by_model(report: ReportData) -> dict[str, float] | None:
-    """True metrics of the ranking model, if it was trained on other labels."""
+def _hidden_positives(report: TrainedReport, confirmed: int) -> dict[str, float | None]:
+    """Positives expected beyond the known ones, with the interval if there is one."""
+    shares = (stated_prior(report.trained, report.count)[0], *(report.prior_interval or (None, None)))
+    counts = [None if p is None else max(0.0, p * report.data.n_unlabelled - confirmed) for p in shares]
+    return dict(zip(("expected", "low", "high"), counts, strict=True))
+
+
+def _true_by_model(report: TrainedReport) -> dict[str, float] | None:
     if report.truth is None or not report.trained_on_other_labels:
         return None
     rows = report.unlabelled[report.truth[report.unlabelled] >= 0]
@@ -301,3 +284,71 @@ def _true_by_model(report: ReportData) -> dict[str, float] | None:
         return None
     margins = report.margins[rows]
     return with_labels(report.truth[rows], margins, (margins > report.ranker.threshold_).astype(int))
+
+
+def _figures(report: TrainedReport) -> dict[str, Any]:
+    """Values of the charts; `sweep` has a dict for each prior."""
+    held_out, points = report.held_out, report.count.has_points
+    margins = margin_histogram(held_out)
+    if not points:
+        del margins["expected"]
+    return {
+        "margins": margins,
+        "precision_recall": precision_recall(held_out) if points else {},
+        "reliability": reliability(held_out) if points else {},
+        "sweep": [] if report.sweep is None else report.sweep.rows,
+    }
+
+
+# --- where the numbers come from ---------------------------------------------------------------
+
+
+def provenance(
+    cache: EmbeddingCache, labels: dict[str, Any], model: PULinearClassifier, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Input files with their hashes, parameters, seeds and package versions, as text for the page and for JSON.
+
+    `labels` are the arguments of `report` by name, `settings` its parameters; None and "" are left out.
+    """
+    parameters = model.get_params(deep=False)
+    versions = {name: _version(name) for name in _PACKAGES}
+    return {
+        "cache": [
+            {
+                "file": str(file.path),
+                "rows": len(file),
+                "checksum": file.checksum,
+                "source": file.source or "not recorded",
+                "created": file.created,
+                "pucache": file.pucache_version,
+            }
+            for file in cache.files
+        ],
+        "encoder": {name: str(value) for name, value in asdict(cache.encoder).items() if value not in ("", ())},
+        "labels": {
+            f"{name}: {field}": value
+            for name, source in labels.items()
+            if source is not None
+            for field, value in _label_source(source).items()
+        },
+        "training": {name: str(value) for name, value in sorted(parameters.items()) if value is not None},
+        "report": {name: str(value) for name, value in settings.items() if value not in (None, "")},
+        "versions": {"pucache": __version__, **versions, "faiss": _version(*_FAISS)},
+        "created": creation_time(),
+    }
+
+
+def _label_source(source: Any) -> dict[str, str]:
+    if isinstance(source, str | Path) and os.path.isfile(source):
+        return {"file": str(source), "sha256": hashlib.sha256(Path(source).read_bytes()).hexdigest()}
+    return {"given as": f"glob {source}" if isinstance(source, str | Path) else "an array of labels"}
+
+
+def _version(*packages: str) -> str:
+    """Version of the first of some packages that is installed."""
+    for package in packages:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return "not installed"

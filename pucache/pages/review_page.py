@@ -25,11 +25,10 @@ from ..labels.labels import Labels, open_labels
 from ..progress import Progress
 from ..retrieval.ranking import Ranking
 from . import html as page
-from .thumbnails import Thumbnail, thumbnails
+from .thumbnails import RowImage, thumbnails
 
 EXPORT = "reviewed.csv"
 MAX_CANDIDATES = 20_000  # per page; each takes about 5 kB
-_REASONS = 3
 
 
 @dataclass(frozen=True)
@@ -112,39 +111,35 @@ def write_review_page(
         without_picture=sum(not picture.uri for picture in pictures),
         changed=sum(bool(picture.uri and picture.problem) for picture in pictures),
     )
+    posterior = ranking.posterior if LabelCount.of(labels.s).has_estimates else None  # else it rests on no estimate
     html = page.render(
         "review",
-        _data(cache, ranking, pictures, labels),
+        _data(cache, ranking, posterior, pictures, labels),
         local_images=True,
-        title=f"Review of {len(pictures):,} candidate{'' if len(pictures) == 1 else 's'}",
         scorer=ranking.scorer,
-        warnings=_warnings(pictures, counts),
+        counts=counts,
+        problems=Counter(picture.problem for picture in pictures if not picture.uri).most_common(),
         caches=[file.path.name for file in cache.files],
         positives=int(labels.positive.sum()),
         negatives=int(labels.negative.sum()),
-        shown=len(pictures),
-        has_posterior=_has_posterior(ranking, labels),
+        has_posterior=posterior is not None,
     )
     page.write(path, html)
     return counts
 
 
-def _has_posterior(ranking: Ranking, labels: Labels) -> bool:
-    """Whether probabilities are shown; with few labels they would rest on an assumed prior."""
-    return ranking.posterior is not None and LabelCount.of(labels.s).has_estimates
-
-
-def _data(cache: EmbeddingCache, ranking: Ranking, pictures: list[Thumbnail], labels: Labels) -> dict[str, Any]:
+def _data(
+    cache: EmbeddingCache, ranking: Ranking, posterior: np.ndarray | None, pictures: list[RowImage], labels: Labels
+) -> dict[str, Any]:
     """Data of the page's script, review.js."""
     base, files = _file_urls([picture.path for picture in pictures])
-    scores = ranking.scores.tolist()
-    shown = ranking.posterior if _has_posterior(ranking, labels) else None
-    posterior = [None] * len(scores) if shown is None else shown.tolist()
-    columns = zip(ranking.keys, _digests(cache, ranking.rows), scores, posterior, pictures, files, strict=True)
-    candidates = [
-        {"key": key, "digest": digest, "score": score, "p": p, "file": file, **_picture(picture)}
-        for key, digest, score, p, picture, file in columns
-    ]
+    digests, scores = _digests(cache, ranking.rows), ranking.scores.tolist()
+    shown = [None] * len(scores) if posterior is None else posterior.tolist()
+    names = ("key", "digest", "score", "p", "file")
+    columns = zip(ranking.keys, digests, scores, shown, files, strict=True)
+    candidates = [dict(zip(names, values, strict=True)) for values in columns]
+    for candidate, picture in zip(candidates, pictures, strict=True):
+        candidate |= {name: getattr(picture, name) for name in ("uri", "width", "height", "problem")}
     labelled_rows = np.flatnonzero(~labels.unlabelled)
     labelled = [
         {"key": key, "label": int(label), "reviewed": int(reviewed != 0), "digest": digest}
@@ -162,15 +157,6 @@ def _data(cache: EmbeddingCache, ranking: Ranking, pictures: list[Thumbnail], la
         "candidates": candidates,
         "labelled": labelled,
         "command": _next_commands(cache),
-    }
-
-
-def _picture(picture: Thumbnail) -> dict[str, Any]:
-    return {
-        "uri": picture.uri,
-        "width": picture.width,
-        "height": picture.height,
-        "problem": picture.problem,
     }
 
 
@@ -200,22 +186,3 @@ def _next_commands(cache: EmbeddingCache) -> str:
     labels = f"--positives {EXPORT} --negatives {EXPORT}"
     retrieve = f"pucache retrieve-positives {paths} {labels} --model model.safetensors --review review.html"
     return f"pucache train-pu {paths} {labels}\n{retrieve}"
-
-
-def _warnings(pictures: list[Thumbnail], counts: ReviewPage) -> list[str]:
-    """Warnings at the top of the page, one line each."""
-    lines = []
-    if counts.without_picture:
-        reasons = Counter(picture.problem for picture in pictures if not picture.uri).most_common()
-        named = "; ".join(f"{reason} ({times:,})" for reason, times in reasons[:_REASONS])
-        more = f"; and {len(reasons) - _REASONS} more reasons" if len(reasons) > _REASONS else ""
-        lines.append(
-            f"{counts.without_picture:,} of {len(pictures):,} have no picture: {named}{more}. If the images "
-            "have moved, write this page again with --images SOURCE."
-        )
-    if counts.changed:
-        lines.append(
-            f"{counts.changed:,} of {len(pictures):,} files have changed since they were embedded: the page "
-            "shows their present content, but the ranking is of the old content. Run pucache embed again."
-        )
-    return lines

@@ -11,7 +11,7 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -35,26 +35,29 @@ _one_large = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Thumbnail:
-    """A thumbnail, or the reason why there is none.
+class RowImage:
+    """The image of a row, or the reason why there is none.
 
     Attributes
     ----------
-    uri : str
-        ``data:image/webp;base64,...``, or "" where there is no picture.
+    pixels : PIL.Image.Image or None
+        Upright, 8-bit RGB, no larger than asked for.
     width, height : int
         Size of the original in pixels, after its EXIF orientation; 0 where unknown.
     problem : str
         "", or one line: why there is no picture, or that the file has changed since it was embedded.
     path : str
         Absolute path of the original where it is a file of this machine, else "".
+    uri : str
+        Of a thumbnail, which has no `pixels`: ``data:image/webp;base64,...``, or "" where there is no picture.
     """
 
-    uri: str = ""
+    pixels: Image.Image | None = None
     width: int = 0
     height: int = 0
     problem: str = ""
     path: str = ""
+    uri: str = ""
 
 
 def thumbnails(
@@ -64,7 +67,7 @@ def thumbnails(
     images: str | Path | None = None,
     side: int = 160,
     progress: Progress | None = None,
-) -> list[Thumbnail]:
+) -> list[RowImage]:
     """Make a thumbnail of each row; an image that cannot be shown never raises.
 
     Parameters
@@ -80,7 +83,7 @@ def thumbnails(
 
     Returns
     -------
-    list of Thumbnail, (m,)
+    list of RowImage, (m,)
 
     Raises
     ------
@@ -97,28 +100,9 @@ def thumbnails(
         progress.start(len(rows), "pictures")
         for image in pool.map(lambda row: sources.read(row, side), np.asarray(rows, np.int64).tolist()):
             uri = "" if image.pixels is None else _uri(image.pixels)
-            pictures.append(Thumbnail(uri, image.width, image.height, image.problem, image.path))
+            pictures.append(replace(image, pixels=None, uri=uri))
             progress.advance(1)
     return pictures
-
-
-@dataclass(frozen=True)
-class RowImage:
-    """The image of a row, decoded, or the reason why there is none.
-
-    Attributes
-    ----------
-    pixels : PIL.Image.Image or None
-        Upright, 8-bit RGB, no larger than asked for.
-    width, height, problem, path
-        As for `Thumbnail`.
-    """
-
-    pixels: Image.Image | None = None
-    width: int = 0
-    height: int = 0
-    problem: str = ""
-    path: str = ""
 
 
 class RowImages:

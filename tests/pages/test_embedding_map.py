@@ -32,11 +32,6 @@ def test_a_small_cache_is_shown_whole():
     assert rows.tolist() == [0, 1, 2]
 
 
-def test_a_sample_of_two_is_refused():
-    with pytest.raises(ValueError, match="at least 3 rows, got 2"):
-        choose_rows(np.array([1]), np.array([0, 2]), np.array([2, 0]), sample=2, seed=0)
-
-
 @pytest.mark.parametrize("n", [60, slow(900)])
 def test_principal_components_are_those_of_the_singular_value_decomposition(n):
     X, _, _ = planted(n=n, d=8, apart=3.0)

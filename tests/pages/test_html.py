@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from playwright.sync_api import expect
 
+from pucache.estimates.calibration import LEAST
 from pucache.pages import html as page
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
@@ -66,7 +67,8 @@ def blocks(html):
     return parser.found
 
 
-REVIEW = {"title": "t", "scorer": "b", "caches": ["c"], "positives": 1, "negatives": 0, "warnings": [], "shown": 1}
+COUNTS = {"shown": 1, "without_picture": 0, "changed": 0}
+REVIEW = {"scorer": "b", "caches": ["c"], "positives": 1, "negatives": 0, "counts": COUNTS, "problems": []}
 
 
 @settings(max_examples=40)
@@ -141,3 +143,39 @@ def test_the_browser_keeps_a_page_from_asking_the_network(assets, tmp_path, brow
     out.write_text(page.render("probe", 0, title="t", said=""), encoding="utf-8")
     with pytest.raises(AssertionError, match="Content Security Policy"), opened(browser, out) as tab:
         expect(tab.locator("#said")).to_have_text("refused")
+
+
+# --- numbers and keys as text ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "share, expected",
+    [(0, "0 %"), (1, "100 %"), (0.9999, "100 %"), (0.5, "50.0 %"), (0.0123, "1.23 %"), (1e-6, "under 0.01 %")],
+)
+def test_shares_are_written_in_per_cent(share, expected):
+    assert page.percent(share) == expected
+
+
+@pytest.mark.parametrize("value, expected", [(0.99995, "over 99.9 %"), (0.0, "under 0.1 %"), (0.4567, "45.7 %")])
+def test_no_probability_is_written_as_certain(value, expected):
+    assert page.probability(value) == expected
+
+
+@pytest.mark.parametrize(
+    "value, expected", [(4173.2, "4,200"), (0.31, "0"), (7, "7"), (48_423, "48,000"), (103, "100")]
+)
+def test_estimated_counts_have_two_digits(value, expected):
+    assert page.about(value) == expected
+
+
+def test_a_one_sided_interval_is_at_most():
+    assert page.between(LEAST, 0.12) == "at most 12.0 %" and page.count_range(0.01, 130) == "at most 130"
+    assert page.between(0.02, 0.12) == "2.00 % to 12.0 %" and page.count_range(2, 130) == "2 to 130"
+
+
+def test_what_cannot_be_seen_in_a_key_is_written_so_that_it_can():
+    assert page.visible("a\nb\t\u202e\x7f👩‍👧<b>.png") == "a␊b␉⟨U+202E⟩⟨U+007F⟩👩‍👧<b>.png"
+
+
+def test_one_line_escapes_what_no_template_has():
+    assert page.one_line(" a <b>\n  c\n") == "a &lt;b&gt; c"

@@ -1,11 +1,16 @@
+import re
+from xml.etree import ElementTree
+
 import numpy as np
 import pytest
+from helpers.slow import slow
 from sklearn.metrics import precision_recall_curve
 
 from pucache.estimates.calibration import fit_tilt
 from pucache.estimates.metrics import from_pu, with_labels
-from pucache.pages import report_statistics
-from pucache.pages.report_statistics import HeldOut
+from pucache.estimates.priors import PriorEstimate
+from pucache.pages import charts
+from pucache.pages.charts import HeldOut
 
 
 def normal_margins(p=60, u=900, prior=0.2, truth=True, seed=0):
@@ -21,7 +26,7 @@ def normal_margins(p=60, u=900, prior=0.2, truth=True, seed=0):
 
 def test_every_margin_is_in_one_bin_of_the_histogram():
     held_out = normal_margins()
-    bins = report_statistics.margin_histogram(held_out)
+    bins = charts.margin_histogram(held_out)
     assert sum(bins["labelled"]) == 60 and sum(bins["unlabelled"]) == 900
     assert sum(bins["hidden"]) == held_out.truth.sum()
     inner = [(low, high) for low, high in zip(bins["edges"][1:-2], bins["edges"][2:-1], strict=True)]
@@ -31,14 +36,14 @@ def test_every_margin_is_in_one_bin_of_the_histogram():
 
 def test_the_expected_positives_of_the_histogram_are_the_posteriors_added_up():
     held_out = normal_margins()
-    bins = report_statistics.margin_histogram(held_out)
+    bins = charts.margin_histogram(held_out)
     assert sum(bins["expected"]) == pytest.approx(held_out.tilt.posterior(held_out.unlabelled).sum())
     assert all(expected <= all_ + 1e-9 for expected, all_ in zip(bins["expected"], bins["unlabelled"], strict=True))
 
 
 def test_the_expected_curve_is_that_of_the_posteriors():
     held_out = normal_margins()
-    curve = report_statistics.precision_recall(held_out)["expected"]
+    curve = charts.precision_recall(held_out)["expected"]
     posterior = np.sort(held_out.tilt.posterior(held_out.unlabelled))[::-1]
     recall, precision = np.cumsum(posterior) / posterior.sum(), np.cumsum(posterior) / np.arange(1, 901)
     for x, y in zip(curve["recall"], curve["precision"], strict=True):
@@ -46,12 +51,12 @@ def test_the_expected_curve_is_that_of_the_posteriors():
         assert (x, y) == pytest.approx((recall[at], precision[at]))
     called = (held_out.unlabelled > held_out.threshold).sum()
     assert curve["at"] == pytest.approx((recall[called - 1], precision[called - 1]))
-    assert curve["recall"][-1] == pytest.approx(1) and 10 < len(curve["recall"]) <= report_statistics.POINTS
+    assert curve["recall"][-1] == pytest.approx(1) and 10 < len(curve["recall"]) <= charts.POINTS
 
 
 def test_the_counted_curve_is_counted_on_the_labelled():
     held_out = normal_margins()
-    curve = report_statistics.precision_recall(held_out)["counted"]
+    curve = charts.precision_recall(held_out)["counted"]
     for x, y in zip(curve["recall"], curve["precision"], strict=True):
         margin = np.sort(held_out.positive)[::-1][round(x * 60) - 1]
         share = (held_out.unlabelled >= margin).mean()
@@ -70,7 +75,7 @@ def test_the_true_curve_and_figures_leave_out_what_is_not_known():
     known = held_out.truth >= 0
     precision, recall, _ = precision_recall_curve(held_out.truth[known], held_out.unlabelled[known])
     pairs = {(round(x, 9), round(y, 9)) for x, y in zip(recall, precision, strict=True)}
-    curve = report_statistics.precision_recall(held_out)["true"]
+    curve = charts.precision_recall(held_out)["true"]
     assert all((round(x, 9), round(y, 9)) in pairs for x, y in zip(curve["recall"], curve["precision"], strict=True))
     true = held_out.true()
     called = (held_out.unlabelled[known] > held_out.threshold).astype(int)
@@ -80,7 +85,7 @@ def test_the_true_curve_and_figures_leave_out_what_is_not_known():
 
 def test_reliability_bins_hold_every_row_and_count_as_the_formula_says():
     held_out = normal_margins()
-    bins = report_statistics.reliability(held_out)
+    bins = charts.reliability(held_out)
     u, p = held_out.tilt.posterior(held_out.unlabelled), held_out.tilt.posterior(held_out.positive)
     assert sum(bins["n"]) == 900 and sum(bins["labelled"]) == 60 and bins["low"][0] == 0 and bins["high"][-1] == 1
     assert min(bins["n"][1:]) >= 10
@@ -96,7 +101,7 @@ def test_reliability_bins_hold_every_row_and_count_as_the_formula_says():
 def test_most_true_shares_lie_within_the_error_bars_of_the_count():
     inside = []
     for seed in range(20):
-        bins = report_statistics.reliability(normal_margins(p=100, u=4000, seed=seed))
+        bins = charts.reliability(normal_margins(p=100, u=4000, seed=seed))
         inside += [
             low <= true <= high
             for low, true, high in zip(bins["counted_low"], bins["true"], bins["counted_high"], strict=True)
@@ -105,7 +110,7 @@ def test_most_true_shares_lie_within_the_error_bars_of_the_count():
 
 
 def test_no_labelled_positive_in_a_bin_still_has_an_upper_bound():
-    bins = report_statistics.reliability(normal_margins(p=1))
+    bins = charts.reliability(normal_margins(p=1))
     empty = [at for at, count in enumerate(bins["labelled"]) if count == 0]
     assert empty and all(bins["counted"][at] == 0 < bins["counted_high"][at] for at in empty)
 
@@ -115,15 +120,15 @@ def test_margins_that_are_all_alike_make_one_bin_and_one_point(margin):
     flat = np.full(5, margin, np.float32)
     tilt = fit_tilt(flat, np.array([1, 0, 0, 0, 0]))
     held_out = HeldOut(flat[:1], flat[1:], tilt, margin, np.array([1, 0, 0, -1], np.int8))
-    assert sum(report_statistics.margin_histogram(held_out)["unlabelled"]) == 4
-    assert report_statistics.precision_recall(held_out)["expected"]["recall"] == [1.0]
-    assert sum(report_statistics.reliability(held_out)["n"]) == 4
+    assert sum(charts.margin_histogram(held_out)["unlabelled"]) == 4
+    assert charts.precision_recall(held_out)["expected"]["recall"] == [1.0]
+    assert sum(charts.reliability(held_out)["n"]) == 4
 
 
 def test_a_threshold_above_everything_calls_nothing():
     held_out = normal_margins()
     above = HeldOut(held_out.positive, held_out.unlabelled, held_out.tilt, 99.0, held_out.truth)
-    curves = report_statistics.precision_recall(above)
+    curves = charts.precision_recall(above)
     assert curves["expected"]["at"] == (0.0, 1.0) and curves["counted"]["at"][0] == 0
     assert above.true()["recall"] == 0
 
@@ -131,5 +136,67 @@ def test_a_threshold_above_everything_calls_nothing():
 def test_no_true_curve_where_no_class_is_known():
     held_out = normal_margins()
     held_out.truth[:] = -1
-    assert held_out.true() is None and "true" not in report_statistics.precision_recall(held_out)
-    assert np.isnan(report_statistics.reliability(held_out)["true"]).all()
+    assert held_out.true() is None and "true" not in charts.precision_recall(held_out)
+    assert np.isnan(charts.reliability(held_out)["true"]).all()
+
+
+# --- drawings ----------------------------------------------------------------------------------
+
+NAMES = ["priors", "margins", "curve", "reliability", "sweep"]
+
+
+def swept(prior, **true):
+    """A row of a sweep, with what is drawn of it."""
+    return {"prior": prior, "pauc": 0.8, "auc": 0.9, "f1": 0.5, "share_predicted_positive": 0.2} | true
+
+
+@pytest.fixture(scope="module")
+def drawings():
+    """What each chart is drawn by."""
+    held = normal_margins()
+    estimates = [PriorEstimate("tilt", 0.2, 0.15, 0.25, 0.9, 9), PriorEstimate("bbe", 0.3, 0.0, 1.0, 0.9, 0)]
+    return {
+        "priors": (charts.paint_priors, estimates, 0.2, 0.21, True),
+        "margins": (charts.paint_margins, charts.margin_histogram(held), 1.0),
+        "curve": (charts.paint_curve, charts.precision_recall(held)),
+        "reliability": (charts.paint_reliability, charts.reliability(held)),
+        "sweep": (charts.paint_sweep, [swept(prior, true_f1=0.6) for prior in (0.1, 0.3)], 0.2),
+    }
+
+
+def drawn(drawings, name):
+    svg = charts.draw(name, 3.2, *drawings[name])
+    return f"<svg {svg['box']}>{svg['body']}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_chart_is_one_element_that_takes_the_colours_of_the_page(drawings, name):
+    svg = drawn(drawings, name)
+    assert ElementTree.fromstring(svg.replace("xlink:href", "href")).tag == "svg"
+    assert not re.search("#[0-9a-f]{6}|<style|<script|font-family|DOCTYPE", svg)
+    assert "currentColor" in svg and "var(--positive)" in svg and "date" not in svg.lower()
+
+
+def test_references_within_a_chart_are_to_its_own_ids_and_charts_share_none(drawings):
+    all_ids = []
+    for name in NAMES:
+        svg = drawn(drawings, name)
+        ids = re.findall(r' id="([^"]+)"', svg)
+        assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg)) <= set(ids)
+        all_ids += ids
+    assert len(all_ids) == len(set(all_ids))
+
+
+@pytest.mark.parametrize("name", [name if name == "curve" else slow(name) for name in NAMES])
+def test_a_chart_drawn_twice_is_the_same_text(drawings, name):
+    assert drawn(drawings, name) == drawn(drawings, name)
+
+
+def test_texts_stay_texts(drawings):
+    svg = drawn(drawings, "curve")
+    assert "recall: share of the positives found" in svg and ">true</text>" in svg
+
+
+def test_a_sweep_without_truth_has_no_line_of_it():
+    svg = drawn({"sweep": (charts.paint_sweep, [swept(0.1)], 0.2)}, "sweep")
+    assert "F1, estimated" in svg and "true" not in svg

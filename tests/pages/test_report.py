@@ -3,7 +3,6 @@ import json
 import re
 from dataclasses import asdict
 from html import unescape
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from helpers.pictured import shaded
 from helpers.pictures import encode
 from helpers.planted import planted, two_kinds, write_cache
 from helpers.slow import slow
+from markupsafe import Markup
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.keys import encode_keys
@@ -20,12 +20,12 @@ from pucache.cache.writer import Rows, write_file
 from pucache.cli.main import main
 from pucache.encoders.spec import EncoderSpec
 from pucache.errors import LabelError, ModelError, OutputError, SourceError
-from pucache.estimates.calibration import LEAST
 from pucache.estimates.label_requirements import LabelCount
 from pucache.estimates.priors import PriorEstimate
-from pucache.pages import report_page, report_text
-from pucache.pages.report_data import prepare
-from pucache.pages.report_galleries import probability, visible
+from pucache.pages import report as module
+from pucache.pages.html import template, visible
+from pucache.pages.report import report
+from pucache.pages.report_numbers import train
 from pucache.training.labelled_cache import LabelledCache
 from pucache.training.sklearn_classifier import PULinearClassifier
 from pucache.training.train_on_cache import train_pu
@@ -82,11 +82,6 @@ def plain(tmp_path_factory):
     return (folder / "r.html").read_text(), numbers
 
 
-def report(*arguments, **keywords):
-    """Write a report; return its numbers as the command prints them."""
-    return report_page.report(*arguments, **keywords).to_dict()
-
-
 def bare(folder, n, labelled, **how):
     """A cache without pictures, and s."""
     X, s, _ = planted(n=n, labelled=labelled, **how)
@@ -96,7 +91,7 @@ def bare(folder, n, labelled, **how):
 def prepared(cache, s, model, truth=None):
     """Data of the page."""
     data = LabelledCache.of(cache, s)
-    return prepare(data, model, truth=truth, seed=0, device="cpu", progress=None)
+    return train(data, model, truth=truth, seed=0, device="cpu", progress=None)
 
 
 def sections(html):
@@ -280,11 +275,6 @@ def test_the_interval_is_that_of_the_likelihood_and_of_the_tilt_alone(plain):
     assert tilt["draws"] == 0 and 0 < tilt["low"] < tilt["high"] < 1
     assert numbers["hidden_positives"]["low"] == pytest.approx(tilt["low"] * numbers["unlabelled"])
     assert others and all((other["low"], other["high"]) == (0, 1) for other in others)
-
-
-def test_a_one_sided_interval_is_at_most():
-    assert report_text.between(LEAST, 0.12) == "at most 12.0 %" and report_text.count_range(0.01, 130) == "at most 130"
-    assert report_text.between(0.02, 0.12) == "2.00 % to 12.0 %" and report_text.count_range(2, 130) == "2 to 130"
 
 
 def test_a_cache_without_a_source_is_shown_without_pictures_and_says_so(plain):
@@ -479,28 +469,9 @@ def test_bad_input_is_told_in_one_line(files, tmp_path, monkeypatch, options, ex
 # --- words -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "share, expected",
-    [(0, "0 %"), (1, "100 %"), (0.9999, "100 %"), (0.5, "50.0 %"), (0.0123, "1.23 %"), (1e-6, "under 0.01 %")],
-)
-def test_shares_are_written_in_per_cent(share, expected):
-    assert report_text.percent(share) == expected
-
-
-@pytest.mark.parametrize("value, expected", [(0.99995, "over 99.9 %"), (0.0, "under 0.1 %"), (0.4567, "45.7 %")])
-def test_no_probability_is_written_as_certain(value, expected):
-    assert probability(value) == expected
-
-
-@pytest.mark.parametrize(
-    "value, expected", [(4173.2, "4,200"), (0.31, "0"), (7, "7"), (48_423, "48,000"), (103, "100")]
-)
-def test_estimated_counts_have_two_digits(value, expected):
-    assert report_text.about(value) == expected
-
-
-def test_what_cannot_be_seen_in_a_key_is_written_so_that_it_can():
-    assert visible("a\nb\t\u202e\x7f👩‍👧<b>.png") == "a␊b␉⟨U+202E⟩⟨U+007F⟩👩‍👧<b>.png"
+def words(name, *arguments):
+    """A sentence of the template as text on one line."""
+    return " ".join(Markup(getattr(template("report_sentences").module, name)(*arguments)).unescape().split())
 
 
 def good_numbers(**changed):
@@ -512,7 +483,7 @@ def good_numbers(**changed):
         "unlabelled_sample": None,
         "held_out": True,
         "audit_draws": 0,
-        "count": LabelCount(100),
+        "labels": 100,
         "note": "",
         "prior": 0.1,
         "prior_told": False,
@@ -527,16 +498,12 @@ def good_numbers(**changed):
         "scar": {"verdict": "alike", "auc": 0.5},
         "pictures": {"asked": 10, "missing": 0, "problems": {}},
     }
-    levels = ("hidden_positives", "intervals", "model", "failures", "duplicates", "reviewed", "pictures")
-    numbers = SimpleNamespace(**good | changed)
-    for level in levels:
-        setattr(numbers, level, SimpleNamespace(**getattr(numbers, level)))
-    return numbers
+    return good | changed
 
 
 def warnings(methods_used, **changed):
     numbers = good_numbers(prior_estimates={one.method: asdict(one) for one in methods_used}, **changed)
-    return report_text.warnings(numbers, numbers.pictures)
+    return module.warnings(numbers)
 
 
 def methods(*priors, low=0.08, high=0.12):
@@ -555,16 +522,16 @@ def test_with_random_images_of_a_review_nothing_leans():
     assert warnings(doubtful, reviewed=reviewed, scar=scar, audit_draws=120) == []
     hidden = {"expected": 50.0, "low": 0, "high": 110.0}
     numbers = good_numbers(reviewed=reviewed, audit_draws=120, hidden_positives=hidden)
-    assert "at most 110 more positives, by 120 images that the review drew at random" in report_text.hidden(numbers)
-    assert report_text.headline(numbers) == "100 labelled, 5 confirmed, perhaps 50 hidden"
+    assert "at most 110 more positives, by 120 images that the review drew at random" in words("hidden", numbers)
+    assert words("headline", numbers) == "100 labelled, 5 confirmed, perhaps 50 hidden"
     numbers = good_numbers(reviewed=reviewed, audit_draws=120, hidden_positives=hidden | {"expected": None}, prior=None)
-    assert report_text.hidden(numbers).endswith("drew at random; 5 are confirmed.")
+    assert words("hidden", numbers).endswith("drew at random; 5 are confirmed.")
 
 
 @pytest.mark.parametrize(
     "changed, estimates, expected",
     [
-        ({"count": LabelCount(12), "note": LabelCount(12).sentence}, methods(0.1, 0.1), "With 12 labelled positives"),
+        ({"labels": 12, "note": LabelCount(12).sentence}, methods(0.1, 0.1), "With 12 labelled positives"),
         ({"held_out": False}, methods(0.1, 0.1), "nothing could be held out"),
         ({"reviewed": {"confirmed": 5, "negative": 1}}, methods(0.1, 0.1), "5 positives and rejected 1 image. These"),
         ({"scar": {"verdict": "none found", "auc": None}}, methods(0.1, 0.1), "Hardly any unlabelled image"),
@@ -586,27 +553,27 @@ def test_each_reason_for_doubt_has_its_warning(changed, estimates, expected):
 
 
 def test_a_collapsed_classifier_is_said():
-    changed = good_numbers().estimates | {"collapsed": "all-negative"}
+    changed = good_numbers()["estimates"] | {"collapsed": "all-negative"}
     (warning,) = warnings(methods(0.1, 0.1), estimates=changed)
     assert "all-negative" in warning
 
 
 def test_sentences_tell_ranges_and_a_wide_one_alone():
-    assert report_text.headline(good_numbers()) == "100 labelled, about 90 hidden"
-    assert "about 90 (70 to 100) are expected to be right" in report_text.decisions(good_numbers())
+    assert words("headline", good_numbers()) == "100 labelled, about 90 hidden"
+    assert "about 90 (70 to 100) are expected to be right" in words("decisions", good_numbers())
     reviewed = good_numbers(reviewed={"confirmed": 7, "negative": 2})
-    assert report_text.headline(reviewed) == "100 labelled, 7 confirmed"
-    assert "of the unlabelled images, 7 of which are confirmed" in report_text.hidden(reviewed)
+    assert words("headline", reviewed) == "100 labelled, 7 confirmed"
+    assert "of the unlabelled images, 7 of which are confirmed" in words("hidden", reviewed)
     wide = good_numbers(hidden_positives={"expected": 90.0, "low": 5.0, "high": 700.0})
-    assert report_text.headline(wide) == "100 labelled, perhaps 90 hidden"
-    assert "still very uncertain: 5 to 700" in report_text.hidden(wide)
+    assert words("headline", wide) == "100 labelled, perhaps 90 hidden"
+    assert "still very uncertain: 5 to 700" in words("hidden", wide)
     unsure = good_numbers(intervals={"precision": [0.01, 1.0], "recall": [0.7, 0.9]})
-    assert "Of 100 such images 1 to 100 are expected" in report_text.decisions(unsure)
+    assert "Of 100 such images 1 to 100 are expected" in words("decisions", unsure)
 
 
 def test_a_classifier_that_calls_nothing_positive_is_said():
-    none = good_numbers(estimates=good_numbers().estimates | {"share_predicted_positive": 0.0})
-    assert report_text.decisions(none) == "At its threshold the classifier calls no unlabelled image positive."
+    none = good_numbers(estimates=good_numbers()["estimates"] | {"share_predicted_positive": 0.0})
+    assert words("decisions", none) == "At its threshold the classifier calls no unlabelled image positive."
 
 
 # --- labelled against found ------------------------------------------------------------------------
@@ -631,8 +598,8 @@ def test_labels_that_are_no_fair_sample_are_said_and_shown(labels_of_kinds):
 
 def test_too_few_likely_positives_are_not_compared_on_the_page():
     result = {"labelled": 1, "found": 1, "auc": None, "p_value": None, "explained": None, "verdict": "too few"}
-    assert "1 labelled positive and 1 unlabelled image that is likely positive" in report_text.fair_sample(result)
-    none = report_text.fair_sample(result | {"labelled": 89, "verdict": "none found"})
+    assert "1 labelled positive and 1 unlabelled image that is likely positive" in words("fair_sample", result)
+    none = words("fair_sample", result | {"labelled": 89, "verdict": "none found"})
     assert none.startswith("Hardly any unlabelled image looks like the labelled positives: 89 labelled")
     some = result | {
         "labelled": 50,
@@ -642,4 +609,4 @@ def test_too_few_likely_positives_are_not_compared_on_the_page():
         "explained": 0.72,
         "verdict": "explained",
     }
-    assert "no more than negatives among the likely positives can explain (0.72)" in report_text.fair_sample(some)
+    assert "no more than negatives among the likely positives can explain (0.72)" in words("fair_sample", some)
