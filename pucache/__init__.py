@@ -36,7 +36,7 @@ _HOMES = {
     "score": "scoring.score",
     "evaluate": "scoring.evaluate",
     "report": "pages.report_page",
-    "audit": "reviewing.session_audit",
+    "audit": "reviewing.audit",
     "info": "cache.cache_info",
     "pack": "cache.merging",
     "export": "cache.exporting",
@@ -63,8 +63,8 @@ if TYPE_CHECKING:
     from .pages.review_page import write_review_page as write_review_page
     from .pretraining.pretrain import pretrain as pretrain
     from .retrieval.retrieve import retrieve_positives as retrieve_positives
+    from .reviewing.audit import audit as audit
     from .reviewing.serve import review as review
-    from .reviewing.session_audit import audit as audit
     from .scaling.embed_shards import embed_shards as embed_shards
     from .scoring.evaluate import evaluate as evaluate
     from .scoring.score import score as score

@@ -32,7 +32,7 @@ from benchmarks.quality.audit_sittings import (
     Sitting,
     simulate,
 )
-from pucache.reviewing.audit import audit
+from pucache.reviewing.audit import audit_entries
 from pucache.reviewing.hidden_interval import DrawHistory, likeliest_total
 
 SITTINGS, QUICK = 2000, 40
@@ -142,7 +142,7 @@ def _edge(history: DrawHistory, capital: float, inside: int, outside: int) -> in
 
 def ending(sitting: Sitting, exact: Hypergeometric, share_factor: float) -> Ending:
     """Limits at the end of a sitting, from its log."""
-    result = audit(sitting.entries(), sitting.pile, level=LEVEL)
+    result = audit_entries(sitting.entries(), sitting.pile, level=LEVEL)
     if not result.total_low <= sitting.positives <= result.total_high and not sitting.excluded:
         raise SystemExit("audit() excludes the truth at the end of a sitting, and the check of each draw did not")
     return Ending(
@@ -170,7 +170,7 @@ def measure_length(rows: int, share: float, draws: int, *, sittings: int) -> flo
     for number in range(sittings):
         rng = np.random.default_rng([rows, round(1000 * share), len(CASES), draws, number])
         sitting = simulate(rows, round(share * rows), CASES[0], rng, level=LEVEL, closing=draws)
-        result = audit(sitting.entries(), rows, level=LEVEL)
+        result = audit_entries(sitting.entries(), rows, level=LEVEL)
         limits.append(((result.total_low, result.total_high), exact_limits(sitting, exact)))
     widths = np.diff(limits, axis=2)[..., 0].mean(axis=0)
     return float(widths[0] / widths[1])

@@ -12,7 +12,7 @@ import numpy as np
 
 from pucache.reviewing.audit import UPPER_PART
 from pucache.reviewing.hidden_interval import DrawHistory, evidence_above, evidence_below
-from pucache.reviewing.log_entries import Choice, Decision, Draw, Entry, Stream
+from pucache.reviewing.log import Choice, Decision, Draw, Entry, Stream
 
 CASES = ("random images alone", "ranking", "ranking, skips", "ranking, undo")
 KINDS, SIGNAL = 10, 7.0  # signal of a kind with many labels; the noise has a standard deviation of 1.8

@@ -16,11 +16,12 @@ from pucache import EmbeddingCache
 from pucache.labels.labels import Labels
 from pucache.neighbours.graph import NeighbourGraph
 from pucache.retrieval.retrieve import rank_unlabelled
-from pucache.reviewing.log_entries import Choice, Proposal, Stream
+from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.next_images import AUDIT_SHARE, RECHECK_SHARE, SHARE_AT_FULL_YIELD, NextImages, best_rows
 from pucache.reviewing.ranker import Ranker
 from pucache.reviewing.ranking_result import RankingResult
 from pucache.reviewing.session import Session, open_session
+from pucache.reviewing.session_state import Proposal
 
 AHEAD = 10  # images that a page asks for at once
 ROUND = 100

@@ -24,8 +24,9 @@ from starlette.types import Receive, Scope, Send
 from ..errors import OutputError, PUCacheError, SessionError, one_line
 from .access import NOTHING, Access, refused
 from .listeners import Listeners
-from .log_entries import Choice, Decision, Proposal
+from .log import Choice, Decision
 from .page import asset, sitting_page
+from .session_state import Proposal
 from .sitting import Sitting
 
 MAX_BODY = 1 << 20  # bytes of a request

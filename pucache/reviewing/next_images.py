@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .log_entries import Stream
+from .log import Stream
 from .reservations import Reservations
 from .spread_selection import SpreadSelection
 

@@ -24,15 +24,16 @@ from ..pages.review_page import EXPORT
 from .audit import Audit, audit
 from .export import import_reviewed, write_reviewed
 from .kept_ranking import keep_ranking, kept_ranking
-from .log_entries import Choice, Decision, Proposal
+from .log import Choice, Decision
 from .next_images import NextImages
 from .pictures import Picture, Pictures
+from .session_state import Proposal
 from .stop_advice import advice
 
 if TYPE_CHECKING:
     from .ranker import RankingResult
     from .session import Session
-    from .sitting_state import SittingCounts
+    from .session_state import SessionProgress
     from .trainer import Trainer
 
 AUDIT_SECONDS = 0.3  # between two audits
@@ -271,7 +272,7 @@ class Sitting:
             "reviewer": self.reviewer,
         }
 
-    def _estimate(self, counts: SittingCounts) -> float | None:
+    def _estimate(self, counts: SessionProgress) -> float | None:
         """Number of hidden positives by the model."""
         return self._expected * counts.unknown if math.isfinite(self._expected) else None
 
@@ -341,7 +342,7 @@ class Sitting:
     def _update(self) -> None:
         try:
             self._train()
-            self._audit = audit(self.session.entries(), self.session.pile_size)
+            self._audit = audit(self.session)
             self._sentence = self._audit.sentence(self._estimate(self.session.counts()))
             self._advice = self._advise()
             self.tell("state", self.state())

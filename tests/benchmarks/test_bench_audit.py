@@ -6,9 +6,9 @@ from scipy.stats import hypergeom
 
 from benchmarks.quality.audit import Hypergeometric, bets_limits, cell_row, ending, exact_limits, measure, page
 from benchmarks.quality.audit_sittings import CASES, simulate
-from pucache.reviewing.audit import audit
+from pucache.reviewing.audit import audit_entries
 from pucache.reviewing.audit_log import replay
-from pucache.reviewing.log_entries import Draw
+from pucache.reviewing.log import Draw
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,7 @@ def ever_excluded(sitting, level):
         if isinstance(entry, Draw):
             drawn.add(entry.row)
         elif entry.row in drawn:
-            result = audit(entries[:at], sitting.pile, level=level)
+            result = audit_entries(entries[:at], sitting.pile, level=level)
             if result.total_high < sitting.positives:
                 ends.add("above")
             if result.total_low > sitting.positives:
@@ -58,7 +58,7 @@ def test_sittings_with_undo_are_checked_with_their_final_labels():
     level = 0.3
     for seed in range(3):
         sitting = simulate(1200, 60, CASES[3], np.random.default_rng(seed), level=level, closing=40)
-        result = audit(sitting.entries(), sitting.pile, level=level)
+        result = audit_entries(sitting.entries(), sitting.pile, level=level)
         wrong = {"above"} if result.total_high < 60 else set()
         wrong |= {"below"} if result.total_low > 60 else set()
         assert wrong <= sitting.excluded

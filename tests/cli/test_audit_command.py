@@ -8,8 +8,8 @@ from helpers.sessions import decide, labels_of, pile_of
 import pucache
 from pucache.cli.main import main
 from pucache.errors import SessionError
-from pucache.reviewing.audit import audit as audit_entries
-from pucache.reviewing.log_entries import Choice, Stream
+from pucache.reviewing.audit import audit_entries
+from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.session import open_session
 
 

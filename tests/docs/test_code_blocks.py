@@ -35,8 +35,9 @@ from pucache import demonstration
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cli.main import main
 from pucache.encoders import encoder
-from pucache.reviewing.log_entries import Choice, Proposal, Stream
+from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.session import open_session
+from pucache.reviewing.session_state import Proposal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -94,10 +94,9 @@ OURS = {
     "pucache.labels.sample": {"SampledRows", "draw_sample", "key_numbers", "sample_size", "smallest_numbers"},
     "pucache.retrieval.ranking": {"in_order", "top_rows"},
     "pucache.retrieval.retrieve": {"rank_unlabelled"},
-    "pucache.reviewing.audit": {"audit"},
+    "pucache.reviewing.audit": {"audit_entries", "model_estimate"},
     "pucache.reviewing.serve": {"Server", "identifier", "open_in_browser", "user_name"},
-    "pucache.reviewing.session_audit": {"model_estimate"},
-    "pucache.reviewing.session_labels": {"session_labels"},
+    "pucache.reviewing.session": {"Session", "open_session", "read_session", "session_labels"},
     "pucache.scaling.embed_shards": {"ShardsJob", "Share"},
     "pucache.scaling.workers": {"TaskRules", "cluster_device", "cores_per_task", "rules_to_share"},
     "pucache.storage.rows": {

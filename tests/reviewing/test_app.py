@@ -18,7 +18,7 @@ from pucache.reviewing import app as module
 from pucache.reviewing import listeners as listeners_module
 from pucache.reviewing.app import MAX_BODY, MAX_DECISIONS
 from pucache.reviewing.listeners import STREAMS
-from pucache.reviewing.log_entries import Stream
+from pucache.reviewing.log import Stream
 from pucache.reviewing.ranking_result import RankingResult
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "get")

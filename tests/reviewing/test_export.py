@@ -17,7 +17,7 @@ from pucache.labels.labels import Labels
 from pucache.pages.review_page import write_review_page
 from pucache.retrieval.ranking import Ranking
 from pucache.reviewing.export import ImportCounts, import_reviewed, write_reviewed
-from pucache.reviewing.log_entries import Choice, Stream
+from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.session import open_session
 
 POSITIVE, NEGATIVE, SKIP, UNDONE = Choice

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pucache import EmbeddingCache
-from pucache.reviewing.log_entries import Choice, Decision, Draw, Stream
+from pucache.reviewing.log import Choice, Decision, Draw, Stream
 from pucache.reviewing.next_images import MIN_POSITIVES, NextImages, best_rows
 
 

@@ -10,7 +10,7 @@ from helpers.sittings import ReviewProcess, pictured_pile, served
 from helpers.slow import slow
 from playwright.sync_api import expect
 
-from pucache.reviewing.log_entries import Decision
+from pucache.reviewing.log import Decision
 from pucache.reviewing.page import ASSETS, asset, sitting_page
 from pucache.reviewing.ranking_result import RankingResult
 from pucache.reviewing.session import open_session

@@ -9,7 +9,7 @@ from helpers.sittings import ReviewProcess, pictured_pile
 
 from pucache.cli.main import main
 from pucache.reviewing import serve
-from pucache.reviewing.log_entries import Choice
+from pucache.reviewing.log import Choice
 from pucache.reviewing.session import open_session
 from pucache.training.linear_model import PULinearModel
 
