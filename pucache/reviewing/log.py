@@ -186,13 +186,7 @@ class DecisionLog:
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> DecisionLog:
-        """Open a log; to read it alone also while another process writes it.
-
-        Raises
-        ------
-        SessionError
-            Missing, damaged, not a log, or of another version.
-        """
+        """Open a log; to read it alone also while another process writes it. Raises `SessionError`, naming the file."""
         if not path.is_file():
             raise SessionError(f"no review session at {path.parent}: {path.name} is missing")
         connection = _connect(path, read_only=read_only)
@@ -216,13 +210,7 @@ class DecisionLog:
         self.epoch += 1
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Write entries in one transaction; they are on disk when this returns.
-
-        Raises
-        ------
-        SessionError
-            None of them was written.
-        """
+        """Write entries in one transaction: all are on disk when this returns; none where it raises `SessionError`."""
         rows = [_values(entry, self.epoch) for entry in entries]
         with self._transaction():
             self._connection.executemany(_INSERT_ENTRY, rows)

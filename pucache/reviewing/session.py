@@ -254,26 +254,12 @@ def open_session(
     folder: str | Path | None = None,
     twins: float | None = TWIN_COSINE,
 ) -> Session:
-    """Begin a review session, or go on with one.
+    """Begin a review session, or go on with one; it holds the folder's lock until it is closed.
 
-    Parameters
-    ----------
-    cache : EmbeddingCache, path, or sequence of paths
-    positives : path, str, ndarray of int8 (n,), Labels, or None
-        Labels from before the session, as for `pucache.train_pu`. None: those that the session began with; for a
-        new session none.
-    negatives : path or str, optional
-        As for `pucache.train_pu`.
-    folder : path, optional
-        Default: ``CACHE.review`` beside the cache.
-    twins : float or None
-        Cosine from which on two images show the same picture and share their label. None: equal bytes only.
-        Large caches are grouped by equal bytes; see `Session.grouping`.
-
-    Returns
-    -------
-    Session
-        Holds the folder's lock until it is closed.
+    `positives` and `negatives` are labels from before the session, as for `pucache.train_pu`; None: those that the
+    session began with, for a new one none. `folder` is by default ``CACHE.review`` beside the cache. From a cosine of
+    `twins` on two images show the same picture and share their label; None: equal bytes only. Large caches are grouped
+    by equal bytes; see `Session.grouping`.
 
     Raises
     ------

@@ -36,7 +36,7 @@ def test_before_the_first_random_image_nothing_is_claimed(session):
     assert "found 1; how many more is not known" in run(session.folder)
 
 
-def test_the_audit_is_read_while_the_sitting_goes_on(session):
+def test_the_audit_is_read_while_the_review_goes_on(session):
     reviewed(session)
     audited = pucache.audit(session)
     assert audited == pucache.audit(session.folder) == audit_entries(session.entries(), session.pile_size)

@@ -318,11 +318,11 @@ def test_an_empty_pile_and_a_pile_that_is_all_decided():
 
 def test_no_positive_in_m_draws_leaves_about_4_n_over_m():
     for pile, draws in ((3000, 100), (50_000, 300), (1_000_000, 1000)):
-        log = random_sitting(pile, [False] * draws)
+        log = random_review(pile, [False] * draws)
         assert 3.4 < log.audit().hidden_high * draws / pile < 4.2
 
 
-def random_sitting(pile, labels):
+def random_review(pile, labels):
     log = Log(0)
     log.copies = [1] * len(labels) + [pile - len(labels)]  # what is left, as one group
     for group, positive in enumerate(labels):
@@ -486,7 +486,7 @@ def test_a_recheck_that_is_skipped_or_taken_back_does_not_count():
     assert (log.audit().rechecks, log.audit().missed) == (1, 0)
 
 
-def test_a_positive_of_the_sitting_follows_its_recheck():
+def test_a_positive_of_the_review_follows_its_recheck():
     log = Log(20).decide(5, POSITIVE).draw(1, NEGATIVE).draw(5, NEGATIVE, stream=Stream.RECHECK).draw(2, NEGATIVE)
     result = log.audit()
     assert (result.found, result.missed, result.draws) == (0, 1, 2)
@@ -598,7 +598,7 @@ def test_sentences_without_draws_and_without_images():
 @pytest.mark.slow
 def test_a_pile_of_millions_with_thousands_of_draws():
     labels = np.random.default_rng(0).random(3000) < 0.01
-    result = random_sitting(5_000_000, labels.tolist()).audit()
+    result = random_review(5_000_000, labels.tolist()).audit()
     assert result.total_low <= 50_000 <= result.total_high < 100_000
 
 

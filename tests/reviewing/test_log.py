@@ -1,5 +1,4 @@
 import math
-import os
 import random
 import resource
 import shutil
@@ -225,7 +224,7 @@ def test_a_writer_killed_before_its_first_transaction_leaves_no_log(tmp_path):
     assert DecisionLog.open(tmp_path / "copy.sqlite").facts() == FACTS
 
 
-# --- a disk that is full --------------------------------------------------------------------------
+# --- a file that cannot grow --------------------------------------------------------------------------
 
 
 def fill(log, first=1, most=20_000):
@@ -238,22 +237,6 @@ def fill(log, first=1, most=20_000):
             return acknowledged, str(error)
         acknowledged += 5
     raise AssertionError("never full")
-
-
-def test_on_a_full_disk_nothing_is_acknowledged_that_is_not_written(tmp_path):
-    if not can_mount(tmp_path):
-        pytest.skip("mounting is not permitted")
-    with disk(tmp_path / "disk") as full:
-        log = DecisionLog.create(full.folder / "log.sqlite", FACTS, IMAGES)
-        full.resize(pages=full.used[0] + 40)
-        acknowledged, error = fill(log)
-        assert "cannot write" in error and "full" in error and "nothing was kept" in error and "\n" not in error
-        assert acknowledged > 5 and len(log.entries()) == acknowledged == log.last
-        full.resize()
-        log.append(decisions(acknowledged + 1, 5))
-        again = reopened(log)
-        assert [one.serial for one in again.entries()] == list(range(1, acknowledged + 6))
-        again.close()
 
 
 def test_where_files_cannot_grow_nothing_is_acknowledged_that_is_not_written(tmp_path):
@@ -273,40 +256,3 @@ def test_where_files_cannot_grow_nothing_is_acknowledged_that_is_not_written(tmp
     again = reopened(log)
     assert len(again.entries()) == acknowledged + 5
     again.close()
-
-
-# --- a writer that is killed ----------------------------------------------------------------------
-
-
-def append_until_killed(path, pipe):
-    """In a child process: append, and report each acknowledged entry."""
-    log = DecisionLog.create(path, FACTS) if is_unwritten(path) else DecisionLog.open(path)
-    while True:
-        log.append(decisions(log.last + 1, 1))
-        os.write(pipe, log.last.to_bytes(4, "big"))
-
-
-@pytest.mark.slow
-def test_a_killed_writer_loses_nothing_that_it_acknowledged(tmp_path):
-    path, draw, acknowledged = tmp_path / "log.sqlite", random.Random(1), 0
-    for _ in range(15):
-        reader, writer = os.pipe()
-        child = os.fork()
-        if not child:
-            try:
-                append_until_killed(path, writer)
-            finally:
-                os._exit(1)
-        os.close(writer)
-        for _ in range(draw.randrange(12)):
-            acknowledged = int.from_bytes(os.read(reader, 4), "big")
-        os.kill(child, signal.SIGKILL)
-        assert os.waitpid(child, 0)[1] == signal.SIGKILL
-        while data := os.read(reader, 4):
-            acknowledged = int.from_bytes(data, "big")
-        os.close(reader)
-        if acknowledged:
-            log = DecisionLog.open(path, read_only=True)
-            assert len(log.entries()) >= acknowledged
-            log.close()
-    assert acknowledged > 30

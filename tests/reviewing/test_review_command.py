@@ -4,8 +4,8 @@ import shlex
 
 import pytest
 from click.testing import CliRunner
+from helpers.reviews import ReviewProcess, pictured_pile
 from helpers.sessions import decide
-from helpers.sittings import ReviewProcess, pictured_pile
 
 from pucache.cli.main import main
 from pucache.reviewing import serve

@@ -302,7 +302,7 @@ def expected_state(entries, groups, outside):
 
 @settings(deadline=None, max_examples=40)
 @given(STEPS, st.booleans())
-def test_any_course_of_a_sitting_follows_the_rules_and_survives_reopening(steps, labelled):
+def test_any_course_of_a_review_follows_the_rules_and_survives_reopening(steps, labelled):
     with TemporaryDirectory() as folder:
         cache = pile_of(Path(folder), 12, twins=[(4, 5), (0, 6), (8, 9), (8, 10)])
         positives = labels_of(12, [0]) if labelled else None
