@@ -144,33 +144,26 @@ class ReviewService:
             The log could not be written, and nothing was decided.
         """
         self.queue.keep_alive(tab)
+        outcome = Outcome([], [])
         try:
-            outcome = Outcome(self._decide_all(proposals), [])
-        except StaleDecisionError:
-            outcome = self._decide_each(proposals)
+            self._take(proposals, outcome)
+        except StaleDecisionError:  # all of them or none: now one by one
+            for proposal in proposals:
+                try:
+                    self._take([proposal], outcome)
+                except StaleDecisionError:
+                    outcome.stale.append((proposal, self.session.decision_to_show(proposal.row)))
         self._changed.set()
         return outcome
 
-    def _decide_all(self, proposals: Sequence[Proposal]) -> list[tuple[Proposal, Decision | None]]:
-        decisions = self.session.decide(proposals)
-        return [self._accepted(*pair) for pair in zip(proposals, decisions, strict=True)]
-
-    def _decide_each(self, proposals: Sequence[Proposal]) -> Outcome:
-        outcome = Outcome([], [])
-        for proposal in proposals:
-            try:
-                outcome.accepted.extend(self._decide_all([proposal]))
-            except StaleDecisionError:
-                outcome.stale.append((proposal, self.session.decision_to_show(proposal.row)))
-        return outcome
-
-    def _accepted(self, proposal: Proposal, decision: Decision) -> tuple[Proposal, Decision | None]:
-        if proposal.choice is not Choice.UNDONE:
-            return proposal, decision
-        in_force = self.session.decision_to_show(proposal.row)
-        if in_force is None:
-            self.queue.show_again(proposal.row)
-        return proposal, in_force
+    def _take(self, proposals: Sequence[Proposal], outcome: Outcome) -> None:
+        decisions: list[Decision | None] = list(self.session.decide(proposals))
+        for number, proposal in enumerate(proposals):
+            if proposal.choice is Choice.UNDONE:
+                decisions[number] = self.session.decision_to_show(proposal.row)
+                if decisions[number] is None:
+                    self.queue.show_again(proposal.row)
+        outcome.accepted.extend(zip(proposals, decisions, strict=True))
 
     def release(self, tab: str) -> None:
         """Free the images of a tab that closes."""

@@ -256,7 +256,8 @@ def test_the_child_ends_when_the_parent_is_killed(pile, tmp_path):
     script = f"""
         import time
         import numpy as np
-                ready = lambda result, serial: print(trainer.process_id, flush=True)
+        from pucache.reviewing.trainer import Trainer
+        ready = lambda result, serial: print(trainer.process_id, flush=True)
         trainer = Trainer([{str(cache.files[0].path)!r}], ready)
         s = np.load({str(tmp_path / "s.npy")!r})
         trainer.submit(1, s, np.zeros_like(s))
