@@ -25,7 +25,8 @@ from benchmarks.common.environment import environment
 from benchmarks.common.planted_cache import MB, Planted, prepare
 from pucache import EmbeddingCache
 from pucache.neighbours.graph_file import graph_path
-from pucache.reviewing.trainer import MOST_PAIRS, Trainer
+from pucache.reviewing.trainer import Trainer
+from pucache.reviewing.trainer_process import MOST_PAIRS
 
 LABELLED, PATIENCE = 20, 600
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
