@@ -17,7 +17,7 @@ NOT_LISTED = ("index", "bench-times", "trials")
 HASH = r"[0-9a-f]{7,40}(?:-dirty)?"
 COMMIT = re.compile(rf"commit ({HASH})")
 CELLS = re.compile(rf"cells were measured at commit ({HASH})")
-SITTINGS = re.compile(rf"Sittings of ({HASH}(?:, {HASH})*)")
+REVIEWS = re.compile(rf"Reviews of ({HASH}(?:, {HASH})*)")
 OTHERS = "the commit below measured the others"
 INTRODUCTION = """# Results
 
@@ -34,11 +34,11 @@ FOLDER an empty folder, CACHE a cache of real embeddings. [Contributing](../cont
 def commits_of(text: str) -> list[str]:
     """Commits of the figures of a page.
 
-    Those that the page names as the ones that measured its cells or sittings; otherwise those of its last lines, the
+    Those that the page names as the ones that measured its cells or reviews; otherwise those of its last lines, the
     first one first.
     """
     last = COMMIT.findall("\n".join(text.strip().splitlines()[-4:])) or COMMIT.findall(text)
-    measured = CELLS.findall(text) + [commit for line in SITTINGS.findall(text) for commit in line.split(", ")]
+    measured = CELLS.findall(text) + [commit for line in REVIEWS.findall(text) for commit in line.split(", ")]
     if measured and OTHERS not in text:
         last = []
     return list(dict.fromkeys(measured + last))

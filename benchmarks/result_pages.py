@@ -156,7 +156,7 @@ PAGES = (
     ResultPage("rounds", "positives found in rounds of 100 images", "quality.rounds", "DIR --fashion SOURCE", 20, BOTH),
     ResultPage(
         "review",
-        "positives that a sitting finds per image looked at, beside rounds and ASReview",
+        "positives that a review finds per image looked at, beside rounds and ASReview",
         "quality.review",
         "DIR --fashion SOURCE --asreview-python PYTHON",
         180,

@@ -25,8 +25,8 @@ def audit(session: str, level: float, as_json: bool) -> None:
     \b
     pucache audit cache.h5.review
     """
-    from pucache.reviewing.session_audit import audit as run
-    from pucache.reviewing.session_audit import model_estimate
+    from pucache.reviewing.audit import audit as run
+    from pucache.reviewing.audit import model_estimate
 
     audited = run(session, level=level)
     estimate = model_estimate(session, audited)

@@ -225,7 +225,7 @@ def labels_named(cache: EmbeddingCache, positives: str | None, session: str | No
     if session is None:
         assert positives is not None  # by `check_labels_named`
         return positives
-    from pucache.reviewing.session_labels import read_labels
+    from pucache.reviewing.session import read_labels
 
     return read_labels(cache, session)
 

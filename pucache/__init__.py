@@ -38,7 +38,7 @@ _HOMES = {
     "score_shards": "scaling.score_shards",
     "evaluate": "scoring.evaluate",
     "report": "pages.report",
-    "audit": "reviewing.session_audit",
+    "audit": "reviewing.audit",
     "info": "cache.cache_info",
     "pack": "cache.merging",
     "export": "cache.exporting",
@@ -65,8 +65,8 @@ if TYPE_CHECKING:
     from .pages.review_page import write_review_page as write_review_page
     from .pretraining.pretrain import pretrain as pretrain
     from .retrieval.retrieve import retrieve_positives as retrieve_positives
+    from .reviewing.audit import audit as audit
     from .reviewing.serve import review as review
-    from .reviewing.session_audit import audit as audit
     from .scaling.embed_shards import embed_shards as embed_shards
     from .scaling.rank_shards import rank_shards as rank_shards
     from .scaling.score_shards import score_shards as score_shards

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .reviewing.log_entries import Decision
+    from .reviewing.log import Decision
 
 
 class PUCacheError(Exception):

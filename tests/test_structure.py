@@ -14,7 +14,7 @@ OWNERS = {
     "faiss": "neighbours",
     "h5py": "cache/hdf5.py",
     "ray": "scaling",
-    "sqlite3": "reviewing/decision_log.py",
+    "sqlite3": "reviewing/log.py",
     "timm": "encoders",
 }
 

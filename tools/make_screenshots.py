@@ -63,7 +63,7 @@ def environment():
 def run(command, work):
     """Run a line of the text in WORK as a shell would; gives the lines that it prints."""
     if command.startswith("pucache review "):
-        return Sitting.begin(command, work)
+        return LiveReview.begin(command, work)
     ended = subprocess.run(["bash", "-c", command], cwd=work, env=environment(), stdout=subprocess.PIPE, text=True)
     if ended.returncode:
         sys.exit(f"{command} ended with {ended.returncode}")
@@ -86,10 +86,10 @@ def save(page, name, section=None):
     print(f"{path.name}: {small.width} x {small.height}, {path.stat().st_size / 1000:.0f} kB")
 
 
-# --- the sitting -------------------------------------------------------------------------------
+# --- the live review -------------------------------------------------------------------------------
 
 
-class Sitting:
+class LiveReview:
     """The server that `pucache review` of the text runs, while the pictures of its page are taken."""
 
     process, address = None, ""
@@ -118,11 +118,11 @@ class Sitting:
 
 
 @contextlib.contextmanager
-def sitting(browser, scheme):
-    """The page of the sitting."""
+def live_review(browser, scheme):
+    """The page of the review."""
     with browser.new_context(viewport={"width": 1280, "height": 820}, color_scheme=scheme) as context:
         page = context.new_page()
-        page.goto(Sitting.address)
+        page.goto(LiveReview.address)
         page.wait_for_selector("#stage-key:not(:empty)")
         yield page
 
@@ -142,14 +142,14 @@ def decide(page, work, count):
 
 def first_decisions(browser, work, name):
     """Take the page after the first decisions."""
-    with sitting(browser, "light") as page:
+    with live_review(browser, "light") as page:
         decide(page, work, DECIDED)
         save(page, name)
 
 
 def page_of_twelve(browser, work, name):
     """Go on until few positives come, and take the page of twelve in the dark."""
-    with sitting(browser, "dark") as page:
+    with live_review(browser, "dark") as page:
         decide(page, work, RANKED - DECIDED)
         page.keyboard.press("g")
         page.wait_for_selector("#grid img")
@@ -157,12 +157,12 @@ def page_of_twelve(browser, work, name):
 
 
 def closing_audit(browser, work, name):
-    """Decide random images, take the count, and end the sitting."""
-    with sitting(browser, "light") as page:
+    """Decide random images, take the count, and end the review."""
+    with live_review(browser, "light") as page:
         page.click("#closing-audit")
         decide(page, work, AUDITED)
         save(page, name)
-    Sitting.end()
+    LiveReview.end()
 
 
 # --- the report --------------------------------------------------------------------------------
@@ -188,9 +188,9 @@ def map_of_images(browser, work, name):
 
 
 TAKEN = {
-    "sitting": first_decisions,
-    "sitting-page": page_of_twelve,
-    "sitting-audit": closing_audit,
+    "live-review": first_decisions,
+    "live-review-page": page_of_twelve,
+    "live-review-audit": closing_audit,
     "report": first_screen,
     "report-margins": margins,
     "report-map": map_of_images,

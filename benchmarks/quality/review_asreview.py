@@ -1,4 +1,4 @@
-"""A sitting by ASReview's simulator, for `review.py`; runs where ASReview is installed, and imports nothing else of it.
+"""A review by ASReview's simulator, for `review.py`; runs where ASReview is installed, and imports nothing else of it.
 
     python review_asreview.py TASK.npz OUT.json --looks 500 [--c 0.067] [--step 1]
 

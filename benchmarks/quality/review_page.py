@@ -11,7 +11,7 @@ from benchmarks.common.environment import environment
 LOOKS, RECALLS = (50, 100, 200, 300, 500), (0.8, 0.95)
 CELL = ("group", "task", "share", "labelled", "seed")
 DEFAULT, ROUNDS = "every 10", "rounds of 100"
-# positives that rounds of 100 found after 100, 300 and 500 looks before there were sittings (rounds.md), by share
+# positives that rounds of 100 found after 100, 300 and 500 looks before there were reviews (rounds.md), by share
 EARLIER_LOOKS = (100, 300, 500)
 EARLIER = {0.01: (83, 225, 303), 0.05: (99, 294, 485)}
 FEWER_LOOKS = 0.9  # asked for: looks until 80 % are found, of those of the rounds
@@ -19,11 +19,11 @@ FEWER_LOOKS = 0.9  # asked for: looks until 80 % are found, of those of the roun
 Figure = Callable[[dict], float]
 
 
-# --- figures of a sitting -----------------------------------------------------------------------------
+# --- figures of a review -----------------------------------------------------------------------------
 
 
 def positives_after(looks: int) -> Figure:
-    """Positives found after so many looks; NaN where the sitting was shorter, and not because all were found."""
+    """Positives found after so many looks; NaN where the review was shorter, and not because all were found."""
 
     def of(row: dict) -> float:
         if row["looks"] < looks and len(row["found_at"]) < row["hidden"]:
@@ -49,7 +49,7 @@ FIGURES: dict[str, Figure] = {
 }
 
 
-# --- groups of sittings -------------------------------------------------------------------------------
+# --- groups of reviews -------------------------------------------------------------------------------
 
 
 def identity(row: dict) -> tuple:
@@ -74,7 +74,7 @@ def arms_of(rows: list[dict]) -> list[str]:
 
 
 def mean(rows: list[dict], figure: Figure) -> str:
-    """Mean over the sittings that have the figure, and their number where it is not all of them."""
+    """Mean over the reviews that have the figure, and their number where it is not all of them."""
     values = np.array([figure(row) for row in rows])
     valid = values[~np.isnan(values)]
     if not len(valid):
@@ -111,7 +111,7 @@ def arms_table(rows: list[dict]) -> str:
             ]
         )
     ratios = ("found after 500, of rounds", "looks until 80%, of rounds")
-    return table(["arm", "sittings", *FIGURES, *ratios, "fits per 100 looks", "CPU seconds"], lines)
+    return table(["arm", "reviews", *FIGURES, *ratios, "fits per 100 looks", "CPU seconds"], lines)
 
 
 def asked(rows: list[dict]) -> str:
@@ -154,7 +154,7 @@ def earlier(rows: list[dict]) -> str:
         if here:
             now = ", ".join(mean(here, positives_after(looks)) for looks in EARLIER_LOOKS)
             parts.append(f"{share:.0%}: {', '.join(map(str, numbers))} then, {now} now")
-    shown = "; ".join(parts) or "no sitting yet"
+    shown = "; ".join(parts) or "no review yet"
     return (
         f"[Rounds](rounds.md) of 100 images had found, after {', '.join(map(str, EARLIER_LOOKS))} looks, in three and "
         f"two tasks ({shown}; other tasks: compare within the tables above)."
@@ -184,19 +184,19 @@ def report(rows: list[dict], *, arms: str, ranker: str) -> str:
     Parameters
     ----------
     rows : list of dict
-        Sittings.
+        Reviews.
     arms : str
         What the arms are.
     ranker : str
         How variants of the ranker compare.
     """
     parts = [
-        "# Review sittings",
+        "# Simulated reviews",
         "",
         "`python -m benchmarks.quality.review DIR`: one class against the others, 20 labelled positives, the truth "
         "answering through the session, the queue and the ranker of `pucache review`. A look is an image shown: "
         "images of the audit and positives shown again count. Means over tasks and seeds; in brackets the number of "
-        "sittings that have the figure; ratios in the same cells, with standard errors.",
+        "reviews that have the figure; ratios in the same cells, with standard errors.",
         "",
         arms,
     ]
@@ -211,4 +211,4 @@ def report(rows: list[dict], *, arms: str, ranker: str) -> str:
     versions = sorted({row["asreview"] for row in rows if "asreview" in row})
     commits = sorted({row["commit"] for row in rows})
     note = f"ASReview {', '.join(versions)}. " if versions else ""
-    return "\n".join([*parts, "", f"{note}{environment()} Sittings of {', '.join(commits)}.", ""])
+    return "\n".join([*parts, "", f"{note}{environment()} Reviews of {', '.join(commits)}.", ""])

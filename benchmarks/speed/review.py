@@ -1,9 +1,9 @@
-"""Speed and memory of the review sitting: how soon a changed label is in the ranking, and what a start takes.
+"""Speed and memory of the review: how soon a changed label is in the ranking, and what a start takes.
 
     python -m benchmarks.speed.review WORK [--like CACHE] [--rounds 20] [--large] [--out docs/results/review-speed.md]
 
 WORK gets caches of planted positives, 100,000 x 1280 unless --like names another cache with about 50,000 rows of
-1280 values, and with --large 1,000,000 x 512 (2 GB). Fits run in the trainer's child process, as in a sitting: each
+1280 values, and with --large 1,000,000 x 512 (2 GB). Fits run in the trainer's child process, as in a review: each
 round submits the labels with 1 more decision, and waits for the first ranking that has seen it. CPU seconds and
 memory are those of the child. Run it on a quiet machine.
 """
@@ -33,7 +33,7 @@ CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
-class Sitting:
+class ReviewTrainer:
     """A trainer, and the times at which its rankings come."""
 
     cache: EmbeddingCache
@@ -94,7 +94,7 @@ class Sitting:
 
 def measure(cache: EmbeddingCache, truth: np.ndarray, rounds: int) -> list[list[str]]:
     """Rows of the table for one cache."""
-    sitting, name = Sitting(cache), f"{len(cache):,} x {cache.encoder.dim}"
+    review, name = ReviewTrainer(cache), f"{len(cache):,} x {cache.encoder.dim}"
     lines: list[list[str]] = []
     how = "graph read" if graph_path(cache).exists() else "graph made"
     if len(cache) ** 2 > MOST_PAIRS:
@@ -105,20 +105,20 @@ def measure(cache: EmbeddingCache, truth: np.ndarray, rounds: int) -> list[list[
         lines.append([name, what, str(len(seconds)), each, f"{cpu / len(seconds):.2f}"])
         print(*lines[-1], sep=" | ", flush=True)
 
-    with sitting.trainer:
-        sitting.s[np.flatnonzero(truth)[:LABELLED]] = 1
-        add("start to the first ranking, by similarity", [sitting.submit()], sitting.cpu())
-        before = sitting.cpu()
-        add(f"a ranking with neighbours: {how}", [sitting.wait_for_graph()], sitting.cpu() - before)
-        before, seconds = sitting.cpu(), []
+    with review.trainer:
+        review.s[np.flatnonzero(truth)[:LABELLED]] = 1
+        add("start to the first ranking, by similarity", [review.submit()], review.cpu())
+        before = review.cpu()
+        add(f"a ranking with neighbours: {how}", [review.wait_for_graph()], review.cpu() - before)
+        before, seconds = review.cpu(), []
         for _ in range(rounds):
-            unknown = (sitting.s == 0) & (sitting.reviewed == 0)
-            row = int(np.argmax(np.where(unknown, sitting.scores, -np.inf)))
-            sitting.reviewed[row] = 1 if truth[row] else -1
-            seconds.append(sitting.submit())
-            sitting.settle()
-        add("a decision to the ranking that has seen it", seconds, sitting.cpu() - before)
-        anonymous, peak = sitting.memory()
+            unknown = (review.s == 0) & (review.reviewed == 0)
+            row = int(np.argmax(np.where(unknown, review.scores, -np.inf)))
+            review.reviewed[row] = 1 if truth[row] else -1
+            seconds.append(review.submit())
+            review.settle()
+        add("a decision to the ranking that has seen it", seconds, review.cpu() - before)
+        anonymous, peak = review.memory()
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MB
         lines.append([name, "memory of the child, MB", "", f"{anonymous:.0f}; peak with file pages {peak:.0f}", ""])
         lines.append([name, "peak memory of this process, MB", "", f"{own:.0f}", ""])
@@ -147,7 +147,7 @@ def main(arguments: argparse.Namespace) -> str:
         "rows or on those of a real cache. Fits run in a child process, as in `pucache review`; CPU seconds are those "
         "of the child; n is the number of times."
     )
-    return "\n".join(["# Speed of the review sitting", "", what, "", table(head, lines), "", environment(), ""])
+    return "\n".join(["# Speed of the review", "", what, "", table(head, lines), "", environment(), ""])
 
 
 if __name__ == "__main__":

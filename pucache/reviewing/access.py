@@ -1,4 +1,4 @@
-"""Who may ask the sitting's server for anything: token, cookie, Host, Origin, methods and headers.
+"""Who may ask the server of a review for anything: token, cookie, Host, Origin, methods and headers.
 
 A page of another site cannot ask: it has no cookie (``SameSite=Strict``), its Origin is another, and a name of its
 own that resolves to this machine (DNS rebinding) is no loopback name. Another user of this machine has no token.
@@ -46,7 +46,7 @@ class Access:
     ----------
     app : ASGI application
     token : str
-        Secret of the sitting.
+        Secret of the session.
     host : str
         Address that the server is bound to.
     """
@@ -55,7 +55,7 @@ class Access:
         self._app, self._token, self._host = app, token, host
         self._once: set[str] = set()
         mark = hashlib.sha256(token.encode()).hexdigest()
-        self.cookie_name = f"pucache_{mark[:8]}"  # cookies do not tell ports apart, sittings must
+        self.cookie_name = f"pucache_{mark[:8]}"  # cookies do not tell ports apart, sessions must
         self.cookie = hmac.new(token.encode(), b"cookie", hashlib.sha256).hexdigest()
 
     def token_for_one_use(self) -> str:

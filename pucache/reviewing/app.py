@@ -1,7 +1,7 @@
-"""The HTTP interface of a sitting: a page, its assets, images, and a small JSON API.
+"""The HTTP interface of a review: a page, its assets, images, and a small JSON API.
 
 Reading and deciding run in threads of their own, so that a decision waits neither for pictures nor for an audit.
-`pucache.reviewing.access` refuses before any of this what does not come from the sitting's own page.
+`pucache.reviewing.access` refuses before any of this what does not come from the review's own page.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from ..errors import OutputError, PUCacheError, SessionError, one_line
+from ..pages.html import read_asset, template
 from .access import NOTHING, Access, refused
-from .listeners import Listeners
-from .log_entries import Choice, Decision, Proposal
-from .page import asset, sitting_page
-from .sitting import Sitting
+from .log import Choice, Decision
+from .service import ReviewService
+from .session_state import Proposal
 
 MAX_BODY = 1 << 20  # bytes of a request
 MAX_IMPORT = 256 << 20  # bytes of a table of decisions
@@ -34,17 +34,32 @@ MAX_DECISIONS = 500  # of a request
 MAX_COUNT = 500  # images of a request
 MAX_ROW = 1 << 40
 PICTURE_SECONDS = 60.0  # for which a request waits for its picture
+_STYLES = ("base.css", "cards.css", "live.css")
+_SCRIPTS = (
+    "cards.js",
+    "link.js",
+    "upcoming.js",
+    "progress.js",
+    "views.js",
+    "live.js",
+)  # in the order in which they run
+ASSETS = (*_STYLES, *_SCRIPTS, "icon.svg")  # nothing is inline, so that the content security policy holds
+_MEDIA_TYPES = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ROW = re.compile(r"0|[1-9][0-9]{0,11}", re.ASCII)
 Body = dict[str, Any]
 
 
 class Application:
-    """The routes of a sitting, guarded; an ASGI application.
+    """The routes of a review, guarded; an ASGI application.
 
     Parameters
     ----------
-    sitting : Sitting
+    service : ReviewService
     token : str
         Secret that the printed address holds.
     host : str
@@ -58,23 +73,20 @@ class Application:
     ----------
     access : Access
     routes : list of Route
-    listeners : Listeners
     """
 
     def __init__(
         self,
-        sitting: Sitting,
+        service: ReviewService,
         token: str,
         *,
         host: str = "127.0.0.1",
         title: str = "Review",
         warnings: Sequence[str] = (),
     ):
-        self._sitting, self._title, self._warnings = sitting, title, list(warnings)
+        self._service, self._title, self._warnings = service, title, list(warnings)
         self._writing = ThreadPoolExecutor(1, "decide")  # one writer: decisions are logged in the order of arrival
         self._choosing = ThreadPoolExecutor(1, "next")
-        self.listeners = Listeners()
-        sitting.listen(self.listeners.tell)
         self.routes = [
             Route("/", self._page),
             Route("/assets/{name}", self._asset),
@@ -104,8 +116,8 @@ class Application:
 
     def end(self) -> None:
         """End what does not end by itself; within the event loop."""
-        self.listeners.close()
-        self._sitting.end_waiting()
+        self._service.listeners.close()
+        self._service.end_waiting()
 
     def close(self) -> None:
         """Finish the decision that is being written, and take no more."""
@@ -115,33 +127,33 @@ class Application:
     # --- reading -------------------------------------------------------------------------------------
 
     async def _page(self, request: Request) -> Response:
-        html = sitting_page(self._title, session=self._sitting.identifier, warnings=self._warnings)
+        html = live_page(self._title, session=self._service.identifier, warnings=self._warnings)
         return HTMLResponse(html, headers={"cache-control": "no-store"})
 
     async def _asset(self, request: Request) -> Response:
-        try:
-            content, media_type = asset(request.path_params["name"])
-        except KeyError:
+        name = request.path_params["name"]
+        if name not in ASSETS:
             return refused(404, NOTHING)
-        return Response(content, media_type=media_type, headers={"cache-control": "no-cache"})
+        media_type = _MEDIA_TYPES[name.rpartition(".")[2]]
+        return Response(read_asset(name), media_type=media_type, headers={"cache-control": "no-cache"})
 
     async def _state(self, request: Request) -> Response:
-        return _json(await run_in_threadpool(self._sitting.state))
+        return _json(await run_in_threadpool(self._service.state))
 
     async def _card(self, request: Request) -> Response:
         row = _row(request)
-        card = None if row is None else await run_in_threadpool(self._sitting.card, row)
+        card = None if row is None else await run_in_threadpool(self._service.card, row)
         return refused(404, NOTHING) if card is None else _json(card)
 
     async def _image(self, request: Request) -> Response:
         row, size = _row(request), request.query_params.get("size", "card")
         if row is None:
             return refused(404, NOTHING)
-        get = self._sitting.pictures.get
+        get = self._service.pictures.get
         picture = await run_in_threadpool(get, row, size, timeout=PICTURE_SECONDS)
         if picture is None or not picture.data:
             return refused(404, NOTHING)
-        lasting = request.query_params.get("v") == self._sitting.identifier
+        lasting = request.query_params.get("v") == self._service.identifier
         control = "private, max-age=86400, immutable" if lasting else "no-store"
         return Response(picture.data, media_type=picture.media_type, headers={"cache-control": control})
 
@@ -149,7 +161,7 @@ class Application:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=headers)
-        stream = self.listeners.stream(request.client.host if request.client else "", self._sitting.state)
+        stream = self._service.listeners.stream(request.client.host if request.client else "", self._service.state)
         if stream is None:
             return Response(status_code=204)  # the browser asks no more; states come with every answer too
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
@@ -162,10 +174,10 @@ class Application:
         async def answer(request: Request) -> Response:
             try:
                 body = await _read(request, limit)
-                if body.get("session") != self._sitting.identifier:
-                    return refused(409, "this page is of another sitting, or the cache has changed; reload the page")
+                if body.get("session") != self._service.identifier:
+                    return refused(409, "this page is of another review, or the cache has changed; reload the page")
                 result = await handler(body)
-                return _json(result | {"state": await run_in_threadpool(self._sitting.state)})
+                return _json(result | {"state": await run_in_threadpool(self._service.state)})
             except _BadRequestError as error:
                 return refused(error.status, str(error))
             except ClientDisconnect:
@@ -184,13 +196,13 @@ class Application:
     async def _next(self, body: Body) -> Body:
         tab, count = _name(body, "tab"), _number(body, "count", MAX_COUNT)
         keep = [self._existing(row) for row in _list(body, "keep", 10 * MAX_COUNT)]
-        images = await self._run(self._choosing, self._sitting.next, tab, count, keep)
+        images = await self._run(self._choosing, self._service.next, tab, count, keep)
         return {"images": images}
 
     async def _decide(self, body: Body) -> Body:
         tab = _name(body, "tab")
         proposals = [self._proposal(item) for item in _list(body, "decisions", MAX_DECISIONS)]
-        outcome = await self._run(self._writing, self._sitting.decide, tab, proposals)
+        outcome = await self._run(self._writing, self._service.decide, tab, proposals)
         accepted, stale = ([_in_force(*pair) for pair in pairs] for pairs in (outcome.accepted, outcome.stale))
         return {"accepted": accepted, "stale": stale}
 
@@ -206,36 +218,41 @@ class Application:
             row=self._existing(item.get("row")),
             choice=choice,
             replaces=_number(item, "replaces", MAX_ROW),
-            reviewer=self._sitting.reviewer,
+            reviewer=self._service.reviewer,
             model_version=_number({"shown_version": 0} | item, "shown_version", MAX_ROW),
         )
 
     async def _release(self, body: Body) -> Body:
-        await self._run(self._choosing, self._sitting.release, _name(body, "tab"))
+        await self._run(self._choosing, self._service.release, _name(body, "tab"))
         return {}
 
     async def _closing_audit(self, body: Body) -> Body:
         if not isinstance(body.get("on"), bool):
             raise _BadRequestError("on must be true or false")
-        await self._run(self._choosing, self._sitting.set_closing_audit, body["on"])
+        await self._run(self._choosing, self._service.set_closing_audit, body["on"])
         return {}
 
     async def _export(self, body: Body) -> Body:
-        return await run_in_threadpool(self._sitting.export)
+        return await run_in_threadpool(self._service.export)
 
     async def _import(self, body: Body) -> Body:
         if not isinstance(body.get("csv"), str):
             raise _BadRequestError("csv must be text")
-        return await self._run(self._writing, self._sitting.take_reviewed, body["csv"])
+        return await self._run(self._writing, self._service.take_reviewed, body["csv"])
 
     async def _run(self, pool: ThreadPoolExecutor, work: Callable[..., Any], *arguments: Any) -> Any:
         # shielded: a decision that is being written is finished, whoever has gone meanwhile
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(pool, work, *arguments))
 
     def _existing(self, row: Any) -> int:
-        if type(row) is not int or not 0 <= row < len(self._sitting.session.cache):
+        if type(row) is not int or not 0 <= row < len(self._service.session.cache):
             raise _BadRequestError("row must be a row of the cache")
         return row
+
+
+def live_page(title: str, *, session: str, warnings: Sequence[str] = ()) -> str:
+    """HTML of the page of a review; it sends the identifier of the session with every request."""
+    return template("live").render(title=title, session=session, warnings=warnings, styles=_STYLES, scripts=_SCRIPTS)
 
 
 class _BadRequestError(Exception):

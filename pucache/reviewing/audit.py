@@ -1,7 +1,7 @@
-"""How many positives of the pile are still hidden, from the log of a sitting alone.
+"""How many positives of the pile are still hidden, from the log of a review alone.
 
 The interval rests on rows drawn at random and on nothing else: not on the model, the ranking or the order of decisions.
-It holds at every moment of the sitting at once, so it may be looked at all the time and the sitting may end at any
+It holds at every moment of the review at once, so it may be looked at all the time and the review may end at any
 point. `pucache.reviewing.hidden_interval` has the mathematics.
 """
 
@@ -10,13 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..errors import SessionError
 from .audit_log import ReplayedLog, replay
 from .hidden_interval import DrawHistory, greatest_total, least_sensitivity, least_total, likeliest_total
-from .log_entries import Entry
+from .log import LOG, DecisionLog, Draw, Entry
+
+if TYPE_CHECKING:
+    from .session import Session
 
 MORE = 200  # further random images that `Audit.sentence` speaks of
 RECHECKS_NEEDED = 50  # rechecks from which on the limits allow for overlooked positives,
@@ -58,7 +63,7 @@ class Audit:
         Lower limit of the share of positives that the reviewer recognises. The upper limits are divided by it.
         None with too few rechecks: then they hold if no positive was overlooked.
     level : float
-        Probability that the limits are right at every moment of the sitting.
+        Probability that the limits are right at every moment of the review.
     """
 
     draws: int
@@ -170,21 +175,58 @@ class Audit:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
 
-def audit(entries: Sequence[Entry], pile: int, *, level: float = 0.95) -> Audit:
-    """Limits of the number of hidden positives.
+def audit(session: str | Path | Session, *, level: float = 0.95) -> Audit:
+    """How many positives are still hidden in the pile of a review session.
 
     Parameters
     ----------
-    entries : sequence of Draw or Decision
-        All entries of the log since the pile was fixed, in their order.
-    pile : int
-        Rows of the pile.
+    session : path or Session
+        Folder of a session, also while `pucache review` runs it; or a session that is open.
     level : float
-        Probability that the limits are right at every moment of the sitting at once.
+        Probability that the limits are right at every moment of the review at once.
 
     Returns
     -------
     Audit
+
+    Raises
+    ------
+    SessionError
+        There is no session, or its log is damaged.
+    ValueError
+        The level is not within (0, 1).
+    """
+    entries, pile = _read(session)
+    _check_level(level)
+    try:
+        return audit_entries(entries, pile, level=level)
+    except ValueError as error:
+        name = session if isinstance(session, (str, Path)) else session.folder
+        raise SessionError(f"the log of {name} is damaged: {error}; restore it from a copy") from error
+
+
+def model_estimate(session: str | Path | Session, audited: Audit) -> float | None:
+    """Number of hidden positives by the model that ranked when the last random image was drawn; None without one."""
+    draws = [entry for entry in _read(session)[0] if isinstance(entry, Draw) and not math.isnan(entry.expected)]
+    return draws[-1].expected * audited.unknown if draws else None
+
+
+def _read(session: str | Path | Session) -> tuple[list[Entry], int]:
+    """Entries of the present epoch, and rows of its pile."""
+    if not isinstance(session, (str, Path)):
+        return session.entries(), session.pile_size
+    folder = Path(session)
+    if folder.is_file():
+        raise SessionError(f"{folder} is a file; expected the folder of a review session, such as cache.h5.review")
+    log = DecisionLog.open(folder / LOG, read_only=True)
+    try:
+        return [entry for entry in log.entries() if entry.epoch == log.epoch], log.facts().pile
+    finally:
+        log.close()
+
+
+def audit_entries(entries: Sequence[Entry], pile: int, *, level: float = 0.95) -> Audit:
+    """Limits of the number of hidden positives, from all entries of the log since a pile of so many rows was fixed.
 
     Raises
     ------
@@ -197,8 +239,7 @@ def audit(entries: Sequence[Entry], pile: int, *, level: float = 0.95) -> Audit:
     then holds if no positive was overlooked. Afterwards four fifths are, and one fifth is that of
     `sensitivity_low`.
     """
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"level must be between 0 and 1; got {level}")
+    _check_level(level)
     if pile < 0:
         raise ValueError(f"a pile has at least 0 rows; got {pile}")
     log = replay(entries, pile)
@@ -233,6 +274,11 @@ def audit(entries: Sequence[Entry], pile: int, *, level: float = 0.95) -> Audit:
         _pile=pile,
         _log=log,
     )
+
+
+def _check_level(level: float) -> None:
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level must be between 0 and 1; got {level}")
 
 
 def _interval_error(level: float, sensitivity: float | None) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .hidden_interval import DrawHistory
-from .log_entries import Choice, Decision, Draw, Entry, Stream
+from .log import Choice, Decision, Draw, Entry, Stream
 
 PENDING = (None, Choice.UNDONE)  # last decisions of a draw without an answer
 
@@ -18,52 +18,24 @@ class ReplayedLog:
     """Audit draws and counts of a log.
 
     A group is *doubtful* where it was out of the urn at a draw and has no label now: skipped, undone or pending.
-
-    Attributes
-    ----------
-    all_positive : DrawHistory
-        With the doubtful groups as positives.
-    all_negative : DrawHistory
-        With the doubtful groups as negatives.
-    found : int
-        Rows of the pile labelled positive.
-    rejected : int
-        Rows of the pile labelled negative.
-    doubtful : int
-        Rows of the doubtful groups.
-    unknown : int
-        Rows of the pile neither decided nor drawn for the audit.
-    positives, skipped, pending : int
-        Audit draws with that outcome. Skipped: the last decision is a skip. Pending: none, or undone.
-    pending_rows : ndarray of int64, (m,)
-        Rows of each draw that is pending, 0 for all others.
-    rechecks, missed : int
-        Answered rechecks, and how many of these were rejections.
     """
 
-    all_positive: DrawHistory
-    all_negative: DrawHistory
-    found: int
-    rejected: int
-    doubtful: int
-    unknown: int
-    positives: int
-    skipped: int
-    pending: int
-    pending_rows: np.ndarray
-    rechecks: int
-    missed: int
+    all_positive: DrawHistory  # with the doubtful groups as positives
+    all_negative: DrawHistory  # with the doubtful groups as negatives
+    found: int  # rows of the pile labelled positive
+    rejected: int  # rows of the pile labelled negative
+    doubtful: int  # rows of the doubtful groups
+    unknown: int  # rows of the pile neither decided nor drawn for the audit
+    positives: int  # audit draws with that outcome
+    skipped: int  # audit draws whose last decision is a skip
+    pending: int  # audit draws without a decision, or with an undone one
+    pending_rows: np.ndarray  # rows of each draw that is pending, 0 for all others; int64 (m,)
+    rechecks: int  # answered ones
+    missed: int  # rechecks whose answer was a rejection
 
 
 def replay(entries: Sequence[Entry], pile: int) -> ReplayedLog:
-    """Go through the entries of a log.
-
-    Parameters
-    ----------
-    entries : sequence of Draw or Decision
-        All entries since the pile was fixed, in their order. Groups without copies are outside the pile.
-    pile : int
-        Rows of the pile.
+    """Go through all entries of a log since a pile of so many rows was fixed; groups without copies are outside it.
 
     Raises
     ------

@@ -16,8 +16,9 @@ from ..errors import LabelError
 from ..labels.label_files import read_decisions, short_digest
 from ..storage.atomic import check_writable, replacing
 from ..storage.tables import read_table
-from .log_entries import Choice, Proposal
+from .log import Choice
 from .session import Session
+from .session_state import Proposal
 
 IMPORTER = "import"
 _NEEDS_QUOTES = re.compile(r'[",\r\n]|^\s|\s$')

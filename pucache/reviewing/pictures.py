@@ -1,4 +1,4 @@
-"""Pictures of rows for the sitting's page: decoded, scaled, encoded again and kept in memory.
+"""Pictures of rows for the page of a review: decoded, scaled, encoded again and kept in memory.
 
 No byte of an image file reaches the browser: what is sent was encoded here from pixels.
 """

@@ -1,4 +1,4 @@
-"""The rows of a pile along the directions of greatest variance: what heads of a sitting are trained on.
+"""The rows of a pile along the directions of greatest variance: what heads of a review are trained on.
 
 Fits on 512 directions take a fraction of the time of fits on all dimensions, and rank as well; with 256, positives
 that differ in how a picture was taken rank lower. A head of the directions is a head of the rows as they are. Where

@@ -1,4 +1,4 @@
-r"""Ranking of a pile by the labels of a sitting, made quickly and again and again.
+r"""Ranking of a pile by the labels of a review, made quickly and again and again.
 
 A linear head is trained on the known positives, the known negatives and a fixed sample of the other rows, along the
 directions of greatest variance (`pucache.reviewing.pile_features`), from where the last fit ended. Beside it a head
@@ -8,13 +8,13 @@ for each fold is trained, which does not see the labels of that fold: its margin
 
     score  =  log f_P / f_N  +  weight * lg(W p)
 
-with the weight that `pucache.training.neighbour_evidence` says by the positives labelled before the sitting, or by
+with the weight that `pucache.training.neighbour_evidence` says by the positives labelled before the review, or by
 the first twenty or more where these are few. Later ones were found by the ranking, and with them neighbours would
 seem to add nothing.
 
 Loss and penalty are fixed: cross-entropy in which the known positives weigh as much as all other rows. Known
 negatives have the share of the latter that `pucache.estimates.review_weights` gives them. A choice of the penalty for
-each sitting found no more positives, and took ten times as long.
+each review found no more positives, and took ten times as long.
 """
 
 from __future__ import annotations
@@ -46,12 +46,11 @@ from ..training.neighbour_evidence import (
 )
 from ..training.propagation import LEAST_SHARE, neighbour_log_odds, probabilities
 from .pile_features import PileFeatures
-from .ranking_folds import RankingFolds
-from .ranking_result import RankingResult
+from .trainer import RankingResult
 
 FOLDS = 5
 _RISK, _PENALTY, _TOLERANCE = PURisk("weighted_bce"), 3e-4, 5e-3
-_LEAST_LABELLED = 10  # positives from before the sitting that estimates can rest on, and positives for a posterior
+_LEAST_LABELLED = 10  # positives from before the review that estimates can rest on, and positives for a posterior
 _ENOUGH_TO_CHOOSE = 20  # positives, with which the weight of the neighbours is decided for good
 _TINY = 1e-6  # least share of positives that is expected
 
@@ -62,6 +61,36 @@ class _Margins:
 
     of_all: np.ndarray
     held_out: np.ndarray
+
+
+class RankingFolds:
+    """Fold of each row: at random, but positives in turn, in the order in which they become known.
+
+    They stay while labels come in, so that heads that start from the last ones stay held out. Groups stay together.
+    """
+
+    def __init__(self, group: np.ndarray, seed: int):
+        self._group = group
+        self._of_group = np.random.default_rng(seed).integers(FOLDS, size=int(group.max()) + 1)
+        self._placed = np.zeros(len(self._of_group), bool)
+        self._sizes = np.zeros(FOLDS, np.int64)
+
+    def place(self, positive: np.ndarray) -> None:
+        """Move groups that have become positive to the fold with the fewest."""
+        groups = np.unique(self._group[positive])
+        for group in groups[~self._placed[groups]]:
+            fold = int(self._sizes.argmin())
+            self._of_group[group], self._placed[group] = fold, True
+            self._sizes[fold] += 1
+
+    @property
+    def of_all(self) -> np.ndarray:
+        """Of all rows, int64 (n,)."""
+        return self._of_group[self._group]
+
+    def of(self, rows: np.ndarray) -> np.ndarray:
+        """Of some rows, int64 (m,)."""
+        return self._of_group[self._group[rows]]
 
 
 class Ranker:
@@ -102,7 +131,7 @@ class Ranker:
         self._device, self._seed = choose_device(device), seed
         self._features = PileFeatures(self._source, np.random.default_rng(seed))
         self._group = np.arange(len(self._source)) if groups is None else np.unique(groups, return_inverse=True)[1]
-        self._folds = RankingFolds(self._group, FOLDS, seed)
+        self._folds = RankingFolds(self._group, seed)
         self._heads: FittedHeads | None = None
         self._chosen_at = 0  # positives when neighbours were last weighed
 
@@ -147,7 +176,7 @@ class Ranker:
         began = time.perf_counter()
         choose = self.choice_is_due(s, reviewed) if choose is None else choose
         with limited_threads(0):  # also for the small problems of scipy
-            scores, posterior, expected = self._fit(*_basis(s, reviewed), choose=choose)
+            scores, posterior, expected = self._fit(*_labels_for_estimates(s, reviewed), choose=choose)
         return RankingResult(scores, posterior, expected, time.perf_counter() - began)
 
     def _fit(self, s: np.ndarray, reviewed: np.ndarray, *, choose: bool) -> tuple[np.ndarray, np.ndarray | None, float]:
@@ -250,14 +279,14 @@ def _head_weights(labels: TrainingLabels, fold: np.ndarray) -> np.ndarray:
     return weights
 
 
-def _basis(s: np.ndarray, reviewed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """s and reviewed as estimates take them: with few labelled positives, those of the sitting count as labelled."""
+def _labels_for_estimates(s: np.ndarray, reviewed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """s and reviewed as estimates take them: with few labelled positives, those of the review count as labelled."""
     if np.count_nonzero(s == 1) >= _LEAST_LABELLED:
         return s, reviewed
     return ((s == 1) | (reviewed == 1)).astype(np.int8), np.minimum(reviewed, 0)
 
 
 def _choice_labels(s: np.ndarray, reviewed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Labels that the weight of the neighbours is decided by: those from before the sitting, or all where few."""
-    s, reviewed = _basis(s, reviewed)
+    """Labels that the weight of the neighbours is decided by: those from before the review, or all where few."""
+    s, reviewed = _labels_for_estimates(s, reviewed)
     return (s, np.zeros_like(reviewed)) if np.count_nonzero(s == 1) >= _LEAST_LABELLED else (s, reviewed)

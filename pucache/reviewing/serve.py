@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import hashlib
+import json
 import logging
 import os
+import secrets
 import socket
 import sys
+import tempfile
 import threading
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +24,21 @@ import numpy as np
 import uvicorn
 
 from ..cache.embedding_cache import CacheLike, open_cache
+from ..errors import OutputError, one_line
 from ..labels.labels import TWIN_COSINE, Labels
+from ..storage.atomic import fsync_directory
 from .app import Application
-from .next_images import NextImages
 from .pictures import Pictures
-from .server_address import ServerAddress, listening_socket, printed_url
+from .queue import NextImages
+from .service import ReviewService
 from .session import Session, open_session
-from .sitting import Sitting
 from .trainer import Trainer
 
 SWITCH_SECONDS = 5e-4  # between threads: Python's 5 ms would be waited for at every step of a decision
+ADDRESS = "server.json"
+FIRST_PORT = 8321
+PORTS = 100  # tried after the wanted one
+_TOKEN_BYTES = 32
 ENDING_SECONDS = 5  # for which answers under way are waited for
 
 
@@ -54,7 +64,7 @@ def review(
     ----------
     cache : EmbeddingCache, path, or sequence of paths
     positives, negatives
-        Labels from before the sitting, as for `pucache.train_pu`. None: those that the session began with; a new
+        Labels from before the review, as for `pucache.train_pu`. None: those that the session began with; a new
         session without positives begins with a selection that is spread over the pile.
     session : path, optional
         Folder of the session. Default: ``CACHE.review`` beside the cache.
@@ -97,14 +107,14 @@ def review(
         stack.enter_context(listener)
         queue = NextImages(opened, np.random.default_rng(seed))
         name = identifier(opened, address.token)
-        sitting = Sitting(opened, queue, pictures, identifier=name, reviewer=reviewer or user_name())
-        stack.callback(sitting.close)
+        service = ReviewService(opened, queue, pictures, identifier=name, reviewer=reviewer or user_name())
+        stack.callback(service.close)
         paths = [file.path for file in cache.files]
-        trainer = Trainer(paths, sitting.take_ranking, sitting.report, groups=opened.groups, device=device)
-        sitting.begin(stack.enter_context(trainer))
+        trainer = Trainer(paths, service.take_ranking, service.report, groups=opened.groups, device=device)
+        service.begin(stack.enter_context(trainer))
         warnings = list(_warnings(opened, pictures))
         title = f"Review of {cache.files[0].path.name}"
-        application = Application(sitting, address.token, host=host, title=title, warnings=warnings)
+        application = Application(service, address.token, host=host, title=title, warnings=warnings)
         stack.callback(application.close)
         for line in [*_opening_lines(opened), *warnings, *_address_lines(host, address)]:
             announce(line)
@@ -131,6 +141,99 @@ def _listen(
     if wanted not in (0, address.port):
         announce(f"port {wanted} is in use; {address.port} is served instead")
     return address, listener
+
+
+@dataclass(frozen=True)
+class ServerAddress:
+    """Where a session's page is, and who may open it; kept in its folder: an open page goes on after a restart."""
+
+    port: int
+    token: str  # 256 random bits, URL-safe
+
+    @classmethod
+    def kept(cls, folder: Path) -> ServerAddress | None:
+        """The address of the last server of a session; None where there is none, or others could read it."""
+        path = folder / ADDRESS
+        try:
+            if path.stat().st_mode & 0o077:
+                return None
+            values = json.loads(path.read_text(encoding="utf-8"))
+            address = cls(values["port"], values["token"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        valid = type(address.port) is int and 0 < address.port < 65536 and isinstance(address.token, str)
+        return address if valid and len(address.token) >= 4 * _TOKEN_BYTES // 3 else None
+
+    @classmethod
+    def new(cls) -> ServerAddress:
+        """A new secret, and the usual port."""
+        return cls(FIRST_PORT, secrets.token_urlsafe(_TOKEN_BYTES))
+
+    def keep(self, folder: Path) -> None:
+        """Write the address, readable by its owner alone; raises `OutputError` where that fails."""
+        try:
+            descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=f".{ADDRESS}.")  # with mode 0600
+            try:
+                with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+                    json.dump(asdict(self), stream)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                os.replace(temporary, folder / ADDRESS)
+            except BaseException:
+                os.unlink(temporary)
+                raise
+            fsync_directory(folder)
+        except OSError as error:
+            raise OutputError(f"cannot write {folder / ADDRESS}: {one_line(error)}; make room, or free it") from error
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Listen at a port, or at the next free one; 0: any free one.
+
+    Raises
+    ------
+    ValueError
+        `host` is no address of this machine, or the port is none.
+    OutputError
+        No port is free, or this user may not take it.
+    """
+    if not 0 <= port < 65536:
+        raise ValueError(f"--port must be from 0 to 65535, got {port}")
+    family, address = _resolved(host)
+    for candidate in range(port, min(port + PORTS, 65536)) if port else [0]:
+        # named, as asyncio sends answers at once only where it reads TCP here; else each takes 40 ms
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((address, candidate))
+            listener.listen(128)  # now, as two sockets may be bound to a port that nobody listens at
+            return listener
+        except OSError as error:
+            listener.close()
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise ValueError(f"--host {host} is no address of this machine; leave it out for 127.0.0.1") from error
+            if error.errno != errno.EADDRINUSE:
+                raise OutputError(
+                    f"cannot listen at {host}, port {candidate}: {one_line(error)}; name another --port"
+                ) from error
+        except BaseException:
+            listener.close()
+            raise
+    raise OutputError(f"ports {port} to {port + PORTS - 1} are all in use; name a free one with --port, or 0 for any")
+
+
+def _resolved(host: str) -> tuple[socket.AddressFamily, str]:
+    try:
+        family, *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ValueError(f"--host {host} is no address of this machine: {one_line(error)}") from error
+    return family, str(address[0])
+
+
+def printed_url(host: str, port: int, token: str) -> str:
+    """Address to open in a browser."""
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+    return f"http://{shown}:{port}/?token={token}"
 
 
 def identifier(session: Session, token: str) -> str:
@@ -161,7 +264,7 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, application: Application):
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what a stranger sends is no news
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # hide errors about malformed requests
         config = uvicorn.Config(
             application,
             http="h11",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -14,14 +15,14 @@ import numpy as np
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..errors import SessionError, StaleDecisionError
+from ..estimates.audited_prior import AuditedHidden
 from ..labels.labels import TWIN_COSINE, Labels
-from .cache_match import image_of
-from .log_entries import Decision, Draw, Entry, Proposal, Stream
-from .log_records import Record
-from .session_folder import lock_folder, session_folder
-from .session_start import Start, begin_or_resume, labels_before, read
-from .sitting_state import SittingCounts
+from .audit import Audit, audit
+from .log import Decision, Draw, Entry, Stream
+from .session_start import ReplayBase, begin_or_resume, image_of, labels_before, lock_folder, read, session_folder
+from .session_state import Proposal, SessionProgress
 
+LEAST_POSITIVES = 3  # random images that are positive, from which on the likeliest number is a figure
 _REQUEST_LENGTH = 200
 
 
@@ -42,17 +43,17 @@ class Session:
         Every method holds it; hold it around several that belong together.
     """
 
-    def __init__(self, cache: EmbeddingCache, folder: Path, start: Start, stack: ExitStack):
+    def __init__(self, cache: EmbeddingCache, folder: Path, base: ReplayBase, stack: ExitStack):
         self.cache, self.folder, self._stack = cache, folder, stack
-        self.pile_size, self.grouping = start.facts.pile, start.facts.grouping
-        self.epoch_note = start.note
-        self._start, self._log = start, start.log
+        self.pile_size, self.grouping = base.facts.pile, base.facts.grouping
+        self.epoch_note = base.note
+        self._base, self._log = base, base.log
         self.lock = threading.RLock()
         self._load()
 
     def _load(self) -> None:
         """Bring labels and counts to what the log says."""
-        self._state, self._entries, self._by_request = self._start.replay(self.cache)
+        self._state, self._entries, self._by_request = self._base.replay(self.cache)
 
     def close(self) -> None:
         """Close the log and release the folder; closing twice is allowed."""
@@ -73,12 +74,12 @@ class Session:
     @property
     def groups(self) -> np.ndarray:
         """Smallest row of the images that show the same picture, int64 (n,)."""
-        return self._start.groups.group
+        return self._base.groups.group
 
     @property
     def file_labels(self) -> Labels:
         """Labels from before the session, without what twins inherit."""
-        return self._start.labels
+        return self._base.labels
 
     @property
     def unknown(self) -> np.ndarray:
@@ -97,22 +98,18 @@ class Session:
             return self._state.last_decision
 
     def labels(self) -> tuple[np.ndarray, np.ndarray]:
-        """Labels as of now.
+        """Labels as of now, int8 (n,) each.
 
-        Returns
-        -------
-        s : ndarray of int8, (n,)
-            1 labelled positive before the session. Where none was, 1 for the positives decided in it.
-        reviewed : ndarray of int8, (n,)
-            1 confirmed positive, -1 known negative, 0 neither. Twins of labelled and of decided images inherit.
+        s is 1 for what was labelled positive before the session; where nothing was, for the positives decided in it.
+        reviewed is 1 confirmed positive, -1 known negative, 0 neither. Twins of labelled and of decided images inherit.
         """
         with self.lock:
             return self._state.labels()
 
-    def counts(self) -> SittingCounts:
-        """Progress of the sitting."""
+    def counts(self) -> SessionProgress:
+        """Progress of the review."""
         with self.lock:
-            return self._state.counts()
+            return self._state.progress()
 
     def entries(self) -> list[Entry]:
         """Draws and decisions of the present epoch, in order; what the audit is computed from."""
@@ -138,17 +135,9 @@ class Session:
     # --- what is written ----------------------------------------------------------------------------
 
     def decide(self, proposals: Sequence[Proposal]) -> list[Decision]:
-        """Write decisions: all of them in one transaction, or none.
+        """Write decisions on different pictures: all of them in one transaction, or none.
 
-        Parameters
-        ----------
-        proposals : sequence of Proposal
-            On different pictures.
-
-        Returns
-        -------
-        list of Decision
-            On disk. For a request that was written before, what was written then.
+        A request that was written before is answered with what was written then.
 
         Raises
         ------
@@ -161,8 +150,10 @@ class Session:
         """
         with self.lock:
             fresh = self._fresh(proposals)
-            if fresh:
-                self._write(fresh)
+            with self._writing() as written:
+                for proposal in fresh:
+                    serial = self._log.last + 1 + len(written)
+                    self._take_in(self._state.decision(proposal, serial=serial, time=time.time()), written)
             return [self._by_request[proposal.request] for proposal in proposals]
 
     def _fresh(self, proposals: Sequence[Proposal]) -> list[Proposal]:
@@ -200,22 +191,8 @@ class Session:
     ) -> list[Draw]:
         """Draw images at random, one after another, and write the draws in one transaction.
 
-        Parameters
-        ----------
-        rng : Generator
-        stream : Stream
-            AUDIT: uniform over the unknown rows. RECHECK: uniform over the known positive rows without a draw.
-        count : int
-        expected : float
-            Share of positives among the unknown rows by the model; NaN without one.
-        model_version : int
-        exclude : sequence of int
-            Rows that a recheck leaves out, together with their twins. An audit leaves out none.
-
-        Returns
-        -------
-        list of Draw
-            On disk; fewer than `count` where no more rows are there.
+        An AUDIT is uniform over the unknown rows; a RECHECK over the known positive rows without a draw, and without
+        the rows of `exclude` and their twins. Fewer than `count` draws where no more rows are there.
 
         Raises
         ------
@@ -229,17 +206,15 @@ class Session:
                 "draws are for the audit, from all unknown rows, or for rechecks, which can leave out rows"
             )
         excluded = np.unique(self.groups[np.asarray(exclude, np.int64)])
-        draws: list[Draw] = []
-        with self.lock, self._writing() as records:
+        with self.lock, self._writing() as written:
             for _ in range(count):
                 rows = self._drawable(stream, excluded)
                 if not len(rows):
                     break
-                draw = self._state.draw(
-                    int(rng.choice(rows)), stream, serial=self._log.last + 1 + len(records), time=time.time()
-                )
-                draws.append(replace(draw, expected=float(expected), model_version=model_version))
-                self._take_in(draws[-1], records)
+                serial = self._log.last + 1 + len(written)
+                draw = self._state.draw(int(rng.choice(rows)), stream, serial=serial, time=time.time())
+                self._take_in(replace(draw, expected=float(expected), model_version=model_version), written)
+            draws = [entry for entry in written if isinstance(entry, Draw)]
         return draws
 
     def _drawable(self, stream: Stream, excluded: np.ndarray) -> np.ndarray:
@@ -248,35 +223,27 @@ class Session:
         rows = self._state.recheck_candidates()
         return rows[~np.isin(self.groups[rows], excluded)]
 
-    def _write(self, proposals: Sequence[Proposal]) -> None:
-        with self._writing() as records:
-            for proposal in proposals:
-                serial = self._log.last + 1 + len(records)
-                decision, restores = self._state.decision(proposal, serial=serial, time=time.time())
-                self._take_in(decision, records, restores)
-
-    def _take_in(self, entry: Entry, records: list[Record], restores: int = 0) -> None:
-        image = image_of(self.cache, entry.row)
-        records.append(Record(entry, image.key, image.digest, restores))
-        self._state.apply(entry, restores)
+    def _take_in(self, entry: Entry, written: list[Entry]) -> None:
+        key, digest = image_of(self.cache, entry.row)
+        entry = replace(entry, key=key, digest=digest)
+        self._state.apply(entry)
+        written.append(entry)
 
     @contextmanager
-    def _writing(self) -> Iterator[list[Record]]:
-        """Write the records that the block collects. The state runs ahead of the log, and goes back if that fails."""
+    def _writing(self) -> Iterator[list[Entry]]:
+        """Write the entries that the block collects. The state runs ahead of the log, and goes back if that fails."""
         if self._log.read_only:
             raise SessionError(f"the session {self.folder} was opened for reading; open it with pucache review")
-        records: list[Record] = []
+        written: list[Entry] = []
         try:
-            yield records
-            if records:
-                self._log.append(records)
+            yield written
+            if written:
+                self._log.append(written)
         except BaseException:
             self._load()
             raise
-        for entry in (record.entry for record in records):
-            self._entries.append(entry)
-            if isinstance(entry, Decision):
-                self._by_request[entry.request] = entry
+        self._entries += written
+        self._by_request |= {entry.request: entry for entry in written if isinstance(entry, Decision)}
 
 
 def open_session(
@@ -287,26 +254,12 @@ def open_session(
     folder: str | Path | None = None,
     twins: float | None = TWIN_COSINE,
 ) -> Session:
-    """Begin a review session, or go on with one.
+    """Begin a review session, or go on with one; it holds the folder's lock until it is closed.
 
-    Parameters
-    ----------
-    cache : EmbeddingCache, path, or sequence of paths
-    positives : path, str, ndarray of int8 (n,), Labels, or None
-        Labels from before the session, as for `pucache.train_pu`. None: those that the session began with; for a
-        new session none.
-    negatives : path or str, optional
-        As for `pucache.train_pu`.
-    folder : path, optional
-        Default: ``CACHE.review`` beside the cache.
-    twins : float or None
-        Cosine from which on two images show the same picture and share their label. None: equal bytes only.
-        Large caches are grouped by equal bytes; see `Session.grouping`.
-
-    Returns
-    -------
-    Session
-        Holds the folder's lock until it is closed.
+    `positives` and `negatives` are labels from before the session, as for `pucache.train_pu`; None: those that the
+    session began with, for a new one none. `folder` is by default ``CACHE.review`` beside the cache. From a cosine of
+    `twins` on two images show the same picture and share their label; None: equal bytes only. Large caches are grouped
+    by equal bytes; see `Session.grouping`.
 
     Raises
     ------
@@ -322,24 +275,13 @@ def open_session(
     path = session_folder(cache, folder)
     with ExitStack() as stack:
         lock_folder(path, stack)
-        start = begin_or_resume(path, cache, given, twins)
-        return Session(cache, path, start, stack.pop_all())
+        return Session(cache, path, begin_or_resume(path, cache, given, twins), stack.pop_all())
 
 
 def read_session(cache: CacheLike, folder: str | Path | None = None) -> Session:
-    """Open a session to read it, also while `pucache review` runs it.
+    """Open a session to read it, as the log is now, also while `pucache review` runs it.
 
-    Parameters
-    ----------
-    cache : EmbeddingCache, path, or sequence of paths
-        Where it has changed since, decisions are matched by key and digest, and the session has no audit.
-    folder : path, optional
-        As for `open_session`.
-
-    Returns
-    -------
-    Session
-        It shows the log as it was when it was opened.
+    Where the cache has changed since, decisions are matched by key and digest, and the session has no audit.
 
     Raises
     ------
@@ -349,6 +291,56 @@ def read_session(cache: CacheLike, folder: str | Path | None = None) -> Session:
     cache = open_cache(cache)
     path = session_folder(cache, folder)
     return Session(cache, path, read(path, cache), ExitStack())
+
+
+def session_labels(session: Session) -> Labels:
+    """Labels of a session as of now, with the audit where a random image has a label."""
+    return Labels(*session.labels(), hidden=_hidden(audit(session)))
+
+
+def read_labels(cache: CacheLike, folder: str | Path | None = None) -> Labels:
+    """Labels of the session in a folder, with its audit where a random image has a label.
+
+    Parameters
+    ----------
+    cache : EmbeddingCache, path, or sequence of paths
+        The cache that was reviewed.
+    folder : path, optional
+        Of the session. Default: ``CACHE.review`` beside the cache.
+
+    Returns
+    -------
+    Labels
+        They go wherever labels go, such as `pucache.train_pu` and `pucache.report`. With an audit, estimates of
+        prior, recall, precision and F1 rest on it.
+
+    Raises
+    ------
+    SessionError
+        There is no session, it is of another cache, or it is damaged.
+    LabelError
+        There is no positive in it, or no unlabelled row.
+    """
+    with read_session(cache, folder) as session:
+        labels = session_labels(session)
+    labels.check()
+    return labels
+
+
+def _hidden(audited: Audit) -> AuditedHidden | None:
+    if audited.draws <= audited.skipped + audited.pending:
+        return None
+    share = audited.likeliest_share
+    likeliest = 0.0 if math.isnan(share) else share * audited.unknown
+    is_figure = audited.positives >= LEAST_POSITIVES or audited.hidden_low == audited.hidden_high
+    return AuditedHidden(
+        low=audited.hidden_low,
+        high=audited.hidden_high,
+        likeliest=min(max(likeliest, audited.hidden_low), audited.hidden_high) if is_figure else None,
+        draws=audited.draws,
+        level=audited.level,
+        overlooked=audited.sensitivity_low is not None,
+    )
 
 
 def _read_only(values: np.ndarray) -> np.ndarray:

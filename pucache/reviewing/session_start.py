@@ -4,87 +4,109 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
-from ..errors import SessionError
+from ..errors import SessionError, SessionLockedError, one_line
 from ..labels.label_files import name_first, read_decisions
 from ..labels.labels import Labels, open_labels
-from .cache_match import listed_images, rows_of
-from .decision_log import DecisionLog, is_unwritten
-from .log_entries import Choice, Decision, Entry
-from .log_records import LoggedImage, Record, SittingFacts
-from .session_folder import LOG, groups_in
-from .sitting_state import SittingState
-from .twins import Groups, grouping_of
+from ..neighbours.paths import beside
+from ..storage.atomic import exclusive_lock, make_folder
+from .log import LOG, Choice, Decision, DecisionLog, Entry, EpochFacts, LoggedImage, is_unwritten
+from .session_state import SessionState
+from .twins import Groups, grouping_of, keep_groups, kept_groups, twin_groups
+
+_LOCK = ".lock"
+_LISTED = 256  # images that a cache is recognised by
+_UNKNOWN = bytes(32)  # digest
 
 
 @dataclass(frozen=True)
-class Start:
-    """A log, and what it is replayed on.
-
-    Attributes
-    ----------
-    log : DecisionLog
-    facts : SittingFacts
-        Of the present epoch.
-    labels : Labels
-        From before the session.
-    groups : Groups
-    in_pile : ndarray of bool, (n,)
-    carried : tuple of Decision
-        Decisions in force from earlier epochs, by the rows of the cache.
-    current : bool
-        Whether the present epoch of the log is of this cache.
-    note : str
-        What has changed in the cache.
-    """
+class ReplayBase:
+    """A log, and what its present epoch is replayed on."""
 
     log: DecisionLog
-    facts: SittingFacts
-    labels: Labels
+    facts: EpochFacts  # of the present epoch
+    labels: Labels  # from before the session
     groups: Groups
     in_pile: np.ndarray
-    carried: tuple[Decision, ...] = ()
-    current: bool = True
-    note: str = ""
+    carried: tuple[Decision, ...] = ()  # in force from earlier epochs, by the rows of the cache
+    current: bool = True  # whether the present epoch of the log is of this cache
+    note: str = ""  # what has changed in the cache
 
-    def replay(self, cache: EmbeddingCache) -> tuple[SittingState, list[Entry], dict[str, Decision]]:
+    def replay(self, cache: EmbeddingCache) -> tuple[SessionState, list[Entry], dict[str, Decision]]:
         """State after all entries, entries of the present epoch, and all decisions by request."""
-        state = SittingState(self.labels, self.groups, self.in_pile)
+        state = SessionState(self.labels, self.groups, self.in_pile)
         for decision in self.carried:
             state.carry(decision)
         entries: list[Entry] = []
         by_request: dict[str, Decision] = {}
-        records = self.log.records()
-        for record, row in zip(records, rows_of(cache, records).tolist(), strict=True):
-            entry = record.entry if row < 0 else replace(record.entry, row=row, group=int(self.groups.group[row]))
+        logged = self.log.entries()
+        for entry, row in zip(logged, rows_of(cache, logged).tolist(), strict=True):
+            entry = entry if row < 0 else replace(entry, row=row, group=int(self.groups.group[row]))
             if isinstance(entry, Decision):
                 by_request[entry.request] = entry
-            if self.current and record.epoch == self.log.epoch:
-                if row < 0 or not state.can_apply(entry, record.restores):
+            if self.current and entry.epoch == self.log.epoch:
+                if row < 0 or not state.can_apply(entry):
                     raise SessionError(
                         f"{self.log.path} is damaged: entry {entry.serial} does not fit those before it; restore it "
                         "from a copy, or name another folder with --session"
                     )
-                state.apply(entry, record.restores)
+                state.apply(entry)
                 entries.append(entry)
         return state, entries, by_request
+
+
+def session_folder(cache: EmbeddingCache, folder: str | Path | None = None) -> Path:
+    """Folder of a session; by default ``CACHE.review`` beside the first file of the cache."""
+    return beside(cache, "review") if folder is None else Path(folder)
+
+
+def lock_folder(folder: Path, stack: ExitStack) -> None:
+    """Create the folder, and keep other servers out of it until the stack closes.
+
+    Raises
+    ------
+    SessionLockedError
+        Another process runs the session.
+    SessionError
+        The folder cannot be written.
+    """
+    locked = SessionLockedError(
+        f"{folder} is in use by another pucache review; open the address that it printed, or end it first"
+    )
+    try:
+        make_folder(folder)
+        stack.enter_context(exclusive_lock(folder / _LOCK, locked))
+    except OSError as error:
+        raise SessionError(
+            f"cannot write the session {folder}: {one_line(error)}; name another folder with --session"
+        ) from error
+
+
+def _groups_in(folder: Path, cache: EmbeddingCache, twins: float | None, *, keep: bool) -> np.ndarray:
+    """Groups of twins of a cache, int64 (n,); computed once and, where they are to be kept, written to the folder."""
+    identity = "\0".join([repr(twins), *(file.checksum for file in cache.files)])
+    path = folder / f"twins-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.npy"
+    group = kept_groups(path, len(cache))
+    if group is None:
+        group = twin_groups(cache, twins)
+        if keep:
+            keep_groups(path, group)
+            for other in folder.glob("twins-*.npy"):
+                if other != path:
+                    other.unlink(missing_ok=True)
+    return group
 
 
 def labels_before(
     cache: EmbeddingCache, positives: str | Path | np.ndarray | Labels | None, negatives: str | Path | None
 ) -> Labels | None:
-    """Labels that a session is to begin with; None where none are named.
-
-    Raises
-    ------
-    LabelError
-        As `pucache.labels.labels.open_labels`.
-    """
+    """Labels that a session is to begin with; None where none are named."""
     if positives is not None:
         return open_labels(cache, positives, negatives)
     if negatives is None:
@@ -94,7 +116,7 @@ def labels_before(
     return Labels(np.zeros(len(cache), np.int8), reviewed)
 
 
-def begin_or_resume(folder: Path, cache: EmbeddingCache, given: Labels | None, twins: float | None) -> Start:
+def begin_or_resume(folder: Path, cache: EmbeddingCache, given: Labels | None, twins: float | None) -> ReplayBase:
     """Begin a session in a locked folder, or go on with the one that is there.
 
     Raises
@@ -105,69 +127,62 @@ def begin_or_resume(folder: Path, cache: EmbeddingCache, given: Labels | None, t
     path = folder / LOG
     if is_unwritten(path):
         labels = given or Labels.of(np.zeros(len(cache)))
-        groups = Groups(groups_in(folder, cache, twins, keep=True))
+        groups = Groups(_groups_in(folder, cache, twins, keep=True))
         in_pile = _pile(labels, groups, ())
         facts = _facts(cache, groups, in_pile, twins)
-        return Start(DecisionLog.create(path, facts, _images(cache, labels)), facts, labels, groups, in_pile)
+        return ReplayBase(DecisionLog.create(path, facts, _images(cache, labels)), facts, labels, groups, in_pile)
     log = DecisionLog.open(path)
     try:
         _check_twins(log, cache, twins)
-        start = _standing(log, cache, given, twins, keep=True)
-        if not start.current:
-            log.begin_epoch(start.facts, _images(cache, start.labels))
-        return replace(start, current=True)
+        base = _resume_or_rebase(log, cache, given, twins, keep=True)
+        if not base.current:
+            log.begin_epoch(base.facts, _images(cache, base.labels))
+        return replace(base, current=True)
     except BaseException:
         log.close()
         raise
 
 
-def read(folder: Path, cache: EmbeddingCache) -> Start:
-    """Read the session in a folder; nothing is written.
-
-    Raises
-    ------
-    SessionError
-        There is none, it is of another cache, or it is damaged.
-    """
+def read(folder: Path, cache: EmbeddingCache) -> ReplayBase:
+    """Read the session in a folder; nothing is written. Raises `SessionError` as `begin_or_resume`."""
     log = DecisionLog.open(folder / LOG, read_only=True)
     try:
-        return _standing(log, cache, None, log.facts().twins, keep=False)
+        return _resume_or_rebase(log, cache, None, log.facts().twins, keep=False)
     except BaseException:
         log.close()
         raise
 
 
-def _standing(
+def _resume_or_rebase(
     log: DecisionLog, cache: EmbeddingCache, given: Labels | None, twins: float | None, *, keep: bool
-) -> Start:
+) -> ReplayBase:
     """The present epoch of a log, or where the cache has changed, the epoch to begin."""
-    facts, images, records = log.facts(), log.images(), log.records()
-    groups = Groups(groups_in(log.path.parent, cache, twins, keep=keep))
-    image_rows, record_rows = rows_of(cache, images), rows_of(cache, records)
-    labels = _labels(cache, [(image, row) for image, row in zip(images, image_rows.tolist(), strict=True)], log.epoch)
+    facts, images, entries = log.facts(), log.images(), log.entries()
+    groups = Groups(_groups_in(log.path.parent, cache, twins, keep=keep))
+    image_rows, entry_rows = rows_of(cache, images), rows_of(cache, entries)
+    labels = _labels(cache, images, image_rows, log.epoch)
+    note = _note(images, image_rows, entries, entry_rows)
     if facts.checksums == _checksums(cache):
         _check_labels(log, labels, given)
-        before = [number for number, record in enumerate(records) if record.epoch < log.epoch]
-        carried = _carried([records[number] for number in before], record_rows[before], groups)
+        before = [number for number, entry in enumerate(entries) if entry.epoch < log.epoch]
+        carried = _carried([entries[number] for number in before], entry_rows[before], groups)
         in_pile = _pile(labels, groups, carried)
         if _pile_checksum(cache, in_pile) == facts.pile_checksum:
-            note = _note(log, cache, images, image_rows, records, record_rows) if log.epoch > 1 else ""
-            return Start(log, facts, labels, groups, in_pile, carried, note=note)
-    elif not (image_rows >= 0).any() and not (record_rows >= 0).any():
+            return ReplayBase(log, facts, labels, groups, in_pile, carried, note=note if log.epoch > 1 else "")
+    elif not (image_rows >= 0).any() and not (entry_rows >= 0).any():
         raise SessionError(
             f"{log.path.parent} is a session of {facts.cache}; {cache.name} holds none of its images: name another "
             "folder with --session"
         )
-    labels, carried = given or labels, _carried(records, record_rows, groups)
+    labels, carried = given or labels, _carried(entries, entry_rows, groups)
     in_pile = _pile(labels, groups, carried)
-    note = _note(log, cache, images, image_rows, records, record_rows)
-    return Start(log, _facts(cache, groups, in_pile, twins), labels, groups, in_pile, carried, False, note)
+    return ReplayBase(log, _facts(cache, groups, in_pile, twins), labels, groups, in_pile, carried, False, note)
 
 
-def _labels(cache: EmbeddingCache, images: Sequence[tuple[LoggedImage, int]], epoch: int) -> Labels:
+def _labels(cache: EmbeddingCache, images: Sequence[LoggedImage], rows: np.ndarray, epoch: int) -> Labels:
     """Labels that an epoch began with, as far as the cache still holds the images."""
     s, reviewed = np.zeros(len(cache), np.int8), np.zeros(len(cache), np.int8)
-    for image, row in images:
+    for image, row in zip(images, rows.tolist(), strict=True):
         if row < 0 or image.label is None or image.epoch != epoch:
             continue
         if image.label and not image.reviewed:
@@ -177,14 +192,13 @@ def _labels(cache: EmbeddingCache, images: Sequence[tuple[LoggedImage, int]], ep
     return Labels(s, reviewed)
 
 
-def _carried(records: Sequence[Record], rows: np.ndarray, groups: Groups) -> tuple[Decision, ...]:
-    """Decisions in force after some records, by the rows of the cache; without those whose image is gone."""
+def _carried(entries: Sequence[Entry], rows: np.ndarray, groups: Groups) -> tuple[Decision, ...]:
+    """Decisions in force after some entries, by the rows of the cache; without those whose image is gone."""
     in_force: dict[int, Decision] = {}
-    for record, row in zip(records, rows.tolist(), strict=True):
-        if row < 0 or not isinstance(record.entry, Decision):
-            continue
-        group = int(groups.group[row])
-        in_force[group] = replace(record.entry, row=row, group=group, copies=0)
+    for entry, row in zip(entries, rows.tolist(), strict=True):
+        if row >= 0 and isinstance(entry, Decision):
+            group = int(groups.group[row])
+            in_force[group] = replace(entry, row=row, group=group, copies=0)
     kept = (decision for decision in in_force.values() if decision.choice is not Choice.UNDONE)
     return tuple(sorted(kept, key=lambda decision: decision.serial))
 
@@ -196,8 +210,8 @@ def _pile(labels: Labels, groups: Groups, carried: Sequence[Decision]) -> np.nda
     return ~groups.spread(outside)
 
 
-def _facts(cache: EmbeddingCache, groups: Groups, in_pile: np.ndarray, twins: float | None) -> SittingFacts:
-    return SittingFacts(
+def _facts(cache: EmbeddingCache, groups: Groups, in_pile: np.ndarray, twins: float | None) -> EpochFacts:
+    return EpochFacts(
         cache=cache.name,
         checksums=_checksums(cache),
         rows=len(cache),
@@ -221,7 +235,35 @@ def _pile_checksum(cache: EmbeddingCache, in_pile: np.ndarray) -> str:
 
 
 def _images(cache: EmbeddingCache, labels: Labels) -> list[LoggedImage]:
-    return listed_images(cache, labels.s, labels.reviewed)
+    """Labelled images of a cache, and a few others by which it can be recognised."""
+    labelled = np.flatnonzero(~labels.unlabelled)
+    others = np.setdiff1d(np.linspace(0, max(len(cache) - 1, 0), min(len(cache), _LISTED)).astype(np.int64), labelled)
+    images = [
+        LoggedImage(*image_of(cache, row), int(labels.positive[row]), int(labels.reviewed[row] != 0))
+        for row in labelled.tolist()
+    ]
+    return images + [LoggedImage(*image_of(cache, row)) for row in others.tolist()]
+
+
+def image_of(cache: EmbeddingCache, row: int) -> tuple[str, bytes]:
+    """Key and digest of a row."""
+    return cache.keys[row], cache.digest_matrix[row].tobytes()
+
+
+def rows_of(cache: EmbeddingCache, images: Sequence[LoggedImage | Entry]) -> np.ndarray:
+    """Row of each image, int64 (len(images),); -1 where the key is gone or names another image now.
+
+    A digest that is unknown on either side agrees with any other.
+    """
+    rows = cache.keys.rows([image.key for image in images])
+    digests = cache.digest_matrix
+    for position, image in enumerate(images):
+        row = int(rows[position])
+        if row >= 0 and image.digest != _UNKNOWN:
+            present = digests[row].tobytes()
+            if present not in (image.digest, _UNKNOWN):
+                rows[position] = -1
+    return rows
 
 
 def _check_twins(log: DecisionLog, cache: EmbeddingCache, twins: float | None) -> None:
@@ -246,22 +288,14 @@ def _check_labels(log: DecisionLog, labels: Labels, given: Labels | None) -> Non
 
 
 def _note(
-    log: DecisionLog,
-    cache: EmbeddingCache,
-    images: Sequence[LoggedImage],
-    image_rows: np.ndarray,
-    records: Sequence[Record],
-    record_rows: np.ndarray,
+    images: Sequence[LoggedImage], image_rows: np.ndarray, entries: Sequence[Entry], entry_rows: np.ndarray
 ) -> str:
     """What has changed since the session began, and what that means for the audit."""
     labelled = {image.key for image, row in zip(images, image_rows.tolist(), strict=True) if row < 0 and image.label}
-    decided = {
-        record.key
-        for record, row in zip(records, record_rows.tolist(), strict=True)
-        if row < 0 and isinstance(record.entry, Decision)
+    gone = labelled | {
+        entry.key
+        for entry, row in zip(entries, entry_rows.tolist(), strict=True)
+        if row < 0 and isinstance(entry, Decision)
     }
-    gone = sorted(labelled | decided)
-    lost = (
-        f" {len(gone):,} labelled or decided images are gone or other images now ({name_first(gone)})." if gone else ""
-    )
-    return f"The cache has changed since this session began; the audit counts from the change on.{lost}"
+    lost = f" {len(gone):,} labelled or decided images are gone or other images now ({name_first(sorted(gone))})."
+    return "The cache has changed since this session began; the audit counts from the change on." + lost * bool(gone)

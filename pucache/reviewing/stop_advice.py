@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .audit import Audit
-    from .sitting_state import SittingCounts
+    from .session_state import SessionProgress
 
 _MIN_DECISIONS = 50  # before anything is said about the rate
 _LOW_RATE = 0.1  # of positives among the last decisions
@@ -16,13 +16,13 @@ MORE = 200  # random images that an outlook is given for
 
 
 def advice(
-    counts: SittingCounts, audit: Audit | None, *, estimate: float | None = None, closing_audit: bool = False
+    counts: SessionProgress, audit: Audit | None, *, estimate: float | None = None, closing_audit: bool = False
 ) -> str:
     """Say whether to go on, to check by random images, or to stop.
 
     Parameters
     ----------
-    counts : SittingCounts
+    counts : SessionProgress
     audit : Audit or None
     estimate : float, optional
         Number of hidden positives by the model.
@@ -53,20 +53,20 @@ def advice(
     )
 
 
-def _closing(counts: SittingCounts, audit: Audit | None, estimate: float | None) -> str:
+def _closing(counts: SessionProgress, audit: Audit | None, estimate: float | None) -> str:
     if audit is None or not audit.draws:
         return ""
     return f"The closing audit lowers the bound slowly{_bound(counts, audit, estimate)}. Stop where it is low enough."
 
 
-def _low_rate(counts: SittingCounts, audit: Audit | None) -> float:
+def _low_rate(counts: SessionProgress, audit: Audit | None) -> float:
     """Rate at which the ranking yields little, or no more than random images do."""
     if audit is None or audit.draws < _MIN_DRAWS:
         return _LOW_RATE
     return max(_LOW_RATE, audit.likeliest_share if counts.unknown else 0.0)
 
 
-def _bound(counts: SittingCounts, audit: Audit | None, estimate: float | None) -> str:
+def _bound(counts: SessionProgress, audit: Audit | None, estimate: float | None) -> str:
     """What audit and model say, as the end of a sentence."""
     parts = []
     if audit is not None and audit.draws:

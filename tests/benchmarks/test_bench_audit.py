@@ -1,29 +1,29 @@
-"""Simulated sittings for the audit: their check of each draw is that of audit(), and the exact interval is exact."""
+"""Simulated reviews for the audit: their check of each draw is that of audit(), and the exact interval is exact."""
 
 import numpy as np
 import pytest
 from scipy.stats import hypergeom
 
 from benchmarks.quality.audit import Hypergeometric, bets_limits, cell_row, ending, exact_limits, measure, page
-from benchmarks.quality.audit_sittings import CASES, simulate
-from pucache.reviewing.audit import audit
+from benchmarks.quality.audit_reviews import CASES, simulate
+from pucache.reviewing.audit import audit_entries
 from pucache.reviewing.audit_log import replay
-from pucache.reviewing.log_entries import Draw
+from pucache.reviewing.log import Draw
 
 pytestmark = pytest.mark.slow
 
 
-def ever_excluded(sitting, level):
+def ever_excluded(review, level):
     """Limits that audit() puts on the wrong side of K after the decision on some random image."""
-    entries, drawn, ends = sitting.entries(), set(), set()
+    entries, drawn, ends = review.entries(), set(), set()
     for at, entry in enumerate(entries, start=1):
         if isinstance(entry, Draw):
             drawn.add(entry.row)
         elif entry.row in drawn:
-            result = audit(entries[:at], sitting.pile, level=level)
-            if result.total_high < sitting.positives:
+            result = audit_entries(entries[:at], review.pile, level=level)
+            if result.total_high < review.positives:
                 ends.add("above")
-            if result.total_low > sitting.positives:
+            if result.total_low > review.positives:
                 ends.add("below")
     return ends
 
@@ -33,8 +33,8 @@ def ever_excluded(sitting, level):
 def test_the_check_of_each_draw_is_that_of_the_audit(case, rows, positives):
     level = 0.2
     for seed in range(4):
-        sitting = simulate(rows, positives, case, np.random.default_rng(seed), level=level, closing=40)
-        assert ever_excluded(sitting, level) == sitting.excluded
+        review = simulate(rows, positives, case, np.random.default_rng(seed), level=level, closing=40)
+        assert ever_excluded(review, level) == review.excluded
 
 
 def test_the_check_finds_exclusions():
@@ -44,34 +44,34 @@ def test_the_check_finds_exclusions():
 
 @pytest.mark.parametrize("case", CASES)
 def test_history_and_log_agree(case):
-    sitting = simulate(3000, 300, case, np.random.default_rng(5), closing=60)
-    log = replay(sitting.entries(), sitting.pile)
+    review = simulate(3000, 300, case, np.random.default_rng(5), closing=60)
+    log = replay(review.entries(), review.pile)
     for doubtful_are, history in ((True, log.all_positive), (False, log.all_negative)):
-        ours = sitting.history(doubtful_are=doubtful_are)
+        ours = review.history(doubtful_are=doubtful_are)
         assert (ours.positive == history.positive).all()
         assert (ours.unknown == history.unknown).all()
         assert (ours.positives_before == history.positives_before).all()
     assert (log.skipped > 0) == (case == "ranking, skips")
 
 
-def test_sittings_with_undo_are_checked_with_their_final_labels():
+def test_reviews_with_undo_are_checked_with_their_final_labels():
     level = 0.3
     for seed in range(3):
-        sitting = simulate(1200, 60, CASES[3], np.random.default_rng(seed), level=level, closing=40)
-        result = audit(sitting.entries(), sitting.pile, level=level)
+        review = simulate(1200, 60, CASES[3], np.random.default_rng(seed), level=level, closing=40)
+        result = audit_entries(review.entries(), review.pile, level=level)
         wrong = {"above"} if result.total_high < 60 else set()
         wrong |= {"below"} if result.total_low > 60 else set()
-        assert wrong <= sitting.excluded
+        assert wrong <= review.excluded
 
 
 def test_drawn_rows_are_uniform_over_the_unknown():
     """Share of positives among the random images of the closing audit, whatever the ranking has taken out."""
     expected, drawn = [], []
     for seed in range(300):
-        sitting = simulate(1000, 100, CASES[1], np.random.default_rng(seed), closing=20)
-        first = sitting.closing_from
-        expected.append((100 - sitting.before[first]) / sitting.unknown[first])
-        drawn.append(np.mean(sitting.truth[first:]))
+        review = simulate(1000, 100, CASES[1], np.random.default_rng(seed), closing=20)
+        first = review.closing_from
+        expected.append((100 - review.before[first]) / review.unknown[first])
+        drawn.append(np.mean(review.truth[first:]))
     assert abs(np.mean(drawn) - np.mean(expected)) < 4 * np.std(np.subtract(drawn, expected)) / np.sqrt(300)
 
 
@@ -95,15 +95,15 @@ def test_skips_widen_the_exact_interval_too():
 @pytest.mark.parametrize("case", CASES)
 def test_endings_hold_all_methods(case):
     exact = Hypergeometric(3000)
-    sitting = simulate(3000, 100, case, np.random.default_rng(2))
-    end = ending(sitting, exact, 2.0)
-    assert end.exact == exact_limits(sitting, exact) and end.bets == bets_limits(sitting, end.found, 2.0)
+    review = simulate(3000, 100, case, np.random.default_rng(2))
+    end = ending(review, exact, 2.0)
+    assert end.exact == exact_limits(review, exact) and end.bets == bets_limits(review, end.found, 2.0)
     for low, high in (end.limits, end.exact, end.bets):
         assert 0 <= low < high <= 3000
 
 
 def test_the_page():
-    outcomes = measure(3000, 0.01, CASES[3], sittings=6)
+    outcomes = measure(3000, 0.01, CASES[3], reviews=6)
     assert [one.ending is not None for one in outcomes] == [True, False, False, False, False, True]
     assert cell_row(3000, 0.01, CASES[3], outcomes)[:3] == ["3,000", "1 %", CASES[3]]
     text = page({(3000, 0.01, CASES[3]): outcomes}, {(3000, 0.01, 30): 1.25}, "python -m x", 60.0)

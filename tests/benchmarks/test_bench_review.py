@@ -1,4 +1,4 @@
-"""benchmarks/quality/review.py: simulated sittings on made-up rows, their arms, and the page."""
+"""benchmarks/quality/review.py: simulated reviews on made-up rows, their arms, and the page."""
 
 import importlib.util
 import math
@@ -10,11 +10,11 @@ import pytest
 from helpers.planted import planted, write_cache
 
 from benchmarks.quality import review, review_page
-from benchmarks.quality.review_arms import ARMS, Pile, Until, clusters_in_turn, growing, rounds, sitting
+from benchmarks.quality.review_arms import ARMS, Pile, Until, clusters_in_turn, growing, rounds, simulated_review
 from pucache.labels.labels import Labels
 from pucache.neighbours.graph import cached_graph
-from pucache.reviewing.ranking_result import RankingResult
 from pucache.reviewing.session import open_session
+from pucache.reviewing.trainer import RankingResult
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 ALL = Until(looks=1, recall=1.0, most=10_000)
@@ -28,8 +28,8 @@ def pile(tmp_path_factory):
 
 
 @pytest.mark.parametrize("arm", ["every 10", "growing", "no audits", "uncertain first", "clusters in turn"])
-def test_a_sitting_finds_every_positive_and_counts_every_look(pile, tmp_path, arm):
-    facts = sitting(pile, ARMS[arm], ALL, seed=0, work=tmp_path)
+def test_a_review_finds_every_positive_and_counts_every_look(pile, tmp_path, arm):
+    facts = simulated_review(pile, ARMS[arm], ALL, seed=0, work=tmp_path)
     assert len(facts["found_at"]) == pile.hidden
     assert facts["found_at"] == sorted(set(facts["found_at"]))
     assert facts["found_at"][-1] <= facts["looks"]
@@ -40,7 +40,9 @@ def test_a_sitting_finds_every_positive_and_counts_every_look(pile, tmp_path, ar
 
 def test_more_fits_for_smaller_batches(pile, tmp_path):
     end = Until(looks=40, recall=0.0, most=40)
-    fits = {arm: sitting(pile, ARMS[arm], end, seed=0, work=tmp_path)["fits"] for arm in ("every 10", "every 25")}
+    fits = {
+        arm: simulated_review(pile, ARMS[arm], end, seed=0, work=tmp_path)["fits"] for arm in ("every 10", "every 25")
+    }
     assert fits == {"every 10": 4, "every 25": 2}
 
 
@@ -121,11 +123,11 @@ def row(arm, found_at, *, looks=500, hidden=10, share=0.01, task="cat", **more):
     return facts | counts | {"found_at": found_at, "commit": "abc"} | more
 
 
-def test_figures_of_a_sitting():
-    sitting = row("growing", [1, 2, 3, 60, 70, 80, 90, 400])
-    assert review_page.positives_after(60)(sitting) == 4
-    assert review_page.looks_until(0.8)(sitting) == 400
-    assert math.isnan(review_page.looks_until(0.95)(sitting))
+def test_figures_of_a_review():
+    review = row("growing", [1, 2, 3, 60, 70, 80, 90, 400])
+    assert review_page.positives_after(60)(review) == 4
+    assert review_page.looks_until(0.8)(review) == 400
+    assert math.isnan(review_page.looks_until(0.95)(review))
     assert math.isnan(review_page.positives_after(500)(row("growing", [1], looks=100)))
     assert review_page.positives_after(500)(row("growing", [1], looks=100, hidden=1)) == 1  # all are found
 

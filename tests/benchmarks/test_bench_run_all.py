@@ -217,7 +217,7 @@ def test_commits_are_those_that_measured_the_cells_where_a_page_names_them():
     cells = "3 cells were measured at commit 1111111. 4 cells were measured at commit 2222222; the commit below "
     assert index.commits_of(f"{cells}wrote the page.\n\n{end}\n") == ["1111111", "2222222"]
     assert index.commits_of(f"{cells}measured the others.\n\n{end}\n") == ["1111111", "2222222", "abcdef0"]
-    assert index.commits_of(f"Text.\n\n{end} Sittings of 1111111, 2222222.\n") == ["1111111", "2222222"]
+    assert index.commits_of(f"Text.\n\n{end} Reviews of 1111111, 2222222.\n") == ["1111111", "2222222"]
 
 
 def test_a_page_without_an_entry_is_named(tmp_path):

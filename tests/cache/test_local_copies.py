@@ -13,7 +13,7 @@ from pucache.cache.local_copies import LocalCopies, cache_dir, folder_of, sideca
 from pucache.cache.remote import local_copies
 from pucache.cli.main import main
 from pucache.errors import OutputError
-from pucache.reviewing.session_folder import session_folder
+from pucache.reviewing.session_start import session_folder
 
 X, *_ = planted(40)
 VERSION = "0123456789abcdef"

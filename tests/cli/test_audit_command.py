@@ -8,8 +8,8 @@ from helpers.sessions import decide, labels_of, pile_of
 import pucache
 from pucache.cli.main import main
 from pucache.errors import SessionError
-from pucache.reviewing.audit import audit as audit_entries
-from pucache.reviewing.log_entries import Choice, Stream
+from pucache.reviewing.audit import audit_entries
+from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.session import open_session
 
 
@@ -36,7 +36,7 @@ def test_before_the_first_random_image_nothing_is_claimed(session):
     assert "found 1; how many more is not known" in run(session.folder)
 
 
-def test_the_audit_is_read_while_the_sitting_goes_on(session):
+def test_the_audit_is_read_while_the_review_goes_on(session):
     reviewed(session)
     audited = pucache.audit(session)
     assert audited == pucache.audit(session.folder) == audit_entries(session.entries(), session.pile_size)

@@ -15,9 +15,8 @@ import pucache
 from pucache.cli.main import main
 from pucache.labels.labels import Labels
 from pucache.reviewing.export import write_reviewed
-from pucache.reviewing.log_entries import Choice, Stream
-from pucache.reviewing.session import open_session, read_session
-from pucache.reviewing.session_labels import session_labels
+from pucache.reviewing.log import Choice, Stream
+from pucache.reviewing.session import open_session, read_session, session_labels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SESSION = "cache.h5.review"

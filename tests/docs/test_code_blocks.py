@@ -35,8 +35,9 @@ from pucache import demonstration
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cli.main import main
 from pucache.encoders import encoder
-from pucache.reviewing.log_entries import Choice, Proposal, Stream
+from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.session import open_session
+from pucache.reviewing.session_state import Proposal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,11 +45,11 @@ ALL = [block for page in PAGES for block in blocks(page)]
 LANGUAGES = {"sh", "console", "python", "text", "yaml"}
 RUNS = ("sh", "console", "python")
 ANEW = "in a folder of its own"  # the one mark of a block that is run here
-SITTING = "runs in: tests/reviewing/test_page.py"  # of a block whose decisions are made here without its page
+REVIEW = "runs in: tests/reviewing/test_page.py"  # of a block whose decisions are made here without its page
 MARKS = {  # what a block that is not run here may say, and how many do
     "runs in: make test-docker": 2,
     "runs in: tests/cli/test_demo.py": 2,
-    SITTING: 1,
+    REVIEW: 1,
     "runs in: tests/cli/test_command_imports.py": 1,
     "not run: installs packages; parsed only": 4,
     "not run: needs a network; parsed only": 1,
@@ -302,7 +303,7 @@ def test_the_blocks_of_a_page_run_in_its_order_and_print_what_it_shows(page, pre
     for block in blocks(page):
         if block.mark == ANEW:
             begin(prepared, name(page))
-        if block.mark == SITTING:
+        if block.mark == REVIEW:
             sit(folder)
         if here(block):
             capsys.readouterr()

@@ -6,7 +6,8 @@ import uuid
 import numpy as np
 
 from helpers.planted import write_cache
-from pucache.reviewing.log_entries import Choice, Proposal
+from pucache.reviewing.log import Choice
+from pucache.reviewing.session_state import Proposal
 
 
 def digest_of(text):

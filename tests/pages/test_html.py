@@ -114,7 +114,7 @@ def test_styles_are_inside_the_shared_ones_first(assets):
     assert style.index("margin: 0") < style.index("color: red")
 
 
-@pytest.mark.parametrize("name", ["cards", "review", "sitting"])
+@pytest.mark.parametrize("name", ["cards", "review", "live"])
 def test_no_asset_names_an_address_or_ends_its_own_block(name):
     for kind in ("css", "js"):
         text = (page.ASSETS / f"{name}.{kind}").read_text() + (page.ASSETS / "base.css").read_text()

@@ -105,7 +105,7 @@ def test_cookies_of_other_programs_of_this_machine_do_not_matter():
     assert ask(access, lines=[(b"cookie", b"a=b"), cookie(access)])[0] == 200
 
 
-def test_two_sittings_have_two_cookies():
+def test_two_sessions_have_two_cookies():
     first, second = guarded(), Access(PlainTextResponse(""), "u" * 43)
     assert first.cookie_name != second.cookie_name and first.cookie != second.cookie
     assert ask(first, lines=[cookie(second)])[0] == 403

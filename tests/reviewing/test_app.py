@@ -1,6 +1,7 @@
 import http.client
 import itertools
 import json
+import shutil
 import socket
 import threading
 
@@ -8,18 +9,17 @@ import numpy as np
 import pytest
 from helpers.hangs import HANG_SECONDS
 from helpers.review_client import ReviewClient
-from helpers.sittings import TOKEN, picture_of, pictured_pile, served
+from helpers.reviews import TOKEN, picture_of, pictured_pile, served
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.errors import SessionError
 from pucache.reviewing import app as module
-from pucache.reviewing import listeners as listeners_module
+from pucache.reviewing import events as events_module
 from pucache.reviewing.app import MAX_BODY, MAX_DECISIONS
-from pucache.reviewing.listeners import STREAMS
-from pucache.reviewing.log_entries import Stream
-from pucache.reviewing.ranking_result import RankingResult
+from pucache.reviewing.events import STREAMS
+from pucache.reviewing.log import Stream
+from pucache.reviewing.trainer import RankingResult
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "get")
 READ, WRITTEN = {"GET", "HEAD"}, {"POST"}
@@ -278,7 +278,7 @@ def test_a_card_says_neither_score_nor_stream_nor_earlier_decision(cache, pile, 
 
 
 def test_an_image_that_cannot_be_shown_says_why_on_its_card(client, monkeypatch):
-    monkeypatch.setattr("pucache.reviewing.sitting.PICTURE_SECONDS", HANG_SECONDS)
+    monkeypatch.setattr("pucache.reviewing.service.PICTURE_SECONDS", HANG_SECONDS)
     cards = []
     while BROKEN not in {card["row"] for card in cards}:
         cards += client.next(20, [card["row"] for card in cards])
@@ -385,18 +385,16 @@ def test_nothing_is_acknowledged_before_it_is_on_disk(opened, server, monkeypatc
     client.close()
 
 
-def test_what_could_not_be_written_is_not_acknowledged_and_can_be_sent_again(opened, client, monkeypatch):
+def test_what_could_not_be_written_is_not_acknowledged_and_can_be_sent_again(opened, client):
+    """Here because the folder of the session was moved away."""
     (card,) = client.next(1)
-
-    def full(records):
-        raise SessionError("cannot write decisions.sqlite: database or disk is full; make room")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(opened.session._log, "append", full)
-        decision = {"request": "r1", "row": card["row"], "choice": "positive", "replaces": 0}
-        error = client.post("/api/decide", 507, decisions=[decision])["error"]
-        assert "disk is full" in error and "\n" not in error
-        assert client.get("/api/state")["decided"] == 0
+    decision = {"request": "r1", "row": card["row"], "choice": "positive", "replaces": 0}
+    folder = opened.session.folder
+    shutil.move(folder, folder.with_name("elsewhere"))
+    error = client.post("/api/decide", 507, decisions=[decision])["error"]
+    assert "decisions.sqlite was moved, deleted or replaced" in error and "\n" not in error
+    assert client.get("/api/state")["decided"] == 0
+    shutil.move(folder.with_name("elsewhere"), folder)
     assert len(client.post("/api/decide", decisions=[decision])["accepted"]) == 1
 
 
@@ -595,7 +593,7 @@ def test_a_new_ranking_is_told_and_used(opened, server, client):
     assert events.event()[0] == "state"
     scores = np.arange(60, dtype=np.float32)
     result = RankingResult(scores, np.full(60, 0.25, np.float32), 0.25, 0.1)
-    opened.sitting.take_ranking(result, 7)
+    opened.service.take_ranking(result, 7)
     while (event := events.event())[0] != "ranking":
         pass
     assert event[1] == {"version": 7}
@@ -616,15 +614,15 @@ class SlowTrainer:
 
 
 def test_the_first_images_wait_for_the_first_ranking(cache, pile, tmp_path, monkeypatch):
-    monkeypatch.setattr("pucache.reviewing.sitting.RANKING_SECONDS", HANG_SECONDS)
+    monkeypatch.setattr("pucache.reviewing.service.RANKING_SECONDS", HANG_SECONDS)
     with served(cache, tmp_path / "session", pile[1], begin=False, audit_share=0.0) as (opened, server):
-        opened.sitting.begin(SlowTrainer())
+        opened.service.begin(SlowTrainer())
         client, got = server.client(), []
         thread = threading.Thread(target=lambda: got.extend(client.next(2)))
         thread.start()
         thread.join(0.2)
         assert not got
-        opened.sitting.take_ranking(RankingResult(np.arange(60, dtype=np.float32), None, float("nan"), 0.1), 0)
+        opened.service.take_ranking(RankingResult(np.arange(60, dtype=np.float32), None, float("nan"), 0.1), 0)
         thread.join(HANG_SECONDS)
         assert [card["row"] for card in got] == [59, 58]
         client.close()
@@ -633,7 +631,7 @@ def test_the_first_images_wait_for_the_first_ranking(cache, pile, tmp_path, monk
 def test_pages_hear_when_the_training_is_done(cache, pile, tmp_path):
     with served(cache, tmp_path / "session", pile[1], begin=False) as (opened, server):
         trainer = SlowTrainer()
-        opened.sitting.begin(trainer)
+        opened.service.begin(trainer)
         client = server.client()
         events = Events(server, client)
         while not events.event()[1]["training"]:
@@ -647,14 +645,14 @@ def test_pages_hear_when_the_training_is_done(cache, pile, tmp_path):
 
 @pytest.mark.parametrize("how", ["error", "time", "end"])
 def test_images_do_not_wait_for_a_ranking_that_does_not_come(cache, pile, tmp_path, monkeypatch, how):
-    monkeypatch.setattr("pucache.reviewing.sitting.RANKING_SECONDS", 0.1 if how == "time" else HANG_SECONDS)
+    monkeypatch.setattr("pucache.reviewing.service.RANKING_SECONDS", 0.1 if how == "time" else HANG_SECONDS)
     with served(cache, tmp_path / "session", pile[1], begin=False) as (opened, server):
-        opened.sitting.begin(SlowTrainer())
+        opened.service.begin(SlowTrainer())
         client, got = server.client(), []
         thread = threading.Thread(target=lambda: got.extend(client.next(2)))
         thread.start()
         if how == "error":
-            opened.sitting.report("training cannot start")
+            opened.service.report("training cannot start")
         if how == "end":
             opened.application.end()
         thread.join(HANG_SECONDS)
@@ -663,7 +661,7 @@ def test_images_do_not_wait_for_a_ranking_that_does_not_come(cache, pile, tmp_pa
 
 
 def test_a_silent_stream_shows_that_it_lives(server, client, monkeypatch):
-    monkeypatch.setattr(listeners_module, "HEARTBEAT", 0.05)
+    monkeypatch.setattr(events_module, "HEARTBEAT", 0.05)
     events = Events(server, client)
     for _ in range(20):
         lines = events.lines()
@@ -711,7 +709,7 @@ def test_head_of_the_events_ends(client):
 
 
 def test_an_error_of_ours_is_one_line_and_the_server_goes_on(opened, client, monkeypatch, caplog):
-    monkeypatch.setattr(opened.sitting, "release", lambda tab: 1 / 0)
+    monkeypatch.setattr(opened.service, "release", lambda tab: 1 / 0)
     error = client.post("/api/release", 500)["error"]
     assert "ZeroDivision" not in error and "\n" not in error
     monkeypatch.undo()

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pucache.reviewing import hidden_interval
-from pucache.reviewing.audit import MISSES_NEEDED, RECHECKS_NEEDED, UPPER_PART, audit
+from pucache.reviewing.audit import MISSES_NEEDED, RECHECKS_NEEDED, UPPER_PART, audit_entries
 from pucache.reviewing.audit_log import replay
 from pucache.reviewing.hidden_interval import DrawHistory, evidence_above, evidence_below, least_sensitivity
-from pucache.reviewing.log_entries import Choice, Decision, Draw, Stream
+from pucache.reviewing.log import Choice, Decision, Draw, Stream
 
 POSITIVE, NEGATIVE, SKIP, UNDONE = Choice.POSITIVE, Choice.NEGATIVE, Choice.SKIP, Choice.UNDONE
 LABELS = (POSITIVE, NEGATIVE)
@@ -75,7 +75,7 @@ class Log:
         return self
 
     def audit(self, **options):
-        return audit(self.entries, self.pile, **options)
+        return audit_entries(self.entries, self.pile, **options)
 
 
 def limits(result):
@@ -309,8 +309,8 @@ def test_without_draws_everything_unknown_may_be_hidden():
 
 
 def test_an_empty_pile_and_a_pile_that_is_all_decided():
-    assert limits(audit([], 0)) == (0, 0)
-    assert audit([], 0).recall_low == 1.0
+    assert limits(audit_entries([], 0)) == (0, 0)
+    assert audit_entries([], 0).recall_low == 1.0
     result = Log(2).decide(0, NEGATIVE).draw(1, POSITIVE).audit()
     assert limits(result) == (0, 0)
     assert result.recall_low == 1.0
@@ -318,11 +318,11 @@ def test_an_empty_pile_and_a_pile_that_is_all_decided():
 
 def test_no_positive_in_m_draws_leaves_about_4_n_over_m():
     for pile, draws in ((3000, 100), (50_000, 300), (1_000_000, 1000)):
-        log = random_sitting(pile, [False] * draws)
+        log = random_review(pile, [False] * draws)
         assert 3.4 < log.audit().hidden_high * draws / pile < 4.2
 
 
-def random_sitting(pile, labels):
+def random_review(pile, labels):
     log = Log(0)
     log.copies = [1] * len(labels) + [pile - len(labels)]  # what is left, as one group
     for group, positive in enumerate(labels):
@@ -486,7 +486,7 @@ def test_a_recheck_that_is_skipped_or_taken_back_does_not_count():
     assert (log.audit().rechecks, log.audit().missed) == (1, 0)
 
 
-def test_a_positive_of_the_sitting_follows_its_recheck():
+def test_a_positive_of_the_review_follows_its_recheck():
     log = Log(20).decide(5, POSITIVE).draw(1, NEGATIVE).draw(5, NEGATIVE, stream=Stream.RECHECK).draw(2, NEGATIVE)
     result = log.audit()
     assert (result.found, result.missed, result.draws) == (0, 1, 2)
@@ -598,16 +598,16 @@ def test_sentences_without_draws_and_without_images():
 @pytest.mark.slow
 def test_a_pile_of_millions_with_thousands_of_draws():
     labels = np.random.default_rng(0).random(3000) < 0.01
-    result = random_sitting(5_000_000, labels.tolist()).audit()
+    result = random_review(5_000_000, labels.tolist()).audit()
     assert result.total_low <= 50_000 <= result.total_high < 100_000
 
 
 def test_draws_that_contradict_the_log_are_refused():
     good = Log(20).decide(3, POSITIVE).draw(5, NEGATIVE)
     with pytest.raises(ValueError, match="20 unknown rows; 19 of 20 were left"):
-        audit(broken(good), 20)
+        audit_entries(broken(good), 20)
     with pytest.raises(ValueError, match="19 unknown rows; 29 of 30 were left"):
-        audit(good.entries, 30)
+        audit_entries(good.entries, 30)
     with pytest.raises(ValueError, match="row 5, which had been decided or drawn before"):
         Log(20).draw(5, NEGATIVE).draw(5, NEGATIVE).audit()
     with pytest.raises(ValueError, match="row 5, which had been decided or drawn before"):
@@ -627,17 +627,17 @@ def broken(log):
 def test_wrong_arguments_are_refused():
     log = Log([2, 1, 1]).draw(0, NEGATIVE)
     with pytest.raises(ValueError, match="in the order of the log"):
-        audit(log.entries[::-1], 4)
+        audit_entries(log.entries[::-1], 4)
     with pytest.raises(ValueError, match="the entries are about 2 rows; the pile has 1"):
-        audit(log.entries, 1)
+        audit_entries(log.entries, 1)
     other = Decision(**{**vars(log.entries[1]), "copies": 5})
     with pytest.raises(ValueError, match="group 0 has 5 rows, and had 2"):
-        audit([log.entries[0], other], 9)
+        audit_entries([log.entries[0], other], 9)
     for level in (0.0, 1.0, math.nan):
         with pytest.raises(ValueError, match="level must be between 0 and 1"):
-            audit([], 4, level=level)
+            audit_entries([], 4, level=level)
     with pytest.raises(ValueError, match="at least 0 rows"):
-        audit([], -1)
+        audit_entries([], -1)
     for more, share in ((-1, 0.1), (5, 1.5), (5, math.nan)):
         with pytest.raises(ValueError, match="more must be at least 0 and share within 0 and 1"):
             log.audit().outlook(more, share)

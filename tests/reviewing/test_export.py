@@ -17,7 +17,7 @@ from pucache.labels.labels import Labels
 from pucache.pages.review_page import write_review_page
 from pucache.retrieval.ranking import Ranking
 from pucache.reviewing.export import ImportCounts, import_reviewed, write_reviewed
-from pucache.reviewing.log_entries import Choice, Stream
+from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.session import open_session
 
 POSITIVE, NEGATIVE, SKIP, UNDONE = Choice
@@ -64,7 +64,7 @@ def test_what_is_exported_is_read_as_the_labels_of_the_session(session, tmp_path
 
 @settings(deadline=None, max_examples=15)
 @given(st.lists(st.tuples(st.integers(0, 11), st.sampled_from([POSITIVE, NEGATIVE, SKIP])), min_size=1), st.booleans())
-def test_any_sitting_is_exported_as_it_stands(course, labelled):
+def test_any_review_is_exported_as_it_stands(course, labelled):
     with TemporaryDirectory() as folder:
         cache = pile_of(Path(folder), 14, twins=[(4, 5), (0, 6)])
         with open_session(cache, labels_of(14, [0]) if labelled else None) as session:

@@ -5,23 +5,23 @@ import re
 import numpy as np
 import pytest
 from helpers.browser import needs_chromium, violations
-from helpers.sitting_pages import another, current_row, press, visited, wait_until, wait_until_saved
-from helpers.sittings import ReviewProcess, pictured_pile, served
+from helpers.live_pages import another, current_row, press, visited, wait_until, wait_until_saved
+from helpers.reviews import ReviewProcess, pictured_pile, served
 from helpers.slow import slow
 from playwright.sync_api import expect
 
-from pucache.reviewing.log_entries import Decision
-from pucache.reviewing.page import ASSETS, asset, sitting_page
-from pucache.reviewing.ranking_result import RankingResult
+from pucache.reviewing.app import ASSETS, live_page
+from pucache.reviewing.log import Decision
 from pucache.reviewing.session import open_session
+from pucache.reviewing.trainer import RankingResult
 
 WORDS = {"a": "positive", "r": "negative", "s": "skip"}
 PATTERN = "arasrarr"
 
 
 @contextlib.contextmanager
-def sitting(browser, folder, n=120, *, broken=(), positives=4, context=None, **settings):
-    """A page of a sitting on `n` pictures; yields the page and what the server consists of."""
+def reviewing(browser, folder, n=120, *, broken=(), positives=4, context=None, **settings):
+    """A page of a review on `n` pictures; yields the page and what the server consists of."""
     cache = pictured_pile(folder, n, broken=broken, positives=positives)
     context = {"reduced_motion": "reduce"} | (context or {})
     with (
@@ -82,7 +82,7 @@ class BusyTrainer:
 
 
 def test_nothing_of_the_page_is_inline():
-    html = sitting_page("Review of pile.h5", session="0123")
+    html = live_page("Review of pile.h5", session="0123")
     assert not re.search(r"<style|\sstyle=|\son[a-z]+=|<script(?![^>]*\ssrc=)[^>]*>|javascript:", html)
     named = re.findall(r'(?:href|src)="/assets/([^"]+)"', html)
     assert sorted(named) == sorted(ASSETS)
@@ -90,22 +90,24 @@ def test_nothing_of_the_page_is_inline():
 
 
 def test_titles_and_warnings_are_escaped():
-    html = sitting_page("<i>", session='"><script>', warnings=["<b>"])
+    html = live_page("<i>", session='"><script>', warnings=["<b>"])
     assert "<i>" not in html and "<b>" not in html and '"><script>' not in html and "&lt;b&gt;" in html
 
 
-@pytest.mark.parametrize("name", ASSETS)
-def test_files_have_a_media_type_and_name_no_address(name):
-    content, media_type = asset(name)
-    assert media_type.split(";")[0] in ("text/css", "text/javascript", "image/svg+xml")
-    text = content.decode().replace("http://www.w3.org/2000/svg", "")
-    assert not re.search(r"https?://|@import|innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
-
-
-@pytest.mark.parametrize("name", ["review.js", "base.html", "../html.py", "", "sitting.css/", "SITTING.CSS"])
-def test_no_other_file_is_served(name):
-    with pytest.raises(KeyError):
-        asset(name)
+def test_files_have_a_media_type_and_name_no_address_and_no_other_file_is_served(tmp_path):
+    with served(pictured_pile(tmp_path), tmp_path / "session") as (_, server):
+        client = server.client()
+        for name in ASSETS:
+            status, headers, content = client.ask("GET", f"/assets/{name}")
+            assert status == 200
+            assert headers["content-type"].split(";")[0] in ("text/css", "text/javascript", "image/svg+xml")
+            text = content.decode().replace("http://www.w3.org/2000/svg", "")
+            assert not re.search(
+                r"https?://|@import|innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text
+            )
+        for name in ("review.js", "base.html", "../html.py", "", "live.css/", "LIVE.CSS"):
+            assert client.ask("GET", f"/assets/{name}")[0] == 404
+        client.close()
 
 
 # --- deciding ----------------------------------------------------------------------------------
@@ -169,7 +171,7 @@ def test_decisions_of_a_page_that_was_closed_are_sent_by_the_next_one(tmp_path, 
 @needs_chromium
 @pytest.mark.slow
 def test_undo_goes_back_to_the_beginning_and_shows_each_image_again(tmp_path, browser):
-    with sitting(browser, tmp_path) as (page, opened, _):
+    with reviewing(browser, tmp_path) as (page, opened, _):
         shown = press(page, "arsra")
         for row, _ in reversed(shown):
             page.keyboard.press("u")
@@ -186,7 +188,7 @@ def test_undo_goes_back_to_the_beginning_and_shows_each_image_again(tmp_path, br
 
 @needs_chromium
 def test_a_changed_decision_replaces_the_first_and_undo_restores_it(tmp_path, browser):
-    with sitting(browser, tmp_path) as (page, opened, _):
+    with reviewing(browser, tmp_path) as (page, opened, _):
         ((row, _), *_) = press(page, "ars")
         for _ in range(3):
             page.keyboard.press("ArrowLeft")
@@ -209,7 +211,7 @@ def test_a_changed_decision_replaces_the_first_and_undo_restores_it(tmp_path, br
 @needs_chromium
 @pytest.mark.slow
 def test_the_rest_of_a_page_is_one_step(tmp_path, browser):
-    with sitting(browser, tmp_path) as (page, opened, _):
+    with reviewing(browser, tmp_path) as (page, opened, _):
         page.keyboard.press("g")
         wait_for_grid(page)
         rows = grid_rows(page)
@@ -231,7 +233,7 @@ def test_the_rest_of_a_page_is_one_step(tmp_path, browser):
 
 @needs_chromium
 def test_the_grid_is_used_by_arrows_and_by_mouse(tmp_path, browser):
-    with sitting(browser, tmp_path) as (page, opened, _):
+    with reviewing(browser, tmp_path) as (page, opened, _):
         page.locator("input[value=page]").check()
         wait_for_grid(page)
         rows = grid_rows(page)
@@ -260,7 +262,7 @@ def test_the_grid_is_used_by_arrows_and_by_mouse(tmp_path, browser):
 
 @needs_chromium
 def test_buttons_decide_as_keys_do(tmp_path, browser):
-    with sitting(browser, tmp_path) as (page, opened, _):
+    with reviewing(browser, tmp_path) as (page, opened, _):
         row = current_row(page)
         page.click("[data-decide=accepted]")
         second = current_row(page)
@@ -276,7 +278,7 @@ def test_buttons_decide_as_keys_do(tmp_path, browser):
 @needs_chromium
 @pytest.mark.slow
 def test_keys_held_down_with_modifiers_or_behind_a_dialog_do_nothing(tmp_path, browser):
-    with sitting(browser, tmp_path) as (page, opened, _):
+    with reviewing(browser, tmp_path) as (page, opened, _):
         for _ in range(5):
             page.keyboard.down("a")
         page.keyboard.up("a")
@@ -296,8 +298,8 @@ def test_keys_held_down_with_modifiers_or_behind_a_dialog_do_nothing(tmp_path, b
 def test_the_page_says_what_the_trainer_learns_from(tmp_path, browser):
     cache = pictured_pile(tmp_path)
     with served(cache, tmp_path / "session", tmp_path / "found.txt", begin=False) as (opened, server):
-        opened.sitting.begin(BusyTrainer())
-        opened.sitting.take_ranking(RankingResult(np.arange(60, dtype=np.float32), None, float("nan"), 0.1), 0)
+        opened.service.begin(BusyTrainer())
+        opened.service.take_ranking(RankingResult(np.arange(60, dtype=np.float32), None, float("nan"), 0.1), 0)
         with visited(browser, server.url) as page:
             learning = page.locator("#learning")
             expect(learning).to_have_text("Reviewer: tester. Ranking the images by the labels given at the start …")
@@ -311,7 +313,7 @@ def test_the_page_says_what_the_trainer_learns_from(tmp_path, browser):
 @needs_chromium
 @pytest.mark.slow
 def test_the_zoom_shows_the_original_and_decides(tmp_path, browser):
-    with sitting(browser, tmp_path) as (page, opened, _):
+    with reviewing(browser, tmp_path) as (page, opened, _):
         row = current_row(page)
         page.keyboard.press("Enter")
         picture = page.locator("#zoom-picture")
@@ -333,7 +335,7 @@ def test_the_zoom_shows_the_original_and_decides(tmp_path, browser):
 @needs_chromium
 @pytest.mark.slow
 def test_every_image_is_decided_in_the_end_and_undo_goes_on_from_there(tmp_path, browser):
-    with sitting(browser, tmp_path, 21, positives=1) as (page, opened, _):
+    with reviewing(browser, tmp_path, 21, positives=1) as (page, opened, _):
         shown = press(page, "r" * 20)
         expect(page.locator("#end-title")).to_have_text("Every image is decided")
         assert len({row for row, _ in shown}) == 20 and not page.is_visible("#one")
@@ -352,7 +354,7 @@ def test_every_image_is_decided_in_the_end_and_undo_goes_on_from_there(tmp_path,
 @needs_chromium
 @pytest.mark.slow
 def test_skipped_images_come_again_only_where_that_is_asked_for(tmp_path, browser):
-    with sitting(browser, tmp_path, 21, positives=1) as (page, opened, _):
+    with reviewing(browser, tmp_path, 21, positives=1) as (page, opened, _):
         shown = press(page, "srs" + "r" * 17)
         expect(page.locator("#end-title")).to_have_text("Every image is decided or skipped")
         wait_until_saved(page)
@@ -425,7 +427,7 @@ def test_an_image_is_not_decided_before_it_is_seen(tmp_path, browser):
 @needs_chromium
 @pytest.mark.slow
 def test_two_tabs_show_different_images_and_neither_loses_a_decision(tmp_path, browser):
-    with sitting(browser, tmp_path) as (page, opened, server):
+    with reviewing(browser, tmp_path) as (page, opened, server):
         other, wrong = another(page.context, server.url)
         shown = []
         for number in range(25):
@@ -442,7 +444,7 @@ def test_two_tabs_show_different_images_and_neither_loses_a_decision(tmp_path, b
 @needs_chromium
 @pytest.mark.slow
 def test_a_decision_that_another_tab_made_first_is_said_and_taken_over(tmp_path, browser):
-    with sitting(browser, tmp_path) as (page, opened, server):
+    with reviewing(browser, tmp_path) as (page, opened, server):
         other, wrong = another(page.context, server.url)
         row = current_row(page)
         other.evaluate(f"put({row}, 'negative', 0); send()")
@@ -462,7 +464,7 @@ def test_a_decision_that_another_tab_made_first_is_said_and_taken_over(tmp_path,
 
 @needs_chromium
 def test_a_reload_keeps_what_can_be_undone_and_closing_frees_the_images(tmp_path, browser):
-    with sitting(browser, tmp_path) as (page, opened, server):
+    with reviewing(browser, tmp_path) as (page, opened, server):
         shown = press(page, "ars")
         wait_until_saved(page)
         page.reload()
@@ -487,11 +489,11 @@ def test_a_reload_keeps_what_can_be_undone_and_closing_frees_the_images(tmp_path
 @needs_chromium
 @pytest.mark.slow
 def test_a_new_ranking_exchanges_images_that_are_not_shown_yet(tmp_path, browser):
-    with sitting(browser, tmp_path, audit_share=0.0) as (page, opened, _):
+    with reviewing(browser, tmp_path, audit_share=0.0) as (page, opened, _):
         rows = page.evaluate("items.map((item) => item.row)")
         scores = np.arange(len(opened.session.cache), dtype=np.float32)
         opened.queue.set_ranking(scores, None, 1)
-        opened.sitting.tell("ranking", {"version": 1})
+        opened.service.listeners.tell("ranking", {"version": 1})
         wait_until(page, f"!asking && items.at(-1).row !== {rows[-1]}")
         now = page.evaluate("items.map((item) => item.row)")
         assert now[:3] == rows[:3], "one is shown, two are ready"
@@ -507,7 +509,7 @@ def test_a_new_ranking_exchanges_images_that_are_not_shown_yet(tmp_path, browser
 @needs_chromium
 @pytest.mark.slow
 def test_a_full_disk_is_said_and_the_page_goes_on_when_there_is_room(tmp_path, browser):
-    with sitting(browser, tmp_path, context={"lost": True}) as (page, opened, _):
+    with reviewing(browser, tmp_path, context={"lost": True}) as (page, opened, _):
         answer = {"status": 507, "content_type": "application/json", "body": json.dumps({"error": "the disk is full"})}
         page.route("**/api/decide", lambda route: route.fulfill(**answer))
         shown = press(page, "a")
@@ -523,7 +525,7 @@ def test_a_full_disk_is_said_and_the_page_goes_on_when_there_is_room(tmp_path, b
 
 @needs_chromium
 def test_an_answer_that_is_lost_does_not_decide_twice(tmp_path, browser):
-    with sitting(browser, tmp_path, context={"lost": True}) as (page, opened, _):
+    with reviewing(browser, tmp_path, context={"lost": True}) as (page, opened, _):
         lost = []
 
         def lose(route):
@@ -539,7 +541,7 @@ def test_an_answer_that_is_lost_does_not_decide_twice(tmp_path, browser):
 
 @needs_chromium
 def test_a_decision_that_is_refused_does_not_hold_up_the_others(tmp_path, browser):
-    with sitting(browser, tmp_path, context={"lost": True}) as (page, opened, _):
+    with reviewing(browser, tmp_path, context={"lost": True}) as (page, opened, _):
         page.evaluate("put(10 ** 9, 'positive', 0)")
         shown = press(page, "a")
         expect(page.locator("#overruled")).to_contain_text("A decision was not taken: ")
@@ -550,7 +552,7 @@ def test_a_decision_that_is_refused_does_not_hold_up_the_others(tmp_path, browse
 @needs_chromium
 @pytest.mark.slow
 def test_a_page_without_its_cookie_says_what_to_open_and_goes_on_by_itself(tmp_path, browser):
-    with sitting(browser, tmp_path, context={"lost": True}) as (page, opened, server):
+    with reviewing(browser, tmp_path, context={"lost": True}) as (page, opened, server):
         page.context.clear_cookies()
         shown = press(page, "a")
         expect(page.locator("#trouble")).to_contain_text("open the address again that pucache review printed")
@@ -561,9 +563,9 @@ def test_a_page_without_its_cookie_says_what_to_open_and_goes_on_by_itself(tmp_p
 
 @needs_chromium
 @pytest.mark.slow
-def test_the_page_of_another_sitting_decides_nothing_here(tmp_path, browser):
-    with sitting(browser, tmp_path, context={"lost": True}) as (page, opened, _):
-        opened.sitting.identifier = "another"
+def test_the_page_of_another_review_decides_nothing_here(tmp_path, browser):
+    with reviewing(browser, tmp_path, context={"lost": True}) as (page, opened, _):
+        opened.service.identifier = "another"
         press(page, "a")
         expect(page.locator("#trouble")).to_contain_text("reload")
         assert logged(opened.session) == [] and page.evaluate("Object.keys(localStorage).length") == 1
@@ -576,7 +578,7 @@ Object.defineProperty(window, name, { get() { throw new DOMException("no", "Secu
 @needs_chromium
 @pytest.mark.slow
 def test_a_browser_that_stores_nothing_decides_all_the_same(tmp_path, browser):
-    with sitting(browser, tmp_path, context={"init": REFUSED}) as (page, opened, _):
+    with reviewing(browser, tmp_path, context={"init": REFUSED}) as (page, opened, _):
         shown = press(page, "arsr")
         page.keyboard.press("u")
         wait_until_saved(page)
@@ -589,7 +591,7 @@ def test_a_browser_that_stores_nothing_decides_all_the_same(tmp_path, browser):
 @needs_chromium
 @pytest.mark.slow
 def test_progress_is_counted_and_every_decision_is_announced(tmp_path, browser):
-    with sitting(browser, tmp_path) as (page, _, _):
+    with reviewing(browser, tmp_path) as (page, _, _):
         press(page, "aars")
         assert re.fullmatch(r"skipped\. Next: \d{3}\.png", page.text_content("#announcement"))
         expect(page.locator("#found")).to_have_text("2")
@@ -621,7 +623,7 @@ def test_nothing_tells_why_an_image_is_shown(tmp_path, browser):
 @needs_chromium
 @pytest.mark.slow
 def test_the_closing_audit_shows_images_drawn_at_random(tmp_path, browser):
-    with sitting(browser, tmp_path, audit_share=0.0) as (page, opened, _):
+    with reviewing(browser, tmp_path, audit_share=0.0) as (page, opened, _):
         page.click("#closing-audit")
         expect(page.locator("#closing-audit")).to_have_attribute("aria-pressed", "true")
         wait_until(page, "!asking")
@@ -637,7 +639,7 @@ def test_the_closing_audit_shows_images_drawn_at_random(tmp_path, browser):
 
 @needs_chromium
 def test_labels_are_exported_and_taken_in_again(tmp_path, browser):
-    with sitting(browser, tmp_path) as (page, opened, _):
+    with reviewing(browser, tmp_path) as (page, opened, _):
         shown = press(page, "aar")
         wait_until_saved(page)
         page.click("#export")
@@ -659,7 +661,7 @@ def test_labels_are_exported_and_taken_in_again(tmp_path, browser):
 @needs_chromium
 @pytest.mark.slow
 def test_a_file_that_is_no_review_is_refused_in_one_line(tmp_path, browser):
-    with sitting(browser, tmp_path, context={"lost": True}) as (page, opened, _):
+    with reviewing(browser, tmp_path, context={"lost": True}) as (page, opened, _):
         for data in (b"rank,score\n1,2\n", b"key,label\n\xff,1\n"):
             page.set_input_files("#import", {"name": "in.csv", "mimeType": "text/csv", "buffer": data})
             expect(page.locator("#notice")).to_have_text(re.compile("Not done: .+|in.csv was refused: it is not UTF-8"))
@@ -673,7 +675,7 @@ def test_a_file_that_is_no_review_is_refused_in_one_line(tmp_path, browser):
 @pytest.mark.parametrize("scheme", ["light", slow("dark")])
 def test_no_serious_barrier_in_any_state(tmp_path, browser, scheme):
     context = {"color_scheme": scheme, "lost": True}
-    with sitting(browser, tmp_path, broken=(50, 60), context=context) as (page, _, _):
+    with reviewing(browser, tmp_path, broken=(50, 60), context=context) as (page, _, _):
         assert violations(page) == []
         press(page, "ars")
         page.keyboard.press("ArrowLeft")
@@ -705,7 +707,7 @@ SCREENS = {"phone": (320, 640), "200 %": (640, 400), "tablet": (768, 1024)}
 def test_small_screens_show_image_and_buttons_without_scrolling_sideways(tmp_path, browser, screen):
     width, height = SCREENS[screen]
     touch = {"viewport": {"width": width, "height": height}, "has_touch": True}
-    with sitting(browser, tmp_path, context=touch) as (page, opened, _):
+    with reviewing(browser, tmp_path, context=touch) as (page, opened, _):
         overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert page.evaluate(overflow) == 0
         for part in ("#stage", "[data-decide=accepted]", "[data-decide=skipped]"):
@@ -729,7 +731,7 @@ def test_small_screens_show_image_and_buttons_without_scrolling_sideways(tmp_pat
 @needs_chromium
 @pytest.mark.slow
 def test_the_focus_stays_where_it_is(tmp_path, browser):
-    with sitting(browser, tmp_path) as (page, _, _):
+    with reviewing(browser, tmp_path) as (page, _, _):
         page.focus("[data-decide=accepted]")
         page.keyboard.press("Space")
         page.keyboard.press("r")
@@ -748,7 +750,7 @@ def test_the_focus_stays_where_it_is(tmp_path, browser):
 @needs_chromium
 @pytest.mark.slow
 def test_the_skip_link_is_the_first_stop(tmp_path, browser):
-    with sitting(browser, tmp_path) as (page, _, _):
+    with reviewing(browser, tmp_path) as (page, _, _):
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.textContent") == "Skip to the images"
         page.keyboard.press("Enter")

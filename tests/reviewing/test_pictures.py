@@ -5,7 +5,7 @@ import pytest
 from helpers.hangs import HANG_SECONDS
 from helpers.pictured import folder_of, shaded
 from helpers.pictures import encode
-from helpers.sittings import picture_of
+from helpers.reviews import picture_of
 from PIL import Image
 
 from pucache.errors import SourceError

@@ -1,4 +1,4 @@
-"""Ranking by the labels of a sitting."""
+"""Ranking by the labels of a review."""
 
 import numpy as np
 import pytest
@@ -10,8 +10,7 @@ from pucache.heads.risks import PURisk
 from pucache.heads.solve import fit_heads
 from pucache.neighbours.graph import neighbour_graph
 from pucache.reviewing import ranker as ranker_module
-from pucache.reviewing.ranker import Ranker
-from pucache.reviewing.ranking_folds import RankingFolds
+from pucache.reviewing.ranker import Ranker, RankingFolds
 
 N, D, POSITIVE = 600, 24, 60
 
@@ -62,11 +61,11 @@ def test_posterior_is_a_probability_from_ten_positives_on(pile):
 def test_the_same_calls_give_the_same_results(pile):
     X, y = pile
     graph = neighbour_graph(X)
-    sittings = []
+    rankings = []
     for _ in range(2):
         ranker = Ranker(X, graph, seed=3)
-        sittings.append([ranker.fit(*labels(y, count, count)).scores for count in (5, 6, 12)])
-    for one, other in zip(*sittings, strict=True):
+        rankings.append([ranker.fit(*labels(y, count, count)).scores for count in (5, 6, 12)])
+    for one, other in zip(*rankings, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -77,7 +76,7 @@ def test_another_seed_draws_other_folds(pile):
 
 
 def test_warm_start_ranks_as_cold_start(pile):
-    """A long sitting, in which decisions are also changed, ends where a new ranker begins."""
+    """A long review, in which decisions are also changed, ends where a new ranker begins."""
     X, y = pile
     warm = Ranker(X, neighbour_graph(X))
     for count in range(1, 41):
@@ -90,7 +89,7 @@ def test_warm_start_ranks_as_cold_start(pile):
     assert len(tops[0] & tops[1]) >= 57
 
 
-def test_positives_of_the_sitting_alone_are_enough(pile):
+def test_positives_of_the_review_alone_are_enough(pile):
     X, y = pile
     s, reviewed = np.zeros(N, np.int8), np.zeros(N, np.int8)
     reviewed[np.flatnonzero(y)[:15]], reviewed[np.flatnonzero(~y)[:15]] = 1, -1
@@ -125,7 +124,7 @@ def test_neighbours_are_weighed_when_positives_have_doubled(pile):
     assert not Ranker(X).choice_is_due(*labels(y, 16))
 
 
-def test_neighbours_are_weighed_by_the_labels_from_before_the_sitting(pile):
+def test_neighbours_are_weighed_by_the_labels_from_before_the_review(pile):
     X, y = pile
     s, reviewed = labels(y, 20)
     begun, resumed = (Ranker(X, neighbour_graph(X)) for _ in range(2))
@@ -158,7 +157,7 @@ def test_the_head_minimises_the_risk_that_neighbours_are_weighed_by(pile, monkey
 
 def test_groups_stay_in_one_fold_and_positives_are_spread():
     group = np.repeat(np.arange(30), 2)
-    folds = RankingFolds(group, 5, seed=0)
+    folds = RankingFolds(group, seed=0)
     positive = np.zeros(60, bool)
     for row in range(0, 40, 4):
         positive[row : row + 2] = True

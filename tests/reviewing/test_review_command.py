@@ -4,12 +4,12 @@ import shlex
 
 import pytest
 from click.testing import CliRunner
+from helpers.reviews import ReviewProcess, pictured_pile
 from helpers.sessions import decide
-from helpers.sittings import ReviewProcess, pictured_pile
 
 from pucache.cli.main import main
 from pucache.reviewing import serve
-from pucache.reviewing.log_entries import Choice
+from pucache.reviewing.log import Choice
 from pucache.reviewing.session import open_session
 from pucache.training.sklearn_classifier import PULinearClassifier
 

@@ -15,13 +15,13 @@ import pytest
 from click.testing import CliRunner
 from helpers.hangs import HANG_SECONDS
 from helpers.review_client import ReviewClient
-from helpers.sittings import ReviewProcess, pictured_pile
+from helpers.reviews import ReviewProcess, pictured_pile
 from helpers.slow import slow
 
 from pucache.cli.main import main
 from pucache.errors import OutputError
 from pucache.reviewing import serve as module
-from pucache.reviewing.server_address import FILE, ServerAddress, listening_socket, printed_url
+from pucache.reviewing.serve import ADDRESS, ServerAddress, listening_socket, printed_url
 from pucache.reviewing.session import read_session
 
 FOUND = ("--positives", "found.txt", "--port", "0")
@@ -45,7 +45,7 @@ def ipv6():
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), slow(signal.SIGTERM, 143)])
-def test_a_sitting_is_served_until_a_signal_and_goes_on_where_it_was(folder, number, code):
+def test_a_review_is_served_until_a_signal_and_goes_on_where_it_was(folder, number, code):
     with ReviewProcess(folder, *FOUND, "--reviewer", "Ann") as first:
         client = first.client()
         assert f"http://127.0.0.1:{client.port}/?token={client.token}\n" in first.printed
@@ -199,10 +199,10 @@ def test_without_a_browser_the_address_is_there_all_the_same(folder, environ):
 def test_the_address_is_kept_for_its_owner_alone(tmp_path):
     address = ServerAddress.new()
     address.keep(tmp_path)
-    assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
-    assert ServerAddress.kept(tmp_path) == address and os.listdir(tmp_path) == [FILE]
+    assert stat.S_IMODE((tmp_path / ADDRESS).stat().st_mode) == 0o600
+    assert ServerAddress.kept(tmp_path) == address and os.listdir(tmp_path) == [ADDRESS]
     assert address.token != ServerAddress.new().token and len(address.token) >= 43
-    (tmp_path / FILE).chmod(0o640)
+    (tmp_path / ADDRESS).chmod(0o640)
     assert ServerAddress.kept(tmp_path) is None, "others may have read it"
 
 
@@ -211,7 +211,7 @@ def test_the_address_is_kept_for_its_owner_alone(tmp_path):
              '{"port": 70000, "token": "%s"}', '{"port": 1, "token": ""}', '{"port": 1, "token": 5}', "\xff"]
 )  # fmt: skip
 def test_a_damaged_address_is_replaced(tmp_path, text):
-    path = tmp_path / FILE
+    path = tmp_path / ADDRESS
     path.write_bytes((text.replace("%s", "x" * 43)).encode("latin-1"))
     path.chmod(0o600)
     assert ServerAddress.kept(tmp_path) is None
@@ -229,7 +229,7 @@ def test_answers_leave_at_once():
 
 
 def test_every_port_in_use_is_one_line(monkeypatch):
-    monkeypatch.setattr("pucache.reviewing.server_address.PORTS", 1)
+    monkeypatch.setattr("pucache.reviewing.serve.PORTS", 1)
     with listening_socket("127.0.0.1", 0) as taken, pytest.raises(OutputError, match="all in use; name a free one"):
         listening_socket("127.0.0.1", taken.getsockname()[1])
 

@@ -2,6 +2,7 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import threading
 import traceback
 from collections import Counter
@@ -19,8 +20,9 @@ from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import LabelError, SessionError, SessionLockedError, StaleDecisionError
 from pucache.labels.labels import Labels
 from pucache.reviewing.audit_log import replay
-from pucache.reviewing.log_entries import Choice, Decision, Draw, Proposal, Stream
+from pucache.reviewing.log import Choice, Decision, Draw, Stream
 from pucache.reviewing.session import open_session, read_session
+from pucache.reviewing.session_state import Proposal
 from pucache.reviewing.twins import EQUAL_BYTES, NEAR_DUPLICATES
 
 POSITIVE, NEGATIVE, SKIP, UNDONE = Choice
@@ -300,7 +302,7 @@ def expected_state(entries, groups, outside):
 
 @settings(deadline=None, max_examples=40)
 @given(STEPS, st.booleans())
-def test_any_course_of_a_sitting_follows_the_rules_and_survives_reopening(steps, labelled):
+def test_any_course_of_a_review_follows_the_rules_and_survives_reopening(steps, labelled):
     with TemporaryDirectory() as folder:
         cache = pile_of(Path(folder), 12, twins=[(4, 5), (0, 6), (8, 9), (8, 10)])
         positives = labels_of(12, [0]) if labelled else None
@@ -343,6 +345,27 @@ def test_a_session_goes_on_where_its_folder_is_moved_to(cache, tmp_path):
     shutil.move(session.folder, tmp_path / "elsewhere")
     with open_session(cache, labels_of(60), folder=tmp_path / "elsewhere") as session:
         assert session.labels()[1][11] == 1 and session.counts().decided == 1 and session.epoch_note == ""
+
+
+def test_a_session_of_version_0_2_goes_on(tmp_path, rng):
+    """Its log was written by 0.2, in the epoch of this cache: undo, skip, an audit and a recheck."""
+    cache = pile_of(tmp_path, 30, twins=[(10, 11)])
+    script = Path(__file__).with_name("session_of_0.2.sql").read_text()
+    folder = tmp_path / "pile.h5.review"
+    folder.mkdir()
+    with sqlite3.connect(folder / "decisions.sqlite") as log:
+        log.executescript(script.replace("CHECKSUM", cache.files[0].checksum))
+    log.close()
+    with open_session(cache, labels_of(30)) as session:
+        assert session.epoch_note == "" and len(session.entries()) == 14
+        s, reviewed = session.labels()
+        assert np.flatnonzero(s).tolist() == [0, 1, 2] and np.flatnonzero(reviewed).tolist() == [10, 11, 20, 26]
+        assert reviewed[[10, 11, 20, 26]].tolist() == [1, 1, -1, -1]
+        counts = session.counts()
+        assert (counts.decided, counts.positives, counts.negatives, counts.skipped) == (3, 1, 2, 1)
+        assert (counts.rechecked, counts.unknown, counts.pending, counts.rate, counts.rate_of) == (1, 22, 1, 1 / 3, 3)
+        assert [draw.row for draw in session.pending_draws()] == [19]
+        assert decide(session, 10, UNDONE).choice is UNDONE and decide(session, 19).stream is Stream.AUDIT
 
 
 def test_a_session_is_read_while_it_runs(session, cache):

@@ -2,8 +2,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from pucache.reviewing.audit import audit
-from pucache.reviewing.log_entries import Draw, Stream
+from pucache.reviewing.audit import audit_entries
+from pucache.reviewing.log import Draw, Stream
 from pucache.reviewing.stop_advice import advice
 
 
@@ -82,7 +82,7 @@ def test_a_model_that_expects_more_than_there_are_images_does_not_break_it():
 
 def test_the_advice_rests_on_a_true_audit():
     draws = [Draw(at, at, at, 1, Stream.AUDIT, 501 - at, 0, 0.1, 0, 0.0) for at in range(1, 41)]
-    found = audit(draws, 500)
+    found = audit_entries(draws, 500)
     text = advice(Counts(unknown=460), found)
     assert f"at most {found.hidden_high:,} by now, about {found.outlook(200):,} after 200 more" in text
     assert "at most" in advice(Counts(unknown=460), found, estimate=700.0)

@@ -1,5 +1,5 @@
 "use strict";
-/* Shared by the review page and the sitting: text that is safe to show, announcements, cards, the dialog with one
+/* Shared by the review page and the page of a live review: text that is safe to show, announcements, cards, the dialog with one
    large image, keys. The page's own script follows in the same scope. A card has a number, which its page chooses. */
 
 const byId = (name) => document.getElementById(name);

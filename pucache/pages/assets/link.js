@@ -1,5 +1,5 @@
 "use strict";
-/* The sitting's link to the server: calls, decisions that are not acknowledged yet, events.
+/* The page's link to the server: calls, decisions that are not acknowledged yet, events.
 
    A decision stays in the browser's storage until the server has acknowledged it. It is sent again under the same
    request identifier, so a decision that arrived twice counts once. */
@@ -47,7 +47,7 @@ async function call(path, body) {
 
 /* ---- Storage ----------------------------------------------------------------------------------- */
 
-const STORE = `pucache sitting ${session} `;
+const STORE = `pucache review ${session} `;
 let storable = true;
 
 function store(decision) {
@@ -190,7 +190,7 @@ async function attempt() {
   const down = failures > 0;
   try {
     const state = await call("/api/state");
-    if (state.session !== session) throw new CallError(409, "another sitting runs at this address now");
+    if (state.session !== session) throw new CallError(409, "another review runs at this address now");
     listeners.state(state);
     await deliver();
     await listeners.recover();

@@ -48,7 +48,7 @@ function drawProgress() {
   byId("learning").textContent = `${reviewer} ${counts.training ? trainingText() : ""}`;
 }
 
-/* What the trainer works on: before any decision only the labels that the sitting began with. */
+/* What the trainer works on: before any decision only the labels that the review began with. */
 function trainingText() {
   return counts.decided ? "Learning from your decisions …" : "Ranking the images by the labels given at the start …";
 }

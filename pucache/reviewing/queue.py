@@ -12,17 +12,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .log_entries import Stream
-from .reservations import Reservations
-from .spread_selection import SpreadSelection
+from ..cache.embedding_cache import EmbeddingCache
+from ..neighbours.whitening import Whitening
+from .log import Stream
 
 if TYPE_CHECKING:
     from .session import Session
 
+SILENCE = 600.0  # seconds after which the images of a silent tab are free again
+SAMPLE = 4096  # rows that a spread-out selection selects from
 AUDIT_SHARE, RECHECK_SHARE = 0.05, 0.02  # probabilities of a slot where the ranking yields nothing
 SHARE_AT_FULL_YIELD = 0.0  # factor of both where it yields positives alone
 MIN_POSITIVES = 10  # found, before any is shown again
@@ -32,26 +35,12 @@ _DRAWS = 20  # attempts to fill the slots of a closing audit
 
 
 class NextImages:
-    """Gives rows to the tabs of a sitting, different ones to each.
+    """Gives rows to the tabs of a review, different ones to each.
 
-    Parameters
-    ----------
-    session : Session
-    rng : Generator
-    audit_share : float
-        Probability that a slot is drawn at random from all unknown rows, where none of the last 100 images was
-        positive.
-    recheck_share : float
-        Probability that a slot shows a positive again, likewise, once `MIN_POSITIVES` are found.
-    share_at_full_yield : float
-        Factor of both probabilities where all of the last 100 images were positive; linear between the two.
-    now : callable
-        Time in seconds, from any origin.
-
-    Attributes
-    ----------
-    closing_audit : bool
-        Whether all slots are drawn at random.
+    Where none of the last 100 images was positive, a slot is drawn at random from all unknown rows with a probability
+    of `audit_share`, and shows a positive again with `recheck_share`, once `MIN_POSITIVES` are found. Where all of them
+    were, both probabilities are multiplied by `share_at_full_yield`; linear between the two. With `closing_audit` all
+    slots are drawn at random.
     """
 
     def __init__(
@@ -68,7 +57,7 @@ class NextImages:
         self._session, self._rng = session, rng
         self._audit_share, self._recheck_share = audit_share, recheck_share
         self._share_at_full_yield = share_at_full_yield
-        self._reservations = Reservations(now=now)
+        self._reservations = Reservations(now)
         self._recent: deque[int] = deque(maxlen=_RECENT)
         self._scores: np.ndarray | None = None
         self._p: np.ndarray | None = None
@@ -82,14 +71,8 @@ class NextImages:
     def set_ranking(self, scores: np.ndarray, p: np.ndarray | None, version: int) -> None:
         """Rank by new scores from the next call on.
 
-        Parameters
-        ----------
-        scores : ndarray of float32, (n,)
-            Higher is more likely positive.
-        p : ndarray of float32, (n,), or None
-            Probability of being positive.
-        version : int
-            Serial number of the last entry of the log that the model has seen.
+        `scores` and `p`, the probability of being positive, are float32 (n,); `version` is the serial number of the
+        last entry of the log that the model has seen.
 
         Raises
         ------
@@ -106,20 +89,10 @@ class NextImages:
             self._scores, self._p, self._version, self._top = scores, p, version, top
 
     def next(self, tab: str, count: int, keep: Sequence[int] = ()) -> list[int]:
-        """Rows to show next, reserved for a tab.
+        """Rows to show next, in the order of showing, reserved for a tab; fewer where the pile is used up.
 
-        Parameters
-        ----------
-        tab : str
-        count : int
-            Rows wanted besides those that the tab keeps.
-        keep : sequence of int
-            Rows that the tab shows, or will show, or has decided without an answer yet. It loses all others.
-
-        Returns
-        -------
-        list of int
-            In the order of showing; fewer than `count` where the pile is used up.
+        `count` rows are wanted besides those that the tab keeps: the ones that it shows, or will show, or has decided
+        without an answer yet. It loses all others.
         """
         with self._lock:
             self._reservations.keep_only(tab, self._groups_of(keep))
@@ -131,10 +104,10 @@ class NextImages:
             self._recent.extend(rows)
             return rows
 
-    def heard(self, tab: str) -> None:
+    def keep_alive(self, tab: str) -> None:
         """Note that a tab is alive, when it decides: a silent one loses its rows after ten minutes."""
         with self._lock:
-            self._reservations.heard(tab)
+            self._reservations.keep_alive(tab)
 
     def release(self, tab: str) -> None:
         """Free the rows of a tab that closes."""
@@ -278,18 +251,7 @@ class NextImages:
 
 
 def best_rows(scores: np.ndarray, unknown: np.ndarray, count: int) -> np.ndarray:
-    """Unknown rows of the highest scores, best first; ties by row number.
-
-    Parameters
-    ----------
-    scores : ndarray of float32, (n,)
-    unknown : ndarray of bool, (n,)
-    count : int
-
-    Returns
-    -------
-    ndarray of int64, (at most count,)
-    """
+    """Unknown rows of the highest scores, best first, int64 (at most count,); ties by row number."""
     rows = np.flatnonzero(unknown)
     if count < len(rows):
         values = scores[rows]
@@ -297,3 +259,104 @@ def best_rows(scores: np.ndarray, unknown: np.ndarray, count: int) -> np.ndarray
         above, level = rows[values > least], rows[values == least]
         rows = np.concatenate([above, level[: count - len(above)]])
     return rows[np.lexsort((rows, -scores[rows]))]
+
+
+@dataclass
+class _Tab:
+    heard: float
+    groups: set[int] = field(default_factory=set)
+
+
+class Reservations:
+    """Groups of images by the tab that holds them; a group has one holder at most, and none once it is silent."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic):
+        self._now = now
+        self._tabs: dict[str, _Tab] = {}
+        self._holder: dict[int, str] = {}
+
+    def __contains__(self, group: int) -> bool:
+        return group in self._holder
+
+    @property
+    def groups(self) -> np.ndarray:
+        """Groups that any tab holds, int64 (m,)."""
+        return np.fromiter(self._holder, np.int64, len(self._holder))
+
+    def keep_alive(self, tab: str) -> None:
+        """Note that a tab is alive, and free what silent tabs hold."""
+        time_now = self._now()
+        self._tabs.setdefault(tab, _Tab(time_now)).heard = time_now
+        for silent in [name for name, other in self._tabs.items() if time_now - other.heard > SILENCE]:
+            self.release(silent)
+
+    def keep_only(self, tab: str, groups: Iterable[int]) -> None:
+        """Free what a tab holds besides these groups; take those of them that nobody holds."""
+        self.keep_alive(tab)
+        kept = set(groups)
+        for group in self._tabs[tab].groups - kept:
+            del self._holder[group]
+        self._tabs[tab].groups &= kept
+        for group in kept - self._tabs[tab].groups:
+            self.take(tab, group)
+
+    def take(self, tab: str, group: int) -> bool:
+        """Let a tab hold a group; False where another one holds it."""
+        if self._holder.setdefault(group, tab) != tab:
+            return False
+        self._tabs[tab].groups.add(group)
+        return True
+
+    def release(self, tab: str) -> None:
+        """Free all that a tab holds, when it closes."""
+        gone = self._tabs.pop(tab, None)
+        for group in gone.groups if gone else ():
+            del self._holder[group]
+
+
+class SpreadSelection:
+    """Rows in the order of selection, made longer on demand, to find a first positive where none is known.
+
+    Rows of a sample are selected as k-means++ selects its seeds (Arthur and Vassilvitskii 2007): each with a
+    probability in proportion to its squared distance to the nearest row selected before. Distances are between
+    whitened rows, so that no direction counts for its variance alone. `candidates` are int64 (m,), ascending.
+    """
+
+    def __init__(self, cache: EmbeddingCache, candidates: np.ndarray, rng: np.random.Generator):
+        if len(candidates) > SAMPLE:
+            candidates = np.sort(rng.choice(candidates, SAMPLE, replace=False))
+        self._candidates, self._rng = candidates, rng
+        self._order: list[int] = []
+        self._distance = np.ones(len(candidates), np.float32)  # squared, to the nearest selected row
+        self._Z = np.empty((0, 1), np.float32)
+        if len(candidates):
+            X = cache.take(candidates)
+            whitening = Whitening.estimate(X)
+            self._Z = whitening.whiten(whitening.centred_units(X))  # (m, q)
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Rows selected up to now, int64 (k,)."""
+        return self._candidates[self._order]
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the whole sample is selected."""
+        return len(self._order) == len(self._candidates)
+
+    def extend(self, count: int) -> None:
+        """Select further rows, up to the end of the sample."""
+        for _ in range(min(count, len(self._candidates) - len(self._order))):
+            self._order.append(self._drawn())
+
+    def _drawn(self) -> int:
+        """Position of a row, which is never drawn again."""
+        weights = self._distance.astype(np.float64)
+        if not weights.any():  # copies of rows selected before
+            weights = np.ones(len(weights))
+            weights[self._order] = 0
+        chosen = int(self._rng.choice(len(weights), p=weights / weights.sum()))
+        distance = np.maximum(2 - 2 * (self._Z @ self._Z[chosen]), 0)
+        np.minimum(self._distance, np.where(distance > 1e-6, distance, 0), out=self._distance)
+        self._distance[chosen] = 0
+        return chosen

@@ -1,4 +1,4 @@
-"""Sittings on small caches with real pictures, served in this process or in one of their own."""
+"""Reviews on small caches with real pictures, served in this process or in one of their own."""
 
 import contextlib
 import io
@@ -23,12 +23,11 @@ from pucache.cache.writer import Rows, write_file
 from pucache.encoders.spec import EncoderSpec
 from pucache.images.source import image_digest
 from pucache.reviewing.app import Application
-from pucache.reviewing.next_images import NextImages
 from pucache.reviewing.pictures import Pictures
-from pucache.reviewing.serve import Server, identifier
-from pucache.reviewing.server_address import listening_socket, printed_url
+from pucache.reviewing.queue import NextImages
+from pucache.reviewing.serve import Server, identifier, listening_socket, printed_url
+from pucache.reviewing.service import ReviewService
 from pucache.reviewing.session import open_session
-from pucache.reviewing.sitting import Sitting
 
 TOKEN = "secret" * 8
 
@@ -55,19 +54,19 @@ def pictured_pile(folder, n=60, *, broken=(), positives=4, dim=6):
 
 
 class Opened:
-    """A sitting without a trainer, and its application."""
+    """A review without a trainer, and its application."""
 
     def __init__(self, cache, folder, positives=None, **settings):
         self.session = open_session(cache, positives, folder=folder)
         self.queue = NextImages(self.session, np.random.default_rng(0), **settings)
         self.pictures = Pictures(cache)
         name = identifier(self.session, TOKEN)
-        self.sitting = Sitting(self.session, self.queue, self.pictures, identifier=name, reviewer="tester")
-        self.application = Application(self.sitting, TOKEN)
+        self.service = ReviewService(self.session, self.queue, self.pictures, identifier=name, reviewer="tester")
+        self.application = Application(self.service, TOKEN)
 
     def close(self):
         self.application.close()
-        self.sitting.close()
+        self.service.close()
         self.session.close()
 
 
@@ -96,10 +95,10 @@ class Served:
 
 @contextlib.contextmanager
 def served(cache, folder, positives=None, *, begin=True, **settings):
-    """A sitting in this process; yields what it consists of, and the server."""
+    """A review in this process; yields what it consists of, and the server."""
     opened = Opened(cache, folder, positives, **settings)
     if begin:
-        opened.sitting.begin(None)
+        opened.service.begin(None)
     server = Served(opened.application)
     try:
         yield opened, server

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pucache import EmbeddingCache
-from pucache.reviewing.log_entries import Choice, Decision, Draw, Stream
-from pucache.reviewing.next_images import MIN_POSITIVES, NextImages, best_rows
+from pucache.reviewing.log import Choice, Decision, Draw, Stream
+from pucache.reviewing.queue import MIN_POSITIVES, NextImages, best_rows
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def test_rows_of_a_silent_tab_are_free_after_ten_minutes():
     images = ranked(FakeSession(), now=clock)
     images.next("a", 2)
     clock.seconds = 500
-    images.heard("a")
+    images.keep_alive("a")
     clock.seconds = 1050
     assert images.next("b", 1) == [2]
     clock.seconds = 1101
@@ -226,7 +226,7 @@ def test_the_pile_ends():
 
 
 def test_more_rows_than_are_kept_sorted(monkeypatch):
-    monkeypatch.setattr("pucache.reviewing.next_images._TOP", 3)
+    monkeypatch.setattr("pucache.reviewing.queue._TOP", 3)
     session = FakeSession(10)
     images, shown = ranked(session), []
     for row in (0, 1, 2, 3):
@@ -241,7 +241,7 @@ def test_more_rows_than_are_kept_sorted(monkeypatch):
 # --- audits and rechecks --------------------------------------------------------------------------------
 
 
-def sitting(session, images, looks, *, answer=lambda row: Choice.NEGATIVE, batch=5):
+def reviewing(session, images, looks, *, answer=lambda row: Choice.NEGATIVE, batch=5):
     shown = []
     while len(shown) < looks and (rows := images.next("a", batch)):
         for row in rows:
@@ -252,7 +252,7 @@ def sitting(session, images, looks, *, answer=lambda row: Choice.NEGATIVE, batch
 
 def test_one_slot_in_twenty_is_an_audit():
     session = FakeSession(4000)
-    sitting(session, ranked(session, audit_share=0.05), 2000)
+    reviewing(session, ranked(session, audit_share=0.05), 2000)
     assert 70 < len(session.drawn()) < 130
 
 
@@ -261,7 +261,7 @@ def test_fewer_slots_are_audits_while_the_ranking_yields():
     for kind in (Choice.POSITIVE, Choice.NEGATIVE):
         session = FakeSession(4000)
         images = ranked(session, audit_share=0.2, share_at_full_yield=0.25)
-        sitting(session, images, 1000, answer=lambda row, kind=kind: kind)
+        reviewing(session, images, 1000, answer=lambda row, kind=kind: kind)
         drawn.append(len(session.drawn()))
     assert 30 < drawn[0] < 75
     assert 160 < drawn[1] < 240
@@ -330,7 +330,7 @@ def test_a_closing_audit_shows_random_rows_alone():
     session = FakeSession(50)
     images = ranked(session)
     images.closing_audit = True
-    shown = sitting(session, images, 100)
+    shown = reviewing(session, images, 100)
     assert sorted(shown) == list(range(50))
     assert sorted(session.drawn()) == list(range(50))
     assert shown != sorted(shown)
@@ -353,10 +353,10 @@ def test_the_draw_knows_what_the_model_expects():
 def test_positives_are_shown_again_once_there_are_some():
     session = FakeSession(3000)
     images = ranked(session, recheck_share=0.2)
-    sitting(session, images, 300)
+    reviewing(session, images, 300)
     assert not session.drawn(Stream.RECHECK)
     positive = np.random.default_rng(0).permutation(3000)[:300]
-    shown = sitting(session, images, 1500, answer=lambda row: Choice.POSITIVE if row in positive else Choice.NEGATIVE)
+    shown = reviewing(session, images, 1500, answer=lambda row: Choice.POSITIVE if row in positive else Choice.NEGATIVE)
     again = session.drawn(Stream.RECHECK)
     assert again
     first = {row: shown.index(row) for row in again}
@@ -420,12 +420,12 @@ def test_without_a_ranking_the_first_rows_are_spread_out(tmp_path):
 
 
 def test_a_spread_out_selection_ends_with_the_pile(tmp_path, monkeypatch):
-    monkeypatch.setattr("pucache.reviewing.spread_selection.SAMPLE", 7)
+    monkeypatch.setattr("pucache.reviewing.queue.SAMPLE", 7)
     cache, _ = clusters(tmp_path, [10, 10])
     session = FakeSession(20, cache=cache)
     images = NextImages(session, np.random.default_rng(0))
     session.decide(4, Choice.SKIP)
-    shown = sitting(session, images, 20, batch=3)
+    shown = reviewing(session, images, 20, batch=3)
     assert sorted(shown) == list(range(20))
 
 

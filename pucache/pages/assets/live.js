@@ -1,5 +1,5 @@
 "use strict";
-/* The page of a sitting: decisions, undo, position, keys. Runs last of the page's scripts, in the same scope. */
+/* The page of a live review: decisions, undo, position, keys. Runs last of the page's scripts, in the same scope. */
 
 const REMEMBERED = 200; // decided images that can be gone back to after a reload
 const CHOICES = { accepted: "positive", rejected: "negative", skipped: "skip" };

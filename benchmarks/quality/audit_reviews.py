@@ -1,4 +1,4 @@
-"""Simulated sittings for the audit: a ranking that learns from every label, random images among it, skips and undo.
+"""Simulated reviews for the audit: a ranking that learns from every label, random images among it, skips and undo.
 
 A positive of the pile belongs to one of ten kinds. Its score is logistic noise plus a signal that grows with the number
 of labelled positives of its kind, whether the ranking or the audit has brought them. The score of a negative is noise;
@@ -12,7 +12,7 @@ import numpy as np
 
 from pucache.reviewing.audit import UPPER_PART
 from pucache.reviewing.hidden_interval import DrawHistory, evidence_above, evidence_below
-from pucache.reviewing.log_entries import Choice, Decision, Draw, Entry, Stream
+from pucache.reviewing.log import Choice, Decision, Draw, Entry, Stream
 
 CASES = ("random images alone", "ranking", "ranking, skips", "ranking, undo")
 KINDS, SIGNAL = 10, 7.0  # signal of a kind with many labels; the noise has a standard deviation of 1.8
@@ -23,8 +23,8 @@ WRONG, TAKEN_BACK = 0.03, 0.03  # share of decisions that are wrong at first, an
 
 
 @dataclass
-class Sitting:
-    """A simulated sitting.
+class SimulatedReview:
+    """A simulated review.
 
     Attributes
     ----------
@@ -187,26 +187,26 @@ def simulate(
     *,
     level: float = 0.95,
     closing: int | None = None,
-) -> Sitting:
-    """One sitting: rounds with a ranking, unless random images come alone, then `closing` random images."""
-    sitting, pile = Sitting(rows, positives, level), _Pile(rows, positives, rng)
+) -> SimulatedReview:
+    """One review: rounds with a ranking, unless random images come alone, then `closing` random images."""
+    review, pile = SimulatedReview(rows, positives, level), _Pile(rows, positives, rng)
     taken_back: dict[int, bool] = {}  # rows to be taken back after the next random image: whether they are wrong
     for _ in range(ROUNDS if case != CASES[0] else 0):
         before = positives - pile.unknown_positives
-        sitting.unknown.append(pile.unknown)
-        sitting.before.append(before)
+        review.unknown.append(pile.unknown)
+        review.before.append(before)
         (drawn,) = pile.draw(1)
-        sitting.events.append((drawn, None))
-        now = _review_ranked(sitting, pile, case)
-        _decide_drawn(sitting, drawn, case, rng, wrong_before=_surplus(taken_back, positives))
-        _take_back(sitting, pile, taken_back, out_at_last=True)
-        if drawn < positives and not sitting.skipped[-1]:
+        review.events.append((drawn, None))
+        now = _review_ranked(review, pile, case)
+        _decide_drawn(review, drawn, case, rng, wrong_before=_surplus(taken_back, positives))
+        _take_back(review, pile, taken_back, out_at_last=True)
+        if drawn < positives and not review.skipped[-1]:
             pile.labelled[pile.kind[drawn]] += 1
         taken_back = now
-    _take_back(sitting, pile, taken_back, out_at_last=False)
-    _closing_audit(sitting, pile, case, closing or CLOSING + ROUNDS * (case == CASES[0]))
-    sitting.excluded = sitting.excluded_ends()
-    return sitting
+    _take_back(review, pile, taken_back, out_at_last=False)
+    _closing_audit(review, pile, case, closing or CLOSING + ROUNDS * (case == CASES[0]))
+    review.excluded = review.excluded_ends()
+    return review
 
 
 def _surplus(taken_back: dict[int, bool], positives: int) -> int:
@@ -214,59 +214,61 @@ def _surplus(taken_back: dict[int, bool], positives: int) -> int:
     return sum(-1 if row < positives else 1 for row, wrong in taken_back.items() if wrong)
 
 
-def _review_ranked(sitting: Sitting, pile: _Pile, case: str) -> dict[int, bool]:
+def _review_ranked(review: SimulatedReview, pile: _Pile, case: str) -> dict[int, bool]:
     chances = pile.rng.random((SHOWN, 2)).tolist()
     taken_back = {}
     for row, (skip, slip) in zip(pile.best(), chances, strict=False):
         truth = row < pile.positives
         if case == "ranking, skips" and skip < SKIPPED[truth]:
-            sitting.events.append((row, Choice.SKIP))
+            review.events.append((row, Choice.SKIP))
             pile.shelved.add(row)
             continue
         wrong = case == "ranking, undo" and slip < WRONG
         if case == "ranking, undo" and slip < WRONG + TAKEN_BACK:
             taken_back[row] = wrong
-        sitting.events.append((row, _choice(truth != wrong)))
-        sitting.unlabelled.discard(row)
+        review.events.append((row, _choice(truth != wrong)))
+        review.unlabelled.discard(row)
         pile.take(row)
     return taken_back
 
 
-def _take_back(sitting: Sitting, pile: _Pile, rows: dict[int, bool], *, out_at_last: bool) -> None:
+def _take_back(review: SimulatedReview, pile: _Pile, rows: dict[int, bool], *, out_at_last: bool) -> None:
     for row in rows:
-        sitting.events.append((row, Choice.UNDONE))
+        review.events.append((row, Choice.UNDONE))
         if out_at_last:
-            sitting.returned.setdefault(row, []).append(len(sitting.unknown) - 1)
-        if row in sitting.returned:
-            sitting.unlabelled.add(row)
+            review.returned.setdefault(row, []).append(len(review.unknown) - 1)
+        if row in review.returned:
+            review.unlabelled.add(row)
         pile.take(row, back=True)
 
 
-def _decide_drawn(sitting: Sitting, row: int, case: str, rng: np.random.Generator, *, wrong_before: int = 0) -> None:
-    truth = row < sitting.positives
-    sitting.unlabelled.discard(row)
-    sitting.truth.append(int(truth))
-    sitting.skipped.append(case == "ranking, skips" and rng.random() < SKIPPED[truth])
-    if sitting.skipped[-1]:
-        sitting.events.append((row, Choice.SKIP))
+def _decide_drawn(
+    review: SimulatedReview, row: int, case: str, rng: np.random.Generator, *, wrong_before: int = 0
+) -> None:
+    truth = row < review.positives
+    review.unlabelled.discard(row)
+    review.truth.append(int(truth))
+    review.skipped.append(case == "ranking, skips" and rng.random() < SKIPPED[truth])
+    if review.skipped[-1]:
+        review.events.append((row, Choice.SKIP))
         return
     wrong = case == "ranking, undo" and rng.random() < WRONG
     if wrong:
-        sitting.events += [(row, _choice(not truth)), (row, Choice.UNDONE)]
-    sitting.events.append((row, _choice(truth)))
+        review.events += [(row, _choice(not truth)), (row, Choice.UNDONE)]
+    review.events.append((row, _choice(truth)))
     if wrong or wrong_before:
-        ends = sitting.excluded_ends(to=len(sitting.truth), wrong_draw=wrong, wrong_before=wrong_before)
-        sitting.misled |= bool(ends)
+        ends = review.excluded_ends(to=len(review.truth), wrong_draw=wrong, wrong_before=wrong_before)
+        review.misled |= bool(ends)
 
 
-def _closing_audit(sitting: Sitting, pile: _Pile, case: str, count: int) -> None:
-    sitting.closing_from, unknown = len(sitting.unknown), pile.unknown
+def _closing_audit(review: SimulatedReview, pile: _Pile, case: str, count: int) -> None:
+    review.closing_from, unknown = len(review.unknown), pile.unknown
     before = pile.positives - pile.unknown_positives
     for drawn, row in enumerate(pile.draw(count)):
-        sitting.unknown.append(unknown - drawn)
-        sitting.before.append(before)
-        sitting.events.append((row, None))
-        _decide_drawn(sitting, row, case, pile.rng)
+        review.unknown.append(unknown - drawn)
+        review.before.append(before)
+        review.events.append((row, None))
+        _decide_drawn(review, row, case, pile.rng)
         before += row < pile.positives
 
 

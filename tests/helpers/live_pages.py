@@ -1,4 +1,4 @@
-"""The page of a sitting in a browser: opened, watched, and used by keyboard."""
+"""The page of a review in a browser: opened, watched, and used by keyboard."""
 
 import time
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ DECIDABLE = "#one:not([hidden]) #stage[data-status=shown], #one:not([hidden]) #s
 
 @contextmanager
 def visited(browser, url, *, init=None, lost=False, **context):
-    """Open the page of a sitting and watch it; leaving fails if it erred or asked any other server.
+    """Open the page of a review and watch it; leaving fails if it erred or asked any other server.
 
     Parameters
     ----------

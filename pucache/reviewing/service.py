@@ -1,4 +1,4 @@
-"""The sitting: joins session, queue, trainer, pictures and audit, and tells the open pages what has changed.
+"""What the pages of a review ask for, and what follows a decision.
 
 A decision waits for the log alone. Audit, advice and training follow in a thread of their own, always from the
 newest state: what has been overtaken meanwhile is left out.
@@ -12,7 +12,7 @@ import shlex
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,44 +22,36 @@ import numpy as np
 from ..errors import LabelError, StaleDecisionError, one_line
 from ..pages.review_page import EXPORT
 from .audit import Audit, audit
+from .events import Listeners
 from .export import import_reviewed, write_reviewed
-from .kept_ranking import keep_ranking, kept_ranking
-from .log_entries import Choice, Decision, Proposal
-from .next_images import NextImages
+from .log import Choice, Decision
 from .pictures import Picture, Pictures
+from .queue import NextImages
+from .session_state import Proposal
 from .stop_advice import advice
+from .trainer import RankingResult, keep_ranking, kept_ranking
 
 if TYPE_CHECKING:
-    from .ranker import RankingResult
     from .session import Session
-    from .sitting_state import SittingCounts
+    from .session_state import SessionProgress
     from .trainer import Trainer
 
 AUDIT_SECONDS = 0.3  # between two audits
 RANKING_SECONDS = 6.0  # for which the first images wait for the first ranking, once there is a positive
 KEPT_SECONDS = 10.0  # between two rankings that are kept
 PICTURE_SECONDS = 0.1  # for which new cards wait for their pictures, to say which cannot be shown
-Listener = Callable[[str, dict[str, Any]], None]
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of proposed decisions.
+    """What became of proposed decisions, each with the decision that a page may show as in force."""
 
-    Attributes
-    ----------
-    accepted : list of (Proposal, Decision or None)
-        Logged, with the decision that a page may show as in force; None after an undo that left none.
-    stale : list of (Proposal, Decision or None)
-        Refused, as another decision is in force than the one that they were to replace.
-    """
-
-    accepted: list[tuple[Proposal, Decision | None]]
-    stale: list[tuple[Proposal, Decision | None]]
+    accepted: list[tuple[Proposal, Decision | None]]  # logged; None after an undo that left none
+    stale: list[tuple[Proposal, Decision | None]]  # refused: another decision was in force than the one to replace
 
 
-class Sitting:
+class ReviewService:
     """A review session that pages work on.
 
     Parameters
@@ -84,10 +76,9 @@ class Sitting:
         self._submitted = -1
         self._kept_at = -math.inf
         self._ranked = threading.Event()  # or it is not worth waiting for
-        self._listeners: list[Listener] = []
-        self._listening = threading.Lock()
+        self.listeners = Listeners()
         self._changed, self._ending = threading.Event(), False
-        self._follower = threading.Thread(target=self._follow, name="sitting-follower", daemon=True)
+        self._follower = threading.Thread(target=self._follow, name="review-follower", daemon=True)
 
     def begin(self, trainer: Trainer | None) -> None:
         """Audit what the log holds, train on it, and follow what is decided from now on."""
@@ -147,48 +138,32 @@ class Sitting:
     def decide(self, tab: str, proposals: Sequence[Proposal]) -> Outcome:
         """Log decisions; what is accepted is on disk when this returns.
 
-        Parameters
-        ----------
-        tab : str
-        proposals : sequence of Proposal
-
-        Returns
-        -------
-        Outcome
-
         Raises
         ------
         SessionError
             The log could not be written, and nothing was decided.
         """
-        self.queue.heard(tab)
+        self.queue.keep_alive(tab)
+        outcome = Outcome([], [])
         try:
-            outcome = Outcome(self._decide_all(proposals), [])
-        except StaleDecisionError:
-            outcome = self._decide_each(proposals)
+            self._take(proposals, outcome)
+        except StaleDecisionError:  # all of them or none: now one by one
+            for proposal in proposals:
+                try:
+                    self._take([proposal], outcome)
+                except StaleDecisionError:
+                    outcome.stale.append((proposal, self.session.decision_to_show(proposal.row)))
         self._changed.set()
         return outcome
 
-    def _decide_all(self, proposals: Sequence[Proposal]) -> list[tuple[Proposal, Decision | None]]:
-        decisions = self.session.decide(proposals)
-        return [self._accepted(*pair) for pair in zip(proposals, decisions, strict=True)]
-
-    def _decide_each(self, proposals: Sequence[Proposal]) -> Outcome:
-        outcome = Outcome([], [])
-        for proposal in proposals:
-            try:
-                outcome.accepted.extend(self._decide_all([proposal]))
-            except StaleDecisionError:
-                outcome.stale.append((proposal, self.session.decision_to_show(proposal.row)))
-        return outcome
-
-    def _accepted(self, proposal: Proposal, decision: Decision) -> tuple[Proposal, Decision | None]:
-        if proposal.choice is not Choice.UNDONE:
-            return proposal, decision
-        in_force = self.session.decision_to_show(proposal.row)
-        if in_force is None:
-            self.queue.show_again(proposal.row)
-        return proposal, in_force
+    def _take(self, proposals: Sequence[Proposal], outcome: Outcome) -> None:
+        decisions: list[Decision | None] = list(self.session.decide(proposals))
+        for number, proposal in enumerate(proposals):
+            if proposal.choice is Choice.UNDONE:
+                decisions[number] = self.session.decision_to_show(proposal.row)
+                if decisions[number] is None:
+                    self.queue.show_again(proposal.row)
+        outcome.accepted.extend(zip(proposals, decisions, strict=True))
 
     def release(self, tab: str) -> None:
         """Free the images of a tab that closes."""
@@ -198,32 +173,16 @@ class Sitting:
         """Show only images that are drawn at random, or go back to the ranking."""
         self.queue.closing_audit = on
         self._advice = self._advise()
-        self.tell("state", self.state())
+        self.listeners.tell("state", self.state())
 
     def export(self) -> dict[str, Any]:
-        """Write the labels of now as ``reviewed.csv`` into the session's folder.
-
-        Returns
-        -------
-        dict
-            ``files`` written, and the ``commands`` that take them.
-
-        Raises
-        ------
-        OutputError
-            The file cannot be written.
-        """
+        """Write the labels of now into the session's folder; returns ``files``, and the ``commands`` that take them."""
         path = self.session.folder / EXPORT
         write_reviewed(self.session, path)
         return {"files": [str(path)], "commands": export_commands(self.session)}
 
     def take_reviewed(self, csv: str) -> dict[str, Any]:
-        """Take in a table of decisions that a review page exported.
-
-        Returns
-        -------
-        dict
-            Fields of `pucache.reviewing.export.ImportCounts`.
+        """Take in a table of decisions that a review page exported; returns the fields of `ImportCounts`.
 
         Raises
         ------
@@ -241,7 +200,7 @@ class Sitting:
         return asdict(taken)
 
     def state(self) -> dict[str, Any]:
-        """Progress of the sitting, ready for JSON."""
+        """Progress of the review, ready for JSON."""
         counts, audit_result = self.session.counts(), self._audit
         estimate, hidden = self._estimate(counts), None
         if audit_result is not None and audit_result.draws:
@@ -271,7 +230,7 @@ class Sitting:
             "reviewer": self.reviewer,
         }
 
-    def _estimate(self, counts: SittingCounts) -> float | None:
+    def _estimate(self, counts: SessionProgress) -> float | None:
         """Number of hidden positives by the model."""
         return self._expected * counts.unknown if math.isfinite(self._expected) else None
 
@@ -281,37 +240,12 @@ class Sitting:
 
     # --- what follows --------------------------------------------------------------------------------
 
-    def listen(self, listener: Listener) -> Callable[[], None]:
-        """Call back with the name and the data of each event, from any thread; returns what ends it."""
-        with self._listening:
-            self._listeners.append(listener)
-
-        def end() -> None:
-            with self._listening:
-                self._listeners.remove(listener)
-
-        return end
-
-    def tell(self, name: str, data: dict[str, Any]) -> None:
-        """Send an event to all that listen."""
-        with self._listening:
-            listeners = list(self._listeners)
-        for listener in listeners:
-            listener(name, data)
-
     def take_ranking(self, result: RankingResult, serial: int) -> None:
-        """Show images by a new ranking from now on; called by the trainer, in its thread.
-
-        Parameters
-        ----------
-        result : RankingResult
-        serial : int
-            Number of the last entry that it has seen.
-        """
+        """Show images by a new ranking, which has seen the log up to an entry; the trainer's thread calls it."""
         self.queue.set_ranking(result.scores, result.posterior, serial)
         self.ranking_version, self._expected = serial, result.expected
         self._ranked.set()
-        self.tell("ranking", {"version": serial})
+        self.listeners.tell("ranking", {"version": serial})
         self._changed.set()
         if result.seconds and time.monotonic() - self._kept_at >= KEPT_SECONDS:
             self._kept_at = time.monotonic()
@@ -341,10 +275,10 @@ class Sitting:
     def _update(self) -> None:
         try:
             self._train()
-            self._audit = audit(self.session.entries(), self.session.pile_size)
+            self._audit = audit(self.session)
             self._sentence = self._audit.sentence(self._estimate(self.session.counts()))
             self._advice = self._advise()
-            self.tell("state", self.state())
+            self.listeners.tell("state", self.state())
         except Exception as error:  # decisions go on without it, and it is tried again after the next one
             _log.warning("the count of hidden positives is not up to date: %s", one_line(error))
 

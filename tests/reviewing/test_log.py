@@ -1,5 +1,4 @@
 import math
-import os
 import random
 import resource
 import shutil
@@ -12,18 +11,16 @@ import pytest
 from faults.filling import can_mount, disk
 
 from pucache.errors import SessionError
-from pucache.reviewing.decision_log import DecisionLog, is_unwritten
-from pucache.reviewing.log_entries import Choice, Decision, Draw, Stream
-from pucache.reviewing.log_records import LoggedImage, Record, SittingFacts
+from pucache.reviewing.log import Choice, Decision, DecisionLog, Draw, EpochFacts, LoggedImage, Stream, is_unwritten
 
-FACTS = SittingFacts("pile.h5", ("ab", "cd"), 60, 57, "0123", 0.999, "equal bytes")
+FACTS = EpochFacts("pile.h5", ("ab", "cd"), 60, 57, "0123", 0.999, "equal bytes")
 IMAGES = [LoggedImage("a.png", bytes(range(32)), 1, 0), LoggedImage("b\n é.png", bytes(32))]
 DRAW = Draw(1, 7, 7, 1, Stream.AUDIT, 57, 0, 0.25, 3, 1.5)
 DECISION = Decision(2, "one", 7, 7, 2, Choice.POSITIVE, Stream.AUDIT, 0, 56, 0, 3, "me", 2.5)
 
 
-def record(entry, restores=0):
-    return Record(entry, f"{entry.row:03}.png", bytes([entry.row % 256] * 32), restores)
+def record(entry, **changes):
+    return replace(entry, key=f"{entry.row:03}.png", digest=bytes([entry.row % 256] * 32), **changes)
 
 
 def decisions(first, count, **changes):
@@ -51,8 +48,7 @@ def test_what_is_written_is_read_again(log):
     again = reopened(log)
     assert again.facts() == FACTS and again.last == 2 and again.epoch == 1
     assert again.images() == [replace(image, epoch=1) for image in IMAGES]
-    assert again.records() == [replace(one, epoch=1) for one in written]
-    assert again.entries() == [DRAW, DECISION] and again.entries(after=1) == [DECISION]
+    assert again.entries() == written and [entry.epoch for entry in again.entries()] == [1, 1]
     again.close()
 
 
@@ -61,12 +57,12 @@ def test_a_draw_without_a_model_has_no_expectation(log):
     assert math.isnan(log.entries()[0].expected)
 
 
-def test_entries_are_of_the_present_epoch_and_records_of_all(log):
+def test_entries_know_their_epoch(log):
     log.append([record(DRAW)])
     log.begin_epoch(replace(FACTS, pile=3), IMAGES[:1])
     log.append([record(DECISION)])
     again = reopened(log)
-    assert again.entries() == [DECISION] and [one.epoch for one in again.records()] == [1, 2]
+    assert [entry.epoch for entry in again.entries()] == [1, 2] and again.epoch == 2
     assert again.facts().pile == 3 and [image.epoch for image in again.images()] == [1, 1, 2]
     again.close()
 
@@ -78,22 +74,22 @@ def test_nothing_that_was_written_can_be_changed(log, table, change):
     with sqlite3.connect(log.path) as other, pytest.raises(sqlite3.IntegrityError, match="append-only"):
         other.execute(change.format(table))
     other.close()
-    assert len(log.records()) == 2
+    assert len(log.entries()) == 2
 
 
 def test_entries_of_one_call_are_written_together_or_not_at_all(log):
     repeated = [record(DRAW), record(DECISION), record(replace(DECISION, serial=3))]
     with pytest.raises(SessionError, match="cannot write"):
         log.append(repeated)
-    assert log.records() == [] and log.last == 0
+    assert log.entries() == [] and log.last == 0
     log.append(repeated[:2])
-    assert len(log.records()) == 2
+    assert len(log.entries()) == 2
 
 
 def test_a_reader_sees_what_is_written_meanwhile(log):
     reader = DecisionLog.open(log.path, read_only=True)
     log.append([record(DRAW)])
-    assert reader.entries() == [DRAW]
+    assert reader.entries() == [record(DRAW)]
     with pytest.raises(SessionError, match="cannot write"):
         reader.append([record(DECISION)])
     reader.close()
@@ -109,10 +105,28 @@ def test_a_log_is_read_where_nothing_can_be_written(log, tmp_path):
         shutil.copy(log.path, medium.folder)
         subprocess.run(["mount", "-o", "remount,ro", medium.folder], check=True)
         reader = DecisionLog.open(medium.folder / "log.sqlite", read_only=True)
-        assert reader.entries() == [DRAW]
+        assert reader.entries() == [record(DRAW)]
         reader.close()
         with pytest.raises(SessionError, match="make its folder writable"):
             DecisionLog.open(medium.folder / "log.sqlite")
+
+
+@pytest.mark.parametrize("remains", ["moved", "deleted", "replaced"])
+def test_a_log_that_is_gone_from_its_path_takes_nothing_more(log, tmp_path, remains):
+    log.append([record(DRAW)])
+    shutil.move(log.path, tmp_path / "elsewhere.sqlite")
+    if remains == "deleted":
+        (tmp_path / "elsewhere.sqlite").unlink()
+    if remains == "replaced":
+        log.path.write_bytes(b"another file")
+    for write in (lambda: log.append([record(DECISION)]), lambda: log.begin_epoch(FACTS)):
+        with pytest.raises(SessionError, match=r"log\.sqlite was moved, deleted or replaced") as caught:
+            write()
+        assert "\n" not in str(caught.value) and log.last == 1 and log.epoch == 1
+    if remains == "moved":
+        shutil.move(tmp_path / "elsewhere.sqlite", log.path)
+        log.append([record(DECISION)])
+        assert len(log.entries()) == 2
 
 
 # --- files that are no log ------------------------------------------------------------------------
@@ -120,7 +134,7 @@ def test_a_log_is_read_where_nothing_can_be_written(log, tmp_path):
 
 def error_of(path, **options):
     with pytest.raises(SessionError) as caught:
-        DecisionLog.open(path, **options).records()
+        DecisionLog.open(path, **options).entries()
     text = str(caught.value)
     assert str(path.name) in text and "\n" not in text
     return text
@@ -189,7 +203,7 @@ def test_a_damaged_log_gives_one_line_or_what_was_written(log, tmp_path):
             assert path.name in str(error) and "\n" not in str(error)
             continue
         try:
-            assert len(again.records()) <= 200
+            assert len(again.entries()) <= 200
             again.facts(), again.images()
         except SessionError as error:
             assert path.name in str(error) and "\n" not in str(error)
@@ -210,7 +224,7 @@ def test_a_writer_killed_before_its_first_transaction_leaves_no_log(tmp_path):
     assert DecisionLog.open(tmp_path / "copy.sqlite").facts() == FACTS
 
 
-# --- a disk that is full --------------------------------------------------------------------------
+# --- a file that cannot grow --------------------------------------------------------------------------
 
 
 def fill(log, first=1, most=20_000):
@@ -225,22 +239,6 @@ def fill(log, first=1, most=20_000):
     raise AssertionError("never full")
 
 
-def test_on_a_full_disk_nothing_is_acknowledged_that_is_not_written(tmp_path):
-    if not can_mount(tmp_path):
-        pytest.skip("mounting is not permitted")
-    with disk(tmp_path / "disk") as full:
-        log = DecisionLog.create(full.folder / "log.sqlite", FACTS, IMAGES)
-        full.resize(pages=full.used[0] + 40)
-        acknowledged, error = fill(log)
-        assert "cannot write" in error and "full" in error and "nothing was kept" in error and "\n" not in error
-        assert acknowledged > 5 and len(log.records()) == acknowledged == log.last
-        full.resize()
-        log.append(decisions(acknowledged + 1, 5))
-        again = reopened(log)
-        assert [one.entry.serial for one in again.records()] == list(range(1, acknowledged + 6))
-        again.close()
-
-
 def test_where_files_cannot_grow_nothing_is_acknowledged_that_is_not_written(tmp_path):
     path = tmp_path / "log.sqlite"
     log = DecisionLog.create(path, FACTS, IMAGES)
@@ -253,45 +251,8 @@ def test_where_files_cannot_grow_nothing_is_acknowledged_that_is_not_written(tmp
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
     assert "cannot write" in error and "\n" not in error
-    assert len(log.records()) == acknowledged
+    assert len(log.entries()) == acknowledged
     log.append(decisions(acknowledged + 1, 5))
     again = reopened(log)
-    assert len(again.records()) == acknowledged + 5
+    assert len(again.entries()) == acknowledged + 5
     again.close()
-
-
-# --- a writer that is killed ----------------------------------------------------------------------
-
-
-def append_until_killed(path, pipe):
-    """In a child process: append, and report each acknowledged entry."""
-    log = DecisionLog.create(path, FACTS) if is_unwritten(path) else DecisionLog.open(path)
-    while True:
-        log.append(decisions(log.last + 1, 1))
-        os.write(pipe, log.last.to_bytes(4, "big"))
-
-
-@pytest.mark.slow
-def test_a_killed_writer_loses_nothing_that_it_acknowledged(tmp_path):
-    path, draw, acknowledged = tmp_path / "log.sqlite", random.Random(1), 0
-    for _ in range(15):
-        reader, writer = os.pipe()
-        child = os.fork()
-        if not child:
-            try:
-                append_until_killed(path, writer)
-            finally:
-                os._exit(1)
-        os.close(writer)
-        for _ in range(draw.randrange(12)):
-            acknowledged = int.from_bytes(os.read(reader, 4), "big")
-        os.kill(child, signal.SIGKILL)
-        assert os.waitpid(child, 0)[1] == signal.SIGKILL
-        while data := os.read(reader, 4):
-            acknowledged = int.from_bytes(data, "big")
-        os.close(reader)
-        if acknowledged:
-            log = DecisionLog.open(path, read_only=True)
-            assert len(log.records()) >= acknowledged
-            log.close()
-    assert acknowledged > 30
