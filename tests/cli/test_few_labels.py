@@ -1,5 +1,6 @@
 """With few labels no figure is stated that they cannot support, in print, JSON or on the report."""
 
+import csv
 import json
 import re
 from html import unescape
@@ -130,7 +131,7 @@ def test_ranking_and_scoring_work_from_one_label(labelled, labels):
     s, y = labelled(labels)
     run("train-pu cache.h5 --positives positives.txt --device cpu")
     run("retrieve-positives cache.h5 --positives positives.txt --model model.safetensors -k all --device cpu")
-    ranked = [line.split(",")[1] for line in Path("ranked.csv").read_text().splitlines()[1:]]
+    ranked = [row["key"] for row in csv.DictReader(Path("ranked.csv").open())]
     hidden = {f"{row:05}.png" for row in np.flatnonzero((y == 1) & (s == 0))}
     assert len(ranked) == 240 - labels and len(hidden & set(ranked[: len(hidden)])) > 0.5 * len(hidden)
     run("score model.safetensors cache.h5")

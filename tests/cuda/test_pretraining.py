@@ -62,8 +62,11 @@ def test_images_that_do_not_fit_go_up_batch_by_batch(cuda, photos, tmp_path, mon
 
     plan = np.random.default_rng(0).permutation(N).reshape(4, 7)
     expected = [batch.cpu() for batch in opened().batches(plan)]
+    tensor = torch.tensor
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "tensor", out_of_memory)
+        patch.setattr(
+            torch, "tensor", lambda x, **how: (out_of_memory if isinstance(x, np.ndarray) else tensor)(x, **how)
+        )
         images = opened()
     found = list(images.batches(plan))
     assert all(batch.is_cuda for batch in found)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from pucache.estimates.metrics import TINY, from_pu, precision_at, with_labels
-from pucache.heads.risks import PURisk
+from pucache.heads.risks import PURisk, negative_loss, positive_loss
 
 ROWS = st.lists(st.tuples(st.integers(0, 1), st.integers(-3, 3), st.integers(0, 1)), min_size=1, max_size=25)
 SOME = st.lists(st.integers(-3, 3), min_size=1, max_size=15)
@@ -148,8 +148,12 @@ def test_figures_of_few_rows_are_those_computed_by_hand(P, U, prior, expected):
 @pytest.mark.parametrize("name", ["upu", "nnpu"])
 def test_the_risks_are_those_that_training_reports(name, P, U, prior):
     margins, s = pu(P, U)
-    m, s_, w = (torch.tensor(value, dtype=torch.float64) for value in (margins, s, np.ones_like(margins)))
-    trained = PURisk(name).value_and_step(m[None], w[None], s_, torch.tensor([prior], dtype=torch.float64)).value.item()
+    risk, share = PURisk(name), torch.tensor([prior], dtype=torch.float64)
+    on_P, on_U = (torch.tensor(margins[s == label], dtype=torch.float64) for label in (1, 0))
+    c = risk.coefficients(share, share)
+    positive_part = c.a * positive_loss("sigmoid", on_P)[0].mean()
+    negative_part = c.u * negative_loss("sigmoid", on_U)[0].mean() + c.p * negative_loss("sigmoid", on_P)[0].mean()
+    trained = risk.combine(positive_part, negative_part)[0].item()
     assert from_pu(margins, s, prior)[f"{name}_risk"] == pytest.approx(trained, abs=1e-9)
 
 

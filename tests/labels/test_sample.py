@@ -217,10 +217,10 @@ def test_a_sweep_and_an_estimate_take_the_sample(limit, cache, positives):
 
 def test_a_report_counts_hidden_positives_among_all_rows(limit, cache, positives, tmp_path):
     numbers = report(cache, positives, tmp_path / "report.html", sample=20, device="cpu")
-    assert numbers.unlabelled_sample == {"rows": LIMIT, "unlabelled": N - LABELLED, "seed": 0}
-    assert (numbers.images, numbers.unlabelled, numbers.labelled) == (N, N - LABELLED, LABELLED)
-    assert numbers.hidden_positives.expected == pytest.approx(numbers.prior * (N - LABELLED))
-    assert any(f"{LIMIT} of {N - LABELLED} unlabelled rows, drawn by seed 0" in text for text in numbers.warnings)
+    assert numbers["unlabelled_sample"] == {"rows": LIMIT, "unlabelled": N - LABELLED, "seed": 0}
+    assert (numbers["images"], numbers["unlabelled"], numbers["labelled"]) == (N, N - LABELLED, LABELLED)
+    assert numbers["hidden_positives"]["expected"] == pytest.approx(numbers["prior"] * (N - LABELLED))
+    assert any(f"{LIMIT} of {N - LABELLED} unlabelled rows, drawn by seed 0" in text for text in numbers["warnings"])
 
 
 # --- commands ------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def test_the_estimates_are_those_of_training_at_the_defaults(made):
     tilt = numbers["prior_estimates"]["tilt"]
     assert (tilt["low"], tilt["high"]) == pytest.approx((model.prior_estimate_.low, model.prior_estimate_.high))
     assert numbers["hidden_positives"]["expected"] == pytest.approx(model.prior_ * 130)
-    assert set(numbers["prior_estimates"]) == {"tilt", "bbe", "dedpul", "elkanoto", "histogram"}
+    assert set(numbers["prior_estimates"]) == {"tilt", "bbe", "dedpul", "elkanoto"}
 
 
 def test_counts_tell_failures_copies_and_what_is_found_already(made):

@@ -1,0 +1,67 @@
+"""Heads and classifiers trained on CUDA are those of the CPU."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.planted import planted, write_cache
+
+from pucache.heads.design_matrix import DesignMatrix
+from pucache.heads.minibatch import SGDSettings
+from pucache.heads.risks import PURisk
+from pucache.heads.solve import fit_heads, fit_soft_targets
+from pucache.training.train_on_cache import train_pu
+
+QUICK = SGDSettings(epochs=3, min_steps=0, batch_size=64)
+SCARCE = 40_000  # bytes: less than X takes
+
+
+@pytest.fixture(scope="module")
+def rows():
+    X, s, _ = planted(600, 24, 60, 0.1, seed=0)
+    return X.astype(np.float16), s
+
+
+def margins(rows, solver, device):
+    X, s = rows
+    draw = np.random.default_rng(1)
+    if solver == "soft targets":
+        options = {"penalty": [1e-5, 1e-3, 0.1], "tolerance": 1e-4}
+        return fit_soft_targets(X, draw.random((len(s), 3)), device=device, **options).margins(X)
+    weights = draw.integers(0, 3, (len(s), 3)).astype(np.float32)
+    options = {"prior": [0.05, 0.1, 0.2], "penalty": 1e-3, "sgd_settings": QUICK, "risk": PURisk("imbnnpu")}
+    return fit_heads(X, s, device=device, solver=solver, weights=weights, **options).margins(X)
+
+
+@pytest.mark.parametrize("solver", ["batch", "sgd", "soft targets"])
+def test_heads_are_those_of_the_cpu(cuda, rows, solver):
+    expected = margins(rows, solver, "cpu")
+    np.testing.assert_allclose(margins(rows, solver, "cuda"), expected, rtol=2e-3, atol=2e-3 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("solver", ["batch", "sgd", "soft targets"])
+def test_rows_that_do_not_fit_are_uploaded_in_every_pass(cuda, rows, solver, monkeypatch, caplog):
+    expected = margins(rows, solver, "cpu")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *device: (SCARCE, 1 << 34))
+    found = margins(rows, solver, "cuda")
+    np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-3 * np.abs(expected).max())
+    assert "does not fit" in caplog.text and "uploaded again in every pass" in caplog.text
+
+
+def test_margins_of_a_design_matrix_and_of_rows_taken_from_it_are_those_of_the_cpu(cuda, rows):
+    X, s = rows
+    expected, design = (DesignMatrix(X, s, None, torch.device(device)) for device in ("cpu", "cuda"))
+    heads = fit_heads(expected, prior=0.1)
+    np.testing.assert_allclose(design.margins(heads), expected.margins(heads), rtol=1e-4, atol=1e-4)
+    half = np.flatnonzero(np.arange(len(s)) % 2)
+    taken = design.take(half, s[half]).margins(heads)
+    np.testing.assert_allclose(taken, expected.margins(heads)[half], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["linear", "distilled"])
+def test_a_classifier_is_that_of_the_cpu(cuda, rows, tmp_path, method):
+    caches = {device: write_cache(tmp_path / f"{device}.h5", rows[0]) for device in ("cpu", "cuda")}
+    expected, model = (train_pu(cache, rows[1], method=method, device=device) for device, cache in caches.items())
+    assert model.method_ == expected.method_ and model.penalty_ == expected.penalty_
+    assert model.prior_ == pytest.approx(expected.prior_, rel=1e-3)
+    on_cpu = expected.margins(rows[0])
+    np.testing.assert_allclose(model.margins(rows[0]), on_cpu, atol=5e-3 * np.abs(on_cpu).max())

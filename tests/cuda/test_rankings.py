@@ -1,0 +1,75 @@
+"""Rankings, the graph of neighbours and scores with neighbours on CUDA are those of the CPU."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.neighbours import with_neighbours
+from helpers.planted import planted, write_cache
+
+from pucache.neighbours import search
+from pucache.neighbours.graph import NeighbourSearch, neighbour_graph
+from pucache.retrieval.retrieve import rank_unlabelled
+from pucache.retrieval.similarity import SIMILARITIES, Similarity
+from pucache.scoring.pile_scores import Pile
+from pucache.training.train_on_cache import train_pu
+
+N, D = 600, 24
+X, S, _ = planted(N, D, 60, 0.1, seed=0)
+X = X.astype(np.float16)
+GPU = "torch on the GPU"
+
+
+def check_equal(graph, expected):
+    """Compare graphs; cosines equal up to rounding may change order."""
+    np.testing.assert_allclose(graph.cosines, expected.cosines, atol=1e-3)
+    assert np.mean(graph.rows == expected.rows) > 0.99 and graph.search_by == GPU
+
+
+@pytest.mark.parametrize("kind", SIMILARITIES)
+def test_a_ranking_by_similarity_is_that_of_the_cpu(cuda, tmp_path, kind):
+    cache = write_cache(tmp_path / "cache.h5", X)
+    ranking, expected = (rank_unlabelled(cache, S, k=50, scorer=Similarity(kind, device)) for device in ("cuda", "cpu"))
+    assert len(np.intersect1d(ranking.rows, expected.rows)) >= 49 and ranking.search_by == GPU
+    np.testing.assert_allclose(ranking.scores, expected.scores, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("block_rows", [100, 1 << 16])
+@pytest.mark.parametrize("k", [1, 30, N])
+def test_a_graph_is_that_of_the_cpu(cuda, monkeypatch, block_rows, k):
+    expected = neighbour_graph(X, k=k, device="cpu")
+    monkeypatch.setattr(search, "_ROWS", block_rows)
+    monkeypatch.setattr(search, "_GPU_PRODUCTS", 1 << 15)
+    graph = neighbour_graph(X, k=k, device="cuda")
+    check_equal(graph, expected)
+    assert graph.exact and expected.search_by == "faiss on the CPU"
+
+
+def test_queries_have_the_neighbours_of_the_cpu(cuda):
+    queries = X[:90] + np.float16(0.1)
+    graph, expected = (NeighbourSearch(X, device=device).nearest(queries) for device in ("cuda", "cpu"))
+    check_equal(graph, expected)
+
+
+def test_rows_without_a_direction_have_no_neighbours(cuda):
+    rows = np.ones((40, 5), np.float16)
+    assert (neighbour_graph(rows, device="cuda").rows == -1).all()
+    assert (NeighbourSearch(rows, device="cuda").nearest(rows[:3]).rows == -1).all()
+
+
+def test_rows_that_are_not_finite_are_named(cuda):
+    bad = X.copy()
+    bad[17, 3] = np.inf
+    with pytest.raises(ValueError, match="NaN or infinite values, first in row 17"):
+        neighbour_graph(bad, device="cuda")
+
+
+def test_scores_with_the_neighbours_of_a_pile_are_those_of_the_cpu(cuda, tmp_path, monkeypatch):
+    cache, new = write_cache(tmp_path / "cache.h5", X), write_cache(tmp_path / "new.h5", X[:300] + np.float16(0.1))
+    model = with_neighbours(train_pu(cache, S, device="cpu"), 2.0)
+
+    def scores():
+        return np.concatenate([block for _, block in Pile.of(model, cache).scores_of(new)])
+
+    found = scores()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    np.testing.assert_allclose(found, scores(), rtol=1e-3, atol=1e-3)
