@@ -131,7 +131,7 @@ def test_ranking_and_scoring_work_from_one_label(labelled, labels):
     s, y = labelled(labels)
     run("train-pu cache.h5 --positives positives.txt --device cpu")
     run("retrieve-positives cache.h5 --positives positives.txt --model model.safetensors -k all --device cpu")
-    ranked = [row["key"] for row in csv.DictReader(Path("ranked.csv").open())]
+    ranked = [row["key"] for row in csv.DictReader(Path("ranked.csv").read_text().splitlines())]
     hidden = {f"{row:05}.png" for row in np.flatnonzero((y == 1) & (s == 0))}
     assert len(ranked) == 240 - labels and len(hidden & set(ranked[: len(hidden)])) > 0.5 * len(hidden)
     run("score model.safetensors cache.h5")

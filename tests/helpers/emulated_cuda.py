@@ -1,18 +1,14 @@
 """A CUDA device that is not there: its tensors say ``cuda:0``, and the CPU computes.
 
 Within `emulated_cuda`, code takes its CUDA paths on a machine without a GPU. Operations on tensors of both devices are
-refused, as CUDA refuses them. Two things are counted by the line of pucache that asked for them: kernels that are
-launched, and waits of the host for the device, such as ``item()`` or a copy from memory that is not pinned.
+refused, as CUDA refuses them.
 
 torch sees the tensors as tensors on ``meta``, so that autograd asks for no streams; with `as_cpu` it sees ``cpu``, and
 autocast of the CPU serves.
 """
 
-import collections
 import contextlib
-import sys
 import threading
-from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
@@ -25,16 +21,6 @@ CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 ROOT = str(Path(__file__).parents[2])
 MEMORY = 141 << 30  # bytes of an H200
 
-# Operations whose result the host needs before it can go on: a value, or a shape that depends on values.
-WAITS = {
-    aten._local_scalar_dense.default: "item",
-    aten.nonzero.default: "nonzero",
-    aten.masked_select.default: "masked_select",
-    aten.equal.default: "equal",
-    aten._unique2.default: "unique",
-    aten.unique_dim.default: "unique",
-    aten.unique_consecutive.default: "unique",
-}
 INDEXING = {
     aten.index.Tensor,
     aten.index_put.default,
@@ -44,12 +30,6 @@ INDEXING = {
 BOTH_DEVICES = {aten.copy_.default, aten._to_copy.default, aten.set_.source_Storage, *INDEXING}
 # Operations that torch has on CUDA alone.
 ON_CPU = {aten.mm.dtype: lambda A, B, dtype: A.to(dtype) @ B.to(dtype)}
-# Operations that launch nothing: views, and allocations.
-NO_KERNEL = set(
-    "view _unsafe_view expand permute transpose t slice select unsqueeze squeeze as_strided detach alias split "
-    "split_with_sizes unbind diagonal chunk _reshape_alias lift_fresh unfold view_as_real empty empty_like "
-    "empty_strided new_empty new_empty_strided is_same_size sym_size set_ resize_ is_pinned".split()
-)
 
 
 class CudaTensor(torch.Tensor):
@@ -96,10 +76,10 @@ class CudaTensor(torch.Tensor):
         return 0
 
     def to(self, *args, copy=False, **kwargs):
-        device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)
+        device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
         options = {"dtype": dtype} | ({} if layout is None else {"memory_format": layout})
         if device is not None and device.type != "cuda":
-            return EmulatedDevice.current.move(self, CPU, non_blocking, options)
+            return EmulatedDevice.current.move(self, CPU, options)
         unchanged = dtype in (None, self.dtype) and (layout is None or self.is_contiguous(memory_format=layout))
         return self if unchanged and not copy else aten._to_copy(self, **options)
 
@@ -121,34 +101,6 @@ class CudaTensor(torch.Tensor):
         return f"CudaTensor({self.inner!r})"
 
 
-@dataclass
-class Counts:
-    """Kernels, waits and copies that did not wait, by the line of pucache that asked for them."""
-
-    kernels: collections.Counter = field(default_factory=collections.Counter)
-    waits: collections.Counter = field(default_factory=collections.Counter)
-    copies: collections.Counter = field(default_factory=collections.Counter)
-
-    @property
-    def launches(self):
-        return sum(self.kernels.values())
-
-    @property
-    def waited(self):
-        return sum(self.waits.values())
-
-    def clear(self):
-        for counter in (self.kernels, self.waits, self.copies):
-            counter.clear()
-
-    def __str__(self):
-        return "\n".join(
-            f"{times:6d} {what} {line}"
-            for name in ("waits", "kernels")
-            for (what, line), times in getattr(self, name).most_common(20)
-        )
-
-
 class EmulatedDevice(TorchDispatchMode):
     """Runs every operation of torch within it, on the CPU, for the device that it names."""
 
@@ -156,9 +108,8 @@ class EmulatedDevice(TorchDispatchMode):
 
     def __init__(self, as_cpu=False):
         super().__init__()
-        self.as_cpu, self.counts, self._outer = as_cpu, Counts(), []
+        self.as_cpu, self._outer = as_cpu, []
         self.pinned = {}  # address: copy, which is kept, so that no other memory gets the address
-        self.capturing = None  # Graph
 
     def __enter__(self):
         self._outer.append(EmulatedDevice.current)
@@ -191,28 +142,15 @@ class EmulatedDevice(TorchDispatchMode):
         if func is aten._to_copy.default:
             options = {name: kwargs[name] for name in ("dtype", "memory_format") if name in kwargs}
             to = kwargs.get("device") or args[0].device
-            return self.move(args[0], CUDA if self.as_cpu and on_device else to, kwargs.get("non_blocking"), options)
+            return self.move(args[0], CUDA if self.as_cpu and on_device else to, options)
         if func is aten.copy_.default:
             return self._copy(*args, **kwargs)
         return self._compute(func, args, kwargs)
 
-    def move(self, tensor, device, non_blocking, options):
+    def move(self, tensor, device, options):
         """Copy to a device, or within one."""
-        copied = self._run(aten._to_copy.default, (_inner(tensor),), options)
-        if device.type in ("cuda", "meta"):
-            copied = CudaTensor(copied)
-            if isinstance(tensor, CudaTensor):
-                self._launch(aten._to_copy.default)
-            else:
-                self._upload(tensor, non_blocking)
-        elif isinstance(tensor, CudaTensor):
-            self._download(non_blocking)
-        return copied
-
-    def wait(self, reason):
-        if self.capturing is not None:
-            raise RuntimeError(f"operation not permitted when stream is capturing ({reason}, {_line()})")
-        self.counts.waits[reason, _line()] += 1
+        copied = aten._to_copy.default(_inner(tensor), **options)
+        return CudaTensor(copied) if device.type in ("cuda", "meta") else copied
 
     def pin(self, tensor):
         """A copy in pinned memory."""
@@ -235,59 +173,17 @@ class EmulatedDevice(TorchDispatchMode):
         return self.pin(result) if pins else result
 
     def _compute(self, func, args, kwargs):
-        if func in WAITS:
-            self.wait(WAITS[func])
-        if func in INDEXING:
-            self._check_indices(func, args)
+        if func in INDEXING and func is not aten.index.Tensor and not isinstance(args[2], CudaTensor) and args[2].dim():
+            raise RuntimeError("index_put_: expected values on cuda:0, got values on cpu")
         kwargs.pop("pin_memory", None)
         inner_args, inner_kwargs = tree_map(_inner, (args, kwargs))
-        if func.name().split("::")[1].split(".")[0] not in NO_KERNEL:
-            result = self._run(func, inner_args, inner_kwargs)
-            self._launch(func)
-        else:
-            result = func(*inner_args, **inner_kwargs)
+        result = ON_CPU.get(func, func)(*inner_args, **inner_kwargs)
         wrapped = tree_map(lambda leaf: CudaTensor(leaf) if isinstance(leaf, torch.Tensor) else leaf, result)
         return _written_arguments(func, args, kwargs, wrapped)
 
-    def _check_indices(self, func, args):
-        for index in args[1]:
-            if index is None:
-                continue
-            if index.dtype in (torch.bool, torch.uint8):
-                self.wait("mask as index")
-            elif not isinstance(index, CudaTensor) and index.dim():
-                self.wait("index of the host")
-        if func is not aten.index.Tensor and not isinstance(args[2], CudaTensor) and args[2].dim():
-            raise RuntimeError("index_put_: expected values on cuda:0, got values on cpu")
-
     def _copy(self, target, source, non_blocking=False):
-        if isinstance(target, CudaTensor) and isinstance(source, CudaTensor):
-            self._launch(aten.copy_.default)
-        elif isinstance(target, CudaTensor):
-            self._upload(source, non_blocking)
-        else:
-            self._download(non_blocking)
-        self._run(aten.copy_.default, (_inner(target), _inner(source)), {})
+        aten.copy_.default(_inner(target), _inner(source))
         return target
-
-    def _run(self, func, args, kwargs):
-        func = ON_CPU.get(func, func)
-        return func(*args, **kwargs) if self.capturing is None else self.capturing.note(func, args, kwargs)
-
-    def _launch(self, func):
-        self.counts.kernels[str(func), _line()] += 1
-
-    def _upload(self, tensor, non_blocking):
-        if self.is_pinned(tensor) and non_blocking:
-            self.counts.copies["to the device", _line()] += 1
-        else:
-            self.wait("copy to the device")
-
-    def _download(self, non_blocking):
-        if non_blocking:
-            self.counts.copies["to the host", _line()] += 1
-        else:
-            self.wait("copy to the host")
 
 
 def _inner(leaf):
@@ -309,7 +205,7 @@ def _check_generator(func, generator):
 
 def _check_one_device(func, tensors):
     if any(tensor.dim() and not isinstance(tensor, CudaTensor) for tensor in tensors):
-        raise RuntimeError(f"expected all tensors to be on one device, but found cuda:0 and cpu ({func}, {_line()})")
+        raise RuntimeError(f"expected all tensors to be on one device, but found cuda:0 and cpu ({func})")
 
 
 def _written_arguments(func, args, kwargs, results):
@@ -331,25 +227,11 @@ def _written_arguments(func, args, kwargs, results):
     return type(results)(returned) if many else returned[0]
 
 
-def _line():
-    """The innermost line of pucache that runs now."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if name.startswith(f"{ROOT}/pucache/"):
-            return f"{name[len(ROOT) + 1 :]}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "elsewhere"
-
-
 class Stream:
     """Stands for streams and events, of which there is one."""
 
     def __init__(self, *args, **kwargs):
         pass
-
-    def synchronize(self):
-        EmulatedDevice.current.wait("stream")
 
     def record_event(self, event=None):
         return event or Stream()
@@ -360,46 +242,13 @@ class Stream:
     def ignored(self, *args):
         pass
 
-    wait_stream = wait_event = record = ignored
+    synchronize = wait_stream = wait_event = record = ignored
 
     def __enter__(self):
         return self
 
     def __exit__(self, *raised):
         pass
-
-
-class Graph:
-    """Stands for `torch.cuda.CUDAGraph`: operations that are noted in place of being done, and done in each replay."""
-
-    def __init__(self):
-        self._operations = []
-
-    def note(self, func, args, kwargs):
-        """Note an operation; returns what it will write its results into. No argument changes."""
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        before = [tensor.clone() for tensor in tensors]
-        result = func(*args, **kwargs)
-        for tensor, values in zip(tensors, before, strict=True):
-            tensor.copy_(values)
-        self._operations.append((func, args, kwargs, result))
-        return result
-
-    def replay(self):
-        EmulatedDevice.current._launch("graph")
-        for func, args, kwargs, result in self._operations:
-            for target, values in zip(tree_leaves(result), tree_leaves(func(*args, **kwargs)), strict=True):
-                if target is not values:
-                    target.copy_(values)
-
-    @contextlib.contextmanager
-    def captured(self, **settings):
-        device = EmulatedDevice.current
-        device.capturing = self
-        try:
-            yield
-        finally:
-            device.capturing = None
 
 
 @contextlib.contextmanager
@@ -422,7 +271,6 @@ def emulated_cuda(*, as_cpu=False, free=MEMORY - (11 << 30)):
         "current_device": lambda: 0,
         "get_device_name": lambda *args: "emulated",
         "is_bf16_supported": lambda including_emulation=True: True,
-        "is_current_stream_capturing": lambda: device.capturing is not None,
         "manual_seed_all": lambda seed: None,
         "mem_get_info": lambda *args: (free, MEMORY),
         "memory_allocated": lambda *args: 0,
@@ -430,14 +278,12 @@ def emulated_cuda(*, as_cpu=False, free=MEMORY - (11 << 30)):
         "max_memory_allocated": lambda *args: 0,
         "reset_peak_memory_stats": lambda *args: None,
         "empty_cache": lambda: None,
-        "synchronize": lambda *args: device.wait("torch.cuda.synchronize"),
+        "synchronize": lambda *args: None,
         "Stream": Stream,
         "Event": Stream,
         "stream": lambda stream: contextlib.nullcontext(),
         "current_stream": lambda *args: Stream(),
         "device": lambda device: contextlib.nullcontext(),
-        "CUDAGraph": Graph,
-        "graph": lambda graph, **settings: graph.captured(**settings),
     }
     torch._C._ensureCUDADeviceGuardSet()
     with contextlib.ExitStack() as stack:
