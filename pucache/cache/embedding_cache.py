@@ -131,7 +131,17 @@ class EmbeddingCache:
         return taken[0] if len(taken) == 1 else np.concatenate(taken)
 
     def not_finite_error(self, rows: np.ndarray) -> CacheError:
-        """Return the error for rows that are NaN or infinite, at least one; it names the file of the first one."""
+        """Return the error for rows that are NaN or infinite; it names the file of the first one.
+
+        Parameters
+        ----------
+        rows : ndarray of int64, (m,), ascending
+            At least one.
+
+        Returns
+        -------
+        CacheError
+        """
         number = int(np.searchsorted(self._starts, rows[0], "right")) - 1
         inside = rows[rows < self._starts[number + 1]] - self._starts[number]
         return self.files[number].not_finite_error(inside)

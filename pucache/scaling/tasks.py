@@ -75,12 +75,36 @@ class ShardTasks:
         self._stack.close()
 
     def check(self, problem: Callable[[], str], packages: Iterable[str]) -> None:
-        """Check every node of the cluster, see `pucache.scaling.cluster.check_nodes`."""
+        """Check every node of the cluster.
+
+        Parameters
+        ----------
+        problem : callable
+            Called on each node: returns the reason why the node cannot do the work, "" where it can.
+        packages : iterable of str
+            Packages whose versions can change the last bits of the results.
+
+        Raises
+        ------
+        EngineError
+            A node lacks pucache or a package, has another version, has a problem, or does not answer.
+        """
         with as_one_line():
             check_nodes(problem, tuple(packages))
 
     def map(self, function: Callable[[Any, Any], Any], shared: Any, items: Sequence[Any]) -> Iterator[Any]:
-        """Yield ``function(shared, item)`` of every item, in order; raises what the first one that fails raises."""
+        """Apply a function to items in worker processes; raise what the first item that fails raises.
+
+        Parameters
+        ----------
+        function, shared, items
+            As for `outcomes`.
+
+        Yields
+        ------
+        object
+            ``function(shared, item)`` of each item, in order.
+        """
         for result, error in self.outcomes(function, shared, items):
             if error is not None:
                 raise error
@@ -112,6 +136,11 @@ class ShardTasks:
             Maps an item whose worker has died to the one that is tried next.
         on_done : callable
             Called when an item is done.
+
+        Yields
+        ------
+        result : object or None
+        error : Exception or None
         """
         with as_one_line():
             cores = _cores_per_task(len(items), self._workers, gpu=gpu)

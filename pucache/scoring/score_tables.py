@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ from ..storage.urls import is_url, path_or_url, without_secrets
 _TYPES = {"key": "string", "margin": "float32", "posterior": "float64", "label": "int8"}
 COLUMNS = tuple(_TYPES)
 FORMATS = ("csv", "parquet")
+_QUOTED, _PLAIN = rb'"[^"]*+(?:""[^"]*+)*+"', rb'(?:[^",\r\n][^,\r\n]*+)?'
+_CELLS = re.compile(rb"(?:(?:%b|%b)(?:,|\r\n?|\n|\Z))*+" % (_QUOTED, _PLAIN))  # RFC 4180
+_LONGEST_KEY = 1 << 17  # bytes; a longer one is several rows behind a damaged quote
 
 
 @dataclass(frozen=True)
@@ -124,15 +128,23 @@ def _format(out: str | Path) -> str:
 
 
 def _read_csv(path: Path) -> Any:
-    from pyarrow import csv
+    import pyarrow as arrow
+    from pyarrow import compute, csv
 
+    content = path.read_bytes()
+    if not _CELLS.fullmatch(content):  # pyarrow reads "a"b as ab
+        raise ValueError("a quoted cell does not end at its closing quote")
     kinds = csv.ConvertOptions(  # a key may be 007 or NA
         column_types={name: "string" if name == "key" else "float64" for name in COLUMNS},
         include_columns=COLUMNS,
         null_values=[],
         strings_can_be_null=False,
     )
-    return csv.read_csv(path, parse_options=csv.ParseOptions(newlines_in_values=True), convert_options=kinds)
+    cells = csv.ParseOptions(newlines_in_values=True)
+    table = csv.read_csv(arrow.BufferReader(content), parse_options=cells, convert_options=kinds)
+    if len(table) and compute.max(compute.binary_length(table["key"])).as_py() > _LONGEST_KEY:
+        raise ValueError(f"a key is longer than {_LONGEST_KEY:,} bytes")
+    return table
 
 
 def _read_parquet(path: Path) -> Any:

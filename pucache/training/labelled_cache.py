@@ -186,7 +186,18 @@ class LabelledCache:
         return self._designs[str(chosen)]
 
     def neighbour_graph(self, rows: np.ndarray | None, device: str) -> NeighbourGraph:
-        """Graph of the nearest neighbours of some rows, or of all; that of all rows of a cache is kept beside it."""
+        """Graph of the nearest neighbours; that of all rows of a cache is kept beside it.
+
+        Parameters
+        ----------
+        rows : ndarray of int64, (m,), or None
+            Only these rows; None for all.
+        device : str
+
+        Returns
+        -------
+        NeighbourGraph
+        """
         from ..neighbours.graph import cached_graph, neighbour_graph  # only where neighbours are looked at
 
         if self.sampled is None and rows is None:
