@@ -43,7 +43,7 @@ from .whitening import Whitening
 NEIGHBOURS = 30
 METHODS = ("auto", "exact", "ivf")
 _EXACT_PAIRS = {"cpu": 1 << 33, "cuda": 1 << 41}  # rows times rows that are compared in seconds
-_VISITS, _MIN_VISITS, _MAX_SHARE = 1 << 34, 1 << 13, 0.25  # rows visited: by all rows; by one; share of the pile
+_VISITS, _MIN_VISITS, _MAX_SHARE = 1 << 33, 1 << 13, 0.125  # rows visited: by all rows; by one; share of the pile
 _SAMPLE_PER_CELL = 64  # rows that a centroid is learned from
 _TRUE_ROWS = 256  # that the recall is measured on
 _EQUAL = 5e-4  # difference of cosines from rounding to float16

@@ -77,7 +77,7 @@ def score_shards(
                 for start in range(0, len(margins), _ROWS_PER_BLOCK):
                     part = margins[start : start + _ROWS_PER_BLOCK]
                     first = shard.rows.start + start
-                    yield with_posterior(model, cache.keys[first : first + len(part)], part)
+                    yield with_posterior(model, cache.keys.encoded(slice(first, first + len(part))), part)
 
         return replace(report, positives=write_scores(out, rows()))
 

@@ -162,10 +162,10 @@ def planned(
 def scored_rows(model: PULinearClassifier, cache: EmbeddingCache) -> Iterator[ScoredRows]:
     """Score all rows with a model, in blocks; the bytes read are verified."""
     for rows, margins in prefetch(model.margins_of(cache)):
-        yield with_posterior(model, cache.keys[rows], margins)
+        yield with_posterior(model, cache.keys.encoded(rows), margins)
 
 
-def with_posterior(model: PULinearClassifier, key: list[str], margins: np.ndarray) -> ScoredRows:
+def with_posterior(model: PULinearClassifier, key: np.ndarray, margins: np.ndarray) -> ScoredRows:
     """Scored rows of a model, given their keys and margins."""
     labels = (margins > np.float32(model.threshold_)).astype(np.int8)
     return ScoredRows(key, margins, model.posterior(margins), labels)
@@ -174,7 +174,7 @@ def with_posterior(model: PULinearClassifier, key: list[str], margins: np.ndarra
 def _rows_with_neighbours(pile: Pile, cache: EmbeddingCache, progress: Progress | None) -> Iterator[ScoredRows]:
     threshold = np.float32(pile.threshold)
     for rows, scores in prefetch(pile.scores_of(cache, progress)):
-        yield ScoredRows(cache.keys[rows], scores, pile.posterior(scores), (scores > threshold).astype(np.int8))
+        yield ScoredRows(cache.keys.encoded(rows), scores, pile.posterior(scores), (scores > threshold).astype(np.int8))
 
 
 def _source_of(images: str | Path | Sequence[str | Path] | EmbeddingCache | Source) -> str | Source | None:

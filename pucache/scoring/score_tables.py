@@ -30,14 +30,14 @@ class ScoredRows:
 
     Attributes
     ----------
-    key : list of str
+    key : list of str, or ndarray of their UTF-8 (dtype S), (b,)
     margin : ndarray of float32, (b,)
     posterior : ndarray of float64, (b,)
     label : ndarray of int8, (b,)
         0 or 1.
     """
 
-    key: list[str]
+    key: list[str] | np.ndarray
     margin: np.ndarray
     posterior: np.ndarray
     label: np.ndarray

@@ -88,7 +88,7 @@ def table_writer(stream: TextIO) -> Callable[[Sequence[object]], object]:
 
 # --- tables of many rows ---------------------------------------------------------------------------
 
-Columns = Mapping[str, Any]  # name to values, an array or a list
+Columns = Mapping[str, Any]  # name to values: an array, or texts without NUL as a list or as UTF-8 of dtype S
 _ROW_GROUP = 1 << 16  # rows per row group of a Parquet file
 _LEAST = 1e-17  # from here up to `_MOST`, a number times a power of ten, exact up to 10^22, has six digits before the
 _MOST = 1e5  # point
@@ -129,9 +129,28 @@ def _csv_writer(stream: Any, schema: Any) -> Iterator[Callable[[Columns], None]]
 
         def write(columns: Columns) -> None:
             rounded = {name: six_digits(values) if name in numbers else values for name, values in columns.items()}
-            writer.write_table(arrow.table(rounded, schema=wide))
+            writer.write_table(_arrow_table(rounded, wide))
 
         yield write
+
+
+def _arrow_table(columns: Columns, schema: Any) -> Any:
+    """Arrow's table of columns, made of buffers: `pyarrow.array` imports pandas where that is installed."""
+    import pyarrow as arrow
+
+    arrays = []
+    for field in schema:
+        values, buffers = columns[field.name], [None]
+        if arrow.types.is_string(field.type):
+            values = values if isinstance(values, np.ndarray) else np.array([text.encode() for text in values], "S")
+            characters = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), values.itemsize)
+            used = characters != 0
+            buffers.append(arrow.py_buffer(np.concatenate([[0], used.sum(1).cumsum()]).astype(np.int32)))
+            buffers.append(arrow.py_buffer(characters[used]))
+        else:
+            buffers.append(arrow.py_buffer(np.ascontiguousarray(values, field.type.to_pandas_dtype())))
+        arrays.append(arrow.Array.from_buffers(field.type, len(values), buffers))
+    return arrow.Table.from_arrays(arrays, schema=schema)
 
 
 @contextmanager
@@ -145,7 +164,7 @@ def _parquet_writer(stream: Any, schema: Any) -> Iterator[Callable[[Columns], No
         def write(columns: Columns) -> None:
             """Write the row groups that are complete."""
             nonlocal waiting
-            waiting = arrow.concat_tables([waiting, arrow.table(dict(columns), schema=schema)])
+            waiting = arrow.concat_tables([waiting, _arrow_table(columns, schema)])
             while len(waiting) >= _ROW_GROUP:
                 writer.write_table(waiting.slice(0, _ROW_GROUP).combine_chunks())
                 waiting = waiting.slice(_ROW_GROUP)

@@ -374,7 +374,11 @@ def fields(target):
 
 def made_from(target):
     """Names that a class is made from; none where no caller makes it, as with a protocol or an error."""
-    if "__dataclass_fields__" in vars(target) or "__init__" not in vars(target) or getattr(target, "_is_protocol", False):
+    if (
+        "__dataclass_fields__" in vars(target)
+        or "__init__" not in vars(target)
+        or getattr(target, "_is_protocol", False)
+    ):
         return fields(target)
     return [name for name in inspect.signature(target.__init__).parameters if name != "self"]
 
