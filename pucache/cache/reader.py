@@ -186,11 +186,6 @@ class CacheFile:
         return self.header.dtype
 
     @property
-    def raw_key_bytes(self) -> int:
-        """Width of the stored keys in bytes."""
-        return self.header.extents["keys"].dtype.itemsize
-
-    @property
     def checksum(self) -> str:
         """sha256 of the checksum table, hexadecimal; it identifies the content of the file."""
         return self.header.checksums.checksum

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .audit import MORE
+
 if TYPE_CHECKING:
     from .audit import Audit
     from .session_state import SessionProgress
@@ -12,7 +14,6 @@ _MIN_DECISIONS = 50  # before anything is said about the rate
 _LOW_RATE = 0.1  # of positives among the last decisions
 _MIN_DRAWS = 20  # of the audit, before its share of positives counts
 _ENOUGH = 0.95  # recall from which on nothing more is asked for
-MORE = 200  # random images that an outlook is given for
 
 
 def advice(
