@@ -64,6 +64,8 @@ setup(
     extras_require={
         "bench": bench,
         "docs": docs,
+        "heif": ["pillow-heif>=0.21"],
+        "onnx": ["onnx>=1.16", "onnxruntime>=1.18", "onnxscript>=0.5"],
         "openvino": ["openvino>=2025.0"],
         "parquet": [],  # pyarrow is always installed; the name stays for older requirements
         "ray": ["ray>=2.50"],
@@ -77,6 +79,10 @@ setup(
             "mypy>=1.13",
             "import-linter>=2.1",
             *bench,
+            "pillow-heif>=0.21",
+            "onnx>=1.16",
+            "onnxruntime>=1.18",
+            "onnxscript>=0.5",
             "ray>=2.50",
             "s3fs>=2024.6",
             "moto[server]>=5",
@@ -90,5 +96,5 @@ setup(
             *docs,
         ],
     },
-    entry_points={"console_scripts": ["pucache = pucache.cli.main:run"]},
+    entry_points={"console_scripts": ["pucache = pucache.cli.start:run"]},
 )

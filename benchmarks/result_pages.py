@@ -80,15 +80,6 @@ class ResultPage:
 PAGES = (
     # made by `make bench`, in this order; retrieval is last, as its length follows from the time that is left
     ResultPage(
-        "passes",
-        "how often a command reads the embeddings",
-        "speed.passes",
-        "FOLDER",
-        0.5,
-        DEMO,
-        bench=Bench(0.5),
-    ),
-    ResultPage(
         "paper",
         "accuracy beside the published figures, losses, wrong priors",
         "paper.tables",
@@ -136,6 +127,15 @@ PAGES = (
             5, "--classes cat truck coat bag --labelled 20", "--quick --classes truck --labelled 20", 0.5, limited=True
         ),
     ),
+    ResultPage(
+        "new-images",
+        "the share of positives in new images, decisions at it, and images of another kind",
+        "quality.new_images",
+        "DIR --fashion SOURCE",
+        12,
+        BOTH,
+        bench=Bench(3, "--draws 20 --seeds 3", "--quick --draws 5 --seeds 1", 0.5, limited=True),
+    ),
     # made one at a time
     ResultPage(
         "suite",
@@ -153,7 +153,14 @@ PAGES = (
         12,
         ALL,
     ),
-    ResultPage("rounds", "positives found in rounds of 100 images", "quality.rounds", "DIR --fashion SOURCE", 20, BOTH),
+    ResultPage(
+        "penalty",
+        "what the choice of the penalty costs against the best by the truth",
+        "quality.penalty",
+        "DIR --fashion SOURCE",
+        12,
+        ALL,
+    ),
     ResultPage(
         "review",
         "positives that a review finds per image looked at, beside rounds and ASReview",
@@ -164,35 +171,15 @@ PAGES = (
         "ASReview in an environment of its own",
     ),
     ResultPage("audit", "how often the count of hidden positives holds the truth", "quality.audit", "", 6, "simulated"),
-    ResultPage(
-        "unlabelled-rows",
-        "how many unlabelled rows training needs",
-        "quality.unlabelled_rows",
-        "DIR --fashion SOURCE",
-        25,
-        f"{BOTH}, {PLANTED}",
-    ),
-    ResultPage(
-        "leads", "whether clusters, bagging or other weights would find more", "quality.leads", "DIR", 60, CIFAR
-    ),
-    ResultPage(
-        "objectives", "whether another loss or self-training would do better", "quality.objectives", "DIR", 20, CIFAR
-    ),
-    ResultPage("paths", "what each runtime costs in precision", "quality.paths", "DIR FOLDER", 30, CIFAR),
     ResultPage("pretrain", "what pretraining gives, three seeds", "quality.pretrain", "DIR FOLDER", 30, CIFAR),
     ResultPage("pretrain-cpu-whole", "the same on the whole task", "quality.pretrain", "DIR FOLDER --whole", 70, CIFAR),
     ResultPage("pretrain-speed", "images a second of pretraining", "quality.pretrain", "DIR FOLDER --speed", 10, CIFAR),
     ResultPage("start", "how long a command takes to start", "speed.start", "FOLDER", 4, DEMO),
-    ResultPage("contention", "how training shares a busy machine", "speed.contention", "FOLDER --cifar DIR", 10, CIFAR),
     ResultPage(
         "review-speed", "how soon a decision is in the ranking", "speed.review", "FOLDER --like CACHE", 5, CIFAR
     ),
     ResultPage("embed-cpu", "images a second of embedding", "speed.embed", "DIR FOLDER", 30, CIFAR),
-    ResultPage("opening", "opening and reading a cache", "speed.opening", "FOLDER", 2, PLANTED, "2 GB of disk"),
     ResultPage("scoring", "scoring beside the speed of reading", "speed.scoring", "FOLDER", 6, PLANTED, "3 GB of disk"),
-    ResultPage(
-        "memory", "memory of training on two million rows", "speed.memory", "FOLDER", 3, PLANTED, "3 GB of disk"
-    ),
     ResultPage(
         "scale",
         "growth of time and memory with the rows",
@@ -226,13 +213,7 @@ PAGES = (
         PLANTED,
         "Ray",
     ),
-    ResultPage(
-        "imports", "importing folders of arrays and Parquet", "speed.imports", "FOLDER", 5, PLANTED, "4 GB of disk"
-    ),
-    ResultPage("listing", "a million files", "speed.listing", "FOLDER", 10, "made-up names"),
     ResultPage("faults", "what is lost when things break", "robustness.faults", "FOLDER", 15, DEMO),
-    ResultPage("fuzz", "damaged inputs", "robustness.fuzz", "--inputs 100000", 6, "made-up files"),
-    ResultPage("safety-cost", "what safety costs", "robustness.safety_cost", "DIR FOLDER", 15, CIFAR),
     ResultPage("gpu", "speed on CUDA, and agreement with the CPU", "gpu", "OUT", 10, PLANTED, "an NVIDIA GPU"),
     ResultPage("docker", "containers", "", "make test-docker FIGURES=FILE", 20, DEMO, "Docker"),
 )

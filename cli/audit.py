@@ -26,13 +26,11 @@ def audit(session: str, level: float, as_json: bool) -> None:
     pucache audit cache.h5.review
     """
     from pucache.reviewing.audit import audit as run
-    from pucache.reviewing.audit import model_estimate
 
     audited = run(session, level=level)
-    estimate = model_estimate(session, audited)
-    sentence = audited.sentence(estimate)
-    result = audited.as_dict() | {"model_estimate": estimate, "sentence": sentence}
-    output.print_result(result, [sentence, *_lines(audited)], as_json)
+    statements = audited.statements()
+    result = audited.as_dict() | {"sentence": statements[0], "statements": statements}
+    output.print_result(result, [*statements, *_lines(audited)], as_json)
 
 
 def _lines(audited: Audit) -> list[str]:

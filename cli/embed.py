@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     metavar="bundled|timm:NAME|RUN_DIR",
     help="Encoder that computes the embeddings.",
 )
+@click.option(
+    "--key-column", metavar="NAME", help="Column of the keys of Parquet files.  [default: the path beside each image]"
+)
+@click.option("--labels-to", metavar="FILE", help="Write the labels in Parquet files as a CSV file key,label.")
+@click.option("--label-column", metavar="NAME", help="Column of the labels, for --labels-to.")
 @options.encoding
 @click.option(
     "--reuse",
@@ -62,33 +67,46 @@ def embed(
     profile: bool,
     strict: bool,
     as_json: bool,
+    key_column: str | None,
+    labels_to: str | None,
+    label_column: str | None,
     **rest: Any,
 ) -> None:
     """Embed the images of SOURCE into the file CACHE; with --engine ray, into a folder of shards.
 
-    SOURCE is a folder, a manifest (.txt, .csv, .tsv), .tar shards ('shards/*.tar'), or an fsspec URL
-    of any of these. CACHE is a path or an fsspec URL. The key of an image is its path within SOURCE.
+    SOURCE is a folder, a manifest (.txt, .csv, .tsv), .tar, .zip or .parquet files ('shards/*.tar'), or an
+    fsspec URL of any of these. CACHE is a path or an fsspec URL. The key of an image is its path within SOURCE.
     Run the command again to continue after an interruption, or to add new and changed images; unchanged
     images are not computed again. `pucache info` lists the images that could not be read.
 
     \b
     pucache embed photos/ cache.h5
     pucache embed photos/ cache.h5 --encoder timm:resnet50 --weights resnet50.safetensors
+    pucache embed train.parquet cache.h5 --labels-to labels.csv --label-column label
     pucache embed photos/ shards/1.h5 --shard 1/4       # then train on shards/, or pucache pack
     pucache embed s3://bucket/photos s3://bucket/shards --engine ray --shards 64 --address head:6379
     """
     from pucache.allocator import keep_freed_memory
 
     keep_freed_memory()  # before the first thread, or large array
+    from pucache.images.source import open_source
+
     from .progress import terminal_progress
 
+    if (labels_to is None) != (label_column is None):
+        raise ValueError("--labels-to FILE and --label-column NAME go together; give both, or neither")
     pruned, progress = rest["prune"], terminal_progress()
+    opened = source if key_column is None and labels_to is None else open_source(source, key_column=key_column)
+    if labels_to is not None and label_column is not None:
+        from pucache.images.parquet import write_labels
+
+        write_labels(opened, label_column, labels_to)
     if engine == "ray":
         count = _shards_for_ray(shards, shard, profile)
         from pucache.scaling.embed_shards import embed_shards
 
         in_shards = embed_shards(
-            source, cache, count, encoder, workers=workers, address=address, progress=progress, **rest
+            opened, cache, count, encoder, workers=workers, address=address, progress=progress, **rest
         )
         output.print_result({**_result(in_shards), "shards": in_shards.shards}, [*_lines(in_shards, pruned)], as_json)
         output.exit_for_failures(len(in_shards.failures), strict)
@@ -100,7 +118,7 @@ def embed(
     names = ("weights", "device", "precision", "runtime", "batch_size")
     encoder_options = EncoderOptions(name=encoder, **{name: rest.pop(name) for name in names})
     embed_options = EmbedOptions(shard=options.parse_shard(shard), **rest)
-    report = run_embedding(source, cache, encoder_options, options=embed_options, workers=workers, progress=progress)
+    report = run_embedding(opened, cache, encoder_options, options=embed_options, workers=workers, progress=progress)
     timing = {"profile": report.profile.summary()} if profile else {}
     lines = [*_lines(report, pruned), *([report.profile.line()] if profile else [])]
     output.print_result({**_result(report), **timing}, lines, as_json)

@@ -9,8 +9,8 @@ import click
 from . import options, output
 
 if TYPE_CHECKING:
-    from pucache.estimates.label_requirements import LabelCount
     from pucache.estimates.priors import PriorEstimate
+    from pucache.training.labelled_cache import LabelledCache
 
 _NO_INTERVAL = (
     "only tilt has an interval: those of the other methods leave out their bias, and held the truth too rarely"
@@ -19,8 +19,10 @@ _NO_INTERVAL = (
 
 @click.command("estimate-prior")
 @options.caches
-@options.positives
+@options.positives_or_concepts
 @options.negatives
+@options.label_columns
+@options.concepts
 @click.option(
     "--method",
     "methods",
@@ -29,15 +31,15 @@ _NO_INTERVAL = (
 )
 @click.option("--level", default=0.9, show_default=True, help="Confidence level of the interval of tilt, in (0, 1).")
 @options.twins
-@options.folds
 @options.all_rows
 @options.device
 @options.seed
 @options.as_json
 def estimate_prior(
     cache: tuple[str, ...],
-    positives: str,
+    positives: str | None,
     negatives: str | None,
+    concepts: str | None,
     twins: float,
     methods: tuple[str, ...],
     all_rows: bool,
@@ -53,6 +55,7 @@ def estimate_prior(
 
     \b
     pucache estimate-prior cache.h5 --positives found.txt
+    pucache estimate-prior cache.h5 --concepts labels.csv --method tilt
     """
     from pucache.cache.embedding_cache import open_cache
     from pucache.estimates.label_requirements import LabelCount
@@ -62,8 +65,14 @@ def estimate_prior(
 
     from .progress import terminal_progress
 
+    options.check_labels_named(positives, negatives, concepts=concepts)
     methods = methods or tuple(METHODS)
-    check_request(methods, level=parameters["level"], n_folds=parameters["n_folds"])
+    check_request(methods, level=parameters["level"])
+    if concepts is not None:
+        rows = {"twins": options.twin_cosine(twins), "all_rows": all_rows, "seed": parameters["seed"]}
+        _estimate_concepts(cache, concepts, rows, {"methods": methods, **parameters}, as_json)
+        return
+    assert positives is not None  # by `check_labels_named`
     data = LabelledCache.of(
         open_cache(cache),
         positives,
@@ -81,28 +90,55 @@ def estimate_prior(
         return
     estimates = estimate_prior_on(data, methods=methods, progress=terminal_progress(), **parameters)
     result = counts | {
-        "estimates": {estimate.method: _stated(estimate, count) for estimate in estimates},
+        "estimates": {estimate.method: vars(estimate) for estimate in estimates},
         "note": count.sentence,
     }
     with_interval = any(estimate.has_interval for estimate in estimates)
     interval = f"{estimates[0].level:.0%} interval" if with_interval else "no interval"
-    stated_prior = estimates[0].prior if count.has_points else None
     lines = [
         line,
-        *options.sample_lines(data.sample, stated_prior),
+        *options.sample_lines(data.sample, estimates[0].prior),
         f"{'method':<10} {'prior':>8}   {interval}",
-        *(_line(estimate, count) for estimate in estimates),
+        *(_line(estimate) for estimate in estimates),
         *([] if all(estimate.has_interval for estimate in estimates) else [_NO_INTERVAL]),
         *filter(None, [count.sentence]),
     ]
     output.print_result(result, lines, as_json)
 
 
-def _stated(estimate: PriorEstimate, count: LabelCount) -> dict[str, Any]:
-    """Fields of an estimate, without the single figure where the labels are too few for it."""
-    return vars(estimate) if count.has_points else vars(estimate) | {"prior": None}
+def _estimate_concepts(
+    cache: tuple[str, ...], concepts: str, rows: dict[str, Any], request: dict[str, Any], as_json: bool
+) -> None:
+    """Estimate the prior of each concept."""
+    from pucache.cache.embedding_cache import open_cache
+    from pucache.estimates.label_requirements import LabelCount
+    from pucache.training.estimate_prior import estimate_prior_on
+    from pucache.training.train_concepts import each_concept
+
+    from .progress import terminal_progress
+
+    result: dict[str, Any] = {}
+    table: dict[str, dict[str, str]] = {}
+
+    def estimate(name: str, data: LabelledCache) -> None:
+        count, labelled = LabelCount.of(data.s, groups=data.group), int(data.s.sum())
+        estimates = estimate_prior_on(data, progress=terminal_progress(), **request) if count.has_estimates else []
+        by_method = {one.method: vars(one) for one in estimates}
+        result[name] = {"labelled_positives": labelled, "unlabelled": data.n_unlabelled, "note": count.sentence}
+        result[name] |= {"estimates": by_method or None}
+        shown = {one.method: f"{'' if one.prior is None else f'{one.prior:.4f} '}{_interval(one)}" for one in estimates}
+        columns = {method: shown.get(method, "").strip() for method in request["methods"]}
+        table[name] = {"labelled": f"{labelled:,}", **columns, "note": "" if estimates else "too few labels"}
+
+    failures = each_concept(open_cache(cache), concepts, estimate, **rows)
+    output.print_result({"concepts": result, "failures": failures}, output.concept_lines(table), as_json)
+    output.exit_for_concepts(failures)
 
 
-def _line(estimate: PriorEstimate, count: LabelCount) -> str:
-    prior = f"{estimate.prior:8.4f}" if count.has_points else f"{'':8}"
-    return f"{estimate.method:<10} {prior}   {estimate.interval_text('{:.4f}'.format)}".rstrip()
+def _interval(estimate: PriorEstimate) -> str:
+    return estimate.interval_text("{:.4f}".format) if estimate.has_interval else ""
+
+
+def _line(estimate: PriorEstimate) -> str:
+    prior = "" if estimate.prior is None else f"{estimate.prior:.4f}"
+    return f"{estimate.method:<10} {prior:>8}   {estimate.interval_text('{:.4f}'.format)}".rstrip()

@@ -16,6 +16,7 @@ from . import options, output
     help="True classes: a CSV with columns key,label (1 or 0), or a list of the positive keys.",
 )
 @click.option("--positives", metavar="FILE", help="Labelled positives, which are excluded from the metrics.")
+@options.label_columns
 @click.option(
     "--at",
     multiple=True,

@@ -8,24 +8,83 @@ from . import options, output
 
 
 @click.command()
-@click.argument("cache")
+@click.argument("what", metavar="CACHE_OR_MODEL")
 @click.argument("out")
+@click.option("--scores", metavar="FILE", help="Table of score: adds the columns margin and posterior.")
+@click.option("--session", metavar="FOLDER", help="Folder of a review: adds the column decision, 1 or 0.")
+@click.option(
+    "--thumbnails",
+    is_flag=False,
+    flag_value=160,
+    type=click.IntRange(min=1),
+    metavar="[PIXELS]",
+    help="Add the column thumbnail, a JPEG of at most so many pixels a side (160 where no number is given).",
+)
+@options.images
+@click.option("--weights", metavar="FILE", help="Weights of the encoder of MODEL, as for embed.")
+@click.option(
+    "--input",
+    "pixels",
+    type=click.Choice(["uint8", "float32"]),
+    help="Type of the images that model.onnx takes: 0 to 255, or 0 to 1.  [default: uint8]",
+)
 @options.as_json
-def export(cache: str, out: str, as_json: bool) -> None:
-    """Write CACHE (a file, or a folder of cache files) as the Parquet file OUT.
+def export(
+    what: str,
+    out: str,
+    scores: str | None,
+    session: str | None,
+    thumbnails: int | None,
+    images: str | None,
+    weights: str | None,
+    pixels: str | None,
+    as_json: bool,
+) -> None:
+    """Write a cache as the Parquet file OUT, or a model as the ONNX file OUT.
 
-    Columns: key, embedding (float16 or float32), digest, size, mtime_ns. import-embeddings makes the same
-    cache from it again.
+    Columns of FILE.parquet: key, embedding (float16 or float32), digest, size, mtime_ns; import-embeddings makes the
+    same cache from it again. model.onnx takes images of the encoder's input size and gives embedding, margin,
+    posterior and label; it needs pip install 'pucache[onnx]'.
 
     \b
     pucache export cache.h5 embeddings.parquet
+    pucache export cache.h5 pile.parquet --scores scores.csv --session cache.h5.review --thumbnails
+    pucache export model.safetensors model.onnx
     """
-    from pucache.cache.exporting import export as run
     from pucache.storage.urls import without_secrets
+
+    name = without_secrets(out)
+    if out.lower().endswith(".onnx"):
+        if any(value is not None for value in (scores, session, thumbnails, images)):
+            raise ValueError("--scores, --session, --thumbnails and --images are for a cache; leave them out")
+        from pucache.scoring.onnx_model import export_onnx
+
+        model = export_onnx(what, out, weights=weights, images=pixels or "uint8")
+        result = {**vars(model), "out": name, "encoder": str(model.encoder or "")}
+        described = "; ".join(f"{each} {kind}" for each, kind in {**model.inputs, **model.outputs}.items())
+        lines = [
+            f"{name}: {described}",
+            f"margins are within {model.difference:.1e} of pucache's on 32 images",
+        ]
+        output.print_result(result, lines, as_json)
+        return
+    if weights is not None or pixels is not None:
+        raise ValueError("--weights and --input are for a model that is written as .onnx; leave them out")
+    if images is not None and thumbnails is None:
+        raise ValueError("--images are for --thumbnails; leave them out")
+    from pucache.cache.embedding_cache import open_cache
+    from pucache.cache.exporting import check_parquet
+    from pucache.cache.exporting import export as run
 
     from .progress import terminal_progress
 
-    report = run(cache, out, progress=terminal_progress())
-    name = without_secrets(out)
+    check_parquet(out)
+    cache, columns = open_cache(what), []
+    if scores is not None or session is not None or thumbnails is not None:
+        from pucache.reviewing.pile_columns import pile_columns
+
+        columns = pile_columns(cache, scores=scores, session=session, thumbnails=thumbnails or 0, images=images)
+    report = run(cache, out, columns=columns, progress=terminal_progress())
     result = {"out": name, "rows": report.rows, "encoder": str(report.encoder), "dtype": report.dtype}
-    output.print_result(result, [f"{name}: {report.rows:,} rows of {report.encoder}, {report.dtype}"], as_json)
+    more = "".join(f", {field.name}" for field, _ in columns)
+    output.print_result(result, [f"{name}: {report.rows:,} rows of {report.encoder}, {report.dtype}{more}"], as_json)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -14,7 +15,7 @@ from typing import Any
 
 import click
 
-from pucache.errors import PUCacheError
+from pucache.errors import PUCacheError, UnknownEncoderError, one_line
 from pucache.threads import set_thread_defaults
 from pucache.version import __version__
 
@@ -73,15 +74,25 @@ class Commands(click.Group):
             if os.environ.get("PUCACHE_DEBUG"):
                 raise
             wrong_usage = isinstance(error, ValueError) and not isinstance(error, PUCacheError)
-            text = printable(" ".join(str(error).split())) or "out of memory"
-            raise (WrongUsage if wrong_usage else Failure)(text) from error
-        except RuntimeError as error:
+            text = printable(" ".join(str(error).split()))
+            if isinstance(error, MemoryError):
+                text = f"out of memory: {text}" if text else "out of memory"
+            raise (WrongUsage if wrong_usage or isinstance(error, UnknownEncoderError) else Failure)(text) from error
+        except (RuntimeError, ImportError) as error:
             from pucache.devices import device_memory_shortage
 
-            shortage = None if os.environ.get("PUCACHE_DEBUG") else device_memory_shortage(error)
+            shortage = None if os.environ.get("PUCACHE_DEBUG") else device_memory_shortage(error) or _shortage(error)
             if shortage is None:
                 raise
             raise Failure(shortage) from error
+
+
+_NO_MEMORY = re.compile("an.t allocate memory|failed to map segment|bad_alloc|can't start new thread")
+
+
+def _shortage(error: BaseException) -> str | None:
+    """Say on one line that the operating system refused memory; None where `error` is about something else."""
+    return f"out of memory: {one_line(error)}" if _NO_MEMORY.search(str(error)) else None
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -124,8 +135,10 @@ class _PrintableFormatter(logging.Formatter):
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C. Python drops either inside a `__del__`; it is then sent again."""
-    previous_handler, previous_hook = signal.getsignal(signal.SIGTERM), sys.unraisablehook
+    """Raise on Ctrl-C and SIGTERM. Python drops either inside a `__del__`; it is then sent again."""
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: _raise_terminated}
+    previous = {number: signal.getsignal(number) for number in handlers}
+    previous_hook = sys.unraisablehook
 
     def send_again(dropped: sys.UnraisableHookArgs) -> None:
         if not isinstance(dropped.exc_value, KeyboardInterrupt):
@@ -133,12 +146,14 @@ def _interruptible() -> Iterator[None]:
         number = signal.SIGTERM if isinstance(dropped.exc_value, Terminated) else signal.SIGINT
         threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
 
-    signal.signal(signal.SIGTERM, _raise_terminated)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
     sys.unraisablehook = send_again
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous_handler)
+        for number, before in previous.items():
+            signal.signal(number, before)
         sys.unraisablehook = previous_hook
 
 
@@ -170,7 +185,7 @@ for _command in (
 
 
 def run(arguments: list[str] | None = None) -> None:
-    """Run `pucache`, the console script.
+    """Run `pucache`; a standard output that cannot be written, such as a full disk, is one line.
 
     A signal that arrives after the command has finished ends the process at once with the command's
     exit code, instead of a traceback from a library that is shutting down.
@@ -182,6 +197,13 @@ def run(arguments: list[str] | None = None) -> None:
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
         raise
+    except OSError as error:
+        if error.errno is None or os.environ.get("PUCACHE_DEBUG"):
+            raise
+        code = 1
+        Failure(f"{error.filename or 'cannot write the standard output'}: {error.strerror}").show()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer of the standard output
+        sys.exit(code)
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: os._exit(code))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +19,8 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 caches = click.argument("cache", nargs=-1, required=True)
 _POSITIVES_HELP = (
-    "Labelled positives: a text file of keys (paths within the source), a CSV with a 'key' column (with a 'label' "
-    "column, only the rows labelled 1 count), or a glob on keys ('positives/**')."
+    "Labelled positives: a text file of keys (paths within the source), a table (CSV, TSV, Parquet) with a 'key' "
+    "column (with a 'label' column, only the rows labelled 1 count), or a glob on keys ('positives/**')."
 )
 positives = click.option("--positives", required=True, metavar="FILE|GLOB", help=_POSITIVES_HELP)
 negatives = click.option(
@@ -33,6 +35,13 @@ session = click.option(
     metavar="FOLDER",
     help="Folder of a review, such as cache.h5.review: its labels are used instead of --positives and --negatives. "
     "Where images were drawn at random in it, prior, recall, precision and F1 rest on these.",
+)
+positives_or_concepts = positives_or_session
+concepts = click.option(
+    "--concepts",
+    metavar="TABLE|FOLDER",
+    help="In place of --positives, the labels of many concepts: a CSV or Parquet table with the columns key and "
+    "concept, and possibly label (1 or 0); or a folder with a list of keys for each concept, CONCEPT.txt.",
 )
 images = click.option(
     "--images", metavar="SOURCE", help="Source of the images, where they have moved since CACHE was made."
@@ -152,9 +161,6 @@ twins = click.option(
     help="Images with equal bytes, or with at least this cosine similarity, count as duplicates. Above 1: equal bytes "
     "only.",
 )
-folds = click.option(
-    "--n-folds", default=5, show_default=True, type=click.IntRange(min=2), help="Number of folds for cross-fitting."
-)
 
 
 method = click.option(
@@ -212,8 +218,49 @@ def training(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def check_labels_named(positives: str | None, negatives: str | None, session: str | None) -> None:
-    """Check that labels come from files or from a session, and not from both."""
+def label_columns(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that name the columns of tables of labels, and apply them to these."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **parameters: Any) -> Any:
+        columns = {name: parameters.pop(f"{name}_column") for name in ("key", "label")}
+        columns = {name: column.strip().lower() for name, column in columns.items() if column is not None}
+        value = parameters.pop("label_value")
+        tables = ("positives", "negatives", "concepts", "truth")
+        files = [name for name in tables if parameters.get(name) is not None]
+        if columns or value is not None:
+            from pucache.storage.tables import LabelTable, has_columns
+
+            if not any(has_columns(parameters[name]) or os.path.isdir(parameters[name]) for name in files):
+                raise ValueError("--key-column, --label-column and --label-value are for a table of labels; name one")
+            parameters.update({name: LabelTable(parameters[name], **columns, value=value) for name in files})
+        return command(*args, **parameters)
+
+    for option in (
+        click.option("--label-value", metavar="TEXT", help="Cell of the column of labels that means positive."),
+        click.option("--label-column", metavar="NAME", help="Column of labels in tables of labels.  [default: label]"),
+        click.option("--key-column", metavar="NAME", help="Column of keys in tables of labels.  [default: key]"),
+    ):
+        run = option(run)
+    return run
+
+
+def check_session(session: str | None) -> None:
+    """Raise ValueError where --session names a file."""
+    if session is not None and os.path.isfile(session):
+        raise ValueError(f"--session takes the folder of a review, such as cache.h5.review; {session} is a file")
+
+
+def check_labels_named(
+    positives: str | None, negatives: str | None, session: str | None = None, concepts: str | None = None
+) -> None:
+    """Check that labels come from files, from a session, or are those of concepts, and not from two of these."""
+    if concepts is not None:
+        named = {"--positives": positives, "--negatives": negatives, "--session": session}
+        if given := [name for name, value in named.items() if value is not None]:
+            raise ValueError(f"--concepts has the labels of every concept; leave out {' and '.join(given)}")
+        return
+    check_session(session)
     if session is None and positives is None:
         raise click.UsageError("Missing option '--positives', or '--session' for the labels of a review.")
     if session is not None and (positives is not None or negatives is not None):
@@ -243,6 +290,8 @@ def training_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
         parameters["penalty"] = penalty if penalty == "auto" else float(penalty)
     except ValueError as error:
         raise ValueError(f"--penalty must be a number >= 0 or auto, got {penalty!r}") from error
+    if "seed" in parameters:
+        parameters["random_state"] = parameters.pop("seed")
     return parameters
 
 
@@ -256,4 +305,8 @@ def sample_lines(sample: UnlabelledSample | None, prior: float | None) -> list[s
 
 def twin_cosine(cosine: float) -> float | None:
     """Translate --twins: None stands for equal bytes only."""
+    if not cosine > 0:
+        raise ValueError(
+            f"--twins must be a cosine above 0, such as 0.999, or above 1 for equal bytes only; got {cosine:g}"
+        )
     return None if cosine > 1 else cosine

@@ -34,6 +34,24 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def concept_lines(rows: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Lines of a table with a row for each concept; the columns are those of the first row."""
+    if not rows:
+        return []
+    titles = list(next(iter(rows.values())))
+    cells = [["concept", *titles], *([name, *row.values()] for name, row in rows.items())]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
+
+
+def exit_for_concepts(failures: Mapping[str, str]) -> None:
+    """List the concepts that failed on stderr and exit with 3, where there are any."""
+    if failures:
+        lines = concept_lines({name: {"failed because": reason} for name, reason in failures.items()})
+        click.echo("\n".join(map(printable, lines)), err=True)
+        raise click.exceptions.Exit(3)
+
+
 def exit_for_failures(failures: int, strict: bool) -> None:
     """Exit with 3 where images failed and --strict is set."""
     if strict and failures:

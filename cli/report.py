@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from . import options, output
+
+if TYPE_CHECKING:
+    from pucache.cache.embedding_cache import EmbeddingCache
 
 _FIGURES = {"precision": "precision", "recall": "recall", "f1": "F1", "auc": "AUC"}
 
@@ -17,12 +20,14 @@ _FIGURES = {"precision": "precision", "recall": "recall", "f1": "F1", "auc": "AU
 @options.caches
 @options.positives_or_session
 @options.negatives
+@options.label_columns
 @options.session
+@options.concepts
 @click.option(
     "--model",
-    metavar="FILE",
-    help="Model from train-pu, which ranks the images and whose parameters are used for the estimates.  [default: "
-    "train with the default parameters]",
+    metavar="FILE|FOLDER",
+    help="Model from train-pu, which ranks the images and whose parameters are used for the estimates; with "
+    "--concepts, the folder of the models.  [default: train with the default parameters]",
 )
 @click.option(
     "--truth",
@@ -30,6 +35,7 @@ _FIGURES = {"precision": "precision", "recall": "recall", "f1": "F1", "auc": "AU
     help="True classes (CSV key,label, or the positive keys), for true metrics beside the estimates.",
 )
 @options.images
+@click.option("--new-images", metavar="CACHE", help="Cache of later images, which a section compares with CACHE.")
 @click.option(
     "--sample",
     default=1500,
@@ -48,6 +54,7 @@ def report(
     positives: str | None,
     negatives: str | None,
     session: str | None,
+    concepts: str | None,
     model: str | None,
     truth: str | None,
     twins: float,
@@ -63,6 +70,7 @@ def report(
 
     \b
     pucache report cache.h5 --positives found.txt --model model.safetensors
+    pucache report cache.h5 --concepts labels.csv
     """
     from pucache.cache.embedding_cache import open_cache
     from pucache.pages.report import report as run
@@ -70,9 +78,15 @@ def report(
 
     from .progress import terminal_progress
 
-    options.check_labels_named(positives, negatives, session)
-    check_writable(out, inputs=[*cache, *filter(None, [positives, negatives, model, truth])])
+    options.check_labels_named(positives, negatives, session, concepts)
+    check_writable(out, inputs=[*cache, *filter(None, [positives, negatives, concepts, model, truth])])
     opened = open_cache(cache)
+    if concepts is not None:
+        for option, value in {"--truth": truth, "--new-images": parameters.pop("new_images")}.items():
+            if value is not None:
+                raise ValueError(f"{option} is for one list of positives; leave it out with --concepts")
+        _report_concepts(opened, concepts, out, model, as_json, {"twins": options.twin_cosine(twins), **parameters})
+        return
     numbers = run(
         opened,
         options.labels_named(opened, positives, session),
@@ -86,6 +100,24 @@ def report(
         **parameters,
     )
     output.print_result(numbers | {"out": out}, [*_lines(numbers), f"wrote {out}"], as_json)
+
+
+def _report_concepts(
+    cache: EmbeddingCache, concepts: str, out: str, models: str | None, as_json: bool, settings: dict[str, Any]
+) -> None:
+    """Write the overview, and the page of each concept."""
+    from pucache.pages.concept_report import report_concepts
+
+    from .progress import terminal_progress
+
+    command = shlex.join(["pucache", *sys.argv[1:]])
+    result = report_concepts(
+        cache, concepts, out, models=models, command=command, progress=terminal_progress(), **settings
+    )
+    lines = [f"{' and '.join(one['concepts'])} both call {one['images']:,} images positive" for one in result["shared"]]
+    lines = [*lines[:10], f"wrote {out}, with a page for each of {len(result['concepts']):,} concepts"]
+    output.print_result(result | {"out": out}, lines, as_json)
+    output.exit_for_concepts(result["failures"])
 
 
 def _lines(numbers: dict[str, Any]) -> list[str]:

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 @click.command("retrieve-positives")
 @options.caches
-@options.positives
+@options.positives_or_concepts
 @options.negatives
+@options.label_columns
+@options.concepts
 @click.option("-k", default="100", show_default=True, metavar="N|all", help="Number of images to retrieve.")
 @click.option(
     "--by",
@@ -27,7 +29,11 @@ if TYPE_CHECKING:
     "neighbours (fused).  [default: similarity; with --model fused, or classifier where the labels of train-pu did not "
     "show that neighbours help]",
 )
-@click.option("--model", metavar="FILE", help="Model from train-pu, for --by classifier or fused.")
+@click.option(
+    "--model",
+    metavar="FILE|FOLDER",
+    help="Model from train-pu, for --by classifier or fused; with --concepts, the folder of the models.",
+)
 @click.option(
     "--similarity",
     type=click.Choice(["whitened", "centroid", "topk", "max"]),
@@ -59,7 +65,7 @@ if TYPE_CHECKING:
     default="ranked.csv",
     show_default=True,
     metavar="FILE",
-    help="Table rank,key,score to write, best first; - is the standard output.",
+    help="Table rank,key,score to write, best first; with --concepts concept,rank,key,score. - is the standard output.",
 )
 @click.option(
     "--review",
@@ -76,14 +82,12 @@ if TYPE_CHECKING:
 @options.as_json
 def retrieve_positives(
     cache: tuple[str, ...],
-    positives: str,
+    positives: str | None,
     negatives: str | None,
+    concepts: str | None,
     k: str,
-    by: str | None,
     model: str | None,
-    similarity: str | None,
     index: str,
-    diverse: float,
     twins: float,
     out: str,
     review: str | None,
@@ -93,6 +97,7 @@ def retrieve_positives(
     address: str | None,
     workers: int | None,
     as_json: bool,
+    **selection: Any,
 ) -> None:
     """Rank the unlabelled images of CACHE, likely positives first.
 
@@ -102,6 +107,7 @@ def retrieve_positives(
     \b
     pucache retrieve-positives cache.h5 --positives found.txt -k 200 --review review.html
     pucache retrieve-positives cache.h5 --positives found.txt --model model.safetensors
+    pucache retrieve-positives cache.h5 --concepts labels.csv --model models/ -k 50
     pucache retrieve-positives shards/ --positives found.txt --engine ray
     """
     from pucache.cache.embedding_cache import EmbeddingCache
@@ -110,47 +116,32 @@ def retrieve_positives(
     from .progress import terminal_progress
 
     count = _count(k)
-    _check_outputs(out, review, inputs=[path for path in (positives, negatives, model, *cache) if path])
+    options.check_labels_named(positives, negatives, concepts=concepts)
+    _check_outputs(out, review, inputs=[path for path in (positives, negatives, concepts, model, *cache) if path])
     if images and not review:
         raise ValueError("--images is for --review; leave it out, or name a page to write")
     if engine == "ray":
         _refuse_on_cluster(device, index)
     else:
         options.refuse_cluster_options(address=address, workers=workers)
-    opened, progress, cosine = EmbeddingCache(*cache), terminal_progress(), options.twin_cosine(twins)
+    opened = EmbeddingCache(*cache)
+    selection |= {"k": count, "twins": options.twin_cosine(twins), "progress": terminal_progress()}
+    if concepts is not None:
+        if review or engine == "ray":
+            option = "--engine ray" if engine == "ray" else "--review"
+            raise ValueError(f"{option} is for one list of positives; leave it out with --concepts")
+        _retrieve_concepts(opened, concepts, model, out, as_json, selection | {"index": index, "device": device})
+        return
+    assert positives is not None  # by `check_labels_named`
     labels = Labels.read(opened, positives, negatives)
     if engine == "ray":
         from pucache.scaling.rank_shards import rank_shards
 
-        ranking = rank_shards(
-            opened,
-            labels,
-            model,
-            k=count,
-            by=by,
-            similarity=similarity,
-            diverse=diverse,
-            twins=cosine,
-            workers=workers,
-            address=address,
-            progress=progress,
-        )
+        ranking = rank_shards(opened, labels, model, workers=workers, address=address, **selection)
     else:
         from pucache.retrieval.retrieve import retrieve_positives as retrieve
 
-        ranking = retrieve(
-            opened,
-            labels,
-            model,
-            k=count,
-            by=by,
-            similarity=similarity,
-            index=index,
-            diverse=diverse,
-            twins=cosine,
-            device=device,
-            progress=progress,
-        )
+        ranking = retrieve(opened, labels, model, index=index, device=device, **selection)
     ranking.save(out)
     result = {
         "out": out,
@@ -170,6 +161,26 @@ def retrieve_positives(
             f"wrote {review}: open it in a browser" + (f"; {missing:,} images have no picture" if missing else "")
         )
     output.print_result(result, lines, as_json, out=out)
+
+
+def _retrieve_concepts(
+    cache: EmbeddingCache, concepts: str, models: str | None, out: str, as_json: bool, selection: dict[str, Any]
+) -> None:
+    """Write the best images of each concept."""
+    from pucache.retrieval.ranking import save_concepts
+    from pucache.retrieval.retrieve import retrieve_concepts
+
+    rankings, failures = retrieve_concepts(cache, concepts, models, **selection)
+    save_concepts(rankings, out)
+    found = {
+        name: {"by": ranking.scorer, "retrieved": len(ranking.keys), "note": ranking.note or None}
+        for name, ranking in rankings.items()
+    }
+    rows = {name: {"retrieved": f"{of['retrieved']:,}", "by": str(of["by"])} for name, of in found.items()}
+    total = sum(len(ranking.keys) for ranking in rankings.values())
+    lines = [*output.concept_lines(rows), f"wrote {total:,} rows of {len(rankings):,} concepts to {out}"]
+    output.print_result({"out": out, "concepts": found, "failures": failures}, lines, as_json, out=out)
+    output.exit_for_concepts(failures)
 
 
 def _refuse_on_cluster(device: str, index: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from . import options
+from . import options, output
 
 
 @click.command()
@@ -16,6 +18,8 @@ from . import options
     "the images; a session that exists has kept its own.",
 )
 @options.negatives
+@options.label_columns
+@options.concepts
 @click.option(
     "--session",
     metavar="FOLDER",
@@ -42,25 +46,21 @@ from . import options
 @click.option(
     "--export",
     is_flag=True,
-    help="Write reviewed.csv, model.safetensors and metrics.json into the session's folder, and end; also while its "
-    "page is open.",
+    help="Write reviewed.csv, a table of all labels, into the session's folder, and end; also while its page is open.",
 )
 @options.device
 @options.as_json
 def review(
     cache: tuple[str, ...],
     positives: str | None,
-    negatives: str | None,
+    concepts: str | None,
     session: str | None,
-    images: str | None,
-    reviewer: str | None,
     twins: float,
-    port: int | None,
-    host: str,
     no_browser: bool,
     export: bool,
     device: str,
     as_json: bool,
+    **served: Any,
 ) -> None:
     """Find the positives of CACHE on a page in the browser, and see how many are still hidden.
 
@@ -70,55 +70,52 @@ def review(
 
     \b
     pucache review cache.h5 --positives found.txt
+    pucache review cache.h5 --concepts labels.csv
     pucache review cache.h5 --export
     """
     if as_json and not export:
         raise ValueError("--json is for --export; leave it out")
+    options.check_session(session)
     if export:
-        _export(cache, session, device, as_json)
+        _refuse_what_serves()
+        _export(cache, session, as_json)
         return
     from pucache.reviewing.serve import review as serve
 
-    from . import output
-
+    if concepts is not None:
+        options.check_labels_named(positives, served["negatives"], concepts=concepts)
     serve(
         list(cache),
         positives,
-        negatives=negatives,
+        concepts=concepts,
         session=session,
-        images=images,
-        reviewer=reviewer,
         twins=options.twin_cosine(twins),
-        port=port,
-        host=host,
         open_browser=not no_browser,
         device=device,
         announce=lambda line: click.echo(output.printable(line)),
+        **served,
     )
 
 
-def _export(cache: tuple[str, ...], folder: str | None, device: str, as_json: bool) -> None:
-    """Write labels and model of a session into its folder."""
-    from pucache.errors import LabelError
-    from pucache.pages.review_page import EXPORT
-    from pucache.reviewing.export import write_reviewed
+def _refuse_what_serves() -> None:
+    """Refuse options that --export would ignore."""
+    context = click.get_current_context()
+    taken = ("cache", "session", "export", "as_json")
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name not in taken and source is click.core.ParameterSource.COMMANDLINE:
+            raise ValueError(f"{parameter.opts[0]} is for the page, which --export does not open; leave it out")
+
+
+def _export(cache: tuple[str, ...], folder: str | None, as_json: bool) -> None:
+    """Write the labels of a session into its folder, and say which commands take them."""
+    from pucache.reviewing.export import export_session
     from pucache.reviewing.session import read_session
 
-    from .train_pu import train_pu
+    from . import output
 
     with read_session(list(cache), folder) as session:
-        s, reviewed = session.labels()
-        labels = write_reviewed(session, session.folder / EXPORT)
-    if not as_json:
-        positive, negative = int(((s == 1) | (reviewed == 1)).sum()), int((reviewed == -1).sum())
-        click.echo(f"wrote {labels}: {positive:,} positive, {negative:,} negative")
-    if not (s == 1).any():
-        raise LabelError(f"{labels} holds no positive, and a model needs one: decide one, and export again")
-    click.get_current_context().invoke(
-        train_pu,
-        cache=cache,
-        session=str(labels.parent),
-        out=str(labels.with_name("model.safetensors")),
-        device=device,
-        as_json=as_json,
-    )
+        written = export_session(session)
+    (path,), positive, negative = written["files"], written["positive"], written["negative"]
+    lines = [f"wrote {path}: {positive:,} positive, {negative:,} negative", *written["commands"]]
+    output.print_result(written, lines, as_json)

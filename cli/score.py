@@ -36,6 +36,12 @@ if TYPE_CHECKING:
     help="Cache in which the neighbours of each image are searched, such as the one that MODEL was trained on. Scores "
     "then follow the image and its neighbours, as in retrieve-positives. Only where train-pu gave neighbours a weight.",
 )
+@click.option(
+    "--deploy-prior",
+    metavar="SHARE",
+    help="Share of positives that posterior and threshold are for, in place of the model's, or auto: the share that is "
+    "estimated among the new images. With auto, images that are in --out already keep posterior and label.",
+)
 @options.encoding
 @options.strict
 @options.as_json
@@ -46,45 +52,51 @@ def score(
     parts: str | None,
     cache: str | None,
     neighbours: str | None,
+    deploy_prior: str | None,
     shard: str | None,
     engine: str,
     address: str | None,
     workers: int | None,
-    weights: str | None,
-    device: str,
-    precision: str,
-    runtime: str,
-    batch_size: int | None,
     strict: bool,
     as_json: bool,
+    **encoder: Any,
 ) -> None:
-    """Score every image of a cache, or of a source of images, with MODEL.
+    """Score every image of a cache, or of a source of images, with MODEL, or with each model of a folder.
 
     Images are first embedded into a cache with the encoder of the model. An interrupted run continues
     from there, and the next model scores the same images in seconds. Columns: key, margin, posterior
-    (probability of being positive), label (1 where the margin is above the threshold). With --neighbours
-    the margin is the score with neighbours, which has its own threshold.
+    (probability of being positive; empty below 30 labelled positives),
+    label (1 where the margin is above the threshold). The share of positives
+    among the images is estimated, and one line warns where they differ from
+    those that MODEL was trained on. With --neighbours
+    the margin is the score with neighbours, which has its own threshold. A folder of models, as
+    train-pu --concepts writes, scores in one pass into one table: key, and for each concept
+    CONCEPT_posterior and CONCEPT_label.
 
     \b
     pucache score model.safetensors cache.h5
     pucache score model.safetensors new-photos/ --out new.parquet
+    pucache score model.safetensors new-photos/ --deploy-prior auto
     pucache score model.safetensors new-photos/ --neighbours cache.h5
+    pucache score models/ cache.h5 --out scores.parquet
     pucache score model.safetensors shards/ --parts parquet --out scores/ --engine ray
     """
     from pucache.allocator import keep_freed_memory
 
     keep_freed_memory()  # before the first thread, or large array
     from pucache.cache.embedding_cache import is_cache
+    from pucache.scoring.score import open_model
     from pucache.scoring.score import score as run
     from pucache.scoring.score_tables import check_output
     from pucache.storage.urls import without_secrets
-    from pucache.training.sklearn_classifier import PULinearClassifier
+    from pucache.training.concept_models import ConceptModels
 
     from .progress import terminal_progress
 
     if parts is None:
         check_output(out, inputs=[model, *what, *filter(None, [neighbours])])
-    classifier = PULinearClassifier.load(model)
+    share = _share(deploy_prior)
+    classifier = open_model(model)
     cached = all(map(is_cache, what))
     if cached:
         options.refuse_encoding_options("cache", but=("engine", "address", "workers"))
@@ -98,9 +110,13 @@ def score(
     if engine == "ray":
         if neighbours is not None:
             raise ValueError("neighbours are searched on this machine, into one table; leave out the engine ray")
+        if isinstance(classifier, ConceptModels):
+            raise ValueError(
+                "a folder of models is scored with on this machine; leave out the engine ray, or name a model"
+            )
         from pucache.scaling.score_shards import score_shards
 
-        report = score_shards(classifier, what, out, parts=parts, workers=workers, address=address)
+        report = score_shards(classifier, what, out, parts=parts, deploy_prior=share, workers=workers, address=address)
     else:
         options.refuse_cluster_options(address=address, workers=workers if cached else None)
         report = run(
@@ -110,18 +126,22 @@ def score(
             cache=cache,
             neighbours=neighbours,
             parts=parts,
-            weights=weights,
-            device=device,
-            precision=precision,
-            runtime=runtime,
-            batch_size=batch_size,
+            deploy_prior=share,
             shard=options.parse_shard(shard),
             workers=workers,
             progress=terminal_progress(),
+            **encoder,
         )
     name = without_secrets(out)
     output.print_result(_result(report, name), _lines(report, name), as_json, out=out)
     output.exit_for_failures(report.failures, strict)
+
+
+def _share(text: str | None) -> float | str | None:
+    try:
+        return text if text is None or text == "auto" else float(text)
+    except ValueError as error:
+        raise ValueError(f"--deploy-prior must be a number between 0 and 1, or auto; got {text!r}") from error
 
 
 def _result(report: ScoreReport, name: str) -> dict[str, Any]:
@@ -133,6 +153,10 @@ def _result(report: ScoreReport, name: str) -> dict[str, Any]:
         "failures": report.failures,
         "parts": report.parts,
         "neighbours": None if report.neighbours is None else report.neighbours.name,
+        "concepts": report.concepts,
+        "deploy_prior": report.share,
+        "kept": report.kept,
+        "new_images": None if report.new_images is None else report.new_images.to_dict(),
     }
 
 
@@ -140,8 +164,17 @@ def _lines(report: ScoreReport, name: str) -> list[str]:
     by = f", by the image and its neighbours in {report.neighbours.name}" if report.neighbours else ""
     tables = "1 table" if report.parts == 1 else f"{report.parts:,} tables"
     where = f"{tables} in {name}" if report.parts else name
-    lines = [f"wrote {report.rows:,} scores to {where}; {report.positives:,} above the threshold{by}"]
+    lines = output.concept_lines({n: {"above the threshold": f"{c:,}"} for n, c in (report.concepts or {}).items()})
+    of = f" by {len(report.concepts):,} models" if report.concepts else ""
+    called = "" if report.concepts else f"; {report.positives:,} above the threshold{by}"
+    lines.append(f"wrote {report.rows:,} scores{of} to {where}{called}")
     if report.failures:
         listing = f"pucache info {report.cache.name} --failures"
         lines.append(f"{report.failures:,} images could not be read and have no score: {listing}")
+    if report.kept:
+        lines.append(f"{report.kept:,} of them were scored before and keep posterior and label")
+    if (new := report.new_images) is not None:
+        decided = "" if report.share is None else f"; decided at {100 * report.share:.3g}%"
+        lines += [new.share_text + decided] if new.share_text else []
+        lines += [f"note: {text}" for text in (new.note, new.warning) if text]
     return lines

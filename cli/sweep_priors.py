@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,13 +13,13 @@ from . import options, output
 @options.caches
 @options.positives
 @options.negatives
+@options.label_columns
 @click.option("--priors", metavar="P,P,...", help="Priors to train at.  [default: 12 from 0.01 to 0.5]")
 @click.option(
     "--seeds", default=3, show_default=True, type=click.IntRange(min=1), help="Number of trainings per prior."
 )
 @options.training
 @options.twins
-@options.folds
 @click.option(
     "--truth",
     metavar="FILE",
@@ -29,8 +28,7 @@ from . import options, output
 @click.option(
     "--out", default="sweep.csv", show_default=True, metavar="FILE", help="Table to write, one row per prior and seed."
 )
-@click.option("--plot", metavar="FILE", help="Plot to write.  [default: beside the table, as .png]")
-@click.option("--no-plot", is_flag=True, help="Write no plot.")
+@click.option("--no-plot", is_flag=True, help="Write no plot beside the table, as .png.")
 @options.all_rows
 @options.device
 @options.seed
@@ -45,7 +43,6 @@ def sweep_priors(
     twins: float,
     truth: str | None,
     out: str,
-    plot: str | None,
     no_plot: bool,
     all_rows: bool,
     as_json: bool,
@@ -60,6 +57,7 @@ def sweep_priors(
     \b
     pucache sweep-priors cache.h5 --positives found.txt --loss imbnnpu
     """
+    from pucache.storage.atomic import check_writable
     from pucache.training.prior_sweep import PRIORS, plot_sweep, write_sweep_table
     from pucache.training.prior_sweep import sweep_priors as run
     from pucache.training.sklearn_classifier import PULinearClassifier
@@ -67,7 +65,10 @@ def sweep_priors(
     from .progress import terminal_progress
 
     inputs = [positives, *cache, *filter(None, [negatives, truth])]
-    plot_path = _check_outputs(out, plot, no_plot, inputs=inputs)
+    table_path = check_writable(out, inputs=inputs)
+    plot_path = None if no_plot else check_writable(table_path.with_suffix(".png"), inputs=inputs)
+    if plot_path == table_path:
+        raise ValueError(f"--out is the table, got the name of a picture, {out}; name a .csv file")
     result = run(
         cache,
         positives,
@@ -102,19 +103,6 @@ def sweep_priors(
         ],
         as_json,
     )
-
-
-def _check_outputs(out: str, plot: str | None, no_plot: bool, inputs: list[str]) -> Path | None:
-    """Check that both outputs can be written; return the path of the plot."""
-    from pucache.storage.atomic import check_writable
-
-    if no_plot and plot:
-        raise ValueError("--plot and --no-plot exclude each other")
-    plot_path = None if no_plot else Path(plot or Path(out).with_suffix(".png"))
-    if plot_path is not None and check_writable(plot_path, inputs=inputs).resolve() == check_writable(out).resolve():
-        raise ValueError(f"--out and --plot are one file, {out}; name two")
-    check_writable(out, inputs=inputs)
-    return plot_path
 
 
 def _parse_numbers(text: str) -> list[float]:

@@ -12,6 +12,7 @@ from . import options, output
 
 if TYPE_CHECKING:
     from pucache.estimates.scar import ScarCheck
+    from pucache.training.labelled_cache import LabelledCache
     from pucache.training.sklearn_classifier import PULinearClassifier
 
 _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F1"}
@@ -21,7 +22,9 @@ _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F
 @options.caches
 @options.positives_or_session
 @options.negatives
+@options.label_columns
 @options.session
+@options.concepts
 @click.option(
     "--prior",
     default="auto",
@@ -45,8 +48,11 @@ _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F
     help="Share of positives among the images that will be scored, for posterior and threshold.  [default: the prior]",
 )
 @options.twins
-@options.folds
-@click.option("--out", default="model.safetensors", show_default=True, metavar="FILE", help="Model to write.")
+@click.option(
+    "--out",
+    metavar="FILE|FOLDER",
+    help="Model to write; with --concepts, the folder of the models.  [default: model.safetensors; models]",
+)
 @click.option(
     "--metrics", metavar="FILE", help="JSON file for the estimates.  [default: metrics.json beside the model]"
 )
@@ -59,9 +65,10 @@ def train_pu(
     positives: str | None,
     negatives: str | None,
     session: str | None,
+    concepts: str | None,
     prior: str,
     twins: float,
-    out: str,
+    out: str | None,
     metrics: str | None,
     all_rows: bool,
     as_json: bool,
@@ -75,16 +82,19 @@ def train_pu(
 
     \b
     pucache train-pu cache.h5 --positives found.txt
+    pucache train-pu cache.h5 --concepts labels.csv --out models/
     """
     from pucache.cache.embedding_cache import open_cache
-    from pucache.storage.atomic import replacing
     from pucache.training.labelled_cache import LabelledCache
-    from pucache.training.sklearn_classifier import PULinearClassifier
-    from pucache.training.train_on_cache import scar_of, summary, train_on_cache
 
-    from .progress import terminal_progress
-
-    options.check_labels_named(positives, negatives, session)
+    options.check_labels_named(positives, negatives, session, concepts)
+    classifier = {"prior": _parse_prior(prior), **options.training_parameters(parameters)}
+    seed = classifier["random_state"]
+    if concepts is not None:
+        rows = {"twins": options.twin_cosine(twins), "all_rows": all_rows, "seed": seed}
+        _train_concepts(cache, concepts, classifier, rows, out or "models", metrics, as_json)
+        return
+    out = out or "model.safetensors"
     metrics_path = _check_outputs(out, metrics, inputs=[*cache, *filter(None, [positives, negatives])])
     opened = open_cache(cache)
     labels = options.labels_named(opened, positives, session)
@@ -94,27 +104,99 @@ def train_pu(
         options.twin_cosine(twins),
         negatives=negatives,
         all_rows=all_rows,
-        seed=parameters["seed"],
+        seed=seed,
     )
-    model = PULinearClassifier(prior=_parse_prior(prior), **options.training_parameters(parameters))
-    train_on_cache(model, data, progress=terminal_progress())
-    model.save(out)
-    duplicates, scar = data.twins_of_positives(), scar_of(data, model)
-    training = summary(model)
-    result = training | _neighbours(model)
-    result |= {"scar": scar.to_dict(), "found_by_twins": [key for key, _ in duplicates]}
-    with replacing(metrics_path) as temporary:
-        temporary.write_text(output.to_json(result) + "\n")
+    model, scar, duplicates, training, result = _train(data, classifier, out)
+    _write_metrics(metrics_path, result)
     lines = [
         *_lines(training),
         *options.sample_lines(data.sample, training["prior"]),
         _method_line(model),
         *_deploy_lines(training["deploy_prior"]),
-        *_warnings(training, model.prior_, data.training_labels.bounds),
+        *_warnings(training, model.tilt_.prior, data.training_labels.bounds),
         *_scar_lines(scar, audited=_audited(training)),
     ]
     output.print_result(result, [*lines, f"wrote {out} and {metrics_path}"], as_json)
     _list_duplicates(duplicates)
+
+
+def _train(data: LabelledCache, classifier: dict[str, Any], out: str | Path) -> tuple[Any, ...]:
+    """Train and write a model; returns it, the check of SCAR, duplicates of positives, summary, and metrics."""
+    from pucache.training.sklearn_classifier import PULinearClassifier
+    from pucache.training.train_on_cache import scar_of, summary, train_on_cache
+
+    from .progress import terminal_progress
+
+    model = train_on_cache(PULinearClassifier(**classifier), data, progress=terminal_progress())
+    model.save(out)
+    duplicates, scar = data.twins_of_positives(), scar_of(data, model)
+    training = summary(model)
+    result = training | _neighbours(model)
+    result |= {"scar": scar.to_dict(), "found_by_twins": [key for key, _ in duplicates]}
+    return model, scar, duplicates, training, result
+
+
+def _write_metrics(path: Path, result: dict[str, Any]) -> None:
+    from pucache.storage.atomic import replacing
+
+    with replacing(path) as temporary:
+        temporary.write_text(output.to_json(result) + "\n")
+
+
+def _train_concepts(
+    cache: tuple[str, ...],
+    concepts: str,
+    classifier: dict[str, Any],
+    rows: dict[str, Any],
+    folder: str,
+    metrics: str | None,
+    as_json: bool,
+) -> None:
+    """Train and write a model for each concept, and one file of metrics with a row a concept."""
+    from pucache.cache.embedding_cache import open_cache
+    from pucache.labels.concepts import open_concepts
+    from pucache.storage.atomic import check_writable
+    from pucache.training.concept_models import METRICS, SUFFIX, model_path
+    from pucache.training.train_concepts import each_concept
+
+    opened = open_cache(cache)
+    labels = open_concepts(opened, concepts)
+    check_writable(metrics or Path(folder, METRICS), inputs=[*cache, concepts])
+    for name in labels.labels:
+        _check_outputs(str(model_path(folder, name)), metrics or str(Path(folder, METRICS)), [*cache, concepts])
+    others = sorted({path.stem for path in Path(folder).glob(f"*{SUFFIX}")} - set(labels.labels))
+    table: dict[str, dict[str, str]] = {}
+    written: list[dict[str, Any]] = []
+
+    def train(name: str, data: LabelledCache) -> None:
+        _, _, _, training, result = _train(data, classifier, model_path(folder, name))
+        written.append({"concept": name} | result)
+        table[name] = _concept_row(training)
+
+    failures = each_concept(opened, labels, train, **rows)
+    result = {"concepts": written, "failures": failures}
+    path = Path(metrics or Path(folder, METRICS))
+    _write_metrics(path, result)
+    lines = [*output.concept_lines(table), f"wrote {len(written):,} models to {folder} and {path}"]
+    if others:
+        lines.append(f"{folder} also holds models from before, which score would use: {', '.join(others)}")
+    output.print_result(result | {"models_from_before": others}, lines, as_json)
+    output.exit_for_concepts(failures)
+
+
+def _concept_row(training: dict[str, Any]) -> dict[str, str]:
+    """Row of a concept in the table that is printed; figures that its labels are too few for are left out."""
+    from pucache.estimates.intervals import interval_of, say_nothing, stated_text
+
+    estimates = training["estimates"]
+    told = interval_of(estimates, "recall") is not None and not say_nothing(estimates)
+    return {
+        "labelled": f"{training['labelled_positives']:,}",
+        "prior": _prior_text(training).removeprefix("prior ").replace("estimated; ", ""),
+        **{name: stated_text(estimates, name) if told else "" for name in ("recall", "precision")},
+        "called positive": f"{estimates['share_predicted_positive']:.2%}",
+        "note": "" if told else "ranked; too few labels for figures",
+    }
 
 
 def _check_outputs(out: str, metrics: str | None, inputs: list[str]) -> Path:
@@ -148,11 +230,14 @@ def _lines(training: dict[str, Any]) -> Iterator[str]:
 
 
 def _estimates(estimates: dict[str, Any]) -> Iterator[str]:
-    from pucache.estimates.intervals import interval_of, stated_text
+    from pucache.estimates.intervals import interval_of, say_nothing, stated_text
 
     called = f"called positive {estimates['share_predicted_positive']:.3%}"
     if interval_of(estimates, "recall") is None:
         yield f"{called} of the unlabelled"
+        return
+    if say_nothing(estimates):
+        yield f"{called} of the unlabelled; too few labels for figures: review 100 images first (pucache review)"
         return
     yield "estimated among the unlabelled, from held-out margins and without negative labels, with 90% intervals:"
     yield "  " + "   ".join([*(f"{title} {stated_text(estimates, name)}" for name, title in _FIGURES.items()), called])
@@ -169,7 +254,7 @@ def _audited_estimates(training: dict[str, Any]) -> Iterator[str]:
     estimate, estimates = training["prior_estimate"] or {}, training["estimates"]
     yield (
         f"estimated among the unlabelled, from {estimate['draws']:,} images that the review drew at random, with "
-        f"{estimate['level']:.0%} intervals; these are not biased upwards:"
+        f"{estimate['level']:.0%} intervals, for this pile; on new images precision may be lower:"
     )
     figures = [f"{title} {stated_text(estimates, name)}" for name, title in _FIGURES.items() if name != "auc"]
     yield "  " + "   ".join([*figures, f"called positive {estimates['share_predicted_positive']:.3%}"])
@@ -219,7 +304,10 @@ def _warnings(training: dict[str, Any], model_prior: float, prior_bounds: tuple[
             "label more positives, of other kinds too, or give --prior"
         )
     if not audited and (training["confirmed_positives"] or training["known_negatives"]):
-        yield "  after a review these are too high, recall most of all: confirmed images are like the labelled ones"
+        yield (
+            "  after a review these are too high, recall most of all: confirmed images are like the labelled ones; "
+            "they are for this pile, and on new images precision may be lower"
+        )
     if training["estimates"]["collapsed"]:
         yield (
             f"  warning: the classifier is {training['estimates']['collapsed']} at this threshold; label more positives"

@@ -41,5 +41,6 @@ def verify(files: tuple[str, ...], as_json: bool) -> None:
     if lines or as_json:
         output.print_result(result, lines, as_json)
     if damage:
-        others = f" (and {len(damage) - 1} more of {len(verified)} files)" if len(damage) > 1 else ""
-        raise CacheError(damage[0] + others)
+        for text in damage[:-1]:
+            click.echo(f"Error: {output.printable(text)}", err=True)
+        raise CacheError(damage[-1])

@@ -27,7 +27,7 @@ _HOMES = {
     "embed_shards": "scaling.embed_shards",
     "import_embeddings": "cache.importing",
     "pretrain": "pretraining.pretrain",
-    "train_pu": "training.train_on_cache",
+    "train_pu": "reviewing.train_pu",
     "estimate_prior": "training.estimate_prior",
     "sweep_priors": "training.prior_sweep",
     "retrieve_positives": "retrieval.retrieve",
@@ -35,6 +35,7 @@ _HOMES = {
     "review": "reviewing.serve",
     "rank_shards": "scaling.rank_shards",
     "score": "scoring.score",
+    "check_new_images": "scoring.new_images",
     "score_shards": "scaling.score_shards",
     "evaluate": "scoring.evaluate",
     "report": "pages.report",
@@ -67,15 +68,16 @@ if TYPE_CHECKING:
     from .retrieval.retrieve import retrieve_positives as retrieve_positives
     from .reviewing.audit import audit as audit
     from .reviewing.serve import review as review
+    from .reviewing.train_pu import train_pu as train_pu
     from .scaling.embed_shards import embed_shards as embed_shards
     from .scaling.rank_shards import rank_shards as rank_shards
     from .scaling.score_shards import score_shards as score_shards
     from .scoring.evaluate import evaluate as evaluate
+    from .scoring.new_images import check_new_images as check_new_images
     from .scoring.score import score as score
     from .training.estimate_prior import estimate_prior as estimate_prior
     from .training.prior_sweep import sweep_priors as sweep_priors
     from .training.sklearn_classifier import PULinearClassifier as PULinearClassifier
-    from .training.train_on_cache import train_pu as train_pu
     from .verify_files import verify as verify
 
 

@@ -1,6 +1,6 @@
 """Entry point of `python -m pucache`, which torchrun uses."""
 
-from .cli.main import run
+from .cli.start import run
 
 if __name__ == "__main__":
     run()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import csv
 import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,6 @@ from .cache.embedding_cache import EmbeddingCache
 from .embedding.embed import embed
 from .encoders.encoder import load_encoder
 from .errors import OutputError
-from .estimates.intervals import prior_range
 from .estimates.metrics import with_labels
 from .images.decoding import decode
 from .labels.label_files import read_truth
@@ -29,13 +30,15 @@ from .pages.review_page import write_review_page
 from .progress import Progress
 from .retrieval.ranking import Ranking
 from .retrieval.retrieve import retrieve_positives
+from .reviewing.train_pu import train_pu
 from .scoring.evaluate import evaluate
 from .scoring.score import score
 from .storage.atomic import replacing
 from .training.sklearn_classifier import PULinearClassifier
-from .training.train_on_cache import label_count, label_note, stated_prior, train_pu
+from .training.train_on_cache import label_note
 
 POSITIVE_CLASS = "dress"
+LABELLED_OF_EACH = 20  # images of each kind in kinds.csv
 CONTACT_SHEET_IMAGES, REVIEW_PAGE_IMAGES = 60, 200
 IMAGE_FOLDERS = ("pile", "new")
 TILE_SIDE = 28  # pixels of an image on the packaged sheet
@@ -96,13 +99,13 @@ def demo(
     return {
         "labelled_positives": int(labels.s.sum()),
         "unlabelled": int((labels.s == 0).sum()),
-        "prior": stated_prior(model, label_count(model))[0],
+        "prior": model.prior_,
         "prior_interval": _prior_interval(model),
         "true_prior": float(y_ranked.mean()),
         "pucache": metrics,
         "supervised": _supervised_metrics(pile, new, y, read_truth(folder / "truth.csv", new.keys), labels.s == 0),
         "estimates": model.estimates_,
-        "note": label_note(model, label_count(model)),
+        "note": label_note(model),
         "seconds": round(time.monotonic() - began, 1),
     }
 
@@ -118,7 +121,7 @@ def _embed_images(folder: Path, device: str, progress: Progress | None) -> list[
 def _prior_interval(model: PULinearClassifier) -> list[float] | None:
     """Interval of an estimated prior; None where there is none."""
     estimate = model.prior_estimate_
-    return None if estimate is None or prior_range(model.prior_, estimate) is None else [estimate.low, estimate.high]
+    return [estimate.low, estimate.high] if estimate is not None and estimate.has_interval else None
 
 
 # --- images ------------------------------------------------------------------------------------
@@ -130,7 +133,7 @@ def unpack(folder: str | Path) -> None:
     Parameters
     ----------
     folder : path or str
-        Gets the folders ``pile`` and ``new``, and the tables ``positives.txt`` and ``truth.csv``. Images
+        Gets the folders ``pile`` and ``new``, and the tables ``positives.txt``, ``truth.csv`` and ``kinds.csv``. Images
         that exist already are left as they are.
 
     Raises
@@ -146,8 +149,18 @@ def unpack(folder: str | Path) -> None:
         _claim(folder, "\n".join(["key,label", *truth]) + "\n")
         _write_images(folder, table)
         (folder / "positives.txt").write_text("\n".join(positives) + "\n")
+        (folder / "kinds.csv").write_text("".join(["key,concept\n", *_kinds(table)]))
     except OSError as error:
         raise OutputError(f"cannot write into {folder}: {error.strerror or error}; name another folder") from error
+
+
+def _kinds(table: list[dict[str, str]]) -> Iterator[str]:
+    """Lines of a table of labels: the first images of each kind in the pile."""
+    taken: Counter[str] = Counter()
+    for row in table:
+        if row["folder"] != "new" and taken[row["class"]] < LABELLED_OF_EACH:
+            taken[row["class"]] += 1
+            yield f"{row['key']},{row['class']}\n"
 
 
 def _image_table() -> list[dict[str, str]]:
@@ -179,18 +192,7 @@ def _claim(folder: Path, truth: str) -> None:
 
 
 def contact_sheet(path: Path, images: Path, ranking: Ranking, y: np.ndarray) -> None:
-    """Draw the first retrieved images in the order of the ranking, framed green if positive, else red.
-
-    Parameters
-    ----------
-    path : Path
-        PNG file to write.
-    images : Path
-        Folder of the images.
-    ranking : Ranking
-    y : ndarray, (k,)
-        True class of each ranked image, 1 or 0.
-    """
+    """Draw the first retrieved images in the order of the ranking, framed green where `y` (k,) is 1, else red."""
     side, gap, columns = 84, 6, 10
     rows = -(-CONTACT_SHEET_IMAGES // columns)
     sheet = Image.new("RGB", (columns * (side + gap) + gap, rows * (side + gap) + gap), "white")

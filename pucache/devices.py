@@ -28,13 +28,9 @@ _OTHERS = 0.05  # share of a GPU's memory above which what is neither free nor t
 def choose_device(device: str | torch.device = "auto") -> torch.device:
     """Return the device called `device`; ``auto`` is CUDA where there is one, else the CPU.
 
-    A `torch.device` is returned as it is: it may be one of another machine. Where there is a GPU that
-    torch cannot use, as with a driver that is too old, ``auto`` is the CPU, and the log says why.
-
-    Raises
-    ------
-    ValueError
-        The device has no such name or is not there.
+    A `torch.device` is returned as it is: it may be one of another machine. Where there is a GPU that torch cannot use,
+    as with a driver that is too old, ``auto`` is the CPU, and the log says why. Raises `ValueError` for a device that
+    has no such name or is not there.
     """
     import torch
 
@@ -84,13 +80,7 @@ _NO_GPU = re.compile("no NVIDIA driver|No CUDA GPUs are available|not compiled w
 
 @cache
 def unusable_cuda() -> str | None:
-    """Say on one line why torch cannot use the GPU that is there, such as a driver that is too old.
-
-    Returns
-    -------
-    str or None
-        None where torch sees no GPU at all, or can use it.
-    """
+    """Say on one line why torch cannot use the GPU that is there, such as an old driver; else None."""
     import torch
 
     try:
@@ -120,18 +110,7 @@ _SHORTAGE = re.compile("CUDA out of memory|CUDA error: out of memory|CUBLAS_STAT
 
 
 def device_memory_shortage(error: BaseException) -> str | None:
-    """Describe on one line that a GPU has no free memory left, with remedies.
-
-    Parameters
-    ----------
-    error : BaseException
-        Any error.
-
-    Returns
-    -------
-    str or None
-        None where the error is about something else.
-    """
+    """Describe on one line, with remedies, that a GPU has no memory left; None if an error is about something else."""
     if "torch" not in sys.modules:
         return None
     import torch
@@ -165,10 +144,7 @@ def _memory_in_use(device: torch.device) -> str:
 
 
 def choose_precision(precision: str, device: torch.device) -> str:
-    """Return ``fp32``, ``bf16`` or ``fp16``.
-
-    ``auto`` is fp16 on CUDA, bf16 on a CPU that multiplies it natively, and fp32 elsewhere.
-    """
+    """``fp32``, ``bf16`` or ``fp16``: ``auto`` is fp16 on CUDA, bf16 on a CPU that multiplies it natively, or fp32."""
     if precision == "auto":
         if device.type == "cuda":
             return "fp16"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .reviewing.log import Decision
+    from .reviewing.log import Entry
 
 
 class PUCacheError(Exception):
@@ -28,8 +28,16 @@ class EncoderError(PUCacheError):
     """An encoder is unknown, lacks its weights, or is not the expected one."""
 
 
+class UnknownEncoderError(EncoderError, ValueError):
+    """No encoder, and no network of timm, has this name."""
+
+
 class CacheError(PUCacheError):
     """A cache file is missing, of another format, damaged, too new, or of another encoder."""
+
+
+class EmbeddingsError(PUCacheError, ValueError):
+    """Embeddings are too large to compute with in float32."""
 
 
 class CacheLockedError(CacheError):
@@ -69,18 +77,9 @@ class SessionLockedError(SessionError):
 
 
 class StaleDecisionError(SessionError):
-    """A decision would replace one that is no longer in force.
+    """A decision, that of `request` on a row, would replace one that is no longer `in_force`."""
 
-    Attributes
-    ----------
-    request : str
-        Of the decision that was refused.
-    row : int
-    in_force : Decision or None
-        The decision that is in force.
-    """
-
-    def __init__(self, request: str, row: int, in_force: Decision | None):
+    def __init__(self, request: str, row: int, in_force: Entry | None):
         self.request, self.row, self.in_force = request, row, in_force
         present = "none" if in_force is None else f"number {in_force.serial}, {in_force.choice}"
         super().__init__(f"row {row} was decided meanwhile: the decision in force is {present}; look at it again")

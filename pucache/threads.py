@@ -13,9 +13,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ContextDecorator, contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .devices import cores
 
@@ -53,61 +53,66 @@ def threads_for(values: int) -> int:
     return max(1, min(cores(), values // VALUES_PER_THREAD))
 
 
-class _Limits:
-    """Limits in force in this process; they are lifted when the last of several overlapping uses ends."""
+class _OneBlasThread(ContextDecorator):
+    """Limit BLAS to one thread, so that products of numpy have the same bits whatever the number of threads.
+
+    The limit holds for the process. It is lifted when the last of several overlapping uses ends.
+    """
 
     def __init__(self) -> None:
-        self._lock, self._uses, self._torch_threads = threading.Lock(), 0, 1
-        self._blas: Any = None
+        self._lock, self._uses, self._limit = threading.Lock(), 0, cast(Any, None)
 
-    def enter(self) -> int:
-        """Limit BLAS to one thread; returns the threads that torch had before any limit."""
-        import torch
-
+    def __enter__(self) -> None:
         with self._lock:
             if not self._uses:
-                self._torch_threads = torch.get_num_threads()
-                self._blas = _libraries(len(sys.modules)).limit(limits=1, user_api="blas")
+                self._limit = _libraries(len(sys.modules)).limit(limits=1, user_api="blas")
             self._uses += 1
-            return self._torch_threads
 
-    def leave(self) -> None:
-        import torch
-
+    def __exit__(self, *exception: object) -> None:
         with self._lock:
             self._uses -= 1
-            torch.set_num_threads(self._torch_threads)
             if not self._uses:
-                self._blas.restore_original_limits()
+                self._limit.restore_original_limits()
 
 
-_limits = _Limits()
+one_blas_thread = _OneBlasThread()  # around a block, or as a decorator
+
+
+class _TorchThreads(threading.local):
+    """Limits of torch that this thread is within, the innermost last; empty outside."""
+
+    def __init__(self) -> None:
+        self.limits: list[int] = []
+
+
+_torch_threads = _TorchThreads()
+_unlimited: list[int] = []  # threads that torch had before each of the limits that are in force in any thread
+_unlimited_lock = threading.Lock()
 
 
 @contextmanager
 def limited_threads(values: int) -> Iterator[int]:
-    """Let torch use `threads_for` the values at most, and BLAS one thread.
+    """Let torch use `threads_for` the values at most, and BLAS one thread; several threads may do so at the same time.
 
-    Several threads may do so at the same time.
-
-    Parameters
-    ----------
-    values : int
-        Products (multiplications) of one step.
-
-    Yields
-    ------
-    int
-        Threads that the process allows: those of torch before the limit, and no more than its cores.
+    `values` are the multiplications of one step. Yields the threads that the process allows: those of torch before the
+    limit, and no more than its cores.
     """
     import torch
 
-    allowed = min(_limits.enter(), cores())
-    try:
-        torch.set_num_threads(min(allowed, threads_for(values)))
-        yield allowed
-    finally:
-        _limits.leave()
+    with one_blas_thread:
+        with _unlimited_lock:
+            before = _unlimited[0] if _unlimited else torch.get_num_threads()
+            _unlimited.append(before)
+        allowed, limits = min(before, cores()), _torch_threads.limits
+        try:
+            limits.append(min(allowed, threads_for(values)))
+            torch.set_num_threads(limits[-1])
+            yield allowed
+        finally:
+            limits.pop()
+            with _unlimited_lock:
+                torch.set_num_threads(limits[-1] if limits else before)
+                _unlimited.pop()
 
 
 def run_in_turn(tasks: Sequence[Callable[[], Any]]) -> Iterator[Any]:
@@ -117,14 +122,10 @@ def run_in_turn(tasks: Sequence[Callable[[], Any]]) -> Iterator[Any]:
 
 @contextmanager
 def worker_threads(count: int) -> Iterator[RunAll]:
-    """Yield a function that runs tasks in so many threads and yields their results in order.
+    """Yield a function that runs tasks in `count` threads and yields their results in order.
 
-    Torch has one thread in each of them, flushes denormals and records no gradients. With one
-    thread, tasks run in the calling thread.
-
-    Parameters
-    ----------
-    count : int
+    Torch has one thread in each of them, flushes denormals and records no gradients. With one thread, tasks run in the
+    calling thread.
     """
     if count < 2:
         yield run_in_turn

@@ -103,7 +103,7 @@ def _verify_neighbours(path: Path) -> int:
 def _verify_model(path: Path) -> int:
     from .training.model_file import read_model
 
-    return len(read_model(path)[1].coef_)
+    return read_model(path)[1].coef_.shape[1]
 
 
 def _verify_encoder(path: Path) -> int:

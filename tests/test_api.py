@@ -21,22 +21,15 @@ from pucache.pretraining.recipes import RECIPES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-COMMANDS = sorted(main.commands)
-
 
 def test_no_module_or_package_has_the_name_of_a_public_name():
     modules = {module.name for module in pkgutil.iter_modules(pucache.__path__)}
     assert len(modules) > 10 and not modules & set(pucache.__all__)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_is_a_function(command):
-    name = command.replace("-", "_")
-    assert name in pucache.__all__ and callable(getattr(pucache, name))
-
-
-def test_every_public_name_resolves_and_is_listed():
+def test_every_public_name_resolves_and_every_command_is_one():
     assert dir(pucache) == sorted(pucache.__all__)
+    assert {name.replace("-", "_") for name in main.commands} <= set(pucache.__all__)
     assert all(getattr(pucache, name) is not None for name in pucache.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = pucache.nothing
@@ -117,7 +110,7 @@ def test_train_pu(arguments, model):
 
 def test_estimate_prior(arguments):
     (estimate,) = pucache.estimate_prior(arguments.cache, arguments.labels, methods=["tilt"], device="cpu")
-    assert 0 < estimate.prior < 1
+    assert estimate.prior is None and 0 <= estimate.low < estimate.high <= 1  # with so few labels, an interval alone
 
 
 def test_sweep_priors(arguments):
@@ -144,17 +137,6 @@ def test_score_and_evaluate(arguments, folder, tmp_path):
     assert report.rows == 48
     metrics = pucache.evaluate(str(tmp_path / "scores.csv"), str(folder / "truth.csv"))
     assert metrics["auc"] > 0.9
-
-
-def test_score_embeds_images_first(folder, model, tmp_path):
-    report = pucache.score(
-        model,
-        str(folder / "photos"),
-        tmp_path / "new.csv",
-        weights=folder / "weights.safetensors",
-        device="cpu",
-    )
-    assert report.rows == 48 and (tmp_path / "new.h5").is_file()
 
 
 def test_report(arguments, tmp_path):

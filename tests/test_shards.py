@@ -5,7 +5,6 @@ Shards that were dealt by hash hold them in another order: results agree as thos
 """
 
 import json
-import os
 
 import numpy as np
 import pytest
@@ -13,11 +12,7 @@ from helpers.neighbours import with_neighbours
 from helpers.planted import QUICK, planted, write_cache
 
 import pucache
-from pucache.cache import embedding_cache
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.cache.merging import pack
-from pucache.encoders.spec import EncoderSpec
-from pucache.errors import CacheError
 from pucache.neighbours.graph import neighbour_graph
 from pucache.neighbours.whitening import Whitening
 from pucache.pages.report import report
@@ -76,12 +71,6 @@ def dealt(tmp_path):
     return write_shards(tmp_path / "dealt", [np.flatnonzero(home == number) for number in range(5)])
 
 
-def refusal(action, *arguments):
-    with pytest.raises(CacheError) as caught:
-        action(*arguments)
-    return str(caught.value)
-
-
 def labels_of(cache):
     return S[[int(key[:5]) for key in cache.keys]]
 
@@ -119,12 +108,6 @@ def test_training_gives_the_same_model(packed, ranges, tmp_path, options):
     assert content == other_content
 
 
-def test_the_command_gives_the_same_model(packed, ranges, tmp_path):
-    for number, cache in enumerate((packed, ranges)):
-        pucache.train_pu(cache, S, device="cpu").save(tmp_path / f"{number}.safetensors")
-    assert (tmp_path / "0.safetensors").read_bytes() == (tmp_path / "1.safetensors").read_bytes()
-
-
 def test_priors_are_the_same(packed, ranges):
     one, other = (pucache.estimate_prior(cache, S, device="cpu") for cache in (packed, ranges))
     assert one == other
@@ -142,16 +125,6 @@ def test_a_report_holds_the_same_numbers(packed, ranges, tmp_path):
     for numbers in (one, other):
         del numbers["provenance"]
     assert json.dumps(one, default=str) == json.dumps(other, default=str)
-
-
-@pytest.mark.parametrize("index", ["exact", "HNSW16", "IVF16,SQ8"])
-@pytest.mark.parametrize("similarity", ["max", "whitened"])
-def test_retrieval_by_similarity_ranks_alike(packed, ranges, index, similarity):
-    one, other = (
-        pucache.retrieve_positives(cache, S, k=40, similarity=similarity, index=index, device="cpu")
-        for cache in (packed, ranges)
-    )
-    assert one.keys == other.keys and np.array_equal(one.scores, other.scores)
 
 
 def test_scores_and_retrieval_by_a_model_are_the_same(packed, ranges, tmp_path):
@@ -191,95 +164,3 @@ def test_rows_dealt_by_hash_give_the_same_up_to_rounding(packed, dealt):
     ]
     assert ranked[0].keys == ranked[1].keys
     np.testing.assert_allclose(ranked[0].scores, ranked[1].scores, rtol=1e-4)
-
-
-def test_training_on_rows_dealt_by_hash_ranks_as_other_folds_do(packed, dealt):
-    one, other = (pucache.train_pu(cache, labels_of(cache), device="cpu") for cache in (packed, dealt))
-    margins = [model.margins(X) for model in (one, other)]
-    assert np.corrcoef(*margins)[0, 1] > 0.99
-    assert abs(one.prior_ - other.prior_) < 0.1
-
-
-# --- shards that fail -----------------------------------------------------------------------------
-
-
-def test_a_shard_that_vanishes_before_it_is_opened_is_named(ranges):
-    paths = [file.path for file in ranges.files]
-    paths[3].unlink()
-    assert refusal(EmbeddingCache, *paths) == f"no such cache: {paths[3]}"
-
-
-def test_a_shard_that_vanishes_from_a_listed_folder_is_named_with_the_folder(ranges, tmp_path, monkeypatch):
-    folder = ranges.files[3].path.parent
-    listed = embedding_cache._folder_files
-
-    def then_remove(folder):
-        paths = listed(folder)
-        (folder / "3.h5").unlink(missing_ok=True)
-        return paths
-
-    monkeypatch.setattr(embedding_cache, "_folder_files", then_remove)
-    line = (
-        f"the cache file 3.h5 vanished from the folder {folder} while the command ran; put it back, or run the command "
-        "again without it"
-    )
-    for action in (EmbeddingCache, pucache.info, lambda folder: pack(folder, tmp_path / "merged.h5")):
-        write_cache(folder / "3.h5", X[:1], KEYS[:1])
-        assert refusal(action, folder) == line
-
-
-def test_a_shard_that_is_removed_while_it_is_open_is_read_to_the_end(packed, ranges):
-    blocks = []
-    for number, (_, block) in enumerate(ranges.blocks(check=True)):
-        if number == 1:
-            ranges.files[4].path.unlink()
-        blocks.append(block.copy())
-    np.testing.assert_array_equal(np.concatenate(blocks), packed.X)
-    np.testing.assert_array_equal(ranges.take(np.arange(N)), packed.X)
-
-
-@pytest.mark.parametrize("failure", ["cut short", "unreadable"])
-def test_a_shard_that_fails_half_way_is_named_in_one_line(ranges, monkeypatch, failure):
-    path = ranges.files[4].path
-    whole, preadv = path.read_bytes(), os.preadv
-    if failure == "unreadable":
-        inode = path.stat().st_ino
-
-        def refuse(descriptor, *rest):
-            if os.fstat(descriptor).st_ino == inode:
-                raise OSError(5, "Input/output error")
-            return preadv(descriptor, *rest)
-
-    def read_all():
-        for number, _ in enumerate(ranges.blocks()):
-            if number == 1 and failure == "unreadable":
-                monkeypatch.setattr(os, "preadv", refuse)
-            elif number == 1:
-                status = path.stat()
-                os.truncate(path, 100)
-                os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-    try:
-        text = refusal(read_all)
-    finally:
-        path.write_bytes(whole)  # a map of a file that was cut short must not be read
-    assert str(path) in text and "\n" not in text
-
-
-def test_another_encoder_and_another_type_among_shards_are_refused_by_name(ranges, tmp_path):
-    other = write_cache(tmp_path / "other.h5", X[:3], ["x", "y", "z"], encoder=EncoderSpec.imported("resnet", D))
-    assert "other.h5" in (text := refusal(EmbeddingCache, ranges, other)) and "cannot be mixed" in text
-    wide = write_cache(tmp_path / "wide.h5", X[:3].astype(np.float32), ["x", "y", "z"])
-    assert "wide.h5 float32" in refusal(EmbeddingCache, ranges, wide)
-
-
-@pytest.mark.slow
-def test_damage_in_one_shard_is_named_by_whatever_reads_it(ranges):
-    path = ranges.files[5].path
-    content = bytearray(path.read_bytes())
-    at = content.find(X[450].tobytes())
-    content[at] ^= 1
-    path.write_bytes(content)
-    cache = EmbeddingCache(path.parent)
-    for action in (cache.verify, lambda: LabelledCache.of(cache, S), lambda: Whitening.estimate(cache)):
-        assert f"{path} is damaged: embeddings" in refusal(action)

@@ -104,3 +104,21 @@ def test_limits_of_several_threads_are_lifted_when_the_last_of_them_ends(monkeyp
 
 def blas_threads():
     return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+
+@pytest.mark.slow
+def test_a_classifier_has_the_same_bits_for_any_number_of_threads():
+    code = (
+        "import hashlib, numpy as np; from helpers.planted import planted; from pucache import PULinearClassifier;"
+        "X, s, _ = planted(2000, d=640, labelled=40);"
+        "model = PULinearClassifier(device='cpu').fit(X, s);"
+        "print(hashlib.sha256(model.coef_.tobytes() + repr(model.neighbours_).encode()).hexdigest(), model.method_)"
+    )
+
+    def digest(count):
+        environment = {**os.environ, "OMP_NUM_THREADS": count, "PYTHONPATH": os.path.dirname(__file__)}
+        environment.pop("OPENBLAS_NUM_THREADS", None)  # as where Python was started without pucache's commands
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+
+    assert digest("1") == digest("2") == digest("3")

@@ -36,6 +36,7 @@ def main(work):
         sys.exit(f"{work} is not empty; name a new folder")
     with chromium() as browser:
         lines = renewed(TEXT, lambda command: run(command, work), lambda name: TAKEN[name](browser, work, name))
+        list_of_concepts(browser, work)
     TEXT.write_text("\n".join(lines) + "\n")
 
 
@@ -162,6 +163,23 @@ def closing_audit(browser, work, name):
         page.click("#closing-audit")
         decide(page, work, AUDITED)
         save(page, name)
+    LiveReview.end()
+
+
+def list_of_concepts(browser, work):
+    """Decide images of two concepts, and take the page that lists all; it is in docs/tasks/many.md."""
+    LiveReview.begin("pucache review pile.h5 --concepts kinds.csv --session reviews", work)
+    with browser.new_context(viewport={"width": 1280, "height": 640}, color_scheme="light") as context:
+        page = context.new_page()
+        page.goto(LiveReview.address)
+        for concept, keys in (("dress", "aaraaraa"), ("bag", "aar")):
+            page.click(f"text={concept}")
+            for key in keys:
+                page.wait_for_selector("#stage-key:not(:empty)")
+                page.keyboard.press(key)
+                page.wait_for_timeout(SETTLED)
+            page.click("text=All concepts")
+        save(page, "live-review-concepts")
     LiveReview.end()
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from benchmarks.common.environment import commit
 
 TUNED = (
-    "Three constants of pucache's rule for the penalty were chosen with the true labels of tasks of CIFAR-10 on this "
-    "encoder, some of them tasks of the [suite](suite.md)."
+    "Two constants of pucache's rule for the penalty were chosen with the true labels of tasks of CIFAR-10 on this "
+    "encoder ([penalty](penalty.md))."
 )
 
 

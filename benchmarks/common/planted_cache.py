@@ -120,7 +120,7 @@ def write_plain(at: Planted) -> None:
 
 
 def train_model(at: Planted) -> None:
-    from pucache.training.train_on_cache import train_pu
+    from pucache import train_pu
 
     train_pu(EmbeddingCache(at.cache), at.positives, prior=PRIOR).save(at.model)
 

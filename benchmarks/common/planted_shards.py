@@ -140,7 +140,7 @@ def _write(path: Path, blocks: Iterator[Rows], n: int, d: int) -> None:
 
 
 def _write_model(at: PlantedShards) -> None:
-    from pucache.training.train_on_cache import train_pu
+    from pucache import train_pu
 
     small = PlantedShards(at.folder, _MODEL_ROWS, at.d, 1)
     if small.n != at.n:

@@ -104,7 +104,7 @@ def retrieved(data: Cifar, work: Path, seed: int) -> dict:
     """Precision at ranks and average precision of the positives hidden in the authors' pile, by each way."""
     task = data.authors()
     cache = write_rows(work / "paper-pile.h5", data.train, task.X)
-    model = PULinearClassifier(seed=seed).fit(task.X, task.s)
+    model = PULinearClassifier(random_state=seed).fit(task.X, task.s)
     model.encoder_ = cache.encoder
     ways = {
         "**pucache: classifier and neighbours, fused** (default)": _ranked(cache, task, Fused(model)),
@@ -143,7 +143,7 @@ def _unseen(task: Task, seed: int) -> np.ndarray:
     weights = (fold[:, None] != np.arange(5)).astype(np.float32)
     labels = task.y.astype(np.int8)
     heads = fit_heads(task.X, labels, weights=weights, risk=PURisk("weighted_bce"), penalty=CEILING, seed=seed)
-    return heads.margins_by(task.X, fold[:, None])[task.s == 0, 0]
+    return np.take_along_axis(heads.margins(task.X), fold[:, None], 1)[task.s == 0, 0]
 
 
 def _made(folder: Path) -> Path:

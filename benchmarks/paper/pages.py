@@ -20,7 +20,7 @@ from benchmarks.paper.rows import (
     Scope,
     gap,
 )
-from pucache.training.cross_fitting import PENALTIES
+from pucache.training.penalty import PENALTIES
 
 METRICS = {"accuracy": "accuracy", "f1": "F1", "auc": "AUC"}
 NOT_RUN = {HUNDRED: "--cifar100", GLAUCOMA: "--glaucoma"}

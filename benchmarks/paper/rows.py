@@ -13,7 +13,7 @@ from pucache.estimates.thresholds import choose_threshold
 from pucache.heads.linear_heads import FittedHeads
 from pucache.heads.risks import RISKS, PURisk
 from pucache.heads.solve import fit_heads
-from pucache.training.cross_fitting import PENALTIES
+from pucache.training.penalty import PENALTIES
 
 CS = (1e-3, 1e-4, 1e-5, 1e-6)  # of the logistic regression, scikit-learn's scale
 COMPARED = 2e-3  # tolerance of heads that are only compared
@@ -92,7 +92,7 @@ def transfer(task: Task, seed: int) -> dict:
         "prior": [estimate.prior, estimate.low, estimate.high, task.prior],
         "counts": [int(task.s.sum()), int(task.hidden.sum()), int((~task.hidden).sum()), len(task.y_test), share],
         "bins": {
-            "unlabelled": bins(model.tilt_.posterior(held, model.prior_), task.hidden),
+            "unlabelled": bins(model.tilt_.posterior(held, model.tilt_.prior), task.hidden),
             "test": bins(of_test, task.y_test),
         },
     }
@@ -100,9 +100,9 @@ def transfer(task: Task, seed: int) -> dict:
 
 def _ours(task: Task, seed: int, share: float) -> tuple[dict, PULinearClassifier]:
     began = time.perf_counter()
-    model = PULinearClassifier(deploy_prior=share, seed=seed).fit(task.X, task.s)
+    model = PULinearClassifier(deploy_prior=share, random_state=seed).fit(task.X, task.s)
     seconds, margins = time.perf_counter() - began, model.margins(task.X_test)
-    own = choose_threshold(model.tilt_, model.held_out_margins_[task.s == 0], "f1", model.prior_)
+    own = choose_threshold(model.tilt_, model.held_out_margins_[task.s == 0], "f1", model.tilt_.prior)
     ap = average_precision_score(task.hidden, model.margins(task.unlabelled))
     thresholds = {AT_ZERO: 0.0, TEST_SHARE: model.threshold_, OWN: own}
     ways = {name: figures(task.y_test, margins, at) | {"ap": ap} for name, at in thresholds.items()}
@@ -179,7 +179,7 @@ def ablation(task: Task, loss: str, solver: str, seeds: tuple[int, ...]) -> list
     elif loss == SUPERVISED:
         heads = fit_heads(task.X, task.y.astype(np.int8), risk=BCE, penalty=CEILING, seed=np.array(seeds))
     else:
-        models = [PULinearClassifier(task.prior, loss=loss, seed=seed).fit(task.X, task.s) for seed in seeds]
+        models = [PULinearClassifier(task.prior, loss=loss, random_state=seed).fit(task.X, task.s) for seed in seeds]
         margins = [[model.margins(rows) for model in models] for rows in (task.X_test, task.unlabelled)]
         return _runs(task, *margins)
     return _runs(task, heads.margins(task.X_test).T, heads.margins(task.unlabelled).T)
@@ -211,7 +211,7 @@ def misled_pucache(task: Task, scope: Scope) -> dict[str, list[list[dict]]]:
     share, lines = float(task.y_test.mean()), {"pucache, margin 0": [], "pucache, own threshold": []}
     for factor in scope.factors:
         prior = misspecified_prior(task, factor)
-        model = PULinearClassifier(prior, deploy_prior=share, seed=scope.seeds[0]).fit(task.X, task.s)
+        model = PULinearClassifier(prior, deploy_prior=share, random_state=scope.seeds[0]).fit(task.X, task.s)
         margins = model.margins(task.X_test)
         for name, threshold in zip(lines, (0.0, model.threshold_), strict=True):
             lines[name].append([figures(task.y_test, margins, threshold)])

@@ -142,7 +142,7 @@ def _edge(history: DrawHistory, capital: float, inside: int, outside: int) -> in
 
 def ending(review: SimulatedReview, exact: Hypergeometric, share_factor: float) -> Ending:
     """Limits at the end of a review, from its log."""
-    result = audit_entries(review.entries(), review.pile, level=LEVEL)
+    result = audit_entries(review.entries(), [review.pile], level=LEVEL)
     if not result.total_low <= review.positives <= result.total_high and not review.excluded:
         raise SystemExit("audit() excludes the truth at the end of a review, and the check of each draw did not")
     return Ending(
@@ -170,7 +170,7 @@ def measure_length(rows: int, share: float, draws: int, *, reviews: int) -> floa
     for number in range(reviews):
         rng = np.random.default_rng([rows, round(1000 * share), len(CASES), draws, number])
         review = simulate(rows, round(share * rows), CASES[0], rng, level=LEVEL, closing=draws)
-        result = audit_entries(review.entries(), rows, level=LEVEL)
+        result = audit_entries(review.entries(), [rows], level=LEVEL)
         limits.append(((result.total_low, result.total_high), exact_limits(review, exact)))
     widths = np.diff(limits, axis=2)[..., 0].mean(axis=0)
     return float(widths[0] / widths[1])

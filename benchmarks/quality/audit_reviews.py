@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pucache.reviewing.audit import UPPER_PART
+from pucache.reviewing.audit import UPPER_PART, Audit, audit_entries
 from pucache.reviewing.hidden_interval import DrawHistory, evidence_above, evidence_below
-from pucache.reviewing.log import Choice, Decision, Draw, Entry, Stream
+from pucache.reviewing.log import Choice, Entry, Stream
+from pucache.reviewing.queue import AUDIT_SHARE, MIN_POSITIVES, RECHECK_SHARE
 
 CASES = ("random images alone", "ranking", "ranking, skips", "ranking, undo")
 KINDS, SIGNAL = 10, 7.0  # signal of a kind with many labels; the noise has a standard deviation of 1.8
@@ -72,7 +73,10 @@ class SimulatedReview:
                 row < self.positives
             )
         return DrawHistory(
-            positive, np.array(self.unknown[:to], float), np.array(self.before[:to]) + added.astype(float)
+            positive,
+            np.array(self.unknown[:to], float),
+            np.array(self.before[:to]) + added.astype(float),
+            np.zeros(truth.size, np.int64),
         )
 
     def excluded_ends(self, *, to: int | None = None, wrong_draw: bool = False, wrong_before: int = 0) -> set[str]:
@@ -93,8 +97,8 @@ class SimulatedReview:
             hidden = self.positives - before
             possible = (hidden >= positive) & (history.unknown - hidden >= ~positive)
             stop = positive.size if possible.all() else int(np.argmin(possible))  # then K is within the limits anyway
-            history = DrawHistory(positive[:stop], history.unknown[:stop], before[:stop])
-            if evidence(history, self.positives, self.pile) >= -math.log(part * (1.0 - self.level)):
+            history = DrawHistory(positive[:stop], history.unknown[:stop], before[:stop], history.urn[:stop])
+            if evidence(history, self.positives, self.pile).max(initial=0.0) >= -math.log(part * (1.0 - self.level)):
                 ends.add(end)
         return ends
 
@@ -104,14 +108,14 @@ class SimulatedReview:
         unknown, drawn = iter(self.unknown), set()
         for row, choice in self.events:
             common = {"serial": len(written) + 1, "row": row, "group": row, "copies": 1, "positives": 0}
-            common |= {"model_version": 0, "time": 0.0}
+            common |= {"time": 0.0}
             if choice is None:
-                written.append(Draw(stream=Stream.AUDIT, unknown=next(unknown), expected=math.nan, **common))
+                written.append(Entry(stream=Stream.AUDIT, unknown=next(unknown), **common))
                 drawn.add(row)
             else:
                 stream = Stream.AUDIT if row in drawn else Stream.RANKED
-                what = {"request": str(len(written)), "reviewer": "", "replaces": 0, "unknown": 0}
-                written.append(Decision(choice=choice, stream=stream, **what, **common))
+                request = str(len(written))
+                written.append(Entry(choice=choice, stream=stream, request=request, unknown=0, **common))
         return written
 
 
@@ -274,3 +278,43 @@ def _closing_audit(review: SimulatedReview, pile: _Pile, case: str, count: int) 
 
 def _choice(positive: bool) -> Choice:
     return Choice.POSITIVE if positive else Choice.NEGATIVE
+
+
+def simulate_lapses(
+    rows: int, positives: int, missed: float, rng: np.random.Generator, *, every: int = 100
+) -> list[Audit]:
+    """Audits of a review to the end, whose reviewer misses a share of the positives whenever they are shown.
+
+    Slots are given as the queue gives them; scores are normal, those of positives higher by 2. Rows 0, ..., K - 1 are
+    the positives.
+    """
+    order = np.argsort(-rng.normal(size=rows) - 2.0 * (np.arange(rows) < positives)).tolist()
+    unknown, found, recent = dict.fromkeys(order), [], []
+    entries: list[Entry] = []
+    audits = []
+
+    def show(row: int, stream: Stream) -> None:
+        choice = _choice(row < positives and rng.random() >= missed)
+        common = {"row": row, "group": row, "copies": 1, "positives": len(found), "time": 0.0, "stream": stream}
+        if stream is not Stream.RANKED:
+            entries.append(Entry(serial=len(entries) + 1, unknown=len(unknown), **common))
+        unknown.pop(row, None)
+        request = str(len(entries))
+        entries.append(Entry(serial=len(entries) + 1, unknown=len(unknown), choice=choice, request=request, **common))
+        if stream is not Stream.RECHECK:
+            recent.append(choice is Choice.POSITIVE)
+            if recent[-1]:
+                found.append(row)
+
+    while unknown:
+        little = 1.0 - float(np.mean(recent[-100:])) if recent else 1.0
+        chance = rng.random()
+        if chance < little * AUDIT_SHARE:
+            show(int(rng.choice(list(unknown))), Stream.AUDIT)
+        elif chance < little * (AUDIT_SHARE + RECHECK_SHARE) and len(found) >= MIN_POSITIVES:
+            show(int(rng.choice(found)), Stream.RECHECK)
+        else:
+            show(next(iter(unknown)), Stream.RANKED)
+        if len(recent) % every == 0 or not unknown:
+            audits.append(audit_entries(entries, [rows]))
+    return audits

@@ -27,7 +27,7 @@ from benchmarks.common.cells import spread
 from benchmarks.common.cifar import is_positive, split, write_manifest
 from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.common.environment import environment
-from pucache import EmbeddingCache, load_encoder, open_source
+from pucache import EmbeddingCache, load_encoder, open_source, train_pu
 from pucache.allocator import keep_freed_memory
 from pucache.devices import choose_device, choose_training_precision, torch_dtype
 from pucache.embedding.embed import run_embedding
@@ -39,7 +39,6 @@ from pucache.pretraining.network import NetworkConfig, build_network
 from pucache.pretraining.pretrain import pretrain
 from pucache.pretraining.recipes import RECIPES, Recipe
 from pucache.pretraining.train_step import Training
-from pucache.training.train_on_cache import train_pu
 
 SEEDS = (0, 1, 2)
 SMALL = dataclasses.replace(RECIPES["modern"], batch_size=128, epochs=10)

@@ -25,7 +25,7 @@ from pucache.estimates.calibration import LEAST, MOST
 from pucache.estimates.priors import ERROR_BELOW, METHODS, estimate, profile_interval
 
 LABELLED, PILES = (10, 20, 40, 100, 500), 200
-MARGINS = {"default": "train-pu", "linear": "estimate-prior"}  # where intervals of these margins are printed
+MARGINS = {"default": "train-pu", "linear": "linear head"}  # names of these margins in the tables
 CHOSEN_ON = 25  # constants of the interval were chosen with the first piles of each number of labels in sight
 COLUMNS = ["labels", "piles", "coverage", "above, below", "later piles", "width", "asked", "one-sided"]
 LEGEND = f"""\
@@ -125,7 +125,7 @@ def page(rows: list[dict], wanted: int) -> str:
         "All numbers of labels together.",
         table(["group", *both], [both_row(cells, cells[0]["group"]) for cells in by_group]),
         "## Estimates",
-        "Median relative error by `estimate-prior`, classes and topics.",
+        "Median relative error by the `linear head`, classes and topics.",
         table(["labels", *METHODS], [error_row(cells) for cells in by_labels]),
         environment(),
     ]

@@ -152,7 +152,7 @@ def _fit(groups: TaskGroups, path: Path, labelled: int, number: int) -> None:
     pile = draw_pile(groups, labelled, number)
     X = task_rows(groups, pile.group, pile.task)[0][pile.rows]
     began = time.process_time()
-    model = PULinearClassifier(seed=number).fit(X, pile.s)
+    model = PULinearClassifier(random_state=number).fit(X, pile.s)
     described = {
         "task": pile.task,
         "group": pile.group,

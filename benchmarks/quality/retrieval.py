@@ -36,17 +36,15 @@ from benchmarks.common.row_cache import write_row_cache
 from benchmarks.common.tasks import CHOICE, CIFAR, CROSSING, FASHION, TASKS, Setting, TaskGroups, settings
 from benchmarks.quality import suite, suite_page
 from benchmarks.quality.suite import LABELLED, SHARES
-from pucache import EmbeddingCache
+from pucache import EmbeddingCache, train_pu
 from pucache.estimates.metrics import precision_at
 from pucache.labels.labels import Labels
 from pucache.neighbours.index import CANDIDATES, index_path, open_or_build
 from pucache.retrieval.indexed_similarity import IndexedSimilarity
 from pucache.retrieval.model_scorers import Margins
-from pucache.retrieval.retrieve import rank_unlabelled
-from pucache.retrieval.scorer import Scorer
-from pucache.retrieval.scorer_choice import ScorerOptions, choose_scorer
+from pucache.retrieval.ranking import Scorer
+from pucache.retrieval.retrieve import choose_scorer, rank_unlabelled
 from pucache.retrieval.similarity import SIMILARITIES, Similarity
-from pucache.training.train_on_cache import train_pu
 
 SEEDS, RANKS = (0, 1, 2), (100, 1000, 2400)
 PAPER, FOOTWEAR, DEFAULT = "paper", "footwear", "default ranking"
@@ -69,7 +67,7 @@ def scorers(rows: EmbeddingCache, s: np.ndarray, seed: int) -> dict[str, Scorer]
         arm: train_pu(rows, s, twins=None, seed=seed, **suite.ARMS[arm]) for arm in dict.fromkeys((plain, default))
     }
     ways: dict[str, Scorer] = {f"similarity: {kind}": Similarity(kind) for kind in SIMILARITIES}
-    fused = choose_scorer(ScorerOptions(), models[default], None)
+    fused = choose_scorer(models[default], None)
     return ways | {"classifier": Margins(models[plain]), f"**{DEFAULT}**": fused}
 
 

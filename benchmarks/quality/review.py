@@ -52,7 +52,7 @@ reviews do not show which is better. Arms:
 - **audits 5 % always**, **no audits**: every 10; the first whatever the ranking yields, the second without random draws
 - **uncertain first**: every 10, posteriors near one half first until 30 positives are found
 - **clusters in turn**: every 10, the best 500 rows in turn over eight clusters of the known positives
-- **rounds of 100**: training, ranking by classifier and neighbours, review, and again, by `rounds.py`
+- **rounds of 100**: training, ranking by classifier and neighbours, review, and again
 - **ASReview**: its simulator, a fit after every decision, 500 decisions; C of its preset for embeddings, or chosen
   among four by what each finds in the same task"""
 

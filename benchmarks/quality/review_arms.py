@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 from sklearn.cluster import KMeans
 
-from benchmarks.quality.rounds import LOOPS
-from pucache import EmbeddingCache
+from pucache import EmbeddingCache, PULinearClassifier
 from pucache.labels.labels import Labels
 from pucache.neighbours.graph import NeighbourGraph
+from pucache.retrieval.model_scorers import Fused
 from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.queue import AUDIT_SHARE, RECHECK_SHARE, SHARE_AT_FULL_YIELD, NextImages, best_rows
@@ -207,14 +207,15 @@ def _decide(session: Session, rows: list[int], y: np.ndarray, looks: int) -> Non
 
 
 def rounds(pile: Pile, until: Until) -> dict:
-    """Rounds of 100 images by training a classifier and ranking by it and by the neighbours, as `rounds.py` does."""
+    """Rounds of 100 images by training a classifier and ranking by it and by the neighbours."""
     reviewed, began = np.zeros(len(pile.s), np.int8), time.process_time()
     found_at: list[int] = []
     looks = 0
     while not until.reached(looks, len(found_at), pile.hidden):
         labels = Labels(pile.s, reviewed.copy())
-        scorer = LOOPS["fused (default)"](pile.cache, labels)
-        rows = rank_unlabelled(pile.cache, labels, k=ROUND, scorer=scorer, twins=None).rows
+        model = PULinearClassifier(method="linear").fit(pile.cache.X, labels.s, reviewed=labels.reviewed)
+        model.encoder_ = pile.cache.encoder
+        rows = rank_unlabelled(pile.cache, labels, k=ROUND, scorer=Fused(model), twins=None).rows
         reviewed[rows] = np.where(pile.y[rows], 1, -1)
         found_at += (looks + 1 + np.flatnonzero(pile.y[rows])).tolist()
         looks += len(rows)

@@ -11,9 +11,7 @@ from benchmarks.common.environment import environment
 LOOKS, RECALLS = (50, 100, 200, 300, 500), (0.8, 0.95)
 CELL = ("group", "task", "share", "labelled", "seed")
 DEFAULT, ROUNDS = "every 10", "rounds of 100"
-# positives that rounds of 100 found after 100, 300 and 500 looks before there were reviews (rounds.md), by share
-EARLIER_LOOKS = (100, 300, 500)
-EARLIER = {0.01: (83, 225, 303), 0.05: (99, 294, 485)}
+COMPARED_LOOKS = (100, 300, 500)
 FEWER_LOOKS = 0.9  # asked for: looks until 80 % are found, of those of the rounds
 
 Figure = Callable[[dict], float]
@@ -119,7 +117,7 @@ def asked(rows: list[dict]) -> str:
     lines = []
     for group, share in sorted({(row["group"], row["share"]) for row in rows}):
         here = [row for row in rows if (row["group"], row["share"]) == (group, share)]
-        for looks in EARLIER_LOOKS:
+        for looks in COMPARED_LOOKS:
             both = pairs(here, DEFAULT, ROUNDS, positives_after(looks))
             goal = "at least as many as by rounds"
             lines += _line(group, share, f"found after {looks}", goal, both, lambda ours, theirs: ours >= theirs)
@@ -143,22 +141,6 @@ def _line(
     cells = sum(holds(*pair) for pair in both)
     verdict = "yes" if holds(ours, theirs) else "**no**"
     return [[group, f"{share:.0%}", figure, goal, f"{ours:,.0f}", f"{theirs:,.0f}", verdict, f"{cells}/{len(both)}"]]
-
-
-def earlier(rows: list[dict]) -> str:
-    """The default beside the figures of rounds.md."""
-    own = [row for row in rows if row["arm"] == DEFAULT and row["group"].startswith("cifar")]
-    parts = []
-    for share, numbers in EARLIER.items():
-        here = [row for row in own if row["share"] == share]
-        if here:
-            now = ", ".join(mean(here, positives_after(looks)) for looks in EARLIER_LOOKS)
-            parts.append(f"{share:.0%}: {', '.join(map(str, numbers))} then, {now} now")
-    shown = "; ".join(parts) or "no review yet"
-    return (
-        f"[Rounds](rounds.md) of 100 images had found, after {', '.join(map(str, EARLIER_LOOKS))} looks, in three and "
-        f"two tasks ({shown}; other tasks: compare within the tables above)."
-    )
 
 
 def cells_table(rows: list[dict]) -> str:
@@ -205,7 +187,7 @@ def report(rows: list[dict], *, arms: str, ranker: str) -> str:
         hidden, size = (np.mean([row[name] for row in here]) for name in ("hidden", "rows"))
         title = f"## {group}, {share:.0%} positive: {hidden:,.0f} of {size:,.0f} rows"
         parts += ["", title, "", arms_table(here)]
-    goals = f"{asked(rows)}\n\n{earlier(rows)}"
+    goals = asked(rows)
     for title, text in (("Asked for", goals), ("Ranker", ranker), ("Cells", cells_table(rows))):
         parts += ["", f"## {title}", "", text]
     versions = sorted({row["asreview"] for row in rows if "asreview" in row})

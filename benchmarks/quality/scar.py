@@ -161,7 +161,7 @@ def measure(X: np.ndarray, s: np.ndarray, y: np.ndarray) -> dict:
     hidden = (s == 0) & y
     likely = check.rows_by_likeness[s[check.rows_by_likeness] == 0]
     return check.to_dict() | {
-        "prior": model.prior_,
+        "prior": model.tilt_.prior,
         "true_prior": y[s == 0].mean(),
         "recall": model.estimates_["recall"],
         "true_recall": (margins[hidden] > model.threshold_).mean(),

@@ -32,17 +32,13 @@ from benchmarks.common.image_classes import Task
 from benchmarks.common.row_cache import write_row_cache
 from benchmarks.common.tasks import TASKS, Setting, TaskGroups, settings
 from benchmarks.quality import suite_page
-from benchmarks.quality.fixed_fusion import fused_scores
-from pucache import EmbeddingCache, PULinearClassifier
+from pucache import EmbeddingCache, PULinearClassifier, train_pu
 from pucache.heads.risks import PURisk
 from pucache.heads.solve import fit_heads
 from pucache.labels.folds import assign_folds
 from pucache.neighbours.graph import NeighbourSearch
-from pucache.retrieval.retrieve import rank_unlabelled
-from pucache.retrieval.scorer_choice import ScorerOptions, choose_scorer
-from pucache.scoring.neighbour_scores import NeighbourScores, chosen_weight
-from pucache.scoring.pile_scores import Pile
-from pucache.training.train_on_cache import train_pu
+from pucache.retrieval.retrieve import choose_scorer, rank_unlabelled
+from pucache.scoring.neighbour_scores import NeighbourScores, Pile, chosen_weight
 
 SHARES, LABELLED = (0.01, 0.05), (20, 100, 500)
 SEEDS = {20: 3, 100: 3, 500: 1}  # by number of labelled rows
@@ -58,7 +54,7 @@ Ranking = Callable[[EmbeddingCache, np.ndarray, PULinearClassifier], np.ndarray]
 
 def default_ranking(rows: EmbeddingCache, s: np.ndarray, model: PULinearClassifier) -> np.ndarray:
     """Scores of `retrieve_positives` with a model, -inf for labelled rows."""
-    ranking = rank_unlabelled(rows, s, k=None, scorer=choose_scorer(ScorerOptions(), model, None), twins=None)
+    ranking = rank_unlabelled(rows, s, k=None, scorer=choose_scorer(model, None), twins=None)
     scores = np.full(len(rows), -np.inf)
     scores[ranking.rows] = ranking.scores
     return scores
@@ -78,7 +74,6 @@ def scores_of_new(rows: EmbeddingCache, model: PULinearClassifier, X: np.ndarray
 ARMS: dict[str, dict] = {"classifier": {"method": "linear"}, "default": {}}
 RANKINGS: dict[str, tuple[str, Ranking]] = {
     "default ranking": ("default", default_ranking),
-    "fused, fixed weight": ("classifier", fused_scores),
 }
 
 
@@ -116,11 +111,11 @@ def figures(model: PULinearClassifier, task: Task) -> dict:
         "ap_test": average_precision_score(task.y_test, test),
         "f1": f1_score(task.y_test, called),
         "best_f1": best_f1(task.y_test, test),
-        "ece": calibration_error(task.hidden, model.tilt_.posterior(unlabelled, model.prior_)),
+        "ece": calibration_error(task.hidden, model.tilt_.posterior(unlabelled, model.tilt_.prior)),
         "ece_test": calibration_error(task.y_test, posterior),
         "expected_over_true": expected / max(hits, 1),
-        "prior": model.prior_,
-        "prior_error": abs(model.prior_ / task.prior - 1),
+        "prior": model.tilt_.prior,
+        "prior_error": abs(model.tilt_.prior / task.prior - 1),
         "penalty": model.penalty_,
     }
 
@@ -188,7 +183,7 @@ def ceiling(X, s, y, X_test, y_test) -> dict:
         penalty=np.repeat(CEILING, 6),
         tolerance=2e-3,
     )
-    held_out = heads.margins_by(X, fold[:, None] + 1 + 6 * np.arange(len(CEILING)))[s == 0]
+    held_out = np.take_along_axis(heads.margins(X), fold[:, None] + 1 + 6 * np.arange(len(CEILING)), 1)[s == 0]
     test = heads.take(6 * np.arange(len(CEILING))).margins(X_test)
     return {
         "ap": max(average_precision_score(y[s == 0], margins) for margins in held_out.T),

@@ -224,12 +224,11 @@ def page(rows: list[dict], wanted: int, data: str, *, arms: tuple[str, ...], ran
 
 Each cell is one task with one seed: a class, attribute, topic or kind against the rest, with so many labelled positives
 and so large a share of positives among the unlabelled. *classifier* is the linear head (`--method linear`), *default*
-is `train-pu` as it comes, *default ranking* is `retrieve-positives` with that model, and *fused, fixed weight* is
-classifier and neighbours with a weight that no rule chooses.
+is `train-pu` as it comes, and *default ranking* is `retrieve-positives` with that model.
 
 Figures are means over the cells of a group ({counts}). Number of seeds: {seeds_of(rows)}. In brackets the gain over
 {arms[0]}. The tasks of {" and ".join(CROSSING)} cut across
-classes and topics; where neighbours mislead, the fixed weight loses.
+classes and topics, where neighbours mislead.
 
 ## Ranking of the unlabelled
 

@@ -12,12 +12,12 @@ again.
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import signal
 import sys
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,21 +29,15 @@ from benchmarks.common.environment import commit, environment
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
-from faults.commands import Zygote
-from faults.filling import can_mount, fill_pages, limit_files
-from faults.places import Job, World, differences, error_line, state
-from faults.powerloss import check_crash, crashes
-from faults.stopping import interrupt_often, kill_often
-from faults.tracing import RENAMES, can_trace, count_calls, run_traced, run_unwritable
+from faults.filling import can_mount, disk
+from faults.places import POINTS, After, Job, Outcome, World, strike_each
+from faults.powerloss import Crash, check_crash, crashes
 
 EMBEDS = ("embed", "embed, workers", "update", "update, workers, prune", "reuse", "score, images")
 OTHERS = ("train-pu", "retrieve", "sweep", "import")
-SCORES = ("score", "score, Parquet", "score, rows")
-PACKS = ("pack", "pack, rows")
-ROWS = 60_000  # of embeddings made elsewhere, so that a job on them lasts
-PLAIN_EVERY = 25  # one in so many kills is of a command as users start it
-AT_ONCE = 5  # kills in one go; what fails costs the rest of it
-BUSY = "is being written by another process"
+SCORES = ("score", "score, Parquet")
+PACKS = ("pack",)
+CALLS = 500  # more than any run makes of one kind
 Strike = tuple[str, str, str]  # job, where it struck or what kind of fault, what did not hold (or nothing)
 
 
@@ -62,107 +56,73 @@ class Trials:
         shutil.rmtree(self.world.folder / "places", ignore_errors=True)
         return job.name, kind, problem
 
-    def kills(self, names: tuple[str, ...], total: int) -> Iterator[Strike]:
-        """Kills at random moments, spread evenly over the jobs."""
-        for number, name in enumerate(names):
-            job, left = self.world.jobs[name], -(-total // len(names))
-            while left:
-                count = min(left, AT_ONCE)
-                yield from self._some(job, count, f"{self.seed}:{number}:{left}")
-                left -= count
-
-    def _some(self, job: Job, count: int, seed: str) -> Iterator[Strike]:
-        phases: list[str] = []
-        plain = zlib.crc32(seed.encode()) % PLAIN_EVERY < AT_ONCE and count == AT_ONCE
-
-        def run() -> None:
-            struck = kill_often(self.world, job, count, seed, plain_every=count if plain else 0)
-            phases.extend(phase for _, phase in struck)
-
-        _, _, problem = self.one(job, "", run)
-        for number, phase in enumerate(phases):
-            yield job.name, phase, problem if number == len(phases) - 1 else ""
-
-    def signals(self, total: int) -> Iterator[Strike]:
-        """SIGINT and SIGTERM in turn, at random moments."""
-        names = (*EMBEDS, *PACKS, *SCORES, *OTHERS)
+    def kills(
+        self, names: tuple[str, ...], total: int, numbers: tuple[int, ...] = (signal.SIGKILL,)
+    ) -> Iterator[Strike]:
+        """Signals at random moments, spread evenly over the jobs; those after the end are checked, but not counted."""
+        draw = np.random.default_rng([self.seed, len(names), len(numbers)])
         for number in range(total):
-            job = self.world.jobs[names[number % len(names)]]
-            sent = signal.SIGINT if number // len(names) % 2 == 0 else signal.SIGTERM
+            job, struck = self.world.jobs[names[number % len(names)]], False
+            sent = numbers[number // len(names) % len(numbers)]
+            while not struck:
+                fault = After(draw.uniform(0, self.world.undisturbed(job).seconds), sent)
+                strike = self.one(job, "not checked", lambda job=job, fault=fault: self._struck(job, fault))
+                struck = strike[1] != "after the end"
+                yield strike
 
-            def run(job: Job = job, number: int = number, sent: signal.Signals = sent) -> str:
-                return next(iter(interrupt_often(self.world, job, 1, f"{self.seed}:{number}", sent)))[1]
-
-            yield self.one(job, sent.name, run)
+    def _struck(self, job: Job, fault: After) -> str:
+        ended = self.world.strike(job, fault)
+        return "at work" if ended.code else "after the end"
 
     def disk(self) -> Iterator[Strike]:
-        """Full disks: of pages and of inodes, where one can be mounted, and files that cannot grow."""
-        for job in self.world.jobs.values():
-            sizes = sorted({len(content) for name, content in self._new(job) if content})
-            limits = sorted({0, *(int(share * size) for size in sizes for share in (0.3, 0.99))})
-            for limit in limits:
-                yield self.one(job, "file cannot grow", lambda job=job, limit=limit: self._limit(job, limit))
-            if can_mount(self.world.folder):
-                for room in (0, 1, 2, 5, 9, 14):
-                    yield self.one(job, "disk full", lambda job=job, room=room: self._fill(job, room, False))
-                for room in range(3):
-                    yield self.one(job, "no inodes", lambda job=job, room=room: self._fill(job, room, True))
+        """Full disks, of pages and of inodes, where one can be mounted."""
+        rooms = [{"pages": pages} for pages in (0, 1, 2, 5, 9, 14)] + [{"inodes": inodes} for inodes in range(3)]
+        for job in self.world.jobs.values() if can_mount(self.world.folder) else ():
+            for room in rooms:
+                kind = "no inodes" if "inodes" in room else "disk full"
+                yield self.one(job, kind, lambda job=job, room=room: self._fill(job, **room))
 
-    def _new(self, job: Job) -> list[tuple[str, bytes | None]]:
-        whole = self.world.undisturbed(job)
-        return [(name, content) for name, content in whole.after.items() if name in job.outputs]
-
-    def _limit(self, job: Job, limit: int) -> str:
-        return "file cannot grow" if limit_files(self.world, job, [limit]) else "enough room"
-
-    def _fill(self, job: Job, room: int, inodes: bool) -> str:
-        struck = fill_pages(self.world, job, [room], inodes=inodes)
-        return ("no inodes" if inodes else "disk full") if struck else "enough room"
+    def _fill(self, job: Job, **room: int) -> str | None:
+        self.world.undisturbed(job)
+        with disk(self.world.folder / "disk") as full:
+            folder = self.world.place(job, full.folder)
+            used = dict(zip(("pages", "inodes"), full.used, strict=True))
+            full.resize(**{kind: max(1, used[kind] + more) for kind, more in room.items()})
+            ended = self.world.run(job.command, folder)
+            self.world.check_interrupted(job, folder)
+            if ended.code:
+                ended.error("No space left on device")
+            full.resize()
+            self.world.check_rerun(job, folder, ended.acknowledged)
+        return None if ended.code else "enough room"
 
     def errors(self) -> Iterator[Strike]:
-        """A kill, and an I/O error, at each fsync and rename of a run; and writes that all fail."""
-        if not can_trace():
-            return
-        for name in ("embed", "update", "pack", *SCORES, *OTHERS):
+        """A kill, and an error, at each fsync, rename, new file and write of a run."""
+        for name in ("embed", "update", *PACKS, *SCORES, *OTHERS):
             job = self.world.jobs[name]
-            log = self.world.folder / "calls" / name.replace(" ", "")
-            log.mkdir(parents=True, exist_ok=True)
-            for calls, what in (("fsync", "fsync"), (RENAMES, "rename")):
-                for when in range(1, count_calls(self.world, job, calls, log / what) + 1):
-                    for fault in ("signal=KILL", "error=EIO"):
-                        inject = f"{calls}:{fault}:when={when}"
-                        kind = f"{'kill' if 'KILL' in fault else 'EIO'} at a {what}"
-                        yield self.one(job, kind, lambda job=job, inject=inject: self._inject(job, inject))
-            yield self.one(job, "EIO at a write", lambda job=job: self._unwritable(job))
-
-    def _inject(self, job: Job, inject: str) -> str | None:
-        folder = self.world.place(job)
-        done = run_traced(self.world, job, folder, inject)
-        self.world.check_interrupted(job, folder)
-        if "KILL" not in inject:
-            error_line(done, "Input/output error")
-        else:
-            assert done.code in (0, -signal.SIGKILL), done.stderr
-        self.world.check_rerun(job, folder, done.acknowledged)
-        return None if done.code else "not reached"
-
-    def _unwritable(self, job: Job) -> None:
-        folder = self.world.place(job)
-        error_line(run_unwritable(self.world, job, folder), "Input/output error")
-        self.world.check_interrupted(job, folder)
-        self.world.check_rerun(job, folder)
+            for point in POINTS:
+                for fault, what in ((signal.SIGKILL, "kill"), (-errno.EIO, "EIO"))[: 1 if point == "write" else 2]:
+                    for call in range(1, CALLS):
+                        reached: list[Outcome] = []
+                        yield self.one(
+                            job,
+                            f"{what} at a {point}",
+                            lambda job=job, point=point, fault=fault, call=call, reached=reached: reached.extend(
+                                strike_each(self.world, job, point, [call], number=fault)
+                            ),
+                        )
+                        if not reached:
+                            break
 
     def power(self) -> Iterator[Strike]:
         """Every distinct disk that a loss of power can leave."""
         for job in self.world.jobs.values():
-            record = self.world.folder / "seen" / job.name.replace(" ", "")
-            shutil.rmtree(record, ignore_errors=True)
-            for crash in crashes(self.world, job, record):
+            for crash in crashes(self.world, job):
                 kind = crash.when.partition(", ")[0]
-                yield self.one(job, kind, lambda job=job, crash=crash, record=record: self._crash(job, crash, record))
+                yield self.one(job, kind, lambda job=job, crash=crash: self._crash(job, crash))
 
-    def _crash(self, job: Job, crash: object, record: Path) -> None:
-        check_crash(self.world, job, crash, record)  # type: ignore[arg-type]
+    def _crash(self, job: Job, crash: Crash) -> None:
+        check_crash(self.world, job, crash)
 
     def rivals(self, total: int) -> Iterator[Strike]:
         """The same command twice at nearly the same time."""
@@ -174,17 +134,7 @@ class Trials:
             yield self.one(job, "", lambda job=job, apart=apart: self._rivals(job, apart))
 
     def _rivals(self, job: Job, apart: float) -> str:
-        folder = self.world.place(job)
-        first = self.world.zygote.start(job.command, folder)
-        time.sleep(apart)
-        both = [self.world.zygote.start(job.command, folder).wait(), first.wait()]
-        lost = [done for done in both if done.code]
-        assert len(lost) < 2, both
-        for done in lost:
-            error_line(done, BUSY)
-        differing = differences(self.world.undisturbed(job).after, state(folder))
-        assert not differing, differing
-        return "one was refused" if lost else "both ended well"
+        return "one was refused" if self.world.rivals(job, apart) else "both ended well"
 
 
 def sections(trials: Trials, bundled: Callable[[], Trials], kills: int) -> dict[str, Callable[[], Iterator[Strike]]]:
@@ -195,7 +145,9 @@ def sections(trials: Trials, bundled: Callable[[], Trials], kills: int) -> dict[
         "pack": lambda: trials.kills(PACKS, kills * 2 // 5),
         "score": lambda: trials.kills(SCORES, kills * 2 // 5),
         "others": lambda: trials.kills(OTHERS, kills // 5),
-        "signals": lambda: trials.signals(kills * 2 // 5),
+        "signals": lambda: trials.kills(
+            (*EMBEDS, *PACKS, *SCORES, *OTHERS), kills * 2 // 5, (signal.SIGINT, signal.SIGTERM)
+        ),
         "disk": trials.disk,
         "errors": trials.errors,
         "power": trials.power,
@@ -211,7 +163,7 @@ TITLES = {
     "others": "SIGKILL of the other commands",
     "signals": "SIGINT and SIGTERM at random moments",
     "disk": "Full disks",
-    "errors": "Kills and I/O errors at chosen system calls",
+    "errors": "Kills and I/O errors at chosen calls",
     "power": "Losses of power, by a model of what was fsynced",
     "rivals": "Two of the same command at once",
 }
@@ -267,20 +219,16 @@ def report(work: Path, seed: int, kills: int) -> str:
 
 def main(work: Path, only: list[str], kills: int, seed: int) -> None:
     work.mkdir(parents=True, exist_ok=True)
-    logs = work / "logs"
-    shutil.rmtree(logs, ignore_errors=True)
-    logs.mkdir()
-    with Zygote(logs) as zygote:
 
-        def made(name: str, encoder: str = "") -> Trials:
-            folder = work / name
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            return Trials(World(folder, zygote, encoder, ROWS), seed)
+    def made(name: str, encoder: str = "") -> Trials:
+        folder = work / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        return Trials(World(folder, encoder), seed)
 
-        for name, strikes in sections(made("world"), lambda: made("bundled", "bundled"), kills).items():
-            if name in only and not (work / f"{name}.json").exists():
-                run_section(name, strikes(), work)
+    for name, strikes in sections(made("world"), lambda: made("bundled", "bundled"), kills).items():
+        if name in only and not (work / f"{name}.json").exists():
+            run_section(name, strikes(), work)
 
 
 if __name__ == "__main__":

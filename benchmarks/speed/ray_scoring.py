@@ -190,7 +190,7 @@ def table(todo: list[Operation], seconds: dict[str, list[tuple[float, float]]], 
 
 def main(options: argparse.Namespace) -> str:
     from benchmarks.common.environment import environment
-    from pucache.scaling.tasks import ShardTasks
+    from pucache.scaling.tasks import cluster_tasks
 
     keep_freed_memory()
     at = Planted(options.folder, options.rows, options.dim)
@@ -200,7 +200,7 @@ def main(options: argparse.Namespace) -> str:
     seconds: dict[str, list[tuple[float, float]]] = {operation.name: [] for operation in todo}
     with tempfile.TemporaryDirectory(dir=options.folder) as work:
         began = time.perf_counter()
-        with ShardTasks(workers=options.workers):
+        with cluster_tasks(workers=options.workers):
             started = time.perf_counter() - began
             expected, first = {}, 0.0
             for operation in todo:  # a first run of each

@@ -44,7 +44,7 @@ class ReviewTrainer:
         self.s, self.reviewed = np.zeros(len(self.cache), np.int8), np.zeros(len(self.cache), np.int8)
         self.serial, self.scores = 0, None
         paths = [file.path for file in self.cache.files]
-        self.trainer = Trainer(paths, self._ranked, lambda message: print("error:", message, flush=True))
+        self.trainer = Trainer(paths, [self._ranked], lambda message: print("error:", message, flush=True))
 
     def _ranked(self, result, serial: int) -> None:
         with self.changed:
@@ -64,7 +64,7 @@ class ReviewTrainer:
 
     def settle(self) -> None:
         """Wait until nothing is left to do."""
-        while self.trainer.busy:
+        while self.trainer.busy():
             time.sleep(0.01)
 
     def wait_for_graph(self) -> float:

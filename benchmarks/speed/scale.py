@@ -140,7 +140,7 @@ def last_margin(at: Planted) -> float:
     from pucache.training.sklearn_classifier import PULinearClassifier
 
     model = PULinearClassifier.load(at.model)
-    return float(CacheFile(at.cache).X[-1].astype(np.float64) @ model.coef_ + model.intercept_)
+    return float(CacheFile(at.cache).X[-1].astype(np.float64) @ model.coef_[0] + model.intercept_[0])
 
 
 def retrieve_by_similarity(at: Planted, measured: Measured) -> None:
@@ -169,12 +169,12 @@ def retrieve_by(at: Planted, measured: Measured, path: Path | None) -> None:
 
 
 def train(at: Planted, measured: Measured) -> None:
-    from pucache.training.train_on_cache import train_pu
+    from pucache import train_pu
 
     with measured:
         model = train_pu(EmbeddingCache(at.cache), at.positives)
     hidden = (np.load(at.truth).sum() - LABELLED) / (at.n - LABELLED)
-    assert 0.8 < model.prior_ / hidden < 1.25 and model.estimates_["auc"] > 0.95, (model.prior_, hidden)
+    assert 0.8 < model.tilt_.prior / hidden < 1.25 and model.estimates_["auc"] > 0.95, (model.tilt_.prior, hidden)
 
 
 def verify(at: Planted, measured: Measured) -> None:

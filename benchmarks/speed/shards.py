@@ -40,13 +40,13 @@ def open_cache(at: PlantedShards, form: str, watch: Measured) -> Answer:
 
 
 def train(at: PlantedShards, form: str, watch: Measured, **options: object) -> Answer:
-    from pucache.training.train_on_cache import train_pu
+    from pucache import train_pu
 
     with watch:
         model = train_pu(EmbeddingCache(at.cache(form)), at.positives, **options)
     hidden = (np.load(at.truth).sum() - LABELLED) / (at.n - LABELLED)
-    assert 0.8 < model.prior_ / hidden < 1.25 and model.estimates_["auc"] > 0.95, (model.prior_, hidden)
-    return {"prior": float(model.prior_)}
+    assert 0.8 < model.tilt_.prior / hidden < 1.25 and model.estimates_["auc"] > 0.95, (model.tilt_.prior, hidden)
+    return {"prior": float(model.tilt_.prior)}
 
 
 def train_on_all(at: PlantedShards, form: str, watch: Measured) -> Answer:

@@ -45,30 +45,6 @@ class CacheFileInfo:
     shard: str
     checksum: str
 
-    @classmethod
-    def of(cls, header: CacheHeader) -> CacheFileInfo:
-        """Describe a file by its header.
-
-        Parameters
-        ----------
-        header : CacheHeader
-
-        Returns
-        -------
-        CacheFileInfo
-        """
-        attributes = header.attributes
-        return cls(
-            path=header.name if is_url(header.name) else Path(header.name),
-            rows=header.rows,
-            dtype=str(header.dtype),
-            created=attributes.created,
-            pucache_version=attributes.pucache_version,
-            source=attributes.source,
-            shard=attributes.shard,
-            checksum=header.checksums.checksum,
-        )
-
 
 @dataclass(frozen=True)
 class CacheInfo:
@@ -121,6 +97,20 @@ def info(cache: CacheLike) -> CacheInfo:
     return CacheInfo(
         rows=sum(header.rows for header in headers),
         encoder=headers[0].attributes.encoder,
-        files=tuple(map(CacheFileInfo.of, headers)),
+        files=tuple(map(_describe, headers)),
         failures={key: reason for _, failures in described for key, reason in failures.items()},
+    )
+
+
+def _describe(header: CacheHeader) -> CacheFileInfo:
+    attributes = header.attributes
+    return CacheFileInfo(
+        path=header.name if is_url(header.name) else Path(header.name),
+        rows=header.rows,
+        dtype=str(header.dtype),
+        created=attributes.created,
+        pucache_version=attributes.pucache_version,
+        source=attributes.source,
+        shard=attributes.shard,
+        checksum=header.checksums.checksum,
     )

@@ -40,54 +40,29 @@ def rows_per_hash(n: int) -> int:
 
 @dataclass(frozen=True)
 class ColumnChecksums:
-    """Position and checksums of one dataset; the field names are those of the JSON in the file.
+    """Position and checksums of one dataset; the field names are those of the JSON in the file."""
 
-    Attributes
-    ----------
-    offset, size : int
-        In bytes, from the beginning of the file.
-    block : int
-        Number of bytes hashed together; the last block may be shorter.
-    sha256 : tuple of str
-        Hexadecimal digest of each block.
-    """
-
-    offset: int
+    offset: int  # in bytes, from the beginning of the file
     size: int
-    block: int
-    sha256: tuple[str, ...]
+    block: int  # bytes hashed together; the last block may be shorter
+    sha256: tuple[str, ...]  # of each block, hexadecimal
 
 
 @dataclass(frozen=True)
 class ChecksumTable:
-    """Checksums of every byte of a cache file.
+    """Checksums of every byte of a cache file."""
 
-    Attributes
-    ----------
-    size : int
-        Number of HDF5 bytes, which come before the table.
-    columns : dict of str to ColumnChecksums
-    rest : str
-        sha256 of all HDF5 bytes outside the columns, hexadecimal.
-    checksum : str
-        sha256 of the table itself, hexadecimal. As the table covers all other bytes, it identifies the file.
-    """
-
-    size: int
+    size: int  # HDF5 bytes, which come before the table
     columns: dict[str, ColumnChecksums]
-    rest: str
-    checksum: str
+    rest: str  # sha256 of all HDF5 bytes outside the columns, hexadecimal
+    checksum: str  # sha256 of the table itself; as the table covers all other bytes, it identifies the file
 
     @classmethod
     def read(cls, stream: BinaryIO) -> ChecksumTable:
         """Read the table at the end of a file, and check all bytes outside the columns.
 
-        Raises
-        ------
-        MissingChecksumsError
-            The file does not end in a table.
-        ChecksumError
-            The table is damaged, or does not match the file.
+        Raises `MissingChecksumsError` where there is no table, `ChecksumError` where it is damaged or does not match
+        the file.
         """
         read_at, end = stream_reader(stream), stream.seek(0, os.SEEK_END)
         footer = _FOOTER.fullmatch(read_at(max(0, end - FOOTER_BYTES), FOOTER_BYTES))
@@ -154,15 +129,7 @@ class ChecksumTable:
 
 
 class ColumnHasher:
-    """Hashes one column block by block, from consecutive pieces of it.
-
-    Parameters
-    ----------
-    block : int
-        Number of bytes hashed together.
-    expected : tuple of str, optional
-        Digest of each block, to compare with.
-    """
+    """Hashes one column in blocks of bytes, from consecutive pieces of it; compares with the digests expected."""
 
     def __init__(self, block: int, expected: tuple[str, ...] | None = None):
         self._block = max(1, block)

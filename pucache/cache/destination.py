@@ -23,7 +23,7 @@ from ..storage.regular_file import CACHE_FORMAT
 from ..storage.retries import with_retries
 from ..storage.urls import is_url, path_or_url, without_secrets
 from .local_copies import READING, remove_copies, working_folder
-from .paths import part_files, writer_lock
+from .parts import part_files, writer_lock
 from .reader import CacheFile
 from .remote import copy_path, file_name, local_copies
 
@@ -39,7 +39,7 @@ class LocalDestination:
         check_writable(self.local, file_format=CACHE_FORMAT)
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """See `pucache.cache.paths.writer_lock`."""
+        """See `pucache.cache.parts.writer_lock`."""
         return writer_lock(self.local)
 
     def existing(self) -> Path | None:
@@ -54,9 +54,8 @@ class LocalDestination:
 class RemoteDestination:
     """A file behind a URL, with the methods of `LocalDestination`.
 
-    It is written in a working folder of this machine, with its lock and its parts, and sent as a whole. Nothing
-    smaller than the file is in the store, so a lost machine costs what it had not published. ``name`` is the URL
-    without passwords and tokens, and ``local`` the file that is written.
+    It is written in a working folder of this machine, with its lock and its parts, and sent as a whole. Nothing smaller
+    than the file is in the store, so a lost machine costs what it had not published.
     """
 
     def __init__(self, url: str):
@@ -93,10 +92,7 @@ class RemoteDestination:
         return None if info is None else local_copies(self._url)[0]
 
     def publish(self, *, force: bool = False) -> Path:
-        """Send the finished cache; returns it as a copy for reading, so that nothing is fetched again.
-
-        Raises `OutputError` as `send`.
-        """
+        """Send the finished cache; returns it as a copy for reading, so that nothing is fetched again."""
         path, info = self.send("to add to it, or with --force to overwrite it", force=force)
         folder = working_folder(self._url, READING)
         copy = copy_path(folder, path, info)
@@ -111,8 +107,8 @@ class RemoteDestination:
     def send(self, remedy: str, *, force: bool = False) -> tuple[str, dict[str, Any]]:
         """Put the local file; returns its path in the store, and fsspec's info of it.
 
-        Raises `OutputError` if the upload failed, or the object has changed since its version was noted and is not to
-        be overwritten by force. The local file is kept then, and an earlier object is unchanged.
+        Raises `OutputError` if the upload failed, or the object has changed since its version was noted, unless forced.
+        The local file is kept then, and an earlier object is unchanged.
         """
         with store_errors(OutputError, "write", self.name):
             fs, path = open_filesystem(self._url, retry_each_request=True)
@@ -137,12 +133,8 @@ def open_destination(cache: str | Path) -> Destination:
 def atomic_output(out: str | Path) -> Iterator[Path]:
     """Yield a temporary path; on success its content replaces `out`, a file or a URL, as a whole.
 
-    Raises
-    ------
-    OutputError
-        `out` cannot be written; of a URL also where the object changed within the block.
-    CacheLockedError
-        Another process of this machine writes the file of this URL.
+    Raises `OutputError` where `out` cannot be written, or the object behind a URL changed within the block, and
+    `CacheLockedError` where another process of this machine writes the file of this URL.
     """
     destination = open_destination(out)
     if isinstance(destination, LocalDestination):

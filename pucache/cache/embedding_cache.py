@@ -18,7 +18,7 @@ from ..storage.rows import RowMatrix, StackedRows
 from ..storage.urls import is_url, path_or_url
 from .keys import Keys, find_duplicate, find_sorted
 from .local_copies import folder_of
-from .reader import CacheFile, CacheHeader, read_blocks, verified_blocks
+from .reader import CacheFile, CacheHeader, not_finite_error, read_blocks, verified_blocks
 from .remote import is_remote_cache, local_copies
 
 log = logging.getLogger("pucache")
@@ -142,9 +142,7 @@ class EmbeddingCache:
         -------
         CacheError
         """
-        number = int(np.searchsorted(self._starts, rows[0], "right")) - 1
-        inside = rows[rows < self._starts[number + 1]] - self._starts[number]
-        return self.files[number].not_finite_error(inside)
+        return not_finite_error(self.files, rows)
 
     @property
     def matrix(self) -> RowMatrix:
@@ -212,30 +210,12 @@ CacheLike = EmbeddingCache | str | Path | Sequence[EmbeddingCache | str | Path]
 
 
 def open_cache(cache: CacheLike) -> EmbeddingCache:
-    """Open a cache; an opened one is returned as it is.
-
-    Parameters
-    ----------
-    cache : EmbeddingCache, str, path, or a sequence of these
-        A cache file, a folder of them, a URL of either, or an opened cache; several are read as one.
-
-    Returns
-    -------
-    EmbeddingCache
-
-    Raises
-    ------
-    CacheError
-        See `EmbeddingCache`.
-    """
+    """Open a cache file, a folder of them, a URL of either, or several as one; an opened cache is returned as it is."""
     return cache if isinstance(cache, EmbeddingCache) else EmbeddingCache(*_as_list(cache))
 
 
 def expand_paths(caches: CacheLike | Iterable[EmbeddingCache | str | Path]) -> list[Path]:
-    """List cache files: those of opened caches, those in folders in name order, and local copies of URLs.
-
-    A folder without a cache, and nothing at all, raise `CacheError`.
-    """
+    """List cache files, at least one: those of opened caches, those in folders by name, and local copies of URLs."""
     paths: list[Path] = []
     for cache in _as_list(caches):
         if isinstance(cache, EmbeddingCache):
@@ -274,7 +254,14 @@ def _warn_of_missing_shards(files: list[CacheFile]) -> None:
 
 
 def _as_list(caches: CacheLike | Iterable[EmbeddingCache | str | Path]) -> list[EmbeddingCache | str | Path]:
-    return [caches] if isinstance(caches, EmbeddingCache | str | Path) else list(caches)
+    if isinstance(caches, EmbeddingCache | str | Path):
+        return [caches]
+    listed = list(caches) if isinstance(caches, Iterable) else []
+    if not (isinstance(caches, Iterable) and all(isinstance(one, EmbeddingCache | str | Path) for one in listed)):
+        raise CacheError(
+            f"expected a cache: a file, a folder, a URL, an opened cache, or a list of these; got {caches!r:.80}"
+        )
+    return listed
 
 
 def _open_files(cache: str | Path | EmbeddingCache | CacheFile) -> list[CacheFile]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from .reader import CacheFile
 
 GROUP_BYTES = 64 << 20  # of embeddings in a row group
 _COMPRESSION = {"key": "zstd", "size": "zstd", "mtime_ns": "zstd", "digest": "none", "embedding.list.element": "none"}
+Column = tuple[Any, Callable[[np.ndarray], Any]]  # pyarrow's field, and what gives the cells of some rows
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,15 @@ class ExportReport:
     encoder: EncoderSpec
 
 
-def export(cache: CacheLike, out: str | Path, *, progress: Progress | None = None) -> ExportReport:
+def check_parquet(out: str | Path) -> None:
+    """Raise `ValueError` unless a name ends in ``.parquet``."""
+    if os.path.splitext(path_or_url(out))[1].lower() != ".parquet":
+        raise ValueError(f"{out} must end in .parquet (a cache), or .onnx (a model)")
+
+
+def export(
+    cache: CacheLike, out: str | Path, *, columns: Sequence[Column] = (), progress: Progress | None = None
+) -> ExportReport:
     """Write a cache as a Parquet file.
 
     Columns: ``key`` (text), ``embedding`` (list of fixed size, float16 or float32, not compressed), ``digest`` (32
@@ -60,6 +69,9 @@ def export(cache: CacheLike, out: str | Path, *, progress: Progress | None = Non
         A cache file, a folder of them, or a URL of either; several are written in their order.
     out : path or str
         The file to write, which ends in ``.parquet``; a path or a URL.
+    columns : sequence of (pyarrow.Field, callable), optional
+        Further columns, such as `pucache.reviewing.pile_columns.pile_columns` gives; each is called with row numbers
+        of the cache, and returns a pyarrow array.
     progress : Progress, optional
 
     Returns
@@ -75,15 +87,16 @@ def export(cache: CacheLike, out: str | Path, *, progress: Progress | None = Non
     OutputError
         `out` cannot be written.
     """
+    check_parquet(out)
     out = path_or_url(out)
-    if os.path.splitext(out)[1].lower() != ".parquet":
-        raise ValueError(f"{out} must end in .parquet")
     if is_url(out):
         open_destination(out).check_writable()
     opened = open_cache(cache)
     if not is_url(out):
         check_writable(out, inputs=[file.path for file in opened.files])
     schema = _schema(opened)
+    for field, _ in columns:
+        schema = schema.append(field)
     with (
         progress or Silent() as progress,
         atomic_output(out) as temporary,
@@ -97,10 +110,12 @@ def export(cache: CacheLike, out: str | Path, *, progress: Progress | None = Non
         ) as writer,
     ):
         progress.start(len(opened), "rows")
+        first = 0
         for file in opened.files:
-            for batch in _batches(file, schema):
+            for batch in _batches(file, schema, columns, first):
                 writer.write_batch(batch, row_group_size=len(batch))
                 progress.advance(len(batch))
+            first += len(file)
     return ExportReport(os.fspath(out), len(opened), str(opened.files[0].dtype), opened.encoder)
 
 
@@ -122,8 +137,8 @@ def _schema(cache: EmbeddingCache) -> Any:
     return pyarrow.schema(fields, metadata={METADATA: json.dumps(state, sort_keys=True).encode()})
 
 
-def _batches(file: CacheFile, schema: Any) -> Iterator[Any]:
-    """Read a file in batches of `GROUP_BYTES`; damage raises `CacheError`."""
+def _batches(file: CacheFile, schema: Any, more: Sequence[Column], first: int) -> Iterator[Any]:
+    """Read a file in batches of `GROUP_BYTES`; damage raises `CacheError`. Its rows begin at `first` in the cache."""
     file.check("keys", "digests", "size_mtime")
     n, dim = len(file), file.encoder.dim
     step = max(1, GROUP_BYTES // (dim * file.dtype.itemsize))
@@ -133,11 +148,12 @@ def _batches(file: CacheFile, schema: Any) -> Iterator[Any]:
             X = np.empty((len(numbers), dim), file.dtype)
             read(X, start)
             digests, size_mtime = file.take("digests", numbers), file.take("size_mtime", numbers)
-            columns = [
+            columns: list[Any] = [
                 pyarrow.array(decode_texts(file.take("keys", numbers).tolist()), pyarrow.string()),
                 pyarrow.FixedSizeListArray.from_arrays(X.reshape(-1), type=schema.field("embedding").type),
                 pyarrow.Array.from_buffers(pyarrow.binary(32), len(digests), [None, pyarrow.py_buffer(digests)]),
                 pyarrow.array(size_mtime[:, 0]),
                 pyarrow.array(size_mtime[:, 1]),
+                *(column(first + numbers) for _, column in more),
             ]
             yield pyarrow.RecordBatch.from_arrays(columns, schema=schema)

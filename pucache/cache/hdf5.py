@@ -24,17 +24,9 @@ DAMAGE = (OSError, KeyError, RuntimeError, ValueError, TypeError)  # raised by h
 
 @dataclass(frozen=True)
 class DatasetExtent:
-    """Position, shape and type of a dataset.
+    """Position, shape and type of a dataset."""
 
-    Attributes
-    ----------
-    offset : int or None
-        In bytes from the beginning of the file; None if the dataset is empty or not contiguous.
-    shape : tuple of int
-    dtype : numpy.dtype
-    """
-
-    offset: int | None
+    offset: int | None  # in bytes from the beginning of the file; None if the dataset is empty or not contiguous
     shape: tuple[int, ...]
     dtype: np.dtype
 
@@ -58,13 +50,7 @@ Attributes = dict[str, str | int | None]
 def read(
     stream: BinaryIO, attributes: tuple[str, ...], datasets: tuple[str, ...]
 ) -> tuple[Attributes, dict[str, DatasetExtent]]:
-    """Read attributes of the root group (None for a missing one), and the extents of datasets.
-
-    Raises
-    ------
-    OSError, KeyError, RuntimeError, ValueError, TypeError
-        See `DAMAGE`: h5py raises these on malformed files.
-    """
+    """Read attributes of the root group (None for a missing one), and the extents of datasets; may raise `DAMAGE`."""
     with deferred_signals(), h5py.File(stream, "r") as file:
         # h5py's low level, which opens a file of a thousand in half of the time
         root = h5py.h5o.open(file.id, b"/")
@@ -99,14 +85,7 @@ def _attribute(root: h5py.h5g.GroupID, name: bytes) -> str | int | None:
 
 
 class Writer:
-    """Writes datasets and attributes of a new file.
-
-    Parameters
-    ----------
-    file : h5py.File
-    handle_signals : callable
-        Called between calls of HDF5, where an interrupt is safe.
-    """
+    """Writes datasets and attributes of a new file; signals are handled between calls of HDF5, where they are safe."""
 
     def __init__(self, file: h5py.File, handle_signals: Callable[[], None]):
         self._file, self._handle_signals = file, handle_signals
@@ -141,13 +120,7 @@ class Writer:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Writer]:
-    """Write an HDF5 file of the oldest format version to `path`, an existing empty file.
-
-    Raises
-    ------
-    OSError
-        The file system refused.
-    """
+    """Write an HDF5 file of the oldest format version to `path`, an existing empty file."""
     with _Output(path, "r+") as stream:
         with deferred_signals() as handle_signals, h5py.File(stream, "w", libver="earliest") as file:
             yield Writer(file, handle_signals)

@@ -75,22 +75,13 @@ class FileState:
 
 @dataclass(frozen=True)
 class Input:
-    """The embeddings of one file, or of an array in memory.
+    """The embeddings of one file, or of an array in memory."""
 
-    Attributes
-    ----------
-    state : FileState or None
-        None: the rows are in memory.
-    rows, dim : int
-    dtype : numpy.dtype
-    blocks : callable
-        Takes a first row and a number of rows; reads blocks of so many from that row to the end.
-    """
-
-    state: FileState | None
+    state: FileState | None  # None: the rows are in memory
     rows: int
     dim: int
     dtype: np.dtype
+    # takes a first row and a number of rows; reads blocks of so many from that row to the end
     blocks: Callable[[int, int], Iterator[Columns]]
 
     @property
@@ -147,11 +138,7 @@ def safetensors_input(path: Path, tensor: str | None) -> Input:
 
 
 def _choose(path: Path, name: str | None, types: dict[str, str], fitting: list[str], *, expected: str) -> str:
-    """Name of the tensor or column of embeddings: the given one, a usual name, or the only one that fits.
-
-    `types` describes each tensor or column, `expected` those that may hold embeddings, which are `fitting`; raises
-    `CacheError` if there is none, or if there are several.
-    """
+    """Name of the tensor or column of embeddings: the given one, a usual name, or the only one of `fitting`."""
     listing = ", ".join(f"{each} ({types[each]})" for each in types) or "none"
     if name is not None:
         if name not in fitting:
@@ -207,25 +194,13 @@ class ExportedState:
 
 
 class ParquetFile:
-    """One Parquet file, whose rows are read forward, page by page.
-
-    Raises `CacheError` if the file is missing or damaged.
-
-    Attributes
-    ----------
-    path : Path
-    state : FileState
-    rows : int
-    columns : dict of str to str
-        Type by name.
-    exported : ExportedState or None
-    """
+    """One Parquet file, whose rows are read forward, page by page."""
 
     def __init__(self, path: Path):
         self.path, self.state = path, FileState.of(path)
         with self._opened() as file:
             self._schema, self.rows = file.schema_arrow, file.metadata.num_rows
-        self.columns = {field.name: str(field.type) for field in self._schema}
+        self.columns = {field.name: str(field.type) for field in self._schema}  # type by name
         text = (self._schema.metadata or {}).get(METADATA)
         self.exported = None if text is None else ExportedState.parse(path, text)
 
@@ -257,10 +232,7 @@ class ParquetFile:
                 skipped = max(0, skipped - len(batch))
 
     def key_column(self, name: str | None) -> str | None:
-        """Name of the column of keys: the given one, or the first usual name; None if there is none.
-
-        Raises `CacheError` if there is no column of the given name, or if it holds neither text nor integers.
-        """
+        """Name of the column of keys, of text or integers: the given one, else the first usual name, else None."""
         fitting = [field.name for field in self._schema if _is_key(field.type)]
         if name is None:
             return next((each for each in KEY_NAMES if each in fitting), None)

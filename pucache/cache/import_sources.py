@@ -61,26 +61,7 @@ class ImportOptions:
 
 
 class ImportSource:
-    """Files and keys of a source, opened and checked as far as that goes without reading rows.
-
-    Attributes
-    ----------
-    inputs : list of Input
-        Of one length and type of rows.
-    starts : ndarray of int, (len(inputs) + 1,)
-        First row of each input, and the number of rows.
-    keys : str
-        What the keys are.
-    encoder : EncoderSpec
-        Of the cache.
-    image_source : str
-    failures : dict of str to str
-        Of an export of pucache; reason by key.
-    states : list of FileState
-        Every file that is read.
-    repeatable : bool
-        Whether all that is read lies in these files, so that another run can go on.
-    """
+    """Files and keys of a source, opened and checked as far as that goes without reading rows."""
 
     def __init__(self, source: str | Path | np.ndarray, options: ImportOptions):
         opened: Opened
@@ -92,12 +73,13 @@ class ImportSource:
             name = Path(origin).name if os.path.isdir(origin) else Path(origin).stem
         _check_equal(opened)
         self.inputs, tables = [each for each, _ in opened], [table for _, table in opened if table is not None]
-        self.starts = np.cumsum([0, *(each.rows for each in self.inputs)])
+        self.starts = np.cumsum([0, *(each.rows for each in self.inputs)])  # of the inputs; then the number of rows
         states = [each.state for each in self.inputs] + [table.state for table in tables]
         if isinstance(options.keys, str | Path):
             states.append(FileState.of(Path(options.keys)))
-        self.states = [state for state in states if state is not None]
-        self.keys, self._texts = _keys(options, tables, self.rows)
+        self.states = [state for state in states if state is not None]  # of every file that is read
+        self.keys, self._texts = _keys(options, tables, self.rows)  # what the keys are, in words
+        # all that is read lies in these files, so that another run can go on
         self.repeatable = self.inputs[0].state is not None and self.keys != _IN_MEMORY
         exported = _exported(opened)
         if options.name is not None:  # says what the rows are, whatever the export does
@@ -112,6 +94,7 @@ class ImportSource:
         self.encoder = replace(encoder, normalization="l2") if options.normalize else encoder
         sources = {state.source for state in exported}
         self.image_source = sources.pop() if len(sources) == 1 else ""
+        # reason by key, in an export of pucache
         self.failures = {key: reason for state in exported for key, reason in state.failures.items()}
 
     @property
@@ -214,8 +197,7 @@ def _key_bytes(text: str | None) -> bytes:
 def find_files(source: str | Path, metadata: str | Path | None = None) -> list[tuple[Path, Path | None]]:
     """List the files of a source, each with its metadata, by the numbers in their names: 2 comes before 10.
 
-    `source` and `metadata` are those of `pucache.cache.importing.import_embeddings`; raises `CacheError` if there is
-    no such file, no part in the folder, or if metadata and parts do not pair up.
+    Raises `CacheError` if there is no such file, no part in the folder, or if metadata and parts do not pair up.
     """
     if is_url(source):
         raise CacheError(f"{without_secrets(str(source))} is a URL; expected a file or folder of this machine")

@@ -29,8 +29,7 @@ from .import_sources import ImportOptions, ImportSource
 from .keys import decode_text
 from .layout import DTYPES
 from .merging import check_replaces, merge, without_embedded
-from .parts import Parts
-from .paths import part_files, writer_lock
+from .parts import Parts, part_files, writer_lock
 from .writer import Rows
 
 BLOCK_BYTES = 64 << 20  # of embeddings in a part; a kill loses the one that is being written
@@ -196,10 +195,7 @@ def _sorted_unique(keys: np.ndarray, opened: ImportSource) -> np.ndarray:
 
 
 def _open_parts(out: Path, plan: str, opened: ImportSource, stored: np.dtype) -> Parts:
-    """Open the parts of an unfinished run with the same plan; those of another plan are removed.
-
-    Raises `OutputError` if they are parts of another command, or cannot be removed.
-    """
+    """Open the parts of an unfinished run with the same plan; those of another plan are removed."""
     for path in part_files(out):
         if not re.fullmatch(r"part-[0-9a-f]{16}-[0-9]+", path.stem):
             problem = f"{path.parent} holds unfinished work of embed"
@@ -239,10 +235,7 @@ def _write_parts(
 def _blocks(
     opened: ImportSource, keys: np.ndarray, stored: np.dtype, normalize: bool, done: set[str]
 ) -> Iterator[tuple[str, Rows]]:
-    """Read the blocks that are not yet parts, sorted by key, with the names of their parts.
-
-    `keys` are in row order; `done` holds the names of the parts that exist.
-    """
+    """Read the blocks that are not among the parts `done`, sorted by key, with their names; `keys` are in row order."""
     step = max(1, BLOCK_BYTES // (opened.inputs[0].dim * opened.inputs[0].dtype.itemsize))
     for each, first in zip(opened.inputs, opened.starts.tolist(), strict=False):
         names = {start: f"{first + start:012d}" for start in range(0, each.rows, step)}

@@ -26,20 +26,7 @@ REMEDY = "restore it from a copy, or move it away and embed again"
 
 @dataclass(frozen=True)
 class FileAttributes:
-    """Attributes of a cache file.
-
-    Attributes
-    ----------
-    encoder : EncoderSpec
-    created : str
-        UTC time of writing.
-    pucache_version : str
-        Version of the writer.
-    source : str
-        Path or URL of the images; empty for imported embeddings.
-    shard : str
-        ``I/N`` where the file holds the I-th of N shares of the images, else "".
-    """
+    """Attributes of a cache file; `pucache.cache.cache_info.CacheFileInfo` explains them."""
 
     encoder: EncoderSpec
     created: str
@@ -49,13 +36,7 @@ class FileAttributes:
 
     @classmethod
     def parse(cls, path: str | Path, attributes: Attributes) -> FileAttributes:
-        """Check and parse the attributes of a file.
-
-        Raises
-        ------
-        CacheError
-            Not a pucache file, of another format version, or an attribute is missing or malformed.
-        """
+        """Check and parse attributes; `CacheError` for a file that is not pucache's, or of another format version."""
         version = attributes["version"]
         if attributes["format"] != FORMAT:
             raise CacheError(f"{path} is an HDF5 file but not a pucache cache (no format attribute 'pucache')")
@@ -80,18 +61,7 @@ class FileAttributes:
 
 
 def check_layout(path: str | Path, extents: dict[str, DatasetExtent], table: ChecksumTable, *, dim: int) -> None:
-    """Raise `CacheError` unless the datasets have the shapes, types and positions that the format requires.
-
-    Parameters
-    ----------
-    path : str or path
-        Or a URL, for messages.
-    extents : dict of str to DatasetExtent
-        Of every dataset in `COLUMNS` and `FAILURES`.
-    table : ChecksumTable
-    dim : int
-        Number of columns of the embeddings.
-    """
+    """Raise `CacheError` unless the datasets have the shapes, types and positions that the format requires."""
     for name, extent in extents.items():
         _check_position(path, name, extent, table)
     texts = [(extents[name].dtype.kind, len(extents[name].shape)) for name in ("keys", *FAILURES)]

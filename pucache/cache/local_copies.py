@@ -42,10 +42,7 @@ def parent_folder(work: str | Path | None = None) -> Path:
 
 
 def working_folder(url: str, suffix: str = "") -> Path:
-    """Create the folder for a URL: with `READING` for its copies, else for the file that is written.
-
-    A password in the URL does not change the folder. Raises `OutputError` where it cannot be written to.
-    """
+    """Create the folder for a URL, whatever its password: with `READING` for its copies, else for the file written."""
     parent = parent_folder()
     folder = parent / (hashlib.sha256(without_password(url).rstrip("/").encode()).hexdigest()[:16] + suffix)
     try:
@@ -95,10 +92,7 @@ def folder_of(path: Path) -> str:
 
 
 def remove_copies(folder: Path, *, keep: Iterable[Path] = (), unfinished: bool = False) -> None:
-    """Remove the copies in a folder but those to keep, and downloads that are not finished where asked to.
-
-    What `embed` has set aside as damaged stays. Raises `OutputError` where a file cannot be removed.
-    """
+    """Remove a folder's copies but those to keep, and unfinished downloads if asked; what `embed` set aside stays."""
     kept = (".damaged",) if unfinished else (".damaged", PARTIAL_SUFFIX)
     for where, _, names in os.walk(folder):
         for path in {Path(where, name) for name in names} - set(keep):

@@ -27,17 +27,9 @@ def file_identity(descriptor: int) -> FileIdentity:
 class MappedFile:
     """One immutable file, read through a memory map or by calls.
 
-    Reading by calls is bounded in memory, and a disk error is an exception. A disk error in a map ends
-    the process.
-
-    Parameters
-    ----------
-    path : Path
-    descriptor : int
-        The open file; it may be closed afterwards.
-    map_now : bool
-        Map at once, which keeps the content and a descriptor until `release`. Otherwise the file is
-        mapped at the first access.
+    Reading by calls is bounded in memory, and a disk error is an exception; in a map it ends the process. A map that is
+    made at once keeps the content and a descriptor until `release`; otherwise the first access maps. The `descriptor`
+    that is passed may be closed afterwards.
     """
 
     def __init__(self, path: Path, descriptor: int, *, map_now: bool):

@@ -75,18 +75,7 @@ def _keys(file: CacheFile) -> np.ndarray:
 
 
 def check_replaces(out: Path, encoder: EncoderSpec, sorted_keys: np.ndarray, *, force: bool) -> None:
-    """Raise `OutputError` if a file at `out` is no cache of this encoder, or holds keys that the new file lacks.
-
-    Parameters
-    ----------
-    out : Path
-        The file to write.
-    encoder : EncoderSpec
-    sorted_keys : ndarray of bytes (dtype S), (n,)
-        Keys of the new file.
-    force : bool
-        Replace whatever is there.
-    """
+    """Raise `OutputError` if a file at `out` is no cache of this encoder, or holds keys that the new file lacks."""
     if force or not out.exists():
         return
     remedy = "name another file, or pass --force to replace it"
@@ -128,24 +117,9 @@ def merge(
 ) -> int:
     """Write chosen rows of several files, sorted by key, as one file; returns the number of rows.
 
-    Memory holds the keys, 20 bytes of each row, and three blocks of the other columns.
-
-    Parameters
-    ----------
-    out : path or str
-    picks : list of (CacheFile, ndarray of int)
-        Row numbers to take from each file, ascending; no key may be chosen twice.
-    encoder, source, failures, created, shard
-        As for `pucache.cache.writer.write_file`; the failures in any order.
-    dtype : numpy.dtype
-        Type of the embeddings in every file.
-    advance : callable
-        Called with the number of rows of each block before it is read.
-
-    Raises
-    ------
-    CacheError
-        A key is chosen twice, or a file cannot be read.
+    Memory holds the keys, 20 bytes of each row, and three blocks of the other columns. `advance` is called with the
+    number of rows of each block before it is read. Raises `CacheError` where a key is chosen twice or a file cannot be
+    read.
     """
     keys = np.concatenate([np.empty(0, "S1"), *(file.take("keys", rows) for file, rows in picks)])
     longest = max(1, int(np.char.str_len(keys).max(initial=0)))

@@ -1,4 +1,4 @@
-"""Parts: the finished blocks of an unfinished cache, small cache files in ``CACHE.parts``.
+"""Parts: the finished blocks of an unfinished cache, small cache files in ``CACHE.parts``; and the writer's lock.
 
 `embed` and `import_embeddings` write parts while they run, and merge them at the end. A run that was killed goes on
 from the parts.
@@ -9,41 +9,51 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from ..encoders.spec import EncoderSpec
-from ..errors import CacheError
-from .paths import part_files, parts_folder
+from ..errors import CacheError, CacheLockedError
+from ..storage.atomic import exclusive_lock
 from .reader import CacheFile
 from .writer import Rows, write_file
 
 log = logging.getLogger("pucache")
 
 
+@contextmanager
+def writer_lock(cache: Path, name: str = "") -> Iterator[None]:
+    """Exclude a second writer of `cache`, called `name` in the message; the end of the process releases the lock."""
+    lock = cache.with_name(f".{cache.name}.lock")
+    locked = CacheLockedError(f"{name or cache} is being written by another process (lock {lock}); wait for it")
+    with exclusive_lock(lock, locked):
+        try:
+            yield
+        finally:
+            if not cache.exists() and not parts_folder(cache).exists():  # refused: leave nothing beside the images
+                lock.unlink(missing_ok=True)
+
+
+def parts_folder(cache: Path) -> Path:
+    """Folder of the parts of an unfinished cache."""
+    return cache.with_name(cache.name + ".parts")
+
+
+def part_files(cache: Path) -> list[Path]:
+    """Existing parts of an unfinished cache, sorted by name."""
+    try:
+        return sorted(parts_folder(cache).glob("part-*.h5"))
+    except FileNotFoundError:  # another writer has just removed the folder
+        return []
+
+
 class Parts:
-    """The parts of one cache; opening them verifies them.
+    """The parts of one cache; opening them verifies them. `name` stands for the cache in messages.
 
-    Parameters
-    ----------
-    cache : Path
-    encoder : EncoderSpec
-    dtype : dtype
-        Of the stored embeddings.
-    name : str, optional
-        Name of the cache in messages; by default its path.
-
-    Attributes
-    ----------
-    folder : Path
-    files : list of CacheFile
-    dtype : dtype
-
-    Raises
-    ------
-    CacheError
-        A part is of another encoder or dtype.
+    Raises `CacheError` where a part is of another encoder or dtype.
     """
 
     def __init__(self, cache: Path, encoder: EncoderSpec, dtype: np.dtype, *, name: str = ""):

@@ -49,31 +49,16 @@ def rows_per_read(row_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class CacheHeader:
-    """What a cache file says of itself: attributes, positions of its datasets, checksums.
+    """What a cache file says of itself: attributes, positions of its datasets, checksums."""
 
-    Attributes
-    ----------
-    name : str
-        Path or URL, for messages.
-    attributes : FileAttributes
-    extents : dict of str to DatasetExtent
-    checksums : ChecksumTable
-    """
-
-    name: str
+    name: str  # path or URL, for messages
     attributes: FileAttributes
     extents: dict[str, DatasetExtent]
     checksums: ChecksumTable
 
     @classmethod
     def read(cls, stream: BinaryIO, name: str) -> CacheHeader:
-        """Read from a seekable stream, and check everything but the columns.
-
-        Raises
-        ------
-        CacheError
-            Not HDF5, truncated, not a pucache file, of another version, damaged or inconsistent.
-        """
+        """Read from a seekable stream, and check everything but the columns; `CacheError` where a check fails."""
         try:
             checksums = _read_checksums(stream, name)
             attributes, extents = hdf5.read(stream, (*ATTRIBUTES, *OPTIONAL_ATTRIBUTES), (*COLUMNS, *FAILURES))
@@ -131,29 +116,10 @@ def _read_checksums(stream: BinaryIO, name: str) -> ChecksumTable:
 class CacheFile:
     """One cache file, opened for reading.
 
-    Opening checks everything but the columns, which are mapped at the first access.
-
-    Parameters
-    ----------
-    path : str or path
-    map_now : bool
-        Map the file at once, so that it can be read even after another file has taken its name. This
-        takes a file descriptor until `release`.
-    was_listed : bool
-        The command has seen the file before, in its folder: if it is missing, the message says that it vanished.
-
-    Attributes
-    ----------
-    path : Path
-    header : CacheHeader
-    encoder : EncoderSpec
-    created, pucache_version, source, shard : str
-        See `pucache.cache.layout.FileAttributes`.
-
-    Raises
-    ------
-    CacheError
-        Missing, or as for `CacheHeader.read`.
+    Opening checks everything but the columns, which are mapped at the first access. With `map_now` the file is mapped
+    at once, so that it can be read even after another file has taken its name; this takes a file descriptor until
+    `release`. `was_listed`: the command has seen the file in its folder before, so if it is missing, the message says
+    that it vanished. Raises `CacheError`, as `CacheHeader.read`.
     """
 
     def __init__(self, path: str | Path, *, map_now: bool = False, was_listed: bool = False):
@@ -231,10 +197,6 @@ class CacheFile:
 
     # --- copies, read without the map: bounded in memory, and a disk error is an exception ----------
 
-    def blocks(self, *, check: bool = False) -> Iterator[tuple[slice, np.ndarray]]:
-        """Read the embeddings in row order, as `read_blocks` does with several files."""
-        return read_blocks([self], check=check)
-
     @contextmanager
     def embedding_reader(self, *, check: bool) -> Iterator[Callable[[np.ndarray, int], None]]:
         """Yield a function that fills an array, (b, d), with the rows from a given one on.
@@ -258,10 +220,7 @@ class CacheFile:
             yield read
 
     def take(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Copy some rows of a column of `COLUMNS`, given their ascending numbers.
-
-        The rows between the wanted ones are read too, a bounded stretch at a time.
-        """
+        """Copy rows of a column, given their ascending numbers, by reading all between, a bounded stretch at a time."""
         extent, begin = self.header.extents[name], 0
         taken, step = extent.empty(len(rows)), rows_per_read(extent.row_bytes)
         with self._file.array_reader() as read_into:
@@ -279,15 +238,7 @@ class CacheFile:
     # --- damage ----------------------------------------------------------------------------------
 
     def damaged_rows(self, names: Iterable[str] = (*COLUMNS, *FAILURES)) -> tuple[np.ndarray, list[str]]:
-        """Read datasets and check them against the checksums.
-
-        Returns
-        -------
-        rows : ndarray of bool, (n,)
-            Rows in damaged blocks: some of their bytes may have changed.
-        datasets : list of str
-            Names of the damaged datasets.
-        """
+        """Rows, bool (n,), in blocks that fail their checksums, and the names of the damaged datasets."""
         with self._file.byte_reader() as read_at:
             blocks = self.header.checksums.damaged_blocks(read_at, names)
         rows, step = np.zeros(len(self), bool), rows_per_hash(len(self))
@@ -305,11 +256,8 @@ class CacheFile:
     def verify(self) -> None:
         """Read the whole file, and check it against the checksums and the rules of the format.
 
-        Raises
-        ------
-        CacheError
-            A byte has changed since it was written, the file cannot be read, or its writer broke the
-            rules: keys that are not sorted or not UTF-8, embeddings that are not finite.
+        Raises `CacheError` where a byte has changed since it was written, the file cannot be read, or its writer broke
+        the rules: keys that are not sorted or not UTF-8, embeddings that are not finite.
         """
         for _ in verified_blocks([self]):
             pass
@@ -324,32 +272,22 @@ class CacheFile:
             drop_pages(keys)
         _ = self.failures  # decoded
 
-    def not_finite_error(self, rows: np.ndarray) -> CacheError:
-        """Return the error for rows that are NaN or infinite, which pucache itself never writes."""
-        keys = ", ".join(repr(decode_text(bytes(key))) for key in self.raw_keys[rows[:3]])
-        return CacheError(f"{self.path} holds NaN or infinite embeddings ({keys}); import or embed these anew")
+
+def not_finite_error(files: Sequence[CacheFile], rows: np.ndarray) -> CacheError:
+    """Return the error for rows, ascending, that are NaN or infinite; it names the file of the first one."""
+    starts = np.cumsum([0, *map(len, files)])
+    number = int(np.searchsorted(starts, rows[0], "right")) - 1
+    inside = rows[rows < starts[number + 1]][:3] - starts[number]
+    keys = ", ".join(repr(decode_text(bytes(key))) for key in files[number].raw_keys[inside])
+    return CacheError(f"{files[number].path} holds NaN or infinite embeddings ({keys}); import or embed these anew")
 
 
 def read_blocks(files: Sequence[CacheFile], *, check: bool = False) -> Generator[tuple[slice, np.ndarray], None, None]:
-    """Read embeddings of one encoder in row order, in bounded memory.
+    """Yield rows and embeddings (b, d) of files of one encoder, in row order and bounded memory.
 
-    The blocks are those of one file with the same rows. The next block is read and hashed while the caller
-    works on the present one.
-
-    Parameters
-    ----------
-    files : sequence of CacheFile
-        At least one.
-    check : bool
-        Check the embeddings against the checksums. Damage raises `CacheError` at its block, at the latest in
-        place of the last one.
-
-    Yields
-    ------
-    rows : slice
-        Of all files.
-    X : ndarray of float16 or float32, (b, d)
-        Valid until the next block is requested.
+    The blocks are those of one file with the same rows; each is valid until the next one is requested. The next block
+    is read and hashed while the caller works on the present one. With `check`, damage raises `CacheError` at its block,
+    at the latest in place of the last one.
     """
     with closing(prefetch(_read_blocks(files, check))) as blocks:
         yield from blocks
@@ -374,24 +312,13 @@ def _read_blocks(files: Sequence[CacheFile], check: bool) -> Iterator[tuple[slic
 
 
 def verified_blocks(files: Sequence[CacheFile]) -> Iterator[tuple[slice, np.ndarray]]:
-    """Verify files as `CacheFile.verify` does, and yield the embeddings in blocks meanwhile: one read for both.
-
-    Yields
-    ------
-    rows : slice
-        Of all files.
-    X : ndarray of float16 or float32, (b, d)
-        Finite; valid until the next block is requested.
-    """
+    """Verify files as `CacheFile.verify` does, and yield the blocks of `read_blocks` meanwhile: one read for both."""
     for file in files:
         file.check(*set(COLUMNS) - {"embeddings"}, *FAILURES)
-    starts = np.cumsum([0, *map(len, files)])
     for rows, X in read_blocks(files, check=True):
         not_finite = np.flatnonzero(~finite_rows(X)) + rows.start
         if len(not_finite):
-            number = int(np.searchsorted(starts, not_finite[0], "right")) - 1
-            inside = not_finite[not_finite < starts[number + 1]] - starts[number]
-            raise files[number].not_finite_error(inside)
+            raise not_finite_error(files, not_finite)
         yield rows, X
     for file in files:
         file.check_texts()

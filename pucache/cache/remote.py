@@ -41,8 +41,7 @@ RemoteFile = tuple[str, dict[str, Any]]  # path in the store, fsspec's info
 def local_copies(url: str) -> list[Path]:
     """Copy a cache file, or the ``.h5`` files of a folder, to this machine, but for versions that are here already.
 
-    Returns the copies, sorted by name. Raises `CacheError` where the URL does not exist or the store fails, and
-    `OutputError` where the working folder cannot be written to.
+    Returns the copies, sorted by name. Raises `CacheError` where the URL does not exist or the store fails.
     """
     name, folder = without_secrets(url), working_folder(url, READING)
     with store_errors(CacheError, "fetch", name):
@@ -82,10 +81,7 @@ def _fetch(fs: Any, path: str, folder: Path, progress: DownloadLog) -> Path:
 
 
 def remote_headers(url: str) -> list[tuple[CacheHeader, dict[str, str]]]:
-    """Read the header and the failures of each file of a remote cache, but not its rows.
-
-    Raises `CacheError` where the URL does not exist, the store fails, or a file is no cache or damaged.
-    """
+    """Read the header and the failures of each file of a remote cache, but not its rows."""
     name = without_secrets(url)
     with store_errors(CacheError, "read", name), ThreadPoolExecutor(_HEADERS_AT_ONCE) as pool:
         fs, path = open_filesystem(url)

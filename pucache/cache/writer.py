@@ -26,20 +26,12 @@ from .mapped_file import as_bytes
 
 @dataclass
 class Rows:
-    """Rows of a cache file, sorted by key.
+    """Rows of a cache file, sorted by key."""
 
-    Attributes
-    ----------
-    keys : ndarray of bytes (dtype S), (n,)
-    X : ndarray of float16 or float32, (n, d)
-    digests : ndarray of uint8, (n, 32)
-    size_mtime : ndarray of int64, (n, 2)
-    """
-
-    keys: np.ndarray
-    X: np.ndarray
-    digests: np.ndarray
-    size_mtime: np.ndarray
+    keys: np.ndarray  # (n,), of dtype S
+    X: np.ndarray  # (n, d), float16 or float32
+    digests: np.ndarray  # (n, 32), uint8
+    size_mtime: np.ndarray  # (n, 2), int64
 
 
 def write_file(
@@ -53,28 +45,10 @@ def write_file(
     created: str = "",
     shard: str = "",
 ) -> None:
-    """Write one cache file from blocks of rows; it appears under its name when it is complete.
+    """Write one cache file from blocks of rows in key order; it appears under its name when it is complete.
 
-    Parameters
-    ----------
-    path : path or str
-    encoder : EncoderSpec
-    source : str
-        Path or URL of the images; empty if there is none.
-    blocks : iterable of Rows
-        In key order.
-    shape : (n, key width in bytes, dtype of the embeddings)
-    failures : dict of str to str
-        Reason by key; sorted.
-    created : str
-        UTC time of writing; by default now.
-    shard : str
-        ``I/N`` of the share of images that the file holds; "" is not recorded.
-
-    Raises
-    ------
-    OutputError
-        The file cannot be written.
+    `shape` is (n, key width in bytes, dtype of the embeddings), `failures` are reasons by key, sorted. `created` is the
+    UTC time of writing, by default now. Raises `OutputError`.
     """
     with replacing(path) as temporary:
         with hdf5.new_file(temporary) as file:
@@ -138,13 +112,7 @@ class _HashedDataset:
 
 
 def creation_time() -> str:
-    """Return the UTC time, or SOURCE_DATE_EPOCH if it is set, so that two runs can write the same bytes.
-
-    Raises
-    ------
-    ValueError
-        SOURCE_DATE_EPOCH is not a time.
-    """
+    """Return the UTC time, or SOURCE_DATE_EPOCH if it is set, so that two runs can write the same bytes."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     try:
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(int(epoch) if epoch else None))

@@ -24,17 +24,7 @@ class EmbeddedImages:
 
 
 class BatchRunner:
-    """Fills batches of the encoder across chunks, and runs a bounded number of passes at once.
-
-    Parameters
-    ----------
-    encoder : Encoder
-    threads : ThreadPoolExecutor
-        Threads that run the passes.
-    images_per_call : int
-        About; always a whole number of batches.
-    profile : Profile
-    """
+    """Fills batches of the encoder across chunks; runs a bounded number of passes of about `images_per_call` images."""
 
     def __init__(self, encoder: Encoder, threads: ThreadPoolExecutor, images_per_call: int, profile: Profile):
         self._encoder, self._threads, self._profile = encoder, threads, profile

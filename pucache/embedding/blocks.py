@@ -26,20 +26,7 @@ BLOCK_ROWS = 2048  # images in one part; a kill costs at most one block, beside 
 
 
 class BlockAssembler:
-    """Assembles blocks of rows, and counts images.
-
-    Parameters
-    ----------
-    job : Job
-    dtype : dtype
-        Of the stored embeddings.
-    profile : Profile
-
-    Attributes
-    ----------
-    computed, reused, failed : int
-        Images that were embedded, copied by content, or could not be.
-    """
+    """Assembles blocks of rows; counts the images that were embedded, copied by content, or could not be."""
 
     def __init__(self, job: Job, dtype: np.dtype, profile: Profile):
         self._job, self._dtype, self._profile = job, dtype, profile
@@ -114,6 +101,7 @@ class BlockAssembler:
             block.failures[row] = f"the encoder gave NaN or infinite values{remedy}"
         failures = {self._job.keys[block.start + row]: block.failures[row] for row in sorted(block.failures)}
         embedded = np.array([row for row in range(len(block.X)) if row not in block.failures], np.int64)
+        embedded = embedded[np.argsort(self._job.encoded_keys[block.start + embedded], kind="stable")]
         digests = b"".join(block.digests[row] for row in embedded)
         rows = Rows(
             keys=self._job.encoded_keys[block.start + embedded],

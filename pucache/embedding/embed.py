@@ -32,7 +32,7 @@ from ..cache.writer import creation_time
 from ..encoders.deferred import DeferredEncoder, EncoderOptions, open_encoder
 from ..encoders.spec import BUNDLED, EncoderSpec
 from ..errors import CacheError, SourceError
-from ..images.listing import Listing, check_shard, check_shard_images, take_shard
+from ..images.listing import Listing, check_shard, check_shard_images, in_reading_order, take_shard
 from ..images.source import Source, open_source
 from ..progress import Progress, Silent
 from .profile import Profile
@@ -298,16 +298,8 @@ def _list(source: Source, shard: tuple[int, int]) -> Listing:
 class _Plan:
     """What is to be embedded into one cache; made and sealed while the writer's lock is held.
 
-    Attributes
-    ----------
-    keys : ndarray of bytes (dtype S), (n,)
-        Of the listing, encoded.
-    dtype : dtype
-        Of the stored embeddings.
-    existing : ExistingCache
-    parts : Parts
-    inventory : Inventory
-        What the cache would hold now, and which images are missing.
+    `keys` (n,) of dtype S are those of the listing, encoded; `inventory` has what the cache would hold now, and which
+    images are missing.
     """
 
     def __init__(
@@ -398,7 +390,8 @@ class _Run:
 
     def embed_missing(self, encoder: Encoder | DeferredEncoder, workers: int | None, progress: Progress) -> None:
         """Embed the missing images, block by block; each finished block becomes a part."""
-        plan, missing = self._plan, self._plan.inventory.missing
+        plan = self._plan
+        missing = in_reading_order(plan.listing, plan.inventory.missing)
         progress.start(len(missing), "embedding")
         if not len(missing):
             return

@@ -32,27 +32,14 @@ _MOST_PROCESSES = 16
 
 @dataclass(frozen=True)
 class Job:
-    """Images that have no row yet.
-
-    Attributes
-    ----------
-    source : Source
-    encoder : Encoder
-    keys : list of str
-        In the order of the listing.
-    encoded_keys : ndarray of bytes (dtype S), (n,)
-        The same keys as a cache stores them.
-    size_mtime : ndarray of int64, (n, 2)
-    lookup : ContentLookup
-        Embeddings that are copied instead, by content.
-    """
+    """Images that have no row yet, in the order of the listing."""
 
     source: Source
     encoder: Encoder
     keys: list[str]
-    encoded_keys: np.ndarray
-    size_mtime: np.ndarray
-    lookup: ContentLookup
+    encoded_keys: np.ndarray  # (n,) of dtype S: the same keys as a cache stores them
+    size_mtime: np.ndarray  # (n, 2), int64
+    lookup: ContentLookup  # embeddings that are copied instead, by content
 
     def loader(self, rows: int) -> ChunkLoader:
         """Loader of the images, which prepares chunks of `rows` of them for the encoder."""
@@ -69,20 +56,10 @@ class Job:
 def embed_images(
     job: Job, profile: Profile, *, workers: int | None = None
 ) -> Generator[Chunk | EmbeddedImages, None, None]:
-    """Load and embed the images of a job.
+    """Load and embed the images of a job: yields every chunk in order, and the embeddings of its images later.
 
-    Parameters
-    ----------
-    job : Job
-    profile : Profile
-    workers : int, optional
-        Processes that read and decode images; 0 does it in threads of this process. By default one per core up to
-        16 with a GPU, and none on the CPU, where the encoder's threads load images.
-
-    Yields
-    ------
-    Chunk or EmbeddedImages
-        Every chunk in order, and the embeddings of its images later.
+    `workers` processes read and decode images; 0 does it in threads of this process. By default one per core up to 16
+    with a GPU, and none on the CPU, where the encoder's threads load images.
     """
     runtime = job.encoder.runtime
     on_cpu = runtime.device.type == "cpu"

@@ -10,13 +10,7 @@ from contextlib import contextmanager
 
 
 class Profile:
-    """Seconds by stage, and the share of time in which the encoder was running.
-
-    Attributes
-    ----------
-    seconds : Counter
-        Stage to seconds, summed over threads and processes.
-    """
+    """Seconds by stage, summed over threads and processes, and the share of time in which the encoder was running."""
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()  # the values are floats, unlike the annotation

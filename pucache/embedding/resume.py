@@ -25,36 +25,19 @@ Picks = list[tuple[CacheFile, np.ndarray]]
 
 
 class ExistingCache:
-    """The cache that is there before a run, compared with what is listed now.
-
-    Parameters
-    ----------
-    file : CacheFile or None
-    listing : Listing
-    keys : ndarray of bytes (dtype S), (n,)
-        Encoded keys of the listing.
-
-    Attributes
-    ----------
-    file : CacheFile or None
-    is_unchanged : ndarray of bool, (n,)
-        Listed images that have a row and are unchanged.
-    unchanged, unlistable, vanished : ndarray of int64
-        Rows of these images, of images in folders that cannot be listed at the moment, and of images that are gone
-        from the source.
-    damaged : int
-        Rows that `check` has given up.
-    """
+    """The cache that is there before a run, compared with what is listed now."""
 
     def __init__(self, file: CacheFile | None, listing: Listing, keys: np.ndarray):
         self.file, self._listing, self._keys = file, listing, keys
         self.intact = np.arange(0 if file is None else len(file))  # rows that are as they were written
         self._is_repaired = self._is_checked = False
-        self.damaged = 0
+        self.damaged = 0  # rows that `check` has given up
         self._compare()
 
     def _compare(self) -> None:
-        self.is_unchanged = np.zeros(len(self._keys), bool)
+        self.is_unchanged = np.zeros(len(self._keys), bool)  # of the listed images: has a row and is unchanged
+        # rows: of these images, of images in folders that cannot be listed at the moment, and of those gone from the
+        # source
         self.unchanged = self.unlistable = self.vanished = np.empty(0, np.int64)
         if self.file is None:
             return
@@ -111,22 +94,11 @@ class ExistingCache:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What the cache would hold if nothing more were embedded.
+    """What the cache would hold if nothing more were embedded."""
 
-    Attributes
-    ----------
-    picks : Picks
-        Rows of parts and of the existing cache.
-    failures : dict of str to str
-        Key to reason.
-    missing : ndarray of int64
-        Positions in the listing of images that are to be embedded.
-    existing : ExistingCache
-    """
-
-    picks: Picks
-    failures: dict[str, str]
-    missing: np.ndarray
+    picks: Picks  # rows of parts and of the existing cache
+    failures: dict[str, str]  # reason by key
+    missing: np.ndarray  # positions in the listing of images that are to be embedded
     existing: ExistingCache
 
     @property
@@ -143,10 +115,9 @@ class Inventory:
 def take_inventory(
     listing: Listing, keys: np.ndarray, existing: ExistingCache, parts: Parts, *, prune: bool, retry_failures: bool
 ) -> Inventory:
-    """Find what the existing cache and the parts hold of a listing.
+    """Find what the existing cache and the parts hold of a listing; with `prune`, without rows of vanished images.
 
-    With `prune`, rows of vanished images are dropped. With `retry_failures`, images that failed before count as
-    missing: a store may have been out of reach.
+    With `retry_failures`, images that failed before count as missing: a store may have been out of reach.
     """
     picks, has_row, failures = _rows_of_parts(listing, keys, existing.is_unchanged, parts)
     positions = find_sorted(keys, encode_keys(list(failures)))
@@ -182,18 +153,7 @@ def _rows_of_parts(
 
 
 class ContentLookup:
-    """Embeddings by content digest, over any number of cache files.
-
-    Parameters
-    ----------
-    picks : Picks
-        Undamaged rows of each file. A damaged row must not be copied, as it would get a new checksum.
-
-    Attributes
-    ----------
-    sorted_digests : ndarray of S32, (n,)
-        sha256 digests for which there is an embedding.
-    """
+    """Embeddings by content digest, of undamaged rows alone: a copy of a damaged one would get a new checksum."""
 
     def __init__(self, picks: Picks):
         self._files = [file for file, _ in picks]
@@ -212,13 +172,7 @@ class ContentLookup:
 
 
 def open_existing(cache: Path | None, spec: EncoderSpec, dtype: str | None) -> CacheFile | None:
-    """Open the cache that is there already; None where there is none.
-
-    Raises
-    ------
-    CacheError
-        It is damaged, or of another encoder or dtype.
-    """
+    """Open the cache that is there already, or None; `CacheError` if it is damaged, or of another encoder or dtype."""
     if cache is None:
         return None
     file = CacheFile(cache)
@@ -242,7 +196,7 @@ def _equal_times(size_mtime: np.ndarray, rows: np.ndarray, listed: np.ndarray) -
     """Whether each listed image has a row, given its number or -1, of the same size and time; bool, (n,)."""
     equal = rows >= 0
     equal[equal] = (size_mtime[rows[equal]] == listed[equal]).all(1)
-    return equal & (listed != UNKNOWN).all(1)  # without a time only the content can tell
+    return equal & (listed[:, 1] != UNKNOWN)  # without a time only the content can tell
 
 
 def _rows_in_folders(sorted_keys: np.ndarray, folders: list[str]) -> np.ndarray:

@@ -17,7 +17,7 @@ import timm
 import torch
 from PIL import Image
 
-from ..errors import EncoderError, one_line
+from ..errors import EncoderError, UnknownEncoderError, one_line
 from .spec import weights_digest
 
 # names of pooling layers before the first stage
@@ -77,7 +77,7 @@ def _require_timm_model(architecture: str) -> None:
         return
     near = difflib.get_close_matches(architecture.lower(), names, 3)
     hint = f"; did you mean {', '.join(near)}?" if near else "; timm.list_models() names them"
-    raise EncoderError(f"timm has no model called {architecture!r}{hint}")
+    raise UnknownEncoderError(f"timm has no model called {architecture!r}{hint}")
 
 
 def _require_hub(architecture: str) -> None:

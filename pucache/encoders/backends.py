@@ -21,10 +21,7 @@ _OPENVINO_PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
 
 
 class PixelModel(torch.nn.Module):
-    """A network with its normalisation: uint8 pixels in, float32 embeddings out.
-
-    ``network`` maps normalised (B, 3, H, W) to (B, d); ``mean`` and ``std`` are those of pixels scaled to [0, 1].
-    """
+    """A network with its normalisation, of pixels scaled to [0, 1]: uint8 pixels in, float32 embeddings out."""
 
     mean: torch.Tensor
     scale: torch.Tensor

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from ..devices import choose_device, choose_precision, choose_runtime
-from ..errors import EncoderError
+from ..errors import EncoderError, UnknownEncoderError
 from ..images.decoding import DECODER
 from ..images.preprocessing import Preprocess
 from . import pretrained_file
@@ -35,7 +35,6 @@ class Encoder:
     preprocess : Preprocess
         PIL image to uint8 pixels, (H, W, 3).
     runtime : Runtime
-        Runs the network.
     forward : callable
         uint8 pixels (b, H, W, 3) to embeddings, float32 (b, d); the runtime itself.
     """
@@ -149,7 +148,7 @@ def _network(name: str, weights: str | Path | None) -> tuple[Any, dict[str, Any]
         if weights is not None:
             raise EncoderError(f"{name} has its own weights; leave out --weights")
         return pretrained_file.load(name)
-    raise EncoderError(
+    raise UnknownEncoderError(
         f"unknown encoder {name!r}; use 'bundled', 'timm:NAME' such as timm:resnet50, or a folder that pretrain wrote"
     )
 

@@ -33,31 +33,9 @@ _COMPARED_IMAGES = 8  # images on which a precision or runtime is compared with 
 class Runtime:
     """Runs a frozen network on fixed-shape batches of uint8 pixels.
 
-    Nothing is built before the first batch, so a run without new images pays nothing.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        Maps normalised (B, 3, H, W) to (B, d).
-    mean, std : tuple of 3 floats
-        Per channel, of pixels scaled to [0, 1].
-    input_size : tuple of int
-        (H, W).
-    device : torch.device
-    precision, runtime : str
-        See `pucache.devices`.
-    batch_size : int, optional
-        Images in every batch. Running out of memory halves it, on CUDA also at the start.
-
-    Attributes
-    ----------
-    streams : int
-        Passes that run at once.
-    caller_threads : int
-        Threads from which to call, so that `streams` passes run at once.
-    cosine : float or None
-        Least cosine between the first embeddings and those of the same network in float32 by torch.
-        None before the first batch, and where the network runs in float32 by torch.
+    Nothing is built before the first batch, so a run without new images pays nothing. `model` maps normalised (B, 3, H,
+    W) to (B, d); `mean` and `std` are per channel, of pixels scaled to [0, 1]. Running out of memory halves the batch,
+    on CUDA also at the start.
     """
 
     def __init__(
@@ -74,16 +52,23 @@ class Runtime:
     ):
         keep_freed_memory()
         self.device, self.precision, self.name, self.input_size = device, precision, runtime, input_size
+        # least cosine between the first embeddings and those of the same network in float32 by torch; None before the
+        # first batch, and where the network runs in float32 by torch
         self.cosine: float | None = None
         self.batch_size = batch_size or (CPU_BATCH[runtime] if device.type == "cpu" else CUDA_BATCH)
         self._threads_per_stream = -(-cores() // _MOST_CPU_STREAMS)
-        self.streams = cores() // self._threads_per_stream if device.type == "cpu" else 2
+        self.streams = cores() // self._threads_per_stream if device.type == "cpu" else 2  # passes that run at once
         # OpenVINO computes in threads of its own; one more caller has the next batch ready for them
         self.caller_threads = self.streams + (runtime == "openvino")
         self._reference: PixelModel | None = PixelModel(model.eval().requires_grad_(False), mean, std)
         self._forward: ForwardPass | None = None
         self._lock = threading.RLock()
         self._cuda = CudaStreams(device)
+
+    def network(self) -> PixelModel:
+        """The network with its normalisation, as float32 in torch, before it is built for its device."""
+        assert self._reference is not None and self._forward is None
+        return self._reference
 
     def enter_thread(self) -> None:
         """Make the calling thread one of those that run passes beside each other."""

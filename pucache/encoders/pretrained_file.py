@@ -35,31 +35,15 @@ _MAX_STATISTIC = 1e6  # more than any mean or 1 / std of pixels in [0, 1]; NaN f
 
 @dataclass(frozen=True)
 class Description:
-    """Architecture and preprocessing of a network.
+    """Architecture and preprocessing of a network."""
 
-    Attributes
-    ----------
-    architecture : str
-        Name of a timm model.
-    stem : {"standard", "small"}
-        See `pucache.encoders.backbones.untrained`.
-    size : int
-        Side of the square input, in pixels.
-    mean, std : list of float
-        Per channel, of pixels in [0, 1].
-    interpolation : {"bilinear", "bicubic"}
-        How images are squashed to `size`.
-    steps : int
-        Training steps that were taken.
-    """
-
-    architecture: str
-    stem: str
-    size: int
-    mean: list[float]
+    architecture: str  # name of a timm model
+    stem: str  # standard or small, see `pucache.encoders.backbones.untrained`
+    size: int  # side of the square input, in pixels, to which images are squashed
+    mean: list[float]  # per channel, of pixels in [0, 1], as `std`
     std: list[float]
-    interpolation: str
-    steps: int
+    interpolation: str  # bilinear or bicubic
+    steps: int  # training steps that were taken
 
     @property
     def encoder_name(self) -> str:
@@ -121,8 +105,11 @@ def build(
 
     state = {name: torch.from_numpy(values) for name, values in tensors.items()}
     architecture, stem = description.architecture, description.stem
-    with torch.device("meta"):  # takes no memory: a foreign file may name a network of many gigabytes
-        expected = untrained(architecture, stem=stem).state_dict()
+    try:
+        with torch.device("meta"):  # takes no memory: a foreign file may name a network of many gigabytes
+            expected = untrained(architecture, stem=stem).state_dict()
+    except ValueError as error:
+        raise EncoderError(f"{file_or_folder} cannot be built: {error}; run pretrain again") from error
     if _shapes(state) != _shapes(expected):
         raise EncoderError(f"{file_or_folder} does not fit {architecture} as this timm builds it; run pretrain again")
     model = untrained(architecture, stem=stem)

@@ -18,55 +18,32 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import expit
 
-from .calibration import LEAST, MOST, Tilt
+from .calibration import LEAST, MOST, Tilt, shift_to_mean
 from .priors import PriorEstimate
 
 METHOD = "audit"  # name of an estimate of the prior that rests on an audit
-_SHIFT = 60.0  # of log odds; posteriors are 0 or 1 then
 
 
 @dataclass(frozen=True)
 class AuditedHidden:
-    """What an audit says about positives that are not labelled.
+    """What an audit says about positives that are not labelled."""
 
-    Attributes
-    ----------
-    low, high : int
-        Limits of the number of hidden positives.
-    likeliest : float or None
-        None where too few random images were positive for a single figure.
-    draws : int
-        Images drawn at random.
-    level : float
-        Probability that the limits are right.
-    overlooked : bool
-        Whether `high` allows for positives among the rejected images.
-    """
-
-    low: int
+    low: int  # limits of the number of hidden positives, with `high`
     high: int
-    likeliest: float | None
-    draws: int
-    level: float
-    overlooked: bool = False
+    likeliest: float | None  # None where too few random images were positive for a single figure
+    draws: int  # images drawn at random
+    level: float  # probability that the limits are right
+    overlooked: bool = False  # whether `high` allows for positives among the rejected images
+    statements: tuple[str, ...] = ()  # what the audit says, in words; first the strongest without an assumption
 
 
 @dataclass(frozen=True)
 class AuditedPrior:
-    """The prior by an audit.
-
-    Attributes
-    ----------
-    hidden : AuditedHidden
-    confirmed : int
-        Known positives among the rows with s = 0.
-    unlabelled : int
-        Rows with s = 0.
-    """
+    """The prior by an audit."""
 
     hidden: AuditedHidden
-    confirmed: int
-    unlabelled: int
+    confirmed: int  # known positives among the rows with s = 0
+    unlabelled: int  # rows with s = 0
 
     @property
     def low(self) -> float:
@@ -143,13 +120,9 @@ def _figures(above: float, positives: float, rows: int, called: int) -> dict[str
 
 def _posteriors(margins: np.ndarray, hidden: float, tilt: Tilt) -> np.ndarray:
     """Probabilities of undecided rows, (m,), that sum to a number of hidden positives."""
-    from scipy.optimize import brentq  # heavy to import
-
     if not len(margins) or hidden <= 0:
         return np.zeros(len(margins))
     if hidden >= len(margins):
         return np.ones(len(margins))
     log_ratio = tilt.log_ratio(margins)
-    ends = (-_SHIFT - log_ratio.max(), _SHIFT - log_ratio.min())
-    shift = brentq(lambda by: float(expit(log_ratio + by).sum()) - hidden, *ends)
-    return np.asarray(expit(log_ratio + shift))
+    return np.asarray(expit(log_ratio + shift_to_mean(log_ratio, hidden / len(margins))))

@@ -12,7 +12,8 @@ row belongs to P or to U then depends on three numbers. With e = alpha + slope *
 `fit_tilt` maximises the likelihood of these odds on held-out margins. The odds level off at 1 / prior
 where all rows are positive, which identifies the prior. `profile_prior` shows how well: the likelihood at
 fixed priors, from which `pucache.estimates.priors` takes the interval. The posterior of an unlabelled row is
-prior * exp(e) / (1 - prior + prior * exp(e)); another share of positives replaces the prior in it.
+prior * exp(e) / (1 - prior + prior * exp(e)); another share of positives replaces the prior in it. Posteriors that
+are stated as probabilities are those of `stated_tilt`, which is never steeper than the labels show.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _MAX_SLOPE = 60.0  # per standard deviation of the margins; under perfect separa
 _BOUNDS = ((-40.0, 40.0), (float(np.log(1e-3)), float(np.log(_MAX_SLOPE))))  # of alpha and log slope
 _FLAT, _NEAR_END = float(np.log(2e-3)), 0.01  # log slope, and distance in log odds from the ends of the priors
 _START, _PRIORS = (-1.5, 0.5), (0.01, 0.1, 0.5)  # where maximisation starts: alpha and log slope, and the priors
+_SHIFT = 60.0  # of log odds; posteriors are 0 or 1 then
 _STEP = 0.15  # between the priors of a profile, in log odds
+_SLOPE_DEVIANCE = 2.71  # at the ends of a 90 % interval of the slope
 _LEAST_ERROR = 0.01  # share of the variance that is not sampling error; keeps deviances finite
 _TOP_ROWS = 4000  # highest margins, which are binned more finely because the positives are among them
 _BINS = 1500  # for the highest margins, and as many for the others
@@ -127,7 +130,7 @@ def fit_tilt(
     -------
     Tilt
     """
-    likelihood = _Likelihood(margins, s, weights)
+    likelihood = Likelihood(margins, s, weights)
     if prior is None:
         alpha, log_slope, logit_prior = likelihood.maximise(None if start is None else likelihood.parameters(start))
         prior = float(expit(logit_prior))
@@ -135,6 +138,47 @@ def fit_tilt(
         alpha, log_slope, _ = likelihood.maximise_at(logit(prior))[0]
     slope = float(np.exp(log_slope)) / likelihood.scale
     return Tilt(float(alpha) - slope * likelihood.centre, slope, prior)
+
+
+def stated_tilt(margins: np.ndarray, s: np.ndarray, weights: np.ndarray | None = None, *, prior: float) -> Tilt:
+    """Tilt of the posteriors that are stated as probabilities.
+
+    Its slope is the low end of the 90 % interval of the slope by the profile likelihood, because a tilt that is too
+    steep states near certainty for rows that are not. Its alpha makes the mean posterior of the unlabelled rows the
+    prior. See `fit_tilt` for the arguments.
+    """
+    from scipy.optimize import brentq  # heavy to import
+
+    likelihood = Likelihood(margins, s, weights)
+    (alpha, steepest, at), best = likelihood.maximise_at(logit(prior))
+    scale = 2 * effective_number(s == 1, weights)
+
+    def excess(log_slope: float) -> float:
+        fixed = (_BOUNDS[0], (log_slope, log_slope))
+        return scale * (likelihood.maximise_at(at, (alpha, log_slope), fixed)[1] - best) - _SLOPE_DEVIANCE
+
+    flattest = _BOUNDS[1][0]
+    log_slope = flattest if excess(flattest) <= 0 else brentq(excess, flattest, steepest, xtol=1e-4)
+    slope = float(np.exp(log_slope)) / likelihood.scale
+    log_odds = slope * margins[s == 0].astype(np.float64) + logit(prior)
+    return Tilt(shift_to_mean(log_odds, prior, None if weights is None else weights[s == 0]), slope, prior)
+
+
+def shift_to_mean(log_odds: np.ndarray, mean: float, weights: np.ndarray | None = None) -> float:
+    """Number to add to log odds (m,) so that the probabilities have a weighted mean in (0, 1)."""
+    from scipy.optimize import brentq  # heavy to import
+
+    ends = (-_SHIFT - log_odds.max(), _SHIFT - log_odds.min())
+    return float(brentq(lambda by: float(np.average(expit(log_odds + by), weights=weights)) - mean, *ends))
+
+
+def log_likelihood(margins: np.ndarray, s: np.ndarray, weights: np.ndarray | None = None) -> float:
+    """Log likelihood of P against U at the tilt that fits held-out margins best; see `fit_tilt` for the arguments.
+
+    It counts the effective number of labelled positives and, in proportion, of the unlabelled rows.
+    """
+    likelihood = Likelihood(margins, s, weights)
+    return -effective_number(s == 1, weights) * likelihood(likelihood.maximise())[0]
 
 
 def profile_prior(
@@ -167,7 +211,7 @@ def profile_prior(
     deviance : ndarray of float64, (k,)
         Twice the log likelihood that is lost against the best of `priors`.
     """
-    likelihood = _Likelihood(margins, s, weights)
+    likelihood = Likelihood(margins, s, weights)
     scale = 2 * effective_number(s == 1, weights)
     least, greatest = logit(np.array(bounds)).tolist()
     best = likelihood.maximise()
@@ -229,7 +273,7 @@ def effective_number(rows: np.ndarray, weights: np.ndarray | None) -> float:
     return float(w.sum() ** 2 / np.square(w).sum())
 
 
-class _Likelihood:
+class Likelihood:
     """Likelihood of P against U, per unit of P weight, as a function of alpha, log slope and logit prior.
 
     Alpha and slope are those of standardised margins, (m - centre) / scale.
@@ -237,7 +281,7 @@ class _Likelihood:
 
     def __init__(self, margins: np.ndarray, s: np.ndarray, weights: np.ndarray | None):
         (m_p, w_p), (m_u, w_u) = (
-            _binned(margins[s == value], None if weights is None else weights[s == value]) for value in (1, 0)
+            binned(margins[s == value], None if weights is None else weights[s == value]) for value in (1, 0)
         )
         m, weights, n_positive = np.concatenate([m_p, m_u]), np.concatenate([w_p, w_u]), len(m_p)
         self.centre = float(np.average(m, weights=weights))
@@ -270,14 +314,19 @@ class _Likelihood:
             best = min(maxima, key=lambda one: one.fun).x
         return np.asarray(best)
 
-    def maximise_at(self, logit_prior: float, start: ArrayLike = _START) -> tuple[np.ndarray, float]:
-        """Parameters of greatest likelihood at a fixed prior, (3,), and the negative log likelihood there."""
+    def maximise_at(
+        self, logit_prior: float, start: ArrayLike = _START, bounds: Sequence[tuple[float, float]] = _BOUNDS
+    ) -> tuple[np.ndarray, float]:
+        """Parameters of greatest likelihood at a fixed prior, (3,), and the negative log likelihood there.
+
+        `bounds` are those of alpha and log slope.
+        """
 
         def objective(parameters: np.ndarray) -> tuple[float, np.ndarray]:
             value, gradient = self(np.append(parameters, logit_prior))
             return value, gradient[:2]
 
-        optimum = _minimum(objective, start, _BOUNDS)
+        optimum = _minimum(objective, start, bounds)
         return np.append(optimum.x, logit_prior), float(optimum.fun)
 
     def __call__(self, parameters: np.ndarray) -> tuple[float, np.ndarray]:
@@ -300,16 +349,17 @@ def _minimum(objective: Callable[..., Any], start: ArrayLike, bounds: Sequence[t
     return minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds)
 
 
-def _binned(margins: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+def binned(margins: np.ndarray, weights: np.ndarray | None, bins: int = _BINS) -> tuple[np.ndarray, np.ndarray]:
     """Merge neighbouring margins into bins, finely at the top: their weighted means, ascending, and total weights.
 
-    Sums over the rows of smooth functions of the margin hardly change.
+    The highest margins fall into `bins` bins, and the others into as many. Sums over the rows of smooth functions of
+    the margin hardly change.
     """
     order = np.argsort(margins, kind="stable")
     m, w = margins[order].astype(np.float64), np.ones(len(order)) if weights is None else weights[order].astype(float)
     m, w = m[w > 0], w[w > 0]
     top = max(0, len(m) - _TOP_ROWS)
-    low, high = (np.linspace(*ends, _BINS + 1).astype(int)[:-1] for ends in ((0, top), (top, len(m))))
+    low, high = (np.linspace(*ends, bins + 1).astype(int)[:-1] for ends in ((0, top), (top, len(m))))
     starts = np.unique(np.concatenate([low, high]))
     total = np.add.reduceat(w, starts)
     return np.add.reduceat(m * w, starts) / total, total

@@ -1,7 +1,8 @@
 """How many labelled positives an estimate takes, and how estimates are written with few of them.
 
 Below `LEAST_LABELS` labelled positives no prior, recall, precision, F1 or AUC is stated. From there to
-`LEAST_LABELS_FOR_POINTS` each is stated as an interval. From then on each is stated as a number with its interval.
+`LEAST_LABELS_FOR_POINTS` each is stated as an interval. From then on each is stated as a number with its interval, and
+images get probabilities; before, they have ranks and scores alone.
 The ranking works from one labelled positive. Commands, JSON, report and demo follow this rule.
 """
 
@@ -14,7 +15,7 @@ import numpy as np
 
 LEAST_LABELS = 10
 LEAST_LABELS_FOR_POINTS = 30
-# share of positives that posterior and threshold assume below `LEAST_LABELS`, where an estimate lies anywhere
+# share of positives that the threshold assumes below `LEAST_LABELS`, where an estimate lies anywhere
 ASSUMED_PRIOR = 0.05
 
 
@@ -57,7 +58,7 @@ class LabelCount:
 
     @property
     def has_points(self) -> bool:
-        """Whether single figures are stated beside their intervals."""
+        """Whether single figures are stated beside their intervals, and probabilities of images."""
         return self.labels >= LEAST_LABELS_FOR_POINTS
 
     @property
@@ -67,21 +68,19 @@ class LabelCount:
             return ""
         if self.has_estimates:
             return (
-                f"With {self.labels} labelled positives every estimate is an interval; single figures take at least "
-                f"{LEAST_LABELS_FOR_POINTS}."
+                f"With {self.labels} labelled positives every estimate is an interval; single figures and "
+                f"probabilities of images take at least {LEAST_LABELS_FOR_POINTS}."
             )
         few = "1 labelled positive is" if self.labels == 1 else f"{self.labels} labelled positives are"
         return (
             f"{few} too few to estimate prior, recall, precision, F1 or AUC: intervals take at least {LEAST_LABELS}, "
-            f"single figures {LEAST_LABELS_FOR_POINTS}; the ranking works from one."
+            f"single figures and probabilities of images {LEAST_LABELS_FOR_POINTS}; the ranking works from one."
         )
 
 
 def assumption(prior: float) -> str:
-    """Sentence on the share of positives that posterior and threshold assume below `LEAST_LABELS`."""
-    return (
-        f"Posterior and threshold assume that {100 * prior:.3g} % of the unlabelled are positive; this is no estimate."
-    )
+    """Sentence on the share of positives that the threshold assumes below `LEAST_LABELS`."""
+    return f"The threshold assumes that {100 * prior:.3g} % of the unlabelled are positive; this is no estimate."
 
 
 def range_text(interval: Sequence[float], number: Callable[[float], str]) -> str:
@@ -90,13 +89,12 @@ def range_text(interval: Sequence[float], number: Callable[[float], str]) -> str
     return low if low == high else f"{low} to {high}"
 
 
-def figure(value: float | None, interval: Sequence[float] | None, digits: int = 3) -> str:
+def figure(value: float | None, interval: Sequence[float] | None) -> str:
     """Write an estimate with its interval, such as ``0.800 (0.67 to 0.90)``.
 
-    Without a value the interval is written, without an interval the value, and ``not estimated`` without either. The
-    value has `digits` decimals, the ends one less.
+    Without a value the interval is written, without an interval the value, and ``not estimated`` without either.
     """
-    ends = "" if interval is None else range_text(interval, f"{{:.{digits - 1}f}}".format)
+    ends = "" if interval is None else range_text(interval, "{:.2f}".format)
     if value is None:
         return ends or "not estimated"
-    return f"{value:.{digits}f} ({ends})" if ends else f"{value:.{digits}f}"
+    return f"{value:.3f} ({ends})" if ends else f"{value:.3f}"

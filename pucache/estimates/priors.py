@@ -14,12 +14,13 @@ Noto covered the truth in 58 % and 45 % of 220 sets. The methods::
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import expit, logit, stdtrit
 
 from .calibration import LEAST, MOST, deviance_within_pile, effective_number, fit_tilt, profile_ends, profile_prior
+from .label_requirements import LabelCount
 
 MODEL_ERROR = 0.05  # relative error of the tilt itself; measured on the one-vs-rest suite with many rows
 ERROR_BELOW = 0.2  # of the same below an estimate: negatives that look like positives count as hidden positives
@@ -36,7 +37,8 @@ class PriorEstimate:
     Attributes
     ----------
     method : str
-    prior : float
+    prior : float or None
+        None where the labels are too few for a number (`pucache.estimates.label_requirements`).
     low, high : float
         Ends of the interval; 0 and 1 where there is none.
     level : float
@@ -46,7 +48,7 @@ class PriorEstimate:
     """
 
     method: str
-    prior: float
+    prior: float | None
     low: float
     high: float
     level: float
@@ -67,6 +69,23 @@ class PriorEstimate:
         PriorEstimate
         """
         return cls(method=method, prior=prior, low=0.0, high=1.0, level=level, draws=0)
+
+    def stated(self, count: LabelCount) -> PriorEstimate:
+        """The estimate as far as the labels allow it to be stated.
+
+        Parameters
+        ----------
+        count : LabelCount
+
+        Returns
+        -------
+        PriorEstimate
+            Without its number where the labels are too few for one, and without its interval where they are fewer.
+        """
+        if count.has_points:
+            return self
+        low, high = (self.low, self.high) if count.has_estimates else (0.0, 1.0)
+        return replace(self, prior=None, low=low, high=high)
 
     @property
     def has_interval(self) -> bool:
@@ -232,7 +251,7 @@ def profile_interval(
     prior, priors, profile = profile_prior(margins, s, weights, bounds=bounds, depth=limit)
     profile = deviance_within_pile(prior, priors, profile, effective_number(s == 0, weights))
     low, high = (
-        bound if end is None else _moved(end, prior, np.sqrt(limit) * error)
+        bound if end is None else moved(end, prior, np.sqrt(limit) * error)
         for end, bound, error in zip(
             profile_ends(priors, profile, limit), bounds, (ERROR_BELOW, MODEL_ERROR), strict=True
         )
@@ -256,7 +275,7 @@ def deviance_limit(labels: float, level: float = 0.9) -> float:
     return float(stdtrit(max(labels - _FITTED, 1), (1 + level) / 2)) ** 2
 
 
-def _moved(end: float, prior: float, error: float) -> float:
+def moved(end: float, prior: float, error: float) -> float:
     """End of an interval, moved away from the estimate by an error on log odds in quadrature."""
     distance = logit(end) - logit(prior)
     return float(expit(logit(prior) + np.copysign(np.hypot(distance, error), distance)))

@@ -24,33 +24,16 @@ _MAX_NEGATIVE_SHARE = 0.5  # of the weight of rows with training_s = 0, however 
 
 @dataclass(frozen=True)
 class TrainingLabels:
-    """Labels and weights that heads are trained on, and those that figures are estimated on.
+    """Labels and weights (n,) that heads are trained on, and those that figures are estimated on."""
 
-    Attributes
-    ----------
-    s : ndarray of int8, (n,)
-        Labels for estimates: 1 labelled positive before any review, 0 all others.
-    weights : ndarray of float32, (n,), or None
-        Row weights for estimates.
-    training_s : ndarray of int8, (n,)
-        Labels for training: 1 labelled or confirmed positive, 0 all others.
-    training_weights : ndarray of float32, (n,), or None
-        Row weights for training.
-    known_negative : ndarray of bool, (n,)
-    confirmed_weight, rejected_weight : float
-        Total weight of the confirmed positives, and of the known negatives.
-    audited : AuditedPrior or None
-        The prior by the audit of the review.
-    """
-
-    s: np.ndarray
-    weights: np.ndarray | None
-    training_s: np.ndarray
+    s: np.ndarray  # for estimates: 1 labelled positive before any review, 0 all others
+    weights: np.ndarray | None  # for estimates
+    training_s: np.ndarray  # 1 labelled or confirmed positive, 0 all others
     training_weights: np.ndarray | None
     known_negative: np.ndarray
-    confirmed_weight: float
-    rejected_weight: float
-    audited: AuditedPrior | None = None
+    confirmed_weight: float  # total weight of the confirmed positives
+    rejected_weight: float  # total weight of the known negatives
+    audited: AuditedPrior | None = None  # by the audit of the review
 
     @classmethod
     def of(
@@ -119,10 +102,15 @@ class TrainingLabels:
         return float(weight) + self.confirmed_weight
 
     def hidden(self, prior: float) -> float:
-        """Weight of the positives that are neither labelled nor confirmed: by the audit, else at a prior."""
-        if self.audited is not None and self.audited.hidden.likeliest is not None:
-            return self.audited.hidden.likeliest
-        return prior * self._weight_without_labelled - self.confirmed_weight
+        """Weight of the positives that are neither labelled nor confirmed: by the audit, else at a prior.
+
+        Where the audit found too few for a likeliest number, at most the middle of its limits.
+        """
+        at_prior = prior * self._weight_without_labelled - self.confirmed_weight
+        if self.audited is None:
+            return at_prior
+        hidden = self.audited.hidden
+        return min(at_prior, (hidden.low + hidden.high) / 2) if hidden.likeliest is None else hidden.likeliest
 
     def check(self, prior: float) -> None:
         """Raise `ValueError` for a prior that the review rules out."""

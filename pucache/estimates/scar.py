@@ -181,14 +181,7 @@ def two_sample(
 ) -> tuple[float, float, float, np.ndarray]:
     """Test whether two samples have one distribution, by the nearest neighbours of each row.
 
-    Parameters
-    ----------
-    X : ndarray, (n, d)
-    first : ndarray of bool, (n,)
-        True for rows of the first sample.
-    generator : numpy.random.Generator
-        Of the permutations.
-    permutations : int
+    X (n, d) holds the rows of both; `first` (n,) is True for those of the first sample.
 
     Returns
     -------

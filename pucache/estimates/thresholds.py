@@ -78,10 +78,7 @@ def _between(m: np.ndarray, cut: int) -> float:
 
 
 def parse_rule(rule: str | float) -> tuple[str, float]:
-    """Split a rule of `choose_threshold` into its kind, f1, precision, recall or margin, and its target, 0 for f1.
-
-    Raises `ValueError` for any other rule.
-    """
+    """Split a rule of `choose_threshold` into f1, precision, recall or margin, and its target, 0 for f1."""
     kind, equals, target = str(rule).partition("=")
     try:
         if kind == "f1" and not equals:

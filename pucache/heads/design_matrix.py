@@ -51,15 +51,6 @@ class RowBlocks:
     """Some rows of X as float32 blocks of (X - centre) / spread.
 
     Blocks are made when they are first read, by the thread that reads them, and kept if all fit.
-
-    Parameters
-    ----------
-    X : ndarray or StackedRows of float16 or float32, (n, d)
-        May be mapped.
-    rows : ndarray of int, (m,)
-        Ascending row numbers.
-    moments : Moments
-    device : torch.device
     """
 
     def __init__(self, X: RowMatrix, rows: np.ndarray, moments: Moments, device: torch.device):
@@ -104,25 +95,9 @@ class RowBlocks:
 class DesignMatrix:
     """Rows of X with their labels, prepared once and shared by all fits on them.
 
-    Moments, blocks and leading directions are computed on first use and kept.
-
-    Parameters
-    ----------
-    X : ndarray or StackedRows of float16 or float32, (n, d)
-        May be mapped.
-    s : ndarray, (n,)
-        1 labelled positive, 0 unlabelled: the labels that heads are trained on.
-    moments : Moments or None
-        Of X, where they have been computed already.
-    device : torch.device
-
-    Attributes
-    ----------
-    X : ndarray or StackedRows, (n, d)
-    is_positive : ndarray of bool, (n,)
-    positive_rows, unlabelled_rows : ndarray of int64
-        Row numbers, ascending.
-    device : torch.device
+    Moments, blocks and leading directions are computed on first use and kept. X (n, d) is of float16 or float32, and
+    may be mapped. `s` (n,) are the labels that heads are trained on, 1 labelled positive and 0 unlabelled; `moments`
+    are of X, where they have been computed already.
     """
 
     def __init__(self, X: RowMatrix, s: np.ndarray, moments: Moments | None, device: torch.device):
@@ -159,49 +134,20 @@ class DesignMatrix:
         return LeadingDirections.of_sample(self.standardised(evenly_spaced(len(self))), _DIRECTIONS)
 
     def standardised(self, rows: np.ndarray) -> Tensor:
-        """Some rows of (X - centre) / spread.
-
-        Parameters
-        ----------
-        rows : ndarray of int64, (m,), ascending
-
-        Returns
-        -------
-        (m, d) tensor of float32, on the device
-        """
+        """Rows, ascending, of (X - centre) / spread, float32 (m, d) on the device."""
         centre = torch.tensor(self.moments.centre, device=self.device)
         return _copied(take_rows(self.X, rows), self.device).sub_(centre).mul_(1 / self.moments.spread)
 
     def take(self, rows: np.ndarray, s: np.ndarray) -> DesignMatrix:
-        """Design matrix of some rows with the centre, the scale and the leading directions of all.
-
-        Parameters
-        ----------
-        rows : ndarray of int64, (m,), ascending
-        s : ndarray, (m,)
-            Labels of these rows.
-
-        Returns
-        -------
-        DesignMatrix
-        """
+        """Design matrix of some rows, ascending, with the centre, the scale and the leading directions of all."""
         taken = DesignMatrix(take_rows(self.X, rows), s, self.moments, self.device)
         taken._whole = self
         return taken
 
     def margins(self, heads: FittedHeads, chosen: np.ndarray | None = None) -> np.ndarray:
-        """Margins of heads, computed on the blocks.
+        """Margins of K heads for X, computed on the blocks, float32 (n, K).
 
-        Parameters
-        ----------
-        heads : FittedHeads
-            K heads for `X`.
-        chosen : ndarray of int, (n, J), optional
-            Numbers of J heads for each row; by default all heads.
-
-        Returns
-        -------
-        ndarray of float32, (n, K) or (n, J)
+        With `chosen` (n, J), numbers of J heads for each row, those of these alone, (n, J).
         """
         parameters = torch.tensor(heads.standardised(self.moments), device=self.device)
         coef, intercept = parameters[:, :-1], parameters[:, -1:]

@@ -26,22 +26,12 @@ _SHORTEST = 1e-3  # a step shortened to this, without remembered pairs, finds no
 
 @dataclass(frozen=True)
 class Minimum:
-    """Final state of K problems.
-
-    Attributes
-    ----------
-    parameters : (K, p) tensor
-    value : (K,) tensor
-    decrement : (K,) tensor
-        Norm of the preconditioned gradient, relative to the reference.
-    evaluations : int
-        Passes over the data.
-    """
+    """Final state of K problems."""
 
     parameters: Tensor
     value: Tensor
-    decrement: Tensor
-    evaluations: int
+    decrement: Tensor  # norm of the preconditioned gradient relative to the reference
+    evaluations: int  # passes over the data
 
 
 def minimise(
@@ -53,23 +43,11 @@ def minimise(
     evaluations: int,
     reference: Tensor | None = None,
 ) -> Minimum:
-    """Minimise K smooth functions.
+    """Minimise K smooth functions of p parameters, from `start` (K, p).
 
-    Parameters
-    ----------
-    objective, preconditioner : callable
-    start : (K, p) tensor
-    tolerance : float
-        A problem is finished when the norm of its preconditioned gradient falls below this share of
-        its reference.
-    evaluations : int
-        Greatest number of evaluations of the objective.
-    reference : (K,) tensor, optional
-        Norms that the tolerance refers to; those at the start by default.
-
-    Returns
-    -------
-    Minimum
+    A problem is finished when the norm of its preconditioned gradient falls below the share `tolerance` of its
+    `reference` (K,), by default the norm at the start. `evaluations` is the greatest number of evaluations of the
+    objective.
     """
     every = torch.arange(len(start), device=start.device)
     value, gradient = objective(start, every)

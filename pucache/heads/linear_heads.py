@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..storage.rows import RowMatrix, release_pages
+from ..threads import one_blas_thread
 from .moments import Moments
 
 _ROWS = 4096  # rows whose margins are computed at once
@@ -72,6 +73,7 @@ class FittedHeads:
         intercept = self.intercept + self.coef @ moments.centre
         return np.column_stack([self.coef * moments.spread, intercept]).astype(np.float32)
 
+    @one_blas_thread
     def margins(self, X: RowMatrix) -> np.ndarray:
         """Margins of every head, (n, K) float32.
 
@@ -84,27 +86,10 @@ class FittedHeads:
         -------
         ndarray of float32, (n, K)
         """
-        all_heads = np.broadcast_to(np.arange(len(self.coef)), (len(X), len(self.coef)))
-        return self.margins_by(X, all_heads)
-
-    def margins_by(self, X: RowMatrix, head: np.ndarray) -> np.ndarray:
-        """Margins of chosen heads for each row.
-
-        Parameters
-        ----------
-        X : ndarray or StackedRows, (n, d)
-        head : ndarray of int, (n, J)
-            Numbers of J heads for each row.
-
-        Returns
-        -------
-        ndarray of float32, (n, J)
-        """
-        result = np.empty(head.shape, np.float32)
+        result = np.empty((len(X), len(self.coef)), np.float32)
         for begin in range(0, len(X), _ROWS):
             rows = slice(begin, begin + _ROWS)
-            margins = np.asarray(X[rows], np.float32) @ self.coef.T + self.intercept
-            result[rows] = np.take_along_axis(margins, head[rows], axis=1)
+            result[rows] = np.asarray(X[rows], np.float32) @ self.coef.T + self.intercept
             release_pages(X)
         return result
 

@@ -7,23 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ..errors import EmbeddingsError
 from ..storage.rows import RowMatrix, release_pages, row_slices, row_step
 
 
 @dataclass(frozen=True)
 class Moments:
-    """First and second moment of the rows of X.
+    """First and second moment of the rows of X."""
 
-    Attributes
-    ----------
-    centre : ndarray of float32, (d,)
-        Mean row.
-    spread : float
-        Root mean square distance of the rows from the mean; 1 where all rows are equal.
-    """
-
-    centre: np.ndarray
-    spread: float
+    centre: np.ndarray  # float32, (d,): mean row
+    spread: float  # root mean square distance of the rows from the mean; 1 where all rows are equal
 
     @classmethod
     def of(cls, X: RowMatrix) -> Moments:
@@ -66,10 +59,14 @@ class MomentSums:
             block = block[room:]
 
     def moments(self) -> Moments:
-        """Moments of all rows added so far; at least one row."""
+        """Moments of all rows added so far; at least one row. Raises EmbeddingsError where their squares overflow."""
         self._sum_pending()
         mean = self._total / self._count  # minus the origin
         spread = np.sqrt(max(self._squares / self._count - float(mean @ mean), 0.0))
+        if not np.isfinite(spread):
+            raise EmbeddingsError(
+                "the squares of the embeddings overflow float32; scale them, such as by import-embeddings --normalize"
+            )
         centre = (mean + self._origin.numpy()).astype(np.float32)
         return Moments(centre=centre, spread=float(spread) if spread > 1e-12 else 1.0)
 

@@ -33,23 +33,12 @@ Loss = Callable[[str, Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class HeadProblem:
-    """K heads to be trained by a risk; see `pucache.heads.solve.fit_heads`.
-
-    Attributes
-    ----------
-    design : DesignMatrix
-        Rows and their labels.
-    risk : PURisk
-    weights : ndarray or None, (n, C)
-        Row weights; None for one column of ones.
-    column, seed : ndarray of int64, (K,)
-    prior, penalty : ndarray of float32, (K,)
-    """
+    """K heads to be trained by a risk; see `pucache.heads.solve.fit_heads`."""
 
     design: DesignMatrix
     risk: PURisk
-    weights: np.ndarray | None
-    column: np.ndarray
+    weights: np.ndarray | None  # (n, C), of the rows; None for one column of ones
+    column: np.ndarray  # (K,), as `prior`, `penalty` and `seed`
     prior: np.ndarray
     penalty: np.ndarray
     seed: np.ndarray
@@ -112,24 +101,13 @@ class HeadProblem:
 
 @dataclass(frozen=True)
 class LossTerm:
-    """Weighted losses of the rows of one side: coefficient_k * weights_i,column(k) * l(m_i) or l(-m_i).
+    """Weighted losses of the rows of one side: coefficient_k * weights_i,column(k) * l(m_i) or l(-m_i)."""
 
-    Attributes
-    ----------
-    loss : callable
-        `negative_loss` or `positive_loss`.
-    weights : (C, m) tensor
-    column : (K,) tensor of int64
-    coefficient : (K,) tensor
-    clamped : bool
-        Whether phi applies to it.
-    """
-
-    loss: Loss
-    weights: Tensor
-    column: Tensor
-    coefficient: Tensor
-    clamped: bool = False
+    loss: Loss  # `negative_loss` or `positive_loss`
+    weights: Tensor  # (C, m)
+    column: Tensor  # (K,), int64
+    coefficient: Tensor  # (K,)
+    clamped: bool = False  # whether phi applies to it
 
     def of_heads(self, head: Tensor, rows: slice) -> Tensor:
         """Weights of the rows of a block for the heads numbered ``head`` (A,), (A, b)."""
@@ -139,23 +117,10 @@ class LossTerm:
 
 
 class HeadObjective:
-    """Value and gradient of the heads' objectives.
+    """Value and gradient of the heads' objectives, by the sums over groups of blocks that `run_all` runs.
 
-    Parameters
-    ----------
-    sides : sequence of (RowBlocks, sequence of LossTerm)
-    surrogate : {"sigmoid", "logistic"}
-    penalty : (K,) tensor
-    beta : float or None
-        Of the clamp; None where phi is the identity.
-    progress : Progress
-    run_all : callable
-        Runs the sums over groups of blocks, such as `pucache.threads.run_in_turn`.
-
-    Attributes
-    ----------
-    passes : int
-        Evaluations until now.
+    `penalty` is (K,); `beta` that of the clamp, or None where phi is the identity; `passes` are the evaluations until
+    now.
     """
 
     def __init__(

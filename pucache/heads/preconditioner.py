@@ -23,36 +23,18 @@ _MIN_VARIANCE = 0.01  # relative to the mean variance; smaller ones are treated 
 
 @dataclass(frozen=True)
 class LeadingDirections:
-    """Directions of greatest variance of rows.
+    """Directions of greatest variance of rows."""
 
-    Attributes
-    ----------
-    centre : (d,) tensor
-        Mean of the rows.
-    directions : (d, q) tensor
-        Orthonormal columns.
-    variances : (q,) tensor
-        Along each of them.
-    rest : float
-        Mean variance of all other directions; of all directions where there are no others.
-    """
-
-    centre: Tensor
-    directions: Tensor
-    variances: Tensor
-    rest: float
+    centre: Tensor  # (d,): mean of the rows
+    directions: Tensor  # (d, q), orthonormal columns
+    variances: Tensor  # (q,), along each of them
+    rest: float  # mean variance of all other directions; of all directions where there are no others
 
     @classmethod
     def of_sample(cls, rows: Tensor, count: int, weights: Tensor | None = None) -> LeadingDirections:
         """Directions of a weighted sample, by an eigendecomposition, or fewer than d by subspace iteration.
 
-        Parameters
-        ----------
-        rows : (m, d) tensor of float32
-        count : int
-            At most so many directions; no more than rows or dimensions.
-        weights : (m,) tensor, optional
-            At least 0, with a sum of one; all equal by default.
+        At most `count` of them, and no more than rows (m, d). `weights` (m,) sum to one; all are equal by default.
         """
         m, d = rows.shape
         weights = rows.new_full((m,), 1 / m) if weights is None else weights
@@ -68,14 +50,9 @@ class LeadingDirections:
 
 
 class Preconditioner:
-    """Inverse of curvature * second moments + penalty of the coefficients.
+    """Inverse of curvature * second moments + penalty of the coefficients, for K heads.
 
-    Parameters
-    ----------
-    leading : LeadingDirections
-    curvature : (K,) tensor
-        Sum over rows of weight times second derivative, of each head.
-    penalty : (K,) tensor
+    `curvature` (K,) is the sum over rows of weight times second derivative, of each head.
     """
 
     def __init__(self, leading: LeadingDirections, curvature: Tensor, penalty: Tensor):

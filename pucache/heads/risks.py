@@ -125,11 +125,6 @@ class PURisk:
         return not (self.name == "imbupu" and self._is_even) and not self.name.endswith("bce")
 
     @property
-    def needs_prior_for_clamp_alone(self) -> bool:
-        """Whether the minimiser is the same at all priors at which the clamp does not act."""
-        return self.name == "imbnnpu" and self._is_even
-
-    @property
     def _is_even(self) -> bool:
         """Whether an imbalanced risk weighs both means alike at every prior."""
         return self.surrogate == "sigmoid" and self.target_prior == 0.5

@@ -194,15 +194,9 @@ def fit_soft_targets(
 
 
 class SoftTargetTrainer:
-    """Trains linear heads on targets that change a little from time to time.
+    """Trains linear heads, as `fit_soft_targets`, on targets that change a little from time to time.
 
     The second moments that steps are scaled by are computed for the first targets, and serve all later ones.
-
-    Parameters
-    ----------
-    design : DesignMatrix
-    weights, penalty, tolerance
-        As for `fit_soft_targets`.
     """
 
     def __init__(
@@ -220,17 +214,7 @@ class SoftTargetTrainer:
     def fit(
         self, targets: np.ndarray, *, start: FittedHeads | None = None, progress: Progress | None = None
     ) -> FittedHeads:
-        """Train one head for each column of targets.
-
-        Parameters
-        ----------
-        targets, start, progress
-            As for `fit_soft_targets`.
-
-        Returns
-        -------
-        FittedHeads
-        """
+        """Train one head for each column of targets, (n, K) or (n,)."""
         design = self._design
         targets, weights = _checked(len(design), targets, self._weights)
         mean = (weights * targets).sum(0).clip(_LEAST_MEAN, 1 - _LEAST_MEAN)

@@ -11,7 +11,8 @@ from PIL import ExifTags, Image
 from ..errors import ImageError, one_line
 
 # Formats of photographs only: security holes are found mainly in Pillow's rarer decoders (PSD, FITS, DDS, ...)
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "AVIF")
+FORMATS = ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "AVIF"]
+_HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
 MAX_PIXELS = 178_956_970  # Pillow's own error limit: half a GiB of RGB
 # Name and version of the way from bytes to pixels (this module and `preprocessing`), a part of every encoder's identity
 DECODER = "pillow-2"
@@ -47,9 +48,22 @@ def decode(data: bytes, sufficient_side: int | None = None) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise ImageError(f"more than {MAX_PIXELS:,} pixels") from error
     except Image.UnidentifiedImageError as error:
+        if data[4:8] == b"ftyp" and data[8:12] in _HEIF_BRANDS and "HEIF" not in FORMATS:
+            _register_heif()
+            return decode(data, sufficient_side)
         raise ImageError("not an image in a known format") from error
     except Exception as error:  # Pillow's plugins raise almost anything on damaged files
         raise ImageError(f"cannot be decoded: {one_line(error)}") from error
+
+
+def _register_heif() -> None:
+    """Add HEIC to the formats; raises `ImageError` where its plug-in is not installed."""
+    try:
+        import pillow_heif
+    except ImportError as error:
+        raise ImageError("HEIC needs pillow-heif; pip install 'pucache[heif]'") from error
+    pillow_heif.register_heif_opener()
+    FORMATS.append("HEIF")
 
 
 _ORIENTATIONS = {  # EXIF orientation: the operation that makes the image upright

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import ImageError, SourceError
 
-EXTENSIONS = frozenset(".jpg .jpeg .jpe .jfif .png .webp .gif .tif .tiff .bmp .ppm .pgm".split())
+EXTENSIONS = frozenset(".jpg .jpeg .jpe .jfif .png .webp .gif .tif .tiff .bmp .ppm .pgm .avif .heic .heif".split())
 MAX_BYTES = 1 << 30  # encoded bytes of one image
 MAX_KEY_BYTES = 4096
 UNKNOWN = -1  # a size or modification time that the source does not give
@@ -33,12 +33,17 @@ class Listing:
         reason.
     ignored : Counter
         Number of files left out because their extension is not an image's, by extension.
+    order, groups : ndarray of int64, (n,), optional
+        Of images in shards that are decoded from their beginning: the order in which they are best read, and a number
+        that is equal for images which one share takes together.
     """
 
     keys: list[str]
     size_mtime: np.ndarray
     failures: dict[str, str] = field(default_factory=dict)
     ignored: Counter[str] = field(default_factory=Counter)
+    order: np.ndarray | None = None
+    groups: np.ndarray | None = None
 
 
 class ListingBuilder:
@@ -51,10 +56,9 @@ class ListingBuilder:
 
     def accepts(self, key: str) -> bool:
         """Whether a file has an image's extension; other files are counted as ignored."""
-        extension = os.path.splitext(key)[1].lower()
-        if extension in EXTENSIONS:
+        if is_image(key):
             return True
-        self.ignored[extension or "(none)"] += 1
+        self.ignored[os.path.splitext(key)[1].lower() or "(none)"] += 1
         return False
 
     def add(self, key: str, size: int, mtime: int) -> None:
@@ -79,6 +83,11 @@ class ListingBuilder:
         keys = sorted(self.images)
         table = np.array([self.images[key] for key in keys], np.int64).reshape(-1, 2)
         return Listing(keys, table, dict(sorted(self.failures.items())), self.ignored)
+
+
+def is_image(name: str) -> bool:
+    """Whether a file name has the extension of an image."""
+    return os.path.splitext(name)[1].lower() in EXTENSIONS
 
 
 def is_hidden(key: str) -> bool:
@@ -108,19 +117,20 @@ def take_shard(listing: Listing, shard: tuple[int, int]) -> Listing:
     """Select the images of shard (I, N).
 
     Images are assigned by a hash of their key, so that a file added later moves no other image to another
-    shard. A directory that cannot be listed is a failure of every shard: rows of images in it are kept.
+    shard; those of a compressed tar or of a row group together, by the file's name and the group's number. A
+    directory that cannot be listed is a failure of every shard: rows of images in it are kept.
     """
     number, count = shard
     if count == 1:
         return listing
-    return _select(listing, [at for at, key in enumerate(listing.keys) if _shard_of(key, count) == number], shard)
+    return _select(listing, [at for at in range(len(listing.keys)) if _share_of(listing, at, count) == number], shard)
 
 
 def take_shards(listing: Listing, count: int) -> list[Listing]:
     """Cut a listing into all its `count` shards; hashes each key once."""
     positions: list[list[int]] = [[] for _ in range(count)]
-    for position, key in enumerate(listing.keys):
-        positions[_shard_of(key, count) - 1].append(position)
+    for position in range(len(listing.keys)):
+        positions[_share_of(listing, position, count) - 1].append(position)
     return [_select(listing, chosen, (number, count)) for number, chosen in enumerate(positions, 1)]
 
 
@@ -135,6 +145,18 @@ def check_shard_images(share: Listing, shard: tuple[int, int], listing: Listing,
     raise SourceError(f"no image in {name}{_ignored_note(listing)}")
 
 
+def in_reading_order(listing: Listing, positions: np.ndarray) -> np.ndarray:
+    """Positions in a listing, sorted as they are best read."""
+    return positions if listing.order is None else positions[np.argsort(listing.order[positions], kind="stable")]
+
+
+def _share_of(listing: Listing, position: int, count: int) -> int:
+    """Number of the share, from 1 to `count`, that an image belongs to."""
+    if listing.groups is None:
+        return _shard_of(listing.keys[position], count)
+    return int(listing.groups[position]) % count + 1
+
+
 def _shard_of(key: str, count: int) -> int:
     """Number of the shard, from 1 to `count`, that an image belongs to."""
     return zlib.crc32(key.encode()) % count + 1
@@ -147,14 +169,16 @@ def _select(listing: Listing, positions: list[int], shard: tuple[int, int]) -> L
         key: reason for key, reason in listing.failures.items() if key.endswith("/") or _shard_of(key, count) == number
     }
     keys = [listing.keys[position] for position in positions]
-    return Listing(keys, listing.size_mtime[positions], failures, listing.ignored)
+    order, groups = (None if each is None else each[positions] for each in (listing.order, listing.groups))
+    return Listing(keys, listing.size_mtime[positions], failures, listing.ignored, order, groups)
 
 
 def _ignored_note(listing: Listing) -> str:
     if not listing.ignored:
         return "; expected files such as .jpg, .png, .webp or .tif"
     kinds = ", ".join(f"{count} {ending}" for ending, count in listing.ignored.most_common(4))
-    hint = "; pass the shards as 'FOLDER/*.tar'" if ".tar" in listing.ignored else ""
+    shards = (".tar", ".zip", ".parquet", ".tgz", ".tar.gz")
+    hint = "".join(f"; pass the shards as 'FOLDER/*{ending}'" for ending in shards if ending in listing.ignored)
     hint += "; caches in a store are given one by one" if ".h5" in listing.ignored else ""
     return f" ({sum(listing.ignored.values())} files with other endings: {kinds}){hint}"
 

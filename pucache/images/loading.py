@@ -15,7 +15,9 @@ import itertools
 import mmap
 import multiprocessing
 import multiprocessing.connection
+import os
 import signal
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -43,26 +45,13 @@ _SLOTS = 3  # slots for pixels per worker process: those chunks, and one that wa
 
 @dataclass
 class Chunk:
-    """Consecutive images after loading.
+    """Consecutive images after loading."""
 
-    Attributes
-    ----------
-    first : int
-        Position of the first image.
-    outcomes : list of bytes or str
-        For each image its content digest, or the reason why it failed.
-    to_embed : list of int
-        Positions of the images in ``pixels``, ascending.
-    pixels : uint8 tensor, (len(to_embed), H, W, 3)
-    seconds : list of float
-        Time spent in each of `STAGES`.
-    """
-
-    first: int
-    outcomes: list[bytes | str]
-    to_embed: list[int]
-    pixels: torch.Tensor
-    seconds: list[float]
+    first: int  # position of the first image
+    outcomes: list[bytes | str]  # for each image its content digest, or the reason why it failed
+    to_embed: list[int]  # positions of the images in `pixels`, ascending
+    pixels: torch.Tensor  # uint8, (len(to_embed), H, W, 3)
+    seconds: list[float]  # in each of `STAGES`
 
 
 class Resizer(Protocol):
@@ -81,25 +70,10 @@ class Resizer(Protocol):
 
 
 class ChunkLoader:
-    """Loads the images of a source, a chunk at a time.
+    """Loads the images of a source, a chunk at a time; an image's position is the index of its key in `keys`.
 
-    Parameters
-    ----------
-    source : Source
-    resize : Resizer
-    keys : list of str
-        Images to load; an image's position is its index in this list.
-    sizes : list of int
-        Bytes of each image when it was listed, or `UNKNOWN`.
-    chunk_size : int
-        Images per chunk.
-    embedded_digests : ndarray of S32, optional
-        Sorted content digests of images whose embeddings exist; these are neither decoded nor embedded.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        (chunk_size, H, W, 3), the shape of the pixels of a full chunk.
+    `sizes` are the bytes of each image when it was listed, or `UNKNOWN`. Images whose content digest is among
+    `embedded_digests`, S32 and sorted, are neither decoded nor embedded.
     """
 
     def __init__(
@@ -113,8 +87,9 @@ class ChunkLoader:
         embedded_digests: np.ndarray | None = None,
     ):
         self.keys = keys
-        self.shape = (chunk_size, *resize.input_size, 3)
+        self.shape = (chunk_size, *resize.input_size, 3)  # of the pixels of a full chunk
         self._source, self._resize, self._sizes = source, resize, sizes
+        self.in_order = bool(getattr(source, "sequential", False))  # one process reads, so that nothing is read twice
         self._embedded_digests = np.empty(0, "S32") if embedded_digests is None else embedded_digests
 
     def __len__(self) -> int:
@@ -122,9 +97,17 @@ class ChunkLoader:
         return -(-len(self.keys) // self.shape[0])
 
     def __call__(
-        self, number: int, pixels: torch.Tensor | None = None, *, on_image: Callable[[int], None] | None = None
+        self,
+        number: int,
+        pixels: torch.Tensor | None = None,
+        *,
+        on_image: Callable[[int], None] | None = None,
+        read: Callable[[int], bytes] | None = None,
     ) -> Chunk:
-        """Load a chunk into ``pixels``, of `shape`; ``on_image`` is called with each position before it is read."""
+        """Load a chunk into ``pixels``, of `shape`; ``on_image`` is called with each position before it is read.
+
+        ``read`` gives the bytes of the image at a position in place of the source.
+        """
         chunk_size = self.shape[0]
         first = number * chunk_size
         if pixels is None:
@@ -136,17 +119,17 @@ class ChunkLoader:
             if on_image is not None:
                 on_image(position)
             try:
-                chunk.outcomes.append(self._load(position, chunk))
+                chunk.outcomes.append(self._load(position, chunk, read or self.read))
             except ImageError as error:
                 chunk.outcomes.append(str(error))
         chunk.pixels = pixels[: len(chunk.to_embed)]
         return chunk
 
-    def _load(self, position: int, chunk: Chunk) -> bytes:
+    def _load(self, position: int, chunk: Chunk, read: Callable[[int], bytes]) -> bytes:
         """Load one image into the chunk and return its digest."""
         times = [time.perf_counter()]
         try:
-            data = self._read(position)
+            data = read(position)
             times.append(time.perf_counter())
             digest = image_digest(data)
             times.append(time.perf_counter())
@@ -161,7 +144,8 @@ class ChunkLoader:
             for stage, (began, ended) in enumerate(itertools.pairwise(times)):
                 chunk.seconds[stage] += ended - began
 
-    def _read(self, position: int) -> bytes:
+    def read(self, position: int) -> bytes:
+        """Encoded bytes of an image; raises `ImageError`."""
         data = self._source.read(self.keys[position])
         listed = self._sizes[position]
         if listed not in (UNKNOWN, len(data)):
@@ -188,10 +172,7 @@ def load_in_threads(loader: ChunkLoader, pool: ThreadPoolExecutor, ahead: int) -
 
 
 class LoaderProcesses:
-    """A pool of ``count`` worker processes that load chunks; a context manager that ends them on exit.
-
-    On entry raises `SourceError` where the processes cannot be started.
-    """
+    """A pool of ``count`` worker processes that load chunks; a context manager that ends them on exit."""
 
     def __init__(self, loader: ChunkLoader, count: int):
         import torch
@@ -201,6 +182,8 @@ class LoaderProcesses:
         self._pixels = torch.from_numpy(_shared_zeros(shape, np.uint8))
         self._positions = _shared_zeros((count,), np.int64)  # of the image that each worker is loading, or -1
         self._positions[:] = -1
+        # of each slot, of a source that this process reads alone: the encoded images of the chunk
+        self._encoded = [tempfile.TemporaryFile() for _ in range(_SLOTS * count if loader.in_order else 0)]  # noqa: SIM115
         self._pipes: list[Any] = []
         self._processes: list[Any] = []
 
@@ -235,12 +218,11 @@ class LoaderProcesses:
             process.terminate()
         for process in self._processes:
             process.join()
+        for file in self._encoded:
+            file.close()
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yield every chunk, in order; a bounded number is loaded in advance.
-
-        Raises `SourceError` where a worker died.
-        """
+        """Yield every chunk in order, a bounded number loaded in advance; `SourceError` where a worker died."""
         free_slots = deque(range(len(self._pixels)))
         idle = deque(list(range(self._count)) * _QUEUED)  # a worker once for each chunk that it has room for
         loaded: dict[int, tuple[int, Chunk]] = {}  # chunk number: slot and chunk
@@ -248,8 +230,10 @@ class LoaderProcesses:
         for number in range(len(self._loader)):
             while number not in loaded:
                 while idle and free_slots and submitted < len(self._loader):
+                    slot = free_slots.popleft()
+                    found = self._read_ahead(submitted, slot)
                     with contextlib.suppress(OSError):  # of a worker that died, which its next answer shows
-                        self._pipes[idle.popleft()].send((submitted, free_slots.popleft()))
+                        self._pipes[idle.popleft()].send((submitted, slot, found))
                     submitted += 1
                 for pipe in multiprocessing.connection.wait(self._pipes):
                     worker = self._pipes.index(pipe)
@@ -260,6 +244,34 @@ class LoaderProcesses:
             chunk.pixels = self._pixels[slot, : len(chunk.to_embed)].clone()
             free_slots.append(slot)
             yield chunk
+
+    def _read_ahead(self, number: int, slot: int) -> list[int | str]:
+        """Write the encoded images of a chunk to the slot's file; returns the length or the failure of each."""
+        if not self._loader.in_order:
+            return []
+        file, found = self._encoded[slot], list[int | str]()
+        first = number * self._loader.shape[0]
+        try:
+            file.seek(0)
+            file.truncate()
+            for position in range(first, min(len(self._loader.keys), first + self._loader.shape[0])):
+                try:
+                    found.append(file.write(self._loader.read(position)))
+                except ImageError as error:
+                    found.append(str(error))
+            file.flush()
+        except OSError as error:
+            problem = f"cannot write images to {tempfile.gettempdir()}: {error.strerror}"
+            raise SourceError(f"{problem}; name another folder in TMPDIR, or use --workers 0") from error
+        return found
+
+    def _encoded_image(self, slot: int, found: list[int | str], at: int) -> bytes:
+        """In the worker process: what `_read_ahead` wrote of an image; raises `ImageError` where that failed."""
+        length = found[at]
+        if isinstance(length, str):
+            raise ImageError(length)
+        start = sum(each for each in found[:at] if isinstance(each, int))
+        return os.pread(self._encoded[slot].fileno(), length, start)
 
     def _answer(self, worker: int) -> tuple[int, int, Chunk]:
         try:
@@ -294,18 +306,21 @@ class LoaderProcesses:
         torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
         with contextlib.suppress(EOFError, OSError):  # of the pipe alone: the parent has ended
             while True:
-                number, slot = pipe.recv()
+                number, slot, found = pipe.recv()
                 try:
-                    answer: Any = (number, slot, self._load(worker, number, slot))
+                    answer: Any = (number, slot, self._load(worker, number, slot, found))
                 except Exception as error:  # a bug, for example in a source: the parent raises it
                     answer = picklable_error(error)
                 pipe.send(answer)
 
-    def _load(self, worker: int, number: int, slot: int) -> Chunk:
+    def _load(self, worker: int, number: int, slot: int, found: list[int | str]) -> Chunk:
+        first = number * self._loader.shape[0]
+
         def set_position(position: int) -> None:
             self._positions[worker] = position
 
-        chunk = self._loader(number, self._pixels[slot], on_image=set_position)
+        read = (lambda position: self._encoded_image(slot, found, position - first)) if found else None
+        chunk = self._loader(number, self._pixels[slot], on_image=set_position, read=read)
         chunk.pixels = chunk.pixels[:0].clone()  # the pixels are in the slot
         set_position(-1)
         return chunk

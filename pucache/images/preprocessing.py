@@ -24,36 +24,19 @@ _FAST = ("bilinear", "bicubic")
 
 
 class Preprocess:
-    """Bring an RGB image to the model's input size.
-
-    Parameters
-    ----------
-    config : dict
-        timm's configuration: ``input_size`` (3, H, W), ``interpolation``, ``crop_pct``, ``crop_mode`` and
-        optionally ``crop_border_pixels``.
-    transform : callable
-        timm's transform of that configuration: PIL image to uint8 (3, H, W). Used where `fast` is false.
-
-    Attributes
-    ----------
-    input_size : tuple of int
-        (H, W).
-    fast : bool
-        Whether torch resamples instead of ``transform``.
-    sufficient_side : int
-        Length in pixels beyond which the shorter side of the original adds hardly any detail: twice the
-        size it is resized to.
-    """
+    """Bring an RGB image to the model's input size, by timm's configuration and its transform to uint8 (3, H, W)."""
 
     def __init__(self, config: dict[str, Any], transform: Callable[[Image.Image], torch.Tensor]):
         self.input_size: tuple[int, int] = tuple(config["input_size"][1:])  # type: ignore[assignment]
         self._mode, self._squash = config["interpolation"], config["crop_mode"] == "squash"
         self._resized = tuple(math.floor(side / config["crop_pct"]) for side in self.input_size)
+        # pixels beyond which the shorter side of an original adds hardly any detail: twice the size it is resized to
         self.sufficient_side = 2 * max(self._resized)
         square = len(set(self._resized)) == 1
         supported_crop = self._squash or (config["crop_mode"] == "center" and square)
         crop_inside = all(resized >= side for resized, side in zip(self._resized, self.input_size, strict=True))
         self._transform = transform
+        # whether torch resamples instead of the transform
         self.fast = self._mode in _FAST and supported_crop and crop_inside and not config.get("crop_border_pixels")
 
     def __call__(self, image: Image.Image) -> torch.Tensor:

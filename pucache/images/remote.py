@@ -21,6 +21,7 @@ from ..storage.retries import RetriesExhausted, error_text, with_retries
 from ..storage.urls import without_secrets
 from .listing import UNKNOWN, Listing, ListingBuilder, check_size, is_hidden
 
+EXPECTED = "expected a folder, a manifest (.txt, .csv, .tsv), or .tar, .zip or .parquet files"
 _Infos = dict[str, dict[str, Any]]  # path of a file to fsspec's info
 
 
@@ -43,7 +44,7 @@ class RemoteFolder:
         if not infos and not builder.failures:
             raise SourceError(f"no such source: {self.name} (nothing is there)")
         if list(infos) == [root]:
-            raise SourceError(f"{self.name} is a file; expected a folder, a manifest (.txt, .csv, .tsv) or .tar shards")
+            raise SourceError(f"{self.name} is a file; {EXPECTED}")
         prefix = _path_prefix(root)
         for path, info in infos.items():
             key = path[len(prefix) :] if prefix else path.removeprefix("/")

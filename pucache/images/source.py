@@ -1,4 +1,4 @@
-"""Sources of images: a folder, a manifest or tar shards, on this machine or behind an fsspec URL.
+"""Sources of images: a folder, a manifest, or tar, ZIP or Parquet files, on this machine or behind an fsspec URL.
 
 A source lists keys with size and modification time, and reads the bytes of one image. Each kind of source
 is a module of `pucache.images`. Downstream of the cache only the pages use sources, to show images.
@@ -13,13 +13,13 @@ from typing import Protocol
 from ..errors import SourceError
 from ..storage.urls import is_url, without_secrets
 from .folder import LocalFolder
-from .listing import Listing, is_special_file
+from .listing import Listing, is_image, is_special_file
 from .manifest import MANIFESTS, ManifestSource
-from .remote import RemoteFolder
-from .tar import TarSource
-
-_EXPECTED = "expected a folder, a manifest (.txt, .csv, .tsv) or .tar shards"
-_COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+from .parquet import EXTENSIONS as PARQUET
+from .parquet import ParquetSource, split_options
+from .remote import EXPECTED, RemoteFolder
+from .tar import COMPRESSED, CompressedTarSource, TarSource
+from .zip import ZipSource
 
 
 class Source(Protocol):
@@ -44,15 +44,19 @@ class Source(Protocol):
         """
 
 
-def open_source(where: str | os.PathLike[str]) -> Source:
-    """Open a folder, manifest (``.txt .lst .csv .tsv``) or tar shard(s), local or behind a URL.
+def open_source(where: str | os.PathLike[str], *, key_column: str | None = None) -> Source:
+    """Open a folder, manifest (``.txt .lst .csv .tsv``), or tar, ZIP or Parquet file(s), local or behind a URL.
 
     Parameters
     ----------
     where : str or path
-        A folder, a manifest, a ``.tar`` file, a glob of ``.tar`` files, or an fsspec URL of any of these.
+        A folder, a manifest, a ``.tar``, ``.tar.gz``, ``.zip`` or ``.parquet`` file, a glob of such files, or an
+        fsspec URL of any of these. A local folder with Parquet files and no images at its top stands for these.
+        ``FILE.parquet#key=COLUMN&image=COLUMN`` names the columns of keys and of image bytes.
         Reads behind a URL are retried a few times where the store fails. The source's `name` holds no
         password and no token of the URL.
+    key_column : str, optional
+        Column of the keys of a Parquet source, as ``#key=COLUMN`` names it.
 
     Returns
     -------
@@ -63,8 +67,23 @@ def open_source(where: str | os.PathLike[str]) -> Source:
     ------
     SourceError
         The path does not exist, or is not a source of a known kind.
+    ValueError
+        A column of keys is named, and the source is not Parquet.
     """
     where = os.fspath(where)
+    if key_column is not None:
+        path, options = split_options(where)
+        where = f"{path}#" + "&".join(f"{name}={value}" for name, value in {**options, "key": key_column}.items())
+    path, columns = split_options(where)
+    if not is_url(path) and _holds_parquet(path):
+        where = where.replace(path, f"{path.rstrip('/')}/*.parquet", 1)
+        path = split_options(where)[0]
+    if path.lower().endswith(PARQUET) and not os.path.isdir(path):
+        if not is_url(path) and is_special_file(path):
+            raise SourceError(f"{path} is not a regular file; {EXPECTED}")
+        return ParquetSource(where if is_url(where) else os.path.abspath(where))
+    if columns:
+        raise ValueError(f"columns are named for Parquet files; {path} is none: leave them out")
     remote = is_url(where)
     name = without_secrets(where) if remote else where
     extension = os.path.splitext(name.rstrip("/"))[1].lower()
@@ -72,20 +91,34 @@ def open_source(where: str | os.PathLike[str]) -> Source:
     if not remote and os.path.isdir(where):
         return LocalFolder(location)
     if not remote and is_special_file(where):
-        raise SourceError(f"{where} is not a regular file; {_EXPECTED}")
+        raise SourceError(f"{where} is not a regular file; {EXPECTED}")
     if extension == ".tar":
         return TarSource(location)
-    if name.lower().endswith(_COMPRESSED_TARS):
-        raise SourceError(
-            f"{name} is a compressed tar, which cannot be read at random; decompress it to .tar (images hardly shrink)"
-        )
+    if name.lower().endswith(COMPRESSED):
+        return CompressedTarSource(location)
+    if extension == ".zip" and "::" not in name:  # a chain such as zip://::FILE is a folder of fsspec's
+        return ZipSource(location)
     if extension in MANIFESTS:
         return ManifestSource(location)
     if remote:
         return RemoteFolder(location)
     if not os.path.exists(where):
-        raise SourceError(f"no such source: {where}; {_EXPECTED}")
-    raise SourceError(f"{where} is not a source; {_EXPECTED}")
+        raise SourceError(f"no such source: {where}; {EXPECTED}")
+    raise SourceError(f"{where} is not a source; {EXPECTED}")
+
+
+def _holds_parquet(folder: str) -> bool:
+    """Whether a local folder holds Parquet files and no images at its top; ends at the first image."""
+    found = False
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if is_image(entry.name):
+                    return False
+                found = found or entry.name.lower().endswith(".parquet")
+    except OSError:  # no folder, or one that its own listing reports
+        return False
+    return found
 
 
 def image_digest(data: bytes) -> bytes:

@@ -1,125 +1,150 @@
-"""Images inside tar shards, read in place."""
+"""Images inside tar shards: plain ones are read in place, compressed ones are unpacked one at a time."""
 
 from __future__ import annotations
 
-import errno
+import bz2
+import gzip
+import lzma
+import mmap
 import tarfile
+import tempfile
+import threading
+import zlib
+from collections import OrderedDict
 from typing import Any, NamedTuple
 
-from ..errors import ImageError, MissingExtraError, SourceError
-from ..storage.filesystem import open_filesystem, open_object, read_range, source_errors
-from ..storage.retries import RetriesExhausted, error_text, remedy_for, with_retries
-from ..storage.urls import is_url, without_secrets
-from .listing import Listing, ListingBuilder, check_size, is_hidden, is_special_file
-from .remote import glob_base, glob_files, is_glob
+from ..errors import ImageError, one_line
+from ..storage.filesystem import open_filesystem, open_object
+from .listing import MAX_BYTES, ListingBuilder, check_size
+from .shards import ShardSource
 
 
-class _Member(NamedTuple):
+class Member(NamedTuple):
+    """Where an image lies in a shard."""
+
     shard: str  # its path in the file system of the source
     offset: int
     size: int
 
 
-class TarSource:
-    """Images inside uncompressed tar shards, read in place; nothing is extracted.
+class TarSource(ShardSource):
+    """Images inside uncompressed tar shards, read in place."""
 
-    With one shard the key is the member's name. With a glob of shards it is the shard's path below the
-    glob's folders, a slash, and the member's name. Of several members with one name the last counts, as
-    in tar.
-    """
+    kind = "tar"
 
-    def __init__(self, where: str):
-        self.name = without_secrets(where) if is_url(where) else where
-        self._where = where
-        self._members: dict[str, _Member] | None = None
+    def _add_members(self, fs: Any, shard: str, key_prefix: str, builder: ListingBuilder) -> None:
+        with open_object(fs, shard) as stream:
+            self._add_from(stream, shard, key_prefix, builder)
 
-    def scan(self) -> Listing:
-        """Index the members of every shard; a shard that is damaged or may not be read becomes a failure.
-
-        Raises `SourceError` where no shard exists, the only shard cannot be read, or a store does not answer.
-        """
-        builder, members = ListingBuilder(), dict[str, _Member]()
-        for shard, key_prefix in self._shards(builder):
-            self._index(shard, key_prefix, builder, members)
-        self._members = members
-        return builder.build()
-
-    def _shards(self, builder: ListingBuilder) -> list[tuple[str, str]]:
-        """Path and key prefix of each shard."""
-        with source_errors(self.name):
-            fs, pattern = open_filesystem(self._where, retry_each_request=True)
-            if not is_glob(fs, pattern):
-                return [(pattern, "")]
-            fs.invalidate_cache()  # a cached listing would lack new shards
-            if with_retries(lambda: fs.isfile(pattern)):  # a file name that holds brackets
-                return [(pattern, "")]
-            shards = glob_files(fs, pattern, builder)
-        if not shards and not builder.failures:
-            raise SourceError(f"no such source: no shard matches {self.name}")
-        base_length = len(glob_base(fs, pattern))
-        return [(shard, shard[base_length:].lstrip("/") + "/") for shard in shards]
-
-    def _index(self, shard: str, key_prefix: str, builder: ListingBuilder, members: dict[str, _Member]) -> None:
-        """Add the members of one shard."""
-        with source_errors(self.name):
-            fs, pattern = open_filesystem(self._where)
-        name = self.name.removesuffix(pattern) + shard if self.name.endswith(pattern) else without_secrets(shard)
-        try:
-            if not is_url(self._where) and is_special_file(shard):
-                raise OSError("not a regular file")
-            _add_members(fs, shard, key_prefix, builder, members)
-        except (RetriesExhausted, MissingExtraError) as error:  # the listing would lack members that exist
-            raise SourceError(f"cannot read {name}: {error_text(error)}{remedy_for(error)}") from error
-        except Exception as error:  # remote file systems and damaged headers raise almost anything
-            unreadable = _is_unreadable(error)
-            if not key_prefix and (unreadable or not builder.images):
-                raise SourceError(f"cannot read {name} as tar: {error_text(error)}{remedy_for(error)}") from error
-            if unreadable:
-                builder.add_failure(key_prefix, f"tar shard cannot be read: {error_text(error)}")
-            else:
-                key = key_prefix.rstrip("/") or name
-                builder.add_failure(key, f"tar shard is damaged or truncated: {error_text(error)}")
-
-    def read(self, key: str) -> bytes:
-        """Read one member in place; raises `ImageError`."""
-        if self._members is None:
-            self.scan()
+    def _add_from(self, stream: Any, shard: str, key_prefix: str, builder: ListingBuilder) -> None:
         assert self._members is not None
-        shard, offset, size = self._members[key]
-        check_size(size)
-        try:
-            fs, _ = open_filesystem(self._where)
-            if is_url(self._where):
-                data = read_range(fs, shard, offset, offset + size)
-            else:  # not tried again
-                data = bytes(fs.cat_file(shard, start=offset, end=offset + size))
-        except Exception as error:  # every remote file system has exceptions of its own
-            raise ImageError(f"cannot be read: {error_text(error)}") from error
-        if len(data) != size:
-            raise ImageError(f"truncated tar member: expected {size} bytes, got {len(data)}")
-        return data
-
-
-def _add_members(fs: Any, shard: str, key_prefix: str, builder: ListingBuilder, members: dict[str, _Member]) -> None:
-    with open_object(fs, shard) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
-        for member in tar:
-            key = key_prefix + member.name.removeprefix("./")
-            if member.isdir() or is_hidden(member.name) or not builder.accepts(key):
-                continue
-            builder.remove(key)
-            if member.isreg() and member.sparse is None:
-                builder.add(key, member.size, int(member.mtime * 1e9))
-                members[key] = _Member(shard, member.offset_data, member.size)
-            else:
-                builder.add_failure(key, "a link or special file inside a tar; only plain members are read")
+        with tarfile.open(fileobj=stream, mode="r:") as tar:
+            for member in tar:
+                if member.isdir() or not (key := self._accepts(builder, key_prefix, member.name)):
+                    continue
+                if member.isreg() and member.sparse is None:
+                    builder.add(key, member.size, int(member.mtime * 1e9))
+                    self._members[key] = Member(shard, member.offset_data, member.size)
+                else:
+                    builder.add_failure(key, "a link or special file inside a tar; only plain members are read")
         stream.seek(tar.offset)
         if stream.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile takes a damaged header for the end
             raise tarfile.ReadError(f"bad header at byte {tar.offset}")
 
+    def _read(self, member: Member) -> bytes:
+        data = self._bytes(*member)
+        if len(data) != member.size:
+            raise ImageError(f"truncated tar member: expected {member.size} bytes, got {len(data)}")
+        return data
 
-def _is_unreadable(error: Exception) -> bool:
-    """Whether bytes of a shard could not be read; otherwise its content is invalid.
 
-    A damaged header may lead to a negative offset, for which the file system reports EINVAL.
-    """
-    return bool(remedy_for(error)) or (isinstance(error, OSError) and error.errno != errno.EINVAL)
+# --- compressed -----------------------------------------------------------------------------------
+
+_UNPACKERS: dict[str, Any] = {".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_MOST_TIMES = 100  # a shard that unpacks to more than this many times its size holds no images
+_KEPT = 2  # unpacked shards
+_COPIED = 1 << 20  # bytes at a time
+
+
+class CompressedTarSource(TarSource):
+    """Images inside compressed tar shards, each of which is unpacked into a temporary file when its turn comes."""
+
+    sequential = True
+
+    def __init__(self, where: str):
+        super().__init__(where)
+        self._lock = threading.Lock()
+        self._unpacked: OrderedDict[str, tuple[Any, str]] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_unpacked")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock(), _unpacked=OrderedDict())
+
+    def _add_members(self, fs: Any, shard: str, key_prefix: str, builder: ListingBuilder) -> None:
+        content, problem = self._content(shard)
+        content.seek(0)
+        self._add_from(content, shard, key_prefix, builder)
+        if problem:
+            raise tarfile.ReadError(problem)
+
+    def _read(self, member: Member) -> bytes:
+        check_size(member.size)
+        content, _ = self._content(member.shard)
+        data = bytes(content[member.offset : member.offset + member.size])
+        if len(data) != member.size:
+            raise ImageError(f"truncated tar member: expected {member.size} bytes, got {len(data)}")
+        return data
+
+    def _content(self, shard: str) -> tuple[Any, str]:
+        """What a shard unpacks to, mapped into memory, and why its end is missing, or ""."""
+        with self._lock:
+            if shard not in self._unpacked:
+                self._unpacked[shard] = self._unpack(shard)
+                if len(self._unpacked) > _KEPT:
+                    self._unpacked.popitem(last=False)
+            self._unpacked.move_to_end(shard)
+            return self._unpacked[shard]
+
+    def _unpack(self, shard: str) -> tuple[Any, str]:
+        fs, _ = open_filesystem(self._where)
+        problem, size = "", 0
+        with open_object(fs, shard) as packed, tempfile.TemporaryFile() as file:
+            most = MAX_BYTES + _MOST_TIMES * packed.seek(0, 2)
+            packed.seek(0)
+            with _unpacking(shard, packed) as stream:
+                while size <= most and not problem:
+                    try:
+                        data = stream.read(_COPIED)
+                    except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+                        if getattr(error, "errno", None):  # of the drive, not of the content
+                            raise
+                        data, problem = b"", one_line(error)
+                    if not data:
+                        break
+                    size += _write(file, data)
+            if size > most:
+                raise ImageError(f"unpacks to more than {_MOST_TIMES} times its size; it holds no images")
+            file.flush()
+            if not size:
+                raise tarfile.ReadError(problem or "empty file")
+            return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), problem
+
+
+def _write(file: Any, data: bytes) -> int:
+    try:
+        return int(file.write(data))
+    except OSError as error:
+        reason = f"it cannot be unpacked in {tempfile.gettempdir()} ({error.strerror}); name another folder in TMPDIR"
+        raise OSError(error.errno, reason) from error
+
+
+def _unpacking(shard: str, packed: Any) -> Any:
+    extension = "." + shard.lower().rsplit(".", 1)[-1]
+    if extension in _UNPACKERS:
+        return _UNPACKERS[extension](packed)
+    import pyarrow  # which has Zstandard, as Python 3.11 has not
+
+    return pyarrow.CompressedInputStream(packed, "zstd")

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import LabelError
-from ..storage.tables import read_table
+from ..storage.tables import Row, read_table
 from .key_globs import compile_glob
 
 if TYPE_CHECKING:
     from ..cache.embedding_cache import EmbeddingCache
     from ..cache.keys import Keys
 
-_SHOWN = 3  # keys named in an error message
+log = logging.getLogger("pucache")
+_SHOWN, _SHOWN_LENGTH = 3, 200  # keys named in an error message, and their first characters
 _DIGEST_DIGITS = 16  # hexadecimal digits of an image's sha256 in a review sheet
 _DIGEST_PREFIX = "sha256:"  # a spreadsheet would turn 12345678e9012345 into a number
 _SCORE_COLUMNS = {"margin", "posterior"}  # their presence shows that the labels are a model's
+_UNLABELLED = {"key", "reviewed", "digest", "rank", "score"}  # columns of a list of keys; a ranking is one
 _LABELS = {
     **dict.fromkeys(("1", "1.0", "true", "yes", "positive"), 1),
     **dict.fromkeys(("0", "0.0", "-1", "-1.0", "false", "no", "negative"), 0),
 }
 
 
-def find_keys(keys: Keys, listing: str | Path, *, holder: str = "the cache") -> np.ndarray:
+def find_keys(keys: Keys, listing: str | os.PathLike[str], *, holder: str = "the cache") -> np.ndarray:
     """Row numbers of the positives that a file lists or a glob matches.
 
     Parameters
@@ -57,12 +59,12 @@ def find_keys(keys: Keys, listing: str | Path, *, holder: str = "the cache") -> 
     return np.unique(_row_numbers(keys, _rows_with_label(table, 1, listing), listing, holder))
 
 
-def listed_positives(path: str | Path) -> set[str]:
+def listed_positives(path: str | os.PathLike[str]) -> set[str]:
     """Keys that a text file or a CSV lists as positive, as `find_keys` does, without a cache."""
     return {row["key"] for row in _rows_with_label(read_table(path), 1, path)}
 
 
-def read_decisions(cache: EmbeddingCache, listing: str | Path, label: int) -> tuple[np.ndarray, np.ndarray]:
+def read_decisions(cache: EmbeddingCache, listing: str | os.PathLike[str], label: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows that have a label, int64 (m,), ascending and unique, and which of them got it in a review, bool (m,).
 
     In a listing as for `find_keys`, a CSV may have a column ``reviewed`` (1: decided in a review) and a column
@@ -72,15 +74,23 @@ def read_decisions(cache: EmbeddingCache, listing: str | Path, label: int) -> tu
     if table is None:
         rows = _matching_rows(cache.keys, str(listing))
         return rows, np.zeros(len(rows), bool)
+    return decided_rows(cache, table, label, listing)
+
+
+def decided_rows(
+    cache: EmbeddingCache, table: list[Row], label: int, listing: str | os.PathLike[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """As `read_decisions`, of a table that was read from `listing`."""
     table = _rows_with_label(table, label, listing)
-    rows = _row_numbers(cache.keys, table, listing, "the cache")
+    sources = sorted({file.source for file in cache.files})
+    rows = _row_numbers(cache.keys, table, listing, "the cache", sources)
     _check_digests(cache, rows, table, listing)
     not_reviewed = [row for row, entry in zip(rows, table, strict=True) if not _is_reviewed(entry, listing)]
     unique_rows = np.unique(rows)
     return unique_rows, ~np.isin(unique_rows, not_reviewed)
 
 
-def read_truth(path: str | Path, keys: Sequence[str]) -> np.ndarray:
+def read_truth(path: str | os.PathLike[str], keys: Sequence[str]) -> np.ndarray:
     """True class of each key.
 
     Parameters
@@ -102,17 +112,24 @@ def read_truth(path: str | Path, keys: Sequence[str]) -> np.ndarray:
         The file is unreadable, has an unknown label, or shares no key with `keys`.
     """
     table = read_table(path)
-    if table and "label" not in table[0]:
+    if table and not _has_labels(table, path):
         positives = {row["key"] for row in table}
         y = np.array([key in positives for key in keys], np.int8)
         if not y.any():
-            raise LabelError(f"none of the {len(positives)} keys in {path} has a score ({name_first(positives)})")
+            raise _no_scores(positives, keys, path)
         return y
-    truth = {row["key"]: _parse_label(row["label"], path) for row in table}
+    truth = {row["key"]: _parse_label(row, path) for row in table}
     y = np.array([truth.get(key, -1) for key in keys], np.int8)
     if not (y >= 0).any():
-        raise LabelError(f"none of the {len(truth)} keys in {path} has a score ({name_first(truth)})")
+        raise _no_scores(truth, keys, path)
     return y
+
+
+def _no_scores(listed: Iterable[str], keys: Sequence[str], path: str | os.PathLike[str]) -> LabelError:
+    listed, scored = list(listed), set(keys)
+    remedy = _remedy(listed, lambda changed: any(key in scored for key in changed))
+    text = f"none of the {len(listed)} keys in {path} has a score ({name_first(listed)})"
+    return LabelError("; ".join(filter(None, [text, remedy])))
 
 
 def short_digest(digest: np.ndarray) -> str:
@@ -123,10 +140,11 @@ def short_digest(digest: np.ndarray) -> str:
 def name_first(keys: Iterable[str]) -> str:
     """The first few keys, for an error message."""
     keys = list(keys)
-    return ", ".join(map(repr, keys[:_SHOWN])) + (", ..." if len(keys) > _SHOWN else "")
+    shown = (key if len(key) <= _SHOWN_LENGTH else f"{key[:_SHOWN_LENGTH]}..." for key in keys[:_SHOWN])
+    return ", ".join(map(repr, shown)) + (", ..." if len(keys) > _SHOWN else "")
 
 
-def _read_listing(listing: str | Path) -> list[dict[str, str]] | None:
+def _read_listing(listing: str | os.PathLike[str]) -> list[Row] | None:
     """Rows of a file; None if `listing` is a glob."""
     if not os.path.isfile(listing) and any(character in str(listing) for character in "*?["):
         return None
@@ -137,17 +155,17 @@ def _read_listing(listing: str | Path) -> list[dict[str, str]] | None:
     return read_table(listing)
 
 
-def _rows_with_label(table: list[dict[str, str]], label: int, path: str | Path) -> list[dict[str, str]]:
+def _rows_with_label(table: list[Row], label: int, path: str | os.PathLike[str]) -> list[Row]:
     """Rows of a table with the label; all rows if there is no label column. Blank labels are undecided."""
     if not table:
         raise LabelError(f"{path} lists no keys")
-    if "label" not in table[0]:
+    if not _has_labels(table, path):
         return table
     if set(table[0]) >= _SCORE_COLUMNS:
         raise LabelError(
             f"{path} is a table of scores, whose labels are the model's own; list keys that a person decided"
         )
-    decided = [(row, _parse_label(row["label"], path)) for row in table if (row["label"] or "").strip()]
+    decided = [(row, _parse_label(row, path)) for row in table if (row["label"] or "").strip()]
     positive, negative = ({row["key"] for row, value in decided if value == kind} for kind in (1, 0))
     if contradictory := sorted(positive & negative):
         raise LabelError(
@@ -158,19 +176,67 @@ def _rows_with_label(table: list[dict[str, str]], label: int, path: str | Path) 
     return [row for row, value in decided if value == label]
 
 
-def _row_numbers(keys: Keys, table: list[dict[str, str]], path: str | Path, holder: str) -> np.ndarray:
-    """Row in the cache of each row of a table, int64 (m,)."""
+def _has_labels(table: list[Row], path: str | os.PathLike[str]) -> bool:
+    """Whether a table has a column ``label``; raises `LabelError` where another column may stand for it."""
+    if "label" in table[0]:
+        return True
+    if unknown := sorted(set(filter(None, table[0])) - _UNLABELLED):
+        raise LabelError(
+            f"{path} has no column 'label', but {name_first(unknown)}: call the column of labels, 1 or 0, 'label', "
+            "name it by --label-column, or keep the column 'key' alone where all keys are positive"
+        )
+    return False
+
+
+def _row_numbers(
+    keys: Keys, table: list[Row], path: str | os.PathLike[str], holder: str, sources: Sequence[str] = ()
+) -> np.ndarray:
+    """Row in the cache of each row of a table, int64 (m,); keys may begin with the path of the source."""
     listed = [row["key"] for row in table]
     rows = keys.rows(listed)
+    if (rows < 0).any() and (prefix := _source_prefix(keys, [listed[at] for at in np.flatnonzero(rows < 0)], sources)):
+        log.warning("the keys of %s begin with %r, the source itself: it is left out", path, prefix)
+        listed = [key.removeprefix(prefix) if row < 0 else key for key, row in zip(listed, rows.tolist(), strict=True)]
+        rows = keys.rows(listed)
     unknown = [key for key, row in zip(listed, rows, strict=True) if row < 0]
     if unknown and not len(keys):
         raise LabelError(f"{holder} is empty; no key of {path} is in it")
     if unknown:
+        remedy = _remedy(unknown, lambda changed: bool((keys.rows(changed) >= 0).all()))
         raise LabelError(
             f"{len(unknown)} of {len(listed)} keys in {path} are not in {holder} ({name_first(unknown)}); "
-            f"keys are paths relative to the source, such as {keys[0]!r}"
+            + (remedy or f"keys are paths relative to the source, such as {keys[0]!r}")
         )
     return rows
+
+
+def _source_prefix(keys: Keys, unknown: list[str], sources: Sequence[str]) -> str:
+    """``./``, the end of a source's path or a doubled folder, where without it all unknown keys are known; else ""."""
+    folder = unknown[0].removeprefix("./").split("/")[0] + "/"
+    prefixes = {"./", *([folder] if unknown[0].removeprefix("./").startswith(folder * 2) else [])}
+    for source in sources:
+        parts = source.rstrip("/").split("/")
+        prefixes |= {"/".join(parts[at:]) + "/" for at in range(len(parts))}
+    for prefix in sorted(prefixes | {"./" + prefix for prefix in prefixes}, key=len):
+        if (
+            all(key.startswith(prefix) for key in unknown)
+            and (keys.rows([key.removeprefix(prefix) for key in unknown]) >= 0).all()
+        ):
+            return prefix
+    return ""
+
+
+def _remedy(unknown: Sequence[str], are_known: Callable[[list[str]], bool]) -> str:
+    """A change after which all unknown keys are known: without quotes, or without the folders before them; else ""."""
+    if not unknown:
+        return ""
+    first = unknown[0]
+    if are_known([key.strip(" \"'\t") for key in unknown]):
+        return "without the quotes or spaces around them they are there: remove these"
+    for end in (place + 1 for place, character in enumerate(first) if character == "/"):
+        if all(key.startswith(first[:end]) for key in unknown) and are_known([key[end:] for key in unknown]):
+            return f"without {first[:end]!r} at the beginning they are there: remove it"
+    return ""
 
 
 def _matching_rows(keys: Keys, pattern: str) -> np.ndarray:
@@ -186,12 +252,11 @@ def _matching_rows(keys: Keys, pattern: str) -> np.ndarray:
     return rows
 
 
-def _is_reviewed(row: dict[str, str], path: str | Path) -> bool:
-    value = (row.get("reviewed") or "").strip()
-    return bool(value) and _parse_label(value, path, "value of 'reviewed'") == 1
+def _is_reviewed(row: Row, path: str | os.PathLike[str]) -> bool:
+    return bool((row.get("reviewed") or "").strip()) and _parse_label(row, path, "reviewed") == 1
 
 
-def _check_digests(cache: EmbeddingCache, rows: np.ndarray, table: list[dict[str, str]], path: str | Path) -> None:
+def _check_digests(cache: EmbeddingCache, rows: np.ndarray, table: list[Row], path: str | os.PathLike[str]) -> None:
     """Compare the digests of a review sheet with those of the cache; either may be missing."""
     expected = [(row.get("digest") or "").strip().lower().removeprefix(_DIGEST_PREFIX) for row in table]
     if not any(expected):
@@ -211,8 +276,13 @@ def _check_digests(cache: EmbeddingCache, rows: np.ndarray, table: list[dict[str
         )
 
 
-def _parse_label(label: str | None, path: str | Path, what: str = "label") -> int:
+def _parse_label(row: Row, path: str | os.PathLike[str], column: str = "label") -> int:
+    value = row[column]
     try:
-        return _LABELS[(label or "").strip().lower()]
+        return _LABELS[(value or "").strip().lower()]
     except KeyError as error:
-        raise LabelError(f"{path} has the {what} {label!r}; expected 1 or 0 (or true/false, yes/no)") from error
+        what = "label" if column == "label" else f"value of {column!r}"
+        raise LabelError(
+            f"{path} has the {what} {value!r}; expected 1 or 0 (or true/false, yes/no) in row {row.line}"
+            + (", or name the value that means 1: --label-value" if column == "label" else "")
+        ) from error

@@ -6,6 +6,7 @@ with s = 0. The true class `y` is used in evaluation only.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -154,15 +155,25 @@ def open_labels(
     Raises `LabelError` as `Labels.read`, and for an s of another length; `ValueError` for negatives beside an array or
     `Labels`.
     """
-    if negatives is not None and not isinstance(positives, str | Path):
+    if negatives is not None and not isinstance(positives, str | os.PathLike):
         raise ValueError("negatives go with a file or a glob of positives; give Labels that hold both instead")
-    if isinstance(positives, str | Path):
+    if isinstance(positives, str | os.PathLike):
         labels = Labels.read(cache, positives, negatives)
     else:
-        labels = positives if isinstance(positives, Labels) else Labels.of(positives)
+        labels = positives if isinstance(positives, Labels) else _labels_of(positives)
     if labels.s.shape != (len(cache),):
         raise LabelError(
             f"expected a label for each of {len(cache):,} rows of {cache.name}, got shape {labels.s.shape}"
         )
     labels.check()
     return labels
+
+
+def _labels_of(s: np.ndarray) -> Labels:
+    values = np.asarray(s)
+    if values.dtype.kind not in "biuf":
+        raise LabelError(
+            "expected a file of keys, a glob on keys, an array of a label (1 or 0) for each row, or Labels; got "
+            f"{s!r:.80}" + ("; write keys to a file, one a line" if values.dtype.kind == "U" else "")
+        )
+    return Labels.of(values)

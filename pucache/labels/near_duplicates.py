@@ -23,6 +23,7 @@ from ..devices import cores
 from ..heads.linear_algebra import leading_subspace, unit_rows
 from ..neighbours.whitening import centred_units
 from ..storage.rows import RowMatrix, release_pages, row_slices, take_rows
+from ..threads import one_blas_thread
 
 if TYPE_CHECKING:
     from scipy.spatial import cKDTree
@@ -84,14 +85,7 @@ def groups(X: RowMatrix, digests: RowMatrix | None = None, *, cosine: float | No
 class DuplicateScan:
     """One pass over the rows of X, after which their groups can be computed.
 
-    Parameters
-    ----------
-    shape : (n, d)
-        Of X.
-    take : callable
-        Returns a copy of some rows of X, (m, d), given their ascending numbers.
-    cosine : float or None
-        As for `groups`.
+    `take` returns a copy of some rows of X, (m, d), given their ascending numbers; `cosine` is that of `groups`.
     """
 
     def __init__(self, shape: tuple[int, int], take: Callable[[np.ndarray], np.ndarray], cosine: float | None):
@@ -104,6 +98,7 @@ class DuplicateScan:
         self._not_zero = np.empty(n, bool)
         self._projection = np.empty((n, self._basis.shape[1]), np.float32)
 
+    @one_blas_thread
     def add(self, start: int, block: np.ndarray) -> None:
         """Take the rows from ``start`` on, (b, d) in C order; raises `ValueError` where one is not finite."""
         rows = slice(start, start + len(block))
@@ -336,11 +331,7 @@ def duplicates_of(
 class LabelledPictures:
     """Labelled images, to compare others with.
 
-    Parameters
-    ----------
-    digests : ndarray of uint8, (p, 32)
-    embeddings : ndarray of float16 or float32, (p, d)
-        As stored.
+    Their digests, uint8 (p, 32), and embeddings (p, d) as stored.
     """
 
     digests: np.ndarray
@@ -358,6 +349,7 @@ class LabelledPictures:
         """Mark the digests, uint8 (m, 32), that are one of the labelled images'; bool (m,)."""
         return np.asarray(np.isin(_as_bytes(digests), self._recorded_digests))
 
+    @one_blas_thread
     def are_close(self, X: np.ndarray, cosine: float) -> np.ndarray:
         """Mark the rows, (m, d) as stored, with this cosine to a labelled image, or a greater one; bool (m,)."""
         units, least, close = centred_units(X), cosine - _COSINE_ROUNDING, np.zeros(len(X), bool)

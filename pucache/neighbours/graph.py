@@ -55,7 +55,6 @@ def neighbour_graph(
     *,
     k: int = NEIGHBOURS,
     rows: np.ndarray | None = None,
-    whitening: Whitening | None = None,
     method: str = "auto",
     device: str = "auto",
     progress: Progress | None = None,
@@ -69,8 +68,6 @@ def neighbour_graph(
     k : int
     rows : ndarray of int64, (m,), optional
         Ascending: the graph of these rows alone, numbered from 0 to m - 1. They are whitened as rows of X.
-    whitening : Whitening, optional
-        Of X, where it has been estimated already.
     method : {"auto", "exact", "ivf"}
         Compare all rows, or the rows of near cells; ``auto`` compares all where that takes seconds.
     device : str
@@ -91,9 +88,9 @@ def neighbour_graph(
     source = row_source(X)
     part = source if rows is None else subset(source, rows)
     if not len(part):
-        return _graph(no_neighbours(0, k), whitening)
+        return _graph(no_neighbours(0, k), None)
     gpu = find_gpu(device)
-    whitening = whitening or Whitening.estimate(source)
+    whitening = Whitening.estimate(source)
     exact = is_exact(method, len(part), "cuda" if gpu else "cpu")
     whitened = WhitenedRows(part, whitening, gpu if exact else None)
     with progress or Silent() as progress:
@@ -106,14 +103,7 @@ def neighbour_graph(
     return _graph(lists, whitening, search_by=TORCH_GPU if gpu else FAISS_CPU)
 
 
-def cached_graph(
-    cache: EmbeddingCache,
-    *,
-    k: int = NEIGHBOURS,
-    method: str = "auto",
-    device: str = "auto",
-    progress: Progress | None = None,
-) -> NeighbourGraph:
+def cached_graph(cache: EmbeddingCache, *, device: str = "auto", progress: Progress | None = None) -> NeighbourGraph:
     """Read the graph kept beside a cache; where there is none of this cache, make it and keep it.
 
     Where it cannot be kept, such as in a folder that is read-only, a warning says so.
@@ -121,7 +111,7 @@ def cached_graph(
     Parameters
     ----------
     cache : EmbeddingCache
-    k, method, device, progress
+    device, progress
         As for `neighbour_graph`.
 
     Returns
@@ -135,62 +125,39 @@ def cached_graph(
     ValueError
         A parameter is outside its domain.
     """
-    check(k, method)
-    graph = _kept_graph(cache, k, method)
+    graph = _kept_graph(cache)
     if graph is None:
-        graph = neighbour_graph(cache, k=k, method=method, device=device, progress=progress)
-        _keep(cache, graph)
+        graph = neighbour_graph(cache, device=device, progress=progress)
+        try:
+            write_graph(graph_path(cache), graph, checksums_of(cache))
+        except PUCacheError as error:
+            _log.warning("the graph of neighbours is not kept, and made anew each time: %s", error)
     return graph
 
 
 class NeighbourSearch:
-    """Searches in one pile for the neighbours of other rows.
+    """Searches in one pile for the neighbours of other rows."""
 
-    Parameters
-    ----------
-    X : EmbeddingCache, or ndarray of float16 or float32, (n, d)
-        The pile.
-    whitening : Whitening, optional
-        Of X, such as `cached_graph(X).whitening`; estimated at the first search by default.
-    device : str
-    """
-
-    def __init__(self, X: EmbeddingCache | np.ndarray, *, whitening: Whitening | None = None, device: str = "auto"):
-        self._source, self._whitening, self._device = row_source(X), whitening, device
+    def __init__(self, X: EmbeddingCache | np.ndarray, *, device: str = "auto"):
+        self._source, self._device = row_source(X), device
 
     @cached_property
     def _rows(self) -> WhitenedRows:
-        self._whitening = self._whitening or Whitening.estimate(self._source)
-        return WhitenedRows(self._source, self._whitening, find_gpu(self._device))
+        return WhitenedRows(self._source, Whitening.estimate(self._source), find_gpu(self._device))
 
     def nearest(self, queries: np.ndarray, k: int = NEIGHBOURS, *, progress: Progress | None = None) -> NeighbourGraph:
-        """Find the k nearest rows of the pile to each query; all are compared.
+        """Find the k nearest rows of the pile to each query (m, d), which is whitened as the pile; all are compared.
 
-        Parameters
-        ----------
-        queries : ndarray of float16 or float32, (m, d)
-            Whitened as the pile. One that equals a row of the pile has it as a neighbour.
-        k : int
-        progress : Progress, optional
-
-        Returns
-        -------
-        NeighbourGraph
-            Row numbers are those of X, so `weighted_means` takes values of its rows.
-
-        Raises
-        ------
-        CacheError
-            The cache is damaged, or holds embeddings that are not finite.
-        ValueError
-            Queries of other dimensions; values that are not finite; k below 1.
+        A query that equals a row of the pile has it as a neighbour. Row numbers are those of the pile, so
+        `NeighbourGraph.weighted_means` takes values of its rows. Raises `CacheError` for a damaged cache, and
+        `ValueError` for queries of other dimensions or values that are not finite.
         """
         check(k)
         source, asked = self._source, row_source(np.asarray(queries))
         if asked.d != source.d:
             raise ValueError(f"queries have {asked.d} dimensions, the rows {source.d}: use one encoder for both")
         if not len(asked) or not len(source):
-            return _graph(no_neighbours(len(asked), k), self._whitening)
+            return _graph(no_neighbours(len(asked), k), None)
         rows = self._rows
         with progress or Silent() as progress:
             progress.start(rows.block_count * len(asked), "finding neighbours")
@@ -245,28 +212,18 @@ def is_exact(method: str, n: int, device_type: str) -> bool:
     return n * n <= _EXACT_PAIRS[device_type] if method == "auto" else method == "exact"
 
 
-def _kept_graph(cache: EmbeddingCache, k: int, method: str) -> NeighbourGraph | None:
-    """The graph beside a cache; None where there is none, or one of another cache, or of another search."""
+def _kept_graph(cache: EmbeddingCache) -> NeighbourGraph | None:
+    """The graph beside a cache; None where there is none, or one of another cache, or of another k."""
     path = graph_path(cache)
     try:
         graph, checksums = read_graph(path)
     except PUCacheError as error:
         _log.debug("%s; making it anew", error)
         return None
-    if checksums != checksums_of(cache) or len(graph) != len(cache):
+    if checksums != checksums_of(cache) or graph.rows.shape != (len(cache), NEIGHBOURS):
         _log.debug("%s is of another state of the cache; making it anew", path)
         return None
-    if graph.k != k or (method != "auto" and graph.exact != (method == "exact")):
-        _log.debug("%s has %d neighbours by %s; making it anew", path, graph.k, graph.search)
-        return None
     return graph
-
-
-def _keep(cache: EmbeddingCache, graph: NeighbourGraph) -> None:
-    try:
-        write_graph(graph_path(cache), graph, checksums_of(cache))
-    except PUCacheError as error:
-        _log.warning("the graph of neighbours is not kept, and made anew each time: %s", error)
 
 
 def check(k: int, method: str = "exact") -> None:

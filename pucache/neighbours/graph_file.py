@@ -11,11 +11,21 @@ from pathlib import Path
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
+from ..cache.local_copies import sidecar_base
 from ..errors import CacheError
 from ..storage import tensor_file
-from .paths import beside
 from .weighted_graph import NeighbourGraph
 from .whitening import Whitening
+
+
+def sidecar_path(cache: EmbeddingCache, suffix: str) -> Path:
+    """Path of a file of a cache, such as ``cache.h5.neighbours``: beside the first file of the cache.
+
+    Of a cache behind a URL it lies on this machine, and is the same in every version of the cache.
+    """
+    first = sidecar_base(cache.files[0].path)
+    return first.with_name(f"{first.name}.{suffix}")
+
 
 KIND = tensor_file.Kind(
     format="pucache-neighbours",
@@ -32,7 +42,7 @@ _TYPES = {"rows": np.int32, "cosines": np.float16}
 
 def graph_path(cache: EmbeddingCache) -> Path:
     """Path of a cache's graph: beside its first file."""
-    return beside(cache, SUFFIX)
+    return sidecar_path(cache, SUFFIX)
 
 
 def checksums_of(cache: EmbeddingCache) -> list[str]:
@@ -41,21 +51,7 @@ def checksums_of(cache: EmbeddingCache) -> list[str]:
 
 
 def write_graph(path: str | Path, graph: NeighbourGraph, checksums: list[str]) -> None:
-    """Write a graph atomically.
-
-    Parameters
-    ----------
-    path : str or Path
-    graph : NeighbourGraph
-        With its whitening.
-    checksums : list of str
-        Of the files of its cache.
-
-    Raises
-    ------
-    OutputError
-        The file cannot be written.
-    """
+    """Write a graph atomically."""
     assert graph.whitening is not None  # of a graph that was searched
     state = {
         "checksums": checksums,
@@ -68,13 +64,7 @@ def write_graph(path: str | Path, graph: NeighbourGraph, checksums: list[str]) -
 
 
 def read_graph(path: str | Path) -> tuple[NeighbourGraph, list[str]]:
-    """Read a graph, and the checksums of the files of its cache.
-
-    Raises
-    ------
-    CacheError
-        There is no file, or it is damaged, or of another version.
-    """
+    """Read a graph and the checksums of its cache's files; `CacheError` if missing, damaged or of another version."""
     tensors, state = tensor_file.read(path, KIND, max_bytes=MAX_BYTES)
     try:
         graph = NeighbourGraph(

@@ -25,8 +25,7 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..errors import CacheError, PUCacheError
 from ..progress import Progress, Silent
 from ..storage.atomic import check_writable, replacing
-from .graph_file import checksums_of
-from .paths import beside
+from .graph_file import checksums_of, sidecar_path
 from .search import merged, no_neighbours, row_search, search_index, spaced
 from .whitening import Whitening
 
@@ -43,41 +42,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Index:
-    """An index in memory, ready to be searched.
-
-    Attributes
-    ----------
-    index : faiss.Index
-    factory : str
-    checksums : list of str
-        Of the cache files, in their order.
-    whitening : Whitening
-        Of the indexed rows, which are its centred unit rows.
-    recall : float
-        Share of the true nearest neighbours among the candidates, mean over a sample.
-    sample : int
-        Rows that the recall was measured on.
-    """
+    """An index in memory of the centred unit rows of `whitening`, ready to be searched."""
 
     index: Any
     factory: str
-    checksums: list[str]
+    checksums: list[str]  # of the cache files, in their order
     whitening: Whitening
-    recall: float = 0.0
+    recall: float = 0.0  # share of the true nearest neighbours among the candidates, the mean over `sample` rows
     sample: int = 0
 
     def candidates(self, queries: np.ndarray, k: int) -> np.ndarray:
-        """Row numbers among which the k rows nearest to each query are sought; -1 where fewer are found.
-
-        Parameters
-        ----------
-        queries : ndarray of float32, (q, d)
-        k : int
-
-        Returns
-        -------
-        ndarray of int64, (q, min(`CANDIDATES` * k, n))
-        """
+        """Rows, int64 (q, min(`CANDIDATES` * k, n)), among which the k nearest are sought; -1 where fewer are found."""
         width, cells = min(CANDIDATES * k, self.index.ntotal), _cells(self.index)
         visited = max(_MIN_CELLS, cells // _CELL_SHARE) * max(k, RECALL_AT) // RECALL_AT  # more lie farther away
         _set_parameter(self.index, "nprobe", min(cells, visited))
@@ -88,25 +63,7 @@ class Index:
 def open_or_build(cache: EmbeddingCache, factory: str, *, progress: Progress | None = None) -> Index:
     """Read the index of a cache; build it where there is none, or where the cache has changed since.
 
-    Parameters
-    ----------
-    cache : EmbeddingCache
-    factory : str
-        Of faiss, such as ``IVF1024,SQ8``, ``IVF1024,PQ64`` or ``HNSW32``.
-    progress : Progress, optional
-
-    Returns
-    -------
-    Index
-
-    Raises
-    ------
-    ValueError
-        faiss refuses the factory string, or the cache has too few rows for it.
-    CacheError
-        The cache is damaged.
-    OutputError
-        The index cannot be written.
+    Raises `ValueError` where faiss refuses the factory string or the cache has too few rows for it.
     """
     d, path = cache.encoder.dim, index_path(cache, factory)
     try:
@@ -135,7 +92,7 @@ def open_or_build(cache: EmbeddingCache, factory: str, *, progress: Progress | N
 
 def index_path(cache: EmbeddingCache, factory: str) -> Path:
     """Path of a cache's index, such as ``cache.h5.IVF1024-SQ8.index``: beside its first file."""
-    return beside(cache, re.sub("[^A-Za-z0-9_]+", "-", factory)[:100] + ".index")
+    return sidecar_path(cache, re.sub("[^A-Za-z0-9_]+", "-", factory)[:100] + ".index")
 
 
 def _reason(error: Exception) -> str:
@@ -201,12 +158,7 @@ def _recall(index: Index, cache: EmbeddingCache, progress: Progress) -> tuple[fl
 def read_index(path: Path) -> Index:
     """Read an index.
 
-    Raises
-    ------
-    FileNotFoundError
-        There is no file.
-    CacheError
-        The file is damaged, of another version, or cannot be read.
+    Raises `FileNotFoundError`, and `CacheError` where the file is damaged, of another version, or cannot be read.
     """
     try:
         with path.open("rb") as stream:  # opened once: another file may take its name after it has been hashed

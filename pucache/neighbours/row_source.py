@@ -11,13 +11,9 @@ from ..storage.rows import RowMatrix, release_pages, row_slices, take_rows
 
 
 class RowSource:
-    """Rows that are read in blocks.
+    """Rows of an `EmbeddingCache`, or of a matrix (n, d) that may be mapped, read in blocks.
 
-    Parameters
-    ----------
-    X : EmbeddingCache, or matrix (n, d), which may be mapped
-    rows : ndarray of int64, optional
-        Ascending; only these, numbered from 0.
+    `rows`, ascending, are the only ones, numbered from 0.
     """
 
     def __init__(self, X: EmbeddingCache | RowMatrix, rows: np.ndarray | None = None):
@@ -59,13 +55,7 @@ class RowSource:
 
 
 def row_source(X: EmbeddingCache | RowMatrix | RowSource) -> RowSource:
-    """Rows of a cache or an array; a source is returned as it is.
-
-    Raises
-    ------
-    ValueError
-        An array that is not (n, d), d >= 1, of float16, float32 or float64.
-    """
+    """Rows of a cache or of an array (n, d), d >= 1, of a floating type; a source is returned as it is."""
     if isinstance(X, RowSource):
         return X
     if not isinstance(X, EmbeddingCache) and (X.ndim != 2 or not X.shape[1] or X.dtype.kind != "f"):
@@ -74,13 +64,7 @@ def row_source(X: EmbeddingCache | RowMatrix | RowSource) -> RowSource:
 
 
 def subset(source: RowSource, rows: np.ndarray) -> RowSource:
-    """Some rows of a source.
-
-    Raises
-    ------
-    ValueError
-        `rows` are not strictly ascending row numbers of the source.
-    """
+    """Some rows of a source; `ValueError` unless `rows` are strictly ascending row numbers of it."""
     rows = np.asarray(rows)
     if rows.ndim != 1 or rows.dtype.kind not in "iu":
         raise ValueError(f"expected rows as a vector of row numbers, got {rows.dtype} {rows.shape}")

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..devices import cores
 from .row_source import RowSource, subset
-from .whitening import Rows, Whitening, whitened_rows
+from .whitening import Rows, Whitening, put
 
 if TYPE_CHECKING:
     import torch
@@ -34,17 +34,8 @@ _TORCH_PAYS = 1 << 28  # values of a cache from which on a GPU gains more than i
 def find_gpu(device: str | torch.device, *, values: int | None = None) -> torch.device | None:
     """The GPU that a device names; None for the CPU.
 
-    Parameters
-    ----------
-    device : str or torch.device
-        ``auto`` is a GPU where there is one.
-    values : int, optional
-        Values of the rows to search: ``auto`` is the CPU where they are few and torch is not imported yet.
-
-    Raises
-    ------
-    ValueError
-        The device has no such name or is not there.
+    ``auto`` is a GPU where there is one, and the CPU where the rows to search have few `values` and torch is not
+    imported yet. Raises `ValueError` for a device that has no such name or is not there.
     """
     few = values is not None and values <= _TORCH_PAYS
     if device == "cpu" or (device == "auto" and few and "torch" not in sys.modules):
@@ -58,16 +49,7 @@ def find_gpu(device: str | torch.device, *, values: int | None = None) -> torch.
 def row_search(rows: Rows, gpu: torch.device | None = None) -> Search:
     """Function that finds the k rows of greatest inner product with each query.
 
-    Parameters
-    ----------
-    rows : ndarray of float32, or Tensor on the GPU, (m, d)
-    gpu : torch.device, optional
-        Where rows and queries are; the CPU by default.
-
-    Returns
-    -------
-    callable
-        Takes queries (b, d) and k; returns products, float32 (b, min(k, m)), falling, and row numbers, int64.
+    It takes queries (b, d) and k, and returns products, float32 (b, min(k, m)), falling, and row numbers, int64.
     """
     if gpu is not None:
         return partial(_search_on_gpu, rows)
@@ -81,12 +63,7 @@ def row_search(rows: Rows, gpu: torch.device | None = None) -> Search:
 def search_index(index: Any, queries: np.ndarray, k: int) -> Lists:
     """Search an index of faiss; each block of queries has one thread.
 
-    Returns
-    -------
-    products : ndarray of float32, (b, min(k, rows of the index)), falling
-        -inf where fewer are found.
-    rows : ndarray of int64
-        -1 where fewer are found.
+    Products are float32 (b, min(k, rows of the index)), falling, -inf where fewer are found; rows are then -1.
     """
     import faiss
 
@@ -114,15 +91,7 @@ def _search_on_gpu(rows: torch.Tensor, queries: torch.Tensor, k: int) -> Lists:
 
 
 class WhitenedRows:
-    """Whitened rows of a source in blocks, for several passes; many rows are whitened anew in each.
-
-    Parameters
-    ----------
-    source : RowSource
-    whitening : Whitening
-    gpu : torch.device, optional
-        Where the rows are whitened.
-    """
+    """Whitened rows of a source in blocks, for several passes; many rows are whitened anew in each."""
 
     def __init__(self, source: RowSource, whitening: Whitening, gpu: torch.device | None = None):
         self.source, self.whitening, self.q, self.gpu = source, whitening, len(whitening.variances), gpu
@@ -148,12 +117,27 @@ class WhitenedRows:
 
     def take(self, rows: np.ndarray) -> tuple[np.ndarray, Rows]:
         """Some rows by their ascending numbers; those that have a direction, as `__iter__` yields them."""
-        numbers, Z = whitened_rows(subset(self.source, rows), self._on_device, self.gpu)
-        return rows[numbers], Z
+        source, whitening, shape = subset(self.source, rows), self._on_device, (len(rows), self.q)
+        Z: Rows = np.empty(shape, np.float32) if self.gpu is None else _empty_on(self.gpu, shape)
+        squares = np.empty(len(rows))
+        for part, X in source.blocks():
+            Z[part] = whitening.whiten(whitening.centred_units(put(X, self.gpu)))
+            sums = (Z[part] * Z[part]).sum(1)
+            squares[part] = sums if self.gpu is None else sums.cpu().numpy()
+            if not np.isfinite(squares[part]).all():
+                raise source.not_finite_error(part.start + np.flatnonzero(~np.isfinite(squares[part])))
+        numbers = np.flatnonzero(squares)
+        return rows[numbers], Z if len(numbers) == len(Z) else Z[numbers]
 
     def searches(self) -> Iterator[tuple[np.ndarray, Search]]:
         """Yield the numbers of the rows of each block, and a search among them."""
         return ((numbers, row_search(Z, self.gpu)) for numbers, Z in self)
+
+
+def _empty_on(gpu: torch.device, shape: tuple[int, int]) -> torch.Tensor:
+    import torch
+
+    return torch.empty(shape, device=gpu)
 
 
 def nearest_rows(
@@ -164,25 +148,11 @@ def nearest_rows(
     itself: np.ndarray | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> Lists:
-    """Find the k nearest rows of each query.
+    """Find the k nearest rows of each of m queries.
 
-    Parameters
-    ----------
-    queries : WhitenedRows
-    searches : iterable of (ndarray of int64, callable)
-        Numbers of rows, and a search among them, as `WhitenedRows.searches` yields them.
-    k : int
-    itself : ndarray of int64, (m,), optional
-        A row to leave out for each query.
-    advance : callable, optional
-        Is called with the number of queries that have been searched for in a block of rows.
-
-    Returns
-    -------
-    cosines : ndarray of float32, (m, k), falling
-        -inf where there are fewer rows.
-    rows : ndarray of int64, (m, k)
-        -1 where there are fewer rows.
+    `searches` yields numbers of rows and a search among them, as `WhitenedRows.searches`. `itself` (m,) is a row to
+    leave out for each query. `advance` is called with the queries that have been searched for in a block of rows.
+    Returns cosines, float32 (m, k), falling, and rows, int64 (m, k); -inf and -1 where there are fewer rows.
     """
     best = no_neighbours(len(queries), k)
     for numbers, search in searches:

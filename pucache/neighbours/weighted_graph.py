@@ -51,67 +51,49 @@ class NeighbourGraph:
         """Greatest number of neighbours of a row."""
         return int(self.rows.shape[1])
 
-    def weighted_means(
-        self, values: np.ndarray, temperature: float = TEMPERATURE, *, rows: np.ndarray | None = None
-    ) -> np.ndarray:
-        """Means of values over the neighbours of each row, weighted by exp(cosine / temperature).
+    def weighted_means(self, values: np.ndarray) -> np.ndarray:
+        """Means of values over the neighbours of each row, weighted by exp(cosine / `TEMPERATURE`).
 
         Parameters
         ----------
         values : ndarray of float32 or float64, (n,) or (n, C)
             Of the rows of the pile.
-        temperature : float
-            Above 0. Weights are computed at the first call and kept for the last temperature used.
-        rows : ndarray of int, (q,), optional
-            Rows of the graph to compute; all by default.
 
         Returns
         -------
-        ndarray of the type of `values`, (m,) or (m, C); or q in place of m
+        ndarray of the type of `values`, (m,) or (m, C)
             A row without neighbours gets the mean of `values` over the pile.
 
         Raises
         ------
         ValueError
-            `temperature` is not above 0, or `values` has fewer rows than the pile.
+            `values` has fewer rows than the pile.
         """
-        weights = self._weights_at(temperature, len(values))
-        without = self._without_neighbours
-        if rows is not None:
-            weights, without = weights[rows], without[rows]
-        means: np.ndarray = weights @ values
+        n, last = len(values), self.rows.max(initial=-1)
+        if n <= last:
+            raise ValueError(f"values have {n} rows, but a neighbour has row number {last}: pass one per row")
+        if n not in self._weights:
+            self._weights[n] = _weight_matrix(self.rows, self.cosines, n)
+        means: np.ndarray = self._weights[n] @ values
         means = means.astype(values.dtype, copy=False)
+        without = (self.rows < 0).all(1)
         if without.any():
             means[without] = values.mean(0)
         return means
 
     @cached_property
-    def _without_neighbours(self) -> np.ndarray:
-        return np.asarray((self.rows < 0).all(1))
-
-    @cached_property
-    def _kept_weights(self) -> dict[tuple[float, int], csr_matrix]:
+    def _weights(self) -> dict[int, csr_matrix]:
+        """Normalised weights, float32 (m, n), by n."""
         return {}
 
-    def _weights_at(self, temperature: float, n: int) -> csr_matrix:
-        """Sparse matrix of the normalised weights, float32 (m, n)."""
-        if (temperature, n) not in self._kept_weights:
-            self._kept_weights.clear()
-            self._kept_weights[temperature, n] = _weight_matrix(self.rows, self.cosines, temperature, n)
-        return self._kept_weights[temperature, n]
 
-
-def _weight_matrix(rows: np.ndarray, cosines: np.ndarray, temperature: float, n: int) -> csr_matrix:
+def _weight_matrix(rows: np.ndarray, cosines: np.ndarray, n: int) -> csr_matrix:
     from scipy.sparse import csr_matrix
 
-    if not temperature > 0:
-        raise ValueError(f"temperature must be above 0, got {temperature}")
-    if n <= rows.max(initial=-1):
-        raise ValueError(f"values have {n} rows, but a neighbour has row number {rows.max()}: pass one per row")
     weights, absent = cosines.astype(np.float32), rows < 0
     greatest = weights.max(1, initial=-np.inf, keepdims=True)
     weights -= np.where(greatest > -np.inf, greatest, 0)
-    weights /= temperature
+    weights /= TEMPERATURE
     np.exp(weights, out=weights)
     weights[absent] = 0
     weights /= np.maximum(weights.sum(1, keepdims=True), np.finfo(np.float32).tiny)

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..heads.linear_algebra import truncated_svd, unit_rows
+from ..threads import one_blas_thread
 from .row_source import RowSource, row_source
 
 if TYPE_CHECKING:
@@ -33,42 +34,18 @@ class Whitening:
     """Mean of the rows, and covariance of the centred unit rows.
 
     The covariance is kept as its leading eigenvectors; all other directions share one variance.
-
-    Attributes
-    ----------
-    mean : ndarray of float32, (d,)
-    directions : ndarray of float32, (q, d)
-        Orthonormal directions of greatest variance.
-    variances : ndarray of float32, (q,)
-        Variances along `directions`.
-    residual_variance : float
-        Mean variance along all other directions.
     """
 
-    mean: np.ndarray
-    directions: np.ndarray
-    variances: np.ndarray
-    residual_variance: float
+    mean: np.ndarray  # float32, (d,)
+    directions: np.ndarray  # float32, (q, d): orthonormal, of greatest variance
+    variances: np.ndarray  # float32, (q,): along `directions`
+    residual_variance: float  # mean variance along all other directions
 
     @classmethod
     def estimate(cls, X: EmbeddingCache | np.ndarray | RowSource) -> Whitening:
         """Estimate mean and covariance in two passes; the first verifies the checksums of a cache.
 
-        Parameters
-        ----------
-        X : EmbeddingCache, or ndarray of float16 or float32, (n, d)
-            At least one row.
-
-        Returns
-        -------
-        Whitening
-
-        Raises
-        ------
-        CacheError
-            The cache is damaged, or holds embeddings that are not finite.
-        ValueError
-            An array holds values that are not finite.
+        Embeddings that are not finite raise `CacheError` in a cache, `ValueError` in an array.
         """
         source = row_source(X)
         if len(source) * source.d > _TORCH_PAYS:
@@ -123,24 +100,18 @@ class Whitening:
         """Centred rows at unit norm, float32 (b, d); a row that equals the mean becomes zero."""
         return centred_units(X, self.mean)
 
+    @one_blas_thread
     def solve(self, vector: np.ndarray, ridge: float) -> np.ndarray:
         """(covariance + ridge * I)^-1 @ vector, (d,)."""
         leading = self.directions @ vector
         residual = vector - leading @ self.directions
         return (leading / (self.variances + ridge)) @ self.directions + residual / (self.residual_variance + ridge)
 
+    @one_blas_thread
     def whiten(self, units: Rows) -> Rows:
-        """Coordinates along `directions`, each divided by its standard deviation, at unit norm.
+        """Coordinates (b, q) of `centred_units` along `directions`, divided by their standard deviations, at unit norm.
 
-        Parameters
-        ----------
-        units : ndarray or Tensor of float32, (b, d)
-            Of `centred_units`.
-
-        Returns
-        -------
-        ndarray or Tensor of float32, (b, q)
-            The mean variance is added to each variance, which bounds the weight of directions of little variance.
+        The mean variance is added to each variance, which bounds the weight of directions of little variance.
         """
         ridge = self.total_variance / len(self.mean)
         whitened = units @ self.directions.T
@@ -151,19 +122,7 @@ class Whitening:
 
 
 def centred_units(X: Rows, mean: Rows | None = None) -> Rows:
-    """Rows of X less the mean, at unit norm.
-
-    Parameters
-    ----------
-    X : ndarray or Tensor of float16 or float32, (b, d)
-    mean : ndarray or Tensor of float32, (d,), optional
-        Zero by default.
-
-    Returns
-    -------
-    ndarray or Tensor of float32, (b, d)
-        Zero where a row equals the mean.
-    """
+    """Rows of X, (b, d), less the mean (d,), at unit norm, as float32; zero where a row equals the mean."""
     rows = _wide(X)
     if mean is not None:
         rows -= mean
@@ -181,10 +140,17 @@ def put(values: np.ndarray, gpu: torch.device | None) -> Rows:
 
 
 def _wide(X: Rows) -> Rows:
-    """A copy in which squares do not overflow: float32 of float16, float64 of other types."""
-    if isinstance(X, np.ndarray):
-        return _float32(X) if X.dtype == np.float16 else X.astype(np.float64)
-    return X.float() if X.itemsize == 2 else X.double()
+    """A copy in which squares do not overflow: float32 of float16, float64 of other types.
+
+    torch converts twenty times as fast as numpy, with the same result, but takes seconds to import; so it is used where
+    it is loaded already.
+    """
+    if not isinstance(X, np.ndarray):
+        return X.float() if X.itemsize == 2 else X.double()
+    if X.dtype != np.float16:
+        return X.astype(np.float64)
+    torch = sys.modules.get("torch")
+    return X.astype(np.float32) if torch is None else torch.tensor(X, dtype=torch.float32).numpy()
 
 
 def _scale_to_unit(rows: Rows) -> None:
@@ -199,19 +165,7 @@ def _scale_to_unit(rows: Rows) -> None:
 def sampled_rows(start: int, count: int, *, n: int) -> slice:
     """Rows of a block that belong to the sample of n rows: those whose number is a multiple of ceil(n / `SAMPLE`).
 
-    Parameters
-    ----------
-    start : int
-        Number of the block's first row.
-    count : int
-        Rows of the block.
-    n : int
-        Rows in all.
-
-    Returns
-    -------
-    slice
-        Of the block.
+    The block of `count` rows begins at row `start` of n; the slice is one of the block.
     """
     step = -(-n // SAMPLE)
     return slice(-start % step, count, step)
@@ -231,53 +185,3 @@ def block_sum(source: Any, rows: slice, X: np.ndarray) -> np.ndarray:
     if not np.isfinite(total).all():
         raise source.not_finite_error(rows.start + np.flatnonzero(~np.isfinite(X).all(1)))
     return np.asarray(total)
-
-
-def _float32(X: np.ndarray) -> np.ndarray:
-    """A float32 copy of float16 values.
-
-    torch converts twenty times as fast as numpy, with the same result, but takes seconds to import; so it is
-    used where it is loaded already.
-    """
-    torch = sys.modules.get("torch")
-    return X.astype(np.float32) if torch is None else torch.tensor(X, dtype=torch.float32).numpy()
-
-
-def whitened_rows(source: RowSource, whitening: Whitening, gpu: torch.device | None = None) -> tuple[np.ndarray, Rows]:
-    """Whiten the rows of a source, in blocks; rows that equal the mean, which have no direction, are left out.
-
-    Parameters
-    ----------
-    source : RowSource
-    whitening : Whitening
-        On the GPU where there is one.
-    gpu : torch.device, optional
-
-    Returns
-    -------
-    numbers : ndarray of int64, (m,)
-        Rows that have a direction, ascending.
-    Z : ndarray of float32, or Tensor on the GPU, (m, q)
-        Whitened, at unit norm.
-
-    Raises
-    ------
-    CacheError, ValueError
-        A row is not finite: the error of the source.
-    """
-    shape = len(source), len(whitening.variances)
-    if gpu is None:
-        Z: Rows = np.empty(shape, np.float32)
-    else:
-        import torch
-
-        Z = torch.empty(shape, device=gpu)
-    squares = np.empty(len(source))
-    for rows, X in source.blocks():
-        Z[rows] = whitening.whiten(whitening.centred_units(put(X, gpu)))
-        sums = (Z[rows] * Z[rows]).sum(1)
-        squares[rows] = sums if gpu is None else sums.cpu().numpy()
-        if not np.isfinite(squares[rows]).all():
-            raise source.not_finite_error(rows.start + np.flatnonzero(~np.isfinite(squares[rows])))
-    numbers = np.flatnonzero(squares)
-    return numbers, Z if len(numbers) == len(Z) else Z[numbers]

@@ -17,10 +17,9 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from ..estimates.calibration import Tilt
-from ..estimates.intervals import prior_range
 from ..estimates.metrics import from_pu, with_labels
 from ..estimates.priors import PriorEstimate
 from ..estimates.thresholds import expected_recall_precision
@@ -294,11 +293,10 @@ def paint_priors(
     axes = figure.subplots()
     ends = [used or 0, truth or 0]
     for row, estimate in enumerate(estimates):
-        has_interval = prior_range(estimate.prior, estimate) is not None
-        ends.append(estimate.high if has_interval else estimate.prior)
-        if points:
+        ends.append(estimate.high if estimate.has_interval else estimate.prior or 0)
+        if points and estimate.prior is not None:
             axes.plot([estimate.prior], [row], "o", color=_POSITIVE, ms=7)
-        if has_interval:
+        if estimate.has_interval:
             axes.plot([estimate.low, estimate.high], [row, row], color=_POSITIVE, lw=2 if points else 7)
     if used is not None:
         axes.axvline(used, color=_INK, lw=1, ls=":", label="used on this page", zorder=0)
@@ -325,6 +323,7 @@ def paint_margins(figure: Figure, bins: dict[str, list[float]], threshold: float
         below.stairs(bins["hidden"], edges, color=_TRUTH, lw=1.8, label="truly positive")
     below.set(yscale="log", ylim=(0.5, 2 * max(bins["unlabelled"])), ylabel="images (log)")
     below.set(xlabel="margin: the higher, the more positive")
+    _sparse_log_ticks(below.yaxis, 4 * max(bins["unlabelled"]))
     below.yaxis.set_major_formatter(_count)
     above.set(ylabel="images")
     above.yaxis.set_major_locator(MaxNLocator(4, integer=True))
@@ -378,12 +377,19 @@ def paint_sweep(figure: Figure, rows: list[dict[str, Any]], used: float | None) 
                 low, high = ([row[f"{name}_{end}"] for row in rows] for end in ("low", "high"))
                 axes.fill_between(priors, low, high, color=colour, alpha=0.35, lw=0, label=label)
         axes.set(xscale="log", ylim=(0, 1.03), xlabel="prior used in training")
+        _sparse_log_ticks(axes.xaxis, max(priors) / min(priors))
         shown = len(axes.get_legend_handles_labels()[0])
         axes.set_title(title, y=1.03 + 0.09 * -(-shown // 2), fontweight="bold")
         _percents(axes)
         if used is not None:
             axes.axvline(used, color=_INK, lw=1, ls=":", zorder=0)
         axes.legend(ncols=2, columnspacing=1, **_OUTSIDE)
+
+
+def _sparse_log_ticks(axis: Any, ratio: float) -> None:
+    """Label powers of ten alone; between them, too, where the axis spans less than a `ratio` of 100."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if ratio < 100 else (1,)))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _percents(axes: Axes) -> None:

@@ -64,6 +64,7 @@ def choose_rows(
 
 def embedding_map(X: RowMatrix, rows: np.ndarray, *, seed: int = 0) -> EmbeddingMap:
     """Map rows (int64, ascending) of X, (n, d), by principal components and t-SNE; equal seeds give equal maps."""
+    seed %= 1 << 32  # the largest that scikit-learn takes
     with threadpool_limits(1):  # the order of sums varies with threads, and t-SNE amplifies the rounding
         components, explained = _principal(take_rows(X, rows).astype(np.float64), seed)
         return EmbeddingMap(rows, _unit_square(components[:, :2]), _tsne(components, seed), explained)

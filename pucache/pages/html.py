@@ -23,7 +23,10 @@ from ..estimates.priors import interval_text
 from ..storage.atomic import replacing
 
 ASSETS = Path(__file__).parent / "assets"
-_SHARED = {"review": ("cards",)}  # style and script files of a page that another one uses too; before its own
+_SHARED = {
+    "review": ("cards",),
+    "concept_report": ("concepts",),
+}  # style and script files of a page that another one uses too; before its own
 _INVISIBLE = re.compile("[\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 _WIDE_RATIO = 3.0  # ratio of the ends of an interval
 
@@ -49,8 +52,8 @@ def render(name: str, data: Any, *, local_images: bool = False, **context: Any) 
     str
     """
     parts = (*_SHARED.get(name, ()), name)
-    style = "\n".join(map(read_asset, ("base.css", *(f"{part}.css" for part in parts))))
-    script = "\n".join(read_asset(f"{part}.js") for part in parts)
+    style = "\n".join(read_asset(f"{part}.css") for part in ("base", *parts) if (ASSETS / f"{part}.css").exists())
+    script = "\n".join(read_asset(f"{part}.js") for part in parts if (ASSETS / f"{part}.js").exists())
     return template(name).render(
         policy=_policy(script, local_images), style=style, script=script, data=_json(data), **context
     )

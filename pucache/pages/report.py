@@ -5,6 +5,7 @@ Its sentences stand in the templates ``report.html`` and ``report_sentences.html
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,15 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from ..cache.embedding_cache import EmbeddingCache, open_cache
-from ..errors import LabelError
-from ..estimates.intervals import interval_of, prior_range
+from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
+from ..encoders.spec import ROUNDING
+from ..errors import CacheError, LabelError
+from ..estimates.intervals import interval_of
 from ..estimates.label_requirements import LEAST_LABELS, LEAST_LABELS_FOR_POINTS, LabelCount
 from ..images.source import open_source
 from ..labels.label_files import read_truth
 from ..labels.labels import TWIN_COSINE, Labels
 from ..labels.sample import UnlabelledSample
 from ..progress import Progress
+from ..scoring.new_images import NewImages, check_new_images
 from ..storage.atomic import check_writable
 from ..training.labelled_cache import LabelledCache
 from ..training.sklearn_classifier import PULinearClassifier
@@ -48,6 +51,7 @@ def report(
     negatives: str | Path | None = None,
     truth: str | Path | np.ndarray | None = None,
     images: str | Path | None = None,
+    new_images: CacheLike | None = None,
     sample: int = 1500,
     seed: int = 0,
     device: str = "auto",
@@ -78,6 +82,8 @@ def report(
         are shown beside the estimates.
     images : str or path, optional
         Source of the images, if they have moved since they were embedded.
+    new_images : EmbeddingCache, path, or sequence of paths, optional
+        Later images, which a section compares with the cache (`pucache.check_new_images`).
     sample : int
         Images on the map, at least 3.
     seed : int
@@ -110,29 +116,52 @@ def report(
         `sample` is below 3.
     """
     cache = open_cache(cache)
-    classifier = PULinearClassifier.load(model) if isinstance(model, str | Path) else model
-    y = read_truth(truth, cache.keys) if isinstance(truth, str | Path) else truth
+    classifier = PULinearClassifier.load(model) if isinstance(model, str | os.PathLike) else model
+    y = read_truth(truth, cache.keys) if isinstance(truth, str | os.PathLike) else truth
     if sample < 3:
         raise ValueError(f"sample must be at least 3, got {sample}")
     if y is not None and y.shape != (len(cache),):
         raise LabelError(f"expected a class for each of {len(cache):,} rows of {cache.name}, got shape {y.shape}")
-    named = [Path(name) for name in (positives, negatives, model, truth) if isinstance(name, str | Path)]
+    named = [Path(name) for name in (positives, negatives, model, truth) if isinstance(name, str | os.PathLike)]
     path = check_writable(path, inputs=[*(file.path for file in cache.files), *named])
     if classifier is not None:
         classifier.check_fits(cache)
+    later = None if new_images is None else open_cache(new_images)
+    if later is not None and (differing := cache.encoder.differences(later.encoder, ignoring=ROUNDING)):
+        raise CacheError(f"{later.name} is of another encoder than {cache.name}: they differ in {', '.join(differing)}")
     if images is not None:
         open_source(images)  # fails before the training rather than after it
-    sample_seed = seed if classifier is None else classifier.seed
+    sample_seed = seed if classifier is None else classifier.seed_
     data = LabelledCache.of(cache, positives, twins, negatives=negatives, all_rows=all_rows, seed=sample_seed)
     known = None if y is None else data.take(y)
     content = train(data, classifier, truth=known, seed=seed, device=device, progress=progress)
-    galleries = _Galleries(content, images=images, seed=seed, progress=progress)
-    chosen = choose_rows(content.labelled, content.unlabelled, content.ranked, sample=sample, seed=seed)
-    layout = embedding_map(data.X, chosen, seed=seed)
     settings = {"sample": sample, "seed": seed, "device": device, "twins": twins, "images": images}
     settings |= {"all_rows": all_rows or None, "command": command}
     labels = {"positives": positives, "negatives": negatives}
+    new = None if later is None else check_new_images(classifier or content.trained, later)
+    return write_report(content, path, labels, settings, progress, new=new)
+
+
+def write_report(
+    content: TrainedReport,
+    path: Path,
+    labels: dict[str, Any],
+    settings: dict[str, Any],
+    progress: Progress | None = None,
+    *,
+    new: NewImages | None = None,
+) -> dict[str, Any]:
+    """Write the page of a training; returns the numbers on it.
+
+    `labels` and `settings` are those of `report`, for its provenance.
+    """
+    data, cache = content.data, content.data.cache
+    images, sample, seed = settings["images"], settings["sample"], settings["seed"]
+    galleries = _Galleries(content, images=images, seed=seed, progress=progress)
+    chosen = choose_rows(content.labelled, content.unlabelled, content.ranked, sample=sample, seed=seed)
+    layout = embedding_map(data.X, chosen, seed=seed)
     numbers = training_numbers(content) | {
+        "new_images": None if new is None else new.to_dict(),
         "pictures": galleries.picture_counts(),
         "map": _map_numbers(content, layout),
         "provenance": provenance(cache, labels, content.trained, settings),
@@ -144,11 +173,12 @@ def report(
         title="pucache report",
         numbers=numbers,
         count=content.count,
+        new=new,
         least_labels=(LEAST_LABELS, LEAST_LABELS_FOR_POINTS),
         galleries=galleries.cards,
         groups=galleries.copies,
         charts=_charts(content, numbers),
-        priors=[(estimate, prior_range(estimate.prior, estimate)) for estimate in content.prior_estimates],
+        priors=[(estimate, estimate.has_interval) for estimate in content.prior_estimates],
         prior_interval=content.prior_interval,
         interval_of=interval_of,
         encoder=str(cache.encoder),
@@ -284,7 +314,7 @@ def _largest_groups(group: np.ndarray) -> list[np.ndarray]:
 
 def _likelihoods(report: TrainedReport, rows: np.ndarray) -> list[str]:
     """How likely each image is to be positive: in per cent, or by its margin where the labels are too few."""
-    if report.count.has_estimates:
+    if report.count.has_points:
         return [probability(float(posterior)) for posterior in report.posterior(rows)]
     return [f"margin {margin:.2f}" for margin in report.margins_of(rows)]
 
@@ -296,8 +326,8 @@ def _true_classes(report: TrainedReport, rows: np.ndarray) -> list[str]:
 
 def _map_numbers(report: TrainedReport, layout: EmbeddingMap) -> dict[str, Any]:
     """Images on the map, the variance explained, and shares of likely positives among neighbours and all images."""
-    near_labelled = everywhere = None  # where the labels are too few for estimates
-    if report.count.has_estimates:
+    near_labelled = everywhere = None  # where the labels are too few for probabilities
+    if report.count.has_points:
         labelled = report.data.s[layout.rows] == 1
         likely = labelled | (report.posterior(layout.rows) > 0.5)
         points = layout.pca if layout.tsne is None else layout.tsne

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,19 +15,20 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..cache.writer import creation_time
-from ..estimates.intervals import interval_of, prior_range, stated_estimates
+from ..estimates.calibration import fit_tilt
+from ..estimates.intervals import interval_of
 from ..estimates.label_requirements import LabelCount
 from ..estimates.metrics import with_labels
 from ..estimates.priors import PriorEstimate
 from ..estimates.scar import ScarCheck
-from ..heads.risks import PURisk
+from ..labels.labels import Labels
 from ..labels.near_duplicates import unlabelled_twins
 from ..progress import Progress
-from ..training.estimate_prior import estimate_prior_on, estimates_from_margins
+from ..training.estimate_prior import estimates_by_method
 from ..training.labelled_cache import LabelledCache
 from ..training.prior_sweep import Sweep, sweep_on
 from ..training.sklearn_classifier import PULinearClassifier
-from ..training.train_on_cache import is_audited, label_note, scar_of, stated_prior, train_on_cache
+from ..training.train_on_cache import is_audited, label_note, scar_of, train_on_cache
 from ..version import __version__
 from .charts import HeldOut, margin_histogram, precision_recall, reliability
 
@@ -112,34 +113,9 @@ class TrainedReport:
 
     @property
     def prior_interval(self) -> tuple[float, float] | None:
-        """Interval of the prior; None if the prior is a parameter, there is no interval, or it lies outside."""
-        trained = self.trained
-        if trained.prior_estimate_ is not None and is_audited(trained):
-            return trained.prior_estimate_.low, trained.prior_estimate_.high
-        if not self.prior_estimates or trained.prior is not None:
-            return None
-        tilt, prior = self.prior_estimates[0], trained.prior_
-        valid = prior_range(prior, tilt) is not None and tilt.low <= prior <= tilt.high
-        return (tilt.low, tilt.high) if valid else None
-
-    @cached_property
-    def estimates(self) -> dict[str, Any]:
-        """`PULinearClassifier.estimates_`, with intervals that rest on `prior_interval`."""
-        trained, interval = self.trained, self.prior_interval
-        if is_audited(trained):
-            return trained.estimates_
-        if trained.prior is not None:
-            interval = trained.prior, trained.prior
-        stated = stated_estimates(
-            trained.held_out_margins_,
-            self.data.s,
-            labels=self.count,
-            prior=trained.prior_,
-            prior_range=interval,
-            threshold=trained.threshold_,
-            seed=trained.seed,
-        )
-        return {name: trained.estimates_[name] for name in ("risk", "clamped")} | stated
+        """Interval of the prior, as `train_pu` states it; None if the prior is a parameter, or there is no interval."""
+        estimate = self.trained.prior_estimate_
+        return (estimate.low, estimate.high) if estimate is not None and estimate.has_interval else None
 
     @property
     def trained_on_other_labels(self) -> bool:
@@ -174,18 +150,19 @@ def train(
 
     `truth` is int8, (n,).
     """
-    parameters = {"seed": seed} if model is None else model.get_params(deep=False)
-    trained = PULinearClassifier(**parameters | {"device": device})
+    parameters = {} if model is None else model.get_params(deep=False)
+    random_state = seed if model is None else model.seed_
+    trained = PULinearClassifier(**parameters | {"random_state": random_state, "device": device})
     train_on_cache(trained, data, progress=progress)
     count = LabelCount.of(data.s, groups=data.group)
     prior_estimates, sweep = [], None
     if count.has_estimates:
-        prior_estimates = _prior_estimates(data, trained, progress)
+        prior_estimates = estimates_by_method(data, trained)
         known = None if truth is None else truth[data.s == 0]
         sweep = sweep_on(
             data,
             PULinearClassifier(**trained.get_params() | {"penalty": trained.penalty_}),
-            seeds=(trained.seed,),
+            seeds=(trained.seed_,),
             # without both classes there is no true curve
             truth=truth if known is not None and (known == 1).any() and (known == 0).any() else None,
             progress=progress,
@@ -193,14 +170,6 @@ def train(
     data.release()
     ranker = model or trained
     return TrainedReport(data, trained, ranker, _margins(ranker, data), count, prior_estimates, sweep, truth)
-
-
-def _prior_estimates(data: LabelledCache, model: PULinearClassifier, progress: Progress | None) -> list[PriorEstimate]:
-    """Estimate the prior by each method; reuse the cross-fit of the training if it has the default risk."""
-    risk = PURisk(model.loss, model.surrogate, target_prior=model.target_prior)
-    if risk != PURisk() or model.prior is not None or model.solver != "batch" or model.penalty != "auto":
-        return estimate_prior_on(data, n_folds=model.n_folds, seed=model.seed, device=model.device, progress=progress)
-    return estimates_from_margins(data, model.held_out_margins_)
 
 
 def _margins(model: PULinearClassifier, data: LabelledCache) -> np.ndarray:
@@ -223,28 +192,29 @@ def training_numbers(report: TrainedReport) -> dict[str, Any]:
         counts the different pictures that are labelled, which decide what may be estimated; where they are too few,
         `note` says so, charts of estimates are empty, and `prior`, `hidden_positives` and single figures are None.
         `audit_draws` are the images drawn at random in a review, on which prior, hidden positives, recall, precision
-        and F1 then rest. `true` and `true_by_model` are true metrics of the held-out margins, and of the ranking
+        and F1 then rest; `audit_statements` say what follows from them, in the words of the review.
+        `true` and `true_by_model` are true metrics of the held-out margins, and of the ranking
         model if it was trained on other labels.
     """
     data, trained, held_out, count = report.data, report.trained, report.held_out, report.count
     failures, reviewed, true = data.cache.failures, data.labels.reviewed, held_out.true()
     _, group_sizes = np.unique(data.group, return_counts=True)
     confirmed = int((reviewed == 1).sum())
-    ends = {name: interval_of(report.estimates, name) for name in ("recall", "precision", "f1", "auc")}
+    ends = {name: interval_of(report.trained.estimates_, name) for name in ("recall", "precision", "f1", "auc")}
     return {
         "images": len(data.cache),
         "labelled": len(report.labelled),
         "unlabelled": data.n_unlabelled,
         "unlabelled_sample": None if data.sample is None else data.sample.to_json(),
         "labels": count.labels,
-        "note": label_note(trained, count),
+        "note": label_note(trained),
         "failures": {"count": len(failures), "reasons": dict(Counter(failures.values()).most_common(_FAILURE_REASONS))},
         "duplicates": {"groups": int((group_sizes > 1).sum()), "copies": int((group_sizes - 1).sum())},
         "reviewed": {"confirmed": confirmed, "negative": int((reviewed == -1).sum())},
         "twins_found": len(report.twins[0]),
         "scar": report.scar.to_dict(),
         "doubted": int((held_out.positive <= held_out.threshold).sum()),
-        "prior": stated_prior(trained, count)[0],
+        "prior": trained.prior_,
         "prior_told": trained.prior is not None,
         "prior_estimates": {
             estimate.method: asdict(estimate) | ({} if count.has_points else {"prior": None})
@@ -252,11 +222,12 @@ def training_numbers(report: TrainedReport) -> dict[str, Any]:
         },
         "hidden_positives": _hidden_positives(report, confirmed),
         "audit_draws": trained.prior_estimate_.draws if trained.prior_estimate_ and is_audited(trained) else 0,
+        "audit_statements": [] if report.data.labels.hidden is None else list(report.data.labels.hidden.statements),
         # takes two labelled and two unlabelled pictures
         "held_out": min(len(np.unique(data.group[rows])) for rows in (report.labelled, report.unlabelled)) > 1,
         "intervals": {name: None if interval is None else list(interval) for name, interval in ends.items()},
         "true_prior": None if true is None else true["n_positive"] / true["n"],
-        "estimates": report.estimates,
+        "estimates": report.trained.estimates_,
         "true": true,
         "true_by_model": _true_by_model(report),
         "model": {
@@ -271,7 +242,7 @@ def training_numbers(report: TrainedReport) -> dict[str, Any]:
 
 def _hidden_positives(report: TrainedReport, confirmed: int) -> dict[str, float | None]:
     """Positives expected beyond the known ones, with the interval if there is one."""
-    shares = (stated_prior(report.trained, report.count)[0], *(report.prior_interval or (None, None)))
+    shares = (report.trained.prior_, *(report.prior_interval or (None, None)))
     counts = [None if p is None else max(0.0, p * report.data.n_unlabelled - confirmed) for p in shares]
     return dict(zip(("expected", "low", "high"), counts, strict=True))
 
@@ -289,12 +260,14 @@ def _true_by_model(report: TrainedReport) -> dict[str, float] | None:
 def _figures(report: TrainedReport) -> dict[str, Any]:
     """Values of the charts; `sweep` has a dict for each prior."""
     held_out, points = report.held_out, report.count.has_points
+    trained = report.trained  # thresholds are chosen by the likeliest tilt, and so is their curve drawn
+    likeliest = fit_tilt(trained.held_out_margins_, report.data.s, prior=trained.tilt_.prior)
     margins = margin_histogram(held_out)
     if not points:
         del margins["expected"]
     return {
         "margins": margins,
-        "precision_recall": precision_recall(held_out) if points else {},
+        "precision_recall": precision_recall(replace(held_out, tilt=likeliest)) if points else {},
         "reliability": reliability(held_out) if points else {},
         "sweep": [] if report.sweep is None else report.sweep.rows,
     }
@@ -339,9 +312,12 @@ def provenance(
 
 
 def _label_source(source: Any) -> dict[str, str]:
-    if isinstance(source, str | Path) and os.path.isfile(source):
+    if isinstance(source, str | os.PathLike) and os.path.isfile(source):
         return {"file": str(source), "sha256": hashlib.sha256(Path(source).read_bytes()).hexdigest()}
-    return {"given as": f"glob {source}" if isinstance(source, str | Path) else "an array of labels"}
+    given = f"glob {source}" if isinstance(source, str | os.PathLike) else "an array of labels"
+    if isinstance(source, Labels) and (source.reviewed.any() or source.hidden is not None):
+        given = "the labels and decisions of a review"
+    return {"given as": given}
 
 
 def _version(*packages: str) -> str:

@@ -19,7 +19,6 @@ from urllib.parse import quote
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
-from ..estimates.label_requirements import LabelCount
 from ..labels.label_files import short_digest
 from ..labels.labels import Labels, open_labels
 from ..progress import Progress
@@ -69,7 +68,7 @@ def write_review_page(
         The cache that was ranked.
     ranking : Ranking
         The candidates, best first; may be empty. Its scorer is named at the top of the page. Its probabilities are
-        shown where the labels suffice for estimates (`pucache.estimates.label_requirements`).
+        shown where it has them.
     positives : path, str, ndarray of int8 (n,) or Labels
         As for `pucache.retrieve_positives`; the page exports these labels together with its decisions.
     path : str or path
@@ -111,10 +110,9 @@ def write_review_page(
         without_picture=sum(not picture.uri for picture in pictures),
         changed=sum(bool(picture.uri and picture.problem) for picture in pictures),
     )
-    posterior = ranking.posterior if LabelCount.of(labels.s).has_estimates else None  # else it rests on no estimate
     html = page.render(
         "review",
-        _data(cache, ranking, posterior, pictures, labels),
+        _data(cache, ranking, pictures, labels),
         local_images=True,
         scorer=ranking.scorer,
         counts=counts,
@@ -122,19 +120,17 @@ def write_review_page(
         caches=[file.path.name for file in cache.files],
         positives=int(labels.positive.sum()),
         negatives=int(labels.negative.sum()),
-        has_posterior=posterior is not None,
+        has_posterior=ranking.posterior is not None,
     )
     page.write(path, html)
     return counts
 
 
-def _data(
-    cache: EmbeddingCache, ranking: Ranking, posterior: np.ndarray | None, pictures: list[RowImage], labels: Labels
-) -> dict[str, Any]:
+def _data(cache: EmbeddingCache, ranking: Ranking, pictures: list[RowImage], labels: Labels) -> dict[str, Any]:
     """Data of the page's script, review.js."""
     base, files = _file_urls([picture.path for picture in pictures])
     digests, scores = _digests(cache, ranking.rows), ranking.scores.tolist()
-    shown = [None] * len(scores) if posterior is None else posterior.tolist()
+    shown = [None] * len(scores) if ranking.posterior is None else ranking.posterior.tolist()
     names = ("key", "digest", "score", "p", "file")
     columns = zip(ranking.keys, digests, scores, shown, files, strict=True)
     candidates = [dict(zip(names, values, strict=True)) for values in columns]

@@ -22,8 +22,8 @@ from ..errors import PUCacheError, SourceError, one_line
 from ..images.decoding import FORMATS, decode
 from ..images.folder import LocalFolder
 from ..images.manifest import ManifestSource
+from ..images.shards import ShardSource
 from ..images.source import Source, image_digest, open_source
-from ..images.tar import TarSource
 from ..progress import Progress, Silent
 
 QUALITY = 75  # of WebP; a photograph of 160 pixels takes 3 to 6 kB
@@ -166,8 +166,8 @@ def _open_or_reason(name: str) -> Source | str:
 def _open_indexed(name: str | Path) -> Source:
     """Open a source and read its index at once, before several threads use it."""
     source = open_source(name)
-    if isinstance(source, TarSource):
-        source.scan()
+    if isinstance(source, ShardSource):
+        source.index()
     elif isinstance(source, ManifestSource):
         _ = source.paths
     return source
@@ -219,7 +219,12 @@ def _picture(data: bytes, side: int, *, large: bool) -> Image.Image:
 
 
 def _uri(picture: Image.Image) -> str:
+    return "data:image/webp;base64," + base64.b64encode(encoded(picture, "WEBP", method=4)).decode()
+
+
+def encoded(picture: Image.Image, form: str, **options: object) -> bytes:
+    """Encode a thumbnail in a form of Pillow, without metadata."""
     stream = io.BytesIO()
     # a colour profile or EXIF would take more bytes than the picture
-    picture.save(stream, "WEBP", quality=QUALITY, method=4, icc_profile=b"", exif=b"", xmp=b"")
-    return "data:image/webp;base64," + base64.b64encode(stream.getvalue()).decode()
+    picture.save(stream, form, quality=QUALITY, icc_profile=b"", exif=b"", xmp=b"", **options)
+    return stream.getvalue()

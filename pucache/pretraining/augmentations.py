@@ -35,47 +35,24 @@ _VIEW_STREAM = 1  # separates the random numbers of step i from the image order 
 
 @dataclass(frozen=True)
 class View:
-    """Random operations that make a view of an image.
+    """Random operations that make a view of an image."""
 
-    Attributes
-    ----------
-    area : tuple of float
-        Smallest and largest share of the image's area in a crop.
-    ratio : float
-        Largest aspect ratio of the crop relative to that of the image, in either direction.
-    flip, turn_over, transpose : float
-        Probabilities of a mirror left to right, top to bottom, and along the diagonal.
-    jitter : float
-        Probability that brightness, contrast, saturation and hue change.
-    brightness, contrast, saturation : float
-        Factors are drawn from [1 - x, 1 + x].
-    hue : float
-        Largest rotation in either direction, in full circles.
-    grey : float
-        Probability that colour is removed.
-    blur : float
-        Probability of a Gaussian blur.
-    sigma : tuple of float
-        Smallest and largest standard deviation of the blur, in pixels of a view of 224; it scales with the
-        view. There is no blur if the largest is under 0.35 pixels of the view (for 2.0, in views under 40).
-    solarize : float
-        Probability that values above one half are inverted.
-    """
-
-    area: tuple[float, float] = (0.2, 1.0)
-    ratio: float = 4 / 3
-    flip: float = 0.5
-    turn_over: float = 0.0
-    transpose: float = 0.0
-    jitter: float = 0.8
-    brightness: float = 0.4
+    area: tuple[float, float] = (0.2, 1.0)  # smallest and largest share of the image's area in a crop
+    ratio: float = 4 / 3  # largest aspect ratio of the crop relative to that of the image, in either direction
+    flip: float = 0.5  # probability of a mirror left to right
+    turn_over: float = 0.0  # probability of a mirror top to bottom
+    transpose: float = 0.0  # probability of a mirror along the diagonal
+    jitter: float = 0.8  # probability that brightness, contrast, saturation and hue change
+    brightness: float = 0.4  # factor from [1 - x, 1 + x], as those of contrast and saturation
     contrast: float = 0.4
     saturation: float = 0.4
-    hue: float = 0.1
-    grey: float = 0.2
-    blur: float = 0.0
+    hue: float = 0.1  # largest rotation in either direction, in full circles
+    grey: float = 0.2  # probability that colour is removed
+    blur: float = 0.0  # probability of a Gaussian blur
+    # least and greatest standard deviation of the blur, in pixels of a view of 224; it scales with the view. There is
+    # no blur if the greatest is under 0.35 pixels of the view (for 2.0, in views under 40).
     sigma: tuple[float, float] = (0.1, 2.0)
-    solarize: float = 0.0
+    solarize: float = 0.0  # probability that values above one half are inverted
 
 
 _medical = View((0.3, 1.0), turn_over=0.5, saturation=0.2, hue=0.02)
@@ -102,27 +79,15 @@ def random_numbers(seed: int, step: int, *, images: int, views: int) -> torch.Te
 
 
 class Augment:
-    """Make views of images.
-
-    Parameters
-    ----------
-    views : sequence of View
-        Used in turn if more views are made.
-    size : int
-        Side of a view, in pixels.
-    """
+    """Make views of images, (b, D, D, 3), of `size` pixels a side; `views` are used in turn if more are made."""
 
     def __init__(self, views: Sequence[View], size: int):
         self.views, self.size = tuple(views), size
 
     def __call__(self, images: torch.Tensor, randoms: torch.Tensor) -> torch.Tensor:
-        """Return views, float32 in [0, 1], (M, b, 3, size, size).
+        """Return views of uint8 images (b, D, D, 3): float32 in [0, 1], (M, b, 3, size, size).
 
-        Parameters
-        ----------
-        images : uint8 tensor, (b, D, D, 3)
-        randoms : float32 tensor, (b, M, N_RANDOM)
-            From `random_numbers`, on any device.
+        `randoms` (b, M, N_RANDOM) are from `random_numbers`, on any device.
         """
         pixels = images.permute(0, 3, 1, 2).float().div_(255)
         randoms = randoms.to(images.device)

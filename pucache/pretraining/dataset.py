@@ -23,7 +23,7 @@ from ..devices import cores
 from ..encoders.pretrained_file import Description
 from ..errors import ImageError, SourceError
 from ..images.decoding import DECODER, decode
-from ..images.listing import Listing
+from ..images.listing import UNKNOWN, Listing, in_reading_order
 from ..images.loading import Chunk, ChunkLoader, LoaderProcesses, load_in_threads
 from ..images.preprocessing import Preprocess
 from ..images.source import Source
@@ -47,35 +47,19 @@ _MIN_SAMPLE = 1000  # images seen before a share of failures over one half ends 
 
 
 def list_images(source: Source) -> Listing:
-    """List the images of a source.
-
-    Raises
-    ------
-    SourceError
-        There are none.
-    """
+    """List the images of a source, as they are best read; `SourceError` if there are none."""
     listing = source.scan()
     if not listing.keys:
         raise SourceError(f"no image in {source.name}")
-    return listing
+    order = in_reading_order(listing, np.arange(len(listing.keys)))
+    return Listing([listing.keys[at] for at in order], listing.size_mtime[order], listing.failures, listing.ignored)
 
 
 class Squash:
     """Resize an image to D x D pixels; picklable, so that worker processes can use it.
 
-    Parameters
-    ----------
-    side : int
-        D.
-    interpolation : {"bilinear", "bicubic"}
-    views : sequence of View
-        The views that are cropped later. An image is refused if their smallest crop would have fewer
-        than 4 pixels a side.
-
-    Attributes
-    ----------
-    settings : dict
-        Everything that determines the pixels, as JSON values.
+    An image is refused if the smallest crop of the views, which are cropped later, would have fewer than 4 pixels a
+    side.
     """
 
     def __init__(self, side: int, interpolation: str, views: Sequence[View]):
@@ -83,6 +67,7 @@ class Squash:
         self._resize = Preprocess(config, _no_transform)
         self.input_size, self.sufficient_side = self._resize.input_size, self._resize.sufficient_side
         self._min_side = min(side, math.ceil(_MIN_CROP_SIDE / math.sqrt(min(v.area[0] / v.ratio for v in views))))
+        # everything that determines the pixels, as JSON values
         self.settings = {"side": side, "interpolation": interpolation, "least": self._min_side, "decoder": DECODER}
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
@@ -119,23 +104,8 @@ def open_images(
 ) -> TrainingImages:
     """Open the training images; the first process decodes them for all.
 
-    Parameters
-    ----------
-    source : Source
-    listing : Listing
-    folder : Path
-        Run folder, which receives the decoded images.
-    squash : Squash
-    device : torch.device
-    decode : {"auto", "once", "always"}
-        ``auto`` means ``once`` if the disk of `folder` has room.
-    workers : int, optional
-        Number of processes that decode. By default one per core, at most 16; for few images none.
-    progress : Progress
-
-    Returns
-    -------
-    MappedImages or StreamedImages
+    `folder` is the run folder, which receives the decoded images; `decode` by ``auto`` means ``once`` if its disk has
+    room. `workers` processes decode: by default one per core, at most 16; for few images none.
     """
     is_first, side = process_group.rank() == 0, squash.input_size[0]
     if decode == "auto":
@@ -143,6 +113,11 @@ def open_images(
         decode = "once" if room else "always"
         if is_first and not room:
             log.warning("%s has no room for the decoded images; they are decoded in every epoch", folder)
+    if decode == "always" and getattr(source, "sequential", False):
+        raise SourceError(
+            f"{source.name} cannot be read at random, image by image in every epoch; make room for the decoded images, "
+            "or unpack it"
+        )
     if decode == "always":
         return StreamedImages(source, listing, squash)
     if is_first:
@@ -157,10 +132,10 @@ def open_images(
 
 
 def listing_digest(listing: Listing) -> str:
-    """SHA-256 of the keys and file sizes of a listing, as hex."""
+    """SHA-256 of the keys and file sizes (where these are unknown, times) of a listing, as hex."""
     digest = hashlib.sha256()
-    for key, size in zip(listing.keys, listing.size_mtime[:, 0].tolist(), strict=True):
-        digest.update(f"{key}\0{size}\n".encode())
+    for key, (size, mtime) in zip(listing.keys, listing.size_mtime.tolist(), strict=True):
+        digest.update(f"{key}\0{mtime if size == UNKNOWN else size}\n".encode())
     return digest.hexdigest()
 
 
@@ -172,17 +147,7 @@ def has_room(folder: Path, images: int, side: int) -> bool:
 
 
 class MappedImages:
-    """Decoded images in the run folder, shared by all processes; copied to the GPU if they fit there.
-
-    Parameters
-    ----------
-    folder : path
-        Where `decode_all` wrote them.
-    listing : Listing
-    side : int
-        D.
-    device : torch.device
-    """
+    """Images that `decode_all` wrote into the run folder, shared by all processes; on the GPU if they fit there."""
 
     def __init__(self, folder: Path, listing: Listing, side: int, device: torch.device):
         description = json.loads((folder / _DESCRIPTION).read_text())
@@ -213,12 +178,7 @@ def decode_all(
 ) -> None:
     """Decode every image into the folder, unless that has been done.
 
-    Raises
-    ------
-    SourceError
-        No image could be read.
-    OutputError
-        The disk is full, or the folder cannot be written.
+    Raises `SourceError` where no image could be read, and `OutputError` where the disk is full.
     """
     settings = {"images": listing_digest(listing), **squash.settings}
     if _is_complete(folder, settings, len(listing.keys)):
@@ -286,14 +246,7 @@ def _decoded_chunks(source: Source, listing: Listing, squash: Squash, *, workers
 
 
 class StreamedImages:
-    """Images that threads read and decode when they are needed; an unreadable one becomes black.
-
-    Parameters
-    ----------
-    source : Source
-    listing : Listing
-    squash : Squash
-    """
+    """Images that threads read and decode when they are needed; an unreadable one becomes black."""
 
     def __init__(self, source: Source, listing: Listing, squash: Squash):
         self.keys = listing.keys

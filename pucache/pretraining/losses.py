@@ -29,15 +29,15 @@ _MAX_LOG_SHARE = -1e-6  # upper limit of log(tau_plus * pos / neg); beyond it g 
 def contrastive_loss(z: torch.Tensor, *, temperature: float = 0.5, tau_plus: float = 0.1) -> torch.Tensor:
     """Debiased contrastive loss of the images of one batch; NT-Xent with ``tau_plus = 0``.
 
-    Under `torch.distributed` the batch is the union over the processes, each of which must pass the same
-    number of images. A process returns the mean over its own anchors against the views of all processes.
-    The mean of these losses over the processes equals the loss of one process with the whole batch; so does
-    its gradient, if parameter gradients are averaged.
+    Under `torch.distributed` the batch is the union over the processes, each of which must pass the same number of
+    images. A process returns the mean over its own anchors against the views of all processes. The mean of these losses
+    over the processes equals the loss of one process with the whole batch; so does its gradient, if parameter gradients
+    are averaged.
 
     Parameters
     ----------
     z : tensor, (b, M, d)
-        Projections of M views of b images, of any length; normalised here, in float32 or better.
+        Projections of M >= 2 views of b >= 2 images, of any length; normalised here, in float32 or better.
     temperature : float
         tau > 0.
     tau_plus : float
@@ -46,11 +46,6 @@ def contrastive_loss(z: torch.Tensor, *, temperature: float = 0.5, tau_plus: flo
     Returns
     -------
     tensor, ()
-
-    Raises
-    ------
-    ValueError
-        `z` has not three axes, there are fewer than two images or views, or a parameter is outside its domain.
     """
     check_parameters(temperature, tau_plus)
     if z.ndim != 3:
@@ -93,61 +88,32 @@ def check_parameters(temperature: float, tau_plus: float) -> None:
 
 @dataclass(frozen=True)
 class ProjectionGeometry:
-    """How the projections of a batch lie on the sphere.
-
-    Attributes
-    ----------
-    alignment : float
-        See `alignment`.
-    uniformity : float
-        See `uniformity`.
-    spread : float
-        Standard deviation over the images times the root of the dimension: 1 for projections evenly spread
-        over the sphere, 0 if all coincide.
-    """
+    """How the projections of a batch lie on the sphere; see `alignment` and `uniformity`."""
 
     alignment: float = float("nan")
     uniformity: float = float("nan")
+    # standard deviation over the images times the root of the dimension: 1 for projections evenly spread over the
+    # sphere, 0 if all coincide
     spread: float = float("nan")
 
 
 def projection_geometry(z: torch.Tensor) -> ProjectionGeometry:
-    """Measure the geometry of projections.
-
-    Parameters
-    ----------
-    z : tensor, (b, M, d)
-        Projections of M views of b images, of any length.
-
-    Returns
-    -------
-    ProjectionGeometry
-    """
+    """Measure the geometry of projections of M views of b images, (b, M, d), of any length."""
     first = normalize(z[:, 0].float(), dim=1)
     spread = first.std(0, correction=0).square().sum().sqrt()
     return ProjectionGeometry(*torch.stack([alignment(z), uniformity(z), spread]).tolist())  # one wait for the device
 
 
 def alignment(z: torch.Tensor) -> torch.Tensor:
-    """Mean squared distance on the sphere of two views of one image; 0 is best (Wang & Isola 2020, eq. 4).
-
-    Parameters
-    ----------
-    z : tensor, (b, M, d)
-    """
+    """Mean squared distance on the sphere of two views of an image, z (b, M, d); best 0 (Wang & Isola 2020, eq. 4)."""
     z = normalize(z.float(), dim=2)
     return 2 * z.var(1).sum(1).mean()  # E|a - b|² of two draws is twice the variance
 
 
 def uniformity(z: torch.Tensor) -> torch.Tensor:
-    """Logarithm of the mean of exp(-2 distance²) over pairs of different images (Wang & Isola 2020, eq. 5).
+    """Logarithm of the mean of exp(-2 distance²) over pairs of images, by the first views in z (b, M, d).
 
-    0 if all images coincide, about -4 if they fill the sphere, NaN for a single image.
-
-    Parameters
-    ----------
-    z : tensor, (b, M, d)
-        Only the first view of each image is used.
+    0 if all images coincide, about -4 if they fill the sphere, NaN for a single image (Wang & Isola 2020, eq. 5).
     """
     first = normalize(z[:, 0].float(), dim=1)
     squared = 2 - 2 * (first @ first.T)

@@ -68,20 +68,9 @@ class NetworkConfig:
 
 
 class Network(torch.nn.Module):
-    """Backbone and projector: views to projections.
+    """Backbone and projector, with a batch norm where `norm`: normalised views (b, 3, H, W) to projections.
 
-    Parameters
-    ----------
-    backbone : Module
-        Takes normalised pixels (b, 3, H, W), returns features (b, d).
-    description : Description
-    norm : bool
-        Whether the projector has a batch norm.
-
-    Raises
-    ------
-    EncoderError
-        The backbone does not return one vector per image.
+    Raises `EncoderError` where the backbone does not return one vector per image.
     """
 
     mean: torch.Tensor
@@ -116,26 +105,10 @@ class Network(torch.nn.Module):
 
 
 def build_network(config: NetworkConfig, *, norm: bool, seed: int) -> Network:
-    """Build a network with the weights from which training starts.
+    """Build a network with the weights from which training starts; `seed`, below 2**63, is that of random ones.
 
-    Parameters
-    ----------
-    config : NetworkConfig
-    norm : bool
-        Whether the projector has a batch norm.
-    seed : int
-        Seed of the random weights, 0 <= seed < 2**63.
-
-    Returns
-    -------
-    Network
-
-    Raises
-    ------
-    EncoderError
-        The architecture is unknown, or the weights do not fit it.
-    ValueError
-        The network cannot take images of that size, or the seed is outside its domain.
+    Raises `EncoderError` where the architecture is unknown or the weights do not fit it, and `ValueError` where the
+    network cannot take images of that size.
     """
     if not 0 <= seed < _MAX_SEED:
         raise ValueError(f"the seed must be at least 0 and below 2 to the 63rd, got {seed}")

@@ -81,20 +81,7 @@ def show_views(
 
 
 def save_view_sheet(path: str | Path, images: torch.Tensor, augment: Augment, randoms: torch.Tensor) -> None:
-    """Draw each image and its views side by side into a PNG, one row per image.
-
-    Parameters
-    ----------
-    path : path
-    images : uint8 tensor, (b, D, D, 3)
-    augment : Augment
-    randoms : float32 tensor, (b, M, N_RANDOM)
-
-    Raises
-    ------
-    OutputError
-        The PNG cannot be written.
-    """
+    """Draw each image (b, D, D, 3) and its views side by side into a PNG, one row per image."""
     views = augment(images, randoms)  # (M, b, 3, size, size)
     M, side = len(views), max(96, min(augment.size, 224))
     cell = side + _GAP

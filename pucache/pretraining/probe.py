@@ -30,30 +30,11 @@ _FOLDS = 5
 
 
 class Probe:
-    """Evaluate the features of a fixed sample of at most 4,096 images.
+    """Evaluate the features of a fixed sample of at most 4,096 images, by labelled positives or by classes.
 
-    Parameters
-    ----------
-    images : TrainingImages
-    positives : path or glob, optional
-        Labelled positives.
-    labels : path, optional
-        A CSV ``key,label`` with any classes. Images that it does not name, or whose label is empty, are left out.
-    seed : int
-        Seed of the choice of images.
-
-    Attributes
-    ----------
-    name : str
-        Name of the metric.
-
-    Raises
-    ------
-    LabelError
-        The file is unreadable; no positive, or every image, is among the positives; or fewer than two classes
-        are among the images.
-    ValueError
-        Both positives and labels are given.
+    `labels` is a CSV ``key,label`` with any classes; images that it does not name, or whose label is empty, are left
+    out. Raises `LabelError` where a file is unreadable, where no image or every image is among the positives, or where
+    there are fewer than two classes.
     """
 
     def __init__(
@@ -83,20 +64,11 @@ class Probe:
             self._rows = np.sort(generator.permutation(len(images.keys))[:_MAX_IMAGES])
 
     def __call__(self, network: Network, device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
-        """Evaluate the present features.
+        """Metric and effective rank (`effective_rank`) of the present features.
 
-        Returns
-        -------
-        float
-            With positives: area under the curve of labelled positives against the other images, by held-out
-            linear heads (PAUC). With labels: accuracy of a vote of the nearest neighbours. Else NaN.
-        float
-            Effective rank of the features, see `effective_rank`.
-
-        Raises
-        ------
-        RunError
-            A feature is not finite, which may happen with finite weights; or the device is out of memory.
+        With positives the metric is the area under the curve of labelled positives against the other images, by
+        held-out linear heads (PAUC); with labels the accuracy of a vote of the nearest neighbours; else NaN. Raises
+        `RunError` where a feature is not finite, which may happen with finite weights, or the device is out of memory.
         """
         try:
             X = features(network, self._images, self._rows, device, dtype)
@@ -137,27 +109,19 @@ def features(
 
 
 def held_out_auc(X: np.ndarray, s: np.ndarray, device: str = "cpu") -> float:
-    """Area under the curve of s = 1 against s = 0, scored by linear heads trained on the other folds.
-
-    NaN if fewer than two rows of either kind exist, so that none can be held out.
-    """
+    """Area under the curve of s = 1 against s = 0 by heads trained on the other folds; NaN if none can be held out."""
     folds = assign_folds(s, _FOLDS, 0, None)
     if folds.max() < 1:
         return float("nan")
     design = DesignMatrix(X, s, Moments.of(X), choose_device(device))
     fitter = CrossFitter(design, TrainingLabels.of(s), folds, prior=0.1)
-    return float(roc_auc_score(s, fitter.choose_penalty().margins))
+    return float(roc_auc_score(s, fitter.cross_fit().margins))
 
 
 def knn_accuracy(X: torch.Tensor, classes: torch.Tensor) -> float:
     """Accuracy of the weighted vote of the nearest other images (Wu et al. 2018, section 3.4).
 
-    Parameters
-    ----------
-    X : tensor, (n, d)
-        On the device that computes.
-    classes : int tensor, (n,)
-        0 .. C-1, on the CPU.
+    X (n, d) is on the device that computes, `classes` (n,) of 0 .. C-1 on the CPU.
     """
     unit = normalize(X.float(), dim=1)
     cosines = unit @ unit.T

@@ -34,9 +34,8 @@ class FailedElsewhereError(RunError):
 def joined(device: str) -> Iterator[str]:
     """Join the processes that torchrun started; yields the device of this process.
 
-    ``auto`` and ``cuda`` become the GPU with this process's local rank. If several processes fail, the first one
-    raises its own exception and the others raise `FailedElsewhereError`. `ValueError`: more processes than GPUs on
-    this machine, or one numbered GPU for all.
+    ``auto`` and ``cuda`` become the GPU with this process's local rank. If several processes fail, the first one raises
+    its own exception and the others raise `FailedElsewhereError`.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
         yield device
@@ -138,18 +137,9 @@ def sum_over_processes(x: torch.Tensor) -> torch.Tensor:
 
 
 def gather(z: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Concatenate the tensors of all processes in rank order, with gradients.
+    """Concatenate z (b, ...) of all processes in rank order, with gradients; all have the same shape.
 
-    Parameters
-    ----------
-    z : tensor, (b, ...)
-        Of the same shape in every process.
-
-    Returns
-    -------
-    tensor, (b x world_size, ...)
-    int
-        Index of this process's first row in it.
+    Returns also the index of this process's first row in it.
     """
     first, whole = rank() * len(z), world_size() * len(z)
     before, after = z.new_zeros(first, *z.shape[1:]), z.new_zeros(whole - first - len(z), *z.shape[1:])

@@ -140,13 +140,7 @@ RECIPES = {
 
 
 def find_recipe(recipe: str | Recipe) -> Recipe:
-    """Recipe of a name; a `Recipe` is returned as it is.
-
-    Raises
-    ------
-    ValueError
-        There is no recipe of that name.
-    """
+    """Recipe of a name; a `Recipe` is returned as it is."""
     if isinstance(recipe, Recipe):
         return recipe
     if recipe not in RECIPES:

@@ -103,28 +103,12 @@ class PretrainReport:
 class RunFolder:
     """The folder of one run, locked for one writer until the end of a ``with``.
 
-    Parameters
-    ----------
-    path : Path
-
-    Attributes
-    ----------
-    path
-        As passed.
-    rows : list of dict of str to str
-        The log, see `start_log`.
-
-    Raises
-    ------
-    RunError
-        Another process is training in the folder, or the folder holds other files.
-    OutputError
-        The folder cannot be made or written.
+    Raises `RunError` where another process is training in it or it holds other files, and `OutputError`.
     """
 
     def __init__(self, path: Path):
         self.path = path
-        self.rows: list[dict[str, str]] = []
+        self.rows: list[dict[str, str]] = []  # the log, see `start_log`
         self._board: Any = None
         self._open = contextlib.ExitStack()
         self._refuse_other_files()
@@ -158,15 +142,8 @@ class RunFolder:
         """Write the configuration of a new run, or check it against that of the existing run.
 
         A run may continue with more epochs if its learning rate is constant. A run that has written no encoder and no
-        checkpoint yet may be replaced by one of another configuration; any other raises `RunError`.
-
-        Parameters
-        ----------
-        recipe : Recipe
-        settings : dict
-            Settings beside the recipe that change the result. ``images`` is the digest of the listing.
-        provenance : dict
-            Facts that do not change the result.
+        checkpoint yet may be replaced by one of another configuration; any other raises `RunError`. `settings` beside
+        the recipe change the result, and their ``images`` is the digest of the listing; `provenance` does not.
         """
         path = self.path / _CONFIGURATION
         differences: list[str] = []

@@ -42,38 +42,9 @@ def check_batch(images: int, recipe: Recipe, *, compiled: bool) -> None:
 class Training:
     """A network, its optimiser and the steps that update them.
 
-    Parameters
-    ----------
-    network : Network
-        Moved to the device.
-    recipe : Recipe
-    images : int
-        n, number of training images.
-    seed : int
-        Seed of the order of the images, of their views and of dropout.
-    device : torch.device
-    dtype : torch.dtype
-        float32, or bfloat16 for mixed precision in the network.
-    compiled : bool
-        Use torch.compile.
-
-    Attributes
-    ----------
-    steps : int
-        Number of steps of the whole training.
-    steps_per_epoch : int
-        n // batch_size. The images left over differ from epoch to epoch.
-    network : Network
-    optimizer : Optimizer
-    recipe, device, dtype
-        As passed.
-
-    Raises
-    ------
-    ValueError
-        There are fewer images than a batch, or the processes cannot share a batch evenly.
-    RunError
-        The device has no memory for the network.
+    `seed` is that of the order of the n `images`, of their views and of dropout; `dtype` is float32, or bfloat16 for
+    mixed precision in the network. Raises `ValueError` where there are fewer images than a batch, or the processes
+    cannot share a batch evenly.
     """
 
     def __init__(
@@ -105,8 +76,8 @@ class Training:
         self.network = network.train()
         self.optimizer = build_optimizer(recipe, network)
         self._augment = Augment(VIEWS[recipe.views], network.description.size)
-        self.steps_per_epoch = images // recipe.batch_size
-        self.steps = recipe.epochs * self.steps_per_epoch
+        self.steps_per_epoch = images // recipe.batch_size  # the images left over differ from epoch to epoch
+        self.steps = recipe.epochs * self.steps_per_epoch  # of the whole training
 
     def batch_rows(self, first_step: int) -> Iterator[np.ndarray]:
         """Yield this process's rows of each batch from a step on, int64 (b,)."""
@@ -120,26 +91,10 @@ class Training:
             first_step = (epoch + 1) * self.steps_per_epoch
 
     def step(self, number: int, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take one step.
+        """Take one step with this process's share of the batch, uint8 (b, D, D, 3).
 
-        Parameters
-        ----------
-        number : int
-            0 <= number < steps.
-        images : uint8 tensor, (b, D, D, 3)
-            This process's share of the batch.
-
-        Returns
-        -------
-        loss : tensor, ()
-            Of the whole batch.
-        z : tensor, (b, M, 128)
-            Projections of this process's images.
-
-        Raises
-        ------
-        RunError
-            The device is out of memory, torch.compile failed, or another process has ended.
+        Returns the loss of the whole batch, and the projections z (b, M, 128) of this process's images. Raises
+        `RunError` where the device is out of memory, torch.compile failed, or another process has ended.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.learning_rate(number, self.steps)
@@ -172,9 +127,8 @@ class Training:
     def _backward(self, number: int, images: torch.Tensor, randoms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss and its gradient, by the whole batch at once or by parts.
 
-        By parts, projections are computed twice: first without graphs, for the gradient of the loss with respect
-        to all projections, then part by part with graphs, to propagate it into the network (Gao et al. 2021,
-        section 3.2).
+        By parts, projections are computed twice: first without graphs, for the gradient of the loss with respect to all
+        projections, then part by part with graphs, to propagate it into the network (Gao et al. 2021, section 3.2).
         """
         parts = list(zip(images.chunk(self.recipe.accumulate), randoms.chunk(self.recipe.accumulate), strict=True))
         if len(parts) == 1:

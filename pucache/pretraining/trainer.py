@@ -34,25 +34,9 @@ _COLLAPSED = 0.1  # spread of the projections below which they no longer disting
 def resume(folder: RunFolder | None, training: Training, images: int) -> tuple[int, list[float]]:
     """Load the last checkpoint of a run into the training of every process.
 
-    Parameters
-    ----------
-    folder : RunFolder, optional
-        Of the first process, which reads the checkpoint for all.
-    training : Training
-    images : int
-        Number of images that can be used now.
-
-    Returns
-    -------
-    int
-        Steps taken; 0 if there is no checkpoint.
-    list of float
-        Losses of the last of them, not logged yet.
-
-    Raises
-    ------
-    RunError
-        All checkpoints are damaged, or the checkpoint is of another number of images.
+    Returns the steps taken, 0 if there is no checkpoint, and the losses of the last of them, not logged yet. The first
+    process reads for all, and alone has a `folder`; `images` is the number that can be used now. Raises `RunError`
+    where all checkpoints are damaged, or the checkpoint is of another number of images.
     """
     found = folder.load(training.network, training.optimizer) if folder else None
     found = process_group.broadcast_from_first(found)
@@ -76,22 +60,8 @@ def resume(folder: RunFolder | None, training: Training, images: int) -> tuple[i
 class Trainer:
     """The training loop of one run: it measures the steps, logs metrics and saves.
 
-    Parameters
-    ----------
-    folder : RunFolder, optional
-        Of the first process, which alone probes the features and writes files; its log has been started.
-    training : Training
-        With the last checkpoint loaded, see `resume`.
-    images : TrainingImages
-    probe : Probe
-    progress : Progress
-    step, losses
-        As `resume` returned them.
-
-    Attributes
-    ----------
-    step : int
-        Steps taken.
+    The first process alone has a `folder`, probes the features and writes files; its log has been started. `step` and
+    `losses` are as `resume` returned them.
     """
 
     def __init__(
@@ -123,21 +93,9 @@ class Trainer:
     # --- the loop ----------------------------------------------------------------------------------
 
     def run(self, *, until: float, save_every: float) -> None:
-        """Train to the end or a point in time. Saves at the end, on Ctrl-C and at intervals.
+        """Train to the end or until `time.monotonic` is `until`. Saves at the end, on Ctrl-C and at intervals.
 
-        Parameters
-        ----------
-        until : float
-            Value of `time.monotonic` at which to stop.
-        save_every : float
-            Seconds between checkpoints.
-
-        Raises
-        ------
-        RunError
-            A loss or weight is not finite, or the device is out of memory.
-        OutputError
-            The folder cannot be written.
+        Raises `RunError` where a loss or weight is not finite, or the device is out of memory.
         """
         training = self._training
         self._progress.start((training.steps - self.step) * training.recipe.batch_size, "pretraining")
@@ -175,10 +133,7 @@ class Trainer:
         self._progress.advance(self._training.recipe.batch_size)
 
     def _should_stop(self, deliver_signals: Callable[[], None], until: float) -> bool:
-        """Whether the time is up. Delivers a deferred Ctrl-C, after saving.
-
-        All processes stop after the same step.
-        """
+        """Whether the time is up, for all processes after the same step. Delivers a deferred Ctrl-C, after saving."""
         interruption = None
         try:
             deliver_signals()
@@ -296,17 +251,7 @@ class Trainer:
         )
 
     def report(self, folder: Path, failures: dict[str, str], probe_name: str, *, started: float) -> PretrainReport:
-        """Summarise the training.
-
-        Parameters
-        ----------
-        folder : Path
-        failures : dict of str to str
-            Files that were not listed, with the reason.
-        probe_name : str
-        started : float
-            Value of `time.monotonic` at the start of the call.
-        """
+        """Summarise the training since `started`, by `time.monotonic`; `failures` are files that were not listed."""
         probes = self._folder.column("probe") if self._folder else {}
         ranks = self._folder.column("rank") if self._folder else {}
         return PretrainReport(

@@ -13,9 +13,8 @@ from ..neighbours.graph_file import checksums_of
 from ..neighbours.index import CANDIDATES, RECALL_AT, Index, open_or_build
 from ..neighbours.search import FAISS_CPU
 from ..progress import Progress
-from .query_comparison import QueryComparison
-from .scorer import Scores
-from .similarity import Similarity
+from .ranking import Scores
+from .similarity import QueryComparison, Similarity
 
 _ROWS_PER_BLOCK = 1 << 14
 _LISTED_ROWS = 1 << 22  # row numbers that a search returns at once
@@ -24,14 +23,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class IndexedSimilarity:
-    """Exact similarities of the rows that an index finds near the positives; no score for all others.
-
-    Parameters
-    ----------
-    similarity : Similarity
-    factory : str
-        Of faiss, see `pucache.neighbours.index.open_or_build`.
-    """
+    """Exact similarities of the rows that an index finds near the positives; no score for all others."""
 
     similarity: Similarity
     factory: str

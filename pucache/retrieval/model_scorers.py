@@ -23,7 +23,8 @@ from ..neighbours.graph import NEIGHBOURS, NeighbourGraph, NeighbourSearch, cach
 from ..neighbours.graph_file import checksums_of, graph_path, read_graph
 from ..progress import Progress, Silent
 from ..scoring.neighbour_scores import NeighbourScores, chosen_weight, reason
-from .scorer import Scores
+from ..training.model_file import label_count
+from .ranking import Scores
 
 if TYPE_CHECKING:
     from ..training.sklearn_classifier import PULinearClassifier
@@ -36,14 +37,7 @@ _MIN_CANDIDATES, _CANDIDATES_PER_ROW, _CANDIDATES_PER_POSITIVE = 2000, 50, 10
 
 @dataclass(frozen=True)
 class Margins:
-    """Scores rows by a classifier's margin.
-
-    Parameters
-    ----------
-    model : PULinearClassifier
-    note : str
-        Why the classifier ranks alone, see `Scores.note`.
-    """
+    """Scores rows by a classifier's margin."""
 
     model: PULinearClassifier
     note: str = ""
@@ -67,21 +61,14 @@ class Margins:
 
     def scores(self, margins: np.ndarray) -> Scores:
         """Scores by the margins of all rows of a cache."""
+        if not label_count(self.model).has_points:
+            return Scores(margins, note=self.note)
         return Scores(margins, posterior=lambda rows: self.model.tilt_.posterior(margins[rows]), note=self.note)
 
 
 @dataclass(frozen=True)
 class Fused:
-    """Scores rows by a classifier's margin and by the classes of the nearest rows.
-
-    Neighbours have the weight that the model chose, and weight 1 where it chose none.
-
-    Parameters
-    ----------
-    model : PULinearClassifier
-    device : str
-        Where neighbours are searched.
-    """
+    """Scores rows by margin and the classes of the nearest rows, with the weight that the model chose, or else 1."""
 
     model: PULinearClassifier
     device: str = "auto"
@@ -120,7 +107,7 @@ class Fused:
             shares, search = graph.weighted_means(p), graph.search
             search_by = graph.search_by
         else:
-            rows = _candidates(margins, labels, count, self.model.prior_)
+            rows = _candidates(margins, labels, count, self.model.tilt_.prior)
             searched, shares = np.isin(np.arange(len(cache)), rows), np.zeros(len(cache), np.float32)
             graph = _neighbours_of_rows(cache, rows, self.device, progress)
             shares[rows], search_by = graph.weighted_means(p), graph.search_by
@@ -128,12 +115,12 @@ class Fused:
         values = scorer.scores(margins, shares)
 
         def posterior(rows: np.ndarray) -> np.ndarray:
-            with_neighbours = scorer.posterior(values[rows], self.model.prior_)
+            with_neighbours = scorer.posterior(values[rows], self.model.tilt_.prior)
             return np.where(searched[rows], with_neighbours, self.model.tilt_.posterior(margins[rows]))
 
         return Scores(
             values,
-            posterior=posterior if scorer.is_calibrated else by_margin.posterior,
+            posterior=posterior if by_margin.posterior and scorer.is_calibrated else by_margin.posterior,
             note=self.note,
             search=search,
             search_by=search_by,

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
+from ..errors import ModelError, PUCacheError, one_line
+from ..labels.concepts import ConceptLabels, ConceptSource, open_concepts
 from ..labels.labels import TWIN_COSINE, Labels, open_labels
 from ..labels.near_duplicates import duplicates_of
 from ..neighbours import whitening
 from ..neighbours.row_source import row_source
 from ..progress import Progress, Silent
-from . import mmr
-from .ranking import Ranking, in_order, top_rows
-from .scorer import Scorer, Scores
-from .scorer_choice import ScorerOptions, choose_scorer
+from .ranking import Ranking, Scorer, Scores, check_diverse, in_order, pool_size, select_diverse, top_rows
 from .similarity import Similarity
 
 if TYPE_CHECKING:
+    from ..training.concept_models import ConceptModels
     from ..training.sklearn_classifier import PULinearClassifier
 
+SCORERS = ("similarity", "classifier", "fused")
 _GROWTH = 4  # factor by which more rows are scored where too few of them are unlabelled and new
 _SPARE = 1 << 12  # rows ranked beyond those wanted, as some may be duplicates of labelled ones
 
@@ -70,7 +71,7 @@ def retrieve_positives(
         approximate index, which is kept beside the cache (see `pucache.neighbours.index`). Only without a model.
     diverse : float
         Weight in [0, 1] of the difference between the images selected against their rank, see
-        `pucache.retrieval.mmr`.
+        `pucache.retrieval.ranking`.
     twins : float or None
         Cosine from which on an image shows the same picture as a labelled one; None: equal bytes only.
     device : str
@@ -93,11 +94,58 @@ def retrieve_positives(
     ValueError
         A parameter outside its domain, or parameters that exclude each other.
     """
-    options = ScorerOptions(by=by, similarity=similarity, index=index, device=device)
-    scorer = choose_scorer(options, model, k)
+    scorer = choose_scorer(model, k, by=by, similarity=similarity, index=index, device=device)
     cache = open_cache(cache)
     labels = open_labels(cache, positives, negatives)
     return rank_unlabelled(cache, labels, k=k, scorer=scorer, diverse=diverse, twins=twins, progress=progress)
+
+
+def retrieve_concepts(
+    cache: EmbeddingCache | str | Path | Sequence[str | Path],
+    concepts: ConceptSource | ConceptLabels,
+    models: str | Path | ConceptModels | None = None,
+    **selection: Any,
+) -> tuple[dict[str, Ranking], dict[str, str]]:
+    """Find the most likely positives of each concept.
+
+    Parameters
+    ----------
+    cache : EmbeddingCache, path, or sequence of paths
+    concepts
+        As for `pucache.labels.concepts.open_concepts`.
+    models : ConceptModels or path of a folder of models, optional
+    **selection
+        k, by, similarity, index, diverse, twins, device and progress, as for `retrieve_positives`.
+
+    Returns
+    -------
+    rankings : dict of str to Ranking
+    failures : dict of str to str
+        Concepts that failed, and why, in one line.
+    """
+    opened = open_cache(cache)
+    labels = concepts if isinstance(concepts, ConceptLabels) else open_concepts(opened, concepts)
+    if isinstance(models, str | Path):
+        from ..training.concept_models import ConceptModels
+
+        trained: ConceptModels | None = ConceptModels.load(models)
+    else:
+        trained = models
+    choose_scorer(
+        None if trained is None else next(iter(trained.values())),
+        selection.get("k", 100),
+        **{name: selection[name] for name in ("by", "similarity", "index", "device") if name in selection},
+    )  # wrong usage fails before any concept
+    rankings, failures = {}, dict(labels.failures)
+    for name, of_concept in labels.labels.items():
+        try:
+            if trained is not None and name not in trained:
+                raise ModelError(f"{models} holds no model of it; train one with train-pu --concepts")
+            model = None if trained is None else trained[name]
+            rankings[name] = retrieve_positives(opened, of_concept, model, **selection)
+        except (PUCacheError, ValueError) as error:
+            failures[name] = one_line(error)
+    return rankings, failures
 
 
 def rank_unlabelled(
@@ -111,35 +159,18 @@ def rank_unlabelled(
     mean_of: Callable[[EmbeddingCache], np.ndarray] = lambda cache: whitening.mean_of(row_source(cache)),
     progress: Progress | None = None,
 ) -> Ranking:
-    """Rank unlabelled rows by a scorer; `retrieve_positives` on opened objects.
-
-    Parameters
-    ----------
-    cache : EmbeddingCache
-    labels : Labels, or s as ndarray of int8, (n,)
-    k : int or None
-    scorer : Scorer, optional
-        Such as `Similarity` (the default), `IndexedSimilarity`, `Margins` or `Fused`.
-    diverse, twins, progress
-        As for `retrieve_positives`.
-    mean_of : callable
-        Mean of the rows of a cache, float32 (d,); for a diverse selection.
-
-    Returns
-    -------
-    Ranking
-    """
+    """Rank unlabelled rows by a scorer; `mean_of` gives the mean row of a cache, (d,), for a diverse selection."""
     labels = labels if isinstance(labels, Labels) else Labels.of(labels)
     wanted = _check(cache, labels, k, diverse, twins)
     cache.check("keys", "digests")
     scorer = scorer or Similarity()
     with progress or Silent() as progress:
-        scores, rows = _best_rows(cache, labels, scorer, mmr.pool_size(wanted) if diverse else wanted, twins, progress)
+        scores, rows = _best_rows(cache, labels, scorer, pool_size(wanted) if diverse else wanted, twins, progress)
     if diverse and len(rows):
         order = np.argsort(rows)
         Z = np.empty((len(rows), cache.encoder.dim), np.float32)  # in the order of `rows`
         Z[order] = whitening.centred_units(cache.take(rows[order]), mean_of(cache))
-        rows = rows[mmr.select_diverse(Z, wanted, diverse)]
+        rows = rows[select_diverse(Z, wanted, diverse)]
     return Ranking(
         rows=rows,
         keys=cache.keys[rows],
@@ -162,7 +193,7 @@ def _check(cache: EmbeddingCache, labels: Labels, k: int | None, diverse: float,
     if k is not None and k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
     wanted = len(cache) if k is None else min(k, len(cache))
-    mmr.check(diverse, wanted)
+    check_diverse(diverse, wanted)
     return wanted
 
 
@@ -190,3 +221,50 @@ def _best_new_rows(
     if len(new) < count and len(top) < len(candidates):
         new = candidates[~duplicates_of(cache, candidates, labelled, twins)]
     return in_order(new, scores.values[new])[:count]
+
+
+def choose_scorer(
+    model: str | Path | PULinearClassifier | None,
+    k: int | None,
+    *,
+    by: str | None = None,
+    similarity: str | None = None,
+    index: str = "exact",
+    device: str = "auto",
+) -> Scorer:
+    """Scorer by names, as `retrieve_positives` takes them; a model given as a path is loaded."""
+    if by is not None and by not in SCORERS:
+        raise ValueError(f"unknown way to rank {by!r}; use {', '.join(SCORERS)}")
+    if by in ("classifier", "fused") and model is None:
+        raise ValueError(f"ranking by {by} needs a model; train one with train-pu")
+    if by == "similarity" and model is not None:
+        raise ValueError("ranking by similarity uses no model; leave one of the two out")
+    if model is not None and (similarity is not None or index != "exact"):
+        raise ValueError("similarity and index do nothing where a model ranks; leave them out, or the model")
+    if index != "exact" and k is None:
+        raise ValueError(f"all images are wanted, which index {index} is not for; name a number, or use exact")
+    if device not in ("auto", "cpu"):  # refused where it is not there, even where the scorer would not use it
+        from ..devices import choose_device  # imports torch
+
+        choose_device(device)
+    if model is not None:
+        return _model_scorer(by, model, device)
+    compared = Similarity(similarity or "whitened", device)
+    if index == "exact":
+        return compared
+    from .indexed_similarity import IndexedSimilarity  # imports faiss
+
+    return IndexedSimilarity(compared, index)
+
+
+def _model_scorer(by: str | None, model: str | Path | PULinearClassifier, device: str) -> Scorer:
+    from ..scoring.neighbour_scores import chosen_weight, reason
+    from .model_scorers import Fused, Margins
+
+    if isinstance(model, str | Path):
+        from ..training.sklearn_classifier import PULinearClassifier
+
+        model = PULinearClassifier.load(model)
+    if by == "fused" or (by is None and chosen_weight(model)):
+        return Fused(model, device)
+    return Margins(model, note="" if by else f"the classifier ranks alone; {reason(model)}")

@@ -19,14 +19,35 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..labels.labels import Labels
-from ..neighbours.search import find_gpu
-from ..neighbours.whitening import Whitening, centred_units, put
+from ..neighbours.search import FAISS_CPU, NUMPY_CPU, TORCH_GPU, find_gpu, row_search
+from ..neighbours.whitening import Rows, Whitening, centred_units, put
 from ..progress import Progress, Silent
-from .query_comparison import QueryComparison
-from .scorer import Scores
+from .ranking import Scores
 
 if TYPE_CHECKING:
     import torch
+
+
+class QueryComparison:
+    """Queries (p, d) of a similarity, ready to be compared with blocks of rows.
+
+    A row is compared with the nearest `neighbours` of them, or with the one query where it is 0.
+    """
+
+    def __init__(self, queries: np.ndarray, neighbours: int, gpu: torch.device | None = None):
+        self._queries, self._neighbours = put(queries, gpu), neighbours
+        self._search = row_search(self._queries, gpu) if neighbours else None
+        self.search_by = TORCH_GPU if gpu else FAISS_CPU if neighbours else NUMPY_CPU
+
+    def scores(self, units: Rows) -> np.ndarray:
+        """Scores of centred unit rows, float32 (b,)."""
+        if self._search is not None:
+            return np.asarray(self._search(units, self._neighbours)[0].mean(1))
+        # row by row, so that equal rows score equally in any block
+        if isinstance(units, np.ndarray):
+            return np.asarray(np.vecdot(units, self._queries[0]))
+        return np.asarray(units.mul_(self._queries[0]).sum(1).cpu().numpy())
+
 
 SIMILARITIES = ("whitened", "centroid", "topk", "max")
 TOP = 50
@@ -34,18 +55,7 @@ TOP = 50
 
 @dataclass(frozen=True)
 class Similarity:
-    """Scores every row by its similarity to the labelled and confirmed positives.
-
-    Parameters
-    ----------
-    kind : {"whitened", "centroid", "topk", "max"}
-    device : str
-
-    Raises
-    ------
-    ValueError
-        Unknown kind.
-    """
+    """Scores every row by its similarity to the labelled and confirmed positives."""
 
     kind: str = "whitened"
     device: str = "auto"

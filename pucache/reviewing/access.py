@@ -15,6 +15,7 @@ import socket
 from collections.abc import Iterable
 from urllib.parse import parse_qs
 
+from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -81,14 +82,14 @@ class Access:
 
     def _refuse(self, scope: Scope) -> Response | None:
         """The answer to a request that goes no further; None for one that does."""
-        headers = _Headers(scope["headers"])
-        host = headers.only("host")
+        headers = Headers(raw=[(name.lower(), value) for name, value in scope["headers"]])
+        host = _only(headers, "host")
         if host is None or not is_own_host(host, self._host):
             return refused(403, "the Host of this request is not this machine; open the address that pucache printed")
         if scope["method"] not in READING:
-            if headers.only("origin") not in own_origins(host):
+            if _only(headers, "origin") not in own_origins(host):
                 return refused(403, "the Origin of this request is not this page")
-            if not _JSON.fullmatch(headers.only("content-type") or ""):
+            if not _JSON.fullmatch(_only(headers, "content-type") or ""):
                 return refused(415, "expected application/json")
         if not _PATH.fullmatch(scope["raw_path"]):
             return refused(404, NOTHING)
@@ -104,6 +105,8 @@ class Access:
         if scope["raw_path"] != b"/" or not scope["query_string"] or scope["method"] != "GET":
             return None
         tokens = parse_qs(scope["query_string"][:1000].decode("ascii", "replace")).get("token", [])
+        if not tokens:
+            return None
         if len(tokens) != 1 or not self._takes(tokens[0]):
             return self._without_cookie(scope)
         answer = RedirectResponse("/", status_code=303, headers={"cache-control": "no-store"})
@@ -117,8 +120,8 @@ class Access:
         self._once.difference_update(used)
         return bool(used)
 
-    def _has_cookie(self, headers: _Headers) -> bool:
-        return any(equal(_cookie(text, self.cookie_name), self.cookie) for text in headers.all("cookie"))
+    def _has_cookie(self, headers: Headers) -> bool:
+        return any(equal(_cookie(text, self.cookie_name), self.cookie) for text in headers.getlist("cookie"))
 
     def _without_cookie(self, scope: Scope) -> Response:
         if scope["raw_path"] == b"/":
@@ -126,19 +129,10 @@ class Access:
         return refused(403, NO_COOKIE)
 
 
-class _Headers:
-    """Header lines of a request, as ASGI gives them."""
-
-    def __init__(self, lines: Iterable[tuple[bytes, bytes]]):
-        self._lines = [(name.decode("latin-1").lower(), value.decode("latin-1").strip()) for name, value in lines]
-
-    def all(self, name: str) -> list[str]:
-        return [value for other, value in self._lines if other == name]
-
-    def only(self, name: str) -> str | None:
-        """The value of a header that stands there exactly once."""
-        values = self.all(name)
-        return values[0] if len(values) == 1 else None
+def _only(headers: Headers, name: str) -> str | None:
+    """The value of a header that stands there exactly once."""
+    values = headers.getlist(name)
+    return values[0].strip() if len(values) == 1 else None
 
 
 def equal(first: str, second: str) -> bool:

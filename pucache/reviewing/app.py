@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -19,12 +21,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from ..errors import OutputError, PUCacheError, SessionError, one_line
 from ..pages.html import read_asset, template
 from .access import NOTHING, Access, refused
-from .log import Choice, Decision
+from .export import export_session
+from .log import Choice
 from .service import ReviewService
 from .session_state import Proposal
 
@@ -32,18 +34,26 @@ MAX_BODY = 1 << 20  # bytes of a request
 MAX_IMPORT = 256 << 20  # bytes of a table of decisions
 MAX_DECISIONS = 500  # of a request
 MAX_COUNT = 500  # images of a request
+PAST = 60  # decisions that are listed at once
 MAX_ROW = 1 << 40
 PICTURE_SECONDS = 60.0  # for which a request waits for its picture
+_OVERVIEW_STYLES = ("concepts.css",)
 _STYLES = ("base.css", "cards.css", "live.css")
 _SCRIPTS = (
     "cards.js",
     "link.js",
     "upcoming.js",
     "progress.js",
+    "past.js",
     "views.js",
     "live.js",
 )  # in the order in which they run
-ASSETS = (*_STYLES, *_SCRIPTS, "icon.svg")  # nothing is inline, so that the content security policy holds
+ASSETS = (
+    *_STYLES,
+    *_OVERVIEW_STYLES,
+    *_SCRIPTS,
+    "icon.svg",
+)  # nothing is inline, so that the content security policy holds
 _MEDIA_TYPES = {
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
@@ -55,11 +65,13 @@ Body = dict[str, Any]
 
 
 class Application:
-    """The routes of a review, guarded; an ASGI application.
+    """The routes of a review; `access`, which guards them, is the ASGI application.
 
     Parameters
     ----------
-    service : ReviewService
+    services : sequence of ReviewService
+        One for each session. Requests name theirs by its identifier: ``?session=`` or the field of the body. What is
+        read without a name is of the first one.
     token : str
         Secret that the printed address holds.
     host : str
@@ -68,6 +80,8 @@ class Application:
         Of the page.
     warnings : sequence of str
         Lines at the top of the page.
+    concepts : sequence of str
+        Names of the sessions where they are those of concepts: the first page then lists them.
 
     Attributes
     ----------
@@ -77,23 +91,27 @@ class Application:
 
     def __init__(
         self,
-        service: ReviewService,
+        services: Sequence[ReviewService],
         token: str,
         *,
         host: str = "127.0.0.1",
         title: str = "Review",
         warnings: Sequence[str] = (),
+        concepts: Sequence[str] = (),
     ):
-        self._service, self._title, self._warnings = service, title, list(warnings)
+        self._concepts = dict(zip((service.identifier for service in services), concepts, strict=False))
+        self._services = {service.identifier: service for service in services}
+        self._title, self._warnings = title, list(warnings)
         self._writing = ThreadPoolExecutor(1, "decide")  # one writer: decisions are logged in the order of arrival
         self._choosing = ThreadPoolExecutor(1, "next")
         self.routes = [
-            Route("/", self._page),
+            Route("/", self._get(self._page)),
             Route("/assets/{name}", self._asset),
-            Route("/api/state", self._state),
-            Route("/api/card/{row}", self._card),
-            Route("/api/image/{row}", self._image),
-            Route("/api/events", self._events),
+            Route("/api/state", self._get(self._state)),
+            Route("/api/card/{row}", self._get(self._card)),
+            Route("/api/past/{row}", self._get(self._past)),
+            Route("/api/image/{row}", self._get(self._image)),
+            Route("/api/events", self._get(self._events)),
             *(
                 Route(f"/api/{name}", self._post(handler, limit), methods=["POST"])
                 for name, handler, limit in (
@@ -110,14 +128,11 @@ class Application:
         inner.router.redirect_slashes = False  # it would rebuild an address from Host
         self.access = Access(inner, token, host)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request."""
-        await self.access(scope, receive, send)
-
     def end(self) -> None:
         """End what does not end by itself; within the event loop."""
-        self._service.listeners.close()
-        self._service.end_waiting()
+        for service in self._services.values():
+            service.listeners.close()
+            service.end_waiting()
 
     def close(self) -> None:
         """Finish the decision that is being written, and take no more."""
@@ -126,8 +141,25 @@ class Application:
 
     # --- reading -------------------------------------------------------------------------------------
 
-    async def _page(self, request: Request) -> Response:
-        html = live_page(self._title, session=self._service.identifier, warnings=self._warnings)
+    def _get(self, handler: Callable[[Request, ReviewService], Awaitable[Response]]) -> Callable[..., Any]:
+        """Route of a GET about the session that it names."""
+
+        async def answer(request: Request) -> Response:
+            service = self._services.get(request.query_params.get("session", next(iter(self._services))))
+            return refused(404, NOTHING) if service is None else await handler(request, service)
+
+        return answer
+
+    async def _page(self, request: Request, service: ReviewService) -> Response:
+        if self._concepts and "session" not in request.query_params:
+            rows = await run_in_threadpool(
+                lambda: [overview_row(self._concepts[i], s) for i, s in self._services.items()]
+            )
+            html = template("concepts").render(title=self._title, warnings=self._warnings, rows=rows)
+            return HTMLResponse(html, headers={"cache-control": "no-store"})
+        title = self._concepts.get(service.identifier, self._title)
+        service.prefer()
+        html = live_page(title, session=service.identifier, warnings=self._warnings, overview=bool(self._concepts))
         return HTMLResponse(html, headers={"cache-control": "no-store"})
 
     async def _asset(self, request: Request) -> Response:
@@ -137,47 +169,56 @@ class Application:
         media_type = _MEDIA_TYPES[name.rpartition(".")[2]]
         return Response(read_asset(name), media_type=media_type, headers={"cache-control": "no-cache"})
 
-    async def _state(self, request: Request) -> Response:
-        return _json(await run_in_threadpool(self._service.state))
+    async def _state(self, request: Request, service: ReviewService) -> Response:
+        return _json(await run_in_threadpool(service.state))
 
-    async def _card(self, request: Request) -> Response:
+    async def _card(self, request: Request, service: ReviewService) -> Response:
         row = _row(request)
-        card = None if row is None else await run_in_threadpool(self._service.card, row)
+        card = None if row is None else await run_in_threadpool(service.card, row)
         return refused(404, NOTHING) if card is None else _json(card)
 
-    async def _image(self, request: Request) -> Response:
+    async def _past(self, request: Request, service: ReviewService) -> Response:
+        before = _row(request)
+        if before is None:
+            return refused(404, NOTHING)
+        return _json({"decisions": await run_in_threadpool(service.past, before, PAST)})
+
+    async def _image(self, request: Request, service: ReviewService) -> Response:
         row, size = _row(request), request.query_params.get("size", "card")
         if row is None:
             return refused(404, NOTHING)
-        get = self._service.pictures.get
+        get = service.pictures.get
         picture = await run_in_threadpool(get, row, size, timeout=PICTURE_SECONDS)
         if picture is None or not picture.data:
             return refused(404, NOTHING)
-        lasting = request.query_params.get("v") == self._service.identifier
+        lasting = request.query_params.get("v") == service.identifier
         control = "private, max-age=86400, immutable" if lasting else "no-store"
         return Response(picture.data, media_type=picture.media_type, headers={"cache-control": control})
 
-    async def _events(self, request: Request) -> Response:
+    async def _events(self, request: Request, service: ReviewService) -> Response:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=headers)
-        stream = self._service.listeners.stream(request.client.host if request.client else "", self._service.state)
+        stream = service.listeners.stream(request.client.host if request.client else "", service.state)
         if stream is None:
             return Response(status_code=204)  # the browser asks no more; states come with every answer too
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
     # --- changing ------------------------------------------------------------------------------------
 
-    def _post(self, handler: Callable[[Body], Awaitable[Body]], limit: int) -> Callable[..., Awaitable[Response]]:
-        """Route of a POST: reads the body, checks that it is about this session, and answers errors in one line."""
+    def _post(
+        self, handler: Callable[[Body, ReviewService], Awaitable[Body]], limit: int
+    ) -> Callable[..., Awaitable[Response]]:
+        """Route of a POST: reads the body, which names its session, and answers errors in one line."""
 
         async def answer(request: Request) -> Response:
             try:
                 body = await _read(request, limit)
-                if body.get("session") != self._service.identifier:
+                service = self._services.get(str(body.get("session")))
+                if service is None:
                     return refused(409, "this page is of another review, or the cache has changed; reload the page")
-                result = await handler(body)
-                return _json(result | {"state": await run_in_threadpool(self._service.state)})
+                result = await handler(body, service)
+                return _json(result | {"state": await run_in_threadpool(service.state)})
             except _BadRequestError as error:
                 return refused(error.status, str(error))
             except ClientDisconnect:
@@ -193,66 +234,63 @@ class Application:
 
         return answer
 
-    async def _next(self, body: Body) -> Body:
+    async def _next(self, body: Body, service: ReviewService) -> Body:
         tab, count = _name(body, "tab"), _number(body, "count", MAX_COUNT)
-        keep = [self._existing(row) for row in _list(body, "keep", 10 * MAX_COUNT)]
-        images = await self._run(self._choosing, self._service.next, tab, count, keep)
+        keep = [_existing(service, row) for row in _list(body, "keep", 10 * MAX_COUNT)]
+        next_images = partial(service.next, finish=body.get("finish") is True)
+        images = await self._run(self._choosing, next_images, tab, count, keep)
         return {"images": images}
 
-    async def _decide(self, body: Body) -> Body:
+    async def _decide(self, body: Body, service: ReviewService) -> Body:
         tab = _name(body, "tab")
-        proposals = [self._proposal(item) for item in _list(body, "decisions", MAX_DECISIONS)]
-        outcome = await self._run(self._writing, self._service.decide, tab, proposals)
-        accepted, stale = ([_in_force(*pair) for pair in pairs] for pairs in (outcome.accepted, outcome.stale))
+        proposals = [_proposal(service, item) for item in _list(body, "decisions", MAX_DECISIONS)]
+        accepted, stale = await self._run(self._writing, service.decide, tab, proposals)
         return {"accepted": accepted, "stale": stale}
 
-    def _proposal(self, item: Any) -> Proposal:
-        if not isinstance(item, dict):
-            raise _BadRequestError("a decision is an object")
-        try:
-            choice = Choice(str(item.get("choice")))
-        except ValueError as error:
-            raise _BadRequestError(f"choice must be one of {', '.join(Choice)}") from error
-        return Proposal(
-            request=_name(item, "request"),
-            row=self._existing(item.get("row")),
-            choice=choice,
-            replaces=_number(item, "replaces", MAX_ROW),
-            reviewer=self._service.reviewer,
-            model_version=_number({"shown_version": 0} | item, "shown_version", MAX_ROW),
-        )
-
-    async def _release(self, body: Body) -> Body:
-        await self._run(self._choosing, self._service.release, _name(body, "tab"))
+    async def _release(self, body: Body, service: ReviewService) -> Body:
+        await self._run(self._choosing, service.queue.release, _name(body, "tab"))
         return {}
 
-    async def _closing_audit(self, body: Body) -> Body:
+    async def _closing_audit(self, body: Body, service: ReviewService) -> Body:
         if not isinstance(body.get("on"), bool):
             raise _BadRequestError("on must be true or false")
-        await self._run(self._choosing, self._service.set_closing_audit, body["on"])
+        if body.get("zone", "all") not in ("all", "likeliest"):
+            raise _BadRequestError("zone must be all or likeliest")
+        set_audit = partial(service.set_closing_audit, likeliest=body.get("zone") == "likeliest")
+        await self._run(self._choosing, set_audit, body["on"])
         return {}
 
-    async def _export(self, body: Body) -> Body:
-        return await run_in_threadpool(self._service.export)
+    async def _export(self, body: Body, service: ReviewService) -> Body:
+        return await run_in_threadpool(export_session, service.session)
 
-    async def _import(self, body: Body) -> Body:
+    async def _import(self, body: Body, service: ReviewService) -> Body:
         if not isinstance(body.get("csv"), str):
             raise _BadRequestError("csv must be text")
-        return await self._run(self._writing, self._service.take_reviewed, body["csv"])
+        return await self._run(self._writing, service.take_reviewed, body["csv"])
 
     async def _run(self, pool: ThreadPoolExecutor, work: Callable[..., Any], *arguments: Any) -> Any:
         # shielded: a decision that is being written is finished, whoever has gone meanwhile
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(pool, work, *arguments))
 
-    def _existing(self, row: Any) -> int:
-        if type(row) is not int or not 0 <= row < len(self._service.session.cache):
-            raise _BadRequestError("row must be a row of the cache")
-        return row
 
-
-def live_page(title: str, *, session: str, warnings: Sequence[str] = ()) -> str:
+def live_page(title: str, *, session: str, warnings: Sequence[str] = (), overview: bool = False) -> str:
     """HTML of the page of a review; it sends the identifier of the session with every request."""
-    return template("live").render(title=title, session=session, warnings=warnings, styles=_STYLES, scripts=_SCRIPTS)
+    shown = {"title": title, "session": session, "warnings": warnings, "overview": overview}
+    return template("live").render(shown, styles=_STYLES, scripts=_SCRIPTS)
+
+
+def overview_row(name: str, service: ReviewService) -> dict[str, Any]:
+    """What the overview says about the session of a concept."""
+    state, changed = service.state(), service.session.last_change
+    return {
+        "session": service.identifier,
+        "name": name,
+        "labelled": f"{int(service.session.file_labels.positive.sum()):,}",
+        "found": f"{state['found']:,}",
+        "decided": f"{state['decided']:,}",
+        "hidden": "" if state["hidden"] is None else f"{state['hidden']['high']:,}",
+        "changed": "" if changed is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(changed)),
+    }
 
 
 class _BadRequestError(Exception):
@@ -312,14 +350,28 @@ def _list(body: Body, field: str, longest: int) -> list[Any]:
     return value
 
 
-def _in_force(proposal: Proposal, decision: Decision | None) -> Body:
-    """What stands after a proposal was accepted or refused."""
-    return {
-        "request": proposal.request,
-        "row": proposal.row,
-        "serial": 0 if decision is None else decision.serial,
-        "choice": str(Choice.UNDONE if decision is None else decision.choice),
-    }
+def _existing(service: ReviewService, row: Any) -> int:
+    if type(row) is not int or not 0 <= row < len(service.session.cache):
+        raise _BadRequestError("row must be a row of the cache")
+    return row
+
+
+def _proposal(service: ReviewService, item: Any) -> Proposal:
+    if not isinstance(item, dict):
+        raise _BadRequestError("a decision is an object")
+    try:
+        choice = Choice(str(item.get("choice")))
+    except ValueError as error:
+        raise _BadRequestError(f"choice must be one of {', '.join(Choice)}") from error
+    return Proposal(
+        request=_name(item, "request"),
+        row=_existing(service, item.get("row")),
+        choice=choice,
+        replaces=_number(item, "replaces", MAX_ROW),
+        reviewer=service.reviewer,
+        model_version=_number({"shown_version": 0} | item, "shown_version", MAX_ROW),
+        correction=item.get("correction") is True,
+    )
 
 
 def _json(body: Body) -> Response:

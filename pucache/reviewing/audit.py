@@ -8,24 +8,27 @@ point. `pucache.reviewing.hidden_interval` has the mathematics.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import SessionError
-from .audit_log import ReplayedLog, replay
+from .audit_log import ReplayedLog, replay, replay_zone
+from .chance_limit import Looks, looks_of
 from .hidden_interval import DrawHistory, greatest_total, least_sensitivity, least_total, likeliest_total
-from .log import LOG, DecisionLog, Draw, Entry
+from .log import LOG, AuditedEntries, DecisionLog, Entry
 
 if TYPE_CHECKING:
     from .session import Session
 
 MORE = 200  # further random images that `Audit.sentence` speaks of
+RECALLS = (0.9, 0.95)  # shares of the positives that people want to state
+FURTHER = (100, 200, 500, 1000, 2000, 5000, 10_000)  # looks, as the cost of stating them
 RECHECKS_NEEDED = 50  # rechecks from which on the limits allow for overlooked positives,
-MISSES_NEEDED = 3  # or misses, whichever comes first
+MISSES_NEEDED = 1
 UPPER_PART = 0.6  # of the error is for the upper limit, the rest for the lower one
 SENSITIVITY_PART = 0.2  # of the error is for the sensitivity, where it is used
 
@@ -37,7 +40,7 @@ class Audit:
     Attributes
     ----------
     draws : int
-        Images drawn at random.
+        Images drawn at random, up to the last one that was decided or skipped.
     positives : int
         How many of them are labelled positive.
     skipped : int
@@ -47,7 +50,7 @@ class Audit:
     found : int
         Rows of the pile labelled positive.
     unknown : int
-        Rows of the pile neither decided nor drawn.
+        Rows of the pile neither decided nor among these draws.
     hidden_low, hidden_high : int
         Limits of the number of positives that are not labelled positive. Drawn images without a label count as
         positive in `hidden_high` and as negative in `hidden_low`.
@@ -64,6 +67,16 @@ class Audit:
         None with too few rechecks: then they hold if no positive was overlooked.
     level : float
         Probability that the limits are right at every moment of the review.
+    rows : int
+        Of the pile.
+    chance_high : int
+        Upper limit of the positives that are not labelled positive, from all looks. It assumes that the ranking finds
+        positives at least as often as random images do.
+    zone : Audit or None
+        The zone of the likeliest images as a pile of its own, from the random images in it. None before it is fixed.
+        Its upper limit and `rest_high` hold together with probability `level`.
+    rest_high : int
+        Upper limit of the hidden positives outside the zone; `hidden_high` without a zone.
     """
 
     draws: int
@@ -81,17 +94,26 @@ class Audit:
     missed: int
     sensitivity_low: float | None
     level: float
-    _pile: int = field(repr=False, compare=False)
+    rows: int
+    chance_high: int
+    zone: Audit | None
+    rest_high: int
     _log: ReplayedLog = field(repr=False, compare=False)
+    _looks: Looks = field(repr=False, compare=False)
+    _upper_error: float = field(repr=False, compare=False)
 
     @property
     def likeliest_share(self) -> float:
         """Share of positives among the unknown rows, of the greatest likelihood; NaN without a draw or a row."""
         if not self.draws or not self.unknown:
             return math.nan
-        greatest = self._pile - self._log.rejected - self._log.doubtful
-        total = likeliest_total(self._log.all_negative, least=self.found, greatest=greatest)
-        return (total - self.found) / self.unknown
+        log = self._log
+        urns = zip(log.found.tolist(), (log.rows - log.rejected - log.doubtful).tolist(), strict=True)
+        totals = [
+            likeliest_total(log.all_negative, least=least, greatest=greatest, urn=urn)
+            for urn, (least, greatest) in enumerate(urns)
+        ]
+        return (sum(totals) - self.found) / self.unknown
 
     def outlook(self, more: int, share: float | None = None) -> int:
         """Upper limit that is to be expected after further random images.
@@ -114,55 +136,104 @@ class Audit:
         ValueError
             `more` is negative, or `share` outside [0, 1].
         """
-        share = _or_zero(self.likeliest_share) if share is None else share
+        total, found = self._outlook(more, share)
+        return total - found
+
+    def _outlook(self, more: int, share: float | None = None) -> tuple[int, int]:
+        """Upper limit of the total, and positives found, after further random images."""
+        if share is None:
+            share = self.likeliest_share if self.draws and self.unknown else 0.0
         if more < 0 or not 0.0 <= share <= 1.0:
             raise ValueError(f"more must be at least 0 and share within 0 and 1; got {more} and {share}")
-        more, log = min(more, self.unknown), self._log
+        log = self._log
         negatives = log.pending_rows.copy()  # of the draws that are pending now
         negatives[np.flatnonzero(negatives)[: round(share * self.pending)]] = 0
-        pending, positives = int(log.pending_rows.sum()), round(share * more)
-        found, rejected = self.found + pending - int(negatives.sum()), log.rejected + int(negatives.sum())
-        doubtful = log.doubtful - pending
-        history = log.all_positive.with_negatives(negatives).extended(
-            positives, more, unknown=self.unknown, positives_before=found + doubtful
+        history, urns = log.all_positive.with_negatives(negatives), len(log.rows)
+        pending, rejected = (
+            np.bincount(log.all_positive.urn, weights=rows, minlength=urns).astype(np.int64)
+            for rows in (log.pending_rows, negatives)
         )
-        found, rejected = found + positives, rejected + more - positives
-        least, greatest = found + doubtful, self._pile - rejected
-        return _total_high(history, self._pile, least, greatest, self.level, self.sensitivity_low) - found
+        found, rejected, doubtful = log.found + pending - rejected, log.rejected + rejected, log.doubtful - pending
+        ends = min(more, self.unknown) * np.append(0, np.cumsum(log.unknown)) / max(self.unknown, 1)
+        for urn, draws in enumerate(np.diff(np.round(ends).astype(int)).tolist()):  # each urn by its share
+            positives = round(share * draws)
+            unknown, before = int(log.unknown[urn]), int(found[urn] + doubtful[urn])
+            history = history.extended(positives, draws, unknown=unknown, positives_before=before, urn=urn)
+            found[urn] += positives
+            rejected[urn] += draws - positives
+        limits = found + doubtful, log.rows - rejected
+        return _total_high(history, log.rows, *limits, self._upper_error, self.sensitivity_low), int(found.sum())
 
-    def sentence(self, model_estimate: float | None = None) -> str:
-        """What is known about hidden positives, in words.
+    def _chance_outlook(self, more: int) -> tuple[int, int]:
+        """As `_outlook` for `chance_high`, after further looks without a positive."""
+        looks = self._looks.without_positives(more)
+        return _chance_high(looks, self.rows, self.level, self.sensitivity_low), self.found
 
-        Parameters
-        ----------
-        model_estimate : float, optional
-            Number of hidden positives by the model: a guess that stands beside the interval.
-
-        Returns
-        -------
-        str
-        """
-        if model_estimate is not None and not math.isfinite(model_estimate):
-            model_estimate = None
-        guess = "" if model_estimate is None else f"about {model_estimate:,.0f} {{}}by the model"
-        share = None if model_estimate is None else min(1.0, max(0.0, model_estimate) / max(self.unknown, 1))
-        more = min(MORE, self.unknown)
-        further = _images(more, "random") if self.draws == 0 else f"{more:,} more random image{'s' * (more != 1)}"
-        outlook = f"{further} would make it at most about {self.outlook(more, share):,}" if more else ""
+    def sentence(self) -> str:
+        """What is known about hidden positives, in words."""
+        more, bound = min(MORE, self.unknown), ""
         if self.draws:
             bound = f"at most {self.hidden_high:,} more with {100 * self.level:g} % confidence ({self._basis()})"
-            first = ", ".join(filter(None, (bound, guess.format(""))))
-            return "; ".join(filter(None, (f"found {self.found:,}", first, outlook)))
-        if not self.hidden_high:
-            return f"found {self.found:,}; every image is decided"
-        known = f"{guess.format('more ')}, and nothing is known beyond it" if guess else "how many more is not known"
-        return f"found {self.found:,}; {known}: no image was drawn at random yet; {outlook}"
+        elif more and self.hidden_high:
+            bound = "how many more is not known before the first random image"
+        outlook = ""
+        if more:
+            kind = "more random" if self.draws else "random"
+            outlook = f" After {_images(more, kind)}: at most about {self.outlook(more):,}."
+        return f"found {self.found:,}; {bound or 'every image is decided'}.{outlook}"
+
+    def statements(self) -> list[str]:
+        """What can be said, in words: first the strongest without an assumption, then others with what they assume."""
+        zone, others, said = self.zone, "", [self.sentence()]
+        if zone is not None and zone.draws:
+            others = _images(self.rows - zone.rows, "other")
+            said.insert(
+                0,
+                f"found {self.found:,}; among the {zone.rows:,} likeliest images at most {zone.hidden_high:,} more, "
+                f"among {others} at most {self.rest_high:,}, with {100 * self.level:g} % confidence ({zone._basis()} "
+                "among the likeliest).",
+            )
+            elsewhere = self.found - zone.found
+            recall = _share_found(self.found, self.found + zone.hidden_high)
+            cost = zone._cost(recall, zone._outlook, zone.unknown, "random images among the likeliest", elsewhere)
+            said.append(f"Leaving aside {others}: {_recall(recall, 'positives elsewhere')}{cost}.")
+        if self.draws:
+            cost = self._cost(self.recall_low, self._outlook, self.unknown, "random images")
+            said.append(f"Without any assumption: {_recall(self.recall_low)}{cost}.")
+        if self.chance_high < self.hidden_high or not self.draws:
+            recall = _share_found(self.found, self.found + self.chance_high)
+            cost = self._cost(recall, self._chance_outlook, self.unknown, "images, if none is positive")
+            if self.chance_high < self.unknown:
+                said.append(
+                    f"If the ranking shows positives at least as often as chance would: at most {self.chance_high:,} "
+                    f"more, and {_recall(recall)}{cost}. A ranking that shows negatives first makes this wrong."
+                )
+        return said
+
+    def _cost(
+        self,
+        recall: float,
+        outlook: Callable[[int], tuple[int, int]],
+        most: int,
+        kind: str,
+        elsewhere: int = 0,
+    ) -> str:
+        """What stating greater shares found would take, as the end of a sentence; `elsewhere` are found besides."""
+        few_urns = len(self._log.rows) < 3  # with more of them, an outlook takes too long
+        parts, wanted = [], [share for share in RECALLS if share > recall and few_urns]
+        for looks in (*(number for number in FURTHER if number < most), min(most, FURTHER[-1] + 1)):
+            high, found = outlook(min(looks, most)) if wanted and looks <= FURTHER[-1] else (0, 0)
+            while wanted and (looks > FURTHER[-1] or found + elsewhere >= wanted[0] * (high + elsewhere)):
+                number = f"more than {FURTHER[-1]:,}" if looks > FURTHER[-1] else f"about {looks:,}"
+                parts.append(f"{100 * wanted.pop(0):g} % would take {number}")
+        return f"; {', '.join(parts)} more {kind}" if parts else ""
 
     def _basis(self) -> str:
         """What the interval rests on."""
         parts = [_images(self.draws, "random")]
-        if self.skipped + self.pending:
-            parts.append(f"{self.skipped + self.pending:,} without a label counted as positive")
+        open_ = self.skipped + self.pending
+        if open_:
+            parts.append(f"{open_:,} of them skipped or left out, which count as positive until they are decided")
         if self.sensitivity_low is not None:
             parts.append(
                 f"{self.missed:,} of {self.rechecks:,} known positives rejected when shown again, so at least "
@@ -171,8 +242,13 @@ class Audit:
         return "; ".join(parts)
 
     def as_dict(self) -> dict[str, Any]:
-        """The attributes as plain numbers, for JSON."""
-        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        """The attributes as plain numbers, for JSON; `zone` is one of these."""
+        numbers = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        if self.zone is not None:
+            numbers["zone"] = {
+                n: v for n, v in self.zone.as_dict().items() if n not in ("zone", "rest_high", "chance_high")
+            }
+        return numbers
 
 
 def audit(session: str | Path | Session, *, level: float = 0.95) -> Audit:
@@ -196,83 +272,102 @@ def audit(session: str | Path | Session, *, level: float = 0.95) -> Audit:
     ValueError
         The level is not within (0, 1).
     """
-    entries, pile = _read(session)
+    present = _read(session)
     _check_level(level)
     try:
-        return audit_entries(entries, pile, level=level)
+        return audit_entries(present.entries, present.urns, level=level, zone=present.zone, since=present.since)
     except ValueError as error:
         name = session if isinstance(session, (str, Path)) else session.folder
         raise SessionError(f"the log of {name} is damaged: {error}; restore it from a copy") from error
 
 
-def model_estimate(session: str | Path | Session, audited: Audit) -> float | None:
-    """Number of hidden positives by the model that ranked when the last random image was drawn; None without one."""
-    draws = [entry for entry in _read(session)[0] if isinstance(entry, Draw) and not math.isnan(entry.expected)]
-    return draws[-1].expected * audited.unknown if draws else None
-
-
-def _read(session: str | Path | Session) -> tuple[list[Entry], int]:
-    """Entries of the present epoch, and rows of its pile."""
+def _read(session: str | Path | Session) -> AuditedEntries:
     if not isinstance(session, (str, Path)):
-        return session.entries(), session.pile_size
+        return session.audited_entries()
     folder = Path(session)
     if folder.is_file():
         raise SessionError(f"{folder} is a file; expected the folder of a review session, such as cache.h5.review")
     log = DecisionLog.open(folder / LOG, read_only=True)
     try:
-        return [entry for entry in log.entries() if entry.epoch == log.epoch], log.facts().pile
+        return log.audited_entries()
     finally:
         log.close()
 
 
-def audit_entries(entries: Sequence[Entry], pile: int, *, level: float = 0.95) -> Audit:
-    """Limits of the number of hidden positives, from all entries of the log since a pile of so many rows was fixed.
+def audit_entries(
+    entries: Sequence[Entry], urns: Sequence[int], *, level: float = 0.95, zone: int = 0, since: int = 0
+) -> Audit:
+    """Limits of the number of hidden positives, from all entries of the log since urns of so many rows were fixed.
+
+    `zone` is the number of rows of the zone, 0 without one; `since` the serial number of the last entry before the
+    pile grew, from which on looks of the ranking count.
 
     Raises
     ------
     ValueError
-        The level is not within (0, 1), or the entries contradict each other or the pile.
+        The level is not within (0, 1), or the entries contradict each other or the urns.
 
     Notes
     -----
-    With fewer than 50 rechecks and fewer than 3 misses the whole error 1 - level is that of the interval, which
+    With fewer than 50 rechecks and no miss the whole error 1 - level is that of the interval, which
     then holds if no positive was overlooked. Afterwards four fifths are, and one fifth is that of
     `sensitivity_low`.
     """
     _check_level(level)
-    if pile < 0:
-        raise ValueError(f"a pile has at least 0 rows; got {pile}")
-    log = replay(entries, pile)
+    if min(urns) < 0:
+        raise ValueError(f"a pile has at least 0 rows; got {min(urns)}")
+    log = replay(entries, urns)
     sensitivity = None
     if log.rechecks >= RECHECKS_NEEDED or log.missed >= MISSES_NEEDED:
         sensitivity = least_sensitivity(log.rechecks, log.missed, SENSITIVITY_PART * (1.0 - level))
-    high = _total_high(log.all_positive, pile, log.found + log.doubtful, pile - log.rejected, level, sensitivity)
+    error, looks = _interval_error(level, sensitivity), looks_of(entries, int(log.rows.sum()), log.labels, since)
+    audited = _audited(log, looks, level, sensitivity, UPPER_PART * error)
     low = least_total(
         log.all_negative,
-        pile,
-        least=log.found,
-        greatest=pile - log.rejected - log.doubtful,
-        error=(1.0 - UPPER_PART) * _interval_error(level, sensitivity),
+        log.rows.tolist(),
+        least=log.found.tolist(),
+        greatest=(log.rows - log.rejected - log.doubtful).tolist(),
+        error=(1.0 - UPPER_PART) * error,
     )
-    low = min(low, high)
+    low = min(low, audited.total_high)
+    audited = replace(audited, total_low=low, hidden_low=low - audited.found)
+    if not zone:
+        return audited
+    likeliest = _audited(replay_zone(entries, zone), looks, level, sensitivity, error / 2)
+    rest = _audited(log, looks, level, sensitivity, error / 2).hidden_high  # as many at most are outside of the zone
+    if sensitivity is None:
+        rest = min(rest, audited.unknown - likeliest.unknown + int(log.doubtful.sum()))
+    return replace(audited, zone=likeliest, rest_high=rest)
+
+
+def _audited(log: ReplayedLog, looks: Looks, level: float, sensitivity: float | None, upper_error: float) -> Audit:
+    """The audit of a pile, without its lower limit and its zone."""
+    found, rows = int(log.found.sum()), int(log.rows.sum())
+    limits = log.found + log.doubtful, log.rows - log.rejected
+    high = _total_high(log.all_positive, log.rows, *limits, upper_error, sensitivity)
     return Audit(
         draws=log.all_positive.positive.size,
         positives=log.positives,
         skipped=log.skipped,
         pending=log.pending,
-        found=log.found,
-        unknown=log.unknown,
-        hidden_low=low - log.found,
-        hidden_high=high - log.found,
-        total_low=low,
+        found=found,
+        unknown=int(log.unknown.sum()),
+        hidden_low=0,
+        hidden_high=high - found,
+        total_low=found,
         total_high=high,
-        recall_low=log.found / high if high else 1.0,
+        recall_low=_share_found(found, high),
         rechecks=log.rechecks,
         missed=log.missed,
         sensitivity_low=sensitivity,
         level=level,
-        _pile=pile,
+        rows=rows,
+        chance_high=max(0, _chance_high(looks, rows, level, sensitivity) - found),
+        zone=None,
+        rest_high=high - found,
         _log=log,
+        _looks=looks,
+        _upper_error=upper_error,
     )
 
 
@@ -286,19 +381,36 @@ def _interval_error(level: float, sensitivity: float | None) -> float:
 
 
 def _total_high(
-    history: DrawHistory, pile: int, least: int, greatest: int, level: float, sensitivity: float | None
+    history: DrawHistory,
+    rows: np.ndarray,
+    least: np.ndarray,
+    greatest: np.ndarray,
+    error: float,
+    sensitivity: float | None,
 ) -> int:
     """Upper limit of the positives in the pile, those included that were overlooked."""
-    error = UPPER_PART * _interval_error(level, sensitivity)
-    total = greatest_total(history, pile, least=least, greatest=greatest, error=error)
+    total = greatest_total(history, rows.tolist(), least=least.tolist(), greatest=greatest.tolist(), error=error)
+    return _with_overlooked(total, int(rows.sum()), sensitivity)
+
+
+def _chance_high(looks: Looks, rows: int, level: float, sensitivity: float | None) -> int:
+    """As `_total_high`, where the ranking is no worse than chance."""
+    return _with_overlooked(looks.greatest_total(_interval_error(level, sensitivity)), rows, sensitivity)
+
+
+def _with_overlooked(total: int, rows: int, sensitivity: float | None) -> int:
     if sensitivity is None:
         return total
-    return min(pile, math.ceil(total / sensitivity)) if sensitivity else pile
+    return min(rows, math.ceil(total / sensitivity)) if sensitivity else rows
+
+
+def _share_found(found: int, total: int) -> float:
+    return found / total if total else 1.0
+
+
+def _recall(share: float, of: str = "all positives") -> str:
+    return f"at least {math.floor(1000 * share) / 10:g} % of {of} are found"
 
 
 def _images(number: int, kind: str) -> str:
     return f"{number:,} {kind} image{'s' * (number != 1)}"
-
-
-def _or_zero(value: float) -> float:
-    return 0.0 if math.isnan(value) else value

@@ -1,109 +1,173 @@
-"""The decision log as random draws see it: what was in the urn at each draw, with the labels in force at the end."""
+"""The decision log as random draws see it: what was in the urns at each draw, with the labels in force at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .hidden_interval import DrawHistory
-from .log import Choice, Decision, Draw, Entry, Stream
+from .log import DRAWN, LABELS, Choice, Entry, Stream, labelling_decisions
 
 PENDING = (None, Choice.UNDONE)  # last decisions of a draw without an answer
+ANY = -1  # number of unknown rows at a draw that is not checked
 
 
 @dataclass(frozen=True)
 class ReplayedLog:
-    """Audit draws and counts of a log.
+    """Audit draws and counts of a log; arrays are int64, by urn, and count rows.
 
-    A group is *doubtful* where it was out of the urn at a draw and has no label now: skipped, undone or pending.
+    A group is *doubtful* where it was out of its urn at a draw and has no label now: skipped, undone or pending.
     """
 
     all_positive: DrawHistory  # with the doubtful groups as positives
     all_negative: DrawHistory  # with the doubtful groups as negatives
-    found: int  # rows of the pile labelled positive
-    rejected: int  # rows of the pile labelled negative
-    doubtful: int  # rows of the doubtful groups
-    unknown: int  # rows of the pile neither decided nor drawn for the audit
+    rows: np.ndarray  # of the urn
+    found: np.ndarray  # labelled positive
+    rejected: np.ndarray  # labelled negative
+    doubtful: np.ndarray
+    unknown: np.ndarray  # neither decided nor among these draws
     positives: int  # audit draws with that outcome
     skipped: int  # audit draws whose last decision is a skip
-    pending: int  # audit draws without a decision, or with an undone one
+    pending: int  # audit draws without a decision, or with an undone one, before one that has a decision
     pending_rows: np.ndarray  # rows of each draw that is pending, 0 for all others; int64 (m,)
     rechecks: int  # answered ones
     missed: int  # rechecks whose answer was a rejection
+    labels: dict[int, Choice | None]  # last decision of each group
 
 
-def replay(entries: Sequence[Entry], pile: int) -> ReplayedLog:
-    """Go through all entries of a log since a pile of so many rows was fixed; groups without copies are outside it.
+def replay(entries: Sequence[Entry], urns: Sequence[int]) -> ReplayedLog:
+    """Go through all entries of a log since urns of so many rows were fixed; groups without copies are outside them.
+
+    A draw from the zone takes its row out of the urn, as a look of the ranking does.
+
+    Draws after the last one that is decided or skipped are left out, as if not made: the limits of all first draws
+    hold at once, whatever one of them is looked at.
 
     Raises
     ------
     ValueError
-        The entries contradict each other, or the pile.
+        The entries contradict each other, or the urns.
     """
-    last = {entry.group: entry.choice for entry in entries if isinstance(entry, Decision)}
-    copies = _copies(entries, pile)
-    urn = _Urn(last, copies, pile)
-    serial = 0
+    log = _Replay(entries, urns)
+    draws = [entry for entry in entries if entry.is_draw and entry.stream in DRAWN]
+    last = max((draw.serial for draw in draws if log.last.get(draw.group) not in PENDING), default=0)
     for entry in entries:
-        if entry.serial <= serial:
-            raise ValueError(f"entry {entry.serial} follows entry {serial}; entries must come in the order of the log")
-        serial = entry.serial
-        if isinstance(entry, Decision):
-            urn.decide(entry)
-        elif entry.stream is Stream.AUDIT:
-            urn.draw(entry)
-    doubtful = sum(copies[group] for group in (urn.drawn.keys() | urn.was_out) if not _is_label(last.get(group)))
-    outcomes = [last.get(group) for group in urn.drawn]
-    pending_rows = [copies[group] * (last.get(group) in PENDING) for group in urn.drawn]
+        if not entry.is_draw:
+            log.decide(entry)
+        elif entry.stream in DRAWN and entry.serial <= last:
+            (log.draw if entry.stream is Stream.AUDIT else log.withhold)(entry)
+    outcomes = [log.last.get(group) for group in log.drawn]
+    pending_rows = [log.copies[group] * (log.last.get(group) in PENDING) for group in log.drawn]
+    without_label = (
+        group for group in log.drawn.keys() | log.withheld | log.was_out if log.last.get(group) not in LABELS
+    )
     answers = _recheck_answers(entries)
     return ReplayedLog(
-        all_positive=urn.history(doubtful_are=1),
-        all_negative=urn.history(doubtful_are=0),
-        found=sum(copies[group] for group, choice in last.items() if choice is Choice.POSITIVE),
-        rejected=sum(copies[group] for group, choice in last.items() if choice is Choice.NEGATIVE),
-        doubtful=doubtful,
-        unknown=pile - urn.out,
+        all_positive=log.history(doubtful_are=1),
+        all_negative=log.history(doubtful_are=0),
+        rows=log.rows,
+        found=log.sum(group for group, choice in log.last.items() if choice is Choice.POSITIVE),
+        rejected=log.sum(group for group, choice in log.last.items() if choice is Choice.NEGATIVE),
+        doubtful=log.sum(without_label),
+        unknown=log.rows - log.out,
         positives=outcomes.count(Choice.POSITIVE),
         skipped=outcomes.count(Choice.SKIP),
         pending=sum(outcome in PENDING for outcome in outcomes),
         pending_rows=np.array(pending_rows, np.int64),
         rechecks=len(answers),
         missed=answers.count(Choice.NEGATIVE),
+        labels=log.last,
     )
 
 
-class _Urn:
-    """Rows that are out of the urn as the log goes on, and how many of them are positive by their last label."""
+def replay_zone(entries: Sequence[Entry], rows: int) -> ReplayedLog:
+    """As `replay`, of the zone, an urn of so many rows; random images of the pile are drawn from it where they hit it.
 
-    def __init__(self, last: dict[int, Choice], copies: dict[int, int], pile: int):
-        self._last, self._copies, self._pile = last, copies, pile
-        self.out = 0  # rows
-        self._positive, self._doubtful = 0, 0  # rows that are out
+    Rechecks count as in the pile.
+    """
+    inside = []
+    for entry in entries:
+        if entry.stream is Stream.ZONE:
+            entry = replace(entry, stream=Stream.AUDIT, urn=0)
+        elif entry.zone:  # where a draw from the pile is in the zone, it is uniform over the rows that are left of it
+            entry = replace(entry, urn=0, unknown=ANY)
+        elif entry.stream is Stream.RECHECK:
+            entry = replace(entry, urn=0, copies=0)
+        else:
+            continue
+        inside.append(entry)
+    return replay(inside, [rows])
+
+
+class _Replay:
+    """Rows that are out of the urns as the log goes on, and how many of them are positive by their last label."""
+
+    def __init__(self, entries: Sequence[Entry], urns: Sequence[int]):
+        self.rows = np.array(urns, np.int64)
+        self.last = _last_choices(entries)
+        self.copies: dict[int, int] = {}
+        self._urn_of: dict[int, int] = {}
+        self._check(entries)
+        self.out, self._positive, self._doubtful = (np.zeros_like(self.rows) for _ in range(3))  # rows, by urn
         self._labelled: dict[int, int] = {}  # number of draws before the label, by group; not the drawn ones
         self.drawn: dict[int, None] = {}  # groups, in the order of their draws
+        self.withheld: set[int] = set()  # groups drawn from the zone
         self.was_out: set[int] = set()  # groups that were out at a draw and came back
-        self._draws: list[tuple[int, int, int, Choice | None]] = []  # n_i, positive, doubtful, last choice
+        self._draws: list[tuple[Choice | None, int, int, int, int]] = []  # last choice, n_i, positive, doubtful, urn
 
-    def draw(self, draw: Draw) -> None:
-        group, left = draw.group, self._pile - self.out
-        if group in self.drawn or group in self._labelled:
+    def _check(self, entries: Sequence[Entry]) -> None:
+        serial = 0
+        for entry in entries:
+            if entry.serial <= serial:
+                raise ValueError(
+                    f"entry {entry.serial} follows entry {serial}; entries must come in the order of the log"
+                )
+            serial = entry.serial
+            if not 0 <= entry.urn < len(self.rows):
+                raise ValueError(f"entry {serial} is of urn {entry.urn}; there are {len(self.rows)}")
+            before = self.copies.setdefault(entry.group, entry.copies)
+            if before != entry.copies or self._urn_of.setdefault(entry.group, entry.urn) != entry.urn:
+                raise ValueError(
+                    f"entry {serial}: group {entry.group} has {entry.copies} rows in urn {entry.urn}, and had {before} "
+                    f"in urn {self._urn_of[entry.group]}"
+                )
+        known = self.sum(self.copies)
+        if (known > self.rows).any():
+            raise ValueError(f"the entries are about {known.sum():,} rows; the pile has {self.rows.sum():,}")
+
+    def sum(self, groups: Iterable[int]) -> np.ndarray:
+        """Rows of some groups, by urn."""
+        rows = np.zeros_like(self.rows)
+        for group in groups:
+            rows[self._urn_of[group]] += self.copies[group]
+        return rows
+
+    def draw(self, draw: Entry) -> None:
+        group, urn = draw.group, draw.urn
+        left = int(self.rows[urn] - self.out[urn])
+        if group in self.drawn or group in self.withheld or group in self._labelled:
             raise ValueError(f"draw {draw.serial} is of row {draw.row}, which had been decided or drawn before")
         if draw.copies < 1:
             raise ValueError(f"draw {draw.serial} is of row {draw.row}, which is not in the pile")
-        if draw.unknown != left:
+        if draw.unknown not in (left, ANY):
             raise ValueError(
-                f"draw {draw.serial} was among {draw.unknown:,} unknown rows; {left:,} of {self._pile:,} were left, so "
-                "entries are missing or the pile is another one"
+                f"draw {draw.serial} was among {draw.unknown:,} unknown rows; {left:,} of {self.rows[urn]:,} were "
+                "left, so entries are missing or the pile is another one"
             )
-        self._draws.append((left, self._positive, self._doubtful, self._last.get(group)))
+        out = int(self._positive[urn]), int(self._doubtful[urn])
+        self._draws.append((self.last.get(group), left, *out, urn))
         self.drawn[group] = None
         self._move(group, 1)
 
-    def decide(self, decision: Decision) -> None:
+    def withhold(self, draw: Entry) -> None:
+        self.withheld.add(draw.group)
+        self._move(draw.group, 1)
+
+    def decide(self, decision: Entry) -> None:
         group, was_out = decision.group, decision.group in self._labelled
-        if group in self.drawn or was_out == decision.choice.is_label:
+        if group in self.drawn or group in self.withheld or was_out == (decision.choice in LABELS):
             return
         if was_out:
             if self._labelled.pop(group) < len(self._draws):
@@ -113,37 +177,35 @@ class _Urn:
         self._move(group, -1 if was_out else 1)
 
     def _move(self, group: int, sign: int) -> None:
-        rows, last = sign * self._copies[group], self._last.get(group)
-        self.out += rows
-        self._positive += rows * (last is Choice.POSITIVE)
-        self._doubtful += rows * (not _is_label(last))
+        rows, last, urn = sign * self.copies[group], self.last.get(group), self._urn_of[group]
+        self.out[urn] += rows
+        self._positive[urn] += rows * (last is Choice.POSITIVE)
+        self._doubtful[urn] += rows * (last not in LABELS)
 
     def history(self, *, doubtful_are: int) -> DrawHistory:
         """The draws, with every doubtful group positive (1) or negative (0)."""
+        labels: dict[Choice | None, int] = {Choice.POSITIVE: 1, Choice.NEGATIVE: 0}
+        draws = self._draws
         return DrawHistory(
-            np.array([_label(choice, doubtful_are) for *_, choice in self._draws], bool),
-            np.array([unknown for unknown, *_ in self._draws], float),
-            np.array([positive + doubtful * doubtful_are for _, positive, doubtful, _ in self._draws], float),
+            np.array([labels.get(choice, doubtful_are) for choice, *_ in draws], bool),
+            np.array([unknown for _, unknown, *_ in draws], float),
+            np.array([positive + doubtful * doubtful_are for _, _, positive, doubtful, _ in draws], float),
+            np.array([urn for *_, urn in draws], np.int64),
         )
 
 
-def _is_label(choice: Choice | None) -> bool:
-    return choice is not None and choice.is_label
-
-
-def _label(choice: Choice | None, otherwise: int) -> bool:
-    return choice is Choice.POSITIVE if _is_label(choice) else bool(otherwise)
-
-
-def _copies(entries: Sequence[Entry], pile: int) -> dict[int, int]:
-    copies: dict[int, int] = {}
+def _last_choices(entries: Sequence[Entry]) -> dict[int, Choice | None]:
+    """Last choice of each group; None for a skip from before the group's draw, which does not answer the draw."""
+    drawn = {entry.group: entry.serial for entry in entries if entry.is_draw and entry.stream in DRAWN}
+    made: dict[int, int] = {}  # serial number of the decision that each decision is, or brings back
     for entry in entries:
-        before = copies.setdefault(entry.group, entry.copies)
-        if before != entry.copies:
-            raise ValueError(f"entry {entry.serial}: group {entry.group} has {entry.copies} rows, and had {before}")
-    if sum(copies.values()) > pile:
-        raise ValueError(f"the entries are about {sum(copies.values()):,} rows; the pile has {pile:,}")
-    return copies
+        made[entry.serial] = made.get(entry.restores, entry.restores) or entry.serial
+    return {
+        group: None
+        if decision.choice is Choice.SKIP and made[decision.serial] < drawn.get(group, 0)
+        else decision.choice
+        for group, decision in labelling_decisions(entries).items()
+    }
 
 
 def _recheck_answers(entries: Sequence[Entry]) -> list[Choice]:
@@ -151,10 +213,10 @@ def _recheck_answers(entries: Sequence[Entry]) -> list[Choice]:
     answers: list[Choice | None] = []
     latest: dict[int, int] = {}  # recheck of a group
     for entry in entries:
-        if isinstance(entry, Draw):
+        if entry.is_draw:
             if entry.stream is Stream.RECHECK:
                 latest[entry.group] = len(answers)
                 answers.append(None)
         elif entry.group in latest:  # an undo restores a decision of another stream
             answers[latest[entry.group]] = entry.choice if entry.stream is Stream.RECHECK else None
-    return [answer for answer in answers if answer is not None and answer.is_label]
+    return [answer for answer in answers if answer in LABELS]

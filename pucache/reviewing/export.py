@@ -6,14 +6,17 @@ Both have the format of the page's export, ``key,label,reviewed,digest``, which 
 from __future__ import annotations
 
 import re
+import shlex
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..errors import LabelError
 from ..labels.label_files import read_decisions, short_digest
+from ..pages.review_page import EXPORT
 from ..storage.atomic import check_writable, replacing
 from ..storage.tables import read_table
 from .log import Choice
@@ -75,6 +78,32 @@ def write_reviewed(session: Session, path: str | Path) -> Path:
             label, decided = int(s[row] == 1 or reviewed[row] == 1), int(reviewed[row] != 0)
             stream.write(f"{_quoted(keys[row])},{label},{decided},{short_digest(digests[row])}\n")
     return path
+
+
+def export_session(session: Session) -> dict[str, Any]:
+    """Write the labels of now into the session's folder, as the page and ``pucache review --export`` do.
+
+    Returns ``files``, how many labels are ``positive`` and ``negative``, and the ``commands`` that take them.
+    """
+    folder, (s, reviewed) = session.folder, session.labels()
+    paths = " ".join(shlex.quote(str(file.path)) for file in session.cache.files)
+    path = write_reviewed(session, folder / EXPORT)
+    csv = shlex.quote(str(path))
+    return {
+        "files": [str(path)],
+        "positive": int(((s == 1) | (reviewed == 1)).sum()),
+        "negative": int((reviewed == -1).sum()),
+        "commands": [
+            train_command(session),
+            f"pucache retrieve-positives {paths} --positives {csv} --negatives {csv} --model model.safetensors",
+        ],
+    }
+
+
+def train_command(session: Session) -> str:
+    """The command that trains on a session."""
+    paths = " ".join(shlex.quote(str(file.path)) for file in session.cache.files)
+    return f"pucache train-pu {paths} --session {shlex.quote(str(session.folder))}"
 
 
 def import_reviewed(session: Session, path: str | Path, reviewer: str = IMPORTER) -> ImportCounts:

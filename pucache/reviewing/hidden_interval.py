@@ -1,6 +1,6 @@
-"""Limits of the number of positives in a pile, from random draws out of an urn that changes.
+"""Limits of the number of positives in a pile, from random draws out of urns that change.
 
-The pile has K positive rows. Draw i is uniform over n_i rows, of which K - f_i are positive: f_i positive rows had been
+An urn has K positive rows. Draw i is uniform over n_i rows, of which K - f_i are positive: f_i positive rows had been
 taken out before, by whatever rule. y_i says whether a positive was drawn. With alternatives K'_j of each K and weights
 w_j that sum to 1,
 
@@ -8,14 +8,17 @@ w_j that sum to 1,
 
 is a test martingale where K is the truth: it ever reaches 1 / error with a probability of at most `error` (Ville).
 Alternatives below K test for the upper limit, alternatives above K for the lower one. Both tests are monotone in K, in
-each y_i and in each f_i; docs/method.md has the proof. Martingales without replacement: Waudby-Smith and Ramdas,
-"Confidence sequences for sampling without replacement", 2020 (arXiv 2006.04347).
+each y_i and in each f_i. The product of E(K_u) over several urns u is a test martingale of all K_u together: the limits
+are the extremes of sum_u K_u where this product never reached 1 / error. docs/method.md has the proofs. Martingales
+without replacement: Waudby-Smith and Ramdas, "Confidence sequences for sampling without replacement", 2020 (arXiv
+2006.04347).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -24,6 +27,7 @@ WEIGHTS_BELOW = np.array([0.25, 0.2, 0.2, 0.2, 0.15])  # of K' = 0, and of K' at
 WEIGHTS_ABOVE = np.full(4, 0.25)
 REMAINING_MISSES = np.array([0.0, 0.25, 0.5, 0.75])  # (1 - s') / (1 - s) of the alternatives s' of a sensitivity s
 MISS_WEIGHTS = np.array([0.5, 0.2, 0.2, 0.1])
+CELLS = (64, 20, 8)  # ranges of totals of an urn that are looked at together, with two, three, four urns
 
 
 @dataclass(frozen=True)
@@ -37,15 +41,18 @@ class DrawHistory:
     unknown : ndarray of float64, (m,)
         n_i, rows in the urn before the draw.
     positives_before : ndarray of float64, (m,)
-        f_i, positive rows taken out before the draw.
+        f_i, positive rows of the urn taken out before the draw.
+    urn : ndarray of int64, (m,)
+        Number of the urn.
     """
 
     positive: np.ndarray
     unknown: np.ndarray
     positives_before: np.ndarray
+    urn: np.ndarray
 
-    def log_ratios(self, total: float, alternatives: np.ndarray) -> np.ndarray:
-        """Logarithm of L(K') / L(K) after each draw.
+    def log_ratios(self, total: float, alternatives: np.ndarray, urn: int = 0) -> np.ndarray:
+        """Logarithm of L(K') / L(K) of an urn after each draw; draws from other urns leave it as it is.
 
         Parameters
         ----------
@@ -53,18 +60,23 @@ class DrawHistory:
             K, for which every draw must be possible.
         alternatives : ndarray of float64, (j,)
             K'. A share (K' - f_i) / n_i outside [0, 1] is clipped.
+        urn : int
 
         Returns
         -------
         ndarray of float64, (j, m)
             -inf from the draw on that is impossible under K'.
         """
-        hidden = total - self.positives_before  # (m,)
-        other = np.clip(alternatives[:, None] - self.positives_before, 0.0, self.unknown)  # (j, m)
-        ratio = np.where(self.positive, other, self.unknown - other)
-        ratio /= np.where(self.positive, hidden, self.unknown - hidden)
+        of = self.urn == urn
+        positive, unknown, before = self.positive[of], self.unknown[of], self.positives_before[of]
+        hidden = total - before  # (l,)
+        other = np.clip(alternatives[:, None] - before, 0.0, unknown)  # (j, l)
+        ratio = np.where(positive, other, unknown - other)
+        ratio /= np.where(positive, hidden, unknown - hidden)
+        log_ratio = np.zeros((len(alternatives), len(of)))
         with np.errstate(divide="ignore"):
-            return np.cumsum(np.log(ratio), axis=1)
+            log_ratio[:, of] = np.log(ratio)
+        return np.cumsum(log_ratio, axis=1)
 
     def with_negatives(self, rows: np.ndarray) -> DrawHistory:
         """With some positive draws made negative.
@@ -74,10 +86,14 @@ class DrawHistory:
         rows : ndarray of int64, (m,)
             Rows of the draws to change, 0 for all others.
         """
-        return DrawHistory(self.positive & (rows == 0), self.unknown, self.positives_before - (np.cumsum(rows) - rows))
+        before = self.positives_before.copy()
+        for urn in np.unique(self.urn):
+            of = self.urn == urn
+            before[of] -= np.cumsum(rows[of]) - rows[of]
+        return DrawHistory(self.positive & (rows == 0), self.unknown, before, self.urn)
 
-    def extended(self, positives: int, draws: int, *, unknown: int, positives_before: int) -> DrawHistory:
-        """With further draws of single rows, among which positives lie evenly.
+    def extended(self, positives: int, draws: int, *, unknown: int, positives_before: int, urn: int = 0) -> DrawHistory:
+        """With further draws of single rows from an urn, among which positives lie evenly.
 
         Parameters
         ----------
@@ -85,6 +101,7 @@ class DrawHistory:
             Of the further draws.
         unknown, positives_before : int
             n and f before the first of them.
+        urn : int
         """
         steps = np.arange(draws + 1)
         drawn = (steps * positives + draws // 2) // max(draws, 1)  # positives before each draw, and at last
@@ -92,73 +109,109 @@ class DrawHistory:
             np.append(self.positive, np.diff(drawn) > 0),
             np.append(self.unknown, unknown - steps[:-1]),
             np.append(self.positives_before, positives_before + drawn[:-1]),
+            np.append(self.urn, np.full(draws, urn)),
         )
 
 
-def evidence_above(history: DrawHistory, total: float, pile: int) -> float:
-    """Greatest log E(K) after any draw, by alternatives below K; increases with K.
+def evidence_above(history: DrawHistory, total: float, rows: int, urn: int = 0) -> np.ndarray:
+    """log E(K) of an urn after each draw, float64 (m,), by alternatives below K; increases with K.
 
     Parameters
     ----------
     history : DrawHistory
     total : float
         K, for which every draw must be possible.
-    pile : int
-        Rows.
+    rows : int
+        Of the urn.
+    urn : int
     """
-    below = np.maximum(total - DISTANCES * np.sqrt(total * pile), 0.0)
-    return _greatest(history.log_ratios(total, np.append(0.0, below)), WEIGHTS_BELOW)
+    below = np.maximum(total - DISTANCES * np.sqrt(total * rows), 0.0)
+    return _mixed(history.log_ratios(total, np.append(0.0, below), urn), WEIGHTS_BELOW)
 
 
-def evidence_below(history: DrawHistory, total: float, pile: int) -> float:
-    """Greatest log E(K) after any draw, by alternatives above K; decreases with K. Parameters as `evidence_above`."""
-    above = total + DISTANCES * np.sqrt((total + 1.0) * pile)
-    return _greatest(history.log_ratios(total, above), WEIGHTS_ABOVE)
+def evidence_below(history: DrawHistory, total: float, rows: int, urn: int = 0) -> np.ndarray:
+    """As `evidence_above`, by alternatives above K; decreases with K."""
+    above = total + DISTANCES * np.sqrt((total + 1.0) * rows)
+    return _mixed(history.log_ratios(total, above, urn), WEIGHTS_ABOVE)
 
 
-def _greatest(log_ratios: np.ndarray, weights: np.ndarray) -> float:
-    mixed = np.logaddexp.reduce(log_ratios + np.log(weights)[:, None], axis=0)  # (m,)
-    return float(mixed.max(initial=0.0))  # E is 1 before the first draw
+def _mixed(log_ratios: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    return np.asarray(np.logaddexp.reduce(log_ratios + np.log(weights)[:, None], axis=0))
 
 
-def greatest_total(history: DrawHistory, pile: int, *, least: int, greatest: int, error: float) -> int:
-    """Upper limit of K, which is ever too small with a probability of at most `error`.
+def greatest_total(
+    history: DrawHistory, rows: Sequence[int], *, least: Sequence[int], greatest: Sequence[int], error: float
+) -> int:
+    """Upper limit of the sum of K over all urns, which is ever too small with a probability of at most `error`.
 
     Parameters
     ----------
     history : DrawHistory
-    pile : int
-        Rows.
-    least, greatest : int
-        K that the labels allow.
+    rows : sequence of int
+        Of each urn.
+    least, greatest : sequence of int
+        K of each urn that the labels allow.
     error : float
     """
 
-    def excluded(total: int) -> bool:
-        return evidence_above(history, total, pile) >= -np.log(error)
+    def evidence(total: int, urn: int) -> np.ndarray:
+        return evidence_above(history, total, rows[urn], urn)
 
-    return max(least, _first(excluded, least, greatest) - 1)
+    return _greatest_sum(evidence, least, greatest, -np.log(error))
 
 
-def least_total(history: DrawHistory, pile: int, *, least: int, greatest: int, error: float) -> int:
-    """Lower limit of K, which is ever too great with a probability of at most `error`.
+def least_total(
+    history: DrawHistory, rows: Sequence[int], *, least: Sequence[int], greatest: Sequence[int], error: float
+) -> int:
+    """Lower limit of the sum of K over all urns, which is ever too great with a probability of at most `error`.
 
     Parameters as for `greatest_total`.
     """
 
-    def possible(total: int) -> bool:
-        return evidence_below(history, total, pile) < -np.log(error)
+    def evidence(total: int, urn: int) -> np.ndarray:
+        return evidence_below(history, -total, rows[urn], urn)
 
-    return min(greatest, _first(possible, least, greatest))
+    return -_greatest_sum(evidence, [-total for total in greatest], [-total for total in least], -np.log(error))
 
 
-def likeliest_total(history: DrawHistory, *, least: int, greatest: int) -> int:
-    """K of the greatest likelihood L(K), which is log-concave; `least` without a draw."""
+def _greatest_sum(
+    evidence: Callable[[int, int], np.ndarray],
+    least: Sequence[int],
+    greatest: Sequence[int],
+    limit: float,
+    *,
+    urn: int = 0,
+    before: np.ndarray | float = 0.0,
+) -> int:
+    """Greatest sum of totals, one for each urn from one on, whose evidence never reached a limit; else the least sum.
+
+    Evidence increases with each total, so the last total is found by bisection. The totals of the other urns are taken
+    in `CELLS` ranges, each with the evidence of its start and the sum of its end, which may only widen the interval.
+    `before` is the evidence of the totals of the urns before.
+    """
+    others = before + sum(evidence(least[other], other) for other in range(urn + 1, len(least)))
+
+    def excluded(total: int) -> bool:
+        return bool(np.max(others + evidence(total, urn), initial=0.0) >= limit)  # E is 1 before the first draw
+
+    last = max(least[urn], _first(excluded, least[urn], greatest[urn]) - 1)
+    if urn == len(least) - 1:
+        return last
+    starts = np.unique(np.linspace(least[urn], last + 1, CELLS[min(len(least), 4) - 2] + 1).astype(int)).tolist()
+    return max(
+        end - 1 + _greatest_sum(evidence, least, greatest, limit, urn=urn + 1, before=before + evidence(start, urn))
+        for start, end in pairwise(starts)
+    )
+
+
+def likeliest_total(history: DrawHistory, *, least: int, greatest: int, urn: int = 0) -> int:
+    """K of an urn of the greatest likelihood L(K), which is log-concave; `least` without a draw."""
+    of = history.urn == urn
+    positive, unknown, before = history.positive[of], history.unknown[of], history.positives_before[of]
 
     def past(total: int) -> bool:
-        hidden = total - history.positives_before
-        other = history.unknown - hidden
-        return bool(np.sum(1.0 / hidden[history.positive]) <= np.sum(1.0 / other[~history.positive]))
+        hidden = total - before
+        return bool(np.sum(1.0 / hidden[positive]) <= np.sum(1.0 / (unknown - hidden)[~positive]))
 
     return min(greatest, _first(past, least, greatest))
 

@@ -9,16 +9,15 @@ one cache and one pile.
 from __future__ import annotations
 
 import json
-import math
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ..errors import SessionError, one_line
@@ -27,25 +26,29 @@ from ..version import __version__
 
 LOG = "decisions.sqlite"  # in the folder of a session
 FORMAT = "pucache review session"
-VERSION = 1
-_ENTRIES = (
-    "serial INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, key TEXT NOT NULL, digest BLOB NOT NULL, "
-    "request TEXT UNIQUE, row INTEGER NOT NULL, image_group INTEGER NOT NULL, copies INTEGER NOT NULL, "
-    "stream TEXT NOT NULL, choice TEXT, replaces INTEGER, restores INTEGER, unknown INTEGER NOT NULL, "
-    "positives INTEGER NOT NULL, expected REAL, model_version INTEGER NOT NULL, reviewer TEXT, time REAL NOT NULL"
-)
+VERSION = 3  # 1, of pucache 0.2, has one urn for each epoch; 2 has no zone
 _TABLES = {
     "format": "name TEXT NOT NULL, version INTEGER NOT NULL",
     "epochs": (
         "number INTEGER PRIMARY KEY, begun REAL NOT NULL, pucache_version TEXT NOT NULL, cache TEXT NOT NULL, "
         "checksums TEXT NOT NULL, rows INTEGER NOT NULL, pile INTEGER NOT NULL, pile_checksum TEXT NOT NULL, "
-        "twins REAL, grouping TEXT NOT NULL"
+        "twins REAL, grouping TEXT NOT NULL, urns TEXT, continued TEXT"
     ),
     "images": "epoch INTEGER NOT NULL, key TEXT NOT NULL, digest BLOB NOT NULL, label INTEGER, reviewed INTEGER",
-    "entries": _ENTRIES,
+    "zones": "epoch INTEGER NOT NULL, key TEXT NOT NULL",
+    "entries": (
+        "serial INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, key TEXT NOT NULL, digest BLOB NOT NULL, "
+        "request TEXT UNIQUE, row INTEGER NOT NULL, image_group INTEGER NOT NULL, copies INTEGER NOT NULL, "
+        "stream TEXT NOT NULL, choice TEXT, replaces INTEGER, restores INTEGER, unknown INTEGER NOT NULL, "
+        "positives INTEGER NOT NULL, expected REAL, model_version INTEGER NOT NULL, reviewer TEXT, "
+        "time REAL NOT NULL, urn INTEGER NOT NULL DEFAULT 0, zone INTEGER NOT NULL DEFAULT 0"
+    ),
 }
-_COLUMNS = [part.split()[0] for part in _ENTRIES.split(", ")]
-_INSERT_ENTRY = "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_COLUMNS = {name: [part.split()[0] for part in columns.split(", ")] for name, columns in _TABLES.items()}
+_INSERT = {
+    name: f"INSERT INTO {name} ({', '.join(columns)}) VALUES (:{', :'.join(columns)})"  # noqa: S608
+    for name, columns in _COLUMNS.items()
+}
 _REMEDY = "restore it from a copy, or name another folder with --session"
 
 
@@ -57,10 +60,8 @@ class Choice(StrEnum):
     SKIP = "skip"
     UNDONE = "undone"  # takes the decision back that it replaces
 
-    @property
-    def is_label(self) -> bool:
-        """Whether it says what the image is."""
-        return self in (Choice.POSITIVE, Choice.NEGATIVE)
+
+LABELS = (Choice.POSITIVE, Choice.NEGATIVE)  # choices that say what the image is
 
 
 class Stream(StrEnum):
@@ -68,57 +69,55 @@ class Stream(StrEnum):
 
     RANKED = "ranked"  # high in the ranking
     AUDIT = "audit"  # drawn at random from all unknown rows
+    ZONE = "zone"  # drawn at random from the unknown rows of the zone
     RECHECK = "recheck"  # a known positive, shown again to see whether it is recognised
 
 
-@dataclass(frozen=True)
-class Draw:
-    """A random draw, written before anybody sees the image."""
+DRAWN = (Stream.AUDIT, Stream.ZONE)  # streams of rows that leave their urn when they are drawn
 
-    serial: int  # position in the log, which draws and decisions share; ascending from 1
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A random draw, written before anybody sees its image, or a decision, written before it is acknowledged.
+
+    A draw has no choice and no request.
+    """
+
+    serial: int  # position in the log; ascending from 1
     row: int  # of the cache
-    group: int  # smallest row of the images that show the same picture and share their label
+    group: int  # smallest row of the images that show the same picture; all of them get the label
     copies: int  # rows of the pile in that group
-    stream: Stream  # AUDIT or RECHECK
-    unknown: int  # n_i: rows of the pile neither decided nor drawn before; the draw was uniform over these
-    positives: int  # f_i: rows of the pile that were known as positive, as far as it was known then
-    expected: float  # share of positives among the unknown rows by the model; NaN without a model
-    model_version: int  # serial number of the last entry that the model has seen; 0 without a model
+    stream: Stream
+    unknown: int  # n_i: rows of the urn, or of the zone it is drawn from, neither decided nor drawn before
+    positives: int  # f_i: rows of the urn that were known as positive, as far as it was known then
     time: float  # seconds since 1970
+    urn: int = 0  # number of the urn that the group is in
+    zone: bool = False  # whether the group is in the zone, which had been fixed then
+    choice: Choice | None = None
+    request: str | None = None  # identifier that the client chose; it is written once, so requests can be repeated
+    replaces: int = 0  # serial number of the decision on this group that was in force; 0: none
+    restores: int = 0  # serial number of the decision that an undo brought back into force; 0: none
+    expected: float | None = None  # share of positives among the unknown rows by the model, of a draw
+    model_version: int = 0  # serial number of the last entry that the model has seen; 0 without a model
+    reviewer: str = ""
     key: str = ""  # of the image
     digest: bytes = b""  # sha256 of the image's bytes; 32 zeros where unknown
     epoch: int = field(default=0, compare=False, repr=False)  # assigned when it is written
 
+    @property
+    def is_draw(self) -> bool:
+        """Whether it is a draw."""
+        return self.choice is None
 
-@dataclass(frozen=True)
-class Decision:
-    """A decision of a reviewer, written before it is acknowledged. Fields that `Draw` has too mean the same."""
-
-    serial: int
-    request: str  # identifier that the client chose; a second entry with it is refused, so requests can be repeated
-    row: int
-    group: int  # all of its rows get the label
-    copies: int
-    choice: Choice
-    stream: Stream
-    replaces: int  # serial number of the decision on this group that was in force; 0: none
-    unknown: int
-    positives: int
-    model_version: int  # of the ranking that showed the image
-    reviewer: str
-    time: float
-    restores: int = 0  # serial number of the decision that an undo brought back into force; 0: none
-    key: str = ""
-    digest: bytes = b""
-    epoch: int = field(default=0, compare=False, repr=False)
+    @property
+    def is_recheck_label(self) -> bool:
+        """Whether it is an answer to a recheck: it measures the reviewer, and leaves the label as it was."""
+        return self.stream is Stream.RECHECK and self.choice in LABELS
 
     @property
     def is_undo(self) -> bool:
         """Whether it takes back what it replaces."""
         return bool(self.restores) or self.choice is Choice.UNDONE
-
-
-Entry = Draw | Decision
 
 
 @dataclass(frozen=True)
@@ -128,14 +127,14 @@ class EpochFacts:
     cache: str  # its name, for messages
     checksums: tuple[str, ...]  # of its files, sorted
     rows: int
-    pile: int  # rows that were neither labelled nor twins of labelled ones
+    urns: tuple[int, ...]  # rows of each urn; together the pile, the rows neither labelled nor twins of labelled ones
     pile_checksum: str  # of which images are in the pile
     twins: float | None  # cosine from which on two images share their label; None: equal bytes only
     grouping: str  # how twins were found, see `pucache.reviewing.twins`
+    continued: tuple[int, tuple[int, ...]] | None = None  # first epoch that it goes on with; groups of entries since
 
 
-@dataclass(frozen=True)
-class LoggedImage:
+class LoggedImage(NamedTuple):
     """An image of the cache when an epoch began."""
 
     key: str
@@ -145,59 +144,59 @@ class LoggedImage:
     epoch: int = 0  # assigned when it is written
 
 
+class AuditedEntries(NamedTuple):
+    """What an audit is computed from."""
+
+    entries: list[Entry]  # of the present epoch and those that it goes on with
+    urns: tuple[int, ...]  # rows of each
+    zone: int  # rows of the zone; 0 before it is fixed
+    since: int  # serial number of the last entry before the present epoch, where it goes on with another; else 0
+
+
 class DecisionLog:
     """Log of one session. Not thread-safe: its owner holds a lock. See `create` and `open`.
 
     `epoch` is the number of the present epoch, from 1; `last` the serial number of the last entry, 0 before the first.
     """
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, *, read_only: bool = False):
-        self.path, self.read_only, self._connection = path, read_only, connection
+    def __init__(self, path: Path, *, read_only: bool = False):
+        self.path, self.read_only = path, read_only
         self.epoch, self.last = 0, 0
-        self._file = _file_at(path)
-        self._count()
-
-    def _count(self) -> None:
-        with _errors(self.path, "read"):
-            query = "SELECT (SELECT max(number) FROM epochs), (SELECT max(serial) FROM entries)"
-            self.epoch, self.last = (int(greatest or 0) for greatest in self._connection.execute(query).fetchone())
+        with self._errors("open"):
+            self._connection = _connect_to_read(path) if read_only else _connect(path)
+        self._file: tuple[int, int] | None = None
 
     @classmethod
     def create(cls, path: Path, facts: EpochFacts, images: Sequence[LoggedImage] = ()) -> DecisionLog:
         """Create a log with its first epoch; raises `SessionError` where the file cannot be written."""
-        connection = _connect(path)
-        try:
-            _make_durable(connection, path)
-            with _transaction(connection, path):
-                for name, columns in _TABLES.items():
-                    connection.execute(f"CREATE TABLE {name} ({columns})")
-                    for action in ("UPDATE", "DELETE"):
-                        connection.execute(
-                            f"CREATE TRIGGER {name}_no_{action.lower()} BEFORE {action} ON {name} "
-                            "BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END"
-                        )
-                connection.execute("INSERT INTO format VALUES (?, ?)", (FORMAT, VERSION))
-                _insert_epoch(connection, 1, facts, images)
+        with ExitStack() as stack:
+            log = cls(path)
+            stack.callback(log.close)
+            log._make_durable()
+            with log._transaction():
+                for name in _TABLES:
+                    log._create_table(name)
+                log._insert_epoch(facts, images)
             fsync_directory(path.parent)
-            return cls(path, connection)
-        except BaseException:
-            connection.close()
-            raise
+            stack.pop_all()
+        return log
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> DecisionLog:
         """Open a log; to read it alone also while another process writes it. Raises `SessionError`, naming the file."""
         if not path.is_file():
             raise SessionError(f"no review session at {path.parent}: {path.name} is missing")
-        connection = _connect(path, read_only=read_only)
-        try:
-            _check(connection, path)
+        with ExitStack() as stack:
+            log = cls(path, read_only=read_only)
+            stack.callback(log.close)
+            version = log._check()
             if not read_only:
-                _make_durable(connection, path)
-            return cls(path, connection, read_only=read_only)
-        except BaseException:
-            connection.close()
-            raise
+                log._make_durable()
+                if version < VERSION:
+                    log._upgrade()
+            log._count()
+            stack.pop_all()
+        return log
 
     def close(self) -> None:
         """Close the file; closing twice is allowed."""
@@ -206,73 +205,206 @@ class DecisionLog:
     def begin_epoch(self, facts: EpochFacts, images: Sequence[LoggedImage] = ()) -> None:
         """Begin another epoch, durably."""
         with self._transaction():
-            _insert_epoch(self._connection, self.epoch + 1, facts, images)
-        self.epoch += 1
+            self._insert_epoch(facts, images)
+
+    def fix_zone(self, keys: Sequence[str]) -> None:
+        """Write which images are the zone of the present epoch, durably."""
+        with self._transaction():
+            self._connection.executemany(_INSERT["zones"], ({"epoch": self.epoch, "key": key} for key in keys))
+
+    def zone(self, first: int) -> list[str]:
+        """Keys of the zone of the present epoch and those from `first` on; empty where none is fixed."""
+        with self._errors("read"):
+            if not self._select("SELECT 1 FROM sqlite_master WHERE name = 'zones'"):
+                return []  # a log of an earlier version
+            return [row["key"] for row in self._select("SELECT key FROM zones WHERE epoch >= ?", first)]
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Write entries in one transaction: all are on disk when this returns; none where it raises `SessionError`."""
-        rows = [_values(entry, self.epoch) for entry in entries]
-        with self._transaction():
-            self._connection.executemany(_INSERT_ENTRY, rows)
+        with self._transaction():  # SQLite keeps None as NULL
+            rows = (vars(entry) | {"epoch": self.epoch, "image_group": entry.group} for entry in entries)
+            self._connection.executemany(_INSERT["entries"], rows)
         self.last += len(entries)
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with _transaction(self._connection, self.path):
-            yield
-            if self._file is None or _file_at(self.path) != self._file:  # SQLite would write the file that is gone
-                raise SessionError(
-                    f"{self.path} was moved, deleted or replaced while it was open; nothing was kept of what was to be "
-                    "written: put its folder back, and send it again; or end the review and begin it anew"
-                )
 
     def facts(self) -> EpochFacts:
         """Facts of the present epoch."""
-        with _errors(self.path, "read"):
-            _, _, _, cache, checksums, *rest = self._connection.execute(
-                "SELECT * FROM epochs WHERE number = ?", (self.epoch,)
-            ).fetchone()
-            return EpochFacts(cache, tuple(json.loads(checksums)), *rest)
+        with self._errors("read"):
+            (values,) = self._select("SELECT * FROM epochs WHERE number = ?", self.epoch)
+            urns = json.loads(values["urns"]) if values.get("urns") else [values["pile"]]
+            continued = json.loads(values.get("continued") or "null")
+            values |= {"urns": tuple(map(int, urns)), "checksums": tuple(json.loads(values["checksums"]))}
+            values["continued"] = None if continued is None else (int(continued[0]), tuple(map(int, continued[1])))
+            return EpochFacts(**{field.name: values[field.name] for field in fields(EpochFacts)})
 
     def images(self) -> list[LoggedImage]:
         """Images listed at the beginning of each epoch."""
-        with _errors(self.path, "read"):
+        with self._errors("read"):
             query = "SELECT key, digest, label, reviewed, epoch FROM images ORDER BY rowid"
-            return [LoggedImage(*values) for values in self._connection.execute(query)]
+            return [LoggedImage(**values) for values in self._select(query)]
 
     def entries(self) -> list[Entry]:
         """All entries of all epochs, in order; `last` is then that of the file."""
         self._count()
-        with _errors(self.path, "read"):
-            rows = self._connection.execute("SELECT * FROM entries ORDER BY serial")
-            entries = [_entry(dict(zip(_COLUMNS, values, strict=True))) for values in rows]
+        with self._errors("read"):
+            entries = [_entry(values) for values in self._select("SELECT * FROM entries ORDER BY serial")]
         for number, entry in enumerate(entries, 1):
             if entry.serial != number:
                 raise SessionError(f"{self.path} is damaged: entry {number:,} is missing; {_REMEDY}")
         return entries
 
+    def audited_entries(self) -> AuditedEntries:
+        """Entries that the audit of the present epoch is computed from, with its groups."""
+        facts = self.facts()
+        first, groups = facts.continued or (self.epoch, ())
+        entries = [entry for entry in self.entries() if entry.epoch >= first]
+        for number, group in enumerate(groups):
+            entries[number] = replace(entries[number], group=group)
+        return AuditedEntries(entries, facts.urns, len(self.zone(first)), self.since(entries))
 
-def _values(entry: Entry, epoch: int) -> tuple[Any, ...]:
-    """Values of an entry in the order of the columns."""
-    values = {"restores": 0} | vars(entry) | {"epoch": epoch, "image_group": entry.group}
-    return tuple(values.get(name) for name in _COLUMNS)  # SQLite keeps NaN as NULL
+    def since(self, entries: Sequence[Entry]) -> int:
+        """Serial number of the last of some entries that is of an earlier epoch; 0 where none is."""
+        return max((entry.serial for entry in entries if 0 < entry.epoch < self.epoch), default=0)
+
+    def _count(self) -> None:
+        with self._errors("read"):
+            query = "SELECT (SELECT max(number) FROM epochs), (SELECT max(serial) FROM entries)"
+            self.epoch, self.last = (int(greatest or 0) for greatest in self._connection.execute(query).fetchone())
+
+    def _select(self, query: str, *values: int) -> list[dict[str, Any]]:
+        cursor = self._connection.execute(query, values)
+        names = [name for name, *_ in cursor.description]
+        return [dict(zip(names, row, strict=True)) for row in cursor]
+
+    def _make_durable(self) -> None:
+        """Sync every transaction to disk, and let others read meanwhile."""
+        with self._errors("open"):
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = FULL")
+        self._file = _file_at(self.path)
+
+    def _create_table(self, name: str) -> None:
+        self._connection.execute(f"CREATE TABLE {name} ({_TABLES[name]})")
+        for action in ("UPDATE", "DELETE"):
+            self._connection.execute(
+                f"CREATE TRIGGER {name}_no_{action.lower()} BEFORE {action} ON {name} "
+                "BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END"
+            )
+        if name == "format":
+            self._connection.execute("INSERT INTO format VALUES (?, ?)", (FORMAT, VERSION))
+
+    def _upgrade(self) -> None:
+        """Let a log of an earlier version take what this one writes; what it holds stays."""
+        with self._transaction():
+            for table in ("entries", "epochs"):
+                present = {column["name"] for column in self._select(f"PRAGMA table_info({table})")}
+                for column in _TABLES[table].split(", "):
+                    if column.split()[0] not in present:
+                        self._connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
+            self._create_table("zones")
+            self._connection.execute("DROP TABLE format")
+            self._create_table("format")
+
+    def _insert_epoch(self, facts: EpochFacts, images: Sequence[LoggedImage]) -> None:
+        self.epoch += 1
+        values = {"number": self.epoch, "begun": time.time(), "pucache_version": __version__} | vars(facts)
+        values |= {"pile": sum(facts.urns)}
+        values |= {name: json.dumps(values[name]) for name in ("urns", "checksums", "continued")}
+        self._connection.execute(_INSERT["epochs"], values)
+        rows = (image._replace(epoch=self.epoch)._asdict() for image in images)
+        self._connection.executemany(_INSERT["images"], rows)
+
+    def _check(self) -> int:
+        """Version of the log; raises `SessionError` unless it is an undamaged log of a version that is read."""
+        with self._errors("read"):
+            execute = self._connection.execute
+            tables = {name for (name,) in execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            written = execute("SELECT name, version FROM format").fetchone() if "format" in tables else None
+            if written is None or written[0] != FORMAT:
+                raise SessionError(
+                    f"{self.path} is not the log of a review session; name another folder with --session"
+                )
+            if written[1] not in range(1, VERSION + 1):
+                raise SessionError(
+                    f"{self.path} has version {written[1]} of the log; this pucache {__version__} reads versions up to "
+                    f"{VERSION}: upgrade pucache, or name another folder with --session"
+                )
+            found = execute("PRAGMA quick_check(1)").fetchone()[0]
+            expected = set(_TABLES) - ({"zones"} if written[1] < 3 else set())
+            if found != "ok" or not tables >= expected:
+                raise SessionError(f"{self.path} is damaged ({' '.join(str(found).split())[:160]}); {_REMEDY}")
+            return int(written[1])
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Write all within the block, or nothing; on disk when it ends."""
+        with self._errors("write"):
+            self._connection.execute("BEGIN IMMEDIATE")
+            epoch = self.epoch
+            try:
+                yield
+                if self._file is None or _file_at(self.path) != self._file:  # SQLite would write the file that is gone
+                    raise SessionError(
+                        f"{self.path} was moved, deleted or replaced while it was open; nothing was kept of what was "
+                        "to be written: put its folder back, and send it again; or end the review and begin it anew"
+                    )
+                self._connection.execute("COMMIT")
+            except BaseException:
+                self.epoch = epoch
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _errors(self, verb: str) -> Iterator[None]:
+        """Turn errors of SQLite, and values that no log holds, into a `SessionError` of one line."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            reason, name = one_line(error), getattr(error, "sqlite_errorname", "") or ""
+            if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+                raise SessionError(f"{self.path} is damaged ({reason}); {_REMEDY}") from error
+            remedy = _REMEDY
+            if name.startswith(("SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_READONLY")):
+                remedy = "make its folder writable, or name another folder with --session"
+            elif verb == "write":
+                remedy = "nothing was kept of what was to be written: make room, and send it again"
+            raise SessionError(f"cannot {verb} {self.path}: {reason}; {remedy}") from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise SessionError(f"{self.path} is damaged ({one_line(error)}); {_REMEDY}") from error
+
+
+def labelling_decisions(entries: Iterable[Entry]) -> dict[int, Entry]:
+    """The decision that says what each group is, after entries in the order of the log; see `is_recheck_label`."""
+    labelling: dict[int, Entry] = {}
+    checked: dict[int, Entry] = {}  # without answers to rechecks
+    for entry in entries:
+        if entry.is_draw:
+            continue
+        if entry.stream is not Stream.RECHECK:
+            checked[entry.group] = entry
+        kept = checked.get(entry.group) if entry.is_recheck_label else None
+        labelling[entry.group] = kept if kept is not None and kept.choice in LABELS else entry
+    return labelling
 
 
 def _entry(values: dict[str, Any]) -> Entry:
     """The entry of a row of the table; raises ValueError or TypeError where it is none."""
-    names = ("serial", "row", "copies", "unknown", "positives", "model_version", "epoch")
-    common: dict[str, Any] = {name: int(values[name]) for name in names}
-    common |= {"group": int(values["image_group"]), "stream": Stream(values["stream"]), "time": float(values["time"])}
-    common |= {"key": str(values["key"]), "digest": bytes(values["digest"])}
-    if values["request"] is None:
-        return Draw(**common, expected=math.nan if values["expected"] is None else float(values["expected"]))
-    return Decision(
-        **common,
-        request=str(values["request"]),
-        choice=Choice(values["choice"]),
-        replaces=int(values["replaces"]),
-        restores=int(values["restores"]),
-        reviewer=str(values["reviewer"]),
+    integers = ("serial", "row", "copies", "unknown", "positives", "model_version", "epoch")
+    if (values["choice"] is None) != (values["request"] is None):
+        raise ValueError("a decision has a choice and a request")
+    return Entry(
+        **{name: int(values[name]) for name in integers},
+        **{name: int(values.get(name) or 0) for name in ("replaces", "restores", "urn")},
+        zone=bool(values.get("zone")),
+        group=int(values["image_group"]),
+        stream=Stream(values["stream"]),
+        time=float(values["time"]),
+        choice=None if values["choice"] is None else Choice(values["choice"]),
+        request=None if values["request"] is None else str(values["request"]),
+        expected=None if values["expected"] is None else float(values["expected"]),
+        reviewer=str(values["reviewer"] or ""),
+        key=str(values["key"]),
+        digest=bytes(values["digest"]),
     )
 
 
@@ -285,18 +417,8 @@ def _file_at(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    with _errors(path, "open"):
-        if read_only:
-            return _connect_to_read(path)
-        return sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-
-
-def _make_durable(connection: sqlite3.Connection, path: Path) -> None:
-    """Sync every transaction to disk, and let others read meanwhile."""
-    with _errors(path, "open"):
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
+def _connect(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, isolation_level=None, check_same_thread=False)
 
 
 def _connect_to_read(path: Path) -> sqlite3.Connection:
@@ -314,86 +436,12 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
     raise AssertionError
 
 
-@contextmanager
-def _transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
-    """Write all within the block, or nothing; on disk when it ends."""
-    with _errors(path, "write"):
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
-
-
-@contextmanager
-def _errors(path: Path, verb: str) -> Iterator[None]:
-    """Turn errors of SQLite, and values that no log holds, into a `SessionError` of one line."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        name = getattr(error, "sqlite_errorname", "") or ""
-        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-            raise SessionError(f"{path} is damaged ({one_line(error)}); {_REMEDY}") from error
-        if name.startswith(("SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_READONLY")):
-            raise SessionError(
-                f"cannot {verb} {path}: {one_line(error)}; make its folder writable, or name another folder with "
-                "--session"
-            ) from error
-        if verb == "write":
-            raise SessionError(
-                f"cannot write {path}: {one_line(error)}; nothing was kept of what was to be written: make room, and "
-                "send it again"
-            ) from error
-        raise SessionError(f"cannot {verb} {path}: {one_line(error)}; {_REMEDY}") from error
-    except (TypeError, ValueError) as error:
-        raise SessionError(f"{path} is damaged ({one_line(error)}); {_REMEDY}") from error
-
-
-def _check(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise `SessionError` unless this is an undamaged log of this version."""
-    with _errors(path, "read"):
-        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        written = connection.execute("SELECT name, version FROM format").fetchone() if "format" in tables else None
-        if written is None or written[0] != FORMAT:
-            raise SessionError(f"{path} is not the log of a review session; name another folder with --session")
-        if written[1] != VERSION:
-            raise SessionError(
-                f"{path} has version {written[1]} of the log; this pucache {__version__} reads version {VERSION}: "
-                "upgrade pucache, or name another folder with --session"
-            )
-        found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if found != "ok" or not tables >= set(_TABLES):
-            raise SessionError(f"{path} is damaged ({' '.join(str(found).split())[:160]}); {_REMEDY}")
-
-
 def is_unwritten(path: Path) -> bool:
     """Whether no log is here yet; also where its writer was killed before the first transaction."""
     if not path.exists() or not path.stat().st_size:
         return True
     try:
-        connection = _connect(path)
-    except SessionError:
-        return False
-    try:
-        return connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+        with closing(_connect(path)) as connection:
+            return not connection.execute("SELECT 1 FROM sqlite_master").fetchone()
     except sqlite3.Error:
         return False
-    finally:
-        connection.close()
-
-
-def _insert_epoch(
-    connection: sqlite3.Connection, number: int, facts: EpochFacts, images: Sequence[LoggedImage]
-) -> None:
-    values = (facts.cache, json.dumps(facts.checksums), facts.rows, facts.pile, facts.pile_checksum)
-    connection.execute(
-        "INSERT INTO epochs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (number, time.time(), __version__, *values, facts.twins, facts.grouping),
-    )
-    connection.executemany(
-        "INSERT INTO images VALUES (?, ?, ?, ?, ?)",
-        ((number, image.key, image.digest, image.label, image.reviewed) for image in images),
-    )

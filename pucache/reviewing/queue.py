@@ -8,17 +8,18 @@ is written to the log before anybody sees its image, and is offered again until 
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..neighbours.whitening import Whitening
+from ..threads import one_blas_thread
 from .log import Stream
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ SHARE_AT_FULL_YIELD = 0.0  # factor of both where it yields positives alone
 MIN_POSITIVES = 10  # found, before any is shown again
 _TOP = 4096  # rows of the ranking that are kept sorted
 _RECENT = 100  # images after which one may be shown again
+LEAST_ZONE, ZONE_SHARE, EXPECTED_IN_ZONE = 1000, 0.2, 0.9  # rows, unless few are left; share of them; see `likeliest`
 _DRAWS = 20  # attempts to fill the slots of a closing audit
 
 
@@ -40,7 +42,7 @@ class NextImages:
     Where none of the last 100 images was positive, a slot is drawn at random from all unknown rows with a probability
     of `audit_share`, and shows a positive again with `recheck_share`, once `MIN_POSITIVES` are found. Where all of them
     were, both probabilities are multiplied by `share_at_full_yield`; linear between the two. With `closing_audit` all
-    slots are drawn at random.
+    slots are drawn at random, by `closing_stream`: from the pile, or from the zone until it is used up.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class NextImages:
         now: Callable[[], float] = time.monotonic,
     ):
         self.closing_audit = False
+        self.closing_stream = Stream.AUDIT
         self._session, self._rng = session, rng
         self._audit_share, self._recheck_share = audit_share, recheck_share
         self._share_at_full_yield = share_at_full_yield
@@ -88,14 +91,16 @@ class NextImages:
         with self._lock:
             self._scores, self._p, self._version, self._top = scores, p, version, top
 
-    def next(self, tab: str, count: int, keep: Sequence[int] = ()) -> list[int]:
+    def next(self, tab: str, count: int, keep: Sequence[int] = (), *, finish: bool = False) -> list[int]:
         """Rows to show next, in the order of showing, reserved for a tab; fewer where the pile is used up.
 
         `count` rows are wanted besides those that the tab keeps: the ones that it shows, or will show, or has decided
-        without an answer yet. It loses all others.
+        without an answer yet. It loses all others. With `finish` only random images come that were passed over.
         """
         with self._lock:
-            self._reservations.keep_only(tab, self._groups_of(keep))
+            self._reservations.keep_only(tab, (int(self._session.groups[row]) for row in keep))
+            if finish:
+                return self._take(tab, self._session.random_undecided(), count)
             drawn = self._waiting(tab, count)
             drawn += self._rechecks_and_audits(tab, count - len(drawn))
             rows = self._mixed(self._ranked(tab, count - len(drawn)), drawn)
@@ -153,7 +158,8 @@ class NextImages:
         for _ in range(_DRAWS):  # a draw of a row that a tab holds already fills no slot
             if len(rows) == slots or not self._session.unknown.any():
                 break
-            rows += self._drawn(tab, Stream.AUDIT, slots - len(rows))
+            in_zone = self.closing_stream is Stream.ZONE and (self._session.unknown & self._session.zone).any()
+            rows += self._drawn(tab, Stream.ZONE if in_zone else Stream.AUDIT, slots - len(rows))
         return rows
 
     def _drawn(self, tab: str, stream: Stream, count: int) -> list[int]:
@@ -170,11 +176,11 @@ class NextImages:
         draws = self._session.draw(self._rng, stream, count, expected, self._version, exclude)
         return self._take(tab, (draw.row for draw in draws), count)
 
-    def _expected_share(self) -> float:
-        """Mean probability of the unknown rows; NaN without a model."""
+    def _expected_share(self) -> float | None:
+        """Mean probability of the unknown rows; None without a model."""
         unknown = self._session.unknown
         if self._p is None or not unknown.any():
-            return float("nan")
+            return None
         return float(np.mean(self._p, where=unknown, dtype=np.float64))
 
     # --- rows by rank --------------------------------------------------------------------------------
@@ -196,25 +202,35 @@ class NextImages:
         while len(rows) < count:
             if self._spread is not None:
                 rows += self._take(tab, self._open(self._spread.rows), count - len(rows))
-            if len(rows) < count and not self._extend_spread(count - len(rows)):
-                break
+            if self._spread is None or self._spread.exhausted:
+                left = self._open(np.flatnonzero(self._undecided()))
+                if not len(left):
+                    break
+                self._spread = SpreadSelection(self._session.cache, left, self._rng)
+            self._spread.extend(count - len(rows))
         return rows
-
-    def _extend_spread(self, count: int) -> bool:
-        """Select further rows; False where none is left."""
-        if self._spread is None or self._spread.exhausted:
-            left = self._open(np.flatnonzero(self._undecided()))
-            if not len(left):
-                return False
-            self._spread = SpreadSelection(self._session.cache, left, self._rng)
-        self._spread.extend(count)
-        return True
 
     def _skipped_rows(self, tab: str, count: int) -> list[int]:
         """Rows that were skipped, longest ago first, once nothing else is left."""
         decisions = map(self._session.decision_in_force, np.flatnonzero(self._session.skipped).tolist())
         serials = {decision.row: decision.serial for decision in decisions if decision is not None}
         return self._take(tab, sorted(serials, key=serials.__getitem__), count)
+
+    def likeliest(self) -> np.ndarray:
+        """Undecided rows of highest rank, among which the model expects nine tenths of what is hidden, int64.
+
+        At least 1,000 and at most a fifth of them; none before the first ranking.
+        """
+        with self._lock:
+            undecided = self._undecided()
+            most = math.ceil(ZONE_SHARE * np.count_nonzero(undecided))
+            if self._scores is None or not most:
+                return np.empty(0, np.int64)
+            count = least = min(LEAST_ZONE, most)
+            if self._p is not None:
+                expected = np.cumsum(np.sort(self._p[undecided])[::-1], dtype=np.float64)
+                count = int(np.searchsorted(expected, EXPECTED_IN_ZONE * expected[-1])) + 1
+            return best_rows(self._scores, undecided, min(max(count, least), most))
 
     # --- what may be given ---------------------------------------------------------------------------
 
@@ -231,22 +247,21 @@ class NextImages:
         """Reserve the first rows whose groups are free: one image of a group."""
         taken: list[int] = []
         for row in map(int, rows if count > 0 else ()):
-            group = int(self._session.groups[row])
-            if group not in self._reservations and self._reservations.take(tab, group):
+            if self._reservations.take(tab, int(self._session.groups[row])):
                 taken.append(row)
                 if len(taken) == count:
                     break
         return taken
 
-    def _groups_of(self, rows: Iterable[int]) -> list[int]:
-        return [int(self._session.groups[row]) for row in rows]
-
     def _mixed(self, ranked: list[int], drawn: list[int]) -> list[int]:
-        """Ranked rows in their order, with the others at random slots."""
+        """Ranked rows in their order, with the others at random slots.
+
+        Random images are shown in the order of their draws: the audit leaves out only the last ones without an answer.
+        """
         rows = np.empty(len(ranked) + len(drawn), np.int64)
         is_drawn = np.zeros(len(rows), bool)
         is_drawn[self._rng.choice(len(rows), len(drawn), replace=False)] = True
-        rows[is_drawn], rows[~is_drawn] = self._rng.permutation(np.array(drawn, np.int64)), ranked
+        rows[is_drawn], rows[~is_drawn] = drawn, ranked
         return rows.tolist()
 
 
@@ -261,22 +276,13 @@ def best_rows(scores: np.ndarray, unknown: np.ndarray, count: int) -> np.ndarray
     return rows[np.lexsort((rows, -scores[rows]))]
 
 
-@dataclass
-class _Tab:
-    heard: float
-    groups: set[int] = field(default_factory=set)
-
-
 class Reservations:
     """Groups of images by the tab that holds them; a group has one holder at most, and none once it is silent."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic):
         self._now = now
-        self._tabs: dict[str, _Tab] = {}
+        self._heard: dict[str, float] = {}  # when a tab was last alive
         self._holder: dict[int, str] = {}
-
-    def __contains__(self, group: int) -> bool:
-        return group in self._holder
 
     @property
     def groups(self) -> np.ndarray:
@@ -285,33 +291,28 @@ class Reservations:
 
     def keep_alive(self, tab: str) -> None:
         """Note that a tab is alive, and free what silent tabs hold."""
-        time_now = self._now()
-        self._tabs.setdefault(tab, _Tab(time_now)).heard = time_now
-        for silent in [name for name, other in self._tabs.items() if time_now - other.heard > SILENCE]:
+        self._heard[tab] = self._now()
+        for silent in [name for name, heard in self._heard.items() if self._heard[tab] - heard > SILENCE]:
             self.release(silent)
 
     def keep_only(self, tab: str, groups: Iterable[int]) -> None:
         """Free what a tab holds besides these groups; take those of them that nobody holds."""
         self.keep_alive(tab)
-        kept = set(groups)
-        for group in self._tabs[tab].groups - kept:
-            del self._holder[group]
-        self._tabs[tab].groups &= kept
-        for group in kept - self._tabs[tab].groups:
-            self.take(tab, group)
+        self._holder = {group: holder for group, holder in self._holder.items() if holder != tab}
+        for group in groups:
+            self._holder.setdefault(group, tab)
 
     def take(self, tab: str, group: int) -> bool:
-        """Let a tab hold a group; False where another one holds it."""
-        if self._holder.setdefault(group, tab) != tab:
+        """Let a tab hold a group; False where any tab holds it."""
+        if group in self._holder:
             return False
-        self._tabs[tab].groups.add(group)
+        self._holder[group] = tab
         return True
 
     def release(self, tab: str) -> None:
         """Free all that a tab holds, when it closes."""
-        gone = self._tabs.pop(tab, None)
-        for group in gone.groups if gone else ():
-            del self._holder[group]
+        self._heard.pop(tab, None)
+        self._holder = {group: holder for group, holder in self._holder.items() if holder != tab}
 
 
 class SpreadSelection:
@@ -349,6 +350,7 @@ class SpreadSelection:
         for _ in range(min(count, len(self._candidates) - len(self._order))):
             self._order.append(self._drawn())
 
+    @one_blas_thread
     def _drawn(self) -> int:
         """Position of a row, which is never drawn again."""
         weights = self._distance.astype(np.float64)

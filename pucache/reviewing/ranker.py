@@ -20,7 +20,6 @@ each review found no more positives, and took ten times as long.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -53,14 +52,6 @@ _RISK, _PENALTY, _TOLERANCE = PURisk("weighted_bce"), 3e-4, 5e-3
 _LEAST_LABELLED = 10  # positives from before the review that estimates can rest on, and positives for a posterior
 _ENOUGH_TO_CHOOSE = 20  # positives, with which the weight of the neighbours is decided for good
 _TINY = 1e-6  # least share of positives that is expected
-
-
-@dataclass(frozen=True)
-class _Margins:
-    """Margins of all rows, float32 (n,): by the head of all labels, and by the head that did not see the row's fold."""
-
-    of_all: np.ndarray
-    held_out: np.ndarray
 
 
 class RankingFolds:
@@ -108,6 +99,8 @@ class Ranker:
     seed : int
         Of the sample and of the folds.
     device : str
+    features : PileFeatures, optional
+        Of another ranker of this cache and seed, `Ranker.features`.
 
     Attributes
     ----------
@@ -125,11 +118,12 @@ class Ranker:
         groups: np.ndarray | None = None,
         seed: int = 0,
         device: str = "auto",
+        features: PileFeatures | None = None,
     ):
         self._source = row_source(cache)
         self.graph, self.neighbour_weight = graph, 0.0
         self._device, self._seed = choose_device(device), seed
-        self._features = PileFeatures(self._source, np.random.default_rng(seed))
+        self.features = features or PileFeatures(self._source, np.random.default_rng(seed))
         self._group = np.arange(len(self._source)) if groups is None else np.unique(groups, return_inverse=True)[1]
         self._folds = RankingFolds(self._group, seed)
         self._heads: FittedHeads | None = None
@@ -148,9 +142,9 @@ class Ranker:
         RankingResult
         """
         began = time.perf_counter()
-        labels, whitening = Labels(s, reviewed), self._features.whitening
+        labels, whitening = Labels(s, reviewed), self.features.whitening
         query = Similarity().queries(self._source, labels, whitening)[0]  # type: ignore[arg-type]  # only takes rows
-        scores = self._features.similarities(query)
+        scores = self.features.similarities(query)
         return RankingResult(scores, None, float("nan"), time.perf_counter() - began)
 
     def choice_is_due(self, s: np.ndarray, reviewed: np.ndarray) -> bool:
@@ -175,29 +169,29 @@ class Ranker:
         """
         began = time.perf_counter()
         choose = self.choice_is_due(s, reviewed) if choose is None else choose
-        with limited_threads(0):  # also for the small problems of scipy
-            scores, posterior, expected = self._fit(*_labels_for_estimates(s, reviewed), choose=choose)
-        return RankingResult(scores, posterior, expected, time.perf_counter() - began)
-
-    def _fit(self, s: np.ndarray, reviewed: np.ndarray, *, choose: bool) -> tuple[np.ndarray, np.ndarray | None, float]:
-        """Scores, posterior and its mean over the unknown rows."""
+        s, reviewed = _labels_for_estimates(s, reviewed)
         positive, unknown = (s == 1) | (reviewed == 1), (s == 0) & (reviewed == 0)
         self._folds.place(positive)
-        if choose and self.graph is not None and positive.sum() >= LEAST_POSITIVES:
-            self._weigh_neighbours(*_choice_labels(s, reviewed))
-        margins = self._train(s, reviewed)
-        if positive.sum() < LEAST_POSITIVES:
-            return margins.of_all, None, float("nan")
-        tilt = fit_tilt(margins.held_out, s)
-        scores, held_out = (self._scores(tilt, values, s, reviewed) for values in (margins.of_all, margins.held_out))
-        if positive.sum() < _LEAST_LABELLED:
-            return scores, None, float("nan")
-        posterior = fit_tilt(held_out, s).posterior(scores).astype(np.float32)
-        expected = float(np.clip(posterior[unknown].mean(), _TINY, 1 - _TINY)) if unknown.any() else float("nan")
-        return scores, posterior, expected
+        posterior, expected = None, float("nan")
+        with limited_threads(0):  # also for the small problems of scipy
+            if choose and self.graph is not None and positive.sum() >= LEAST_POSITIVES:
+                self._weigh_neighbours(*_choice_labels(s, reviewed))
+            scores, held_out = self._train(s, reviewed)
+            if positive.sum() >= LEAST_POSITIVES:
+                tilt = fit_tilt(held_out, s)
+                scores, held_out = (self._scores(tilt, margins, s, reviewed) for margins in (scores, held_out))
+                if positive.sum() >= _LEAST_LABELLED:
+                    posterior = fit_tilt(held_out, s).posterior(scores).astype(np.float32)
+        if posterior is not None and unknown.any():
+            expected = float(np.clip(posterior[unknown].mean(), _TINY, 1 - _TINY))
+        return RankingResult(scores, posterior, expected, time.perf_counter() - began)
 
-    def _train(self, s: np.ndarray, reviewed: np.ndarray) -> _Margins:
-        """Train the head of all labels and the heads of the folds on the sample and the known rows."""
+    def _train(self, s: np.ndarray, reviewed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Train the head of all labels and the heads of the folds on the sample and the known rows.
+
+        Returns margins of all rows, float32 (n,): by the head of all labels, and by the head that did not see the
+        row's fold.
+        """
         rows, X = self._training_rows((s == 1) | (reviewed != 0))
         labels = TrainingLabels.of(s[rows], reviewed[rows])
         weights = _head_weights(labels, self._folds.of(rows))
@@ -210,31 +204,31 @@ class Ranker:
             tolerance=_TOLERANCE,
             start=self._heads,
         )
-        margins = self._features.margins(self._heads.coef, self._heads.intercept)  # (n, 1 + FOLDS)
+        margins = self.features.margins(self._heads.coef, self._heads.intercept)  # (n, 1 + FOLDS)
         held_out = np.take_along_axis(margins, 1 + self._folds.of_all[:, None], axis=1)
-        return _Margins(of_all=margins[:, 0], held_out=held_out[:, 0])
+        return margins[:, 0], held_out[:, 0]
 
     def _training_rows(self, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Row numbers and features of the sample and of the known rows."""
-        sample, outside = self._features.sample, known.copy()
+        sample, outside = self.features.sample, known.copy()
         outside[sample] = False
         others = np.flatnonzero(outside)
-        return np.append(sample, others), np.concatenate([self._features.of_sample, self._features.take(others)])
+        return np.append(sample, others), np.concatenate([self.features.of_sample, self.features.take(others)])
 
     def _design(self, X: np.ndarray, labels: TrainingLabels) -> DesignMatrix:
-        design = DesignMatrix(X, labels.training_s, self._features.moments, self._device)
-        design.leading = self._features.leading  # the same at every fit
+        design = DesignMatrix(X, labels.training_s, self.features.moments, self._device)
+        design.leading = self.features.leading  # the same at every fit
         return design
 
     def _weigh_neighbours(self, s: np.ndarray, reviewed: np.ndarray) -> None:
         """Decide on the weight of the neighbours, by heads of halves of the labels and by held-out positives."""
         assert self.graph is not None
-        margins = self._train(s, reviewed)
-        tilt = fit_tilt(margins.held_out, s)
+        _, margins = self._train(s, reviewed)
+        tilt = fit_tilt(margins, s)
         labels = TrainingLabels.of(s, reviewed)
         positives = int(labels.training_s.sum())
         agreement = agreement_gains(
-            self._design(self._features.all, labels),
+            self._design(self.features.all, labels),
             labels,
             self.graph,
             risk=_RISK,
@@ -244,7 +238,7 @@ class Ranker:
             groups=self._group,
             seed=self._seed,
         )
-        log_ratios = tilt.log_ratio(margins.held_out).astype(np.float32)
+        log_ratios = tilt.log_ratio(margins).astype(np.float32)
         lifts = self._lifts(log_ratios, tilt, s, reviewed)
         rankings = [log_ratios + np.float32(weight) * lifts for weight in WEIGHTS]
         held_out = held_out_gains(log_ratios, rankings, labels, self._folds.of_all)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import getpass
 import hashlib
@@ -11,27 +12,30 @@ import os
 import secrets
 import socket
 import sys
-import tempfile
 import threading
 import webbrowser
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import uvicorn
 
-from ..cache.embedding_cache import CacheLike, open_cache
-from ..errors import OutputError, one_line
+from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
+from ..errors import OutputError, PUCacheError, SessionError, one_line
+from ..labels.concepts import ConceptSource, open_concepts
 from ..labels.labels import TWIN_COSINE, Labels
-from ..storage.atomic import fsync_directory
+from ..storage.atomic import replacing
 from .app import Application
+from .audit import audit
+from .export import train_command
+from .log import LOG
 from .pictures import Pictures
 from .queue import NextImages
 from .service import ReviewService
 from .session import Session, open_session
+from .session_start import groups_in, lock_folder, session_folder
 from .trainer import Trainer
 
 SWITCH_SECONDS = 5e-4  # between threads: Python's 5 ms would be waited for at every step of a decision
@@ -39,6 +43,7 @@ ADDRESS = "server.json"
 FIRST_PORT = 8321
 PORTS = 100  # tried after the wanted one
 _TOKEN_BYTES = 32
+_ENDING = "every decision is on disk before the page goes on; Ctrl-C ends, and the same command goes on"
 ENDING_SECONDS = 5  # for which answers under way are waited for
 
 
@@ -47,6 +52,7 @@ def review(
     positives: str | Path | np.ndarray | Labels | None = None,
     *,
     negatives: str | Path | None = None,
+    concepts: ConceptSource | None = None,
     session: str | Path | None = None,
     images: str | Path | None = None,
     reviewer: str | None = None,
@@ -66,8 +72,11 @@ def review(
     positives, negatives
         Labels from before the review, as for `pucache.train_pu`. None: those that the session began with; a new
         session without positives begins with a selection that is spread over the pile.
+    concepts : path, str or mapping, optional
+        In place of positives and negatives, the labels of many concepts, see `pucache.labels.concepts.open_concepts`:
+        each has a session of its own in a folder of its name, and the first page lists them.
     session : path, optional
-        Folder of the session. Default: ``CACHE.review`` beside the cache.
+        Folder of the session, or of those of the concepts. Default: ``CACHE.review`` beside the cache.
     images : str or path, optional
         Source of the images, where they have moved since the cache was made.
     reviewer : str, optional
@@ -102,39 +111,95 @@ def review(
     with ExitStack() as stack:
         pictures = Pictures(cache, images)
         stack.callback(pictures.close)
-        opened = stack.enter_context(open_session(cache, positives, negatives=negatives, folder=session, twins=twins))
-        address, listener = _listen(opened, host, port, announce)
+        folder = session_folder(cache, session)
+        if concepts is None:
+            sessions = [
+                stack.enter_context(open_session(cache, positives, negatives=negatives, folder=folder, twins=twins))
+            ]
+            names, failures = list[str](), dict[str, str]()
+        else:
+            by_concept, failures = open_concept_sessions(cache, concepts, folder, twins, stack)
+            names, sessions = list(by_concept), list(by_concept.values())
+        opened = sessions[0]
+        address, listener = _listen(folder, host, port, announce)
         stack.enter_context(listener)
-        queue = NextImages(opened, np.random.default_rng(seed))
-        name = identifier(opened, address.token)
-        service = ReviewService(opened, queue, pictures, identifier=name, reviewer=reviewer or user_name())
-        stack.callback(service.close)
-        paths = [file.path for file in cache.files]
-        trainer = Trainer(paths, service.take_ranking, service.report, groups=opened.groups, device=device)
-        service.begin(stack.enter_context(trainer))
-        warnings = list(_warnings(opened, pictures))
+        services = [
+            ReviewService(
+                one,
+                NextImages(one, np.random.default_rng(seed)),
+                pictures,
+                identifier=identifier(one, address.token, name),
+                reviewer=reviewer or user_name(),
+            )
+            for name, one in zip(names or [""], sessions, strict=True)
+        ]
+        paths, takers = [file.path for file in cache.files], [service.take_ranking for service in services]
+        trainer = stack.enter_context(Trainer(paths, takers, services[0].report, groups=opened.groups, device=device))
+        for number, service in enumerate(services):
+            stack.callback(service.close)
+            service.begin(trainer, number)
+        warnings = list(_warnings(opened, pictures)) + [f"{name} is left out: {why}" for name, why in failures.items()]
         title = f"Review of {cache.files[0].path.name}"
-        application = Application(service, address.token, host=host, title=title, warnings=warnings)
+        application = Application(services, address.token, host=host, title=title, warnings=warnings, concepts=names)
         stack.callback(application.close)
-        for line in [*_opening_lines(opened), *warnings, *_address_lines(host, address)]:
+        url = printed_url(host, address.port, address.token)
+        opening = [f"{len(names):,} concepts in {folder}"] if names else _opening_lines(opened)
+        for line in [*opening, *warnings, f"open {url}", _ENDING]:
             announce(line)
         server = Server(application)
         if open_browser:
             server.on_start = lambda: open_in_browser(application, host, address.port, announce)
-        with _quick_switches():
+        before = sys.getswitchinterval()
+        stack.callback(sys.setswitchinterval, before)
+        sys.setswitchinterval(SWITCH_SECONDS)
+        try:
             server.run(sockets=[listener])
+        finally:
+            for name, one in zip(names or [""], sessions, strict=True):
+                if not names or one.entries():
+                    statement = audit(one).statements()[0]
+                    announce(f"{name}: {statement}" if name else statement)
+                    announce(f"train on it: {train_command(one)}")
+
+
+def open_concept_sessions(
+    cache: EmbeddingCache, concepts: ConceptSource, folder: Path, twins: float | None, stack: ExitStack
+) -> tuple[dict[str, Session], dict[str, str]]:
+    """Sessions of concepts, each in a folder of its name, and why others cannot be opened.
+
+    Raises
+    ------
+    LabelError
+        As `open_concepts`.
+    SessionError
+        No session can be opened; `folder` cannot be written, is in use, or is that of a single review.
+    """
+    labels = open_concepts(cache, concepts)
+    if (folder / LOG).exists():
+        raise SessionError(f"{folder} is the session of a single review; name another folder with --session")
+    lock_folder(folder, stack)
+    group, sessions, failures = groups_in(folder, cache, twins, keep=True), {}, dict(labels.failures)
+    for name, of_concept in labels.labels.items():
+        try:
+            opened = open_session(cache, of_concept, folder=folder / name, twins=twins, group=group)
+            sessions[name] = stack.enter_context(opened)
+        except PUCacheError as error:
+            failures[name] = one_line(error)
+    if not sessions:
+        raise SessionError(next(iter(failures.values())))
+    return sessions, failures
 
 
 def _listen(
-    session: Session, host: str, port: int | None, announce: Callable[[str], None]
+    folder: Path, host: str, port: int | None, announce: Callable[[str], None]
 ) -> tuple[ServerAddress, socket.socket]:
     """Listen where the session's last server did, unless another port is wanted; the address is kept."""
-    address = ServerAddress.kept(session.folder) or ServerAddress.new()
+    address = kept_address(folder) or ServerAddress(FIRST_PORT, secrets.token_urlsafe(_TOKEN_BYTES))
     wanted = address.port if port is None else port
     listener = listening_socket(host, wanted)
     try:
         address = ServerAddress(listener.getsockname()[1], address.token)
-        address.keep(session.folder)
+        keep_address(folder, address)
     except BaseException:
         listener.close()
         raise
@@ -143,48 +208,31 @@ def _listen(
     return address, listener
 
 
-@dataclass(frozen=True)
-class ServerAddress:
+class ServerAddress(NamedTuple):
     """Where a session's page is, and who may open it; kept in its folder: an open page goes on after a restart."""
 
     port: int
     token: str  # 256 random bits, URL-safe
 
-    @classmethod
-    def kept(cls, folder: Path) -> ServerAddress | None:
-        """The address of the last server of a session; None where there is none, or others could read it."""
-        path = folder / ADDRESS
-        try:
-            if path.stat().st_mode & 0o077:
-                return None
-            values = json.loads(path.read_text(encoding="utf-8"))
-            address = cls(values["port"], values["token"])
-        except (OSError, ValueError, KeyError, TypeError):
+
+def kept_address(folder: Path) -> ServerAddress | None:
+    """The address of the last server of a session; None where there is none, or others could read it."""
+    path = folder / ADDRESS
+    try:
+        if path.stat().st_mode & 0o077:
             return None
-        valid = type(address.port) is int and 0 < address.port < 65536 and isinstance(address.token, str)
-        return address if valid and len(address.token) >= 4 * _TOKEN_BYTES // 3 else None
+        values = json.loads(path.read_text(encoding="utf-8"))
+        address = ServerAddress(values["port"], values["token"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    valid = type(address.port) is int and 0 < address.port < 65536 and isinstance(address.token, str)
+    return address if valid and len(address.token) >= 4 * _TOKEN_BYTES // 3 else None
 
-    @classmethod
-    def new(cls) -> ServerAddress:
-        """A new secret, and the usual port."""
-        return cls(FIRST_PORT, secrets.token_urlsafe(_TOKEN_BYTES))
 
-    def keep(self, folder: Path) -> None:
-        """Write the address, readable by its owner alone; raises `OutputError` where that fails."""
-        try:
-            descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=f".{ADDRESS}.")  # with mode 0600
-            try:
-                with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-                    json.dump(asdict(self), stream)
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                os.replace(temporary, folder / ADDRESS)
-            except BaseException:
-                os.unlink(temporary)
-                raise
-            fsync_directory(folder)
-        except OSError as error:
-            raise OutputError(f"cannot write {folder / ADDRESS}: {one_line(error)}; make room, or free it") from error
+def keep_address(folder: Path, address: ServerAddress) -> None:
+    """Write the address, readable by its owner alone; raises `OutputError` where that fails."""
+    with replacing(folder / ADDRESS, mode=0o600) as temporary:
+        temporary.write_text(json.dumps(address._asdict()), encoding="utf-8")
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -236,9 +284,9 @@ def printed_url(host: str, port: int, token: str) -> str:
     return f"http://{shown}:{port}/?token={token}"
 
 
-def identifier(session: Session, token: str) -> str:
+def identifier(session: Session, token: str, concept: str = "") -> str:
     """Identifier of a session and of its cache, 16 hexadecimal digits; it survives a restart of the server."""
-    parts = [token, *(file.checksum for file in session.cache.files)]
+    parts = [token, *([concept] if concept else []), *(file.checksum for file in session.cache.files)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -266,7 +314,7 @@ class Server(uvicorn.Server):
     def __init__(self, application: Application):
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # hide errors about malformed requests
         config = uvicorn.Config(
-            application,
+            application.access,
             http="h11",
             ws="none",
             loop="asyncio",
@@ -299,24 +347,18 @@ def open_in_browser(application: Application, host: str, port: int, announce: Ca
 
     def start() -> None:
         url = printed_url(host, port, application.access.token_for_one_use())
-        if not (_has_display() and _opens(url)):
-            announce("no browser could be started here; open the address in one")
+        with contextlib.suppress(webbrowser.Error, OSError):
+            if _has_display() and webbrowser.open(url):
+                return
+        announce("no browser could be started here; open the address in one")
 
     threading.Thread(target=start, name="browser", daemon=True).start()
 
 
-def _opens(url: str) -> bool:
-    try:
-        return webbrowser.open(url)
-    except (webbrowser.Error, OSError):
-        return False
-
-
 def _has_display() -> bool:
     """Whether a browser has a screen; without one, `webbrowser` would start one of text in this terminal."""
-    if sys.platform != "linux" or os.environ.get("BROWSER"):
-        return True
-    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "WSL_DISTRO_NAME"))
+    names = ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY", "WSL_DISTRO_NAME")
+    return sys.platform != "linux" or any(os.environ.get(name) for name in names)
 
 
 def _warnings(session: Session, pictures: Pictures) -> Iterator[str]:
@@ -333,18 +375,3 @@ def _opening_lines(session: Session) -> Iterator[str]:
     yield f"{session.cache.name}: {len(session.cache):,} images, {before}; {counts.unknown:,} to search"
     done = f"goes on with {counts.decided:,} decided, {counts.positives:,} of them positive"
     yield f"session {session.folder} {done if counts.decided or counts.skipped else 'begins'}"
-
-
-def _address_lines(host: str, address: ServerAddress) -> Iterator[str]:
-    yield f"open {printed_url(host, address.port, address.token)}"
-    yield "every decision is on disk before the page goes on; Ctrl-C ends, and the same command goes on"
-
-
-@contextmanager
-def _quick_switches() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_SECONDS)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)

@@ -8,32 +8,29 @@ from __future__ import annotations
 
 import logging
 import math
-import shlex
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import LabelError, StaleDecisionError, one_line
-from ..pages.review_page import EXPORT
 from .audit import Audit, audit
 from .events import Listeners
-from .export import import_reviewed, write_reviewed
-from .log import Choice, Decision
+from .export import import_reviewed
+from .log import Choice, Entry, Stream
 from .pictures import Picture, Pictures
 from .queue import NextImages
 from .session_state import Proposal
-from .stop_advice import advice
+from .stop_advice import advice, best_rate
 from .trainer import RankingResult, keep_ranking, kept_ranking
 
 if TYPE_CHECKING:
     from .session import Session
-    from .session_state import SessionProgress
     from .trainer import Trainer
 
 AUDIT_SECONDS = 0.3  # between two audits
@@ -41,14 +38,6 @@ RANKING_SECONDS = 6.0  # for which the first images wait for the first ranking, 
 KEPT_SECONDS = 10.0  # between two rankings that are kept
 PICTURE_SECONDS = 0.1  # for which new cards wait for their pictures, to say which cannot be shown
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of proposed decisions, each with the decision that a page may show as in force."""
-
-    accepted: list[tuple[Proposal, Decision | None]]  # logged; None after an undo that left none
-    stale: list[tuple[Proposal, Decision | None]]  # refused: another decision was in force than the one to replace
 
 
 class ReviewService:
@@ -70,9 +59,10 @@ class ReviewService:
         self.identifier, self.reviewer = identifier, reviewer
         self.ranking_version = 0
         self._trainer: Trainer | None = None
-        self._expected = math.nan
+        self._number = 0
         self._audit: Audit | None = None
-        self._advice = self._sentence = ""
+        self._advice = ""
+        self._statements: list[str] = []
         self._submitted = -1
         self._kept_at = -math.inf
         self._ranked = threading.Event()  # or it is not worth waiting for
@@ -80,15 +70,20 @@ class ReviewService:
         self._changed, self._ending = threading.Event(), False
         self._follower = threading.Thread(target=self._follow, name="review-follower", daemon=True)
 
-    def begin(self, trainer: Trainer | None) -> None:
-        """Audit what the log holds, train on it, and follow what is decided from now on."""
-        self._trainer = trainer
+    def begin(self, trainer: Trainer | None, number: int = 0) -> None:
+        """Audit what the log holds, train on it as session `number`, and follow what is decided from now on."""
+        self._trainer, self._number = trainer, number
         self._train()
         kept = kept_ranking(self.session.folder, self.identifier, len(self.session.cache))
         if kept is not None:
             self.take_ranking(*kept)
         self._changed.set()
         self._follower.start()
+
+    def prefer(self) -> None:
+        """Train this session before the others, as its page is open."""
+        if self._trainer is not None:
+            self._trainer.prefer(self._number)
 
     def end_waiting(self) -> None:
         """Let images be shown without a first ranking, as the server ends."""
@@ -104,13 +99,13 @@ class ReviewService:
 
     # --- what pages ask for --------------------------------------------------------------------------
 
-    def next(self, tab: str, count: int, keep: Sequence[int] = ()) -> list[dict[str, Any]]:
+    def next(self, tab: str, count: int, keep: Sequence[int] = (), *, finish: bool = False) -> list[dict[str, Any]]:
         """Cards of the images to show next, reserved for a tab; see `NextImages.next`."""
         if self._submitted >= 0:
             self._ranked.wait(RANKING_SECONDS)
             self._ranked.set()
         drawn_before = len(self.session.pending_draws())
-        rows = self.queue.next(tab, count, keep)
+        rows = self.queue.next(tab, count, keep, finish=finish)
         if len(self.session.pending_draws()) != drawn_before:
             self._changed.set()
         self.pictures.prefetch(rows)
@@ -124,6 +119,14 @@ class ReviewService:
             return None
         return self._card(row, self.pictures.get(row))
 
+    def past(self, before: int, count: int) -> list[dict[str, Any]]:
+        """Decisions that label, newest first, of which the newest has a serial number below `before`; 0: any."""
+        decisions = self.session.past(before, count)
+        keys = self.session.cache.keys
+        return [
+            {"row": row, "key": keys[row], "choice": str(choice), "serial": serial} for serial, row, choice in decisions
+        ]
+
     def _card(self, row: int, picture: Picture | None) -> dict[str, Any]:
         """What a page may know of an image: neither its score, nor why it is shown, nor how it was decided before."""
         decision = self.session.decision_to_show(row)
@@ -135,8 +138,11 @@ class ReviewService:
             "serial": 0 if decision is None else decision.serial,
         }
 
-    def decide(self, tab: str, proposals: Sequence[Proposal]) -> Outcome:
+    def decide(self, tab: str, proposals: Sequence[Proposal]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Log decisions; what is accepted is on disk when this returns.
+
+        Returns what stands after those that were accepted, and after those that were refused because another decision
+        was in force than the one to replace.
 
         Raises
         ------
@@ -144,42 +150,47 @@ class ReviewService:
             The log could not be written, and nothing was decided.
         """
         self.queue.keep_alive(tab)
-        outcome = Outcome([], [])
-        try:
-            self._take(proposals, outcome)
-        except StaleDecisionError:  # all of them or none: now one by one
-            for proposal in proposals:
-                try:
-                    self._take([proposal], outcome)
-                except StaleDecisionError:
-                    outcome.stale.append((proposal, self.session.decision_to_show(proposal.row)))
-        self._changed.set()
-        return outcome
-
-    def _take(self, proposals: Sequence[Proposal], outcome: Outcome) -> None:
-        decisions: list[Decision | None] = list(self.session.decide(proposals))
-        for number, proposal in enumerate(proposals):
-            if proposal.choice is Choice.UNDONE:
-                decisions[number] = self.session.decision_to_show(proposal.row)
-                if decisions[number] is None:
+        accepted: list[dict[str, Any]] = []
+        stale: list[dict[str, Any]] = []
+        batches = [proposals]
+        for batch in batches:
+            try:
+                decisions: Sequence[Entry | None] = self.session.decide(batch)
+            except StaleDecisionError:  # all of them or none: now one by one
+                if len(batch) > 1:
+                    batches += [[proposal] for proposal in batch]
+                else:
+                    stale.append(_standing(batch[0], self.session.decision_to_show(batch[0].row)))
+                continue
+            for proposal, decision in zip(batch, decisions, strict=True):
+                undone = proposal.choice is Choice.UNDONE
+                shown = self.session.decision_to_show(proposal.row) if undone else decision
+                if shown is None:
                     self.queue.show_again(proposal.row)
-        outcome.accepted.extend(zip(proposals, decisions, strict=True))
+                accepted.append(_standing(proposal, shown))
+        self._changed.set()
+        return accepted, stale
 
-    def release(self, tab: str) -> None:
-        """Free the images of a tab that closes."""
-        self.queue.release(tab)
+    def set_closing_audit(self, on: bool, *, likeliest: bool = False) -> None:
+        """Show only images that are drawn at random, among the likeliest or from all, or go back to the ranking.
 
-    def set_closing_audit(self, on: bool) -> None:
-        """Show only images that are drawn at random, or go back to the ranking."""
+        Raises
+        ------
+        ValueError
+            Nothing is ranked yet, so there are no likeliest images.
+        SessionError
+            The zone of the likeliest could not be written.
+        """
+        if on and likeliest and not self.session.zone.any():
+            rows = self.queue.likeliest()
+            if not len(rows):
+                raise ValueError("there is no ranking of undecided images yet; decide some images first")
+            self.session.fix_zone(rows)
+        self.queue.closing_stream = Stream.ZONE if likeliest else Stream.AUDIT
         self.queue.closing_audit = on
+        self._changed.set()
         self._advice = self._advise()
         self.listeners.tell("state", self.state())
-
-    def export(self) -> dict[str, Any]:
-        """Write the labels of now into the session's folder; returns ``files``, and the ``commands`` that take them."""
-        path = self.session.folder / EXPORT
-        write_reviewed(self.session, path)
-        return {"files": [str(path)], "commands": export_commands(self.session)}
 
     def take_reviewed(self, csv: str) -> dict[str, Any]:
         """Take in a table of decisions that a review page exported; returns the fields of `ImportCounts`.
@@ -202,7 +213,7 @@ class ReviewService:
     def state(self) -> dict[str, Any]:
         """Progress of the review, ready for JSON."""
         counts, audit_result = self.session.counts(), self._audit
-        estimate, hidden = self._estimate(counts), None
+        hidden, undecided = None, 0
         if audit_result is not None and audit_result.draws:
             hidden = {
                 "low": audit_result.hidden_low,
@@ -210,6 +221,7 @@ class ReviewService:
                 "level": audit_result.level,
                 "draws": audit_result.draws,
             }
+            undecided = audit_result.skipped + audit_result.pending
         return {
             "session": self.identifier,
             "decided": counts.decided,
@@ -219,31 +231,28 @@ class ReviewService:
             "unknown": counts.unknown,
             "rate": counts.rate,
             "rate_of": counts.rate_of,
-            "estimate": None if estimate is None else round(estimate, 1),
             "hidden": hidden,
-            "sentence": self._sentence,
+            "random_undecided": undecided,
+            "statements": self._statements,
             "advice": self._advice,
             "closing_audit": self.queue.closing_audit,
+            "closing_zone": self.queue.closing_stream is Stream.ZONE,
             "training": self._is_training,
             "ranking_version": self.ranking_version,
             "epoch_note": self.session.epoch_note,
             "reviewer": self.reviewer,
         }
 
-    def _estimate(self, counts: SessionProgress) -> float | None:
-        """Number of hidden positives by the model."""
-        return self._expected * counts.unknown if math.isfinite(self._expected) else None
-
     def _advise(self) -> str:
-        counts = self.session.counts()
-        return advice(counts, self._audit, estimate=self._estimate(counts), closing_audit=self.queue.closing_audit)
+        best = best_rate(self.session.entries())
+        return advice(self.session.counts(), self._audit, best=best, closing_audit=self.queue.closing_audit)
 
     # --- what follows --------------------------------------------------------------------------------
 
     def take_ranking(self, result: RankingResult, serial: int) -> None:
         """Show images by a new ranking, which has seen the log up to an entry; the trainer's thread calls it."""
         self.queue.set_ranking(result.scores, result.posterior, serial)
-        self.ranking_version, self._expected = serial, result.expected
+        self.ranking_version = serial
         self._ranked.set()
         self.listeners.tell("ranking", {"version": serial})
         self._changed.set()
@@ -258,29 +267,28 @@ class ReviewService:
 
     @property
     def _is_training(self) -> bool:
-        return self._trainer is not None and self._trainer.busy
+        return self._trainer is not None and self._trainer.busy(self._number)
 
     def _follow(self) -> None:
+        """Train, audit and advise after each change; in a thread of its own."""
         was_training = False
         while True:
             changed = self._changed.wait(1.0 if was_training else None)
             self._changed.clear()
             if self._ending:
                 return
-            if changed or self._is_training != was_training:
-                was_training = self._is_training
-                self._update()
-                time.sleep(AUDIT_SECONDS)
-
-    def _update(self) -> None:
-        try:
-            self._train()
-            self._audit = audit(self.session)
-            self._sentence = self._audit.sentence(self._estimate(self.session.counts()))
-            self._advice = self._advise()
-            self.listeners.tell("state", self.state())
-        except Exception as error:  # decisions go on without it, and it is tried again after the next one
-            _log.warning("the count of hidden positives is not up to date: %s", one_line(error))
+            if not changed and self._is_training == was_training:
+                continue
+            was_training = self._is_training
+            try:
+                self._train()
+                self._audit = audit(self.session)
+                self._statements = self._audit.statements()
+                self._advice = self._advise()
+                self.listeners.tell("state", self.state())
+            except Exception as error:  # decisions go on without it, and it is tried again after the next one
+                _log.warning("the count of hidden positives is not up to date: %s", one_line(error))
+            time.sleep(AUDIT_SECONDS)
 
     def _train(self) -> None:
         """Hand the newest labels to the trainer, if they have changed since."""
@@ -290,14 +298,14 @@ class ReviewService:
         s, reviewed = self.session.labels()
         if np.any(s == 1) or np.any(reviewed == 1):
             self._submitted = serial
-            self._trainer.submit(serial, s, reviewed)
+            self._trainer.submit(serial, s, reviewed, self._number)
 
 
-def export_commands(session: Session) -> list[str]:
-    """Commands that train and rank by the labels of a session."""
-    paths = " ".join(shlex.quote(str(file.path)) for file in session.cache.files)
-    csv = shlex.quote(str(session.folder / EXPORT))
-    return [
-        f"pucache train-pu {paths} --session {shlex.quote(str(session.folder))}",
-        f"pucache retrieve-positives {paths} --positives {csv} --negatives {csv} --model model.safetensors",
-    ]
+def _standing(proposal: Proposal, decision: Entry | None) -> dict[str, Any]:
+    """What a page may know to be in force after a proposal was accepted or refused."""
+    return {
+        "request": proposal.request,
+        "row": proposal.row,
+        "serial": 0 if decision is None else decision.serial,
+        "choice": str(Choice.UNDONE if decision is None else decision.choice),
+    }

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from ..errors import SessionError, StaleDecisionError
 from ..estimates.audited_prior import AuditedHidden
 from ..labels.labels import TWIN_COSINE, Labels
 from .audit import Audit, audit
-from .log import Decision, Draw, Entry, Stream
+from .log import DRAWN, AuditedEntries, Choice, Entry, Stream
 from .session_start import ReplayBase, begin_or_resume, image_of, labels_before, lock_folder, read, session_folder
 from .session_state import Proposal, SessionProgress
 
@@ -33,8 +32,8 @@ class Session:
     ----------
     cache : EmbeddingCache
     folder : Path
-    pile_size : int
-        Rows that were neither labelled nor twins of labelled ones when the epoch began.
+    urns : tuple of int
+        Rows of each urn; together the pile, the rows neither labelled nor twins of labelled ones when the epoch began.
     grouping : str
         How twins were found, see `pucache.reviewing.twins`.
     epoch_note : str
@@ -45,7 +44,7 @@ class Session:
 
     def __init__(self, cache: EmbeddingCache, folder: Path, base: ReplayBase, stack: ExitStack):
         self.cache, self.folder, self._stack = cache, folder, stack
-        self.pile_size, self.grouping = base.facts.pile, base.facts.grouping
+        self.urns, self.grouping = base.facts.urns, base.facts.grouping
         self.epoch_note = base.note
         self._base, self._log = base, base.log
         self.lock = threading.RLock()
@@ -87,6 +86,11 @@ class Session:
         return _read_only(self._state.unknown)
 
     @property
+    def zone(self) -> np.ndarray:
+        """Rows of the zone of the likeliest images, bool (n,); read-only; none before `fix_zone`."""
+        return _read_only(self._state.zone)
+
+    @property
     def skipped(self) -> np.ndarray:
         """Rows whose last decision is a skip, bool (n,); read-only, follows each entry."""
         return _read_only(self._state.skipped)
@@ -116,25 +120,53 @@ class Session:
         with self.lock:
             return list(self._entries)
 
-    def decision_in_force(self, row: int) -> Decision | None:
+    def audited_entries(self) -> AuditedEntries:
+        """What the audit is computed from."""
+        with self.lock:
+            return AuditedEntries(list(self._entries), self.urns, int(self.zone.sum()), self._base.since(self._entries))
+
+    def decision_in_force(self, row: int) -> Entry | None:
         """Decision in force on the picture of a row."""
         with self.lock:
-            return self._state.in_force(row)
+            return self._state.in_force(int(self.groups[row]))
 
-    def decision_to_show(self, row: int) -> Decision | None:
+    def decision_to_show(self, row: int) -> Entry | None:
         """As `decision_in_force`, but None where a recheck is pending, which must look like any new image."""
         with self.lock:
             draw = self._state.pending.get(int(self.groups[row]))
-            return None if draw is not None and draw.stream is Stream.RECHECK else self._state.in_force(row)
+            return None if draw is not None and draw.stream is Stream.RECHECK else self.decision_in_force(row)
 
-    def pending_draws(self) -> list[Draw]:
+    @property
+    def last_change(self) -> float | None:
+        """Time of the last entry of the present epoch, in seconds; None before the first."""
+        with self.lock:
+            return self._entries[-1].time if self._entries else None
+
+    def past(self, before: int, count: int) -> list[tuple[int, int, Choice]]:
+        """Serial number of the decision in force, row and label of decided pictures, newest first; see `correction`.
+
+        Those that wait for a recheck are left out. `before`: only smaller serial numbers, 0 for all.
+        """
+        with self.lock:
+            return self._state.past(before, count)
+
+    def pending_draws(self) -> list[Entry]:
         """Draws that no decision has answered, in order."""
         with self.lock:
             return list(self._state.pending.values())
 
+    def random_undecided(self) -> list[int]:
+        """Rows drawn for the audit that count there without a label: skipped, or passed over; in order."""
+        with self.lock:
+            draws = [entry for entry in self._entries if entry.is_draw and entry.stream in DRAWN]
+            waiting = [self._state.pending.get(draw.group) == draw for draw in draws]
+            answered = max((number for number, one in enumerate(waiting) if not one), default=-1)
+            counted = zip(draws[: answered + 1], waiting, strict=False)
+            return [draw.row for draw, one in counted if one or self._state.skipped[draw.row]]
+
     # --- what is written ----------------------------------------------------------------------------
 
-    def decide(self, proposals: Sequence[Proposal]) -> list[Decision]:
+    def decide(self, proposals: Sequence[Proposal]) -> list[Entry]:
         """Write decisions on different pictures: all of them in one transaction, or none.
 
         A request that was written before is answered with what was written then.
@@ -151,48 +183,63 @@ class Session:
         with self.lock:
             fresh = self._fresh(proposals)
             with self._writing() as written:
-                for proposal in fresh:
-                    serial = self._log.last + 1 + len(written)
-                    self._take_in(self._state.decision(proposal, serial=serial, time=time.time()), written)
+                for proposal, group in fresh:
+                    self._take_in(written, proposal.row, **self._state.decision(proposal, group))
             return [self._by_request[proposal.request] for proposal in proposals]
 
-    def _fresh(self, proposals: Sequence[Proposal]) -> list[Proposal]:
-        """Proposals that are not yet written, checked."""
-        fresh: dict[str, Proposal] = {}
+    def _fresh(self, proposals: Sequence[Proposal]) -> list[tuple[Proposal, int]]:
+        """Proposals that are not yet written, checked, and their groups."""
+        fresh: dict[str, tuple[Proposal, int]] = {}
         decided: set[int] = set()
         for proposal in proposals:
-            self._check(proposal)
-            group = int(self.groups[proposal.row])
-            earlier = self._by_request.get(proposal.request) or fresh.get(proposal.request)
-            if earlier is not None:
-                if int(self.groups[earlier.row]) != group:
-                    raise ValueError(f"request {proposal.request} was for another image; send it with a new identifier")
-                continue
-            if group in decided or not self._state.accepts(proposal):
-                raise StaleDecisionError(proposal.request, proposal.row, self._state.in_force(proposal.row))
-            fresh[proposal.request] = proposal
-            decided.add(group)
+            if not 0 <= proposal.row < len(self.cache):
+                raise ValueError(f"{self.cache.name} has {len(self.cache):,} rows; there is no row {proposal.row}")
+            if not 0 < len(proposal.request) <= _REQUEST_LENGTH:
+                raise ValueError(f"a request has an identifier of 1 to {_REQUEST_LENGTH} characters")
+            group, written = int(self.groups[proposal.row]), self._by_request.get(proposal.request)
+            earlier = written.group if written else fresh[proposal.request][1] if proposal.request in fresh else None
+            if earlier is None:
+                if group in decided or not self._state.accepts(proposal, group):
+                    raise StaleDecisionError(proposal.request, proposal.row, self._state.in_force(group))
+                fresh[proposal.request] = proposal, group
+                decided.add(group)
+            elif earlier != group:
+                raise ValueError(f"request {proposal.request} was for another image; send it with a new identifier")
         return list(fresh.values())
 
-    def _check(self, proposal: Proposal) -> None:
-        if not 0 <= proposal.row < len(self.cache):
-            raise ValueError(f"{self.cache.name} has {len(self.cache):,} rows; there is no row {proposal.row}")
-        if not 0 < len(proposal.request) <= _REQUEST_LENGTH:
-            raise ValueError(f"a request has an identifier of 1 to {_REQUEST_LENGTH} characters")
+    def fix_zone(self, rows: np.ndarray) -> None:
+        """Fix the zone of the likeliest images for the rest of the review, durably; nothing where there is one.
+
+        It holds the unknown ones of some rows, and their twins in the pile.
+
+        Raises
+        ------
+        SessionError
+            The log cannot be written.
+        """
+        with self.lock:
+            chosen = np.zeros(len(self.cache), bool)
+            chosen[rows] = True
+            chosen = self._base.groups.spread(chosen) & self._state.unknown
+            if chosen.any() and not self._state.zone.any():
+                self._check_writable()
+                self._log.fix_zone([self.cache.keys[row] for row in np.flatnonzero(chosen).tolist()])
+                self._state.zone |= chosen
 
     def draw(
         self,
         rng: np.random.Generator,
         stream: Stream,
         count: int = 1,
-        expected: float = float("nan"),
+        expected: float | None = None,
         model_version: int = 0,
         exclude: Sequence[int] = (),
-    ) -> list[Draw]:
+    ) -> list[Entry]:
         """Draw images at random, one after another, and write the draws in one transaction.
 
-        An AUDIT is uniform over the unknown rows; a RECHECK over the known positive rows without a draw, and without
-        the rows of `exclude` and their twins. Fewer than `count` draws where no more rows are there.
+        An AUDIT is uniform over the unknown rows of the pile, a ZONE over those of the zone; a RECHECK over the known
+        positive rows without a draw, and without the rows of `exclude` and their twins. Fewer than `count` draws where
+        no more rows are there.
 
         Raises
         ------
@@ -201,7 +248,7 @@ class Session:
         ValueError
             An audit with `exclude`, or a stream that is not drawn.
         """
-        if stream is Stream.RANKED or (stream is Stream.AUDIT and len(exclude)):
+        if stream is Stream.RANKED or (stream in DRAWN and len(exclude)):
             raise ValueError(
                 "draws are for the audit, from all unknown rows, or for rechecks, which can leave out rows"
             )
@@ -211,29 +258,36 @@ class Session:
                 rows = self._drawable(stream, excluded)
                 if not len(rows):
                     break
-                serial = self._log.last + 1 + len(written)
-                draw = self._state.draw(int(rng.choice(rows)), stream, serial=serial, time=time.time())
-                self._take_in(replace(draw, expected=float(expected), model_version=model_version), written)
-            draws = [entry for entry in written if isinstance(entry, Draw)]
-        return draws
+                row = int(rng.choice(rows))
+                fields: dict[str, Any] = {"unknown": len(rows)} if stream is Stream.ZONE else {}
+                self._take_in(written, row, stream=stream, expected=expected, model_version=model_version, **fields)
+        return written
 
     def _drawable(self, stream: Stream, excluded: np.ndarray) -> np.ndarray:
         if stream is Stream.AUDIT:
             return np.flatnonzero(self._state.unknown)
+        if stream is Stream.ZONE:
+            return np.flatnonzero(self._state.unknown & self._state.zone)
         rows = self._state.recheck_candidates()
         return rows[~np.isin(self.groups[rows], excluded)]
 
-    def _take_in(self, entry: Entry, written: list[Entry]) -> None:
-        key, digest = image_of(self.cache, entry.row)
-        entry = replace(entry, key=key, digest=digest)
+    def _take_in(self, written: list[Entry], row: int, **fields: Any) -> None:
+        """Complete the next entry, and let the state run ahead by it."""
+        group, (key, digest) = int(self.groups[row]), image_of(self.cache, row)
+        serial, counts = self._log.last + 1 + len(written), self._state.counts_of(group)
+        named: dict[str, Any] = {"serial": serial, "row": row, "group": group, "key": key, "digest": digest}
+        entry = Entry(time=time.time(), **(named | counts | fields))
         self._state.apply(entry)
         written.append(entry)
+
+    def _check_writable(self) -> None:
+        if self._log.read_only:
+            raise SessionError(f"the session {self.folder} was opened for reading; open it with pucache review")
 
     @contextmanager
     def _writing(self) -> Iterator[list[Entry]]:
         """Write the entries that the block collects. The state runs ahead of the log, and goes back if that fails."""
-        if self._log.read_only:
-            raise SessionError(f"the session {self.folder} was opened for reading; open it with pucache review")
+        self._check_writable()
         written: list[Entry] = []
         try:
             yield written
@@ -243,7 +297,7 @@ class Session:
             self._load()
             raise
         self._entries += written
-        self._by_request |= {entry.request: entry for entry in written if isinstance(entry, Decision)}
+        self._by_request |= {entry.request: entry for entry in written if entry.request is not None}
 
 
 def open_session(
@@ -253,13 +307,14 @@ def open_session(
     negatives: str | Path | None = None,
     folder: str | Path | None = None,
     twins: float | None = TWIN_COSINE,
+    group: np.ndarray | None = None,
 ) -> Session:
     """Begin a review session, or go on with one; it holds the folder's lock until it is closed.
 
     `positives` and `negatives` are labels from before the session, as for `pucache.train_pu`; None: those that the
     session began with, for a new one none. `folder` is by default ``CACHE.review`` beside the cache. From a cosine of
     `twins` on two images show the same picture and share their label; None: equal bytes only. Large caches are grouped
-    by equal bytes; see `Session.grouping`.
+    by equal bytes; see `Session.grouping`. `group` are the groups where they are known, int64 (n,).
 
     Raises
     ------
@@ -275,7 +330,7 @@ def open_session(
     path = session_folder(cache, folder)
     with ExitStack() as stack:
         lock_folder(path, stack)
-        return Session(cache, path, begin_or_resume(path, cache, given, twins), stack.pop_all())
+        return Session(cache, path, begin_or_resume(path, cache, given, twins, group), stack.pop_all())
 
 
 def read_session(cache: CacheLike, folder: str | Path | None = None) -> Session:
@@ -330,8 +385,7 @@ def read_labels(cache: CacheLike, folder: str | Path | None = None) -> Labels:
 def _hidden(audited: Audit) -> AuditedHidden | None:
     if audited.draws <= audited.skipped + audited.pending:
         return None
-    share = audited.likeliest_share
-    likeliest = 0.0 if math.isnan(share) else share * audited.unknown
+    likeliest = audited.likeliest_share * audited.unknown if audited.unknown else 0.0
     is_figure = audited.positives >= LEAST_POSITIVES or audited.hidden_low == audited.hidden_high
     return AuditedHidden(
         low=audited.hidden_low,
@@ -340,6 +394,7 @@ def _hidden(audited: Audit) -> AuditedHidden | None:
         draws=audited.draws,
         level=audited.level,
         overlooked=audited.sensitivity_low is not None,
+        statements=tuple(audited.statements()),
     )
 
 

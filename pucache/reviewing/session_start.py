@@ -14,13 +14,25 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..errors import SessionError, SessionLockedError, one_line
 from ..labels.label_files import name_first, read_decisions
 from ..labels.labels import Labels, open_labels
-from ..neighbours.paths import beside
+from ..neighbours.graph_file import sidecar_path
 from ..storage.atomic import exclusive_lock, make_folder
-from .log import LOG, Choice, Decision, DecisionLog, Entry, EpochFacts, LoggedImage, is_unwritten
-from .session_state import SessionState
+from .grown_pile import GrownPile, grown_pile, keep_pile, pile_path
+from .log import (
+    LABELS,
+    LOG,
+    Choice,
+    DecisionLog,
+    Entry,
+    EpochFacts,
+    LoggedImage,
+    is_unwritten,
+    labelling_decisions,
+)
+from .session_state import SessionState, rows_of_urns
 from .twins import Groups, grouping_of, keep_groups, kept_groups, twin_groups
 
 _LOCK = ".lock"
+MOST_URNS = 4  # the limit is searched over the totals of all but one
 _LISTED = 256  # images that a cache is recognised by
 _UNKNOWN = bytes(32)  # digest
 
@@ -33,24 +45,36 @@ class ReplayBase:
     facts: EpochFacts  # of the present epoch
     labels: Labels  # from before the session
     groups: Groups
-    in_pile: np.ndarray
-    carried: tuple[Decision, ...] = ()  # in force from earlier epochs, by the rows of the cache
-    current: bool = True  # whether the present epoch of the log is of this cache
+    urn_of: np.ndarray  # number of the urn of each row, int8 (n,); -1 outside the pile
+    carried: tuple[Entry, ...] = ()  # in force from earlier epochs, by the rows of the cache
+    current: bool = True  # whether the present epoch of the log is of this cache, or of one that has grown to it
+    begins: bool = False  # whether an epoch is to begin
     note: str = ""  # what has changed in the cache
 
-    def replay(self, cache: EmbeddingCache) -> tuple[SessionState, list[Entry], dict[str, Decision]]:
+    @property
+    def first(self) -> int:
+        """First epoch of the log that the present one goes on with."""
+        return self.facts.continued[0] if self.facts.continued else self.log.epoch
+
+    def since(self, entries: Sequence[Entry]) -> int:
+        """As `DecisionLog.since`, also where an epoch is to begin."""
+        return self.log.last if self.begins and self.facts.continued else self.log.since(entries)
+
+    def replay(self, cache: EmbeddingCache) -> tuple[SessionState, list[Entry], dict[str, Entry]]:
         """State after all entries, entries of the present epoch, and all decisions by request."""
-        state = SessionState(self.labels, self.groups, self.in_pile)
+        state = SessionState(self.labels, self.groups, self.urn_of)
+        zone = cache.keys.rows(self.log.zone(self.first) if self.current else [])
+        state.zone[zone[zone >= 0]] = True
         for decision in self.carried:
             state.carry(decision)
         entries: list[Entry] = []
-        by_request: dict[str, Decision] = {}
+        by_request: dict[str, Entry] = {}
         logged = self.log.entries()
         for entry, row in zip(logged, rows_of(cache, logged).tolist(), strict=True):
             entry = entry if row < 0 else replace(entry, row=row, group=int(self.groups.group[row]))
-            if isinstance(entry, Decision):
+            if entry.request is not None:
                 by_request[entry.request] = entry
-            if self.current and entry.epoch == self.log.epoch:
+            if self.current and entry.epoch >= self.first:
                 if row < 0 or not state.can_apply(entry):
                     raise SessionError(
                         f"{self.log.path} is damaged: entry {entry.serial} does not fit those before it; restore it "
@@ -63,7 +87,7 @@ class ReplayBase:
 
 def session_folder(cache: EmbeddingCache, folder: str | Path | None = None) -> Path:
     """Folder of a session; by default ``CACHE.review`` beside the first file of the cache."""
-    return beside(cache, "review") if folder is None else Path(folder)
+    return sidecar_path(cache, "review") if folder is None else Path(folder)
 
 
 def lock_folder(folder: Path, stack: ExitStack) -> None:
@@ -88,7 +112,7 @@ def lock_folder(folder: Path, stack: ExitStack) -> None:
         ) from error
 
 
-def _groups_in(folder: Path, cache: EmbeddingCache, twins: float | None, *, keep: bool) -> np.ndarray:
+def groups_in(folder: Path, cache: EmbeddingCache, twins: float | None, *, keep: bool) -> np.ndarray:
     """Groups of twins of a cache, int64 (n,); computed once and, where they are to be kept, written to the folder."""
     identity = "\0".join([repr(twins), *(file.checksum for file in cache.files)])
     path = folder / f"twins-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.npy"
@@ -116,8 +140,10 @@ def labels_before(
     return Labels(np.zeros(len(cache), np.int8), reviewed)
 
 
-def begin_or_resume(folder: Path, cache: EmbeddingCache, given: Labels | None, twins: float | None) -> ReplayBase:
-    """Begin a session in a locked folder, or go on with the one that is there.
+def begin_or_resume(
+    folder: Path, cache: EmbeddingCache, given: Labels | None, twins: float | None, group: np.ndarray | None = None
+) -> ReplayBase:
+    """Begin a session in a locked folder, or go on with the one that is there; `group` as for `open_session`.
 
     Raises
     ------
@@ -127,17 +153,21 @@ def begin_or_resume(folder: Path, cache: EmbeddingCache, given: Labels | None, t
     path = folder / LOG
     if is_unwritten(path):
         labels = given or Labels.of(np.zeros(len(cache)))
-        groups = Groups(_groups_in(folder, cache, twins, keep=True))
-        in_pile = _pile(labels, groups, ())
-        facts = _facts(cache, groups, in_pile, twins)
-        return ReplayBase(DecisionLog.create(path, facts, _images(cache, labels)), facts, labels, groups, in_pile)
+        groups = Groups(groups_in(folder, cache, twins, keep=True) if group is None else group)
+        urn_of = _urns(labels, groups, ())
+        facts = _facts(cache, urn_of, twins)
+        keep_pile(pile_path(folder, facts.checksums), cache, urn_of, groups)
+        return ReplayBase(DecisionLog.create(path, facts, _images(cache, labels)), facts, labels, groups, urn_of)
     log = DecisionLog.open(path)
     try:
         _check_twins(log, cache, twins)
-        base = _resume_or_rebase(log, cache, given, twins, keep=True)
-        if not base.current:
+        base = _resume_or_rebase(log, cache, given, twins, group, keep=True)
+        pile = pile_path(folder, base.facts.checksums)
+        if base.begins or not pile.exists():
+            keep_pile(pile, cache, base.urn_of, base.groups)
+        if base.begins:
             log.begin_epoch(base.facts, _images(cache, base.labels))
-        return replace(base, current=True)
+        return replace(base, current=True, begins=False)
     except BaseException:
         log.close()
         raise
@@ -147,36 +177,88 @@ def read(folder: Path, cache: EmbeddingCache) -> ReplayBase:
     """Read the session in a folder; nothing is written. Raises `SessionError` as `begin_or_resume`."""
     log = DecisionLog.open(folder / LOG, read_only=True)
     try:
-        return _resume_or_rebase(log, cache, None, log.facts().twins, keep=False)
+        return _resume_or_rebase(log, cache, None, log.facts().twins, None, keep=False)
     except BaseException:
         log.close()
         raise
 
 
 def _resume_or_rebase(
-    log: DecisionLog, cache: EmbeddingCache, given: Labels | None, twins: float | None, *, keep: bool
+    log: DecisionLog,
+    cache: EmbeddingCache,
+    given: Labels | None,
+    twins: float | None,
+    group: np.ndarray | None,
+    *,
+    keep: bool,
 ) -> ReplayBase:
     """The present epoch of a log, or where the cache has changed, the epoch to begin."""
     facts, images, entries = log.facts(), log.images(), log.entries()
-    groups = Groups(_groups_in(log.path.parent, cache, twins, keep=keep))
+    if group is None:
+        group = groups_in(log.path.parent, cache, twins, keep=keep)
+    grown = None
+    if (facts.checksums != _checksums(cache) or facts.continued) and facts.twins == twins:
+        grown = grown_pile(pile_path(log.path.parent, facts.checksums), cache, group)
+    groups = Groups(group) if grown is None else grown.groups
+    first = facts.continued[0] if facts.continued else log.epoch
     image_rows, entry_rows = rows_of(cache, images), rows_of(cache, entries)
     labels = _labels(cache, images, image_rows, log.epoch)
     note = _note(images, image_rows, entries, entry_rows)
     if facts.checksums == _checksums(cache):
         _check_labels(log, labels, given)
-        before = [number for number, entry in enumerate(entries) if entry.epoch < log.epoch]
+        before = [number for number, entry in enumerate(entries) if entry.epoch < first]
         carried = _carried([entries[number] for number in before], entry_rows[before], groups)
-        in_pile = _pile(labels, groups, carried)
-        if _pile_checksum(cache, in_pile) == facts.pile_checksum:
-            return ReplayBase(log, facts, labels, groups, in_pile, carried, note=note if log.epoch > 1 else "")
+        urn_of = _urns(labels, groups, carried) if grown is None else grown.urn_of
+        if facts.continued:
+            note = _grown_note(facts.urns[-1])
+        if _pile_checksum(cache, urn_of) == facts.pile_checksum:
+            return ReplayBase(log, facts, labels, groups, urn_of, carried, note=note if log.epoch > 1 else "")
     elif not (image_rows >= 0).any() and not (entry_rows >= 0).any():
         raise SessionError(
             f"{log.path.parent} is a session of {facts.cache}; {cache.name} holds none of its images: name another "
             "folder with --session"
         )
+    elif (
+        grown is not None and len(facts.urns) < MOST_URNS and _goes_on(grown, labels, given, entries, entry_rows, first)
+    ):
+        before = [number for number, entry in enumerate(entries) if entry.epoch < first]
+        since = entry_rows[[number for number, entry in enumerate(entries) if entry.epoch >= first]]
+        carried = _carried([entries[number] for number in before], entry_rows[before], groups)
+        labels, urn_of = given or labels, grown.urn_of.copy()
+        came = ~groups.spread(grown.old | ~labels.unlabelled)
+        urn_of[came] = len(facts.urns)
+        urns = (*facts.urns, int(came.sum()))
+        continued = first, tuple(groups.group[since].tolist())
+        facts = replace(_facts(cache, urn_of, twins), urns=urns, continued=continued)
+        return ReplayBase(log, facts, labels, groups, urn_of, carried, begins=True, note=_grown_note(urns[-1]))
     labels, carried = given or labels, _carried(entries, entry_rows, groups)
-    in_pile = _pile(labels, groups, carried)
-    return ReplayBase(log, _facts(cache, groups, in_pile, twins), labels, groups, in_pile, carried, False, note)
+    urn_of = _urns(labels, groups, carried)
+    return ReplayBase(log, _facts(cache, urn_of, twins), labels, groups, urn_of, carried, False, True, note)
+
+
+def _goes_on(
+    grown: GrownPile,
+    labels: Labels,
+    given: Labels | None,
+    entries: Sequence[Entry],
+    rows: np.ndarray,
+    first: int,
+) -> bool:
+    """Whether a log goes on with its pile: its images are there, and no label of before has changed."""
+    there = all(row >= 0 for entry, row in zip(entries, rows.tolist(), strict=True) if entry.epoch >= first)
+    old = grown.old
+    same = given is None or (
+        np.array_equal(given.s[old], labels.s[old]) and np.array_equal(given.reviewed[old], labels.reviewed[old])
+    )
+    return there and same and not labels.positive[~old].any() and not (labels.reviewed[~old] != 0).any()
+
+
+def _grown_note(count: int) -> str:
+    """What images that came since mean for the audit."""
+    return (
+        f"{count:,} images came to the cache since this session began. The limit of the others stands; of the new ones "
+        "all may be positive until random images come from them."
+    )
 
 
 def _labels(cache: EmbeddingCache, images: Sequence[LoggedImage], rows: np.ndarray, epoch: int) -> Labels:
@@ -192,31 +274,31 @@ def _labels(cache: EmbeddingCache, images: Sequence[LoggedImage], rows: np.ndarr
     return Labels(s, reviewed)
 
 
-def _carried(entries: Sequence[Entry], rows: np.ndarray, groups: Groups) -> tuple[Decision, ...]:
-    """Decisions in force after some entries, by the rows of the cache; without those whose image is gone."""
-    in_force: dict[int, Decision] = {}
-    for entry, row in zip(entries, rows.tolist(), strict=True):
-        if row >= 0 and isinstance(entry, Decision):
-            group = int(groups.group[row])
-            in_force[group] = replace(entry, row=row, group=group, copies=0)
-    kept = (decision for decision in in_force.values() if decision.choice is not Choice.UNDONE)
+def _carried(entries: Sequence[Entry], rows: np.ndarray, groups: Groups) -> tuple[Entry, ...]:
+    """Decisions that label after some entries, by the rows of the cache; without those whose image is gone."""
+    present = (
+        replace(entry, row=row, group=int(groups.group[row]), copies=0)
+        for entry, row in zip(entries, rows.tolist(), strict=True)
+        if row >= 0
+    )
+    kept = (decision for decision in labelling_decisions(present).values() if decision.choice is not Choice.UNDONE)
     return tuple(sorted(kept, key=lambda decision: decision.serial))
 
 
-def _pile(labels: Labels, groups: Groups, carried: Sequence[Decision]) -> np.ndarray:
-    """Rows that are neither labelled, nor decided in an earlier epoch, nor twins of such rows; bool (n,)."""
+def _urns(labels: Labels, groups: Groups, carried: Sequence[Entry]) -> np.ndarray:
+    """Urn of each row, int8 (n,): one urn, the rows neither labelled, nor decided before, nor twins of such rows."""
     outside = ~labels.unlabelled
-    outside[[decision.row for decision in carried if decision.choice.is_label]] = True
-    return ~groups.spread(outside)
+    outside[[decision.row for decision in carried if decision.choice in LABELS]] = True
+    return -groups.spread(outside).astype(np.int8)
 
 
-def _facts(cache: EmbeddingCache, groups: Groups, in_pile: np.ndarray, twins: float | None) -> EpochFacts:
+def _facts(cache: EmbeddingCache, urn_of: np.ndarray, twins: float | None) -> EpochFacts:
     return EpochFacts(
         cache=cache.name,
         checksums=_checksums(cache),
         rows=len(cache),
-        pile=int(in_pile.sum()),
-        pile_checksum=_pile_checksum(cache, in_pile),
+        urns=tuple(rows_of_urns(urn_of)),
+        pile_checksum=_pile_checksum(cache, urn_of),
         twins=twins,
         grouping=grouping_of(cache, twins),
     )
@@ -227,9 +309,9 @@ def _checksums(cache: EmbeddingCache) -> tuple[str, ...]:
     return tuple(sorted(file.checksum for file in cache.files))
 
 
-def _pile_checksum(cache: EmbeddingCache, in_pile: np.ndarray) -> str:
+def _pile_checksum(cache: EmbeddingCache, urn_of: np.ndarray) -> str:
     """Checksum of which images are in the pile, file by file in the order of `_checksums`."""
-    parts = np.split(in_pile, np.cumsum([len(file) for file in cache.files])[:-1])
+    parts = np.split(urn_of >= 0, np.cumsum([len(file) for file in cache.files])[:-1])
     ordered = sorted(zip((file.checksum for file in cache.files), parts, strict=True), key=lambda pair: pair[0])
     return hashlib.sha256(b"".join(np.packbits(part).tobytes() for _, part in ordered)).hexdigest()[:32]
 
@@ -293,9 +375,7 @@ def _note(
     """What has changed since the session began, and what that means for the audit."""
     labelled = {image.key for image, row in zip(images, image_rows.tolist(), strict=True) if row < 0 and image.label}
     gone = labelled | {
-        entry.key
-        for entry, row in zip(entries, entry_rows.tolist(), strict=True)
-        if row < 0 and isinstance(entry, Decision)
+        entry.key for entry, row in zip(entries, entry_rows.tolist(), strict=True) if row < 0 and not entry.is_draw
     }
     lost = f" {len(gone):,} labelled or decided images are gone or other images now ({name_first(sorted(gone))})."
     return "The cache has changed since this session began; the audit counts from the change on." + lost * bool(gone)

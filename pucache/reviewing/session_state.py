@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..labels.labels import Labels
-from .log import Choice, Decision, Draw, Entry, Stream
+from .log import DRAWN, Choice, Entry, Stream
 from .twins import Groups, inherited
 
 RATE_OF = 100  # decisions that the rate is of
@@ -31,6 +31,7 @@ class Proposal:
     replaces: int = 0  # serial number of the decision that the client knows to be in force; 0: none
     reviewer: str = ""
     model_version: int = 0  # of the ranking that showed the image
+    correction: bool = False  # of a label, and no other answer to the recheck that came last
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,6 @@ class SessionProgress:
     rate_of: int  # at most 100
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """A decision, and the draw that it has answered."""
-
-    decision: Decision
-    draw: Draw | None
-
-
 class SessionState:
     """What the entries of a log amount to.
 
@@ -64,31 +57,36 @@ class SessionState:
     labels : Labels
         From before the session; never changed by it.
     groups : Groups
-    in_pile : ndarray of bool, (n,)
+    urn_of : ndarray of int8, (n,)
+        Number of the urn of each row; -1 outside the pile. Twins are in the same urn.
 
     Attributes
     ----------
     unknown : ndarray of bool, (n,)
-        Rows of the pile neither decided nor drawn for the audit: the urn of the next audit draw.
+        Rows of the pile neither decided nor drawn for the audit: what is left in the urns.
     skipped : ndarray of bool, (n,)
         Rows whose last decision is a skip.
-    pending : dict of int to Draw
+    zone : ndarray of bool, (n,)
+        Rows of the zone; none before it is fixed.
+    pending : dict of int to Entry
         Draws without a decision, by group, in the order of the draws.
     last_decision : int
         Serial number of the last decision.
     """
 
-    def __init__(self, labels: Labels, groups: Groups, in_pile: np.ndarray):
+    def __init__(self, labels: Labels, groups: Groups, urn_of: np.ndarray):
         inheriting = inherited(labels, groups)
-        self._groups, self._in_pile = groups, in_pile
+        self._groups, self._urn_of = groups, urn_of
         self._s, self._reviewed = inheriting.s.copy(), inheriting.reviewed.copy()
         self._labelled_before = ~inheriting.unlabelled
         self._without_labelled = not labels.s.any()
-        self.unknown, self.skipped = in_pile.copy(), np.zeros(len(in_pile), bool)
-        self.pending: dict[int, Draw] = {}
+        self.unknown, self.skipped = urn_of >= 0, np.zeros(len(urn_of), bool)
+        self.zone = np.zeros(len(urn_of), bool)
+        self.pending: dict[int, Entry] = {}
         self.last_decision = 0
-        self._unknown_rows, self._positive_rows = int(in_pile.sum()), 0  # n_i and f_i of the next entry
-        self._stacks: dict[int, list[_Answer]] = {}  # by group
+        self._unknown_rows = rows_of_urns(urn_of)  # n_i and f_i of the next entry, by urn
+        self._positive_rows = [0] * len(self._unknown_rows)
+        self._stacks: dict[int, list[tuple[Entry, Entry | None]]] = {}  # decisions and the draws they answer, by group
         self._last: dict[int, int] = {}  # serial number of the last decision, UNDONE too, by group
         self._drawn: set[int] = set()  # groups drawn for the audit
         self._progress: SessionProgress | None = None  # until the next entry
@@ -99,9 +97,27 @@ class SessionState:
         """Copies of s and reviewed, int8 (n,), with this session's decisions."""
         return self._s.copy(), self._reviewed.copy()
 
-    def in_force(self, row: int) -> Decision | None:
-        """Decision in force on the picture of a row."""
-        return self._top(int(self._groups.group[row]))
+    def in_force(self, group: int) -> Entry | None:
+        """Decision in force on a group."""
+        stack = self._stacks.get(group)
+        return stack[-1][0] if stack else None
+
+    def _labelling(self, group: int) -> Entry | None:
+        """Decision that says what a group is: the one in force, or below the label of a recheck the one it checks."""
+        top = self.in_force(group)
+        if top is None or not top.is_recheck_label:
+            return top
+        checked = next((one for one, _ in reversed(self._stacks[group]) if one.stream is not Stream.RECHECK), None)
+        return checked if checked is not None and checked.choice in _LABELS else top
+
+    def past(self, before: int, count: int) -> list[tuple[int, int, Choice]]:
+        """Serial number of the decision in force, row and label of decided groups, newest first."""
+        decided = [
+            (stack[-1][0].serial, label.row, label.choice)
+            for group, stack in self._stacks.items()
+            if group not in self.pending and (label := self._labelling(group)) is not None and label.choice is not None
+        ]
+        return heapq.nlargest(count, (one for one in decided if not before or one[0] < before))
 
     def recheck_candidates(self) -> np.ndarray:
         """Known positive rows without a pending draw, int64."""
@@ -117,54 +133,32 @@ class SessionState:
         return self._progress
 
     def _count(self) -> SessionProgress:
-        choices = Counter(decision.choice for decision in self._all_in_force() if self._is_new(decision))
-        last = self._last_choices()
+        labelling = [one for one in map(self._labelling, self._stacks) if one is not None]
+        choices = Counter(one.choice for one in labelling if not self._labelled_before[one.group])
+        labels = (one for one in labelling if one.choice in _LABELS and one.stream is not Stream.RECHECK)
+        last = [one.choice for one in heapq.nlargest(RATE_OF, labels, key=lambda one: one.serial)]
+        answered = (draw for stack in self._stacks.values() for _, draw in stack if draw is not None)
         return SessionProgress(
             decided=choices[Choice.POSITIVE] + choices[Choice.NEGATIVE],
             positives=choices[Choice.POSITIVE],
             negatives=choices[Choice.NEGATIVE],
             skipped=choices[Choice.SKIP],
-            rechecked=sum(
-                answer.draw is not None and answer.draw.stream is Stream.RECHECK
-                for stack in self._stacks.values()
-                for answer in stack
-            ),
-            unknown=self._unknown_rows,
+            rechecked=sum(draw.stream is Stream.RECHECK for draw in answered),
+            unknown=sum(self._unknown_rows),
             pending=len(self.pending),
             rate=last.count(Choice.POSITIVE) / len(last) if last else 0.0,
             rate_of=len(last),
         )
 
-    def _last_choices(self) -> list[Choice]:
-        """The last labels that were decided and are in force, rechecks left out."""
-        labels = (one for one in self._all_in_force() if one.choice.is_label and one.stream is not Stream.RECHECK)
-        return [one.choice for one in heapq.nlargest(RATE_OF, labels, key=lambda one: one.serial)]
-
-    def _all_in_force(self) -> Iterator[Decision]:
-        return (stack[-1].decision for stack in self._stacks.values() if stack)
-
-    def _is_new(self, decision: Decision) -> bool:
-        """Whether a decision is of this review: pictures that were labelled before it are not counted."""
-        return not self._labelled_before[decision.group]
-
-    def _top(self, group: int) -> Decision | None:
-        stack = self._stacks.get(group)
-        return stack[-1].decision if stack else None
-
-    def _copies(self, group: int) -> int:
-        """Rows of the pile in a group."""
-        return int(self._in_pile[self._groups.rows(group)].sum())
-
     # --- an entry before it is written --------------------------------------------------------------
 
-    def accepts(self, proposal: Proposal) -> bool:
-        """Whether a proposal replaces what is in force.
+    def accepts(self, proposal: Proposal, group: int) -> bool:
+        """Whether a proposal replaces what is in force on its group.
 
         A recheck shows a decided image as if it were new, so its answer may replace 0. After an undo both 0 and
         the number of the undo are right.
         """
-        group = int(self._groups.group[proposal.row])
-        current = self._top(group)
+        current = self.in_force(group)
         if proposal.choice is Choice.UNDONE:
             return current is not None and current.serial == proposal.replaces
         if current is None:
@@ -172,107 +166,99 @@ class SessionState:
         blinded = group in self.pending and self.pending[group].stream is Stream.RECHECK
         return proposal.replaces == current.serial or (blinded and proposal.replaces == 0)
 
-    def decision(self, proposal: Proposal, *, serial: int, time: float) -> Decision:
-        """Entry for an accepted proposal, without key and digest."""
-        group = int(self._groups.group[proposal.row])
+    def decision(self, proposal: Proposal, group: int) -> dict[str, Any]:
+        """What an accepted proposal amounts to: fields of its entry."""
         stack, draw = self._stacks.get(group, []), self.pending.get(group)
-        current = stack[-1].decision if stack else None
-        choice, restored = proposal.choice, None
-        stream = draw.stream if draw else current.stream if current else Stream.RANKED
-        if choice is Choice.UNDONE and current is not None:
-            stream = current.stream
-            if len(stack) > 1:
-                restored = stack[-2].decision
-                choice, stream = restored.choice, restored.stream
-        return Decision(
-            serial=serial,
-            request=proposal.request,
-            row=proposal.row,
-            group=group,
-            copies=self._copies(group),
-            choice=choice,
-            stream=stream,
-            replaces=current.serial if current else 0,
-            unknown=self._unknown_rows,
-            positives=self._positive_rows,
-            model_version=proposal.model_version,
-            reviewer=proposal.reviewer,
-            time=time,
-            restores=restored.serial if restored else 0,
-        )
+        current = stack[-1][0] if stack else None
+        shown = draw or (self._labelling(group) if proposal.correction else current)
+        fields = {
+            "choice": proposal.choice,
+            "stream": shown.stream if shown else Stream.RANKED,
+            "replaces": current.serial if current else 0,
+            "request": proposal.request,
+            "reviewer": proposal.reviewer,
+            "model_version": proposal.model_version,
+        }
+        if proposal.choice is Choice.UNDONE and current is not None:
+            below = stack[-2][0] if len(stack) > 1 else None
+            fields["stream"] = (below or current).stream
+            if below is not None:
+                fields |= {"choice": below.choice, "restores": below.serial}
+        return fields
 
-    def draw(self, row: int, stream: Stream, *, serial: int, time: float) -> Draw:
-        """Entry for a drawn row, without key and digest, and without what the model says."""
-        group = int(self._groups.group[row])
-        return Draw(
-            serial=serial,
-            row=row,
-            group=group,
-            copies=self._copies(group),
-            stream=stream,
-            unknown=self._unknown_rows,
-            positives=self._positive_rows,
-            expected=float("nan"),
-            model_version=0,
-            time=time,
-        )
+    def counts_of(self, group: int) -> dict[str, Any]:
+        """What a group is worth, and n_i and f_i of its urn: fields of its next entry."""
+        rows, urn = self._groups.rows(group), self._urn(group)
+        return {
+            "copies": int((self._urn_of[rows] >= 0).sum()),
+            "urn": urn,
+            "zone": bool(self.zone[rows].any()),
+            "unknown": self._unknown_rows[urn],
+            "positives": self._positive_rows[urn],
+        }
+
+    def _urn(self, group: int) -> int:
+        """Urn of a group; the first one for a group outside the pile, which changes no count."""
+        return max(0, int(self._urn_of[self._groups.rows(group)].max()))
 
     # --- entries ------------------------------------------------------------------------------------
 
     def can_apply(self, entry: Entry) -> bool:
         """Whether the decisions that an undo names are there; they are, unless the log is damaged."""
-        if isinstance(entry, Draw) or not entry.is_undo:
+        if not entry.is_undo:
             return True
-        stack = self._stacks.get(entry.group, [])
-        serials = [0, *(answer.decision.serial for answer in stack)]
+        serials = [0, *(decision.serial for decision, _ in self._stacks.get(entry.group, []))]
         return len(serials) > 1 and serials[-2:] == [entry.restores, entry.replaces]
 
     def apply(self, entry: Entry) -> None:
         """Take in an entry of the log, in order."""
-        self._progress = None
-        if isinstance(entry, Draw):
+        stack, before = self._stacks.setdefault(entry.group, []), self._labelling(entry.group)
+        if entry.is_draw:
             self.pending[entry.group] = entry
-            if entry.stream is Stream.AUDIT:
+            if entry.stream in DRAWN:
                 self._drawn.add(entry.group)
-                self._set_label(entry.group, self._top(entry.group))
-            return
-        stack, before = self._stacks.setdefault(entry.group, []), self._top(entry.group)
-        if not entry.is_undo:
-            stack.append(_Answer(entry, self.pending.pop(entry.group, None)))
+        elif not entry.is_undo:
+            stack.append((entry, self.pending.pop(entry.group, None)))
         else:
-            undone = stack.pop()
-            if undone.draw is not None:  # it is to be answered again
-                self.pending[entry.group] = undone.draw
+            _, draw = stack.pop()
+            if draw is not None:  # it is to be answered again
+                self.pending[entry.group] = draw
             if entry.restores:
-                stack[-1] = _Answer(entry, stack[-1].draw)
+                answered, waiting = stack[-1][1], self.pending.get(entry.group)
+                if draw is None and waiting and waiting.stream in DRAWN and entry.choice in _LABELS:
+                    answered = self.pending.pop(entry.group)  # a label from before the draw is its answer
+                stack[-1] = (entry, answered)
         self._follow(entry, before)
 
-    def carry(self, decision: Decision) -> None:
+    def carry(self, decision: Entry) -> None:
         """Take over a decision in force from an earlier epoch; its rows are not in the pile."""
-        self._stacks[decision.group] = [_Answer(decision, None)]
+        self._stacks[decision.group] = [(decision, None)]
         self._follow(decision, None)
 
-    def _follow(self, decision: Decision, before: Decision | None) -> None:
-        """Bring labels and rows to what is in force after a decision."""
-        after = self._top(decision.group)
-        self.last_decision = self._last[decision.group] = decision.serial
-        self._positive_rows += decision.copies * (_is_positive(after) - _is_positive(before))
-        self._set_label(decision.group, after)
-
-    def _set_label(self, group: int, decision: Decision | None) -> None:
-        """Give the rows of a group the label of the decision in force."""
-        label = 0 if decision is None else _LABELS.get(decision.choice, 0)
-        rows = self._groups.rows(group)
-        self.skipped[rows] = decision is not None and decision.choice is Choice.SKIP
-        in_pile = rows[self._in_pile[rows]]
+    def _follow(self, entry: Entry, before: Entry | None) -> None:
+        """Bring labels and counts to what a group is after an entry, and was before it."""
+        group, after = entry.group, self._labelling(entry.group)
+        if not entry.is_draw:
+            self.last_decision = self._last[group] = entry.serial
+        label, rows, urn = _label(after), self._groups.rows(group), self._urn(group)
+        in_pile = rows[self._urn_of[rows] >= 0]
         unknown = not label and group not in self._drawn
-        self._unknown_rows += len(in_pile) * unknown - int(self.unknown[in_pile].sum())
+        self._positive_rows[urn] += len(in_pile) * ((label == 1) - (_label(before) == 1))
+        self._unknown_rows[urn] += len(in_pile) * unknown - int(self.unknown[in_pile].sum())
         self.unknown[in_pile] = unknown
+        self.skipped[rows] = after is not None and after.choice is Choice.SKIP
         free = rows[~self._labelled_before[rows]]
         self._reviewed[free], self._s[free] = label, 0
-        if decision is not None and label == 1 and self._without_labelled and len(free):
-            self._s[decision.row], self._reviewed[decision.row] = 1, 0
+        if after is not None and label == 1 and self._without_labelled and len(free):
+            self._s[after.row], self._reviewed[after.row] = 1, 0
+        self._progress = None
 
 
-def _is_positive(decision: Decision | None) -> int:
-    return int(decision is not None and decision.choice is Choice.POSITIVE)
+def rows_of_urns(urn_of: np.ndarray) -> list[int]:
+    """Rows of each urn, of which there is one at least."""
+    return np.bincount(urn_of[urn_of >= 0], minlength=1).tolist()  # type: ignore[no-any-return]
+
+
+def _label(decision: Entry | None) -> int:
+    """1 positive, -1 negative, 0 neither."""
+    return 0 if decision is None or decision.choice is None else _LABELS.get(decision.choice, 0)

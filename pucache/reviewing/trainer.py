@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,6 @@ from ..threads import thread_defaults
 _PATIENCE = (0.0, 0.0, 1.0, 4.0, 15.0, 60.0)  # seconds before a start, after so many deaths without a ranking between
 _GRACE = 2.0  # seconds that the child has to end by itself
 RANKING = "ranking.npz"
-_LABELLED, _CONFIRMED, _NEGATIVE = 2, 1, -1
 
 
 @dataclass(frozen=True)
@@ -40,92 +40,22 @@ class RankingResult:
     seconds: float  # that it took
 
 
-@dataclass(frozen=True)
-class Setup:
-    """What the child needs first: files of the cache, and the rows that share a picture with another one."""
-
-    paths: tuple[str, ...]
-    rows: np.ndarray  # int64 (m,)
-    groups: np.ndarray  # number of their group, int64 (m,)
-    seed: int
-    device: str
-
-    @classmethod
-    def of(cls, paths: tuple[str, ...], groups: np.ndarray | None, seed: int, device: str) -> Setup:
-        """From the group number of each row, int64 (n,), or None."""
-        if groups is None:
-            return cls(paths, np.empty(0, np.int64), np.empty(0, np.int64), seed, device)
-        _, group, size = np.unique(groups, return_inverse=True, return_counts=True)
-        rows = np.flatnonzero(size[group] > 1)
-        return cls(paths, rows, groups[rows].astype(np.int64), seed, device)
-
-    def all_groups(self, n: int) -> np.ndarray:
-        """Group number of each row, int64 (n,)."""
-        groups = np.arange(n) + n
-        _, groups[self.rows] = np.unique(self.groups, return_inverse=True)
-        return groups
-
-
-@dataclass(frozen=True)
-class KnownLabels:
-    """Labels to train on: the known rows alone, of which there are few."""
-
-    serial: int  # of the last entry of the log that they rest on
-    rows: np.ndarray  # int32 (k,)
-    values: np.ndarray  # what is known of each, int8 (k,)
-
-    @classmethod
-    def of(cls, serial: int, s: np.ndarray, reviewed: np.ndarray) -> KnownLabels:
-        """From the labels of all rows, int8 (n,) each."""
-        values = np.where(s == 1, np.int8(_LABELLED), reviewed).astype(np.int8)
-        rows = np.flatnonzero(values)
-        return cls(serial, rows.astype(np.int32), values[rows])
-
-    @property
-    def has_positive(self) -> bool:
-        """Whether a positive is known."""
-        return bool((self.values > 0).any())
-
-    def labels(self, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """s and reviewed of all rows, int8 (n,) each."""
-        s, reviewed = np.zeros(n, np.int8), np.zeros(n, np.int8)
-        s[self.rows[self.values == _LABELLED]] = 1
-        reviewed[self.rows] = np.where(self.values == _LABELLED, 0, self.values)
-        return s, reviewed
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """A ranking by the labels of a serial number; several may follow each other, each better than the last."""
-
-    serial: int
-    result: RankingResult
-
-
-@dataclass(frozen=True)
-class Failed:
-    """What went wrong, on one line."""
-
-    message: str
-
-
-@dataclass(frozen=True)
-class Idle:
-    """Nothing is left to do for the labels of a serial number."""
-
-    serial: int
-
-
 class Trainer:
-    """Trains in a child process and hands over every ranking; a context manager that ends the process.
+    """Trains for all sessions of a cache in one child process; a context manager that ends the process.
+
+    The child says ("ready",), then gets the files, groups, seed and device, then again and again (session, serial, s,
+    reviewed), or (session,) for the one to train first, which a thread of its own takes at once. It answers ("ranked",
+    session, serial, result), ("failed", message), and ("idle", session, serial) where nothing is left to do for these
+    labels.
 
     Parameters
     ----------
     paths : sequence of str or Path
         Files of the cache.
-    on_ranking : callable of (RankingResult, int)
-        Called with a ranking and the serial number of its labels, in a thread of the trainer. Several rankings of one
-        serial number may follow each other, each better than the last; none is older than one before it.
+    on_ranking : sequence of callable of (RankingResult, int)
+        One for each session: called with a ranking and the serial number of its labels, in a thread of the trainer.
+        Several rankings of one serial number may follow each other, each better than the last; none is older than one
+        before it.
     on_error : callable of str, optional
         Called with one line when something fails. Default: ignore.
     groups : ndarray of int64, (n,), optional
@@ -137,22 +67,22 @@ class Trainer:
     def __init__(
         self,
         paths: Sequence[str | Path],
-        on_ranking: Callable[[RankingResult, int], None],
+        on_ranking: Sequence[Callable[[RankingResult, int], None]],
         on_error: Callable[[str], None] | None = None,
         *,
         groups: np.ndarray | None = None,
         seed: int = 0,
         device: str = "auto",
     ):
-        self._setup = Setup.of(tuple(map(str, paths)), groups, seed, device)
+        self._setup = tuple(map(str, paths)), groups, seed, device
         self._on_ranking, self._on_error = on_ranking, on_error
         self._lock, self._sending = threading.Lock(), threading.Lock()
-        self._newest: KnownLabels | None = None
-        self._submitted = self._sent = self._finished = self._ranked = -1
+        self._newest: dict[int, tuple[int, int, np.ndarray, np.ndarray]] = {}  # session, serial, s, reviewed
+        self._submitted, self._sent, self._finished, self._ranked = ([-1] * len(on_ranking) for _ in range(4))
         self._closing = threading.Event()
         self._deaths = 0
         self._child: subprocess.Popen[bytes] | None = None
-        self._connection: Connection | None = None
+        self._connection: Connection | None = None  # to a child that is ready
         self._thread = threading.Thread(target=self._run, name="pucache-trainer", daemon=True)
         self._thread.start()
 
@@ -162,29 +92,39 @@ class Trainer:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def submit(self, serial: int, s: np.ndarray, reviewed: np.ndarray) -> None:
+    def submit(self, serial: int, s: np.ndarray, reviewed: np.ndarray, session: int = 0) -> None:
         """Train on these labels as soon as possible; returns at once.
 
         Parameters
         ----------
         serial : int
             Of the last entry of the log that the labels rest on; labels with a number that is not above that of all
-            labels before are ignored.
+            labels of this session before are ignored.
         s, reviewed : ndarray of int8, (n,)
-            As for `pucache.labels.labels.Labels`. Without a positive there is nothing to train on.
+            As for `pucache.labels.labels.Labels`; left as they are from now on. Without a positive there is nothing
+            to train on.
+        session : int
+            Number of the session.
         """
-        labels = KnownLabels.of(serial, s, reviewed)
         with self._lock:
-            if serial <= self._submitted:
+            if serial <= self._submitted[session]:
                 return
-            self._submitted, self._newest = serial, labels if labels.has_positive else None
+            self._submitted[session] = serial
+            self._newest.pop(session, None)
+            if (s == 1).any() or (reviewed == 1).any():
+                self._newest[session] = session, serial, s, reviewed
         self._send_newest()
 
-    @property
-    def busy(self) -> bool:
-        """Whether a ranking, or a better one, by the newest labels is still to come."""
+    def prefer(self, session: int) -> None:
+        """Train this session before others that wait, from now on."""
+        with self._sending, contextlib.suppress(OSError):  # a child that starts again trains in any order
+            if self._connection is not None:
+                self._connection.send((session,))
+
+    def busy(self, session: int = 0) -> bool:
+        """Whether a ranking, or a better one, by the newest labels of a session is still to come."""
         with self._lock:
-            return self._newest is not None and self._newest.serial > self._finished
+            return session in self._newest and self._newest[session][1] > self._finished[session]
 
     @property
     def process_id(self) -> int | None:
@@ -202,32 +142,29 @@ class Trainer:
         self._thread.join()
 
     def _send_newest(self) -> None:
-        """Send the newest labels to the child, whose receiver takes them at once; without one, its start does."""
-        with self._sending:
-            labels = self._newest
-            if self._connection is None or labels is None or labels.serial <= self._sent:
-                return
-            with contextlib.suppress(OSError):  # the child is gone, as the thread will see
-                self._connection.send(labels)
-                self._sent = labels.serial
+        """Send newer labels to the child; without one that is ready, its start does."""
+        with self._sending, contextlib.suppress(OSError):  # the child may be gone, as the thread will see
+            for session, serial, s, reviewed in list(self._newest.values()):
+                if self._connection is not None and serial > self._sent[session]:
+                    self._connection.send((session, serial, s, reviewed))
+                    self._sent[session] = serial
 
     # --- in the thread -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._closing.wait(_PATIENCE[min(self._deaths, len(_PATIENCE) - 1)]):
+            self._deaths += 1
             try:
                 child, connection = self._start()
             except OSError as error:
-                self._deaths += 1
                 self._report(f"training cannot start: {one_line(error)}")
                 continue
-            self._send_newest()
-            self._receive_all(connection)
+            with connection, contextlib.suppress(EOFError, OSError):  # the child has ended
+                while True:
+                    self._take(connection, *connection.recv())
             with self._sending:
                 self._connection = None
-                connection.close()
             status = _ended(child)
-            self._deaths += 1
             if not self._closing.is_set():
                 self._report(f"the training process ended ({status}); it is started again")
 
@@ -241,34 +178,28 @@ class Trainer:
         except OSError:
             ours.close()
             raise
-        with self._sending:
-            self._connection, self._sent = ours, -1
-            with contextlib.suppress(OSError):
-                ours.send(self._setup)
         return child, ours
 
-    def _receive_all(self, connection: Connection) -> None:
-        """Take what the child sends, until it has ended."""
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                message = connection.recv()
-                if isinstance(message, Ranked):
-                    self._deaths = 0
-                    self._hand_over(message)
-                elif isinstance(message, Failed):
-                    self._report(message.message)
-                elif isinstance(message, Idle):
-                    with self._lock:
-                        self._finished = max(self._finished, message.serial)
-
-    def _hand_over(self, message: Ranked) -> None:
-        if message.serial < self._ranked:
-            return
-        self._ranked = message.serial
-        try:
-            self._on_ranking(message.result, message.serial)
-        except Exception as error:
-            self._report(f"a ranking was not taken: {one_line(error)}")
+    def _take(self, connection: Connection, what: str, *values: Any) -> None:
+        """Take a message of the child."""
+        if what == "ready":
+            connection.send(self._setup)
+            with self._sending:
+                self._connection, self._sent = connection, [-1] * len(self._on_ranking)
+            self._send_newest()
+        elif what == "failed":
+            self._report(*values)
+        else:
+            session, serial, *result = values
+            if what == "idle":
+                with self._lock:
+                    self._finished[session] = max(self._finished[session], serial)
+            elif serial >= self._ranked[session]:
+                self._deaths, self._ranked[session] = 0, serial
+                try:
+                    self._on_ranking[session](*result, serial)
+                except Exception as error:
+                    self._report(f"a ranking was not taken: {one_line(error)}")
 
     def _report(self, message: str) -> None:
         with contextlib.suppress(Exception):

@@ -11,21 +11,25 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
+
+import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import one_line
 from ..neighbours.graph import NeighbourGraph, cached_graph
 from .ranker import Ranker
-from .trainer import Failed, Idle, KnownLabels, Ranked, Setup
 
+Labels = tuple[int, np.ndarray, np.ndarray]  # serial number, s, reviewed
 NICE, _GRAPH_NICE = 5, 15  # the server, and in this process the fits, go first
 MOST_PAIRS = 1 << 34  # rows times rows; in larger piles neighbours would take minutes and gigabytes
 _FITS_BEFORE_CHOICE = 3  # with newer labels all the time, a choice that is due waits for so many fits
 
 
-class _Server:
-    """The server, as the child sees it: one thread receives and keeps the newest labels alone.
+class _Child:
+    """Fits the newest labels of each session, one fit at a time, and sends the rankings.
 
     Where the server is gone, the process ends.
     """
@@ -33,18 +37,28 @@ class _Server:
     def __init__(self, connection: Connection):
         self._connection, self._sending = connection, threading.Lock()
         self._changed = threading.Condition()
-        self._labels: KnownLabels | None = None
+        self._newest: dict[int, Labels] = {}  # by session
+        self._waiting: dict[int, None] = {}  # sessions to be fitted, in order
+        self._preferred = -1  # session whose page is open
         self._graph: NeighbourGraph | None = None
+        self._rankers: dict[int, Ranker] = {}
+        self._postponed: Counter[int] = Counter()  # fits without a choice that was due, by session
 
     def receive(self) -> None:
         """Receive until the server is gone; in a thread of its own."""
         try:
             while True:
-                self._put(self._connection.recv(), None)
+                session, *labels = self._connection.recv()
+                with self._changed:
+                    if labels:
+                        self._newest[session], self._waiting[session] = tuple(labels), None
+                    else:
+                        self._preferred = session
+                    self._changed.notify()
         except (EOFError, OSError):
             os._exit(0)
 
-    def send(self, message: Ranked | Failed | Idle) -> None:
+    def send(self, *message: object) -> None:
         """Send a message, from any thread."""
         try:
             with self._sending:
@@ -52,94 +66,71 @@ class _Server:
         except OSError:
             os._exit(0)
 
-    def find_graph(self, cache: EmbeddingCache, device: str) -> None:
+    def run(self, paths: Sequence[str], groups: np.ndarray | None, seed: int, device: str) -> None:
+        """Fit for ever."""
+        cache = EmbeddingCache(*paths)
+        ranker = Ranker(cache, groups=groups, seed=seed, device=device)
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                session = self._preferred if self._preferred in self._waiting else next(iter(self._waiting))
+                del self._waiting[session]
+                serial, s, reviewed = self._newest[session]
+            try:
+                if not self._rankers:
+                    self._rankers[session] = ranker
+                    self.send("ranked", session, serial, ranker.similarity(s, reviewed))
+                    if len(cache) ** 2 <= MOST_PAIRS:
+                        threading.Thread(target=self._find_graph, args=(cache, device), daemon=True).start()
+                if session not in self._rankers:
+                    self._rankers[session] = Ranker(
+                        cache, groups=groups, seed=seed, device=device, features=ranker.features
+                    )
+                self._fit(session, serial, s, reviewed)
+            except Exception as error:
+                self.send("failed", f"training failed: {one_line(error)}")
+            self.send("idle", session, serial)
+
+    def _fit(self, session: int, serial: int, s: np.ndarray, reviewed: np.ndarray) -> None:
+        ranker = self._rankers[session]
+        ranker.graph = self._graph
+        due = ranker.choice_is_due(s, reviewed)
+        at_once = due and self._postponed[session] >= _FITS_BEFORE_CHOICE
+        self.send("ranked", session, serial, ranker.fit(s, reviewed, choose=at_once))
+        self._postponed[session] = (self._postponed[session] + 1) * (due and not at_once)
+        if due and not at_once and session not in self._waiting:
+            self.send("ranked", session, serial, ranker.fit(s, reviewed, choose=True))
+            self._postponed[session] = 0
+
+    def _find_graph(self, cache: EmbeddingCache, device: str) -> None:
         """Read the graph beside the cache, or make it; in a thread of its own."""
         with contextlib.suppress(OSError, AttributeError):  # threads have their own priority on Linux alone
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _GRAPH_NICE)
         try:
-            self._put(None, cached_graph(cache, device=device))
+            graph = cached_graph(cache, device=device)
+            with self._changed:
+                self._graph = graph
+                self._waiting |= dict.fromkeys(self._newest)
+                self._changed.notify()
         except Exception as error:
-            self.send(Failed(f"neighbours do not count: {one_line(error)}"))
-
-    def _put(self, labels: KnownLabels | None, graph: NeighbourGraph | None) -> None:
-        with self._changed:
-            self._labels, self._graph = labels or self._labels, graph or self._graph
-            self._changed.notify()
-
-    def take(self) -> tuple[KnownLabels | None, NeighbourGraph | None]:
-        """Wait for newer labels or for the graph; each is taken once."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._labels is not None or self._graph is not None)
-            taken = self._labels, self._graph
-            self._labels = self._graph = None
-            return taken
-
-    @property
-    def has_newer(self) -> bool:
-        """Whether newer labels wait."""
-        with self._changed:
-            return self._labels is not None
-
-
-class _Training:
-    """Fits the newest labels, one fit at a time, and sends the rankings."""
-
-    def __init__(self, server: _Server, setup: Setup):
-        self._server, self._device = server, setup.device
-        self._cache = EmbeddingCache(*setup.paths)
-        groups = setup.all_groups(len(self._cache))
-        self._ranker = Ranker(self._cache, groups=groups, seed=setup.seed, device=setup.device)
-        self._fits = self._postponed = 0
-
-    def run(self) -> None:
-        """Serve for ever."""
-        labels: KnownLabels | None = None
-        while True:
-            newer, graph = self._server.take()
-            if graph is not None:
-                self._ranker.graph = graph
-            labels = newer or labels
-            if labels is None:
-                continue
-            try:
-                self._fit(labels)
-            except Exception as error:
-                self._server.send(Failed(f"training failed: {one_line(error)}"))
-            self._server.send(Idle(labels.serial))
-
-    def _fit(self, known: KnownLabels) -> None:
-        n, send = len(self._cache), self._server.send
-        s, reviewed = known.labels(n)
-        if not self._fits:
-            send(Ranked(known.serial, self._ranker.similarity(s, reviewed)))
-            if n**2 <= MOST_PAIRS:
-                threading.Thread(target=self._server.find_graph, args=(self._cache, self._device), daemon=True).start()
-        self._fits += 1
-        due = self._ranker.choice_is_due(s, reviewed)
-        at_once = due and self._postponed >= _FITS_BEFORE_CHOICE
-        send(Ranked(known.serial, self._ranker.fit(s, reviewed, choose=at_once)))
-        self._postponed = self._postponed + 1 if due and not at_once else 0
-        if due and not at_once and not self._server.has_newer:
-            send(Ranked(known.serial, self._ranker.fit(s, reviewed, choose=True)))
-            self._postponed = 0
+            self.send("failed", f"neighbours do not count: {one_line(error)}")
 
 
 def train_for(descriptor: int) -> None:
-    """Train for the process at the other end of a pipe, whose first message is a `Setup`; what the child runs."""
+    """Train for the `Trainer` at the other end of a pipe; what the child runs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends this process
     with contextlib.suppress(OSError):
         os.nice(NICE)
     connection = Connection(descriptor)
+    child = _Child(connection)
+    child.send("ready")
     try:
         setup = connection.recv()
     except (EOFError, OSError):
         return
-    server = _Server(connection)
-    threading.Thread(target=server.receive, daemon=True).start()
+    threading.Thread(target=child.receive, daemon=True).start()
     try:
-        training = _Training(server, setup)
+        child.run(*setup)
     except Exception as error:
-        server.send(Failed(f"training cannot start: {one_line(error)}"))
+        child.send("failed", f"training cannot start: {one_line(error)}")
         time.sleep(0.1)  # the reader of the pipe may end this process first
-        return
-    training.run()

@@ -1,4 +1,4 @@
-"""Starting Ray on this machine or joining a cluster, checks of its nodes, and errors of Ray as one line."""
+"""Starting Ray on this machine or joining a cluster, and checks of its nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,9 +18,12 @@ from ..devices import cores
 from ..errors import EngineError, MissingExtraError, PUCacheError, one_line
 from ..version import __version__
 
-# Ray reads these when it is imported: no usage reports, and its processes write to log files only.
+RETRIES = 3  # of a shard whose worker dies
+# Ray reads these when it is imported: no usage reports, its processes write to log files only, and a task whose
+# worker runs out of memory is begun again as often as one whose worker dies for another reason.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))
 if "RAY_AUTH_TOKEN" in os.environ:  # a token that is set is meant to be used
     os.environ.setdefault("RAY_AUTH_MODE", "token")
 
@@ -39,17 +42,11 @@ _CONNECT_SECONDS = 10
 _ANSWER_SECONDS = 120  # the first task on a node starts a process there, and imports torch
 
 
-# --- joining -------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def joined(address: str | None) -> Iterator[None]:
     """Join the cluster at `address`, or start one on this machine that ends with the context.
 
-    Raises
-    ------
-    EngineError
-        The cluster cannot be reached, or runs another version of Ray or Python.
+    Raises `EngineError` where the cluster cannot be reached, or runs another version of Ray or Python.
     """
     settings: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.ERROR}
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -101,10 +98,9 @@ def _require_reachable(address: str) -> None:
 
 def _require_grpc(connection: socket.socket) -> None:
     """Send the HTTP/2 preface (RFC 9113, 3.4) and require the settings frame that Ray must answer with."""
-    empty, settings = b"\0\0\0\4\0\0\0\0\0", 4  # an empty settings frame; the fourth byte of a frame is its type
     connection.settimeout(_CONNECT_SECONDS)
-    connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + empty)
-    if connection.recv(9)[3:4] != bytes([settings]):
+    connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")  # with an empty settings frame
+    if connection.recv(9)[3:4] != b"\4":  # the fourth byte of a frame is its type: settings
         raise OSError("what listens there is not Ray")
 
 
@@ -132,42 +128,24 @@ def _undisturbed() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-# --- nodes ---------------------------------------------------------------------------------------------
-
-
 def nodes() -> list[dict[str, Any]]:
     """Live nodes that run tasks, as Ray describes them."""
     return [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
 
 
-def count(resource: str) -> int:
-    """How many of a resource, CPU or GPU, the cluster has now."""
-    return int(ray.cluster_resources().get(resource, 0))
-
-
-def check_nodes(problem: Callable[[], str], packages: tuple[str, ...]) -> None:
+def check_nodes(problem: Callable[[], str], packages: Iterable[str]) -> None:
     """Check pucache, packages and access to the data on every node.
 
-    Parameters
-    ----------
-    problem : callable
-        Called on each node: returns the reason why the node cannot do the work, "" where it can.
-    packages : tuple of str
-        Packages whose versions can change the last bits of the results.
-
-    Raises
-    ------
-    EngineError
-        A node lacks pucache or one of the packages, has another version of pucache, has a problem, or does not
-        answer.
+    `problem` returns, on each node, the reason why it cannot do the work, or ""; `packages` are those whose versions
+    can change the last bits of results. Raises `EngineError` for a node that lacks pucache or a package, has another
+    version of pucache, has a problem, or does not answer; other versions of packages are a warning.
     """
-    answers = {}
+    here, answers = _versions(packages), {}
     for node in nodes():
         on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        task = ray.remote(num_cpus=0, max_retries=3, scheduling_strategy=on_node)(_examine)
+        task = ray.remote(num_cpus=0, max_retries=RETRIES, scheduling_strategy=on_node)(_examine)
         name = f"node {node['NodeManagerAddress']} ({node['NodeManagerHostname']}, {node['NodeID'][:8]})"
-        answers[name] = task.remote(problem, packages)
-    here = _versions(packages)
+        answers[name] = task.remote(problem, list(packages))
     for name, answer in answers.items():
         try:
             there, reason = ray.get(answer, timeout=_ANSWER_SECONDS)
@@ -179,35 +157,27 @@ def check_nodes(problem: Callable[[], str], packages: tuple[str, ...]) -> None:
             raise EngineError(
                 f"{name} cannot run pucache {__version__} ({_last_line(error)}); install the same version on every node"
             ) from error
-        _compare(name, there, here)
+        differing = [package for package in here if there[package] != here[package]]
+        versions = ", ".join(f"{package} {there[package]} (here {here[package]})" for package in differing)
+        if "pucache" in differing or "none" in [there[package] for package in differing]:
+            raise EngineError(f"{name} has {versions}; install the same versions on every node")
+        if differing:
+            log.warning("%s has %s: its results may differ in their last bits", name, versions)
         if reason:
             raise EngineError(f"{name} {reason}")
 
 
-def _examine(problem: Callable[[], str], packages: tuple[str, ...]) -> tuple[dict[str, str], str]:
-    versions = _versions(packages)
-    return versions, problem()
+def _examine(problem: Callable[[], str], packages: Iterable[str]) -> tuple[dict[str, str], str]:
+    return _versions(packages), problem()
 
 
-def _versions(packages: tuple[str, ...]) -> dict[str, str]:
+def _versions(packages: Iterable[str]) -> dict[str, str]:
     """Versions of pucache and of the packages; "none" where one is not installed."""
     versions = {"pucache": __version__, **dict.fromkeys(packages, "none")}
     for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
     return versions
-
-
-def _compare(name: str, there: dict[str, str], here: dict[str, str]) -> None:
-    differing = [package for package in here if there[package] != here[package]]
-    versions = ", ".join(f"{package} {there[package]} (here {here[package]})" for package in differing)
-    if "pucache" in differing or "none" in [there[package] for package in differing]:
-        raise EngineError(f"{name} has {versions}; install the same versions on every node")
-    if differing:
-        log.warning("%s has %s: its results may differ in their last bits", name, versions)
-
-
-# --- errors --------------------------------------------------------------------------------------------
 
 
 @contextmanager

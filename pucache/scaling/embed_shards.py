@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from ..cache.destination import encoder_of_existing, open_destination
@@ -76,47 +75,17 @@ class ShardsReport:
 
 
 @dataclass(frozen=True)
-class Share:
-    """The images of shard `number`; `workers` processes read them, see `run_embedding`."""
-
-    number: int
-    listing: Listing
-    workers: int | None = None
-
-    def __str__(self) -> str:
-        return f"its {len(self.listing.keys):,} images"
-
-
-@dataclass(frozen=True)
 class ShardsJob:
-    """What all tasks share.
-
-    Attributes
-    ----------
-    source : Source
-    paths : list of str
-        The files to write, in the order of their numbers.
-    encoder : EncoderOptions
-        With device, precision and runtime chosen.
-    options : EmbedOptions
-    inputs : list of str
-        What a node must see: weights, and a file in the folder of the output.
-    image : tuple of (str, bytes) or None
-        Key of a readable image, and its digest.
-    created : str or None
-        SOURCE_DATE_EPOCH of the driver.
-    version : str
-        The driver's pucache.
-    """
+    """What all tasks share; `_embed` has the work of one."""
 
     source: Source
     paths: list[str]
     encoder: EncoderOptions
     options: EmbedOptions
-    inputs: list[str]
-    image: tuple[str, bytes] | None
-    created: str | None
-    version: str = __version__
+    inputs: list[str]  # weights and a file in the folder of the output, which a node must see
+    image: tuple[str, bytes] | None  # key of a readable image, and its digest
+    created: str | None  # SOURCE_DATE_EPOCH of the driver
+    version: str = __version__  # of the driver's pucache
 
     def problem(self) -> str:
         """Reason why this node cannot do the work; "" where it can."""
@@ -125,32 +94,44 @@ class ShardsJob:
         unseen = [path for path in self.inputs if not os.path.exists(path)]
         if unseen:
             return f"does not see {unseen[0]}; mount its folder at the same path on every node"
-        key, digest = self.image or ("", b"")
+        if self.image is None:
+            return ""
+        key, digest = self.image
         try:
-            if self.image is None or image_digest(self.source.read(key)) == digest:
-                return ""
-            reason = "is another file"
+            reason = "" if image_digest(self.source.read(key)) == digest else "is another file"
         except ImageError as error:
             reason = str(error)
-        return (
+        return reason and (
             f"does not see the images of {self.source.name}: {key!r} {reason}; mount them at the same path on every "
             "node, or use an object store"
         )
 
-    def embed(self, share: Share) -> ShardsReport:
-        """Embed one share; the work of a task."""
-        problem = self.problem()
-        if problem:
-            raise EngineError(f"node {platform.node()} {problem}")
-        os.environ.pop("SOURCE_DATE_EPOCH", None)
-        if self.created is not None:
-            os.environ["SOURCE_DATE_EPOCH"] = self.created
-        path, options = self.paths[share.number - 1], replace(self.options, shard=(share.number, len(self.paths)))
-        report = run_embedding(
-            self.source, path, self.encoder, options=options, listing=share.listing, workers=share.workers
-        )
-        figures = {name: value for name, value in vars(report).items() if name in ShardsReport.__annotations__}
-        return ShardsReport(shards=[os.path.basename(path)], **figures)
+
+@dataclass(frozen=True)
+class Share:
+    """The images of shard `number`."""
+
+    number: int
+    listing: Listing
+
+    def __str__(self) -> str:
+        return f"its {len(self.listing.keys):,} images"
+
+
+def _embed(job: ShardsJob, share: Share) -> ShardsReport:
+    """Embed one share; the work of a task."""
+    from .tasks import is_retry
+
+    if problem := job.problem():
+        raise EngineError(f"node {platform.node()} {problem}")
+    os.environ.pop("SOURCE_DATE_EPOCH", None)
+    if job.created is not None:
+        os.environ["SOURCE_DATE_EPOCH"] = job.created
+    path, options = job.paths[share.number - 1], replace(job.options, shard=(share.number, len(job.paths)))
+    workers = 1 if is_retry() else None  # one process reads the images, so that one that kills it is named
+    report = run_embedding(job.source, path, job.encoder, options=options, listing=share.listing, workers=workers)
+    figures = {name: value for name, value in vars(report).items() if name in ShardsReport.__annotations__}
+    return ShardsReport(shards=[os.path.basename(path)], **figures)
 
 
 def embed_shards(
@@ -198,7 +179,7 @@ def embed_shards(
     workers : int, optional
         Tasks that run at once; by default all that have a GPU or, without GPUs, a core.
     address : str, optional
-        Of a running cluster, see `pucache.scaling.tasks.ShardTasks`; by default this machine alone.
+        Of a running cluster, see `pucache.scaling.tasks.cluster_tasks`; by default this machine alone.
     progress : Progress, optional
         Counts the finished shards.
 
@@ -215,7 +196,7 @@ def embed_shards(
     PUCacheError, ValueError
         As `pucache.embed`; what a shard ends with names the shard, and does not stop the others.
     """
-    from .tasks import ShardTasks, cluster_device  # need the extra ray
+    from .tasks import cluster_tasks, count  # need the extra ray
 
     started = time.monotonic()
     options = EmbedOptions([absolute(path) for path in reuse], prune, moved, verify, dtype=dtype, force=force)
@@ -230,13 +211,14 @@ def embed_shards(
     shares = [Share(number, part) for number, part in enumerate(take_shards(listing, shards), 1)]
     for share in shares:
         check_shard_images(share.listing, (share.number, shards), listing, source.name)
-    with ShardTasks(address, workers=workers) as tasks, probe_file(folder) as probe, progress or Silent() as shown:
+    with cluster_tasks(address, workers) as tasks, probe_file(folder) as probe, progress or Silent() as shown:
+        device = ("cuda" if count("GPU") else "cpu") if device == "auto" else device
         settings = EncoderOptions(
             name=encoder if encoder == BUNDLED or not os.path.isdir(encoder) else absolute(encoder),
             weights=None if weights is None else absolute(weights),
-            device=cluster_device(device),
+            device=device,
             batch_size=batch_size,
-            **_precision_and_runtime(precision, runtime, cluster_device(device), paths),
+            **_precision_and_runtime(precision, runtime, device, paths),
         )
         job = ShardsJob(
             source,
@@ -253,14 +235,7 @@ def embed_shards(
         )
         tasks.check(job.problem, [*_PACKAGES, *["openvino"] * (settings.runtime == "openvino")])
         shown.start(shards, "embedding shards")
-        outcomes = tasks.outcomes(
-            ShardsJob.embed,
-            job,
-            shares,
-            gpu=settings.device == "cuda",
-            again=partial(replace, workers=1),  # one process reads the images, so that one that kills it is named
-            on_done=lambda: shown.advance(1),
-        )
+        outcomes = tasks.outcomes(_embed, job, shares, gpu=settings.device == "cuda", on_done=lambda: shown.advance(1))
         reports = _succeeded(outcomes, shards)
     return replace(
         reports[0],

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,10 +23,8 @@ from ..neighbours.row_source import row_source
 from ..neighbours.whitening import Whitening, block_sum, centred_units, sampled_rows
 from ..progress import Progress, Silent
 from ..retrieval.model_scorers import Fused, Margins
-from ..retrieval.ranking import Ranking, top_rows
-from ..retrieval.retrieve import rank_unlabelled
-from ..retrieval.scorer import Scores
-from ..retrieval.scorer_choice import ScorerOptions, choose_scorer
+from ..retrieval.ranking import Ranking, Scores, top_rows
+from ..retrieval.retrieve import choose_scorer, rank_unlabelled
 from ..retrieval.similarity import Similarity
 from ..training.sklearn_classifier import PULinearClassifier
 from .shards import Shard, check_readable, shards_of
@@ -35,6 +33,8 @@ if TYPE_CHECKING:
     from .tasks import ShardTasks
 
 ScoreShard = Callable[[EmbeddingCache], Scores]
+# scores all rows of a shard; rows of the cache that are not unlabelled, ascending; best rows of a shard that are wanted
+RankJob = tuple[ScoreShard, np.ndarray, int]
 _TORCH_PAYS = 1 << 28  # values of a shard whose conversion by numpy takes longer than importing torch
 _SPARE = 1 << 12  # rows of a shard beyond those wanted, as some may be duplicates of labelled ones
 
@@ -65,7 +65,7 @@ def rank_shards(
     workers : int, optional
         Tasks that run at once; by default all that have a core.
     address : str, optional
-        Of a running cluster, see `pucache.scaling.tasks.ShardTasks`; by default this machine alone.
+        Of a running cluster, see `pucache.scaling.tasks.cluster_tasks`; by default this machine alone.
     progress : Progress, optional
 
     Returns
@@ -79,15 +79,15 @@ def rank_shards(
     PUCacheError, ValueError
         As `pucache.retrieve_positives`; also for a model that ranks by neighbours, which one machine searches.
     """
-    from .tasks import ShardTasks  # needs the extra ray
+    from .tasks import cluster_tasks  # needs the extra ray
 
-    scorer = choose_scorer(ScorerOptions(by=by, similarity=similarity, device="cpu"), model, k)
+    scorer = choose_scorer(model, k, by=by, similarity=similarity, device="cpu")
     if isinstance(scorer, Fused):
         raise ValueError(
             "neighbours are searched on one machine, not by the engine ray; rank by classifier, or use the engine local"
         )
     assert isinstance(scorer, Similarity | Margins)
-    with ShardTasks(address, workers=workers) as tasks:
+    with cluster_tasks(address, workers) as tasks:
         cache = open_cache(cache)
         labels = open_labels(cache, positives, negatives)
         if isinstance(scorer, Margins):
@@ -102,7 +102,7 @@ def rank_shards(
 
 @dataclass(frozen=True)
 class ShardPasses:
-    """Scores the best rows of each shard as a scorer does on one machine; a `pucache.retrieval.scorer.Scorer`."""
+    """Scores the best rows of each shard as a scorer does on one machine; a `pucache.retrieval.ranking.Scorer`."""
 
     tasks: ShardTasks
     shards: list[Shard]
@@ -125,16 +125,16 @@ class ShardPasses:
             whitening = Whitening.of_units(mean, centred_units(sample, mean))
             queries = self.scorer.queries(cache, labels, whitening)
             score = partial(self.scorer.compare, whitening=whitening, queries=queries)
-        job = RankJob(score, np.flatnonzero(~labels.unlabelled), len(cache) if count is None else count + _SPARE)
+        job = (score, np.flatnonzero(~labels.unlabelled), len(cache) if count is None else count + _SPARE)
         progress.start(len(cache), "scoring" if isinstance(self.scorer, Margins) else "comparing")
-        values, least, search_by = np.full(len(cache), -np.inf, np.float32), -np.inf, ""
-        for shard, best in zip(self.shards, self.tasks.map(_best_rows, job, self.shards), strict=True):
-            values[shard.rows][best.rows] = best.scores
-            least, search_by = max(least, best.least), search_by or best.search_by
-            progress.advance(shard.rows.stop - shard.rows.start)
-        values[values < least] = -np.inf  # a shard may have others as good, which it did not send
+        values, highest_left_out, search_by = np.full(len(cache), -np.inf, np.float32), -np.inf, ""
+        for shard, best in self._pass(_best_rows, job, progress):
+            rows, scores, least, search_by = best
+            values[shard.rows][rows] = scores
+            highest_left_out = max(highest_left_out, least)
+        values[values < highest_left_out] = -np.inf  # a shard may have others as good, which it did not send
         scores = self.scorer.scores(values) if isinstance(self.scorer, Margins) else Scores(values, search_by=search_by)
-        return replace(scores, complete=least == -np.inf)
+        return replace(scores, complete=highest_left_out == -np.inf)
 
     def mean(self, cache: EmbeddingCache) -> np.ndarray:
         """Mean of the rows of a cache, float32 (d,)."""
@@ -146,15 +146,20 @@ class ShardPasses:
         progress.start(len(cache), "reading")
         sums: dict[int, np.ndarray] = {}
         sample = []
-        for shard, part in zip(self.shards, self.tasks.map(_moments, (len(cache), step), self.shards), strict=True):
-            sums |= part[0]
-            sample.append(part[1])
-            progress.advance(shard.rows.stop - shard.rows.start)
+        for _, (of_blocks, rows) in self._pass(_moments, (len(cache), step), progress):
+            sums |= of_blocks
+            sample.append(rows)
         total, source = np.zeros(cache.encoder.dim), row_source(cache)
         for start in range(0, len(cache), step):  # one by one, in the order in which one machine adds them
-            rows = slice(start, min(start + step, len(cache)))  # of several shards, where no task has summed them
-            total += sums[start] if start in sums else block_sum(source, rows, cache.matrix[rows])
+            block = slice(start, min(start + step, len(cache)))  # of several shards, where no task has summed it
+            total += sums[start] if start in sums else block_sum(source, block, cache.matrix[block])
         return (total / len(cache)).astype(np.float32), np.concatenate(sample)
+
+    def _pass(self, task: Callable[[Any, Shard], Any], job: Any, progress: Progress) -> Iterator[tuple[Shard, Any]]:
+        """Yield each shard with the result of its task."""
+        for shard, result in zip(self.shards, self.tasks.map(task, job, self.shards), strict=True):
+            yield shard, result
+            progress.advance(shard.rows.stop - shard.rows.start)
 
 
 # --- the tasks -------------------------------------------------------------------------------------
@@ -166,85 +171,41 @@ def _moments(job: tuple[int, int], shard: Shard) -> tuple[dict[int, np.ndarray],
     Returns the sum, float64 (d,), of each block of the cache that lies in the shard as a whole, by its first row; and
     the rows of `sampled_rows` as stored. Raises `CacheError` for damage, or embeddings that are not finite.
     """
-    n, step = job
-    cache, row = shard.open(), shard.rows.start
-    source, sums, sample = row_source(cache), {}, [cache.take(np.empty(0, np.int64))]
-    for block in _blocks_of_the_whole(cache, row, step):
-        inside = slice(row - shard.rows.start, row - shard.rows.start + len(block))
-        total = block_sum(source, inside, block)
-        if len(block) == step:
-            sums[row] = total
-        sample.append(block[sampled_rows(row, len(block), n=n)])
-        row += len(block)
+    (n, step), first = job, shard.rows.start
+    cache, sums = shard.open(), {}
+    sample = [cache.take(np.empty(0, np.int64))]
+    source, waiting = row_source(cache), sample[0]
+    for rows, X in cache.blocks(check=True):  # cut anew where the blocks of the whole cache end
+        row = first + rows.start
+        for block in np.split(X, range(-row % step or step, len(X), step)):
+            sample.append(block[sampled_rows(row, len(block), n=n)].copy())
+            waiting, row = np.concatenate([waiting, block]), row + len(block)
+            if row % step == 0 or row == shard.rows.stop:
+                start = row - len(waiting)
+                total = block_sum(source, slice(start - first, row - first), waiting)
+                if len(waiting) == step:
+                    sums[start] = total
+                waiting = waiting[:0]
     return sums, np.concatenate(sample)
 
 
-def _blocks_of_the_whole(cache: EmbeddingCache, first: int, step: int) -> Iterator[np.ndarray]:
-    """Rows of a shard that begins at a row of the whole cache, cut where the blocks of the whole end."""
-    row, waiting = first, []
-    for _, X in cache.blocks(check=True):
-        for part in np.split(X, range(-row % step or step, len(X), step)):
-            waiting.append(part.copy())
-            row += len(part)
-            if row % step == 0:
-                yield np.concatenate(waiting)
-                waiting = []
-    if waiting:
-        yield np.concatenate(waiting)
+def _best_rows(job: RankJob, shard: Shard) -> tuple[np.ndarray, np.ndarray, float, str]:
+    """Unlabelled rows of a shard of the highest scores.
 
-
-@dataclass(frozen=True)
-class RankJob:
-    """The pass that scores.
-
-    Attributes
-    ----------
-    score : callable
-        Scores all rows of a shard.
-    labelled_rows : ndarray of int64, ascending
-        Rows of the cache that are not unlabelled; they are left out.
-    count : int
-        Best rows of a shard that are wanted.
+    Rows of the shard, int64 (m,), their scores, float32 (m,), the least of these (-inf where all unlabelled rows of the
+    shard are here), and `Scores.search_by`.
     """
-
-    score: ScoreShard
-    labelled_rows: np.ndarray
-    count: int
-
-
-@dataclass(frozen=True)
-class BestRows:
-    """The best unlabelled rows of a shard.
-
-    Attributes
-    ----------
-    rows : ndarray of int64, (m,)
-        Of the shard.
-    scores : ndarray of float32, (m,)
-    least : float
-        Least of the scores; -inf where all unlabelled rows of the shard are here.
-    search_by : str
-        See `pucache.retrieval.scorer.Scores`.
-    """
-
-    rows: np.ndarray
-    scores: np.ndarray
-    least: float
-    search_by: str
-
-
-def _best_rows(job: RankJob, shard: Shard) -> BestRows:
-    """Unlabelled rows of a shard of the highest scores."""
+    score, labelled_rows, count = job
     cache = shard.open()
     if len(cache) * cache.encoder.dim > _TORCH_PAYS:
         import torch  # noqa: F401 - where it is loaded, it converts float16 values
-    scores, unlabelled = job.score(cache), np.ones(len(cache), bool)
-    inside = slice(*np.searchsorted(job.labelled_rows, (shard.rows.start, shard.rows.stop)))
-    unlabelled[job.labelled_rows[inside] - shard.rows.start] = False
+    scores, unlabelled = score(cache), np.ones(len(cache), bool)
+    labelled = labelled_rows - shard.rows.start
+    unlabelled[labelled[(labelled >= 0) & (labelled < len(cache))]] = False
     candidates = np.flatnonzero(unlabelled)
-    best = top_rows(scores.values, candidates, job.count)
+    best = top_rows(scores.values, candidates, count)
     least = float(scores.values[best].min()) if len(best) < len(candidates) else -np.inf
-    return BestRows(best, scores.values[best], least, scores.search_by)
+    return best, scores.values[best], least, scores.search_by
 
 
 def _margins(scorer: Margins, cache: EmbeddingCache) -> Scores:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from ..cache.embedding_cache import CacheLike, open_cache
-from ..scoring.score import ScoreReport, planned, scored_rows, with_posterior
+from ..scoring.score import ScoreReport, at_given_share, planned, scored_rows, with_new_images, with_posterior
 from ..scoring.score_tables import ScoredRows, check_output, write_scores
 from ..storage.atomic import check_writable
 from ..storage.urls import is_url
@@ -29,6 +29,7 @@ def score_shards(
     out: str | Path = "scores.csv",
     *,
     parts: str | None = None,
+    deploy_prior: float | str | None = None,
     workers: int | None = None,
     address: str | None = None,
 ) -> ScoreReport:
@@ -41,10 +42,12 @@ def score_shards(
         Files that every node sees at the same path, or URLs.
     out, parts
         See `pucache.score`; with `parts` every node must see the folder `out`, unless it is a URL.
+    deploy_prior : float or "auto", optional
+        As of `pucache.score`; with ``auto`` all images are new.
     workers : int, optional
         Tasks that run at once; by default all that have a core.
     address : str, optional
-        Of a running cluster, see `pucache.scaling.tasks.ShardTasks`; by default this machine alone.
+        Of a running cluster, see `pucache.scaling.tasks.cluster_tasks`; by default this machine alone.
 
     Returns
     -------
@@ -57,20 +60,22 @@ def score_shards(
     PUCacheError, ValueError
         As `pucache.score`.
     """
-    from .tasks import ShardTasks  # needs the extra ray
+    from .tasks import cluster_tasks  # needs the extra ray
 
     if parts is None:
         check_output(out)
     if not isinstance(model, PULinearClassifier):
         model = PULinearClassifier.load(model)
-    with ShardTasks(address, workers=workers) as tasks, ExitStack() as stack:
+    model = at_given_share(model, deploy_prior)
+    with cluster_tasks(address, workers) as tasks, ExitStack() as stack:
         cache = open_cache(cache)
         report, tables = planned(model, cache, out, parts)
+        model, report = with_new_images(model, report, deploy_prior)
         shards = shards_of(cache)
         check_readable(tasks, shards, stack.enter_context(probe_file(out)) if parts else "")
         if parts:
-            items = [ShardTable(shard, absolute(table)) for shard, table in zip(shards, tables, strict=True)]
-            return replace(report, positives=sum(tasks.map(_write_table, model, items)))
+            paths = {str(shard): absolute(table) for shard, table in zip(shards, tables, strict=True)}
+            return replace(report, positives=sum(tasks.map(_write_table, (model, paths), shards)))
 
         def rows() -> Iterator[ScoredRows]:
             for shard, margins in zip(shards, tasks.map(_margins, model, shards), strict=True):
@@ -82,22 +87,13 @@ def score_shards(
         return replace(report, positives=write_scores(out, rows()))
 
 
-@dataclass(frozen=True)
-class ShardTable:
-    """A shard, and where its table is written."""
-
-    shard: Shard
-    out: str
-
-    def __str__(self) -> str:
-        return str(self.shard)
-
-
-def _write_table(model: PULinearClassifier, item: ShardTable) -> int:
+def _write_table(job: tuple[PULinearClassifier, dict[str, str]], shard: Shard) -> int:
     """Write the table of a shard; returns the number of positives."""
-    if not is_url(item.out):
-        check_writable(item.out)  # removes what a killed worker has left
-    return write_scores(item.out, scored_rows(model, item.shard.open()))
+    model, paths = job
+    out = paths[str(shard)]
+    if not is_url(out):
+        check_writable(out)  # removes what a killed worker has left
+    return write_scores(out, scored_rows(model, shard.open()))
 
 
 def _margins(model: PULinearClassifier, shard: Shard) -> np.ndarray:

@@ -26,19 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of a cache.
-
-    Attributes
-    ----------
-    path : str
-        Absolute.
-    checksum : str
-        `CacheFile.checksum`, by which another file of that name is noticed.
-    url : str
-        URL that the file is a copy of, from which another machine fetches its own; "" where there is none.
-    rows : slice
-        Its rows of the cache.
-    """
+    """One file of a cache: its absolute path, its checksum, the URL that it is a copy of or "", its rows."""
 
     path: str
     checksum: str
@@ -59,17 +47,6 @@ class Shard:
             raise CacheError(f"{path} was replaced while it was read; run the command again")
         return EmbeddingCache(file)
 
-    def reading_problem(self) -> str:
-        """Reason why this machine cannot open the file; "" where it can."""
-        remedy = "mount its files at the same path on every node, or use a URL"
-        if not (self.url or Path(self.path).exists()):
-            return f"cannot read the cache (no such cache: {self.path}); {remedy}"
-        try:
-            self.open()
-        except CacheError as error:
-            return f"cannot read the cache ({error}); {remedy}"
-        return ""
-
 
 def shards_of(cache: EmbeddingCache) -> list[Shard]:
     """The files of a cache, in row order."""
@@ -87,23 +64,30 @@ def check_readable(tasks: ShardTasks, shards: list[Shard], out: str = "") -> Non
 
 
 def _problem(shard: Shard, out: str) -> str:
+    remedy = "at the same path on every node, or"
     if out and not Path(out).exists():
-        return f"does not see {Path(out).parent}; mount it at the same path on every node, or write to a URL"
-    return shard.reading_problem()
+        return f"does not see {Path(out).parent}; mount it {remedy} write to a URL"
+    try:
+        if not (shard.url or Path(shard.path).exists()):
+            raise CacheError(f"no such cache: {shard.path}")
+        shard.open()
+    except CacheError as error:
+        return f"cannot read the cache ({error}); mount its files {remedy} use a URL"
+    return ""
 
 
 def absolute(path: str | Path) -> str:
     """The path as every node finds it: tasks run in a folder of Ray."""
-    where = path_or_url(path)
-    return where if is_url(where) else os.path.abspath(where)
+    location = path_or_url(path)
+    return location if is_url(location) else os.path.abspath(location)
 
 
 @contextmanager
 def probe_file(folder: str | Path) -> Iterator[str]:
     """Path of a file by which nodes know that they see the folder; "" where it is a URL."""
-    where = absolute(folder)
-    if is_url(where):
+    location = absolute(folder)
+    if is_url(location):
         yield ""
         return
-    with temporary_file(Path(where, "nodes")) as file:
+    with temporary_file(Path(location, "nodes")) as file:
         yield str(file)

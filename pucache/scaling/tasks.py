@@ -1,7 +1,6 @@
-"""Tasks of whole shards in the worker processes of a Ray cluster: the mechanism of embedding, scoring and ranking.
+"""Tasks of whole shards on a Ray cluster: embedding, scoring and ranking run the local code on each shard.
 
-Where a worker dies its item is begun again here, not by Ray: Ray begins one without end whose worker runs out of
-memory, and cannot change the item (`pucache.scaling.embed_shards` then reads images so that the deadly one is named).
+A task whose worker dies is begun again by Ray, `RETRIES` times.
 """
 
 from __future__ import annotations
@@ -9,11 +8,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from functools import lru_cache
-from typing import Any, Self
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 from threadpoolctl import threadpool_limits
 
@@ -21,21 +19,17 @@ from ..allocator import keep_freed_memory
 from ..devices import limit_cores
 from ..errors import EngineError, picklable_error
 from ..threads import thread_defaults
-from .cluster import as_one_line, check_nodes, count, joined, nodes, ray
+from .cluster import RETRIES, as_one_line, check_nodes, joined, nodes, ray
 
 log = logging.getLogger("pucache")
 
-ATTEMPTS = 4  # for an item whose worker dies
 WARNING_SECONDS = 60.0  # between two warnings that nothing can run
 Outcome = tuple[Any, Exception | None]
 
 
-def _same(item: Any) -> Any:
-    return item
-
-
-class ShardTasks:
-    """Tasks on a Ray cluster; a context manager that joins the cluster and leaves it.
+@contextmanager
+def cluster_tasks(address: str | None = None, workers: int | None = None) -> Iterator[ShardTasks]:
+    """Join a cluster and leave it at the end; a cluster that this process has joined already stays joined.
 
     Parameters
     ----------
@@ -45,6 +39,10 @@ class ShardTasks:
     workers : int, optional
         Number of tasks that run at once; by default all that have a core or a GPU.
 
+    Yields
+    ------
+    ShardTasks
+
     Raises
     ------
     EngineError
@@ -52,59 +50,33 @@ class ShardTasks:
     ValueError
         Fewer than one worker, or an address although this process has joined a cluster already.
     """
+    if workers is not None and workers < 1:
+        raise ValueError(f"the engine ray needs at least 1 worker, got {workers}")
+    if not ray.is_initialized():
+        with joined(address or os.environ.get("RAY_ADDRESS") or None):
+            yield ShardTasks(workers)
+    elif address is not None:
+        raise ValueError(
+            f"this process has joined a Ray cluster already, and cannot join {address}; leave out the address, or call "
+            "ray.shutdown() first"
+        )
+    else:
+        yield ShardTasks(workers)
 
-    def __init__(self, address: str | None = None, *, workers: int | None = None):
-        if workers is not None and workers < 1:
-            raise ValueError(f"the engine ray needs at least 1 worker, got {workers}")
-        self._requested_address = address
-        self._address = address or os.environ.get("RAY_ADDRESS") or None
-        self._workers = workers
-        self._stack = ExitStack()
 
-    def __enter__(self) -> Self:
-        if not ray.is_initialized():
-            self._stack.enter_context(joined(self._address))
-        elif self._requested_address is not None:
-            raise ValueError(
-                f"this process has joined a Ray cluster already, and cannot join {self._requested_address}; leave "
-                "out the address, or call ray.shutdown() first"
-            )
-        return self
+@dataclass(frozen=True)
+class ShardTasks:
+    """Runs a function on items in the worker processes of the cluster, at most so many at once."""
 
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
+    workers: int | None = None
 
     def check(self, problem: Callable[[], str], packages: Iterable[str]) -> None:
-        """Check every node of the cluster.
-
-        Parameters
-        ----------
-        problem : callable
-            Called on each node: returns the reason why the node cannot do the work, "" where it can.
-        packages : iterable of str
-            Packages whose versions can change the last bits of the results.
-
-        Raises
-        ------
-        EngineError
-            A node lacks pucache or a package, has another version, has a problem, or does not answer.
-        """
+        """Check every node of the cluster, see `check_nodes`."""
         with as_one_line():
-            check_nodes(problem, tuple(packages))
+            check_nodes(problem, packages)
 
     def map(self, function: Callable[[Any, Any], Any], shared: Any, items: Sequence[Any]) -> Iterator[Any]:
-        """Apply a function to items in worker processes; raise what the first item that fails raises.
-
-        Parameters
-        ----------
-        function, shared, items
-            As for `outcomes`.
-
-        Yields
-        ------
-        object
-            ``function(shared, item)`` of each item, in order.
-        """
+        """Yield ``function(shared, item)`` of each item, in order; raise what the first item that fails raises."""
         for result, error in self.outcomes(function, shared, items):
             if error is not None:
                 raise error
@@ -117,64 +89,41 @@ class ShardTasks:
         items: Sequence[Any],
         *,
         gpu: bool = False,
-        again: Callable[[Any], Any] = _same,
         on_done: Callable[[], object] = lambda: None,
     ) -> Iterator[Outcome]:
-        """Apply a function to items in worker processes; yield for each, in order, its result or its exception.
+        """Yield for each item, in order, ``function(shared, item)`` and None, or None and what it raised.
 
-        Parameters
-        ----------
-        function : callable
-            At the top of a module of pucache; called with `shared` and an item.
-        shared : object
-            Sent to each worker process once.
-        items : sequence
-            Small; their texts name them in errors.
-        gpu : bool
-            Whether each task has a GPU.
-        again : callable
-            Maps an item whose worker has died to the one that is tried next.
-        on_done : callable
-            Called when an item is done.
-
-        Yields
-        ------
-        result : object or None
-        error : Exception or None
+        The function is at the top of a module of pucache. With `gpu` each task has a GPU. The texts of items name them
+        in errors, and `on_done` is called when one is done.
         """
         with as_one_line():
-            cores = _cores_per_task(len(items), self._workers, gpu=gpu)
+            cores = _cores_per_task(len(items), self.workers, gpu=gpu)
             reference = ray.put(shared)
-        task = ray.remote(num_cpus=cores, num_gpus=int(gpu), max_retries=0)(_apply)
-        waiting = deque((number, item, 1) for number, item in enumerate(items))
-        running: dict[ray.ObjectRef, tuple[int, Any, int]] = {}
+        task = ray.remote(num_cpus=cores, num_gpus=int(gpu), max_retries=RETRIES)(_apply)
+        waiting = list(enumerate(items))[::-1]
+        running: dict[ray.ObjectRef, int] = {}
         done: dict[int, Outcome] = {}
         try:
             for wanted in range(len(items)):
                 while wanted not in done:
                     with as_one_line():
-                        while waiting and len(running) < (self._workers or len(items)):
-                            number, item, attempt = waiting.popleft()
-                            running[task.remote(function, [reference], item, cores)] = (number, item, attempt)
+                        while waiting and len(running) < (self.workers or len(items)):
+                            number, item = waiting.pop()
+                            running[task.remote(function, reference, item, cores)] = number
                         for ended in _ended(list(running), "GPU" if gpu else "CPU"):
-                            number, item, attempt = running.pop(ended)
-                            outcome = _outcome(ended, item, attempt)
-                            if outcome is None:
-                                waiting.appendleft((number, again(item), attempt + 1))
-                            else:
-                                done[number] = outcome
-                                on_done()
+                            number = running.pop(ended)
+                            done[number] = _outcome(ended, items[number])
+                            on_done()
                 yield done.pop(wanted)
         finally:
-            for reference in running:
+            for started in running:
                 with contextlib.suppress(Exception):
-                    ray.cancel(reference)
+                    ray.cancel(started)
 
 
-def cluster_device(requested: str) -> str:
-    """Device on which encoders will run; ``auto`` is CUDA if the cluster has GPUs now, else the CPU."""
-    automatic = "cuda" if count("GPU") else "cpu"
-    return automatic if requested == "auto" else requested
+def count(resource: str) -> int:
+    """How many of a resource, CPU or GPU, the cluster has now."""
+    return int(ray.cluster_resources().get(resource, 0))
 
 
 def cores_per_task(cores: list[int], tasks: int) -> int:
@@ -208,19 +157,6 @@ def _ended(running: list[ray.ObjectRef], resource: str) -> list[ray.ObjectRef]:
     return ended
 
 
-def _outcome(reference: ray.ObjectRef, item: Any, attempt: int) -> Outcome | None:
-    """What a task ended with; None where its worker has died, and the item is to be begun again."""
-    try:
-        return ray.get(reference)
-    except _DEATHS:
-        if attempt < ATTEMPTS:
-            return None
-        return None, EngineError(
-            f"a worker died {attempt} times at {item} (killed, or out of memory); run again, with more memory for each "
-            "worker"
-        )
-
-
 _DEATHS = (
     ray.exceptions.WorkerCrashedError,
     ray.exceptions.OutOfMemoryError,
@@ -230,28 +166,37 @@ _DEATHS = (
 )
 
 
+def _outcome(reference: ray.ObjectRef, item: Any) -> Outcome:
+    """What a task ended with."""
+    try:
+        return ray.get(reference)
+    except _DEATHS:
+        return None, EngineError(
+            f"a worker died {RETRIES + 1} times at {item} (killed, or out of memory); run again, with more memory for "
+            "each worker"
+        )
+
+
 # --- in the worker processes ---------------------------------------------------------------------------
 
 
-def _apply(function: Callable[[Any, Any], Any], shared: list[ray.ObjectRef], item: Any, cores: int) -> Outcome:
-    """Apply ``function(shared value, item)``; returns its result, or its exception, which Ray would wrap."""
-    _keep_to(cores)
-    try:
-        return function(_received(shared[0]), item), None
-    except Exception as error:
-        return None, picklable_error(error)
+def _apply(function: Callable[[Any, Any], Any], shared: Any, item: Any, cores: int) -> Outcome:
+    """Apply ``function(shared, item)`` in a process, which sees the whole node, kept to the cores of its task.
 
-
-@lru_cache(1)
-def _received(reference: ray.ObjectRef) -> Any:
-    """The value that all items share; unpickled once in a process."""
-    return ray.get(reference)
-
-
-def _keep_to(cores: int) -> None:
-    """Keep this process, which sees the whole node, to the cores of its task."""
+    Returns its result, or its exception, which Ray would wrap.
+    """
     keep_freed_memory()
     limit_cores(max(1, cores))
     os.environ.update(thread_defaults())  # for libraries that are loaded later
     threadpool_limits(1, "blas")
     threadpool_limits(max(1, cores), "openmp")
+    try:
+        return function(shared, item), None
+    except Exception as error:
+        return None, picklable_error(error)
+
+
+def is_retry() -> bool:
+    """Whether the worker of an earlier attempt at this task has died; Ray has no public name for it."""
+    attempt = getattr(ray._private.worker.global_worker.core_worker, "get_current_task_attempt_number", None)
+    return attempt is not None and attempt() > 0

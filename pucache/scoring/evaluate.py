@@ -45,6 +45,8 @@ def evaluate(
         A file cannot be read, or nothing is left to evaluate.
     """
     table = read_scores(scores)
+    if not len(table["key"]):
+        raise LabelError(f"{scores} has no rows, only the names of columns; score a cache that holds images")
     y = read_truth(truth, table["key"].tolist())
     keep = y >= 0
     without_truth = int((~keep).sum())

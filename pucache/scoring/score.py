@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,18 +12,27 @@ import numpy as np
 
 from ..cache.destination import encoder_of_existing, open_destination
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, is_cache, open_cache
+from ..cache.keys import encode_keys
 from ..encoders.deferred import EncoderOptions
-from ..encoders.spec import ROUNDING
-from ..errors import ModelError
+from ..encoders.spec import ROUNDING, EncoderSpec
+from ..errors import LabelError, ModelError
 from ..progress import Progress
 from ..storage.prefetch import prefetch
+from ..storage.urls import is_url
+from ..training.concept_models import ConceptModels
+from ..training.model_file import label_count
 from ..training.sklearn_classifier import PULinearClassifier
-from .score_parts import part_outputs
-from .score_tables import ScoredRows, check_output, write_scores
+from .new_images import NewImages, check_new_images
+from .score_tables import EarlierScores, ScoredRows, check_output, part_outputs, write_scores, write_wide_scores
 
 if TYPE_CHECKING:
+    from ..encoders.deferred import DeferredEncoder
+    from ..encoders.encoder import Encoder
     from ..images.source import Source
-    from .pile_scores import Pile
+    from .neighbour_scores import Pile
+
+_CHECKED = 1000  # images of an earlier table whose margins tell whether it is of the same model
+_LEAST_SHARE = 1e-4  # that decisions are made at
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,14 @@ class ScoreReport:
         The cache in which neighbours were searched.
     parts : int
         Tables written; 0 where one table holds all rows.
+    concepts : dict of str to int, or None
+        Rows above the threshold of each concept, where a folder of models scored; `positives` is their sum.
+    new_images : NewImages or None
+        Share of positives among the images that were not in the table before, and whether they differ from the pile.
+    kept : int
+        Images that kept posterior and label of the table that was there (`deploy_prior` ``auto``).
+    share : float or None
+        Share of positives that posterior and threshold are for; None where no image was new.
     """
 
     cache: EmbeddingCache
@@ -52,16 +69,21 @@ class ScoreReport:
     failures: int
     neighbours: EmbeddingCache | None = None
     parts: int = 0
+    concepts: dict[str, int] | None = None
+    new_images: NewImages | None = field(default=None, compare=False)
+    kept: int = 0
+    share: float | None = field(default=None, compare=False)
 
 
 def score(
-    model: str | Path | PULinearClassifier,
+    model: str | Path | PULinearClassifier | ConceptModels,
     images: str | Path | Sequence[str | Path] | EmbeddingCache | Source,
     out: str | Path = "scores.csv",
     *,
     cache: str | Path | None = None,
     neighbours: CacheLike | None = None,
     parts: str | None = None,
+    deploy_prior: float | str | None = None,
     weights: str | Path | None = None,
     device: str = "auto",
     precision: str = "auto",
@@ -74,13 +96,16 @@ def score(
     """Write key, margin, posterior and label of every image, in cache order.
 
     With `neighbours`, the margin column holds the score with neighbours (`pucache.scoring.neighbour_scores`), and
-    posterior and label are by the tilt and the threshold that the model has for it. The share of positives is
+    posterior and label are by the tilt and the threshold that the model has for it. The posterior is empty where the
+    model has fewer than 30 labelled positives. The share of positives is
     `PULinearClassifier.share_` in both cases. No label is needed. Images of the pile itself are left out of their own
     neighbours where `images` is the same cache. A cluster scores by `pucache.score_shards`.
 
     Parameters
     ----------
-    model : PULinearClassifier, or path of a model
+    model : PULinearClassifier, ConceptModels, or path of a model or of a folder of models
+        A folder of models scores in one pass into one wide table: key, and for each concept CONCEPT_posterior and
+        CONCEPT_label.
     images : EmbeddingCache, Source, str, path, or sequence of paths
         Caches, or a source of images, which are embedded first with the encoder of the model.
     out : path or URL
@@ -93,6 +118,10 @@ def score(
     parts : {"csv", "parquet"}, optional
         Only for caches: write a table of this format for each cache file, ``NAME.csv`` of ``NAME.h5``, into the
         folder `out`. Their rows, one table after the other, are those of the one table.
+    deploy_prior : float or "auto", optional
+        Share of positives that posterior and threshold are for, in place of that of the model. ``auto`` estimates it
+        from the new images (`pucache.check_new_images`); images that a table at `out` holds with the same margin are
+        not new then, and keep posterior and label.
     weights, device, precision, runtime, batch_size
         Only for images: of the encoder, see `pucache.load_encoder`.
     shard, workers
@@ -108,21 +137,28 @@ def score(
     ------
     ModelError
         The model is of another encoder, or its encoder cannot be loaded; `neighbours` for a model that chose no
-        weight for them.
+        weight for them; `deploy_prior` ``auto`` where no share can be estimated, or for a model of before 0.3.
     CacheError
         A cache is damaged, or holds embeddings that are not finite.
     OutputError, MissingExtraError
         The output cannot be written.
     ValueError
         The output has another suffix; options of embedding where a cache is scored; a pile without rows;
-        `parts` with `neighbours`.
+        `parts` or `deploy_prior` with `neighbours`; a `deploy_prior` outside (0, 1).
     """
     if parts is None:
         check_output(out)
-    if not isinstance(model, PULinearClassifier):
-        model = PULinearClassifier.load(model)
+    model, pile = open_model(model), None
+    if isinstance(model, ConceptModels):
+        for name, value in {"neighbours": neighbours, "deploy_prior": deploy_prior}.items():
+            if value is not None:
+                raise ValueError(f"{name} is for one model; leave it out with a folder of models")
+    else:
+        if neighbours is not None and deploy_prior is not None:
+            raise ValueError("neighbours have a threshold of their own; leave out deploy_prior, or neighbours")
+        model = at_given_share(model, deploy_prior)
+        pile = None if neighbours is None else _open_pile(model, neighbours)  # is checked before images are embedded
     source = _source_of(images)
-    pile = None if neighbours is None else _open_pile(model, neighbours)  # is checked before images are embedded
     encoder = EncoderOptions(
         weights=weights, device=device, precision=precision, runtime=runtime, batch_size=batch_size
     )
@@ -134,22 +170,111 @@ def score(
     else:
         _refuse({"cache": cache, "workers": workers}, shard, encoder)
         opened = open_cache(images)  # type: ignore[arg-type]
+    caches = [EmbeddingCache(file) for file in opened.files] if parts else [opened]
+    if isinstance(model, ConceptModels):
+        report, tables = planned(model, opened, out, parts)
+        return _score_concepts(model, report, caches, tables)
     if pile is not None:
         if parts is not None:
             raise ValueError("neighbours are searched into one table; leave out parts")
         opened.check("keys")
         failures = len(opened.failures)
         positives = write_scores(out, _rows_with_neighbours(pile, opened, progress))
-        return ScoreReport(opened, len(opened), positives, failures, pile.cache)
+        new = check_new_images(model, opened)
+        return ScoreReport(opened, len(opened), positives, failures, pile.cache, new_images=new, share=model.share_)
     report, tables = planned(model, opened, out, parts)
-    caches = [EmbeddingCache(file) for file in opened.files] if parts else [opened]
-    for part, table in zip(caches, tables, strict=True):
-        report = replace(report, positives=report.positives + write_scores(table, scored_rows(model, part)))
+    earlier = [
+        earlier_scores(model, *one) if deploy_prior == "auto" else None for one in zip(caches, tables, strict=True)
+    ]
+    model, report = with_new_images(model, report, deploy_prior, _new_rows(caches, earlier))
+    for part, table, known in zip(caches, tables, earlier, strict=True):
+        rows = scored_rows(model, part)
+        positives = write_scores(table, rows if known is None else map(known.kept, rows))
+        report = replace(report, positives=report.positives + positives)
     return report
 
 
+def _score_concepts(
+    models: ConceptModels, report: ScoreReport, caches: Sequence[EmbeddingCache], tables: Sequence[str | Path]
+) -> ScoreReport:
+    """Write a wide table for each cache."""
+    counts = dict.fromkeys(models, 0)
+    for part, table in zip(caches, tables, strict=True):
+        written = write_wide_scores(table, list(models), _wide_rows(models, part))
+        counts = {name: counts[name] + written[name] for name in models}
+    return replace(report, positives=sum(counts.values()), concepts=counts)
+
+
+def open_model(
+    model: str | Path | PULinearClassifier | ConceptModels,
+) -> PULinearClassifier | ConceptModels:
+    """The model itself, or what is read from its file, or from a folder of models."""
+    if isinstance(model, PULinearClassifier | ConceptModels):
+        return model
+    return ConceptModels.load(model) if os.path.isdir(model) else PULinearClassifier.load(model)
+
+
+def _wide_rows(models: ConceptModels, cache: EmbeddingCache) -> Iterator[tuple[np.ndarray, dict[str, ScoredRows]]]:
+    """Keys of all rows, in blocks, and their scores by each model; the bytes read are verified."""
+    for rows, margins in prefetch(models.margins_of(cache)):
+        key = cache.keys.encoded(rows)
+        columns = zip(models.items(), np.ascontiguousarray(margins.T), strict=True)
+        yield key, {name: with_posterior(model, key, of_model) for (name, model), of_model in columns}
+
+
+def at_given_share(model: PULinearClassifier, deploy_prior: float | str | None) -> PULinearClassifier:
+    """The model for a share of positives that is given as a number; as it is for None and ``auto``."""
+    if isinstance(deploy_prior, str) and deploy_prior != "auto":
+        raise ValueError(f"deploy_prior must lie strictly between 0 and 1, or be auto; got {deploy_prior!r}")
+    return model if deploy_prior is None or isinstance(deploy_prior, str) else model.at_share(float(deploy_prior))
+
+
+def with_new_images(
+    model: PULinearClassifier, report: ScoreReport, deploy_prior: float | str | None, rows: np.ndarray | None = None
+) -> tuple[PULinearClassifier, ScoreReport]:
+    """Look at the new rows, all by default; return the model, for their share where that is ``auto``, and the report.
+
+    Raises `ModelError` where it is ``auto`` and no share can be estimated.
+    """
+    kept = 0 if rows is None else report.rows - len(rows)
+    new = None if kept and kept == report.rows else check_new_images(model, report.cache, rows=rows)
+    if deploy_prior == "auto" and new is not None:
+        if new.share is None or new.share.prior is None:
+            reason = new.note or f"{label_count(model).labels} labelled positives give an interval alone"
+            raise ModelError(f"no share of positives to decide at: {reason}; give a number as deploy prior, or none")
+        model = model.at_share(float(np.clip(new.share.prior, _LEAST_SHARE, 1 - _LEAST_SHARE)))
+    return model, replace(report, new_images=new, kept=kept, share=None if new is None else model.share_)
+
+
+def earlier_scores(model: PULinearClassifier, cache: EmbeddingCache, table: str | Path) -> EarlierScores | None:
+    """Scores that an earlier run of this model left at `table`; None where there are none, or of another model."""
+    if is_url(table) or not Path(table).is_file():
+        return None
+    try:
+        earlier = EarlierScores(table)
+    except LabelError:  # whatever it is, it is written anew
+        return None
+    rows = np.flatnonzero(earlier.find(cache.keys.encoded(slice(None))) >= 0)
+    rows = rows[:: max(1, len(rows) // _CHECKED)]
+    if not len(rows):
+        return None
+    key = encode_keys(cache.keys[rows])
+    return earlier if (earlier.find(key, model.margins(cache.take(rows))) >= 0).all() else None
+
+
+def _new_rows(caches: Sequence[EmbeddingCache], earlier: Sequence[EarlierScores | None]) -> np.ndarray | None:
+    """Rows of all caches together that earlier tables lack, int64, ascending; None for all."""
+    if not any(earlier):
+        return None
+    known = [
+        np.zeros(len(cache), bool) if table is None else table.find(cache.keys.encoded(slice(None))) >= 0
+        for cache, table in zip(caches, earlier, strict=True)
+    ]
+    return np.flatnonzero(~np.concatenate(known))
+
+
 def planned(
-    model: PULinearClassifier, cache: EmbeddingCache, out: str | Path, parts: str | None
+    model: PULinearClassifier | ConceptModels, cache: EmbeddingCache, out: str | Path, parts: str | None
 ) -> tuple[ScoreReport, Sequence[str | Path]]:
     """Check everything before work; return the report but for the positives, and the tables to write."""
     model.check_fits(cache)  # before the folder of the tables is made
@@ -168,13 +293,14 @@ def scored_rows(model: PULinearClassifier, cache: EmbeddingCache) -> Iterator[Sc
 def with_posterior(model: PULinearClassifier, key: np.ndarray, margins: np.ndarray) -> ScoredRows:
     """Scored rows of a model, given their keys and margins."""
     labels = (margins > np.float32(model.threshold_)).astype(np.int8)
-    return ScoredRows(key, margins, model.posterior(margins), labels)
+    return ScoredRows(key, margins, model.posterior(margins) if label_count(model).has_points else None, labels)
 
 
 def _rows_with_neighbours(pile: Pile, cache: EmbeddingCache, progress: Progress | None) -> Iterator[ScoredRows]:
-    threshold = np.float32(pile.threshold)
+    threshold, has_posterior = np.float32(pile.threshold), label_count(pile.model).has_points
     for rows, scores in prefetch(pile.scores_of(cache, progress)):
-        yield ScoredRows(cache.keys.encoded(rows), scores, pile.posterior(scores), (scores > threshold).astype(np.int8))
+        posterior = pile.posterior(scores) if has_posterior else None
+        yield ScoredRows(cache.keys.encoded(rows), scores, posterior, (scores > threshold).astype(np.int8))
 
 
 def _source_of(images: str | Path | Sequence[str | Path] | EmbeddingCache | Source) -> str | Source | None:
@@ -202,14 +328,14 @@ def _refuse(values: dict[str, object], shard: tuple[int, int], encoder: EncoderO
 
 
 def _open_pile(model: PULinearClassifier, neighbours: CacheLike) -> Pile:
-    from .pile_scores import Pile, check_weight  # imports torch
+    from .neighbour_scores import Pile, check_weight  # imports torch
 
     check_weight(model)
     return Pile.of(model, open_cache(neighbours))
 
 
 def embed_for(
-    model: PULinearClassifier,
+    model: PULinearClassifier | ConceptModels,
     source: str | Path | Source,
     cache: str | Path,
     encoder: EncoderOptions | None = None,
@@ -218,47 +344,38 @@ def embed_for(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> EmbeddingCache:
-    """Embed images with the encoder that a model was trained on.
-
-    Parameters
-    ----------
-    model : PULinearClassifier
-    source : Source, or what `pucache.open_source` takes
-    cache : path or URL
-        Cache to write or to continue.
-    encoder : EncoderOptions, optional
-        How the encoder runs; its name is the model's.
-    shard, workers, progress
-        Of `pucache.embedding.embed.embed`.
-
-    Returns
-    -------
-    EmbeddingCache
-
-    Raises
-    ------
-    ModelError
-        The model has no encoder that pucache can load, or the encoder loaded differs from it.
-    """
+    """Embed images with the encoder that a model was trained on."""
     from ..embedding.embed import EmbedOptions, run_embedding
-    from ..encoders.deferred import open_encoder
     from ..images.source import open_source
 
     open_destination(cache).check_writable()
     if isinstance(source, str | Path):
         source = open_source(source)  # a missing source is reported before the encoder is loaded
+    opened = _encoder_of(model, encoder or EncoderOptions(), encoder_of_existing(cache))
+    report = run_embedding(source, cache, opened, options=EmbedOptions(shard=shard), workers=workers, progress=progress)
+    return EmbeddingCache(report.cache)
+
+
+def load_encoder_of(model: PULinearClassifier, options: EncoderOptions) -> Encoder:
+    """Load the encoder that a model was trained on; raises `ModelError` where another one is at hand."""
+    return _encoder_of(model, options, None).load()
+
+
+def _encoder_of(
+    model: PULinearClassifier | ConceptModels, options: EncoderOptions, existing: EncoderSpec | None
+) -> Encoder | DeferredEncoder:
+    from ..encoders.deferred import open_encoder
+
     expected = model.encoder_
     if expected is None or expected.name.startswith("imported:"):
         raise ModelError(
             f"the model was trained on {expected or 'bare arrays'}, which pucache cannot make; score a cache"
         )
-    options = replace(encoder or EncoderOptions(), name=expected.name)
-    opened = open_encoder(options, like=encoder_of_existing(cache) or expected)
+    opened = open_encoder(replace(options, name=expected.name), like=existing or expected)
     differing = expected.differences(opened.spec, ignoring=ROUNDING)
     if differing:
         raise ModelError(
             f"the model expects {expected}; the encoder at hand is {opened.spec} (they differ in "
             f"{', '.join(differing)}): pass the weights it was trained with as --weights FILE"
         )
-    report = run_embedding(source, cache, opened, options=EmbedOptions(shard=shard), workers=workers, progress=progress)
-    return EmbeddingCache(report.cache)
+    return opened

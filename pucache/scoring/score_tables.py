@@ -1,20 +1,26 @@
-"""Tables of scores: CSV and Parquet files with the columns key, margin, posterior, label."""
+"""Tables of scores: CSV and Parquet files with the columns key, margin, posterior, label; folders of such tables."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..cache.local_copies import folder_of
 from ..errors import LabelError, OutputError, one_line
 from ..storage.atomic import check_writable, is_standard_output
-from ..storage.tables import open_table
+from ..storage.filesystem import folder_files, open_filesystem, store_errors
+from ..storage.tables import open_table, six_digits
 from ..storage.urls import is_url, path_or_url, without_secrets
+
+if TYPE_CHECKING:
+    from ..cache.embedding_cache import EmbeddingCache
 
 _TYPES = {"key": "string", "margin": "float32", "posterior": "float64", "label": "int8"}
 COLUMNS = tuple(_TYPES)
@@ -22,6 +28,7 @@ FORMATS = ("csv", "parquet")
 _QUOTED, _PLAIN = rb'"[^"]*+(?:""[^"]*+)*+"', rb'(?:[^",\r\n][^,\r\n]*+)?'
 _CELLS = re.compile(rb"(?:(?:%b|%b)(?:,|\r\n?|\n|\Z))*+" % (_QUOTED, _PLAIN))  # RFC 4180
 _LONGEST_KEY = 1 << 17  # bytes; a longer one is several rows behind a damaged quote
+_NAMES_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -32,26 +39,23 @@ class ScoredRows:
     ----------
     key : list of str, or ndarray of their UTF-8 (dtype S), (b,)
     margin : ndarray of float32, (b,)
-    posterior : ndarray of float64, (b,)
+    posterior : ndarray of float64, (b,), or None
+        None where the model has too few labels for probabilities; the cells are empty then.
     label : ndarray of int8, (b,)
         0 or 1.
     """
 
     key: list[str] | np.ndarray
     margin: np.ndarray
-    posterior: np.ndarray
+    posterior: np.ndarray | None
     label: np.ndarray
 
 
 def check_output(out: str | Path, *, inputs: Iterable[str | Path] = ()) -> None:
     """Check, before any work, that scores can be written to `out`, and that it is none of the `inputs`.
 
-    Raises
-    ------
-    ValueError
-        The name ends neither in .csv nor in .parquet.
-    OutputError, MissingExtraError
-        The file cannot be written.
+    Raises `ValueError` where the name ends neither in .csv nor in .parquet, `OutputError` and `MissingExtraError` where
+    the file cannot be written.
     """
     out = path_or_url(out)
     if is_url(out):
@@ -69,10 +73,7 @@ def check_output(out: str | Path, *, inputs: Iterable[str | Path] = ()) -> None:
 def write_scores(out: str | Path, blocks: Iterable[ScoredRows]) -> int:
     """Write a table of scores as a whole, or not at all; returns the number of rows above the threshold.
 
-    Raises
-    ------
-    OutputError
-        It cannot be written.
+    Raises `OutputError` where it cannot be written.
     """
     from ..cache.destination import atomic_output  # imports h5py, which readers do not need
 
@@ -82,6 +83,30 @@ def write_scores(out: str | Path, blocks: Iterable[ScoredRows]) -> int:
         for rows in blocks:
             positives += int(rows.label.sum())
             write(vars(rows))
+    return positives
+
+
+def write_wide_scores(
+    out: str | Path, concepts: Sequence[str], blocks: Iterable[tuple[np.ndarray, dict[str, ScoredRows]]]
+) -> dict[str, int]:
+    """Write a table of the posterior and the label by each concept's model as a whole, or not at all.
+
+    Returns the number of rows above the threshold of each. Raises `OutputError` where it cannot be written.
+    """
+    from ..cache.destination import atomic_output  # imports h5py, which readers do not need
+
+    types = {"key": "string"}
+    for name in concepts:
+        types |= {f"{name}_posterior": "float32", f"{name}_label": "int8"}
+    positives = dict.fromkeys(concepts, 0)
+    parquet = _format(out) == "parquet"
+    with atomic_output(out) as temporary, open_table(temporary, types, parquet=parquet) as write:
+        for key, rows in blocks:
+            columns: dict[str, Any] = {"key": key}
+            for name, scored in rows.items():
+                positives[name] += int(scored.label.sum())
+                columns |= {f"{name}_posterior": scored.posterior, f"{name}_label": scored.label}
+            write(columns)
     return positives
 
 
@@ -96,7 +121,7 @@ def read_scores(path: str | Path) -> dict[str, np.ndarray]:
     Returns
     -------
     dict of str to ndarray, (n,) each
-        key (object), margin and posterior (float64), label (int64).
+        key (object), margin and posterior (float64; NaN where it is empty), label (int64).
 
     Raises
     ------
@@ -107,12 +132,13 @@ def read_scores(path: str | Path) -> dict[str, np.ndarray]:
 
     path = Path(path)
     if not path.is_file():
-        raise LabelError(f"no such scores: {path}; expected the CSV or Parquet that score writes")
+        problem = f"{path} is not a regular file" if path.exists() else f"no such scores: {path}"
+        raise LabelError(f"{problem}; expected the CSV or Parquet that score writes")
     try:
         table = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
         key = np.array(table["key"].to_pylist(), object)
         margin, posterior, label = (np.array(table[name].to_numpy(), float) for name in COLUMNS[1:])
-        if None in key or not np.isfinite([margin, posterior, label]).all():
+        if None in key or not np.isfinite([margin, label]).all() or np.isinf(posterior).any():
             raise ValueError("a cell is empty or not a number")
         if not np.isin(label, (0, 1)).all():
             raise ValueError("a label is neither 0 nor 1")
@@ -121,6 +147,45 @@ def read_scores(path: str | Path) -> dict[str, np.ndarray]:
         raise LabelError(
             f"{path} is not a table of scores ({one_line(error)}); expected columns {', '.join(COLUMNS)}"
         ) from error
+
+
+class EarlierScores:
+    """Scores of an earlier run, which images keep whose margin is still the same.
+
+    Parameters
+    ----------
+    path : path or str
+        Table of scores.
+    """
+
+    def __init__(self, path: str | Path):
+        from ..cache.keys import encode_keys
+
+        table = read_scores(path)
+        key = encode_keys(table["key"].tolist())
+        order = np.argsort(key)
+        self._key = key[order]
+        self._columns = {name: table[name][order] for name in COLUMNS[1:]}
+
+    def find(self, key: np.ndarray, margins: np.ndarray | None = None) -> np.ndarray:
+        """Row of each encoded key here, int64 (n,); -1 where there is none, or its margin is another."""
+        from ..cache.keys import find_sorted
+
+        rows = find_sorted(self._key, key)
+        if margins is None or not len(self._key):
+            return rows
+        same = six_digits(self._columns["margin"][rows]) == six_digits(margins)
+        return np.where(same | (self._columns["margin"][rows].astype(np.float32) == margins), rows, -1)
+
+    def kept(self, rows: ScoredRows) -> ScoredRows:
+        """Those rows with posterior and label of the earlier run where there are any."""
+        assert isinstance(rows.key, np.ndarray)
+        found = self.find(rows.key, rows.margin)
+        old, posterior = found >= 0, rows.posterior
+        if posterior is not None and old.any():
+            posterior = np.where(old, self._columns["posterior"][found], posterior)
+        label = np.where(old, self._columns["label"][found], rows.label) if old.any() else rows.label
+        return ScoredRows(rows.key, rows.margin, posterior, label.astype(np.int8))
 
 
 def _format(out: str | Path) -> str:
@@ -137,7 +202,7 @@ def _read_csv(path: Path) -> Any:
     kinds = csv.ConvertOptions(  # a key may be 007 or NA
         column_types={name: "string" if name == "key" else "float64" for name in COLUMNS},
         include_columns=COLUMNS,
-        null_values=[],
+        null_values=[""],
         strings_can_be_null=False,
     )
     cells = csv.ParseOptions(newlines_in_values=True)
@@ -151,3 +216,67 @@ def _read_parquet(path: Path) -> Any:
     from pyarrow import parquet
 
     return parquet.read_table(path, columns=list(COLUMNS))
+
+
+def part_outputs(cache: EmbeddingCache, folder: str | Path, suffix: str) -> list[str]:
+    """Tables of the files of a cache, in their order; checked to be writable before any work.
+
+    They are called ``FOLDER/NAME.csv`` of the cache file ``NAME.h5``. Raises `ValueError` for another suffix, two
+    files of one name, or a `folder` with the name of a table; `OutputError` where a table cannot be written, or
+    `folder` holds tables of shards that are gone.
+    """
+    folder = path_or_url(folder)
+    if suffix not in FORMATS:
+        raise ValueError(f"parts are tables of {' or '.join(FORMATS)}, got {suffix!r}")
+    if os.path.splitext(folder)[1].lower().lstrip(".") in FORMATS:
+        raise ValueError(
+            f"parts are written to a folder, a table for each cache file, and {without_secrets(folder)} is the name of "
+            "a table; name a folder as out"
+        )
+    paths = [file.path for file in cache.files]
+    stems = sorted(path.stem for path in paths)
+    twice = next((one for one, other in pairwise(stems) if one == other), None)
+    if twice is not None:
+        raise ValueError(
+            f"two cache files are called {twice}.h5, and their parts would be one; rename one, or score each"
+        )
+    parts = [f"{folder.rstrip('/') or '/'}/{path.stem}.{suffix}" for path in paths]
+    _refuse_surplus(folder, suffix, paths)
+    for part in parts[:1] if is_url(folder) else parts:  # one request tells whether a store can be written to
+        check_output(part, inputs=paths)
+    return parts
+
+
+def _refuse_surplus(folder: str, suffix: str, shards: list[Path]) -> None:
+    """Refuse a folder with tables of shards that are gone: who reads the folder would count their rows.
+
+    Tables of shards that lie beside those scored stay, as several jobs may write to one folder. Nothing is removed.
+    """
+    surplus = _stems(folder, f".{suffix}") - {path.stem for path in shards}
+    try:
+        for shard_folder in set(map(folder_of, shards)) if surplus else ():
+            surplus -= _stems(shard_folder, ".h5")
+    except OutputError:  # such as a store of single files: what lies beside the shards is not known
+        return
+    if surplus:
+        names, more = sorted(f"{stem}.{suffix}" for stem in surplus), len(surplus) - _NAMES_SHOWN
+        raise OutputError(
+            f"{without_secrets(folder)} holds tables of shards that are gone: {', '.join(names[:_NAMES_SHOWN])}"
+            f"{f' and {more} more' if more > 0 else ''}; whoever reads the folder would count their rows. Remove them, "
+            "or name another folder as out"
+        )
+
+
+def _stems(folder: str, suffix: str) -> set[str]:
+    """Names without the suffix of the visible files that have it; none where the folder does not exist."""
+    try:
+        if is_url(folder):
+            with store_errors(OutputError, "read", without_secrets(folder)):
+                names = list(folder_files(*open_filesystem(folder), suffix))
+        else:
+            names = os.listdir(folder)
+    except FileNotFoundError:
+        return set()
+    except OSError as error:
+        raise OutputError(f"cannot list {folder}: {error.strerror}; choose another folder") from error
+    return {name.removesuffix(suffix) for name in names if name.endswith(suffix) and not name.startswith(".")}

@@ -37,33 +37,12 @@ def is_standard_output(path: str | Path) -> bool:
 def check_writable(
     path: str | Path, *, inputs: Iterable[str | Path] = (), file_format: str | None = "", is_table: bool = False
 ) -> Path:
-    """Check, before any work is done, that a file can be written.
+    """Check, before any work is done, that a file can be written, and return its path; else raise `OutputError`.
 
-    The parent directory is created where it is missing, and leftovers of killed writers of ``path`` are
-    removed.
-
-    Parameters
-    ----------
-    path : str or Path
-        File to write.
-    inputs : iterable of str or Path
-        Files that must not be overwritten.
-    file_format : str
-        See `pucache.storage.regular_file.format_of`. A file of pucache is replaced by one of its own format alone, and
-        a cache replaces nothing but a cache; None replaces any file.
-    is_table : bool
-        Tables may also be written to the standard output.
-
-    Returns
-    -------
-    Path
-        ``path``.
-
-    Raises
-    ------
-    OutputError
-        ``path`` is a URL, a directory, a device, an input, a link to anything but a file, or a file of another format;
-        or its directory cannot be created or written to.
+    The parent directory is created where it is missing, and leftovers of killed writers are removed. `inputs` are files
+    that must not be overwritten. A file of pucache is replaced by one of its own `file_format` alone
+    (`pucache.storage.regular_file.format_of`), and a cache replaces nothing but a cache; None replaces any file. Tables
+    may also be written to the standard output.
     """
     if _URL.match(os.fspath(path)):
         without_login = re.sub("/[^/@]*@", "/", str(path).partition("?")[0])
@@ -106,13 +85,7 @@ def _check_format(path: Path, file_format: str) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a directory and its parents durably; does nothing where it exists.
-
-    Raises
-    ------
-    OSError
-        The file system refused.
-    """
+    """Create a directory and its parents durably; does nothing where it exists."""
     missing = []
     while not folder.exists():
         missing.append(folder)
@@ -133,20 +106,7 @@ def fsync_directory(path: Path) -> None:
 
 @contextmanager
 def exclusive_lock(path: Path, error_if_held: PUCacheError) -> Iterator[None]:
-    """Hold an exclusive lock file within the block; it is released when the process ends.
-
-    Parameters
-    ----------
-    path : Path
-        Lock file.
-    error_if_held : PUCacheError
-        Raised where another process holds the lock.
-
-    Raises
-    ------
-    OutputError
-        The file cannot be locked.
-    """
+    """Hold an exclusive lock file within the block, or raise `error_if_held`; the end of the process releases it."""
     lock = filelock.FileLock(path)
     try:
         lock.acquire(timeout=0)
@@ -161,17 +121,12 @@ def exclusive_lock(path: Path, error_if_held: PUCacheError) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
+def replacing(path: str | Path, mode: int = 0o666) -> Iterator[Path]:
     """Write a file atomically: yields a temporary path beside it, which is renamed on success.
 
-    The parent directory is created where it is missing. On any exception the temporary file is removed and
-    ``path`` is unchanged. A symbolic link stays, and the file that it leads to is replaced. What is written to the
-    standard output is sent there on success.
-
-    Raises
-    ------
-    OutputError
-        The file system refused (full, read-only, no permission).
+    The parent directory is created where it is missing. On any exception the temporary file is removed and ``path`` is
+    unchanged. A symbolic link stays, and the file that it leads to is replaced. What is written to the standard output
+    is sent there on success. ``mode`` are the permissions, less what the user's umask takes. Raises `OutputError`.
     """
     try:
         if is_standard_output(path):
@@ -183,7 +138,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
         make_folder(target.parent)
         with temporary_file(target) as temporary:
             yield temporary
-            _publish(temporary, target)
+            _publish(temporary, target, mode)
     except OSError as error:
         reason = error.strerror or error
         raise OutputError(f"cannot write {path}: {reason}; what was there before is untouched") from error
@@ -226,11 +181,11 @@ def _locked_file(path: Path) -> tuple[int, str]:
         os.close(descriptor)
 
 
-def _publish(temporary: Path, path: Path) -> None:
+def _publish(temporary: Path, path: Path, mode: int = 0o666) -> None:
     """Give the temporary file the user's permissions and its final name, durably."""
     umask = os.umask(0)
     os.umask(umask)
-    os.chmod(temporary, 0o666 & ~umask)  # mkstemp creates files that only their owner can read
+    os.chmod(temporary, mode & ~umask)  # mkstemp creates files that only their owner can read
     with open(temporary, "rb+") as stream:
         os.fsync(stream.fileno())
     os.replace(temporary, path)

@@ -47,27 +47,10 @@ log = logging.getLogger("pucache")
 
 
 def open_filesystem(where: str, *, retry_each_request: bool = False) -> tuple[Any, str]:
-    """Open the file system of a URL or a local path.
+    """Open the file system of a URL or a local path: fsspec's object, and the path within it.
 
-    Parameters
-    ----------
-    where : str
-        fsspec URL or local path.
-    retry_each_request : bool
-        Let botocore retry single requests: for operations of many requests.
-
-    Returns
-    -------
-    fs : fsspec.AbstractFileSystem
-    path : str
-        The path within ``fs``.
-
-    Raises
-    ------
-    MissingExtraError
-        The package for this protocol is not installed.
-    ValueError
-        The protocol is unknown, or would keep copies.
+    For operations of many requests, `retry_each_request` lets botocore retry single ones. Raises `MissingExtraError`
+    where the package for the protocol is not installed, and `ValueError` where it is unknown, or would keep copies.
     """
     import fsspec  # takes 0.06 s, for which commands on local files need not wait
 
@@ -137,10 +120,7 @@ def object_info(fs: Any, path: str) -> dict[str, Any] | None:
 
 
 def folder_files(fs: Any, path: str, ending: str) -> dict[str, dict[str, Any]]:
-    """List the visible files of a remote folder whose names have an ending: name to fsspec's info, sorted by name.
-
-    Empty where the folder does not exist.
-    """
+    """fsspec's info of the visible files of a remote folder by name, sorted; empty where the folder does not exist."""
     fs.invalidate_cache()
     try:
         entries = with_retries(lambda: fs.ls(path, detail=True))
@@ -172,27 +152,10 @@ def tells_versions(stamp: str) -> bool:
 
 
 def read_object(fs: Any, path: str, check_size: Callable[[int], None]) -> bytes:
-    """Read all bytes of an object, with retries.
+    """Read all bytes of an object, with retries; `check_size` takes its size before it is read, and may raise.
 
-    Parameters
-    ----------
-    fs : fsspec.AbstractFileSystem
-    path : str
-    check_size : callable
-        Called with the object's size in bytes before it is read; may raise.
-
-    Returns
-    -------
-    bytes
-
-    Raises
-    ------
-    RetriesExhausted
-        Every attempt failed, or gave fewer bytes than the store had announced.
-    ImageError
-        The object was replaced by a larger one meanwhile.
-    Exception
-        The store's own error, where it is permanent.
+    Raises `RetriesExhausted` where every attempt failed, or gave fewer bytes than the store had announced, `ImageError`
+    where the object was replaced by a larger one meanwhile, and the store's own error where that is permanent.
     """
 
     def attempt() -> bytes:
@@ -291,25 +254,9 @@ class ObjectReplacedError(Exception):
 
 
 def get_file(fs: Any, path: str, info: dict[str, Any], target: Path, progress: DownloadLog) -> None:
-    """Download an object to a file of this machine, which appears as a whole.
+    """Download the version of an object that `info` describes to a file of this machine, which appears as a whole.
 
-    Parameters
-    ----------
-    fs : fsspec.AbstractFileSystem
-    path : str
-    info : dict
-        fsspec's info of the version that is wanted.
-    target : Path
-    progress : DownloadLog
-
-    Raises
-    ------
-    ObjectReplacedError
-        The store has another version now.
-    RetriesExhausted
-        The object cannot be read.
-    OutputError
-        ``target`` cannot be written.
+    Raises `ObjectReplacedError` where the store has another version now, `RetriesExhausted` and `OutputError`.
     """
     size = int(info["size"])
     remove_partials(target)
@@ -341,10 +288,7 @@ def _store_call(action: Callable[[], T]) -> T:
 def put_file(fs: Any, local: Path, path: str) -> dict[str, Any]:
     """Upload a file as one object, which gets its name once it is complete; returns fsspec's info of it.
 
-    Raises
-    ------
-    RetriesExhausted, or the store's own error
-        The object cannot be written; an existing one is unchanged.
+    Raises `RetriesExhausted`, or the store's own error; an existing object is unchanged then.
     """
     size = local.stat().st_size
     folder, _, name = path.rpartition("/")

@@ -13,14 +13,10 @@ from types import FrameType
 def deferred_signals() -> Iterator[Callable[[], None]]:
     """Defer SIGINT and SIGTERM to the end of the block.
 
-    An exception that a signal handler raises within a callback from HDF5 corrupts HDF5's state; within a
-    training step it leaves the network partly updated. Outside the main thread, where Python runs no
-    signal handlers, nothing is changed.
-
-    Yields
-    ------
-    callable
-        Runs the handler of a signal that has arrived; call it where an exception does no harm.
+    An exception that a signal handler raises within a callback from HDF5 corrupts HDF5's state; within a training step
+    it leaves the network partly updated. The function that is yielded runs the handler of a signal that has arrived;
+    call it where an exception does no harm. Outside the main thread, where Python runs no signal handlers, nothing is
+    changed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None

@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import stat
-from pathlib import Path
 from typing import BinaryIO
 
 CACHE_FORMAT = "pucache-cache"
@@ -14,11 +13,8 @@ _HDF5 = b"\x89HDF\r\n\x1a\n"
 _TENSOR_FILE = re.compile(rb'.{8}\{"__metadata__":\{"(pucache-[a-z]+)":', re.DOTALL)
 
 
-def open_regular(path: str | Path) -> BinaryIO:
-    """Open a file for reading; a folder, a named pipe or a device raises OSError.
-
-    Opening a pipe without a writer would block for ever.
-    """
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file for reading; a folder, a device, or a pipe, whose opening may block for ever, raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
@@ -28,7 +24,7 @@ def open_regular(path: str | Path) -> BinaryIO:
     raise OSError(number, reason, str(path))
 
 
-def format_of(path: str | Path) -> str:
+def format_of(path: str | os.PathLike[str]) -> str:
     """Format of a file of pucache by its first bytes, unverified: ``pucache-cache`` for HDF5; "" for any other file."""
     try:
         with open_regular(path) as stream:

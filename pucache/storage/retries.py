@@ -44,23 +44,8 @@ class RetriesExhausted(Exception):
 def with_retries(action: Callable[[], T], *, max_seconds: float | None = None) -> T:
     """Call ``action``, and call it again after a pause where its error may be temporary.
 
-    Parameters
-    ----------
-    action : callable
-    max_seconds : float, optional
-        No attempt starts later than this many seconds after the first; by default `MAX_RETRY_SECONDS`.
-
-    Returns
-    -------
-    object
-        What ``action`` returns.
-
-    Raises
-    ------
-    RetriesExhausted
-        Every attempt failed.
-    Exception
-        The store's own error, where it is permanent: no such object, no permission.
+    No attempt starts later than `max_seconds` after the first, by default `MAX_RETRY_SECONDS`. Raises
+    `RetriesExhausted`, or the store's own error where that is permanent: no such object, no permission.
     """
     deadline = time.monotonic() + (MAX_RETRY_SECONDS if max_seconds is None else max_seconds)
     for attempt, pause in enumerate([*RETRY_PAUSES, None], 1):

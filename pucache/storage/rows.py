@@ -52,8 +52,6 @@ class StackedRows:
         self.parts = [part for part in parts if len(part)] or [first]
         self._starts = np.cumsum([0, *map(len, self.parts)])
         self.shape: tuple[int, int] = (int(self._starts[-1]), first.shape[1])
-        self._recently_read: set[int] = set()
-        self._read_before: set[int] = set()
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -95,39 +93,12 @@ class StackedRows:
             raise IndexError(f"stacked rows are indexed by a slice or a vector of row numbers, got {rows!r}")
         return self._picked(numbers.astype(np.int64, copy=False))
 
-    def pieces(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, slice, np.ndarray]]:
-        """Split row numbers by part.
-
-        Parameters
-        ----------
-        rows : ndarray of int, (m,)
-            Ascending.
-
-        Yields
-        ------
-        tuple of (ndarray, slice, ndarray)
-            A part, the slice of `rows` that it holds, and the numbers of these rows in it.
-        """
-        ends = np.searchsorted(rows, self._starts).tolist()
-        for number, (begin, end) in enumerate(pairwise(ends)):
-            if end > begin:
-                self._recently_read.add(number)
-                yield self.parts[number], slice(begin, end), rows[begin:end] - self._starts[number]
-
-    def parts_read(self) -> list[np.ndarray]:
-        """Parts that were read since the last but one call of this method."""
-        # two calls back, because another thread may still read a view that it got before the last call
-        read, self._recently_read = self._recently_read, set()
-        numbers, self._read_before = read | self._read_before, read
-        return [self.parts[number] for number in sorted(numbers)]
-
     def _consecutive(self, start: int, stop: int, step: int) -> np.ndarray:
         if step != 1:
             return self._picked(np.arange(start, stop, step))
         stop = max(start, stop)
         first = int(np.searchsorted(self._starts[:-1], start, side="right")) - 1
         last = max(first, int(np.searchsorted(self._starts, stop, side="left")) - 1)
-        self._recently_read.update(range(first, last + 1))
         views = [
             self.parts[number][max(start - self._starts[number], 0) : max(stop - self._starts[number], 0)]
             for number in range(first, last + 1)
@@ -142,8 +113,11 @@ class StackedRows:
         rows = np.where(rows < 0, rows + n, rows)
         order = None if (rows[1:] >= rows[:-1]).all() else np.argsort(rows)
         picked = np.empty((len(rows), self.shape[1]), self.dtype)
-        for part, piece, local_rows in self.pieces(rows if order is None else rows[order]):
-            part.take(local_rows, 0, picked[piece], "clip")  # rows are checked above
+        ascending = rows if order is None else rows[order]
+        ends = np.searchsorted(ascending, self._starts).tolist()
+        for part, start, (begin, end) in zip(self.parts, self._starts, pairwise(ends), strict=False):
+            if end > begin:
+                part.take(ascending[begin:end] - start, 0, picked[begin:end], "clip")  # rows are checked above
         if order is None:
             return picked
         unsorted = np.empty_like(picked)
@@ -188,36 +162,21 @@ def finite_rows(X: np.ndarray) -> np.ndarray:
 def take_rows(X: RowMatrix, rows: np.ndarray) -> np.ndarray:
     """Copy rows of X, given their ascending numbers.
 
-    Pages of the file are released at intervals, because reading one row may map hundreds of neighbouring
-    pages.
+    Pages are released at intervals, because reading one row may map hundreds of neighbouring pages.
     """
     copied = np.empty((len(rows), X.shape[1]), X.dtype)
-    large = X.nbytes > LARGE_MAP_BYTES
-    if not isinstance(X, StackedRows):
-        _copy_rows(X, rows, copied, large)
-        return copied
-    for part, piece, local_rows in X.pieces(rows):
-        _copy_rows(part, local_rows, copied[piece], large)
+    step = max(1, _RUN_BYTES // max(1, X.itemsize * X.shape[1]))
+    for begin, end in pairwise(np.searchsorted(rows, np.arange(0, len(X) + step, step))):
+        if end > begin:
+            copied[begin:end] = X[rows[begin:end]]
+            release_pages(X)
     return copied
 
 
-def _copy_rows(X: np.ndarray, rows: np.ndarray, copied: np.ndarray, large: bool) -> None:
-    step = max(1, _RUN_BYTES // max(1, X.itemsize * X.shape[1]))
-    run_ends = np.searchsorted(rows, np.arange(0, len(X) + step, step))
-    for begin, end in pairwise(run_ends):
-        if end > begin:
-            copied[begin:end] = X[rows[begin:end]]
-            if large:
-                drop_pages(X)
-
-
 def release_pages(X: RowMatrix) -> None:
-    """Release the pages of a large read-only map, which count as resident memory once read.
-
-    Of stacked rows, the pages of the maps read of late are released; their total size decides.
-    """
+    """Release the pages of a large read-only map, or of several that are large together; they count as resident."""
     if X.nbytes > LARGE_MAP_BYTES:
-        for part in X.parts_read() if isinstance(X, StackedRows) else [X]:
+        for part in X.parts if isinstance(X, StackedRows) else [X]:
             drop_pages(part)
 
 

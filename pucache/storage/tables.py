@@ -2,79 +2,216 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
-from ..errors import LabelError
+from ..errors import LabelError, one_line
 from .regular_file import open_regular
 
+TABLES = (".csv", ".tsv", ".parquet", ".pq")  # endings of label tables; other files list keys, one a line
+_SPREADSHEETS = (b"PK\3\4", b"\xd0\xcf\x11\xe0")  # first bytes of .xlsx and .ods, and of .xls
 
-def read_table(path: str | Path) -> list[dict[str, str]]:
-    """Read a CSV file with a ``key`` column, or a text file with one key a line.
+
+@dataclass(frozen=True)
+class LabelTable:
+    """A table of labels, and the columns that stand for ``key`` and ``label``; stands wherever its path does.
+
+    Attributes
+    ----------
+    path : str
+    key, label : str
+        Names of columns, in lower case.
+    value : str, optional
+        Cell of the column of labels that means 1; any other that is not blank means 0.
+    """
+
+    path: str
+    key: str = "key"
+    label: str = "label"
+    value: str | None = None
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+class Row(dict[str, str]):
+    """Cells of a row by the name of the column; `line` is the number of its last line in the file, or of the row."""
+
+    line = 0
+
+
+def has_columns(path: str | os.PathLike[str]) -> bool:
+    """Whether a file of labels is a table, by its ending, and no list of keys."""
+    return os.path.splitext(path)[1].lower() in TABLES
+
+
+def read_table(path: str | os.PathLike[str]) -> list[Row]:
+    """Read a table with a column of keys, or a text file with one key a line.
 
     Parameters
     ----------
-    path : str or Path
-        A name that ends in ``.csv`` stands for a CSV file, any other for a text file; UTF-8, with or
-        without a byte order mark.
+    path : path or LabelTable
+        Its ending tells the form: ``.csv`` or ``.tsv`` (separated by commas, semicolons or tabs), ``.parquet``, or any
+        other for a text file; UTF-8 or, with a byte order mark, UTF-16.
 
     Returns
     -------
     list of dict of str to str
-        One dict per row, column name to cell. Empty rows are left out.
+        One dict per row, column name to cell; ``key`` and ``label`` are those that a `LabelTable` names. Names are in
+        lower case, without spaces around them. Empty rows are left out.
 
     Raises
     ------
     LabelError
-        The file is missing, not UTF-8 or not a CSV file, or has no ``key`` column or a row without a key.
+        The file is missing, not UTF-8 or not a table, or lacks a column or a key.
     """
-    path = Path(path)
-    try:
-        with open_regular(path) as stream:
-            text = stream.read().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise LabelError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
-    except OSError as error:
-        raise LabelError(f"cannot read {path}: {error.strerror}") from error
-    if path.suffix.lower() != ".csv":
+    table = path if isinstance(path, LabelTable) else LabelTable(os.fspath(path))
+    if not has_columns(table):
+        text = _read_text(table.path)
         # unlike str.splitlines, StringIO does not break lines at U+2028 and its like, which a key may hold
-        return [{"key": line.rstrip("\n")} for line in io.StringIO(text, newline=None) if line.strip()]
-    return _parse_csv(path, text)
+        return [Row(key=line.rstrip("\n")) for line in io.StringIO(text, newline=None) if line.strip()]
+    columns, rows = read_rows(table.path, expected=table.key)
+    named = {table.key, *([table.label] if table.label != "label" or table.value is not None else [])}
+    if any(columns.count(name) > 1 for name in (table.key, table.label)):
+        raise LabelError(
+            f"{path} has columns {', '.join(columns)}; expected one called {table.key!r}, and one {table.label!r} at "
+            "most"
+        )
+    if missing := sorted(named - set(columns)):
+        raise LabelError(
+            f"{path} has columns {' '.join(', '.join(columns).split())}; expected one called {missing[0]!r}"
+            + (": each row is one quoted cell, remove the quotes around rows" if "," in columns[0] else "")
+        )
+    if rows and all(None in row.values() and ";" in (row[table.key] or "") for row in rows):
+        raise LabelError(
+            f"the rows of {path} have one column for {len(columns)} names; columns are separated by semicolons there "
+            "and by commas in the first line: save it again"
+        )
+    if empty := next((row for row in rows if not row[table.key]), None):
+        raise LabelError(f"{path} has a row without a key, {empty.line}; complete or remove it")
+    return _as_labels(table, rows)
 
 
-def _parse_csv(path: Path, text: str) -> list[dict[str, str]]:
-    table = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    try:
-        columns = table.fieldnames or ["(none)"]
-        rows = [row for row in table if any(row.values())]  # spreadsheets leave rows of commas
-    except csv.Error as error:
-        raise LabelError(f"{path} line {table.reader.line_num}: {error}") from error
-    if "key" not in columns:
-        raise LabelError(f"{path} has columns {' '.join(', '.join(columns).split())}; expected one called 'key'")
-    if not all(row["key"] for row in rows):
-        raise LabelError(f"{path} has a row without a key; complete or remove it")
+def _as_labels(table: LabelTable, rows: list[Row]) -> list[Row]:
+    """Rows with the columns ``key`` and ``label``; with a value, labels are 1 and 0."""
+    found = {(row.get(table.label) or "").strip() for row in rows} if table.value is not None else set()
+    if rows and table.value is not None and table.value.strip() not in found:
+        values = ", ".join(map(repr, sorted(found - {""})[:5])) or "blank cells alone"
+        raise LabelError(f"{table} has no {table.value!r} in the column {table.label!r}; it has {values}")
+    for row in rows:
+        row["key"] = row.pop(table.key)
+        if table.label in row:
+            cell = row.pop(table.label)
+            is_blank = table.value is None or not (cell or "").strip()
+            row["label"] = cell if is_blank else str(int(cell.strip() == (table.value or "").strip()))
     return rows
 
 
-def table_writer(stream: TextIO) -> Callable[[Sequence[object]], object]:
-    r"""Return a function that writes one row of a CSV file.
+def read_rows(path: str | os.PathLike[str], *, expected: str = "") -> tuple[list[str], list[Row]]:
+    """Read a table of any columns: CSV with commas, semicolons or tabs, TSV or Parquet; see `read_table`.
 
     Parameters
     ----------
-    stream : text file
-        Opened with ``newline=""``; rows end in ``\n``.
+    path : path
+    expected : str
+        A column that the table should have, by which separators are told apart.
 
     Returns
     -------
-    callable
-        Takes the cells of a row.
+    columns : list of str
+    rows : list of Row
+        Cells of Parquet are given as text; columns of lists, structs or bytes are left out.
+
+    Raises
+    ------
+    LabelError
+        The file is missing, not UTF-8, or not a table.
     """
+    if os.path.splitext(path)[1].lower() in (".parquet", ".pq"):
+        return _parquet_rows(path)
+    text = _read_text(path)
+    header = text.lstrip("\r\n").splitlines()[0] if text.strip() else ""
+    names = {
+        mark: _names(next(csv.reader([header], delimiter=mark), [])) for mark in ("\t,;" if _is_tsv(path) else ",;\t")
+    }
+    fitting = [mark for mark in names if expected in names[mark]] or [mark for mark in names if len(names[mark]) > 1]
+    table = csv.DictReader(io.StringIO(text, newline=""), delimiter=(fitting or list(names))[0], strict=True)
+    rows = []
+    try:
+        columns = table.fieldnames = _names(table.fieldnames or ["(none)"])
+        for cells in table:
+            if any(cells.values()):  # spreadsheets leave rows of commas
+                rows.append(Row(cells))
+                rows[-1].line = table.reader.line_num
+    except csv.Error as error:
+        raise LabelError(f"{path} line {table.reader.line_num}: {error}") from error
+    return list(columns), rows
+
+
+def _names(cells: Sequence[str]) -> list[str]:
+    return [name.strip().lower() for name in cells]
+
+
+def _is_tsv(path: str | os.PathLike[str]) -> bool:
+    return os.path.splitext(path)[1].lower() == ".tsv"
+
+
+def _parquet_rows(path: str | os.PathLike[str]) -> tuple[list[str], list[Row]]:
+    from pyarrow import parquet, string, types
+
+    try:
+        with open_regular(path) as stream, parquet.ParquetFile(stream) as file:
+            kinds = {field.name: getattr(field.type, "value_type", field.type) for field in file.schema_arrow}
+            flat = [name for name, kind in kinds.items() if types.is_primitive(kind) or types.is_string(kind)]
+            table = file.read(
+                columns=[name for name in flat if not types.is_nested(file.schema_arrow.field(name).type)]
+            )
+            cells = [column.cast(string()).to_pylist() for column in table.columns]
+    except Exception as error:  # damage makes pyarrow raise almost anything
+        raise LabelError(f"cannot read {path} as Parquet: {one_line(error)}") from error
+    columns = _names(table.column_names) or ["(none)"]
+    rows = [Row(zip(columns, (cell or "" for cell in row), strict=True)) for row in zip(*cells, strict=True)]
+    for number, row in enumerate(rows, 1):
+        row.line = number
+    return columns, rows
+
+
+def _read_text(path: str | os.PathLike[str]) -> str:
+    try:
+        with open_regular(path) as stream:
+            data = stream.read()
+        if data.startswith(_SPREADSHEETS):
+            raise LabelError(f"{path} is a spreadsheet (.xlsx, .ods or .xls); save its sheet as CSV in UTF-8")
+        if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return data.decode("utf-16")
+        if b"\0" in data:
+            raise LabelError(
+                f"{path} is not a text file (it holds NUL bytes); expected keys, one a line, or a CSV with a 'key' "
+                "column: save it as CSV in UTF-8"
+            )
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise LabelError(
+            f"{path} is not {error.encoding.upper()} text (byte {error.start}); save it as UTF-8"
+        ) from error
+    except OSError as error:
+        raise LabelError(f"cannot read {path}: {error.strerror}") from error
+
+
+def table_writer(stream: TextIO) -> Callable[[Sequence[object]], object]:
+    r"""Return a function that writes one row of a CSV file, ended by ``\n``; open the stream with ``newline=""``."""
     minimal = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_MINIMAL)
     quote_all = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_ALL)
 
@@ -88,7 +225,8 @@ def table_writer(stream: TextIO) -> Callable[[Sequence[object]], object]:
 
 # --- tables of many rows ---------------------------------------------------------------------------
 
-Columns = Mapping[str, Any]  # name to values: an array, or texts without NUL as a list or as UTF-8 of dtype S
+# name to values: an array, or texts without NUL as a list or as UTF-8 of dtype S, or None for empty cells
+Columns = Mapping[str, Any]
 _ROW_GROUP = 1 << 16  # rows per row group of a Parquet file
 _LEAST = 1e-17  # from here up to `_MOST`, a number times a power of ten, exact up to 10^22, has six digits before the
 _MOST = 1e5  # point
@@ -100,15 +238,8 @@ _POWERS = np.array([float(f"1e{power}") for power in range(23)])
 def open_table(path: Path, types: Mapping[str, str], *, parquet: bool) -> Iterator[Callable[[Columns], None]]:
     """Open a new table and yield a function that appends rows; the file does not depend on how rows are divided.
 
-    In CSV floating-point numbers are rounded as by `six_digits`, and texts are quoted.
-
-    Parameters
-    ----------
-    path : Path
-    types : dict of str to str
-        Arrow's name of the type of each column, such as "string" and "float32".
-    parquet : bool
-        Parquet, or else CSV.
+    `types` are Arrow's names of the type of each column, such as "string" and "float32". In CSV floating-point numbers
+    are rounded as by `six_digits`, and texts are quoted.
     """
     import pyarrow as arrow  # not for commands that write no table
 
@@ -128,7 +259,10 @@ def _csv_writer(stream: Any, schema: Any) -> Iterator[Callable[[Columns], None]]
     with arrow_csv.CSVWriter(stream, wide, write_options=arrow_csv.WriteOptions(include_header=False)) as writer:
 
         def write(columns: Columns) -> None:
-            rounded = {name: six_digits(values) if name in numbers else values for name, values in columns.items()}
+            rounded = {
+                name: six_digits(values) if name in numbers and values is not None else values
+                for name, values in columns.items()
+            }
             writer.write_table(_arrow_table(rounded, wide))
 
         yield write
@@ -138,9 +272,12 @@ def _arrow_table(columns: Columns, schema: Any) -> Any:
     """Arrow's table of columns, made of buffers: `pyarrow.array` imports pandas where that is installed."""
     import pyarrow as arrow
 
-    arrays = []
+    arrays: list[Any] = []
     for field in schema:
         values, buffers = columns[field.name], [None]
+        if values is None:
+            arrays.append(arrow.nulls(len(arrays[0]), field.type))
+            continue
         if arrow.types.is_string(field.type):
             values = values if isinstance(values, np.ndarray) else np.array([text.encode() for text in values], "S")
             characters = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), values.itemsize)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import safetensors.numpy
 from ..errors import PUCacheError
 from ..version import __version__
 from .atomic import check_writable, replacing
-from .regular_file import open_regular
+from .regular_file import CACHE_FORMAT, format_of, open_regular
 
 _BLANK = b"0" * 64  # replaces the checksum while the file is hashed
 _MAX_HEADER_BYTES = 1 << 24  # as Python objects it takes many times as much memory
@@ -24,48 +23,18 @@ _MAX_HEADER_BYTES = 1 << 24  # as Python objects it takes many times as much mem
 
 @dataclass(frozen=True)
 class Kind:
-    """A file format and the words with which its errors are worded.
+    """A file format and the words with which its errors are worded."""
 
-    Attributes
-    ----------
-    format : str
-        Name of the format in the header.
-    version : int
-        Version of the format in the header.
-    noun : str
-        What the file is called in errors, such as "model".
-    error : type
-        Raised where a file cannot be read.
-    expected : str
-        What to pass instead of a file of another format, such as "what train-pu wrote".
-    remedy : str
-        What to do about a damaged file, such as "train the model again".
-    """
-
-    format: str
+    format: str  # in the header, as `version`
     version: int
-    noun: str
-    error: type[PUCacheError]
-    expected: str
-    remedy: str
+    noun: str  # what the file is called in errors, such as "model"
+    error: type[PUCacheError]  # raised where a file cannot be read
+    expected: str  # instead of a file of another format, such as "what train-pu wrote"
+    remedy: str  # for a damaged file, such as "train the model again"
 
 
 def write(path: str | Path, kind: Kind, tensors: dict[str, np.ndarray], state: dict[str, Any]) -> None:
-    """Write tensors and state atomically.
-
-    Parameters
-    ----------
-    path : str or Path
-    kind : Kind
-    tensors : dict of str to ndarray
-    state : dict
-        Must be representable as JSON; numpy scalars are converted.
-
-    Raises
-    ------
-    OutputError
-        ``path`` cannot be written.
-    """
+    """Write tensors and state atomically; the state must be representable as JSON, but for numpy scalars."""
     header = {
         "checksum": _BLANK.decode(),
         "format": kind.format,
@@ -85,27 +54,12 @@ def write(path: str | Path, kind: Kind, tensors: dict[str, np.ndarray], state: d
 def read(path: str | Path, kind: Kind, *, max_bytes: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Read tensors and state, and verify the checksum.
 
-    Parameters
-    ----------
-    path : str or Path
-    kind : Kind
-    max_bytes : int
-        Larger files are refused.
-
-    Returns
-    -------
-    tensors : dict of str to ndarray
-    state : dict
-
-    Raises
-    ------
-    PUCacheError
-        `kind.error`: the file is missing, of another format or version, too large, or damaged.
+    Raises `kind.error` where the file is missing, of another format or version, larger than `max_bytes`, or damaged.
     """
     path = Path(path)
-    if not os.path.isfile(path):  # unlike Path.is_file, it accepts names of any length
-        raise kind.error(f"no such {kind.noun}: {path}")
     try:
+        if format_of(path) == CACHE_FORMAT:
+            raise kind.error(f"{path} is a cache, not a {kind.noun}; pass {kind.expected}")
         data = _read_bytes(path, kind, max_bytes)
         length = _header_length(data)
         header = json.loads((json.loads(data[8 : 8 + length]).get("__metadata__") or {}).get(kind.format, "{}"))
@@ -115,6 +69,8 @@ def read(path: str | Path, kind: Kind, *, max_bytes: int) -> tuple[dict[str, np.
         if offset < 0 or _checksum(data, offset) != stated:
             raise kind.error(f"{path} is damaged: content and checksum disagree; {kind.remedy}")
         tensors, state = safetensors.numpy.load(data), json.loads(header["state"])
+    except FileNotFoundError as error:
+        raise kind.error(f"no such {kind.noun}: {path}") from error
     except OSError as error:
         raise kind.error(f"cannot read {path}: {error.strerror or error}") from error
     except (safetensors.SafetensorError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -1,20 +1,9 @@
 """Cross-fitting: held-out margins, from which penalty, prior and calibration follow without true labels.
 
-Each head leaves one fold out and gives the margins of that fold only. The penalty is chosen by how
-high held-out positives rank among the likely negatives, by the mean over P of
-
-    -log(share of negatives above the margin + 0.01),
-
-which depends more on the top of the ranking than the area under the curve (PAUC) does. The class of
-an unlabelled row is not known, so each row of U counts as a negative with the probability that a
-tilt fitted to the margins gives it (`pucache.estimates.calibration`). If whole rows were counted, hidden
-positives would rank above labelled ones whatever the penalty, and where there are many of them no
-penalty would look much better than another. All tilts share one prior, the upper quartile of the
-priors that they estimate alone: heads of a weak penalty often estimate next to none, and with few
-labels a prior for each penalty is noise. The score of a penalty is smoothed with those of its
-neighbours. Among the penalties within one standard error (of the paired difference) of the best, the
-weakest is taken, within a factor of ten: with few labels a strong penalty wins by chance more often
-than it is better.
+Each head leaves one fold out and gives the margins of that fold only. The penalty is the one whose
+margins tell labelled from unlabelled rows best, by the likelihood of the labels under a tilt fitted to
+the margins (`pucache.training.penalty`). The tilt allows for hidden positives: an unlabelled row that
+ranks high costs little.
 
 For a large cache, the penalty is chosen on all positives and as many evenly spaced unlabelled rows as fit
 into `SAMPLE_BYTES`: their number is not what limits it. The final heads are trained on all rows.
@@ -35,7 +24,7 @@ from ..heads.linear_heads import FittedHeads
 from ..heads.minibatch import SGDSettings
 from ..heads.risks import PURisk
 from ..heads.solve import TOLERANCE, fit_heads
-from .penalty import PENALTIES, ranks_of_positives, weakest_of_the_best
+from .penalty import PENALTIES, log_posteriors
 
 _CHOICE_TOLERANCE = 2e-3  # of the solver; heads that stop early would make a weak penalty look good
 SAMPLE_BYTES = 1 << 25
@@ -53,45 +42,22 @@ class HeadSettings:
 
 @dataclass(frozen=True)
 class CrossFit:
-    """The heads of one penalty, each trained without one fold, and their margins of that fold.
-
-    Attributes
-    ----------
-    penalty : float
-    heads : FittedHeads
-        One per fold; a single head of all rows where nothing can be held out.
-    fold : ndarray of int64, (n,)
-        Number of the head that did not see the row.
-    margins : ndarray of float32, (n,)
-        Margin of the row by that head.
-    """
+    """The heads of one penalty, each trained without one fold, and their margins of that fold."""
 
     penalty: float
     heads: FittedHeads
-    fold: np.ndarray
-    margins: np.ndarray
+    fold: np.ndarray  # (n,): number of the head that did not see the row
+    margins: np.ndarray  # float32, (n,): of the row by that head
 
 
 @dataclass(frozen=True)
 class CrossFitter:
-    """Trains heads that each leave one fold out.
+    """Trains heads that each leave one fold out."""
 
-    Attributes
-    ----------
-    design : DesignMatrix
-        Rows, with ``labels.training_s``.
-    labels : TrainingLabels
-    fold : ndarray of int64, (n,)
-        As `pucache.labels.folds.assign_folds` returns it.
-    prior : float
-        Among the rows that training calls unlabelled.
-    settings : HeadSettings
-    """
-
-    design: DesignMatrix
+    design: DesignMatrix  # with `labels.training_s`
     labels: TrainingLabels
-    fold: np.ndarray
-    prior: float = 0.5
+    fold: np.ndarray  # (n,), of `pucache.labels.folds.assign_folds`
+    prior: float = 0.5  # among the rows that training calls unlabelled
     settings: HeadSettings = field(default_factory=HeadSettings)
 
     @cached_property
@@ -112,22 +78,16 @@ class CrossFitter:
         design = self.design.take(rows, labels.training_s)
         return CrossFitter(design, labels, self.fold[rows], self.prior, self.settings)
 
-    def cross_fit(self, penalty: float | str) -> CrossFit:
-        """Cross-fit to full accuracy at one penalty; "auto" chooses it, or is 0 with ``sgd``, as in Dorigatti et al."""
-        if penalty == "auto" and self.settings.solver == "batch":
-            return self.choose_penalty()
-        return self.fit((0.0 if penalty == "auto" else float(penalty),), tolerance=TOLERANCE)[0]
-
-    def choose_penalty(self, penalties: tuple[float, ...] = PENALTIES) -> CrossFit:
+    def cross_fit(self, penalties: tuple[float, ...] = PENALTIES) -> CrossFit:
         """Cross-fit at every penalty, choose the best, and train its heads to full accuracy.
 
         With a single fold nothing is held out to choose by, and the middle penalty is taken.
         """
-        if self.folds < 2:
+        if self.folds < 2 or len(penalties) == 1:
             return self.fit((penalties[len(penalties) // 2],), tolerance=TOLERANCE)[0]
         candidates = self._sample.fit(penalties)
-        ranks = ranks_of_positives([candidate.margins for candidate in candidates], self._sample.labels)
-        best = candidates[weakest_of_the_best(ranks)]
+        margins = [candidate.margins for candidate in candidates]
+        best = candidates[int(np.argmax(log_posteriors(margins, penalties, self._sample.labels)))]
         return self.fit((best.penalty,), tolerance=TOLERANCE, start=best.heads)[0]
 
     def fit(
@@ -180,12 +140,9 @@ def fit_held_out(
 
     Parameters
     ----------
-    design : DesignMatrix
-    labels : TrainingLabels
     folds : ndarray of int64, (n, S)
     prior, penalty : (J,)
     seeds : (S,)
-    settings : HeadSettings
     tolerance, start
         As for `pucache.heads.solve.fit_heads`.
 

@@ -46,22 +46,9 @@ SAMPLE_ROWS, SAMPLE_BYTES = 1 << 16, 1 << 28  # greatest sample of rows and of t
 
 @dataclass(frozen=True)
 class DistillationRows:
-    """Rows that a head is distilled on, all or a sample, with their graph.
+    """Rows that a head is distilled on, all or a sample, with their labels, folds and graph."""
 
-    Attributes
-    ----------
-    rows : ndarray of int64, (m,), or None
-        Row numbers, ascending; None for all.
-    design : DesignMatrix
-        Of these rows.
-    labels : TrainingLabels
-        Of these rows.
-    fold : ndarray of int64, (m,)
-    graph : NeighbourGraph
-        Of these rows.
-    """
-
-    rows: np.ndarray | None
+    rows: np.ndarray | None  # (m,), ascending; None for all
     design: DesignMatrix
     labels: TrainingLabels
     fold: np.ndarray
@@ -69,28 +56,26 @@ class DistillationRows:
 
     @classmethod
     def of(
-        cls, design: DesignMatrix, labels: TrainingLabels, fold: np.ndarray, graph_source: GraphSource
+        cls,
+        design: DesignMatrix,
+        labels: TrainingLabels,
+        fold: np.ndarray,
+        graph_source: GraphSource,
+        labelled_by_any: np.ndarray | None = None,
     ) -> DistillationRows:
         """All rows, or the positives and as many of the others as fit into the sample, evenly spaced.
 
-        Rows of weight 0 are left out. The weights of all others are divided by their mean, among the labelled
-        positives and among the rest.
-
-        Parameters
-        ----------
-        design : DesignMatrix
-        labels : TrainingLabels
-        fold : ndarray of int64, (n,)
-        graph_source : callable
-
-        Returns
-        -------
-        DistillationRows
+        Rows of weight 0 are left out. The weights of all others are divided by their mean, among the labelled positives
+        and among the rest. `labelled_by_any`, positives of any of several concepts, are all taken, so that the sample
+        is the same for each.
         """
         X, labels = design.X, _evenly_weighted(labels)
         room = max(1, min(SAMPLE_ROWS, SAMPLE_BYTES // (X.itemsize * X.shape[1])))
         positives, others = (_with_weight(rows, labels) for rows in (design.positive_rows, design.unlabelled_rows))
-        kept = others if len(others) <= room else others[np.linspace(0, len(others) - 1, room).astype(np.int64)]
+        also = positives[:0] if labelled_by_any is None else np.intersect1d(labelled_by_any, others)
+        rest = np.setdiff1d(others, also, assume_unique=True)
+        kept = rest if len(rest) <= room else rest[np.linspace(0, len(rest) - 1, room).astype(np.int64)]
+        kept = np.union1d(kept, also)
         if len(kept) + len(positives) == len(fold):
             return cls(rows=None, design=design, labels=labels, fold=fold, graph=graph_source(None))
         rows = np.union1d(kept, positives)
@@ -110,28 +95,14 @@ class DistillationRows:
 
 @dataclass(frozen=True)
 class Distillation:
-    """Result of distillation.
-
-    Attributes
-    ----------
-    on : DistillationRows
-    head : FittedHeads
-        One head, trained on all labels; its margins are log density ratios.
-    margins : ndarray of float32, (n,)
-        Held-out margins of all rows, by the heads of the folds' chains.
-    share : float
-        Mean target of the rows not labelled positive, with which probabilities for neighbours are computed.
-    evidence : NeighbourEvidence
-        What neighbours are worth.
-    scores : ndarray of float32, (m,)
-        Held-out scores with neighbours at the weight of the evidence; the classifier's margins where it is 0.
-    """
+    """Result of distillation."""
 
     on: DistillationRows
-    head: FittedHeads
-    margins: np.ndarray
-    share: float
-    evidence: NeighbourEvidence
+    head: FittedHeads  # one head, trained on all labels; its margins are log density ratios
+    margins: np.ndarray  # float32, (n,): held-out, of all rows, by the heads of the folds' chains
+    share: float  # mean target of the rows not labelled positive, with which probabilities for neighbours are computed
+    evidence: NeighbourEvidence  # what neighbours are worth
+    # float32, (m,): held-out, with neighbours at the weight of the evidence; the classifier's margins where it is 0
     scores: np.ndarray
 
 
@@ -145,23 +116,8 @@ def distil(
 ) -> Distillation:
     """Run the chains of all folds, and the one with all labels.
 
-    Parameters
-    ----------
-    on : DistillationRows
-    design : DesignMatrix
-        Of all rows.
-    cross_fit : CrossFit
-        Of the classifier, on all rows.
-    head : FittedHeads
-        The classifier, trained on all rows.
-    tilt : Tilt
-        Of the held-out margins of the classifier.
-    agreement : tuple of float
-        Result of `pucache.training.neighbour_evidence.agreement_gains`.
-
-    Returns
-    -------
-    Distillation
+    The `design` is of all rows; `cross_fit`, `head` and the `tilt` of the held-out margins are those of the classifier,
+    and `agreement` is the result of `pucache.training.neighbour_evidence.agreement_gains`.
     """
     folds = len(cross_fit.heads.coef)
     labels = ChainLabels.of(on.labels, on.fold, folds)

@@ -9,11 +9,12 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..estimates.priors import METHODS, PriorEstimate, estimate, profile_interval
-from ..labels.folds import assign_folds
 from ..labels.labels import TWIN_COSINE, Labels
-from ..progress import Progress, Silent
-from .cross_fitting import CrossFitter, HeadSettings
+from ..progress import Progress
 from .labelled_cache import LabelledCache
+from .model_file import label_count
+from .sklearn_classifier import PULinearClassifier
+from .train_on_cache import is_audited, train_on_cache
 
 
 def estimate_prior(
@@ -67,7 +68,7 @@ def estimate_prior_on(
     device: str = "auto",
     progress: Progress | None = None,
 ) -> list[PriorEstimate]:
-    """Estimate the prior from cross-fitted margins of the default risk, which needs no prior itself.
+    """Estimate the prior by the training that `pucache.train_pu` does by default; by the tilt it is the same estimate.
 
     Parameters
     ----------
@@ -83,7 +84,8 @@ def estimate_prior_on(
     Returns
     -------
     list of PriorEstimate
-        One per method, in the order given.
+        One per method, in the order given; before them that of the audit of a review, where the labels have one. Where
+        they are too few, numbers are None, and intervals too wide to say anything (`PriorEstimate.stated`).
 
     Raises
     ------
@@ -91,33 +93,38 @@ def estimate_prior_on(
         Unknown method, or a number outside its domain.
     """
     check_request(methods, level=level, n_folds=n_folds)
-    labels = data.training_labels
-    fold = assign_folds(labels.training_s, n_folds, seed, data.group)
-    fitter = CrossFitter(data.design_matrix(device), labels, fold, settings=HeadSettings(seed=seed))
-    with progress or Silent() as stages:
-        stages.start(1, "estimating")
-        margins = fitter.choose_penalty().margins
-        stages.advance(1)
-    return estimates_from_margins(data, margins, methods, level)
+    model = PULinearClassifier(n_folds=n_folds, random_state=seed, device=device)
+    train_on_cache(model, data, progress=progress)
+    count = label_count(model)
+    by_audit = [model.prior_estimate_] if is_audited(model) and model.prior_estimate_ else []
+    return by_audit + [estimate.stated(count) for estimate in estimates_by_method(data, model, methods, level)]
 
 
-def estimates_from_margins(
-    data: LabelledCache, margins: np.ndarray, methods: Sequence[str] = tuple(METHODS), level: float = 0.9
+def estimates_by_method(
+    data: LabelledCache, model: PULinearClassifier, methods: Sequence[str] = tuple(METHODS), level: float = 0.9
 ) -> list[PriorEstimate]:
-    """Estimate the prior from held-out margins of the default risk, (n,), such as training made them."""
+    """Estimate the prior by held-out margins of a model that was trained on these data, however few the labels are.
+
+    The tilt takes those of the final head, as training does; the other methods those of the classifier before
+    distillation, on which they were measured.
+    """
     bounds = data.training_labels.bounds
     return [
-        profile_interval(margins, data.s, level, bounds=bounds)
+        profile_interval(model.held_out_margins_, data.s, level, bounds=bounds)
         if method == "tilt"
-        else PriorEstimate.without_interval(method, estimate(margins, data.s, method, bounds=bounds), level)
+        else PriorEstimate.without_interval(
+            method, estimate(model.classifier_margins_, data.s, method, bounds=bounds), level
+        )
         for method in methods
     ]
 
 
-def check_request(methods: Sequence[str], *, level: float, n_folds: int) -> None:
+def check_request(methods: Sequence[str], *, level: float, n_folds: int = 5) -> None:
     """Raise `ValueError` for arguments of `estimate_prior_on` that are outside their domain."""
     unknown = [method for method in methods if method not in METHODS]
     if unknown or not methods:
         raise ValueError(f"unknown method {', '.join(map(repr, unknown)) or 'none'}; use {', '.join(METHODS)}")
-    if not 0 < level < 1 or n_folds < 2:
-        raise ValueError(f"level must be in (0, 1), n_folds at least 2; got {level}, {n_folds}")
+    if not 0 < level < 1:
+        raise ValueError(f"level must be in (0, 1), such as 0.9; got {level:g}")
+    if n_folds < 2:
+        raise ValueError(f"n_folds must be at least 2, got {n_folds}")

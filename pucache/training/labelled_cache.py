@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,6 +42,8 @@ class LabelledCache:
         Of the embeddings; None where there is a GPU, which computes them from the rows that go up.
     sampled : SampledRows or None
         None where the rows are all rows of the cache.
+    labelled_by_any : ndarray of int64, (m,), or None
+        Rows that any of several concepts labels, ascending; None where there is one.
     """
 
     cache: EmbeddingCache
@@ -48,7 +51,9 @@ class LabelledCache:
     group: np.ndarray
     moments: Moments | None
     sampled: SampledRows | None = None
+    labelled_by_any: np.ndarray | None = None
     _designs: dict[str, DesignMatrix] = field(init=False, default_factory=dict, repr=False, compare=False)
+    _shared: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # what knows no labels
 
     @property
     def s(self) -> np.ndarray:
@@ -152,7 +157,27 @@ class LabelledCache:
         CacheError
             The cache is damaged, or holds embeddings that are not finite.
         """
-        labels, on_host = open_labels(cache, positives, negatives), choose_device().type == "cpu"
+        return cls.prepare(cache, open_labels(cache, positives, negatives), twins, all_rows=all_rows, seed=seed)
+
+    @classmethod
+    def prepare(
+        cls, cache: EmbeddingCache, labels: Labels, twins: float | None, *, all_rows: bool = False, seed: int = 0
+    ) -> LabelledCache:
+        """Join a cache with labels that were checked.
+
+        Parameters
+        ----------
+        cache : EmbeddingCache
+        labels : Labels
+            Unlike those of `of`, they may leave no row unlabelled.
+        twins, all_rows, seed
+            As for `of`.
+
+        Returns
+        -------
+        LabelledCache
+        """
+        on_host = choose_device().type == "cpu"
         row_bytes = cache.files[0].dtype.itemsize * cache.encoder.dim
         drawn = None if all_rows else draw_sample(cache.keys, labels, row_bytes=row_bytes, seed=seed)
         if drawn is not None:
@@ -182,7 +207,11 @@ class LabelledCache:
         chosen = choose_device(device)
         if str(chosen) not in self._designs:
             training_s = self.training_labels.training_s
-            self._designs[str(chosen)] = DesignMatrix(self.X, training_s, self.moments, chosen)
+            self._designs[str(chosen)] = design = DesignMatrix(self.X, training_s, self.moments, chosen)
+            if str(chosen) in self._shared:
+                design.moments, design.leading = self._shared[str(chosen)]
+            elif self.labelled_by_any is not None:  # other labels are to come
+                self._shared[str(chosen)] = design.moments, design.leading
         return self._designs[str(chosen)]
 
     def neighbour_graph(self, rows: np.ndarray | None, device: str) -> NeighbourGraph:
@@ -200,9 +229,35 @@ class LabelledCache:
         """
         from ..neighbours.graph import cached_graph, neighbour_graph  # only where neighbours are looked at
 
+        kept_rows, graph = self._shared.get("graph", (None, None))
+        same = kept_rows is rows or (kept_rows is not None and rows is not None and np.array_equal(kept_rows, rows))
+        if graph is not None and same:
+            return graph
         if self.sampled is None and rows is None:
-            return cached_graph(self.cache, device=device)
-        return neighbour_graph(self.cache if self.sampled is None else self.X, rows=rows, device=device)
+            graph = cached_graph(self.cache, device=device)
+        else:
+            graph = neighbour_graph(self.cache if self.sampled is None else self.X, rows=rows, device=device)
+        if self.labelled_by_any is not None:
+            self._shared["graph"] = rows, graph
+        return graph
+
+    def of_concepts(self, concepts: Mapping[str, Labels]) -> Iterator[tuple[str, LabelledCache]]:
+        """These rows with the labels of one concept after another; what knows no labels is prepared once.
+
+        Parameters
+        ----------
+        concepts : dict of str to Labels
+            Of all rows of the cache; `pucache.labels.concepts.joint_labels` of them are the labels of this one.
+
+        Yields
+        ------
+        name : str
+        data : LabelledCache
+            Free its rows (`release`) before the next.
+        """
+        for name, labels in concepts.items():
+            of_rows = labels if self.sampled is None else labels.take(self.sampled.rows)
+            yield name, replace(self, labels=of_rows, labelled_by_any=np.flatnonzero(self.labels.positive))
 
     def release(self) -> None:
         """Free the rows that design matrices hold in memory; they are prepared again on the next use."""

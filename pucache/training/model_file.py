@@ -1,12 +1,12 @@
 """The model file: writing and reading the state of a fitted classifier, without torch.
 
 The file is a sealed safetensors file (`pucache.storage.tensor_file`) with the tensors ``coef`` (d,)
-float32 and ``numbers`` (7,) float64, and JSON for everything else.
+float32 and ``numbers`` (7,) float64, those of `PileMargins` and `PileSample`, and JSON for everything else.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,22 @@ import numpy as np
 
 from ..encoders.spec import EncoderSpec
 from ..errors import ModelError
+from ..estimates.audited_prior import METHOD as AUDIT
 from ..estimates.calibration import Tilt
+from ..estimates.dataset_shift import PileSample
+from ..estimates.label_requirements import LabelCount
 from ..estimates.priors import PriorEstimate
+from ..estimates.share_of_new_images import PileMargins
 from ..labels.sample import UnlabelledSample
 from ..storage import tensor_file
 from ..version import __version__
 from .neighbour_evidence import NeighbourSettings
 
 FORMAT, VERSION = "pucache-model", 3
+NO_SAMPLE = (
+    "this model keeps no sample of the images it was trained on, so it says nothing about the share or the kind of new "
+    "images: train again"
+)
 MAX_BYTES = 1 << 30  # a model is a few numbers a dimension; a larger file is something else
 KIND = tensor_file.Kind(
     format=FORMAT,
@@ -32,9 +40,13 @@ KIND = tensor_file.Kind(
     remedy="train the model again",
 )
 _NUMBERS = ("intercept", "threshold", "prior", "share", "penalty")  # of the tensor; alpha and slope of the tilt follow
-# names in the JSON: parameters of `PULinearClassifier`, whose `sgd_settings` the file calls "protocol"
+_MARGINS, _SAMPLE = ("positive", "unlabelled"), ("directions", "centre", "rows", "margins")  # tensors of the pile
+_PILE = {f"pile_{name}" for name in _MARGINS} | {f"sample_{name}" for name in _SAMPLE}
+# names in the JSON: parameters of `PULinearClassifier`; the file calls `sgd_settings` "protocol", and `seed_` "seed"
 PARAMETERS = frozenset(
-    "prior loss surrogate target_prior penalty solver threshold deploy_prior n_folds seed device method".split()
+    (
+        "prior loss surrogate target_prior penalty solver threshold deploy_prior n_folds seed device method pos_label"
+    ).split()
 )
 SGD_SETTINGS = frozenset({"epochs", "min_steps", "batch_size", "learning_rate"})
 
@@ -44,11 +56,12 @@ class FittedState:
     """Result of training: the fitted attributes that `pucache.PULinearClassifier` documents, and its file holds."""
 
     coef_: np.ndarray
-    intercept_: float
+    intercept_: np.ndarray
     threshold_: float
-    prior_: float
+    prior_: float | None
     share_: float
     penalty_: float
+    seed_: int
     tilt_: Tilt
     prior_estimate_: PriorEstimate | None
     estimates_: dict[str, Any]
@@ -61,27 +74,21 @@ class FittedState:
     encoder_: EncoderSpec | None
     neighbours_: NeighbourSettings | None
     method_: str
+    pile_margins_: PileMargins | None = None
+    pile_sample_: PileSample | None = None
+
+
+def label_count(state: FittedState) -> LabelCount:
+    """Number of labels that the estimates of a fitted model rest on."""
+    return _label_count(state.estimates_, state.n_labelled_)
 
 
 def write_model(path: str | Path, parameters: dict[str, Any], state: FittedState) -> None:
-    """Write a fitted classifier; the file is replaced as a whole.
-
-    Parameters
-    ----------
-    path : path or str
-    parameters : dict
-        Parameters of the classifier that are not None.
-    state : FittedState
-
-    Raises
-    ------
-    OutputError
-        `path` cannot be written.
-    """
-    parameters = dict(parameters)
+    """Write a fitted classifier; the file is replaced as a whole."""
+    parameters = {name: value for name, value in parameters.items() if name != "random_state"} | {"seed": state.seed_}
     if "sgd_settings" in parameters:
         parameters["protocol"] = vars(parameters.pop("sgd_settings"))
-    content = {
+    content: dict[str, Any] = {
         "parameters": parameters,
         "estimates": state.estimates_,
         "counts": [state.n_labelled_, state.n_unlabelled_],
@@ -94,30 +101,24 @@ def write_model(path: str | Path, parameters: dict[str, Any], state: FittedState
     }
     if state.unlabelled_sample_ is not None:
         content["unlabelled_sample"] = state.unlabelled_sample_.to_json()
-    tensor_file.write(path, KIND, {"coef": state.coef_, "numbers": _numbers(state)}, content)
+    tensors = {"coef": state.coef_[0], "numbers": _numbers(state)}
+    if state.pile_margins_ is not None and state.pile_sample_ is not None:
+        margins, sample = state.pile_margins_, vars(state.pile_sample_)
+        tensors |= {f"pile_{name}": getattr(margins, name) for name in _MARGINS}
+        tensors |= {f"sample_{name}": sample[name] for name in _SAMPLE}
+        content["sample"] = {name: value for name, value in sample.items() if name not in _SAMPLE}
+        content["pile_prior"] = margins.prior
+    tensor_file.write(path, KIND, tensors, content)
 
 
 def read_model(path: str | Path) -> tuple[dict[str, Any], FittedState]:
     """Read and validate a fitted classifier.
 
-    Parameters
-    ----------
-    path : path or str
-        A file of `write_model`, which may come from an untrusted writer.
-
-    Returns
-    -------
-    parameters : dict
-        Parameters of the classifier that are not None; `sgd_settings` as a dict of its fields.
-    state : FittedState
-
-    Raises
-    ------
-    ModelError
-        Missing, not a pucache model, of another format version, or damaged.
+    Parameters that are not None, `sgd_settings` as a dict of its fields, and the state. The file may come from an
+    untrusted writer; raises `ModelError` where it is missing, no pucache model, of another format version, or damaged.
     """
     tensors, content = tensor_file.read(path, KIND, max_bytes=MAX_BYTES)
-    if set(tensors) != {"coef", "numbers"}:
+    if set(tensors) not in ({"coef", "numbers"}, {"coef", "numbers", *_PILE}):  # the first in files of before 0.3
         raise ModelError(f"{path} holds other tensors than a model of pucache {__version__}; train the model again")
     try:
         state = _parse_state(tensors, content)
@@ -133,15 +134,24 @@ def _parse_state(tensors: dict[str, np.ndarray], content: dict[str, Any]) -> Fit
     *numbers, alpha, slope = tensors["numbers"].tolist()
     values = dict(zip(_NUMBERS, numbers, strict=True))
     n_labelled, n_unlabelled = content["counts"]
+    parameters, estimates, estimate = content["parameters"], content["estimates"], content["prior_estimate"]
+    if estimate:
+        estimate = stated_estimate(PriorEstimate(**estimate), estimates, n_labelled)
     n_confirmed, n_negatives = content.get("reviewed", (0, 0))  # missing in files of before there were reviews
     classes, dtype = content["classes"]
     sample = content.get("unlabelled_sample")  # missing where all rows were trained on
+    pile_margins, pile_sample = _parse_pile(tensors, content)
     return FittedState(
-        coef_=tensors["coef"],
-        **{f"{name}_": value for name, value in values.items()},
+        coef_=tensors["coef"][None],
+        intercept_=np.array([values["intercept"]]),
+        threshold_=values["threshold"],
+        prior_=parameters.get("prior", estimate.prior if estimate else None),
+        share_=values["share"],
+        penalty_=values["penalty"],
+        seed_=parameters.get("seed", 0),
         tilt_=Tilt(alpha, slope, values["prior"]),
-        prior_estimate_=PriorEstimate(**content["prior_estimate"]) if content["prior_estimate"] else None,
-        estimates_=content["estimates"],
+        prior_estimate_=estimate or None,
+        estimates_=estimates,
         n_labelled_=n_labelled,
         n_unlabelled_=n_unlabelled,
         n_confirmed_=n_confirmed,
@@ -151,13 +161,29 @@ def _parse_state(tensors: dict[str, np.ndarray], content: dict[str, Any]) -> Fit
         encoder_=EncoderSpec.from_json(content["encoder"]) if content["encoder"] else None,
         neighbours_=NeighbourSettings.from_json(content["neighbours"]) if content.get("neighbours") else None,
         method_=content.get("method", "linear"),  # missing, as neighbours are, in files of version 0.1
+        pile_margins_=pile_margins,
+        pile_sample_=pile_sample,
     )
+
+
+def _parse_pile(
+    tensors: dict[str, np.ndarray], content: dict[str, Any]
+) -> tuple[PileMargins, PileSample] | tuple[None, None]:
+    if len(tensors) == 2:
+        return None, None
+    margins = PileMargins(**{name: tensors[f"pile_{name}"] for name in _MARGINS}, prior=content["pile_prior"])
+    arrays: dict[str, Any] = {name: tensors[f"sample_{name}"] for name in _SAMPLE}
+    sample = PileSample(**arrays, **content["sample"])
+    margins.check()
+    sample.check(len(tensors["coef"]))
+    return margins, sample
 
 
 def _parse_parameters(content: dict[str, Any]) -> dict[str, Any]:
     parameters = {name: value for name, value in content.items() if name != "draws"}  # version 0.2 had bootstrap draws
     settings = parameters.pop("protocol", None)
     _check_names(parameters, PARAMETERS, "parameters")
+    parameters["random_state"] = parameters.pop("seed", 0)
     if settings is None:
         return parameters
     _check_names(settings, SGD_SETTINGS, "settings of the protocol")
@@ -168,22 +194,39 @@ def _parse_parameters(content: dict[str, Any]) -> dict[str, Any]:
     return parameters | {"sgd_settings": settings}
 
 
+def stated_estimate(estimate: PriorEstimate, estimates: dict[str, Any], n_labelled: int) -> PriorEstimate | None:
+    """An estimate of the prior as far as it is stated: without its number, or None, where the labels are too few.
+
+    `estimates` are `estimates_` of the model; that of an audit has a number where the audit has figures.
+    """
+    count = _label_count(estimates, n_labelled)
+    if estimate.method == AUDIT:
+        return estimate if estimates["recall"] is not None else replace(estimate, prior=None)
+    return estimate.stated(count) if count.has_estimates else None
+
+
+def _label_count(estimates: dict[str, Any], n_labelled: int) -> LabelCount:
+    labels = estimates.get("labels")
+    return LabelCount(labels if isinstance(labels, int) else n_labelled)
+
+
 def _numbers(state: FittedState) -> np.ndarray:
     """The tensor ``numbers``, float64 (7,)."""
-    values = [getattr(state, f"{name}_") for name in _NUMBERS]
-    return np.array([*values, state.tilt_.alpha, state.tilt_.slope], np.float64)
+    tilt = state.tilt_
+    numbers = (state.threshold_, tilt.prior, state.share_, state.penalty_, tilt.alpha, tilt.slope)
+    return np.array([*state.intercept_, *numbers], np.float64)
 
 
 def _check(state: FittedState) -> None:
     """Raise `ValueError` or `TypeError` for a state that no fitted classifier has."""
     coef = state.coef_
     largest = np.abs(coef, dtype=np.float64).sum() * np.finfo(np.float16).max + np.abs(_numbers(state)).max()
-    if coef.dtype.str != "<f4" or coef.ndim != 1 or not len(coef):
+    if coef.dtype.str != "<f4" or coef.ndim != 2 or not coef.size:
         raise ValueError("its coefficients are not those of a linear head")
     if not largest < np.finfo(np.float32).max:  # margins of float16 rows would overflow
         raise ValueError("its numbers are not those of a linear head")
-    if not (0 < state.prior_ < 1 and 0 < state.share_ < 1 and state.penalty_ >= 0):
-        raise ValueError(f"its prior is {state.prior_}, its share {state.share_}, its penalty {state.penalty_}")
+    if not (0 < state.tilt_.prior < 1 and 0 < state.share_ < 1 and state.penalty_ >= 0):
+        raise ValueError(f"its prior is {state.tilt_.prior}, its share {state.share_}, its penalty {state.penalty_}")
     if state.method_ not in ("linear", "distilled"):
         raise ValueError(f"its method is {state.method_!r}")
     if state.classes_.shape != (2,):

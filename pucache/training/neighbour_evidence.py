@@ -93,7 +93,9 @@ class NeighbourEvidence:
 
     def sentence(self) -> str:
         """The choice and its reason."""
-        change = f"{self.total[_JUDGED]:+.3f} in mean log rank; more than {self.least:+.3f} is asked"
+        fewer, least = 1 - np.exp(-self.total[_JUDGED]), 1 - np.exp(-self.least)
+        change = f"{abs(fewer):.0%} {'fewer' if fewer >= 0 else 'more'} other images above a positive"
+        change += f"; more than {least:.0%} fewer are asked for"
         if self.weight:
             return f"nearest neighbours count, with weight {self.weight:g}: with them positives rank higher ({change})"
         if self.agreement[_JUDGED] <= 0:
@@ -187,24 +189,8 @@ def agreement_gains(
 ) -> tuple[float, ...]:
     """Gain of the ranking of one half's likely positives by the other half's head, for each of `WEIGHTS`.
 
-    Parameters
-    ----------
-    design : DesignMatrix
-    labels : TrainingLabels
-        With at least `LEAST_POSITIVES` positives.
-    graph : NeighbourGraph
-    risk : PURisk
-    training_prior, penalty : float
-        Of the heads.
-    prior : float
-        Share of positives among the unlabelled.
-    groups : ndarray of int64, (n,), optional
-        Rows of one group stay in one half.
-    seed : int
-
-    Returns
-    -------
-    tuple of float
+    The labels have at least `LEAST_POSITIVES` positives; rows of one of the `groups` (n,) stay in one half.
+    `training_prior` and `penalty` are of the heads, `prior` is the share of positives among the unlabelled.
     """
     from ..heads.solve import fit_heads  # imports torch, without which models are read
 
@@ -232,21 +218,7 @@ def agreement_gains(
 def held_out_gains(
     classifier: np.ndarray, rankings: list[np.ndarray], labels: TrainingLabels, fold: np.ndarray
 ) -> tuple[float, ...]:
-    """Gain in rank of held-out positives of several rankings against the classifier's.
-
-    Parameters
-    ----------
-    classifier : ndarray, (n,)
-        Held-out scores.
-    rankings : list of ndarray, (n,)
-        Held-out scores of each ranking.
-    labels : TrainingLabels
-    fold : ndarray of int64, (n,)
-
-    Returns
-    -------
-    tuple of float
-    """
+    """Gain in rank of held-out positives of rankings against the classifier's; all are held-out scores, (n,)."""
     before = _ranks_within_folds(classifier, labels, fold)
     return tuple(float(np.mean(_ranks_within_folds(scores, labels, fold) - before)) for scores in rankings)
 

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import expit
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..estimates.calibration import fit_tilt
 from ..estimates.intervals import stated_estimates
 from ..estimates.label_requirements import LabelCount
 from ..estimates.metrics import with_labels
-from ..estimates.review_weights import TrainingLabels
 from ..estimates.thresholds import choose_threshold
-from ..heads.design_matrix import DesignMatrix
-from ..heads.linear_heads import FittedHeads
-from ..heads.objective import WIDTH
 from ..heads.risks import PURisk
 from ..labels.folds import assign_folds
 from ..labels.label_files import read_truth
@@ -29,15 +25,13 @@ from ..labels.sample import UnlabelledSample
 from ..progress import Progress, Silent
 from ..storage.atomic import replacing
 from ..storage.tables import table_writer
-from .cross_fitting import CrossFitter, HeadSettings, fit_held_out, weights_without_folds
+from .cross_fitting import CrossFitter, fit_held_out
 from .labelled_cache import LabelledCache
 from .sklearn_classifier import PULinearClassifier
-from .train_head import check_parameters
+from .train_head import check_parameters, penalties_of
 
-_Run = tuple[dict[str, Any], np.ndarray]
 PRIORS = tuple(float(f"{prior:.3g}") for prior in np.geomspace(0.01, 0.5, 12))
 _TOLERANCE = 2e-3  # enough for heads that are only compared
-_IDLE = 10 * WIDTH  # negative part of a risk above which the smoothed clamp does not act
 _FLAT_RANGE = 0.005  # range of PAUC below which a sweep is called flat
 _WITH_INTERVAL = ("pauc", "auc", "recall", "precision", "f1", "false_positive_rate", "accuracy")
 _TRUE_FIGURES = ("accuracy", "precision", "recall", "f1", "auc", "average_precision")
@@ -120,7 +114,7 @@ def sweep_priors(
     """
     seed = next(iter(seeds), 0)
     data = LabelledCache.of(open_cache(cache), positives, twins, negatives=negatives, all_rows=all_rows, seed=seed)
-    y = read_truth(truth, data.cache.keys) if isinstance(truth, str | Path) else truth
+    y = read_truth(truth, data.cache.keys) if isinstance(truth, str | os.PathLike) else truth
     y = None if y is None else data.take(y)
     return sweep_on(data, classifier, priors=priors, seeds=seeds, truth=y, progress=progress)
 
@@ -167,80 +161,41 @@ def sweep_on(
     if not possible:
         labels.check(priors[0])
     design, count = data.design_matrix(classifier.device), LabelCount.of(data.s, groups=data.group)
-    n_folds = classifier.n_folds
-    folds = np.stack([assign_folds(labels.training_s, n_folds, seed, data.group) for seed in seeds], axis=1)
+    folds = np.stack([assign_folds(labels.training_s, classifier.n_folds, seed, data.group) for seed in seeds], axis=1)
     with progress or Silent() as stages:
-        stages.start(len(possible) * len(seeds), "training")
-        penalty = 0.0 if classifier.penalty == "auto" else float(classifier.penalty)
-        if classifier.penalty == "auto" and settings.solver == "batch":  # at the first seed, as `train_pu` chooses it
+        stages.start(2, "training")
+        penalty, *others = penalties_of(classifier)
+        if others:  # at the first seed, as `train_pu` chooses it
             first = replace(settings, seed=seeds[0])
-            penalty = CrossFitter(design, labels, folds[:, 0], possible[0], first).choose_penalty().penalty
-        rows = []
-        for row, margins in _train(design, labels, folds, seeds, settings, possible, penalty):
-            rows.append(_with_figures(row, margins, data.s, truth, count))
-            stages.advance(1)
-    rows.sort(key=lambda row: possible.index(row["prior"]))
-    ruled_out = len(priors) - len(possible)
-    note = f" Left out, as a review has shown them to be wrong: {ruled_out} priors." if ruled_out else ""
-    return Sweep(rows, penalty, _verdict(rows, settings.risk) + note, count.sentence, data.sample)
-
-
-def _train(
-    design: DesignMatrix,
-    labels: TrainingLabels,
-    folds: np.ndarray,
-    seeds: Sequence[int],
-    settings: HeadSettings,
-    priors: list[float],
-    penalty: float,
-) -> Iterator[_Run]:
-    """Figures of training at each prior and seed, and held-out margins, float32 (n,); the folds are (n, seeds)."""
-    seed_of_head = np.repeat(np.arange(len(seeds)), folds.max(0) + 1)  # of the C heads of a prior
-
-    def fit(some: list[float], start: FittedHeads | None = None) -> tuple[FittedHeads, np.ndarray]:
-        return fit_held_out(
+            penalty = CrossFitter(design, labels, folds[:, 0], possible[0], first).cross_fit().penalty
+        stages.advance(1)
+        trained = possible if settings.risk.needs_prior else possible[:1]  # else the same heads serve all priors
+        heads, margins = fit_held_out(
             design,
             labels,
             folds,
-            prior=[labels.training_prior(prior) for prior in some],
-            penalty=np.full(len(some), penalty),
+            prior=[labels.training_prior(prior) for prior in trained],
+            penalty=np.full(len(trained), penalty),
             seeds=seeds,
             settings=settings,
             tolerance=_TOLERANCE,
-            start=None if start is None else start.take(np.tile(np.arange(len(seed_of_head)), len(some))),
         )
-
-    def rows_of(some: list[float], heads: FittedHeads, margins: np.ndarray) -> Iterator[_Run]:
-        risk, clamped = (values.reshape(len(some), -1) for values in (heads.risk, heads.clamped))
-        for column, (i, j) in enumerate(product(range(len(some)), range(len(seeds)))):
-            own = i, seed_of_head == j
-            figures = {"risk": float(risk[own].mean()), "clamped": float(clamped[own].mean())}
-            yield {"prior": some[i], "seed": seeds[j], **figures}, margins[:, column]
-
-    risk = settings.risk
-    if not risk.needs_prior:  # the same heads serve all priors
-        runs = list(rows_of(priors[:1], *fit(priors[:1])))
-        yield from ((row | {"prior": prior}, margins) for prior, (row, margins) in product(priors, runs))
-        return
-    idle: list[float] = []
-    if settings.solver == "batch" and risk.needs_prior_for_clamp_alone and len(priors) > 1:
-        first, _ = fit([min(priors)])
-        idle = _idle_priors(design, first, weights_without_folds(labels, folds), risk, priors)
-        if idle:
-            yield from rows_of(idle, *fit(idle, first))
-    acting = [prior for prior in priors if prior not in idle]
-    if acting:
-        yield from rows_of(acting, *fit(acting))
-
-
-def _idle_priors(
-    design: DesignMatrix, heads: FittedHeads, weights: np.ndarray, risk: PURisk, priors: list[float]
-) -> list[float]:
-    """Priors at which the clamp acts on none of the C heads of one prior: all of them have the same heads."""
-    sigmoid, positive = expit(design.margins(heads)), design.is_positive[:, None]  # (n, C), (n, 1)
-    on_p, on_u = (np.average(sigmoid, axis=0, weights=weights * side) for side in (positive, ~positive))
-    least = _IDLE - risk.beta
-    return [prior for prior in priors if ((on_u - prior * on_p) / (2 * (1 - prior)) > least).all()]
+        stages.advance(1)
+    seed_of_head = np.repeat(np.arange(len(seeds)), folds.max(0) + 1)  # of the C heads of a prior
+    risk, clamped = (values.reshape(len(trained), -1) for values in (heads.risk, heads.clamped))
+    rows = []
+    for (i, prior), (j, seed) in product(enumerate(possible), enumerate(seeds)):
+        run, own = min(i, len(trained) - 1), seed_of_head == j
+        row = {
+            "prior": prior,
+            "seed": seed,
+            "risk": float(risk[run, own].mean()),
+            "clamped": float(clamped[run, own].mean()),
+        }
+        rows.append(_with_figures(row, margins[:, run * len(seeds) + j], data.s, truth, count))
+    ruled_out = len(priors) - len(possible)
+    note = f" Left out, as a review has shown them to be wrong: {ruled_out} priors." if ruled_out else ""
+    return Sweep(rows, penalty, _verdict(rows, settings.risk) + note, count.sentence, data.sample)
 
 
 def _with_figures(

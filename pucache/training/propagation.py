@@ -33,70 +33,29 @@ _CLIP = 1e-3  # shares of positives among neighbours are clipped to [_CLIP, 1 - 
 
 
 def neighbour_log_odds(shares: np.ndarray) -> np.ndarray:
-    """Log odds of shares of positives among neighbours, which are clipped to [0.001, 0.999].
-
-    Parameters
-    ----------
-    shares : ndarray, any shape
-
-    Returns
-    -------
-    ndarray of the same shape and type
-    """
+    """Log odds of shares of positives among neighbours, which are clipped to [0.001, 0.999]."""
     clipped = np.clip(shares, _CLIP, 1 - _CLIP)
     return np.asarray(np.log(clipped) - np.log1p(-clipped))
 
 
 def probabilities(log_ratios: np.ndarray, share: float | np.ndarray) -> np.ndarray:
-    """Probability of being positive, where the share of positives is `share`, but at least `LEAST_SHARE`.
-
-    Parameters
-    ----------
-    log_ratios : ndarray, (n,) or (n, C)
-    share : float, or ndarray (C,)
-
-    Returns
-    -------
-    ndarray of the shape and type of `log_ratios`
-    """
+    """Probability where positives have the `share`, at least `LEAST_SHARE`; (n,), or (n, C) with a share (C,)."""
     offset = logit(np.maximum(share, LEAST_SHARE)).astype(log_ratios.dtype)
     return np.asarray(expit(log_ratios + offset))
 
 
 @dataclass(frozen=True)
 class ChainLabels:
-    """Labels of several chains that run side by side.
+    """Labels of several chains that run side by side."""
 
-    Attributes
-    ----------
-    s : ndarray of int8, (n,)
-        Labels for estimates, `TrainingLabels.s`.
-    weights : ndarray of float32, (n,), or None
-        Row weights for estimates.
-    positive, negative : ndarray of bool, (n, C)
-        Rows whose labels each chain sees.
-    """
-
-    s: np.ndarray
+    s: np.ndarray  # (n,): labels for estimates, as `weights` (n,); see `TrainingLabels`
     weights: np.ndarray | None
-    positive: np.ndarray
+    positive: np.ndarray  # (n, C): rows whose labels each chain sees, as `negative`
     negative: np.ndarray
 
     @classmethod
     def of(cls, labels: TrainingLabels, fold: np.ndarray, folds: int) -> ChainLabels:
-        """Labels of one chain for each fold, which does not see the labels of that fold, and of one that sees all.
-
-        Parameters
-        ----------
-        labels : TrainingLabels
-        fold : ndarray of int64, (n,)
-        folds : int
-
-        Returns
-        -------
-        ChainLabels
-            With C = folds + 1 columns.
-        """
+        """Labels of a chain for each fold, which does not see the labels of that fold, and of one that sees all."""
         visible = fold[:, None] != np.arange(folds + 1)
         return cls(
             s=labels.s,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,14 +20,13 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..encoders.spec import ROUNDING
 from ..errors import LabelError, ModelError
 from ..estimates.review_weights import TrainingLabels
-from ..progress import Progress, Silent
+from ..progress import Progress
 from ..storage.rows import RowMatrix, rows_not_finite
-from .model_file import FittedState, read_model, write_model
+from .model_file import NO_SAMPLE, FittedState, label_count, read_model, write_model
 
 if TYPE_CHECKING:
     from ..heads.minibatch import SGDSettings
     from ..neighbours.graph import NeighbourGraph
-    from .train_head import TrainingRows
 
 _VALUES_AT_ONCE = 1 << 15  # values of X converted to float32 at once: they stay in the processor's cache
 _WORTH_TORCH = 1 << 31  # values; torch converts float16 six times as fast as numpy, but takes seconds to import
@@ -35,8 +35,8 @@ _WORTH_TORCH = 1 << 31  # values; torch converts float16 six times as fast as nu
 class PULinearClassifier(FittedState):
     """Linear classifier trained on labelled positives and unlabelled rows.
 
-    It needs nothing but the labels. The penalty is chosen by how high held-out positives rank
-    (`pucache.training.cross_fitting`), the prior is estimated with an interval (`pucache.estimates.priors`), and
+    It needs nothing but the labels. The penalty is chosen by the likelihood of held-out labels
+    (`pucache.training.penalty`), the prior is estimated with an interval (`pucache.estimates.priors`), and
     held-out margins calibrate the posterior and the threshold (`pucache.estimates.calibration`). The
     minimiser of the default risk, unclamped imbalanced uPU with the sigmoid loss, does not depend on
     the prior, so a wrong prior does not change the ranking (`pucache.heads.risks`).
@@ -67,8 +67,9 @@ class PULinearClassifier(FittedState):
         among the unlabelled by default.
     n_folds : int
         Folds of the cross-fit; fewer are used where there are fewer positives.
-    seed : int
-        Seed of folds and initial coefficients.
+    random_state : int, RandomState or None
+        Of folds and initial coefficients, as in scikit-learn: None draws another seed at each `fit`, a
+        `numpy.random.RandomState` the next one from it. The default is 0, so that fits repeat.
     device : str
         ``auto``, ``cpu``, ``cuda`` or ``cuda:N``, for training.
     method : {"distilled", "linear"}, optional
@@ -76,27 +77,32 @@ class PULinearClassifier(FittedState):
         trains the head on them, where the labels show that neighbours help
         (`pucache.training.neighbour_evidence`, `pucache.training.distillation`). ``linear`` trains on the labels alone.
         ``distilled`` by default; ``linear`` with the solver ``sgd`` or another loss than ``imbupu``.
+    pos_label : int, float, bool or str, optional
+        Label of the labelled positives in y. By default the larger of two numbers; labels that are text need it.
 
     Attributes
     ----------
-    coef_ : ndarray of float32, (d,)
+    coef_ : ndarray of float32, (1, d)
         Coefficients for X as given.
-    intercept_ : float
+    intercept_ : ndarray of float64, (1,)
     threshold_ : float
         Margin above which a row is called positive.
     classes_ : ndarray, (2,)
-        The two labels; the second, larger one is that of the labelled positives.
-    prior_ : float
-        Given or estimated. With fewer than ten labelled positives, where an estimate could lie anywhere, it is an
-        assumption (`pucache.estimates.label_requirements.ASSUMED_PRIOR`), and commands do not state it.
+        The two labels; the second one is that of the labelled positives.
+    prior_ : float or None
+        As given, or as estimated. None where the labels are too few for a number, as in the commands
+        (`pucache.estimates.label_requirements`): with 10 to 29 labelled positives `prior_estimate_` has an interval
+        alone, with fewer there is none, and posterior and threshold assume ``tilt_.prior``, which is no estimate.
     prior_estimate_ : PriorEstimate or None
         None where the prior was given or assumed.
     share_ : float
-        Share of positives that posterior and threshold are for: `deploy_prior`, or else `prior_`;
+        Share of positives that posterior and threshold are for: `deploy_prior`, or else ``tilt_.prior``;
         where that means less than one hidden positive, the share among all rows trained on.
     penalty_ : float
+    seed_ : int
+        Seed of folds and initial coefficients, by `random_state`.
     tilt_ : Tilt
-        Posterior as a function of the margin.
+        Posterior as a function of the margin; its `prior` is the one it rests on.
     estimates_ : dict
         `pucache.estimates.intervals.stated_estimates` on cross-fitted margins, with the risk and the clamp's
         activity. Figures that the labels are too few for are None.
@@ -118,6 +124,11 @@ class PULinearClassifier(FittedState):
         Sample of the unlabelled rows of a cache that `train_pu` took; None where it took all, and after `fit`.
     n_confirmed_, n_negatives_ : int
         Numbers of reviewed rows: confirmed positives and known negatives.
+    pile_margins_ : PileMargins or None
+        Held-out margins in bins, by which the share of positives among new images is estimated
+        (`pucache.estimates.share_of_new_images`); None in models of before 0.3, as `pile_sample_`.
+    pile_sample_ : PileSample or None
+        Rows that new images are compared with (`pucache.estimates.dataset_shift`).
     n_features_in_ : int
     """
 
@@ -138,9 +149,10 @@ class PULinearClassifier(FittedState):
         threshold: float | str = "f1",
         deploy_prior: float | None = None,
         n_folds: int = 5,
-        seed: int = 0,
+        random_state: int | np.random.RandomState | None = 0,
         device: str = "auto",
         method: str | None = None,
+        pos_label: float | str | None = None,
     ):
         self.prior = prior
         self.loss = loss
@@ -152,9 +164,10 @@ class PULinearClassifier(FittedState):
         self.threshold = threshold
         self.deploy_prior = deploy_prior
         self.n_folds = n_folds
-        self.seed = seed
+        self.random_state = random_state
         self.device = device
         self.method = method
+        self.pos_label = pos_label
 
     # --- scikit-learn's conventions ----------------------------------------------------------------
 
@@ -218,7 +231,7 @@ class PULinearClassifier(FittedState):
         groups: ArrayLike | None = None,
         reviewed: ArrayLike | None = None,
         progress: Progress | None = None,
-    ) -> Self:
+    ) -> PULinearClassifier:
         """Train on embeddings and PU labels.
 
         Parameters
@@ -226,7 +239,7 @@ class PULinearClassifier(FittedState):
         X : array of float16 or float32, (n, d)
         y : array, (n,)
             The PU labels s: 1 (or True) labelled positive; 0, -1 or False unlabelled. Any other two
-            values are taken too; the larger one marks the positives.
+            values are taken too; `pos_label` names the positive one, by default the larger of two numbers.
         sample_weight : array, (n,), optional
             Row weights >= 0, normalised within the positives and within the unlabelled.
         groups : array of int, (n,), optional
@@ -245,18 +258,18 @@ class PULinearClassifier(FittedState):
         ------
         ValueError
             A parameter outside its domain; X with NaN, infinity or the wrong shape; other than two
-            classes of labels; no weight on P or on U.
+            classes of labels, or text without `pos_label`; no weight on P or on U.
         """
         from sklearn.utils.validation import validate_data
 
         from ..devices import choose_device
         from ..heads.design_matrix import DesignMatrix
-        from .train_head import TrainingRows, check_parameters
+        from .train_head import TrainingRows, check_parameters, train_head
 
         check_parameters(self)
         checked, y = validate_data(self, X, y, dtype=[np.float32, np.float16], ensure_all_finite=False)
         rows = np.asarray(checked)
-        classes, s = _pu_labels(np.asarray(y))
+        classes, s = _pu_labels(np.asarray(y), self.pos_label)
         bad = rows_not_finite(rows)  # in blocks, as X may be larger than memory
         if len(bad):
             raise ValueError(f"Input X contains NaN or infinity, first in row {bad[0]}")
@@ -269,47 +282,19 @@ class PULinearClassifier(FittedState):
 
             return neighbour_graph(rows, rows=numbers, device=str(device))
 
-        return self.train(
-            TrainingRows(
-                design=DesignMatrix(rows, labels.training_s, None, device),
-                labels=labels,
-                graph=graph,
-                groups=None if groups is None else np.unique(groups, return_inverse=True)[1],
-                classes=classes,
-            ),
-            progress,
+        data = TrainingRows(
+            design=DesignMatrix(rows, labels.training_s, None, device),
+            labels=labels,
+            graph=graph,
+            groups=None if groups is None else np.unique(groups, return_inverse=True)[1],
+            classes=classes,
         )
+        return train_head(self, data, progress)
 
-    def train(self, rows: TrainingRows, progress: Progress | None = None) -> Self:
-        """Train on rows that have been checked, and set the fitted attributes.
-
-        Parameters
-        ----------
-        rows : TrainingRows
-        progress : Progress, optional
-
-        Returns
-        -------
-        PULinearClassifier
-            Itself.
-
-        Raises
-        ------
-        ValueError
-            A parameter outside its domain.
-        """
-        from .train_head import train_head
-
-        with progress or Silent() as shown_progress:
-            trained = train_head(rows, self, shown_progress)
-        self._set(trained.state)
-        self.held_out_margins_, self.classifier_margins_ = trained.held_out_margins, trained.classifier_margins
-        return self
-
-    def _set(self, state: FittedState) -> None:
+    def _set_fitted(self, state: FittedState) -> None:
         """Set the fitted attributes."""
         vars(self).update(vars(state))
-        self.n_features_in_ = len(state.coef_)
+        self.n_features_in_ = state.coef_.shape[1]
 
     def decision_function(self, X: ArrayLike) -> np.ndarray:
         """Margins less `threshold_`: rows above 0 are called positive.
@@ -334,6 +319,10 @@ class PULinearClassifier(FittedState):
     def predict(self, X: ArrayLike) -> np.ndarray:
         """Predict one of `classes_` for each row, by the threshold on its margin.
 
+        The positive class is predicted where the margin is above `threshold_`, which by default is that of the greatest
+        expected F1. There `predict_proba` is usually not 0.5: with ``threshold="f1"`` rows below 0.5 may be called
+        positive. For decisions at 0.5 use ``predict_proba(X)[:, 1] > 0.5``.
+
         Parameters
         ----------
         X : array of float16 or float32, (n, d)
@@ -348,7 +337,9 @@ class PULinearClassifier(FittedState):
         return self.classes_[called.astype(np.intp)]
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
-        """Probability of each of `classes_`.
+        """Probability of each of `classes_`, where the share of positives is `share_`.
+
+        `predict` does not cut it at 0.5, but the margin at `threshold_`; use ``predict_proba(X)[:, 1] > 0.5`` for that.
 
         Parameters
         ----------
@@ -364,23 +355,29 @@ class PULinearClassifier(FittedState):
         return np.column_stack([1 - posterior, posterior])
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """Share of rows whose label is predicted.
+        """PAUC: share of pairs of a labelled positive and an unlabelled row with the higher margin at the positive.
+
+        Ties count one half. It orders models as the AUC of the true classes does, needs no prior, and says nothing
+        about the threshold (docs/metrics.md): a grid search that maximises it chooses how to rank. Accuracy on PU
+        labels would be highest where hardly anything is called positive. No classifier reaches 1, as unlabelled rows
+        include positives: the best has about 1 - prior / 2.
 
         Parameters
         ----------
         X : array of float16 or float32, (n, d)
             Finite.
         y : array, (n,)
-            Labels, of `classes_`.
+            PU labels, of `classes_`.
         sample_weight : array, (n,), optional
 
         Returns
         -------
         float
         """
-        from sklearn.metrics import accuracy_score
+        from sklearn.metrics import roc_auc_score
 
-        return float(accuracy_score(y, self.predict(X), sample_weight=sample_weight))
+        margins = self.margins(self._validated(X))
+        return float(roc_auc_score(np.asarray(y) == self.classes_[1], margins, sample_weight=sample_weight))
 
     # --- scoring ---------------------------------------------------------------------------------
 
@@ -395,21 +392,9 @@ class PULinearClassifier(FittedState):
         Returns
         -------
         ndarray of float32, (n,)
-            X @ `coef_` + `intercept_`. The margin of a row does not depend on the other rows.
+            X @ ``coef_[0]`` + `intercept_`. The margin of a row does not depend on the other rows.
         """
-        margins = np.empty(len(X), np.float32)
-        step = max(1, _VALUES_AT_ONCE // X.shape[1])
-        if isinstance(X, np.ndarray) and X.dtype not in (np.float16, np.float32):
-            X = X.astype(np.float32)
-        buffer = np.empty((step, X.shape[1]), np.float32)
-        copy = _copy_with_torch if "torch" in sys.modules and X.dtype == np.float16 else np.copyto
-        for start in range(0, len(X), step):
-            block = X[start : start + step]
-            rows = buffer[: len(block)]
-            copy(rows, block)
-            # row by row: a matrix product may round a row differently depending on the other rows of the block
-            np.vecdot(rows, self.coef_, out=margins[start : start + step])
-        return margins + np.float32(self.intercept_)
+        return linear_margins(X, self.coef_, self.intercept_)[:, 0]
 
     def margins_of(self, cache: EmbeddingCache) -> Iterator[tuple[slice, np.ndarray]]:
         """Margins of every row of a cache, in blocks; the bytes read are verified.
@@ -432,14 +417,8 @@ class PULinearClassifier(FittedState):
             The cache is damaged, or holds embeddings that are not finite.
         """
         self.check_fits(cache)
-        if len(cache) * cache.encoder.dim >= _WORTH_TORCH:
-            import torch  # noqa: F401 - `margins` uses it where it is loaded
-        for rows, X in cache.blocks(check=True):
-            margins = self.margins(X)
-            bad = np.flatnonzero(~np.isfinite(margins))
-            if len(bad):
-                raise cache.not_finite_error(bad + rows.start)
-            yield rows, margins
+        for rows, margins in cache_margins(cache, self.coef_, self.intercept_):
+            yield rows, margins[:, 0]
 
     def posterior(self, margins: np.ndarray) -> np.ndarray:
         """Probability of being positive where the share of positives is `share_`.
@@ -455,6 +434,34 @@ class PULinearClassifier(FittedState):
         """
         return self.tilt_.posterior(margins, self.share_)
 
+    def at_share(self, share: float) -> Self:
+        """Return this model with posterior and threshold for another share of positives; the margins stay.
+
+        Parameters
+        ----------
+        share : float
+            Share of positives where the model is used, in (0, 1), as the parameter `deploy_prior`.
+
+        Returns
+        -------
+        PULinearClassifier
+
+        Raises
+        ------
+        ValueError
+            `share` is outside its domain.
+        ModelError
+            The model is of a file of before 0.3, which does not hold what a threshold is chosen by.
+        """
+        if not 0 < share < 1:
+            raise ValueError(f"deploy_prior must lie strictly between 0 and 1, or be auto; got {share}")
+        if self.pile_margins_ is None:
+            raise ModelError(NO_SAMPLE)
+        model = copy(self)
+        model.deploy_prior = model.share_ = share
+        model.threshold_ = self.pile_margins_.threshold(self.threshold, self.tilt_.prior, share, label_count(self))
+        return model
+
     def check_fits(self, cache: EmbeddingCache) -> None:
         """Raise `ModelError` unless the model was trained on embeddings of the cache's encoder.
 
@@ -465,8 +472,8 @@ class PULinearClassifier(FittedState):
         cache : EmbeddingCache
         """
         if self.encoder_ is None:
-            if cache.encoder.dim != len(self.coef_):
-                raise ModelError(f"the model expects {len(self.coef_)}-d rows; {cache.name} holds {cache.encoder}")
+            if cache.encoder.dim != self.n_features_in_:
+                raise ModelError(f"the model expects {self.n_features_in_}-d rows; {cache.name} holds {cache.encoder}")
             return
         differing = self.encoder_.differences(cache.encoder, ignoring=ROUNDING)
         if differing:
@@ -509,7 +516,7 @@ class PULinearClassifier(FittedState):
         Returns
         -------
         PULinearClassifier
-            Fitted; `held_out_margins_` is not in the file.
+            Fitted; `held_out_margins_` is not in the file, and `random_state` is the seed that was used.
 
         Raises
         ------
@@ -522,8 +529,47 @@ class PULinearClassifier(FittedState):
 
             parameters["sgd_settings"] = SGDSettings(**parameters["sgd_settings"])
         model = cls(**parameters)
-        model._set(state)
+        model._set_fitted(state)
         return model
+
+
+def cache_margins(cache: EmbeddingCache, coef: np.ndarray, intercept: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+    """Margins of every row of a cache by K heads, in blocks, float32 (b, K); the bytes read are verified.
+
+    Raises `CacheError` where the cache is damaged, or holds embeddings that are not finite.
+    """
+    if len(cache) * cache.encoder.dim >= _WORTH_TORCH:
+        import torch  # noqa: F401 - `linear_margins` uses it where it is loaded
+    for rows, X in cache.blocks(check=True):
+        margins = linear_margins(X, coef, intercept)
+        bad = np.flatnonzero(~np.isfinite(margins).all(1))
+        if len(bad):
+            raise cache.not_finite_error(bad + rows.start)
+        yield rows, margins
+
+
+def linear_margins(X: RowMatrix, coef: np.ndarray, intercept: np.ndarray) -> np.ndarray:
+    """Margins of embeddings (n, d) by K heads, float32 (n, K); those of a row and head depend on no other.
+
+    Parameters
+    ----------
+    X : ndarray or StackedRows, (n, d)
+    coef : ndarray of float32, (K, d)
+    intercept : ndarray of float64, (K,)
+    """
+    margins = np.empty((len(X), len(coef)), np.float32)
+    step = max(1, _VALUES_AT_ONCE // X.shape[1])
+    if isinstance(X, np.ndarray) and X.dtype not in (np.float16, np.float32):
+        X = X.astype(np.float32)
+    buffer = np.empty((step, X.shape[1]), np.float32)
+    copy = _copy_with_torch if "torch" in sys.modules and X.dtype == np.float16 else np.copyto
+    for start in range(0, len(X), step):
+        block = X[start : start + step]
+        rows = buffer[: len(block)]
+        copy(rows, block)
+        # row by row: a matrix product may round a row differently depending on the other rows of the block
+        np.vecdot(rows[:, None], coef, out=margins[start : start + step])
+    return margins + intercept.astype(np.float32)
 
 
 def _copy_with_torch(target: np.ndarray, source: np.ndarray) -> None:
@@ -533,8 +579,8 @@ def _copy_with_torch(target: np.ndarray, source: np.ndarray) -> None:
     torch.from_numpy(target).copy_(to_tensor(np.ascontiguousarray(source)))
 
 
-def _pu_labels(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The two classes, (2,), and s, int8 (n,)."""
+def _pu_labels(y: np.ndarray, pos_label: float | str | None) -> tuple[np.ndarray, np.ndarray]:
+    """The two classes, (2,), the positive one last, and s, int8 (n,)."""
     from sklearn.utils.multiclass import check_classification_targets, type_of_target
 
     check_classification_targets(y)
@@ -549,6 +595,15 @@ def _pu_labels(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             f"labels hold one class only, {classes[0]}: some rows must be labelled positive (1) "
             "and some unlabelled (0 or -1)"
         )
+    one, other = classes.tolist()
+    if pos_label is None and isinstance(one, str):
+        raise LabelError(
+            f"labels are text, {one!r} and {other!r}: say which marks the labelled positives, such as pos_label={one!r}"
+        )
+    if pos_label is not None and pos_label not in (one, other):
+        raise LabelError(f"pos_label is {pos_label!r}, but the labels are {one!r} and {other!r}")
+    if pos_label == one:
+        classes = classes[::-1].copy()
     return classes, (y == classes[1]).astype(np.int8)
 
 

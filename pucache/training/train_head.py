@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..encoders.spec import EncoderSpec
 from ..estimates.audited_prior import AuditedPrior, audited_figures
-from ..estimates.calibration import fit_tilt
+from ..estimates.calibration import fit_tilt, stated_tilt
+from ..estimates.dataset_shift import MOST_BYTES, MOST_POSITIVES, MOST_ROWS, PileSample
 from ..estimates.intervals import prior_range, stated_estimates
 from ..estimates.label_requirements import ASSUMED_PRIOR, LabelCount
 from ..estimates.priors import PriorEstimate, estimate, profile_interval
 from ..estimates.review_weights import TrainingLabels
+from ..estimates.share_of_new_images import PileMargins, on_one_scale
 from ..estimates.thresholds import choose_threshold, near_share, parse_rule
 from ..heads.design_matrix import DesignMatrix
 from ..heads.linear_heads import FittedHeads
@@ -21,106 +23,69 @@ from ..heads.risks import PURisk
 from ..heads.solve import SOLVERS
 from ..labels.folds import assign_folds
 from ..labels.sample import UnlabelledSample
-from ..progress import Progress
+from ..progress import Progress, Silent
+from ..storage.rows import take_rows
 from .cross_fitting import CrossFit, CrossFitter, HeadSettings
 from .distillation import Distillation, DistillationRows, GraphSource, distil
-from .model_file import FittedState
+from .model_file import FittedState, stated_estimate
 from .neighbour_evidence import LEAST_POSITIVES, NeighbourSettings, agreement_gains
+from .penalty import PENALTIES
 
 if TYPE_CHECKING:
     from .sklearn_classifier import PULinearClassifier
 
 METHODS = ("distilled", "linear")
 _LEAST_HIDDEN = 0.25  # of the positives that are known; after a review with fewer, neighbours have little to add
-_STAGES = 5  # steps of progress: prior for training, cross-fit, head, distillation, estimates
+_STAGES = 4  # steps of progress: prior for training, cross-fit, head, distillation
 _INTEGER = (int, np.integer)
 _NUMBER = (*_INTEGER, float, np.floating)
 
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """Rows to train on, of a cache or of a matrix.
+    """Rows to train on, of a cache or of a matrix."""
 
-    Attributes
-    ----------
-    design : DesignMatrix
-        Finite rows, with ``labels.training_s``.
-    labels : TrainingLabels
-    graph : callable
-        Graph of the nearest neighbours of some rows, given their numbers, or of all rows, given None.
-    groups : ndarray of int64, (n,), or None
-        Rows of one group stay in one fold.
-    sample : UnlabelledSample or None
-        Of the unlabelled rows, where the matrix has not all of them.
-    encoder : EncoderSpec or None
-    classes : ndarray, (2,)
-        Labels of the unlabelled and of the positives.
-    """
-
-    design: DesignMatrix
+    design: DesignMatrix  # finite rows, with `labels.training_s`
     labels: TrainingLabels
-    graph: GraphSource
-    groups: np.ndarray | None = None
-    sample: UnlabelledSample | None = None
+    graph: GraphSource  # of the nearest neighbours of some rows, given their numbers, or of all rows, given None
+    groups: np.ndarray | None = None  # (n,): rows of one group stay in one fold
+    sample: UnlabelledSample | None = None  # of the unlabelled rows, where the matrix has not all of them
     encoder: EncoderSpec | None = None
+    # (m,): rows that any of several concepts labels: a sample for the graph holds them, so that one serves all
+    labelled_by_any: np.ndarray | None = None
+    # labels of the unlabelled and of the positives
     classes: np.ndarray = field(default_factory=lambda: np.array([0, 1], np.int8))
 
 
-@dataclass(frozen=True)
-class TrainedHead:
-    """Result of training.
-
-    Attributes
-    ----------
-    state : FittedState
-    held_out_margins : ndarray of float32, (n,)
-        Margin of each row by a head of the final kind that did not see its label.
-    classifier_margins : ndarray of float32, (n,)
-        The same by the classifier, before distillation.
-    """
-
-    state: FittedState
-    held_out_margins: np.ndarray
-    classifier_margins: np.ndarray
-
-
-def train_head(rows: TrainingRows, classifier: PULinearClassifier, progress: Progress) -> TrainedHead:
+def train_head(
+    classifier: PULinearClassifier, rows: TrainingRows, progress: Progress | None = None
+) -> PULinearClassifier:
     """Choose the penalty, train one head on all rows, distil it where neighbours help, calibrate and estimate.
 
-    Parameters
-    ----------
-    rows : TrainingRows
-    classifier : PULinearClassifier
-        Its parameters are the settings; it is not changed.
-    progress : Progress
-
-    Returns
-    -------
-    TrainedHead
-
-    Raises
-    ------
-    ValueError
-        A parameter outside its domain.
+    The classifier's parameters are the settings; it receives the fitted attributes, and is returned.
     """
-    settings, design, labels = check_parameters(classifier), rows.design, rows.labels
+    settings, labels = check_parameters(classifier), rows.labels
+    settings = replace(settings, seed=drawn_seed(classifier.random_state))
     audited = labels.audited if classifier.prior is None else None
     given = classifier.prior if audited is None else audited.likeliest
-    progress.start(_STAGES, "training")
-    fold = assign_folds(labels.training_s, int(classifier.n_folds), settings.seed, rows.groups)
-    fitter = CrossFitter(design, labels, fold, _training_prior(rows, fold, given, settings), settings)
-    progress.advance(1)
-    linear = fitter.cross_fit(classifier.penalty)
-    progress.advance(1)
-    head = fitter.fit_on_all_rows(linear)
-    progress.advance(1)
-    distillation = _distil(rows, fitter, linear, head, given) if _method(classifier) == "distilled" else None
+    with progress or Silent() as stages:
+        stages.start(_STAGES, "training")
+        fold = assign_folds(labels.training_s, int(classifier.n_folds), settings.seed, rows.groups)
+        fitter = CrossFitter(rows.design, labels, fold, _training_prior(rows, fold, given, settings), settings)
+        stages.advance(1)
+        linear = fitter.cross_fit(penalties_of(classifier))
+        stages.advance(1)
+        head = fitter.fit_on_all_rows(linear)
+        stages.advance(1)
+        distillation = _distil(rows, fitter, linear, head, given) if _method(classifier) == "distilled" else None
+        stages.advance(1)
     helpful = distillation if distillation is not None and distillation.evidence.weight else None
     head, margins = (head, linear.margins) if helpful is None else (helpful.head, helpful.margins)
-    progress.advance(1)
     count = LabelCount.of(labels.s, groups=rows.groups, weights=labels.weights)
     prior, prior_estimate = _estimate_prior(labels, margins, count, given, audited)
     tilt = fit_tilt(margins, labels.s, labels.weights, prior)
+    # with less than one hidden positive expected, posteriors have nothing to sum to
+    sum_to = prior if count.has_points and prior * (labels.s == 0).sum() >= 1 else None
     n_labelled = int(labels.s.sum())
     n_unlabelled = len(labels.s) - n_labelled if rows.sample is None else rows.sample.unlabelled
     share = classifier.deploy_prior or _deployed_share(prior, n_labelled, n_unlabelled)
@@ -139,28 +104,62 @@ def train_head(rows: TrainingRows, classifier: PULinearClassifier, progress: Pro
     )
     if audited is not None:
         stated |= audited_figures(unlabelled, labels.decided, audited, prior=prior, threshold=threshold, tilt=tilt)
-    progress.advance(1)
-    state = FittedState(
-        coef_=head.coef[0],
-        intercept_=float(head.intercept[0]),
-        threshold_=threshold,
-        prior_=prior,
-        share_=share,
-        penalty_=linear.penalty,
-        tilt_=tilt,
-        prior_estimate_=prior_estimate,
-        estimates_={"risk": float(head.risk[0]), "clamped": float(head.clamped[0]), **stated},
-        n_labelled_=n_labelled,
-        n_unlabelled_=n_unlabelled,
-        n_confirmed_=int((labels.training_s > labels.s).sum()),
-        n_negatives_=0 if labels.known_negative is None else int(labels.known_negative.sum()),
-        unlabelled_sample_=rows.sample,
-        classes_=rows.classes,
-        encoder_=rows.encoder,
-        neighbours_=None if distillation is None else _neighbour_settings(distillation, given, rule, share),
-        method_="linear" if helpful is None else "distilled",
+    estimates = {"risk": float(head.risk[0]), "clamped": float(head.clamped[0]), **stated}
+    on_scale = on_one_scale(margins, rows.design.margins(head)[:, 0], labels.s)
+    stated_prior = None if classifier.prior is None else prior
+    if prior_estimate is not None:
+        prior_estimate = stated_estimate(prior_estimate, estimates, n_labelled)
+        stated_prior = None if prior_estimate is None else prior_estimate.prior
+    classifier._set_fitted(
+        FittedState(
+            coef_=head.coef[:1],
+            intercept_=np.array(head.intercept[:1], np.float64),
+            threshold_=threshold,
+            prior_=stated_prior,
+            share_=share,
+            penalty_=linear.penalty,
+            seed_=settings.seed,
+            tilt_=tilt if sum_to is None else stated_tilt(margins, labels.s, labels.weights, prior=sum_to),
+            prior_estimate_=prior_estimate,
+            estimates_=estimates,
+            n_labelled_=n_labelled,
+            n_unlabelled_=n_unlabelled,
+            n_confirmed_=int((labels.training_s > labels.s).sum()),
+            n_negatives_=0 if labels.known_negative is None else int(labels.known_negative.sum()),
+            unlabelled_sample_=rows.sample,
+            classes_=rows.classes,
+            encoder_=rows.encoder,
+            neighbours_=None if distillation is None else _neighbour_settings(distillation, given, rule, share, sum_to),
+            method_="linear" if helpful is None else "distilled",
+            pile_margins_=PileMargins.of(on_scale, labels.s, labels.weights, given),
+            pile_sample_=_pile_sample(rows, on_scale, settings.seed),
+        )
     )
-    return TrainedHead(state, held_out_margins=margins, classifier_margins=linear.margins)
+    classifier.held_out_margins_, classifier.classifier_margins_ = margins, linear.margins
+    return classifier
+
+
+def _pile_sample(rows: TrainingRows, margins: np.ndarray, seed: int) -> PileSample:
+    """Draw labelled and unlabelled rows, with which new images are compared."""
+    labels, generator, drawn = rows.labels, np.random.default_rng(seed), []
+    for value, most in ((1, MOST_POSITIVES), (0, MOST_ROWS - min(MOST_POSITIVES, int(labels.s.sum())))):
+        weights = (labels.s == value) * (1.0 if labels.weights is None else labels.weights.astype(np.float64))
+        size = min(most, int(np.count_nonzero(weights)))
+        drawn.append(np.sort(generator.choice(len(weights), size, replace=False, p=weights / weights.sum())))
+    q = min(64, MOST_BYTES // (2 * (rows.design.d + MOST_ROWS)))
+    moments, leading = rows.design.moments, rows.design.leading
+    directions = leading.directions.cpu().numpy()[:, ::-1][:, :q].astype(np.float16)
+    middle = moments.centre + moments.spread * leading.centre.cpu().numpy()
+    sample = PileSample(
+        directions=np.ascontiguousarray(directions),
+        centre=middle @ directions.astype(np.float32),
+        spread=moments.spread,
+        rows=np.empty((0, directions.shape[1]), np.float16),
+        margins=margins[np.concatenate(drawn)],
+        n_labelled=len(drawn[0]),
+    )
+    X = np.concatenate([take_rows(rows.design.X, numbers) for numbers in drawn])
+    return replace(sample, rows=sample.project(X).astype(np.float16))
 
 
 def check_parameters(classifier: PULinearClassifier) -> HeadSettings:
@@ -172,10 +171,11 @@ def check_parameters(classifier: PULinearClassifier) -> HeadSettings:
                 f"{name} must lie strictly between 0 and 1, got {share!r}; it is a share of positives"
                 + (" among the unlabelled, or None to estimate it" if name == "prior" else "")
             )
-    for name, least in (("n_folds", 2), ("seed", 0)):
-        number = getattr(classifier, name)
-        if not (isinstance(number, _INTEGER) and number >= least):
-            raise ValueError(f"{name} must be a whole number, at least {least}, got {number!r}")
+    if not (isinstance(classifier.n_folds, _INTEGER) and classifier.n_folds >= 2):
+        raise ValueError(f"n_folds must be a whole number, at least 2, got {classifier.n_folds!r}")
+    state = classifier.random_state
+    if not (state is None or isinstance(state, np.random.RandomState) or (isinstance(state, _INTEGER) and state >= 0)):
+        raise ValueError(f"random_state must be a whole number, at least 0, None or a RandomState, got {state!r}")
     penalty, solver = classifier.penalty, classifier.solver
     if penalty != "auto" and not (isinstance(penalty, _NUMBER) and 0 <= penalty < np.inf):
         raise ValueError(f"penalty must be 'auto' or a finite number >= 0, got {penalty!r}")
@@ -190,7 +190,21 @@ def check_parameters(classifier: PULinearClassifier) -> HeadSettings:
         raise ValueError("method='distilled' needs solver='batch'; leave one of the two out")
     parse_rule(classifier.threshold)
     risk = PURisk(classifier.loss, classifier.surrogate, target_prior=classifier.target_prior)
-    return HeadSettings(risk, solver, classifier.sgd_settings, int(classifier.seed))
+    return HeadSettings(risk, solver, classifier.sgd_settings)
+
+
+def drawn_seed(random_state: int | np.random.RandomState | None) -> int:
+    """The number itself, or one drawn from a RandomState; from that of numpy for None, as in scikit-learn."""
+    if isinstance(random_state, _INTEGER):
+        return int(random_state)
+    return int((np.random if random_state is None else random_state).randint(2**31 - 1))
+
+
+def penalties_of(classifier: PULinearClassifier) -> tuple[float, ...]:
+    """Penalties to choose from; with ``sgd``, ``auto`` is 0, as in Dorigatti et al."""
+    if classifier.penalty != "auto":
+        return (float(classifier.penalty),)
+    return PENALTIES if classifier.solver == "batch" else (0.0,)
 
 
 def _method(classifier: PULinearClassifier) -> str:
@@ -204,7 +218,7 @@ def _training_prior(rows: TrainingRows, fold: np.ndarray, given: float | None, s
     if prior is not None:
         labels.check(prior)
     elif settings.risk.needs_prior:
-        default = CrossFitter(rows.design, labels, fold, settings=HeadSettings(seed=settings.seed)).choose_penalty()
+        default = CrossFitter(rows.design, labels, fold, settings=HeadSettings(seed=settings.seed)).cross_fit()
         prior = estimate(default.margins, labels.s, weights=labels.weights, bounds=labels.bounds)
     return labels.training_prior(prior) if prior else 0.5
 
@@ -215,8 +229,8 @@ def _distil(
     """Distil the linear head, with the evidence on what neighbours are worth.
 
     None where the labels are too few to tell, or no fold's chain would see one. None after a review that left few
-    positives hidden, too: the margins of the pile then follow from known neighbours, and threshold and precision
-    would not hold for new images.
+    positives hidden, too: the margins of the pile then follow from known neighbours, and threshold and precision would
+    not hold for new images.
     """
     labels, groups = rows.labels, rows.groups
     weighted = np.ones(len(fitter.fold), bool) if labels.weights is None else labels.weights > 0
@@ -227,7 +241,7 @@ def _distil(
     tilt = fit_tilt(linear.margins, labels.s, labels.weights, given)
     if labels.confirmed_weight and labels.hidden(tilt.prior) < _LEAST_HIDDEN * labels.known_positive_weight:
         return None
-    on = DistillationRows.of(rows.design, labels, fitter.fold, rows.graph)
+    on = DistillationRows.of(rows.design, labels, fitter.fold, rows.graph, rows.labelled_by_any)
     agreement = agreement_gains(
         on.design,
         on.labels,
@@ -243,17 +257,20 @@ def _distil(
 
 
 def _neighbour_settings(
-    distillation: Distillation, given: float | None, rule: float | str, share: float
+    distillation: Distillation, given: float | None, rule: float | str, share: float, sum_to: float | None
 ) -> NeighbourSettings:
-    """Calibrate the scores with neighbours."""
+    """Calibrate the scores with neighbours; None for `sum_to` where no posterior is stated."""
     on, scores = distillation.on, distillation.scores
     tilt = fit_tilt(scores, on.labels.s, on.labels.weights, given)
+    threshold = choose_threshold(tilt, scores[on.labels.s == 0], rule, share)
+    if sum_to is not None:
+        tilt = stated_tilt(scores, on.labels.s, on.labels.weights, prior=sum_to)
     return NeighbourSettings(
         evidence=distillation.evidence,
         search=on.graph.search,
         share=distillation.share,
         tilt=tilt,
-        threshold=choose_threshold(tilt, scores[on.labels.s == 0], rule, share),
+        threshold=threshold,
     )
 
 
@@ -267,9 +284,10 @@ def _estimate_prior(
         prior = estimated.prior
     elif prior is None:
         prior = float(np.clip(ASSUMED_PRIOR, *labels.bounds))
+    assert prior is not None  # an estimate lacks its number only once it is stated
     if audited is not None:
         estimated = audited.estimate(prior)
-        prior = estimated.prior
+        prior = estimated.prior or prior
     return float(prior), estimated
 
 

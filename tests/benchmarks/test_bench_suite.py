@@ -2,14 +2,11 @@
 
 import numpy as np
 import pytest
-from scipy.special import expit, logit
 
 from benchmarks.common.image_classes import Task
 from benchmarks.common.row_cache import write_row_cache
 from benchmarks.common.tasks import CHOSEN_ON, CIFAR, KINDS, TASKS
-from benchmarks.quality import fixed_fusion, suite, suite_page
-from pucache import PULinearClassifier
-from pucache.neighbours.whitening import Whitening
+from benchmarks.quality import suite, suite_page
 
 
 @pytest.fixture(scope="module")
@@ -38,22 +35,6 @@ def test_calibration_error_against_its_definition():
         inside = (posterior >= low - 1e-12) & ((posterior < low + 0.1 - 1e-12) | (low > 0.85))
         expected += inside.mean() * abs(posterior[inside].mean() - y[inside].mean())
     assert suite.calibration_error(y, posterior) == pytest.approx(expected)
-
-
-def test_fixed_fusion_against_brute_force(tmp_path, task):
-    rows = write_row_cache(tmp_path / "rows.h5", task.X)
-    model = PULinearClassifier().fit(task.X, task.s)
-    whitening = Whitening.estimate(rows)
-    Z = whitening.whiten(whitening.centred_units(task.X))
-    margins = model.margins(task.X)
-    p = np.where(task.s == 1, 1, expit(model.tilt_.log_ratio(margins) + logit(model.tilt_.prior)))
-    for row in (50, 200, 399):
-        cosines = Z @ Z[row]
-        cosines[row] = -np.inf
-        near = np.argsort(-cosines)[:30]
-        share = np.average(p[near], weights=np.exp(cosines[near] / 0.1))
-        expected = model.tilt_.log_ratio(margins[row]) + 2 * logit(np.clip(share, 1e-3, 1 - 1e-3))
-        assert fixed_fusion.fused_scores(rows, task.s, model)[row] == pytest.approx(float(expected), rel=1e-4)
 
 
 def cells():

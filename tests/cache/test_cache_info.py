@@ -39,23 +39,12 @@ def test_a_folder_in_a_store_is_described_as_one_on_a_disk(shards):
     assert info(f"file://{shards}") == pucache.info(shards) == here
 
 
-def test_urls_and_paths_are_described_together(shards):
-    both = info(["s3://bucket/shards/1.h5", shards / "0.h5"])
-    assert (both.rows, len(both.failures)) == (120, 2)
-    assert [file.path for file in both.files] == ["s3://bucket/shards/1.h5", shards / "0.h5"]
-
-
 def test_shards_of_two_encoders_are_refused_by_name(memory, tmp_path):
     for name in "ab":
         cache = write_cache(tmp_path / "c.h5", X, encoder=EncoderSpec.imported(name, X.shape[1]))
         memory.pipe_file(f"/s/{name}.h5", cache.files[0].path.read_bytes())
     with pytest.raises(CacheError, match=r"^memory://s/a.h5 holds .*; memory://s/b.h5 of .* encoders cannot be mixed$"):
         info("memory://s")
-
-
-def test_no_cache_at_all_is_refused():
-    with pytest.raises(CacheError, match="no cache given"):
-        info([])
 
 
 def test_the_command_prints_the_share_of_a_shard(tmp_path, one_thread):

@@ -7,7 +7,7 @@ from helpers.tiny import save_image, tiny_encoder
 from pucache.cache.destination import LocalDestination, atomic_output, encoder_of_existing, open_destination
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.exporting import export
-from pucache.cache.paths import part_files
+from pucache.cache.parts import part_files
 from pucache.embedding import blocks
 from pucache.embedding.embed import EmbedOptions, run_embedding
 from pucache.errors import CacheError, CacheLockedError, OutputError, SourceError

@@ -2,13 +2,12 @@ import re
 
 import numpy as np
 import pytest
-from helpers.cache_files import SPEC, refusal, rows_of, write
+from helpers.cache_files import refusal, rows_of, write
 from helpers.tiny import tiny_encoder
 
 from pucache.cache import reader
-from pucache.cache.cache_info import info
 from pucache.cache.embedding_cache import EmbeddingCache, is_cache, open_cache
-from pucache.cache.reader import CacheFile
+from pucache.errors import CacheError
 
 OTHER = tiny_encoder("other", seed=1).spec
 
@@ -57,19 +56,6 @@ def test_a_cache_is_opened_from_paths_and_from_opened_caches(shards):
     assert open_cache([first, paths[2]]).files[0] is first.files[0], "an opened file is not opened again"
 
 
-def test_info_describes_every_file(shards):
-    contents = info(shards)
-    assert (contents.rows, contents.encoder) == (5, SPEC)
-    assert contents.failures == {f"{n}.png": "gone" for n in range(3)}
-    assert [(file.path.name, file.rows, file.dtype, file.source) for file in contents.files] == [
-        ("0.h5", 2, "float16", "photos"),
-        ("1.h5", 0, "float16", "photos"),
-        ("2.h5", 3, "float16", "photos"),
-    ]
-    assert contents.files[0].checksum == CacheFile(shards / "0.h5").checksum
-    assert info(EmbeddingCache(shards)) == contents
-
-
 def test_a_cache_is_an_h5_file_or_a_folder_of_them(shards, tmp_path):
     assert is_cache(shards)
     assert is_cache(tmp_path / "not there yet.h5")
@@ -109,3 +95,12 @@ def test_a_folder_that_lacks_a_share_is_opened_with_a_warning(tmp_path, caplog):
     (tmp_path / "4.h5").unlink()
     assert len(EmbeddingCache(tmp_path)) == 1
     assert "lacks 3 of 4 shares" in caplog.text
+
+
+@pytest.mark.parametrize("bad", [None, 3, [None]], ids=str)
+def test_what_is_no_cache_is_refused_with_the_kinds_that_are(bad):
+    with pytest.raises(
+        CacheError, match="expected a cache: a file, a folder, a URL, an opened cache, or a list"
+    ) as caught:
+        open_cache(bad)
+    assert "\n" not in str(caught.value)

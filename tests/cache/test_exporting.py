@@ -8,7 +8,6 @@ import pyarrow.parquet
 import pytest
 from helpers.cache_files import damage, write_rows
 from helpers.imports import refusal
-from helpers.kills import run_and_kill
 from helpers.parts import write_parquet
 from helpers.tiny import tiny_encoder
 from hypothesis import given, settings
@@ -24,12 +23,6 @@ from pucache.cache.writer import Rows
 from pucache.encoders.spec import EncoderSpec
 from pucache.errors import CacheError, OutputError
 
-RUN = """
-import sys
-from pucache.cache.exporting import export
-print("ready", flush=True)
-export(*sys.argv[1:])
-"""
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=9)
 
 
@@ -106,19 +99,6 @@ def test_shards_become_one_table_and_exports_of_shards_one_cache(tmp_path, small
         assert (tmp_path / "again.h5").read_bytes() == (tmp_path / "packed.h5").read_bytes()
 
 
-def test_options_change_what_an_export_says(tmp_path):
-    write(tmp_path / "c.h5", list("abc"), encoder=tiny_encoder().spec, d=8)
-    export(tmp_path / "c.h5", tmp_path / "c.parquet")
-    made = import_embeddings(tmp_path / "c.parquet", tmp_path / "d.h5", normalize=True).encoder
-    assert tiny_encoder().spec.differences(made) == ["normalization"]
-    import_embeddings(
-        tmp_path / "c.parquet", tmp_path / "d.h5", name="mine", dtype="float16", row_numbers=True, force=True
-    )
-    cache = EmbeddingCache(tmp_path / "d.h5")
-    assert (cache.encoder, cache.files[0].source) == (EncoderSpec.imported("mine", 8), "")
-    assert list(cache.keys) == ["0000000000", "0000000001", "0000000002"] and cache.X.dtype == np.float16
-
-
 def test_exports_of_different_encoders_are_not_mixed(tmp_path):
     folder = tmp_path / "tables"
     folder.mkdir()
@@ -165,16 +145,3 @@ def test_damage_and_wrong_outputs_are_named_and_nothing_is_written(tmp_path):
     damage(cache, "embeddings")
     assert "embeddings are not as they were written" in refused_export(cache, tmp_path / "out.parquet")
     assert sorted(os.listdir(tmp_path)) == ["c.h5", "c.parquet"]
-
-
-def test_an_export_killed_at_any_moment_leaves_the_old_file_or_the_new_one(tmp_path):
-    cache = write(tmp_path / "c.h5", [f"{number:06}" for number in range(20_000)], d=64)
-    export(cache, tmp_path / "whole.parquet")
-    out, random = tmp_path / "out.parquet", np.random.default_rng(0)
-    out.write_text("old")
-    for _ in range(4):
-        run_and_kill(RUN, cache, out, seconds=random.uniform(0, 0.03))
-        assert out.read_bytes() in (b"old", (tmp_path / "whole.parquet").read_bytes())
-    export(cache, out)
-    assert out.read_bytes() == (tmp_path / "whole.parquet").read_bytes()
-    assert sorted(os.listdir(tmp_path)) == ["c.h5", "out.parquet", "whole.parquet"]

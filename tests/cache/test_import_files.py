@@ -35,23 +35,6 @@ def test_rows_follow_their_keys(tmp_path, small_blocks, dtype, wanted, stored, o
     assert cache.encoder.origin == str(tmp_path / "clip.npy")
 
 
-@pytest.mark.parametrize(
-    ("X", "expected"),
-    [
-        (np.ones(2), r"holds float64 \(2,\); expected one array of floats"),
-        (np.ones((2, 3), int), r"holds int64 \(2, 3\); expected one array of floats"),
-        (np.ones((0, 3)), r"holds float64 \(0, 3\)"),
-        (np.array([[{}], [{}]]), "is not a .npy array of numbers"),
-    ],
-)
-def test_an_array_that_holds_no_rows_of_floats(tmp_path, X, expected):
-    np.save(tmp_path / "x.npy", X)
-    assert re.search(expected, refusal(tmp_path / "x.npy", tmp_path / "c.h5"))
-    with open(tmp_path / "x.npy", "wb") as stream:
-        np.savez(stream, a=X)
-    assert "is not a .npy array of numbers" in refusal(tmp_path / "x.npy", tmp_path / "c.h5")
-
-
 def test_safetensors(tmp_path, small_blocks):
     X, path = rows(9), tmp_path / "x.safetensors"
     safetensors.numpy.save_file({"a": X, "mean": X[0], "n": np.ones((3, 3), int)}, path)

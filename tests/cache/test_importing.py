@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow
@@ -11,27 +9,19 @@ import pyarrow.parquet
 import pytest
 from helpers.cache_files import write_rows
 from helpers.imports import expect, refusal, rows, shuffled_keys, visible
-from helpers.kills import run_and_kill
 from helpers.parts import write_clip_folder
 from helpers.slow import slow
 
 from pucache.cache import importing
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.importing import import_embeddings
-from pucache.cache.paths import part_files, writer_lock
+from pucache.cache.parts import part_files
 from pucache.cache.writer import Rows
 from pucache.encoders.spec import EncoderSpec
-from pucache.errors import CacheLockedError, OutputError, SourceError
+from pucache.errors import OutputError, SourceError
 
 pytestmark = pytest.mark.usefixtures("fixed_time")
 N = 6_000
-RUN = """
-import sys
-from pucache.cache import importing, merging
-importing.BLOCK_BYTES, merging.BLOCK_BYTES = 1 << 14, 1 << 14
-print("ready", flush=True)
-importing.import_embeddings(*sys.argv[1:])
-"""
 
 
 # --- rows ----------------------------------------------------------------------------------------
@@ -87,11 +77,6 @@ def test_a_cache_is_replaced_by_one_with_all_of_its_keys_and_by_others_only_if_f
     assert out.read_bytes() == before and visible(tmp_path) == ["c.h5"]
     import_embeddings(rows(1), out, keys=["a"], force=True)
     expect(out, rows(1), ["a"])
-
-
-def test_two_imports_into_one_file_exclude_each_other(tmp_path):
-    with writer_lock(tmp_path / "c.h5"), pytest.raises(CacheLockedError):
-        import_embeddings(rows(2), tmp_path / "c.h5")
 
 
 # --- interruption --------------------------------------------------------------------------------
@@ -154,20 +139,6 @@ class Stop(BaseException):
 
 def stop():
     raise Stop
-
-
-@pytest.mark.parametrize(("kind", "kills"), [("arrays", 3), slow("table", 3), slow("arrays", 50), slow("table", 50)])
-def test_an_import_killed_at_any_moment_ends_in_the_same_bytes(tmp_path, small_parts, kind, kills):
-    source, out = make_source(tmp_path, kind), tmp_path / "out" / "c.h5"
-    import_embeddings(source, tmp_path / "whole.h5")
-    whole, random, struck = (tmp_path / "whole.h5").read_bytes(), np.random.default_rng(kills), 0
-    while struck < kills:
-        struck += run_and_kill(RUN, source, out, seconds=random.uniform(0, 0.3))
-        assert not out.exists() or out.read_bytes() == whole
-        out.unlink(missing_ok=True)  # it had ended: begin again
-    assert import_embeddings(source, out).rows == N
-    assert out.read_bytes() == whole
-    assert visible(out.parent) == ["c.h5"]
 
 
 @pytest.mark.parametrize(("stage", "resumed"), [("keys", [0]), ("rows", [500, 512]), ("merging", [N])])
@@ -248,32 +219,3 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(tmp_path, source, whol
     full.__exit__(None, None, None)
     assert import_embeddings(source, tmp_path / "c.h5").resumed_rows in (500, 512)
     assert (tmp_path / "c.h5").read_bytes() == whole
-
-
-MEASURE = """
-import sys
-from pucache.cache.importing import import_embeddings
-import_embeddings(sys.argv[1], sys.argv[2], dtype="float16", keys=sys.argv[3] or None)
-print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
-"""
-
-
-@pytest.mark.parametrize("kind", ["array", "table", "shuffled"])
-@pytest.mark.slow
-def test_memory_holds_keys_and_a_few_blocks(tmp_path, kind, n=600_000, d=256):
-    """Of 614 MB of rows, in one part and one row group."""
-    source, keys = tmp_path / "x.npy", ""
-    if kind == "table":
-        source = tmp_path / "x.parquet"
-        lists = pyarrow.FixedSizeListArray.from_arrays(rows(n, d).ravel(), d)
-        table = pyarrow.table({"embedding": lists})
-        pyarrow.parquet.write_table(table, source, row_group_size=n, use_dictionary=False)
-    else:
-        np.lib.format.open_memmap(source, "w+", np.float32, (n, d))  # a file without blocks, of zeros
-    if kind == "shuffled":
-        keys = tmp_path / "keys.txt"
-        numbers = np.random.default_rng(0).permutation(n).tolist()
-        keys.write_text("".join(f"https://example.org/photographs/of/{number}.jpg\n" for number in numbers))
-    command = [sys.executable, "-c", MEASURE, str(source), str(tmp_path / "c.h5"), str(keys)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert int(ended.stdout) * 1024 < 700e6, ended.stdout  # getrusage would tell of the process that forked

@@ -2,7 +2,6 @@
 
 import itertools
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,14 +35,6 @@ def test_keys_behave_like_a_list_and_find_rows_like_brute_force(parts, strangers
     assert keys.encoded(slice(1, 4)).tolist() == [key.encode() for key in expected[1:4]]
     wanted = [*expected, *strangers, *(key + end for key in expected for end in ("a", "\0", "\n" * 30))]
     assert keys.rows(wanted).tolist() == [expected.index(key) if key in expected else -1 for key in wanted]
-
-
-def test_keys_take_arrays_of_rows_and_masks():
-    keys = Keys([encode_keys(["a", "b"]), encode_keys(["ccc"])])
-    assert keys[np.array([2, 0])] == ["ccc", "a"]
-    assert keys[np.array([True, False, True])] == ["a", "ccc"]
-    assert keys[np.int64(-1)] == "ccc"
-    assert keys.rows([]).tolist() == []
 
 
 @pytest.mark.parametrize("row", [3, -4])

@@ -12,7 +12,6 @@ from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.local_copies import LocalCopies, cache_dir, folder_of, sidecar_base, url_of_copy, working_folder
 from pucache.cache.remote import local_copies
 from pucache.cli.main import main
-from pucache.errors import OutputError
 from pucache.reviewing.session_start import session_folder
 
 X, *_ = planted(40)
@@ -139,12 +138,3 @@ def test_a_cache_that_is_open_is_read_to_its_end_when_its_copy_is_removed(memory
     opened = EmbeddingCache("memory://c.h5")
     assert [removed.url for removed in cache_dir(clear=True).removed] == ["memory://c.h5"]
     assert sum(len(block) for _, block in opened.blocks(check=True)) == 40
-
-
-def test_a_parent_that_is_no_folder_is_one_line(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "file"))
-    with pytest.raises(OutputError, match=r"cannot list the copies in .*file: Not a directory; name the folder"):
-        cache_dir()
-    for arguments in ([], ["--clear"], ["--json"]):
-        assert run(arguments, code=1).count("\n") == 1

@@ -7,7 +7,7 @@ import pytest
 from helpers.cache_files import FAILURES, refusal, write
 
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.cache.reader import CacheFile
+from pucache.cache.reader import CacheFile, read_blocks
 
 
 def test_the_arrays_are_read_only_maps_of_the_file(path):
@@ -27,7 +27,8 @@ def test_the_arrays_are_read_only_maps_of_the_file(path):
 def test_a_file_replaced_after_it_was_opened_is_not_mixed_with_the_new_one(path):
     file = CacheFile(path)
     write(path, ["z"])
-    for action in (lambda: file.X, lambda: list(file.blocks()), lambda: file.take("keys", np.arange(2)), file.verify):
+    reads = (lambda: file.X, lambda: list(read_blocks([file])), lambda: file.take("keys", np.arange(2)), file.verify)
+    for action in reads:
         assert "was replaced or removed while it was open; open it again" in refusal(action)
     path.unlink()
     assert "was replaced or removed while it was open" in refusal(lambda: file.X)

@@ -2,11 +2,9 @@
 
 import re
 
-import numpy as np
 import pytest
 from helpers.cache_files import write
 from helpers.imports import visible
-from helpers.kills import run_and_kill
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.merging import pack
@@ -15,13 +13,6 @@ from pucache.encoders.spec import EncoderSpec
 from pucache.errors import CacheError, OutputError
 
 OTHER = EncoderSpec.imported("other", 8)
-RUN = """
-import sys
-from pucache.cache import merging
-merging.BLOCK_BYTES = 1 << 12
-print("ready", flush=True)
-merging.pack(sys.argv[1:-1], sys.argv[-1])
-"""
 
 
 def refusal(kind, *arguments, **options):
@@ -100,19 +91,6 @@ def test_pack_takes_the_newest_time_of_its_inputs_so_that_twice_gives_the_same_b
     monkeypatch.delenv("SOURCE_DATE_EPOCH")
     pack([tmp_path / "1.h5", tmp_path / "2.h5"], tmp_path / "out.h5")
     assert CacheFile(tmp_path / "out.h5").created == CacheFile(tmp_path / "2.h5").created
-
-
-def test_a_pack_killed_at_any_moment_leaves_the_old_file_or_the_new_one(tmp_path):
-    paths = [write(tmp_path / f"{n}.h5", [f"{number:06}" for number in range(n, 6_000, 3)]) for n in range(3)]
-    whole, out = tmp_path / "whole.h5", tmp_path / "out.h5"
-    pack(paths, whole)
-    random = np.random.default_rng(0)
-    for _ in range(4):
-        run_and_kill(RUN, *paths, out, seconds=random.uniform(0, 0.1))
-        assert not out.exists() or out.read_bytes() == whole.read_bytes()
-    pack(paths, out)
-    assert out.read_bytes() == whole.read_bytes()
-    assert visible(tmp_path) == ["0.h5", "1.h5", "2.h5", "out.h5", "whole.h5"]
 
 
 REPLACED = {

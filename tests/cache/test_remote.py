@@ -184,20 +184,6 @@ def test_every_damage_outside_of_the_columns_is_named_with_the_url(memory, tmp_p
             remote_headers("memory://c.h5")
 
 
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        (b"", "memory://c.h5 is empty"),
-        (b"mine", r"memory://c.h5 is not a pucache cache \(not an HDF5 file\)"),
-        (b"\x89HDF\r\n\x1a\n" + bytes(300_000), "memory://c.h5 ends without pucache's seal: it is truncated"),
-    ],
-)
-def test_what_is_no_cache_is_one_line(memory, data, reason):
-    memory.pipe_file("/c.h5", data)
-    with pytest.raises(CacheError, match=reason):
-        remote_headers("memory://c.h5")
-
-
 def test_a_header_that_cannot_be_read_is_one_line_and_one_that_was_cut_is_read_again(store, cache):
     store.put("c.h5", cache(30))
     store.relay.fail("GET", "c.h5", "busy")

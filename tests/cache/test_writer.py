@@ -1,14 +1,12 @@
 import os
 import signal
 
-import numpy as np
 import pytest
 from helpers.cache_files import FAILURES, SPEC, rows_of, write
 
 from pucache.cache import hdf5
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.reader import CacheFile
-from pucache.cache.writer import write_file
 from pucache.errors import OutputError
 
 ODD_KEYS = ["", "a", "a b", "ab", "b/é.png", "b/🦊.png", "c\nd\r\n.png", "x" * 4000, "é", "\x01", "\U0010ffff"]
@@ -31,19 +29,10 @@ def test_what_was_written_is_read_back(tmp_path, keys, dtype):
 def test_the_time_of_creation_follows_source_date_epoch(tmp_path, monkeypatch):
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
     assert CacheFile(write(tmp_path / "c.h5", ["a"])).created == "1970-01-01T00:00:00Z"
-
-
-@pytest.mark.parametrize("name", ["cache.h5", "new.h5"])
-def test_a_failure_while_writing_leaves_no_file_and_the_old_one_alone(path, name):
-    def blocks():
-        yield rows_of(["a"])
-        raise KeyboardInterrupt
-
-    before = path.read_bytes()
-    with pytest.raises(KeyboardInterrupt):
-        write_file(path.with_name(name), SPEC, "", blocks(), shape=(2, 1, np.dtype("f2")), failures={})
-    assert os.listdir(path.parent) == ["cache.h5"]
-    assert path.read_bytes() == before
+    for odd in ("yesterday", "nan", "-1e300"):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", odd)
+        with pytest.raises(ValueError, match=f"SOURCE_DATE_EPOCH is '{odd}'; expected seconds"):
+            write(tmp_path / "c.h5", ["a"])
 
 
 @pytest.mark.parametrize("call", range(0, 40, 3))

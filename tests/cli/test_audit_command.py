@@ -32,28 +32,29 @@ def reviewed(session, draws=20, expected=0.1):
 
 def test_before_the_first_random_image_nothing_is_claimed(session):
     decide(session, 10)
-    assert run(session.folder) == audit_entries(session.entries(), 77).sentence() + "\n"
+    assert run(session.folder) == audit_entries(session.entries(), [77]).sentence() + "\n"
     assert "found 1; how many more is not known" in run(session.folder)
 
 
 def test_the_audit_is_read_while_the_review_goes_on(session):
     reviewed(session)
     audited = pucache.audit(session)
-    assert audited == pucache.audit(session.folder) == audit_entries(session.entries(), session.pile_size)
-    sentence, draws, hidden = run(session.folder).splitlines()
-    assert sentence == audited.sentence(0.1 * audited.unknown) and "by the model" in sentence
+    assert audited == pucache.audit(session.folder) == audit_entries(session.entries(), session.urns)
+    sentence, *_, draws, hidden = run(session.folder).splitlines()
+    assert sentence == audited.sentence()
     assert draws == f"20 drawn at random: {audited.positives} positive; 57 images not looked at"
     assert hidden.startswith(f"hidden {audited.hidden_low} to {audited.hidden_high}, in all ")
     session.draw(np.random.default_rng(1), Stream.AUDIT, 2)
     decide(session, session.pending_draws()[0].row, Choice.SKIP)
-    assert "1 skipped, 1 without a decision; 55 images not looked at" in run(session.folder)
+    assert "21 drawn at random: " in run(session.folder) and "1 skipped; 56 images not" in run(session.folder)
+    assert "1 of them skipped or left out, which count as positive until they are decided" in run(session.folder)
 
 
 def test_json_holds_every_number(session):
     reviewed(session, expected=float("nan"))
     result = json.loads(run(session.folder, "--json"))
     audited = pucache.audit(session)
-    assert result == audited.as_dict() | {"model_estimate": None, "sentence": audited.sentence()}
+    assert result == audited.as_dict() | {"sentence": audited.sentence(), "statements": audited.statements()}
     looser = json.loads(run(session.folder, "--json", "--level", "0.8"))
     assert looser["hidden_high"] <= result["hidden_high"] and looser["level"] == 0.8
 
@@ -65,11 +66,11 @@ def test_rechecks_are_told(session):
     assert "3 known positives shown again: " in run(session.folder)
 
 
-def test_a_session_counts_from_the_change_of_its_cache(session, tmp_path):
+def test_a_session_goes_on_where_its_cache_has_grown(session, tmp_path):
     reviewed(session)
     session.close()
     with open_session(pile_of(tmp_path, 90)) as again:
-        assert pucache.audit(again).draws == 0 and pucache.audit(again).unknown == again.pile_size == 67
+        assert pucache.audit(again).draws == 20 and pucache.audit(again).unknown == 67 and again.urns == (77, 10)
 
 
 @pytest.mark.parametrize(("name", "reason"), [("none", "no review session at"), ("pile.h5", "is a file; expected the")])
@@ -80,7 +81,7 @@ def test_what_is_no_session_is_named(session, tmp_path, name, reason):
 
 def test_bad_arguments_and_damaged_logs_give_one_line(session):
     assert "level must be between 0 and 1; got 1.5" in run(session.folder, "--level", "1.5", code=2)
-    session.pile_size = 0
+    session.urns = (0,)
     decide(session, 10)
     with pytest.raises(SessionError, match=r"is damaged: .*restore it from a copy"):
         pucache.audit(session)

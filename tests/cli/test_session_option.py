@@ -21,7 +21,7 @@ from pucache.reviewing.session import open_session, read_session, session_labels
 pytestmark = pytest.mark.usefixtures("one_thread")
 SESSION = "cache.h5.review"
 BIASED = "after a review these are too high"
-RESTS = "images that the review drew at random, with 95% intervals; these are not biased upwards"
+RESTS = "images that the review drew at random, with 95% intervals, for this pile; on new images precision may be lower"
 
 
 def run(command, code=0):

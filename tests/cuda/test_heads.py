@@ -5,11 +5,11 @@ import pytest
 import torch
 from helpers.planted import planted, write_cache
 
+from pucache import train_pu
 from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.minibatch import SGDSettings
 from pucache.heads.risks import PURisk
 from pucache.heads.solve import fit_heads, fit_soft_targets
-from pucache.training.train_on_cache import train_pu
 
 QUICK = SGDSettings(epochs=3, min_steps=0, batch_size=64)
 SCARCE = 40_000  # bytes: less than X takes

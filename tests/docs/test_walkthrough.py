@@ -12,7 +12,8 @@ from pucache.cli.main import main
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 NOTEBOOK, WALKTHROUGH = DOCS / "walkthrough.ipynb", DOCS / "walkthrough.md"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("tasks/*.md"))]
+ROOT_PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES = [*ROOT_PAGES, *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("tasks/*.md"))]
 LARGEST = 200_000  # bytes of a picture
 
 
@@ -122,12 +123,3 @@ def test_each_picture_of_the_walkthrough_can_be_taken_anew_and_is_small(tool):
         path = DOCS / f"images/{picture}.png"
         with Image.open(path) as opened:
             assert opened.width <= 1280 and path.stat().st_size < LARGEST
-
-
-def test_following_a_text_replaces_outputs_and_nothing_else(tool, tmp_path):
-    text = (
-        "# Title\n\n```console\n$ echo one; echo two\nold\nolder\n$ true\n```\n\n```text\n$ no command\n```\n\nEnd.\n"
-    )
-    (tmp_path / "text.md").write_text(text)
-    lines = tool.renewed(tmp_path / "text.md", lambda command: tool.run(command, tmp_path), lambda picture: None)
-    assert "\n".join(lines) + "\n" == text.replace("old\nolder\n", "one\ntwo\n")

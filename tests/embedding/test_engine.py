@@ -3,7 +3,6 @@ import os
 import signal
 import threading
 import time
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -17,7 +16,6 @@ from helpers.tiny import tiny_encoder
 from pucache.cache.reader import CacheFile
 from pucache.embedding import engine
 from pucache.errors import EncoderError, SourceError
-from pucache.images.loading import ChunkLoader
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_blocks")
 N, CHUNK = 130, 8
@@ -111,27 +109,6 @@ def test_reading_ahead_of_the_encoder_is_bounded(out, workers):
     assert source.reads.value == 300
 
 
-@pytest.mark.slow
-def test_pixels_are_let_go_as_soon_as_they_are_embedded(out, monkeypatch):
-    alive, most, load = set(), [0], ChunkLoader.__call__
-
-    def watched(self, number):
-        chunk = load(self, number)
-        pixels = chunk.pixels.numpy().copy()  # dies with the last tensor that shares it
-        alive.add(number)
-        most[0] = max(most[0], len(alive))
-        weakref.finalize(pixels, alive.discard, number)
-        chunk.pixels = torch.from_numpy(pixels)
-        return chunk
-
-    monkeypatch.setattr(ChunkLoader, "__call__", watched)
-    encoder = tiny_encoder()
-    encoder.runtime.caller_threads = encoder.runtime.streams = 2
-    assert run(MemorySource(pictures(2000)), out, encoder).rows == 2000
-    assert alive == set()
-    assert 0 < most[0] <= 16, "of 250 chunks"
-
-
 # --- what goes wrong ---------------------------------------------------------------------------
 
 
@@ -211,28 +188,3 @@ def test_a_killed_worker_is_an_error_that_names_the_image_and_the_next_run_goes_
     finished = sum(len(CacheFile(part)) for part in parts_of(out))
     report = run(MemorySource(files), out)
     assert (report.rows, report.computed) == (204, 204 - finished)
-
-
-def test_worker_processes_that_are_ended_at_once_say_nothing(capfd):
-    """The handler of SIGTERM that the program has would raise in the worker, and show a traceback."""
-
-    def end(number, frame):
-        raise SystemExit("of the program")
-
-    loader = ChunkLoader(MemorySource({}), tiny_encoder().preprocess, [], [], chunk_size=CHUNK)
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        for _ in range(5):
-            with engine.LoaderProcesses(loader, 2):
-                pass
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert capfd.readouterr().err == ""
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_profile_names_every_stage_and_how_long_the_device_waited(out, workers):
-    profile = run(MemorySource(pictures(N, [3])), out, workers=workers).profile
-    stages = {"listing", "reading", "hashing", "decoding", "resizing", "encoder", "writing", "merging"}
-    assert stages <= set(profile.seconds) and min(profile.seconds.values()) >= 0
-    assert 0 <= profile.waited == profile.waited <= 1, "the clock has stopped"

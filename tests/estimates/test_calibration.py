@@ -3,19 +3,18 @@ import pytest
 from helpers.margins import gaussians
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
-from pucache.estimates import calibration
 from pucache.estimates.calibration import (
     LEAST,
     MOST,
+    Likelihood,
     Tilt,
-    _binned,
-    _Likelihood,
+    binned,
     deviance_within_pile,
     fit_tilt,
     profile_ends,
     profile_prior,
+    stated_tilt,
 )
 from pucache.estimates.thresholds import choose_threshold
 
@@ -66,12 +65,20 @@ def test_where_the_tilt_holds_its_three_numbers_are_recovered(prior, apart):
     assert np.std([tilt.prior for tilt in found]) < 0.06 and np.std([tilt.slope for tilt in found]) < 0.3
 
 
-def test_on_gaussians_the_posterior_is_the_analytic_one_and_averages_to_the_prior():
-    margins, s = gaussians(0.2, 2000, 8000)
-    m = np.linspace(-3, 3, 100)
-    for tilt in (fit_tilt(margins, s), fit_tilt(margins, s, prior=0.2)):
-        np.testing.assert_allclose(tilt.posterior(m), 1 / (1 + 4 * np.exp(-2 * m)), atol=0.04)
-        assert tilt.posterior(margins[s == 0]).mean() == pytest.approx(tilt.prior, abs=0.01)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_stated_posteriors_average_to_the_prior_and_are_flatter_than_the_likeliest(weighted):
+    margins, s = gaussians(0.1, 40, 3000)
+    weights = np.random.default_rng(1).uniform(0.5, 2, len(s)).astype(np.float32) if weighted else None
+    likeliest = fit_tilt(margins, s, weights, 0.15)
+    stated = stated_tilt(margins, s, weights, prior=0.15)
+    mean = np.average(stated.posterior(margins[s == 0]), weights=None if weights is None else weights[s == 0])
+    assert mean == pytest.approx(0.15, abs=1e-6) and stated.prior == 0.15
+    assert 0.4 * likeliest.slope < stated.slope < 0.95 * likeliest.slope
+
+
+def test_the_slope_of_stated_posteriors_nears_the_likeliest_with_many_labels():
+    slopes = [stated_tilt(*gaussians(0.1, n_p, 3000), prior=0.1).slope / 2 for n_p in (30, 300, 3000)]
+    assert slopes[0] < slopes[1] < slopes[2] and slopes[2] == pytest.approx(1, abs=0.1)
 
 
 @pytest.mark.parametrize("prior", [1e-5, 0.003, 0.1, 0.9])
@@ -97,7 +104,7 @@ def test_a_known_prior_is_held_and_the_rest_is_fitted_at_it(prior):
 @pytest.mark.parametrize("at", [(-1.5, 0.5, -1.0), (0.3, -1.0, 2.0), (-6.0, 2.0, -7.0)])
 def test_the_gradient_of_the_likelihood_is_its_slope(at):
     draw = np.random.default_rng(0)
-    objective = _Likelihood(draw.normal(size=30), np.repeat([1, 0], [11, 19]), draw.uniform(0.1, 3, 30))
+    objective = Likelihood(draw.normal(size=30), np.repeat([1, 0], [11, 19]), draw.uniform(0.1, 3, 30))
     _, gradient = objective(np.array(at))
     numeric = [(objective(at + step)[0] - objective(at - step)[0]) / 2e-6 for step in 1e-6 * np.eye(3)]
     np.testing.assert_allclose(gradient, numeric, rtol=1e-6, atol=1e-8)
@@ -154,6 +161,7 @@ def test_extreme_margins_give_a_finite_rising_posterior_and_a_finite_threshold(e
     tilt = fit_tilt(margins, s, prior=prior)
     assert np.isfinite([tilt.alpha, tilt.slope]).all() and tilt.slope > 0
     assert tilt.prior == prior if prior else LEAST <= tilt.prior <= MOST
+    assert np.isfinite(stated_tilt(margins, s, prior=prior or 0.3).posterior(margins)).all()
     for share in (None, 0.5):
         posterior = tilt.posterior(np.sort(margins), share)
         assert (np.diff(posterior) >= 0).all() and posterior[0] >= 0 and posterior[-1] <= 1
@@ -178,6 +186,7 @@ def test_the_profile_ends_beyond_its_depth_or_at_the_bounds():
     assert (deviance[[0, -1]] > 5).all() and (deviance[1:-1] <= 5).all()
     low, high = profile_ends(priors, deviance, 5.0)
     assert priors[0] < low < priors[1] and priors[-2] < high < priors[-1]
+    assert [lost(*gaussians(0.2), end) for end in (low, high)] == pytest.approx([5, 5], abs=0.05)
     _, priors, deviance = profile_prior(*gaussians(0.2), depth=5.0, bounds=(0.19, 0.21))
     assert profile_ends(priors, deviance, 5.0) == (None, None)
     assert priors[[0, -1]] == pytest.approx([0.19, 0.21])
@@ -189,13 +198,6 @@ def test_a_bound_moves_the_estimate_and_the_deviance_counts_from_there():
     assert (np.diff(deviance) > 0).all() and profile_ends(priors, deviance, 3.0)[0] is None
 
 
-def test_ends_are_where_the_deviance_reaches_the_threshold():
-    margins, s = gaussians(0.2, 100, 1000)
-    _, *profile = profile_prior(margins, s)
-    for end in profile_ends(*profile, 3.5):
-        assert lost(margins, s, end) == pytest.approx(3.5, abs=0.05)
-
-
 def test_within_a_pile_the_variance_of_sampling_is_subtracted():
     p, q, deviance = profile_prior(*gaussians(0.2, 300, 500))
     visible = 2 * 500 * (p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q)))
@@ -205,20 +207,6 @@ def test_within_a_pile_the_variance_of_sampling_is_subtracted():
     assert within[~other] == 0
     ends = [profile_ends(q, one, 2.7) for one in (within, deviance, deviance_within_pile(p, q, deviance, 10**9))]
     assert np.ptp(ends[0]) < 0.95 * np.ptp(ends[1]) and ends[1] == pytest.approx(ends[2])
-
-
-def test_deviances_are_finite_where_sampling_is_all_the_error_there_is():
-    within = deviance_within_pile(0.1, np.array([0.05, 0.1, 0.2]), np.array([50.0, 0.0, 50.0]), 100)
-    np.testing.assert_allclose(within, [5000, 0, 5000])
-
-
-def test_only_ratios_of_weights_matter_and_rows_without_weight_do_not_count():
-    margins, s = gaussians(0.2, 50, 500)
-    plain, scaled = (profile_prior(margins, s, weights)[2] for weights in (None, np.full(len(s), 7.0)))
-    np.testing.assert_allclose(scaled, plain, rtol=1e-3, atol=1e-3)
-    weights = np.where(np.arange(len(s)) % 2, 2.0, 0.0)
-    of_half, half = profile_prior(margins, s, weights), profile_prior(margins[1::2], s[1::2])
-    np.testing.assert_allclose(profile_ends(*of_half[1:], 3.5), profile_ends(*half[1:], 3.5), rtol=1e-3)
 
 
 def test_the_profile_of_extreme_margins_is_finite(extreme):
@@ -233,28 +221,11 @@ def test_the_profile_of_extreme_margins_is_finite(extreme):
 # --- bins --------------------------------------------------------------------------------------
 
 
-@given(margins=arrays(np.float32, st.integers(1, 60), elements=st.floats(-1e6, 1e6, width=32)), data=st.data())
-def test_bins_preserve_sums_order_and_limits(margins, data):
-    weights = data.draw(arrays(np.float64, len(margins), elements=st.sampled_from([0.0, 0.01, 1.0, 100.0])))
-    weights[0] = 1.0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calibration, "_TOP_ROWS", data.draw(st.integers(1, 30)))
-        patch.setattr(calibration, "_BINS", data.draw(st.integers(1, 10)))
-        m, w = _binned(margins, weights)
-        assert len(m) <= 2 * calibration._BINS
-    margins = margins.astype(float)
-    held = margins[weights > 0]
-    assert len(m) == len(w) <= len(held) and (w > 0).all() and w.sum() == pytest.approx(weights.sum())
-    assert m @ w == pytest.approx(margins @ weights, rel=1e-9, abs=1e-9 * (np.abs(margins) @ weights))
-    scale = 1e-12 * np.abs(margins).max()
-    assert (np.diff(m) >= -scale).all() and m[0] >= held.min() - scale and m[-1] <= held.max() + scale
-
-
 def test_many_rows_are_merged_and_the_top_the_least():
     margins = np.random.default_rng(0).normal(size=100_000).astype(np.float32)
-    m, w = _binned(margins, None)
+    m, w = binned(margins, None)
     assert len(m) == 3000 and w.sum() == 100_000 and m @ w == pytest.approx(margins.astype(float).sum())
     assert w[:1500].mean() > 20 * w[1500:].mean() and w[1500:].max() <= 3
     assert np.average(np.tanh(m), weights=w) == pytest.approx(np.tanh(margins).mean(), abs=1e-5)
-    few, ones = _binned(margins[:50], None)
+    few, ones = binned(margins[:50], None)
     assert few.tolist() == np.sort(margins[:50]).tolist() and (ones == 1).all()

@@ -4,22 +4,16 @@ import pytest
 from pucache.estimates.label_requirements import LabelCount, assumption, figure
 
 
-@pytest.mark.parametrize(
-    ("labels", "estimates", "points"),
-    [(1, False, False), (9, False, False), (10, True, False), (29, True, False), (30, True, True)],
-)
-def test_ten_labels_make_intervals_and_thirty_make_points(labels, estimates, points):
-    count = LabelCount(labels)
-    assert (count.has_estimates, count.has_points) == (estimates, points)
-    assert (count.sentence == "") == points
-
-
 def test_the_sentence_names_both_requirements():
     for labels in (1, 2, 9):
         sentence = LabelCount(labels).sentence
-        assert "at least 10" in sentence and "single figures 30" in sentence
+        assert "at least 10" in sentence and "single figures and probabilities of images 30" in sentence
         assert sentence.startswith(f"{labels} labelled positive{'s are' if labels > 1 else ' is'} too few")
-    assert "every estimate is an interval; single figures take at least 30." in LabelCount(10).sentence
+    assert (
+        "every estimate is an interval; single figures and probabilities of images take at least 30."
+        in LabelCount(10).sentence
+    )
+    assert LabelCount(30).sentence == ""
 
 
 def test_copies_rows_without_weight_and_unlabelled_rows_do_not_count():
@@ -45,4 +39,4 @@ def test_figures_are_written_with_their_intervals(value, interval, text):
 
 
 def test_the_assumed_prior_is_said_to_be_no_estimate():
-    assert "assume that 5 % of the unlabelled are positive; this is no estimate" in assumption(0.05)
+    assert "The threshold assumes that 5 % of the unlabelled are positive; this is no estimate" in assumption(0.05)

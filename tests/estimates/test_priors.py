@@ -3,7 +3,6 @@ import math
 import numpy as np
 import pytest
 from helpers.margins import gaussians
-from helpers.slow import slow
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,13 +37,6 @@ def test_every_method_finds_the_prior_of_margins_that_hardly_overlap(method, pri
     assert np.mean(found) == pytest.approx(prior, abs=TOLERANCE[method] / 1.5)
 
 
-@pytest.mark.parametrize("prior", [0.1, 0.4])
-def test_where_margins_overlap_the_tilt_is_still_right(prior):
-    found = [estimate(*margins_of(prior, apart=0.9, seed=seed)) for seed in range(3)]
-    assert np.mean(found) == pytest.approx(prior, abs=0.03)
-    assert np.mean([estimate(*margins_of(prior, apart=0.9, seed=seed), "elkanoto") for seed in range(3)]) > prior + 0.1
-
-
 def best_bin_by_brute_force(labelled, unlabelled, delta=0.1, gamma=0.01):
     """Garg et al. 2021, algorithm 1, at every margin: q_u / q_p where that + (1 + gamma) / q_p * slack is least."""
     slack = sum(np.sqrt(np.log(4 / delta) / (2 * len(sample))) for sample in (labelled, unlabelled))
@@ -68,14 +60,6 @@ def test_best_bin_is_the_paper_s_formula(seed, n_p, n_u, decimals):
     assert any(found == pytest.approx(ratio) for ratio in least)
 
 
-def test_the_slack_decides_between_two_bins():
-    """Half of P with few of U, or all of P with all of U: their bounds are nearly equal."""
-    margins = np.repeat([10.0, 5.0, 0.0, -10.0], [26, 1, 4000 - 26, 1])
-    s = np.isin(margins, (5, -10)).astype(np.int8)
-    assert best_bin(margins, s, np.ones(4002)) == pytest.approx(1.0)
-    assert min(best_bin_by_brute_force(margins[s == 1], margins[s == 0], gamma=0))[1] == pytest.approx(0.013)
-
-
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("method", METHODS)
 def test_weights_count_rows(method, ties):
@@ -88,14 +72,6 @@ def test_weights_count_rows(method, ties):
     assert weighted != pytest.approx(estimate(margins, s, method), abs=1e-4)
     assert weighted == pytest.approx(estimate(margins, s, method, counts.astype(np.uint8)), rel=1e-6)
     assert estimate(margins, s, method, np.ones(len(s))) == estimate(margins, s, method)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_the_order_of_rows_does_not_matter_even_with_ties(method):
-    margins, s = margins_of(0.3, 100, 300, apart=1.2)
-    order = np.random.default_rng(0).permutation(len(s))
-    for values in (margins, margins.round(0)):
-        assert estimate(values[order], s[order], method) == pytest.approx(estimate(values, s, method), rel=1e-4)
 
 
 @given(
@@ -113,12 +89,6 @@ def test_estimates_are_held_within_bounds_whatever_the_margins(rows, method):
 def test_margins_that_no_unlabelled_row_shares_mean_no_hidden_positives(method):
     margins, s = margins_of(0.0, 300, 1000, apart=6)
     assert LEAST <= estimate(margins, s, method) < 0.02
-
-
-@pytest.mark.parametrize("method", [method for method in METHODS if method != "tilt"])  # which no slope tells nothing
-def test_where_all_unlabelled_rows_are_like_the_positives_nearly_all_are_positive(method):
-    margins, s = margins_of(1.0, 600, 600)
-    assert estimate(margins, s, method) > 0.75
 
 
 def test_an_unknown_method_is_refused_and_the_known_ones_are_named():
@@ -151,38 +121,21 @@ def test_the_limit_of_the_deviance_is_student_s_t_of_the_labels():
     assert deviance_limit(1) == deviance_limit(8) and np.isfinite(deviance_limit(0.5))
 
 
-def test_a_higher_level_and_fewer_labels_widen_the_interval():
-    widths = [
-        np.subtract(*np.log([(e := profile_interval(*margins_of(0.1, n), level)).high, e.low]))
-        for n, level in ((500, 0.5), (500, 0.9), (500, 0.99), (50, 0.99))
-    ]
-    assert widths == sorted(widths) and widths[0] < widths[1] < widths[2] < widths[3]
-
-
-@pytest.mark.parametrize(("n_p", "n_u"), [slow(40, 600), (500, 400)])
-def test_of_exact_tilts_nine_of_ten_sets_are_covered_and_not_all(n_p, n_u, monkeypatch):
+def test_of_exact_tilts_nine_of_ten_sets_are_covered_and_not_all(monkeypatch):
     """With many labels and a small pile, sampling error would be most of the width."""
     monkeypatch.setattr(priors, "MODEL_ERROR", 0.0)
     monkeypatch.setattr(priors, "ERROR_BELOW", 0.0)
     covered = [
         e.low <= 0.1 <= e.high
-        for e in (profile_interval(*margins_of(0.1, n_p, n_u, apart=1.2, seed=seed)) for seed in range(60))
+        for e in (profile_interval(*margins_of(0.1, 500, 400, apart=1.2, seed=seed)) for seed in range(60))
     ]
     assert 0.85 <= np.mean(covered) <= 0.97
-
-
-def test_where_the_hidden_positives_are_visible_their_share_is_known():
-    """A sample of 100 positives has an error of 10 %, but their share in the pile has none."""
-    found = profile_interval(*margins_of(0.1, 500, 1000, apart=3.5))
-    assert 0.07 < found.low < 0.1 < found.high < 0.115
 
 
 def test_where_nothing_excludes_that_no_positive_is_hidden_the_interval_is_one_sided():
     margins, s = margins_of(0.0, 30, 500)
     found = profile_interval(margins, s)
     assert found.low == LEAST < found.high < 0.1
-    assert found.interval_text("{:.2f}".format) == f"at most {found.high:.2f}"
-    assert profile_interval(*margins_of(0.2)).interval_text("{:.2f}".format) == "0.15 to 0.22"
 
 
 def test_bounds_hold_estimate_and_interval():
@@ -203,11 +156,3 @@ def test_bounds_hold_estimate_and_interval():
 def test_intervals_in_words(low, high, words):
     made = PriorEstimate(method="tilt", prior=0.15, low=low, high=high, level=0.9, draws=0)
     assert made.interval_text("{:.2f}".format) == words
-
-
-def test_dedpul_smooths_without_making_or_losing_mass():
-    draw = np.random.default_rng(0)
-    grid = np.linspace(-1, 1, 512)
-    for margins in (draw.uniform(-1, 1, 500), np.ones(500), np.clip(draw.normal(1, 1, 500), -1, 1)):
-        density = priors._density(margins, np.ones(500), grid)
-        assert density.sum() == pytest.approx(1, abs=1e-6) and (density >= 0).all()

@@ -55,13 +55,6 @@ def test_precision_and_recall_meet_their_targets_and_are_the_most_generous_to_do
     assert (margins > chosen).tolist() == (margins > max(complete)).tolist()
 
 
-def test_equal_margins_are_called_together_or_not_at_all():
-    """The first of ten equal rows would still meet the target, all ten do not."""
-    tilt, margins = Tilt(0.0, 1.0, 0.5), np.array([5, *[0] * 10], np.float32)
-    assert expected(tilt, margins, 0.5, 4)[0] > 0.9 > expected(tilt, margins, 0.5, -1)[0]
-    assert 0 <= choose_threshold(tilt, margins, "precision=0.7", 0.5) < 5
-
-
 @pytest.mark.parametrize("rule", ["f1", "precision=0.9", "recall=0.1"])
 def test_the_threshold_lies_between_neighbours_even_in_float32(rule):
     high = np.nextafter(np.float32(100), np.float32(101))

@@ -1,12 +1,15 @@
-"""A small world to go wrong in: images, some of them broken; jobs on them, and what each makes undisturbed."""
+"""A small world to go wrong in: images, some of them broken; commands on them, and what must hold after a fault."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import re
 import shutil
+import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +17,44 @@ import numpy as np
 import safetensors.torch
 import timm
 import torch
+from helpers.started import Started, Strike
 from PIL import Image
 
-from faults.commands import Outcome, Zygote
 from pucache.cache.reader import CacheFile
 
 ENCODER = "test_convnext"
 RED, REST = 20, 60
+BLOCK_ROWS = 16  # images in one part, so that a small source has several
 LEFTOVER = re.compile(r"(.*/)?\..*\.\w{8}\.partial|.*\.(parts|import)(/.*)?|(.*/)?\..*\.lock")
+BUSY = "is being written by another process"
+GO_ON = "run the same command again to go on"
 State = dict[str, bytes | None]  # files by path, with their content; folders have none
 
 
 @dataclass(frozen=True)
 class Job:
-    """One command, the files it begins with, and those it writes."""
+    """One command, the files it begins with (name in the working folder: name in the world), and those it writes."""
 
     name: str
     command: list[str]
-    inputs: dict[str, str]  # name in the working folder -> name in the world
+    inputs: dict[str, str]
     outputs: tuple[str, ...]
-    embeds: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended: exit code (minus the signal that killed it), what it said, rows that it had made safe."""
+
+    code: int
+    stdout: str
+    stderr: str
+    acknowledged: int = 0
+
+    def error(self, *words: str) -> None:
+        """Check that it failed with one line, which has these words."""
+        errors = [line for line in self.stderr.splitlines() if line.startswith("Error: ")]
+        assert self.code == 1 and not self.stdout and len(errors) == 1, (self.code, self.stderr)
+        assert "Traceback" not in self.stderr and all(word in errors[0] for word in words), self.stderr
 
 
 @dataclass(frozen=True)
@@ -43,122 +64,115 @@ class Undisturbed:
     before: State
     after: State
     seconds: float
-    said: list[str]
-    result: dict[str, Any] = field(repr=False)
+    todo: int
 
-    @property
-    def todo(self) -> int:
-        """Rows that are not in the old cache."""
-        return int(self.result.get("computed", 0)) + int(self.result.get("reused", 0))
+
+@dataclass(frozen=True)
+class Setting:
+    """Prepares a started command: its folder, small parts, a record of the rows of each part that is safe; faults."""
+
+    folder: Path
+    log: Path
+    faults: tuple[Any, ...]
+
+    def prepare(self) -> None:
+        from pucache.cache.parts import Parts
+        from pucache.embedding import blocks, engine
+
+        os.chdir(self.folder)
+        blocks.BLOCK_ROWS, engine.CHUNK_ROWS = BLOCK_ROWS, BLOCK_ROWS // 2
+        safe = os.open(self.log / "acknowledged", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+        def add(parts: Parts, rows: Any, *rest: Any, add: Any = Parts.add, **options: Any) -> None:
+            add(parts, rows, *rest, **options)
+            os.write(safe, f"{len(rows.keys)}\n".encode())
+
+        Parts.add = add  # type: ignore[method-assign]
+        for fault in self.faults:
+            fault.prepare()
+
+
+def acknowledged(log: Path) -> int:
+    """Rows that a command has said to be safe."""
+    return sum(map(int, (log / "acknowledged").read_text().split()))
+
+
+@dataclass(frozen=True)
+class After:
+    """A signal after so many seconds."""
+
+    seconds: float
+    number: int
+
+    def prepare(self) -> None:
+        timer = threading.Timer(self.seconds, os.kill, (os.getpid(), self.number))
+        timer.daemon = True
+        timer.start()
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A time of day that jumps by so many seconds, to the next of `jumps` after seven looks at the clock."""
+
+    jumps: tuple[float, ...]
+
+    def prepare(self) -> None:
+        real, looks = time.time_ns, itertools.count()
+        time.time_ns = lambda: real() + int(self.jumps[next(looks) // 7 % len(self.jumps)] * 1e9)
+        time.time = lambda: time.time_ns() / 1e9
 
 
 class World:
-    """Images, weights, caches, shards and a model in one folder; and the jobs.
+    """Images, weights, caches, shards and a model in one folder; and the jobs."""
 
-    `rows` says how many embeddings made elsewhere there are: the more, the longer does a job on them last.
-    """
-
-    def __init__(self, folder: Path, zygote: Zygote, encoder: str = "", rows: int = 500):
-        self.folder, self.zygote = folder, zygote
+    def __init__(self, folder: Path, encoder: str = ""):
+        self.folder, self.images = folder, folder / "images"
         self._undisturbed: dict[str, Undisturbed] = {}
         self._count = 0
-        self._rows = rows
-        self.images = folder / "images"
-        self._small = ["--device", "cpu", "--batch-size", "8", "--precision", "fp32", "--runtime", "torch"]
-        self.weights = [] if encoder else ["--weights", str(folder / "weights.safetensors")]
-        self.encoder = ["--encoder", encoder or f"timm:{ENCODER}", *self.weights, *self._small]
+        weights = [] if encoder else ["--weights", str(folder / "weights.safetensors")]
+        small = [*weights, "--device", "cpu", "--batch-size", "8", "--precision", "fp32", "--runtime", "torch"]
+        self._embed = ["embed", str(self.images), "cache.h5", "--encoder", encoder or f"timm:{ENCODER}", *small]
         _save_images(self.images)
         if not encoder:
             torch.manual_seed(0)
             safetensors.torch.save_file(timm.create_model(ENCODER).state_dict(), folder / "weights.safetensors")
-            (folder / "weights.safetensors").chmod(0o644)
         (folder / "positives.txt").write_text("".join(f"red/{number:03}.png\n" for number in range(RED // 2)))
-        self._make("embed", str(self.images), "old.h5", *self.encoder)
+        X = np.random.default_rng(0).normal(size=(500, 16))
+        np.save(folder / "X.npy", X)
+        self._make(*self._embed)
+        os.rename(folder / "cache.h5", folder / "old.h5")
         _change_images(self.images)
-        self._make("embed", str(self.images), "cache.h5", *self.encoder)
+        self._make(*self._embed)
         self._make("train-pu", "cache.h5", "--positives", "positives.txt", "--prior", "0.15", "--device", "cpu")
-        self.jobs = {job.name: job for job in self._jobs()}
-
-    def _provide(self, name: str) -> None:
-        """Make an input, and those that go with it, before the first job that reads it."""
-        if not (self.folder / name).exists():
-            if name.startswith("shard-"):
-                for number in (1, 2, 3):
-                    self._make("embed", str(self.images), f"shard-{number}.h5", "--shard", f"{number}/3", *self.encoder)
-            else:
-                self._import(self._rows)
-
-    def _import(self, rows: int) -> None:
-        """Embeddings made elsewhere: an array and its keys, a cache of them, three shards, and a model."""
-        X = np.random.default_rng(0).normal(size=(rows, 16)).astype(np.float32)
-        keys = [f"{number:06}" for number in range(rows)]
-        for name, taken in {"": slice(None), **{f"-{n + 1}": slice(n, None, 3) for n in range(3)}}.items():
-            np.save(self.folder / f"X{name}.npy", X[taken])
-            (self.folder / f"keys{name}.txt").write_text("".join(f"{key}\n" for key in keys[taken]))
-            of = ["--keys", f"keys{name}.txt", "--name", "elsewhere"]
-            self._make("import-embeddings", f"X{name}.npy", f"rows{name}.h5", *of)
-        options = ["--prior", "0.15", "--out", "rows.safetensors", "--metrics", "rows.json", "--device", "cpu"]
-        self._make("train-pu", "rows.h5", "--positives", "0000[0-3]?", *options)
+        self.jobs = {job.name: job for job in self._jobs(small)}
 
     def _make(self, *command: str) -> None:
-        done = self.zygote.run(list(command), self.folder)
-        assert done.code == 0, done.stderr
+        ended = self.run(command, self.folder)
+        assert ended.code == 0, ended.stderr
 
-    def _jobs(self) -> list[Job]:
-        images, workers = str(self.images), ["--workers", "2", "--json"]
-        embed = ["embed", images, "cache.h5", *self.encoder]
-        model, cache, listed = ({name: name} for name in ("model.safetensors", "cache.h5", "positives.txt"))
-        model_options = [*self.weights, *self._small, "--json"]
+    def _jobs(self, small: list[str]) -> list[Job]:
+        embed, sources = [*self._embed, "--json"], ("cache.h5", "positives.txt", "model.safetensors")
+        cache, listed, model = ({name: name} for name in sources)
         shards = {f"shard-{number}.h5": f"shard-{number}.h5" for number in (1, 2, 3)}
-        parts = {f"rows-{number}.h5": f"rows-{number}.h5" for number in (1, 2, 3)}
-        positives = ["--positives", "positives.txt"]
+        old, known = {"cache.h5": "old.h5"}, ["--positives", "positives.txt"]
+        train = ["train-pu", "cache.h5", *known, "--prior", "0.15", "--device", "cpu"]
+        sweep = ["sweep-priors", "cache.h5", *known, "--priors", "0.1,0.2", "--seeds", "1", "--device", "cpu"]
+        score, parquet = ["score", "model.safetensors"], "new/folder/scores.parquet"
         return [
-            Job("embed", [*embed, "--workers", "0", "--json"], {}, ("cache.h5",), True),
-            Job("embed, workers", [*embed, *workers], {}, ("cache.h5",), True),
-            Job("update", [*embed, "--json"], {"cache.h5": "old.h5"}, ("cache.h5",), True),
-            Job("update, workers, prune", [*embed, *workers, "--prune"], {"cache.h5": "old.h5"}, ("cache.h5",), True),
-            Job("reuse", [*embed, "--json", "--reuse", "old.h5"], {"old.h5": "old.h5"}, ("cache.h5",), True),
-            Job("pack", ["pack", *shards, "--out", "packed.h5", "--json"], shards, ("packed.h5",)),
-            Job("pack, rows", ["pack", *parts, "--out", "packed.h5", "--json"], parts, ("packed.h5",)),
-            Job("score", ["score", "model.safetensors", "cache.h5"], model | cache, ("scores.csv",)),
-            Job(
-                "score, rows",
-                ["score", "rows.safetensors", "rows.h5"],
-                {name: name for name in ("rows.safetensors", "rows.h5")},
-                ("scores.csv",),
-            ),
-            Job(
-                "score, Parquet",
-                ["score", "model.safetensors", "cache.h5", "--out", "new/folder/scores.parquet"],
-                model | cache,
-                ("new/folder/scores.parquet",),
-            ),
-            Job(
-                "score, images",
-                ["score", "model.safetensors", images, *model_options],
-                model,
-                ("scores.h5", "scores.csv"),
-                True,
-            ),
-            Job(
-                "train-pu",
-                ["train-pu", "cache.h5", *positives, "--prior", "0.15", "--device", "cpu"],
-                cache | listed,
-                ("model.safetensors", "metrics.json"),
-            ),
-            Job("retrieve", ["retrieve-positives", "cache.h5", *positives], cache | listed, ("ranked.csv",)),
-            Job(
-                "sweep",
-                ["sweep-priors", "cache.h5", *positives, "--priors", "0.1,0.2", "--seeds", "1", "--device", "cpu"],
-                cache | listed,
-                ("sweep.csv", "sweep.png"),
-            ),
-            Job(
-                "import",
-                ["import-embeddings", str(self.folder / "X.npy"), "imported.h5", "--keys", "keys.txt"],
-                {"keys.txt": "keys.txt"},
-                ("imported.h5",),
-            ),
+            Job("embed", [*embed, "--workers", "0"], {}, ("cache.h5",)),
+            Job("embed, workers", [*embed, "--workers", "2"], {}, ("cache.h5",)),
+            Job("update", embed, old, ("cache.h5",)),
+            Job("update, workers, prune", [*embed, "--workers", "2", "--prune"], old, ("cache.h5",)),
+            Job("reuse", [*embed, "--reuse", "old.h5"], {"old.h5": "old.h5"}, ("cache.h5",)),
+            Job("pack", ["pack", *shards, "--out", "packed.h5"], shards, ("packed.h5",)),
+            Job("score", [*score, "cache.h5"], model | cache, ("scores.csv",)),
+            Job("score, Parquet", [*score, "cache.h5", "--out", parquet], model | cache, (parquet,)),
+            Job("score, images", [*score, str(self.images), *small], model, ("scores.h5", "scores.csv")),
+            Job("train-pu", train, cache | listed, ("model.safetensors", "metrics.json")),
+            Job("retrieve", ["retrieve-positives", "cache.h5", *known], cache | listed, ("ranked.csv",)),
+            Job("sweep", sweep, cache | listed, ("sweep.csv", "sweep.png")),
+            Job("export", ["export", "cache.h5", "c.parquet"], cache, ("c.parquet",)),
+            Job("import", ["import-embeddings", str(self.folder / "X.npy"), "imported.h5"], {}, ("imported.h5",)),
         ]
 
     def place(self, job: Job, folder: Path | None = None) -> Path:
@@ -168,29 +182,56 @@ class World:
             folder = self.folder / "places" / f"{self._count:05}"
             folder.mkdir(parents=True)
         for name, source in job.inputs.items():
-            self._provide(source)
+            if source.startswith("shard-") and not (self.folder / source).exists():
+                self._make(*self._embed[:2], source, *self._embed[3:], "--shard", f"{source[6]}/3")
             shutil.copy2(self.folder / source, folder / name)
         return folder
 
+    def new_log(self) -> Path:
+        """A folder for what one command says."""
+        self._count += 1
+        return self.folder / "logs" / f"{self._count:05}"
+
+    def start(
+        self, command: list[str] | tuple[str, ...], folder: Path, *faults: Any, log: Path | None = None
+    ) -> Started:
+        """A process that runs `pucache` with these arguments in `folder`, with faults to come."""
+        log = log or self.new_log()
+        environ = {"SOURCE_DATE_EPOCH": "1700000000", "HF_HUB_OFFLINE": "1"}
+        return Started(command, log, strike=Setting(folder, log, faults), **environ)
+
+    def run(self, command: list[str] | tuple[str, ...], folder: Path, *faults: Any) -> Outcome:
+        """Start and wait."""
+        with self.start(command, folder, *faults) as started:
+            return ended(started)
+
     def undisturbed(self, job: Job) -> Undisturbed:
-        """What the job makes; run twice, the second time for how long it takes."""
+        """What the job makes, and how long it takes."""
         if job.name not in self._undisturbed:
-            runs = [self._run(job) for _ in range(2)]
-            assert runs[0].after == runs[1].after, f"{job.name} is not repeatable"
-            self._undisturbed[job.name] = runs[1]
+            folder = self.place(job)
+            before, began = state(folder), time.monotonic()
+            done = self.run(job.command, folder)
+            assert done.code == 0, done.stderr
+            self._undisturbed[job.name] = Undisturbed(before, state(folder), time.monotonic() - began, _work(job, done))
         return self._undisturbed[job.name]
 
-    def _run(self, job: Job) -> Undisturbed:
-        folder = self.place(job)
-        before = state(folder)
-        began = time.monotonic()
-        done = self.zygote.run(job.command, folder)
-        seconds = time.monotonic() - began
-        assert done.code == 0, done.stderr
-        result = done.result if "--json" in job.command else {}
-        return Undisturbed(before, state(folder), seconds, done.said, result)
-
     # --- what must hold ------------------------------------------------------------------------
+
+    def strike(self, job: Job, *faults: Any, folder: Path | None = None) -> Outcome:
+        """Run a job that faults befall; check what it said and left, and that it goes on once they are gone."""
+        self.undisturbed(job)
+        folder = folder or self.place(job)
+        done = self.run(job.command, folder, *faults)
+        self.check_interrupted(job, folder)
+        if done.code == 0:
+            self.check_finished(job, folder, done)
+        elif done.code > 0:
+            left = [name for name in state(folder) if name.endswith(".partial")]
+            assert not left and "Traceback" not in done.stderr, (left, done.stderr)
+        if done.code > 1:
+            assert done.code in (130, 143) and GO_ON in done.stderr, (done.code, done.stderr)
+        self.check_rerun(job, folder, done.acknowledged)
+        return done
 
     def check_interrupted(self, job: Job, folder: Path) -> None:
         """Outputs are the old or the new ones, inputs untouched, parts whole, and leftovers have their names."""
@@ -206,35 +247,50 @@ class World:
         for path in folder.rglob("part-*.h5"):
             CacheFile(path).verify()
 
-    def check_rerun(self, job: Job, folder: Path, acknowledged: int = 0, **options: Any) -> Outcome:
+    def check_rerun(self, job: Job, folder: Path, safe: int = 0, *faults: Any) -> None:
         """The same command succeeds, embeds nothing again, ends in the same bytes, and leaves nothing else."""
-        whole = self.undisturbed(job)
-        done = self.zygote.run(job.command, folder, **options)
+        done = self.run(job.command, folder, *faults)
         self.check_finished(job, folder, done)
-        if job.embeds and "computed" in done.result:
-            computed = done.result["computed"] + done.result["reused"]
-            assert computed <= whole.todo - acknowledged, f"{computed} of {whole.todo} again, {acknowledged} were safe"
-        return done
+        todo, computed = self.undisturbed(job).todo, _work(job, done)
+        assert computed <= todo - safe or not todo, f"{computed} of {todo} again, {safe} were safe"
 
     def check_finished(self, job: Job, folder: Path, done: Outcome) -> None:
         """It succeeded, with the bytes of the undisturbed run and nothing else left."""
         assert done.code == 0, done.stderr
-        whole = self.undisturbed(job)
-        assert done.said == whole.said, done.stderr
-        differing = differences(whole.after, state(folder))
+        differing = differences(self.undisturbed(job).after, state(folder))
         assert not differing, f"{job.name}: {differing}"
+
+    def rivals(self, job: Job, apart: float) -> bool:
+        """Run a job twice, so many seconds apart: both end well, or one is refused; whether one was."""
+        self.undisturbed(job)
+        folder = self.place(job)
+        with self.start(job.command, folder) as first:
+            time.sleep(apart)
+            both = [self.run(job.command, folder), ended(first)]
+        refused = [done for done in both if done.code]
+        assert len(refused) < 2, both
+        for done in refused:
+            done.error(BUSY)
+        differing = differences(self.undisturbed(job).after, state(folder))
+        assert not differing, differing
+        return bool(refused)
+
+
+def ended(started: Started) -> Outcome:
+    """Wait for the end of a command."""
+    return Outcome(started.wait(), started.stdout, started.stderr, acknowledged(started.log))
+
+
+def _work(job: Job, done: Outcome) -> int:
+    """Rows that were not in the old cache."""
+    told = json.loads(done.stdout) if "--json" in job.command else {}
+    return int(told.get("computed", 0)) + int(told.get("reused", 0))
 
 
 def state(folder: Path) -> State:
     """Every file below a folder, with its content; locks are left out, they come and stay."""
-    found: State = {}
-    for root, folders, files in os.walk(folder):
-        found |= {os.path.relpath(os.path.join(root, name), folder): None for name in folders}
-        for name in files:
-            path = Path(root) / name
-            if not name.endswith(".lock"):
-                found[os.path.relpath(path, folder)] = path.read_bytes()
-    return found
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.suffix != ".lock"}
+    return {name: None if path.is_dir() else path.read_bytes() for name, path in found.items()}
 
 
 def differences(expected: State, got: State) -> dict[str, str]:
@@ -244,17 +300,26 @@ def differences(expected: State, got: State) -> dict[str, str]:
     return told | {name: "other bytes" for name in expected.keys() & got.keys() if expected[name] != got[name]}
 
 
-def error_line(done: Outcome, *words: str) -> str:
-    """The one line on stderr, beside progress, with which it failed, and which has these words.
+# --- points ------------------------------------------------------------------------------------
 
-    A graph of neighbours that cannot be kept is no error: a warning says so, and the command goes on.
-    """
-    assert done.code == 1 and not done.stdout, (done.code, done.stderr)
-    lines = [line for line in done.said if not line.startswith("the graph of neighbours is not kept")]
-    assert len(lines) == 1 and lines[0].startswith("Error: "), done.stderr
-    for word in words:
-        assert word in lines[0], done.stderr
-    return lines[0]
+POINTS = {
+    "fsync": "os.fsync",
+    "rename": "os.replace",
+    "new file": "tempfile.mkstemp",
+    "write": "pucache.cache.hdf5._Output.write",
+    "removal": "os.rmdir",
+}
+
+
+def strike_each(world: World, job: Job, point: str, calls: list[int] | range, **fault: Any) -> list[Outcome]:
+    """A fault at each of these calls of one kind, up to the first that a run does not reach; how each ended."""
+    struck: list[Outcome] = []
+    for call in calls:
+        done = world.strike(job, Strike(function=POINTS[point], call=call, **fault))
+        if done.code == 0:
+            break
+        struck.append(done)
+    return struck
 
 
 # --- images ------------------------------------------------------------------------------------
@@ -265,13 +330,10 @@ def _save_images(folder: Path) -> None:
     for name, count, colour in (("red", RED, (220, 40, 40)), ("rest", REST, (40, 60, 200))):
         (folder / name).mkdir(parents=True)
         for number in range(count):
-            _save_image(
-                folder / name / f"{number:03}.{'jpg' if name == 'rest' and number % 2 else 'png'}", colour, draw
-            )
+            suffix = "jpg" if name == "rest" and number % 2 else "png"
+            _save_image(folder / name / f"{number:03}.{suffix}", colour, draw)
     (folder / "rest" / "broken.jpg").write_bytes(b"no image")
     (folder / "rest" / "empty.png").write_bytes(b"")
-    whole = (folder / "rest" / "000.png").read_bytes()
-    (folder / "rest" / "short.png").write_bytes(whole[: len(whole) // 2])
 
 
 def _change_images(folder: Path) -> None:

@@ -8,154 +8,26 @@ anything. The command is then held to what it had said by then, on each of these
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import hashlib
 import itertools
-import json
 import os
+import pickle
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
-from faults.places import Job, World, differences, state
+from faults.places import Job, World, acknowledged, differences, ended, state
 from pucache.cache.reader import CacheFile
 from pucache.errors import CacheError
 
 CHANGES = ("fsync", "fdatasync", "replace", "rename", "link", "unlink", "remove", "mkdir", "rmdir", "truncate")
 END = "after the end"
-CONTENTS = ("synced, or empty", "synced, or zeros", "as written")
-Entries = dict[str, int]  # name -> inode
-
-
-class Journal:
-    """Watches a folder from within the process that writes to it.
-
-    Parameters
-    ----------
-    folder : Path
-    record : Path
-        Folder for what is seen: contents by their sha256, and ``disks.jsonl``.
-    honest : bool
-        False: fsync does nothing, as on a disk that lies; then something must be lost.
-    """
-
-    def __init__(self, folder: Path, record: Path, honest: bool):
-        self._folder, self._record, self._honest = folder, record, honest
-        self._lock = threading.RLock()
-        self._held: dict[int, int] = {}  # inode -> descriptor, so that no number is used again
-        self._root = os.stat(folder).st_ino
-        self._acknowledged = 0
-        self._entries, self._contents = self._look()  # what is on disk for sure
-
-    def watch(self) -> None:
-        """Note what is possible around each change from now on, and what is said to be safe."""
-        from pucache.cache.parts import Parts
-
-        for name in CHANGES:
-            setattr(os, name, self._around(name, getattr(os, name)))
-
-        def add(parts: Parts, rows: Any, *rest: Any, add: Any = Parts.add, **options: Any) -> None:
-            add(parts, rows, *rest, **options)
-            with self._lock:
-                self._acknowledged += len(rows.keys)
-                self._note("a part is said to be safe")
-
-        Parts.add = add  # type: ignore[method-assign]
-        atexit.register(self._note, END)
-
-    def _around(self, name: str, call: Any) -> Any:
-        def changed(*arguments: Any, **options: Any) -> Any:
-            with self._lock:
-                self._note(f"before {name}")
-                result = call(*arguments, **options)
-                if name in ("fsync", "fdatasync") and self._honest:
-                    self._sync(arguments[0])
-                self._note(f"after {name}")
-                return result
-
-        return changed
-
-    def _sync(self, descriptor: int) -> None:
-        """Only this file or directory is on disk now as it is."""
-        inode = os.fstat(descriptor).st_ino
-        entries, contents = self._look()
-        if inode in entries:
-            self._entries[inode] = entries[inode]
-        elif inode in contents:
-            self._contents[inode] = contents[inode]
-
-    def _look(self) -> tuple[dict[int, Entries], dict[int, str]]:
-        """Entries of each directory and content of each file, as any process sees them now."""
-        entries: dict[int, Entries] = {}
-        contents: dict[int, str] = {}
-        below = [(str(self._folder), self._root)]
-        while below:
-            path, number = below.pop()
-            here = entries.setdefault(number, {})
-            for entry in os.scandir(path):
-                if entry.name.endswith(".lock"):
-                    continue
-                try:
-                    self._hold(entry)
-                    if entry.is_dir():
-                        below.append((entry.path, entry.inode()))
-                    else:
-                        contents[entry.inode()] = self._keep(Path(entry.path).read_bytes())
-                    here[entry.name] = entry.inode()
-                except FileNotFoundError:
-                    continue  # removed meanwhile by another thread
-        return entries, contents
-
-    def _hold(self, entry: os.DirEntry[str]) -> None:
-        if entry.inode() not in self._held:
-            self._held[entry.inode()] = os.open(entry.path, os.O_RDONLY)
-
-    def _keep(self, content: bytes) -> str:
-        name = hashlib.sha256(content).hexdigest()
-        if not (self._record / name).exists():
-            (self._record / name).write_bytes(content)
-        return name
-
-    def _note(self, when: str) -> None:
-        safe = self._acknowledged  # first, for more may become safe while we look
-        entries, contents = self._look()
-        with open(self._record / "disks.jsonl", "a") as stream:
-            for chosen, kept in itertools.product(self._choices(entries), CONTENTS):
-                tree = self._tree(self._root, chosen, entries, contents, kept)
-                stream.write(json.dumps({"when": when, "safe": safe, "kept": kept, "files": tree}) + "\n")
-
-    def _choices(self, entries: dict[int, Entries]) -> Iterator[dict[int, Entries]]:
-        """Which entries reached the disk: those synced, all, and those synced with any one change since."""
-        synced = {number: self._entries.get(number, {}) for number in entries}
-        yield synced
-        yield entries
-        for number, now in entries.items():
-            before = synced[number]
-            for name in sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name)):
-                one = {other: number for other, number in before.items() if other != name}
-                yield {**synced, number: one | ({name: now[name]} if name in now else {})}
-
-    def _tree(
-        self, number: int, chosen: dict[int, Entries], now: dict[int, Entries], written: dict[int, str], kept: str
-    ) -> dict[str, Any]:
-        """Files and folders below a directory, by name: the name of a content, or a tree."""
-        tree: dict[str, Any] = {}
-        for name, inode in chosen.get(number, self._entries.get(number, {})).items():
-            if inode in now or inode in self._entries:
-                tree[name] = self._tree(inode, chosen, now, written, kept)
-            elif kept == "as written" and inode in written:
-                tree[name] = written[inode]
-            elif inode in self._contents:
-                tree[name] = self._contents[inode]
-            else:
-                zeros = len((self._record / written[inode]).read_bytes()) if inode in written else 0
-                tree[name] = self._keep(bytes(zeros) if kept == "synced, or zeros" else b"")
-        return tree
-
-
-# --- in the test -------------------------------------------------------------------------------
+UNSYNCED = {"empty": lambda content: b"", "zeros": lambda content: bytes(len(content)), "as written": None}
+Inodes = dict[int, Any]  # number to the content of a file, or to the entries of a folder: name to number
 
 
 @dataclass(frozen=True)
@@ -167,35 +39,118 @@ class Crash:
     files: dict[str, Any]
 
 
-def crashes(world: World, job: Job, record: Path, *, honest: bool = True) -> list[Crash]:
+class Journal:
+    """Watches a folder from within the process that writes to it, and records the `Crash` of every moment."""
+
+    def __init__(self, folder: Path, record: Path):
+        self._folder, self._record = folder, record
+
+    def prepare(self) -> None:
+        """Note what is possible around each change from now on."""
+        self._root = os.stat(self._folder).st_ino
+        self._lock, self._held = threading.RLock(), {}  # type: ignore[var-annotated]
+        self._crashes: dict[str, Crash] = {}  # of equal disks the last, by which most was said
+        self._contents: dict[bytes, bytes] = {}
+        self._synced = self._look()  # what is on disk for sure
+        for name in CHANGES:
+            setattr(os, name, self._around(name, getattr(os, name)))
+        Finalize(None, self._finish, exitpriority=0)
+
+    def _around(self, name: str, call: Any) -> Any:
+        def changed(*arguments: Any, **options: Any) -> Any:
+            with self._lock:
+                self._note(f"before {name}")
+                result = call(*arguments, **options)
+                if name in ("fsync", "fdatasync"):  # only this file or directory is on disk now as it is
+                    inode, now = os.fstat(arguments[0]).st_ino, self._look()
+                    if inode in now:
+                        self._synced[inode] = now[inode]
+                self._note(f"after {name}")
+                return result
+
+        return changed
+
+    def _look(self) -> Inodes:
+        """Files and folders, as any process sees them now."""
+        found: Inodes = {}
+        below = [(str(self._folder), self._root)]
+        while below:
+            path, number = below.pop()
+            entries = found[number] = {}
+            for entry in os.scandir(path):
+                if entry.name.endswith(".lock"):
+                    continue
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile by another thread
+                    inode = entry.inode()
+                    if inode not in self._held:  # so that no number is used again
+                        self._held[inode] = os.open(entry.path, os.O_RDONLY)
+                    if entry.is_dir():
+                        below.append((entry.path, inode))
+                    else:
+                        content = Path(entry.path).read_bytes()
+                        found[inode] = self._contents.setdefault(content, content)
+                    entries[entry.name] = inode
+        return found
+
+    def _note(self, when: str) -> None:
+        safe = acknowledged(self._record)  # first, for more may become safe while we look
+        now = self._look()
+        for chosen, kept in itertools.product(self._choices(now), UNSYNCED):
+            tree = self._tree(self._root, chosen, now, UNSYNCED[kept])
+            crash = Crash(f"{when}, unsynced {kept}", None if when == END else safe, tree)
+            self._crashes[hashlib.sha256(repr(sorted(tree.items())).encode()).hexdigest()] = crash
+
+    def _choices(self, now: Inodes) -> Iterator[Inodes]:
+        """Which entries reached the disk: those synced, all, and those synced with any one change since."""
+        folders = {number: entries for number, entries in now.items() if isinstance(entries, dict)}
+        synced = {number: self._synced.get(number, {}) for number in folders}
+        yield synced
+        yield folders
+        for number, entries in folders.items():
+            before = synced[number]
+            for name in before.keys() | entries.keys():
+                if entries.get(name) != before.get(name):
+                    one = {other: inode for other, inode in before.items() if other != name}
+                    yield {**synced, number: one | ({name: entries[name]} if name in entries else {})}
+
+    def _tree(self, number: int, chosen: Inodes, now: Inodes, unsynced: Any) -> dict[str, Any]:
+        """Files and folders below a directory, by name."""
+        tree: dict[str, Any] = {}
+        for name, inode in chosen.get(number, self._synced.get(number, {})).items():
+            written = now.get(inode, self._synced.get(inode, b""))
+            if isinstance(written, dict):
+                tree[name] = self._tree(inode, chosen, now, unsynced)
+            elif unsynced is None:
+                tree[name] = written
+            else:
+                tree[name] = self._synced[inode] if inode in self._synced else unsynced(written)
+        return tree
+
+    def _finish(self) -> None:
+        self._note(END)
+        with open(self._record / "crashes", "wb") as stream:
+            pickle.dump(list(self._crashes.values()), stream)
+
+
+def crashes(world: World, job: Job) -> list[Crash]:
     """Run a job once under a journal and return the distinct disks that a crash could have left."""
-    record.mkdir(parents=True)
-    folder = world.place(job)
-    done = world.zygote.run(
-        job.command, folder, twists=[("journal", {"folder": str(folder), "record": str(record), "honest": honest})]
-    )
-    world.check_finished(job, folder, done)
-    lines = [json.loads(line) for line in (record / "disks.jsonl").read_text().splitlines()]
-    found: dict[str, Crash] = {}
-    for line in lines:  # of equal disks the last, by which most was said
-        safe = None if line["when"] == END else line["safe"]
-        found[json.dumps(line["files"], sort_keys=True)] = Crash(f"{line['when']}, {line['kept']}", safe, line["files"])
-    return list(found.values())
+    world.undisturbed(job)
+    folder, log = world.place(job), world.new_log()
+    with world.start(job.command, folder, Journal(folder, log), log=log) as started:
+        world.check_finished(job, folder, ended(started))
+    return pickle.loads((log / "crashes").read_bytes())
 
 
-def check_crash(world: World, job: Job, crash: Crash, record: Path) -> None:
+def check_crash(world: World, job: Job, crash: Crash) -> None:
     """What was said to be safe is there, nothing wrong is read, and a rerun ends in the same bytes."""
     folder = world.place(job)
     for path in sorted(folder.iterdir()):
         path.unlink()
-    _build(folder, crash.files, record)
+    _build(folder, crash.files)
     whole, now = world.undisturbed(job), state(folder)
-    for name in job.outputs:
-        allowed = [side.get(name) for side in (whole.before, whole.after)]
-        assert now.get(name) in allowed, f"{crash.when}: {name} is neither the old nor the new one"
-    inputs = {name: content for name, content in whole.before.items() if name not in job.outputs}
-    missing = {name for name in inputs if now.get(name) != inputs[name]}
-    assert not missing, f"{crash.when}: {missing} changed"
+    for name in whole.before.keys() | set(job.outputs):
+        sides = [whole.before.get(name), whole.after.get(name)]
+        assert now.get(name) in sides, f"{crash.when}: {name} is neither the old nor the new one"
     if crash.safe is None:
         lost = {name: told for name, told in differences(whole.after, now).items() if name in job.outputs}
         assert not lost, f"{crash.when}: {lost}"
@@ -215,10 +170,10 @@ def _rows(part: Path) -> int:
     return len(file)
 
 
-def _build(folder: Path, tree: dict[str, Any], record: Path) -> None:
+def _build(folder: Path, tree: dict[str, Any]) -> None:
     for name, content in tree.items():
         if isinstance(content, dict):
             (folder / name).mkdir()
-            _build(folder / name, content, record)
+            _build(folder / name, content)
         else:
-            (folder / name).write_bytes((record / content).read_bytes())
+            (folder / name).write_bytes(content)

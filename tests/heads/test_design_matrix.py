@@ -44,27 +44,6 @@ def test_blocks_are_the_chosen_rows_centred_and_scaled(monkeypatch, tmp_path, sp
         assert all(block.dtype == torch.float32 for _, block in seen)
 
 
-def test_what_fits_is_kept_and_what_does_not_is_read_anew(monkeypatch):
-    X, every = rows(), np.arange(700)
-    for room, kept in ((4 * X.size, True), (4 * X.size - 1, False)):
-        monkeypatch.setattr(design_matrix, "CPU_RESIDENT", room)
-        made = RowBlocks(X, every, Moments.of(X), CPU)
-        assert all((a is b) == kept for (_, a), (_, b) in zip(every_block(made), every_block(made), strict=True))
-
-
-def test_no_rows_make_no_blocks():
-    X = rows()
-    assert every_block(RowBlocks(X, np.arange(0), Moments.of(X), CPU)) == []
-
-
-def test_groups_cover_the_rows_in_order():
-    X = rows(256 * 40)
-    groups = RowBlocks(X, np.arange(len(X)), Moments.of(X), CPU).groups()
-    assert len(groups) == 10
-    flat = [part for group in groups for part in group]
-    assert [part.start for part in flat] == list(range(0, len(X), 256)) and flat[-1].stop == len(X)
-
-
 def test_margins_are_those_of_the_heads_on_x():
     X = rows(mean=3)
     draw = np.random.default_rng(0)

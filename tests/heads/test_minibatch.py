@@ -5,18 +5,13 @@ from helpers.planted import planted
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pucache.heads import design_matrix, minibatch
-from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.minibatch import SGDSettings
-from pucache.heads.moments import Moments
-from pucache.heads.objective import HeadProblem
 from pucache.heads.risks import PURisk
 from pucache.heads.solve import fit_heads
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N, D = 300, 6
 QUICK = SGDSettings(epochs=4, min_steps=0, batch_size=64, learning_rate=0.01)
-WHOLE = SGDSettings(epochs=30, min_steps=0, batch_size=N, learning_rate=0.01)
 STILL = SGDSettings(epochs=2, min_steps=0, batch_size=70, learning_rate=1e-12)
 
 
@@ -130,46 +125,6 @@ def test_risk_and_clamped_are_means_over_the_batches_of_the_last_epoch(data):
     assert np.isnan(heads.residual).all()
 
 
-# --- batches -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("resident", [0, 1 << 29])
-def test_every_row_is_once_in_every_epoch_and_the_positives_in_new_company(monkeypatch, resident):
-    monkeypatch.setattr(design_matrix, "CPU_RESIDENT", resident)
-    monkeypatch.setattr(minibatch, "_ROWS_AT_ONCE", 3 * 64)
-    s = np.arange(N) % 7 == 0
-    X = np.arange(N, dtype=np.float32)[:, None]
-    problem = HeadProblem.of(DesignMatrix(X, s, None, torch.device("cpu")), PURisk(), prior=0.3)
-    batches = minibatch._Batches(problem, torch.Generator().manual_seed(0), 64, 1.0)
-    assert len(batches) == 5
-    seen = []
-    for _ in range(3):
-        batches.permute_positives()
-        numbers, made = zip(
-            *((number, batch.numpy()) for number, batch in batches.in_order([0, 1, 2, 3, 4])), strict=True
-        )
-        assert numbers == (0, 1, 2, 3, 4)
-        rows = [batch[:, 0].astype(int).copy() for batch in made]
-        assert all((batch[:, 1] == 1).all() for batch in made)  # for the intercept
-        assert sorted(np.concatenate(rows)) == list(range(N))
-        for part, told in zip(rows, batches.rows, strict=True):
-            np.testing.assert_array_equal(part, told)
-            assert (np.diff(s[part].astype(int)) <= 0).all()  # the positives come first
-        seen.append([frozenset(part[s[part]]) for part in rows])
-    assert len(set(map(tuple, seen))) == 3
-
-
-def test_where_nothing_fits_rows_are_read_anew_and_the_heads_are_the_same(data, monkeypatch, tmp_path):
-    X, s = data
-    weights = np.random.default_rng(1).uniform(0.5, 2, (N, 2)).astype(np.float32)
-    kept = fit(X, s, weights=weights)
-    np.save(tmp_path / "X.npy", X)
-    monkeypatch.setattr(design_matrix, "CPU_RESIDENT", 0)
-    monkeypatch.setattr("pucache.storage.rows.LARGE_MAP_BYTES", 0)
-    same(kept, fit(X, s, weights=weights), atol=0)
-    same(kept, fit(np.load(tmp_path / "X.npy", mmap_mode="r"), s, weights=weights), atol=0)
-
-
 # --- many heads, weights -----------------------------------------------------------------------
 
 
@@ -183,17 +138,6 @@ def test_many_heads_together_are_as_each_alone(data, name):
         mine = {key: values[k] for key, values in own.items()}
         alone = fit(X, s, weights=weights[:, k : k + 1], risk=PURisk(name), **mine)
         same(together.take([k]), alone, atol=1e-4)
-
-
-def test_a_head_does_not_see_its_rows_of_weight_zero(data):
-    X, s = data
-    weights, moments = np.ones((N, 2), np.float32), Moments.of(X)
-    weights[::3, 0] = 0
-    other = X.copy()
-    other[::3] *= -7
-    before, after = (fit(values, s, weights=weights, moments=moments) for values in (X, other))
-    same(before.take([0]), after.take([0]), atol=1e-5)
-    assert np.abs(before.coef[1] - after.coef[1]).max() > 0.01
 
 
 def test_batches_without_positives_are_borne(data):

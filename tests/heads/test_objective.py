@@ -114,15 +114,6 @@ def test_soft_targets_have_the_cross_entropy_and_its_gradient(data, design, shar
     check_derivatives(objective, parameters(), lambda k, vector: soft_value(data, targets, k, vector))
 
 
-def test_heads_may_share_a_column_of_weights(data, design):
-    weights = data[2]
-    shared = HeadProblem.of(design, PURisk("nnpu"), weights=weights, prior=PRIORS, column=[2, 0, 2])
-    repeated = HeadProblem.of(design, PURisk("nnpu"), weights=weights[:, [2, 0, 2]], prior=PRIORS)
-    one, other = (risk_objective(problem, Silent(), run_in_turn)[0] for problem in (shared, repeated))
-    for got, expected in zip(one(parameters(), EVERY), other(parameters(), EVERY), strict=True):
-        torch.testing.assert_close(got, expected)
-
-
 def test_a_side_without_rows_or_weight_counts_as_zero(data):
     X, s, weights = data
     moments = Moments(np.zeros(D, np.float32), 1.0)
@@ -132,9 +123,3 @@ def test_a_side_without_rows_or_weight_counts_as_zero(data):
         problem = HeadProblem.of(DesignMatrix(X, labels, moments, CPU), PURisk(), weights=row_weights, prior=PRIORS)
         value, gradient = risk_objective(problem, Silent(), run_in_turn)[0](parameters()[: len(problem)], EVERY)
         assert value.isfinite().all() and gradient.isfinite().all() and gradient.abs().max() > 0
-
-
-def test_initial_parameters_are_one_stream_for_each_seed(design):
-    drawn = HeadProblem.of(design, PURisk(), seed=[3, 4, 3]).initial_parameters(0.01)
-    assert drawn.shape == (3, D + 1) and 0 < drawn.abs().max() <= 0.01
-    assert (drawn[0] == drawn[2]).all() and (drawn[0] != drawn[1]).any()

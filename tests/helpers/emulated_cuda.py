@@ -3,8 +3,7 @@
 Within `emulated_cuda`, code takes its CUDA paths on a machine without a GPU. Operations on tensors of both devices are
 refused, as CUDA refuses them.
 
-torch sees the tensors as tensors on ``meta``, so that autograd asks for no streams; with `as_cpu` it sees ``cpu``, and
-autocast of the CPU serves.
+torch's core sees the tensors on ``cpu``, so that autograd asks for no streams and autocast of the CPU serves.
 """
 
 import contextlib
@@ -28,8 +27,6 @@ INDEXING = {
     aten._index_put_impl_.default,
 }
 BOTH_DEVICES = {aten.copy_.default, aten._to_copy.default, aten.set_.source_Storage, *INDEXING}
-# Operations that torch has on CUDA alone.
-ON_CPU = {aten.mm.dtype: lambda A, B, dtype: A.to(dtype) @ B.to(dtype)}
 
 
 class CudaTensor(torch.Tensor):
@@ -39,22 +36,14 @@ class CudaTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner):
-        with torch._C._DisableTorchDispatch():
-            if EmulatedDevice.current.as_cpu:
-                with torch.no_grad():
-                    made = torch.Tensor._make_subclass(cls, inner.detach(), False)
-            else:
-                with torch.inference_mode(inner.is_inference()):
-                    shape = {"size": inner.size(), "stride": inner.stride(), "dtype": inner.dtype}
-                    meta = torch.empty_strided(**shape, device="meta")
-                made = torch.Tensor._make_subclass(cls, meta, False, device_for_backend_keys=CUDA)
+        with torch._C._DisableTorchDispatch(), torch.no_grad():
+            made = torch.Tensor._make_subclass(cls, inner.detach(), False)
         made.inner = inner
         return made
 
     device = property(lambda self: CUDA)
     is_cuda = property(lambda self: True)
     is_cpu = property(lambda self: False)
-    is_meta = property(lambda self: False)
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
@@ -97,18 +86,15 @@ class CudaTensor(torch.Tensor):
     def tolist(self):
         return self.cpu().tolist()
 
-    def __repr__(self):
-        return f"CudaTensor({self.inner!r})"
-
 
 class EmulatedDevice(TorchDispatchMode):
     """Runs every operation of torch within it, on the CPU, for the device that it names."""
 
     current = None
 
-    def __init__(self, as_cpu=False):
+    def __init__(self):
         super().__init__()
-        self.as_cpu, self._outer = as_cpu, []
+        self._outer = []
         self.pinned = {}  # address: copy, which is kept, so that no other memory gets the address
 
     def __enter__(self):
@@ -141,8 +127,7 @@ class EmulatedDevice(TorchDispatchMode):
             _check_one_device(func, tensors)
         if func is aten._to_copy.default:
             options = {name: kwargs[name] for name in ("dtype", "memory_format") if name in kwargs}
-            to = kwargs.get("device") or args[0].device
-            return self.move(args[0], CUDA if self.as_cpu and on_device else to, options)
+            return self.move(args[0], CUDA if on_device else kwargs.get("device") or args[0].device, options)
         if func is aten.copy_.default:
             return self._copy(*args, **kwargs)
         return self._compute(func, args, kwargs)
@@ -177,7 +162,7 @@ class EmulatedDevice(TorchDispatchMode):
             raise RuntimeError("index_put_: expected values on cuda:0, got values on cpu")
         kwargs.pop("pin_memory", None)
         inner_args, inner_kwargs = tree_map(_inner, (args, kwargs))
-        result = ON_CPU.get(func, func)(*inner_args, **inner_kwargs)
+        result = func(*inner_args, **inner_kwargs)
         wrapped = tree_map(lambda leaf: CudaTensor(leaf) if isinstance(leaf, torch.Tensor) else leaf, result)
         return _written_arguments(func, args, kwargs, wrapped)
 
@@ -252,17 +237,9 @@ class Stream:
 
 
 @contextlib.contextmanager
-def emulated_cuda(*, as_cpu=False, free=MEMORY - (11 << 30)):
-    """Let torch believe that there is one GPU; yields the `EmulatedDevice`.
-
-    Parameters
-    ----------
-    as_cpu : bool
-        Whether torch's core sees the tensors as tensors of the CPU; for autocast, and for networks.
-    free : int
-        Bytes of memory that the device says are free.
-    """
-    device = EmulatedDevice(as_cpu)
+def emulated_cuda():
+    """Let torch believe that there is one GPU; yields the `EmulatedDevice`."""
+    device = EmulatedDevice()
     stand_ins = {
         "_lazy_init": lambda: None,
         "is_available": lambda: True,
@@ -272,7 +249,7 @@ def emulated_cuda(*, as_cpu=False, free=MEMORY - (11 << 30)):
         "get_device_name": lambda *args: "emulated",
         "is_bf16_supported": lambda including_emulation=True: True,
         "manual_seed_all": lambda seed: None,
-        "mem_get_info": lambda *args: (free, MEMORY),
+        "mem_get_info": lambda *args: (MEMORY, MEMORY),
         "memory_allocated": lambda *args: 0,
         "memory_reserved": lambda *args: 0,
         "max_memory_allocated": lambda *args: 0,
@@ -292,8 +269,7 @@ def emulated_cuda(*, as_cpu=False, free=MEMORY - (11 << 30)):
         stack.enter_context(patch.object(torch.Tensor, "pin_memory", lambda tensor, *args: device.pin(tensor)))
         stack.enter_context(patch.object(torch.Tensor, "is_pinned", lambda tensor, *args: device.is_pinned(tensor)))
         stack.enter_context(patch.object(threading.Thread, "run", _on_the_device(device, threading.Thread.run)))
-        if as_cpu:
-            stack.enter_context(patch.object(torch, "autocast", _autocast_of_cpu(torch.autocast)))
+        stack.enter_context(patch.object(torch, "autocast", _autocast_of_cpu(torch.autocast)))
         overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
         stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, overwrites)
         torch.__future__.set_overwrite_module_params_on_conversion(True)

@@ -33,7 +33,7 @@ def log_ratio(model, X):
 
 def probabilities(model, X):
     """Probability of each row of a pile, by the model alone."""
-    return expit(log_ratio(model, X) + logit(max(SHARE if model.method_ == "distilled" else model.prior_, 0.003)))
+    return expit(log_ratio(model, X) + logit(max(SHARE if model.method_ == "distilled" else model.tilt_.prior, 0.003)))
 
 
 def share_among(cosines, p, without=None, k=30):

@@ -62,7 +62,7 @@ class Opened:
         self.pictures = Pictures(cache)
         name = identifier(self.session, TOKEN)
         self.service = ReviewService(self.session, self.queue, self.pictures, identifier=name, reviewer="tester")
-        self.application = Application(self.service, TOKEN)
+        self.application = Application([self.service], TOKEN)
 
     def close(self):
         self.application.close()

@@ -10,9 +10,9 @@ from pucache.training.sklearn_classifier import PULinearClassifier
 
 
 class InProcess:
-    """In place of `ShardTasks`: applies functions in this process; what travels between processes is pickled."""
+    """In place of `cluster_tasks`: applies functions in this process; what travels between processes is pickled."""
 
-    def __init__(self, address=None, *, workers=None):
+    def __init__(self, address=None, workers=None):
         pass
 
     def __enter__(self):

@@ -1,6 +1,7 @@
 """Starts commands and functions as real processes, forked from one that has imported everything."""
 
 import contextlib
+import importlib
 import multiprocessing
 import operator
 import os
@@ -19,6 +20,9 @@ import pucache.pretraining.pretrain
 from helpers.hangs import HANG_SECONDS
 from pucache.pretraining.train_step import Training
 
+for name in ("faiss", "h5py", "matplotlib.pyplot", "pyarrow.parquet", "sklearn.linear_model", "timm"):
+    importlib.import_module(name)  # as each command would, for seconds
+
 _context = multiprocessing.get_context("forkserver")
 
 
@@ -36,12 +40,12 @@ def _begin():
 
 @dataclass(frozen=True)
 class Strike:
-    """A signal that a process sends itself, always at the same point of its work.
+    """A signal that a process sends itself, or an error that it meets, always at the same point of its work.
 
     Attributes
     ----------
     number : int
-        Of the signal.
+        Of the signal; of the error where it is negative.
     function : str
         Its full name, such as ``os.replace``.
     call : int
@@ -69,6 +73,8 @@ class Strike:
             calls += not self.of or any(self.of in str(argument) for argument in arguments)
             due = calls == self.call
             calls += due  # once
+            if due and self.number < 0:
+                raise OSError(-self.number, os.strerror(-self.number))
             if due and not self.after:
                 signal.raise_signal(self.number)
             result = genuine(*arguments, **named)
@@ -88,6 +94,7 @@ class Started:
     log : Path
         A new folder for what it says.
     strike : Strike, optional
+        Or anything else with a method `prepare`, which is called before the command.
     environ : str
         Further variables.
     """
@@ -114,6 +121,10 @@ class Started:
         return self._process.exitcode
 
     @property
+    def running(self):
+        return self._process.is_alive()
+
+    @property
     def stdout(self):
         return (self.log / "stdout").read_text()
 
@@ -125,6 +136,16 @@ class Started:
     def steps(self):
         """Numbers of the training steps that it took."""
         return list(map(int, (self.log / "steps").read_text().split()))
+
+
+def struck(strike, work, *arguments):
+    """The exit code of a process that calls a function, which a signal strikes."""
+    _begin()
+    process = _context.Process(target=_be_struck, args=(strike, work, *arguments))
+    process.start()
+    process.join(HANG_SECONDS)
+    process.kill()
+    return process.exitcode
 
 
 def in_two(work, *arguments):
@@ -172,6 +193,12 @@ def _tell(pipe, environ, work, *arguments):
     os.environ.update(environ)
     torch.set_num_threads(1)
     pipe.send_bytes(pickle.dumps(work(*arguments)))  # tensors by value: they outlive this process
+
+
+def _be_struck(strike, work, *arguments):
+    torch.set_num_threads(1)
+    strike.prepare()
+    work(*arguments)
 
 
 def _be_pucache(arguments, log, strike, environ):

@@ -64,7 +64,11 @@ def test_an_image_that_vanishes_or_shrinks_after_the_listing_is_refused(place, s
         ("pipe.txt", "pipe.txt is not a regular file; expected a folder, a manifest"),
         ("/dev/null", "/dev/null is not a regular file; expected a folder, a manifest"),
         ("notes.md", "notes.md is not a source; expected a folder"),
-        ("x.tar.gz", "x.tar.gz is a compressed tar.*; decompress it to .tar"),
+        ("x.tar.gz", "cannot read .*x.tar.gz as tar: Not a gzipped file"),
+        ("x.zip", "cannot read .*x.zip as ZIP: File is not a zip file"),
+        ("x.parquet", "cannot read .*x.parquet as Parquet: .*not a parquet file"),
+        ("nowhere.parquet", "cannot read .*nowhere.parquet.*: No such file or directory"),
+        ("pipe.parquet", "pipe.parquet is not a regular file; expected a folder"),
         ("wrong.tar", "cannot read .*wrong.tar as tar: .*header"),
         ("empty.tar", "cannot read .*empty.tar as tar: empty file"),
         ("memory://root/a.png", "memory://root/a.png is a file; expected a folder"),
@@ -72,10 +76,11 @@ def test_an_image_that_vanishes_or_shrinks_after_the_listing_is_refused(place, s
     ],
 )
 def test_what_is_no_source_is_refused_in_one_line(tmp_path, monkeypatch, memory, where, reason):
-    for name in ("a.png", "notes.md", "x.tar.gz", "wrong.tar"):
+    for name in ("a.png", "notes.md", "x.tar.gz", "wrong.tar", "x.zip", "x.parquet"):
         write(tmp_path / name, b"no tar" * 200)
     (tmp_path / "empty.tar").touch()
     os.mkfifo(tmp_path / "pipe.txt")
+    os.mkfifo(tmp_path / "pipe.parquet")
     memory.pipe("/root/a.png", picture())
     monkeypatch.chdir(tmp_path)
     assert re.search(reason, one_line(SourceError, lambda: open_source(where).scan()))

@@ -3,7 +3,7 @@ import pytest
 
 from pucache.cache.keys import Keys, encode_keys
 from pucache.errors import LabelError
-from pucache.labels.label_files import find_keys, read_truth
+from pucache.labels.label_files import find_keys, listed_positives, read_truth
 
 NAMES = ["a.png", "b.jpg", "n/[1].png", "p/1.png", "p/2.jpg", "p/deep/1.png", "p/deep/er/2.png", "q/1.png", "é.png"]
 KEYS = Keys([encode_keys(NAMES[:4]), encode_keys(NAMES[4:])])
@@ -70,6 +70,29 @@ def test_what_finds_nothing_says_what_keys_look_like(keys, wanted, message):
 def test_an_empty_file_and_an_empty_cache_are_named(write, keys, content, message):
     with pytest.raises(LabelError, match=message):
         find_keys(keys, write("found.txt", content))
+
+
+# --- columns ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("header", ["key,Label", "key, label", " KEY ,LABEL"])
+def test_names_of_columns_are_read_without_case_and_spaces(write, header):
+    path = write("found.csv", f"{header}\na.png,1\nb.png,0\n")
+    assert listed_positives(path) == {"a.png"}
+    assert read_truth(path, ["a.png", "b.png", "c.png"]).tolist() == [1, 0, -1]
+
+
+def test_a_column_that_may_be_the_labels_is_refused_and_not_ignored(write):
+    path = write("found.csv", "key,labels\na.png,1\nb.png,0\n")
+    for read in (listed_positives, lambda path: read_truth(path, ["a.png"])):
+        with pytest.raises(
+            LabelError, match=r"found\.csv has no column 'label', but 'labels': call .* 'label'"
+        ) as caught:
+            read(path)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(LabelError, match="one 'label' at most"):
+        listed_positives(write("found.csv", "key,label,Label\na.png,1,0\n"))
+    assert listed_positives(write("ranked.csv", "rank,key,score\n1,a.png,0.5\n")) == {"a.png"}
 
 
 # --- truth -------------------------------------------------------------------------------------

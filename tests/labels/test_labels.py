@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pucache.errors import LabelError
 from pucache.labels.label_files import short_digest
-from pucache.labels.labels import Labels
+from pucache.labels.labels import Labels, open_labels
 
 ODD = ['a,"b".png', "c\nd.png", "e\r\nf.png", "g\rh.png", "i\u2028j.png", " k .png", "é🦊.png", "'l'.png", "=m.png"]
 DIGESTS = np.array([list(hashlib.sha256(key.encode()).digest()) for key in ODD], np.uint8)
@@ -195,3 +195,12 @@ def test_reviewing_every_row_leaves_nothing_to_find(odd, write_sheet):
     path = write_sheet(*((key, int(number < 3), int(number > 0)) for number, key in enumerate(ODD)))
     assert "all 9 rows are labelled; some must be unlabelled" in refusal(odd, path, path)
     assert Labels.read(odd, path).unlabelled.sum() == 6
+
+
+@pytest.mark.parametrize("bad", [["a.png", "b.png"], None, {"a.png": 1}], ids=str)
+def test_what_is_no_kind_of_labels_is_refused_with_the_kinds_that_are(odd, bad):
+    with pytest.raises(
+        LabelError, match=r"expected a file of keys, a glob on keys, an array .* or Labels; got"
+    ) as caught:
+        open_labels(odd, bad)
+    assert "\n" not in str(caught.value) and ("write keys to a file" in str(caught.value)) == isinstance(bad, list)

@@ -10,7 +10,7 @@ from helpers.planted import planted, write_cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pucache import estimate_prior, report, sweep_priors
+from pucache import estimate_prior, report, sweep_priors, train_pu
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.keys import Keys, encode_keys
 from pucache.cli.main import main
@@ -29,7 +29,7 @@ from pucache.storage import tensor_file
 from pucache.training import model_file
 from pucache.training.labelled_cache import LabelledCache
 from pucache.training.sklearn_classifier import PULinearClassifier
-from pucache.training.train_on_cache import summary, train_pu
+from pucache.training.train_on_cache import summary
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N, LABELLED, LIMIT = 600, 40, 300

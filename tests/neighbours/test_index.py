@@ -68,12 +68,6 @@ def test_one_row_and_rows_that_are_all_equal_can_be_indexed(tmp_path, factory):
         assert index.candidates(np.zeros((1, rows.shape[1]), np.float32), 1).shape == (1, width)
 
 
-def test_recall_counts_any_choice_among_blank_pictures(tmp_path):
-    rows = np.random.default_rng(0).normal(size=(3000, 16)).astype(np.float32)
-    rows[::20] = rows[0]
-    assert open_or_build(write_cache(tmp_path / "blank.h5", rows), "IVF32,SQ8").recall > 0.9
-
-
 # --- what is refused ---------------------------------------------------------------------------
 
 
@@ -118,15 +112,6 @@ def test_a_cache_that_was_written_anew_has_its_index_built_anew_and_a_line_says_
     assert len(built) == 2
 
 
-def test_an_index_of_another_cache_or_factory_under_its_name_is_replaced(cache, small, built):
-    open_or_build(small, "Flat")
-    for other in (cache, small):
-        index_path(small, "Flat").replace(index_path(other, "HNSW8"))
-        assert open_or_build(other, "HNSW8").checksums == checksums_of(other)
-        open_or_build(small, "Flat")
-    assert built == ["Flat", "HNSW8", "Flat", "HNSW8", "Flat"]
-
-
 def test_no_damaged_index_reaches_faiss(small, monkeypatch):
     open_or_build(small, "IVF4,SQ8")
     monkeypatch.setattr(faiss, "read_index", lambda *given: pytest.fail("faiss saw damaged bytes"))
@@ -164,33 +149,7 @@ def test_an_index_of_another_version_is_built_anew(small, built, monkeypatch, ch
     assert open_or_build(small, "Flat").index.ntotal == 40
 
 
-def test_an_index_that_faiss_cannot_read_is_built_anew(small, built, said, monkeypatch):
-    def refuse(reader):
-        raise RuntimeError("Error in faiss::read_index\nat line 3")
-
-    open_or_build(small, "Flat")
-    monkeypatch.setattr(faiss, "read_index", refuse)
-    open_or_build(small, "Flat")
-    assert len(built) == 2 and len(said()) == 1 and "cannot read" in said()[0] and "\n" not in said()[0]
-
-
 # --- where it cannot be written ----------------------------------------------------------------
-
-
-def test_a_folder_in_the_place_of_the_index_is_an_output_error(small):
-    index_path(small, "Flat").mkdir()
-    with pytest.raises(OutputError, match=r"small.h5.Flat.index is a directory"):
-        open_or_build(small, "Flat")
-
-
-def test_a_folder_that_cannot_be_written_to_is_an_output_error_before_the_work(small, monkeypatch, built):
-    def refuse(*given, **named):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
-    with pytest.raises(OutputError, match=r"cannot write .*small.h5.Flat.index: Permission denied"):
-        open_or_build(small, "Flat")
-    assert not built
 
 
 def test_a_full_disk_is_an_output_error_and_leaves_the_index_that_was_there(cache, small_disk):

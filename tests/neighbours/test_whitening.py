@@ -3,8 +3,6 @@ import pytest
 from helpers import plain
 from helpers.planted import planted, write_cache
 
-from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.errors import CacheError
 from pucache.neighbours.whitening import Whitening
 
 X = planted(300, d=12, seed=1)[0] @ np.diag(np.geomspace(4, 0.2, 12)).astype(np.float32)
@@ -46,58 +44,9 @@ def test_directions_beyond_those_known_share_their_mean_variance(opened, monkeyp
     assert np.abs(full - expected).max() > 0.05, "or this test would not see the difference"
 
 
-def test_whitened_rows_have_the_inner_products_of_the_definition(opened):
-    whitening, W = Whitening.estimate(opened(X)), plain.whitened(X)
-    got = whitening.whiten(whitening.centred_units(X))
-    np.testing.assert_allclose(got @ got.T, W @ W.T, atol=2e-3)
-    np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, atol=1e-5)
-
-
-def test_directions_come_from_evenly_spaced_rows_wherever_blocks_end(opened, monkeypatch, tmp_path):
-    monkeypatch.setattr("pucache.neighbours.whitening.SAMPLE", 50)
-    rows = X.copy()
-    rows[np.arange(300) % 6 != 0, 0] *= 100  # not in the sample
-    whitening = Whitening.estimate(opened(rows))
-    Z = plain.unit(rows)[::6]
-    assert whitening.variances[0] == pytest.approx(np.linalg.eigvalsh(Z.T @ Z / 50)[-1], rel=1e-4)
-
-
-def test_a_space_comes_back_from_its_text(tmp_path):
-    whitening = Whitening.estimate(write_cache(tmp_path / "cache.h5", X))
-    again = Whitening.from_text(whitening.to_text(), 12)
-    for name in ("mean", "directions", "variances"):
-        assert (getattr(again, name) == getattr(whitening, name)).all()
-    assert again.residual_variance == pytest.approx(whitening.residual_variance, rel=1e-6)
-    assert again.to_text() == whitening.to_text()
-
-
-@pytest.mark.parametrize("text, d", [("", 12), ("AAAA", 12), ("?", 12), ("whole", 11), ("whole", 13), ("cut", 12)])
-def test_a_text_that_is_no_space_is_refused(tmp_path, text, d):
-    whole = Whitening.estimate(write_cache(tmp_path / "cache.h5", X)).to_text()
-    with pytest.raises(ValueError):
-        Whitening.from_text({"whole": whole, "cut": whole[:-8]}.get(text, text), d)
-
-
 @pytest.mark.parametrize("n", [1, 2, 40])
 def test_rows_that_are_all_alike_have_no_direction(tmp_path, n):
     cache = write_cache(tmp_path / "cache.h5", np.full((n, 5), 0.5, np.float32))
     whitening = Whitening.estimate(cache)
     Z = whitening.centred_units(cache.X)
     assert whitening.total_variance == 0 and (Z == 0).all() and (whitening.whiten(Z) == 0).all()
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_rows_that_are_not_finite_are_named(opened, value):
-    bad = X.copy()
-    bad[[250, 260], 3] = value
-    with pytest.raises(CacheError, match=r"holds NaN or infinite embeddings \('0250.png'"):
-        Whitening.estimate(opened(bad))
-
-
-def test_a_damaged_cache_is_named(tmp_path):
-    path = tmp_path / "cache.h5"
-    data = bytearray(write_cache(path, X).files[0].path.read_bytes())
-    data[data.index(X[7].tobytes())] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(CacheError, match="is damaged: embeddings are not as they were written"):
-        Whitening.estimate(EmbeddingCache(path))

@@ -14,6 +14,7 @@ from helpers.planted import planted, two_kinds, write_cache
 from helpers.slow import slow
 from markupsafe import Markup
 
+from pucache import train_pu
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.keys import encode_keys
 from pucache.cache.writer import Rows, write_file
@@ -28,7 +29,6 @@ from pucache.pages.report import report
 from pucache.pages.report_numbers import train
 from pucache.training.labelled_cache import LabelledCache
 from pucache.training.sklearn_classifier import PULinearClassifier
-from pucache.training.train_on_cache import train_pu
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -526,6 +526,10 @@ def test_with_random_images_of_a_review_nothing_leans():
     assert words("headline", numbers) == "100 labelled, 5 confirmed, perhaps 50 hidden"
     numbers = good_numbers(reviewed=reviewed, audit_draws=120, hidden_positives=hidden | {"expected": None}, prior=None)
     assert words("hidden", numbers).endswith("drew at random; 5 are confirmed.")
+    assert words("headline", numbers | {"hidden_positives": {"expected": None, "low": 0, "high": 153}}).endswith(
+        "at most 153 hidden"
+    )
+    assert "on new images precision may be lower" in words("decisions", numbers)
 
 
 @pytest.mark.parametrize(

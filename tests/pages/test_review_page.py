@@ -320,7 +320,7 @@ def test_every_decision_is_announced(pile, browser):
         press(page, ["z", "r"])
         assert page.text_content("#zoom-announcement") == "rejected, rank 3, 2 of 200 decided"
         label = page.locator("#grid .cell").nth(2).get_attribute("aria-label")
-        assert label == "rank 3, rejected, score 1.960, 008.png"
+        assert label == "rank 3, rejected, score 1.960, probability 98 %, 008.png"
 
 
 @needs_chromium
@@ -445,13 +445,6 @@ def test_the_list_is_sorted_by_doubt_and_by_key(tmp_path, browser):
         assert ranks(page) == [2, 4, 3, 5, 1]
         page.select_option("#sort", "rank")
         assert ranks(page) == [1, 2, 3, 4, 5]
-
-
-@pytest.mark.parametrize(("labels", "shown"), [(9, False), (10, True)])
-def test_probabilities_take_ten_labelled_positives(tmp_path, labels, shown):
-    path, _ = sheet(tmp_path / "r.html", bare(tmp_path, 16), [1, 2], positives=range(3, 3 + labels))
-    assert all((candidate["p"] is not None) == shown for candidate in data_of(path)["candidates"])
-    assert ("most doubtful" in path.read_text()) == shown
 
 
 @needs_chromium

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from scipy import stats
-from torch.nn.functional import grid_sample, interpolate
+from torch.nn.functional import grid_sample
 from torchvision.transforms.v2 import functional as tv
 
 from pucache.errors import OutputError
@@ -18,7 +17,6 @@ from pucache.pretraining.preview import save_view_sheet
 pytestmark = pytest.mark.usefixtures("one_thread")
 NOTHING = View((1.0, 1.0), ratio=1.0, flip=0, jitter=0, grey=0)
 NEARLY_1 = math.nextafter(1, 0)
-EACH = [pytest.param(name, number, id=f"{name}-{number + 1}") for name in VIEWS for number in range(len(VIEWS[name]))]
 
 
 def noise(b=1, D=32, low=0, high=256, seed=0):
@@ -46,18 +44,6 @@ def close(got, expected, tolerance=2e-6):
 
 
 # --- geometry ----------------------------------------------------------------------------------
-
-
-def test_a_view_to_which_nothing_happens_is_the_image():
-    images = noise(3)
-    assert torch.equal(one(images, NOTHING, drawn(3)), floats(images))
-
-
-@pytest.mark.parametrize(("D", "size"), [(32, 8), (50, 13), (64, 63), (9, 24), (17, 32), (31, 32)])
-def test_a_crop_of_everything_is_a_resize_with_antialiasing(D, size):
-    images = noise(2, D)
-    expected = interpolate(floats(images), (size, size), mode="bilinear", antialias=True)
-    close(one(images, NOTHING, drawn(2), size), expected, 1e-5)
 
 
 def box(area, ratio, left, top, widest):
@@ -116,15 +102,6 @@ def test_a_blur_is_that_of_torchvision_away_from_the_edge(pixels):
     close(got[1], floats(images)[1])
 
 
-def test_the_width_of_a_blur_grows_with_the_view_and_is_left_out_where_that_is_too_small_to_see():
-    view = replace(NOTHING, blur=1.0)
-    change = {
-        size: float((one(noise(1, size), view, drawn(sigma=1)) - floats(noise(1, size))).abs().mean())
-        for size in (32, 39, 40, 96, 224)
-    }
-    assert change[32] < 1e-6 and change[39] < 1e-6 and 1e-3 < change[40] < change[96] < change[224]
-
-
 # --- colours -----------------------------------------------------------------------------------
 
 MILD = View(
@@ -135,14 +112,6 @@ OF_TORCHVISION = 1e-4  # it has 0.2989 for the share of red
 
 def mild(b=1):
     return noise(b, 12, 90, 166)
-
-
-@pytest.mark.parametrize("name", ["brightness", "contrast", "saturation"])
-@pytest.mark.parametrize("u", [0, 0.3, 1])
-def test_a_single_change_of_colour_is_that_of_torchvision(name, u):
-    view = replace(MILD, **{**dict.fromkeys(("brightness", "contrast", "saturation"), 0), name: 0.2})
-    adjust = getattr(tv, f"adjust_{name}")
-    close(one(mild(4), view, drawn(4, **{name: u})), adjust(floats(mild(4)), 1 + 0.2 * (2 * u - 1)), OF_TORCHVISION)
 
 
 def turned(x, angle):
@@ -177,9 +146,6 @@ def test_contrast_goes_towards_the_grey_of_the_crop_not_of_the_image():
     close(one(half, view, drawn(contrast=0, left=1), 8), torch.full((1, 3, 8, 8), 150 / 255))
 
 
-HUED = replace(MILD, brightness=0, contrast=0, saturation=0, hue=0.5)
-
-
 def test_grey_is_that_of_torchvision_and_the_last_of_the_colours():
     got = one(mild(2), replace(NOTHING, grey=0.5), drawn(2, grey=[0.49, 0.5]))
     close(got[:1], tv.rgb_to_grayscale(floats(mild(2))[:1], 3), OF_TORCHVISION)
@@ -193,45 +159,6 @@ def test_solarize_is_that_of_torchvision():
     got = one(images, replace(NOTHING, solarize=0.5), drawn(2, solarize=[0.49, 0.5]))
     close(got[0], tv.solarize(floats(images)[0], 0.5), 0)
     close(got[1], floats(images)[1], 0)
-
-
-def test_what_leaves_the_range_is_clipped_at_the_end():
-    view = replace(HUED, brightness=0.8, contrast=0.8, hue=0)
-    image = torch.full((1, 4, 4, 3), 200, dtype=torch.uint8)
-    image[:, :2] = 100
-    got = one(image, view, drawn(brightness=1, contrast=0.25))
-    mean, factor = 150 / 255, 0.6
-    bright = 1.8 * (mean + factor * (floats(image) - mean))  # up to 1.27
-    close(got, bright.clamp(0, 1))
-    assert bright.max() > 1.2
-
-
-# --- as often as it says -----------------------------------------------------------------------
-
-B = 1500
-
-
-def about(count, of, probability):
-    assert stats.binomtest(int(count), of, probability).pvalue > 1e-4, (int(count), of, probability)
-
-
-def differs(got, other):
-    return (got - other).abs().amax((1, 2, 3)) > 1e-4
-
-
-def crops(view, rows, D=32):
-    """Where crops lie, told from views of a ramp: (b, 2) starts, lengths, whether mirrored; whether transposed."""
-    ramp = torch.zeros(1, D, D, 3, dtype=torch.uint8)
-    ramp[..., 0], ramp[..., 1] = torch.arange(D), torch.arange(D)[:, None]
-    view = replace(view, jitter=0, grey=0, blur=0, solarize=0)
-    x = one(ramp.expand(len(rows), -1, -1, -1), view, rows)[:, :2] * 255
-    transposed = (x[:, 0, 0] - x[:, 0, 0, :1]).abs().amax(1) < 1e-3  # along a row, R does not change
-    x = torch.where(transposed[:, None, None, None], x.transpose(2, 3), x)
-    line = torch.stack([x[:, 0, D // 2], x[:, 1, :, D // 2]], 1)  # (b, 2, D), columns and rows of the image
-    low, high = (line[:, :, at] + 0.5 for at in (4, D - 5))  # far from the edges
-    length = (high - low) / (D - 9)
-    start = (low - 4.5 * length) / D
-    return torch.minimum(start, start + length), length.abs(), length < 0, transposed
 
 
 # --- a view depends on its image and its numbers -----------------------------------------------
@@ -249,14 +176,6 @@ def test_a_view_depends_on_its_image_and_its_numbers_alone(name):
     for number in range(6):
         close(augment(images[number : number + 1], rows[number : number + 1])[:, 0], together[:, number], 1e-6)
     assert torch.equal(augment(images, rows), together)
-
-
-def test_sets_of_several_views_are_taken_in_turn():
-    augment = Augment([replace(NOTHING, flip=1), NOTHING, replace(NOTHING, turn_over=1)], 32)
-    images = noise(2)
-    x, views = floats(images), augment(images, random_numbers(0, 0, images=2, views=5))
-    for got, expected in zip(views, [x.flip(3), x, x.flip(2), x.flip(3), x], strict=True):
-        close(got, expected, 0)
 
 
 # --- the numbers -------------------------------------------------------------------------------

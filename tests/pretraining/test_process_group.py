@@ -29,8 +29,6 @@ def everything():
             "norms": {name: normed(*NORMS[name]) for name in NORMS},
             "modern": trained(with_two_norms().double(), recipe()),
             "impulses": trained(with_two_norms().double(), recipe("impulses", projector_norm=True), steps=5),
-            "modern, float32": trained(with_two_norms(), recipe()),
-            "impulses, float32": trained(with_two_norms(), recipe("impulses", projector_norm=True), steps=5),
             "parts": trained(
                 without_norms(), recipe(projector_norm=False, accumulate=2 if "RANK" in os.environ else 1), 5
             ),
@@ -117,20 +115,14 @@ def test_a_shared_batch_norm_is_one_of_the_whole_batch(name, alone, both):
 # --- training ----------------------------------------------------------------------------------
 
 
-RUNS = ["modern", "impulses", "modern, float32", "impulses, float32", "parts"]
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_two_processes_take_the_first_step_of_one(name, alone, both):
-    for found in both:
-        assert found[name][0][0] == pytest.approx(alone[name][0][0], abs=1e-6)
+RUNS = ["modern", "impulses", "parts"]
 
 
 @pytest.mark.parametrize(
     ("name", "within"),
     # Adam divides a gradient by its own size, and so makes much of the rounding of one that is nearly nothing: one
     # process whose first weights are changed by 1e-7 of themselves comes as far off, 1e-3 within five steps
-    [("modern", 1e-6), ("modern, float32", 1e-5), ("parts", 1e-6), ("impulses", 1e-5), ("impulses, float32", 1e-2)],
+    [("modern", 1e-6), ("parts", 1e-6), ("impulses", 1e-5)],
 )
 def test_two_processes_learn_what_one_does(name, within, alone, both):
     for found in both:
@@ -143,13 +135,6 @@ def test_all_processes_end_with_one_network_and_one_loss(both):
     for name in (*RUNS, "parts with norms"):
         assert first[name][0] == second[name][0]
         assert furthest(first[name][1], second[name][1]) == 0
-
-
-def test_parts_in_two_processes_move_the_statistics_once_an_image(alone, both):
-    counts = {tensor.item() for n, tensor in both[0]["parts with norms"][1].items() if n.endswith("batches_tracked")}
-    assert counts == {3 * 2}  # steps x parts
-    counts = {tensor.item() for n, tensor in both[0]["modern"][1].items() if n.endswith("batches_tracked")}
-    assert counts == {10}
 
 
 # --- failures ----------------------------------------------------------------------------------

@@ -1,9 +1,8 @@
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pucache.retrieval.mmr import MAX_SELECTED, check, select_diverse
+from pucache.retrieval.ranking import select_diverse
 
 
 def unit_rows(m, d, seed):
@@ -25,33 +24,3 @@ def test_each_row_taken_is_the_best_of_those_left(m, k, weight, seed):
         value = (1 - weight) * relevance - weight * likest
         value[taken[:number]] = -np.inf
         assert value[chosen] >= value.max() - 1e-5
-
-
-def test_no_weight_takes_the_first_and_copies_come_last():
-    Z = unit_rows(50, 5, 0)
-    assert select_diverse(Z, 10, 0).tolist() == list(range(10))
-    copies = np.concatenate([Z[:1].repeat(30, 0), Z[1:5]])
-    assert set(select_diverse(copies, 5, 0.9).tolist()) == {0, 30, 31, 32, 33}
-
-
-def test_rows_without_a_direction_are_taken_too():
-    assert sorted(select_diverse(np.zeros((5, 3), np.float32), 9, 0.5).tolist()) == list(range(5))
-
-
-@pytest.mark.parametrize(
-    "weight, k, message",
-    [
-        (-0.1, 5, "diverse must lie between 0 and 1, got -0.1"),
-        (1.1, 5, "between 0 and 1"),
-        (float("nan"), 5, "between 0 and 1, got nan"),
-        (0.5, MAX_SELECTED + 1, "at most 10,000 rows can be made, got k = 10,001; use a smaller k"),
-    ],
-)
-def test_what_cannot_be_spread_out_is_refused(weight, k, message):
-    with pytest.raises(ValueError, match=message):
-        check(weight, k)
-
-
-def test_without_spreading_any_number_goes():
-    check(0, 10**9)
-    check(1, MAX_SELECTED)

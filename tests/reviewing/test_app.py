@@ -8,13 +8,11 @@ import threading
 import numpy as np
 import pytest
 from helpers.hangs import HANG_SECONDS
-from helpers.review_client import ReviewClient
 from helpers.reviews import TOKEN, picture_of, pictured_pile, served
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.reviewing import app as module
 from pucache.reviewing import events as events_module
 from pucache.reviewing.app import MAX_BODY, MAX_DECISIONS
 from pucache.reviewing.events import STREAMS
@@ -28,6 +26,7 @@ TABLE = {  # every route: its methods, an address of it, and a body
     "/assets/{name}": (READ, "/assets/base.css", {}),
     "/api/state": (READ, "/api/state", {}),
     "/api/card/{row}": (READ, "/api/card/7", {}),
+    "/api/past/{row}": (READ, "/api/past/7", {}),
     "/api/image/{row}": (READ, "/api/image/7", {}),
     "/api/events": (READ, "/api/events", {}),
     "/api/next": (WRITTEN, "/api/next", {"count": 0}),
@@ -288,37 +287,7 @@ def test_an_image_that_cannot_be_shown_says_why_on_its_card(client, monkeypatch)
     assert client.ask("GET", "/api/card/60")[0] == client.ask("GET", "/api/card/x")[0] == 404
 
 
-def test_two_tabs_get_different_images_and_a_closed_one_gives_its_back(server):
-    first, second = server.client("one"), server.client("two")
-    mine = [card["row"] for card in first.next(20)]
-    others = [card["row"] for card in second.next(20)]
-    assert len(mine) == len(others) == 20 and not set(mine) & set(others)
-    assert len(second.next(60, others)) == 60 - 4 - 40
-    first.post("/api/release")
-    assert len(second.next(60)) == 56
-    first.close()
-    second.close()
-
-
 # --- decisions ---------------------------------------------------------------------------------
-
-
-def test_a_decision_is_in_the_log_and_in_the_state(opened, client):
-    (card,) = client.next(1)
-    answer = client.decide(card, "positive", request="first", shown_version=3)
-    (accepted,) = answer["accepted"]
-    assert accepted == {"request": "first", "row": card["row"], "serial": accepted["serial"], "choice": "positive"}
-    decision = opened.session.decision_in_force(card["row"])
-    assert (decision.serial, decision.reviewer, decision.model_version) == (accepted["serial"], "tester", 3)
-    state = client.get("/api/state")
-    assert (state["decided"], state["found"], state["rejected"], state["reviewer"]) == (1, 1, 0, "tester")
-    assert answer["state"]["decided"] == 1 and state["session"] == client.session
-
-
-def test_a_request_that_is_sent_again_counts_once(client):
-    (card,) = client.next(1)
-    first, again = (client.decide(card, "negative", request="same") for _ in range(2))
-    assert first["accepted"] == again["accepted"] and client.get("/api/state")["decided"] == 1
 
 
 def test_what_another_tab_decided_meanwhile_is_said_and_not_overwritten(server):
@@ -343,16 +312,6 @@ def test_the_rest_of_a_request_is_taken_where_one_of_it_is_stale(server):
     assert [item["row"] for item in answer["accepted"]] == [cards[0]["row"], cards[2]["row"]]
     assert [item["row"] for item in answer["stale"]] == [cards[1]["row"]]
     client.close()
-
-
-def test_undo_gives_the_image_back_to_be_shown(client):
-    (card,) = client.next(1)
-    (made,) = client.decide(card, "positive")["accepted"]
-    undo = {"request": "undo", "row": card["row"], "choice": "undone", "replaces": made["serial"]}
-    (undone,) = client.post("/api/decide", decisions=[undo])["accepted"]
-    assert undone["choice"] == "undone" and undone["serial"] == 0
-    assert client.get("/api/state")["decided"] == 0
-    assert card["row"] in [again["row"] for again in client.next(3)]
 
 
 def test_a_page_of_another_session_decides_nothing_here(client):
@@ -459,11 +418,6 @@ def test_an_odd_decision_is_one_line_and_changes_nothing(visitor, body):
     assert error and "\n" not in error and visitor.get("/api/state")["decided"] == 0
 
 
-def test_a_request_identifier_stands_for_one_image(client):
-    client.post("/api/decide", decisions=[GOOD])
-    assert "another image" in client.post("/api/decide", 400, decisions=[{**GOOD, "row": 41}])["error"]
-
-
 @pytest.mark.parametrize("body", [{}, {"count": -1}, {"count": 10**9}, {"count": 1, "keep": [60]}, {"count": True}])
 def test_an_odd_request_for_images_is_one_line(visitor, body):
     assert visitor.post("/api/next", 400, **body)["error"]
@@ -472,6 +426,15 @@ def test_an_odd_request_for_images_is_one_line(visitor, body):
 @pytest.mark.parametrize("on", [None, 1, "true"])
 def test_a_closing_audit_is_on_or_off(visitor, on):
     assert "true or false" in visitor.post("/api/closing-audit", 400, on=on)["error"]
+
+
+def test_a_closing_audit_among_the_likeliest_needs_a_ranking(opened, client):
+    assert "all or likeliest" in client.post("/api/closing-audit", 400, on=True, zone="some")["error"]
+    assert "no ranking" in client.post("/api/closing-audit", 400, on=True, zone="likeliest")["error"]
+    scores = np.arange(len(opened.session.cache), dtype=np.float32)
+    opened.queue.set_ranking(scores, None, 1)
+    state = client.post("/api/closing-audit", on=True, zone="likeliest")["state"]
+    assert state["closing_audit"] and state["closing_zone"] and opened.session.zone[scores.argmax()]
 
 
 @pytest.mark.parametrize(
@@ -541,6 +504,13 @@ def test_export_writes_labels_that_a_new_session_takes_in(opened, client, cache,
         other.close()
 
 
+@pytest.mark.parametrize("path", ["/", "/api/state", "/api/card/7", "/api/image/7"])
+def test_a_request_names_its_session_or_is_of_the_only_one(opened, client, path):
+    answers = [client.ask("GET", f"{path}{name}") for name in ("", f"?session={opened.service.identifier}")]
+    assert [status for status, _, _ in answers] == [200, 200] and answers[0][2] == answers[1][2]
+    assert client.ask("GET", f"{path}?session=other")[0] == 404
+
+
 @pytest.mark.parametrize(
     "csv", ["", "x", "key,label\nno-such.png,1\n", "key,label\n005.png,maybe\n", "\x00", "key\n005.png\n"]
 )
@@ -598,7 +568,7 @@ def test_a_new_ranking_is_told_and_used(opened, server, client):
         pass
     assert event[1] == {"version": 7}
     state = client.get("/api/state")
-    assert state["ranking_version"] == 7 and state["estimate"] == pytest.approx(0.25 * 56)
+    assert state["ranking_version"] == 7 and "estimate" not in state, "one source: the audit, with its interval"
     opened.queue._audit_share = 0.0
     assert [card["row"] for card in client.next(3)][:1] == [59]
     events.close()
@@ -607,9 +577,12 @@ def test_a_new_ranking_is_told_and_used(opened, server, client):
 class SlowTrainer:
     """One whose first ranking takes its time."""
 
-    busy = True
+    is_busy = True
 
-    def submit(self, serial, s, reviewed):
+    def busy(self, session):
+        return self.is_busy
+
+    def submit(self, serial, s, reviewed, session):
         self.submitted = serial
 
 
@@ -636,7 +609,7 @@ def test_pages_hear_when_the_training_is_done(cache, pile, tmp_path):
         events = Events(server, client)
         while not events.event()[1]["training"]:
             pass
-        trainer.busy = False
+        trainer.is_busy = False
         while events.event()[1]["training"]:
             pass
         events.close()
@@ -709,20 +682,9 @@ def test_head_of_the_events_ends(client):
 
 
 def test_an_error_of_ours_is_one_line_and_the_server_goes_on(opened, client, monkeypatch, caplog):
-    monkeypatch.setattr(opened.service, "release", lambda tab: 1 / 0)
+    monkeypatch.setattr(opened.queue, "release", lambda tab: 1 / 0)
     error = client.post("/api/release", 500)["error"]
     assert "ZeroDivision" not in error and "\n" not in error
     monkeypatch.undo()
     client.close()
     assert client.post("/api/release")["state"]
-
-
-def test_row_numbers_are_plain_digits():
-    assert module._ROW.fullmatch("0") and module._ROW.fullmatch("12") and not module._ROW.fullmatch("٣")
-
-
-def test_a_client_without_its_cookie_is_told_what_to_open(server):
-    client = ReviewClient(server.url)
-    status, _, content = client.ask("GET", "/api/state")
-    assert status == 403 and "pucache review printed" in json.loads(content)["error"]
-    client.close()

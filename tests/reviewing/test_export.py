@@ -110,11 +110,6 @@ def test_a_table_is_taken_in_as_decisions_of_an_importer(session, tmp_path):
     assert import_reviewed(session, path, "ann") == ImportCounts(0, 6, 1, ("014.png",)), "again: nothing is new"
 
 
-def test_rejections_alone_are_taken_in(session, tmp_path):
-    assert import_reviewed(session, written(tmp_path, "key,label\n012.png,0\n")).taken == 1
-    assert import_reviewed(session, written(tmp_path, "key,label\n")) == ImportCounts(0, 0, 0)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

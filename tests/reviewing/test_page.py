@@ -11,7 +11,6 @@ from helpers.slow import slow
 from playwright.sync_api import expect
 
 from pucache.reviewing.app import ASSETS, live_page
-from pucache.reviewing.log import Decision
 from pucache.reviewing.session import open_session
 from pucache.reviewing.trainer import RankingResult
 
@@ -33,7 +32,7 @@ def reviewing(browser, folder, n=120, *, broken=(), positives=4, context=None, *
 
 def logged(session):
     """Row and choice of each decision, in the order of the log."""
-    return [(entry.row, str(entry.choice)) for entry in session.entries() if isinstance(entry, Decision)]
+    return [(entry.row, str(entry.choice)) for entry in session.entries() if not entry.is_draw]
 
 
 def wanted(shown):
@@ -72,10 +71,16 @@ def focused(page):
 class BusyTrainer:
     """One that is never done."""
 
-    busy = True
+    is_busy = True
 
-    def submit(self, serial, s, reviewed):
+    def busy(self, session):
+        return self.is_busy
+
+    def submit(self, serial, s, reviewed, session):
         self.submitted = serial
+
+    def prefer(self, session):
+        self.preferred = session
 
 
 # --- what is served ----------------------------------------------------------------------------
@@ -85,7 +90,7 @@ def test_nothing_of_the_page_is_inline():
     html = live_page("Review of pile.h5", session="0123")
     assert not re.search(r"<style|\sstyle=|\son[a-z]+=|<script(?![^>]*\ssrc=)[^>]*>|javascript:", html)
     named = re.findall(r'(?:href|src)="/assets/([^"]+)"', html)
-    assert sorted(named) == sorted(ASSETS)
+    assert sorted([*named, "concepts.css"]) == sorted(ASSETS), "the overview of concepts has one of its own"
     assert all(path.startswith(("/assets/", "#")) for path in re.findall(r'(?:href|src)="([^"]*)"', html))
 
 
@@ -565,7 +570,8 @@ def test_a_page_without_its_cookie_says_what_to_open_and_goes_on_by_itself(tmp_p
 @pytest.mark.slow
 def test_the_page_of_another_review_decides_nothing_here(tmp_path, browser):
     with reviewing(browser, tmp_path, context={"lost": True}) as (page, opened, _):
-        opened.service.identifier = "another"
+        own = page.evaluate("session")
+        page.route("**/decide", lambda route: route.continue_(post_data=route.request.post_data.replace(own, "gone")))
         press(page, "a")
         expect(page.locator("#trouble")).to_contain_text("reload")
         assert logged(opened.session) == [] and page.evaluate("Object.keys(localStorage).length") == 1
@@ -630,11 +636,43 @@ def test_the_closing_audit_shows_images_drawn_at_random(tmp_path, browser):
         assert violations(page) == []
         press(page, "r" * 8)
         wait_until_saved(page)
-        decisions = [entry for entry in opened.session.entries() if isinstance(entry, Decision)]
+        decisions = [entry for entry in opened.session.entries() if not entry.is_draw]
         assert [str(entry.stream) for entry in decisions[3:]] == ["audit"] * 5, "three were on the screen or ready"
         page.click("#closing-audit")
         expect(page.locator("#closing-audit")).to_have_attribute("aria-pressed", "false")
         assert not opened.queue.closing_audit
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_finish_shows_the_random_images_that_were_skipped_and_the_limit_says_when_it_comes(tmp_path, browser):
+    with reviewing(browser, tmp_path, 300, audit_share=0.0) as (page, opened, _):
+        expect(page.locator("#hidden-high")).to_have_text("after the first random image")
+        expect(page.locator("#sentence")).to_contain_text("After 200 random images: at most about")
+        assert not page.is_visible("#finish") and page.locator("#estimate").count() == 0
+        page.click("#closing-audit")
+        wait_until(page, "!asking")
+        press(page, "rrr")  # on the screen or ready
+        shown = press(page, "rsrs")
+        skipped = [row for row, key in shown if key == "s"]
+        expect(page.locator("#finish")).to_have_text("Finish: decide 2 random images")
+        expect(page.locator("#sentence")).to_contain_text("(4 random images; 2 of them skipped or left out")
+        page.click("#closing-audit")
+        wait_until(page, "!asking")
+        page.click("#finish")
+        wait_until(page, "!asking && used")
+        press(page, "r")  # on the screen
+        assert violations(page) == []
+        assert [row for row, _ in press(page, "rs")] == skipped
+        expect(page.locator("#end-title")).to_have_text("1 random image has no decision")
+        page.keyboard.press("u")
+        press(page, "r")
+        wait_until_saved(page)
+        expect(page.locator("#end-title")).to_have_text("Every random image is decided")
+        assert opened.session.random_undecided() == [] and violations(page) == []
+        page.click("#back")
+        assert current_row(page) not in skipped
+        expect(page.locator("#finish")).to_be_hidden()
 
 
 @needs_chromium

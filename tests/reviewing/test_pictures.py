@@ -149,13 +149,6 @@ def test_a_picture_that_is_asked_for_overtakes_those_made_in_advance(pictures_of
     assert [picture_of(pictures.get(row).data).size[0] for row in range(30)] == [40 + row for row in range(30)]
 
 
-def test_pictures_made_in_advance_are_there_when_asked_for(pictures_of):
-    pictures = pictures_of({"a.png": encode(shaded(40, 30)), "b.png": encode(shaded(41, 30))})
-    pictures.prefetch([1])
-    wanted = pictures.get(1)
-    assert pictures.made(1) is wanted and pictures.made(0) is None
-
-
 def test_memory_is_bounded_and_the_latest_stay(pictures_of, monkeypatch):
     monkeypatch.setattr(module, "MEMORY", 4000)
     files = {f"{number}.png": encode(shaded(40, 30, 100 + number)) for number in range(9)}

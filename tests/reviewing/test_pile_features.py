@@ -42,11 +42,6 @@ def test_similarities_are_inner_products_of_centred_unit_rows(features):
     np.testing.assert_allclose(features.similarities(query), expected, atol=1e-4)
 
 
-def test_sample_is_of_the_rows(features):
-    features, _ = features
-    np.testing.assert_allclose(features.of_sample, features.take(features.sample), atol=1e-5)
-
-
 @pytest.mark.parametrize("sample", [500, 100])
 def test_rows_that_are_not_finite_are_named(monkeypatch, sample):
     monkeypatch.setattr(pile_features, "SAMPLE_ROWS", sample)

@@ -1,17 +1,15 @@
 import csv
 import json
 import shlex
+import signal
 
 import pytest
 from click.testing import CliRunner
 from helpers.reviews import ReviewProcess, pictured_pile
-from helpers.sessions import decide
 
 from pucache.cli.main import main
 from pucache.reviewing import serve
-from pucache.reviewing.log import Choice
 from pucache.reviewing.session import open_session
-from pucache.training.sklearn_classifier import PULinearClassifier
 
 
 @pytest.fixture
@@ -28,40 +26,51 @@ def run(*arguments):
 # --- export ------------------------------------------------------------------------------------
 
 
-def test_export_writes_labels_and_model_into_the_session(folder):
-    with open_session("pile.h5", "found.txt") as session:
-        for row in range(12, 40):
-            decide(session, row, Choice.POSITIVE if row < 30 else Choice.NEGATIVE)
-    ended = run("review", "pile.h5", "--export", "--device", "cpu")
-    assert ended.exit_code == 0, ended.output
-    out = folder / "pile.h5.review"
-    assert f"wrote {out.name}/reviewed.csv: 30 positive, 10 negative" in ended.stdout
-    with (out / "reviewed.csv").open(newline="") as stream:
-        labels = {row["key"]: (row["label"], row["reviewed"]) for row in csv.DictReader(stream)}
-    assert labels["000.png"] == ("1", "0") and labels["012.png"] == ("1", "1") and labels["030.png"] == ("0", "1")
-    assert len(labels) == 40
-    assert len(PULinearClassifier.load(out / "model.safetensors").coef_.ravel()) == 6
-    assert json.loads((out / "metrics.json").read_text())["known_negatives"] == 10
-
-
-def test_export_works_while_the_page_is_open(folder):
+def test_export_writes_what_the_page_writes_and_names_the_commands_that_take_it(folder):
     with ReviewProcess(folder, "--positives", "found.txt", "--port", "0") as review:
         client = review.client()
-        client.decide({"row": 100, "serial": 0}, "negative")
-        ended = run("review", "pile.h5", "--export", "--device", "cpu", "--json")
-        assert ended.exit_code == 0 and json.loads(ended.stdout)["known_negatives"] == 1
-        client.decide({"row": 101, "serial": 0}, "negative")
-        assert client.get("/api/state")["rejected"] == 2
+        client.decide({"row": 12, "serial": 0}, "positive"), client.decide({"row": 100, "serial": 0}, "negative")
+        ended = run("review", "pile.h5", "--export")
+        assert ended.exit_code == 0, ended.output
+        path = folder / "pile.h5.review/reviewed.csv"
+        assert f"wrote pile.h5.review/{path.name}: 13 positive, 1 negative\npucache train-pu" in ended.stdout
+        written = path.read_bytes()
+        path.unlink()
+        answer = client.post("/api/export")
+        assert path.read_bytes() == written
+        printed = json.loads(run("review", "pile.h5", "--export", "--json").stdout)
+        assert {name: answer[name] for name in printed} == printed
         client.close()
+    with path.open(newline="") as stream:
+        labels = {row["key"]: (row["label"], row["reviewed"]) for row in csv.DictReader(stream)}
+    assert labels["000.png"] == ("1", "0") and labels["012.png"] == ("1", "1") and labels["100.png"] == ("0", "1")
 
 
-def test_export_without_a_session_or_without_a_positive_is_one_line(folder):
+def test_export_without_a_session_is_one_line_and_without_a_label_an_empty_table(folder):
     ended = run("review", "pile.h5", "--export")
     assert ended.exit_code == 1 and ended.stderr.count("\n") == 1 and "no review session" in ended.stderr
     open_session("pile.h5").close()
-    ended = run("review", "pile.h5", "--export")
-    assert ended.exit_code == 1 and ended.stderr.count("\n") == 1 and "a model needs one" in ended.stderr
+    assert run("review", "pile.h5", "--export").exit_code == 0
     assert (folder / "pile.h5.review/reviewed.csv").read_text() == "key,label,reviewed,digest\n"
+
+
+@pytest.mark.parametrize("option", ["--device cpu", "--positives found.txt", "--no-browser", "--port 0"])
+def test_export_refuses_what_it_would_ignore(folder, option):
+    ended = run("review", "pile.h5", "--export", *option.split())
+    assert ended.exit_code == 2 and f"{option.split()[0]} is for the page" in ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_end_tells_what_was_found_the_limit_and_the_next_command(folder, number):
+    with ReviewProcess(folder, "--positives", "found.txt", "--port", "0") as review:
+        client = review.client()
+        client.decide({"row": 12, "serial": 0}, "positive")
+        client.close()
+        assert review.end(number) == 128 + number
+        said = review.printed.splitlines()
+    assert said[-4].startswith("found 1; how many more is not known before the first random image. After 107 random")
+    assert said[-3] == "train on it: pucache train-pu pile.h5 --session pile.h5.review"
+    assert "run the same command again to go on" in said[-1]
 
 
 # --- demo --------------------------------------------------------------------------------------
@@ -113,4 +122,5 @@ def test_every_option_reaches_the_function(folder, monkeypatch):
         "host": "::1",
         "open_browser": False,
         "device": "cpu",
+        "concepts": None,
     }

@@ -21,7 +21,7 @@ from helpers.slow import slow
 from pucache.cli.main import main
 from pucache.errors import OutputError
 from pucache.reviewing import serve as module
-from pucache.reviewing.serve import ADDRESS, ServerAddress, listening_socket, printed_url
+from pucache.reviewing.serve import ADDRESS, ServerAddress, keep_address, kept_address, listening_socket, printed_url
 from pucache.reviewing.session import read_session
 
 FOUND = ("--positives", "found.txt", "--port", "0")
@@ -150,7 +150,7 @@ BAD = {
     "pile.h5 --positives found.txt --host 203.0.113.7": (2, "--host 203.0.113.7 is no address of this machine"),
     "pile.h5 --positives found.txt --host no/host": (2, "--host no/host"),
     "pile.h5 --positives found.txt --images nowhere": (1, "no such source: nowhere"),
-    "pile.h5 --positives found.txt --session found.txt": (1, "found.txt"),
+    "pile.h5 --positives found.txt --session found.txt": (2, "--session takes the folder of a review"),
     "pile.h5 --positives found.txt --json": (2, "--json is for --export"),
 }
 
@@ -197,13 +197,12 @@ def test_without_a_browser_the_address_is_there_all_the_same(folder, environ):
 
 
 def test_the_address_is_kept_for_its_owner_alone(tmp_path):
-    address = ServerAddress.new()
-    address.keep(tmp_path)
+    address = ServerAddress(8321, "x" * 43)
+    keep_address(tmp_path, address)
     assert stat.S_IMODE((tmp_path / ADDRESS).stat().st_mode) == 0o600
-    assert ServerAddress.kept(tmp_path) == address and os.listdir(tmp_path) == [ADDRESS]
-    assert address.token != ServerAddress.new().token and len(address.token) >= 43
+    assert kept_address(tmp_path) == address and os.listdir(tmp_path) == [ADDRESS]
     (tmp_path / ADDRESS).chmod(0o640)
-    assert ServerAddress.kept(tmp_path) is None, "others may have read it"
+    assert kept_address(tmp_path) is None, "others may have read it"
 
 
 @pytest.mark.parametrize(
@@ -214,12 +213,13 @@ def test_a_damaged_address_is_replaced(tmp_path, text):
     path = tmp_path / ADDRESS
     path.write_bytes((text.replace("%s", "x" * 43)).encode("latin-1"))
     path.chmod(0o600)
-    assert ServerAddress.kept(tmp_path) is None
+    assert kept_address(tmp_path) is None
 
 
 def test_no_address_can_be_kept_in_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot write"):
-        ServerAddress.new().keep(tmp_path / "none")
+        keep_address(tmp_path / "file", ServerAddress(1, "x" * 43))
 
 
 def test_answers_leave_at_once():
@@ -292,7 +292,7 @@ class Page:
 def check_log(folder, page):
     """Every acknowledged decision is in the log, once, as it was acknowledged."""
     with read_session(folder / "pile.h5") as session:
-        logged = {entry.request: entry for entry in session.entries() if hasattr(entry, "request")}
+        logged = {entry.request: entry for entry in session.entries() if entry.request}
         serials = [entry.serial for entry in session.entries()]
     assert serials == sorted(set(serials))
     for request, (row, serial, choice) in page.acknowledged.items():
@@ -357,7 +357,7 @@ def test_on_a_full_disk_nothing_is_acknowledged_that_is_not_written(tmp_path):
         assert acknowledged and len(errors) == 3
         assert client.get("/api/state")["decided"] == len(acknowledged)
         with read_session(tmp_path / "pile.h5") as session:
-            assert [entry.request for entry in session.entries() if hasattr(entry, "request")] == acknowledged
+            assert [entry.request for entry in session.entries() if entry.request] == acknowledged
         resource.prlimit(review.process.pid, resource.RLIMIT_FSIZE, no_limit)
         assert len(client.post("/api/decide", decisions=errors)["accepted"]) == 3
         client.close()

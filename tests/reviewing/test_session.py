@@ -11,19 +11,21 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from faults.filling import can_mount, disk
 from helpers.sessions import decide, labels_of, pile_of, proposal
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pucache import estimate_prior, train_pu
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import LabelError, SessionError, SessionLockedError, StaleDecisionError
 from pucache.labels.labels import Labels
+from pucache.reviewing.audit import audit
 from pucache.reviewing.audit_log import replay
-from pucache.reviewing.log import Choice, Decision, Draw, Stream
-from pucache.reviewing.session import open_session, read_session
+from pucache.reviewing.log import Choice, Stream
+from pucache.reviewing.session import open_session, read_labels, read_session
 from pucache.reviewing.session_state import Proposal
 from pucache.reviewing.twins import EQUAL_BYTES, NEAR_DUPLICATES
+from pucache.training.train_on_cache import is_audited
 
 POSITIVE, NEGATIVE, SKIP, UNDONE = Choice
 
@@ -45,13 +47,19 @@ def session(cache):
         yield session
 
 
+def forget_pile(session):
+    """As a session of 0.2, which kept no pile to go on with."""
+    for path in session.folder.glob("pile-*"):
+        path.unlink()
+
+
 # --- labels ---------------------------------------------------------------------------------------
 
 
 def test_a_session_begins_beside_the_cache_with_labels_and_what_their_twins_inherit(session, cache):
     s, reviewed = session.labels()
     assert np.flatnonzero(s).tolist() == [0, 1, 2] and np.flatnonzero(reviewed).tolist() == [3] and reviewed[3] == 1
-    assert session.pile_size == 56 and session.unknown.sum() == 56 and not session.unknown[:4].any()
+    assert sum(session.urns) == 56 and session.unknown.sum() == 56 and not session.unknown[:4].any()
     assert session.folder == cache.files[0].path.with_name("pile.h5.review") and session.epoch_note == ""
     assert session.counts().decided == 0 and session.counts().unknown == 56
 
@@ -65,13 +73,6 @@ def test_twins_share_their_decision(session):
     following = decide(session, 20, NEGATIVE)
     assert (following.unknown, following.positives) == (54, 2)
     assert session.counts().decided == 2 and session.counts().positives == 1 and session.counts().unknown == 53
-
-
-def test_a_changed_decision_replaces_the_one_in_force(session):
-    first = decide(session, 10)
-    second = decide(session, 11, NEGATIVE)
-    assert second.replaces == first.serial and session.labels()[1][[10, 11]].tolist() == [-1, -1]
-    assert session.counts().positives == 0 and session.counts().negatives == 1
 
 
 def test_an_undo_brings_back_what_had_been_replaced_and_then_nothing(session):
@@ -97,7 +98,7 @@ def test_labels_from_before_are_never_changed(session, rng):
 
 def test_a_session_may_begin_without_any_label(cache):
     with open_session(cache) as session:
-        assert session.pile_size == 60 and not session.labels()[0].any()
+        assert sum(session.urns) == 60 and not session.labels()[0].any()
         decide(session, 11), decide(session, 20, NEGATIVE)
         s, reviewed = session.labels()
         assert np.flatnonzero(s).tolist() == [11] and reviewed[[10, 11, 20]].tolist() == [1, 0, -1]
@@ -109,7 +110,23 @@ def test_a_session_may_begin_without_any_label(cache):
 def test_a_session_may_begin_with_negatives_alone(cache, tmp_path):
     (tmp_path / "no.txt").write_text("005.png\n010.png\n")
     with open_session(cache, negatives=tmp_path / "no.txt") as session:
-        assert session.labels()[1][[5, 10, 11]].tolist() == [-1, -1, -1] and session.pile_size == 57
+        assert session.labels()[1][[5, 10, 11]].tolist() == [-1, -1, -1] and sum(session.urns) == 57
+
+
+def test_training_takes_a_session_with_its_audit(cache, rng):
+    with open_session(cache, labels_of(60)) as session:
+        for draw in session.draw(rng, Stream.AUDIT, 20):
+            decide(session, draw.row, Choice.POSITIVE if draw.row % 4 == 0 else Choice.NEGATIVE)
+        folder = session.folder
+    options = {"method": "linear", "device": "cpu", "twins": None}
+    model, again = train_pu(cache, session=folder, **options), train_pu(cache, read_labels(cache, folder), **options)
+    assert is_audited(model) and model.prior_estimate_.draws == 20 and model.estimates_["recall"] is not None
+    assert again.prior_estimate_ == model.prior_estimate_ and again.estimates_ == model.estimates_
+    estimate, *_ = estimate_prior(cache, read_labels(cache, folder), device="cpu", twins=None)
+    assert (estimate.low, estimate.high) == (model.prior_estimate_.low, model.prior_estimate_.high)
+    for bad in ({}, {"positives": labels_of(60), "session": folder}, {"session": folder, "negatives": "n.txt"}):
+        with pytest.raises(ValueError, match=r"takes positives .* or a session"):
+            train_pu(cache, **bad)
 
 
 def test_labels_from_files_are_those_of_training(cache, tmp_path):
@@ -213,7 +230,7 @@ def test_two_threads_that_decide_at_once_lose_nothing(session):
     entries = session.entries()
     assert sum(outcomes.values()) == len(entries) == 55, "56 rows of the pile, two of them twins"
     assert [entry.serial for entry in entries] == list(range(1, 56)) and not session.unknown.any()
-    assert replay(entries, session.pile_size).unknown == 0
+    assert replay(entries, session.urns).unknown == 0
 
 
 # --- draws ----------------------------------------------------------------------------------------
@@ -227,7 +244,12 @@ def test_audit_draws_leave_the_urn_with_their_twins(session, rng):
     assert {draw.group for draw in draws} == set(range(4, 60)) - {11}
     assert all((draw.expected, draw.model_version, draw.positives) == (0.25, 7, 0) for draw in draws)
     assert session.pending_draws() == draws == session.entries()
-    assert replay(session.entries(), session.pile_size).pending == 55
+    assert replay(session.entries(), session.urns).unknown == 56, "none of them was shown"
+    decide(session, draws[-1].row, NEGATIVE)
+    assert replay(session.entries(), session.urns).pending == 54
+    assert session.random_undecided() == [draw.row for draw in draws[:-1]]
+    decide(session, draws[2].row, SKIP), decide(session, draws[0].row, NEGATIVE)
+    assert session.random_undecided() == [draw.row for draw in draws[1:-1]]
 
 
 def test_an_audit_is_uniform_over_the_unknown_rows(tmp_path):
@@ -250,7 +272,7 @@ def test_a_decision_on_a_drawn_row_is_of_its_stream(session, rng):
     decide(session, draw.row, UNDONE), decide(session, draw.row, UNDONE)
     assert session.pending_draws() == [draw] and not session.unknown[draw.row], "it stays drawn"
     assert decide(session, draw.row, SKIP).stream is Stream.AUDIT and not session.unknown[draw.row]
-    assert not session.pending_draws() and replay(session.entries(), session.pile_size).skipped == 1
+    assert not session.pending_draws() and replay(session.entries(), session.urns).skipped == 1
 
 
 def test_a_recheck_looks_like_a_new_image(session, rng):
@@ -259,14 +281,15 @@ def test_a_recheck_looks_like_a_new_image(session, rng):
     assert sorted(draw.group for draw in drawn) == [2, 20], "1 and its twin 3 are excluded"
     assert session.decision_in_force(20) is not None and session.decision_to_show(20) is None
     blind = session.decide([proposal(20, NEGATIVE, 0)])[0]
-    assert (blind.stream, blind.replaces) == (Stream.RECHECK, 1) and session.labels()[1][20] == -1
+    assert (blind.stream, blind.replaces) == (Stream.RECHECK, 1) and session.labels()[1][20] == 1
     assert session.counts().rechecked == 1 and session.decision_to_show(20) == blind
+    assert (session.counts().positives, session.counts().negatives) == (1, 0), "it measures the reviewer alone"
     again = decide(session, 20, UNDONE)
     assert (again.choice, again.stream) == (POSITIVE, Stream.RANKED) and session.labels()[1][20] == 1
     assert session.counts().rechecked == 0 and 20 in [draw.row for draw in session.pending_draws()]
     session.decide([proposal(2, NEGATIVE, 0)])
     assert session.labels()[0][2] == 1, "a label from before the session stays"
-    outcome = replay(session.entries(), session.pile_size)
+    outcome = replay(session.entries(), session.urns)
     assert (outcome.rechecks, outcome.missed) == (1, 1)
 
 
@@ -289,10 +312,24 @@ STEPS = st.lists(
 )
 
 
+def never_shown(session):
+    """Rows of the random draws after the last one that has a decision."""
+    draws = [entry for entry in session.entries() if entry.is_draw and entry.stream is Stream.AUDIT]
+    waiting = [draw in session.pending_draws() for draw in draws]
+    return sum(draw.copies for at, draw in enumerate(draws) if all(waiting[at:]))
+
+
 def expected_state(entries, groups, outside):
     """Labels and urn by the rules, from the entries: last decision of each group, drawn groups."""
-    last = {entry.group: entry.choice for entry in entries if isinstance(entry, Decision)}
-    drawn = {entry.group for entry in entries if isinstance(entry, Draw) and entry.stream is Stream.AUDIT}
+    last, checked = {}, {}
+    for entry in entries:
+        if not entry.is_draw:
+            last[entry.group] = entry.choice
+            if entry.stream is not Stream.RECHECK:
+                checked[entry.group] = entry.choice
+            elif entry.choice in (POSITIVE, NEGATIVE) and checked.get(entry.group) in (POSITIVE, NEGATIVE):
+                last[entry.group] = checked[entry.group]  # a recheck leaves the label
+    drawn = {entry.group for entry in entries if entry.is_draw and entry.stream is Stream.AUDIT}
     label = [{POSITIVE: 1, NEGATIVE: -1}.get(last.get(group), 0) for group in groups]
     unknown = [
         not out and not lab and group not in drawn for out, lab, group in zip(outside, label, groups, strict=True)
@@ -300,6 +337,11 @@ def expected_state(entries, groups, outside):
     return np.array(label), np.array(unknown)
 
 
+# What longer searches found: a skip from before the draw, a recheck skipped, an undo down to a label before the draw.
+@example([("decide", 0, SKIP), ("draw", Stream.AUDIT, 3)], False)
+@example([("decide", 8, POSITIVE), ("draw", Stream.RECHECK, 1), ("decide", 8, SKIP), ("draw", Stream.AUDIT, 3)], False)
+@example([("decide", 8, POSITIVE), ("decide", 8, SKIP), ("draw", Stream.AUDIT, 3), ("undo", 8), ("undo", 8)], False)
+@example([("draw", Stream.AUDIT, 3), *[("decide", r, POSITIVE) for r in range(12)], ("draw", Stream.RECHECK, 3)], False)
 @settings(deadline=None, max_examples=40)
 @given(STEPS, st.booleans())
 def test_any_course_of_a_review_follows_the_rules_and_survives_reopening(steps, labelled):
@@ -323,8 +365,9 @@ def test_any_course_of_a_review_follows_the_rules_and_survives_reopening(steps, 
             s, reviewed = session.labels()
             assert ((s | (reviewed == 1)) - (reviewed == -1))[~outside].tolist() == label[~outside].tolist()
             assert session.unknown.tolist() == unknown.tolist() and session.counts().unknown == unknown.sum()
-            audited = replay(session.entries(), session.pile_size)
-            assert audited.unknown == unknown.sum() and session.pile_size == (~outside).sum()
+            audited = replay(session.entries(), session.urns)
+            assert len(session.random_undecided()) == audited.pending + audited.skipped
+            assert audited.unknown - never_shown(session) == unknown.sum() and sum(session.urns) == (~outside).sum()
             assert audited.found == (label[~outside] == 1).sum()
             before = (session.counts(), session.entries(), session.pending_draws(), s.tolist(), reviewed.tolist())
         session.close()
@@ -356,8 +399,10 @@ def test_a_session_of_version_0_2_goes_on(tmp_path, rng):
     with sqlite3.connect(folder / "decisions.sqlite") as log:
         log.executescript(script.replace("CHECKSUM", cache.files[0].checksum))
     log.close()
+    with read_session(cache) as session:
+        assert session.urns == (27,) and [entry.urn for entry in session.entries()] == [0] * 14
     with open_session(cache, labels_of(30)) as session:
-        assert session.epoch_note == "" and len(session.entries()) == 14
+        assert session.epoch_note == "" and len(session.entries()) == 14 and session.urns == (27,)
         s, reviewed = session.labels()
         assert np.flatnonzero(s).tolist() == [0, 1, 2] and np.flatnonzero(reviewed).tolist() == [10, 11, 20, 26]
         assert reviewed[[10, 11, 20, 26]].tolist() == [1, 1, -1, -1]
@@ -366,6 +411,33 @@ def test_a_session_of_version_0_2_goes_on(tmp_path, rng):
         assert (counts.rechecked, counts.unknown, counts.pending, counts.rate, counts.rate_of) == (1, 22, 1, 1 / 3, 3)
         assert [draw.row for draw in session.pending_draws()] == [19]
         assert decide(session, 10, UNDONE).choice is UNDONE and decide(session, 19).stream is Stream.AUDIT
+        entries = session.entries()
+    with open_session(cache) as session:
+        assert session.entries() == entries and len(entries) == 16
+
+
+def test_a_recheck_that_0_2_rejected_leaves_the_label(tmp_path):
+    """Row 10 is positive in the log of 0.2; here it is shown again and rejected too, as 0.2 wrote it."""
+    cache = pile_of(tmp_path, 30, twins=[(10, 11)])
+    script = Path(__file__).with_name("session_of_0.2.sql").read_text()
+    folder = tmp_path / "pile.h5.review"
+    folder.mkdir()
+    with sqlite3.connect(folder / "decisions.sqlite") as log:
+        log.executescript(script.replace("CHECKSUM", cache.files[0].checksum))
+        names = "key, digest, row, image_group, copies, epoch, unknown, positives, model_version, time"
+        for serial, request, choice in ((15, None, None), (16, "again", "negative")):
+            log.execute(
+                f"INSERT INTO entries (serial, request, choice, stream, {names}) SELECT ?, ?, ?, 'recheck', {names} "
+                "FROM entries WHERE row = 10 AND choice = 'positive' LIMIT 1",
+                (serial, request, choice),
+            )
+    log.close()
+    with read_session(cache) as session:
+        assert session.labels()[1][[10, 11]].tolist() == [1, 1] and session.entries()[-1].choice is NEGATIVE
+        audited = replay(session.entries(), session.urns)
+        assert (audited.missed, audited.rechecks, audited.found) == (1, 2, 2)
+    with open_session(pile_of(tmp_path, 31, twins=[(10, 11)])) as grown:
+        assert "has changed" in grown.epoch_note and grown.labels()[1][[10, 11]].tolist() == [1, 1]
 
 
 def test_a_session_is_read_while_it_runs(session, cache):
@@ -434,7 +506,7 @@ def test_decisions_stay_where_the_cache_grows_shrinks_and_changes(tmp_path, rng)
             s, reviewed = session.labels()
             assert np.flatnonzero(s).tolist() == [rows["000.png"], rows["001.png"]]
             assert np.flatnonzero(reviewed).tolist() == [rows["010.png"], rows["011.png"]]
-            assert session.pile_size == len(keys) - 4 and session.entries() == [] and not session.pending_draws()
+            assert sum(session.urns) == len(keys) - 4 and session.entries() == [] and not session.pending_draws()
             assert "the audit counts from the change on" in session.epoch_note
             assert "3 labelled or decided images are gone" in session.epoch_note
             assert "'002.png', '020.png', '021.png'" in session.epoch_note
@@ -445,12 +517,13 @@ def test_decisions_stay_where_the_cache_grows_shrinks_and_changes(tmp_path, rng)
 def test_a_new_epoch_takes_decisions_and_changes_of_earlier_ones(tmp_path, rng):
     with open_session(pile_of(tmp_path, 20), labels_of(20)) as session:
         decide(session, 5), decide(session, 6, SKIP)
+    forget_pile(session)
     with open_session(pile_of(tmp_path, 25)) as session:
-        assert session.pile_size == 25 - 4
+        assert sum(session.urns) == 25 - 4
         assert decide(session, 5, NEGATIVE).copies == 0 and session.labels()[1][5] == -1
         assert decide(session, 6).copies == 1
         assert [draw.unknown for draw in session.draw(rng, Stream.AUDIT, 2)] == [20, 19]
-        assert replay(session.entries(), session.pile_size).unknown == 18
+        assert replay(session.entries(), session.urns).unknown == 18 + never_shown(session)
         counts, labels = session.counts(), session.labels()
     with open_session(EmbeddingCache(tmp_path / "pile.h5")) as session:
         assert session.counts() == counts and (session.labels()[1] == labels[1]).all()
@@ -461,6 +534,7 @@ def test_a_new_epoch_takes_decisions_and_changes_of_earlier_ones(tmp_path, rng):
 def test_a_reader_of_a_changed_cache_writes_nothing(tmp_path):
     with open_session(pile_of(tmp_path, 20), labels_of(20)) as session:
         decide(session, 5)
+    forget_pile(session)
     changed = pile_of(tmp_path, 25)
     content = {path: path.read_bytes() for path in session.folder.iterdir()}
     with read_session(changed) as reader:
@@ -483,28 +557,6 @@ def test_several_files_may_come_in_another_order(tmp_path, rng):
 
 
 # --- disks and kills ------------------------------------------------------------------------------
-
-
-def test_on_a_full_disk_nothing_is_decided_and_the_session_goes_on_afterwards(tmp_path, rng):
-    if not can_mount(tmp_path):
-        pytest.skip("mounting is not permitted")
-    cache = pile_of(tmp_path, 2000)
-    with disk(tmp_path / "disk") as full, open_session(cache, folder=full.folder / "s") as session:
-        full.resize(pages=full.used[0] + 30)
-        with pytest.raises(SessionError, match=r"cannot write .*decisions\.sqlite: .*full") as caught:
-            for row in range(2000):
-                decide(session, row)
-        assert "\n" not in str(caught.value)
-        row = len(session.entries())
-        assert row > 2 and session.counts().decided == row == (session.labels()[0] == 1).sum()
-        with pytest.raises(SessionError, match="cannot write"):
-            session.draw(rng, Stream.AUDIT, 900)
-        assert not session.pending_draws() and session.unknown.sum() == 2000 - row
-        full.resize()
-        assert decide(session, row).serial == row + 1
-        session.close()
-        with open_session(cache, folder=full.folder / "s") as again:
-            assert again.counts().decided == row + 1
 
 
 def test_a_folder_that_cannot_be_written_is_named(cache, tmp_path):
@@ -547,5 +599,67 @@ def test_killed_servers_lose_no_acknowledged_decision(tmp_path):
         with open_session(cache, labels_of(300)) as session:
             entries = session.entries()
             assert len(entries) >= acknowledged
-            assert replay(entries, session.pile_size).unknown == session.unknown.sum()
+            assert replay(entries, session.urns).unknown == session.unknown.sum() + never_shown(session)
     assert acknowledged > 30
+
+
+def test_a_pile_that_grew_keeps_its_limit_and_the_new_images_are_an_urn_of_their_own(tmp_path, rng):
+    with open_session(pile_of(tmp_path, 60, twins=[(10, 11)]), labels_of(60)) as session:
+        decide(session, 10), decide(session, 20, NEGATIVE)
+        for draw in session.draw(rng, Stream.AUDIT, 20):
+            decide(session, draw.row, NEGATIVE)
+        before, urns = audit(session), session.urns
+    keys = ["aaa.png", *(f"{row:03}.png" for row in range(60)), "zzz.png", "zzzz.png"]
+    contents = {"zzzz.png": "030.png", "011.png": "010.png"}  # a twin of an older image is no image of the new urn
+    grown = pile_of(tmp_path, keys, contents=contents)
+    with read_session(grown) as reader:
+        assert reader.urns == (*urns, 2)
+    for _ in range(2):
+        with open_session(EmbeddingCache(grown.files[0].path)) as session:
+            assert session.urns == (*urns, 2) and "2 images came to the cache" in session.epoch_note
+            now = audit(session)
+            assert (now.draws, now.found) == (before.draws, before.found)
+            assert now.hidden_high <= before.hidden_high + 2 + 3  # new images may all be positive; ranges of totals
+            assert now.as_dict() == audit(session.folder).as_dict()
+    with open_session(EmbeddingCache(grown.files[0].path)) as session:
+        for draw in session.draw(rng, Stream.AUDIT, 30):
+            decide(session, draw.row, NEGATIVE)
+        assert audit(session).as_dict() == audit(session.folder).as_dict() and audit(session).draws == 50
+        assert decide(session, 62, POSITIVE).copies == 1, "the twin has the label of the older image"
+        assert session.labels()[1][30] == 1
+        urns = session.urns
+    with open_session(pile_of(tmp_path, [*keys, "a-third.png"], contents=contents)) as session:
+        assert session.urns == (*urns, 1) and audit(session).draws == 50
+
+
+def test_a_zone_is_fixed_once_and_its_draws_are_those_of_the_log(tmp_path, rng):
+    with open_session(pile_of(tmp_path, 60, twins=[(10, 11)]), labels_of(60)) as session:
+        session.fix_zone(np.array([10, 12, 13, 14, 15, 0]))
+        assert np.flatnonzero(session.zone).tolist() == [10, 11, 12, 13, 14, 15], "with twins, without labelled ones"
+        session.fix_zone(np.array([40]))
+        assert not session.zone[40]
+        drawn = session.draw(rng, Stream.ZONE, 2)
+        assert all(draw.zone and draw.unknown in (6, 5, 4) for draw in drawn)
+        decide(session, drawn[0].row), decide(session, 30)
+        session.draw(rng, Stream.AUDIT, 3)
+    with open_session(EmbeddingCache(tmp_path / "pile.h5")) as session:
+        assert session.zone.sum() == 6
+        zone = audit(session).zone
+        assert zone.draws == 1 and zone.rows == 6 and zone.found == drawn[0].copies
+        assert len(session.draw(rng, Stream.ZONE, 10)) <= 4, "a zone of fewer rows than draws"
+        for draw in session.pending_draws():
+            decide(session, draw.row, NEGATIVE)
+        assert audit(session).zone.hidden_high == 0 and audit(session).as_dict() == audit(session.folder).as_dict()
+        assert "among the 6 likeliest images at most 0 more" in audit(session).statements()[0]
+        assert session.past(0, 3)[0][2] is Choice.NEGATIVE and len(session.past(0, 99)) > 3
+
+
+def test_a_correction_changes_a_label_that_a_recheck_was_answered_on(tmp_path, rng):
+    with open_session(pile_of(tmp_path, 30), labels_of(30)) as session:
+        decide(session, 5)
+        (draw,) = session.draw(rng, Stream.RECHECK, exclude=[0, 1])
+        checked = decide(session, draw.row, NEGATIVE)
+        assert session.labels()[1][5] == 1 and session.past(0, 1) == [(checked.serial, 5, Choice.POSITIVE)]
+        proposal = Proposal(request="c", row=5, choice=Choice.NEGATIVE, replaces=checked.serial, correction=True)
+        (corrected,) = session.decide([proposal])
+        assert corrected.stream is Stream.RANKED and session.labels()[1][5] == -1

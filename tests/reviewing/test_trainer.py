@@ -17,7 +17,7 @@ from helpers.planted import planted, write_cache
 from helpers.reviews import pictured_pile, served
 from helpers.slow import slow
 
-from pucache.reviewing.trainer import RANKING, KnownLabels, RankingResult, Setup, Trainer, keep_ranking, kept_ranking
+from pucache.reviewing.trainer import RANKING, RankingResult, Trainer, keep_ranking, kept_ranking
 
 
 class Listener:
@@ -74,7 +74,7 @@ def pile(tmp_path_factory):
 @pytest.fixture
 def trainer(pile):
     listener = Listener()
-    with Trainer([file.path for file in pile[0].files], listener.on_ranking, listener.on_error) as trainer:
+    with Trainer([file.path for file in pile[0].files], [listener.on_ranking], listener.on_error) as trainer:
         yield trainer, listener
 
 
@@ -83,7 +83,7 @@ class SharedTrainer:
 
     def __init__(self, paths):
         self._first, self._last = 0, -1
-        self._trainer = Trainer(paths, self._on_ranking, lambda message: self.listener.on_error(message))
+        self._trainer = Trainer(paths, [self._on_ranking], lambda message: self.listener.on_error(message))
 
     def begin(self):
         self._first, self.listener = self._last + 1, Listener()
@@ -97,9 +97,8 @@ class SharedTrainer:
         if serial >= self._first:
             self.listener.on_ranking(result, serial - self._first)
 
-    @property
     def busy(self):
-        return self._trainer.busy
+        return self._trainer.busy()
 
     @property
     def process_id(self):
@@ -130,11 +129,11 @@ def reviewed_rows(s, y, count):
 def test_rankings_begin_with_similarity(pile, shared):
     trainer, listener = shared
     _, s, y = pile
-    assert not trainer.busy
+    assert not trainer.busy()
     trainer.submit(7, s, np.zeros_like(s))
-    assert trainer.busy
+    assert trainer.busy()
     listener.wait_for(7)
-    eventually(lambda: not trainer.busy)
+    eventually(lambda: not trainer.busy())
     assert set(listener.serials) == {7} and listener.rankings[0][1].posterior is None and not listener.errors
     scores = listener.rankings[-1][1].scores
     assert scores[(y == 1) & (s == 0)].mean() > scores[y == 0].mean()
@@ -169,7 +168,7 @@ def test_older_labels_are_ignored(pile, shared):
     trainer.submit(4, s, reviewed_rows(s, y, 30))
     trainer.submit(5, s, reviewed_rows(s, y, 30))
     listener.wait_for(5)
-    eventually(lambda: not trainer.busy)
+    eventually(lambda: not trainer.busy())
     assert set(listener.serials) == {5}
 
 
@@ -179,7 +178,7 @@ def test_without_positives_nothing_is_trained(pile, shared):
     nothing = np.zeros_like(s)
     trainer.submit(1, nothing, nothing)
     trainer.submit(2, nothing, np.where(y == 0, -1, 0).astype(np.int8))
-    assert not trainer.busy
+    assert not trainer.busy()
     trainer.submit(3, s, nothing)
     listener.wait_for(3)
     assert set(listener.serials) == {3}
@@ -202,23 +201,10 @@ def test_a_killed_child_is_started_again_with_the_newest_labels(pile, shared, ki
 
 
 @pytest.mark.slow
-def test_killed_in_a_fit_the_same_labels_are_trained_on_again(pile, trainer):
-    trainer, listener = trainer
-    _, s, _ = pile
-    trainer.submit(1, s, np.zeros_like(s))
-    listener.wait(lambda: listener.rankings)
-    process_id = trainer.process_id
-    os.kill(process_id, signal.SIGKILL)
-    count = len(listener.rankings)
-    listener.wait(lambda: len(listener.rankings) > count + 1)
-    assert is_gone(process_id)
-
-
-@pytest.mark.slow
 def test_an_error_of_the_child_is_one_line(tmp_path, pile):
     listener = Listener()
     _, s, _ = pile
-    with Trainer([tmp_path / "missing.h5"], listener.on_ranking, listener.on_error) as trainer:
+    with Trainer([tmp_path / "missing.h5"], [listener.on_ranking], listener.on_error) as trainer:
         trainer.submit(1, s, np.zeros_like(s))
         listener.wait(lambda: listener.errors)
         assert "missing.h5" in listener.errors[0] and "\n" not in listener.errors[0]
@@ -227,7 +213,7 @@ def test_an_error_of_the_child_is_one_line(tmp_path, pile):
 def test_close_ends_the_child_within_a_fit(pile):
     listener = Listener()
     _, s, _ = pile
-    trainer = Trainer([file.path for file in pile[0].files], listener.on_ranking)
+    trainer = Trainer([file.path for file in pile[0].files], [listener.on_ranking])
     trainer.submit(1, s, np.zeros_like(s))
     eventually(lambda: trainer.process_id)
     process_id = trainer.process_id
@@ -241,7 +227,7 @@ def test_close_ends_the_child_within_a_fit(pile):
 def test_close_ends_a_child_that_does_not_react(pile):
     listener = Listener()
     _, s, _ = pile
-    trainer = Trainer([file.path for file in pile[0].files], listener.on_ranking)
+    trainer = Trainer([file.path for file in pile[0].files], [listener.on_ranking])
     trainer.submit(1, s, np.zeros_like(s))
     listener.wait(lambda: listener.rankings)
     process_id = trainer.process_id
@@ -258,7 +244,7 @@ def test_the_child_ends_when_the_parent_is_killed(pile, tmp_path):
         import numpy as np
         from pucache.reviewing.trainer import Trainer
         ready = lambda result, serial: print(trainer.process_id, flush=True)
-        trainer = Trainer([{str(cache.files[0].path)!r}], ready)
+        trainer = Trainer([{str(cache.files[0].path)!r}], [ready])
         s = np.load({str(tmp_path / "s.npy")!r})
         trainer.submit(1, s, np.zeros_like(s))
         time.sleep(1000)
@@ -277,22 +263,19 @@ def _is_zombie(process_id):
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_labels_travel_as_the_known_rows():
-    s, reviewed = np.zeros(9, np.int8), np.zeros(9, np.int8)
-    s[[1, 4]], reviewed[2], reviewed[[0, 8]] = 1, 1, -1
-    job = KnownLabels.of(3, s, reviewed)
-    assert job.has_positive and len(job.rows) == 5
-    for given, received in zip((s, reviewed), job.labels(9), strict=True):
-        np.testing.assert_array_equal(given, received)
-    assert not KnownLabels.of(3, np.zeros_like(s), np.minimum(reviewed, 0)).has_positive
-
-
-def test_groups_travel_as_the_rows_that_have_twins():
-    groups = np.array([0, 1, 0, 3, 4, 3, 6])
-    setup = Setup.of((), groups, 0, "cpu")
-    assert len(setup.rows) == 4
-    together = setup.all_groups(7)
-    np.testing.assert_array_equal(together[:, None] == together, groups[:, None] == groups)
+def test_one_child_trains_for_several_sessions(pile):
+    """The sessions label opposite classes."""
+    cache, s, y = pile
+    listeners = [Listener(), Listener()]
+    groups = np.arange(len(cache)) // 2
+    with Trainer([file.path for file in cache.files], [of.on_ranking for of in listeners], groups=groups) as trainer:
+        trainer.submit(3, s, np.zeros_like(s))
+        trainer.submit(3, np.where(y == 0, 1, 0).astype(np.int8), np.zeros_like(s), session=1)
+        for listener in listeners:
+            listener.wait_for(3)
+        eventually(lambda: not trainer.busy() and not trainer.busy(1))
+    first, second = (listener.rankings[-1][1].scores for listener in listeners)
+    assert first[(y == 1) & (s == 0)].mean() > first[y == 0].mean() and second[y == 0].mean() > second[y == 1].mean()
 
 
 # --- the last ranking, kept in the folder of a session ---------------------------------------------

@@ -10,21 +10,15 @@ from helpers.ray_cluster import Cluster, eventually, free_port
 
 from pucache.errors import EngineError
 from pucache.scaling.cluster import check_nodes, joined, nodes
-from pucache.scaling.tasks import ShardTasks, cluster_device
+from pucache.scaling.tasks import cluster_tasks, count
 
 # --- joining -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("address", ["ray://10.0.0.1:10001", "nowhere:port", "127.0.0.1:99999999"])
+@pytest.mark.parametrize("address", ["ray://10.0.0.1:10001", "nowhere:port", "127.0.0.1:99999999", "127.0.0.1:{free}"])
 def test_an_address_that_is_none_is_refused(address):
-    with pytest.raises(EngineError, match=r"the address of a Ray cluster is HOST:PORT|no Ray cluster answers at"):
-        joined(address).__enter__()
-
-
-def test_an_address_where_nobody_listens_is_refused():
-    address = f"127.0.0.1:{free_port()}"
-    with pytest.raises(EngineError, match=rf"^no Ray cluster answers at {address} \(.*efused\); start one there"):
-        joined(address).__enter__()
+    with pytest.raises(EngineError, match=r"^the address of a Ray cluster is HOST:PORT|^no Ray cluster answers at"):
+        joined(address.format(free=free_port())).__enter__()
 
 
 def test_a_server_that_is_none_of_rays_is_refused():
@@ -57,7 +51,7 @@ def test_a_cluster_that_has_lost_its_cpus_is_named_until_a_machine_joins(monkeyp
     with Cluster() as started:
         started.start("--num-cpus=0")
         first = started.start("--num-cpus=1")
-        with joined(started.address), ShardTasks(workers=1) as opened:
+        with joined(started.address), cluster_tasks(workers=1) as opened:
             assert eventually(lambda: ray.cluster_resources().get("CPU") == 1), started.logs
             results = opened.map(shard_tasks.double, {"factor": 3}, range(9))
             assert next(results) == 0 and not caplog.records
@@ -103,7 +97,7 @@ def test_a_node_that_has_another_pucache_is_refused_by_name(cluster, tmp_path, n
 def test_a_process_that_has_joined_a_cluster_joins_no_other_and_leaves_it_joined(cluster):
     check_nodes(shard_tasks.no_problem, ("numpy",))
     with pytest.raises(ValueError, match="has joined a Ray cluster already, and cannot join 127"):
-        ShardTasks("127.0.0.1:6379").__enter__()
-    with ShardTasks():
-        assert cluster_device("auto") == "cpu"
+        cluster_tasks("127.0.0.1:6379").__enter__()
+    with cluster_tasks():
+        assert count("GPU") == 0
     assert ray.is_initialized()

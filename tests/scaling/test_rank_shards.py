@@ -24,7 +24,7 @@ def model():
 
 @pytest.fixture(autouse=True)
 def in_process(monkeypatch):
-    monkeypatch.setattr("pucache.scaling.tasks.ShardTasks", InProcess)
+    monkeypatch.setattr("pucache.scaling.tasks.cluster_tasks", InProcess)
 
 
 @pytest.fixture(params=[[333, 350], [7, 15, 15, 400]], ids=str)

@@ -5,7 +5,7 @@ from helpers.planted import planted, write_cache
 from helpers.shard_tasks import InProcess
 
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.errors import CacheError, ModelError
+from pucache.errors import CacheError
 from pucache.scaling.score_shards import score_shards
 from pucache.scaling.shards import shards_of
 from pucache.scoring.score import score
@@ -23,7 +23,7 @@ def model():
 @pytest.fixture
 def shards(tmp_path, monkeypatch):
     """Shards of 700, 0, 1 and 599 rows, read in blocks of 50."""
-    monkeypatch.setattr("pucache.scaling.tasks.ShardTasks", InProcess)
+    monkeypatch.setattr("pucache.scaling.tasks.cluster_tasks", InProcess)
     monkeypatch.setattr("pucache.cache.reader.BLOCK_BYTES", 50 * D * 4)
     monkeypatch.setattr("pucache.storage.tables._ROW_GROUP", 64)
     (tmp_path / "shards").mkdir()
@@ -79,10 +79,3 @@ def test_another_machine_fetches_its_own_copy_from_the_url(shards, memory, tmp_p
         file.path.unlink()
     monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "other"))
     assert [key for shard in listed for key in shard.open().keys] == list(cache.keys)
-
-
-def test_a_model_of_another_encoder_is_refused(shards, tmp_path):
-    other = PULinearClassifier(prior=0.3, method="linear", device="cpu").fit(X[:, :3], S)
-    with pytest.raises(ModelError, match="the model expects 3-d rows"):
-        score_shards(other, shards, tmp_path / "out", parts="csv")
-    assert not (tmp_path / "out").exists()

@@ -14,7 +14,7 @@ from pucache.errors import CacheError, EngineError
 from pucache.retrieval.retrieve import retrieve_positives
 from pucache.scaling.rank_shards import rank_shards
 from pucache.scaling.score_shards import score_shards
-from pucache.scaling.tasks import ShardTasks, cores_per_task
+from pucache.scaling.tasks import cluster_tasks, cores_per_task
 from pucache.scoring.score import score
 from pucache.training.sklearn_classifier import PULinearClassifier
 
@@ -23,7 +23,7 @@ X, S, _ = planted(3000, d=8, labelled=60)
 
 @pytest.fixture(scope="module")
 def tasks(cluster):
-    with ShardTasks() as opened:
+    with cluster_tasks() as opened:
         yield opened
 
 
@@ -43,12 +43,6 @@ def folder(tmp_path_factory):
 
 
 # --- tasks -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_results_come_in_order(tasks):
-    assert list(tasks.map(shard_tasks.double, {"factor": 3}, range(40))) == [3 * item for item in range(40)]
-    assert list(tasks.map(shard_tasks.double, {"factor": 1}, [])) == []
 
 
 @pytest.mark.slow

@@ -1,3 +1,6 @@
+import csv
+from copy import copy
+
 import numpy as np
 import pytest
 from helpers import plain
@@ -39,6 +42,18 @@ def out(request, tmp_path):
 
 
 # --- score -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("neighbours", [False, True])
+def test_below_thirty_labels_the_posterior_is_empty(cache, model, out, neighbours):
+    few = with_neighbours(model, 2.0) if neighbours else copy(model)
+    few.estimates_ = few.estimates_ | {"labels": 29}
+    score(few, cache, out, neighbours=cache if neighbours else None)
+    table = read_scores(out)
+    assert np.isnan(table["posterior"]).all() and np.isfinite(table["margin"]).all()
+    if out.suffix.lower() == ".csv":
+        with out.open(newline="") as stream:
+            assert {row["posterior"] for row in csv.DictReader(stream)} == {""}
 
 
 @pytest.mark.parametrize("small", [False, True])
@@ -184,7 +199,7 @@ def test_scores_do_not_depend_on_the_blocks(tmp_path, fused, pile, monkeypatch, 
     new = write_cache(tmp_path / "new.h5", NEW)
     score(fused, new, tmp_path / "expected.csv", neighbours=pile)
     monkeypatch.setattr("pucache.cache.reader.BLOCK_BYTES", 500)
-    monkeypatch.setattr("pucache.scoring.pile_scores._VALUES_AT_ONCE", at_once)
+    monkeypatch.setattr("pucache.scoring.neighbour_scores._VALUES_AT_ONCE", at_once)
     (tmp_path / "caches").mkdir()
     for number, rows in enumerate((slice(0, 70), slice(70, 200))):
         write_cache(tmp_path / "caches" / f"{number}.h5", X[rows], [f"{row:05}" for row in range(200)[rows]])

@@ -32,9 +32,11 @@ def test_what_is_no_table_of_scores_is_refused(tmp_path, name, content):
         read_scores(tmp_path / name)
 
 
-@pytest.mark.parametrize("name", ["missing.csv", "."])
-def test_scores_that_are_not_there_are_named(tmp_path, name):
-    with pytest.raises(LabelError, match=f"no such scores: {tmp_path}"):
+@pytest.mark.parametrize(
+    ("name", "problem"), [("missing.csv", "no such scores: {}"), (".", "{} is not a regular file")]
+)
+def test_scores_that_are_not_there_are_named(tmp_path, name, problem):
+    with pytest.raises(LabelError, match=problem.format(tmp_path)):
         read_scores(tmp_path / name)
 
 

@@ -1,8 +1,6 @@
 """Whole objects and ranges, on a real S3 server that fails where it is told to, and in memory."""
 
-import logging
 import os
-import re
 
 import fsspec
 import pytest
@@ -20,8 +18,6 @@ from pucache.storage.filesystem import (
     open_filesystem,
     open_object,
     put_file,
-    store_errors,
-    tells_versions,
 )
 from pucache.storage.retries import RetriesExhausted
 
@@ -30,12 +26,6 @@ MB = 1 << 20
 
 def fetch(fs, path, target):
     get_file(fs, path, fs.info(path), target, DownloadLog(path, fs.info(path)["size"]))
-
-
-def test_how_often_botocore_tries_may_be_configured(store, monkeypatch):
-    monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": {"retries": {"total_max_attempts": 7}}})
-    files, _ = open_filesystem("s3://bucket")
-    assert files.s3.meta.config.retries["total_max_attempts"] == 7
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):
@@ -47,32 +37,6 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
         open_filesystem("s3://b/c.h5")
     with pytest.raises(MissingExtraError, match=r"gs://b needs another package \(Install"):
         open_filesystem("gs://b")
-
-
-def test_a_file_system_that_keeps_copies_is_refused():
-    with pytest.raises(ValueError, match="simplecache would keep copies of the files elsewhere; leave it out"):
-        open_filesystem("simplecache::s3://bucket/c.h5")
-
-
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (FileNotFoundError("bucket"), "cannot write URL: no such file: bucket; make it first, or name another place"),
-        (NotImplementedError(), "cannot write URL: this kind of store does not allow it; name another place"),
-        (PermissionError("denied"), "cannot write URL: denied; check the credentials, and what they allow there"),
-    ],
-)
-def test_errors_of_a_store_are_one_line(error, text):
-    with pytest.raises(OutputError) as caught, store_errors(OutputError, "write", "URL"):
-        raise error
-    assert str(caught.value) == text
-
-
-def test_a_stamp_differs_between_versions_and_says_where_it_tells_nothing():
-    assert object_stamp(None) == "none"
-    assert object_stamp({"size": 3, "ETag": "a", "mtime": 1}) == "3 a"
-    assert object_stamp({"size": 3, "mtime": 1}) != object_stamp({"size": 3, "mtime": 2})
-    assert [tells_versions(object_stamp(info)) for info in (None, {"size": 3, "mtime": 1}, {"size": 3})] == [1, 1, 0]
 
 
 def test_an_object_that_grows_while_it_is_read_is_refused(memory, monkeypatch):
@@ -128,17 +92,6 @@ def test_a_full_disk_here_is_told_from_a_failing_store(store, small_disk, tmp_pa
     store.put("c.h5", bytes(200_000))
     with small_disk(100_000), pytest.raises(OutputError, match=r"cannot write .*c.h5: File too large"):
         fetch(*open_filesystem("s3://bucket/c.h5"), tmp_path / "c.h5")
-
-
-def test_a_slow_download_is_logged_and_a_fast_one_is_not(caplog, monkeypatch):
-    caplog.set_level(logging.INFO, "pucache")
-    progress = DownloadLog("s3://bucket/c.h5", 4 * MB)
-    progress.advance(MB)
-    assert caplog.records == []
-    monkeypatch.setattr(filesystem, "LOG_SECONDS", 0.0)
-    progress.advance(MB)
-    (message,) = caplog.messages
-    assert re.fullmatch("fetching s3://bucket/c.h5: 2 MB of 4, .* s left", message)
 
 
 # --- upload ------------------------------------------------------------------------------------

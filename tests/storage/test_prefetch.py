@@ -16,13 +16,12 @@ def running():
     return lambda: len(set(threading.enumerate()) - before)
 
 
-@given(items=st.lists(st.integers() | st.none()), ahead=st.integers(1, 5))
-def test_every_item_comes_once_and_in_order(items, ahead):
-    assert list(prefetch(items, ahead)) == items
+@given(items=st.lists(st.integers() | st.none()))
+def test_every_item_comes_once_and_in_order(items):
+    assert list(prefetch(items)) == items
 
 
-@pytest.mark.parametrize("ahead", [1, 3])
-def test_one_thread_computes_no_more_than_ahead_items_in_advance_and_ends_when_it_is_closed(running, ahead):
+def test_one_thread_computes_one_item_in_advance_and_ends_when_it_is_closed(running):
     computed, threads = [], set()
 
     def items():
@@ -31,18 +30,18 @@ def test_one_thread_computes_no_more_than_ahead_items_in_advance_and_ends_when_i
             computed.append(None)
             yield len(computed)
 
-    generator = prefetch(items(), ahead)
+    generator = prefetch(items())
     assert running() == 0
     for taken in range(1, 20):
         assert next(generator) == taken
         deadline = time.monotonic() + HANG_SECONDS
-        while len(computed) < taken + ahead:
+        while len(computed) < taken + 1:
             assert time.monotonic() < deadline, "the items in advance were never computed"
             time.sleep(0.001)
-        assert len(computed) == taken + ahead
+        assert len(computed) == taken + 1
     assert len(threads) == running() == 1 and threading.current_thread() not in threads
     generator.close()
-    assert running() == 0 and len(computed) <= taken + ahead
+    assert running() == 0 and len(computed) <= taken + 1
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -51,7 +50,7 @@ def test_an_exception_reaches_the_caller_in_place_of_the_item(error, running):
         yield 1
         raise error("broken")
 
-    generator = prefetch(items(), ahead=2)
+    generator = prefetch(items())
     assert next(generator) == 1
     with pytest.raises(error, match="broken"):
         next(generator)

@@ -72,22 +72,6 @@ def test_scores_with_neighbours_are_margins_and_log_odds_of_the_neighbours(start
     assert (start.distil(agreement=(0.0, 0.0, 0.0)).scores == start.cross_fit.margins).all(), "neighbours do not count"
 
 
-def test_margins_are_log_density_ratios_and_the_share_is_that_of_likely_positives(distilled):
-    hidden = Y[S == 0].mean()
-    assert distilled.share == pytest.approx(hidden, abs=0.1)
-    p = 1 / (1 + np.exp(-distilled.head.margins(X)[S == 0, 0]) * (1 - hidden) / hidden)
-    assert p.mean() == pytest.approx(hidden, abs=0.1)
-
-
-def test_neighbours_of_the_same_kind_make_a_better_head_than_the_labels_alone(start, distilled):
-    def hits(margins):
-        unlabelled = S == 0
-        top = np.argsort(-margins[unlabelled])[: Y[unlabelled].sum()]
-        return Y[unlabelled][top].mean()
-
-    assert hits(distilled.head.margins(X)[:, 0]) > hits(start.head.margins(X)[:, 0])
-
-
 # --- honesty -------------------------------------------------------------------------------------
 
 
@@ -125,25 +109,6 @@ def test_no_label_of_a_fold_reaches_the_margins_and_scores_of_the_fold(start, mo
     assert (first.head.coef != second.head.coef).any()
 
 
-def test_held_out_positives_score_as_hidden_ones_do_where_margins_say_nothing():
-    """Embeddings without any sense, and a graph of random neighbours: labels seen would show at once."""
-    draw = np.random.default_rng(0)
-    noise = draw.normal(size=(N, 60)).astype(np.float32)
-    s = np.zeros(N, np.int8)
-    s[draw.permutation(N)[:60]] = 1
-    labels, fold = TrainingLabels.of(s), assign_folds(s, 5, 0, None)
-    design = DesignMatrix(noise, s, None, CPU)
-    cross_fit = CrossFitter(design, labels, fold).fit((1e-6,))[0]
-    on = DistillationRows(rows=None, design=design, labels=labels, fold=fold, graph=random_graph(N))
-    head = fit_heads(design, penalty=1e-6, prior=0.5)
-    result = distil(on, design, cross_fit, head, fit_tilt(cross_fit.margins, s, None, 0.2), AGREEMENT)
-    for scores in (result.margins, result.scores):
-        above = (scores[s == 1, None] > scores[s == 0]).mean()
-        assert above == pytest.approx(0.5, abs=0.13)  # three standard errors of an AUC of 60 against 240
-    seen = result.head.margins(noise)[:, 0]
-    assert (seen[s == 1, None] > seen[s == 0]).mean() > 0.75
-
-
 # --- which rows ----------------------------------------------------------------------------------
 
 
@@ -158,13 +123,6 @@ def of(labels, requested=None):
     return DistillationRows.of(design, labels, FOLD, source)
 
 
-def test_all_rows_are_taken_where_they_fit():
-    requested = []
-    on = of(TrainingLabels.of(S), requested)
-    assert on.rows is None and requested == [None] and on.take(S) is S and len(on.graph) == N
-    assert on.labels.weights is None and (on.fold == FOLD).all()
-
-
 @pytest.mark.parametrize("limit", ["rows", "bytes"])
 def test_of_many_rows_the_positives_and_an_even_sample_of_the_others_are_taken(monkeypatch, limit):
     monkeypatch.setattr(distillation, f"SAMPLE_{limit.upper()}", 50 if limit == "rows" else 50 * X[0].nbytes)
@@ -176,29 +134,6 @@ def test_of_many_rows_the_positives_and_an_even_sample_of_the_others_are_taken(m
     assert on.labels.training_s.sum() == 26 and (X[rows] == on.design.X).all() and (on.fold == FOLD[rows]).all()
     assert (on.take(Y) == Y[rows]).all() and np.diff(rows[on.labels.training_s == 0]).max() < 20
     assert (on.labels.known_negative == (reviewed[rows] == -1)).all()
-
-
-def test_rows_without_weight_are_left_out_of_everything():
-    weights = np.ones(N, np.float32)
-    weights[::4] = 0
-    requested, kept = [], np.flatnonzero(weights)
-    on = of(TrainingLabels.of(S, None, weights), requested)
-    assert (on.rows == kept).all() and (requested[0] == kept).all() and (on.labels.weights == 1).all()
-    assert on.labels.training_s.sum() == S[kept].sum()
-
-
-@pytest.mark.parametrize("reviewed", [False, True])
-def test_the_scale_of_the_weights_within_a_kind_does_not_matter(reviewed):
-    """Otherwise a held-out positive, which is an unlabelled row to its chain, would weigh more than a hidden one."""
-    draw = np.random.default_rng(1)
-    weights = draw.uniform(0.5, 2, N).astype(np.float32)
-    decisions = np.where((S == 0) & (draw.random(N) < 0.1), 2 * Y - 1, 0).astype(np.int8) if reviewed else None
-    scaled = [weights * np.where(S, scale, 3).astype(np.float32) for scale in (1, 8)]
-    one, other = (of(TrainingLabels.of(S, decisions, row_weights)) for row_weights in scaled)
-    np.testing.assert_allclose(one.labels.weights, other.labels.weights, rtol=1e-5)
-    assert one.labels.weights[S == 1].mean() == pytest.approx(1, rel=1e-5) == one.labels.weights[S == 0].mean()
-    plain = S == 1 if decisions is None else (S == 1) | (decisions == 1)
-    np.testing.assert_allclose(one.labels.training_weights[plain], one.labels.weights[plain], rtol=1e-5)
 
 
 def test_the_result_on_a_sample_is_close_to_that_on_all_rows(monkeypatch):

@@ -1,17 +1,16 @@
 import dataclasses
 import json
+import os
 
 import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
 import safetensors.torch
-import torch
-from helpers.sealing import reseal_model
 from helpers.slow import slow
 from helpers.tiny import tiny_encoder
 
-from pucache.errors import ModelError, OutputError
+from pucache.errors import ModelError
 from pucache.estimates.calibration import Tilt
 from pucache.estimates.priors import PriorEstimate
 from pucache.heads.minibatch import SGDSettings
@@ -21,8 +20,6 @@ from pucache.training.model_file import (
     FORMAT,
     KIND,
     MAX_BYTES,
-    PARAMETERS,
-    SGD_SETTINGS,
     VERSION,
     FittedState,
     read_model,
@@ -38,14 +35,15 @@ REFUSED = r"holds no model of pucache .*; train the model again"
 
 def example_state(**changes):
     state = FittedState(
-        coef_=np.linspace(-1, 1, 5).astype(np.float32),
-        intercept_=0.1,
+        coef_=np.linspace(-1, 1, 5).astype(np.float32)[None],
+        intercept_=np.array([0.1]),
         threshold_=-2.0,
-        prior_=0.3,
+        prior_=0.25,
+        seed_=7,
         share_=0.4,
         penalty_=0.01,
         tilt_=Tilt(0.5, np.pi, 0.3),
-        prior_estimate_=PriorEstimate(method="tilt", prior=0.3, low=0.1, high=0.5, level=0.9, draws=20),
+        prior_estimate_=PriorEstimate(method="tilt", prior=None, low=0.1, high=0.5, level=0.9, draws=20),
         estimates_={"pauc": 0.9},
         n_labelled_=10,
         n_unlabelled_=100,
@@ -103,23 +101,13 @@ def test_a_state_comes_back_exactly(tmp_path, missing):
     state = example_state(**missing)
     write_model(tmp_path / "model", PLAIN | {"sgd_settings": SGDSettings()}, state)
     parameters, restored = read_model(str(tmp_path / "model"))
-    assert parameters == PLAIN | {"sgd_settings": vars(SGDSettings())}
+    assert parameters == PLAIN | {"random_state": 7, "sgd_settings": vars(SGDSettings())}
     for field in dataclasses.fields(FittedState):
         before, after = getattr(state, field.name), getattr(restored, field.name)
         np.testing.assert_array_equal(after, before)
         assert np.asarray(after).dtype == np.asarray(before).dtype
     write_model(tmp_path / "again", PLAIN | {"sgd_settings": SGDSettings()}, restored)
     assert (tmp_path / "again").read_bytes() == (tmp_path / "model").read_bytes()
-
-
-def test_equal_parameters_are_equal_bytes_in_whatever_order_they_are_given(saved, tmp_path):
-    write_model(tmp_path / "other", dict(reversed(PLAIN.items())), example_state())
-    assert (tmp_path / "other").read_bytes() == saved.read_bytes()
-
-
-def test_the_names_in_the_file_are_those_of_the_classes_that_it_describes():
-    assert set(PULinearClassifier().get_params()) - {"sgd_settings"} == PARAMETERS
-    assert {field.name for field in dataclasses.fields(SGDSettings)} == SGD_SETTINGS
 
 
 def test_the_file_tells_what_it_is_without_this_package(saved):
@@ -154,12 +142,7 @@ def test_writing_again_replaces_the_file_and_leaves_nothing_beside_it(saved):
     write_model(saved, {}, example_state())
     with pytest.raises(TypeError):
         write_model(saved, {"no": object()}, example_state())
-    assert read_model(saved)[0] == {} and list(saved.parent.iterdir()) == [saved]
-
-
-def test_a_path_that_cannot_be_written_is_an_output_error(tmp_path):
-    with pytest.raises(OutputError, match="is a directory"):
-        write_model(tmp_path, PLAIN, example_state())
+    assert read_model(saved)[0] == {"random_state": 7} and list(saved.parent.iterdir()) == [saved]
 
 
 # --- what is refused -----------------------------------------------------------------------------
@@ -216,13 +199,6 @@ def test_a_file_that_was_meddled_with_is_refused_by_name(saved, change, message)
     assert str(saved) in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("entry", ["[]", "null", "{", '{"format": []}'])
-def test_a_header_that_is_not_one_is_refused(saved, entry):
-    safetensors.numpy.save_file({"coef": COEF, "numbers": NUMBERS}, saved, {FORMAT: entry})
-    with pytest.raises(ModelError, match=r"model\.safetensors (cannot be read|is a safetensors file but not)"):
-        read_model(saved)
-
-
 @pytest.mark.parametrize("tensors", [{}, {"coef": COEF}, {"coef": COEF, "numbers": NUMBERS, "more": COEF}], ids=len)
 def test_a_sealed_file_of_other_tensors_is_refused(tmp_path, tensors):
     tensor_file.write(tmp_path / "model", KIND, tensors, {})
@@ -236,32 +212,13 @@ def test_a_file_too_large_for_a_model_is_not_read(saved, monkeypatch):
         read_model(saved)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
-def test_somebody_else_s_safetensors_are_refused(tmp_path, dtype):
-    safetensors.torch.save_file({"coef": torch.zeros(3).to(dtype)}, tmp_path / "other.safetensors")
-    with pytest.raises(ModelError, match=r"other\.safetensors.* not a pucache model"):
-        read_model(tmp_path / "other.safetensors")
-
-
-def test_tensors_of_a_type_that_numpy_lacks_are_refused(saved):
-    with safetensors.safe_open(saved, "numpy") as file:
-        header = file.metadata()
-    safetensors.torch.save_file({"coef": torch.zeros(6, dtype=torch.bfloat16)}, saved, header)
-    reseal_model(saved)
-    with pytest.raises(ModelError, match="cannot be read as safetensors"):
-        read_model(saved)
-
-
-@pytest.mark.parametrize("content", [b"", b"key\na.png\n", b"\x80\x04}\x94.", b"\xff" * 64], ids=len)
-def test_what_is_no_safetensors_is_refused(tmp_path, content):
-    (tmp_path / "model").write_bytes(content)
-    with pytest.raises(ModelError, match=r"cannot be read as safetensors.*train the model again"):
-        read_model(tmp_path / "model")
-
-
-@pytest.mark.parametrize("name", ["missing.safetensors", "."])
-def test_a_file_that_is_not_there_or_a_folder_is_refused(tmp_path, name):
-    with pytest.raises(ModelError, match=f"no such model: {tmp_path}"):
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("missing.safetensors", "no such model"), (".", "is a directory"), ("pipe", "is not a regular file")],
+)
+def test_a_file_that_is_not_there_a_folder_and_a_pipe_are_refused(tmp_path, name, problem):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ModelError, match=problem):
         read_model(tmp_path / name)
 
 

@@ -4,10 +4,8 @@ from helpers.planted import planted, write_cache
 
 from pucache.heads.minibatch import SGDSettings
 from pucache.labels.labels import Labels
-from pucache.training import prior_sweep
-from pucache.training.cross_fitting import fit_held_out
 from pucache.training.labelled_cache import LabelledCache
-from pucache.training.prior_sweep import plot_sweep, sweep_on, sweep_priors, write_sweep_table
+from pucache.training.prior_sweep import plot_sweep, sweep_on, write_sweep_table
 from pucache.training.sklearn_classifier import PULinearClassifier
 
 CPU = PULinearClassifier(device="cpu")
@@ -52,38 +50,12 @@ def test_a_sweep_trains_as_one_fit_does(data):
         assert row["risk"] == pytest.approx(other["risk"], abs=2e-3)
 
 
-def test_where_no_clamp_acts_the_heads_of_one_prior_serve_all(data, monkeypatch):
-    trained = []
-
-    def spied(*given, **options):
-        heads, margins = fit_held_out(*given, **options)
-        trained.append((options["prior"], options["start"] is not None, heads.passes))
-        return heads, margins
-
-    monkeypatch.setattr(prior_sweep, "fit_held_out", spied)
-    rows = sweep_on(data[0], nn(), priors=[0.6, 0.01, 0.05, 0.8], seeds=[0]).rows
-    assert [row["prior"] for row in rows] == [0.6, 0.01, 0.05, 0.8]
-    assert [one[:2] for one in trained] == [([0.01], False), ([0.01, 0.05], True), ([0.6, 0.8], False)]
-    assert trained[1][2] <= 5 < trained[2][2]
-    for row in rows:
-        alone = sweep_on(data[0], nn(), priors=[row["prior"]], seeds=[0]).rows[0]
-        assert row["risk"] == pytest.approx(alone["risk"], abs=1e-4)
-        assert row["pauc"] == pytest.approx(alone["pauc"], abs=1e-3)
-
-
 def test_truth_stands_beside_the_estimates(data):
     data, y = data
     truth = y.astype(np.int8).copy()
     truth[:50] = -1  # not known
     rows = sweep_on(data, CPU, priors=[0.2], seeds=[0], truth=truth).rows
     assert rows[0]["true_auc"] > 0.8 and abs(rows[0]["true_f1"] - rows[0]["f1"]) < 0.25
-
-
-def test_the_authors_solver_can_be_swept(data):
-    settings = SGDSettings(epochs=2, min_steps=100, learning_rate=0.02)
-    classifier = PULinearClassifier(solver="sgd", loss="imbnnpu", sgd_settings=settings, device="cpu")
-    rows = sweep_on(data[0], classifier, priors=[0.2], seeds=[0, 1]).rows
-    assert all(row["pauc"] > 0.7 and 0 <= row["clamped"] <= 1 for row in rows)
 
 
 @pytest.mark.parametrize("bad", [{"priors": []}, {"priors": [0.0]}, {"priors": [1.0]}, {"seeds": []}])
@@ -104,19 +76,6 @@ def test_priors_that_a_review_has_shown_to_be_wrong_are_left_out(tmp_path):
         sweep_on(data, FIXED, priors=(0.01, 0.1), seeds=(0,))
 
 
-def test_a_sweep_takes_what_training_takes_strings_or_opened_objects(tmp_path):
-    X, s, y = planted(n=200, labelled=30)
-    cache = write_cache(tmp_path / "cache.h5", X)
-    (tmp_path / "found.txt").write_text("\n".join(key for key, label in zip(cache.keys, s, strict=True) if label))
-    rows = [f"{key},{label}" for key, label in zip(cache.keys, y, strict=True)]
-    (tmp_path / "truth.csv").write_text("\n".join(["key,label", *rows]))
-    options = {"priors": [0.2, 0.4], "seeds": [0]}
-    expected = sweep_on(LabelledCache.of(cache, s, None), FIXED, truth=y, **options)
-    for paths in (cache, tmp_path / "cache.h5", [str(tmp_path / "cache.h5")]):
-        for positives, truth in ((s, y), (str(tmp_path / "found.txt"), tmp_path / "truth.csv")):
-            assert sweep_priors(paths, positives, FIXED, truth=truth, twins=None, **options) == expected
-
-
 def test_the_table_has_a_column_per_figure_and_true_ones_only_with_truth(data, tmp_path):
     columns = "prior,seed,risk,clamped,threshold,share_predicted_positive,held_out_risk,pauc,auc,recall,precision,f1,"
     columns += "false_positive_rate,accuracy,upu_risk,collapsed"
@@ -130,3 +89,10 @@ def test_the_table_has_a_column_per_figure_and_true_ones_only_with_truth(data, t
         assert lines[0] == header and len(lines) == 2 and lines[1].startswith("0.2,0,")
         plot_sweep(result, tmp_path / "sweep.png")
         assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_authors_solver_can_be_swept(data):
+    settings = SGDSettings(epochs=2, min_steps=100, learning_rate=0.02)
+    classifier = PULinearClassifier(solver="sgd", loss="imbnnpu", sgd_settings=settings, device="cpu")
+    rows = sweep_on(data[0], classifier, priors=[0.2], seeds=[0, 1]).rows
+    assert all(row["pauc"] > 0.7 and 0 <= row["clamped"] <= 1 for row in rows)

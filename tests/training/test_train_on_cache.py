@@ -5,6 +5,7 @@ import pytest
 from helpers.planted import QUICK, planted, two_kinds, write_cache
 from helpers.tiny import save_image, tiny_encoder
 
+from pucache import train_pu
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.embedding.embed import run_embedding
 from pucache.errors import CacheError, LabelError
@@ -15,7 +16,7 @@ from pucache.neighbours import graph
 from pucache.neighbours.graph_file import graph_path
 from pucache.training.labelled_cache import LabelledCache
 from pucache.training.sklearn_classifier import PULinearClassifier
-from pucache.training.train_on_cache import scar_of, summary, train_on_cache, train_pu
+from pucache.training.train_on_cache import scar_of, summary, train_on_cache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 X, S, _ = planted(120, labelled=30)
@@ -42,12 +43,6 @@ def test_a_glob_a_file_and_labels_give_the_same_data_and_the_model_that_fit_give
             assert (model.coef_ == expected.coef_).all() and model.estimates_ == expected.estimates_
             assert model.encoder_ == cache.encoder
             model.check_fits(cache)
-
-
-def test_a_path_trains_as_the_opened_cache_does(cache, tmp_path):
-    expected = train_pu(cache, "found/**", **OPTIONS)
-    for path in (tmp_path / "cache.h5", str(tmp_path / "cache.h5"), [tmp_path / "cache.h5"]):
-        assert (train_pu(path, "found/**", **OPTIONS).coef_ == expected.coef_).all()
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
@@ -233,8 +228,7 @@ def test_the_summary_holds_the_interval_of_an_estimated_prior(cache, tmp_path):
 # --- labelled against found ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("side", "verdict"), [(0.0, "alike"), (0.4, "differ")])
-def test_labels_of_one_kind_are_seen_by_the_margins_of_the_training(tmp_path, side, verdict):
-    rows, s, _ = two_kinds(side=side)
+def test_labels_of_one_kind_are_seen_by_the_margins_of_the_training(tmp_path):
+    rows, s, _ = two_kinds(side=0.4)
     data = LabelledCache.of(write_cache(tmp_path / "kinds.h5", rows), s)
-    assert scar_of(data, train_on_cache(PULinearClassifier(device="cpu"), data)).verdict == verdict
+    assert scar_of(data, train_on_cache(PULinearClassifier(device="cpu"), data)).verdict == "differ"

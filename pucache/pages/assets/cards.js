@@ -121,8 +121,8 @@ function replaceWhenLoaded(large, number, original) {
 
 /* ---- Keys and clicks --------------------------------------------------------------------------- */
 
-/* Keys of both pages, which define `decide`, `decideRest`, `undo`, `turn` and `zoom`. DECISION_KEYS work in an
-   enlarged image too. */
+/* Keys of both pages, which define `current`, `pageStart`, `decide`, `decideRest`, `undo`, `step`, `stepRow`, `moveTo`, `turn` and
+   `zoom`. DECISION_KEYS work in an enlarged image too. */
 const DECISION_KEYS = {
   a: () => decide("accepted"),
   r: () => decide("rejected"),
@@ -140,6 +140,26 @@ const PAGE_KEYS = {
   "?": () => helpDialog.showModal(),
 };
 
+const ARROWS = { ArrowRight: () => step(1), ArrowLeft: () => step(-1) };
+const GRID_KEYS = {
+  ...ARROWS,
+  ArrowDown: () => stepRow(1),
+  ArrowUp: () => stepRow(-1),
+  Home: () => moveTo(pageStart()),
+  End: () => moveTo(pageStart() + cells().length - 1),
+};
+const ZOOM = {
+  close: () => zoomDialog.close(),
+  previous: () => step(-1),
+  next: () => step(1),
+  size: toggleSize,
+  accepted: () => decide("accepted"),
+  rejected: () => decide("rejected"),
+  skipped: () => decide("skipped"),
+  undo: () => undo(),
+};
+const ZOOM_KEYS = { ...DECISION_KEYS, ...ARROWS, f: toggleSize, z: ZOOM.close };
+
 /* `keysFor` returns the actions at an element, by key: "a", "Shift+a", "Ctrl+z", "ArrowLeft". */
 function listenForKeys(keysFor) {
   document.addEventListener("keydown", (event) => {
@@ -152,6 +172,38 @@ function listenForKeys(keysFor) {
     if (!event.repeat || key.startsWith("Arrow")) action(); // a key held down must not decide a hundred images
   });
 }
+
+/* `positionOf` turns the number of a card into its position; `toggleAt` changes the decision at a position. */
+function listenToGrid(positionOf, toggleAt) {
+  const listen = (type, act) => {
+    grid.addEventListener(type, ({ target }) => {
+      const cell = target.closest(".cell");
+      if (cell) act(target, Number(cell.dataset.number));
+    });
+  };
+  listen("click", (target, number) => {
+    const button = target.closest("[data-decision]");
+    if (button) {
+      current = positionOf(number);
+      return toggleAt(current, button.dataset.decision);
+    }
+    moveTo(positionOf(number));
+    if (target.closest(".frame")) zoom();
+  });
+  listen("focusin", (target, number) => {
+    current = positionOf(number);
+    markTurn(number);
+  });
+}
+
+function listenToButtons() {
+  onEach("[data-turn]", "click", (button) => turn(Number(button.dataset.turn)));
+  onEach("[data-rest]", "click", (button) => decideRest(button.dataset.rest));
+  onEach("[data-zoom]", "click", (button) => ZOOM[button.dataset.zoom]());
+  onEach("#keys", "click", () => helpDialog.showModal());
+}
+
+const textOf = async (file) => new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
 
 const onEach = (selector, type, handler) => {
   for (const element of document.querySelectorAll(selector)) element.addEventListener(type, () => handler(element));

@@ -5,6 +5,8 @@
    request identifier, so a decision that arrived twice counts once. */
 
 const session = document.body.dataset.session;
+/* Where one server has the sessions of several concepts, whatever is read names its own. */
+const query = document.body.dataset.concepts ? `session=${encodeURIComponent(session)}` : "";
 const CALL_SECONDS = 10;
 const MAX_PAUSE = 4000; // ms between two attempts
 const BATCH = 100; // decisions a request
@@ -87,11 +89,11 @@ let batch = BATCH;
 let lastTime = 0;
 
 /* `replaces` is null while an earlier decision on the row is on its way. */
-function put(row, choice, version) {
+function put(row, choice, version, correction = false) {
   const pending = waiting.some((decision) => decision.row === row);
   lastTime = Math.max(lastTime + 1, Date.now());
   const replaces = pending ? null : inForce.get(row) ?? 0;
-  const decision = { request: identifier(), row, choice, replaces, shown_version: version, time: lastTime };
+  const decision = { request: identifier(), row, choice, replaces, shown_version: version, time: lastTime, correction };
   waiting.push(decision);
   store(decision);
 }
@@ -105,8 +107,8 @@ function nextBatch() {
 
 async function sendBatch() {
   const decisions = nextBatch();
-  const sent = decisions.map(({ request, row, choice, replaces, shown_version }) => {
-    return { request, row, choice, replaces: replaces ?? inForce.get(row) ?? 0, shown_version };
+  const sent = decisions.map(({ request, row, choice, replaces, shown_version, correction }) => {
+    return { request, row, choice, replaces: replaces ?? inForce.get(row) ?? 0, shown_version, correction };
   });
   try {
     settle(await call("/api/decide", { decisions: sent }));
@@ -189,7 +191,7 @@ async function attempt() {
   attempting = true;
   const down = failures > 0;
   try {
-    const state = await call("/api/state");
+    const state = await call(`/api/state?${query}`);
     if (state.session !== session) throw new CallError(409, "another review runs at this address now");
     listeners.state(state);
     await deliver();
@@ -211,7 +213,7 @@ async function attempt() {
 let events = null;
 
 function listen() {
-  events = new EventSource("/api/events");
+  events = new EventSource(`/api/events?${query}`);
   events.addEventListener("state", ({ data }) => listeners.state(JSON.parse(data)));
   events.addEventListener("ranking", ({ data }) => listeners.ranking(JSON.parse(data).version));
   events.addEventListener("open", () => failures && attempt());

@@ -25,7 +25,7 @@ function change(pairs) {
 
 function add(item, decision) {
   item.made = [...item.made, decision];
-  put(item.row, CHOICES[decision], item.version);
+  put(item.row, CHOICES[decision], item.version, item.correction);
 }
 
 function takeBack(item, before) {
@@ -192,15 +192,6 @@ function setView(page) {
 /* ---- Keys, mouse and touch --------------------------------------------------------------------- */
 
 const ON_THE_PAGE = { ...PAGE_KEYS, g: () => setView(!isPage) };
-const WITH_ARROWS = { ...ON_THE_PAGE, ArrowRight: () => step(1), ArrowLeft: () => step(-1) };
-const IN_THE_GRID = {
-  ...WITH_ARROWS,
-  ArrowDown: () => stepRow(1),
-  ArrowUp: () => stepRow(-1),
-  Home: () => moveTo(pageStart()),
-  End: () => moveTo(pageStart() + pageItems().length - 1),
-};
-const IN_THE_ZOOM = { ...DECISION_KEYS, f: toggleSize, ArrowRight: () => step(1), ArrowLeft: () => step(-1), z: closeZoom };
 
 function keysFor(target) {
   const actions = Object.entries(actionsFor(target));
@@ -208,49 +199,29 @@ function keysFor(target) {
 }
 
 function actionsFor(target) {
-  if (helpDialog.open || target.matches("input:not([type=radio])")) return {};
-  if (zoomDialog.open) return IN_THE_ZOOM;
+  if (helpDialog.open || pastDialog.open || target.matches("input:not([type=radio])")) return {};
+  if (zoomDialog.open) return ZOOM_KEYS;
   if (target.matches("input, pre")) return ON_THE_PAGE; // arrows change the choice, or scroll
-  const arrows = isPage ? IN_THE_GRID : WITH_ARROWS;
+  const arrows = { ...ON_THE_PAGE, ...(isPage ? GRID_KEYS : ARROWS) };
   return target.matches("a, button") ? arrows : { ...arrows, Enter: zoom };
-}
-
-function onGridClick({ target }) {
-  const cell = target.closest(".cell");
-  if (!cell) return;
-  const position = Number(cell.dataset.number);
-  const button = target.closest("[data-decision]");
-  if (button) current = position;
-  if (button) return toggle(items[position], button.dataset.decision);
-  moveTo(position);
-  if (target.closest(".frame")) zoom();
-}
-
-function onGridFocus({ target }) {
-  const cell = target.closest(".cell");
-  if (!cell) return;
-  current = Number(cell.dataset.number);
-  markTurn(current);
 }
 
 function start() {
   listenForKeys(keysFor);
-  grid.addEventListener("click", onGridClick);
-  grid.addEventListener("focusin", onGridFocus);
+  listenToGrid((number) => number, (position, decision) => toggle(items[position], decision));
   byId("stage").addEventListener("click", zoom);
   byId("import").addEventListener("change", importFile);
   onEach("[data-decide]", "click", (button) => decide(button.dataset.decide));
-  onEach("[data-rest]", "click", (button) => decideRest(button.dataset.rest));
   onEach("[data-step]", "click", (button) => step(Number(button.dataset.step)));
-  onEach("[data-turn]", "click", (button) => turn(Number(button.dataset.turn)));
   onEach("[data-undo]", "click", undo);
-  onEach("[data-zoom]", "click", (button) => ZOOM[button.dataset.zoom]());
   onEach("input[name=view]", "change", (radio) => setView(radio.value === "page"));
   onEach("#skipped-again", "click", showSkipped);
   onEach("#enlarge", "click", zoom);
-  onEach("#keys", "click", () => helpDialog.showModal());
+  listenToButtons();
   onEach("#export", "click", exportFiles);
-  onEach("#closing-audit", "click", switchAudit);
+  onEach("#closing-audit, #closing-zone", "click", switchAudit);
+  listenToPast();
+  onEach("[data-finish]", "click", switchFinish);
   zoomDialog.addEventListener("close", () => items[current] && moveTo(current));
   recall();
   link({

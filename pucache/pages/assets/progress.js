@@ -19,12 +19,12 @@ function onRanking(newest) {
   const first = version === undefined;
   version = newest;
   used = false;
-  wantsBetter = !first;
+  wantsBetter = !first && !finishing;
   if (!asking) refill();
 }
 
 function drawProgress() {
-  const { found, decided, skipped, unknown, rate, rate_of: of, estimate, hidden } = counts;
+  const { found, decided, skipped, unknown, rate, rate_of: of, hidden } = counts;
   if (found === undefined) return;
   byId("found").textContent = number(found);
   byId("decided").textContent = number(decided);
@@ -34,18 +34,38 @@ function drawProgress() {
   byId("progress").max = Math.max(1, decided + unknown);
   byId("progress").value = decided;
   byId("pile").textContent = `${number(unknown)} images undecided`;
-  byId("hidden-high").textContent = hidden ? number(hidden.high) : "–";
+  byId("hidden-high").textContent = hidden ? number(hidden.high) : "after the first random image";
+  byId("hidden-high").className = hidden ? "" : "soon";
+  byId("hidden-low").textContent = hidden ? number(hidden.low) : "0";
   byId("level").textContent = hidden ? `At most, ${percent(hidden.level)} sure` : "At most";
-  byId("estimate").textContent = estimate == null ? "–" : `about ${number(estimate)}`;
-  byId("sentence").textContent = counts.sentence ?? "";
+  drawStatements(counts.statements ?? []);
   byId("advice").textContent = counts.advice ?? "";
   byId("epoch-note").textContent = counts.epoch_note ?? "";
-  byId("closing-audit").setAttribute("aria-pressed", Boolean(counts.closing_audit));
+  byId("closing-audit").setAttribute("aria-pressed", Boolean(counts.closing_audit && !counts.closing_zone));
+  byId("closing-zone").setAttribute("aria-pressed", Boolean(counts.closing_audit && counts.closing_zone));
   byId("closing-audit-text").textContent = counts.closing_audit
     ? "Only images drawn at random are shown. Press again to go back to the ranking."
-    : "Shows images drawn at random: the count of hidden ones narrows fastest.";
+    : "Shows images drawn at random, and says how many are hidden among them: few draws say much about the likeliest.";
+  drawFinish(counts.random_undecided ?? 0);
   const reviewer = counts.reviewer ? `Reviewer: ${visible(counts.reviewer)}.` : "";
   byId("learning").textContent = `${reviewer} ${counts.training ? trainingText() : ""}`;
+}
+
+/* The strongest that holds without an assumption; the others below it. */
+function drawStatements([first, ...others]) {
+  byId("sentence").textContent = first ?? "";
+  byId("others").hidden = !others.length;
+  const lines = others.map((text) => Object.assign(document.createElement("li"), { textContent: text }));
+  byId("statements").replaceChildren(...lines);
+}
+
+function drawFinish(open) {
+  const images = `${number(open)} random image${open === 1 ? "" : "s"}`;
+  byId("finish").hidden = !open && !finishing;
+  byId("finish").textContent = finishing ? "Go on with the review" : `Finish: decide ${images}`;
+  byId("finish").setAttribute("aria-pressed", finishing);
+  const text = "In the limit, random images that were skipped or left out count as positive until they are decided.";
+  byId("finish-text").textContent = open ? text : "";
 }
 
 /* What the trainer works on: before any decision only the labels that the review began with. */
@@ -91,8 +111,7 @@ async function importFile({ target }) {
   if (!file) return;
   notify("");
   try {
-    const csv = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
-    await act("import", { csv }, (answer) => `${visible(file.name)}: ${importText(answer)}`);
+    await act("import", { csv: await textOf(file) }, (answer) => `${visible(file.name)}: ${importText(answer)}`);
   } catch {
     notify(`${visible(file.name)} was refused: it is not UTF-8 text`);
   }
@@ -108,15 +127,23 @@ function importText({ taken, agreeing, contradicting, contradicting_keys: keys }
 }
 
 /* Switches the closing audit; images not shown yet are exchanged. */
-async function switchAudit() {
-  const on = byId("closing-audit").getAttribute("aria-pressed") !== "true";
-  await act("closing-audit", { on }, () => "");
-  announce(on ? "closing audit: images drawn at random" : "back to the ranking");
-  counts.closing_audit = on;
-  drawProgress();
+async function switchAudit(button) {
+  const on = button.getAttribute("aria-pressed") !== "true";
+  await act("closing-audit", { on, zone: button.dataset.zone }, () => "");
+  announce(counts.closing_audit ? "closing audit: images drawn at random" : "back to the ranking");
   wantsBetter = true;
   used = false;
   refill();
+}
+
+/* Shows the random images without a label alone, or goes back; images not shown yet are exchanged. */
+function switchFinish() {
+  finishing = !finishing;
+  toFinish = finishing;
+  wantsBetter = true;
+  announce(finishing ? "random images without a decision" : "the review goes on");
+  drawProgress();
+  showMore();
 }
 
 /* An answer is said in one line, and so is a failure. */

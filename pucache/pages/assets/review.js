@@ -287,17 +287,6 @@ function drawZoom() {
   });
 }
 
-const ZOOM = {
-  close: () => zoomDialog.close(),
-  previous: () => step(-1),
-  next: () => step(1),
-  size: toggleSize,
-  accepted: () => decide("accepted"),
-  rejected: () => decide("rejected"),
-  skipped: () => decide("skipped"),
-  undo,
-};
-
 /* ---- Export and import as CSV (RFC 4180) ------------------------------------------------------- */
 
 function quoted(text) {
@@ -376,8 +365,7 @@ async function importFile(event) {
   const [file] = event.target.files;
   if (!file) return;
   try {
-    const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
-    notify(`${file.name}: ${takeReview(readReview(text))}`);
+    notify(`${file.name}: ${takeReview(readReview(await textOf(file)))}`);
   } catch (error) {
     const reason = error instanceof TypeError ? "it is not UTF-8 text; choose a file that this page exported" : error.message;
     notify(`${file.name} was refused: ${reason}`);
@@ -387,60 +375,28 @@ async function importFile(event) {
 
 /* ---- Keys -------------------------------------------------------------------------------------- */
 
-const IN_THE_GRID = {
-  ...PAGE_KEYS,
-  ArrowRight: () => step(1),
-  ArrowLeft: () => step(-1),
-  ArrowDown: () => stepRow(1),
-  ArrowUp: () => stepRow(-1),
-  Home: () => moveTo(pageStart()),
-  End: () => moveTo(Math.min(order.length, pageStart() + size) - 1),
-};
-const IN_THE_ZOOM = { ...DECISION_KEYS, f: toggleSize, ArrowRight: () => step(1), ArrowLeft: () => step(-1), z: ZOOM.close };
+const IN_THE_GRID = { ...PAGE_KEYS, ...GRID_KEYS };
 
 function keysFor(target) {
   if (helpDialog.open) return {};
   if (target.id === "search") return { Enter: () => moveTo(current) };
   if (target.matches("input:not([type=radio]), select")) return {};
-  if (zoomDialog.open) return IN_THE_ZOOM;
+  if (zoomDialog.open) return ZOOM_KEYS;
   if (!order.length) return PAGE_KEYS;
   if (target.matches(".cell, body")) return { ...IN_THE_GRID, Enter: zoom };
   return grid.contains(target) ? IN_THE_GRID : PAGE_KEYS;
 }
 
-/* ---- Mouse, touch and forms -------------------------------------------------------------------- */
-
-function onGridClick({ target }) {
-  const cell = target.closest(".cell");
-  if (!cell) return;
-  const number = Number(cell.dataset.number);
-  const button = target.closest("[data-decision]");
-  if (button) return toggle(number, button.dataset.decision);
-  moveTo(order.indexOf(number));
-  if (target.closest(".frame")) zoom();
-}
-
-function onGridFocus({ target }) {
-  const cell = target.closest(".cell");
-  if (!cell) return;
-  current = order.indexOf(Number(cell.dataset.number));
-  markTurn(order[current]);
-}
-
 function start() {
   byId("command").textContent = command;
   listenForKeys(keysFor);
-  grid.addEventListener("click", onGridClick);
-  grid.addEventListener("focusin", onGridFocus);
-  onEach("[data-turn]", "click", (button) => turn(Number(button.dataset.turn)));
-  onEach("[data-rest]", "click", (button) => decideRest(button.dataset.rest));
-  onEach("[data-zoom]", "click", (button) => ZOOM[button.dataset.zoom]());
+  listenToGrid((number) => order.indexOf(number), (position, decision) => toggle(order[position], decision));
+  listenToButtons();
   onEach("input[name=filter], #sort", "change", arrange);
   onEach("#search", "input", arrange);
   onEach("#size", "change", resize);
   onEach("#update", "click", arrange);
   onEach("#undo", "click", undo);
-  onEach("#keys", "click", () => helpDialog.showModal());
   onEach("#export", "click", exportFile);
   onEach("#reset", "click", reset);
   byId("import").addEventListener("change", importFile);

@@ -4,6 +4,7 @@
 
 const AHEAD = 12; // images loaded before they are shown
 const PAGE = 12; // images of a page
+const MOST = 500; // images that are asked for at once
 const LOADING = 3; // images loaded at once: a browser has six connections, and decisions need one
 const CARD = 600; // pixels of a longer side from which an image is taken for a reduced one
 const MAX_ENLARGEMENT = 12; // a tiny image is not blown up further
@@ -13,6 +14,8 @@ let current = 0;
 let isPage = false;
 let version; // of the ranking
 let used = false; // whether the server had no further image
+let finishing = false; // whether only random images without a label are shown,
+let toFinish = false; // and whether they are yet to be asked for, all at once
 let skippedAgain = false; // whether images that were skipped here may come again
 
 /* ---- Images to come ---------------------------------------------------------------------------- */
@@ -43,18 +46,20 @@ async function refill() {
 async function ask() {
   if (asking) return;
   const better = wantsBetter;
-  const spare = better ? unseen().slice(2) : [];
-  const missing = used ? 0 : Math.max(0, wanted());
+  const [finish, first] = [finishing, toFinish];
+  const spare = better ? unseen().slice(first ? 0 : 2) : [];
+  const missing = first ? MOST : used ? 0 : Math.max(0, wanted());
   const count = Math.max(spare.length, missing);
   if (!count && !holds) return;
-  wantsBetter = holds = false;
+  wantsBetter = holds = toFinish = false;
   asking = true;
   try {
     const undecided = items.filter((item) => !decisionOf(item) && !spare.includes(item));
     const keep = [...new Set([...undecided, ...waiting].map(({ row }) => row))];
-    const { images, state } = await call("/api/next", { count, keep });
+    const { images, state } = await call("/api/next", { count, keep, finish });
+    skippedAgain ||= first;
     take(images, spare, state.ranking_version);
-    used ||= count > 0 && !images.some(({ row }) => items.some((item) => item.row === row && !decisionOf(item)));
+    used ||= (finish && finishing) || count > 0 && !images.some(({ row }) => items.some((item) => item.row === row && !decisionOf(item)));
     onState(state);
   } finally {
     asking = false;
@@ -82,7 +87,7 @@ function take(images, spare, ranking) {
 /* ---- Loading ----------------------------------------------------------------------------------- */
 
 const isReady = (item) => item.status === "shown" || item.status === "absent";
-const address = (item, size) => `/api/image/${item.row}?size=${size}&v=${encodeURIComponent(session)}`;
+const address = (item, size) => `/api/image/${item.row}?size=${size}&v=${encodeURIComponent(session)}&${query}`;
 
 function loadAhead() {
   const order = [...items.slice(current), ...items.slice(Math.max(0, current - PAGE), current)];
@@ -117,7 +122,7 @@ async function fetched(item, size) {
 /* Why an image is not shown: the server says, or does not answer at all. */
 async function explain(item) {
   try {
-    item.problem ||= (await call(`/api/card/${item.row}`)).problem || "the browser cannot decode it";
+    item.problem ||= (await call(`/api/card/${item.row}?${query}`)).problem || "the browser cannot decode it";
     item.status = "absent";
   } catch (error) {
     item.status = "";

@@ -27,7 +27,7 @@ function draw() {
   byId("many").hidden = !isPage || ended;
   drawEnd(ended);
   for (const item of pageItems()) item.seen = true;
-  if (ended) closeZoom();
+  if (ended) zoomDialog.close();
   else if (isPage) drawMarks();
   else drawOne();
   for (const button of document.querySelectorAll("[data-undo]")) button.setAttribute("aria-disabled", !undoable.length);
@@ -100,13 +100,19 @@ function drawEnd(ended) {
   const [title, text] = used ? lastWords() : ["Fetching images", failures ? "They come when the server answers." : ""];
   clearTimeout(free);
   if (title === NONE_FREE) free = setTimeout(showMore, FREE_SECONDS * 1000);
-  byId("skipped-again").hidden = !used || !counts.skipped;
+  byId("skipped-again").hidden = !used || !counts.skipped || finishing;
+  byId("back").hidden = !used || !finishing;
   byId("skipped-again").textContent = `Show the ${number(counts.skipped ?? 0)} skipped again`;
   byId("end-title").textContent = title;
   byId("end-text").textContent = text;
 }
 
 function lastWords() {
+  if (finishing) {
+    const open = counts.random_undecided ?? 0;
+    if (!open) return ["Every random image is decided", "The limit counts no undecided image as positive."];
+    return [`${number(open)} random image${open === 1 ? " has" : "s have"} no decision`, "The limit counts them as positive."];
+  }
   const or = counts.skipped ? " or skipped" : "";
   const left = Math.max(0, (counts.unknown ?? 0) - (counts.skipped ?? 0)); // a skipped image stays unknown
   if (!left) return [`Every image is decided${or}`, "Export the labels, or undo to change a decision."];
@@ -131,10 +137,6 @@ function zoom() {
   drawZoom();
 }
 
-function closeZoom() {
-  if (zoomDialog.open) zoomDialog.close();
-}
-
 function drawZoom() {
   const { key, note, problem, status } = items[current];
   const shown = status === "shown";
@@ -149,14 +151,3 @@ function drawZoom() {
     original: shown && address(items[current], "original"),
   });
 }
-
-const ZOOM = {
-  close: closeZoom,
-  previous: () => step(-1),
-  next: () => step(1),
-  size: toggleSize,
-  accepted: () => decide("accepted"),
-  rejected: () => decide("rejected"),
-  skipped: () => decide("skipped"),
-  undo: () => undo(),
-};

@@ -1,0 +1,475 @@
+"""How long each step takes, beside what one writes without pucache or beside a limit of the machine.
+
+    python -m benchmarks.speed.speed DIR FOLDER [--rounds 5] [--parts embed train] [--quick] [--out PAGE]
+
+DIR is a folder of CIFAR-10, FOLDER gets the files (8 GB) and keeps them for the next time. Every figure is of a process
+of its own; in each round a step and what it is compared with go one after the other, so a ratio is of one moment. What
+is timed comes after the imports, but for the commands of the last table.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.common.cells import table
+from benchmarks.common.command_line import page_parser, print_page
+from benchmarks.common.environment import environment
+from benchmarks.common.planted_cache import Planted, drop, file_blocks, keep, make, memory, prepare_with_model
+from benchmarks.common.processes import pucache, spread, timed
+
+PARTS = ("embed", "train", "rank", "score", "open", "review", "start")
+FOUND, POSITIVES = 100, 20
+EPOCHS, HEADS, PRIOR = 100, 32, 0.0741
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files of a run, and its sizes."""
+
+    cifar: Path
+    folder: Path
+    quick: bool
+
+    @property
+    def images(self) -> int:
+        return 400 if self.quick else 2000
+
+    @property
+    def planted(self) -> Planted:
+        return Planted(self.folder, *((100_000, 64) if self.quick else (1_000_000, 512)))
+
+    def arguments(self) -> list[str]:
+        return [str(self.cifar), str(self.folder), *["--quick"] * self.quick]
+
+
+Measure = Callable[[Files], float]  # seconds
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A step, and what it is compared with; `name` says how much work both do."""
+
+    name: str
+    ours: Measure
+    other_name: str = ""
+    other: Measure | None = None
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+# --- embedding ---------------------------------------------------------------------------------------
+
+
+def image_folder(files: Files, kind: str) -> Path:
+    """So many PNG files of CIFAR-10, or JPEG files of 500 x 375."""
+    from benchmarks.common.jpegs import write_jpegs
+
+    folder = files.folder / f"{kind}-{files.images}"
+    if not folder.exists() and kind == "jpeg":
+        write_jpegs(folder, files.images)
+    elif not folder.exists():
+        paths = sorted(files.cifar.rglob("*.png"))
+        folder.mkdir(parents=True)
+        for number in np.random.default_rng(0).permutation(len(paths))[: files.images]:
+            shutil.copy2(paths[number], folder / f"{number:06}.png")
+    return folder
+
+
+def embed_images(kind: str) -> Measure:
+    def measure(files: Files) -> float:
+        from pucache.embedding.embed import run_embedding
+        from pucache.encoders.encoder import load_encoder
+        from pucache.images.source import open_source
+
+        folder, cache, encoder = image_folder(files, kind), files.folder / "embed.h5", load_encoder()
+        cache.unlink(missing_ok=True)
+        return 1000 * run_embedding(open_source(folder), cache, encoder).seconds / files.images
+
+    return measure
+
+
+def plain_loop(kind: str) -> Measure:
+    """What people write first: a Dataset of PIL images, timm's transform, a DataLoader, the model as it comes."""
+
+    def measure(files: Files) -> float:
+        import timm
+        import torch
+        from PIL import Image
+        from torch.utils.data import DataLoader, Dataset
+
+        from pucache.encoders.backbones import bundled
+
+        paths, model = sorted(image_folder(files, kind).iterdir())[:384], bundled().eval()
+        transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+
+        class Images(Dataset):
+            def __len__(self) -> int:
+                return len(paths)
+
+            def __getitem__(self, index: int) -> torch.Tensor:
+                return transform(Image.open(paths[index]).convert("RGB"))
+
+        def run() -> None:
+            with torch.no_grad():
+                for batch in DataLoader(Images(), batch_size=64):
+                    model(batch).numpy()
+
+        return 1000 * seconds_of(run) / len(paths)
+
+    return measure
+
+
+# --- training ----------------------------------------------------------------------------------------
+
+
+def authors_task(files: Files) -> tuple[np.ndarray, np.ndarray]:
+    """Embeddings and labels of the task of the paper, vehicles among animals at 1:10."""
+    from benchmarks.common.cifar import Cifar
+
+    task = Cifar(files.cifar.resolve(), files.folder / "pucache-bench", quick=files.quick).authors()
+    return np.asarray(task.X, np.float32), task.s
+
+
+def train_sgd(heads: int) -> Measure:
+    """Seconds a head, of so many that are trained at once as the paper trains one."""
+
+    def measure(files: Files) -> float:
+        from pucache.heads.risks import PURisk
+        from pucache.heads.solve import fit_heads
+
+        X, s = authors_task(files)
+        options = {"prior": PRIOR, "risk": PURisk("imbnnpu"), "solver": "sgd", "seed": np.arange(heads)}
+        return seconds_of(lambda: fit_heads(X, s, **options)) / heads
+
+    return measure
+
+
+def autograd(files: Files) -> float:
+    import torch
+
+    from benchmarks.common.plain_loops import slices_loop
+
+    X, s = authors_task(files)
+    return seconds_of(lambda: slices_loop(torch.tensor(X), torch.tensor(s), PRIOR, EPOCHS))
+
+
+def data_loader(files: Files) -> float:
+    import torch
+
+    from benchmarks.common.plain_loops import loader_loop
+
+    X, s = authors_task(files)
+    return 10 * seconds_of(lambda: loader_loop(torch.tensor(X), torch.tensor(s), PRIOR, EPOCHS // 10))
+
+
+def standardised(files: Files) -> tuple[np.ndarray, np.ndarray]:
+    X, s = authors_task(files)
+    return ((X - X.mean(0, dtype=np.float64)) / (X.std(0, dtype=np.float64) + 1e-6)).astype(np.float32), s
+
+
+def logistic(files: Files) -> float:
+    from pucache.heads.moments import Moments
+    from pucache.heads.risks import PURisk
+    from pucache.heads.solve import fit_heads
+
+    Z, s = standardised(files)
+    penalty = 1 / (1e-3 * len(Z) * Moments.of(Z).spread ** 2)
+    return seconds_of(lambda: fit_heads(Z, s, risk=PURisk("weighted_bce"), penalty=penalty))
+
+
+def sklearn_logistic(files: Files) -> float:
+    from sklearn.linear_model import LogisticRegression
+
+    Z, s = standardised(files)
+    return seconds_of(lambda: LogisticRegression(C=1e-3, class_weight="balanced", max_iter=1000).fit(Z, s))
+
+
+def train_default(files: Files) -> float:
+    from pucache import PULinearClassifier
+
+    X, s = authors_task(files)
+    return seconds_of(lambda: PULinearClassifier().fit(X, s))
+
+
+# --- a large cache -----------------------------------------------------------------------------------
+
+
+def rank(**options: object) -> Measure:
+    """Seconds of a retrieval by similarity, from the file to the ranking."""
+
+    def measure(files: Files) -> float:
+        from pucache import EmbeddingCache, retrieve_positives
+
+        at, few = files.planted, files.folder / "few.txt"
+        keep(at.cache)
+        few.write_text("\n".join(at.positives.read_text().split()[:POSITIVES]))
+        return seconds_of(lambda: retrieve_positives(EmbeddingCache(at.cache), few, k=FOUND, twins=None, **options))
+
+    return measure
+
+
+def bare_faiss(files: Files) -> float:
+    """The same search as one writes it with faiss: float32, centred, length 1, a flat index."""
+    import faiss
+
+    from pucache import EmbeddingCache
+
+    keep(files.planted.cache)
+    cache = EmbeddingCache(files.planted.cache)
+    positive = cache.keys.rows(files.planted.positives.read_text().split()[:POSITIVES])
+
+    def search() -> None:
+        X = cache.X.astype(np.float32)
+        X -= X.mean(0, dtype=np.float64).astype(np.float32)
+        faiss.normalize_L2(X)
+        index = faiss.IndexFlatIP(X.shape[1])
+        index.add(X)
+        index.search(X[positive], FOUND)
+
+    return seconds_of(search)
+
+
+def score_to(suffix: str) -> Measure:
+    def measure(files: Files) -> float:
+        import pyarrow.parquet  # noqa: F401 - imports are not timed
+
+        from pucache import EmbeddingCache, PULinearClassifier
+        from pucache.scoring.score import score
+
+        at, out = files.planted, files.folder / f"scores{suffix}"
+        keep(at.cache)
+        return seconds_of(lambda: score(PULinearClassifier.load(at.model), EmbeddingCache(at.cache), out))
+
+    return measure
+
+
+def read_file(files: Files) -> float:
+    keep(files.planted.cache)
+    return seconds_of(lambda: sum(len(block) for block in file_blocks(files.planted.cache)))
+
+
+def open_cache(files: Files) -> float:
+    from pucache import EmbeddingCache
+
+    keep(files.planted.cache)
+    return seconds_of(lambda: EmbeddingCache(files.planted.cache))
+
+
+def read_cold(blocks: Callable[[Planted], object], of: str) -> Measure:
+    def measure(files: Files) -> float:
+        drop(getattr(files.planted, of))
+        return seconds_of(lambda: [int(block.view(np.uint8).max()) for block in blocks(files.planted)])
+
+    return measure
+
+
+def cache_blocks(at: Planted) -> object:
+    from pucache import EmbeddingCache
+
+    return (np.ascontiguousarray(X) for _, X in EmbeddingCache(at.cache).blocks())
+
+
+# --- the review --------------------------------------------------------------------------------------
+
+
+def decide(files: Files) -> float:
+    """Seconds from a decision to the ranking that has seen it: median of ten, in the trainer's process."""
+    import threading
+
+    from pucache import EmbeddingCache
+    from pucache.reviewing.trainer import Trainer
+
+    X, s = authors_task(files)
+    path = files.folder / "review.h5"
+    if not path.exists():
+        from benchmarks.common.row_cache import write_row_cache
+
+        write_row_cache(path, X)
+    labels, reviewed = np.zeros(len(s), np.int8), np.zeros(len(s), np.int8)
+    labels[np.flatnonzero(s)[:POSITIVES]] = 1
+    came, scores, changed = {}, [], threading.Condition()
+
+    def ranked(result, serial: int) -> None:
+        with changed:
+            came.setdefault(serial, time.perf_counter())
+            scores[:] = [result.scores]
+            changed.notify_all()
+
+    took = []
+    with Trainer([EmbeddingCache(path).files[0].path], [ranked], print) as trainer:
+        for serial in range(1, 13):
+            began = time.perf_counter()
+            trainer.submit(serial, labels, reviewed)
+            with changed:
+                if not changed.wait_for(lambda: serial in came, 600):  # noqa: B023
+                    raise SystemExit("no ranking came")
+            took.append(came[serial] - began)
+            while trainer.busy():
+                time.sleep(0.01)
+            unknown = (labels == 0) & (reviewed == 0)
+            row = int(np.argmax(np.where(unknown, scores[0], -np.inf)))
+            reviewed[row] = 1 if s[row] else -1
+    return statistics.median(took[2:])
+
+
+# --- what is measured --------------------------------------------------------------------------------
+
+COMPARISONS: dict[str, list[Comparison]] = {
+    "embed": [
+        Comparison(f"embed 1,000 {title}", embed_images(kind), "DataLoader and timm's model", plain_loop(kind))
+        for kind, title in (("png", "PNG files of 32 x 32"), ("jpeg", "JPEG files of 500 x 375"))
+    ],
+    "train": [
+        Comparison("a head as the paper trains it, 100 epochs", train_sgd(1), "autograd over slices", autograd),
+        Comparison(f"the same, each of {HEADS} at once", train_sgd(HEADS), "DataLoader and autograd", data_loader),
+        Comparison("balanced logistic regression, C=1e-3", logistic, "scikit-learn", sklearn_logistic),
+        Comparison("train-pu at its defaults", train_default),
+    ],
+    "rank": [
+        Comparison("retrieve-positives, --similarity max", rank(similarity="max"), "bare faiss, flat", bare_faiss),
+        Comparison("retrieve-positives, default", rank(), "bare faiss, flat", bare_faiss),
+    ],
+    "score": [
+        Comparison("score to Parquet", score_to(".parquet"), "reading the file", read_file),
+        Comparison("score to CSV", score_to(".csv"), "reading the file", read_file),
+    ],
+    "open": [
+        Comparison("open a cache", open_cache),
+        Comparison(
+            "read all embeddings from the disk",
+            read_cold(cache_blocks, "cache"),
+            "a plain file of the same bytes",
+            read_cold(lambda at: file_blocks(at.plain), "plain"),
+        ),
+    ],
+    "review": [Comparison("a decision to the ranking that has seen it", decide)],
+}
+IMPORT_TORCH = "python -c 'import torch'"
+
+
+def commands(folder: Path) -> dict[str, list[str]]:
+    """Whole commands, on the demo's images, and the limit that they are compared with."""
+    labels = ["--positives", "positives.txt"]
+    return {
+        IMPORT_TORCH: [sys.executable, "-c", "import torch"],
+        "pucache --help": pucache("--help"),
+        "info": pucache("info", "pile.h5"),
+        "embed, nothing changed": pucache("embed", "pile", "pile.h5"),
+        "train-pu": pucache("train-pu", "pile.h5", *labels, "--out", "model.safetensors"),
+        "retrieve-positives": pucache("retrieve-positives", "pile.h5", *labels, "--out", "ranked.csv"),
+        "score": pucache("score", "model.safetensors", "pile.h5", "--out", "scores.csv"),
+    }
+
+
+def start_table(files: Files, rounds: int) -> str:
+    """Seconds of whole processes, in turn."""
+    from pucache.demonstration import unpack
+
+    folder = files.folder / "demo"
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        unpack(folder)
+        timed(pucache("embed", "pile", "pile.h5"), folder)
+    times: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        for name, command in commands(folder).items():
+            times.setdefault(name, []).append(timed(command, folder).seconds)
+    limit = times[IMPORT_TORCH]
+    ratios = {name: [one / other for one, other in zip(own, limit, strict=True)] for name, own in times.items()}
+    return table(
+        ["command", "seconds", "times `import torch`"],
+        [[f"`{name}`", spread(own), spread(ratios[name])] for name, own in times.items()],
+    )
+
+
+def cell(files: Files, part: str, number: int, which: str) -> dict[str, float]:
+    """One measurement, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.speed.speed", *files.arguments(), "--cell", part, str(number), which]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{COMPARISONS[part][number].name}, {which} failed:\n{done.stderr}")
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    print(f"{COMPARISONS[part][number].name:44} {which:6} {figures}", file=sys.stderr, flush=True)
+    return figures
+
+
+def run_cell(files: Files, part: str, number: str, which: str) -> dict[str, float]:
+    """In that process."""
+    from pucache.allocator import keep_freed_memory
+
+    keep_freed_memory()
+    measure = getattr(COMPARISONS[part][int(number)], which)
+    return {"seconds": measure(files), "peak": memory()["VmHWM"]}
+
+
+def comparison_row(files: Files, part: str, number: int, rounds: int) -> list[str]:
+    one = COMPARISONS[part][number]
+    cell(files, part, number, "ours")  # warms the file's pages and makes what is not there
+    sides = ("ours", "other") if one.other else ("ours",)
+    turns = [[cell(files, part, number, side) for side in sides] for _ in range(rounds)]
+    ours, peak = [turn[0]["seconds"] for turn in turns], statistics.median(turn[0]["peak"] for turn in turns)
+    row = [one.name, spread(ours, 3), f"{peak:,.0f}", one.other_name]
+    if not one.other:
+        return [*row, "", ""]
+    others = [turn[1]["seconds"] for turn in turns]
+    return [*row, spread(others, 3), spread([b / a for a, b in zip(ours, others, strict=True)])]
+
+
+def main(arguments: argparse.Namespace) -> str:
+    files = Files(arguments.cifar, arguments.folder, arguments.quick)
+    files.folder.mkdir(parents=True, exist_ok=True)
+    if {"rank", "score", "open"} & set(arguments.parts):
+        prepare_with_model(files.planted)
+        if not files.planted.plain.exists():
+            make("write_plain", files.planted)
+    at = files.planted
+    rows = [
+        comparison_row(files, part, number, arguments.rounds)
+        for part in arguments.parts
+        for number in range(len(COMPARISONS.get(part, [])))
+    ]
+    head = ["step", "seconds", "peak MB", "compared with", "its seconds", "its seconds over ours"]
+    parts = [
+        "# Speed",
+        f"`python -m benchmarks.speed.speed DIR FOLDER --rounds {arguments.rounds}`: medians (smallest–largest) of "
+        f"{arguments.rounds} rounds; every figure is of a process of its own, ours and the other's in turn, ratios "
+        "within a round. Training and review: the task of the paper, CIFAR-10 at 1:10. Ranking, scoring, opening: "
+        f"{at.n:,} x {at.d} planted float16 rows, {POSITIVES} positives, {FOUND} wanted. Peak memory "
+        "includes the imports.",
+        table(head, rows),
+    ]
+    if "start" in arguments.parts:
+        parts += [
+            "## Whole commands",
+            "On the demo's 1,540 images, from start to end.",
+            start_table(files, arguments.rounds),
+        ]
+    return "\n\n".join([*parts, environment()]) + "\n"
+
+
+if __name__ == "__main__":
+    parser = page_parser(__doc__)
+    parser.add_argument("cifar", type=Path, metavar="DIR")
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
+    parser.add_argument("--cell", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.cell:
+        print(json.dumps(run_cell(Files(arguments.cifar, arguments.folder, arguments.quick), *arguments.cell)))
+        raise SystemExit
+    print_page(main, arguments)

@@ -1,0 +1,24 @@
+"""The console script `pucache`: Ctrl-C and SIGTERM end it in one line from its first moment on.
+
+Nothing is imported here that Python has not loaded itself; the commands are imported under the handler.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+
+
+def run(arguments: list[str] | None = None) -> None:
+    """Run `pucache` with `arguments`, by default those of the process."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end_before_the_command)
+    from .main import run as run_command
+
+    run_command(arguments)
+
+
+def _end_before_the_command(number: int, frame: FrameType | None) -> None:
+    os.write(2, b"interrupted\n")
+    os._exit(128 + number)

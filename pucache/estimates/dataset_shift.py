@@ -1,0 +1,225 @@
+r"""Dataset shift: whether new images are of the kind that a model was trained on, but for the share of positives.
+
+Two tests, both allowing for a change of that share:
+
+- *margins*: the largest distance between the distribution function of the new margins and that of a mixture of the
+  pile's positives and negatives, at whatever share fits best (Kolmogorov and Smirnov);
+- *embeddings*: a logistic classifier is cross-fitted to tell new rows from rows of the pile, which are weighted to the
+  share of the new ones (classifier two-sample test: Lopez-Paz and Oquab 2017). Its AUC is the effect, 0.5 by guessing.
+  Where a few of the new images are of another kind, the AUC hardly rises; the share of new rows beyond 98 % of the
+  pile's does.
+
+A share rho above that of the unlabelled, the prior, is a mixture of the unlabelled and the labelled rows, whatever
+their margins are; below it, unlabelled rows weigh by their probability p of being positive::
+
+    rho >= prior:   (1 - rho) / (1 - prior) * f_U + (rho - prior) / (1 - prior) * f_P
+    rho < prior:    f_U * (p * rho / prior + (1 - p) * (1 - rho) / (1 - prior))
+
+The share is the one at which the margins are nearest.
+
+Both tests say that images differ, not that the model is wrong on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import expit
+
+from .calibration import Tilt
+from .share_of_new_images import PileMargins
+
+MOST_ROWS, MOST_POSITIVES = 2000, 500  # kept of a pile
+MOST_BYTES = 440_000  # of rows and directions
+LARGEST = 20  # images that are named
+_FOLDS, _RIDGE, _STEPS = 5, 0.02, 6  # of the classifier; the penalty is per row, for columns of unit variance
+_DISTANCE, _AUC = 0.03, 0.015  # beyond chance: what estimated weights, and margins that are held out, explain
+_DEVIATIONS = 3.0  # standard errors beyond chance
+_TAIL, _TAIL_DEVIATIONS = 0.02, 3.5  # of the pile's rows
+_SMIRNOV = 1.95  # quantile .999 of the distance, in units of its error
+_SHARES = expit(np.linspace(-9, 9, 109))  # from 0.0001 to 0.9999
+
+
+@dataclass(frozen=True, eq=False)
+class PileSample:
+    """Some rows of a pile along its leading directions, with their held-out margins.
+
+    Attributes
+    ----------
+    directions : ndarray of float16, (d, q)
+    centre : ndarray of float32, (q,)
+        Of the pile, along these.
+    spread : float
+        Of the pile.
+    rows : ndarray of float16, (m, q)
+        The labelled positives first.
+    margins : ndarray of float32, (m,)
+    n_labelled : int
+    """
+
+    directions: np.ndarray
+    centre: np.ndarray
+    spread: float
+    rows: np.ndarray
+    margins: np.ndarray
+    n_labelled: int
+
+    def check(self, d: int) -> None:
+        """Raise `ValueError` unless the arrays are as described for d dimensions; the file may be untrusted."""
+        (m, q), arrays = self.rows.shape, (self.directions, self.centre, self.rows, self.margins)
+        shapes = [array.shape for array in arrays] == [(d, q), (q,), (m, q), (m,)]
+        kinds = [array.dtype.str for array in arrays] == ["<f2", "<f4", "<f2", "<f4"]
+        finite = all(np.isfinite(array).all() for array in arrays) and 0 < self.spread < np.inf
+        if not (shapes and kinds and finite and q and 0 <= self.n_labelled < m <= MOST_ROWS):
+            raise ValueError("the sample of its pile is not as described")
+
+    def project(self, X: np.ndarray) -> np.ndarray:
+        """Rows X (n, d) along the directions, float32 (n, q)."""
+        along = np.asarray(X, np.float32) @ self.directions.astype(np.float32)
+        return np.nan_to_num((along - self.centre) / np.float32(self.spread), posinf=6e4, neginf=-6e4)
+
+
+@dataclass(frozen=True, eq=False)
+class DatasetShift:
+    """How new images differ from those of the pile.
+
+    Attributes
+    ----------
+    n_compared : int
+        New images that were compared.
+    auc : float
+        How well a classifier tells them from the pile's, 0.5 by guessing.
+    auc_limit : float
+        Greatest AUC that chance explains, and the weights of the pile's rows.
+    beyond, beyond_limit : float
+        Share of the new images that the classifier puts beyond 98 % of the pile's, and the most that chance explains.
+    distance : float
+        Largest distance of the distribution functions of the margins.
+    distance_limit : float
+        Greatest one that chance explains, and the fit.
+    most_different : ndarray of int64
+        Numbers of the new images compared that differ most, at most `LARGEST`; the first one most.
+    """
+
+    n_compared: int
+    auc: float
+    auc_limit: float
+    beyond: float
+    beyond_limit: float
+    distance: float
+    distance_limit: float
+    most_different: np.ndarray
+
+    @property
+    def is_told_apart(self) -> bool:
+        """Whether the classifier found a difference."""
+        return self.auc > self.auc_limit or self.beyond > self.beyond_limit
+
+    @property
+    def differs(self) -> bool:
+        """Whether either test found a difference."""
+        return self.is_told_apart or self.distance > self.distance_limit
+
+
+def weights_at(
+    share: float, tilt: Tilt, margins: np.ndarray, labelled: np.ndarray, counts: np.ndarray | float = 1.0
+) -> np.ndarray:
+    """Weights (n,) of rows of the pile for a share of positives, see the module; `counts` (n,) are rows of bins."""
+    counts = np.broadcast_to(np.asarray(counts, np.float64), margins.shape)
+    of_positives, of_unlabelled = (
+        np.where(rows, counts, 0) / max(counts[rows].sum(), 1e-300) for rows in (labelled, ~labelled)
+    )
+    negatives = (1 - share) / (1 - tilt.prior)
+    if share >= tilt.prior:
+        return np.asarray(of_unlabelled * negatives + of_positives * (1 - negatives))
+    p = tilt.posterior(margins)
+    weights = of_unlabelled * (p * (share / tilt.prior) + (1 - p) * negatives)
+    return np.asarray(weights / weights.sum())
+
+
+def margin_distance(pile: PileMargins, tilt: Tilt, margins: np.ndarray) -> tuple[float, float, float]:
+    """Least distance of new margins to a mixture of the pile's margins, its error by chance, and the share there."""
+    m, s, counts = pile.rows
+    order = np.argsort(m, kind="stable")
+    m, labelled, counts = m[order], s[order] == 1, counts[order]
+    new = np.sort(margins.astype(np.float64))
+    # in the middle of a bin half of its rows lie below
+    below = (np.searchsorted(new, m, "left") + np.searchsorted(new, m, "right")) / 2 / len(new)
+    best = (np.inf, 0.0, tilt.prior)
+    for share in _SHARES.tolist():
+        w = weights_at(share, tilt, m, labelled, counts)
+        distance = float(np.abs(np.cumsum(w) - w / 2 - below).max())
+        if distance < best[0]:
+            best = distance, float(np.sqrt(1 / len(new) + (w**2 / counts).sum())), share
+    return best
+
+
+def check_shift(sample: PileSample, pile: PileMargins, tilt: Tilt, X: np.ndarray, margins: np.ndarray) -> DatasetShift:
+    """Compare new images with those of the pile.
+
+    Parameters
+    ----------
+    sample : PileSample
+    pile : PileMargins
+    tilt : Tilt
+        Of the model.
+    X : ndarray, (n, d)
+        Some of the new rows.
+    margins : ndarray, (m,)
+        Of the same, and perhaps of more new rows.
+
+    Returns
+    -------
+    DatasetShift
+    """
+    distance, error, share = margin_distance(pile, tilt, margins)
+    kept = sample.rows.astype(np.float32)
+    w = weights_at(share, tilt, sample.margins, np.arange(len(kept)) < sample.n_labelled)
+    rows = np.concatenate([kept, sample.project(X)])
+    is_new = np.arange(len(rows)) >= len(kept)
+    weights = np.concatenate([w, np.full(len(X), 1 / len(X))])
+    odds = _cross_fitted(rows, is_new, weights)
+    auc = _weighted_auc(odds[~is_new], w, odds[is_new])
+    above = np.cumsum(w[order := np.argsort(-odds[~is_new])])
+    beyond = float(np.mean(odds[is_new] > odds[~is_new][order][np.searchsorted(above, _TAIL)]))
+    chance = float(np.sqrt((np.square(w).sum() + 1 / len(X)) / 12))  # error of the AUC of equal distributions
+    return DatasetShift(
+        n_compared=len(X),
+        auc=auc,
+        auc_limit=0.5 + _AUC + _DEVIATIONS * chance,
+        beyond=beyond,
+        beyond_limit=2 * _TAIL + _TAIL_DEVIATIONS * float(np.sqrt(12 * _TAIL * (1 - _TAIL)) * chance),
+        distance=distance,
+        distance_limit=_DISTANCE + _SMIRNOV * error,
+        most_different=np.argsort(-odds[is_new], kind="stable")[:LARGEST],
+    )
+
+
+def _cross_fitted(X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Held-out log odds (n,) of y by logistic regressions with a ridge penalty, by Newton's method."""
+    mean = weights @ X / weights.sum()
+    scale = np.sqrt(weights @ np.square(X - mean) / weights.sum())
+    design = np.column_stack([(X - mean) / np.where(scale > 0, scale, 1), np.ones(len(X))]).astype(np.float64)
+    np.clip(design, -8, 8, out=design)
+    fold, odds = np.random.default_rng(0).permutation(len(X)) % _FOLDS, np.empty(len(X))
+    for number in range(_FOLDS):
+        train = fold != number
+        A, target, w = design[train], y[train], weights[train].copy()
+        for side in (False, True):
+            w[target == side] /= 2 * w[target == side].sum()
+        coef, penalty = np.zeros(A.shape[1]), np.append(np.full(A.shape[1] - 1, _RIDGE), 1e-9)
+        for _ in range(_STEPS):
+            p = expit(A @ coef)
+            hessian = (A * (w * np.maximum(p * (1 - p), 1e-3))[:, None]).T @ A + np.diag(penalty)
+            coef -= np.linalg.solve(hessian, A.T @ (w * (p - target)) + penalty * coef)
+        odds[~train] = design[~train] @ coef
+    return odds
+
+
+def _weighted_auc(kept: np.ndarray, weights: np.ndarray, new: np.ndarray) -> float:
+    """Probability that a new row is above one of the kept, drawn by weights; ties count half."""
+    order = np.argsort(kept)
+    below = np.append(0.0, np.cumsum(weights[order]))
+    ends = [np.searchsorted(kept[order], new, side) for side in ("left", "right")]  # type: ignore[call-overload]
+    return float(np.mean([below[end].mean() for end in ends]))

@@ -1,0 +1,154 @@
+"""Sources whose images lie in shards: files that each hold many images, named one by one or by a glob."""
+
+from __future__ import annotations
+
+import errno
+import zlib
+from typing import Any
+
+import numpy as np
+
+from ..errors import ImageError, MissingExtraError, SourceError
+from ..storage.filesystem import open_filesystem, read_range, source_errors
+from ..storage.retries import RetriesExhausted, error_text, remedy_for, with_retries
+from ..storage.urls import is_url, without_secrets
+from .listing import Listing, ListingBuilder, check_size, is_hidden, is_special_file
+from .remote import glob_base, glob_files, is_glob
+
+
+class ShardSource:
+    """Images inside shards; nothing is extracted.
+
+    With one shard the key is the image's name in it. With a glob of shards it is the shard's path below the
+    glob's folders, a slash, and that name. Of several images with one name the last counts, as in tar.
+
+    Attributes
+    ----------
+    kind : str
+        Format of the shards, for messages.
+    sequential : bool
+        Whether a shard is decoded from its beginning, so that its images are best read in order, once.
+    """
+
+    kind, sequential = "", False
+
+    def __init__(self, where: str):
+        self.name = without_secrets(where) if is_url(where) else where
+        self._where = where
+        self._members: dict[str, Any] | None = None  # key to what `_read` needs, in the order of the shards
+
+    def scan(self) -> Listing:
+        """Index every shard; a shard that is damaged or may not be read becomes a failure.
+
+        Raises `SourceError` where no shard exists, the only shard cannot be read, or a store does not answer.
+        """
+        builder = ListingBuilder()
+        self._members = {}
+        for shard, key_prefix in self._shards(builder):
+            self._index(shard, key_prefix, builder)
+        listing = builder.build()
+        if self.sequential:
+            in_order = [key for key in self._members if key in builder.images]
+            listing.order = np.array(sorted(range(len(in_order)), key=in_order.__getitem__), np.int64)
+            groups = (self._group(self._members[key]) for key in listing.keys)
+            listing.groups = np.fromiter(groups, np.int64, len(listing.keys))
+        return listing
+
+    def index(self) -> None:
+        """List the shards unless that has been done; afterwards several threads may read at once."""
+        if self._members is None:
+            self.scan()
+
+    def _shards(self, builder: ListingBuilder) -> list[tuple[str, str]]:
+        """Path and key prefix of each shard."""
+        with source_errors(self.name):
+            fs, pattern = open_filesystem(self._where, retry_each_request=True)
+            if not is_glob(fs, pattern):
+                return [(pattern, "")]
+            fs.invalidate_cache()  # a cached listing would lack new shards
+            if with_retries(lambda: fs.isfile(pattern)):  # a file name that holds brackets
+                return [(pattern, "")]
+            shards = glob_files(fs, pattern, builder)
+        if not shards and not builder.failures:
+            raise SourceError(f"no such source: no shard matches {self.name}")
+        base_length = len(glob_base(fs, pattern))
+        return [(shard, shard[base_length:].lstrip("/") + "/") for shard in shards]
+
+    def _index(self, shard: str, key_prefix: str, builder: ListingBuilder) -> None:
+        """Add the images of one shard."""
+        with source_errors(self.name):
+            fs, pattern = open_filesystem(self._where)
+        name = self.name.removesuffix(pattern) + shard if self.name.endswith(pattern) else without_secrets(shard)
+        try:
+            if not is_url(self._where) and is_special_file(shard):
+                raise OSError("not a regular file")
+            self._add_members(fs, shard, key_prefix, builder)
+        except SourceError:
+            raise
+        except (RetriesExhausted, MissingExtraError) as error:  # the listing would lack members that exist
+            raise SourceError(f"cannot read {name}: {error_text(error)}{remedy_for(error)}") from error
+        except ImageError as error:  # it is whole, and holds no images in a form that can be read
+            if not key_prefix:
+                raise SourceError(f"{name} {error}") from error
+            builder.add_failure(key_prefix.rstrip("/"), str(error))
+        except Exception as error:  # remote file systems and damaged headers raise almost anything
+            unreadable = _is_unreadable(error)
+            if not key_prefix and (unreadable or not builder.images):
+                raise SourceError(
+                    f"cannot read {name} as {self.kind}: {error_text(error)}{remedy_for(error)}"
+                ) from error
+            if unreadable:
+                builder.add_failure(key_prefix, f"{self.kind} shard cannot be read: {error_text(error)}")
+            else:
+                key = key_prefix.rstrip("/") or name
+                builder.add_failure(key, f"{self.kind} shard is damaged or truncated: {error_text(error)}")
+
+    def _add_members(self, fs: Any, shard: str, key_prefix: str, builder: ListingBuilder) -> None:
+        """Add the images of one shard to the listing and to `_members`."""
+        raise NotImplementedError
+
+    def _accepts(self, builder: ListingBuilder, key_prefix: str, name: str) -> str:
+        """Key of a member that is an image by its name, else ""; what had this key before is removed."""
+        key = key_prefix + name.removeprefix("./")
+        if is_hidden(name) or not builder.accepts(key):
+            return ""
+        builder.remove(key)
+        assert self._members is not None
+        self._members.pop(key, None)
+        return key
+
+    def _group(self, member: Any) -> int:
+        """Number that decides to which of several shares an image belongs; equal for images that are read together."""
+        return zlib.crc32(member[0].encode())
+
+    def read(self, key: str) -> bytes:
+        """Read one image in place; raises `ImageError`."""
+        self.index()
+        assert self._members is not None
+        member = self._members[key]
+        try:
+            return self._read(member)
+        except ImageError:
+            raise
+        except Exception as error:  # every remote file system has exceptions of its own
+            raise ImageError(f"cannot be read: {error_text(error)}") from error
+
+    def _read(self, member: Any) -> bytes:
+        raise NotImplementedError
+
+    def _bytes(self, shard: str, start: int, size: int) -> bytes:
+        """Bytes of a shard, fewer where it ends; raises `ImageError` for too many."""
+        check_size(size)
+        if is_url(self._where):
+            return read_range(open_filesystem(self._where)[0], shard, start, start + size)
+        with open(shard, "rb") as stream:  # not tried again
+            stream.seek(start)
+            return stream.read(size)
+
+
+def _is_unreadable(error: Exception) -> bool:
+    """Whether bytes of a shard could not be read; otherwise its content is invalid.
+
+    A damaged header may lead to a negative offset, for which the file system reports EINVAL.
+    """
+    return bool(remedy_for(error)) or (isinstance(error, OSError) and error.errno != errno.EINVAL)

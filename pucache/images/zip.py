@@ -1,0 +1,110 @@
+"""Images inside ZIP archives, read in place."""
+
+from __future__ import annotations
+
+import calendar
+import stat
+import struct
+import zipfile
+import zlib
+from typing import Any, NamedTuple
+
+from ..errors import ImageError
+from ..storage.filesystem import open_object
+from .listing import ListingBuilder, check_size
+from .shards import ShardSource
+
+_ENCRYPTED, _UTF8 = 1, 1 << 11  # bits of a member's flags
+_SIGNATURE = b"PK\3\4"  # of a local header, which ends in the lengths of the name and of the extra field after it
+_LOCAL_HEADER = struct.Struct("<26xHH")
+_SPARE = 512  # bytes read beyond a member, as its header there may be longer than in the directory
+
+
+class Member(NamedTuple):
+    """An image in an archive, as the directory at the archive's end announces it."""
+
+    shard: str
+    offset: int  # of its local header
+    end: int  # of all members
+    name_length: int  # in bytes, at most
+    packed: int  # bytes
+    size: int
+    crc: int
+    method: int
+
+
+class ZipSource(ShardSource):
+    """Images inside ZIP archives, stored or deflated."""
+
+    kind = "ZIP"
+
+    def _add_members(self, fs: Any, shard: str, key_prefix: str, builder: ListingBuilder) -> None:
+        assert self._members is not None
+        with open_object(fs, shard) as stream, zipfile.ZipFile(stream) as archive:
+            archive.NameToInfo.clear()
+            for at, info in enumerate(archive.filelist):
+                archive.filelist[at] = None  # type: ignore[call-overload]  # a million of them take a gigabyte
+                if info.is_dir() or not (key := self._accepts(builder, key_prefix, _name(info))):
+                    continue
+                if problem := _problem(info):
+                    builder.add_failure(key, problem)
+                    continue
+                # the time has a resolution of two seconds; the checksum tells versions of the same second apart
+                mtime = calendar.timegm((*info.date_time, 0, 0, 0)) * 10**9 + info.CRC % 10**9
+                builder.add(key, info.file_size, mtime)
+                self._members[key] = Member(
+                    shard,
+                    info.header_offset,
+                    archive.start_dir,
+                    len(info.orig_filename.encode()),
+                    info.compress_size,
+                    info.file_size,
+                    info.CRC,
+                    info.compress_type,
+                )
+
+    def _read(self, member: Member) -> bytes:
+        check_size(member.size)
+        check_size(member.packed)
+        length = _LOCAL_HEADER.size + member.name_length + member.packed
+        raw = self._bytes(member.shard, member.offset, min(length + _SPARE, member.end - member.offset))
+        if len(raw) < _LOCAL_HEADER.size or not raw.startswith(_SIGNATURE):
+            raise ImageError("no member of the ZIP archive begins where its directory says; embed again")
+        begin = _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack_from(raw))
+        if begin + member.packed > len(raw):
+            raw = self._bytes(member.shard, member.offset, min(begin + member.packed, member.end - member.offset))
+        return _unpacked(member, raw[begin : begin + member.packed])
+
+
+def _name(info: zipfile.ZipInfo) -> str:
+    """Name of a member; bytes without the mark for UTF-8 may be UTF-8 too, as the command zip writes them."""
+    try:
+        return info.filename if info.flag_bits & _UTF8 else info.filename.encode("cp437").decode()
+    except UnicodeError:
+        return info.filename
+
+
+def _problem(info: zipfile.ZipInfo) -> str:
+    """Why a member cannot be read, or ""."""
+    if stat.S_ISLNK(info.external_attr >> 16):
+        return "a link or special file inside a ZIP archive; only plain members are read"
+    if info.flag_bits & _ENCRYPTED:
+        return "encrypted; only archives without a password are read"
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        return f"compressed by method {info.compress_type}; only stored and deflated members are read"
+    return ""
+
+
+def _unpacked(member: Member, data: bytes) -> bytes:
+    """Content of a member, never more bytes than announced; raises `ImageError`."""
+    if len(data) == member.packed and member.method == zipfile.ZIP_DEFLATED:
+        try:
+            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, member.size + 1)
+        except zlib.error as error:
+            raise ImageError(f"damaged ZIP member: {error}") from error
+    if len(data) != member.size:
+        got = "more" if len(data) > member.size else f"{len(data)}"
+        raise ImageError(f"damaged ZIP member: expected {member.size} bytes, got {got}")
+    if zlib.crc32(data) != member.crc:
+        raise ImageError("damaged ZIP member: its checksum differs")
+    return data

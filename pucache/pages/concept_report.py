@@ -1,0 +1,149 @@
+"""The reports of many concepts: a page for each, and an overview with a row a concept and what two of them share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from ..cache.embedding_cache import EmbeddingCache, open_cache
+from ..errors import ModelError
+from ..estimates.intervals import interval_of, say_nothing, stated_text
+from ..labels.concepts import ConceptSource, open_concepts
+from ..labels.labels import TWIN_COSINE
+from ..progress import Progress
+from ..storage.atomic import check_writable
+from ..training.concept_models import ConceptModels
+from ..training.labelled_cache import LabelledCache
+from ..training.train_concepts import each_concept
+from .html import between, number, render, visible, write
+from .report import write_report
+from .report_numbers import train
+from .thumbnails import thumbnails
+
+_PAIRS, _SHOWN, _SIDE = 20, 8, 72  # pairs of concepts, images of each, and their pixels
+
+
+def report_concepts(
+    cache: EmbeddingCache | str | Path | Sequence[str | Path],
+    concepts: ConceptSource,
+    path: str | Path,
+    *,
+    models: ConceptModels | str | Path | None = None,
+    images: str | Path | None = None,
+    sample: int = 1500,
+    seed: int = 0,
+    device: str = "auto",
+    twins: float | None = TWIN_COSINE,
+    all_rows: bool = False,
+    command: str = "",
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Write an overview of many concepts, and `pucache.report` of each beside it.
+
+    Parameters
+    ----------
+    cache : EmbeddingCache, path, or sequence of paths
+    concepts
+        As for `pucache.labels.concepts.open_concepts`.
+    path : path
+        Overview to write; the pages of the concepts are written into the folder of its name without the suffix.
+    models : ConceptModels or path of a folder of models, optional
+    images, sample, seed, device, twins, all_rows, command, progress
+        As for `pucache.report`.
+
+    Returns
+    -------
+    dict
+        ``concepts``: the numbers of each page by concept, with ``called`` (rows above the threshold); ``shared``: pairs
+        of concepts and the number of images that both call positive; ``failures``.
+
+    Raises
+    ------
+    LabelError, CacheError, ModelError, OutputError
+        As `pucache.report`, for what concerns all concepts.
+    """
+    opened, path = open_cache(cache), Path(path)
+    if sample < 3:
+        raise ValueError(f"sample must be at least 3, got {sample}")
+    trained = ConceptModels.load(models) if isinstance(models, str | Path) else models
+    labels = open_concepts(opened, concepts)
+    pages = {name: path.with_suffix("") / f"{name}.html" for name in labels.labels}
+    for file in [path, *pages.values()]:
+        check_writable(file, inputs=[one.path for one in opened.files])
+    settings = {"sample": sample, "seed": seed, "device": device, "twins": twins, "images": images}
+    settings |= {"all_rows": all_rows or None, "command": command}
+    numbers: dict[str, dict[str, Any]] = {}
+    called: dict[str, np.ndarray] = {}  # rows of the cache
+    intervals: dict[str, tuple[float, float] | None] = {}  # of the prior
+
+    def write_page(name: str, data: LabelledCache) -> None:
+        if trained is not None and name not in trained:
+            raise ModelError(f"{models} holds no model of it; train one with train-pu --concepts")
+        classifier = None if trained is None else trained[name]
+        if classifier is not None:
+            classifier.check_fits(opened)
+        content = train(data, classifier, truth=None, seed=seed, device=device, progress=progress)
+        source = {"positives": concepts if isinstance(concepts, str | os.PathLike) else None, "negatives": None}
+        of_page = write_report(content, pages[name], source, settings, progress)
+        rows = np.flatnonzero(content.margins > np.float32(content.ranker.threshold_))
+        called[name] = data.cache_rows(rows)
+        numbers[name], intervals[name] = of_page | {"called": len(rows)}, content.prior_interval
+
+    failures = each_concept(opened, labels, write_page, twins=twins, all_rows=all_rows, seed=seed)
+    shared = _shared(called)
+    page = render(
+        "concept_report",
+        None,
+        title="Concepts",
+        cache=opened.name,
+        rows=[_row(name, numbers[name], intervals[name], pages[name].parent.name) for name in numbers],
+        pairs=[_pair(opened, pair, rows, images, progress) for pair, rows in shared[:_PAIRS]],
+        left_out=max(0, len(shared) - _PAIRS),
+        failures=failures,
+    )
+    write(path, page)
+    pairs = [{"concepts": list(pair), "images": len(rows)} for pair, rows in shared]
+    return {"concepts": numbers, "shared": pairs, "failures": failures}
+
+
+def _shared(called: dict[str, np.ndarray]) -> list[tuple[tuple[str, str], np.ndarray]]:
+    """Pairs of concepts and the rows that both call positive, most first; those of none are left out."""
+    pairs = [(pair, np.intersect1d(called[pair[0]], called[pair[1]])) for pair in combinations(called, 2)]
+    return sorted((one for one in pairs if len(one[1])), key=lambda one: -len(one[1]))
+
+
+def _row(name: str, numbers: dict[str, Any], prior: tuple[float, float] | None, folder: str) -> dict[str, str]:
+    """Cells of a concept; "" for what its labels are too few for."""
+    estimates = numbers["estimates"]
+    return {
+        "name": name,
+        "page": f"{quote(folder)}/{quote(name)}.html",
+        "labelled": number(numbers["labelled"]),
+        "prior": "" if prior is None else between(*prior),
+        **{
+            figure: ""
+            if interval_of(estimates, figure) is None or say_nothing(estimates)
+            else stated_text(estimates, figure)
+            for figure in ("precision", "recall")
+        },
+        "called": number(numbers["called"]),
+    }
+
+
+def _pair(
+    cache: EmbeddingCache,
+    pair: tuple[str, str],
+    rows: np.ndarray,
+    images: str | Path | None,
+    progress: Progress | None,
+) -> dict[str, Any]:
+    shown = rows[np.linspace(0, len(rows) - 1, min(len(rows), _SHOWN)).astype(np.int64)]
+    pictures = thumbnails(cache, shown, images=images, side=_SIDE, progress=progress)
+    keys = [visible(key) for key in cache.keys[shown]]
+    return {"names": pair, "count": number(len(rows)), "cards": list(zip(keys, pictures, strict=True))}

@@ -1,0 +1,133 @@
+"""`pucache.train_pu`: above the package `training`, because it reads the sessions of reviews."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
+from ..heads.minibatch import SGDSettings
+from ..labels.concepts import ConceptSource
+from ..labels.labels import TWIN_COSINE, Labels
+from ..progress import Progress
+from ..training.concept_models import ConceptModels
+from ..training.labelled_cache import LabelledCache
+from ..training.sklearn_classifier import PULinearClassifier
+from ..training.train_concepts import train_concepts
+from ..training.train_on_cache import train_on_cache
+from .session import read_labels
+
+
+@overload
+def train_pu(
+    cache: CacheLike,
+    positives: str | Path | np.ndarray | Labels | None = None,
+    *,
+    concepts: None = None,
+    **parameters: Any,
+) -> PULinearClassifier: ...
+
+
+@overload
+def train_pu(cache: CacheLike, *, concepts: ConceptSource, **parameters: Any) -> ConceptModels: ...
+
+
+def train_pu(  # type: ignore[misc]  # the overloads name few parameters
+    cache: str | Path | Sequence[str | Path] | EmbeddingCache,
+    positives: str | Path | np.ndarray | Labels | None = None,
+    *,
+    negatives: str | Path | None = None,
+    session: str | Path | None = None,
+    concepts: ConceptSource | None = None,
+    twins: float | None = TWIN_COSINE,
+    all_rows: bool = False,
+    progress: Progress | None = None,
+    prior: float | None = None,
+    loss: str = "imbupu",
+    surrogate: str | None = None,
+    target_prior: float = 0.5,
+    penalty: float | str = "auto",
+    solver: str = "batch",
+    sgd_settings: SGDSettings | None = None,
+    threshold: float | str = "f1",
+    deploy_prior: float | None = None,
+    n_folds: int = 5,
+    seed: int = 0,
+    device: str = "auto",
+    method: str | None = None,
+) -> PULinearClassifier | ConceptModels:
+    """Train a classifier on a cache, with labels or with the review of a session; or one for each of many concepts.
+
+    Of more than a million unlabelled rows, or of more than 1 GiB of them, a reproducible sample is taken, by `seed`
+    (`pucache.labels.sample`); all labelled positives are.
+
+    Parameters
+    ----------
+    cache : EmbeddingCache, path, or sequence of paths
+    positives : path, str, ndarray of int8 (n,) or Labels
+        A file of keys, a glob on keys, the label vector s, or labels with a review.
+    negatives : path or str, optional
+        Known negatives: a file of keys or a glob on keys.
+    session : path, optional
+        Folder of a review, such as ``cache.h5.review``, in place of `positives` and `negatives`: its labels, and its
+        audit, on which prior, recall, precision and F1 then rest.
+    concepts : path, str or mapping, optional
+        In place of all of these, the positives of many concepts: a table ``key,concept``, a folder of lists, or a
+        mapping, see `pucache.labels.concepts.open_concepts`.
+    twins : float or None
+        Cosine from which on two images count as the same picture; they stay in one fold. None: only
+        images with equal bytes.
+    all_rows : bool
+        Take all unlabelled rows, however many there are.
+    progress : Progress, optional
+    prior, loss, surrogate, target_prior, penalty, solver, sgd_settings, threshold, deploy_prior, n_folds
+        As for `pucache.PULinearClassifier`.
+    seed : int
+        Of the sample, of folds and initial coefficients: `random_state` of `pucache.PULinearClassifier`.
+    device, method
+        As for `pucache.PULinearClassifier`.
+
+    Returns
+    -------
+    PULinearClassifier or ConceptModels
+        Fitted; its `encoder_` is the encoder of the cache. With `concepts`, a mapping of such classifiers, whose
+        ``failures`` say which concepts could not be trained, and why.
+
+    Raises
+    ------
+    LabelError, CacheError
+        As `LabelledCache.of`.
+    SessionError
+        As `pucache.reviewing.session.read_labels`.
+    ValueError
+        A parameter outside its domain; both labels and a session, or neither.
+    """
+    given = [labels for labels in (positives, session, concepts) if labels is not None]
+    if len(given) != 1 or (positives is None and negatives is not None):
+        raise ValueError(
+            "train_pu takes positives (and negatives), or a session, which has the labels of a review, or concepts"
+        )
+    classifier = PULinearClassifier(
+        prior,
+        loss=loss,
+        surrogate=surrogate,
+        target_prior=target_prior,
+        penalty=penalty,
+        solver=solver,
+        sgd_settings=sgd_settings,
+        threshold=threshold,
+        deploy_prior=deploy_prior,
+        n_folds=n_folds,
+        random_state=seed,
+        device=device,
+        method=method,
+    )
+    opened = open_cache(cache)
+    if concepts is not None:
+        return train_concepts(opened, concepts, classifier, twins=twins, all_rows=all_rows, progress=progress)
+    labels = read_labels(opened, session) if positives is None else positives
+    data = LabelledCache.of(opened, labels, twins, negatives=negatives, all_rows=all_rows, seed=seed)
+    return train_on_cache(classifier, data, progress=progress)

@@ -1,0 +1,140 @@
+"""New images beside the pile of a model: the share of positives among them, and whether they are of the same kind."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..cache.embedding_cache import CacheLike, open_cache
+from ..estimates.dataset_shift import DatasetShift, check_shift
+from ..estimates.priors import PriorEstimate
+from ..estimates.share_of_new_images import LEAST_IMAGES, estimate_share
+from ..training.model_file import NO_SAMPLE, label_count
+from ..training.sklearn_classifier import PULinearClassifier
+
+_MOST, _MOST_COMPARED = 20_000, 2000  # evenly spaced new images: for the share and the margins, for the embeddings
+_NAMED = 3  # in a line
+
+
+@dataclass(frozen=True)
+class NewImages:
+    """What the embeddings of new images say beside those of the pile that a model was trained on.
+
+    Attributes
+    ----------
+    n_images, n_sampled : int
+        New images, and how many of them were looked at.
+    share : PriorEstimate or None
+        Of positives among the new images. Without its number below 30 labelled positives; None below 10, for fewer than
+        30 images, and for a model of before 0.3.
+    shift : DatasetShift or None
+        None where `share` is.
+    most_different : list of str
+        Keys of the images that differ most from the pile's, at most 20; empty where no difference was found.
+    note : str
+        Why nothing is said; "" where something is.
+    """
+
+    n_images: int
+    n_sampled: int
+    share: PriorEstimate | None = None
+    shift: DatasetShift | None = None
+    most_different: list[str] = field(default_factory=list)
+    note: str = ""
+
+    @property
+    def share_text(self) -> str:
+        """The share in a sentence; "" where none is stated."""
+        if self.share is None or not self.share.has_interval:
+            return ""
+        interval, level = self.share.interval_text(_percent), f"{100 * self.share.level:.0f}%"
+        of = "the new images" if self.n_sampled == self.n_images else f"the new images, by {self.n_sampled:,} of them"
+        if self.share.prior is None:
+            return f"{interval} of {of} are positive ({level} interval)"
+        return f"about {_percent(self.share.prior)} of {of} are positive ({level} interval {interval})"
+
+    @property
+    def warning(self) -> str:
+        """A sentence on the difference that was found; "" where none was."""
+        if self.shift is None or not self.shift.differs:
+            return ""
+        found = []
+        if self.shift.is_told_apart:
+            beyond = f"{100 * self.shift.beyond:.0f}% of them lie beyond 98% of the others"
+            found.append(
+                f"a classifier tells them apart with AUC {self.shift.auc:.2f}, where 0.5 is guessing; {beyond}"
+            )
+        if self.shift.distance > self.shift.distance_limit:
+            found.append(f"their margins fit no share of positives (distance {self.shift.distance:.2f})")
+        return (
+            f"the new images differ from those that the model was trained on: {'; '.join(found)}. Whether decisions on "
+            "them suffer is not known: check some. Most different: " + ", ".join(self.most_different[:_NAMED])
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Figures for JSON."""
+        shift = {} if self.shift is None else {k: v for k, v in vars(self.shift).items() if k != "most_different"}
+        return {
+            "images": self.n_images,
+            "sampled": self.n_sampled,
+            "share": None if self.share is None else asdict(self.share),
+            "shift": shift | {"differs": self.shift.differs} if self.shift else None,
+            "most_different": self.most_different,
+            "note": self.note,
+        }
+
+
+def check_new_images(model: PULinearClassifier, images: CacheLike, *, rows: np.ndarray | None = None) -> NewImages:
+    """Estimate the share of positives among new images, and test whether they are of the kind of the pile.
+
+    Parameters
+    ----------
+    model : PULinearClassifier
+    images : EmbeddingCache, path, or sequence of paths
+        Embeddings of the new images, by the model's encoder. Of many, 20,000 are read.
+    rows : ndarray of int64, ascending, optional
+        Which rows are new; all by default.
+
+    Returns
+    -------
+    NewImages
+
+    Raises
+    ------
+    ModelError
+        The model is of another encoder.
+    CacheError
+        The embeddings are not finite.
+    """
+    cache = open_cache(images)
+    model.check_fits(cache)
+    count = len(cache) if rows is None else len(rows)
+    sampled = _evenly(count, _MOST)
+    if model.pile_margins_ is None or model.pile_sample_ is None:
+        return NewImages(count, 0, note=NO_SAMPLE)
+    labels = label_count(model)
+    if not labels.has_estimates or count < LEAST_IMAGES:
+        few = f"{count:,} new images" if labels.has_estimates else f"{labels.labels} labelled positives"
+        return NewImages(count, 0, note=f"{few} are too few to estimate a share of positives among new images")
+    numbers = sampled if rows is None else rows[sampled]
+    X = cache.take(numbers)
+    margins = model.margins(X)
+    if not np.isfinite(margins).all():
+        raise cache.not_finite_error(numbers[~np.isfinite(margins)])
+    tilt = model.pile_margins_.tilt(model.tilt_.prior)
+    share = estimate_share(model.pile_margins_, model.tilt_.prior, margins, labels=labels, rows=count)
+    assert share is not None
+    compared = _evenly(len(X), _MOST_COMPARED)
+    shift = check_shift(model.pile_sample_, model.pile_margins_, tilt, X[compared], margins)
+    keys = cache.keys[numbers[compared[shift.most_different]]] if shift.differs else []
+    return NewImages(count, len(X), share, shift, keys)
+
+
+def _evenly(count: int, most: int) -> np.ndarray:
+    return np.arange(count) if count <= most else np.linspace(0, count - 1, most).astype(np.int64)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g}%"

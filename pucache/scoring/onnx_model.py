@@ -1,0 +1,222 @@
+"""The verb `export` of a model: encoder, head, posterior and threshold as one ONNX graph."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import logging
+import math
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..encoders.deferred import EncoderOptions
+from ..encoders.spec import EncoderSpec
+from ..errors import EncoderError, MissingExtraError, one_line
+from ..storage.atomic import check_writable, replacing
+from ..training.model_file import label_count
+from ..training.sklearn_classifier import PULinearClassifier
+from .score import load_encoder_of
+
+TOLERANCE = 1e-3  # of a margin on the images of the check, relative to the largest margin or 1
+_CHECKED = 32  # images
+IMAGES = ("uint8", "float32")
+
+
+@dataclass(frozen=True)
+class OnnxReport:
+    """Result of an export.
+
+    Attributes
+    ----------
+    out : str
+    encoder : EncoderSpec or None
+    inputs, outputs : dict of str to str
+        Name to type and shape.
+    difference : float
+        Largest difference of a margin from pucache's in fp32, on the images of the check.
+    """
+
+    out: str
+    encoder: EncoderSpec | None
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    difference: float
+
+
+class _Scorer(torch.nn.Module):
+    """Images, or embeddings where there is no encoder, to embedding, margin, posterior and label."""
+
+    def __init__(self, model: PULinearClassifier, encoder: torch.nn.Module | None, images: str):
+        super().__init__()
+        self.encoder, self.scale = encoder, 255.0 if images == "float32" else 1.0
+        self.coef = torch.nn.Parameter(torch.from_numpy(model.coef_[0].astype(np.float32)), requires_grad=False)
+        self.intercept, self.threshold = float(model.intercept_[0]), float(np.float32(model.threshold_))
+        tilt, share = model.tilt_, model.share_
+        self.shift, self.slope = float(tilt.alpha + math.log(share / (1 - share))), float(tilt.slope)
+        self.has_posterior = label_count(model).has_points
+
+    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self.encoder is None:
+            embedding = inputs
+        else:
+            embedding = self.encoder(inputs * self.scale if self.scale != 1 else inputs)
+        margin = embedding @ self.coef + self.intercept
+        posterior = [torch.sigmoid(self.shift + self.slope * margin)] if self.has_posterior else []
+        return embedding, margin, *posterior, (margin > self.threshold).to(torch.int64)
+
+
+def export_onnx(
+    model: str | Path | PULinearClassifier,
+    out: str | Path,
+    *,
+    weights: str | Path | None = None,
+    images: str = "uint8",
+) -> OnnxReport:
+    """Write a model as one ONNX file, which needs no pucache.
+
+    Input: ``images``, RGB of the encoder's input size, (n, H, W, 3), uint8 from 0 to 255 or float32 from 0 to 1; or
+    ``embedding``, float32 (n, d), where the model was trained on embeddings that pucache does not make. Outputs:
+    ``embedding`` float32 (n, d), ``margin`` float32 (n,), ``posterior`` float32 (n,) (with 30 labelled positives or
+    more), and ``label`` int64 (n,), 1 where the margin is above the threshold. Neighbours are not looked at. The file
+    is compared with pucache in float32 on 32 images before it appears under its name.
+
+    Parameters
+    ----------
+    model : path or PULinearClassifier
+    out : path or str
+        The file to write, which ends in ``.onnx``.
+    weights : path, optional
+        Of the encoder, as for `pucache.load_encoder`.
+    images : {"uint8", "float32"}
+        Type of the images.
+
+    Returns
+    -------
+    OnnxReport
+
+    Raises
+    ------
+    ValueError
+        The name does not end in ``.onnx``, or the type is unknown.
+    MissingExtraError
+        The packages of the extra ``onnx`` are not installed.
+    EncoderError
+        ONNX cannot express the encoder, or gives other margins; nothing is written.
+    ModelError, OutputError
+        The model cannot be read, or the file not be written.
+    """
+    if os.path.splitext(out)[1].lower() != ".onnx" or images not in IMAGES:
+        raise ValueError(
+            f"expected a file that ends in .onnx and images of {' or '.join(IMAGES)}, got {out}, {images!r}"
+        )
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError(f"export to ONNX needs {package}; pip install 'pucache[onnx]'")
+    path = check_writable(out, inputs=[Path(model)] if isinstance(model, str | Path) else [])
+    classifier = PULinearClassifier.load(model) if isinstance(model, str | Path) else model
+    spec = classifier.encoder_
+    network = None
+    if spec is not None and spec.input_size:
+        options = EncoderOptions(weights=weights, device="cpu", precision="fp32", runtime="torch")
+        network = load_encoder_of(classifier, options).runtime.network()
+    elif weights is not None:
+        raise ValueError(f"weights are those of an encoder, and the model was trained on {spec or 'bare arrays'}")
+    scorer = _Scorer(classifier, network, images).eval()
+    sample = _sample(scorer, spec, images)
+    with replacing(path) as temporary:
+        graph = _write(scorer, sample, temporary, str(spec or "the head"))
+        _describe(temporary, classifier)
+        difference = _compare(temporary, scorer, classifier, sample, str(spec or "the head"))
+    return OnnxReport(os.fspath(out), spec, graph["inputs"], graph["outputs"], difference)
+
+
+def _sample(scorer: _Scorer, spec: EncoderSpec | None, images: str) -> torch.Tensor:
+    """Images of blots and noise, or rows of normal numbers; the same in every run."""
+    generator = torch.Generator().manual_seed(0)
+    if scorer.encoder is None or spec is None:
+        return torch.randn((_CHECKED, len(scorer.coef)), generator=generator)
+    coarse = torch.rand((_CHECKED, 3, 5, 5), generator=generator)
+    smooth = torch.nn.functional.interpolate(coarse, tuple(spec.input_size), mode="bicubic").permute(0, 2, 3, 1)
+    pixels = (smooth + 0.1 * torch.randn(smooth.shape, generator=generator)).clamp(0, 1)
+    return pixels if images == "float32" else (pixels * 255).to(torch.uint8)
+
+
+def _write(scorer: _Scorer, sample: torch.Tensor, path: Path, name: str) -> dict[str, dict[str, str]]:
+    """Write the graph; returns names, types and shapes of its inputs and outputs."""
+    inputs = "embedding" if scorer.encoder is None else "images"
+    outputs = ["embedding", "margin", *(["posterior"] if scorer.has_posterior else []), "label"]
+    outputs = [f"{each}_out" if each == inputs else each for each in outputs]
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                scorer,
+                (sample[:2],),
+                str(path),
+                input_names=[inputs],
+                output_names=outputs,
+                dynamic_shapes=({0: torch.export.Dim("n", min=1)},),
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+    except Exception as error:  # the exporter raises almost anything on an operator that it lacks
+        raise EncoderError(f"ONNX cannot express {name} ({one_line(error)[:160]}); nothing was written") from error
+    dim = len(scorer.coef)
+    shapes = {inputs: f"{str(sample.dtype)[6:]} (n, {', '.join(map(str, sample.shape[1:]))})"}
+    kinds = dict.fromkeys(outputs, "float32 (n,)") | {"label": "int64 (n,)", outputs[0]: f"float32 (n, {dim})"}
+    return {"inputs": shapes, "outputs": kinds}
+
+
+def _describe(path: Path, model: PULinearClassifier) -> None:
+    """Write what the model is into the file, and remove what the exporter notes of this machine."""
+    import onnx
+
+    graph = onnx.load(str(path))
+    for node in [*graph.graph.node, *(node for function in graph.functions for node in function.node)]:
+        node.ClearField("metadata_props")
+        node.ClearField("doc_string")
+    graph.ClearField("metadata_props")
+    facts = {
+        "encoder": model.encoder_.to_json() if model.encoder_ else "",
+        "threshold": repr(float(np.float32(model.threshold_))),
+        "share": repr(float(model.share_)),
+        "classes": ", ".join(map(str, model.classes_.tolist())),
+    }
+    onnx.helper.set_model_props(graph, facts)
+    onnx.save(graph, str(path))
+
+
+def _compare(path: Path, scorer: _Scorer, model: PULinearClassifier, sample: torch.Tensor, name: str) -> float:
+    """Largest difference of a margin from pucache's; raises `EncoderError` where it is too large."""
+    import onnxruntime
+
+    with torch.no_grad():
+        X = (sample if scorer.encoder is None else scorer(sample)[0]).numpy()
+    expected = model.margins(X)
+    try:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        found: dict[str, Any] = dict(
+            zip(
+                [output.name for output in session.get_outputs()],
+                session.run(None, {session.get_inputs()[0].name: sample.numpy()}),
+                strict=True,
+            )
+        )
+    except Exception as error:  # of onnxruntime, which are its own
+        raise EncoderError(f"ONNX Runtime cannot run {name} ({one_line(error)[:160]}); nothing was written") from error
+    difference = float(np.abs(found["margin"] - expected).max())
+    if not difference <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
+        raise EncoderError(f"ONNX gives {name} other margins, by up to {difference:.2g}; nothing was written")
+    near = np.abs(expected - scorer.threshold) <= difference
+    if (found["label"] != (expected > scorer.threshold))[~near].any():
+        raise EncoderError(f"ONNX gives {name} other labels; nothing was written")
+    return difference

@@ -1,0 +1,99 @@
+"""Classifiers of many concepts on one cache: training one after another on shared rows.
+
+Duplicates, moments, leading directions and the graph of neighbours know no labels and are prepared once. The heads of a
+concept are those of its training alone, so a concept's model does not depend on the other concepts, unless the cache is
+sampled (`pucache.labels.sample`, `pucache.training.distillation`): the sample then holds the rows labelled for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ..cache.embedding_cache import EmbeddingCache, open_cache
+from ..errors import PUCacheError, one_line
+from ..labels.concepts import ConceptLabels, ConceptSource, joint_labels, open_concepts
+from ..labels.labels import TWIN_COSINE
+from ..progress import Progress
+from .concept_models import ConceptModels
+from .labelled_cache import LabelledCache
+from .sklearn_classifier import PULinearClassifier
+from .train_on_cache import train_on_cache
+
+
+def each_concept(
+    cache: EmbeddingCache,
+    concepts: ConceptSource | ConceptLabels,
+    work: Callable[[str, LabelledCache], None],
+    *,
+    twins: float | None = TWIN_COSINE,
+    all_rows: bool = False,
+    seed: int = 0,
+) -> dict[str, str]:
+    """Do some work with the labels of each concept, on rows that are prepared once; one that fails stops no other.
+
+    Parameters
+    ----------
+    cache : EmbeddingCache
+    concepts
+        As for `pucache.labels.concepts.open_concepts`.
+    work : callable
+        Takes the name of a concept and its data.
+    twins, all_rows, seed
+        As for `LabelledCache.of`.
+
+    Returns
+    -------
+    dict of str to str
+        Concepts that failed, and why, in one line.
+    """
+    opened = concepts if isinstance(concepts, ConceptLabels) else open_concepts(cache, concepts)
+    failures = dict(opened.failures)
+    joint = joint_labels(opened.labels.values())
+    shared = LabelledCache.prepare(cache, joint, twins, all_rows=all_rows, seed=seed)
+    for name, data in shared.of_concepts(opened.labels):
+        try:
+            work(name, data)
+        except (PUCacheError, ValueError, ArithmeticError) as error:
+            failures[name] = one_line(error)
+        data.release()
+    return failures
+
+
+def train_concepts(
+    cache: EmbeddingCache | str | Path | Sequence[str | Path],
+    concepts: ConceptSource,
+    classifier: PULinearClassifier | None = None,
+    *,
+    twins: float | None = TWIN_COSINE,
+    all_rows: bool = False,
+    progress: Progress | None = None,
+) -> ConceptModels:
+    """Train a classifier for each concept: `pucache.train_pu` with `concepts`.
+
+    Parameters
+    ----------
+    cache : EmbeddingCache
+    concepts
+        As for `pucache.labels.concepts.open_concepts`.
+    classifier : PULinearClassifier, optional
+        With the parameters of all.
+    twins, all_rows, progress
+        As for `pucache.train_pu`.
+
+    Returns
+    -------
+    ConceptModels
+        Without `held_out_margins_` and `classifier_margins_`, which would grow with the concepts.
+    """
+    models: dict[str, PULinearClassifier] = {}
+    parameters = (classifier or PULinearClassifier()).get_params()
+
+    def train(name: str, data: LabelledCache) -> None:
+        model = train_on_cache(PULinearClassifier(**parameters), data, progress=progress)
+        del model.held_out_margins_, model.classifier_margins_
+        models[name] = model
+
+    seed = parameters["random_state"]
+    failures = each_concept(open_cache(cache), concepts, train, twins=twins, all_rows=all_rows, seed=seed)
+    return ConceptModels(models, failures)

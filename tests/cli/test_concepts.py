@@ -1,0 +1,158 @@
+"""`--concepts` of the commands: many concepts on one cache."""
+
+import csv
+import json
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from click.testing import CliRunner
+from helpers.planted import write_cache
+
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.cli.main import main
+from pucache.labels.concepts import open_concepts
+from pucache.scoring.score_tables import read_scores
+from pucache.storage.tables import LabelTable
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def run(command, code=0):
+    ended = CliRunner().invoke(main, command.split(), catch_exceptions=False)
+    assert ended.exit_code == code, ended.output + ended.stderr
+    return ended
+
+
+def table(path):
+    with open(path, newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A working directory with cache.h5, labels.csv of two concepts, one that fails, and their models."""
+    folder = tmp_path_factory.mktemp("concepts")
+    draw = np.random.default_rng(0)
+    y = draw.integers(0, 5, 500)
+    X = (draw.normal(size=(500, 8)) + 3 * np.eye(5, 8)[y]).astype(np.float32)
+    keys = list(write_cache(folder / "cache.h5", X).keys)
+    rows = [(keys[row], name) for kind, name in enumerate(["red", "old red"]) for row in np.flatnonzero(y == kind)[:35]]
+    text = "".join(f"{key},{name}\n" for key, name in [*rows, ("gone.png", "blue")])
+    (folder / "labels.csv").write_text("key,concept\n" + text)
+    (folder / "labels").mkdir()
+    for name in ("red", "old red"):
+        (folder / f"labels/{name}.txt").write_text("".join(f"{key}\n" for key, of in rows if of == name))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def in_folder(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+
+
+@pytest.fixture(scope="module")
+def trained(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return run("train-pu cache.h5 --concepts labels.csv --device cpu", 3)
+
+
+def test_columns_of_a_table_or_of_the_lists_in_a_folder_may_have_other_names(folder):
+    rows = [row for row in table(folder / "labels.csv") if row["concept"] != "blue"]
+    lines = [f"{row['key']};{row['concept']};yes\n" for row in rows]
+    (folder / "named.csv").write_text("File;concept;is it\n" + "".join(lines))
+    (folder / "named").mkdir()
+    for name in ("red", "old red"):
+        own = [f"{row['key']},yes\n" for row in rows if row["concept"] == name]
+        (folder / f"named/{name}.csv").write_text("File,is it\n" + "".join(own))
+    expected = open_concepts(EmbeddingCache(folder / "cache.h5"), "labels").labels
+    for path in ("named.csv", "named"):
+        columns = LabelTable(path, key="file", label="is it", value="yes")
+        for name, labels in open_concepts(EmbeddingCache(folder / "cache.h5"), columns).labels.items():
+            assert (labels.s == expected[name].s).all()
+    command = "estimate-prior cache.h5 --method tilt --device cpu --concepts"
+    named = ["--key-column", "File", "--label-column", "is it", "--label-value", "yes"]
+    ended = CliRunner().invoke(main, [*command.split(), "named.csv", *named])
+    assert ended.exit_code == 0 and ended.stdout == run(f"{command} labels").stdout, ended.output
+
+
+def test_train_pu_writes_a_model_each_and_one_file_of_metrics(folder, trained):
+    assert sorted(path.name for path in (folder / "models").iterdir() if path.name[0] != ".") == [
+        "metrics.json",
+        "old red.safetensors",
+        "red.safetensors",
+    ]
+    metrics = json.loads((folder / "models/metrics.json").read_text())
+    assert [row["concept"] for row in metrics["concepts"]] == ["old red", "red"]
+    assert list(metrics["failures"]) == ["blue"] and metrics["concepts"][0]["labelled_positives"] == 35
+    assert (
+        trained.stdout.splitlines()[0].split() == "concept labelled prior recall precision called positive note".split()
+    )
+    assert "blue" in trained.stderr and "not in the cache" in trained.stderr and "blue" not in trained.stdout
+    run("train-pu cache.h5 --positives labels/red.txt --device cpu --out alone.safetensors")
+    alone = json.loads((folder / "metrics.json").read_text())
+    assert alone == {name: value for name, value in metrics["concepts"][1].items() if name != "concept"}
+
+
+@pytest.mark.parametrize("out", ["wide.csv", "wide.parquet"])
+def test_score_writes_one_wide_table_that_agrees_with_single_ones(trained, out):
+    said = json.loads(run(f"score models cache.h5 --out {out} --json").stdout)
+    wide = table(out) if out.endswith("csv") else pyarrow.parquet.read_table(out).to_pylist()
+    assert list(wide[0]) == [
+        "key",
+        *(f"{name}_{kind}" for name in ("old red", "red") for kind in ("posterior", "label")),
+    ]
+    run("score models/red.safetensors cache.h5 --out red.csv")
+    single = read_scores("red.csv")
+    assert [row["key"] for row in wide] == single["key"].tolist()
+    assert [int(row["red_label"]) for row in wide] == single["label"].tolist()
+    np.testing.assert_allclose([float(row["red_posterior"]) for row in wide], single["posterior"], rtol=1e-5)
+    assert said["concepts"]["red"] == single["label"].sum() and said["positives"] == sum(said["concepts"].values())
+
+
+@pytest.mark.parametrize("model", ["", " --model models"])
+def test_retrieve_writes_the_best_of_each(trained, model):
+    said = run(f"retrieve-positives cache.h5 --concepts labels.csv -k 7 --out best.csv{model}", 3)
+    rows = table("best.csv")
+    assert list(rows[0]) == ["concept", "rank", "key", "score"] and "blue" in said.stderr
+    assert [row["concept"] for row in rows] == ["old red"] * 7 + ["red"] * 7
+    single = " --model models/red.safetensors" if model else ""
+    run(f"retrieve-positives cache.h5 --positives labels/red.txt -k 7 --out one.csv{single}")
+    assert [row["key"] for row in rows[7:]] == [row["key"] for row in table("one.csv")]
+
+
+def test_estimate_prior_prints_a_row_each():
+    said = json.loads(run("estimate-prior cache.h5 --concepts labels --method tilt --device cpu --json").stdout)
+    alone = json.loads(
+        run("estimate-prior cache.h5 --positives labels/red.txt --method tilt --device cpu --json").stdout
+    )
+    assert said["concepts"]["red"]["estimates"] == alone["estimates"] and not said["failures"]
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "text"),
+    [
+        ("train-pu cache.h5 --concepts labels.csv --positives labels/red.txt", 2, "leave out --positives"),
+        ("retrieve-positives cache.h5", 2, "Missing option '--positives'"),
+        ("retrieve-positives cache.h5 --concepts labels --review page.html", 2, "--review is for one list"),
+        ("retrieve-positives cache.h5 --concepts labels --by fused", 2, "needs a model"),
+        ("score models cache.h5 --neighbours cache.h5", 2, "for one model"),
+        ("score labels cache.h5", 1, "holds no models"),
+        ("train-pu cache.h5 --concepts gone", 1, "no such file"),
+    ],
+)
+def test_wrong_usage_is_one_line(trained, command, code, text):
+    said = run(command, code)
+    assert text in said.stderr and not said.stdout
+
+
+def test_report_writes_a_page_each_and_what_concepts_share(folder, trained):
+    said = json.loads(run("report cache.h5 --concepts labels.csv --model models --sample 50 --json", 3).stdout)
+    pages = [f"report/{name}.html" for name in ("old red", "red")]
+    overview = (folder / "report.html").read_text()
+    assert all((folder / page).is_file() and page.replace(" ", "%20") in overview for page in pages)
+    run("score models cache.h5 --out wide.csv")
+    both = sum(row["old red_label"] == row["red_label"] == "1" for row in table("wide.csv"))
+    assert said["shared"] == ([{"concepts": ["old red", "red"], "images": both}] if both else [])
+    assert list(said["failures"]) == ["blue"] and "blue" in overview

@@ -1,0 +1,403 @@
+"""What the commands refuse: one line that names what it is, what was expected and the remedy; nothing is touched."""
+
+import hashlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from helpers.command_line import SMALL, refused, run
+from helpers.hangs import HANG_SECONDS
+from helpers.planted import planted, write_cache
+from helpers.sealing import edited
+
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.errors import CacheError
+from pucache.training.sklearn_classifier import PULinearClassifier
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def snapshot(folder):
+    """Every file below a folder, by content; locks are left out, they come and stay."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+LISTS = {  # files of labels as people write them
+    "book.xlsx": b"PK\x03\x04\x14\0\x06\0\x08\0",
+    "zeros.txt": bytes(3000),
+    "latin.txt": "r\xe4d/000.png\n".encode("latin-1"),
+    "absolute.txt": b"/abs/images/red/000.png\n/abs/images/rest/001.png\n",
+    "prefix.txt": b"other/red/000.png\nother/red/001.png\n",
+    "quoted.txt": b'"red/000.png"\n"red/001.png"\n',
+    "mixed.csv": b"key,label\nred/000.png;1\nred/001.png;0\n",
+    "excel.csv": b'"key,label"\n"red/000.png,1"\n',
+    "empty.csv": b"",
+    "no_rows.csv": b"key,margin,posterior,label\n",
+    "one_score.csv": b"key,margin,posterior,label\nred/000.png,1,0.5,1\n",
+}
+
+
+@pytest.fixture(scope="session")
+def bad(world, trained):
+    """Files that are wrong, each in its way."""
+    bad = world / "bad"
+    (bad / "nothing").mkdir(parents=True)
+    (bad / "unreadable").mkdir()
+    for name in ("a.jpg", "b.png"):
+        (bad / "unreadable" / name).write_bytes(b"no image")
+    (bad / "documents").mkdir()
+    (bad / "documents" / "a.docx").write_bytes(b"")
+    (bad / "unknown.txt").write_text("\n".join(["u/1.png", "u/2.png", "red/000.png", "u/3.png", "u/4.png"]))
+    (bad / "none.txt").write_text("\n")
+    (bad / "none.csv").write_text("key\n")
+    (bad / "classes.csv").write_text("key,label\nred/000.png,Dress\n")
+    for name, content in LISTS.items():
+        (bad / name).write_bytes(content)
+    (bad / "other_images.csv").write_text("key,label,reviewed,digest\nred/000.png,1,1,0123456789abcdef\n")
+    (bad / "nokey.csv").write_text("path\nred/000.png\n")
+    whole = (world / "cache.h5").read_bytes()
+    (bad / "truncated.h5").write_bytes(whole[: len(whole) // 2])
+    (bad / "empty.h5").write_bytes(b"")
+    (bad / "text.h5").write_text("no HDF5")
+    at = whole.index(EmbeddingCache(world / "cache.h5").X[3].tobytes())
+    (bad / "flipped.h5").write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    with h5py.File(bad / "foreign.h5", "w") as file:
+        file["embeddings"] = np.zeros((2, 2))
+    shutil.copy(world / "cache.h5", bad / "newer.h5")
+    with edited(bad / "newer.h5") as file:
+        file.attrs["version"] = 3
+    X, s, _ = planted(60, d=6, labelled=10)
+    cache = write_cache(bad / "other.h5", X)
+    model = PULinearClassifier(prior=0.3, device="cpu").fit(X, s)
+    model.save(bad / "bare.safetensors")
+    PULinearClassifier(prior=0.3, method="linear", device="cpu").fit(X, s).save(bad / "no_neighbours.safetensors")
+    model.encoder_ = cache.encoder
+    model.save(bad / "other.safetensors")
+    (bad / "truncated.safetensors").write_bytes((world / "model.safetensors").read_bytes()[:-9])
+    (bad / "scores.csv").write_text("key,score\na,1\n")
+    write_cache(bad / "large.h5", np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32) * np.float32(1e30))
+    np.save(bad / "X.npy", X)
+    return bad
+
+
+EMBED, TRAIN = "embed {w}/images", "train-pu {w}/cache.h5 --positives {w}/positives.txt"
+PRIOR = "estimate-prior {w}/cache.h5 --positives {w}/positives.txt"
+SWEEP = "sweep-priors {w}/cache.h5 --positives {w}/positives.txt"
+FIND, SCORE = "retrieve-positives {w}/cache.h5", "score {w}/model.safetensors"
+BAD = {  # command: (exit code, what the one line must tell)
+    "embed {b}/nowhere old.h5": (1, "no such source: .*nowhere; expected a folder, a manifest"),
+    "embed {b}/unreadable old.h5" + SMALL: (
+        1,
+        "old.h5 holds images of .*images, not of .*unreadable; write another cache, or pass --moved",
+    ),
+    TRAIN + " --prior 0.1 --out {w}/cache.h5": (1, "cache.h5 is also an input"),
+    TRAIN + " --prior 0.1 --metrics {w}/positives.txt": (1, "positives.txt is also an input"),
+    TRAIN + " --threshold nan": (2, "threshold must be f1, precision=P or recall=R .*or a margin; got 'nan'"),
+    TRAIN + " --threshold precision=2": (2, "threshold must be f1, precision=P or recall=R .*got 'precision=2'"),
+    TRAIN + " --prior some": (2, r"--prior must be a number in \(0, 1\) or auto, got 'some'"),
+    TRAIN + " --penalty much": (2, "--penalty must be a number >= 0 or auto, got 'much'"),
+    TRAIN + " --penalty -1": (2, "penalty must be 'auto' or a finite number >= 0, got -1.0"),
+    TRAIN + " --solver adam": (2, "unknown solver 'adam'; use batch or sgd"),
+    TRAIN + " --epochs 3": (2, "--epochs is for --solver sgd"),
+    TRAIN + " --deploy-prior 1": (2, "deploy_prior must lie strictly between 0 and 1, got 1.0"),
+    TRAIN + " --loss bce --surrogate sigmoid": (2, "bce is cross-entropy: its surrogate is logistic"),
+    **{
+        command + " --twins 0": (2, "--twins must be a cosine above 0, such as 0.999, or above 1 .*got 0")
+        for command in (TRAIN, PRIOR, SWEEP, FIND + " --positives red/**")
+    },
+    PRIOR + " --method best": (2, "unknown method 'best'; use tilt, bbe, dedpul, elkanoto"),
+    **{PRIOR + f" --level {level}": (2, "level must be in .0, 1.") for level in (0, 1, 90)},
+    SWEEP + " --priors 0.1,much": (2, "--priors must be numbers with commas between, got '0.1,much'"),
+    SWEEP + " --penalty -1": (2, "penalty must be 'auto' or a finite number >= 0, got -1.0"),
+    SWEEP + " --priors 0.1,1": (2, "priors must lie strictly between 0 and 1"),
+    SWEEP + " --truth {b}/nowhere.csv": (1, "cannot read .*nowhere.csv"),
+    SWEEP + " --out old.png": (2, "--out is the table, got the name of a picture, old.png; name a .csv file"),
+    FIND + " --positives {w}/positives.txt --out {w}/cache.h5": (1, "cache.h5 is also an input"),
+    SCORE + " {w}/cache.h5 --out {w}/model.safetensors": (1, "model.safetensors is also an input"),
+    "pack {w}/cache.h5 --out {w}/cache.h5": (1, "cache.h5 is also an input"),
+    "import-embeddings {b}/X.npy {b}/X.npy --keys {b}/unknown.txt": (1, "X.npy is also an input"),
+    "embed {b}/nothing old.h5" + SMALL: (1, "no image in .*nothing; expected files such as .jpg"),
+    "embed {b}/documents old.h5" + SMALL: (1, r"no image in .*\(1 files with other endings: 1 .docx\)"),
+    "embed {b}/unreadable new.h5" + SMALL: (1, "none of the 2 images in .*unreadable can be read.*nothing was written"),
+    EMBED + " {b}/other.h5" + SMALL: (1, "other.h5 holds .* of imported:planted .*, not of timm:.*write another cache"),
+    EMBED + " {b}/truncated.h5" + SMALL: (
+        1,
+        "truncated.h5 ends without pucache's seal: it is truncated.*; restore it",
+    ),
+    EMBED + " old.h5 --reuse {b}/other.h5" + SMALL: (1, "other.h5 holds embeddings of imported:planted"),
+    EMBED + " old.h5 --reuse {b}/none.h5" + SMALL: (1, "no such cache: .*none.h5"),
+    EMBED + " old.h5 --encoder resnet50": (2, "unknown encoder 'resnet50'; use 'bundled', 'timm:NAME'"),
+    EMBED + " old.h5 --encoder timm:resnt50": (2, "no model called 'resnt50'; did you mean resnet50"),
+    EMBED + " old.h5 --weights w.pth": (1, "the bundled encoder has its own weights; use --encoder"),
+    EMBED + " old.h5 --encoder timm:resnet50 --weights w.pth": (1, "no such weights file: w.pth"),
+    EMBED + " old.h5 --device tpu": (2, "unknown device 'tpu'; use auto, cpu"),
+    EMBED + " old.h5 --device cuda:99": (2, "cuda:99 is not there .*use --device cpu"),
+    EMBED + " old.h5 --device cpu --precision fp16": (2, "on the CPU use --precision fp32 or bf16"),
+    **{
+        f"{EMBED} old.h5{SMALL}--shard={shard}": (2, f"shard .*{expected}")
+        for shard, expected in {
+            "3/2": "is not one of 1/2 to 2/2",
+            "0/2": "is not one of 1/2",
+            "1/0": "is not one of",
+            "x": "expects I/N such as 2/8, got 'x'",
+            "1/2/3": "got '1/2/3'",
+            "-1/2": "got '-1/2'",
+        }.items()
+    },
+    **{
+        f"{TRAIN} --prior {prior}": (2, f"prior must lie strictly between 0 and 1, got {float(prior)}; it is a share")
+        for prior in ("0", "1", "-1", "2", "nan")
+    },
+    TRAIN + " --prior 0.1 --loss pu": (2, "unknown loss 'pu'; use upu, nnpu"),
+    TRAIN + " --prior 0.1 --target-prior 1": (2, "target_prior must lie strictly between 0 and 1, got 1.0"),
+    TRAIN + " --prior 0.1 --device tpu": (2, "unknown device 'tpu'; use auto, cpu"),
+    TRAIN + " --prior 0.1 --out old.json --metrics ./old.json": (2, "are one file, old.json; name two"),
+    "train-pu {b}/nowhere.h5 --positives red/** --prior 0.1": (1, "no such cache: .*nowhere.h5"),
+    "train-pu {w}/cache.h5 --positives '**' --prior 0.1": (1, "all 60 rows are labelled positive; some must"),
+    **{
+        FIND + f" --positives {{b}}/{name}": (1, expected)
+        for name, expected in {
+            "unknown.txt": r"4 of 5 keys in .*'u/1.png', 'u/2.png', 'u/3.png', \.\.\..*such as 'red/000.png'",
+            "none.txt": "none.txt lists no keys",
+            "none.csv": "none.csv lists no keys",
+            "nokey.csv": "nokey.csv has columns path; expected one called 'key'",
+            "nowhere.txt": "no such file: .*nowhere.txt; expected a text file of keys",
+            "other.h5": "other.h5 is not a text file .it holds NUL bytes.*save it as CSV",
+            "book.xlsx": "book.xlsx is a spreadsheet .* save its sheet as CSV in UTF-8",
+            "zeros.txt": "zeros.txt is not a text file .it holds NUL bytes",
+            "latin.txt": "latin.txt is not UTF-8 text .byte 1.; save it as UTF-8",
+            "absolute.txt": "without '/abs/images/' at the beginning they are there: remove it",
+            "prefix.txt": "without 'other/' at the beginning they are there: remove it",
+            "quoted.txt": "without the quotes or spaces around them they are there: remove these",
+            "mixed.csv": "rows of .* have one column for 2 names; columns are separated by semicolons there",
+            "excel.csv": "expected one called 'key': each row is one quoted cell, remove the quotes around rows",
+        }.items()
+    },
+    FIND + " --positives 'blue/*'": (1, r"no key matches 'blue/\*'; keys are paths relative to the source, such as"),
+    **{
+        FIND + f" --positives red/** -k {k}": (2, f"-k must be a whole number of at least 1, or all; got '{k}'")
+        for k in ("0", "-1", "1.5", "some")
+    },
+    FIND + " --positives red/** --by fused": (2, "ranking by fused needs a model; train one with train-pu"),
+    FIND + " --positives red/** --index Flat --model m": (2, "similarity and index do nothing where a model ranks"),
+    FIND + " --positives red/** --index Flat -k all": (2, "all images are wanted, which index Flat is not for"),
+    FIND + " --positives red/** --index ivf": (2, "faiss makes no index 'ivf' of .*use exact, or a factory"),
+    FIND + " --positives red/** --index IVF999,SQ8": (2, "an index IVF999,SQ8 cannot be made of the .* rows of "),
+    FIND + " --positives red/** --diverse 1.5": (2, "diverse must lie between 0 and 1, got 1.5"),
+    FIND + " --positives red/** --diverse nan": (2, "diverse must lie between 0 and 1, got nan"),
+    FIND + " --positives red/** --images {w}/images": (2, "--images is for --review; leave it out, or name a page"),
+    FIND + " --positives red/** --out old.csv --review ./old.csv": (2, "--out and --review are one file, old.csv"),
+    FIND + " --positives {w}/truth.csv --review {w}/truth.csv": (1, "truth.csv is also an input"),
+    FIND + " --positives red/** --negatives {w}/positives.txt": (
+        1,
+        "8 keys are both in red/.. and in .*positives.txt .*; decide which",
+    ),
+    FIND + " --positives red/** --negatives 'blue/*'": (1, r"no key matches 'blue/\*'"),
+    FIND + " --positives red/** --negatives 'rest/**'": (1, "all 60 rows are labelled; some must be unlabelled"),
+    FIND + " --positives red/** --negatives {w}/positives.txt --out {w}/positives.txt": (1, "txt is also an input"),
+    TRAIN + " --negatives {w}/truth.csv --out {w}/truth.csv": (1, "truth.csv is also an input"),
+    **{
+        command + " --negatives {b}/nowhere.txt": (1, "no such file: .*nowhere.txt; expected a text file of keys")
+        for command in (TRAIN, PRIOR, SWEEP, FIND + " --positives red/**")
+    },
+    FIND + " --positives {b}/classes.csv": (1, "classes.csv has the label 'Dress'; expected 1 or 0"),
+    FIND + " --positives {b}/other_images.csv": (1, "1 of 1 keys in .* are other images in .*remove the digest column"),
+    FIND + " --positives red/** --by classifier": (2, "ranking by classifier needs a model; train one with train-pu"),
+    FIND + " --positives red/** --by similarity --model m": (2, "ranking by similarity uses no model"),
+    FIND + " --positives red/** --device bogus": (2, "bogus"),
+    FIND + f" --positives '*{'x' * 300}'": (1, "no key matches"),
+    FIND + " --positives red/** --similarity max --model m": (
+        2,
+        "similarity and index do nothing where a model ranks; leave them out, or the model",
+    ),
+    FIND + " --positives red/** --model {b}/other.safetensors": (
+        1,
+        "cache.h5 holds .* of timm.* expects imported",
+    ),
+    SCORE + " {b}/other.h5": (1, "other.h5 holds embeddings of imported:planted.*expects timm:"),
+    SCORE + " {b}/nowhere": (1, "no such source: .*nowhere"),
+    SCORE + " {w}/images {w}/images": (2, "give one source of images, or any number of caches"),
+    SCORE + " {w}/cache.h5 --cache c.h5": (2, "--cache is for images that are to be embedded.*leave it out"),
+    SCORE + " {w}/cache.h5 --workers 2": (2, "--workers is for a Ray cluster; add --engine ray, or leave it out"),
+    SCORE + " {w}/cache.h5 --parts csv": (2, "parts are written to a folder.*scores.csv is the name of a table"),
+    SCORE + " {w}/cache.h5 --shard 1/2": (2, "--shard is for images that are to be embedded.*leave it out"),
+    SCORE + " {w}/images --address auto": (2, "--address is for a Ray cluster; add --engine ray"),
+    "score {b}/no_neighbours.safetensors {w}/cache.h5 --neighbours {w}/cache.h5": (
+        1,
+        r"this model does not score with neighbours; leave neighbours out \(the model does not say whether",
+    ),
+    SCORE + " {w}/cache.h5 --neighbours {w}/truth.csv --out {w}/truth.csv": (1, "truth.csv is also an input"),
+    TRAIN + " --method distilled --solver sgd": (2, "method='distilled' needs solver='batch'"),
+    SCORE + " {w}/cache.h5 --out old.txt": (2, "old.txt must end in .csv or .parquet"),
+    "score {b}/bare.safetensors {w}/cache.h5": (1, "expects 6-d rows; .*cache.h5 holds timm:"),
+    "score {b}/bare.safetensors {w}/images": (1, "trained on bare arrays, which pucache cannot make; score a cache"),
+    "score {b}/other.safetensors {w}/images": (1, "trained on imported:planted.* cannot make; score a cache"),
+    "score {b}/truncated.safetensors {w}/cache.h5": (1, "truncated.safetensors is damaged"),
+    "score {w}/weights.safetensors {w}/cache.h5": (1, "not a pucache model; pass what train-pu wrote"),
+    "score {b}/nowhere {w}/cache.h5": (1, "no such model: .*nowhere"),
+    "evaluate {b}/scores.csv --truth {w}/truth.csv": (1, "not a table of scores.*expected columns key, margin"),
+    "evaluate {b}/empty.csv --truth {w}/truth.csv": (
+        1,
+        "empty.csv is not a table of scores .Empty.*key, margin",
+    ),
+    "evaluate {b}/no_rows.csv --truth {w}/truth.csv": (1, "no_rows.csv has no rows, only the names of columns"),
+    "evaluate {b}/one_score.csv --truth {b}/prefix.txt": (1, "none of the 2 keys .*without 'other/' at the beginning"),
+    "score {w}/cache.h5 {w}/model.safetensors": (1, "cache.h5 is a cache, not a model; pass what train-pu wrote"),
+    "train-pu {w}/model.safetensors --positives red/**": (1, "model.safetensors is not a pucache cache .not an HDF5"),
+    "review {w}/cache.h5 --session {w}/truth.csv": (2, "--session takes the folder of a review.*truth.csv is"),
+    "train-pu {w}/cache.h5 --session {w}/truth.csv": (2, "--session takes the folder of a review.*truth.csv is"),
+    EMBED + f" old.h5 --moved{SMALL} --shard 1/100000": (
+        1,
+        "share 1 of 100000 holds none of the 61 .*fewer shares",
+    ),
+    "train-pu {b}/large.h5 --positives 0000?.png": (1, "the squares of the embeddings overflow float32; scale them"),
+    "evaluate {b}/nowhere.csv --truth {w}/truth.csv": (1, "no such scores: .*nowhere.csv"),
+    "pack {w}/cache.h5 {b}/other.h5 --out old.h5": (1, "caches of different encoders cannot be mixed"),
+    "pack {w}/cache.h5 {w}/cache.h5 --out old.h5": (1, "the key 'red/000.png' stands in more than one of the files"),
+    "pack {b}/flipped.h5 --out old.h5": (1, "flipped.h5 is damaged: embeddings are not as they were written"),
+    **{
+        f"{command}": (1, "flipped.h5 is damaged: embeddings are not as they were written")
+        for command in (
+            SCORE + " {b}/flipped.h5",
+            "train-pu {b}/flipped.h5 --positives red/**",
+            "estimate-prior {b}/flipped.h5 --positives red/**",
+            "sweep-priors {b}/flipped.h5 --positives red/**",
+            "retrieve-positives {b}/flipped.h5 --positives red/**",
+            "retrieve-positives {b}/flipped.h5 --positives red/** --model {w}/model.safetensors",
+        )
+    },
+    "verify {b}/truncated.safetensors": (1, "truncated.safetensors is damaged"),
+    "verify {b}/nothing": (1, "no cache in folder .*nothing"),
+    "verify {b}/flipped.h5": (
+        1,
+        "flipped.h5 is damaged: embeddings .*; restore it .* embed with --verify",
+    ),
+    "import-embeddings {b}/X.npy old.h5 --keys {b}/unknown.txt": (1, "X.npy has 60 rows, and .*unknown.txt 5 keys"),
+    "import-embeddings {b}/text.h5 old.h5 --keys {b}/unknown.txt": (1, "text.h5 is not a .npy array of numbers"),
+    "demo {b}": (1, "bad holds files that are not the demo's; name a new or an empty folder"),
+    **{
+        f"info {{b}}/{name}": (1, expected)
+        for name, expected in {
+            "truncated.h5": "truncated.h5 ends without pucache's seal: it is truncated.*; restore it",
+            "empty.h5": r"empty.h5 is empty \(0 bytes\); remove it and embed again",
+            "text.h5": r"text.h5 is not a pucache cache \(not an HDF5 file\)",
+            "foreign.h5": "foreign.h5 ends without pucache's seal: .* an HDF5 file from elsewhere",
+            "newer.h5": "newer.h5 is a pucache cache of format version 3; .* reads version 2: upgrade pucache",
+            "nothing": "no cache in folder .*nothing; expected",
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("command", BAD)
+def test_what_cannot_be_is_one_line_with_the_remedy_and_touches_nothing(world, bad, here, command):
+    code, expected = BAD[command]
+    for name in ("model.safetensors", "metrics.json", "ranked.csv", "scores.csv", "old.json"):
+        Path(name).write_text("precious")
+    shutil.copy(world / "cache.h5", "old.h5")
+    before = snapshot(world) | snapshot(here)
+    told = refused(command, code, w=world, b=bad)
+    assert re.search(expected, told), told
+    assert snapshot(world) | snapshot(here) == before
+
+
+OUTPUTS = {  # command: each has a second flaw, which shows if the output is looked at after the work
+    "embed {b}/nowhere {out}": "{out}",
+    "import-embeddings {b}/nowhere.npy {out} --keys {b}/unknown.txt": "{out}",
+    "train-pu {b}/nowhere.h5 --positives x --prior 0.1 --out {out}": "{out}",
+    "train-pu {b}/nowhere.h5 --positives x --prior 0.1 --metrics {out}": "{out}",
+    "retrieve-positives {b}/nowhere.h5 --positives x --out {out}": "{out}",
+    "retrieve-positives {b}/nowhere.h5 --positives x --review {out}": "{out}",
+    "score {b}/nowhere {b}/nowhere.h5 --out {out}.csv": "{out}.csv",
+    "score {w}/model.safetensors {w}/images --weights {b}/nowhere --cache {out}": "{out}",
+    "pack {b}/nowhere.h5 --out {out}": "{out}",
+    "demo {out} --device tpu": "{out}",
+}
+
+
+@pytest.mark.parametrize("out", ["taken", "/proc/pucache/out", "file/out"])
+@pytest.mark.parametrize("command", OUTPUTS)
+def test_an_output_that_cannot_be_written_is_found_before_the_work(world, bad, here, command, out):
+    for name in ("taken", "taken.csv"):
+        (here / name / "inside").mkdir(parents=True)
+    (here / "file").write_text("precious")
+    told = refused(command, w=world, b=bad, out=out)
+    assert OUTPUTS[command].format(out=out) in told and re.search("cannot write|is a directory|not the demo's", told), (
+        told
+    )
+    assert (here / "file").read_text() == "precious"
+
+
+def test_debugging_shows_the_error_itself(monkeypatch, here):
+    monkeypatch.setenv("PUCACHE_DEBUG", "1")
+    with pytest.raises(CacheError, match=r"no such cache: nowhere\.h5"):
+        run("info nowhere.h5")
+
+
+def test_verify_names_each_damaged_file(world, bad):
+    ended = run("verify {b}/flipped.h5 {w}/cache.h5 {b}/truncated.safetensors {b}/nowhere.h5", 1, w=world, b=bad)
+    assert ended.stdout == f"{world}/cache.h5: 60 rows, whole\n"
+    errors = ended.stderr.splitlines()
+    assert [line.startswith("Error: ") for line in errors] == [True] * 3
+    names = ("flipped.h5 is damaged", "truncated.safetensors is damaged", "no such cache: .*nowhere.h5")
+    assert all(re.search(name, line) for name, line in zip(names, errors, strict=True))
+
+
+@pytest.mark.parametrize("command", [TRAIN, PRIOR, "report {w}/cache.h5 --positives {w}/positives.txt --sample 9"])
+def test_a_seed_may_have_twenty_digits(world, trained, here, command):
+    run(command + " --seed 12345678901234567890", w=world)
+
+
+# --- the machine, in a process of its own ------------------------------------------------------
+
+
+def in_shell(line, **places):
+    command = f"{sys.executable} -m pucache"
+    return subprocess.run(
+        ["bash", "-c", line.format(pucache=command, **places)], capture_output=True, text=True, timeout=HANG_SECONDS
+    )
+
+
+@pytest.mark.parametrize("arguments", ["info {w}/cache.h5", "--help", "verify {w}/cache.h5 --json"])
+def test_a_full_output_device_is_one_line(world, embedded, arguments):
+    ended = in_shell("{pucache} " + arguments + " > /dev/full", w=world)
+    assert (ended.returncode, ended.stderr) == (1, "Error: cannot write the standard output: No space left on device\n")
+
+
+def test_an_output_file_on_a_full_device_is_one_line(world, embedded, here):
+    told = refused(FIND + " --positives red/** --out /dev/full", w=world)
+    assert "/dev/full is not a regular file" in told
+    ended = in_shell("{pucache} retrieve-positives {w}/cache.h5 --positives 'red/00?.png' --out - > /dev/full", w=world)
+    assert ended.returncode == 1 and re.fullmatch("Error: cannot write -: No space left on device.*\n", ended.stderr)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ulimit -v is of Linux")
+def test_a_limit_of_memory_is_one_line(world, embedded, here):
+    ended = in_shell("ulimit -v 1000000; {pucache} " + TRAIN, w=world)
+    assert ended.returncode == 1 and re.fullmatch("Error: out of memory.*\n", ended.stderr), ended.stderr
+
+
+EARLY = """
+import os, signal, sys
+class Strike:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), int(sys.argv[2]))
+import pucache.cli.start
+sys.meta_path.insert(0, Strike())
+pucache.cli.start.run(["train-pu", "cache.h5", "--positives", "p.txt"])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("module", ["pucache.cli.main", "click", "pucache.cli.verify", "h5py", "torch"])
+def test_an_interruption_while_modules_are_imported_is_one_line(here, module, number):
+    ended = subprocess.run([sys.executable, "-c", EARLY, module, str(int(number))], capture_output=True, text=True)
+    assert ended.returncode == 128 + number and re.fullmatch("\\s*interrupted.*\n", ended.stderr), ended.stderr

@@ -1,0 +1,99 @@
+"""Images and labels from tables, and scores, decisions and thumbnails into them, on the command line."""
+
+import csv
+import io
+import re
+
+import numpy as np
+import pyarrow
+import pytest
+from helpers.command_line import SMALL, refused, run, table
+from PIL import Image
+from pyarrow import parquet
+
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.reviewing.log import Choice
+from pucache.reviewing.session import open_session
+from pucache.reviewing.session_state import Proposal
+
+
+@pytest.fixture(scope="session")
+def pile(world, trained):
+    """The images of the world as Hugging Face would have them, with a column of keys and one of classes."""
+    keys = list(EmbeddingCache(world / "cache.h5").keys)
+    images = [{"bytes": (world / "images" / key).read_bytes(), "path": key} for key in keys]
+    columns = {"image": images, "id": [f"id {key}" for key in keys], "kind": [key.split("/")[0] for key in keys]}
+    parquet.write_table(pyarrow.table(columns), world / "pile.parquet", row_group_size=7)
+    return keys
+
+
+def test_embedding_and_training_from_one_parquet_file(world, pile, here):
+    run(f"embed {{w}}/pile.parquet c.h5 {SMALL} --labels-to kinds.csv --label-column kind", w=world)
+    assert table(here / "kinds.csv") == [{"key": key, "label": key.split("/")[0]} for key in pile]
+    a, b = EmbeddingCache(here / "c.h5"), EmbeddingCache(world / "cache.h5")
+    assert list(a.keys) == pile
+    np.testing.assert_array_equal(a.X, b.X)
+    labels = "--positives kinds.csv --label-value red --label-column Label"
+    assert run(f"train-pu c.h5 {labels} --prior 0.1 --device cpu").output.startswith("16 labelled positives, 44 ")
+    run(f"embed {{w}}/pile.parquet k.h5 {SMALL} --key-column id", w=world)
+    assert list(EmbeddingCache(here / "k.h5").keys) == sorted(f"id {key}" for key in pile)
+    labels = "--positives {w}/pile.parquet --key-column id --label-column kind --label-value red"
+    ended = run(f"train-pu k.h5 {labels} --prior 0.1 --device cpu", w=world)
+    assert ended.output.startswith("16 labelled positives, 44 ")
+    run("score model.safetensors '{w}/pile.parquet#key=id' --weights {w}/weights.safetensors --device cpu", w=world)
+    assert [row["key"] for row in table(here / "scores.csv")] == sorted(f"id {key}" for key in pile)
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "reason"),
+    [
+        ("embed {w}/images c.h5 --labels-to l.csv --label-column kind", 2, "labels are read from Parquet files"),
+        ("embed {w}/pile.parquet c.h5 --labels-to l.csv", 2, "go together; give both, or neither"),
+        ("embed {w}/pile.parquet c.h5 --labels-to l.csv --label-column x", 1, "has no column 'x' of text or numbers"),
+        ("embed {w}/images c.h5 --key-column id", 2, "columns are named for Parquet files"),
+        ("train-pu {w}/cache.h5 --positives a.txt --key-column x", 2, "are for a table of labels; name one"),
+        ("review {w}/cache.h5 --label-value x", 2, "are for a table of labels; name one"),
+        ("export {w}/cache.h5 out.csv", 2, "must end in .parquet .a cache., or .onnx .a model."),
+        ("export {w}/cache.h5 out.parquet --images {w}/images", 2, "--images are for --thumbnails"),
+        ("export {w}/cache.h5 out.parquet --input uint8", 2, "--weights and --input are for a model"),
+        ("export {w}/model.safetensors out.onnx --thumbnails", 2, "are for a cache; leave them out"),
+        ("export {w}/cache.h5 out.onnx", 1, "cache.h5 is a cache, not a model"),
+        ("export {w}/cache.h5 out.parquet --scores {w}/truth.csv", 1, "is not a table of scores"),
+        ("export {w}/cache.h5 out.parquet --session {w}/nowhere", 1, "nowhere"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(world, pile, here, command, code, reason):
+    assert re.search(reason, refused(command, code, w=world))
+    assert list(here.iterdir()) == []
+
+
+def test_a_table_of_scores_decisions_and_thumbnails(world, pile, here):
+    run("score {w}/model.safetensors {w}/cache.h5 --out scores.csv", w=world)
+    with open_session(world / "cache.h5", world / "positives.txt", folder=here / "s") as session:
+        session.decide([Proposal("1", pile.index("rest/003.png"), Choice.NEGATIVE)])
+    command = "export {w}/cache.h5 out.parquet --scores scores.csv --session s --thumbnails 8"
+    assert run(command, w=world).output.strip().endswith(", margin, posterior, decision, thumbnail")
+    rows = parquet.read_table(here / "out.parquet").to_pylist()
+    scores = {row["key"]: row for row in csv.DictReader((here / "scores.csv").open())}
+    assert [row["key"] for row in rows] == pile
+    positives = set((world / "positives.txt").read_text().split())
+    for row in rows:
+        assert row["margin"] == pytest.approx(float(scores[row["key"]]["margin"]), rel=1e-5)
+        assert row["posterior"] is None, "too few labels for one"
+        expected = 1 if row["key"] in positives else 0 if row["key"] == "rest/003.png" else None
+        assert row["decision"] == expected or expected is None, "images that look the same share a decision"
+        with Image.open(io.BytesIO(row["thumbnail"]["bytes"])) as image:
+            assert (image.format, image.size) == ("JPEG", (8, 8))
+    run("import-embeddings out.parquet again.h5")
+    assert list(EmbeddingCache(here / "again.h5").keys) == pile
+    (here / "scores.csv").write_text("key,margin,posterior,label\nother.png,1,,1\n")
+    assert "1 of 1 keys in scores.csv are not in" in refused(command, w=world)
+
+
+def test_a_model_of_the_command_line_as_onnx(world, trained, here):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    ended = run("export {w}/model.safetensors m.onnx --weights {w}/weights.safetensors", w=world)
+    assert "images uint8 (n, " in ended.output and "posterior" not in ended.output
+    session = onnxruntime.InferenceSession(str(here / "m.onnx"), providers=["CPUExecutionProvider"])
+    assert [output.name for output in session.get_outputs()] == ["embedding", "margin", "label"]

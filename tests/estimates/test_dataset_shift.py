@@ -1,0 +1,86 @@
+import numpy as np
+import pytest
+
+from pucache.estimates.dataset_shift import PileSample, check_shift, margin_distance, weights_at
+from pucache.estimates.share_of_new_images import PileMargins
+
+PRIOR, D = 0.1, 8
+
+
+def rows(rng, n, share, moved=0.0):
+    """Rows (n, 8) whose first value is the margin of a mixture; the others say nothing."""
+    X = rng.normal(size=(n, D))
+    X[:, 0] += 2.5 * (np.arange(n) < round(share * n))
+    X[:, 1] += moved
+    return X.astype(np.float32)
+
+
+def known(rng, labelled=300):
+    X = np.concatenate([rows(rng, labelled, 1), rows(rng, 6000, PRIOR)])
+    s = (np.arange(len(X)) < labelled).astype(np.int8)
+    pile = PileMargins.of(X[:, 0], s, None, None)
+    kept = np.concatenate([np.arange(labelled), np.random.default_rng(0).choice(np.arange(labelled, len(X)), 1700)])
+    sample = PileSample(
+        np.eye(D, dtype=np.float16), np.zeros(D, np.float32), 1.0, X[kept].astype(np.float16), X[kept, 0], labelled
+    )
+    sample.check(D)
+    return sample, pile, pile.tilt(PRIOR)
+
+
+def test_unchanged_images_raise_no_alarm_whatever_their_share():
+    alarms = 0
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        of_pile = known(rng)
+        X = rows(rng, (200, 1000)[seed % 2], (0.0, 0.02, 0.1, 0.4, 0.9)[seed % 5])
+        alarms += check_shift(*of_pile, X, X[:, 0]).differs
+    assert alarms <= 1
+
+
+@pytest.mark.parametrize(("part", "moved"), [(1.0, 0.5), (0.1, 5.0)])
+def test_other_images_are_told_apart_and_named(part, moved):
+    rng = np.random.default_rng(1)
+    X = rows(rng, 1000, 0.3)
+    changed = rng.permutation(1000)[: round(part * 1000)]
+    X[changed, 1] += moved
+    found = check_shift(*known(rng), X, X[:, 0])
+    assert found.differs and found.is_told_apart
+    assert len(found.most_different) == 20 and np.isin(found.most_different, changed).mean() > 0.9
+
+
+def test_margins_of_no_mixture_are_noticed():
+    rng = np.random.default_rng(2)
+    _, pile, tilt = known(rng)
+    distance, error, _ = margin_distance(pile, tilt, rng.normal(1.2, 0.1, 500))
+    assert distance > 0.3 and error < 0.1
+
+
+def test_the_distance_is_that_of_kolmogorov_and_smirnov():
+    rng = np.random.default_rng(3)
+    _, pile, tilt = known(rng)
+    distance, _, share = margin_distance(pile, tilt, rows(rng, 20_000, 0.5)[:, 0])
+    assert distance < 0.02 and share == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.99])
+def test_weights_are_those_of_a_mixture_of_the_share(share):
+    rng = np.random.default_rng(4)
+    _, _, tilt = known(rng)
+    labelled, positive = np.arange(20_300) < 300, np.arange(20_300) < 300 + 2000
+    margins = np.concatenate([rows(rng, 300, 1), rows(rng, 20_000, PRIOR)])[:, 0]
+    w = weights_at(share, tilt, margins, labelled)
+    assert (w >= 0).all() and w.sum() == pytest.approx(1)
+    assert w[positive].sum() == pytest.approx(share, abs=0.02)
+
+
+def test_constant_rows_are_told_apart():
+    rng = np.random.default_rng(5)
+    X = np.tile(rows(rng, 1, 0), (100, 1))
+    assert check_shift(*known(rng), X, X[:, 0]).differs
+
+
+@pytest.mark.parametrize("change", [{"spread": 0.0}, {"n_labelled": 9999}, {"centre": np.full(D, np.nan, np.float32)}])
+def test_a_sample_of_an_untrusted_file_is_checked(change):
+    sample, _, _ = known(np.random.default_rng(6))
+    with pytest.raises(ValueError, match="not as described"):
+        PileSample(**(vars(sample) | change)).check(D)

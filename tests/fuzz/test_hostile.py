@@ -1,0 +1,348 @@
+"""Files built to do harm: read as what they are or refused, without running code, following links or taking memory."""
+
+import dataclasses
+import io
+import json
+import pickle
+import struct
+import tarfile
+import zlib
+
+import h5py
+import numpy as np
+import pytest
+from helpers.cache_files import FAILURES, SPEC, rows_of, write, write_rows
+from helpers.planted import write_cache
+from helpers.sealing import edited
+
+from fuzz.damage import TOKENS, RunsCode, accepted, untouched
+from fuzz.samples import chunk, images, member, network, npy, saved, summed, tars
+from fuzz.test_damaged import FILES, agreeing, array, check, image, known, weights
+from pucache.cache.keys import encode_keys
+from pucache.cli.main import main
+from pucache.errors import CacheError, EncoderError, ImageError, LabelError
+from pucache.images.source import open_source
+from pucache.labels.label_files import find_keys
+from pucache.scoring.score import score
+from pucache.scoring.score_tables import read_scores
+from pucache.training.sklearn_classifier import PULinearClassifier
+
+# --- caches ------------------------------------------------------------------------------------
+
+
+def replaced(name, **options):
+    def change(file):
+        del file[name]
+        file.create_dataset(name, **options)
+
+    return change
+
+
+def linked(name, target):
+    def change(file):
+        del file[name]
+        file[name] = target(file) if callable(target) else target
+
+    return change
+
+
+def virtual(file):
+    layout = h5py.VirtualLayout((5, SPEC.dim), "<f2")
+    layout[:] = h5py.VirtualSource("other.h5", "embeddings", shape=(5, SPEC.dim))
+    del file["embeddings"]
+    file.create_virtual_dataset("embeddings", layout)
+
+
+def attribute(name, value):
+    return lambda file: file.attrs.__setitem__(name, value)
+
+
+def encoder_of(**fields):
+    return attribute("encoder", np.bytes_(json.dumps({**dataclasses.asdict(SPEC), **fields})))
+
+
+GZIP = {"compression": "gzip"}
+
+
+CHANGES = {
+    "a million million rows": replaced("embeddings", shape=(1 << 40, SPEC.dim), dtype="<f2"),
+    "keys that unpack without end": replaced("keys", shape=(1 << 28,), dtype="S8", chunks=(1 << 20,), **GZIP),
+    "a virtual dataset": virtual,
+    "bytes of another file": replaced("keys", shape=(5,), dtype="S8", external=[("../outside/secret.png", 0, 40)]),
+    "a link to another file": linked("keys", h5py.ExternalLink("../outside/secret.png", "/keys")),
+    "a link to nothing": linked("keys", h5py.SoftLink("/nothing")),
+    "links in a circle": linked("embeddings", h5py.SoftLink("/embeddings")),
+    "a group within itself": linked("failures", lambda file: file["/"]),
+    "keys of any width": replaced("keys", data=["a"] * 5, dtype=h5py.string_dtype()),
+    "the other byte order": replaced("embeddings", data=np.zeros((5, SPEC.dim), ">f2")),
+    "fields": replaced("digests", data=np.zeros((5, 32), [("a", "u1"), ("b", "u1")])),
+    "references": replaced("size_mtime", shape=(5, 2), dtype=h5py.ref_dtype),
+    "reasons that are not UTF-8": replaced("failures/reasons", data=np.array([b"a\xff", b"b"])),
+    "encoder nested deeply": attribute("encoder", np.bytes_(b"[" * 60_000)),
+    "encoder with a long number": attribute("encoder", np.bytes_(b"1" * 50_000)),
+    "encoder that is not text": attribute("encoder", np.bytes_(b"\xff\xfe{")),
+    "encoder of no dimensions": encoder_of(dim=0),
+    "encoder of 2^80 dimensions": encoder_of(dim=1 << 80),
+    "encoder of true dimensions": encoder_of(dim=True),
+    "encoder with an escape": encoder_of(name="\x1b[31mred\n"),
+    "version of 2^64-1": attribute("version", np.uint64((1 << 64) - 1)),
+    "format as a number": attribute("format", 1),
+    "source with an escape": attribute("source", np.bytes_(b"\x1b]0;title\x07\n\r\x9b")),
+    "created with an escape": attribute("created", np.bytes_(b"\x1b[2J")),
+}
+
+
+FIVE = encode_keys(["a", "b", "c", "d", "e"])
+
+
+ROWS = {
+    "keys out of order": {"keys": FIVE[::-1]},
+    "keys twice": {"keys": FIVE[[0, 0, 1, 2, 3]]},
+    "keys that are not UTF-8": {"keys": np.array([b"a", b"b\xff", b"c\xc3", b"d", b"e"])},
+    "empty key": {"keys": np.array([b"", b"b", b"c", b"d", b"e"])},
+    "keys with escapes": {"keys": encode_keys(["\x1b[31ma", "=cmd()", "b\x07\r", "c\x9b", "d\u202e"])},
+    "embeddings that are no numbers": {"X": np.full((5, SPEC.dim), np.nan, "f2")},
+}
+
+
+REFUSED = {*CHANGES, *ROWS} - {
+    "encoder with an escape", "source with an escape",
+    "created with an escape", "empty key", "keys with escapes", "encoder of true dimensions", "the other byte order",
+}  # fmt: skip
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """Write the hostile cache of a name: odd structure, or odd rows in good structure, sealed as if whole."""
+
+    def make(name):
+        (tmp_path / "outside").mkdir(exist_ok=True)
+        (tmp_path / "outside/secret.png").write_bytes(b"secret" * 20)
+        folder = tmp_path / "within"
+        folder.mkdir(exist_ok=True)
+        if name in ROWS:
+            rows = dataclasses.replace(rows_of(["a", "b", "c", "d", "e"]), **ROWS[name])
+            return write_rows(folder / "cache.h5", rows, failures={"\x1b[2J.png": "\x1b[2Jno\nline"})
+        write(folder / "cache.h5", ["a", "b", "c", "d", "e"], failures=FAILURES)
+        with edited(folder / "cache.h5") as file:
+            CHANGES[name](file)
+        return folder / "cache.h5"
+
+    return make
+
+
+@pytest.mark.parametrize("name", [*CHANGES, *ROWS])
+def test_a_cache_built_to_do_harm_is_refused_or_agrees_with_itself(hostile, name):
+    path = hostile(name)
+    with untouched(path.parent):
+        refused = accepted(CacheError, agreeing, path) is None
+    assert refused or name not in REFUSED
+
+
+def run(capfd, *arguments):
+    """The exit code of a command, whose output holds no control character, no traceback and at most one error."""
+    code = 0
+    try:
+        main([str(argument) for argument in arguments], prog_name="pucache", color=True)  # as on a terminal: unfiltered
+    except SystemExit as end:
+        code = end.code
+    printed = capfd.readouterr()
+    for text in printed:
+        assert not {character for character in text if ord(character) < 32 or 126 < ord(character) < 160} - {"\n"}
+        assert "Traceback" not in text
+    assert code in (0, 1) and sum(line.startswith("Error: ") for line in printed.err.splitlines()) == code
+    return code
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A model that scores these caches."""
+    draw, s = np.random.default_rng(0), (np.arange(40) < 10).astype(int)
+    trained = PULinearClassifier(prior=0.3, penalty=1.0, n_folds=2).fit(
+        draw.normal(size=(40, SPEC.dim)).astype("f4"), s
+    )
+    trained.encoder_ = SPEC
+    trained.save(tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+def test_a_key_that_means_harm_is_kept_in_tables_and_escaped_on_the_terminal(tmp_path, model, capfd):
+    keys = sorted({token.replace("\0", "") for token in TOKENS if 0 < len(token.replace("\0", "")) < 1000})
+    keys += ["\x1b[2Ja.png", "a\nb.png", '"a".png', "\x9b31m", "a\x08\x08.png", "'; rm -rf", "%s%n"]
+    X = np.random.default_rng(0).normal(size=(len(keys), SPEC.dim)).astype("f2")
+    failures = {f"{key}.failed": f"because of {key}" for key in keys}
+    made = write_cache(tmp_path / "cache.h5", X, keys, encoder=SPEC, failures=failures)
+    score(PULinearClassifier.load(model), made, tmp_path / "scores.csv")
+    assert read_scores(tmp_path / "scores.csv")["key"].tolist() == list(made.keys)
+    for key in made.keys:
+        (tmp_path / "wish.csv").write_text('key\n"' + key.replace('"', '""') + '"\n', newline="")
+        assert [made.keys[int(row)] for row in find_keys(made.keys, tmp_path / "wish.csv")] == [key]
+    (tmp_path / "found.txt").write_text("'; rm -rf\n")
+    ranking = ("retrieve-positives", tmp_path / "cache.h5", "--positives", tmp_path / "found.txt")
+    assert run(capfd, *ranking, "--out", tmp_path / "ranked.csv") == 0
+    for options in ((), ("--json",)):
+        assert run(capfd, "info", tmp_path / "cache.h5", "--failures", *options) == 0
+
+
+# --- images and tars ---------------------------------------------------------------------------
+
+
+def png(width, height, *chunks, depth=8, colour=0):
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + b"".join(chunks) + chunk(b"IEND", b"")
+
+
+def bombs():
+    """Few bytes that ask for much memory, or for long work."""
+    zeros, pixel = zlib.compress(bytes(1 << 26), 9), chunk(b"IDAT", zlib.compress(b"\0\0"))
+    tags = {256: 13_000, 257: 13_000, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: 13_000, 279: 4 << 30}
+    return {
+        "huge.png": png(60_000, 60_000, pixel),
+        "empty-but-large.png": png(9_000, 9_000, pixel, colour=2),
+        "zeros.png": png(6_000, 6_000, chunk(b"IDAT", zlib.compress(bytes(6_000 * 751), 9)), depth=1),
+        "too-many-zeros.png": png(4, 4, chunk(b"IDAT", zeros)),
+        "zeros-in-text.png": png(1, 1, chunk(b"zTXt", b"k\0\0" + zeros), pixel),
+        "zeros-in-itxt.png": png(1, 1, chunk(b"iTXt", b"k\0\1\0\0\0" + zeros), pixel),
+        "zeros-in-profile.png": png(1, 1, chunk(b"iCCP", b"k\0\0" + zeros), pixel),
+        "huge.jpg": patched("rgb.jpg", b"\xff\xc0\x00\x11\x08", 0, struct.pack(">HH", 65_500, 65_500)),
+        "huge.gif": patched("still.gif", b"GIF", 3, struct.pack("<HH", 65_535, 65_535)),
+        "huge.bmp": patched("rgb.bmp", b"BM", 16, struct.pack("<ii", 2_000_000, -2_000_000)),
+        "huge.webp": b"RIFF\x1e\0\0\0WEBPVP8X\x0a\0\0\0" + bytes(4) + b"\xff" * 6 + b"VP8L",
+        "huge.tif": struct.pack("<4sIH", b"II*\0", 8, len(tags))
+        + b"".join(struct.pack("<HHII", tag, 4, 1, value % (1 << 32)) for tag, value in tags.items()),
+        "huge.ppm": b"P6\n99999999 99999999\n255\n",
+        "long-number.ppm": b"P6\n" + b"9" * 100_000 + b" 1\n255\n",
+    }
+
+
+def patched(name, after, skip, patch):
+    data = images()[name]
+    at = data.index(after) + len(after) + skip
+    return data[:at] + patch + data[at + len(patch) :]
+
+
+def test_an_image_that_asks_for_much_memory_gets_what_its_pixels_need(tmp_path):
+    for name, data in bombs().items():
+        (tmp_path / name).write_bytes(data)
+    read = [name for name in bombs() if accepted(ImageError, image, tmp_path / name)]
+    assert len(read) <= 4, read
+
+
+def claims():
+    """Headers that claim what the file does not hold."""
+    kinds = [tarfile.REGTYPE, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.SOLARIS_XHDTYPE, b"Z"]
+    sizes = (1 << 20, 8**11 - 1, (1 << 63) - 1, 1 << 90, -1, -512, -1024, -(1 << 62))
+    pax = [b"20 size=99999999999\n", b"12 size=-512\n", b"30 GNU.sparse.size=99999999999\n", b"0 a=b\n"]
+    pax.append(b"9" * 8990 + b" a=b\n")
+    tails = [(size, kind, b"") for kind in kinds for size in sizes]
+    tails += [(len(text), tarfile.XHDTYPE, text.ljust(-(-len(text) // 512) * 512, b"\0")) for text in pax]
+    for size, kind, content in tails:
+        header = bytearray(member("claim.png").tobuf(tarfile.GNU_FORMAT))
+        header[156:157] = kind
+        if 0 <= size < 8**11:
+            header[124:136] = b"%011o\0" % size
+        else:  # in base 256
+            header[124:136] = (size % (1 << 96)).to_bytes(12, "big")
+            header[124] |= 0x80
+        yield summed(header) + content + tars()["plain.tar"]
+
+
+def test_a_size_that_a_tar_header_claims_is_not_allocated_nor_followed_backwards(tmp_path):
+    for data in claims():
+        check(FILES["tar"], tmp_path, "x.tar", data)
+
+
+def test_no_link_is_followed_out_of_a_tar(tmp_path):
+    (tmp_path / "links.tar").write_bytes(tars()["links.tar"])
+    source = open_source(tmp_path / "links.tar")
+    listing = source.scan()
+    links = ("soft", "hard", "out", "hard-out", "passwd", "loop", "b")
+    assert set(listing.failures) == {f"{name}.png" for name in links}
+    assert [source.read(key)[:4] for key in listing.keys] == [b"\x89PNG"]
+
+
+# --- globs -------------------------------------------------------------------------------------
+
+SLOW = [
+    "a*" * 30 + "b", "/".join(["*a*"] * 12) + "/b", "**/" * 30 + "b", "**/a*/" * 15 + "b", "*?" * 30 + "b",
+    "[a]*" * 30 + "b", "[" + "a-" * 50_000 + "]", "[" * 50_000 + "*", "*" * 100_000, "*/" * 50_000,
+    "*" + "a" * 5000, "[" + "a" * 300,
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", SLOW, ids=lambda pattern: pattern[:12])
+def test_a_glob_that_backtracks_comes_to_an_end(pattern):
+    accepted((LabelError, ValueError), find_keys, known(), pattern)
+
+
+# --- arrays and weights ------------------------------------------------------------------------
+
+
+def headed(header):
+    return b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header.encode() + bytes(48)
+
+
+def hostile_arrays(marker):
+    """Arrays that must be refused: pickles above all."""
+    stream = io.BytesIO()
+    np.savez(stream, a=np.zeros((4, 3)))
+    shapes = [(1 << 50, 3), (1 << 62, 1 << 62), (-4, 3), (True, True)]
+    headers = [f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}" for shape in shapes]
+    headers += [
+        f"__import__('os').mkdir('{marker}')",
+        "[" * 5_000,
+        "{'descr': '''",
+        " " * 60_000,
+        "{'descr': (",
+        " a\n  b",
+    ]
+    wrong = [
+        np.zeros((4, 3), complex),
+        np.zeros((4, 3), [("a", "f4")]),
+        np.zeros(4),
+        np.zeros((0, 3)),
+        np.full((4, 3), np.inf),
+    ]
+    code = [npy(np.array([[RunsCode(marker)]], object)), pickle.dumps(RunsCode(marker))]
+    return [*code, stream.getvalue(), *map(headed, headers), *map(npy, wrong), b""]
+
+
+def test_an_array_that_is_not_plain_numbers_is_refused_and_never_unpickled(tmp_path, marker):
+    for data in hostile_arrays(marker):
+        (tmp_path / "rows.npy").write_bytes(data)
+        assert accepted(CacheError, array, tmp_path / "rows.npy") is None
+
+
+def hostile_weights(marker):
+    """Weights that must be refused: pickles that run code, headers that claim what is not there."""
+    state, code = network().state_dict(), RunsCode(marker)
+    name = next(iter(state))
+
+    def header(told):
+        text = json.dumps(told).encode()
+        return struct.pack("<Q", len(text)) + text
+
+    return {
+        "code.pth": saved({"state_dict": state, "extra": code}),
+        "code-alone.pth": saved(code),
+        "code-old.pth": saved({**state, "x": code}, _use_new_zipfile_serialization=False),
+        "pickle.pth": pickle.dumps(code),
+        "pickle.safetensors": pickle.dumps(code),
+        "list.pth": saved(list(state.values())),
+        "nothing.pth": b"",
+        "nothing.safetensors": b"",
+        "long-header.safetensors": struct.pack("<Q", 1 << 62) + b"{}",
+        "claim.safetensors": header({name: {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}),
+        "deep.safetensors": struct.pack("<Q", 100_000) + b"[" * 100_000,
+        "other-shape.pth": saved({n: t[None] for n, t in state.items()}),
+        "not-tensors.pth": saved(dict.fromkeys(state, 1)),
+        "sparse.pth": saved(state | {name: state[name].to_sparse()}),
+        "lacking.pth": saved(dict(list(state.items())[1:])),
+    }
+
+
+def test_weights_that_would_run_code_are_refused_and_not_run(tmp_path, marker):
+    for name, data in hostile_weights(marker).items():
+        (tmp_path / name).write_bytes(data)
+        assert accepted(EncoderError, weights, tmp_path / name) is None, name

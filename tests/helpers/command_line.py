@@ -1,0 +1,55 @@
+"""Running command lines in this process, on a small world of images."""
+
+import csv
+import json
+import re
+import shlex
+
+import numpy as np
+from click.testing import CliRunner
+from PIL import Image
+
+from pucache.cli.main import main
+
+ENCODER = "test_convnext"
+SMALL = f" --encoder timm:{ENCODER} --weights {{w}}/weights.safetensors --device cpu "
+LABELLED, HIDDEN, REST = 8, 8, 44
+BROKEN = "rest/broken.jpg"
+
+
+def run(command, code=0, **places):
+    """Run one command line; {name} in it stands for places[name]."""
+    arguments = [part.format(**places) for part in shlex.split(command)]
+    ended = CliRunner().invoke(main, arguments, prog_name="pucache")
+    if ended.exception is not None and not isinstance(ended.exception, SystemExit):
+        raise ended.exception
+    assert ended.exit_code == code, f"{arguments} gave {ended.exit_code}: {ended.stderr}"
+    return ended
+
+
+def run_json(command, **places):
+    """Run with --json; what stands on stdout must be JSON as any parser knows it."""
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(run(f"{command} --json", **places).stdout, parse_constant=refuse)
+
+
+def refused(command, code=1, **places):
+    """Run what must fail; gives the one line on stderr."""
+    ended = run(command, code, **places)
+    assert ended.stdout == "" and re.fullmatch(r"Error: .{10,800}\n", ended.stderr), ended.output
+    return ended.stderr
+
+
+def table(path):
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def save_images(folder, count, colour, draw):
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        pixels = draw.normal(colour, 40, (12, 12, 3)).clip(0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number:03}.png")

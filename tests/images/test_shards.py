@@ -1,0 +1,352 @@
+"""ZIP archives, compressed tars and Parquet files as the tools of users write them."""
+
+import bz2
+import gzip
+import lzma
+import os
+import pickle
+import random
+import re
+import shutil
+import stat
+import subprocess
+import zipfile
+from collections import Counter
+
+import numpy as np
+import pyarrow
+import pytest
+from helpers.embedding_runs import interrupt, picture, run, work
+from helpers.pictures import encode, refusal
+from helpers.refusals import one_line
+from helpers.sources import tar, write
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from pyarrow import parquet
+
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.errors import SourceError
+from pucache.images import parquet as parquet_room
+from pucache.images.listing import UNKNOWN, take_shard, take_shards
+from pucache.images.source import open_source
+from pucache.pages.thumbnails import RowImages
+
+IMAGES = {f"{name}.ppm": picture(number) for number, name in enumerate(("b/é", "a", "b/c d", "🦊"))}
+HF = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+
+
+def table(path, images, *, rows=None, kind=HF, **columns):
+    """A Parquet file of images by path, with row groups of `rows`."""
+    structs = [{"bytes": data, "path": name} for name, data in images]
+    column = pyarrow.array(structs if kind == HF else [data for _, data in images], kind)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pyarrow.table({"image": column, **columns}), path, row_group_size=rows or max(1, len(images)))
+    return path
+
+
+def zipped(path, members, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w", **{"compression": zipfile.ZIP_DEFLATED, **options}) as archive:
+        for name, data in members:
+            archive.writestr(name, data)
+    return path
+
+
+def compressed(path, data):
+    packs = {".gz": gzip.compress, ".tgz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+    write(path, packs.get(path.suffix, lambda _: b"")(data))
+    if path.suffix == ".zst":
+        with pyarrow.CompressedOutputStream(str(path), "zstd") as out:
+            out.write(data)
+    return path
+
+
+def content(where, **options):
+    source = open_source(where, **options)
+    return {key: source.read(key) for key in source.scan().keys}
+
+
+@pytest.mark.parametrize("name", ["x.tar.gz", "x.tgz", "x.tar.bz2", "x.tar.xz", "x.tar.zst", "x.zip", "x.parquet"])
+def test_every_kind_of_shard_lists_sorted_keys_and_reads_bytes_alone_in_a_glob_and_pickled(place, tmp_path, name):
+    where, put = place
+    made = tmp_path / "made" / name
+    members = list(IMAGES.items())
+    if name.endswith("zip"):
+        zipped(made, members)
+    elif name.endswith("parquet"):
+        table(made, members, rows=2)
+    else:
+        compressed(made, tar(*members))
+    put(f"at/{name}", made.read_bytes())
+    put(f"at/2-{name}", made.read_bytes())
+    assert content(f"{where}/at/{name}") == IMAGES
+    source = open_source(f"{where}/at/*{name}")
+    listing = source.scan()
+    expected = {f"{shard}/{key}": data for shard in (f"2-{name}", name) for key, data in IMAGES.items()}
+    assert (listing.keys, listing.failures) == (sorted(expected, key=str.encode), {})
+    for each in (source, pickle.loads(pickle.dumps(source)), open_source(source.name)):
+        assert {key: each.read(key) for key in random.sample(sorted(expected), len(expected))} == expected
+
+
+@pytest.mark.skipif(not shutil.which("zip"), reason="the command zip is not installed")
+@pytest.mark.parametrize("level", ["-0", "-9"])
+def test_an_archive_of_the_command_zip(tmp_path, level):
+    for name, data in IMAGES.items():
+        write(tmp_path / "in" / name, data)
+    write(tmp_path / "in/.hidden.png", b"")
+    write(tmp_path / "in/notes.md", b"")
+    subprocess.run(["zip", "-qr", level, "../x.zip", "."], cwd=tmp_path / "in", check=True)
+    listing = open_source(tmp_path / "x.zip").scan()
+    assert content(tmp_path / "x.zip") == IMAGES and listing.ignored == Counter({".md": 1})
+    assert listing.size_mtime[:, 0].tolist() == [len(IMAGES[key]) for key in listing.keys]
+
+
+def test_a_shard_of_webdataset_and_its_other_members(tmp_path):
+    webdataset = pytest.importorskip("webdataset")
+    with webdataset.TarWriter(str(tmp_path / "x.tar.gz")) as writer:
+        for number in range(3):
+            writer.write({"__key__": f"{number:04}", "ppm": picture(number), "cls": 1, "json": {}})
+    assert content(tmp_path / "x.tar.gz") == {f"{number:04}.ppm": picture(number) for number in range(3)}
+
+
+def test_what_is_no_plain_member_of_an_archive_is_a_failure_and_names_that_climb_are_only_names(tmp_path):
+    names = ["../up.png", "/etc/passwd.png", "a.png", "caf\xe9.png", "bomb.png", "lzma.png", "dir.png/", "._a.png"]
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        for name in names:
+            archive.writestr(
+                name, bytes(10**6) if name == "bomb.png" else name.encode(), 14 if name == "lzma.png" else 8
+            )
+        link = zipfile.ZipInfo("link.png")
+        link.external_attr = (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(link, "a.png")
+        archive.writestr("secret.png", b"x")
+        archive.writestr("a.png", b"later")
+    data = (tmp_path / "x.zip").read_bytes()
+    at = data.rindex(b"secret.png") - 46 + 8
+    data = data[:at] + b"\1\0" + data[at + 2 :]  # encrypted
+    at = data.rindex(b"bomb.png") - 46 + 24
+    data = data[:at] + (100).to_bytes(4, "little") + data[at + 4 :]  # less than it unpacks to
+    source = open_source(write(tmp_path / "y.zip", data))
+    listing = source.scan()
+    assert listing.keys == ["../up.png", "/etc/passwd.png", "a.png", "bomb.png", "caf\xe9.png"]
+    assert source.read("a.png") == b"later"
+    assert refusal(source.read, "bomb.png") == "damaged ZIP member: expected 100 bytes, got more"
+    assert {key: reason.split(";")[0] for key, reason in listing.failures.items()} == {
+        "link.png": "a link or special file inside a ZIP archive",
+        "lzma.png": "compressed by method 14",
+        "secret.png": "encrypted",
+    }
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["x.zip", "y.zip"]
+
+
+def test_names_in_cp437_and_70_000_members(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        for number in range(70_000):
+            archive.writestr(zipfile.ZipInfo(f"{number:05}.png"), b"%d" % number)
+    source = open_source(tmp_path / "x.zip")
+    assert len(source.scan().keys) == 70_000 and source.read("69999.png") == b"69999"
+    zipped(tmp_path / "y.zip", [("cafX.png", b"1")])
+    write(tmp_path / "y.zip", (tmp_path / "y.zip").read_bytes().replace(b"cafX", b"caf\x82"))
+    assert content(tmp_path / "y.zip") == {"caf\xe9.png": b"1"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), kind=st.sampled_from(["zip", "tar.gz", "parquet"]))
+def test_damage_is_a_failure_or_one_line_and_never_other_bytes(tmp_path_factory, data, kind):
+    folder = tmp_path_factory.mktemp("damaged")
+    path = folder / f"x.{kind}"
+    members = list(IMAGES.items())
+    whole = {
+        "zip": lambda: zipped(path, members),
+        "tar.gz": lambda: compressed(folder / "x.gz", tar(*members)),
+        "parquet": lambda: table(path, members, rows=2),
+    }[kind]().read_bytes()
+    at = data.draw(st.integers(0, len(whole) - 1))
+    patch = data.draw(st.binary(min_size=1, max_size=3))
+    damaged = whole[:at] if data.draw(st.booleans()) else whole[:at] + patch + whole[at + len(patch) :]
+    write(path, damaged)
+    try:
+        source = open_source(path)
+        keys = source.scan().keys
+    except SourceError as error:
+        assert "\n" not in str(error)
+        return
+    for key in keys:
+        try:
+            found = source.read(key)
+        except Exception as error:
+            assert type(error).__name__ == "ImageError", error
+        else:
+            assert kind != "zip" or key not in IMAGES or found == IMAGES[key]
+
+
+def test_a_tar_that_unpacks_to_far_too_much_is_refused(tmp_path, monkeypatch):
+    from pucache.images import tar as room
+
+    monkeypatch.setattr(room, "MAX_BYTES", 1000)
+    compressed(tmp_path / "x.tar.gz", tar(("a.png", bytes(10**7))))
+    message = one_line(SourceError, lambda: open_source(tmp_path / "x.tar.gz").scan())
+    assert message.endswith("x.tar.gz unpacks to more than 100 times its size; it holds no images")
+
+
+# --- Parquet --------------------------------------------------------------------------------------
+
+FOUR = list(IMAGES.values())
+
+
+@pytest.mark.parametrize(
+    ("paths", "keys"),
+    [
+        (["./d.png", "c.png", "b.png", "/a.png"], ["/a.png", "b.png", "c.png", "d.png"]),
+        (["a.png", "a.png", "b.png", "c.png"], [f"{row:09}" for row in range(4)]),
+        (["a.png", None, "b.png", "c.png"], [f"{row:09}" for row in range(4)]),
+        ([None] * 4, [f"{row:09}" for row in range(4)]),
+    ],
+    ids=["paths", "repeated", "missing", "none"],
+)
+def test_keys_are_paths_or_numbers_of_rows(tmp_path, caplog, paths, keys):
+    where = table(tmp_path / "x.parquet", list(zip(paths, FOUR, strict=True)), rows=3)
+    assert list(content(where)) == keys
+    assert set(content(where).values()) == set(FOUR)
+    assert ("paths are missing or repeated" in caplog.text) == (keys[0] == "0" * 9 and any(paths))
+
+
+@pytest.mark.parametrize("kind", [HF, pyarrow.binary(), pyarrow.large_binary()])
+def test_a_column_of_keys_and_a_folder_of_files(tmp_path, kind):
+    for number in range(2):
+        rows = list(IMAGES.items())[2 * number : 2 * number + 2]
+        table(tmp_path / f"in/{number}.parquet", rows, kind=kind, id=[10 * number, 10 * number + 1])
+    write(tmp_path / "in/README.md", b"")
+    expected = dict(zip(["0", "1", "10", "11"], FOUR, strict=True))
+    assert content(tmp_path / "in", key_column="id") == content(f"{tmp_path}/in#key=id") == expected
+    assert content(open_source(tmp_path / "in", key_column="id").name) == expected
+
+
+def test_a_dataset_of_hugging_face_with_its_classes(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=["cat", "dress"]))
+    images = [Image.new("RGB", (4, 3), (shade, 0, 0)) for shade in (10, 200)]
+    made = datasets.Dataset.from_dict({"image": images, "label": [1, 0]}, features=features)
+    made.to_parquet(str(tmp_path / "x.parquet"))
+    source = open_source(tmp_path / "x.parquet")
+    assert len(source.scan().keys) == 2 and source.read("000000001").startswith(b"\x89PNG")
+    assert list(source.labels("label")) == [("000000000", "dress"), ("000000001", "cat")]
+
+
+@pytest.mark.parametrize(
+    ("columns", "option", "reason"),
+    [
+        ({"text": ["a"]}, "", "has no column of image bytes .*its columns are text"),
+        ({"a": [b"1"], "b": [b"2"]}, "", "has several columns of bytes, a, b; name one: 'FILE#image=a'"),
+        ({"a": [b"1"]}, "#image=b", "has no column 'b' of image bytes; its columns are a .binary"),
+        ({"a": [b"1"]}, "#key=b", "has no column 'b' of text or numbers; it has a"),
+        ({"a": [b"1"]}, "#key=a", "has bytes in the column 'a'; expected text or numbers"),
+        ({"a": [b"1"], "k": [None]}, "#key=k", "has no value in the column 'k', row 0"),
+        ({"a": [b"1", b"2"], "k": [7, 7]}, "#key=k", "repeats '7' in the column 'k', row 1; name a column of unique"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused_alone(tmp_path, columns, option, reason):
+    parquet.write_table(pyarrow.table(columns), tmp_path / "x.parquet")
+    assert re.search(reason, one_line(SourceError, lambda: open_source(f"{tmp_path}/x.parquet{option}").scan()))
+
+
+def test_a_file_of_other_columns_or_cut_off_is_a_failure_beside_others(tmp_path):
+    whole = table(tmp_path / "a.parquet", list(IMAGES.items())).read_bytes()
+    write(tmp_path / "b.parquet", whole[:-100])
+    parquet.write_table(pyarrow.table({"image": ["path.png"]}), tmp_path / "c.parquet")
+    listing = open_source(tmp_path).scan()
+    assert {key.split("/")[0] for key in listing.keys} == {"a.parquet"}
+    assert "damaged or truncated" in listing.failures["b.parquet"]
+    assert "has no column of image bytes" in listing.failures["c.parquet"]
+    with pytest.raises(ValueError, match="columns are named for Parquet files"):
+        open_source(write(tmp_path / "x/a.png", b"").parent, key_column="id")
+
+
+def test_nulls_and_what_is_no_picture_are_recorded_and_changed_files_are_noticed(tmp_path):
+    images = [("a.ppm", picture(1)), ("b.ppm", None), ("c.ppm", b"no image"), ("d.ppm", b"")]
+    where = table(tmp_path / "x.parquet", images)
+    report = run(open_source(where), tmp_path / "c.h5")
+    assert report.rows == 1 and report.failures == {
+        "b.ppm": "the row holds no image (null)",
+        "c.ppm": "not an image in a known format",
+        "d.ppm": "empty file (0 bytes)",
+    }
+    source = open_source(where)
+    source.scan()
+    table(where, [("a.ppm", picture(2))])
+    assert refusal(source.read, "a.ppm") == "the Parquet file has changed since it was listed; embed again"
+    os.utime(where, ns=(1, 1))
+    assert work(run(open_source(where), tmp_path / "c.h5")) == (1, 0, 0)
+    os.utime(where, ns=(2, 2))
+    assert work(run(open_source(where), tmp_path / "c.h5")) == (0, 1, 0), "the same bytes are not embedded again"
+    assert work(run(open_source(where), tmp_path / "c.h5")) == (0, 0, 1)
+
+
+@pytest.fixture
+def openings(monkeypatch):
+    """Row groups as they are opened."""
+    opened, whole = [], parquet_room.ParquetSource._iterate
+    monkeypatch.setattr(
+        parquet_room.ParquetSource,
+        "_iterate",
+        lambda self, file, group: opened.append(group) or whole(self, file, group),
+    )
+    return opened
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", ["x.parquet", "x.tar.gz", "x.zip", "folder"])
+def test_embedding_from_any_source_gives_the_rows_of_a_folder(tmp_path, openings, name, workers):
+    count = 300
+    shuffled = random.Random(0).sample(range(count), count)  # paths in no order
+    members = [(f"{number:04}.ppm", picture(number) if number != 7 else b"no image") for number in shuffled]
+    for key, data in members:
+        write(tmp_path / "folder" / key, data)
+    table(tmp_path / "x.parquet", members, rows=40)
+    compressed(tmp_path / "x.tar.gz", tar(*members))
+    zipped(tmp_path / "x.zip", members)
+    run(open_source(tmp_path / "folder"), tmp_path / "folder.h5")
+    report = run(open_source(tmp_path / name), tmp_path / "c.h5", workers=workers)
+    one, other = EmbeddingCache(tmp_path / "folder.h5"), EmbeddingCache(tmp_path / "c.h5")
+    assert list(other.keys) == list(one.keys) and report.failures == {"0007.ppm": "not an image in a known format"}
+    np.testing.assert_array_equal(other.X, one.X)
+    np.testing.assert_array_equal(other.digests, one.digests)
+    assert sorted(openings) == (list(range(8)) if name == "x.parquet" else [])
+    pictures = RowImages(other)
+    assert [pictures.read(row, 64).problem for row in random.sample(range(299), 40)] == [""] * 40
+
+
+def test_row_groups_are_read_once_with_shards_and_after_a_kill(tmp_path, openings):
+    members = [(f"{number * 7919 % 5000:04}.ppm", picture(number)) for number in range(5000)]
+    where = table(tmp_path / "x.parquet", members, rows=200)
+    interrupt(open_source(where), tmp_path / "c.h5", 1)
+    finished = len(openings)
+    run(open_source(where), tmp_path / "c.h5")
+    assert set(openings) == set(range(25)) and min(openings[finished:]) == 10, "2,048 rows were safe"
+    openings.clear()
+    for number in (1, 2, 3):
+        run(open_source(where), tmp_path / f"{number}.h5", shard=(number, 3))
+    assert sorted(openings) == list(range(25))
+    whole = open_source(where).scan()
+    shares = [take_shard(whole, (number, 3)).keys for number in (1, 2, 3)]
+    assert shares == [share.keys for share in take_shards(whole, 3)]
+    assert sorted(key for share in shares for key in share) == whole.keys and (whole.size_mtime[:, 0] == UNKNOWN).all()
+
+
+def test_avif_and_heic_in_a_folder(tmp_path, monkeypatch):
+    from pucache.images import decoding
+
+    sample = Image.new("RGB", (32, 16), (200, 30, 30))
+    write(tmp_path / "in/a.avif", encode(sample, "AVIF"))
+    heif = pytest.importorskip("pillow_heif")
+    heif.from_pillow(sample).save(tmp_path / "in/b.heic")
+    monkeypatch.setattr(decoding, "FORMATS", list(decoding.FORMATS))
+    with monkeypatch.context() as without:
+        without.setitem(__import__("sys").modules, "pillow_heif", None)
+        report = run(open_source(tmp_path / "in"), tmp_path / "c.h5")
+        assert report.rows == 1
+        assert report.failures == {"b.heic": "HEIC needs pillow-heif; pip install 'pucache[heif]'"}
+    assert run(open_source(tmp_path / "in"), tmp_path / "c.h5").rows == 2
+    read = decoding.decode((tmp_path / "in/b.heic").read_bytes())
+    assert read.size == (32, 16) and abs(read.getpixel((5, 5))[0] - 200) < 8

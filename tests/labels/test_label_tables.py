@@ -1,0 +1,87 @@
+"""Tables of labels as spreadsheets and other programs write them."""
+
+import pyarrow
+import pytest
+from helpers.cache_files import write
+from pyarrow import parquet
+
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.errors import LabelError
+from pucache.labels.labels import Labels
+from pucache.storage.tables import LabelTable, read_rows, read_table
+
+ROWS = [("a.png", "yes"), ("b,c.png", "no"), ("é.png", "")]
+EXPECTED = [("a.png", "1"), ("b,c.png", "0"), ("é.png", "")]
+COLUMNS = {"key": "file", "label": "is dress", "value": "yes"}
+
+
+@pytest.fixture
+def cache_of(tmp_path):
+    return EmbeddingCache(write(tmp_path / "c.h5", ["x/a.png", "x/b.png", "y.png"], source="/data/photos"))
+
+
+def text(mark):
+    quote = '"{}"'.format
+    return "\r\n".join(
+        mark.join(map(quote, row)) for row in [(" File", "n", "Is dress"), *((k, 7, v) for k, v in ROWS)]
+    )
+
+
+def write_parquet(path, **columns):
+    parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize(("name", "mark"), [("x.csv", ","), ("x.csv", ";"), ("x.csv", "\t"), ("x.tsv", "\t")])
+def test_columns_separators_and_byte_order_marks(tmp_path, name, mark, encoding):
+    (tmp_path / name).write_bytes(text(mark).encode(encoding))
+    table = read_table(LabelTable(str(tmp_path / name), **COLUMNS))
+    assert [(row["key"], row["label"]) for row in table] == EXPECTED
+    assert read_rows(tmp_path / name)[0] == ["file", "n", "is dress"]
+
+
+def test_a_parquet_table_of_texts_classes_and_numbers(tmp_path):
+    keys, values = zip(*ROWS, strict=True)
+    classes = pyarrow.array(values).dictionary_encode()
+    path = write_parquet(tmp_path / "x.parquet", file=keys, **{"is dress": classes}, image=[b"1"] * 3, more=[[1]] * 3)
+    table = read_table(LabelTable(str(path), **COLUMNS))
+    assert [(row["key"], row["label"]) for row in table] == EXPECTED
+    path = write_parquet(tmp_path / "y.parquet", key=[7, 8], label=[True, False])
+    assert read_table(path) == [{"key": "7", "label": "true"}, {"key": "8", "label": "false"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "columns", "reason"),
+    [
+        (
+            b"key,label\na.png,maybe\n",
+            {},
+            "has the label 'maybe'; expected 1 or 0 .* in row 2, or name .*--label-value",
+        ),
+        (b"key,x\na.png,1\n", {"label": "y"}, "has columns key, x; expected one called 'y'"),
+        (b"key,x\na.png,1\n", {"key": "file"}, "has columns key, x; expected one called 'file'"),
+        (b"key,x\na.png,no\n", {"label": "x", "value": "yes"}, "has no 'yes' in the column 'x'; it has 'no'"),
+        (b"file,x\na.png,1\n,2\n", {"key": "file"}, "has a row without a key, 3; complete or remove it"),
+        (b"PK\3\4\x14\0", {}, "is a spreadsheet .*; save its sheet as CSV"),
+    ],
+)
+def test_what_is_not_understood_is_said_with_its_row(tmp_path, cache_of, content, columns, reason):
+    (tmp_path / "x.csv").write_bytes(content)
+    with pytest.raises(LabelError, match=reason) as caught:
+        Labels.read(cache_of, LabelTable(str(tmp_path / "x.csv"), **columns))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("prefix", ["", "./", "photos/", "./photos/", "/data/photos/", "data/photos/", "x/"])
+def test_the_path_of_the_source_before_keys_is_left_out_and_said(tmp_path, cache_of, caplog, prefix):
+    (tmp_path / "x.txt").write_text("".join(f"{prefix}{key}\n" for key in ("x/a.png", "x/b.png")))
+    labels = Labels.read(cache_of, tmp_path / "x.txt")
+    assert labels.s.tolist() == [1, 1, 0]
+    assert (f"begin with {prefix!r}, the source itself" in caplog.text) == bool(prefix)
+
+
+def test_another_folder_before_keys_is_refused(tmp_path, cache_of):
+    (tmp_path / "x.txt").write_text("other/x/a.png\n")
+    with pytest.raises(LabelError, match="without 'other/' at the beginning they are there: remove it"):
+        Labels.read(cache_of, tmp_path / "x.txt")

@@ -1,0 +1,132 @@
+import dataclasses
+from copy import copy
+
+import numpy as np
+import pytest
+from helpers.planted import planted, write_cache
+
+from pucache import check_new_images
+from pucache.errors import ModelError
+from pucache.scoring.score import score
+from pucache.scoring.score_tables import read_scores
+from pucache.training.sklearn_classifier import PULinearClassifier
+
+X, S, Y = planted(1500, labelled=60)
+PILE, REST = slice(0, 900), slice(900, None)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return PULinearClassifier(device="cpu").fit(X[PILE], S[PILE])
+
+
+@pytest.fixture
+def cache(tmp_path):
+    """Rows of the same kind that the model was not trained on."""
+    return write_cache(tmp_path / "cache.h5", X[REST], [f"{row:04}.png" for row in range(600)])
+
+
+def without_sample(model):
+    old = copy(model)
+    old.pile_margins_ = old.pile_sample_ = None
+    return old
+
+
+def test_unchanged_images_have_a_share_and_no_warning(model, cache):
+    new = check_new_images(model, cache)
+    assert new.share.low <= Y[REST].mean() <= new.share.high
+    assert new.warning == "" and new.most_different == []
+    assert "of the new images are positive" in new.share_text
+
+
+def test_changed_images_are_named(model, tmp_path):
+    changed = X[REST].copy()
+    changed[:60] += 3 * changed.std() * np.sign(np.arange(changed.shape[1]) % 2 - 0.5).astype(changed.dtype)
+    cache = write_cache(tmp_path / "changed.h5", changed, [f"{row:04}.png" for row in range(600)])
+    new = check_new_images(model, cache)
+    assert new.most_different[0] in new.warning
+    assert {int(key[:4]) < 60 for key in new.most_different} == {True}
+    assert new.to_dict()["shift"]["differs"] is True
+
+
+def test_the_sample_survives_the_file(model, cache, tmp_path):
+    model.save(tmp_path / "model.safetensors")
+    assert (tmp_path / "model.safetensors").stat().st_size < 500_000
+    loaded = PULinearClassifier.load(tmp_path / "model.safetensors")
+    assert check_new_images(loaded, cache).to_dict() == check_new_images(model, cache).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("change", "rows", "note"),
+    [
+        (without_sample, 600, "keeps no sample"),
+        (lambda model: model, 29, "29 new images are too few"),
+        (lambda model: relabelled(model, 9), 600, "9 labelled positives are too few"),
+    ],
+    ids=["of before", "few images", "few labels"],
+)
+def test_where_nothing_is_said_the_reason_is(model, cache, change, rows, note):
+    new = check_new_images(change(model), cache, rows=np.arange(rows))
+    assert note in new.note and new.share is None and new.shift is None and new.share_text == new.warning == ""
+
+
+def relabelled(model, labels):
+    few = copy(model)
+    few.estimates_ = few.estimates_ | {"labels": labels}
+    return few
+
+
+@pytest.mark.parametrize(
+    "change", [without_sample, lambda model: relabelled(model, 29)], ids=["of before", "29 labels"]
+)
+def test_auto_is_refused_where_no_share_is_estimated(model, cache, tmp_path, change):
+    with pytest.raises(ModelError):
+        score(change(model), cache, tmp_path / "scores.csv", deploy_prior="auto")
+    assert not (tmp_path / "scores.csv").exists()
+
+
+@pytest.mark.parametrize("value", [0, 1, -0.1, "often", float("nan")])
+def test_a_share_outside_its_domain_is_refused(model, cache, tmp_path, value):
+    with pytest.raises(ValueError, match="deploy_prior"):
+        score(model, cache, tmp_path / "scores.csv", deploy_prior=value)
+
+
+def test_a_higher_share_raises_posteriors_and_lowers_the_threshold(model, cache, tmp_path):
+    tables = []
+    for share in (0.01, 0.5):
+        assert score(model, cache, tmp_path / "scores.csv", deploy_prior=share).share == share
+        tables.append(read_scores(tmp_path / "scores.csv"))
+    rare, frequent = tables
+    np.testing.assert_array_equal(rare["margin"], frequent["margin"])
+    assert (rare["posterior"] <= frequent["posterior"]).all() and rare["label"].sum() <= frequent["label"].sum()
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_cache_that_grew_keeps_the_scores_it_had(model, tmp_path, suffix):
+    out, keys = tmp_path / f"scores.{suffix}", [f"{row:04}.png" for row in range(600)]
+    half = write_cache(tmp_path / "half.h5", X[REST][::2], keys[::2])
+    score(model, half, out, deploy_prior="auto")
+    before = read_scores(out)
+    grown = write_cache(tmp_path / "grown.h5", X[REST], keys)
+    report = score(model, grown, out, deploy_prior="auto")
+    after = {name: values[::2] for name, values in read_scores(out).items()}
+    assert report.kept == 300 and report.new_images.n_images == 300
+    for name, values in before.items():
+        np.testing.assert_array_equal(after[name], values)
+    content = out.read_bytes()
+    assert score(model, grown, out, deploy_prior="auto").kept == 600
+    assert out.read_bytes() == content
+
+
+def test_a_table_of_another_model_is_written_anew(model, cache, tmp_path):
+    out = tmp_path / "scores.csv"
+    score(model, cache, out)
+    other = copy(model)
+    other._set_fitted(dataclasses.replace(_state(model), coef_=model.coef_ * 2))
+    assert score(other, cache, out, deploy_prior="auto").kept == 0
+
+
+def _state(model):
+    from pucache.training.model_file import FittedState
+
+    return FittedState(**{field.name: getattr(model, field.name) for field in dataclasses.fields(FittedState)})

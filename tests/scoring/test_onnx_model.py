@@ -1,0 +1,125 @@
+"""Models as ONNX graphs, run by ONNX Runtime on the CPU."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.learned import write_run
+from helpers.planted import planted
+from helpers.refusals import one_line
+
+from pucache.encoders.encoder import load_encoder
+from pucache.encoders.spec import EncoderSpec
+from pucache.errors import EncoderError, MissingExtraError, ModelError
+from pucache.scoring import onnx_model
+from pucache.scoring.onnx_model import export_onnx
+from pucache.training.sklearn_classifier import PULinearClassifier
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A model of red among blue images, the folder of its encoder, pixels that it has not seen, and their margins."""
+    folder = tmp_path_factory.mktemp("run")
+    write_run(folder)
+    encoder = load_encoder(folder, device="cpu", precision="fp32", runtime="torch")
+    draw = np.random.default_rng(0)
+    red = draw.random(500) < 0.4
+    colours = np.where(red[:, None], (200, 60, 60), (60, 60, 200))
+    pixels = draw.normal(colours[:, None, None], 60, (500, *encoder.preprocess.input_size, 3)).clip(0, 255)
+    pixels = torch.from_numpy(pixels.astype(np.uint8))
+    X = encoder.forward(pixels)
+    model = PULinearClassifier(prior=0.3, device="cpu").fit(X[:250], (red & (np.arange(500) < 100))[:250])
+    model.encoder_ = encoder.spec
+    return model, folder, pixels[250:], X[250:]
+
+
+def run(path, inputs):
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(None, {session.get_inputs()[0].name: inputs}), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["uint8", "float32"])
+def test_a_graph_gives_what_pucache_does_for_any_number_of_images(tmp_path, trained, kind):
+    model, folder, pixels, X = trained
+    report = export_onnx(model, tmp_path / "m.onnx", weights=folder, images=kind)
+    margins = model.margins(X)
+    inputs = pixels.numpy() if kind == "uint8" else pixels.numpy().astype(np.float32) / 255
+    for count in (1, 7, len(X)):
+        found = run(tmp_path / "m.onnx", inputs[:count])
+        assert list(found) == ["embedding", "margin", "posterior", "label"] == list(report.outputs)
+        np.testing.assert_allclose(found["embedding"], X[:count], atol=1e-3)
+        np.testing.assert_allclose(found["margin"], margins[:count], atol=2e-2)
+        np.testing.assert_allclose(found["posterior"], model.posterior(margins[:count]), atol=1e-2)
+        far = np.abs(margins[:count] - model.threshold_) > 2e-2
+        assert (found["label"] == (margins[:count] > model.threshold_))[far].all()
+    assert 0 < found["label"].sum() < len(X)
+    graph = onnx.load(str(tmp_path / "m.onnx"))
+    onnx.checker.check_model(graph)
+    facts = {entry.key: entry.value for entry in graph.metadata_props}
+    assert EncoderSpec.from_json(facts["encoder"]) == model.encoder_
+    assert b"site-packages" not in (tmp_path / "m.onnx").read_bytes(), "no path of the machine that wrote it"
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+    export_onnx(model, tmp_path / "2.onnx", weights=folder, images=kind)
+    assert (tmp_path / "2.onnx").read_bytes() == (tmp_path / "m.onnx").read_bytes()
+
+
+@pytest.mark.parametrize(("labelled", "posterior"), [(40, ["posterior"]), (9, [])])
+def test_the_head_alone_for_imported_embeddings_and_no_posterior_on_few_labels(tmp_path, labelled, posterior):
+    X, s, _ = planted(labelled=labelled)
+    model = PULinearClassifier(prior=0.3, device="cpu").fit(X, s)
+    model.encoder_ = EncoderSpec.imported("clip", X.shape[1])
+    model.save(tmp_path / "m.safetensors")
+    export_onnx(tmp_path / "m.safetensors", tmp_path / "m.onnx")
+    found = run(tmp_path / "m.onnx", X)
+    assert list(found) == ["embedding_out", "margin", *posterior, "label"]
+    np.testing.assert_allclose(found["margin"], model.margins(X), atol=1e-4)
+    with pytest.raises(ValueError, match="weights are those of an encoder"):
+        export_onnx(model, tmp_path / "m.onnx", weights=tmp_path)
+
+
+class Inexpressible(torch.nn.Module):
+    """What no graph holds: its way depends on the pixels."""
+
+    def forward(self, pixels):
+        return pixels.float().mean((1, 2, 3)).unique()[:, None].expand(-1, 4)
+
+
+class Other(torch.nn.Module):
+    """What gives something else in every call."""
+
+    def forward(self, pixels):
+        return torch.rand(len(pixels), 40) + pixels.float().mean()
+
+
+@pytest.mark.parametrize(
+    ("network", "reason"), [(Inexpressible, "cannot express .*nothing was written"), (Other, "ONNX")]
+)
+def test_an_encoder_that_onnx_cannot_express_is_named_and_nothing_written(
+    tmp_path, trained, monkeypatch, network, reason
+):
+    model, folder, *_ = trained
+    encoder = load_encoder(folder, device="cpu", precision="fp32", runtime="torch")
+    monkeypatch.setattr(encoder.runtime, "network", network)
+    monkeypatch.setattr(onnx_model, "load_encoder_of", lambda *_: encoder)
+    (tmp_path / "m.onnx").write_bytes(b"old")
+    with pytest.raises(EncoderError, match=reason) as caught:
+        export_onnx(model, tmp_path / "m.onnx", weights=folder)
+    assert str(model.encoder_).split()[0] in str(caught.value) and "\n" not in str(caught.value)
+    assert (tmp_path / "m.onnx").read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_is_missing_is_named(tmp_path, trained, monkeypatch):
+    model, *_ = trained
+    with pytest.raises(ValueError, match=r"ends in \.onnx"):
+        export_onnx(model, tmp_path / "m.pt")
+    one_line(EncoderError, export_onnx, model, tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match="expects"):
+        write_run(tmp_path / "other", seed=1)
+        export_onnx(model, tmp_path / "m.onnx", weights=tmp_path / "other")
+    monkeypatch.setattr(onnx_model.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'pucache\[onnx\]'"):
+        export_onnx(model, tmp_path / "m.onnx")

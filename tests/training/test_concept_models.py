@@ -1,0 +1,120 @@
+import shutil
+
+import numpy as np
+import pytest
+from helpers.planted import write_cache
+
+import pucache
+from pucache.encoders.spec import EncoderSpec
+from pucache.errors import ModelError
+from pucache.labels.labels import Labels
+from pucache.training import labelled_cache
+from pucache.training.concept_models import ConceptModels
+from pucache.training.sklearn_classifier import PULinearClassifier
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+N, D = 600, 8
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A cache of three blobs, and positives of each."""
+    draw = np.random.default_rng(0)
+    y = draw.integers(0, 6, N)
+    X = (draw.normal(size=(N, D)) + 3 * np.eye(6, D)[y]).astype(np.float32)
+    cache = write_cache(tmp_path_factory.mktemp("world") / "cache.h5", X)
+    keys = list(cache.keys)
+    return cache, {name: [keys[row] for row in np.flatnonzero(y == kind)[:25]] for kind, name in enumerate("abc")}
+
+
+@pytest.fixture(scope="module")
+def models(world):
+    cache, concepts = world
+    return pucache.train_pu(cache, concepts=concepts | {"gone": ["gone.png"], "one": concepts["a"][:1]}, device="cpu")
+
+
+def test_each_head_is_that_of_its_training_alone(world, models):
+    cache, concepts = world
+    assert list(models) == ["a", "b", "c", "one"] and list(models.failures) == ["gone"]
+    for name, keys in concepts.items():
+        s = np.isin(list(cache.keys), keys).astype(np.int8)
+        alone = pucache.train_pu(cache, s, device="cpu")
+        assert (models[name].coef_ == alone.coef_).all() and models[name].threshold_ == alone.threshold_
+        assert models[name].estimates_ == alone.estimates_
+
+
+def test_what_knows_no_labels_is_prepared_once(world, monkeypatch):
+    cache, concepts = world
+    scans = []
+    scan = labelled_cache.DuplicateScan
+    monkeypatch.setattr(labelled_cache, "DuplicateScan", lambda *given: scans.append(1) or scan(*given))
+    pucache.train_pu(cache, concepts=concepts, device="cpu", method="linear", penalty=1e-3)
+    assert len(scans) == 1
+
+
+def test_rows_that_all_have_a_concept(world):
+    cache, _ = world
+    keys = list(cache.keys)
+    parts = {f"part {number}": keys[number::3] for number in range(3)}
+    assert len(pucache.train_pu(cache, concepts=parts, device="cpu", method="linear", penalty=1e-3)) == 3
+
+
+def test_a_sampled_cache_serves_all_concepts(world, monkeypatch):
+    cache, concepts = world
+    monkeypatch.setattr("pucache.labels.sample.SAMPLE_ROWS", 200)
+    trained = pucache.train_pu(cache, concepts=concepts, device="cpu")
+    assert {model.n_labelled_ for model in trained.values()} == {25}
+    assert {model.unlabelled_sample_.rows for model in trained.values()} == {200}
+
+
+def test_a_folder_of_models_is_read_back(models, tmp_path):
+    models.save(tmp_path)
+    (tmp_path / "metrics.json").write_text("{}")
+    read = ConceptModels.load(tmp_path)
+    assert list(read) == list(models) and (read["b"].coef_ == models["b"].coef_).all()
+
+
+def other_encoder(folder, models):
+    model = PULinearClassifier.load(folder / "a.safetensors")
+    model.encoder_ = EncoderSpec.imported("other", D)
+    model.save(folder / "other.safetensors")
+
+
+def damaged(folder, models):
+    content = bytearray((folder / "b.safetensors").read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / "b.safetensors").write_bytes(content)
+
+
+BAD = [
+    (other_encoder, "two encoders: a is of .*planted.*, other of .*other"),
+    (damaged, "b.safetensors"),
+    (lambda folder, models: (folder / "x.safetensors").write_text("no model"), "x.safetensors"),
+    (lambda folder, models: [file.unlink() for file in folder.iterdir()], "holds no models"),
+    (lambda folder, models: shutil.copy(folder / "a.safetensors", folder / "A.safetensors"), "one file name"),
+]
+
+
+@pytest.mark.parametrize(("harm", "text"), BAD)
+def test_a_folder_that_is_no_folder_of_models(models, tmp_path, harm, text):
+    models.save(tmp_path)
+    harm(tmp_path, models)
+    with pytest.raises(ModelError, match=text):
+        ConceptModels.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"positives": "x", "concepts": {}}, {"concepts": {}, "session": "x"}, {"concepts": {}, "negatives": "x"}],
+)
+def test_labels_come_from_one_place(world, given):
+    with pytest.raises(ValueError, match="train_pu takes"):
+        pucache.train_pu(world[0], **given)
+
+
+def test_known_negatives_are_those_of_their_concept(world):
+    cache, concepts = world
+    s = np.isin(list(cache.keys), concepts["a"]).astype(np.int8)
+    reviewed = -np.isin(list(cache.keys), concepts["b"]).astype(np.int8)
+    trained = pucache.train_pu(cache, concepts={"a": Labels(s, reviewed), "b": concepts["b"]}, device="cpu")
+    assert (trained["a"].n_negatives_, trained["b"].n_negatives_) == (25, 0)
