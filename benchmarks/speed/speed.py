@@ -1,6 +1,6 @@
 """How long each step takes, beside what one writes without pucache or beside a limit of the machine.
 
-    python -m benchmarks.speed.speed DIR FOLDER [--rounds 5] [--parts embed train] [--quick] [--out PAGE]
+    python -m benchmarks.speed.speed DIR FOLDER [--rounds 3] [--parts embed train] [--quick] [--out PAGE]
 
 DIR is a folder of CIFAR-10, FOLDER gets the files (8 GB) and keeps them for the next time. Every figure is of a process
 of its own; in each round a step and what it is compared with go one after the other, so a ratio is of one moment. What
@@ -45,7 +45,7 @@ class Files:
 
     @property
     def planted(self) -> Planted:
-        return Planted(self.folder, *((100_000, 64) if self.quick else (1_000_000, 512)))
+        return Planted(self.folder, *((100_000, 64) if self.quick else (1_000_000, 1280)))
 
     def arguments(self) -> list[str]:
         return [str(self.cifar), str(self.folder), *["--quick"] * self.quick]
@@ -88,13 +88,13 @@ def image_folder(files: Files, kind: str) -> Path:
     return folder
 
 
-def embed_images(kind: str) -> Measure:
+def embed_images(kind: str, runtime: str) -> Measure:
     def measure(files: Files) -> float:
         from pucache.embedding.embed import run_embedding
         from pucache.encoders.encoder import load_encoder
         from pucache.images.source import open_source
 
-        folder, cache, encoder = image_folder(files, kind), files.folder / "embed.h5", load_encoder()
+        folder, cache, encoder = image_folder(files, kind), files.folder / "embed.h5", load_encoder(runtime=runtime)
         cache.unlink(missing_ok=True)
         return 1000 * run_embedding(open_source(folder), cache, encoder).seconds / files.images
 
@@ -329,8 +329,14 @@ def decide(files: Files) -> float:
 
 COMPARISONS: dict[str, list[Comparison]] = {
     "embed": [
-        Comparison(f"embed 1,000 {title}", embed_images(kind), "DataLoader and timm's model", plain_loop(kind))
+        Comparison(
+            f"embed 1,000 {title}, {runtime}",
+            embed_images(kind, runtime),
+            "DataLoader and timm's model",
+            plain_loop(kind),
+        )
         for kind, title in (("png", "PNG files of 32 x 32"), ("jpeg", "JPEG files of 500 x 375"))
+        for runtime in ("openvino", "torch")
     ],
     "train": [
         Comparison("a head as the paper trains it, 100 epochs", train_sgd(1), "autograd over slices", autograd),
@@ -464,7 +470,7 @@ if __name__ == "__main__":
     parser = page_parser(__doc__)
     parser.add_argument("cifar", type=Path, metavar="DIR")
     parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
     parser.add_argument("--cell", nargs=3, help=argparse.SUPPRESS)
