@@ -139,6 +139,7 @@ def run(operation: Operation, write: Write, folder: Path) -> tuple[float, str]:
     out, began = folder / f"out{operation.suffix}", time.perf_counter()
     write(out)
     seconds = time.perf_counter() - began
+    print(f"{operation.name:36s} {'Ray' if write is operation.by_ray else 'local':6} {seconds:6.2f} s", flush=True)
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".lock"]
     return seconds, hashlib.sha256(b"".join(path.name.encode() + path.read_bytes() for path in files)).hexdigest()
 

@@ -32,7 +32,7 @@ from benchmarks.common.planted_cache import (
     key,
     make,
     memory,
-    prepare,
+    prepare_with_model,
 )
 from pucache import train_pu
 from pucache.cache.embedding_cache import EmbeddingCache
@@ -195,11 +195,9 @@ def main(arguments: argparse.Namespace) -> str:
     sizes, d, rounds = (QUICK_SIZES, QUICK_DIM, QUICK_ROUNDS) if quick else (SIZES, DIM, ROUNDS)
     planted = [Planted(arguments.folder, n, d) for n in sizes]
     for at in planted:
-        prepare(at)
+        prepare_with_model(at)
         if not all(path.exists() for path in at.shards):
             make("split", at)
-    if not planted[0].model.exists():
-        make("train_model", planted[0])
     figures = figures_of(planted, rounds)
     parts = [
         "# Scale",
