@@ -165,7 +165,7 @@ def first(name: str, cells: list[dict]) -> str:
         leader = max(means, key=lambda way: means[way])
         behind = "" if leader == AT_ZERO else f" against {means[AT_ZERO]:.2f} of pucache"
         parts.append(f"{called}: {leader}, {means[leader]:.2f}{behind}")
-    return f"First, supervised rows and thresholds other than 0 of pucache aside: {'; '.join(parts)}."
+    return f"First in each metric, with pucache at margin 0 and without supervised rows: {'; '.join(parts)}."
 
 
 def competitors(cells_of: dict[str, list[dict]]) -> str:

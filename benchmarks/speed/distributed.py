@@ -152,13 +152,23 @@ def run_by_ray(operation: Operation, folder: Path, expected: str) -> float:
     return seconds
 
 
+def ancestors(number: int) -> list[int]:
+    """Processes that started a process, directly or not."""
+    numbers = []
+    while number > 1:
+        number = int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[1])
+        numbers.append(number)
+    return numbers
+
+
 def kill_a_worker(killed: list[int]) -> None:
-    """Kill a process that runs a task, if there is one."""
+    """Kill a process of this benchmark's cluster that runs a task, if there is one."""
     for process in Path("/proc").glob("[0-9]*"):
+        number = int(process.name)
         try:
-            if (process / "cmdline").read_bytes().startswith(WORKER):
-                os.kill(int(process.name), signal.SIGKILL)
-                killed.append(int(process.name))
+            if (process / "cmdline").read_bytes().startswith(WORKER) and os.getpid() in ancestors(number):
+                os.kill(number, signal.SIGKILL)
+                killed.append(number)
                 return
         except OSError:
             continue  # it has ended
