@@ -155,6 +155,8 @@ def described(name: str, task: Task) -> str:
 
 
 def page(cifar: Cifar, tasks: dict[str, Task], fits: list[dict], ranking: list[dict], options: str) -> str:
+    run = {one["task"] for one in fits}
+    described_tasks = "; ".join(described(name, task) for name, task in tasks.items() if name in run)
     failed = [f"- {one['learner']}, {one['task']}: {one['failed']}" for one in fits if "failed" in one]
     return "\n".join(
         [
@@ -168,7 +170,7 @@ def page(cifar: Cifar, tasks: dict[str, Task], fits: list[dict], ranking: list[d
             "",
             "## Learners",
             "",
-            f"Tasks: {'; '.join(described(name, task) for name, task in tasks.items())}. Slow learners are run on one "
+            f"Tasks: {described_tasks}. Slow learners are run on one "
             "of them. A row has means over its tasks of AP (average precision) among the unlabelled, and of F1 and AUC "
             "on the test images, F1 at the tool's own threshold; the median of the seconds from the float16 rows of a "
             "cache to a fitted model, one fit a task; and the greatest MB. Every cell is peer / pucache (its "
