@@ -54,15 +54,15 @@ PAGES = (
         "paper",
         "accuracy beside the published figures, losses, wrong priors",
         "paper.tables",
-        "DIR --fashion SOURCE --short",
-        11,
+        "DIR --fashion SOURCE",
+        10,
         BOTH,
     ),
     ResultPage(
         "peers",
         "other tools on the same embeddings: quality, seconds, memory",
         "peers.compare",
-        "DIR --fashion SOURCE --short --loaded",
+        "DIR --fashion SOURCE",
         10,
         BOTH,
         needs="pulearn and pu-toolbox (`pip install pucache[bench]`)",
@@ -138,9 +138,9 @@ PAGES = (
         "concepts", "many concepts on one cache beside one", "speed.concepts", "DIR --work FOLDER", 15, CIFAR, LONG
     ),
     ResultPage(
-        "distributed", "Ray beside the local engine", "speed.distributed", "DIR FOLDER", 30, CIFAR, LONG, "Ray", ""
+        "distributed", "Ray beside the local engine", "speed.distributed", "DIR FOLDER", 10, CIFAR, LONG, "Ray"
     ),
-    ResultPage("faults", "what is lost when things break", "robustness.faults", "FOLDER", 15, DEMO, LONG, quick=""),
+    ResultPage("faults", "what is lost when things break", "robustness.faults", "FOLDER", 7, DEMO),
     ResultPage("gpu", "the same on a GPU", "gpu", "FOLDER", 10, PLANTED, BY_HAND, "a GPU", ""),
     ResultPage("docker", "containers", "", "make test-docker FIGURES=FILE", 20, DEMO, BY_HAND, "Docker", ""),
     ResultPage("heads", "seconds of training beside plain loops", "speed.heads", "DIR", 4, CIFAR, BY_HAND, quick=""),
@@ -151,7 +151,5 @@ PAGES = (
     ResultPage("review-speed", "", "speed.review", "FOLDER --like CACHE", 5, CIFAR, BY_HAND, quick=""),
     ResultPage("embed-cpu", "images a second", "speed.embed", "DIR FOLDER", 30, CIFAR, BY_HAND, quick=""),
     ResultPage("scoring", "scoring beside reading", "speed.scoring", "FOLDER", 6, PLANTED, BY_HAND, quick=""),
-    ResultPage("shards", "a folder of shards", "speed.shards", "FOLDER", 30, PLANTED, BY_HAND, quick=""),
     ResultPage("retrieval-speed", "", "quality.retrieval", "FOLDER --speed", 15, PLANTED, BY_HAND, quick=""),
-    ResultPage("ray-scoring", "Ray beside one machine", "speed.ray_scoring", "FOLDER", 7, PLANTED, BY_HAND, quick=""),
 )

@@ -1,22 +1,26 @@
-"""Training and evaluation of heads on the tasks of benchmarks/paper/tables.py: transfer, losses and priors."""
+"""Training and evaluation of heads for benchmarks/paper/tables.py: transfer, rankings, losses and wrong priors."""
 
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from sklearn.metrics import average_precision_score
 
-from benchmarks.common.cifar import Task
-from pucache import PULinearClassifier
-from pucache.estimates.metrics import with_labels
+from benchmarks.common.cifar import Cifar, Task
+from benchmarks.common.row_cache import write_row_cache
+from pucache import EmbeddingCache, PULinearClassifier
+from pucache.estimates.metrics import precision_at, with_labels
 from pucache.estimates.thresholds import choose_threshold
 from pucache.heads.linear_heads import FittedHeads
 from pucache.heads.risks import RISKS, PURisk
 from pucache.heads.solve import fit_heads
-from pucache.training.penalty import PENALTIES
+from pucache.labels.folds import assign_folds
+from pucache.retrieval.model_scorers import Fused
+from pucache.retrieval.retrieve import rank_unlabelled
+from pucache.retrieval.similarity import SIMILARITIES, Similarity
 
 CS = (1e-3, 1e-4, 1e-5, 1e-6)  # of the logistic regression, scikit-learn's scale
-COMPARED = 2e-3  # tolerance of heads that are only compared
 CEILING = 6e-6  # penalty of the supervised head, the best of several for rows it has not seen
 SUPERVISED = "supervised"
 LOSSES = (*RISKS, SUPERVISED)
@@ -31,30 +35,25 @@ AT_ZERO, TEST_SHARE, OWN = (
 LOGISTIC = "logistic regression, P against U, balanced, C={:g}"
 CENTROID = "centroid of P less centroid of U, threshold midway"
 SUPERVISED_HEAD = "supervised: logistic regression on all true labels, C=0.001"
-BEST = "imbuPU, penalty {:.0e}", "imbnnPU with the true prior, penalty {:.0e}"  # by pucache's solver
 BCE = PURisk("weighted_bce")
 MISLED = {
     "imbnnPU, authors' protocol": ("imbnnpu", RAW),
     "nnPU, authors' protocol, standardised X": ("nnpu", STANDARDISED),
 }
+RANKS = (100, 1000)  # and as many as there are hidden positives
 
 
 @dataclass(frozen=True)
 class Scope:
-    """How much is run."""
+    """How much is run; tasks with all images of CIFAR-10 and rankings take the first seed."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
-    seeds_of_large: tuple[int, ...] = (0, 1, 2)  # of the tasks with all images of CIFAR-10
-    seeds_of_rankings: tuple[int, ...] = (0, 1, 2)  # of the hidden positives found
-    factors: tuple[float, ...] = (0.1, 0.2, 0.5, 1, 2, 5, 10)
+    factors: tuple[float, ...] = (0.1, 0.5, 1, 5, 10)
     labelled: tuple[int, ...] = (1000, 3000)  # with all images of CIFAR-10
     losses: tuple[str, ...] = LOSSES
-    mapped: int = 250  # images of each class on the t-SNE
-    pretraining: bool = True
 
 
-SHORT = Scope(seeds_of_large=(0,), seeds_of_rankings=(0,), factors=(0.1, 0.5, 1, 5, 10), pretraining=False)
-QUICK = Scope((0,), (0,), (0,), (0.2, 1, 5), (1000,), ("nnpu", "imbnnpu", "imbupu", "bce", SUPERVISED), 50, False)
+QUICK = Scope((0,), (0.2, 1, 5), (1000,), ("nnpu", "imbnnpu", "imbupu", "bce", SUPERVISED))
 
 
 def figures(y: np.ndarray, margins: np.ndarray, threshold: float = 0.0) -> dict[str, float]:
@@ -88,7 +87,6 @@ def transfer(task: Task, seed: int) -> dict:
     of_test = model.tilt_.posterior(model.margins(task.X_test), share)
     return {
         "ways": ways,
-        "penalty": model.penalty_,
         "prior": [estimate.prior, estimate.low, estimate.high, task.prior],
         "counts": [int(task.s.sum()), int(task.hidden.sum()), int((~task.hidden).sum()), len(task.y_test), share],
         "bins": {
@@ -112,14 +110,7 @@ def _ours(task: Task, seed: int, share: float) -> tuple[dict, PULinearClassifier
 
 def _others(task: Task, seed: int):
     """Name, head, test rows and unlabelled rows as the head takes them."""
-    plain = task.X_test, task.unlabelled
-    yield AUTHORS, authors(task, prior=task.prior, seeds=(seed,)), *plain
-    for name, loss in zip(BEST, ("imbupu", "imbnnpu"), strict=True):
-        heads = fit_heads(
-            task.X, task.s, prior=task.prior, risk=PURisk(loss), penalty=PENALTIES, seed=seed, tolerance=COMPARED
-        )
-        for at, penalty in enumerate(PENALTIES):
-            yield name.format(penalty), heads.take([at]), *plain
+    yield AUTHORS, authors(task, prior=task.prior, seeds=(seed,)), task.X_test, task.unlabelled
     Z, Z_test = standardised(task)
     heads = logistic(Z, task.s, seed)
     for at, C in enumerate(CS):
@@ -161,10 +152,48 @@ def bins(posterior: np.ndarray, y: np.ndarray, number: int = 10) -> list[list[fl
     ]
 
 
-def gap(of: list[list[float]]) -> float:
-    """Mean distance of the posterior from the true share over bins, weighed by their rows."""
-    posterior, true, rows = np.array(of).T
-    return float(np.abs(posterior - true) @ rows / rows.sum())
+# --- hidden positives found ------------------------------------------------------------------------
+
+
+def retrieved(data: Cifar, work: Path, seed: int) -> dict:
+    """Precision at ranks and average precision of the positives hidden in the authors' pile, by each way."""
+    task = data.authors()
+    cache = write_row_cache(work / "paper-pile.h5", task.X, data.train.encoder)
+    model = PULinearClassifier(random_state=seed).fit(task.X, task.s)
+    model.encoder_ = cache.encoder
+    ways = {
+        "**pucache: classifier and neighbours, fused** (default)": _ranked(cache, task, Fused(model)),
+        "pucache: classifier": model.margins(task.unlabelled),
+        AUTHORS: authors(task, prior=task.prior, seeds=(seed,)).margins(task.unlabelled)[:, 0],
+    }
+    Z = standardised(task)[0]
+    by_logistic = logistic(Z, task.s, seed).margins(Z[task.s == 0])
+    ways |= {LOGISTIC.format(C): of for C, of in zip(CS, by_logistic.T, strict=True)}
+    ways |= {f"pucache: similarity, {kind}": _ranked(cache, task, Similarity(kind)) for kind in SIMILARITIES}
+    unit = task.X / np.linalg.norm(task.X.astype(np.float32), axis=1, keepdims=True)
+    ways["mean cosine to the labelled positives, not centred"] = unit[task.s == 0] @ unit[task.s == 1].mean(0)
+    ways["supervised: rows it has not seen (5 folds), every other true label"] = _unseen(task, seed)
+    return {"ways": {name: ranking_figures(task.hidden, scores) for name, scores in ways.items()}}
+
+
+def ranking_figures(hidden: np.ndarray, scores: np.ndarray) -> list[float]:
+    """Precision at each of `RANKS` and at the number of positives, then average precision."""
+    at = [precision_at(hidden, scores, rank) for rank in (*RANKS, int(hidden.sum()))]
+    return [*at, float(average_precision_score(hidden, scores))]
+
+
+def _ranked(cache: EmbeddingCache, task: Task, by) -> np.ndarray:
+    ranking = rank_unlabelled(cache, task.s, k=None, scorer=by, twins=None)  # all of them, copies too
+    scores = np.empty(len(task.s))
+    scores[ranking.rows] = ranking.scores
+    return scores[task.s == 0]
+
+
+def _unseen(task: Task, seed: int) -> np.ndarray:
+    fold = assign_folds(task.y.astype(int), 5, seed)
+    weights = (fold[:, None] != np.arange(5)).astype(np.float32)
+    heads = fit_heads(task.X, task.y.astype(np.int8), weights=weights, risk=BCE, penalty=CEILING, seed=seed)
+    return np.take_along_axis(heads.margins(task.X), fold[:, None], 1)[task.s == 0, 0]
 
 
 # --- losses, and priors that are wrong -------------------------------------------------------------
@@ -174,21 +203,19 @@ def ablation(task: Task, loss: str, solver: str, seeds: tuple[int, ...]) -> list
     """Figures of a loss with the true prior, one dict a seed; see `SOLVERS`."""
     if solver == STANDARDISED:
         task = as_standardised(task)
-    if solver != OURS:
-        heads = authors(task, prior=task.prior, seeds=seeds, loss=loss)
-    elif loss == SUPERVISED:
-        heads = fit_heads(task.X, task.y.astype(np.int8), risk=BCE, penalty=CEILING, seed=np.array(seeds))
-    else:
+    if solver == OURS and loss != SUPERVISED:
         models = [PULinearClassifier(task.prior, loss=loss, random_state=seed).fit(task.X, task.s) for seed in seeds]
         margins = [[model.margins(rows) for model in models] for rows in (task.X_test, task.unlabelled)]
-        return _runs(task, *margins)
-    return _runs(task, heads.margins(task.X_test).T, heads.margins(task.unlabelled).T)
-
-
-def _runs(task: Task, of_test, of_unlabelled) -> list[dict]:
+    else:
+        heads = (
+            fit_heads(task.X, task.y.astype(np.int8), risk=BCE, penalty=CEILING, seed=np.array(seeds))
+            if solver == OURS
+            else authors(task, prior=task.prior, seeds=seeds, loss=loss)
+        )
+        margins = [heads.margins(rows).T for rows in (task.X_test, task.unlabelled)]
     return [
         figures(task.y_test, test) | {"ap": average_precision_score(task.hidden, unlabelled)}
-        for test, unlabelled in zip(of_test, of_unlabelled, strict=True)
+        for test, unlabelled in zip(*margins, strict=True)
     ]
 
 

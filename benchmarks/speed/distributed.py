@@ -1,190 +1,249 @@
-"""Shards by Ray against one command without Ray, on one machine: throughput, equal bytes, cost of kills.
+"""Shards by Ray against the local engine, on one machine: embedding, scoring and retrieval.
 
-    python -m benchmarks.speed.distributed CIFAR_FOLDER WORK [--images 8000] [--rounds 3] [--workers 2]
-                                     [--runtimes auto torch] [--out docs/results/distributed.md]
+    python -m benchmarks.speed.distributed DIR FOLDER [--quick] [--out docs/results/distributed.md]
 
-Every run is a command, from its start to its end: imports, encoder, Ray's start and the merging with it. Ray embeds
-four shards for each of its workers. For the killed worker this script kills one of Ray's processes once a shard is
-there; for the killed driver it kills the command then, and starts it again.
+DIR is a folder of CIFAR-10. Shards of planted positives are written into FOLDER (1.2 GB), and found there the next
+time. The engines take turns in one process that has joined the cluster; imports, the start of the cluster and a first
+run of each operation, in which worker processes start, come before the clock. Every output of the cluster is compared
+with that of the local engine, byte by byte. At last a worker process is killed in some more runs of each operation, and
+the outputs are compared again.
 """
-
-from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import os
+import random
 import shutil
 import signal
 import statistics
-import subprocess
-import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.common.command_line import page_parser, print_page
+from pucache.threads import set_thread_defaults
 
-SHARDS_PER_WORKER = 4
-TASK = b"ray::_apply"  # what Ray calls a process that runs a task
+set_thread_defaults()  # as commands do, before numpy is imported
 
+import numpy as np  # noqa: E402
 
-class Bench:
-    """Starts commands, and keeps what came of them."""
+from benchmarks.common.cells import table  # noqa: E402
+from benchmarks.common.command_line import page_parser, print_page  # noqa: E402
+from benchmarks.common.environment import environment  # noqa: E402
+from benchmarks.common.image_classes import write_manifest  # noqa: E402
+from benchmarks.common.planted_cache import Planted, prepare_with_model  # noqa: E402
+from pucache.allocator import keep_freed_memory  # noqa: E402
+from pucache.cache.embedding_cache import EmbeddingCache  # noqa: E402
+from pucache.cache.merging import merge  # noqa: E402
+from pucache.cache.reader import CacheFile  # noqa: E402
+from pucache.embedding.embed import EmbedOptions, run_embedding  # noqa: E402
+from pucache.encoders.deferred import EncoderOptions  # noqa: E402
+from pucache.images.source import open_source  # noqa: E402
+from pucache.retrieval.retrieve import retrieve_positives  # noqa: E402
+from pucache.scaling.embed_shards import embed_shards  # noqa: E402
+from pucache.scaling.rank_shards import rank_shards  # noqa: E402
+from pucache.scaling.score_shards import score_shards  # noqa: E402
+from pucache.scaling.tasks import cluster_tasks  # noqa: E402
+from pucache.scoring.score import score  # noqa: E402
 
-    def __init__(self, work: Path, images: Path, workers: int, runtime: str):
-        self.work, self.images, self.workers, self.runtime = work, images, workers, runtime
-        self.shards, self.folder = SHARDS_PER_WORKER * workers, work / "shards"
-
-    def start(self, out: Path, *options: str) -> subprocess.Popen:
-        """Start `pucache embed`."""
-        command = [sys.executable, "-m", "pucache", "embed", str(self.images), str(out), "--json", "--device", "cpu"]
-        environ = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000", "RAY_USAGE_STATS_ENABLED": "0"}
-        return subprocess.Popen(
-            [*command, "--runtime", self.runtime, *options], stdout=subprocess.PIPE, text=True, env=environ
-        )
-
-    def with_ray(self) -> subprocess.Popen:
-        """Start the command that embeds the shards by Ray."""
-        return self.start(self.folder, "--engine", "ray", "--shards", str(self.shards), "--workers", str(self.workers))
-
-    def local_seconds(self) -> float:
-        """Seconds of one command without Ray, into one file."""
-        began = time.perf_counter()
-        finished(self.start(self.work / "cache.h5"))
-        (self.work / "cache.h5").unlink()
-        return time.perf_counter() - began
-
-    def ray_seconds(self) -> float:
-        """Seconds of the command with Ray."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        began = time.perf_counter()
-        finished(self.with_ray())
-        return time.perf_counter() - began
-
-    def expected(self) -> dict[str, str]:
-        """Digests of the shards that commands without Ray write."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        for number in range(1, self.shards + 1):
-            finished(self.start(self.folder / f"{number:05}.h5", "--shard", f"{number}/{self.shards}"))
-        return self.digests()
-
-    def digests(self) -> dict[str, str]:
-        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in self.folder.glob("*.h5")}
-
-    def disturbed(self, kill: Callable[[subprocess.Popen], None]) -> tuple[subprocess.Popen, float]:
-        """A command that `kill` disturbs once a shard is there, and when it began."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        began, process = time.perf_counter(), self.with_ray()
-        while not self.digests():
-            if process.poll() is not None:
-                raise SystemExit("the command was done before it could be disturbed; pass more --images")
-            time.sleep(0.05)
-        kill(process)
-        return process, began
+WORKER = b"ray::_apply"  # name of a worker process that is at work
+Write = Callable[[Path], object]
 
 
-def finished(process: subprocess.Popen) -> dict:
-    output, _ = process.communicate()
-    if process.returncode:
-        raise SystemExit(f"{process.args} failed")
-    return json.loads(output)
+@dataclass(frozen=True)
+class Sizes:
+    images: int = 4000
+    image_shards: int = 8
+    rows: int = 2_000_000
+    dim: int = 256
+    shards: int = 16
+    rounds: int = 3
+    kills: int = 3  # of each operation
 
 
-def kill_worker(process: subprocess.Popen) -> None:
-    """Kill one of the processes that run tasks."""
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            if (place / "cmdline").read_bytes().startswith(TASK) and process.pid in ancestors(int(place.name)):
-                os.kill(int(place.name), signal.SIGKILL)
-                return
-        except OSError:
-            continue  # it has ended
-    raise SystemExit("no process that runs a task was found")
+QUICK = Sizes(images=64, image_shards=2, rows=200_000, dim=32, shards=4, rounds=1, kills=1)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What is measured: how each engine writes its output, and what the output of the cluster must be.
+
+    `expected` is that of the local engine where nothing else is said.
+    """
+
+    name: str
+    amount: int
+    local: Write
+    by_ray: Write
+    suffix: str = ""
+    expected: Write | None = None
+
+
+def write_shards(at: Planted, count: int) -> Path:
+    """Divide the rows among files of consecutive rows; returns their folder."""
+    folder = at.folder / f"{at.name}-in-{count}"
+    if not folder.exists():
+        whole, making = CacheFile(at.cache), folder.with_suffix(".making")
+        making.mkdir(exist_ok=True)
+        for number, rows in enumerate(np.array_split(np.arange(at.n), count)):
+            path = making / f"shard-{number:04}.h5"
+            merge(path, [(whole, rows)], encoder=whole.encoder, dtype=whole.dtype, source="", failures={})
+        making.rename(folder)
+    return folder
+
+
+def embedding(images: Path, sizes: Sizes) -> Operation:
+    """One file by the local engine against shards by the cluster; these are to be those of ``--shard I/N``."""
+    count = sizes.image_shards
+
+    def one_by_one(out: Path) -> None:
+        for number in range(1, count + 1):
+            options = EmbedOptions(shard=(number, count))
+            run_embedding(open_source(images), out / f"{number:05}.h5", EncoderOptions(), options=options)
+
+    return Operation(
+        "embed",
+        sizes.images,
+        lambda out: run_embedding(open_source(images), out / "cache.h5", EncoderOptions()),
+        lambda out: embed_shards(images, out, count),
+        expected=one_by_one,
+    )
+
+
+def scoring(shards: Path, at: Planted, suffix: str, parts: str | None = None) -> Operation:
+    return Operation(
+        f"score to {'a table for each shard' if parts else suffix[1:]}",
+        at.n,
+        lambda out: score(at.model, EmbeddingCache(shards), out, parts=parts),
+        lambda out: score_shards(at.model, EmbeddingCache(shards), out, parts=parts),
+        suffix,
+    )
+
+
+def retrieval(shards: Path, at: Planted, name: str, **options) -> Operation:
+    def local(out: Path) -> None:
+        retrieve_positives(EmbeddingCache(shards), at.positives, k=1000, device="cpu", **options).save(out)
+
+    def by_ray(out: Path) -> None:
+        rank_shards(EmbeddingCache(shards), at.positives, k=1000, **options).save(out)
+
+    return Operation(f"retrieve by {name}", at.n, local, by_ray, ".csv")
+
+
+def run(operation: Operation, write: Write, folder: Path) -> tuple[float, str]:
+    """Seconds of one run, and a hash of the names and contents of what it wrote."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    out, began = folder / f"out{operation.suffix}", time.perf_counter()
+    write(out)
+    seconds = time.perf_counter() - began
+    print(f"{operation.name:36s} {'Ray' if write is operation.by_ray else 'local':6} {seconds:6.2f} s", flush=True)
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".lock"]
+    return seconds, hashlib.sha256(b"".join(path.name.encode() + path.read_bytes() for path in files)).hexdigest()
+
+
+def run_by_ray(operation: Operation, folder: Path, expected: str) -> float:
+    """Seconds of a run by the cluster; ends the benchmark where its output is another one."""
+    seconds, output = run(operation, operation.by_ray, folder)
+    if output != expected:
+        raise SystemExit(f"{operation.name}: the output of the cluster differs from that of the local engine")
+    return seconds
 
 
 def ancestors(number: int) -> list[int]:
-    pids = []
+    """Processes that started a process, directly or not."""
+    numbers = []
     while number > 1:
         number = int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[1])
-        pids.append(number)
-    return pids
+        numbers.append(number)
+    return numbers
 
 
-def spread(values: list[float]) -> str:
-    return f"{statistics.median(values):.4g} ({min(values):.4g} to {max(values):.4g})"
+def kill_a_worker(killed: list[int]) -> None:
+    """Kill a process of this benchmark's cluster that runs a task, if there is one."""
+    for process in Path("/proc").glob("[0-9]*"):
+        number = int(process.name)
+        try:
+            if (process / "cmdline").read_bytes().startswith(WORKER) and os.getpid() in ancestors(number):
+                os.kill(number, signal.SIGKILL)
+                killed.append(number)
+                return
+        except OSError:
+            continue  # it has ended
 
 
-def table(local: list[float], ray: list[float], images: int) -> list[str]:
-    ratio = spread([one / other for one, other in zip(local, ray, strict=True)])
-    return [
-        "| | one command | Ray | rate of Ray / one command, of a round |",
-        "| --- | --- | --- | --- |",
-        f"| seconds | {spread(local)} | {spread(ray)} | |",
-        f"| images/s | {spread([images / s for s in local])} | {spread([images / s for s in ray])} | {ratio} |",
-    ]
+def with_kills(operation: Operation, folder: Path, expected: str, usual: float, count: int) -> list[int]:
+    """Run an operation again, a worker process killed at a random moment of each run; their numbers."""
+    draw, killed = random.Random(0), []  # noqa: S311
+    for _ in range(count):
+        timer = threading.Timer(draw.uniform(0, usual), kill_a_worker, [killed])
+        timer.start()
+        run_by_ray(operation, folder, expected)
+        timer.cancel()
+        timer.join()
+    return killed
 
 
-def kills(bench: Bench, expected: dict[str, str], usual: float) -> list[str]:
-    process, began = bench.disturbed(kill_worker)
-    finished(process)
-    seconds = time.perf_counter() - began
-    check(bench, expected)
-    process, _ = bench.disturbed(subprocess.Popen.kill)
-    process.communicate()
-    time.sleep(5)  # until Ray has noticed
-    began = time.perf_counter()
-    report = finished(bench.with_ray())
-    check(bench, expected)
-    return [
-        f"A worker killed when the first shard was there: {seconds - usual:+.1f} s beside the median of {usual:.1f} s; "
-        "the same bytes.",
-        f"The driver killed then: the next run kept {report['kept']:,} images, computed {report['computed']:,} and "
-        f"took {time.perf_counter() - began:.1f} s; the same bytes.",
-    ]
-
-
-def check(bench: Bench, expected: dict[str, str]) -> None:
-    if bench.digests() != expected:
-        raise SystemExit("Ray gave other shards")
+def row(operation: Operation, seconds: list[tuple[float, float]]) -> list[str]:
+    local, ray = (statistics.median(values) for values in zip(*seconds, strict=True))
+    ratios = [local_seconds / ray_seconds for local_seconds, ray_seconds in seconds]
+    ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    return [operation.name, f"{local:.2f}", f"{ray:.2f}", f"{operation.amount / ray:,.0f}", ratio]
 
 
 def main(arguments: argparse.Namespace) -> str:
-    from benchmarks.common.environment import environment
-    from benchmarks.speed.embed import copy_pngs
-
-    a = arguments
-    a.work.mkdir(parents=True, exist_ok=True)
-    images = a.work / f"png-{a.images}"
-    copy_pngs(images, a.folder, a.images)
-    lines = [
-        "# Ray on one machine",
-        "",
-        f"`python -m benchmarks.speed.distributed CIFAR_FOLDER WORK --images {a.images} --rounds {a.rounds} --workers "
-        f"{a.workers}`: bundled encoder at 224 px on the CPU, {a.images:,} CIFAR-10 PNG files, n = {a.rounds}; medians "
-        f"(smallest to largest). *one command*: `pucache embed` into one file; *Ray*: into {SHARDS_PER_WORKER} shards "
-        "for each worker, by Ray that the command starts by itself. The shards are to the byte those of `--shard I/N`.",
+    keep_freed_memory()
+    os.environ["SOURCE_DATE_EPOCH"] = "1700000000"  # equal bytes
+    sizes, folder = QUICK if arguments.quick else Sizes(), arguments.folder.resolve()
+    at = Planted(folder, sizes.rows, sizes.dim)
+    prepare_with_model(at)
+    shards, files = write_shards(at, sizes.shards), sorted(arguments.images.resolve().glob("**/*.png"))
+    drawn = sorted(np.random.default_rng(0).permutation(len(files))[: sizes.images])
+    keys = [str(files[number].relative_to(arguments.images.resolve())) for number in drawn]
+    images = write_manifest(folder / "images.csv", arguments.images.resolve(), keys)
+    operations = [
+        embedding(images, sizes),
+        scoring(shards, at, ".csv"),
+        scoring(shards, at, ".parquet"),
+        scoring(shards, at, "", "csv"),
+        retrieval(shards, at, "similarity"),
+        retrieval(shards, at, "classifier", model=at.model, by="classifier"),
     ]
-    for runtime in a.runtimes:
-        bench = Bench(a.work, images, a.workers, runtime)
-        expected, local, ray = bench.expected(), [], []
-        for _ in range(a.rounds):
-            local.append(bench.local_seconds())
-            ray.append(bench.ray_seconds())
-            check(bench, expected)
-        lines += ["", f"## --runtime {runtime}", "", *table(local, ray, a.images)]
-        if runtime == a.runtimes[-1]:
-            lines += ["", "## Kills", "", *kills(bench, expected, statistics.median(ray))]
-    shutil.rmtree(bench.folder)
-    return "\n".join([*lines, "", environment()]) + "\n"
+    rows, killed = [], []
+    with tempfile.TemporaryDirectory(dir=folder) as name, cluster_tasks():
+        work = Path(name) / "run"
+        for operation in operations:
+            _, expected = run(operation, operation.expected or operation.local, work)
+            run_by_ray(operation, work, expected)  # a first run
+            seconds = [
+                (run(operation, operation.local, work)[0], run_by_ray(operation, work, expected))
+                for _ in range(sizes.rounds)
+            ]
+            rows.append(row(operation, seconds))
+            usual = statistics.median(ray for _, ray in seconds)
+            killed += with_kills(operation, work, expected, usual, sizes.kills)
+    parts = [
+        "# Ray on one machine",
+        f"`python -m benchmarks.speed.distributed DIR FOLDER{' --quick' * arguments.quick}`: the bundled encoder on "
+        f"{sizes.images:,} PNG files of CIFAR-10, into one file by the local engine and into {sizes.image_shards} "
+        f"shards by Ray; a cache of {sizes.rows:,} x {sizes.dim} float16 in {sizes.shards} shards, planted positives. "
+        f"Ray has a worker for each core. The engines take turns; medians of {sizes.rounds}. Seconds include opening "
+        "the cache, loading the encoder, the check of the nodes and writing the output, but not the start of Ray and "
+        "of its worker processes. All outputs of Ray were equal to those of the local engine, byte by byte "
+        "(embedding: to the shards of `--shard I/N`).",
+        table(["", "local, s", "Ray, s", "a second, Ray", "rate over local (median of rounds; range)"], rows),
+        f"Each operation was run {sizes.kills} times more, a worker process killed (SIGKILL) at a random moment; "
+        f"{len(killed)} were at work and killed. Every output was the same.",
+        environment(),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":
     parser = page_parser(__doc__)
+    parser.add_argument("images", type=Path, metavar="DIR")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("work", type=Path)
-    parser.add_argument("--images", type=int, default=8000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--runtimes", nargs="+", default=["auto", "torch"])
+    parser.add_argument("--quick", action="store_true", help="few images and rows, one round")
     print_page(main, parser.parse_args())

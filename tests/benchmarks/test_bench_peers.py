@@ -1,4 +1,4 @@
-"""The formulas of benchmarks/peers/compare.py and the modules it is made of, on made-up rows."""
+"""The formulas of benchmarks/peers, on made-up rows."""
 
 from pathlib import Path
 
@@ -8,11 +8,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
-from benchmarks.peers import bare, extent, learners
-from benchmarks.peers import compare as peers
-from benchmarks.peers import page as peers_page
-from benchmarks.peers.learners import DEFAULT, ONE_FIT, SIGHT, WITH_SHARE, Learner, Truth
-from benchmarks.peers.verdicts import FIGURES, Side, behind, verdict
+from benchmarks.peers import compare, learners, measure, ranking
+from benchmarks.peers.learners import DEFAULT, ONE_FIT, WITH_SHARE, Truth
 from benchmarks.quality import suite
 from pucache.heads.risks import PURisk
 from pucache.heads.solve import fit_heads
@@ -31,18 +28,8 @@ def rows():
     return X, s, y
 
 
-def figures(ap, *, f1=0.5, auc=0.5, seconds=5.0, mb=500.0):
-    return dict(zip(FIGURES, (ap, f1, auc, seconds, mb), strict=True))
-
-
-def sides(peer, own, *, with_share=None, one=None):
-    """Each a list of figures, one a task."""
-    named = {"peer": peer, DEFAULT: own, WITH_SHARE: with_share or own, ONE_FIT: one or own}
-    return {name: Side(dict(zip("abcd", cells, strict=False))) for name, cells in named.items()}
-
-
-def said(of, name="peer", **options):
-    return verdict(name, Learner(None, "two means", **options), of)
+def fitted(learner, task, ap, *, f1=0.5, auc=0.5, seconds=5.0, mb=500.0):
+    return {"learner": learner, "task": task, "ap": ap, "f1": f1, "auc": auc, "seconds": seconds, "mb": mb}
 
 
 # --- learners ------------------------------------------------------------------------------------------
@@ -133,57 +120,20 @@ def test_the_penalty_of_a_careful_user_is_chosen_without_the_truth(rows):
 def test_ap_is_of_the_unlabelled_and_f1_and_auc_of_the_test_rows():
     by_first = lambda X: (X[:, 0], (X[:, 0] > 2).astype(int))  # noqa: E731
     X, X_test = np.array([[3.0], [2], [1]]), np.array([[4.0], [3], [1]])
-    found = peers.quality(by_first, X, np.array([True, False, True]), X_test, np.array([False, True, True]))
+    found = measure.quality(by_first, X, np.array([True, False, True]), X_test, np.array([False, True, True]))
     assert found == pytest.approx({"ap": (1 + 2 / 3) / 2, "f1": 0.5, "auc": 0.0})
 
 
 def test_the_peak_is_of_the_fit_alone():
     if not Path("/proc/self/clear_refs").exists():
         pytest.skip("Linux alone tells a process its peak")
-    before = peers.forget_peak()
-    assert peers.memory("VmHWM") - before < 30
+    before = measure.forget_peak()
+    assert measure.memory("VmHWM") - before < 30
     held = np.ones(60 << 20, np.uint8)
-    assert peers.memory("VmHWM") - before > 50
+    assert measure.memory("VmHWM") - before > 50
     del held
-    before = peers.forget_peak()
-    assert peers.memory("VmHWM") - before < 30
-
-
-def test_what_a_learner_raises_is_told_of_its_task(tmp_path):
-    def refuse(X, s, truth):
-        raise ValueError(f"prior {truth.prior:g}, share {truth.share:g}")
-
-    s, y = np.array([1, 0, 0], np.int8), np.array([True, True, False])
-    np.savez(tmp_path / "task.npz", X=np.zeros((3, 2), np.float16), s=s, y=y, X_test=np.zeros((2, 2)), y_test=y[1:])
-    found = peers.on_task(Learner(refuse, "nothing"), tmp_path / "task.npz")
-    assert found == {"failed": "ValueError: prior 0.5, share 0.5"}
-    text = peers_page.failures({"peer": {"1:10": found, "cat": figures(0.5)}})
-    assert text == ["- peer, 1:10: ValueError: prior 0.5, share 0.5"]
-
-
-def test_the_slow_ones_are_run_on_fewer_tasks_and_not_at_all_where_it_should_be_quick():
-    of = {learner.pace: len(extent.FULL.of(name)) for name, learner in learners.LEARNERS.items()}
-    assert of == {"quick": 6, "fast": 6, "slow": 3, "slowest": 1}
-    assert {name for name in learners.LEARNERS if extent.QUICK.of(name)} == {
-        name for name, learner in learners.LEARNERS.items() if learner.pace == "quick"
-    }
-    assert extent.SHORT.without(extent.FOOTWEAR).of(DEFAULT) == ("1:10", "truck")
-    assert extent.FULL.of(extent.CEILING) == extent.ALL and not extent.QUICK.of(extent.CEILING)
-
-
-def test_seconds_under_load_stand_beside_those_alone_where_neither_failed():
-    alone = {"a": {"1:10": figures(0.5, seconds=2)}, "b": {"1:10": {"failed": "so"}}}
-    loaded = {"a": {"1:10": figures(0.5, seconds=3)}, "b": {"1:10": figures(0.5, seconds=3)}}
-    assert peers_page.loaded_rows(alone, loaded) == [["a", "2", "3", "1.50"]]
-    assert peers_page.loaded_rows({}, loaded) == []  # cut off before
-    assert peers_page.beside(alone, {}) == []
-
-
-def test_busy_processes_end():
-    with peers.busy(1):
-        pass
-    with pytest.raises(RuntimeError), peers.busy(2):
-        raise RuntimeError
+    before = measure.forget_peak()
+    assert measure.memory("VmHWM") - before < 30
 
 
 def test_the_ceiling_is_never_below_a_head_of_the_labelled_ones(rows):
@@ -194,90 +144,61 @@ def test_the_ceiling_is_never_below_a_head_of_the_labelled_ones(rows):
     assert found["best_f1"] >= suite.best_f1(y, plain) - 1e-2
 
 
-# --- ranking and embedding --------------------------------------------------------------------------------
+# --- ranking --------------------------------------------------------------------------------------------
 
 
 def test_bare_faiss_gives_the_cosines_that_it_is_named_after(rows):
     X, s, _ = rows
     Z = X.astype(np.float64) / np.linalg.norm(X.astype(np.float64), axis=1, keepdims=True)
     every = Z[s == 0] @ Z[s == 1].T
-    np.testing.assert_allclose(bare.nearest_positive(X, s), every.max(1), atol=1e-5)
+    np.testing.assert_allclose(ranking.nearest_positive(X, s), every.max(1), atol=1e-5)
     mean = Z[s == 1].mean(0)
-    np.testing.assert_allclose(bare.mean_positive(X, s), Z[s == 0] @ (mean / np.linalg.norm(mean)), atol=1e-5)
+    np.testing.assert_allclose(ranking.mean_positive(X, s), Z[s == 0] @ (mean / np.linalg.norm(mean)), atol=1e-5)
 
 
 def test_precision_is_told_at_as_many_as_are_hidden():
     scores = np.arange(2000, 0, -1.0)
     hidden = (np.arange(2000) < 100) | (np.arange(2000) >= 1900)
-    found = bare.ranking_figures(hidden, scores)
+    found = ranking.ranking_figures(hidden, scores)
     assert found["P@100"] == 1 and found["P@1000"] == 0.1 and found["P@hidden"] == 0.5
-
-
-def test_cosines_are_of_row_with_row():
-    A = np.array([[1.0, 0], [1, 1]], np.float32)
-    np.testing.assert_allclose(bare.cosines(A, np.array([[0, 3.0], [2, 2]])), [0, 1], atol=1e-7)
-
-
-# --- verdicts ---------------------------------------------------------------------------------------------
-
-
-def test_first_is_said_only_where_nothing_is_behind():
-    assert said(sides([figures(0.4, seconds=9, mb=900)], [figures(0.5)])) == "first"
-    assert said(sides([figures(0.5004, seconds=9, mb=900)], [figures(0.5)])) == "first"  # the same on the page
-    assert said(sides([figures(0.4, auc=0.6, seconds=9, mb=900)], [figures(0.5)])) == "AUC: ahead by 0.100, on 1 of 1"
-
-
-def test_a_cheaper_peer_stands_beside_the_least_that_pucache_takes():
-    peer, own = [figures(0.4, seconds=1, mb=200)], [figures(0.5, seconds=5, mb=500)]
-    text = said(sides(peer, own, one=[figures(0.5, seconds=2, mb=100)]))
-    assert text == f"seconds: two means ({ONE_FIT}: 2, not less); MB: 300 less ({ONE_FIT}: 100, less)"
-
-
-def test_a_lead_is_counted_over_the_tasks_of_the_peer_alone():
-    peer = [figures(0.9, seconds=9, mb=900), figures(0.4, seconds=9, mb=900)]
-    own = [figures(0.5), figures(0.5), figures(1.0)]
-    assert said(sides(peer, own)) == "AP: ahead by 0.150, on 1 of 2"
-
-
-def test_what_a_peer_was_given_stands_by_its_lead():
-    of = sides([figures(0.6, seconds=9, mb=900)], [figures(0.5)])
-    assert said(of, oracle="the true prior") == "AP: ahead by 0.100, on 1 of 1, given the true prior"
-    name = "peer" + SIGHT
-    text = said(of | {name: of["peer"]}, name)
-    assert text == "AP: ahead by 0.100, on 1 of 1, at a C chosen with true labels"
-
-
-@pytest.mark.parametrize(("f1", "comparison"), [(0.9, "not behind"), (0.6, "behind")])
-def test_a_lead_in_f1_stands_beside_pucache_with_the_share(f1, comparison):
-    of = sides([figures(0.4, f1=0.7, seconds=9, mb=900)], [figures(0.5)], with_share=[figures(0.5, f1=f1)])
-    assert said(of) == f"F1: ahead by 0.200, on 1 of 1 (pucache with the test set's share: {f1:.3f}, {comparison})"
-
-
-def test_a_side_tells_means_median_and_maximum():
-    side = Side({name: figures(ap, seconds=t, mb=t) for name, ap, t in (("a", 0.2, 1), ("b", 0.4, 2), ("c", 0.9, 9))})
-    assert (side["ap"], side["seconds"], side["mb"]) == (pytest.approx(0.5), 2, 9)
-    assert not behind("ap", side, side)
-
-
-def test_no_name_would_break_a_row_of_the_table():
-    assert not [name for name, of in learners.LEARNERS.items() if "|" in name + of.work + of.oracle]
 
 
 # --- the page ---------------------------------------------------------------------------------------------
 
 
-def test_a_row_compares_on_the_tasks_of_the_peer():
+def test_a_row_compares_on_the_tasks_of_the_peer_and_marks_where_it_is_ahead():
     name = "centroid difference"
-    cells = {own: {"a": figures(0.5), "b": figures(0.9)} for own in (DEFAULT, WITH_SHARE, ONE_FIT)}
-    cells[name] = {"a": {"failed": "so"}, "b": figures(0.4, seconds=9, mb=900)}
-    *_, row = peers_page.learner_rows(cells)
-    assert row[:3] == [name, "b", "0.400 / 0.900"] and row[-1] == "first"
-    assert peers_page.learner_rows(cells)[0][2] == "0.700"
+    fits = [fitted(own, task, ap) for own in (DEFAULT, WITH_SHARE, ONE_FIT) for task, ap in (("a", 0.5), ("b", 0.9))]
+    fits += [{"learner": name, "task": "a", "failed": "so"}, fitted(name, "b", 0.4, f1=0.5004, auc=0.6, seconds=1)]
+    *_, row = compare.learner_rows(fits)
+    assert row[:-1] == [name, "b", "0.400 / 0.900", "0.500 / 0.500", "**0.600** / 0.500", "**1** / 5", "500 / 500"]
+    assert compare.learner_rows(fits)[0][2] == "0.700"
 
 
-def test_the_quickest_ranking_is_named_with_what_it_loses():
-    rows = [{"way": "good", "AP": 0.9, "seconds": 2.0}, {"way": "quick", "AP": 0.7, "seconds": 0.1}]
-    assert peers_page.ranking_remark(rows) == (
-        "First in AP: good (0.900). Quickest: quick (0.1 s), with an AP lower by 0.200."
-    )
-    assert peers_page.ranking_remark(rows[:1]) == "First in AP: good (0.900). Quickest: good (2 s)."
+def test_a_row_has_means_of_quality_the_median_of_seconds_and_the_maximum_of_memory():
+    fits = [fitted("x", task, ap, seconds=t, mb=t) for task, ap, t in (("a", 0.2, 1), ("b", 0.4, 2), ("c", 0.9, 9))]
+    found = compare.summary(fits)
+    assert (found["ap"], found["seconds"], found["mb"]) == (pytest.approx(0.5), 2, 9)
+
+
+def test_a_learner_that_fails_is_told_with_its_last_line(tmp_path):
+    assert "No such file" in compare.fit("centroid difference", tmp_path / "missing.npz")["failed"]
+
+
+def test_slow_learners_take_one_task_and_quick_runs_only_the_quickest():
+    tasks = dict.fromkeys(compare.ALL)
+    of = {name: [] for name in learners.LEARNERS}
+    for one in compare.fits_wanted(tasks, quick=False):
+        of[one["learner"]].append(one["task"])
+    assert {learners.LEARNERS[name].pace: len(found) for name, found in of.items()} == {
+        "quick": 3,
+        "fast": 3,
+        "slow": 1,
+        "slowest": 1,
+    }
+    quick = {one["learner"] for one in compare.fits_wanted(tasks, quick=True)}
+    assert quick == {name for name, learner in learners.LEARNERS.items() if learner.pace == "quick"}
+
+
+def test_no_name_would_break_a_row_of_the_table():
+    assert not [name for name, of in learners.LEARNERS.items() if "|" in name + of.work + of.oracle]

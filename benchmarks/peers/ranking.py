@@ -1,4 +1,4 @@
-"""Ranking and embedding without pucache (bare faiss, a DataLoader with timm) and with it."""
+"""Ranking the unlabelled rows with bare faiss, and with pucache."""
 
 import time
 from pathlib import Path
@@ -8,15 +8,12 @@ import numpy as np
 from sklearn.metrics import average_precision_score
 
 from benchmarks.common.cifar import Task
-from benchmarks.quality.retrieval import write_rows
-from benchmarks.speed.embed import PEER_BATCH, hands, pixels, plain_loop
+from benchmarks.common.row_cache import write_row_cache
 from pucache import EmbeddingCache, PULinearClassifier
 from pucache.estimates.metrics import precision_at
 from pucache.retrieval.model_scorers import Fused
 from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.similarity import Similarity
-
-# --- retrieval: scores of the unlabelled rows --------------------------------------------------------
 
 
 def unit_rows(X: np.ndarray) -> np.ndarray:
@@ -74,10 +71,10 @@ def retrieval(task: Task, like: EmbeddingCache, work: Path) -> list[dict]:
     """Figures of each way on a task, ranking all the unlabelled; each is run on a few rows before it is timed."""
     few = np.concatenate([np.flatnonzero(task.s == value)[:100] for value in (0, 1)])
     path = work / "peers.h5"
-    small = write_rows(path, like, task.X[few])
+    small = write_row_cache(path, task.X[few], like.encoder)
     for call in ways(small, task.X[few], task.s[few]).values():
         call()
-    cache, rows = write_rows(path, like, task.X), []
+    cache, rows = write_row_cache(path, task.X, like.encoder), []
     for name, call in ways(cache, task.X, task.s).items():
         began = time.perf_counter()
         scores = call()
@@ -87,57 +84,6 @@ def retrieval(task: Task, like: EmbeddingCache, work: Path) -> list[dict]:
 
 
 def ranking_figures(hidden: np.ndarray, scores: np.ndarray) -> dict[str, float]:
-    ranks = (100, 1000, int(hidden.sum()))
-    precision = {f"P@{rank}" if rank != ranks[-1] else "P@hidden": precision_at(hidden, scores, rank) for rank in ranks}
+    ranks = {"P@100": 100, "P@1000": 1000, "P@hidden": int(hidden.sum())}
+    precision = {name: precision_at(hidden, scores, rank) for name, rank in ranks.items()}
     return {"AP": average_precision_score(hidden, scores)} | precision
-
-
-# --- embedding: each in a process of its own -----------------------------------------------------------
-
-
-def with_loader(files: list[Path], work: Path, workers: int) -> tuple[np.ndarray, float]:
-    return plain_loop(files, workers)
-
-
-def with_pucache(files: list[Path], work: Path, **how: str) -> tuple[np.ndarray, float]:
-    """Whole runs of `embed` but for the encoder's start; features in the order of the files' names."""
-    from pucache.embedding.embed import run_embedding
-    from pucache.encoders.encoder import load_encoder
-    from pucache.images.source import open_source
-
-    encoder = load_encoder(**how)
-    hands(encoder, lambda: encoder.forward(pixels(encoder, encoder.runtime.batch_size or 8)), 1)
-    cache = work / "peers-embedded.h5"
-    cache.unlink(missing_ok=True)
-    report = run_embedding(open_source(files[0].parent), cache, encoder)
-    X = np.asarray(EmbeddingCache(cache).X, np.float32)
-    cache.unlink()
-    return X, report.computed / report.seconds
-
-
-EMBEDDERS = {
-    "a plain DataLoader with timm": lambda files, work: with_loader(files, work, 0),
-    "the same with two workers": lambda files, work: with_loader(files, work, 2),
-    "pucache embed, torch in fp32": lambda files, work: with_pucache(files, work, runtime="torch", precision="fp32"),
-    "pucache embed, defaults": with_pucache,
-}
-PLAIN, *_, DEFAULT = EMBEDDERS
-QUICK_EMBEDDERS = (PLAIN, DEFAULT)
-
-
-def embedder(name: str, folder: Path, work: Path) -> dict[str, float]:
-    """Images a second, and the cosines of all features to those of the plain loop, which leaves them in WORK."""
-    files = sorted(folder.glob("*.png"))
-    if len(files) <= PEER_BATCH:
-        raise ValueError(f"{folder} holds {len(files)} images; the first batch of {PEER_BATCH} is not timed")
-    X, rate = EMBEDDERS[name](files, work)
-    if name == PLAIN:
-        np.save(work / "plain.npy", X)
-    alike = cosines(X, np.load(work / "plain.npy"))
-    return {"images": len(files), "rate": rate, "cosine": float(alike.mean()), "least": float(alike.min())}
-
-
-def cosines(A: np.ndarray, B: np.ndarray) -> np.ndarray:
-    """Of row with row."""
-    A, B = A.astype(float), B.astype(float)
-    return (A * B).sum(1) / np.sqrt((A * A).sum(1) * (B * B).sum(1))
