@@ -30,145 +30,6 @@ FLAGS = re.search(r"sphinx-build (.+) docs docs/", (ROOT / "Makefile").read_text
 ELSEWHERE = ("http:", "https:", "mailto:", "data:")
 VERBS = [None, *main.commands]
 
-# public in documented modules, and for pucache's own modules alone
-OURS = {
-    "pucache.cache.embedding_cache": {
-        "check_same_encoder",
-        "expand_paths",
-        "is_cache",
-        "open_cache",
-        "open_files",
-    },
-    "pucache.cache.keys": {"decode_text", "decode_texts", "encode_keys", "find_duplicate", "find_sorted"},
-    "pucache.cache.local_copies": {
-        "folder_of",
-        "parent_folder",
-        "remove_copies",
-        "sidecar_base",
-        "url_of_copy",
-        "working_folder",
-    },
-    "pucache.cache.merging": {"check_replaces", "merge", "without_embedded"},
-    "pucache.demonstration": {"contact_sheet"},
-    "pucache.encoders.deferred": {"DeferredEncoder", "open_encoder"},
-    "pucache.encoders.spec": {"preprocessing_fields", "weights_digest"},
-    "pucache.errors": {"StaleDecisionError", "one_line", "picklable_error"},
-    "pucache.heads.solve": {"SoftTargetTrainer", "flushed_denormals"},
-    "pucache.heads.minibatch": {"train"},
-    "pucache.heads.risks": {"negative_loss", "positive_loss"},
-    "pucache.images.listing": {
-        "ListingBuilder",
-        "check_shard",
-        "check_shard_images",
-        "check_size",
-        "in_reading_order",
-        "is_image",
-        "is_hidden",
-        "is_special_file",
-        "take_shard",
-        "take_shards",
-    },
-    "pucache.images.source": {"image_digest"},
-    "pucache.neighbours.graph": {"NeighbourSearch", "check", "is_exact"},
-    "pucache.pages.report": {"warnings", "write_report"},
-    "pucache.pretraining.network": {"Network", "build_network"},
-    "pucache.pretraining.preview": {"save_view_sheet"},
-    "pucache.pretraining.recipes": {"build_optimizer", "find_recipe"},
-    "pucache.pretraining.run_folder": {"RunFolder", "require_tensorboard", "restore"},
-    "pucache.progress": {"Silent"},
-    "pucache.training.neighbour_evidence": {"agreement_gains", "held_out_gains"},
-    "pucache.training.estimate_prior": {"check_request", "estimates_by_method"},
-    "pucache.labels.label_files": {"listed_positives", "name_first", "read_decisions", "short_digest", "decided_rows"},
-    "pucache.labels.concepts": {"check_names", "joint_labels"},
-    "pucache.training.concept_models": {"model_path"},
-    "pucache.training.sklearn_classifier": {"cache_margins", "linear_margins"},
-    "pucache.labels.labels": {"open_labels"},
-    "pucache.estimates.calibration": {
-        "Likelihood",
-        "binned",
-        "deviance_within_pile",
-        "effective_number",
-        "log_likelihood",
-        "profile_ends",
-        "shift_to_mean",
-        "stated_tilt",
-    },
-    "pucache.estimates.intervals": {"interval_of", "prior_range", "say_nothing", "stated_text"},
-    "pucache.estimates.label_requirements": {"assumption", "figure", "range_text"},
-    "pucache.estimates.metrics": {"precision_at"},
-    "pucache.estimates.scar": {"two_sample"},
-    "pucache.estimates.thresholds": {"expected_recall_precision", "near_share", "parse_rule"},
-    "pucache.estimates.priors": {
-        "best_bin",
-        "density_ratio",
-        "deviance_limit",
-        "interval_text",
-        "label_frequency",
-        "moved",
-    },
-    "pucache.estimates.dataset_shift": {"PileSample", "check_shift", "margin_distance", "weights_at"},
-    "pucache.cache.exporting": {"check_parquet"},
-    "pucache.storage.tables": {"Row", "open_table", "read_rows", "read_table", "six_digits", "table_writer"},
-    "pucache.scoring.score": {
-        "load_encoder_of",
-        "at_given_share",
-        "earlier_scores",
-        "embed_for",
-        "open_model",
-        "planned",
-        "scored_rows",
-        "with_new_images",
-        "with_posterior",
-    },
-    "pucache.scoring.score_tables": {
-        "EarlierScores",
-        "ScoredRows",
-        "check_output",
-        "part_outputs",
-        "write_scores",
-        "write_wide_scores",
-    },
-    "pucache.training.train_on_cache": {"is_audited", "label_note"},
-    "pucache.labels.sample": {"SampledRows", "draw_sample", "key_numbers", "sample_size", "smallest_numbers"},
-    "pucache.retrieval.ranking": {
-        "Scorer",
-        "Scores",
-        "check_diverse",
-        "in_order",
-        "pool_size",
-        "save_concepts",
-        "select_diverse",
-        "top_rows",
-    },
-    "pucache.retrieval.retrieve": {"choose_scorer", "rank_unlabelled"},
-    "pucache.reviewing.audit": {"audit_entries"},
-    "pucache.reviewing.serve": {
-        "Server",
-        "ServerAddress",
-        "keep_address",
-        "kept_address",
-        "identifier",
-        "listening_socket",
-        "open_concept_sessions",
-        "open_in_browser",
-        "printed_url",
-        "user_name",
-    },
-    "pucache.reviewing.session": {"Session", "open_session", "read_session", "session_labels"},
-    "pucache.scaling.embed_shards": {"ShardsJob", "Share"},
-    "pucache.scaling.rank_shards": {"ShardPasses"},
-    "pucache.scaling.tasks": {"ShardTasks", "cores_per_task", "count", "is_retry"},
-    "pucache.storage.rows": {
-        "drop_pages",
-        "finite_rows",
-        "release_pages",
-        "row_slices",
-        "row_step",
-        "rows_not_finite",
-        "take_rows",
-    },
-}
-
 
 # --- the site ----------------------------------------------------------------------------------
 
@@ -328,11 +189,6 @@ def home(target):
     return f"{target.__module__}.{target.__qualname__}"
 
 
-def is_ours(module, name, target):
-    kinds = inspect.isclass(target) or inspect.isfunction(target)
-    return kinds and not name.startswith("_") and target.__module__ == module
-
-
 def public_members(target):
     kinds = (staticmethod, classmethod, property)
     return [
@@ -345,22 +201,6 @@ def public_members(target):
 def test_every_exported_name_is_documented_under_the_name_it_is_imported_by(documented):
     exported = {f"pucache.{name}" for name in pucache.__all__ if not name.startswith("_")}
     assert len(exported) > 5 and exported <= set(documented)
-
-
-def test_every_public_name_of_a_documented_module_is_documented_or_ours_alone(documented):
-    homes = {home(target): name for name, target in documented.items() if hasattr(target, "__qualname__")}
-    modules = {
-        target.__module__ for target in documented.values() if inspect.isclass(target) or inspect.isfunction(target)
-    }
-    public = {
-        (module, name)
-        for module in modules
-        for name, target in vars(importlib.import_module(module)).items()
-        if is_ours(module, name, target)
-    }
-    ours = {(module, name) for module, names in OURS.items() for name in names}
-    assert {(module, name) for module, name in public if f"{module}.{name}" not in homes} == ours
-    assert not {f"{module}.{name}" for module, name in ours} & set(homes)
 
 
 def test_every_public_method_of_a_documented_class_is_documented(documented):
