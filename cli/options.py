@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from pucache.storage.tables import LabelTable, has_columns
+
 if TYPE_CHECKING:
     from pucache.cache.embedding_cache import EmbeddingCache
     from pucache.labels.labels import Labels
@@ -148,9 +150,6 @@ def parse_shard(text: str | None) -> tuple[int, int]:
     number, _, count = text.partition("/")
     if not (number.isdecimal() and count.isdecimal()):
         raise ValueError(f"--shard expects I/N such as 2/8, got {text!r}")
-    from pucache.images.listing import check_shard
-
-    check_shard((int(number), int(count)))
     return int(number), int(count)
 
 
@@ -175,11 +174,6 @@ method = click.option(
 def training(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of commands that train linear heads."""
     for option in (
-        click.option(
-            "--epochs",
-            type=click.IntRange(min=1),
-            help="Number of epochs, with --solver sgd.  [default: 100, and at least 3000 steps]",
-        ),
         click.option(
             "--solver",
             default="batch",
@@ -229,8 +223,6 @@ def label_columns(command: Callable[..., Any]) -> Callable[..., Any]:
         tables = ("positives", "negatives", "concepts", "truth")
         files = [name for name in tables if parameters.get(name) is not None]
         if columns or value is not None:
-            from pucache.storage.tables import LabelTable, has_columns
-
             if not any(has_columns(parameters[name]) or os.path.isdir(parameters[name]) for name in files):
                 raise ValueError("--key-column, --label-column and --label-value are for a table of labels; name one")
             parameters.update({name: LabelTable(parameters[name], **columns, value=value) for name in files})
@@ -279,13 +271,7 @@ def labels_named(cache: EmbeddingCache, positives: str | None, session: str | No
 
 def training_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     """Translate the options of `training` to arguments of the library."""
-    epochs, penalty = parameters.pop("epochs"), parameters.pop("penalty")
-    if epochs is not None:
-        from pucache.heads.minibatch import SGDSettings
-
-        if parameters["solver"] != "sgd":
-            raise ValueError("--epochs is for --solver sgd; leave it out or choose that solver")
-        parameters["sgd_settings"] = SGDSettings(epochs=epochs, min_steps=0)
+    penalty = parameters.pop("penalty")
     try:
         parameters["penalty"] = penalty if penalty == "auto" else float(penalty)
     except ValueError as error:

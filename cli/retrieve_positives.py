@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from . import options, output
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.labels.labels import Labels
+from pucache.retrieval.ranking import Ranking, save_concepts
+from pucache.retrieval.retrieve import retrieve_concepts
+from pucache.retrieval.retrieve import retrieve_positives as retrieve
+from pucache.storage.atomic import check_writable
 
-if TYPE_CHECKING:
-    from pucache.cache.embedding_cache import EmbeddingCache
-    from pucache.labels.labels import Labels
-    from pucache.retrieval.ranking import Ranking
+from . import options, output
+from .progress import terminal_progress
 
 
 @click.command("retrieve-positives")
@@ -110,11 +113,6 @@ def retrieve_positives(
     pucache retrieve-positives cache.h5 --concepts labels.csv --model models/ -k 50
     pucache retrieve-positives shards/ --positives found.txt --engine ray
     """
-    from pucache.cache.embedding_cache import EmbeddingCache
-    from pucache.labels.labels import Labels
-
-    from .progress import terminal_progress
-
     count = _count(k)
     options.check_labels_named(positives, negatives, concepts=concepts)
     _check_outputs(out, review, inputs=[path for path in (positives, negatives, concepts, model, *cache) if path])
@@ -139,8 +137,6 @@ def retrieve_positives(
 
         ranking = rank_shards(opened, labels, model, workers=workers, address=address, **selection)
     else:
-        from pucache.retrieval.retrieve import retrieve_positives as retrieve
-
         ranking = retrieve(opened, labels, model, index=index, device=device, **selection)
     ranking.save(out)
     result = {
@@ -167,9 +163,6 @@ def _retrieve_concepts(
     cache: EmbeddingCache, concepts: str, models: str | None, out: str, as_json: bool, selection: dict[str, Any]
 ) -> None:
     """Write the best images of each concept."""
-    from pucache.retrieval.ranking import save_concepts
-    from pucache.retrieval.retrieve import retrieve_concepts
-
     rankings, failures = retrieve_concepts(cache, concepts, models, **selection)
     save_concepts(rankings, out)
     found = {
@@ -193,8 +186,6 @@ def _refuse_on_cluster(device: str, index: str) -> None:
 
 def _check_outputs(out: str, review: str | None, inputs: list[str]) -> None:
     """Check that both outputs can be written."""
-    from pucache.storage.atomic import check_writable
-
     check_writable(out, inputs=inputs, is_table=True)
     if review and check_writable(review, inputs=inputs).resolve() == Path(out).resolve():
         raise ValueError(f"--out and --review are one file, {out}; name two")

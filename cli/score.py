@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from . import options, output
+from pucache.allocator import keep_freed_memory
+from pucache.cache.embedding_cache import is_cache
+from pucache.scaling.score_shards import score_shards
+from pucache.scoring.score import ScoreReport, open_model
+from pucache.scoring.score import score as run
+from pucache.scoring.score_tables import check_output
+from pucache.storage.urls import without_secrets
+from pucache.training.concept_models import ConceptModels
 
-if TYPE_CHECKING:
-    from pucache.scoring.score import ScoreReport
+from . import options, output
+from .progress import terminal_progress
 
 
 @click.command()
@@ -81,18 +88,7 @@ def score(
     pucache score models/ cache.h5 --out scores.parquet
     pucache score model.safetensors shards/ --parts parquet --out scores/ --engine ray
     """
-    from pucache.allocator import keep_freed_memory
-
     keep_freed_memory()  # before the first thread, or large array
-    from pucache.cache.embedding_cache import is_cache
-    from pucache.scoring.score import open_model
-    from pucache.scoring.score import score as run
-    from pucache.scoring.score_tables import check_output
-    from pucache.storage.urls import without_secrets
-    from pucache.training.concept_models import ConceptModels
-
-    from .progress import terminal_progress
-
     if parts is None:
         check_output(out, inputs=[model, *what, *filter(None, [neighbours])])
     share = _share(deploy_prior)
@@ -114,8 +110,6 @@ def score(
             raise ValueError(
                 "a folder of models is scored with on this machine; leave out the engine ray, or name a model"
             )
-        from pucache.scaling.score_shards import score_shards
-
         report = score_shards(classifier, what, out, parts=parts, deploy_prior=share, workers=workers, address=address)
     else:
         options.refuse_cluster_options(address=address, workers=workers if cached else None)

@@ -8,12 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pucache.cache.embedding_cache import open_cache
+from pucache.estimates.intervals import interval_of, say_nothing, stated_text
+from pucache.estimates.priors import interval_text
+from pucache.estimates.scar import ScarCheck
+from pucache.labels.concepts import open_concepts
+from pucache.storage.atomic import check_writable, replacing
+from pucache.training.concept_models import METRICS, SUFFIX, model_path
+from pucache.training.model_file import FORMAT
+from pucache.training.sklearn_classifier import PULinearClassifier
+
 from . import options, output
+from .progress import terminal_progress
 
 if TYPE_CHECKING:
-    from pucache.estimates.scar import ScarCheck
     from pucache.training.labelled_cache import LabelledCache
-    from pucache.training.sklearn_classifier import PULinearClassifier
 
 _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F1"}
 
@@ -84,7 +93,6 @@ def train_pu(
     pucache train-pu cache.h5 --positives found.txt
     pucache train-pu cache.h5 --concepts labels.csv --out models/
     """
-    from pucache.cache.embedding_cache import open_cache
     from pucache.training.labelled_cache import LabelledCache
 
     options.check_labels_named(positives, negatives, session, concepts)
@@ -122,10 +130,7 @@ def train_pu(
 
 def _train(data: LabelledCache, classifier: dict[str, Any], out: str | Path) -> tuple[Any, ...]:
     """Train and write a model; returns it, the check of SCAR, duplicates of positives, summary, and metrics."""
-    from pucache.training.sklearn_classifier import PULinearClassifier
     from pucache.training.train_on_cache import scar_of, summary, train_on_cache
-
-    from .progress import terminal_progress
 
     model = train_on_cache(PULinearClassifier(**classifier), data, progress=terminal_progress())
     model.save(out)
@@ -137,8 +142,6 @@ def _train(data: LabelledCache, classifier: dict[str, Any], out: str | Path) -> 
 
 
 def _write_metrics(path: Path, result: dict[str, Any]) -> None:
-    from pucache.storage.atomic import replacing
-
     with replacing(path) as temporary:
         temporary.write_text(output.to_json(result) + "\n")
 
@@ -153,10 +156,6 @@ def _train_concepts(
     as_json: bool,
 ) -> None:
     """Train and write a model for each concept, and one file of metrics with a row a concept."""
-    from pucache.cache.embedding_cache import open_cache
-    from pucache.labels.concepts import open_concepts
-    from pucache.storage.atomic import check_writable
-    from pucache.training.concept_models import METRICS, SUFFIX, model_path
     from pucache.training.train_concepts import each_concept
 
     opened = open_cache(cache)
@@ -186,8 +185,6 @@ def _train_concepts(
 
 def _concept_row(training: dict[str, Any]) -> dict[str, str]:
     """Row of a concept in the table that is printed; figures that its labels are too few for are left out."""
-    from pucache.estimates.intervals import interval_of, say_nothing, stated_text
-
     estimates = training["estimates"]
     told = interval_of(estimates, "recall") is not None and not say_nothing(estimates)
     return {
@@ -201,12 +198,9 @@ def _concept_row(training: dict[str, Any]) -> dict[str, str]:
 
 def _check_outputs(out: str, metrics: str | None, inputs: list[str]) -> Path:
     """Check that both outputs can be written; return the path of the metrics."""
-    from pucache.storage.atomic import check_writable
-    from pucache.training.model_file import FORMAT
-
-    model_path = check_writable(out, inputs=inputs, file_format=FORMAT)
-    metrics_path = Path(metrics) if metrics else model_path.with_name("metrics.json")
-    if metrics_path.resolve() == model_path.resolve():
+    model_file = check_writable(out, inputs=inputs, file_format=FORMAT)
+    metrics_path = Path(metrics) if metrics else model_file.with_name("metrics.json")
+    if metrics_path.resolve() == model_file.resolve():
         raise ValueError(f"--out and --metrics are one file, {out}; name two")
     return check_writable(metrics_path, inputs=inputs)
 
@@ -230,8 +224,6 @@ def _lines(training: dict[str, Any]) -> Iterator[str]:
 
 
 def _estimates(estimates: dict[str, Any]) -> Iterator[str]:
-    from pucache.estimates.intervals import interval_of, say_nothing, stated_text
-
     called = f"called positive {estimates['share_predicted_positive']:.3%}"
     if interval_of(estimates, "recall") is None:
         yield f"{called} of the unlabelled"
@@ -249,8 +241,6 @@ def _audited(training: dict[str, Any]) -> bool:
 
 
 def _audited_estimates(training: dict[str, Any]) -> Iterator[str]:
-    from pucache.estimates.intervals import stated_text
-
     estimate, estimates = training["prior_estimate"] or {}, training["estimates"]
     yield (
         f"estimated among the unlabelled, from {estimate['draws']:,} images that the review drew at random, with "
@@ -282,8 +272,6 @@ def _deploy_lines(deploy_prior: float | None) -> Iterator[str]:
 
 
 def _prior_text(training: dict[str, Any]) -> str:
-    from pucache.estimates.priors import interval_text
-
     estimate = training["prior_estimate"]
     if estimate is None:
         return "" if training["prior"] is None else f"prior {training['prior']:.4g}"
