@@ -63,7 +63,7 @@ def embed(
     source: str,
     cache: str,
     encoder: str,
-    shard: str | None,
+    shard: tuple[int, int],
     shards: int | None,
     engine: str,
     address: str | None,
@@ -108,7 +108,7 @@ def embed(
     options.refuse_cluster_options(address=address, shards=shards)
     names = ("weights", "device", "precision", "runtime", "batch_size")
     encoder_options = EncoderOptions(name=encoder, **{name: rest.pop(name) for name in names})
-    embed_options = EmbedOptions(shard=options.parse_shard(shard), **rest)
+    embed_options = EmbedOptions(shard=shard, **rest)
     report = run_embedding(opened, cache, encoder_options, options=embed_options, workers=workers, progress=progress)
     timing = {"profile": report.profile.summary()} if profile else {}
     lines = [*_lines(report, pruned), *([report.profile.line()] if profile else [])]
@@ -116,10 +116,10 @@ def embed(
     output.exit_for_failures(len(report.failures), strict)
 
 
-def _shards_for_ray(shards: int | None, shard: str | None, profile: bool) -> int:
+def _shards_for_ray(shards: int | None, shard: tuple[int, int], profile: bool) -> int:
     """Number of shards; raises ValueError where the options do not fit the engine ray."""
-    if shard is not None or profile:
-        option = "--profile" if shard is None else "--shard"
+    if shard != (1, 1) or profile:
+        option = "--profile" if shard == (1, 1) else "--shard"
         raise ValueError(f"{option} is for one file that this machine embeds; leave it out with --engine ray")
     if shards is None:
         raise ValueError(

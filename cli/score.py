@@ -46,6 +46,7 @@ from .progress import terminal_progress
 @click.option(
     "--deploy-prior",
     metavar="SHARE",
+    callback=options.number_or_auto,
     help="Share of positives that posterior and threshold are for, in place of the model's, or auto: the share that is "
     "estimated among the new images. With auto, images that are in --out already keep posterior and label.",
 )
@@ -59,8 +60,8 @@ def score(
     parts: str | None,
     cache: str | None,
     neighbours: str | None,
-    deploy_prior: str | None,
-    shard: str | None,
+    deploy_prior: float | str | None,
+    shard: tuple[int, int],
     engine: str,
     address: str | None,
     workers: int | None,
@@ -91,7 +92,6 @@ def score(
     keep_freed_memory()  # before the first thread, or large array
     if parts is None:
         check_output(out, inputs=[model, *what, *filter(None, [neighbours])])
-    share = _share(deploy_prior)
     classifier = open_model(model)
     cached = all(map(is_cache, what))
     if cached:
@@ -110,7 +110,9 @@ def score(
             raise ValueError(
                 "a folder of models is scored with on this machine; leave out the engine ray, or name a model"
             )
-        report = score_shards(classifier, what, out, parts=parts, deploy_prior=share, workers=workers, address=address)
+        report = score_shards(
+            classifier, what, out, parts=parts, deploy_prior=deploy_prior, workers=workers, address=address
+        )
     else:
         options.refuse_cluster_options(address=address, workers=workers if cached else None)
         report = run(
@@ -120,8 +122,8 @@ def score(
             cache=cache,
             neighbours=neighbours,
             parts=parts,
-            deploy_prior=share,
-            shard=options.parse_shard(shard),
+            deploy_prior=deploy_prior,
+            shard=shard,
             workers=workers,
             progress=terminal_progress(),
             **encoder,
@@ -129,13 +131,6 @@ def score(
     name = without_secrets(out)
     output.print_result(_result(report, name), _lines(report, name), as_json, out=out)
     output.exit_for_failures(report.failures, strict)
-
-
-def _share(text: str | None) -> float | str | None:
-    try:
-        return text if text is None or text == "auto" else float(text)
-    except ValueError as error:
-        raise ValueError(f"--deploy-prior must be a number between 0 and 1, or auto; got {text!r}") from error
 
 
 def _result(report: ScoreReport, name: str) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def sweep_priors(
     result = run(
         cache,
         positives,
-        PULinearClassifier(**options.training_parameters(parameters)),
+        PULinearClassifier(**parameters),
         negatives=negatives,
         twins=options.twin_cosine(twins),
         all_rows=all_rows,

@@ -39,6 +39,7 @@ _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F
     default="auto",
     show_default=True,
     metavar="FLOAT|auto",
+    callback=options.number_or_auto,
     help="Share of positives among the unlabelled, in (0, 1). auto: estimated, with an interval.",
 )
 @options.method
@@ -75,7 +76,7 @@ def train_pu(
     negatives: str | None,
     session: str | None,
     concepts: str | None,
-    prior: str,
+    prior: float | str,
     twins: float,
     out: str | None,
     metrics: str | None,
@@ -96,8 +97,8 @@ def train_pu(
     from pucache.training.labelled_cache import LabelledCache
 
     options.check_labels_named(positives, negatives, session, concepts)
-    classifier = {"prior": _parse_prior(prior), **options.training_parameters(parameters)}
-    seed = classifier["random_state"]
+    seed = parameters.pop("seed")
+    classifier = {"prior": None if prior == "auto" else prior, "random_state": seed, **parameters}
     if concepts is not None:
         rows = {"twins": options.twin_cosine(twins), "all_rows": all_rows, "seed": seed}
         _train_concepts(cache, concepts, classifier, rows, out or "models", metrics, as_json)
@@ -119,8 +120,7 @@ def train_pu(
     lines = [
         *_lines(training),
         *options.sample_lines(data.sample, training["prior"]),
-        _method_line(model),
-        *_deploy_lines(training["deploy_prior"]),
+        *_method_lines(model),
         *_warnings(training, model.tilt_.prior, data.training_labels.bounds),
         *_scar_lines(scar, audited=_audited(training)),
     ]
@@ -205,13 +205,6 @@ def _check_outputs(out: str, metrics: str | None, inputs: list[str]) -> Path:
     return check_writable(metrics_path, inputs=inputs)
 
 
-def _parse_prior(text: str) -> float | None:
-    try:
-        return None if text == "auto" else float(text)
-    except ValueError as error:
-        raise ValueError(f"--prior must be a number in (0, 1) or auto, got {text!r}") from error
-
-
 def _lines(training: dict[str, Any]) -> Iterator[str]:
     positive, negative = training["confirmed_positives"], training["known_negatives"]
     reviewed = f" (of them reviewed: {positive:,} positive, {negative:,} negative)" if positive or negative else ""
@@ -256,19 +249,15 @@ def _neighbours(model: PULinearClassifier) -> dict[str, Any]:
     return {"method": model.method_, "neighbours": settings or None}
 
 
-def _method_line(model: PULinearClassifier) -> str:
-    settings = model.neighbours_
-    if settings is None:
-        asked = model.method == "linear" or model.solver != "batch" or model.loss != "imbupu"
-        return "method linear" + (
-            "" if asked else ": too few positives are labelled, or still hidden, for neighbours to help"
-        )
-    return f"method {model.method_}: {settings.evidence.sentence()}; neighbours by {settings.search}"
-
-
-def _deploy_lines(deploy_prior: float | None) -> Iterator[str]:
-    if deploy_prior is not None:
-        yield f"posterior and threshold are for a share of positives of {deploy_prior:.4g} (--deploy-prior)"
+def _method_lines(model: PULinearClassifier) -> Iterator[str]:
+    if (settings := model.neighbours_) is not None:
+        yield f"method {model.method_}: {settings.evidence.sentence()}; neighbours by {settings.search}"
+    elif model.method == "linear" or model.solver != "batch" or model.loss != "imbupu":
+        yield "method linear"
+    else:
+        yield "method linear: too few positives are labelled, or still hidden, for neighbours to help"
+    if (share := model.deploy_prior) is not None:
+        yield f"posterior and threshold are for a share of positives of {share:.4g} (--deploy-prior)"
 
 
 def _prior_text(training: dict[str, Any]) -> str:

@@ -71,7 +71,7 @@ def test_columns_of_a_table_or_of_the_lists_in_a_folder_may_have_other_names(fol
         columns = LabelTable(path, key="file", label="is it", value="yes")
         for name, labels in open_concepts(EmbeddingCache(folder / "cache.h5"), columns).labels.items():
             assert (labels.s == expected[name].s).all()
-    command = "estimate-prior cache.h5 --method tilt --device cpu --concepts"
+    command = "retrieve-positives cache.h5 --out - --concepts"
     named = ["--key-column", "File", "--label-column", "is it", "--label-value", "yes"]
     ended = CliRunner().invoke(main, [*command.split(), "named.csv", *named])
     assert ended.exit_code == 0 and ended.stdout == run(f"{command} labels").stdout, ended.output
@@ -147,6 +147,7 @@ def test_wrong_usage_is_one_line(trained, command, code, text):
     assert text in said.stderr and not said.stdout
 
 
+@pytest.mark.slow
 def test_report_writes_a_page_each_and_what_concepts_share(folder, trained):
     said = json.loads(run("report cache.h5 --concepts labels.csv --model models --sample 50 --json", 3).stdout)
     pages = [f"report/{name}.html" for name in ("old red", "red")]

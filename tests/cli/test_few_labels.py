@@ -120,16 +120,6 @@ def test_a_given_prior_is_printed_and_recall_is_not_estimated_all_the_same(label
     assert metrics["prior"] == 0.15 and numbers_of(metrics["estimates"]) == {}
 
 
-def test_copies_of_one_picture_are_one_label(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    X, s, _ = planted(n=200, labelled=12)
-    X[s == 1] = X[np.flatnonzero(s)[0]]
-    write_cache(Path("cache.h5"), X)
-    Path("positives.txt").write_text("".join(f"{row:05}.png\n" for row in np.flatnonzero(s)))
-    shown = run("train-pu cache.h5 --positives positives.txt --device cpu")
-    assert "1 labelled positive is too few" in shown and not NAMED.search(shown)
-
-
 @pytest.mark.parametrize("labels", [1, slow(2)])
 def test_ranking_and_scoring_work_from_one_label(labelled, labels):
     s, y = labelled(labels)
@@ -216,11 +206,3 @@ def test_the_report_states_intervals_alone_below_thirty_labels(labelled, labels)
 def text_of(path):
     body = re.sub(r"<(script|style|svg).*?</\1>", " ", Path(path).read_text("utf-8"), flags=re.DOTALL)
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
-
-
-def test_evaluate_has_no_figure_without_truth(labelled):
-    labelled(5)
-    run("train-pu cache.h5 --positives positives.txt --device cpu")
-    run("score model.safetensors cache.h5")
-    ended = CliRunner().invoke(main, ["evaluate", "scores.csv"])
-    assert ended.exit_code == 2 and "--truth" in ended.output and not NAMED.search(ended.output)

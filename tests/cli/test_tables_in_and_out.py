@@ -1,6 +1,5 @@
 """Images and labels from tables, and scores, decisions and thumbnails into them, on the command line."""
 
-import csv
 import io
 import re
 
@@ -74,7 +73,7 @@ def test_a_table_of_scores_decisions_and_thumbnails(world, pile, here):
     command = "export {w}/cache.h5 out.parquet --scores scores.csv --session s --thumbnails 8"
     assert run(command, w=world).output.strip().endswith(", margin, posterior, decision, thumbnail")
     rows = parquet.read_table(here / "out.parquet").to_pylist()
-    scores = {row["key"]: row for row in csv.DictReader((here / "scores.csv").open())}
+    scores = {row["key"]: row for row in table(here / "scores.csv")}
     assert [row["key"] for row in rows] == pile
     positives = set((world / "positives.txt").read_text().split())
     for row in rows:
@@ -90,6 +89,7 @@ def test_a_table_of_scores_decisions_and_thumbnails(world, pile, here):
     assert "1 of 1 keys in scores.csv are not in" in refused(command, w=world)
 
 
+@pytest.mark.slow
 def test_a_model_of_the_command_line_as_onnx(world, trained, here):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
