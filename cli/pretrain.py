@@ -77,7 +77,9 @@ _RECIPE_OPTIONS = ("epochs", "batch_size", "accumulate", "lr", "temperature", "t
     help="Set of augmentations; --preview draws them.  [default: natural; impulses with that recipe]",
 )
 @click.option(
-    "--preview", metavar="PNG", help="Only draw some images and their views into this file, without training."
+    "--preview",
+    metavar="PNG",
+    help="Only draw some images, each at the left of its views, into this file, without training.",
 )
 @click.option(
     "--positives",

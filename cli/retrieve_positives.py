@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,10 @@ def retrieve_positives(
     if images and not review:
         raise ValueError("--images is for --review; leave it out, or name a page to write")
     if engine == "ray":
-        _refuse_on_cluster(device, index)
+        if device not in ("auto", "cpu"):
+            raise ValueError(f"the engine ray ranks on processors; leave out device {device}, or use the engine local")
+        if index != "exact":
+            raise ValueError("an index is searched on one machine, not by the engine ray; leave out one of the two")
     else:
         options.refuse_cluster_options(address=address, workers=workers)
     opened = EmbeddingCache(*cache)
@@ -150,12 +154,12 @@ def retrieve_positives(
     }
     lines = _lines(ranking, result)
     if review:
-        page = _write_page(opened, ranking, labels, review, images)
-        result |= {"review": review, **page}
-        missing = page["without_picture"]
-        lines.append(
-            f"wrote {review}: open it in a browser" + (f"; {missing:,} images have no picture" if missing else "")
-        )
+        from pucache.pages.review_page import write_review_page
+
+        page = write_review_page(opened, ranking, labels, review, images=images, progress=terminal_progress())
+        result |= {"review": review, **asdict(page)}
+        missing = f"; {page.without_picture:,} images have no picture" if page.without_picture else ""
+        lines.append(f"wrote {review}: open it in a browser{missing}")
     output.print_result(result, lines, as_json, out=out)
 
 
@@ -174,14 +178,6 @@ def _retrieve_concepts(
     lines = [*output.concept_lines(rows), f"wrote {total:,} rows of {len(rankings):,} concepts to {out}"]
     output.print_result({"out": out, "concepts": found, "failures": failures}, lines, as_json, out=out)
     output.exit_for_concepts(failures)
-
-
-def _refuse_on_cluster(device: str, index: str) -> None:
-    """Raise ValueError for what only one machine does."""
-    if device not in ("auto", "cpu"):
-        raise ValueError(f"the engine ray ranks on processors; leave out device {device}, or use the engine local")
-    if index != "exact":
-        raise ValueError("an index is searched on one machine, not by the engine ray; leave out one of the two")
 
 
 def _check_outputs(out: str, review: str | None, inputs: list[str]) -> None:
@@ -209,15 +205,3 @@ def _lines(ranking: Ranking, result: dict[str, Any]) -> list[str]:
         f"wrote {result['retrieved']:,} of {result['unlabelled']:,} unlabelled to {result['out']}, "
         f"by {result['by']}{search}{search_by}",
     ]
-
-
-def _write_page(
-    cache: EmbeddingCache, ranking: Ranking, labels: Labels, path: str, images: str | None
-) -> dict[str, int]:
-    from dataclasses import asdict
-
-    from pucache.pages.review_page import write_review_page
-
-    from .progress import terminal_progress
-
-    return asdict(write_review_page(cache, ranking, labels, path, images=images, progress=terminal_progress()))
