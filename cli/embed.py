@@ -151,10 +151,7 @@ def _lines(report: EmbedReport | ShardsReport, pruned: bool) -> Iterator[str]:
     )
     if report.cosine is not None:
         yield f"cosine to fp32 at least {report.cosine:.4f} on the first images"
-    for key, reason in list(report.failures.items())[:3]:
-        yield f"  failed: {key!r}: {reason}"
-    if len(report.failures) > 3:
-        yield f"  ... and {len(report.failures) - 3:,} more: pucache info {report.name} --failures"
+    yield from output.failure_lines(report.failures, f": pucache info {report.name} --failures")
     if report.vanished and pruned:
         yield f"{report.vanished:,} rows of images no longer in the source are dropped"
     elif report.vanished:

@@ -23,7 +23,7 @@ _NO_INTERVAL = (
 
 @click.command("estimate-prior")
 @options.caches
-@options.positives_or_concepts
+@options.positives_or_session
 @options.negatives
 @options.label_columns
 @options.concepts

@@ -67,7 +67,6 @@ session = click.option(
     help="Folder of a review, such as cache.h5.review: its labels are used instead of --positives and --negatives. "
     "Where images were drawn at random in it, prior, recall, precision and F1 rest on these.",
 )
-positives_or_concepts = positives_or_session
 concepts = click.option(
     "--concepts",
     metavar="TABLE|FOLDER",

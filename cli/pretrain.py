@@ -154,11 +154,8 @@ def pretrain(
         raise click.exceptions.Exit(1) from error  # that process prints the reason
     if not process_group.is_main_process():
         return
-    result = {
-        **{name: value for name, value in dataclasses.asdict(report).items() if name != "folder"},
-        "finished": report.steps == report.total,
-        "run_dir": run_dir,
-    }
+    result = dataclasses.asdict(report) | {"finished": report.steps == report.total, "run_dir": run_dir}
+    del result["folder"]
     output.print_result(result, list(_lines(report, run_dir)), as_json)
     output.exit_for_failures(len(report.failures), strict)
 
@@ -179,10 +176,7 @@ def _lines(report: Any, run_dir: str) -> Any:
             f"{report.images_per_second:,.0f} images/s, {report.waited:.1%} of the time waiting for images; "
             f"{report.seconds:.0f} s"
         )
-    for key, reason in list(report.failures.items())[:3]:
-        yield f"  failed: {key!r}: {reason}"
-    if len(report.failures) > 3:
-        yield f"  ... and {len(report.failures) - 3:,} more"
+    yield from output.failure_lines(report.failures)
     if report.steps == report.total and not math.isfinite(report.images_per_second):
         yield "it was finished before; nothing was left to do"
     if report.steps < report.total:

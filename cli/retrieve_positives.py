@@ -21,7 +21,7 @@ from .progress import terminal_progress
 
 @click.command("retrieve-positives")
 @options.caches
-@options.positives_or_concepts
+@options.positives_or_session
 @options.negatives
 @options.label_columns
 @options.concepts

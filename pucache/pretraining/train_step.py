@@ -63,11 +63,10 @@ class Training:
         except torch.OutOfMemoryError as error:
             raise RunError(f"out of memory on {device} with the network itself; use a smaller --backbone") from error
         self._shared = process_group.world_size() > 1
+        self._forward: Any = network
         if self._shared:
             share = share_batch_norm_on_gpus if device.type == "cuda" else process_group.share_batch_norm
             network = share(network)  # type: ignore[assignment]
-        self._forward: Any = network
-        if self._shared:
             unused = _has_unused_parameters(network)  # which torch does not expect unless it is told
             self._forward = DistributedDataParallel(network, find_unused_parameters=unused)
         self.network = network.train()
