@@ -258,13 +258,3 @@ def test_no_page_is_wider_than_a_phone(site, browser):
         for path in PAGES:
             page.goto((site.folder / path.with_suffix(".html")).as_uri())
             assert page.evaluate(TOO_WIDE) <= 0, path
-
-
-@needs_chromium
-def test_the_search_page_finds_an_option_and_a_class(site, browser):
-    for wanted, page_name in [("deploy-prior", "reference/commands.html"), ("PULinearClassifier", "classifier.html")]:
-        with opened(browser, site.folder / "search.html") as page:
-            page.goto(f"{page.url}?q={wanted}")
-            page.locator("#search-results li a").first.wait_for()
-            links = page.locator("#search-results li a").evaluate_all("all => all.map(a => a.href)")
-            assert any(page_name in link for link in links)
